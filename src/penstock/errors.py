@@ -1,0 +1,180 @@
+"""Every exception that Penstock raises.
+
+    Error
+      UsageError                a wrong option, connection string, file or table path (exit code 2)
+        LakeRefused               the lake belongs to another query
+      ProtocolError             a rule of the wire was broken
+        LocalProtocolError        by us: nothing was sent, the connection is still good
+        RemoteProtocolError       by the peer: .status is the answer it gets, if it gets one
+      StatusError               a reply with a non-zero status: .status .opaque .vbucket, and .retriable of its class
+        KeyNotFound, KeyExists, ...  one class for each status in STATUS_ERRORS; any other stays a StatusError
+      ConnectionClosed          the connection ended while something was waiting for it
+      OperationTimeout          an answer did not come in time
+      Unreachable               every try within the stated limit failed
+
+A rollback is part of the protocol and therefore an event, never an exception.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class Error(Exception):
+    """The root of the tree."""
+
+
+class UsageError(Error):
+    """The caller gave something that cannot work; the message says what was found and what was expected."""
+
+
+class LakeRefused(UsageError):
+    """The tables of this lake were written by another query, or its checkpoint is gone."""
+
+
+class ProtocolError(Error):
+    """A rule of the wire was broken."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We were about to break it: nothing was sent."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke it. `status` answers the frame; `fatal` says that the connection cannot go on."""
+
+    def __init__(self, message: str, *, status: int = 0x04, fatal: bool = True) -> None:
+        super().__init__(message)
+        self.status = status
+        self.fatal = fatal
+
+
+class StatusError(Error):
+    """A reply with a non-zero status.
+
+    status: the code on the wire. opaque, vbucket: those of the request, where they are known.
+    body: the reply's value, for statuses whose value says more (a cluster map, a manifest uid).
+    """
+
+    status: int = 0
+    retriable: ClassVar[bool] = False
+
+    def __init__(
+        self, message: str = "", *, status: int | None = None, opaque: int = 0, vbucket: int = 0, body: bytes = b""
+    ) -> None:
+        if status is not None:
+            self.status = status
+        super().__init__(message or f"{type(self).__name__}: status 0x{self.status:02x}")
+        self.opaque = opaque
+        self.vbucket = vbucket
+        self.body = body
+
+
+class KeyNotFound(StatusError):
+    status = 0x01
+
+
+class KeyExists(StatusError):
+    """The key is there already, or its cas is not the one given; for a stream: it is open already."""
+
+    status = 0x02
+
+
+class TooBig(StatusError):
+    status = 0x03
+
+
+class InvalidArguments(StatusError):
+    status = 0x04
+
+
+class NotStored(StatusError):
+    status = 0x05
+
+
+class NotMyVbucket(StatusError):
+    """This node has no such vbucket, or not in a state that serves the request."""
+
+    status = 0x07
+    retriable = True
+
+
+class NoBucket(StatusError):
+    status = 0x08
+
+
+class OutOfRange(StatusError):
+    status = 0x22
+
+
+class AccessDenied(StatusError):
+    status = 0x24
+
+
+class UnknownCommand(StatusError):
+    status = 0x81
+
+
+class OutOfMemory(StatusError):
+    status = 0x82
+    retriable = True
+
+
+class NotSupported(StatusError):
+    status = 0x83
+
+
+class InternalError(StatusError):
+    status = 0x84
+
+
+class Busy(StatusError):
+    status = 0x85
+    retriable = True
+
+
+class TemporaryFailure(StatusError):
+    status = 0x86
+    retriable = True
+
+
+STATUS_ERRORS: dict[int, type[StatusError]] = {
+    cls.status: cls
+    for cls in (
+        KeyNotFound,
+        KeyExists,
+        TooBig,
+        InvalidArguments,
+        NotStored,
+        NotMyVbucket,
+        NoBucket,
+        OutOfRange,
+        AccessDenied,
+        UnknownCommand,
+        OutOfMemory,
+        NotSupported,
+        InternalError,
+        Busy,
+        TemporaryFailure,
+    )
+}
+
+
+def status_error(
+    status: int, message: str = "", *, opaque: int = 0, vbucket: int = 0, body: bytes = b""
+) -> StatusError:
+    """Return the exception of `status`: a subclass where one is registered, StatusError itself otherwise."""
+    cls = STATUS_ERRORS.get(status, StatusError)
+    return cls(message, status=status, opaque=opaque, vbucket=vbucket, body=body)
+
+
+class ConnectionClosed(Error):
+    """The connection ended: nothing more arrives on it, and what waits for an answer gets this."""
+
+
+class OperationTimeout(Error):
+    """No answer within the operation's time."""
+
+
+class Unreachable(Error):
+    """Every try within the stated limit failed; the message says how long and what the last failure was."""

@@ -1,0 +1,200 @@
+"""The key-value commands and the commands about a whole connection or bucket.
+
+Source: kv_engine docs/BinaryProtocol.md; HELLO: docs/protocol/hello.md; OBSERVE_SEQNO and SEQNO_PERSISTENCE:
+their own pages. The quiet forms share the layout of the loud ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from struct import Struct, iter_unpack
+from typing import NamedTuple
+
+from penstock.errors import RemoteProtocolError
+from penstock.wire.constants import Opcode, Status
+from penstock.wire.layout import MAYBE, PRESENT, Request, Response, message, u32, u64
+
+MUTATION_TOKEN = Struct(">QQ")
+"""The extras of a successful store once MUTATION_SEQNO is granted: vbuuid, seqno."""
+
+
+@message(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, key=PRESENT)
+class Get(Request):
+    """Read a document. GETK answers with the key; the quiet forms say nothing of a miss."""
+
+
+@message(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, key=MAYBE, value=MAYBE, cas=MAYBE)
+class GetReply(Response):
+    flags: int = u32("the client's own 4 bytes")
+
+
+@message(Opcode.SET, Opcode.SETQ, Opcode.REPLACE, Opcode.REPLACEQ, key=PRESENT, value=MAYBE, cas=MAYBE)
+class Set(Request):
+    """Store a document; with a cas, only over that version. REPLACE stores only over a document."""
+
+    flags: int = u32("the client's own 4 bytes, returned as they came")
+    expiry: int = u32("0: never; up to 30 days: seconds from now; above: epoch seconds")
+
+
+@message(Opcode.ADD, Opcode.ADDQ, key=PRESENT, value=MAYBE)
+class Add(Set):
+    """Store a document where there is none."""
+
+
+@message(Opcode.DELETE, Opcode.DELETEQ, key=PRESENT, cas=MAYBE)
+class Delete(Request):
+    """Remove a document; with a cas, only that version."""
+
+
+@message(
+    *(Opcode.SET, Opcode.SETQ, Opcode.REPLACE, Opcode.REPLACEQ, Opcode.ADD, Opcode.ADDQ, Opcode.DELETE, Opcode.DELETEQ),
+    cas=MAYBE,
+    value=MAYBE,
+)
+class StoreReply(Response):
+    vbuuid: int | None = u64("branch of the history, with MUTATION_SEQNO only", optional=True)
+    seqno: int | None = u64("by_seqno of this change, with MUTATION_SEQNO only", optional=True)
+
+
+@message(Opcode.NOOP)
+class Noop(Request):
+    """Answered after everything before it: the barrier behind quiet commands."""
+
+
+@message(Opcode.VERSION)
+class Version(Request):
+    """Answered with the version as text, `x.y.z`."""
+
+
+@message(Opcode.QUIT, Opcode.QUITQ)
+class Quit(Request):
+    """Answered, unless quiet, and the connection closes."""
+
+
+@message(Opcode.STAT, key=MAYBE, value=MAYBE)
+class Stat(Request):
+    """A group of statistics: one reply for each, key and value as text, then an empty one."""
+
+
+@message(Opcode.HELLO, key=MAYBE, value=MAYBE)
+class Hello(Request):
+    """key: the agent's name; value: the features it wants, u16 each. Replaces what an earlier one switched on."""
+
+
+@message(Opcode.SELECT_BUCKET, key=PRESENT)
+class SelectBucket(Request):
+    """key: the bucket's name."""
+
+
+@message(Opcode.GET_CLUSTER_CONFIG)
+class GetClusterConfig(Request):
+    """Answered with the bucket's map of vbuckets to nodes, as JSON."""
+
+
+@message(Opcode.GET_ALL_VB_SEQNOS)
+class GetAllVbSeqnos(Request):
+    state: int | None = u32("only vbuckets in this VbucketState; 0: all that are alive", optional=True)
+
+
+@message(Opcode.SEQNO_PERSISTENCE)
+class SeqnoPersistence(Request):
+    seqno: int = u64("answered once everything up to here is on disk")
+
+
+@message(Opcode.OBSERVE_SEQNO, value=PRESENT)
+class ObserveSeqno(Request):
+    """value: the vbuuid that the asker knows, u64."""
+
+
+@message(Opcode.GET_FAILOVER_LOG)
+class GetFailoverLog(Request):
+    """The failover log of a vbucket on a connection that streams nothing."""
+
+
+@message(
+    *(Opcode.NOOP, Opcode.VERSION, Opcode.QUIT, Opcode.STAT, Opcode.HELLO, Opcode.SELECT_BUCKET),
+    *(Opcode.GET_CLUSTER_CONFIG, Opcode.GET_ALL_VB_SEQNOS, Opcode.SEQNO_PERSISTENCE, Opcode.OBSERVE_SEQNO),
+    Opcode.GET_FAILOVER_LOG,
+    key=MAYBE,
+    value=MAYBE,
+    cas=MAYBE,
+)
+class Reply(Response):
+    """A reply whose key and value say everything."""
+
+
+# What stands in values
+
+
+class FailoverEntry(NamedTuple):
+    """`vbuuid` names the branch of the history that begins behind `seqno`."""
+
+    vbuuid: int
+    seqno: int
+
+
+_FAILOVER_ENTRY = Struct(">QQ")
+_VB_SEQNO = Struct(">HQ")
+_OBSERVED = Struct(">BHQQQ")
+_OBSERVED_OLD = Struct(">BHQQQQQ")
+
+
+def pack_failover_log(log: Iterable[tuple[int, int]]) -> bytes:
+    """log: (vbuuid, seqno), newest first."""
+    return b"".join(_FAILOVER_ENTRY.pack(*entry) for entry in log)
+
+
+def unpack_failover_log(value: bytes) -> tuple[FailoverEntry, ...]:
+    """Return the entries, newest first. Raises RemoteProtocolError if there is none or a part of one."""
+    if not value or len(value) % _FAILOVER_ENTRY.size:
+        raise RemoteProtocolError(f"failover log of {len(value)} bytes, expected a multiple of {_FAILOVER_ENTRY.size}")
+    return tuple(FailoverEntry(*entry) for entry in _FAILOVER_ENTRY.iter_unpack(value))
+
+
+def pack_vb_seqnos(seqnos: Iterable[tuple[int, int]]) -> bytes:
+    """seqnos: (vbucket, high seqno), in order of the vbuckets."""
+    return b"".join(_VB_SEQNO.pack(*pair) for pair in seqnos)
+
+
+def unpack_vb_seqnos(value: bytes) -> dict[int, int]:
+    """Return high seqno by vbucket. Raises RemoteProtocolError for a part of an entry."""
+    if len(value) % _VB_SEQNO.size:
+        raise RemoteProtocolError(f"vbucket seqnos of {len(value)} bytes, expected a multiple of {_VB_SEQNO.size}")
+    return dict(_VB_SEQNO.iter_unpack(value))
+
+
+def pack_features(features: Sequence[int]) -> bytes:
+    return b"".join(feature.to_bytes(2, "big") for feature in features)
+
+
+def unpack_features(value: bytes) -> list[int]:
+    """Raises RemoteProtocolError (EINVAL, not fatal) for an odd number of bytes."""
+    if len(value) % 2:
+        raise RemoteProtocolError(f"HELLO: features in {len(value)} bytes, expected 2 each", fatal=False)
+    return [feature for (feature,) in iter_unpack(">H", value)]
+
+
+class Observed(NamedTuple):
+    """The answer to OBSERVE_SEQNO. The last two are None unless the asker's branch has been superseded."""
+
+    vbucket: int
+    vbuuid: int
+    persisted_seqno: int
+    current_seqno: int
+    old_vbuuid: int | None = None
+    last_seqno_of_old: int | None = None
+
+    def pack(self) -> bytes:
+        if self.old_vbuuid is None:
+            return _OBSERVED.pack(0, *self[:4])
+        return _OBSERVED_OLD.pack(1, *self)
+
+
+def unpack_observed(value: bytes) -> Observed:
+    """Raises RemoteProtocolError for a value of another length or format."""
+    form = {(_OBSERVED.size, 0): _OBSERVED, (_OBSERVED_OLD.size, 1): _OBSERVED_OLD}.get(
+        (len(value), value[:1] and value[0])
+    )  # type: ignore[arg-type]
+    if form is None:
+        raise RemoteProtocolError(f"OBSERVE_SEQNO reply of {len(value)} bytes", status=Status.EINVAL)
+    return Observed(*form.unpack(value)[1:])

@@ -1,0 +1,91 @@
+"""A change, as a row: one list of columns for wire, client, Spark and tables.
+
+Arrow and Spark know no common unsigned types: a u64 is an int64 with the same bits (`signed64`, `unsigned64`), a u32 an
+int64, u16 and u8 an int32. What a dialect cannot say is null.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+import pyarrow as pa
+
+CHANGE_SCHEMA = pa.schema(
+    [
+        ("vbucket", pa.int32()),
+        ("vbuuid", pa.int64()),
+        ("seqno", pa.int64()),
+        ("rev_seqno", pa.int64()),
+        ("cas", pa.int64()),
+        ("event", pa.string()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("collection_id", pa.int64()),
+        ("scope", pa.string()),
+        ("collection", pa.string()),
+        ("datatype", pa.int32()),
+        ("flags", pa.int64()),
+        ("expiry", pa.int64()),
+        ("lock_time", pa.int64()),
+        ("delete_time", pa.int64()),
+        ("xattrs", pa.map_(pa.string(), pa.binary())),
+        ("snapshot_start", pa.int64()),
+        ("snapshot_end", pa.int64()),
+        ("snapshot_flags", pa.int64()),
+        ("history", pa.int32()),
+        ("requested_seqno", pa.int64()),
+    ]
+)
+"""All columns are nullable; the table of design.md says what each holds."""
+
+
+class Event(StrEnum):
+    """What happened. A system event stands under its own name."""
+
+    MUTATION = "mutation"
+    DELETION = "deletion"
+    EXPIRATION = "expiration"
+    ROLLBACK = "rollback"
+    FLUSH = "flush"
+
+
+class Change(NamedTuple):
+    """One row of CHANGE_SCHEMA as an object, in the same order; u64 fields are unsigned here."""
+
+    vbucket: int
+    vbuuid: int
+    seqno: int
+    rev_seqno: int | None = None
+    cas: int | None = None
+    event: str = Event.MUTATION
+    key: bytes | None = None
+    value: bytes | None = None
+    collection_id: int | None = None
+    scope: str | None = None
+    collection: str | None = None
+    datatype: int | None = None
+    flags: int | None = None
+    expiry: int | None = None
+    lock_time: int | None = None
+    delete_time: int | None = None
+    xattrs: dict[str, bytes] | None = None
+    snapshot_start: int | None = None
+    snapshot_end: int | None = None
+    snapshot_flags: int | None = None
+    history: int = 0
+    requested_seqno: int | None = None
+
+
+UNSIGNED64 = ("vbuuid", "seqno", "rev_seqno", "cas", "snapshot_start", "snapshot_end", "requested_seqno")
+"""The columns whose int64 stands for a u64."""
+
+
+def signed64(number: int) -> int:
+    """Return the int64 with the bits of a u64."""
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def unsigned64(number: int) -> int:
+    """Return the u64 with the bits of an int64."""
+    return number & 0xFFFF_FFFF_FFFF_FFFF
