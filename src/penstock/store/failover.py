@@ -1,0 +1,40 @@
+"""The failover log: which history branch a vbucket was on, from which seqno.
+
+A log is a tuple, newest entry first, of at most MAX_ENTRIES entries. Entry `(vbuuid, seqno)` says that the branch
+`vbuuid` begins just after `seqno`, and lasts up to the seqno of the entry in front of it. Seqnos never rise from
+front to back; two entries may share one. Source: kv_engine failover-table.cc.
+"""
+
+from typing import NamedTuple
+
+__all__ = ["MAX_ENTRIES", "FailoverEntry", "FailoverLog", "create_entry", "prune"]
+
+MAX_ENTRIES = 25  # kv_engine's default for max_failover_entries; the oldest entries are forgotten first
+
+
+class FailoverEntry(NamedTuple):
+    """A history branch. vbuuid: 1..2^64-1, 0 is what a consumer without history sends. seqno: 0..2^64-1."""
+
+    vbuuid: int
+    seqno: int
+
+
+FailoverLog = tuple[FailoverEntry, ...]
+
+
+def create_entry(log: FailoverLog, vbuuid: int, seqno: int) -> FailoverLog:
+    """Return the log after a new branch has begun at `seqno`; entries above it never happened on this branch.
+
+    An empty log begins a vbucket's history. Raises ValueError if vbuuid is 0.
+    """
+    if vbuuid == 0:
+        raise ValueError("vbuuid 0 means 'no history' on the wire and cannot name a branch")
+    return (FailoverEntry(vbuuid, seqno), *prune(log, seqno))[:MAX_ENTRIES]
+
+
+def prune(log: FailoverLog, seqno: int) -> FailoverLog:
+    """Return the log without the branches that began above `seqno`, as after a rollback to it.
+
+    The result may be empty (nothing known goes back so far): the vbucket then needs a new entry.
+    """
+    return tuple(entry for entry in log if entry.seqno <= seqno)

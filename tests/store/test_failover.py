@@ -1,0 +1,48 @@
+import pytest
+
+from penstock.store.failover import MAX_ENTRIES, FailoverEntry, FailoverLog, create_entry, prune
+
+
+def entries(*pairs: tuple[int, int]) -> FailoverLog:
+    return tuple(FailoverEntry(*pair) for pair in pairs)
+
+
+CREATED = [
+    ("a new vbucket", (), (7, 0), ((7, 0),)),
+    ("a failover", ((7, 0),), (8, 5), ((8, 5), (7, 0))),
+    ("two at the same seqno", ((8, 5), (7, 0)), (9, 5), ((9, 5), (8, 5), (7, 0))),
+    ("below an earlier branch, which is forgotten", ((8, 5), (7, 0)), (9, 4), ((9, 4), (7, 0))),
+    ("below all of them", ((8, 5), (7, 3)), (9, 2), ((9, 2),)),
+]
+
+
+@pytest.mark.parametrize(("what", "log", "new", "result"), CREATED)
+def test_create_entry(
+    what: str, log: tuple[tuple[int, int], ...], new: tuple[int, int], result: tuple[tuple[int, int], ...]
+) -> None:
+    assert create_entry(entries(*log), *new) == entries(*result)
+
+
+def test_the_oldest_entries_are_forgotten() -> None:
+    log: FailoverLog = ()
+    for seqno in range(100):
+        log = create_entry(log, 1000 + seqno, seqno)
+    assert len(log) == MAX_ENTRIES
+    assert log == entries(*((1000 + seqno, seqno) for seqno in reversed(range(75, 100))))
+
+
+def test_zero_names_no_branch() -> None:
+    with pytest.raises(ValueError, match="vbuuid 0"):
+        create_entry((), 0, 0)
+
+
+PRUNED = [(10, ((8, 5), (7, 0))), (5, ((8, 5), (7, 0))), (4, ((7, 0),)), (0, ((7, 0),))]
+
+
+@pytest.mark.parametrize(("seqno", "result"), PRUNED)
+def test_prune(seqno: int, result: tuple[tuple[int, int], ...]) -> None:
+    assert prune(entries((8, 5), (7, 0)), seqno) == entries(*result)
+
+
+def test_prune_may_leave_nothing() -> None:
+    assert prune(entries((8, 5)), 4) == ()
