@@ -1,4 +1,4 @@
-"""The numbers of the protocol family. Sources: kv_engine docs/BinaryProtocol.md and docs/dcp; memcached's binary protocol."""
+"""The numbers of the protocol family. Sources: kv_engine docs/BinaryProtocol.md and docs/dcp, memcached headers."""
 
 from __future__ import annotations
 

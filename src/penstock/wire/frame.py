@@ -106,7 +106,7 @@ def cut_frame(view: memoryview, offset: int) -> Frame:
 
 
 _new_frame = tuple.__new__
-"""Makes a Frame without the keyword handling of its constructor: a third of the cost, and this runs for every command."""
+"""Makes a Frame without its constructor's keyword handling: a third of the cost, and this runs for every command."""
 
 
 def join_frame(frame: Frame) -> bytes:

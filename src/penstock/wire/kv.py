@@ -192,9 +192,7 @@ class Observed(NamedTuple):
 
 def unpack_observed(value: bytes) -> Observed:
     """Raises RemoteProtocolError for a value of another length or format."""
-    form = {(_OBSERVED.size, 0): _OBSERVED, (_OBSERVED_OLD.size, 1): _OBSERVED_OLD}.get(
-        (len(value), value[:1] and value[0])
-    )  # type: ignore[arg-type]
+    form = {(27, 0): _OBSERVED, (43, 1): _OBSERVED_OLD}.get((len(value), value[0] if value else 0))
     if form is None:
         raise RemoteProtocolError(f"OBSERVE_SEQNO reply of {len(value)} bytes", status=Status.EINVAL)
     return Observed(*form.unpack(value)[1:])

@@ -1,0 +1,172 @@
+"""Bytes in, events out: the receiving half of a connection, with no socket and no clock.
+
+A reader asks `get_buffer` where to put bytes, fills some of it, and calls `receive_data`. What comes back are events in
+the order of the bytes: a Frame for everything that is dealt with one by one; a Run for consecutive stream frames, which
+stay where they are in the slab; Malformed for a frame that can be answered and skipped; Broken, always last, when there
+is no next frame to be found. Only an incomplete frame is copied out of the slab, so that many connections of one event
+loop share a slab. A frame too long to be worth copying twice is received in a buffer of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.errors import RemoteProtocolError
+from penstock.wire.columns import EVENTS, IN_RUN, SLACK, SMALL_RUN, Offsets, Run
+from penstock.wire.constants import MAX_FRAME, Magic
+from penstock.wire.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, frame_length
+from penstock.wire.hop import hop
+
+SLAB_BYTES = 2 * 1024 * 1024
+"""Room for received bytes. Columns from slabs of 1 to 4 MiB were measured fastest."""
+
+_OWN_BUFFER = 64 * 1024
+"""An incomplete frame longer than this gets a buffer of its own instead of being copied out and in with each read."""
+
+
+class Malformed(NamedTuple):
+    """A frame whose parts do not fit: it can be answered (`error.status`) and the next one read."""
+
+    magic: int
+    opcode: int
+    opaque: int
+    error: RemoteProtocolError
+
+
+class Broken(NamedTuple):
+    """Nothing that follows can be read."""
+
+    error: RemoteProtocolError
+
+
+ReceiveEvent = Frame | Run | Malformed | Broken
+
+
+class Slab:
+    """Room for received bytes, shared by the connections of one event loop or pinned by one batch of views."""
+
+    def __init__(self, nbytes: int = SLAB_BYTES) -> None:
+        self.buffer = bytearray(nbytes + SLACK)
+        self.view = memoryview(self.buffer)
+        self.nbytes = nbytes
+
+
+class Connection:
+    """What one peer sent so far.
+
+    runs: hand consecutive stream frames on as Run events; otherwise each is a Frame like any other.
+    """
+
+    def __init__(self, slab: Slab, *, runs: bool, max_frame: int = MAX_FRAME) -> None:
+        if slab.nbytes > max_frame:
+            raise ValueError(f"slab of {slab.nbytes} bytes, above the longest frame ({max_frame})")
+        self.slab = slab
+        self._runs = runs
+        self._max_frame = max_frame
+        self._kept = b""
+        self._own: Slab | None = None
+        self._own_filled = 0
+        self._broken = False
+
+    def get_buffer(self) -> memoryview:
+        """Return where the next bytes go: never empty, valid until the next call on any connection of this slab."""
+        if self._own is not None:
+            return self._own.view[self._own_filled : self._own.nbytes]
+        kept = len(self._kept)
+        self.slab.view[:kept] = self._kept
+        return self.slab.view[kept : self.slab.nbytes]
+
+    def receive_data(self, nbytes: int) -> list[ReceiveEvent]:
+        """Take the first `nbytes` of the buffer given out last as received, and return what they complete."""
+        if self._broken:
+            return []
+        if self._own is not None:
+            return self._receive_own(self._own, nbytes)
+        return self._receive(self.slab, len(self._kept) + nbytes)
+
+    def feed(self, data: bytes | memoryview) -> list[ReceiveEvent]:
+        """Receive bytes that are already somewhere else. Runs in the result are valid until the next call."""
+        events: list[ReceiveEvent] = []
+        rest = memoryview(data)
+        while rest:
+            room = self.get_buffer()
+            nbytes = min(len(room), len(rest))
+            room[:nbytes] = rest[:nbytes]
+            rest = rest[nbytes:]
+            events += self.receive_data(nbytes)
+        return events
+
+    def _receive_own(self, own: Slab, nbytes: int) -> list[ReceiveEvent]:
+        self._own_filled += nbytes
+        if self._own_filled < own.nbytes:
+            return []
+        self._own = None
+        return self._receive(own, own.nbytes)
+
+    def _receive(self, slab: Slab, end: int) -> list[ReceiveEvent]:
+        offsets, position = hop(slab.buffer, 0, end)
+        events = self._events(slab, offsets, position)
+        if not (events and isinstance(events[-1], Broken)):
+            self._keep(slab, position, end, events)
+        return events
+
+    def _keep(self, slab: Slab, position: int, end: int, events: list[ReceiveEvent]) -> None:
+        """Copy the incomplete frame at `position` out of the slab."""
+        self._kept = b""
+        if end - position >= HEADER_BYTES:
+            try:
+                size = frame_length(slab.buffer, position, self._max_frame)
+            except RemoteProtocolError as error:
+                self._break(events, error)
+                return
+            if size > _OWN_BUFFER:
+                self._own = Slab(size)
+                self._own_filled = end - position
+                self._own.view[: self._own_filled] = slab.view[position:end]
+                return
+        self._kept = slab.view[position:end].tobytes()
+
+    def _events(self, slab: Slab, offsets: list[int], end: int) -> list[ReceiveEvent]:
+        events: list[ReceiveEvent] = []
+        buffer, behind = slab.buffer, 0
+        starts, single = self._singles(buffer, offsets)
+        for index in single:
+            offset = offsets[index]
+            if behind < index:
+                events.append(Run(buffer, starts[behind:index], offset))
+            behind = index + 1
+            magic = buffer[offset]
+            if magic not in MAGICS:
+                self._break(events, RemoteProtocolError(f"first byte of a frame is 0x{magic:02x}, not a known magic"))
+                return events
+            try:
+                events.append(cut_frame(slab.view, offset))
+            except RemoteProtocolError as error:
+                _, opcode, *_, opaque, _ = HEADER.unpack_from(buffer, offset)
+                events.append(Malformed(magic, opcode, opaque, error))
+        if behind < len(offsets):
+            events.append(Run(buffer, starts[behind:], end))
+        return events
+
+    def _singles(self, buffer: bytearray, offsets: list[int]) -> tuple[Offsets, Iterable[int]]:
+        """Return the offsets as a Run takes them, and the indices of the frames that are no part of a run."""
+        if not self._runs:
+            return offsets, range(len(offsets))
+        if len(offsets) < SMALL_RUN:
+            single = (
+                index
+                for index, offset in enumerate(offsets)
+                if buffer[offset] != Magic.REQUEST or buffer[offset + 1] not in EVENTS
+            )
+            return offsets, single
+        starts, octets = np.array(offsets), np.frombuffer(buffer, np.uint8)
+        in_run = (octets[starts] == Magic.REQUEST) & IN_RUN[octets[starts + 1]]
+        return starts, np.flatnonzero(~in_run).tolist()
+
+    def _break(self, events: list[ReceiveEvent], error: RemoteProtocolError) -> None:
+        self._broken = True
+        self._kept = b""
+        events.append(Broken(error))
