@@ -1,0 +1,68 @@
+# make demo and make test need nothing prepared: they set .venv up first, from the locked packages.
+# PYTHON=/path/to/python3 chooses the Python that .venv is made with.
+export PYTHON
+
+BIN := .venv/bin
+UV := uv==0.13.8
+SOURCES := src tests $(wildcard benchmarks examples fuzz tools)
+GENERATORS := $(wildcard tools/generate_*.py)
+
+.PHONY: help
+help: ## what can be made
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+.PHONY: install
+install: ## the virtual environment .venv, where it is not there or not as locked
+	@tools/install
+
+# The recipe becomes the command itself, so that Ctrl-C reaches it and its exit status is make's.
+.PHONY: demo
+demo: install ## the main job, start to end; FILE=docs.jsonl KEY=id VALUE=doc COUNT=10000 RATE=200, each optional
+	@exec $(BIN)/penstock demo $(if $(FILE),--file '$(FILE)') $(if $(KEY),--key '$(KEY)') \
+		$(if $(VALUE),--value '$(VALUE)') $(if $(COUNT),--count '$(COUNT)') $(if $(RATE),--rate '$(RATE)')
+
+.PHONY: test
+test: install ## all tests but the long ones; ARGS='-k rollback' chooses
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+.PHONY: quick
+quick: install ## the tests that need no Spark session
+	@exec $(BIN)/python -m pytest -m "not spark and not soak" $(ARGS)
+
+.PHONY: soak
+soak: install ## the long tests
+	@exec $(BIN)/python -m pytest -m soak --hypothesis-profile=soak $(ARGS)
+
+.PHONY: check
+check: install ## format, lint, types, generated files
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(SOURCES)
+	@set -e; for generator in $(GENERATORS); do echo "$$generator --check"; $(BIN)/python $$generator --check; done
+
+.PHONY: format
+format: install ## rewrite the code as check wants it, and the generated files
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	@set -e; for generator in $(GENERATORS); do echo "$$generator"; $(BIN)/python $$generator; done
+
+.PHONY: bench
+bench: install ## every benchmark, one after the other; benchmarks/RESULTS.md has the figures
+	@set -e; for bench in $(wildcard benchmarks/bench_*.py); do echo "$$bench"; $(BIN)/python $$bench $(ARGS); done
+
+# A pin stays as it is while the ranges allow it; UPGRADE=1 moves all to the newest.
+.PHONY: lock
+lock: ## requirements/*.txt from pyproject.toml and requirements/build.in
+	@test -x build/uv/bin/uv || "$$(tools/prerequisites)" -m venv build/uv
+	@build/uv/bin/python -m pip install --quiet --disable-pip-version-check $(UV)
+	@set -e; compile() { \
+		build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
+			--generate-hashes --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade) "$$@"; \
+	}; \
+	compile requirements/build.in --output-file requirements/build.txt; \
+	compile pyproject.toml --extra spark --group dev --output-file requirements/dev.txt
+
+.PHONY: clean
+clean: ## remove all that is made, .venv included
+	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
+	find src tests benchmarks tools -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

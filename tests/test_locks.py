@@ -1,0 +1,38 @@
+"""The locks hold what pyproject.toml asks for: a dependency changed without `make lock` shows here."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def pins(lock: str) -> dict[str, str]:
+    """Return name -> version of a lock, in which each line that begins with a name pins that one exactly."""
+    found = re.findall(r"^([a-z0-9-]+)==([^ ;]+)", (ROOT / "requirements" / lock).read_text(), re.MULTILINE)
+    return dict(found)
+
+
+ASKED = [
+    *(("dev.txt", asked) for asked in PROJECT["project"]["dependencies"]),
+    *(("dev.txt", asked) for asked in PROJECT["project"]["optional-dependencies"]["spark"]),
+    *(("dev.txt", asked) for asked in PROJECT["dependency-groups"]["dev"]),
+    *(("build.txt", asked) for asked in PROJECT["build-system"]["requires"]),
+]
+
+
+@pytest.mark.parametrize(("lock", "asked"), ASKED)
+def test_the_lock_satisfies(lock, asked):
+    requirement = Requirement(asked)
+    assert requirement.specifier.contains(pins(lock)[requirement.name])
+
+
+@pytest.mark.parametrize("lock", ["build.txt", "dev.txt"])
+def test_every_pin_has_hashes(lock):
+    text = (ROOT / "requirements" / lock).read_text()
+    for pin in re.split(r"\n(?=[a-z])", text)[1:]:
+        assert "--hash=sha256:" in pin, pin
