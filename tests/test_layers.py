@@ -1,0 +1,155 @@
+"""A layer imports only from those above it, and the lower ones neither do I/O nor ask for the time or for chance.
+
+Read from the source, imports inside functions and under TYPE_CHECKING included: those too are knowledge of a layer.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src"
+
+# A layer knows those before it. Two in one set know nothing of each other.
+ORDER = [{"wire"}, {"store"}, {"client"}, {"node"}, {"spark"}, {"cli", "web"}]
+RANK = {layer: rank for rank, layers in enumerate(ORDER) for layer in layers}
+FREE = {"errors"}
+
+OUTSIDE_WORLD = {"asyncio", "socket", "time", "random", "secrets", "threading", "os.urandom", "numpy.random"}
+BANNED = {
+    "wire": OUTSIDE_WORLD | {"pyspark"},
+    "store": OUTSIDE_WORLD | {"pyspark"},
+    "client": {"pyspark"},
+    "node": {"pyspark"},
+}
+
+
+def within(name: str, packages: set[str]) -> bool:
+    """Whether the dotted name is one of the packages or lies in one."""
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def imported(tree: ast.Module, package: str) -> Iterator[tuple[int, str, str]]:
+    """Yield (line, dotted name, the name it is bound to) of each import; package: what relative ones start from."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, alias.asname or alias.name.partition(".")[0]
+        elif isinstance(node, ast.ImportFrom):
+            anchor = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*anchor, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}", alias.asname or alias.name
+
+
+def used(tree: ast.Module, package: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, dotted name) of all that is imported, and of all that is reached through an import's attributes."""
+    bound = {}
+    for line, name, binding in imported(tree, package):
+        yield line, name
+        bound[binding] = name if binding != name.partition(".")[0] else binding
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            first, _, rest = ast.unparse(node).partition(".")
+            if first in bound:
+                yield node.lineno, f"{bound[first]}.{rest}"
+
+
+def violations(text: str, module: str, package: str) -> list[str]:
+    """Return a sentence for each line that breaks a rule; package: the one that the module lies in, or is."""
+    layer = module.split(".")[1] if "." in module else ""
+    if layer and layer not in RANK and layer not in FREE | {"__main__"}:
+        return [f"{module} is in no layer: give it a place in ORDER"]
+    found: dict[int, str] = {}
+    for line, name in used(ast.parse(text), package):
+        if within(name, BANNED.get(layer, set())):
+            found[line] = f"{module}:{line} uses {name}, which {layer} must not"
+        elif within(name, {"penstock"}) and not may_import(layer, name):
+            found[line] = f"{module}:{line} imports {name}, which is not above {layer}"
+    return list(found.values())
+
+
+def may_import(layer: str, name: str) -> bool:
+    """Whether a module of the layer ("" or __main__: of none) may know this name of the package."""
+    target = name.split(".")[1] if "." in name else ""
+    if target in FREE | {layer} or layer in {"", "__main__"}:
+        return True
+    # What is neither a layer nor free is a public name of the package itself, which knows all but the outermost layers.
+    return layer in RANK and RANK.get(target, RANK["spark"]) < RANK[layer]
+
+
+def modules() -> list[tuple[Path, str, str]]:
+    """Return (path, module, package) of each module of the source."""
+    found = []
+    for path in sorted((SOURCE / "penstock").rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        package = ".".join(parts[:-1])
+        found.append((path, package if parts[-1] == "__init__" else ".".join(parts), package))
+    return found
+
+
+@pytest.mark.parametrize(("path", "module", "package"), [pytest.param(*found, id=found[1]) for found in modules()])
+def test_layers(path, module, package):
+    assert violations(path.read_text(), module, package) == []
+
+
+BREAKS = [
+    ("store", "import asyncio"),
+    ("store", "import asyncio.events as later"),
+    ("wire", "from time import monotonic"),
+    ("wire", "def f():\n    import socket"),
+    ("store", "import os\nos.urandom(8)"),
+    ("store", "import os as system\nkey = lambda: system.urandom(8)"),
+    ("store", "from os import urandom as chance"),
+    ("wire", "import numpy as np\nnp.random.default_rng()"),
+    ("wire", "import numpy.random"),
+    ("client", "import pyspark.sql"),
+    ("node", "from pyspark import sql"),
+    ("wire", "from penstock.store import Bucket"),
+    ("wire", "from penstock import store"),
+    ("wire", "from penstock import connect"),
+    ("wire", "import penstock"),
+    ("wire", "from ..client import stream"),
+    ("wire", "from .. import node"),
+    ("wire", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import penstock.node.server"),
+    ("store", "from penstock.client import connect"),
+    ("client", "import penstock.node"),
+    ("node", "from penstock.spark import register"),
+    ("spark", "from penstock.cli import main"),
+    ("spark", "import penstock\npenstock.errors.Error"),
+    ("cli", "import penstock.spark\npenstock.web.page()"),
+    ("cli", "from penstock.web import page"),
+    ("errors", "from penstock.wire import kv"),
+    ("helpers", "import os"),
+]
+
+KEEPS = [
+    (
+        "wire",
+        "from penstock.errors import Error\nfrom penstock.wire import frame\nfrom . import hop\nfrom .. import errors",
+    ),
+    ("wire", "import numpy as np\nimport os.path\nnp.zeros(3).random\nos.path.join('a', 'b')\nself.time.socket"),
+    ("store", "from penstock.wire.constants import Opcode\nfrom timeit import default_timer"),
+    ("client", "import asyncio, time, random\nfrom penstock import store, wire"),
+    ("node", "import socket\nfrom penstock.client import connect\nfrom penstock.store.bucket import Bucket"),
+    ("spark", "import pyspark\nimport penstock.client"),
+    ("cli", "from penstock import spark, node, connect"),
+    ("__main__", "from penstock.cli import main"),
+    ("", "from penstock.client import connect\nfrom penstock.node import Node"),
+]
+
+
+@pytest.mark.parametrize(("layer", "text"), BREAKS)
+def test_what_breaks_the_rules_is_found(layer, text):
+    assert len(violations(text, f"penstock.{layer}.module", f"penstock.{layer}")) == 1
+
+
+@pytest.mark.parametrize(("layer", "text"), KEEPS)
+def test_what_keeps_the_rules_is_left_alone(layer, text):
+    module = f"penstock.{layer}.module" if layer else "penstock"
+    assert violations(text, module, f"penstock.{layer}".rstrip(".")) == []
+
+
+def test_every_module_is_read():
+    assert {"penstock.errors", "penstock.wire.frame"} <= {module for _, module, _ in modules()}
