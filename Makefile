@@ -4,7 +4,7 @@ export PYTHON
 
 BIN := .venv/bin
 UV := uv==0.13.8
-SOURCES := src tests $(wildcard benchmarks examples fuzz tools)
+SOURCES := src tests $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py examples/*.py fuzz/*.py tools/*.py))))
 GENERATORS := $(wildcard tools/generate_*.py)
 
 .PHONY: help
