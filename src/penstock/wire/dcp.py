@@ -17,8 +17,8 @@ from penstock.wire.layout import MAYBE, PRESENT, Request, Response, message, u8,
 class Open(Request):
     """Make this a change-stream connection. key: its name, 1 to 200 bytes; a second of the same name ends the first."""
 
-    seqno: int = u32("reserved, 0")
-    flags: int = u32("an OpenFlag")
+    seqno: int = u32("reserved, 0", default=0)
+    flags: int = u32("an OpenFlag", default=0)
 
 
 @message(Opcode.DCP_CLOSE_STREAM)
@@ -30,13 +30,13 @@ class CloseStream(Request):
 class StreamReq(Request):
     """Consumer to producer: send this vbucket's changes. Its opaque stands on every message of the stream."""
 
-    flags: int = u32("a StreamFlag")
-    reserved: int = u32("0")
+    flags: int = u32("a StreamFlag", default=0)
+    reserved: int = u32("0", default=0)
     start_seqno: int = u64("the consumer has everything up to here")
     end_seqno: int = u64("the last one wanted; 2^64-1: never ends")
-    vbuuid: int = u64("branch in which start_seqno was received; 0: the consumer has nothing")
-    snap_start: int = u64("snapshot that start_seqno lies in: its lowest seqno")
-    snap_end: int = u64("and its highest")
+    vbuuid: int = u64("branch in which start_seqno was received; 0: the consumer has nothing", default=0)
+    snap_start: int = u64("snapshot that start_seqno lies in: its lowest seqno", default=0)
+    snap_end: int = u64("and its highest", default=0)
 
 
 @message(Opcode.DCP_GET_FAILOVER_LOG)
@@ -60,7 +60,7 @@ class SnapshotMarker(Request):
 
     start_seqno: int = u64("lowest seqno that the snapshot may hold")
     end_seqno: int = u64("highest, included")
-    flags: int = u32("a SnapshotFlag")
+    flags: int = u32("a SnapshotFlag", default=0)
 
 
 @message(Opcode.DCP_MUTATION, key=PRESENT, value=MAYBE, cas=MAYBE)
@@ -68,12 +68,12 @@ class Mutation(Request):
     """Producer to consumer: a document was stored. datatype says what the value is made of."""
 
     by_seqno: int = u64("place in the vbucket's history")
-    rev_seqno: int = u64("how many times the document changed")
-    flags: int = u32("the client's own 4 bytes, as they were stored")
-    expiry: int = u32("epoch seconds; 0: never")
-    lock_time: int = u32("0")
-    nmeta: int = u16("bytes of extended meta data behind the value, 0")
-    nru: int = u8("how cold the document is")
+    rev_seqno: int = u64("how many times the document changed", default=0)
+    flags: int = u32("the client's own 4 bytes, as they were stored", default=0)
+    expiry: int = u32("epoch seconds; 0: never", default=0)
+    lock_time: int = u32("0", default=0)
+    nmeta: int = u16("bytes of extended meta data behind the value, 0", default=0)
+    nru: int = u8("how cold the document is", default=0)
 
 
 @message(Opcode.DCP_DELETION, key=PRESENT, value=MAYBE, cas=MAYBE)
@@ -81,8 +81,8 @@ class Deletion(Request):
     """Producer to consumer: a document was removed. Form V1."""
 
     by_seqno: int = u64("place in the vbucket's history")
-    rev_seqno: int = u64("how many times the document changed, this change included")
-    nmeta: int = u16("bytes of extended meta data behind the value, 0")
+    rev_seqno: int = u64("how many times the document changed, this change included", default=0)
+    nmeta: int = u16("bytes of extended meta data behind the value, 0", default=0)
 
 
 @message(Opcode.DCP_NOOP)

@@ -25,15 +25,15 @@ class Get(Request):
 
 @message(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, key=MAYBE, value=MAYBE, cas=MAYBE)
 class GetReply(Response):
-    flags: int = u32("the client's own 4 bytes")
+    flags: int = u32("the client's own 4 bytes", default=0)
 
 
 @message(Opcode.SET, Opcode.SETQ, Opcode.REPLACE, Opcode.REPLACEQ, key=PRESENT, value=MAYBE, cas=MAYBE)
 class Set(Request):
     """Store a document; with a cas, only over that version. REPLACE stores only over a document."""
 
-    flags: int = u32("the client's own 4 bytes, returned as they came")
-    expiry: int = u32("0: never; up to 30 days: seconds from now; above: epoch seconds")
+    flags: int = u32("the client's own 4 bytes, returned as they came", default=0)
+    expiry: int = u32("0: never; up to 30 days: seconds from now; above: epoch seconds", default=0)
 
 
 @message(Opcode.ADD, Opcode.ADDQ, key=PRESENT, value=MAYBE)
@@ -52,8 +52,8 @@ class Delete(Request):
     value=MAYBE,
 )
 class StoreReply(Response):
-    vbuuid: int | None = u64("branch of the history, with MUTATION_SEQNO only", optional=True)
-    seqno: int | None = u64("by_seqno of this change, with MUTATION_SEQNO only", optional=True)
+    vbuuid: int | None = u64("branch of the history, with MUTATION_SEQNO only", default=None)
+    seqno: int | None = u64("by_seqno of this change, with MUTATION_SEQNO only", default=None)
 
 
 @message(Opcode.NOOP)
@@ -93,12 +93,12 @@ class GetClusterConfig(Request):
 
 @message(Opcode.GET_ALL_VB_SEQNOS)
 class GetAllVbSeqnos(Request):
-    state: int | None = u32("only vbuckets in this VbucketState; 0: all that are alive", optional=True)
+    state: int | None = u32("only vbuckets in this VbucketState; 0: all that are alive", default=None)
 
 
 @message(Opcode.SEQNO_PERSISTENCE)
 class SeqnoPersistence(Request):
-    seqno: int = u64("answered once everything up to here is on disk")
+    seqno: int = u64("answered once everything up to here is on disk", default=0)
 
 
 @message(Opcode.OBSERVE_SEQNO, value=PRESENT)

@@ -7,13 +7,13 @@
 
 `message` makes a frozen dataclass of the class and enters it in LAYOUTS, by direction, opcode and length of the
 extras. Encoder, decoder, validation, documentation and test strategies walk that table; nothing states a layout a
-second time. A field with `optional=True` may be missing at the end of the extras; it is None then.
+second time. A field with `default=None` may be missing at the end of the extras.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from struct import Struct
 from typing import Any, ClassVar, TypeVar, dataclass_transform
@@ -35,9 +35,8 @@ ABSENT, PRESENT, MAYBE = Part
 
 
 def _integer(code: str) -> Callable[..., Any]:
-    def declare(doc: str, *, default: int = 0, optional: bool = False) -> Any:
-        metadata = {"code": code, "doc": doc, "optional": optional}
-        return field(default=None if optional else default, metadata=metadata)
+    def declare(doc: str, *, default: Any = MISSING) -> Any:
+        return field(default=default, metadata={"code": code, "doc": doc})
 
     return declare
 
@@ -140,7 +139,7 @@ def message(
     def enter(cls: type[M]) -> type[M]:
         cls = dataclass(frozen=True, slots=True, kw_only=True)(cls)
         wire = [f for f in fields(cls) if "code" in f.metadata]
-        required = sum(not f.metadata["optional"] for f in wire)
+        required = sum(f.default is not None for f in wire)
         third = "vbucket" if issubclass(cls, Request) else "status"
         cls.opcode, cls.layouts = opcodes[0], {}
         for count in range(required, len(wire) + 1):

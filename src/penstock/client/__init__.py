@@ -1,0 +1,1 @@
+"""The consumer: connect, read and write documents, follow changes; asyncio core, blocking front."""

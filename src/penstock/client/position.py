@@ -1,0 +1,84 @@
+"""Where a consumer stands in a vbucket's history, and what it does when the producer's history is another one.
+
+Pure functions over plain values. Source: kv_engine docs/dcp, rollback.md and failure-scenarios.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from penstock.wire.constants import MAX_SEQNO
+from penstock.wire.dcp import StreamReq
+
+_KEPT_ENDS = 16
+"""Snapshot ends that a position remembers. A rollback below the oldest starts over."""
+
+
+class SnapshotEnd(NamedTuple):
+    """The end of a completely received snapshot, and the branch in which it was received."""
+
+    seqno: int
+    vbuuid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """What a consumer must keep of a vbucket to go on: a seqno alone cannot resume inside a snapshot.
+
+    seqno: the last change received. snap_start, snap_end: the snapshot it lies in. vbuuid: the branch it was received
+    in, 0 if nothing was. history: rollbacks that this position has passed. ends: the newest ends of complete snapshots
+    below seqno, oldest first; a rollback goes to one of these, since deduplication hides versions inside a snapshot.
+    """
+
+    seqno: int = 0
+    vbuuid: int = 0
+    snap_start: int = 0
+    snap_end: int = 0
+    history: int = 0
+    ends: tuple[SnapshotEnd, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Is everything of the snapshot here, so that what was received is a consistent state?"""
+        return self.seqno == self.snap_end
+
+
+BEGINNING = Position()
+
+
+def complete(position: Position) -> Position:
+    """Return the position at the end of its snapshot, remembering that end."""
+    end = SnapshotEnd(position.seqno, position.vbuuid)
+    ends = tuple(kept for kept in position.ends if kept.seqno < end.seqno)
+    return replace(position, snap_start=position.seqno, snap_end=position.seqno, ends=(*ends, end)[-_KEPT_ENDS:])
+
+
+def roll_back(position: Position, requested_seqno: int) -> Position:
+    """Return where to go on after the producer answered ROLLBACK: the newest complete snapshot not above its seqno.
+
+    The request that was refused is never repeated: a position at or below `requested_seqno` gives up its newest end.
+    `history` stays: it counts once for a stream that is accepted again, however many answers that takes.
+    """
+    ends = tuple(end for end in position.ends if end.seqno <= requested_seqno and end.seqno < position.seqno)
+    if not ends:
+        return Position(history=position.history)
+    seqno, vbuuid = ends[-1]
+    return replace(position, seqno=seqno, vbuuid=vbuuid, snap_start=seqno, snap_end=seqno, ends=ends)
+
+
+def stream_request(vbucket: int, position: Position, end_seqno: int = MAX_SEQNO, flags: int = 0) -> StreamReq:
+    """Return the request that goes on behind `position`."""
+    return StreamReq(
+        vbucket=vbucket,
+        flags=flags,
+        start_seqno=position.seqno,
+        end_seqno=max(end_seqno, position.seqno),
+        vbuuid=position.vbuuid if position.seqno else 0,
+        snap_start=position.snap_start,
+        snap_end=position.snap_end,
+    )
+
+
+Positions = Mapping[int, Position]
