@@ -1,0 +1,394 @@
+"""The planning of the Spark source, rule by rule; test_offsets_model.py has the proof that the rules suffice."""
+
+import ast
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import UsageError
+from penstock.spark import offsets
+from penstock.spark.offsets import (
+    Memory,
+    Offset,
+    Proven,
+    RollbackRow,
+    VbucketInfo,
+    VbucketOffset,
+    VbucketRead,
+    beginning,
+    now,
+    partitions,
+    plan,
+    prepare,
+)
+from penstock.store.failover import FailoverEntry, FailoverLog
+
+A, B, C = 0xA, 0xB, 0xC
+
+
+def log(*entries: tuple[int, int]) -> FailoverLog:
+    return tuple(FailoverEntry(*entry) for entry in entries)
+
+
+def info(high: int, purge: int = 0, vbuuid: int = A) -> VbucketInfo:
+    return VbucketInfo(log((vbuuid, 0)), high, purge)
+
+
+def at(history: int, vbuuid: int, seqno: int, *proven: tuple[int, int], **more: int) -> VbucketOffset:
+    return VbucketOffset(history, vbuuid, seqno, tuple(Proven(*pair) for pair in proven), **more)
+
+
+BRANCHED = log((B, 10), (A, 0))  # A up to 10, then B
+
+PLANS = [
+    # name, before, the producer's word, after
+    ("first batch", at(0, 0, 0), info(7), at(0, A, 7)),
+    ("proven, and more to read", at(0, A, 7), info(9), at(0, A, 9, (7, 9))),
+    ("the last four proofs are kept", at(0, A, 9, (1, 2), (3, 3), (4, 5), (6, 7)), info(10),
+     at(0, A, 10, (3, 3), (4, 5), (6, 7), (9, 10))),
+    ("new branch, nothing lost, end proven: no rollback", at(0, A, 8, (8, 10)), VbucketInfo(BRANCHED, 12, 0),
+     at(0, B, 12, (8, 10))),
+    ("new branch below the high seqno that proved the end", at(0, A, 8, (3, 4), (8, 11)),
+     VbucketInfo(BRANCHED, 12, 0), at(1, B, 12, (3, 4), requested=8)),
+    ("new branch below the end", at(0, A, 12, (8, 10), (12, 12)), VbucketInfo(BRANCHED, 11, 0),
+     at(1, B, 11, (8, 10), requested=10)),
+    ("new branch before the last batch was proven", at(2, A, 9, (5, 6)), VbucketInfo(BRANCHED, 12, 0),
+     at(3, B, 12, (5, 6), requested=9)),
+    ("no proof is left: to 0", at(0, A, 12, (11, 12)), VbucketInfo(BRANCHED, 12, 0), at(1, B, 12, requested=10)),
+    ("all data lost", at(0, A, 12, (8, 10)), info(3, vbuuid=C), at(1, C, 3, requested=0)),
+    ("all data lost, far more written since", at(0, A, 12, (8, 10)), info(99, vbuuid=C), at(1, C, 99, requested=0)),
+    ("all data lost, nothing written since", at(0, A, 12, (8, 10)), info(0, vbuuid=C), at(1, C, 0, requested=0)),
+    ("nothing had been read: no rollback", at(0, A, 0), info(3, vbuuid=C), at(0, C, 3)),
+    ("the branch is forgotten", at(0, A, 9, (9, 9)), VbucketInfo(log((C, 20), (B, 15)), 21, 0),
+     at(1, C, 21, requested=0)),
+    ("branches that began at the same seqno", at(0, A, 9, (9, 10)), VbucketInfo(log((C, 10), (B, 10), (A, 0)), 11, 0),
+     at(0, C, 11, (9, 10))),
+    ("a branch at the high seqno", at(0, A, 9, (9, 9)), VbucketInfo(log((B, 9), (A, 0)), 10, 0),
+     at(0, B, 10, (9, 9))),
+    ("purged above the start of the last batch", at(0, A, 9, (5, 6)), info(9, 7),
+     at(1, A, 9, purge_seqno=7, requested=9)),
+    ("purged up to the start of the last batch", at(0, A, 9, (5, 6)), info(10, 5), at(0, A, 10, (5, 6), (9, 10))),
+    ("purged above a proven end", at(0, A, 9, (9, 9)), info(12, 10), at(1, A, 12, purge_seqno=10, requested=0)),
+    ("purged before a read from 0", at(0, A, 9, purge_seqno=7), info(12, 7), at(0, A, 12, (9, 12))),
+    ("purged during a read from 0", at(0, A, 9, purge_seqno=7), info(12, 8), at(1, A, 12, purge_seqno=8, requested=9)),
+    ("the rollback of the last batch is over", at(1, A, 9, (5, 6), requested=7), info(12),
+     at(1, A, 12, (5, 6), (9, 12))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "word", "after"), [row[1:] for row in PLANS], ids=[row[0] for row in PLANS])
+def test_one_vbucket(before, word, after):
+    planned, _ = plan(Offset((before,)), {0: word})
+    assert planned == Offset((after,))
+
+
+def test_a_rollback_with_nothing_to_read_is_a_batch_with_its_row():
+    before = Offset((at(0, A, 12, (8, 10)), at(0, A, 5)))
+    end, memory = plan(before, {0: info(0, vbuuid=C), 1: info(5)})
+    (part,) = partitions(before, end, 4)
+    assert part.reads == (VbucketRead(0, 1, C, 0, 0, rollback=RollbackRow(0, 1, C, 0, 0)),)
+    assert plan(end, {0: info(0, vbuuid=C), 1: info(5)}, None, memory)[0] is end
+
+
+class TestProofs:
+    def test_alone_make_no_new_offset(self):
+        end, memory = plan(beginning(1), {0: info(7)})
+        again, memory = plan(end, {0: info(7)}, None, memory)
+        assert again is end
+        assert memory.settled == Offset((at(0, A, 7, (7, 7)),))
+
+    def test_are_remembered_while_idle(self):
+        """Known to be proven, the end outlives a purge and a new branch that would else send it back to 0."""
+        end, memory = plan(beginning(1), {0: info(7)})
+        _, memory = plan(end, {0: info(7)}, None, memory)
+        moved = VbucketInfo(log((B, 7), (A, 0)), 9, 7)
+        assert plan(end, {0: moved}, None, memory)[0] == Offset((at(0, B, 9, (7, 7)),))
+        assert plan(end, {0: moved})[0] == Offset((at(1, B, 9, purge_seqno=7, requested=7),))
+
+    def test_of_another_offset_do_not_count(self):
+        first, memory = plan(beginning(1), {0: info(7)})
+        _, memory = plan(first, {0: info(7)}, None, memory)
+        other = Offset((at(3, A, 7),))
+        assert plan(other, {0: info(8, vbuuid=B)}, None, memory)[0].vbuckets[0].history == 4
+
+    def test_come_along_when_another_vbucket_moves(self):
+        end, memory = plan(beginning(2), {0: info(7), 1: info(7)})
+        end, memory = plan(end, {0: info(7), 1: info(8)}, None, memory)
+        assert end == Offset((at(0, A, 7, (7, 7)), at(0, A, 8, (7, 8))))
+
+
+class TestNow:
+    def test_is_pinned_by_the_first_plan(self):
+        start = now({0: info(7), 1: info(0)})
+        pinned, memory = plan(start, {0: info(9), 1: info(1)})
+        assert pinned.to_json() != start.to_json()
+        assert pinned.vbuckets == start.vbuckets
+        assert partitions(start, pinned, 2) == []
+        end, _ = plan(pinned, {0: info(9), 1: info(1)}, None, memory)
+        assert end == Offset((at(0, A, 9, (7, 7)), at(0, A, 1)))
+
+    def test_survives_json(self):
+        start = now({0: info(7)})
+        assert Offset.from_json(json.loads(json.dumps(start.to_json()))) == start
+
+
+class TestAvailableNow:
+    def test_ends_where_the_data_ended_when_it_began(self):
+        memory = prepare({0: info(7)})
+        end, memory = plan(beginning(1), {0: info(9)}, None, memory)
+        assert end == Offset((at(0, A, 7),))
+        assert plan(end, {0: info(20)}, None, memory)[0] is end
+
+    def test_goes_on_until_the_last_batch_is_proven(self):
+        memory = prepare({0: info(7)})
+        end, memory = plan(beginning(1), {0: info(7)}, None, memory)
+        again, memory = plan(end, {0: info(9, vbuuid=B)}, None, memory)
+        assert again == Offset((at(1, B, 9, requested=0),))
+        assert plan(again, {0: info(15, vbuuid=B)}, None, memory)[0] is again
+
+    def test_a_rollback_before_the_first_plan(self):
+        memory = prepare({0: info(7)})
+        end, _ = plan(beginning(1), {0: info(3, vbuuid=B)}, None, memory)
+        assert end == Offset((at(0, B, 3),))
+
+    def test_a_read_from_0_goes_past_its_target_to_the_purge_seqno(self):
+        memory = prepare({0: info(5), 1: info(0)})
+        end, memory = plan(beginning(2), {0: info(9, 8), 1: info(9, 8)}, None, memory)
+        assert [v.seqno for v in end.vbuckets] == [8, 0]
+        assert plan(end, {0: info(9, 8), 1: info(9, 8)}, None, memory)[0] is end
+
+
+class TestLimit:
+    @pytest.mark.parametrize(
+        ("highs", "limit", "ends"),
+        [
+            ([100, 100, 100], 30, [10, 10, 10]),
+            ([4, 100, 100], 30, [4, 13, 13]),
+            ([100, 100, 100], 31, [11, 10, 10]),
+            ([1, 2, 3], 6, [1, 2, 3]),
+            ([1, 2, 3], 100, [1, 2, 3]),
+            ([9, 9, 9], 2, [1, 1, 0]),
+            ([0, 0, 9], 2, [0, 0, 2]),
+        ],
+    )
+    def test_is_shared_in_equal_parts(self, highs, limit, ends):
+        end, _ = plan(beginning(len(highs)), {v: info(high) for v, high in enumerate(highs)}, limit)
+        assert [v.seqno for v in end.vbuckets] == ends
+
+    @pytest.mark.parametrize(("count", "limit"), [(8, 3), (8, 4), (7, 5), (16, 1), (6, 6), (5, 7)])
+    def test_no_vbucket_starves_however_much_the_others_write(self, count, limit):
+        offset = beginning(count)
+        for turn in range(-(-count // limit) + 1):
+            offset, _ = plan(offset, {v: info(1000 * (turn + 1)) for v in range(count)}, limit)
+        assert all(v.seqno for v in offset.vbuckets)
+
+    @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 50), st.booleans()), min_size=1), st.integers(1, 500))
+    def test_is_kept_and_used(self, vbuckets, limit):
+        infos = {v: info(start + more) for v, (start, more, _) in enumerate(vbuckets)}
+        previous = Offset(tuple(at(0, A, s, *([(s, s)] if s else [])) for s, _, _ in vbuckets))
+        end, _ = plan(previous, infos, limit)
+        granted = [b.seqno - a.seqno for a, b in zip(previous.vbuckets, end.vbuckets, strict=True)]
+        assert sum(granted) == min(limit, sum(more for _, more, _ in vbuckets))
+        assert all(0 <= got <= more for got, (_, more, _) in zip(granted, vbuckets, strict=True))
+        hungry = [got for got, (_, more, _) in zip(granted, vbuckets, strict=True) if got < more]
+        assert max(granted) - min(hungry, default=max(granted)) <= 1
+
+    def test_vbuckets_that_must_reach_their_purge_seqno_wait_for_each_other(self):
+        infos = {0: info(50, 40), 1: info(50, 40), 2: info(50)}
+        seen, previous, memory = [], beginning(3), Memory()
+        for _ in range(3):
+            previous, memory = plan(previous, infos, 45, memory)
+            seen.append([v.seqno for v in previous.vbuckets])
+        assert seen == [[43, 0, 2], [45, 42, 3], [50, 50, 35]]
+
+    def test_a_purge_seqno_above_the_limit_is_read_in_one_batch(self):
+        end, _ = plan(beginning(2), {0: info(50, 40), 1: info(50)}, 10)
+        assert [v.seqno for v in end.vbuckets] == [40, 0]
+
+
+class TestPartitions:
+    def test_are_balanced_contiguous_and_complete(self):
+        sizes = [10_000, 0, 30_000, 5_000, 5_000, 10_000, 0, 20_000]
+        end, _ = plan(beginning(8), {v: info(size) for v, size in enumerate(sizes)})
+        parts = partitions(beginning(8), end, 2)
+        assert [[read.vbucket for read in part.reads] for part in parts] == [[0, 2], [3, 4, 5, 7]]
+        assert all(read == VbucketRead(read.vbucket, 0, A, 0, sizes[read.vbucket]) for p in parts for read in p.reads)
+
+    def test_are_few_when_there_is_little_to_read(self):
+        end, _ = plan(beginning(8), {v: info(5) for v in range(8)})
+        assert len(partitions(beginning(8), end, 4)) == 1
+
+    @given(st.lists(st.integers(0, 100_000), min_size=1, max_size=40), st.integers(1, 8))
+    def test_any_sizes(self, sizes, count):
+        end, _ = plan(beginning(len(sizes)), {v: info(size) for v, size in enumerate(sizes)})
+        parts = partitions(beginning(len(sizes)), end, count)
+        loads = [sum(read.end_seqno for read in part.reads) for part in parts]
+        order = [read.vbucket for part in parts for read in part.reads]
+        assert len(parts) <= count
+        assert order == [v for v, size in enumerate(sizes) if size]
+        assert max(loads, default=0) <= max(sum(sizes) / count, 20_000) + 2 * max(sizes) + len(sizes)
+
+    def test_come_from_the_two_offsets_alone(self):
+        start = Offset((at(0, A, 12, (8, 10), (12, 12)),))
+        end, _ = plan(start, {0: VbucketInfo(BRANCHED, 15, 0)})
+        start_again, end_again = (Offset.from_json(json.loads(json.dumps(o.to_json()))) for o in (start, end))
+        (part,) = partitions(start_again, end_again, 2)
+        assert partitions(start, end, 2) == [part]
+        assert part.reads == (VbucketRead(0, 1, B, 8, 15, rollback=RollbackRow(0, 1, B, 8, 10)),)
+
+    @pytest.mark.parametrize(
+        ("start", "end"),
+        [
+            (at(0, A, 5), at(0, A, 4)),
+            (at(1, A, 5), at(0, A, 9)),
+            (at(0, A, 5), at(2, A, 9, requested=0)),
+            (at(0, A, 5), at(1, A, 9)),
+        ],
+    )
+    def test_refuse_offsets_that_do_not_follow_each_other(self, start, end):
+        with pytest.raises(UsageError, match="vbucket 0: history"):
+            partitions(Offset((start,)), Offset((end,)), 1)
+
+
+class TestTheTask:
+    @pytest.mark.parametrize(
+        ("read", "received", "start", "vbuuid"),
+        [
+            (VbucketRead(0, 0, A, 0, 9), None, 0, 0),
+            (VbucketRead(0, 0, A, 0, 9), 4, 4, A),
+            (VbucketRead(0, 0, A, 5, 9), None, 5, A),
+            (VbucketRead(0, 0, A, 5, 9), 7, 7, A),
+            (VbucketRead(0, 0, A, 0, 9, purge_seqno=6), 5, 0, 0),
+            (VbucketRead(0, 0, A, 0, 9, purge_seqno=6), 6, 6, A),
+        ],
+    )
+    def test_asks_from_a_complete_snapshot(self, read, received, start, vbuuid):
+        request = read.request(received)
+        assert (request.start_seqno, request.snap_start, request.snap_end) == (start, start, start)
+        assert (request.vbuuid, request.end_seqno) == (vbuuid, 9)
+
+    def test_reads_only_the_planned_branch(self):
+        read = VbucketRead(0, 0, A, 5, 9)
+        assert read.goes_on_with(log((A, 3), (B, 0)))
+        assert not read.goes_on_with(log((B, 7), (A, 3)))
+
+    def test_goes_on_after_a_rollback_only_below_the_purge_seqno_of_its_plan(self):
+        assert not VbucketRead(0, 0, A, 5, 9).goes_on_after_rollback(5)
+        assert VbucketRead(0, 0, A, 0, 9, purge_seqno=6).goes_on_after_rollback(5)
+        assert not VbucketRead(0, 0, A, 0, 9, purge_seqno=6).goes_on_after_rollback(6)
+
+
+@pytest.mark.parametrize("infos", [{}, {0: info(1)}, {0: info(1), 2: info(1)}, dict.fromkeys(range(3), info(1))])
+def test_the_vbuckets_are_those_of_the_first_offset(infos):
+    with pytest.raises(UsageError, match=rf"has {len(infos)} vbuckets, expected 2"):
+        plan(beginning(2), infos)
+    with pytest.raises(UsageError, match="1 and 2 vbuckets"):
+        partitions(beginning(1), beginning(2), 1)
+
+
+SEQNOS = st.integers(0, 2**64 - 1)
+
+
+@st.composite
+def vbucket_offsets(draw: st.DrawFn) -> VbucketOffset:
+    numbers = sorted(draw(st.lists(st.integers(1, 2**64 - 1), max_size=8, unique=True)))
+    proven = tuple(Proven(end, high) for end, high in pairwise(numbers))[::2]
+    seqno = draw(st.integers(proven[-1].end if proven else 0, 2**64 - 1))
+    requested = draw(st.none() | SEQNOS)
+    return VbucketOffset(draw(st.integers(0, 99)), draw(SEQNOS), seqno, proven, draw(SEQNOS), requested)
+
+
+class TestJson:
+    def test_in_columns(self):
+        offset = Offset(
+            (at(0, 2**64 - 1, 130, (10, 17), (130, 130)), at(1, 7, 5, requested=0), at(0, 0, 0), at(0, 0, 0))
+        )
+        assert offset.to_json() == {
+            "version": 1,
+            "history": "0 1 0*2",
+            "vbuuid": "18446744073709551615 7 0*2",
+            "seqno": "130 5 0*2",
+            "proven": "120+7,0+0 -*3",
+            "purge": "0*4",
+            "requested": "- 0 -*2",
+        }
+
+    @given(st.lists(vbucket_offsets(), min_size=1, max_size=5), st.booleans())
+    def test_round_trip(self, vbuckets, pinned):
+        offset = Offset(tuple(vbuckets), pinned)
+        text = json.dumps(offset.to_json())
+        again = Offset.from_json(json.loads(text))
+        assert again == offset
+        assert json.dumps(again.to_json()) == text
+
+    def test_1024_vbuckets_stay_small(self):
+        offset, memory = beginning(1024), Memory()
+        assert len(json.dumps(offset.to_json())) < 150
+        for turn in range(1, 8):
+            infos = {v: info(100_000 * turn + 37 * v, vbuuid=2**47 + v) for v in range(1024)}
+            offset, memory = plan(offset, infos, None, memory)
+        assert len(json.dumps(offset.to_json())) < 80_000
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"version": 2}, "offset of version 2, expected 1"),
+            ({"version": None}, "offset of version None"),
+            ({"seqno": "1"}, "shorter"),
+            ({"seqno": "1*3"}, "longer"),
+            ({"seqno": 7}, "7 is not a column"),
+            ({"seqno": "1 x"}, "'x' is not a number"),
+            ({"seqno": "1 -1"}, "'-1' is not a number"),
+            ({"vbuuid": f"1 {2**64}"}, "is not a number from 0 to"),
+            ({"history": "0*9999999999"}, "more than 65536 vbuckets"),
+            ({"proven": "- 4"}, "'' is not a number"),
+            ({"proven": "- 9+0"}, "not the proven ends of seqno 5"),
+            ({"proven": "- 0+0,1+0"}, "not the proven ends of seqno 5"),
+            ({"proven": "- 4+0,3+0,2+0,1+0,0+0"}, "not the proven ends of seqno 5"),
+        ],
+    )
+    def test_that_is_malformed_gets_one_sentence(self, change, message):
+        good = Offset((at(0, A, 5), at(0, A, 5))).to_json()
+        with pytest.raises(UsageError, match=message) as caught:
+            Offset.from_json({**good, **change})
+        assert "\n" not in str(caught.value)
+
+    def test_that_lacks_a_column(self):
+        with pytest.raises(UsageError, match="not an offset of this source"):
+            Offset.from_json({"version": 1, "history": "0"})
+
+
+def test_an_idle_offset_is_the_same_text_for_ever():
+    infos = {0: info(7), 1: VbucketInfo(BRANCHED, 12, 3)}
+    offset, memory = plan(beginning(2), infos)
+    text = json.dumps(offset.to_json())
+    for _ in range(3):
+        offset, memory = plan(Offset.from_json(json.loads(text)), infos, 5, memory)
+        assert json.dumps(offset.to_json()) == text
+        assert json.dumps(plan(offset, infos)[0].to_json()) == text  # after a restart as well
+
+
+def test_a_new_branch_alone_makes_no_new_offset():
+    offset, memory = plan(beginning(1), {0: info(7)})
+    _, memory = plan(offset, {0: info(7)}, None, memory)
+    assert plan(offset, {0: replace(info(7), failover_log=log((B, 7), (A, 0)))}, None, memory)[0] is offset
+
+
+def test_planning_is_pure():
+    tree = ast.parse(Path(offsets.__file__).read_text())
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not any(isinstance(node, ast.Import) for node in ast.walk(tree))
+    assert imported == {
+        "collections.abc",
+        "dataclasses",
+        "itertools",
+        "typing",
+        "penstock.errors",
+        "penstock.store.failover",
+        "penstock.store.rollback",
+    }

@@ -1,0 +1,408 @@
+"""The planning of the Spark source against a producer with real histories, disturbed at every moment.
+
+The model knows every version of every key on the surviving branch. It loses tails and whole vbuckets, purges
+deletions, chooses its snapshots as it likes, and breaks streams off. The consumer is the pure planning plus what
+Spark and the tables promise: a batch's rows are kept once, replays give the same offsets, memory dies with the process.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.spark import offsets
+from penstock.spark.offsets import (
+    Memory,
+    Offset,
+    Proven,
+    RollbackRow,
+    VbucketInfo,
+    VbucketOffset,
+    VbucketRead,
+    beginning,
+    partitions,
+    plan,
+    prepare,
+)
+from penstock.store.failover import FailoverLog, create_entry
+from penstock.store.rollback import StreamRequest, rollback_point
+
+KEYS = "abcd"
+
+
+class Change(NamedTuple):
+    seqno: int
+    key: str
+    value: int | None  # None: a deletion
+
+
+class Row(NamedTuple):
+    vbucket: int
+    history: int
+    change: Change
+
+
+@dataclass
+class Producer:
+    """A vbucket with all versions of its branch; only a snapshot is deduplicated."""
+
+    ids: Callable[[], int]
+    changes: list[Change] = field(default_factory=list)
+    purged: set[int] = field(default_factory=set)  # seqnos of deletions that compaction dropped
+    log: FailoverLog = ()
+
+    def __post_init__(self) -> None:
+        self.log = create_entry((), self.ids(), 0)
+
+    @property
+    def info(self) -> VbucketInfo:
+        return VbucketInfo(self.log, len(self.changes), max(self.purged, default=0))
+
+    def documents(self) -> dict[str, int]:
+        newest = {change.key: change.value for change in self.changes}
+        return {key: value for key, value in newest.items() if value is not None}
+
+    def write(self, random: Random) -> None:
+        value = None if random.random() < 0.35 else self.ids()
+        self.changes.append(Change(len(self.changes) + 1, random.choice(KEYS), value))
+
+    def purge(self, random: Random) -> None:
+        """Drop some of the deletions that are their key's newest version, never the last seqno."""
+        newest = {change.key: change for change in self.changes}
+        dead = [c.seqno for c in newest.values() if c.value is None and c.seqno < len(self.changes)]
+        horizon = random.randint(0, len(self.changes))
+        self.purged |= {seqno for seqno in dead if seqno <= horizon}
+
+    def fail_over(self, random: Random) -> None:
+        """Continue on a replica that has less, and its own idea of what to purge."""
+        lost = random.choice([0, 0, 1, 2, 4, 8, len(self.changes)])
+        at = max(0, len(self.changes) - lost)
+        del self.changes[at:]
+        self.purged = {seqno for seqno in self.purged if seqno <= at and random.random() < 0.8}
+        if random.random() < 0.3:
+            self.purge(random)
+        self.log = create_entry(self.log, self.ids(), at)
+
+    def lose_everything(self, random: Random) -> None:
+        self.changes, self.purged, self.log = [], set(), create_entry((), self.ids(), 0)
+
+    def forget_branches(self, random: Random) -> None:
+        for _ in range(25):
+            self.log = create_entry(self.log, self.ids(), len(self.changes))
+
+    def snapshot(self, start: int, end: int) -> list[Change]:
+        """Return the newest versions up to `end`. With a purged deletion went everything it had replaced."""
+        newest = {change.key: change for change in self.changes[:end]}
+        gone = {self.changes[seqno - 1].key: seqno for seqno in sorted(self.purged)}
+        return sorted(c for c in newest.values() if c.seqno > max(start, gone.get(c.key, 0)))
+
+    def answer(self, request: StreamRequest) -> int | None:
+        assert request.snap_start <= request.start_seqno <= min(request.snap_end, request.end_seqno)
+        return rollback_point(self.log, self.info.high_seqno, self.info.purge_seqno, request)
+
+
+EVENTS = (Producer.write, Producer.purge, Producer.fail_over, Producer.lose_everything, Producer.forget_branches)
+WEATHERS = [(60, 25, 12, 2, 1), (40, 60, 2, 0, 0), (20, 0, 60, 5, 1)]  # the events' weights
+
+
+class World:
+    """Producers, and whoever disturbs them."""
+
+    def __init__(self, random: Random, count: int) -> None:
+        self.random = random
+        self.last_id = 0
+        self.producers = [Producer(self.next_id) for _ in range(count)]
+        self.quiet = False
+        self.weather = random.choice(WEATHERS)
+        self.storm = random.choice([0.1, 0.3, 0.6])  # how likely something happens while a stream is read
+
+    def next_id(self) -> int:
+        self.last_id += 1
+        return self.last_id
+
+    @property
+    def infos(self) -> Mapping[int, VbucketInfo]:
+        return {vbucket: producer.info for vbucket, producer in enumerate(self.producers)}
+
+    def write(self, most: int) -> None:
+        for _ in range(self.random.randint(0, most)):
+            self.random.choice(self.producers).write(self.random)
+
+    def disturb(self, chance: float) -> None:
+        while not self.quiet and self.random.random() < chance:
+            event = self.random.choices(EVENTS, self.weather)[0]
+            event(self.random.choice(self.producers), self.random)
+
+
+def read_changes(world: World, read: VbucketRead) -> list[Change]:
+    """Do what a task does for one vbucket."""
+    producer, random = world.producers[read.vbucket], world.random
+    rows: list[Change] = []
+    received: int | None = None
+    while read.end_seqno > read.start_seqno:
+        request = read.request(received)
+        received = request.start_seqno if received is None else received
+        if producer.answer(request) is not None:
+            if read.goes_on_after_rollback(received):
+                continue
+            break
+        if not read.goes_on_with(producer.log):
+            break
+        ended = stream(world, read, request, rows)
+        received = max([received, *(row.seqno for row in rows)])
+        if ended == "end" or (ended == "rollback" and not read.goes_on_after_rollback(received)):
+            break
+        if random.random() < 0.1:  # long enough without a connection for anything to happen
+            world.disturb(0.7)
+    return rows
+
+
+def stream(world: World, read: VbucketRead, request: StreamRequest, rows: list[Change]) -> str:
+    """Add what one stream delivers to `rows`; return why it ended."""
+    producer, random = world.producers[read.vbucket], world.random
+    branch, at = producer.log[0], request.start_seqno
+    assert read.end_seqno <= producer.info.high_seqno
+    while at < read.end_seqno:
+        world.disturb(world.storm)
+        if producer.log[0] != branch:
+            return "state changed"
+        if 0 < at < producer.info.purge_seqno and random.random() < 0.3:
+            return "rollback"  # back from memory to a backfill that compaction has overtaken
+        end = random.choice(
+            [read.end_seqno, producer.info.high_seqno, random.randint(at + 1, producer.info.high_seqno)]
+        )
+        for change in producer.snapshot(at, end):
+            if random.random() < 0.05:
+                return "connection lost"
+            if max((row.seqno for row in rows), default=0) < change.seqno <= read.end_seqno:
+                rows.append(change)
+        at = end
+    return "end"
+
+
+class Consumer:
+    """A query with its checkpoint and its changelog."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.text = json.dumps(beginning(len(world.producers)).to_json())
+        self.memory = Memory()
+        self.rows: list[Row] = []
+        self.rollbacks: list[RollbackRow] = []
+
+    def trigger(self, limit: int | None) -> bool:
+        """Plan and run one batch; return whether there was one."""
+        previous = Offset.from_json(json.loads(self.text))
+        infos = self.world.infos
+        end, self.memory = plan(previous, infos, limit, self.memory)
+        self.check_plan(previous, end, infos, limit)
+        end_text = json.dumps(end.to_json())
+        if end_text == self.text:
+            return False
+        self.world.disturb(0.4)
+        self.run_batch(self.text, end_text)
+        self.text = end_text
+        self.world.disturb(0.4)
+        return True
+
+    def run_batch(self, start_text: str, end_text: str) -> None:
+        """Read until an attempt's rows are committed; commit them once."""
+        committed = False
+        for crash in self.world.random.choices(["no", "before commit", "after commit"], [8, 1, 1], k=3):
+            rows, rollbacks = self.read(start_text, end_text)
+            if not committed and crash != "before commit":
+                self.rows += rows
+                self.rollbacks += rollbacks
+                committed = True
+            if crash == "no":
+                return
+            self.memory = replace(self.memory, offset=None, settled=None)  # the process died
+            self.world.disturb(0.5)
+        if not committed:
+            self.run_batch(start_text, end_text)
+
+    def read(self, start_text: str, end_text: str) -> tuple[list[Row], list[RollbackRow]]:
+        start, end = (Offset.from_json(json.loads(text)) for text in (start_text, end_text))
+        rows: list[Row] = []
+        rollbacks: list[RollbackRow] = []
+        for part in partitions(start, end, 2):
+            for read in part.reads:
+                rollbacks += [read.rollback] if read.rollback else []
+                rows += [Row(read.vbucket, read.history, change) for change in read_changes(self.world, read)]
+        return rows, rollbacks
+
+    def documents(self, vbucket: int) -> dict[str, int]:
+        """The pure current table."""
+        cuts = [cut for cut in self.rollbacks if cut.vbucket == vbucket]
+        standing = [
+            row
+            for row in self.rows
+            if row.vbucket == vbucket
+            and not any(row.history < cut.history and row.change.seqno > cut.seqno for cut in cuts)
+        ]
+        newest = {
+            row.change.key: row.change.value for row in sorted(standing, key=lambda r: (r.history, r.change.seqno))
+        }
+        return {key: value for key, value in newest.items() if value is not None}
+
+    def check_plan(self, previous: Offset, end: Offset, infos: Mapping[int, VbucketInfo], limit: int | None) -> None:
+        """Whatever the plan keeps of a vbucket that is read to its end must be the truth."""
+        for vbucket, (a, b) in enumerate(zip(previous.vbuckets, end.vbuckets, strict=True)):
+            info = infos[vbucket]
+            if a.history == b.history and a.seqno == info.high_seqno:
+                assert self.documents(vbucket) == self.world.producers[vbucket].documents(), f"vbucket {vbucket}"
+            assert b.history > a.history or b.seqno >= a.seqno
+            if self.memory.target and b.seqno > b.start:
+                assert b.seqno <= max(self.memory.target[vbucket][1], info.purge_seqno)
+        planned = [
+            b.seqno - b.start for a, b in zip(previous.vbuckets, end.vbuckets, strict=True) if a.seqno != b.seqno
+        ]
+        assert limit is None or sum(planned) <= max(limit, *(info.purge_seqno for info in infos.values()))
+
+    def catch_up(self) -> None:
+        """With a quiet producer: reach its state and rest there."""
+        self.world.quiet = True
+        for limit in (3, None):
+            for _ in range(400):
+                if not self.trigger(limit):
+                    break
+            else:
+                raise AssertionError("the query never comes to rest")
+        assert not self.trigger(None)
+        for vbucket, producer in enumerate(self.world.producers):
+            assert self.documents(vbucket) == producer.documents(), f"vbucket {vbucket}"
+        identities = Counter((row.vbucket, row.history, row.change.seqno) for row in self.rows)
+        assert max(identities.values(), default=1) == 1
+        assert len({(cut.vbucket, cut.history) for cut in self.rollbacks}) == len(self.rollbacks)
+        assert all(cut.seqno <= cut.requested_seqno for cut in self.rollbacks)
+        self.world.quiet = False
+
+    def available_now(self, limit: int | None) -> None:
+        """A writer that never rests must not keep the run from ending."""
+        self.memory = prepare(self.world.infos)
+        self.world.disturb(0.5)
+        batches = 0
+        while self.trigger(limit):
+            self.world.write(3)
+            batches += 1
+            self.world.quiet = batches > 20
+            assert batches < 400, "the run never ends"
+        for info, position, end in zip(
+            self.world.infos.values(),
+            Offset.from_json(json.loads(self.text)).vbuckets,
+            self.memory.target or (),
+            strict=True,
+        ):
+            assert info.vbuuid == end[0]
+            assert position.seqno >= end[1]
+        self.world.quiet = False
+        self.memory = Memory()
+
+
+def simulate(random: Random, steps: int) -> None:
+    world = World(random, random.choice([1, 2, 3]))
+    world.write(40)
+    consumer = Consumer(world)
+    for _ in range(steps):
+        world.disturb(0.8)
+        limit = random.choice([None, None, 1, 2, 5, 20])
+        what = random.random()
+        if what < 0.1:
+            consumer.available_now(limit)
+        elif what < 0.2:
+            consumer.catch_up()
+        elif what < 0.3:
+            consumer.memory = Memory()  # a restart
+        else:
+            consumer.trigger(limit)
+    consumer.catch_up()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.randoms(use_true_random=False))
+def test_whatever_happens_the_tables_follow(random):
+    simulate(random, steps=12)
+
+
+def simulate_many(seeds: range) -> None:
+    for seed in seeds:
+        simulate(Random(seed), steps=25)
+
+
+@pytest.mark.parametrize("first", [0, 100])
+def test_many_long_schedules(first):
+    simulate_many(range(first, first + 100))
+
+
+@pytest.mark.soak
+def test_very_many_long_schedules():
+    simulate_many(range(200, 20_000))
+
+
+# The model must be able to fail: each of these planners is wrong in one rule.
+
+
+def high_ignored(proven: Proven, vbuuid: int, info: VbucketInfo) -> bool:
+    return STANDS(Proven(proven.end, 0), vbuuid, info)
+
+
+def purge_ignored_on_going_on(proven: Proven, vbuuid: int, info: VbucketInfo) -> bool:
+    return STANDS(proven, vbuuid, replace(info, purge_seqno=0))
+
+
+def every_end_complete(v: VbucketOffset, info: VbucketInfo) -> bool:
+    return True
+
+
+def purge_ignored_in_proof(v: VbucketOffset, info: VbucketInfo) -> bool:
+    return v.vbuuid == info.vbuuid
+
+
+def reads_from_0_always_exempt(v: VbucketOffset, info: VbucketInfo) -> bool:
+    return v.vbuuid == info.vbuuid and (v.start == 0 or info.purge_seqno <= v.start)
+
+
+def branch_ignored_in_proof(v: VbucketOffset, info: VbucketInfo) -> bool:
+    return COMPLETE(replace(v, vbuuid=info.vbuuid), info)
+
+
+def minimum_ignored(wanted: list[int], least: list[int], limit: int, order: list[int]) -> list[int]:
+    return SHARE(wanted, [0] * len(least), limit, order)
+
+
+def target_never_moved(target: object, states: object) -> object:
+    return target
+
+
+def give_up_below_purge(read: VbucketRead, received: int) -> bool:
+    return False
+
+
+STANDS, COMPLETE, SHARE = offsets._stands, offsets._complete, offsets._share
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (offsets, "_stands", high_ignored),
+        (offsets, "_stands", purge_ignored_on_going_on),
+        (offsets, "_complete", every_end_complete),
+        (offsets, "_complete", purge_ignored_in_proof),
+        (offsets, "_complete", reads_from_0_always_exempt),
+        (offsets, "_complete", branch_ignored_in_proof),
+        (offsets, "_share", minimum_ignored),
+        (offsets, "_follow", target_never_moved),
+        (VbucketRead, "goes_on_after_rollback", give_up_below_purge),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_broken_planner_is_caught(owner, name, broken, monkeypatch):
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises(AssertionError):
+        simulate_many(range(2000))
