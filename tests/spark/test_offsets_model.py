@@ -356,6 +356,11 @@ def purge_ignored_on_going_on(proven: Proven, vbuuid: int, info: VbucketInfo) ->
     return STANDS(proven, vbuuid, replace(info, purge_seqno=0))
 
 
+def high_taken_for_the_end(v: VbucketOffset, info: VbucketInfo) -> VbucketOffset:
+    settled = SETTLE(v, info)
+    return replace(settled, proven=tuple(Proven(end, end) for end, _ in settled.proven))
+
+
 def every_end_complete(v: VbucketOffset, info: VbucketInfo) -> bool:
     return True
 
@@ -384,13 +389,14 @@ def give_up_below_purge(read: VbucketRead, received: int) -> bool:
     return False
 
 
-STANDS, COMPLETE, SHARE = offsets._stands, offsets._complete, offsets._share
+SETTLE, STANDS, COMPLETE, SHARE = offsets._settle, offsets._stands, offsets._complete, offsets._share
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "broken"),
     [
         (offsets, "_stands", high_ignored),
+        (offsets, "_settle", high_taken_for_the_end),
         (offsets, "_stands", purge_ignored_on_going_on),
         (offsets, "_complete", every_end_complete),
         (offsets, "_complete", purge_ignored_in_proof),
