@@ -1,0 +1,137 @@
+"""A consistent state of a vbucket, as frames ready to send.
+
+The snapshot of (start, end] holds each change in there that no other change in there superseded. Superseding seqnos
+only ever grow from 0 to something above `end`, so the choice may be made late, segment by segment while the snapshot
+is read, and comes out the same however many writes, seals and rewrites lie between: the snapshot holds on to the
+segments it was opened on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import numpy as np
+
+from penstock.store.frames import OFFSET_BITS, Chunk, FewFrames, ManyFrames
+from penstock.store.index import RowIndex
+from penstock.store.segment import Segment
+from penstock.wire.constants import SnapshotFlag
+
+__all__ = ["FEW", "Snapshot"]
+
+FEW = 8
+"""Up to so many seqnos are looked up one by one: a stream that is up to date gets a snapshot for each change."""
+
+_BATCH_ROWS = 16 * 1024  # columns are joined over so many rows: small next to a chunk's bytes, big next to a call
+_NOTHING = FewFrames(())
+
+
+class Snapshot:
+    """The changes of (start_seqno, end_seqno] that count at end_seqno, in order; the last has end_seqno itself.
+
+    flags: a SnapshotFlag for the marker. A snapshot with start_seqno == end_seqno is empty.
+    """
+
+    __slots__ = ("_frames", "_segments", "_tail", "_vbucket", "end_seqno", "start_seqno")
+
+    flags = SnapshotFlag.MEMORY | SnapshotFlag.CHECKPOINT  # every snapshot shows a document once, so it is a checkpoint
+
+    def __init__(self, index: RowIndex, start_seqno: int, end_seqno: int, few: int = FEW) -> None:
+        self.start_seqno = start_seqno
+        self.end_seqno = end_seqno
+        self._frames: FewFrames | ManyFrames
+        self._tail: ManyFrames | None = None
+        self._segments: list[Segment] = []
+        if end_seqno - start_seqno <= few:
+            self._frames = _look_up(index, start_seqno, end_seqno)
+            return
+        self._vbucket = index.vbucket
+        self._frames = _NOTHING
+        first = max(bisect_right(index.firsts, start_seqno) - 1, 0)
+        self._segments = index.segments[first : bisect_right(index.firsts, end_seqno)]
+        self._segments.reverse()
+        self._tail = _choose_from_tail(index, start_seqno, end_seqno)
+
+    @property
+    def remaining(self) -> int:
+        """How many frames are left, at most; 0 only when none is."""
+        ranges = map(self._range, self._segments)
+        tail = self._tail.remaining if self._tail else 0
+        return self._frames.remaining + tail + sum(end - start for start, end in ranges)
+
+    def read(self, opaque: int, max_bytes: int, window: int | None = None) -> Chunk:
+        """Return the next frames with this opaque: at most max_bytes of them, but at least one, unless none is left.
+
+        window: how many bytes the consumer can still take (flow control). A frame may go out while there are any, so
+        the last one may exceed it. None: any number.
+        """
+        if window is None:
+            window = max_bytes
+        if window <= 0:
+            return Chunk(bytearray(), 0)
+        while not self._frames.remaining:
+            if not self._advance():
+                return Chunk(bytearray(), 0)
+        return self._frames.read(opaque, max_bytes, window)
+
+    def _advance(self) -> bool:
+        """Go on to the next segments, or to the tail. False: that was all."""
+        if self._segments:
+            self._frames = self._choose()
+        elif self._tail:
+            self._frames, self._tail = self._tail, None
+        else:
+            self._frames = _NOTHING  # lets go of the last segments
+            return False
+        return True
+
+    def _choose(self) -> ManyFrames:
+        """Choose among the rows of the next segments."""
+        parts: list[tuple[Segment, slice]] = []
+        counts: list[int] = []
+        while self._segments and sum(counts) < _BATCH_ROWS:
+            segment = self._segments.pop()
+            start, end = self._range(segment)
+            parts.append((segment, slice(start, end)))
+            counts.append(end - start)
+        superseded = np.concatenate([segment.superseded[rows] for segment, rows in parts])
+        offsets = np.concatenate([segment.offsets[rows] for segment, rows in parts])
+        lengths = np.concatenate([segment.lengths[rows] for segment, rows in parts])
+        where = np.repeat(np.arange(len(parts)) << OFFSET_BITS, counts) + offsets
+        live = (superseded == 0) | (superseded > self.end_seqno)
+        return ManyFrames([segment.buffer for segment, _ in parts], where[live], lengths[live])
+
+    def _range(self, segment: Segment) -> tuple[int, int]:
+        """Return the rows of the segment that lie in this snapshot's range."""
+        start, end = segment.starts[self._vbucket], segment.starts[self._vbucket + 1]
+        seqnos = segment.seqnos_at
+        if seqnos[start] <= self.start_seqno:
+            start = bisect_right(seqnos, self.start_seqno, start, end)
+        if start < end and seqnos[end - 1] > self.end_seqno:
+            end = bisect_right(seqnos, self.end_seqno, start, end)
+        return start, end
+
+
+def _look_up(index: RowIndex, start_seqno: int, end_seqno: int) -> FewFrames:
+    frames = []
+    for seqno in range(start_seqno + 1, end_seqno + 1):
+        found = index.find(seqno)
+        if found is not None:
+            rows, row = found
+            if not 0 < rows.superseded_at[row] <= end_seqno:
+                frames.append((rows.buffer, rows.offsets_at[row], rows.lengths_at[row]))
+    return FewFrames(frames)
+
+
+def _choose_from_tail(index: RowIndex, start_seqno: int, end_seqno: int) -> ManyFrames | None:
+    """Choose among the rows of the tail at once: its columns are on the move."""
+    start = max(start_seqno + 1 - index.tail_start, 0)
+    end = end_seqno + 1 - index.tail_start
+    if end <= start:
+        return None
+    # Copies; no view of these arrays may outlive the call, or they could not grow.
+    superseded = np.frombuffer(index.superseded_at, np.int64)[start:end]
+    live = (superseded == 0) | (superseded > end_seqno)
+    where = np.frombuffer(index.offsets_at, np.uint32)[start:end][live].astype(np.int64)
+    lengths = np.frombuffer(index.lengths_at, np.uint32)[start:end][live]
+    return ManyFrames([index.buffer], where, lengths)
