@@ -105,6 +105,7 @@ class Control(Request):
 @message(
     *(Opcode.DCP_OPEN, Opcode.DCP_CLOSE_STREAM, Opcode.DCP_STREAM_REQ, Opcode.DCP_GET_FAILOVER_LOG, Opcode.DCP_CONTROL),
     *(Opcode.DCP_NOOP, Opcode.DCP_STREAM_END, Opcode.DCP_SNAPSHOT_MARKER, Opcode.DCP_MUTATION, Opcode.DCP_DELETION),
+    Opcode.DCP_BUFFER_ACK,
     key=MAYBE,
     value=MAYBE,
     cas=MAYBE,

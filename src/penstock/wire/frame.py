@@ -110,7 +110,7 @@ _new_frame = tuple.__new__
 
 
 def join_frame(frame: Frame) -> bytes:
-    """Return the frame's bytes. Raises ValueError when a part is longer than its length field can say."""
+    """Return the frame's bytes. Raises ValueError or struct.error for what does not fit into its field."""
     magic, opcode, specific, datatype, opaque, cas, extras, key, value, framing = frame
     key_length = len(key)
     if magic in _ALTERNATIVE:

@@ -7,7 +7,7 @@
 
 `message` makes a frozen dataclass of the class and enters it in LAYOUTS, by direction, opcode and length of the
 extras. Encoder, decoder, validation, documentation and test strategies walk that table; nothing states a layout a
-second time. A field with `default=None` may be missing at the end of the extras.
+second time. Fields with `default=None` stand at the end of the extras and may be missing, all together.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from struct import Struct
+from struct import error as StructError
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
-from penstock.errors import RemoteProtocolError
+from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.wire.constants import Magic, Opcode, Status
 from penstock.wire.frame import REQUEST_MAGICS, Frame, join_frame, opcode_name
 
@@ -58,22 +59,27 @@ class Message:
     key: bytes = b""
     value: bytes = b""
 
-    def encode(self) -> bytes:
-        """Return the frame's bytes. Raises struct.error for a field out of its range."""
-        return join_frame(self._frame())
+    def encode(self, opcode: Opcode | None = None) -> bytes:
+        """Return the frame's bytes. opcode: one of those that share this layout, where it is not the first.
 
-    def _frame(self) -> Frame:
+        Raises LocalProtocolError for a field out of its range, and for a part of the extras that cannot stand alone.
+        """
+        try:
+            return join_frame(self._frame(self.opcode if opcode is None else opcode))
+        except (StructError, ValueError) as error:
+            raise LocalProtocolError(f"{type(self).__name__}: {error}") from error
+
+    def _frame(self, opcode: Opcode) -> Frame:
         longest = self.layouts[max(self.layouts)]
         values = [value for name in longest.names if (value := getattr(self, name)) is not None]
-        is_request = isinstance(self, Request)
         return Frame(
-            magic=Magic.REQUEST if is_request else Magic.RESPONSE,
-            opcode=self.opcode,
+            magic=Magic.REQUEST if isinstance(self, Request) else Magic.RESPONSE,
+            opcode=opcode,
             specific=getattr(self, longest.third),
             datatype=self.datatype,
             opaque=self.opaque,
             cas=self.cas,
-            extras=self.layouts[len(values)].extras.pack(*values),
+            extras=self.layouts.get(len(values), longest).extras.pack(*values),
             key=self.key,
             value=self.value,
         )
@@ -142,7 +148,7 @@ def message(
         required = sum(f.default is not None for f in wire)
         third = "vbucket" if issubclass(cls, Request) else "status"
         cls.opcode, cls.layouts = opcodes[0], {}
-        for count in range(required, len(wire) + 1):
+        for count in {required, len(wire)}:
             extras = Struct(">" + "".join(f.metadata["code"] for f in wire[:count]))
             parts = (("key", key), ("value", value), ("cas", cas))
             layout = Layout(cls, extras, tuple(f.name for f in wire[:count]), parts, third)

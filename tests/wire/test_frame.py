@@ -1,0 +1,175 @@
+"""Cutting and joining frames, on random ones and on those recorded from a real server."""
+
+import json
+from bisect import bisect_right
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import RemoteProtocolError
+from penstock.wire.constants import Magic, Opcode, Status
+from penstock.wire.frame import HEADER_BYTES, MAGICS, Frame, cut_frame, frame_length, join_frame, opcode_name
+from penstock.wire.hop import hop
+from penstock.wire.layout import LAYOUTS, Layout, decode
+from tests.golden import GOLDEN, frame_of
+from tests.strategies import frames, unsigned
+
+SHARED = Path(__file__).parents[3] / "shared"
+CAPTURES = SHARED / "captures"
+SEEDS = SHARED / "golden" / "seed-frames.json"
+
+
+@given(frames())
+def test_cut_is_join_backwards(frame: Frame) -> None:
+    data = join_frame(frame)
+    assert len(data) == frame.size == frame_length(data, 0)
+    assert cut_frame(memoryview(data), 0) == frame
+    assert cut_frame(memoryview(b"before" + data + b"behind"), 6) == frame
+
+
+TOO_LONG = [
+    ("key", Frame(0x80, 0, key=bytes(0x10000))),
+    ("key beside framing extras", Frame(0x08, 0, key=bytes(0x100))),
+    ("framing extras", Frame(0x08, 0, framing=bytes(0x100))),
+    ("framing extras where there is no room", Frame(0x80, 0, framing=b"\x22\0\0")),
+]
+
+
+@pytest.mark.parametrize(("what", "frame"), TOO_LONG)
+def test_what_does_not_fit_is_not_joined(what: str, frame: Frame) -> None:
+    with pytest.raises(ValueError, match=r"0x|limit 65535"):
+        join_frame(frame)
+
+
+PARTS_TOO_LONG = [
+    ("extras", "80570000 1f000000 0000001e 00000000 0000000000000000" + "00" * 30),
+    ("key", "80000006 00000000 00000005 00000000 0000000000000000 68656c6c6f"),
+    ("extras and key", "80010002 08000000 00000009 00000000 0000000000000000" + "00" * 9),
+    ("framing extras", "08000300 00000000 00000002 00000000 0000000000000000 2200"),
+    ("framing extras, extras and key", "08010302 08000000 0000000c 00000000 0000000000000000" + "00" * 12),
+]
+
+
+@pytest.mark.parametrize(("what", "hexadecimal"), PARTS_TOO_LONG)
+def test_parts_longer_than_the_body(what: str, hexadecimal: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="in a body of") as caught:
+        cut_frame(memoryview(frame_of(hexadecimal)), 0)
+    assert (caught.value.status, caught.value.fatal) == (Status.EINVAL, False)
+
+
+def test_framing_extras_are_cut() -> None:
+    data = frame_of("08570301 1f000007 00000023 00000009 0000000000000000 22000d" + "00" * 31 + "6b")
+    frame = cut_frame(memoryview(data), 0)
+    assert (frame.framing, frame.extras, frame.key, frame.value) == (b"\x22\x00\x0d", bytes(31), b"k", b"")
+    assert join_frame(frame) == data
+
+
+def test_a_frame_over_the_limit() -> None:
+    data = frame_of("80010000 00000000 00000064 00000000 0000000000000000")
+    assert frame_length(data, 0, limit=124) == 124
+    with pytest.raises(RemoteProtocolError, match=r"124 bytes \(SET\), limit 123") as caught:
+        frame_length(data, 0, limit=123)
+    assert (caught.value.status, caught.value.fatal) == (Status.E2BIG, True)
+
+
+@pytest.mark.parametrize("magic", sorted(set(range(256)) - MAGICS))
+def test_a_first_byte_that_is_no_magic(magic: int) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"0x{magic:02x}") as caught:
+        frame_length(bytes([magic]) + bytes(23), 0)
+    assert caught.value.fatal
+
+
+def test_names_of_opcodes() -> None:
+    assert opcode_name(Opcode.DCP_MUTATION) == "DCP_MUTATION"
+    assert opcode_name(0xEE) == "opcode 0xee"
+
+
+@given(st.lists(frames(), max_size=20), st.binary(max_size=60), st.integers(0, 100))
+def test_hop_finds_every_whole_frame(messages: list[Frame], before: bytes, missing: int) -> None:
+    data = before + b"".join(map(join_frame, messages))
+    bounds = list(accumulate((message.size for message in messages), initial=len(before)))
+    end = max(len(before), len(data) - missing)
+    whole = bisect_right(bounds, end) - 1
+    assert hop(data, len(before), end) == (bounds[:whole], bounds[whole])
+
+
+@given(st.binary(max_size=300), unsigned("H"))
+def test_hop_reads_anything(data: bytes, start: int) -> None:
+    start = min(start, len(data))
+    offsets, position = hop(data, start, len(data))
+    assert all(start <= offset <= len(data) - HEADER_BYTES for offset in offsets)
+    assert (offsets[-1] if offsets else start) <= position <= len(data)
+
+
+# recorded and printed frames
+
+
+def is_whole(data: bytes) -> bool:
+    if len(data) < HEADER_BYTES or data[0] not in MAGICS or frame_length(data, 0) != len(data):
+        return False
+    return cut_or_none(data) is not None
+
+
+def cut_or_none(data: bytes) -> Frame | None:
+    try:
+        return cut_frame(memoryview(data), 0)
+    except RemoteProtocolError:
+        return None
+
+
+def layout_or_none(frame: Frame) -> Layout | None:
+    third = "vbucket" if frame.magic == Magic.REQUEST else "status"
+    known = frame.opcode in LAYOUTS[third]
+    return LAYOUTS[third][Opcode(frame.opcode)].get(len(frame.extras)) if known else None
+
+
+def captured() -> list[bytes]:
+    if not CAPTURES.is_dir():
+        pytest.skip("the recorded conversations are not here")
+    conversations = [json.loads(path.read_text()) for path in sorted(CAPTURES.glob("*.json"))]
+    return [bytes.fromhex(frame["hex"]) for talk in conversations for frame in talk["frames"] if frame["hex"]]
+
+
+def test_every_recorded_frame_is_cut_and_joined() -> None:
+    whole = [data for data in captured() if is_whole(data)]
+    assert len(whole) > 1500
+    for data in whole:
+        frame = cut_frame(memoryview(data), 0)
+        assert join_frame(frame) == data
+
+
+def test_every_recorded_frame_with_a_layout_is_decoded_and_encoded() -> None:
+    known = refused = 0
+    for data in filter(is_whole, captured()):
+        frame = cut_frame(memoryview(data), 0)
+        if frame.magic not in (Magic.REQUEST, Magic.RESPONSE) or layout_or_none(frame) is None:
+            continue
+        try:
+            message = decode(frame)
+        except RemoteProtocolError:
+            refused += 1
+            continue
+        known += 1
+        assert message.encode(Opcode(frame.opcode)) == data
+    assert known > 1000
+    assert refused < 20  # conversations recorded to see what happens to a frame that is wrong
+
+
+def test_the_frames_of_the_specifications_are_cut_and_joined() -> None:
+    if not SEEDS.is_file():
+        pytest.skip("the frames printed in the specifications are not here")
+    rows = json.loads(SEEDS.read_text())["frames"]
+    for row in rows:
+        data = bytes.fromhex(row["corrected"])
+        frame = cut_frame(memoryview(data), 0)
+        assert join_frame(frame) == data, row["id"]
+    marker = next(bytes.fromhex(row["corrected"]) for row in rows if row["id"] == "002-01")
+    assert decode(cut_frame(memoryview(marker), 0)).encode() == marker
+
+
+def test_golden_frames_are_whole() -> None:
+    for what, _, hexadecimal in GOLDEN:
+        assert is_whole(frame_of(hexadecimal)), what

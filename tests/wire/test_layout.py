@@ -1,0 +1,152 @@
+"""Every declared form: there and back again, and refused where a part is not as declared."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import LocalProtocolError, RemoteProtocolError
+from penstock.wire import dcp, kv
+from penstock.wire.constants import Magic, Opcode, Status
+from penstock.wire.frame import Frame, cut_frame, join_frame
+from penstock.wire.layout import LAYOUTS, Layout, Message, Part, Response, decode
+from tests.golden import GOLDEN, frame_of
+from tests.strategies import FORMS, frames, messages
+
+GOLDEN_IDS = [what for what, _, _ in GOLDEN]
+FORM_IDS = [f"{layout.cls.__name__}-{opcode.name}-{layout.extras.size}" for opcode, layout in FORMS]
+
+
+def frame(hexadecimal: str) -> Frame:
+    return cut_frame(memoryview(frame_of(hexadecimal)), 0)
+
+
+@pytest.mark.parametrize(("what", "message", "hexadecimal"), GOLDEN, ids=GOLDEN_IDS)
+def test_golden(what: str, message: Message, hexadecimal: str) -> None:
+    data = frame_of(hexadecimal)
+    assert message.encode(Opcode(data[1])) == data
+    assert decode(frame(hexadecimal)) == message
+
+
+def test_golden_has_every_form_under_every_opcode() -> None:
+    shown = {(Opcode(frame_of(row[2])[1]), type(row[1]), frame_of(row[2])[4]) for row in GOLDEN}
+    declared = {(opcode, layout.cls, layout.extras.size) for opcode, layout in FORMS}
+    unnecessary = {opcode for opcode, cls, _ in declared if issubclass(cls, Response)}
+    missing = {entry for entry in declared - shown if entry[0] not in unnecessary}
+    assert not missing
+    assert {layout.cls for _, layout in FORMS} == {type(message) for _, message, _ in GOLDEN}
+
+
+@given(messages())
+def test_round_trip(drawn: tuple[Opcode, Message]) -> None:
+    opcode, message = drawn
+    assert decode(cut_frame(memoryview(message.encode(opcode)), 0)) == message
+
+
+@given(frames())
+def test_any_frame_is_a_message_or_a_remote_error(anything: Frame) -> None:
+    refused: RemoteProtocolError | None = None
+    try:
+        message = decode(anything)
+    except RemoteProtocolError as error:
+        refused = error
+    if refused is not None:
+        assert not refused.fatal
+        assert refused.status in (Status.EINVAL, Status.UNKNOWN_COMMAND)
+        return
+    again = cut_frame(memoryview(message.encode(Opcode(anything.opcode))), 0)
+    assert decode(again) == message
+
+
+def valid_frame(opcode: Opcode, layout: Layout) -> Frame:
+    parts = dict(layout.parts)
+    return Frame(
+        magic=Magic.REQUEST if layout.third == "vbucket" else Magic.RESPONSE,
+        opcode=opcode,
+        cas=int(parts["cas"] is Part.PRESENT),
+        extras=bytes(layout.extras.size),
+        key=b"k" if parts["key"] is Part.PRESENT else b"",
+        value=b"v" if parts["value"] is Part.PRESENT else b"",
+    )
+
+
+@pytest.mark.parametrize(("opcode", "layout"), FORMS, ids=FORM_IDS)
+def test_extras_of_another_length(opcode: Opcode, layout: Layout) -> None:
+    good = valid_frame(opcode, layout)
+    decode(good)
+    for length in set(range(60)) - set(LAYOUTS[layout.third][opcode]):
+        with pytest.raises(RemoteProtocolError, match=rf"^{opcode.name}: extras of {length} bytes, exp") as caught:
+            decode(good._replace(extras=bytes(length)))
+        assert (caught.value.status, caught.value.fatal) == (Status.EINVAL, False)
+
+
+WRONG = {Part.ABSENT: {"key": b"k", "value": b"v", "cas": 1}, Part.PRESENT: {"key": b"", "value": b"", "cas": 0}}
+
+
+@pytest.mark.parametrize(("opcode", "layout"), FORMS, ids=FORM_IDS)
+def test_parts_that_are_not_as_declared(opcode: Opcode, layout: Layout) -> None:
+    good = valid_frame(opcode, layout)
+    for name, part in layout.parts:
+        wrong: Any = WRONG.get(part, {}).get(name)
+        if wrong is None:
+            continue
+        with pytest.raises(RemoteProtocolError, match=f"{opcode.name}: {name} must be {part.value}") as caught:
+            decode(good._replace(**{name: wrong}))
+        assert (caught.value.status, caught.value.fatal) == (Status.EINVAL, False)
+
+
+UNKNOWN = [Frame(0x80, 0xEE), Frame(0x81, 0xEE), Frame(0x80, Opcode.DCP_EXPIRATION, key=b"k"), Frame(0x08, 0xEE)]
+
+
+@pytest.mark.parametrize("unknown", UNKNOWN)
+def test_an_opcode_that_is_not_declared(unknown: Frame) -> None:
+    with pytest.raises(RemoteProtocolError, match="is not served here") as caught:
+        decode(unknown)
+    assert (caught.value.status, caught.value.fatal) == (Status.UNKNOWN_COMMAND, False)
+
+
+def test_framing_extras_do_not_change_the_message() -> None:
+    mutation = dcp.Mutation(vbucket=7, key=b"k", by_seqno=1)
+    plain = cut_frame(memoryview(mutation.encode()), 0)
+    framed = plain._replace(magic=int(Magic.ALT_REQUEST), framing=b"\x22\x00\x01")
+    assert decode(cut_frame(memoryview(join_frame(framed)), 0)) == mutation
+
+
+OUT_OF_RANGE = [
+    ("a u32 above its range", dcp.Open(key=b"n", flags=1 << 32)),
+    ("a negative number", dcp.SnapshotMarker(start_seqno=-1, end_seqno=0)),
+    ("an opaque above its range", kv.Noop(opaque=1 << 32)),
+    ("a vbucket above its range", kv.Get(vbucket=1 << 16, key=b"k")),
+    ("a key above its length field", kv.Get(key=bytes(1 << 16))),
+    ("half of a mutation token", kv.StoreReply(vbuuid=1)),
+    ("the other half", kv.StoreReply(seqno=1)),
+]
+
+
+@pytest.mark.parametrize(("what", "message"), OUT_OF_RANGE)
+def test_what_cannot_be_encoded(what: str, message: Message) -> None:
+    with pytest.raises(LocalProtocolError, match=type(message).__name__):
+        message.encode()
+
+
+def test_heads_are_the_layouts() -> None:
+    mutation = dcp.Mutation(
+        vbucket=7, opaque=9, cas=3, key=b"k", value=b"v", by_seqno=1, rev_seqno=2, flags=4, expiry=5, nru=6
+    )
+    head = dcp.MUTATION_HEAD.pack(0x80, 0x57, 1, 31, 0, 7, 33, 9, 3, 1, 2, 4, 5, 0, 0, 6)
+    assert mutation.encode() == head + b"kv"
+    assert dcp.Deletion(vbucket=7, opaque=9, cas=3, key=b"k", by_seqno=1, rev_seqno=2).encode() == (
+        dcp.DELETION_HEAD.pack(0x80, 0x58, 1, 18, 0, 7, 19, 9, 3, 1, 2, 0) + b"k"
+    )
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_rollback_seqno(seqno: int) -> None:
+    assert dcp.unpack_rollback(dcp.pack_rollback(seqno)) == seqno
+
+
+@pytest.mark.parametrize("value", [b"", bytes(7), bytes(9)])
+def test_rollback_of_another_length(value: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"{len(value)} bytes, expected 8"):
+        dcp.unpack_rollback(value)
