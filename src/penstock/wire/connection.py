@@ -9,7 +9,7 @@ loop share a slab. A frame too long to be worth copying twice is received in a b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,8 @@ SLAB_BYTES = 2 * 1024 * 1024
 """Room for received bytes. Columns from slabs of 1 to 4 MiB were measured fastest."""
 
 _OWN_BUFFER = 64 * 1024
-"""An incomplete frame longer than this gets a buffer of its own instead of being copied out and in with each read."""
+"""An incomplete frame longer than this gets a buffer of its own instead of being copied out and in with each read.
+So does one that is longer than the slab."""
 
 
 class Malformed(NamedTuple):
@@ -87,17 +88,15 @@ class Connection:
             return self._receive_own(self._own, nbytes)
         return self._receive(self.slab, len(self._kept) + nbytes)
 
-    def feed(self, data: bytes | memoryview) -> list[ReceiveEvent]:
-        """Receive bytes that are already somewhere else. Runs in the result are valid until the next call."""
-        events: list[ReceiveEvent] = []
+    def feed(self, data: bytes | memoryview) -> Iterator[ReceiveEvent]:
+        """Receive bytes that are already somewhere else. A Run is valid until the next event is asked for."""
         rest = memoryview(data)
         while rest:
             room = self.get_buffer()
             nbytes = min(len(room), len(rest))
             room[:nbytes] = rest[:nbytes]
             rest = rest[nbytes:]
-            events += self.receive_data(nbytes)
-        return events
+            yield from self.receive_data(nbytes)
 
     def _receive_own(self, own: Slab, nbytes: int) -> list[ReceiveEvent]:
         self._own_filled += nbytes
@@ -122,7 +121,7 @@ class Connection:
             except RemoteProtocolError as error:
                 self._break(events, error)
                 return
-            if size > _OWN_BUFFER:
+            if size > min(_OWN_BUFFER, slab.nbytes):
                 self._own = Slab(size)
                 self._own_filled = end - position
                 self._own.view[: self._own_filled] = slab.view[position:end]
