@@ -388,6 +388,7 @@ def test_planning_is_pure():
         "dataclasses",
         "itertools",
         "typing",
+        "penstock.client.position",
         "penstock.errors",
         "penstock.store.failover",
         "penstock.store.rollback",

@@ -21,7 +21,7 @@ _RECEIVE_BUFFER = 4 * 1024 * 1024
 """What the kernel may hold for us: room for a producer to go on while a slab is being decoded."""
 
 T = TypeVar("T")
-FrameEvents = Callable[[list[ReceiveEvent]], None]
+FrameEvents = Callable[["NodeLink", list[ReceiveEvent]], None]
 
 
 class NodeLink(asyncio.BufferedProtocol):
@@ -84,7 +84,7 @@ class NodeLink(asyncio.BufferedProtocol):
             rest.append(event)
         if rest and self.on_stream is not None:
             try:
-                self.on_stream(rest)
+                self.on_stream(self, rest)
             except RemoteProtocolError as error:
                 self.fail(error)
 

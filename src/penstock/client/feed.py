@@ -47,12 +47,15 @@ class Wanted:
     """One vbucket's stream, asked for.
 
     position: go on behind it. end_seqno: the last one wanted. expect_vbuuid: give the stream up, without a row and
-    without an error, if the producer answers ROLLBACK or its newest branch is another one.
+    without an error, if the producer answers ROLLBACK or its newest branch is another one. purge_seqno: with
+    expect_vbuuid, what the producer had purged when the read was planned; below it only a stream from 0 is served, so
+    there a ROLLBACK means to begin again at 0 and to leave out what has been received already.
     """
 
     position: Position = BEGINNING
     end_seqno: int = MAX_SEQNO
     expect_vbuuid: int | None = None
+    purge_seqno: int = 0
 
 
 @dataclass(slots=True)
@@ -64,6 +67,8 @@ class _Stream:
     opaque: int = 0
     requested_seqno: int | None = None
     """What the producer's last ROLLBACK said, until the stream is accepted again."""
+    received: int = 0
+    """Changes up to here were handed out before the stream began again at 0."""
     is_done: bool = False
     is_given_up: bool = False
 
@@ -130,7 +135,7 @@ class Feed:
     def connection_lost(self) -> None:
         """Forget the streams of a connection, not their positions."""
         self._by_opaque.clear()
-        self._unacked = 0
+        self._unacked = self._nbytes = self.queued_bytes = 0
         for stream in self._streams.values():
             stream.state = StreamState.ENDED
 
@@ -250,7 +255,11 @@ class Feed:
 
     def _roll_back(self, stream: _Stream, requested_seqno: int) -> None:
         if stream.wanted.expect_vbuuid is not None:
-            self._give_up(stream)
+            if not 0 < stream.position.seqno < stream.wanted.purge_seqno:
+                self._give_up(stream)
+                return
+            stream.received = max(stream.received, stream.position.seqno)
+            stream.position = Position(history=stream.position.history)
             return
         if stream.requested_seqno is not None:
             requested_seqno = min(requested_seqno, stream.requested_seqno)
@@ -309,7 +318,8 @@ class Feed:
         if len(run.offsets) < SMALL_RUN:
             for change, offset in zip(decode_messages(run, self.context), run.offsets, strict=True):
                 opaque = int.from_bytes(run.buffer[offset + 12 : offset + 16], "big")
-                if self._take(change.vbucket, opaque, change.seqno, change.seqno):
+                least, most = self._take(change.vbucket, opaque, change.seqno, change.seqno)
+                if least <= most:
                     self._rows.append(change)
             return
         heads = heads_of(run)
@@ -333,20 +343,21 @@ class Feed:
         keep: npt.NDArray[np.bool_] | None = None
         for first, behind in itertools.pairwise(bounds):
             least, most = int(seqno[first]), int(seqno[behind - 1])
-            end = self._take(int(vbucket[first]), int(opaque[first]), least, most)
-            if end < most:
+            wanted = self._take(int(vbucket[first]), int(opaque[first]), least, most)
+            if wanted != (least, most):
                 keep = np.ones(len(seqno), bool) if keep is None else keep
-                keep[first:behind] = seqno[first:behind] <= end
+                part = seqno[first:behind]
+                keep[first:behind] = (part >= wanted[0]) & (part <= wanted[1])
         return None if keep is None else pa.array(keep)
 
-    def _take(self, vbucket: int, opaque: int, least: int, most: int) -> int:
-        """Move a vbucket's position over changes `least` to `most`; return the highest seqno that is wanted of them.
+    def _take(self, vbucket: int, opaque: int, least: int, most: int) -> tuple[int, int]:
+        """Move a vbucket's position over changes `least` to `most`; return which of them are wanted, as (first, last).
 
-        0: none, the stream was given up, closed or ended.
+        (1, 0): none, because the stream was given up, closed or ended.
         """
         stream = self._by_opaque.get(opaque)
         if stream is None:
-            return 0
+            return (1, 0)
         position = stream.position
         if stream.vbucket != vbucket:
             raise RemoteProtocolError(f"change of vbucket {vbucket} under the opaque of {stream.vbucket}")
@@ -357,14 +368,13 @@ class Feed:
             raise RemoteProtocolError(
                 f"vbucket {vbucket}: by_seqno {most} behind its snapshot's end {position.snap_end}"
             )
-        end = stream.wanted.end_seqno
-        wanted = min(most, end) if self.exact_end else most
-        position = replace(position, seqno=wanted)
-        stream.position = complete(position) if wanted == position.snap_end else position
+        last = min(most, stream.wanted.end_seqno) if self.exact_end else most
+        position = replace(position, seqno=last)
+        stream.position = complete(position) if last == position.snap_end else position
         self._moved.add(vbucket)
-        if wanted < most:
+        if last < most:
             self._close(stream)
-        return wanted if wanted >= least else 0
+        return (max(least, stream.received + 1), last)
 
     def _close(self, stream: _Stream) -> None:
         """Tell the producer that what is still to come of this snapshot is not wanted."""

@@ -5,15 +5,32 @@ Pure functions over plain values. Source: kv_engine docs/dcp, rollback.md and fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from penstock.store.failover import FailoverLog
 from penstock.wire.constants import MAX_SEQNO
 from penstock.wire.dcp import StreamReq
 
 _KEPT_ENDS = 16
 """Snapshot ends that a position remembers. A rollback below the oldest starts over."""
+
+
+@dataclass(frozen=True, slots=True)
+class VbucketInfo:
+    """What a producer says of a vbucket at one moment.
+
+    failover_log: newest entry first, the same before and after the two seqnos were read. purge_seqno: the highest
+    seqno of a tombstone that compaction has dropped.
+    """
+
+    failover_log: FailoverLog
+    high_seqno: int
+    purge_seqno: int = 0
+
+    @property
+    def vbuuid(self) -> int:
+        return self.failover_log[0].vbuuid
 
 
 class SnapshotEnd(NamedTuple):
@@ -81,4 +98,8 @@ def stream_request(vbucket: int, position: Position, end_seqno: int = MAX_SEQNO,
     )
 
 
-Positions = Mapping[int, Position]
+def position_at_end(info: VbucketInfo) -> Position:
+    """Return the position of a consumer that wants nothing of what exists, only what comes."""
+    seqno, vbuuid = info.high_seqno, info.vbuuid
+    end = (SnapshotEnd(seqno, vbuuid),) if seqno else ()
+    return Position(seqno=seqno, vbuuid=vbuuid, snap_start=seqno, snap_end=seqno, ends=end)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, repeat
 from typing import NamedTuple, TypeAlias
 
+from penstock.client.position import VbucketInfo
 from penstock.errors import UsageError
 from penstock.store.failover import FailoverLog
 from penstock.store.rollback import StreamRequest, rollback_point
@@ -48,23 +49,6 @@ MAX_VBUCKETS = 65536  # the wire names a vbucket by 16 bits
 LEAST_SEQNOS = 20_000  # a Spark task costs about 34 ms however little it reads; this many changes take about as long
 
 JsonObject: TypeAlias = dict[str, str | int | bool]
-
-
-@dataclass(frozen=True, slots=True)
-class VbucketInfo:
-    """What the producer says of a vbucket when a batch is planned.
-
-    failover_log: newest entry first, the same before and after the two seqnos were read. purge_seqno: the highest
-    seqno of a tombstone that compaction has dropped.
-    """
-
-    failover_log: FailoverLog
-    high_seqno: int
-    purge_seqno: int = 0
-
-    @property
-    def vbuuid(self) -> int:
-        return self.failover_log[0].vbuuid
 
 
 class Proven(NamedTuple):

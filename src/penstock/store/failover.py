@@ -5,18 +5,11 @@ A log is a tuple, newest entry first, of at most MAX_ENTRIES entries. Entry `(vb
 front to back; two entries may share one. Source: kv_engine failover-table.cc.
 """
 
-from typing import NamedTuple
+from penstock.wire.kv import FailoverEntry
 
 __all__ = ["MAX_ENTRIES", "FailoverEntry", "FailoverLog", "create_entry", "prune"]
 
 MAX_ENTRIES = 25  # kv_engine's default for max_failover_entries; the oldest entries are forgotten first
-
-
-class FailoverEntry(NamedTuple):
-    """A history branch. vbuuid: 1..2^64-1, 0 is what a consumer without history sends. seqno: 0..2^64-1."""
-
-    vbuuid: int
-    seqno: int
 
 
 FailoverLog = tuple[FailoverEntry, ...]

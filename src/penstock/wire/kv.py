@@ -127,7 +127,7 @@ class Reply(Response):
 
 
 class FailoverEntry(NamedTuple):
-    """`vbuuid` names the branch of the history that begins behind `seqno`."""
+    """A branch of the history, which begins behind `seqno`. vbuuid: 1 to 2^64-1; 0 is sent by who has no history."""
 
     vbuuid: int
     seqno: int

@@ -1,0 +1,256 @@
+"""`format("dcp")`: a bucket's changes as a Spark data source, batch and streaming.
+
+All decisions are in penstock.spark.offsets; this is the edge. Spark calls latestOffset and partitions in one process
+that lives as long as the query, and read in workers that know nothing but their partition. A worker that finds another
+history than the planned one gives nothing more for that vbucket: the next plan sees it too, and rolls back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from penstock.client.address import DEFAULT_URL, parse_address
+from penstock.client.blocking import LoopThread
+from penstock.client.bucket import Bucket
+from penstock.client.feed import Wanted
+from penstock.client.position import Position, VbucketInfo
+from penstock.errors import Error, UsageError
+from penstock.spark import offsets
+from penstock.spark.offsets import Memory, Offset, RollbackRow, VbucketRange, VbucketRead
+from penstock.wire.columns import batch_of
+from penstock.wire.schema import CHANGE_SCHEMA, Change, Event
+
+_MOST_PARTITIONS = 8
+"""Default limit: a Python task costs about 34 ms however little it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """The options of `format("dcp")`.
+
+    url: connection string, with the connection's own options as its query. start: "beginning" or "now", where a new
+    streaming query begins. maxChangesPerTrigger: seqnos of one micro-batch at most, an upper bound on its rows.
+    partitions: tasks of one batch at most; as many as the driver has processors, up to 8, if not given.
+    """
+
+    url: str = DEFAULT_URL
+    start: str = "beginning"
+    max_changes_per_trigger: int | None = None
+    partitions: int = min(os.cpu_count() or 1, _MOST_PARTITIONS)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> SourceOptions:
+        """Raises UsageError for an unknown name or a value that cannot be."""
+        lower = {name.lower(): text for name, text in given.items()}
+        known = {"url", "start", "maxchangespertrigger", "partitions"}
+        if unknown := sorted(set(lower) - known):
+            raise UsageError(
+                f"unknown option {unknown[0]!r} of format dcp; known are url, start, maxChangesPerTrigger, partitions"
+            )
+        start = lower.get("start", "beginning")
+        if start not in ("beginning", "now"):
+            raise UsageError(f"option start is {start!r}, expected 'beginning' or 'now'")
+        url = lower.get("url", os.environ.get("PENSTOCK_URL", DEFAULT_URL))
+        parse_address(url)
+        limit = lower.get("maxchangespertrigger")
+        return cls(
+            url=url,
+            start=start,
+            max_changes_per_trigger=None if limit is None else _positive("maxChangesPerTrigger", limit),
+            partitions=_positive("partitions", lower["partitions"]) if "partitions" in lower else cls().partitions,
+        )
+
+
+def _positive(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise UsageError(f"option {name} is {text!r}, expected a whole number above 0")
+    return int(text)
+
+
+@dataclass
+class ChangePartition(InputPartition):
+    """What one task reads, and from where. is_final: nobody plans after this batch, so what is missing is an error."""
+
+    url: str
+    range: VbucketRange
+    is_final: bool
+
+    def __post_init__(self) -> None:
+        super().__init__(None)
+
+
+class DcpDataSource(DataSource):
+    """Registered as "dcp"."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "dcp"
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(CHANGE_SCHEMA)
+
+    def reader(self, schema: StructType) -> DcpReader:
+        return DcpReader(SourceOptions.parse(self.options))
+
+    def streamReader(self, schema: StructType) -> DcpStreamReader:
+        return DcpStreamReader(SourceOptions.parse(self.options))
+
+
+class _Planner:
+    """A connection of the planning process, made when it is first needed."""
+
+    def __init__(self, url: str) -> None:
+        self._loop = LoopThread("penstock-planner").__enter__()
+        self._bucket = Bucket(parse_address(url))
+
+    def infos(self) -> dict[int, VbucketInfo]:
+        return self._loop.run(self._bucket.vbucket_infos())
+
+    def close(self) -> None:
+        self._loop.run(self._bucket.close())
+        self._loop.__exit__(None, None, None)
+
+
+class DcpReader(DataSourceReader):
+    """Everything the bucket holds when the job is planned."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        if options.start != "beginning":
+            raise UsageError("option start is 'now', but a batch read has only what was before; expected 'beginning'")
+
+    def partitions(self) -> list[InputPartition]:
+        planner = _Planner(self.options.url)
+        try:
+            infos = planner.infos()
+        finally:
+            planner.close()
+        start = offsets.beginning(len(infos))
+        end, _ = offsets.plan(start, infos)
+        return _partitions(self.options, start, end, is_final=True)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, ChangePartition)
+        return read_range(partition)
+
+
+class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The changes as they come. Offsets are those of penstock.spark.offsets, as JSON."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self._planner: _Planner | None = None
+        self._memory = Memory()
+        self._initial: dict[str, Any] | None = None
+
+    def _infos(self) -> dict[int, VbucketInfo]:
+        if self._planner is None:
+            self._planner = _Planner(self.options.url)
+        return self._planner.infos()
+
+    def initialOffset(self) -> dict[str, Any]:
+        if self._initial is None:
+            infos = self._infos()
+            first = offsets.now(infos) if self.options.start == "now" else offsets.beginning(len(infos))
+            self._initial = first.to_json()
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        limit = self.options.max_changes_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        previous = Offset.from_json(start)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        planned, self._memory = offsets.plan(previous, self._infos(), most, self._memory)
+        return planned.to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._memory = offsets.prepare(self._infos())
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return _partitions(self.options, Offset.from_json(start), Offset.from_json(end), is_final=False)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, ChangePartition)
+        return read_range(partition)
+
+    def stop(self) -> None:
+        planner, self._planner = self._planner, None
+        if planner is not None:
+            planner.close()
+
+
+def _partitions(options: SourceOptions, start: Offset, end: Offset, *, is_final: bool) -> list[InputPartition]:
+    ranges = offsets.partitions(start, end, options.partitions)
+    return [ChangePartition(options.url, part, is_final) for part in ranges]
+
+
+def read_range(partition: ChangePartition) -> Iterator[pa.RecordBatch]:
+    """Give one task's rows: first the rollbacks, then the changes between its starts and ends, batch by batch.
+
+    Raises Error if the history changed meanwhile and no later batch would mend it.
+    """
+    reads = partition.range.reads
+    if rollbacks := [read.rollback for read in reads if read.rollback is not None]:
+        yield batch_of([_rollback_change(row) for row in rollbacks])
+    wanted = {read.vbucket: _wanted(read) for read in reads if read.start_seqno < read.end_seqno}
+    if not wanted:
+        return
+    bucket = Bucket(parse_address(partition.url))
+    with LoopThread("penstock-task") as loop:
+        try:
+            stream = loop.run(_open(bucket, wanted))
+            yield from loop.iterate(stream.batches())
+            if partition.is_final and stream.given_up:
+                raise Error(f"vbucket {stream.given_up[0]} got another history while it was read; run the job again")
+        finally:
+            loop.run(bucket.close())
+
+
+async def _open(bucket: Bucket, wanted: Mapping[int, Wanted]) -> Any:
+    async with bucket:
+        return bucket.open_feed(wanted, exact_end=True)
+
+
+def _wanted(read: VbucketRead) -> Wanted:
+    request = read.request()
+    position = Position(
+        seqno=request.start_seqno,
+        vbuuid=request.vbuuid,
+        snap_start=request.snap_start,
+        snap_end=request.snap_end,
+        history=read.history,
+    )
+    return Wanted(position=position, end_seqno=read.end_seqno, expect_vbuuid=read.vbuuid, purge_seqno=read.purge_seqno)
+
+
+def _rollback_change(row: RollbackRow) -> Change:
+    return Change(
+        vbucket=row.vbucket,
+        vbuuid=row.vbuuid,
+        seqno=row.seqno,
+        event=Event.ROLLBACK,
+        history=row.history,
+        requested_seqno=row.requested_seqno,
+    )
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("dcp")` known to a session; again is harmless."""
+    spark.dataSource.register(DcpDataSource)
