@@ -1,0 +1,190 @@
+"""Changelog rows for tests, what they leave by a model of their own, and a driver that can be killed.
+
+Run as a program, `python -m tests.spark.lakes LAKE BATCHES POINT BATCH` works like a Spark driver: it logs a batch,
+runs it, logs its end, folds, and after a restart runs again the batch whose end is not logged. It kills itself at POINT
+of BATCH; `timer:SECONDS` kills it by a timer instead, wherever it is then.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.spark import changelog, current
+from penstock.spark.delta import DataFile
+from penstock.spark.lake import Lake, documents, read_changelog, read_current
+from penstock.wire.schema import CHANGE_SCHEMA
+
+ROOT = Path(__file__).parents[2]
+VBUCKETS = 64
+QUERY = "6f1c0a52-2a5b-4e0e-9d1c-9c7b7e9f4d11"
+
+Row = dict[str, Any]
+Documents = dict[tuple[int, int | None, bytes], tuple[int, bytes]]
+
+
+def row(vbucket: int, seqno: int, key: bytes = b"", value: bytes | None = b"", event: str = "mutation", **more) -> Row:
+    """Return a change; cas is told from vbucket, history and seqno, so that no two rows share one."""
+    history = more.get("history", 0)
+    cas = (vbucket << 48) + (history << 32) + seqno
+    if event != "mutation":
+        value = None
+    found = {"vbucket": vbucket, "seqno": seqno, "event": event, "key": key, "value": value, "cas": cas}
+    return found | {"history": 0, "vbuuid": 1000 + history, "rev_seqno": 1, "collection_id": 0, "flags": 0} | more
+
+
+def rollback(vbucket: int, seqno: int | None, history: int, event: str = "rollback") -> Row:
+    return {
+        "vbucket": vbucket,
+        "seqno": seqno,
+        "history": history,
+        "event": event,
+        "vbuuid": 1000 + history,
+        "requested_seqno": seqno,
+    }
+
+
+def table(rows: Iterable[Row]) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), schema=CHANGE_SCHEMA)
+
+
+def write(lake: Lake, rows: Iterable[Row], *, step: int = 1000) -> list[DataFile]:
+    batches = table(rows).to_batches(max_chunksize=step)
+    return changelog.write_files(batches, lake.changelog.path, VBUCKETS)
+
+
+def append(lake: Lake, batch_id: int, rows: Iterable[Row]) -> bool:
+    return changelog.commit(lake, QUERY, batch_id, write(lake, rows), vbuckets=VBUCKETS)
+
+
+def checkpoint(path: Path, query: str = QUERY, batches: int = 0) -> None:
+    """Lay down what Spark leaves of a query that has planned `batches` batches."""
+    (path / "offsets").mkdir(parents=True, exist_ok=True)
+    (path / "metadata").write_text(f'{{"id":"{query}"}}')
+    for batch in range(batches):
+        (path / "offsets" / str(batch)).touch()
+
+
+def model(rows: Iterable[Row]) -> Documents:
+    """Play the rows, in their order, as the bucket did: a rollback takes the newest changes back one by one."""
+    logs: dict[object, list[Row]] = {}
+    for change in rows:
+        log = logs.setdefault(change["vbucket"], [])
+        if change["event"] in ("rollback", "flush"):
+            while log and log[-1]["seqno"] > change["seqno"]:
+                log.pop()
+        else:
+            log.append(change)
+    found: Documents = {}
+    for change in (change for log in logs.values() for change in log):
+        identity = (change["vbucket"], change.get("collection_id"), change["key"])
+        if change["event"] == "mutation":
+            found[identity] = (change["cas"], change["value"])
+        elif change["event"] in ("deletion", "expiration"):
+            found.pop(identity, None)
+    return found
+
+
+def as_documents(rows: pa.Table) -> Documents:
+    """Return rows of the current table; fails if a document has two."""
+    found: Documents = {}
+    for line in rows.to_pylist():
+        key = line["key_bytes"] if line["key"] is None else line["key"].encode()
+        identity = (line["vbucket"], line["collection_id"], key)
+        assert identity not in found
+        found[identity] = (line["cas"], line["value"])
+    return found
+
+
+def identities(lake: Lake) -> list[tuple[int, int, int]]:
+    """Return (vbucket, history, seqno) of every row of the changelog, sorted."""
+    columns = read_changelog(lake).select(["vbucket", "history", "seqno"]).to_pydict().values()
+    return sorted(zip(*columns, strict=True))
+
+
+def orphans(lake: Lake) -> list[str]:
+    """Return the data files of both tables that are in neither."""
+    found = []
+    for part in (lake.changelog, lake.current):
+        opened = part.open()
+        live = set(part.paths(part.files(opened))) if opened is not None else set()
+        found += [str(path) for path in part.path.rglob("*.parquet") if "_delta_log" not in path.parts]
+        found = [path for path in found if path not in live]
+    return found
+
+
+def batch_rows(batch: int) -> list[Row]:
+    """Return the rows of one batch of the killable driver: changes over all ranges, with a rollback in every fourth."""
+    history, rows = batch // 4, []
+    for vbucket in range(0, VBUCKETS, 3):
+        base = 100 * (batch - 2) if batch % 4 == 0 and batch else 100 * batch
+        if batch % 4 == 0 and batch:
+            rows.append(rollback(vbucket, base, history))
+        for number in range(1, 5):
+            event = "deletion" if (batch + number + vbucket) % 5 == 0 else "mutation"
+            key = b"document %d" % ((batch + number) % 7)
+            value = b"%d of %d" % (number, batch)
+            rows.append(row(vbucket, base + number, key, value, event, history=history))
+    return rows
+
+
+def steps(lake: Lake, batch: int) -> Iterator[str]:
+    """Run one batch as a driver does, and say after each step which it was."""
+    (lake.checkpoint / "offsets" / str(batch)).touch()
+    yield "planned"
+    files = write(lake, batch_rows(batch))
+    yield "written"
+    changelog.commit(lake, QUERY, batch, files, vbuckets=VBUCKETS)
+    yield "committed"
+    (lake.checkpoint / "commits" / str(batch)).touch()
+    yield "logged"
+    fold = current.prepare(lake)
+    yield "fold written"
+    if isinstance(fold, current.Fold):
+        fold.commit()
+    yield "folded"
+
+
+def drive(path: str, batches: int, point: str, where: int) -> None:
+    lake = Lake(path)
+    checkpoint(lake.checkpoint)
+    (lake.checkpoint / "commits").mkdir(exist_ok=True)
+    lake.check_owner()
+    current.catch_up(lake)
+    if point.startswith("timer:"):
+        signal.setitimer(signal.ITIMER_REAL, float(point.removeprefix("timer:")))  # SIGALRM kills by default
+    done = [int(entry.name) for entry in (lake.checkpoint / "commits").iterdir()]
+    for batch in range(max(done, default=-1) + 1, batches):
+        for step in steps(lake, batch):
+            if (step, batch) == (point, where):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_driver(lake: Lake, batches: int, point: str = "never", where: int = 0) -> int:
+    """Run the killable driver as a process of its own and return its exit status (minus the signal, if killed)."""
+    command = [sys.executable, "-m", "tests.spark.lakes", str(lake.path), str(batches), point, str(where)]
+    done = subprocess.run(command, cwd=ROOT, timeout=50, check=False, capture_output=True, text=True)
+    assert done.returncode <= 0, done.stderr
+    return done.returncode
+
+
+def check_driven(lake: Lake, batches: int) -> None:
+    """Assert that `batches` batches are in the lake, each row once, and that current is what they leave."""
+    rows = [change for batch in range(batches) for change in batch_rows(batch)]
+    assert identities(lake) == sorted((r["vbucket"], r["history"], r["seqno"]) for r in rows)
+    assert as_documents(read_current(lake)) == model(rows)
+    assert documents(lake).num_rows == len(model(rows))
+
+
+def delays(seed: int, count: int) -> list[float]:
+    return [random.Random(seed).uniform(0.002, 0.3) for _ in range(count)]
+
+
+if __name__ == "__main__":
+    drive(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

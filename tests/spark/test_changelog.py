@@ -1,0 +1,255 @@
+"""The changelog: what is in it after batches that were written, committed, repeated, given up and killed."""
+
+import pickle
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import LakeRefused, UsageError
+from penstock.spark import changelog, delta
+from penstock.spark.changelog import ChangelogSink, abort, commit, split, write_files
+from penstock.spark.lake import Lake, count_rows, read_changelog
+from penstock.wire.schema import CHANGE_SCHEMA
+from tests.spark import lakes
+from tests.spark.lakes import QUERY, VBUCKETS, append, checkpoint, row, run_driver, table, write
+
+spark_types = pytest.importorskip("pyspark.sql.types")
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(tmp_path / "lake")
+
+
+def rows(batch, count=40):
+    return [row(n % VBUCKETS, 1000 * batch + n, b"k%d" % n, b"v%d" % batch) for n in range(count)]
+
+
+@given(st.lists(st.integers(0, 1023), max_size=60), st.sampled_from([1, 4, 16, 64, 1024]))
+def test_a_batch_is_split_by_range_and_keeps_its_order(numbers, count):
+    numbers = [number % count for number in numbers]
+    batch = pa.record_batch({"vbucket": pa.array(numbers, pa.int32()), "at": list(range(len(numbers)))})
+    parts = list(split(batch, count))
+    assert [part for part, _ in parts] == sorted({number * 16 // count for number in numbers})
+    for part, piece in parts:
+        wanted = [(number, at) for at, number in enumerate(numbers) if number * 16 // count == part]
+        assert list(zip(*piece.to_pydict().values(), strict=True)) == wanted
+
+
+def test_files_hold_their_range_and_the_log_says_what_is_in_them(lake):
+    assert append(lake, 0, rows(1, 200))
+    opened = lake.changelog.open()
+    files = lake.changelog.files(opened)
+    assert sorted(file.vbucket_range for file in files) == list(range(16))
+    assert sum(file.rows for file in files) == 200
+    for file in files:
+        found = pq.ParquetFile(lake.changelog.path / file.path).read()
+        assert found.schema.names == lake.changelog.schema.names
+        assert set(found["vbucket_range"].to_pylist()) == {file.vbucket_range}
+    stats = pa.table(opened.get_add_actions(flatten=True)).to_pylist()
+    for line in stats:
+        found = pq.ParquetFile(lake.changelog.path / line["path"]).read()
+        for name in delta.STATISTICS:
+            values = found[name].to_pylist()
+            assert (line[f"min.{name}"], line[f"max.{name}"]) == (min(values), max(values))
+    assert opened.metadata().partition_columns == ["vbucket_range"]
+
+
+def test_delta_readers_see_the_rows_that_were_written(lake):
+    written = [*rows(1), row(5, 77, b"\xff\xfe", None, "deletion", xattrs={"_sync": b"\x00"}), lakes.rollback(5, 9, 1)]
+    append(lake, 0, written)
+    opened = DeltaTable(lake.changelog.path)
+    wanted = sorted(table(written).to_pylist(), key=lambda r: r["seqno"])
+    for found in (opened.to_pyarrow_table(), pa.table(opened.scan()), pa.table(opened.scan(predicate="vbucket < 99"))):
+        assert sorted(found.select(CHANGE_SCHEMA.names).to_pylist(), key=lambda r: r["seqno"]) == wanted
+    assert pa.table(opened.scan(predicate="vbucket_range = 1")).num_rows == sum(r["vbucket"] // 4 == 1 for r in written)
+
+
+def test_big_batches_become_several_row_groups_and_files(lake, monkeypatch):
+    monkeypatch.setattr(delta, "ROW_GROUP_BYTES", 50_000)
+    monkeypatch.setattr(delta, "FILE_BYTES", 200_000)
+    monkeypatch.setattr(changelog, "POOL_BYTES", 300_000)
+    many = [row(n % VBUCKETS, n + 1, b"key %d" % n, bytes(100)) for n in range(30_000)]
+    files = write(lake, many, step=7_000)
+    assert len(files) > 16
+    assert max(pq.ParquetFile(path).num_row_groups for path in lake.changelog.paths(files)) > 1
+    assert commit(lake, QUERY, 0, files, vbuckets=VBUCKETS)
+    assert lakes.identities(lake) == sorted((r["vbucket"], 0, r["seqno"]) for r in many)
+
+
+def test_columns_in_another_order_or_type_are_put_right(lake):
+    wide = table(rows(1)).select(CHANGE_SCHEMA.names[::-1])
+    wide = wide.set_column(wide.schema.get_field_index("key"), "key", wide["key"].cast(pa.large_binary()))
+    files = write_files(wide.to_batches(), lake.changelog.path, VBUCKETS)
+    assert commit(lake, QUERY, 0, files, vbuckets=VBUCKETS)
+    assert sorted(read_changelog(lake)["seqno"].to_pylist()) == [r["seqno"] for r in rows(1)]
+
+
+def test_no_file_is_left_when_writing_fails(lake):
+    def batches():
+        yield from table(rows(1)).to_batches()
+        raise ConnectionError("the node is gone")
+
+    with pytest.raises(ConnectionError):
+        write_files(batches(), lake.changelog.path, VBUCKETS)
+    assert lakes.orphans(lake) == []
+
+
+def test_a_batch_that_is_run_again_adds_nothing_and_leaves_no_files(lake):
+    assert append(lake, 0, rows(0))
+    assert append(lake, 1, rows(1))
+    assert not append(lake, 1, rows(1))
+    assert not append(lake, 0, rows(0))
+    assert count_rows(lake.changelog) == 80
+    assert lakes.orphans(lake) == []
+
+
+def test_a_batch_without_rows_is_remembered_too(lake):
+    assert append(lake, 0, [])
+    assert count_rows(lake.changelog) == 0
+    assert read_changelog(lake).num_rows == 0
+    assert append(lake, 1, [])
+    assert not append(lake, 1, rows(1))
+    assert append(lake, 2, rows(2))
+    assert count_rows(lake.changelog) == 40
+
+
+def test_giving_up_a_batch_removes_its_files_and_no_others(lake):
+    append(lake, 0, rows(0))
+    files = write(lake, rows(1))
+    abort(lake, files)
+    assert lakes.orphans(lake) == []
+    assert count_rows(lake.changelog) == 40
+
+
+def test_giving_up_before_the_first_commit_leaves_nothing(lake):
+    abort(lake, write(lake, rows(0)))
+    assert lakes.orphans(lake) == []
+    assert append(lake, 0, rows(0))
+
+
+def test_giving_up_a_batch_whose_commit_landed_keeps_it(lake):
+    """Spark calls abort with the same messages when commit raises, also if it raised after the table had changed."""
+    files = write(lake, rows(0))
+    commit(lake, QUERY, 0, files, vbuckets=VBUCKETS)
+    abort(lake, files)
+    assert lakes.identities(lake) == sorted((r["vbucket"], 0, r["seqno"]) for r in rows(0))
+
+
+def test_of_two_drivers_that_commit_the_same_batch_one_wins(lake):
+    """The first of them was thought dead. Nothing holds the two apart but Delta's log."""
+    barrier = Barrier(2)
+
+    def both(batch, files):
+        barrier.wait(20)
+        return commit(Lake(lake.path), QUERY, batch, files, vbuckets=VBUCKETS)
+
+    with ThreadPoolExecutor(2) as pool:
+        for batch in range(8):
+            tasks = [pool.submit(both, batch, write(lake, rows(batch))) for _ in range(2)]
+            assert sorted(task.result(20) for task in tasks) == [False, True]
+    assert count_rows(lake.changelog) == 8 * 40
+    assert lakes.orphans(lake) == []
+
+
+def test_another_query_or_another_bucket_size_is_refused(lake):
+    append(lake, 0, rows(0))
+    files = write(lake, rows(1))
+    with pytest.raises(LakeRefused, match="another query"):
+        commit(lake, "0b3f", 1, files, vbuckets=VBUCKETS)
+    with pytest.raises(LakeRefused, match="64 vbuckets, and this one has 1024"):
+        commit(lake, QUERY, 1, files, vbuckets=1024)
+    assert count_rows(lake.changelog) == 40
+
+
+def test_many_commits_keep_the_log_short_and_the_transaction_known(lake, monkeypatch):
+    monkeypatch.setitem(lake.changelog.configuration, "delta.logRetentionDuration", "interval 0 seconds")
+    for batch in range(120):
+        append(lake, batch, rows(batch, 3))
+    log = lake.changelog.path / "_delta_log"
+    assert len(list(log.glob("*.json"))) < 60
+    assert list(log.glob("*.checkpoint.parquet"))
+    assert count_rows(lake.changelog) == 360
+    assert not append(lake, 119, rows(119, 3))
+
+
+KILLS = [("written", 0), ("committed", 0), ("fold written", 0), ("written", 3), ("committed", 4), ("fold written", 4)]
+
+
+@pytest.mark.parametrize(("point", "batch"), KILLS)
+def test_a_driver_killed_between_two_steps_loses_and_repeats_nothing(lake, point, batch):
+    assert run_driver(lake, 6, point, batch) == -signal.SIGKILL
+    assert run_driver(lake, 6) == 0
+    lakes.check_driven(lake, 6)
+
+
+def test_a_driver_killed_at_any_moment_loses_and_repeats_nothing(lake):
+    batches = 10
+    deaths = [run_driver(lake, batches, f"timer:{seconds}") for seconds in lakes.delays(seed=1, count=6)]
+    assert -signal.SIGALRM in deaths
+    assert run_driver(lake, batches) == 0
+    lakes.check_driven(lake, batches)
+
+
+def sink(lake, **more):
+    options = {"path": str(lake.path), "checkpointLocation": str(lake.checkpoint), "vbuckets": str(VBUCKETS)} | more
+    return ChangelogSink({name: value for name, value in options.items() if value})
+
+
+def change_type(*without):
+    struct = spark_types.StructType()
+    for name in CHANGE_SCHEMA.names:
+        if name not in without:
+            struct.add(name, spark_types.BinaryType())
+    return struct
+
+
+def test_the_sink_takes_its_query_from_the_checkpoint(lake):
+    checkpoint(lake.checkpoint)
+    writer = pickle.loads(pickle.dumps(sink(lake).streamWriter(change_type(), False)))
+    message = pickle.loads(pickle.dumps(writer.write(iter(table(rows(0)).to_batches()))))
+    writer.commit([message, None], 0)
+    writer.abort([message, None], 0)
+    opened = lake.changelog.open()
+    assert opened.transaction_version(QUERY) == 0
+    assert count_rows(lake.changelog) == 40
+    again = writer.write(iter(table(rows(1)).to_batches()))
+    writer.abort([again], 1)
+    assert lakes.orphans(lake) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "without", "says"),
+    [
+        ({"path": ""}, (), "no option path"),
+        ({"checkpointLocation": ""}, (), "no option checkpointLocation"),
+        ({"vbuckets": "many"}, (), "vbuckets 'many'"),
+        ({"vbuckets": "0"}, (), "vbuckets '0'"),
+        ({}, ("cas", "key"), "cas, key"),
+        ({"path": "s3://bucket/lake"}, (), "expected a directory"),
+    ],
+)
+def test_a_wrong_sink_is_one_sentence(lake, options, without, says):
+    with pytest.raises(UsageError, match=says):
+        sink(lake, **options).streamWriter(change_type(*without), False)
+
+
+def test_the_sink_needs_the_metadata_of_a_query(lake):
+    writer = sink(lake).streamWriter(change_type(), False)
+    with pytest.raises(UsageError, match="no metadata"):
+        writer.commit([], 0)
+    sink(lake, queryId="given").streamWriter(change_type(), False).commit([], 0)
+    assert lake.changelog.open().transaction_version("given") == 0
+
+
+def test_ranges_cover_the_bucket_evenly():
+    counts = np.bincount(changelog.vbucket_ranges(pa.array(range(1024), pa.int32()), 1024))
+    assert counts.tolist() == [64] * 16

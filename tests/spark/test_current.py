@@ -1,0 +1,280 @@
+"""The current table: the pure fold against a model, and the table against the pure fold."""
+
+from itertools import pairwise
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from deltalake.exceptions import DeltaError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.spark import current, lake
+from penstock.spark.changelog import commit, write_files
+from penstock.spark.current import Fold, Progress, catch_up, fold, prepare
+from penstock.spark.lake import CURRENT_COLUMNS, Lake, count_rows, documents, read_current
+from penstock.wire.schema import CHANGE_SCHEMA
+from tests.spark import lakes
+from tests.spark.lakes import append, as_documents, model, rollback, row, table
+
+KEYS = [b"", b"a", b"b", b"\xff", b"\xc3\xa9", b"long " * 20]
+
+
+@st.composite
+def histories(draw, most=40):
+    """Rows of a changelog in their order: three vbuckets that change, delete, roll back and flush."""
+    heads = {vbucket: [0, 0] for vbucket in (0, 3, 63)}  # seqno, history
+    rows = []
+    for number in range(draw(st.integers(0, most))):
+        vbucket = draw(st.sampled_from(sorted(heads)))
+        seqno, history = heads[vbucket]
+        what = draw(
+            st.sampled_from(["mutation"] * 6 + ["deletion"] * 2 + ["expiration", "rollback", "flush", "system"])
+        )
+        if what in ("rollback", "flush"):
+            back = 0 if what == "flush" else draw(st.integers(0, seqno))
+            heads[vbucket] = [back, history + 1]
+            rows.append(rollback(vbucket, back, history + 1, what))
+            continue
+        heads[vbucket][0] = seqno = seqno + draw(st.integers(1, 3))
+        key = draw(st.sampled_from(KEYS))
+        collection = draw(st.sampled_from([0, 0, 8, None]))
+        value = draw(st.sampled_from([b"", b"%d" % number]))
+        rows.append(row(vbucket, seqno, key, value, what, history=history, collection_id=collection))
+    return rows
+
+
+@given(histories(), st.randoms(use_true_random=False))
+def test_the_fold_is_what_a_bucket_would_hold(rows, random):
+    wanted = model(rows)
+    assert as_documents(fold(table(rows))) == wanted
+    random.shuffle(rows)
+    assert as_documents(fold(table(rows))) == wanted
+
+
+@settings(max_examples=40)
+@given(histories(), st.data())
+def test_folding_in_any_groups_is_folding_at_once(rows, data):
+    ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
+    with TemporaryDirectory() as directory:
+        tables = Lake(directory)
+        for batch, (start, end) in enumerate(pairwise(ends)):
+            append(tables, batch, rows[start:end])
+            if data.draw(st.booleans()):
+                catch_up(tables)
+                assert as_documents(read_current(tables)) == model(rows[:end])
+        catch_up(tables)
+        if rows:
+            assert as_documents(read_current(tables)) == model(rows)
+            assert read_current(tables).sort_by("cas").equals(fold(table(rows)).sort_by("cas"))
+
+
+@given(st.lists(st.binary(max_size=6) | st.text(max_size=4).map(str.encode), max_size=30, unique=True))
+def test_a_key_is_text_where_it_is_utf8(keys):
+    for line in fold(table(row(1, number, key) for number, key in enumerate(keys, 1))).to_pylist():
+        key = keys[line["seqno"] - 1]
+        try:
+            assert (line["key"], line["key_bytes"]) == (key.decode(), None)
+        except UnicodeDecodeError:
+            assert (line["key"], line["key_bytes"]) == (None, key)
+
+
+STORIES = [
+    ("nothing", [], {}),
+    ("an empty key and an empty value", [row(1, 1, b"", b"")], {b"": b""}),
+    ("the newest wins", [row(1, 1, b"a", b"1"), row(1, 2, b"a", b"2")], {b"a": b"2"}),
+    ("deleted", [row(1, 1, b"a", b"1"), row(1, 2, b"a", event="deletion")], {}),
+    ("expired", [row(1, 1, b"a", b"1"), row(1, 2, b"a", event="expiration")], {}),
+    ("created again", [row(1, 1, b"a", event="deletion"), row(1, 2, b"a", b"2")], {b"a": b"2"}),
+    (
+        "a deletion taken back",
+        [row(1, 1, b"a", b"1"), row(1, 2, b"a", event="deletion"), rollback(1, 1, 1)],
+        {b"a": b"1"},
+    ),
+    ("an older version restored", [row(1, 1, b"a", b"1"), row(1, 5, b"a", b"5"), rollback(1, 3, 1)], {b"a": b"1"}),
+    (
+        "a lower seqno of a higher history is newer",
+        [row(1, 1, b"a", b"1"), row(1, 9, b"b", b"9"), rollback(1, 1, 1), row(1, 2, b"a", b"2", history=1)],
+        {b"a": b"2"},
+    ),
+    (
+        "two rollbacks",
+        [row(1, 1, b"a", b"1"), row(1, 2, b"a", b"2"), rollback(1, 2, 1), rollback(1, 1, 2)],
+        {b"a": b"1"},
+    ),
+    ("a rollback of another vbucket", [row(1, 5, b"a", b"5"), rollback(2, 0, 1)], {b"a": b"5"}),
+    ("a flush", [row(1, 5, b"a", b"5"), rollback(1, 0, 1, "flush")], {}),
+    ("a flush without seqno", [row(1, 5, b"a", b"5"), rollback(1, None, 1, "flush")], {}),
+    ("a system event", [row(1, 5, b"a", b"5", "collection_create")], {}),
+    ("seqnos are unsigned", [row(1, 7, b"a", b"7"), row(1, -2, b"a", b"-2")], {b"a": b"-2"}),
+]
+
+
+@pytest.mark.parametrize(("rows", "wanted"), [story[1:] for story in STORIES], ids=[story[0] for story in STORIES])
+def test_stories(tmp_path, rows, wanted):
+    assert {identity[2]: value for identity, (_, value) in as_documents(fold(table(rows))).items()} == wanted
+    tables = Lake(tmp_path)
+    for batch, change in enumerate(rows):
+        append(tables, batch, [change])
+        catch_up(tables)
+    assert (
+        not rows or dict(zip(*documents(tables).select(["key", "value"]).to_pydict().values(), strict=True)) == wanted
+    )
+
+
+@pytest.fixture
+def tables(tmp_path):
+    return Lake(tmp_path / "lake")
+
+
+def test_what_catch_up_says(tables):
+    assert catch_up(tables) == Progress(-1)
+    append(tables, 0, [row(1, 1, b"a"), row(40, 1, b"b")])
+    append(tables, 1, [row(1, 2, b"c")])
+    assert catch_up(tables) == Progress(1, changes=3)
+    assert catch_up(tables) == Progress(1)
+    append(tables, 2, [])
+    assert catch_up(tables) == Progress(2)
+    append(tables, 3, [rollback(1, 1, 1)])
+    assert catch_up(tables) == Progress(3, changes=1, rolled_back=1)
+    assert count_rows(tables.current) == 2
+
+
+def test_one_document_touches_only_its_range(tables):
+    append(tables, 0, [row(n % 64, n, b"k%d" % n, b"0") for n in range(1, 641)])
+    catch_up(tables)
+    before = {file.path for file in tables.current.files(tables.current.open())}
+    append(tables, 1, [row(9, 700, b"k9", b"1")])
+    catch_up(tables)
+    after = {file.path for file in tables.current.files(tables.current.open())}
+    assert len(before) == len(after) == 16
+    assert len(before & after) == 15
+
+
+def test_files_stay_few_when_every_fold_adds_documents(tables):
+    for batch in range(30):
+        append(tables, batch, [row(n, batch + 1, b"%d of %d" % (n, batch)) for n in range(0, 64, 4)])
+        catch_up(tables)
+    assert count_rows(tables.current) == 30 * 16
+    assert len(tables.current.files(tables.current.open())) == 16
+
+
+def test_a_large_file_without_a_changed_document_stays(tables, monkeypatch):
+    monkeypatch.setattr(current, "SMALL_ROWS", 10)
+    append(tables, 0, [row(1, n, b"old %d" % n) for n in range(1, 21)])
+    catch_up(tables)
+    for batch in range(1, 4):
+        append(tables, batch, [row(1, 100 * batch + n, b"new %d of %d" % (n, batch)) for n in range(6)])
+        catch_up(tables)
+    assert sorted(file.rows for file in tables.current.files(tables.current.open())) == [6, 12, 20]
+    assert count_rows(tables.current) == 38
+
+
+def test_superseded_files_leave_the_disk(tables, monkeypatch):
+    monkeypatch.setattr(current, "VACUUM_EVERY", 5)
+    monkeypatch.setitem(tables.current.configuration, "delta.deletedFileRetentionDuration", "interval 0 seconds")
+    for batch in range(20):
+        append(tables, batch, [row(1, batch + 1, b"a", b"%d" % batch)])
+        catch_up(tables)
+    assert len(lakes.orphans(tables)) <= 5
+    assert documents(tables)["value"].to_pylist() == [b"19"]
+
+
+def test_a_fold_that_was_never_committed_counts_for_nothing(tables):
+    append(tables, 0, [row(1, 1, b"a", b"1")])
+    prepare(tables)
+    append(tables, 1, [row(1, 2, b"a", b"2")])
+    catch_up(tables)
+    prepare(tables)
+    assert as_documents(read_current(tables)) == model([row(1, 2, b"a", b"2")])
+
+
+def test_of_two_folds_at_once_one_fails(tables):
+    append(tables, 0, [row(1, 1, b"a", b"1")])
+    catch_up(tables)
+    append(tables, 1, [row(1, 2, b"a", b"2")])
+    first, second = prepare(tables), prepare(tables)
+    assert isinstance(first, Fold)
+    assert isinstance(second, Fold)
+    first.commit()
+    with pytest.raises(DeltaError):
+        second.commit()
+    assert as_documents(read_current(tables)) == model([row(1, 2, b"a", b"2")])
+    assert catch_up(tables) == Progress(1)
+
+
+def test_a_fold_comes_again_when_the_changelogs_log_was_cut_off(tables, monkeypatch):
+    """Delta forgets old commits at its checkpoints; what current has not folded by then is read from the files."""
+    monkeypatch.setitem(tables.changelog.configuration, "delta.logRetentionDuration", "interval 0 seconds")
+    append(tables, 0, [row(1, 1, b"a", b"1"), row(1, 2, b"b", b"2")])
+    catch_up(tables)
+    for batch in range(1, 60):
+        append(tables, batch, [row(1, batch + 2, b"a", event="deletion")])
+    assert tables.changelog.added_since(tables.changelog.open(), 0) is None
+    progress = catch_up(tables)
+    assert progress.rewritten
+    assert as_documents(read_current(tables)) == model([row(1, 2, b"b", b"2")])
+
+
+def test_current_of_another_changelog_is_computed_anew(tables, tmp_path):
+    append(tables, 0, [row(1, 1, b"a", b"1"), row(60, 1, b"b", b"1")])
+    catch_up(tables)
+    tables.changelog.path.rename(tmp_path / "elsewhere")
+    append(tables, 0, [row(1, 1, b"c", b"3")])
+    assert catch_up(tables) == Progress(0, changes=1, rewritten=True)
+    assert as_documents(read_current(tables)) == model([row(1, 1, b"c", b"3")])
+
+
+def test_versions_without_rows_do_not_hold_the_fold_back(tables, monkeypatch):
+    monkeypatch.setattr(current, "IDLE_VERSIONS", 3)
+    append(tables, 0, [row(1, 1, b"a", b"1")])
+    for batch in range(1, 8):
+        append(tables, batch, [])
+        catch_up(tables)
+    name = str(tables.changelog.open().metadata().id)
+    assert tables.current.open().transaction_version(name) == 7
+
+
+def test_a_pool_that_overflows_drops_superseded_rows_on_the_way(tables, monkeypatch):
+    monkeypatch.setattr(current, "POOL_BYTES", 2_000)
+    rows = [row(1, n, b"k%d" % (n % 7), b"%d" % n, "deletion" if n % 11 == 0 else "mutation") for n in range(1, 500)]
+    for batch in range(5):
+        append(tables, batch, rows[batch * 100 : batch * 100 + 100])
+    catch_up(tables)
+    assert as_documents(read_current(tables)) == model(rows)
+
+
+def test_a_large_fold_equals_the_pure_one(tables):
+    random = np.random.default_rng(7)
+    count = 60_000
+    vbuckets = random.integers(0, 64, count).astype(np.int32)
+    keys = pc.cast(pc.cast(pa.array(random.integers(0, 9_000, count)), pa.string()), pa.binary())
+    rows = pa.table(
+        {
+            "vbucket": vbuckets,
+            "seqno": np.arange(1, count + 1),
+            "history": pa.array(np.zeros(count, np.int32)),
+            "cas": np.arange(1, count + 1),
+            "event": pa.array(np.where(random.random(count) < 0.2, "deletion", "mutation")),
+            "key": keys,
+            "value": keys,
+        }
+    )
+    missing = {
+        field.name: pa.nulls(count, field.type) for field in CHANGE_SCHEMA if field.name not in rows.schema.names
+    }
+    rows = pa.table({**dict(zip(rows.schema.names, rows.columns, strict=True)), **missing}).select(CHANGE_SCHEMA.names)
+    for batch in range(3):
+        part = rows.slice(batch * 20_000, 20_000).cast(CHANGE_SCHEMA)
+        files = write_files(part.to_batches(), tables.changelog.path, 64)
+        commit(tables, lakes.QUERY, batch, files, vbuckets=64)
+        catch_up(tables)
+    wanted = fold(rows.cast(CHANGE_SCHEMA)).sort_by("seqno")
+    assert read_current(tables).sort_by("seqno").equals(wanted)
+
+
+def test_the_schemas_agree():
+    assert fold(table([])).schema.equals(CURRENT_COLUMNS)
+    assert lake.CURRENT_SCHEMA.names == [*CURRENT_COLUMNS.names, "vbucket_range"]

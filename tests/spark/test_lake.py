@@ -1,0 +1,179 @@
+"""Whose a lake is, what is refused as one, and how its tables are read."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from penstock.errors import LakeRefused, UsageError
+from penstock.spark.current import catch_up
+from penstock.spark.lake import Lake, count_rows, documents, query_id, read_changelog, read_current
+from penstock.wire.schema import CHANGE_SCHEMA
+from tests.spark.lakes import QUERY, append, checkpoint, rollback, row, write
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(tmp_path / "lake")
+
+
+@pytest.mark.parametrize("path", ["", "s3://bucket/lake", "file:///tmp/lake", "hdfs://a/b", "/tmp/50%20", "/tmp/a\\b"])
+def test_a_path_that_cannot_be_a_lake(path):
+    with pytest.raises(UsageError, match="the lake is"):
+        Lake(path)
+
+
+@pytest.mark.parametrize("name", ["a b", "ü", "#x", "q?", "50%", "[x]", "*", "a'b", 'a"b', "a:b", "日本"])
+def test_a_path_may_hold_any_other_character(tmp_path, name):
+    lake = Lake(tmp_path / name)
+    for batch in range(2):
+        append(lake, batch, [row(1, batch + 1, b"a", b"1")])
+        catch_up(lake)
+    assert [count_rows(lake.changelog), count_rows(lake.current)] == [2, 1]
+    assert read_current(lake, 5)["key"].to_pylist() == ["a"]
+
+
+def test_a_relative_path_means_the_directory_of_now(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lake = Lake("./lake")
+    monkeypatch.chdir("/")
+    assert lake.path == tmp_path / "lake"
+
+
+def test_an_empty_or_missing_directory_is_a_new_lake(lake):
+    lake.check_owner()
+    lake.changelog.path.mkdir(parents=True)
+    lake.check_owner()
+    assert lake.query_id() is None
+
+
+def test_what_a_process_left_that_died_before_the_first_commit_is_a_new_lake(lake):
+    write(lake, [row(1, 1)])
+    (lake.changelog.path / "_delta_log").mkdir()
+    lake.check_owner()
+    assert append(lake, 0, [row(1, 1)])
+
+
+def test_the_query_of_the_checkpoint_may_go_on(lake):
+    checkpoint(lake.checkpoint, batches=2)
+    append(lake, 1, [row(1, 1)])
+    lake.check_owner()
+    assert lake.query_id() == QUERY
+
+
+def test_a_lake_may_be_moved(lake, tmp_path):
+    checkpoint(lake.checkpoint, batches=1)
+    append(lake, 0, [row(1, 1, b"a")])
+    catch_up(lake)
+    moved = Lake(lake.path.rename(tmp_path / "moved"))
+    moved.check_owner()
+    assert read_current(moved)["key"].to_pylist() == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda lake: (lake.checkpoint / "metadata").unlink(), "_checkpoint is gone"),
+        (lambda lake: checkpoint(lake.checkpoint, query="another"), "not written by the query"),
+        (lambda lake: (lake.checkpoint / "offsets" / "1").unlink(), r"is older than .*\(batch 1\)"),
+    ],
+)
+def test_a_lake_of_another_query_is_refused(lake, spoil, says):
+    checkpoint(lake.checkpoint, batches=2)
+    append(lake, 1, [row(1, 1)])
+    spoil(lake)
+    with pytest.raises(LakeRefused, match=says) as refusal:
+        lake.check_owner()
+    assert "choose another directory" in str(refusal.value)
+
+
+def foreign_file(lake):
+    lake.path.parent.mkdir(exist_ok=True)
+    lake.path.write_text("not a directory")
+
+
+def file_for_table(lake):
+    lake.path.mkdir()
+    lake.changelog.path.write_text("not a table")
+
+
+def foreign_content(lake):
+    lake.current.path.mkdir(parents=True)
+    (lake.current.path / "holiday.jpg").touch()
+
+
+def foreign_table(lake):
+    write_deltalake(str(lake.changelog.path), pa.table({"name": ["x"]}))
+
+
+def broken_log(lake):
+    append(lake, 0, [row(1, 1)])
+    (lake.changelog.path / "_delta_log" / "00000000000000000000.json").write_text("{")
+
+
+def broken_metadata(lake):
+    append(lake, 0, [row(1, 1)])
+    checkpoint(lake.checkpoint)
+    (lake.checkpoint / "metadata").write_text("[]")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (foreign_file, "lake is a file"),
+        (file_for_table, "changelog is a file"),
+        (foreign_content, "'holiday.jpg'"),
+        (foreign_table, "columns name; expected Penstock's changelog"),
+        (broken_log, "cannot be read"),
+        (broken_metadata, "expected a Spark query's metadata"),
+    ],
+)
+def test_something_else_in_a_tables_place_is_one_sentence(lake, spoil, says):
+    spoil(lake)
+    with pytest.raises(UsageError, match=says) as refusal:
+        lake.check_owner()
+    assert "\n" not in str(refusal.value)
+
+
+def test_reading_what_is_not_there(lake):
+    for read in (read_current, read_changelog, documents):
+        with pytest.raises(UsageError, match="there is no table at"):
+            read(lake)
+    assert count_rows(lake.current) == 0
+
+
+def test_the_query_id_is_read_as_spark_writes_it(tmp_path):
+    assert query_id(tmp_path) is None
+    (tmp_path / "metadata").write_text(json.dumps({"id": "abc"}))
+    assert query_id(tmp_path) == "abc"
+
+
+def test_current_is_shown_by_key(lake):
+    keys = [b"pear", b"\xff\xff", b"apple", b"fig", b"\xfe", "äpfel".encode()]
+    append(lake, 0, [row(7 * number % 64, number, key, key) for number, key in enumerate(keys, 1)])
+    catch_up(lake)
+    everything = read_current(lake)
+    assert everything["key"].to_pylist() == ["apple", "fig", "pear", "äpfel", None, None]
+    assert everything["key_bytes"].to_pylist()[4:] == [b"\xfe", b"\xff\xff"]
+    for limit in range(7):
+        assert read_current(lake, limit).equals(everything.slice(0, limit))
+
+
+def test_a_key_in_two_collections_is_two_documents(lake):
+    append(lake, 0, [row(1, n, b"a", b"%d" % n, collection_id=n % 3) for n in range(1, 7)])
+    catch_up(lake)
+    assert read_current(lake, 2)["collection_id"].to_pylist() == [0, 1]
+    assert sorted(documents(lake)["value"].to_pylist()) == [b"4", b"5", b"6"]
+
+
+def test_the_changelog_is_shown_newest_first(lake, monkeypatch):
+    clock = iter(range(10**18, 2 * 10**18, 10**9))
+    monkeypatch.setattr("penstock.spark.delta.time.time_ns", lambda: next(clock))
+    append(lake, 0, [row(50, 1, b"a", cas=10), row(2, 9, b"b", cas=30), row(2, 8, b"c", cas=20)])
+    append(lake, 1, [row(1, 5, b"d", cas=15), rollback(2, 7, 1), row(40, 6, b"e", cas=16)])
+    shown = read_changelog(lake)
+    assert shown.schema.equals(CHANGE_SCHEMA)
+    assert shown["seqno"].to_pylist() == [7, 6, 5, 9, 8, 1]
+    for limit in range(8):
+        assert read_changelog(lake, limit).equals(shown.slice(0, limit))
