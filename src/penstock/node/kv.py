@@ -1,0 +1,135 @@
+"""The commands on documents. They run for every request, so they build their replies by hand from the layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from penstock.errors import InvalidArguments, KeyNotFound, TooBig
+from penstock.store.vbucket import Stored, Vbucket
+from penstock.wire.constants import MAX_KEY, MAX_VALUE, Magic, Opcode, VbucketState
+from penstock.wire.frame import HEADER, HEADER_BYTES, Frame
+from penstock.wire.kv import GetReply, Set, StoreReply
+
+if TYPE_CHECKING:
+    from penstock.node.connection import NodeConnection
+
+__all__ = ["HANDLERS"]
+
+Handler = Callable[["NodeConnection", Frame], bytes]
+
+_RESPONSE = int(Magic.RESPONSE)
+_ACTIVE = VbucketState.ACTIVE
+_SET_EXTRAS = Set.layouts[2].extras
+_GET_HEAD = Struct(HEADER.format + GetReply.layouts[1].extras.format[1:])
+_GET_EXTRAS = _GET_HEAD.size - HEADER_BYTES
+_TOKEN_HEAD = Struct(HEADER.format + StoreReply.layouts[2].extras.format[1:])
+_TOKEN_EXTRAS = _TOKEN_HEAD.size - HEADER_BYTES
+
+
+def _vbucket(connection: NodeConnection, vbid: int, key: bytes) -> Vbucket:
+    """Return the vbucket that serves a key. Raises StatusError where the key or the vbucket is none."""
+    if len(key) > MAX_KEY:
+        raise InvalidArguments(f"key of {len(key)} bytes, limit {MAX_KEY}")
+    try:
+        vbucket = connection.vbuckets[vbid]
+    except IndexError:
+        return connection.selected().store.find(vbid)  # raises
+    if vbucket.state is not _ACTIVE:
+        return connection.selected().store.find(vbid)
+    return vbucket
+
+
+def _getting(*, with_key: bool, quiet: bool) -> Handler:
+    """Make the handler of a GET. quiet: a miss is not answered."""
+
+    def get(connection: NodeConnection, frame: Frame) -> bytes:
+        _, opcode, vbid, _, opaque, _, _, key, _, _ = frame
+        item = _vbucket(connection, vbid, key).get(key)
+        counters = connection.counters
+        counters.cmd_get += 1
+        if item is None:
+            counters.get_misses += 1
+            if quiet:
+                return b""
+            raise KeyNotFound
+        cas, flags, datatype, value, _, _, _ = item
+        if with_key:
+            value = key + value
+        body = _GET_EXTRAS + len(value)
+        head = _GET_HEAD.pack(
+            _RESPONSE,
+            opcode,
+            len(key) if with_key else 0,
+            _GET_EXTRAS,
+            datatype & connection.datatypes,
+            0,
+            body,
+            opaque,
+            cas,
+            flags,
+        )
+        return head + value
+
+    return get
+
+
+def _changed(connection: NodeConnection, vbucket: Vbucket, stored: Stored, frame: Frame, quiet: bool) -> bytes:
+    """Note a change for the streams that wait for one, and return its reply."""
+    connection.changed.add(vbucket.id)
+    if quiet:
+        return b""
+    cas, seqno = stored
+    if connection.tokens:
+        return _TOKEN_HEAD.pack(
+            _RESPONSE, frame[1], 0, _TOKEN_EXTRAS, 0, 0, _TOKEN_EXTRAS, frame[4], cas, vbucket.vbuuid, seqno
+        )
+    return HEADER.pack(_RESPONSE, frame[1], 0, 0, 0, 0, 0, frame[4], cas)
+
+
+def _storing(store: Callable[..., Stored], *, quiet: bool) -> Handler:
+    """Make the handler of a SET, ADD or REPLACE. quiet: success is not answered."""
+
+    def handle(connection: NodeConnection, frame: Frame) -> bytes:
+        _, _, vbid, datatype, _, cas, extras, key, value, _ = frame
+        vbucket = _vbucket(connection, vbid, key)
+        if len(value) > MAX_VALUE:
+            raise TooBig(f"value of {len(value)} bytes, limit {MAX_VALUE}")
+        flags, expiry = _SET_EXTRAS.unpack(extras)
+        stored = store(vbucket, key, value, flags=flags, expiry=expiry, datatype=datatype, cas=cas)
+        connection.counters.cmd_set += 1
+        return _changed(connection, vbucket, stored, frame, quiet)
+
+    return handle
+
+
+def _add(vbucket: Vbucket, key: bytes, value: bytes, *, flags: int, expiry: int, datatype: int, cas: int) -> Stored:
+    assert cas == 0, "the layout of ADD has no cas"
+    return vbucket.add(key, value, flags=flags, expiry=expiry, datatype=datatype)
+
+
+def _deleting(*, quiet: bool) -> Handler:
+    def delete(connection: NodeConnection, frame: Frame) -> bytes:
+        vbucket = _vbucket(connection, frame.specific, frame.key)
+        stored = vbucket.delete(frame.key, cas=frame.cas)
+        connection.counters.cmd_delete += 1
+        return _changed(connection, vbucket, stored, frame, quiet)
+
+    return delete
+
+
+HANDLERS: dict[Opcode, Handler] = {
+    Opcode.GET: _getting(with_key=False, quiet=False),
+    Opcode.GETQ: _getting(with_key=False, quiet=True),
+    Opcode.GETK: _getting(with_key=True, quiet=False),
+    Opcode.GETKQ: _getting(with_key=True, quiet=True),
+    Opcode.SET: _storing(Vbucket.set, quiet=False),
+    Opcode.SETQ: _storing(Vbucket.set, quiet=True),
+    Opcode.ADD: _storing(_add, quiet=False),
+    Opcode.ADDQ: _storing(_add, quiet=True),
+    Opcode.REPLACE: _storing(Vbucket.replace, quiet=False),
+    Opcode.REPLACEQ: _storing(Vbucket.replace, quiet=True),
+    Opcode.DELETE: _deleting(quiet=False),
+    Opcode.DELETEQ: _deleting(quiet=True),
+}

@@ -1,0 +1,23 @@
+"""What a request gets back, as bytes, and the exceptions that stand for an answer."""
+
+from __future__ import annotations
+
+from penstock.wire.constants import Magic
+from penstock.wire.frame import Frame, join_frame
+
+__all__ = ["Goodbye", "reply"]
+
+
+class Goodbye(Exception):
+    """This connection ends after `last`, which may be empty. The message says why, for the log."""
+
+    def __init__(self, why: str, last: bytes = b"") -> None:
+        super().__init__(why)
+        self.last = last
+
+
+def reply(
+    request: Frame, status: int = 0, *, extras: bytes = b"", key: bytes = b"", value: bytes = b"", cas: int = 0
+) -> bytes:
+    """Return the reply to a request, with its opcode and opaque."""
+    return join_frame(Frame(Magic.RESPONSE, request.opcode, status, 0, request.opaque, cas, extras, key, value))

@@ -1,0 +1,174 @@
+"""The node: buckets behind one listener, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Thread
+
+from penstock.errors import OperationTimeout, UsageError
+from penstock.node.connection import NodeConnection
+from penstock.node.served import ServedBucket
+from penstock.wire.connection import Slab
+
+__all__ = ["Node"]
+
+logger = logging.getLogger("penstock.node")
+
+DEFAULT_PORT = 11210
+DEFAULT_BUCKETS = ("default",)
+IDLE_TIMEOUT = 360.0
+_START_SECONDS = 30.0
+_STOP_SECONDS = 10.0
+_GOODBYE_SECONDS = 1.0  # for peers to take the last replies
+_BUCKET_NAME = re.compile(r"[A-Za-z0-9_.%-]{1,100}")
+
+
+class Node:
+    """A running node. Made by `start` on the running event loop, or by `running` on a thread of its own.
+
+    All but `url`, `host` and `kv_port` belongs to the event loop's thread.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, host: str, buckets: Sequence[str], vbuckets: int) -> None:
+        self.loop = loop
+        self.host = host
+        self.kv_port = 0
+        self.idle_timeout = IDLE_TIMEOUT
+        self.slab = Slab()  # one for all: a read fills it and is dealt with before the next
+        self.buckets = {name: ServedBucket(name, vbuckets) for name in buckets}
+        self.connections: set[NodeConnection] = set()
+        self.total_connections = 0
+        self.started_at = loop.time()
+        self._server: asyncio.Server
+        self._stopping = False
+        self._empty = asyncio.Event()
+        self._stopped = asyncio.Event()
+
+    @classmethod
+    async def start(
+        cls,
+        host: str = "127.0.0.1",
+        port: int = DEFAULT_PORT,
+        buckets: Sequence[str] = DEFAULT_BUCKETS,
+        vbuckets: int = 1024,
+        *,
+        idle_timeout: float = IDLE_TIMEOUT,
+    ) -> Node:
+        """Start a node that accepts connections. port: 0 picks a free one. vbuckets: a power of two up to 65536.
+
+        idle_timeout: seconds that a consumer may leave a NOOP unanswered.
+        Raises UsageError for an address that is taken or not of this machine alone, a wrong bucket or number.
+        """
+        host = _loopback(host)
+        _check(buckets, vbuckets, port)
+        node = cls(asyncio.get_running_loop(), host, buckets, vbuckets)
+        node.idle_timeout = idle_timeout
+        try:
+            node._server = await node.loop.create_server(lambda: NodeConnection(node), host, port)
+        except OSError as error:
+            raise UsageError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+        node.kv_port = node._server.sockets[0].getsockname()[1]
+        return node
+
+    @classmethod
+    @contextmanager
+    def running(
+        cls,
+        buckets: Sequence[str] = DEFAULT_BUCKETS,
+        vbuckets: int = 1024,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        idle_timeout: float = IDLE_TIMEOUT,
+    ) -> Iterator[Node]:
+        """Run a node on a thread and an event loop of its own while the `with` block lasts.
+
+        Raises as `start` does, and OperationTimeout if the node does not start or stop in time.
+        """
+        loop = asyncio.new_event_loop()
+        thread = Thread(target=loop.run_forever, name="penstock-node", daemon=True)
+        thread.start()
+        try:
+            starting = cls.start(host, port, buckets, vbuckets, idle_timeout=idle_timeout)
+            node = asyncio.run_coroutine_threadsafe(starting, loop).result(_START_SECONDS)
+            try:
+                yield node
+            finally:
+                asyncio.run_coroutine_threadsafe(node.stop(), loop).result(_STOP_SECONDS)
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(_STOP_SECONDS)
+            if thread.is_alive():
+                raise OperationTimeout(f"the node's thread did not end within {_STOP_SECONDS:g} s")
+            loop.close()
+
+    def url(self, bucket: str) -> str:
+        """Return the connection string of one of the node's buckets. Raises UsageError for another."""
+        if bucket not in self.buckets:
+            raise UsageError(f"no bucket {bucket!r}; there is {', '.join(self.buckets)}")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"couchbase://{host}:{self.kv_port}/{bucket}"
+
+    async def stop(self) -> None:
+        """Stop listening and end all connections; what was answered is sent if the peers take it within a second."""
+        self._stopping = True
+        self._server.close()
+        if not self.connections:
+            self._empty.set()
+        for connection in tuple(self.connections):
+            connection.close()
+        try:
+            await asyncio.wait_for(self._empty.wait(), _GOODBYE_SECONDS)
+        except TimeoutError:
+            for connection in tuple(self.connections):
+                connection.abort("the node stops")
+            await asyncio.wait_for(self._empty.wait(), _GOODBYE_SECONDS)
+        await self._server.wait_closed()
+        self._stopped.set()
+
+    async def wait_closed(self) -> None:
+        """Wait until the node has been stopped."""
+        await self._stopped.wait()
+
+    # What connections call
+
+    def enter(self, connection: NodeConnection) -> None:
+        self.connections.add(connection)
+        self.total_connections += 1
+        if self._stopping:
+            connection.abort("the node stops")
+
+    def leave(self, connection: NodeConnection) -> None:
+        self.connections.discard(connection)
+        if self._stopping and not self.connections:
+            self._empty.set()
+
+
+def _loopback(host: str) -> str:
+    """Return the address of a host. Raises UsageError unless only this machine reaches it: there is no login yet."""
+    address = "127.0.0.1" if host == "localhost" else host
+    try:
+        if ipaddress.ip_address(address).is_loopback:
+            return address
+    except ValueError:
+        raise UsageError(f"host {host!r}: expected an address, such as 127.0.0.1 or ::1") from None
+    raise UsageError(f"host {host}: without login a node listens on a loopback address only, such as 127.0.0.1 or ::1")
+
+
+def _check(buckets: Sequence[str], vbuckets: int, port: int) -> None:
+    if not 0 <= port <= 65535:
+        raise UsageError(f"port {port}: expected 0 to 65535")
+    if not 1 <= vbuckets <= 65536 or vbuckets & (vbuckets - 1):
+        raise UsageError(f"{vbuckets} vbuckets: expected a power of two from 1 to 65536")
+    if not buckets:
+        raise UsageError("no bucket: expected the name of at least one")
+    for name in buckets:
+        if not _BUCKET_NAME.fullmatch(name):
+            raise UsageError(f"bucket {name!r}: expected 1 to 100 of the characters A-Z a-z 0-9 _ . % -")
+    if len(set(buckets)) < len(buckets):
+        raise UsageError(f"a bucket is named twice: {', '.join(buckets)}")

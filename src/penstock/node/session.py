@@ -1,0 +1,128 @@
+"""The commands about a connection or a whole bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from penstock.errors import InvalidArguments, KeyNotFound, NotSupported, TemporaryFailure
+from penstock.node import stats
+from penstock.node.release import VERSION
+from penstock.node.replies import Goodbye, reply
+from penstock.wire.constants import Feature, Opcode, VbucketState
+from penstock.wire.frame import Frame
+from penstock.wire.kv import (
+    GetAllVbSeqnos,
+    Observed,
+    pack_failover_log,
+    pack_features,
+    pack_vb_seqnos,
+    unpack_features,
+)
+from penstock.wire.layout import decode
+
+if TYPE_CHECKING:
+    from penstock.node.connection import NodeConnection
+
+__all__ = ["HANDLERS"]
+
+_GRANTED = frozenset(map(int, Feature))
+_VBUUID_BYTES = 8
+
+
+def _noop(connection: NodeConnection, frame: Frame) -> bytes:
+    return reply(frame)
+
+
+def _version(connection: NodeConnection, frame: Frame) -> bytes:
+    return reply(frame, value=VERSION.encode())
+
+
+def _quit(connection: NodeConnection, frame: Frame) -> bytes:
+    raise Goodbye("the peer is done", reply(frame))
+
+
+def _quit_quietly(connection: NodeConnection, frame: Frame) -> bytes:
+    raise Goodbye("the peer is done")
+
+
+def _hello(connection: NodeConnection, frame: Frame) -> bytes:
+    wanted = dict.fromkeys(unpack_features(frame.value))  # in the order asked for, each once
+    granted = [feature for feature in wanted if feature in _GRANTED]
+    connection.tokens = Feature.MUTATION_SEQNO in granted
+    return reply(frame, value=pack_features(granted))
+
+
+def _select_bucket(connection: NodeConnection, frame: Frame) -> bytes:
+    if connection.producer is not None:
+        raise NotSupported("the streams of this connection belong to its bucket")
+    bucket = connection.node.buckets.get(frame.key.decode("utf-8", "replace"))
+    if bucket is None:
+        raise KeyNotFound(f"no bucket {frame.key!r}")
+    connection.select(bucket)
+    return reply(frame)
+
+
+def _stat(connection: NodeConnection, frame: Frame) -> bytes:
+    if frame.value:
+        raise InvalidArguments("STAT: no group takes a value")
+    found = stats.group(connection, frame.key.decode("utf-8", "replace"))
+    lines = [reply(frame, key=name.encode(), value=str(value).encode()) for name, value in found]
+    return b"".join((*lines, reply(frame)))
+
+
+def _cluster_config(connection: NodeConnection, frame: Frame) -> bytes:
+    return reply(frame, value=connection.config())
+
+
+def _all_vb_seqnos(connection: NodeConnection, frame: Frame) -> bytes:
+    request = decode(frame)
+    assert isinstance(request, GetAllVbSeqnos)
+    state = request.state or 0
+    if state > max(VbucketState):
+        raise InvalidArguments(f"vbucket state {state}, expected 0 to {max(VbucketState)}")
+    alive = frozenset(VbucketState) - {VbucketState.DEAD}
+    wanted = {VbucketState(state)} if state else alive
+    vbuckets = connection.selected().store.vbuckets
+    return reply(frame, value=pack_vb_seqnos((v.id, v.high_seqno) for v in vbuckets if v.state in wanted))
+
+
+def _seqno_persistence(connection: NodeConnection, frame: Frame) -> bytes:
+    connection.selected().store.find(frame.specific)
+    raise TemporaryFailure("nothing is persisted: this bucket lives in memory")
+
+
+def _observe_seqno(connection: NodeConnection, frame: Frame) -> bytes:
+    if len(frame.value) != _VBUUID_BYTES:
+        raise InvalidArguments(f"vbuuid of {len(frame.value)} bytes, expected {_VBUUID_BYTES}")
+    vbucket = connection.selected().store.find(frame.specific)
+    known = int.from_bytes(frame.value, "big")
+    now = Observed(vbucket.id, vbucket.vbuuid, vbucket.persisted_seqno, vbucket.high_seqno)
+    if known == vbucket.vbuuid:
+        return reply(frame, value=now.pack())
+    for newer, entry in pairwise(vbucket.failover_log):
+        if entry.vbuuid == known:
+            return reply(frame, value=now._replace(old_vbuuid=known, last_seqno_of_old=newer.seqno).pack())
+    raise KeyNotFound(f"vbucket {vbucket.id} has never been on branch {known}")
+
+
+def _failover_log(connection: NodeConnection, frame: Frame) -> bytes:
+    vbucket = connection.selected().store.find(frame.specific)
+    return reply(frame, value=pack_failover_log(vbucket.failover_log))
+
+
+HANDLERS: dict[Opcode, Callable[[NodeConnection, Frame], bytes]] = {
+    Opcode.NOOP: _noop,
+    Opcode.VERSION: _version,
+    Opcode.QUIT: _quit,
+    Opcode.QUITQ: _quit_quietly,
+    Opcode.HELLO: _hello,
+    Opcode.SELECT_BUCKET: _select_bucket,
+    Opcode.STAT: _stat,
+    Opcode.GET_CLUSTER_CONFIG: _cluster_config,
+    Opcode.GET_ALL_VB_SEQNOS: _all_vb_seqnos,
+    Opcode.SEQNO_PERSISTENCE: _seqno_persistence,
+    Opcode.OBSERVE_SEQNO: _observe_seqno,
+    Opcode.GET_FAILOVER_LOG: _failover_log,
+}

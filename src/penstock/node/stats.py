@@ -1,0 +1,119 @@
+"""The groups of STAT: names as kv_engine has them, values from where they are kept."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from penstock.errors import InvalidArguments, KeyNotFound
+from penstock.node.release import VERSION
+from penstock.store.vbucket import Vbucket
+
+if TYPE_CHECKING:
+    from penstock.node.connection import NodeConnection
+
+__all__ = ["group"]
+
+Stats = Iterator[tuple[str, object]]
+
+
+def group(connection: NodeConnection, text: str) -> Stats:
+    """Return (name, value) of each statistic of a group; text: its name, and a vbucket where it takes one.
+
+    Raises KeyNotFound for an unknown group, InvalidArguments for what is no number, NotMyVbucket, NoBucket.
+    """
+    store = connection.selected().store
+    name, *arguments = text.split(" ")
+    if not text:
+        return _default(connection)
+    of_vbucket = _OF_VBUCKET.get(name)
+    if of_vbucket is None:
+        raise KeyNotFound(f"no statistics {text!r}")
+    if not arguments:
+        return (line for vbucket in store.vbuckets for line in of_vbucket(vbucket))
+    if len(arguments) > 1 or not arguments[0].isascii() or not arguments[0].isdigit():
+        raise InvalidArguments(f"{name}: expected a vbucket's number, found {' '.join(arguments)!r}")
+    return of_vbucket(store.find(int(arguments[0])))
+
+
+def _default(connection: NodeConnection) -> Stats:
+    node, bucket = connection.node, connection.selected()
+    counters, memory = bucket.counters, bucket.store.stats()
+    yield "pid", os.getpid()
+    yield "uptime", int(node.loop.time() - node.started_at)
+    yield "time", int(time.time())
+    yield "version", VERSION
+    yield "curr_connections", len(node.connections)
+    yield "total_connections", node.total_connections
+    yield "threads", 1
+    yield "curr_items", memory.items
+    yield "curr_items_tot", memory.items
+    yield "cmd_get", counters.cmd_get
+    yield "get_hits", counters.cmd_get - counters.get_misses
+    yield "get_misses", counters.get_misses
+    yield "cmd_set", counters.cmd_set
+    yield "cmd_delete", counters.cmd_delete
+    yield "bytes", memory.live_bytes
+    yield "mem_used", memory.index_bytes + memory.live_bytes + memory.dead_bytes
+    yield "ep_bucket_type", "ephemeral"
+    yield "ep_uuid", bucket.uuid
+    yield "ep_index_bytes", memory.index_bytes
+    yield "ep_log_live_bytes", memory.live_bytes
+    yield "ep_log_dead_bytes", memory.dead_bytes
+    yield "ep_log_segments", memory.segments
+    yield "ep_max_vbuckets", len(bucket.store.vbuckets)
+    yield "vb_active_num", len(bucket.store.vbuckets)
+    yield "vb_active_curr_items", memory.items
+    yield "vb_replica_num", 0
+    yield "vb_pending_num", 0
+    yield "vb_dead_num", 0
+    yield from _dcp(connection)
+
+
+def _dcp(connection: NodeConnection) -> Stats:
+    """What the producers of the bucket have done, and what they have left to do: all of that is 0 on an idle system."""
+    node, bucket = connection.node, connection.selected()
+    producers = bucket.producers.values()
+    yield "ep_dcp_producer_count", len(producers)
+    yield "ep_dcp_num_running_streams", sum(len(producer.streams) for producer in producers)
+    yield "ep_dcp_items_sent", bucket.counters.dcp_items_sent
+    yield "ep_dcp_total_bytes", bucket.counters.dcp_bytes_sent
+    yield "ep_dcp_turns", sum(producer.turns for producer in producers)
+    yield "ep_dcp_streams_ready", sum(len(producer.ready) for producer in producers)
+    yield "ep_dcp_items_remaining", sum(s.remaining for producer in producers for s in producer.streams.values())
+    yield "ep_dcp_unacked_bytes", sum(producer.unacked for producer in producers)
+    yield "ep_requests_waiting", sum(c.requests_waiting for c in node.connections)
+    yield "ep_bytes_unsent", sum(c.bytes_unsent for c in node.connections)
+
+
+def _vbucket_seqno(vbucket: Vbucket) -> Stats:
+    high, persisted = vbucket.high_seqno, vbucket.persisted_seqno
+    yield from (
+        (f"vb_{vbucket.id}:{name}", value)
+        for name, value in (
+            ("high_seqno", high),
+            ("abs_high_seqno", high),
+            ("last_persisted_seqno", persisted),
+            ("uuid", vbucket.vbuuid),
+            ("purge_seqno", vbucket.purge_seqno),
+            ("last_persisted_snap_start", persisted),
+            ("last_persisted_snap_end", persisted),
+            ("high_prepared_seqno", 0),
+            ("high_completed_seqno", 0),
+            ("max_visible_seqno", high),
+        )
+    )
+
+
+def _failovers(vbucket: Vbucket) -> Stats:
+    log = vbucket.failover_log
+    yield f"vb_{vbucket.id}:num_entries", len(log)
+    yield f"vb_{vbucket.id}:num_erroneous_entries_erased", 0
+    for place, entry in enumerate(log):
+        yield f"vb_{vbucket.id}:{place}:id", entry.vbuuid
+        yield f"vb_{vbucket.id}:{place}:seq", entry.seqno
+
+
+_OF_VBUCKET: dict[str, Callable[[Vbucket], Stats]] = {"vbucket-seqno": _vbucket_seqno, "failovers": _failovers}
