@@ -5,7 +5,7 @@ Two forms do the same: FewFrames one by one, for a stream that is up to date; Ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from struct import Struct
 from typing import NamedTuple
@@ -79,31 +79,36 @@ class ManyFrames:
     def read(self, opaque: int, max_bytes: int, window: int) -> Chunk:
         """As Snapshot.read, with a window of at least 1."""
         start = self._at
-        if start == len(self._where):
+        if start == len(self._ends):
             return Chunk(bytearray(), 0)
         base = int(self._ends[start - 1]) if start else 0
-        fitting = int(np.searchsorted(self._ends, base + max_bytes, "right"))
-        allowed = int(np.searchsorted(self._ends, base + window, "left")) + 1
+        fitting = int(self._ends.searchsorted(base + max_bytes, "right"))
+        allowed = int(self._ends.searchsorted(base + window, "left")) + 1
         self._at = stop = max(start + 1, min(fitting, allowed))
         data = bytearray().join(self._pieces(start, stop))
-        begins = self._ends[start:stop] - self._lengths[start:stop] - base
+        begins = self._ends[start:stop] - self._lengths[start:stop]
+        begins += _OPAQUE_AT - base
         opaques = np.ndarray((len(data) - 3,), ">u4", data, strides=(1,))  # one at each byte, overlapping
-        opaques[begins + _OPAQUE_AT] = opaque
+        opaques[begins] = opaque
         return Chunk(data, stop - start)
 
-    def _pieces(self, start: int, stop: int) -> Iterator[memoryview]:
-        """Yield the bytes of the rows: runs of frames that lie next to each other, or frames picked all at once."""
+    def _pieces(self, start: int, stop: int) -> Iterable[memoryview]:
+        """Return the bytes of the rows: runs of frames that lie next to each other, or frames picked all at once."""
         where, lengths = self._where[start:stop], self._lengths[start:stop]
         after = where + lengths
-        breaks = np.flatnonzero(where[1:] != after[:-1]) + 1
-        if len(breaks) * _MEAN_RUN <= stop - start:
-            runs = zip(where[np.r_[0, breaks]].tolist(), after[np.r_[breaks - 1, -1]].tolist(), strict=True)
-            for first, last in runs:
-                offset = first & _OFFSET
-                yield self._buffers[first >> OFFSET_BITS][offset : offset + last - first]
-            return
+        last = np.append(where[1:] != after[:-1], True)  # in its run
+        ends = after[last]
+        if len(ends) * _MEAN_RUN > stop - start:
+            return self._pick(where, lengths)
+        begins = where[np.append(True, last[:-1])] & _OFFSET
+        numbers = ends >> OFFSET_BITS
+        ends &= _OFFSET
+        runs = zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True)
+        return [self._buffers[number][begin:end] for number, begin, end in runs]
+
+    def _pick(self, where: Column, lengths: Lengths) -> Iterator[memoryview]:
         numbers = where >> OFFSET_BITS
-        bounds = np.r_[0, np.flatnonzero(np.diff(numbers)) + 1, stop - start].tolist()
-        for first, last in pairwise(bounds):
-            offsets = where[first:last] & _OFFSET
-            yield gather_ascending(self._buffers[numbers[first]], offsets, lengths[first:last])
+        bounds = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(where)]
+        for begin, end in pairwise(bounds):
+            rows = slice(begin, end)
+            yield gather_ascending(self._buffers[numbers[begin]], where[rows] & _OFFSET, lengths[rows])

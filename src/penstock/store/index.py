@@ -51,12 +51,6 @@ class RowIndex:
         self.lengths_at = array("I")
         self.superseded_at = array("Q")
 
-    def append(self, offset: int, length: int) -> None:
-        """Add the row of the next seqno."""
-        self.offsets_at.append(offset)
-        self.lengths_at.append(length)
-        self.superseded_at.append(0)
-
     def find(self, seqno: int) -> tuple[Segment | RowIndex, int] | None:
         """Return the columns and the row of a seqno, up to the highest there is; None if it was dropped."""
         row = seqno - self.tail_start

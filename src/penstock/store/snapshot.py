@@ -89,17 +89,21 @@ class Snapshot:
         """Choose among the rows of the next segments."""
         parts: list[tuple[Segment, slice]] = []
         counts: list[int] = []
-        while self._segments and sum(counts) < _BATCH_ROWS:
+        total = 0
+        while self._segments and total < _BATCH_ROWS:
             segment = self._segments.pop()
             start, end = self._range(segment)
             parts.append((segment, slice(start, end)))
             counts.append(end - start)
+            total += end - start
         superseded = np.concatenate([segment.superseded[rows] for segment, rows in parts])
         offsets = np.concatenate([segment.offsets[rows] for segment, rows in parts])
         lengths = np.concatenate([segment.lengths[rows] for segment, rows in parts])
         where = np.repeat(np.arange(len(parts)) << OFFSET_BITS, counts) + offsets
-        live = (superseded == 0) | (superseded > self.end_seqno)
-        return ManyFrames([segment.buffer for segment, _ in parts], where[live], lengths[live])
+        if superseded.any():
+            live = (superseded == 0) | (superseded > self.end_seqno)
+            where, lengths = where[live], lengths[live]
+        return ManyFrames([segment.buffer for segment, _ in parts], where, lengths)
 
     def _range(self, segment: Segment) -> tuple[int, int]:
         """Return the rows of the segment that lie in this snapshot's range."""

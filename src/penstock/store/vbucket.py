@@ -25,6 +25,7 @@ __all__ = ["Item", "Stored", "Vbucket"]
 _REQUEST = int(Magic.REQUEST)
 _MUTATION = int(Opcode.DCP_MUTATION)
 _DELETION = int(Opcode.DCP_DELETION)
+_MUTATION_BYTES, _DELETION_BYTES = MUTATION_HEAD.size, DELETION_HEAD.size  # of a frame without key and value
 _MUTATION_EXTRAS = MUTATION_HEAD.size - HEADER_BYTES
 _KEY_BYTES = 64 + 32  # of a key of 16 to 31 bytes
 _DELETION_EXTRAS = DELETION_HEAD.size - HEADER_BYTES
@@ -53,13 +54,8 @@ class Stored(NamedTuple):
 _new_item = _new_stored = tuple.__new__
 
 
-class _Newest(NamedTuple):
-    """The newest change of a key: where its row is, and its head up to rev_seqno, in which all changes agree."""
-
-    rows: Segment | RowIndex
-    row: int
-    head: tuple[int, ...]
-
+_Newest = tuple[Segment | RowIndex, int, tuple[int, ...]]
+"""The newest change of a key: its row, and its head up to rev_seqno, where deletions and mutations look the same."""
 
 _OPCODE, _BODY, _CAS, _REV_SEQNO = 1, 6, 8, 10  # in a head
 
@@ -132,9 +128,8 @@ class Vbucket:
 
     def get(self, key: bytes) -> Item | None:
         """Return the document, or None if there is none."""
-        seqno = self._newest.get(key)
-        found = None if seqno is None else self._index.find(seqno)
-        if found is None:
+        newest = self._newest.get(key)
+        if newest is None or (found := self._index.find(newest)) is None:
             return None
         rows, row = found
         buffer, at = rows.buffer, rows.offsets_at[row]
@@ -143,7 +138,7 @@ class Vbucket:
         _, _, key_length, _, datatype, _, body, _, cas, seqno, rev_seqno, flags, expiry, _, _, _ = (
             MUTATION_HEAD.unpack_from(buffer, at)
         )
-        value = buffer[at + MUTATION_HEAD.size + key_length : at + HEADER_BYTES + body].tobytes()
+        value = buffer[at + _MUTATION_BYTES + key_length : at + HEADER_BYTES + body].tobytes()
         return _new_item(Item, (cas, flags, datatype, value, expiry, rev_seqno, seqno))
 
     def set(
@@ -154,15 +149,15 @@ class Vbucket:
         expiry: 0 for never, up to 30 days as seconds from now, above as epoch seconds.
         Raises KeyNotFound if a cas is given and there is no document, KeyExists if it has another cas.
         """
-        old = self._find(key, MUTATION_HEAD.size + len(key) + len(value))
+        old = self._find(key, _MUTATION_BYTES + len(key) + len(value))
         if cas:
             self._require(old, cas)
         return self._store(old, key, value, flags=flags, expiry=expiry, datatype=datatype)
 
     def add(self, key: bytes, value: bytes, *, flags: int = 0, expiry: int = 0, datatype: int = 0) -> Stored:
         """As set, but raises KeyExists if there is a document."""
-        old = self._find(key, MUTATION_HEAD.size + len(key) + len(value))
-        if old is not None and old.head[_OPCODE] == _MUTATION:
+        old = self._find(key, _MUTATION_BYTES + len(key) + len(value))
+        if old is not None and old[2][_OPCODE] == _MUTATION:
             raise KeyExists(vbucket=self.id)
         return self._store(old, key, value, flags=flags, expiry=expiry, datatype=datatype)
 
@@ -170,17 +165,21 @@ class Vbucket:
         self, key: bytes, value: bytes, *, flags: int = 0, expiry: int = 0, datatype: int = 0, cas: int = 0
     ) -> Stored:
         """As set, but raises KeyNotFound if there is no document, whether or not a cas is given."""
-        old = self._find(key, MUTATION_HEAD.size + len(key) + len(value))
+        old = self._find(key, _MUTATION_BYTES + len(key) + len(value))
         self._require(old, cas)
         return self._store(old, key, value, flags=flags, expiry=expiry, datatype=datatype)
 
     def delete(self, key: bytes, *, cas: int = 0) -> Stored:
         """Delete a document; Stored has the tombstone's cas. Raises as replace does."""
-        old = self._require(self._find(key, DELETION_HEAD.size + len(key)), cas)
+        old = self._require(self._find(key, _DELETION_BYTES + len(key)), cas)
         seqno, new_cas = self.high_seqno + 1, self._clock.tick()
-        body = _DELETION_EXTRAS + len(key)
-        head = (_REQUEST, _DELETION, len(key), _DELETION_EXTRAS, 0, self.id, body, 0, new_cas)
-        self._append(key, DELETION_HEAD.pack(*head, seqno, self._supersede(old, seqno), 0) + key)
+        rev_seqno = self._supersede(old, seqno)
+        key_length = len(key)
+        body = _DELETION_EXTRAS + key_length
+        head = DELETION_HEAD.pack(
+            _REQUEST, _DELETION, key_length, _DELETION_EXTRAS, 0, self.id, body, 0, new_cas, seqno, rev_seqno, 0
+        )
+        self._append(key, seqno, head + key)
         self.items -= 1
         return _new_stored(Stored, (new_cas, seqno))
 
@@ -199,17 +198,16 @@ class Vbucket:
         if log.end + nbytes > log.limit:
             log.make_room(nbytes)
         seqno = self._newest.get(key)
-        found = None if seqno is None else self._index.find(seqno)
-        if found is None:
+        if seqno is None or (found := self._index.find(seqno)) is None:
             return None
         rows, row = found
-        return _Newest(rows, row, DELETION_HEAD.unpack_from(rows.buffer, rows.offsets_at[row]))
+        return rows, row, DELETION_HEAD.unpack_from(rows.buffer, rows.offsets_at[row])
 
     def _require(self, newest: _Newest | None, cas: int) -> _Newest:
         """Raise KeyNotFound unless this is a document, KeyExists unless its cas is the one given or none is."""
-        if newest is None or newest.head[_OPCODE] != _MUTATION:
+        if newest is None or newest[2][_OPCODE] != _MUTATION:
             raise KeyNotFound(vbucket=self.id)
-        if cas and cas != newest.head[_CAS]:
+        if cas and cas != newest[2][_CAS]:
             raise KeyExists(vbucket=self.id)
         return newest
 
@@ -217,28 +215,30 @@ class Vbucket:
         self, old: _Newest | None, key: bytes, value: bytes, *, flags: int, expiry: int, datatype: int
     ) -> Stored:
         seqno, cas = self.high_seqno + 1, self._clock.tick()
-        rev_seqno = 1
-        if old is not None:
-            rev_seqno = self._supersede(old, seqno)
-        if old is None or old.head[_OPCODE] != _MUTATION:
+        rev_seqno = 1 if old is None else self._supersede(old, seqno)
+        if old is None or old[2][_OPCODE] != _MUTATION:
             self.items += 1
         if expiry:
             expiry = absolute_expiry(expiry, self._now())
-        body = _MUTATION_EXTRAS + len(key) + len(value)
+        key_length = len(key)
+        body = _MUTATION_EXTRAS + key_length + len(value)
         head = MUTATION_HEAD.pack(
-            *(_REQUEST, _MUTATION, len(key), _MUTATION_EXTRAS, datatype, self.id, body, 0, cas),
-            *(seqno, rev_seqno, flags, expiry, 0, 0, 0),
-        )
-        self._append(key, b"".join((head, key, value)))
+            _REQUEST, _MUTATION, key_length, _MUTATION_EXTRAS, datatype, self.id, body, 0, cas,
+            seqno, rev_seqno, flags, expiry, 0, 0, 0,
+        )  # fmt: skip
+        self._append(key, seqno, b"".join((head, key, value)))
         return _new_stored(Stored, (cas, seqno))
 
     def _supersede(self, old: _Newest, seqno: int) -> int:
         """Let `seqno` supersede a change; return the key's next rev_seqno."""
-        old.rows.superseded_at[old.row] = seqno
-        old.rows.dead += HEADER_BYTES + old.head[_BODY]
-        return old.head[_REV_SEQNO] + 1
+        rows, row, head = old
+        rows.superseded_at[row] = seqno
+        rows.dead += HEADER_BYTES + head[_BODY]
+        return head[_REV_SEQNO] + 1
 
-    def _append(self, key: bytes, frame: bytes) -> None:
-        self._index.append(self._log.append(frame), len(frame))
-        self.high_seqno += 1
-        self._newest[key] = self.high_seqno
+    def _append(self, key: bytes, seqno: int, frame: bytes) -> None:
+        index = self._index
+        index.offsets_at.append(self._log.append(frame))
+        index.lengths_at.append(len(frame))
+        index.superseded_at.append(0)
+        self._newest[key] = self.high_seqno = seqno
