@@ -145,6 +145,8 @@ class Consumer:
     def receive(self, producer: Producer, count: int, length: int | None) -> None:
         """Take a snapshot's first `count` changes. It spans `length` seqnos, or all there are if None."""
         end = producer.high_seqno if length is None else min(producer.high_seqno, self.seqno + length)
+        if self.snapshot[0] < self.seqno:  # the rest of a snapshot it was in the middle of, at least
+            end = max(end, self.snapshot[1])
         if end == self.seqno:
             return
         self.vbuuid = producer.log[0].vbuuid

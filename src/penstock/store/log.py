@@ -31,7 +31,7 @@ class Log:
     """The seqno up to which a vbucket's changes survive a restart."""
 
     def __init__(self, indexes: Sequence[RowIndex], segment_bytes: int = SEGMENT_BYTES) -> None:
-        self._indexes = indexes
+        self.indexes = indexes
         self._segment_bytes = segment_bytes
         self.sealed: list[Segment] = []
         self._begin(segment_bytes)
@@ -40,7 +40,7 @@ class Log:
         self.buffer = new_buffer(nbytes)
         self.end = 0
         self.limit = nbytes // _REWRITES_PER_SEGMENT
-        for index in self._indexes:
+        for index in self.indexes:
             index.begin_tail(self.buffer)
 
     def append(self, frame: bytes) -> int:
@@ -70,7 +70,7 @@ class Log:
 
     def _active(self) -> Segment | None:
         """Return the active segment as it is, if it holds anything: its rows by vbucket, its frames in commit order."""
-        indexes = self._indexes
+        indexes = self.indexes
         counts = [len(index.offsets_at) for index in indexes]
         starts = np.zeros(len(indexes) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
@@ -103,7 +103,7 @@ class Log:
     def _replace(self, sources: list[Segment], at: int, active: Segment | None) -> None:
         segment, passed = rewrite(sources if active is None else [active])
         self.sealed[at : at + len(sources)] = [] if segment is None else [segment]
-        for index, seqno in zip(self._indexes, passed.tolist(), strict=True):
+        for index, seqno in zip(self.indexes, passed.tolist(), strict=True):
             index.replace(sources, segment, seqno)
 
     @property
@@ -114,12 +114,12 @@ class Log:
     @property
     def dead_bytes(self) -> int:
         """Bytes of frames that have been superseded."""
-        return sum(index.dead for index in self._indexes) + sum(segment.dead for segment in self.sealed)
+        return sum(index.dead for index in self.indexes) + sum(segment.dead for segment in self.sealed)
 
     @property
     def index_bytes(self) -> int:
         """Bytes of the rows' columns."""
-        return sum(index.index_bytes for index in self._indexes) + sum(segment.index_bytes for segment in self.sealed)
+        return sum(index.index_bytes for index in self.indexes) + sum(segment.index_bytes for segment in self.sealed)
 
 
 def _dead_share(segment: Segment) -> float:

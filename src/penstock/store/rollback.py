@@ -51,6 +51,9 @@ def range_error(request: StreamRequest) -> str | None:
 def rollback_point(log: FailoverLog, high_seqno: int, purge_seqno: int, request: StreamRequest) -> int | None:
     """Return the seqno to which the consumer must roll back, or None if it may go on.
 
+    A consumer that goes on in the middle of a snapshot (snap_start < start_seqno < snap_end) must be sent its rest
+    before a snapshot ends: the next one may end at snap_end, not below.
+
     log: newest entry first. high_seqno, purge_seqno: the vbucket's. Returns 0 when the two share nothing: the
     consumer starts over. The request must have passed range_error. Raises ValueError if the log is empty.
     """

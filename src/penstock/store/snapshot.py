@@ -66,7 +66,7 @@ class Snapshot:
         the last one may exceed it. None: any number.
         """
         if window is None:
-            window = max_bytes
+            window = max(max_bytes, 1)
         if window <= 0:
             return Chunk(bytearray(), 0)
         while not self._frames.remaining:

@@ -1,0 +1,158 @@
+"""What a client can tell of a vbucket: documents, cas, seqnos, states."""
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from penstock.errors import KeyExists, KeyNotFound, NotMyVbucket, StatusError
+from penstock.store.bucket import Bucket
+from penstock.store.failover import FailoverEntry, FailoverLog
+from penstock.store.vbucket import Stored, Vbucket
+from penstock.wire.constants import MAX_SEQNO, SnapshotFlag, VbucketState
+from penstock.wire.dcp import Deletion, Mutation
+from tests.store.model import START, new_bucket, read_all
+
+CAS = START & ~0xFFFF
+Change = Callable[[Vbucket, int], Stored]
+
+COMMANDS: dict[str, Change] = {
+    "set": lambda vbucket, cas: vbucket.set(b"k", b"new", cas=cas),
+    "add": lambda vbucket, cas: vbucket.add(b"k", b"new"),
+    "replace": lambda vbucket, cas: vbucket.replace(b"k", b"new", cas=cas),
+    "delete": lambda vbucket, cas: vbucket.delete(b"k", cas=cas),
+}
+RIGHT, WRONG, NONE = CAS, 1, 0
+OUTCOMES = [
+    # command, cas, outcome if the document was never there, is there, was deleted
+    ("set", NONE, (None, None, None)),
+    ("set", RIGHT, (KeyNotFound, None, KeyNotFound)),
+    ("set", WRONG, (KeyNotFound, KeyExists, KeyNotFound)),
+    ("add", NONE, (None, KeyExists, None)),
+    ("replace", NONE, (KeyNotFound, None, KeyNotFound)),
+    ("replace", RIGHT, (KeyNotFound, None, KeyNotFound)),
+    ("replace", WRONG, (KeyNotFound, KeyExists, KeyNotFound)),
+    ("delete", NONE, (KeyNotFound, None, KeyNotFound)),
+    ("delete", RIGHT, (KeyNotFound, None, KeyNotFound)),
+    ("delete", WRONG, (KeyNotFound, KeyExists, KeyNotFound)),
+]
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+@pytest.mark.parametrize(("command", "cas", "outcomes"), OUTCOMES)
+def test_commands(command: str, cas: int, outcomes: tuple[type[StatusError] | None, ...], before: int) -> None:
+    vbucket = new_bucket().find(3)
+    if before:
+        vbucket.set(b"k", b"old")
+    if before == 2:
+        vbucket.delete(b"k")
+    expected = outcomes[before]
+    if expected is not None:
+        with pytest.raises(expected) as error:
+            COMMANDS[command](vbucket, cas)
+        assert error.value.vbucket == 3
+        assert (vbucket.high_seqno, vbucket.items) == (before, int(before == 1))
+        return
+    assert COMMANDS[command](vbucket, cas) == Stored(CAS + before, before + 1)
+    item = vbucket.get(b"k")
+    assert vbucket.items == int(command != "delete")
+    if command == "delete":
+        assert item is None
+    else:
+        assert item is not None
+        assert (item.value, item.cas, item.seqno, item.rev_seqno) == (b"new", CAS + before, before + 1, before + 1)
+    assert vbucket.max_cas == CAS + before
+
+
+def test_what_is_stored_comes_back() -> None:
+    vbucket = new_bucket().find(0)
+    vbucket.set(b"k", memoryview(b"xvaluex")[1:-1], flags=0xDEADBEEF, expiry=100, datatype=1)  # type: ignore[arg-type]
+    item = vbucket.get(b"k")
+    assert item is not None
+    assert item == (CAS, 0xDEADBEEF, 1, b"value", START // 10**9 + 100, 1, 1)
+    assert vbucket.get(b"other") is None
+
+
+def test_what_is_stored_is_streamed() -> None:
+    vbucket = new_bucket().find(2)
+    vbucket.set(b"k", b"value", flags=0xDEADBEEF, expiry=2_000_000_000, datatype=1)
+    vbucket.set(b"gone", b"")
+    vbucket.delete(b"gone")
+    snapshot = vbucket.snapshot(0, MAX_SEQNO)
+    assert (snapshot.start_seqno, snapshot.end_seqno) == (0, 3)
+    assert snapshot.flags == SnapshotFlag.MEMORY | SnapshotFlag.CHECKPOINT
+    assert read_all(snapshot, 0xCAFE) == [
+        Mutation(
+            key=b"k",
+            value=b"value",
+            cas=CAS,
+            datatype=1,
+            by_seqno=1,
+            rev_seqno=1,
+            flags=0xDEADBEEF,
+            expiry=2_000_000_000,
+            vbucket=2,
+            opaque=0xCAFE,
+        ),
+        Deletion(key=b"gone", cas=CAS + 2, by_seqno=3, rev_seqno=2, vbucket=2, opaque=0xCAFE),
+    ]
+
+
+def test_vbuckets_have_their_own_seqnos_and_cas() -> None:
+    bucket = new_bucket(times=(START + (step << 16) for step in count()))
+    assert bucket.find(0).set(b"k", b"") == (CAS, 1)
+    assert bucket.find(1).set(b"k", b"") == (CAS + (1 << 16), 1)
+    assert bucket.find(0).set(b"k", b"") == (CAS + (2 << 16), 2)
+
+
+def test_becoming_active_begins_a_branch() -> None:
+    vbucket = new_bucket().find(0)
+    first: FailoverLog = (FailoverEntry(1, 0),)
+    assert vbucket.failover_log == first
+    vbucket.set(b"k", b"")
+    vbucket.set_state(VbucketState.ACTIVE)
+    assert vbucket.failover_log == first
+    vbucket.set_state(VbucketState.REPLICA)
+    assert vbucket.failover_log == first
+    vbucket.set_state(VbucketState.ACTIVE)
+    assert vbucket.failover_log == (FailoverEntry(5, 1), *first)
+    assert vbucket.vbuuid == 5
+
+
+@pytest.mark.parametrize("number", [4, 65535])
+def test_a_vbucket_that_is_not_there(number: int) -> None:
+    with pytest.raises(NotMyVbucket) as error:
+        new_bucket().find(number)
+    assert error.value.vbucket == number
+
+
+def test_a_vbucket_that_is_not_active() -> None:
+    bucket = new_bucket()
+    bucket.vbuckets[1].set_state(VbucketState.DEAD)
+    with pytest.raises(NotMyVbucket):
+        bucket.find(1)
+    assert bucket.find(2).id == 2
+
+
+@pytest.mark.parametrize("vbuckets", [0, 3, 1000, 131072])
+def test_the_number_of_vbuckets(vbuckets: int) -> None:
+    with pytest.raises(ValueError, match=f"{vbuckets} vbuckets, expected a power of two"):
+        new_bucket(vbuckets=vbuckets)
+
+
+def test_stats() -> None:
+    bucket: Bucket = new_bucket(segment_bytes=1 << 20)
+    bucket.find(0).set(b"a", b"." * 100)
+    bucket.find(1).set(b"b", b"." * 100)
+    bucket.find(1).set(b"b", b"." * 10)
+    bucket.find(0).set(b"c", b"." * 10)
+    bucket.find(0).delete(b"c")
+    stats = bucket.stats()
+    assert stats.items == 2
+    assert stats.live_bytes == 156 + 66 + 43
+    assert stats.dead_bytes == 156 + 66
+    assert stats.segments == 1
+    assert stats.index_bytes > 5 * 16
+    bucket.log.make_room(1 << 20)
+    assert bucket.stats()[2:] == (265, 0, 2)
+    assert (bucket.find(0).purge_seqno, bucket.find(0).persisted_seqno) == (0, 0)

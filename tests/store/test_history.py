@@ -1,0 +1,216 @@
+"""Snapshots against plain lists, while tiny segments are sealed and rewritten all the time."""
+
+import tracemalloc
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.store.frames import FewFrames, ManyFrames
+from penstock.store.snapshot import Snapshot
+from penstock.wire.constants import MAX_SEQNO
+from penstock.wire.dcp import Deletion, Mutation
+from tests.store.model import History, messages, new_bucket, read_all
+
+
+@dataclass
+class Reader:
+    """A snapshot that is read bit by bit, and what is to come of it."""
+
+    snapshot: Snapshot
+    expected: list[Mutation | Deletion]
+
+    def read(self, max_bytes: int, window: int | None) -> None:
+        read = messages(self.snapshot.read(9, max_bytes, window))
+        assert read == [replace(change, opaque=9) for change in self.expected[: len(read)]]
+        assert read or not self.expected or window == 0
+        del self.expected[: len(read)]
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), st.integers(0, 3), st.sampled_from([b"a", b"bb", b"ccc", b"d" * 40])),
+        st.tuples(st.just("set"), st.just(2), st.integers(0, 99).map(lambda number: b"%d" % number)),
+        st.tuples(st.just("delete"), st.integers(0, 3), st.sampled_from([b"a", b"bb", b"ccc"])),
+        st.tuples(st.just("open"), st.integers(0, 3), st.tuples(st.integers(0, 120), st.integers(0, 120))),
+        st.tuples(st.just("read"), st.integers(0, 400), st.none() | st.integers(0, 200)),
+    ),
+    max_size=120,
+)
+sizes = st.integers(0, 90) | st.sampled_from([500, 700])
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps, sizes, st.sampled_from([512, 1500]), st.sampled_from([0, 8]))
+def test_snapshots_are_exact(story: list[tuple[str, int, object]], size: int, segment_bytes: int, few: int) -> None:
+    bucket = new_bucket(segment_bytes=segment_bytes)
+    histories = [History(vbucket) for vbucket in range(4)]
+    readers: list[Reader] = []
+    for number, (what, argument, detail) in enumerate(story):
+        if what == "read":
+            assert detail is None or isinstance(detail, int)
+            for reader in readers:
+                reader.read(argument, detail)
+            continue
+        vbucket, history = bucket.find(argument), histories[argument]
+        if isinstance(detail, tuple):
+            start, length = detail
+            start = min(start, vbucket.high_seqno)
+            snapshot = vbucket.snapshot(start, start + length)
+            readers.append(Reader(snapshot, history.view(snapshot.start_seqno, snapshot.end_seqno)))
+        else:
+            assert isinstance(detail, bytes)
+            if what == "set":
+                value = b"%d" % number + b"." * (size * number % 91 if size < 100 else size)
+                history.store(detail, value, vbucket.set(detail, value).cas)
+            elif detail in history.documents:
+                history.delete(detail, vbucket.delete(detail).cas)
+    for reader in readers:
+        while reader.snapshot.remaining:
+            reader.read(300, None)
+        assert not reader.expected
+    for vbucket, history in zip(bucket.vbuckets, histories, strict=True):
+        check_documents(vbucket, history)
+        index = bucket.log.indexes[vbucket.id]
+        dropped = [seqno for seqno in range(1, vbucket.high_seqno + 1) if index.find(seqno) is None]
+        assert vbucket.lowest_snapshot_end == max(map(history.superseded_by, dropped), default=0)
+        for end in range(1, vbucket.high_seqno + 1):
+            snapshot = vbucket.snapshot(0, end)
+            assert snapshot.end_seqno == max(end, vbucket.lowest_snapshot_end)
+            exact = Snapshot(index, end // 3, snapshot.end_seqno, few=few)
+            assert read_all(exact) == history.view(end // 3, snapshot.end_seqno)
+
+
+def check_documents(vbucket, history: History) -> None:
+    documents = history.documents
+    assert vbucket.high_seqno == len(history.changes)
+    assert vbucket.items == len(documents)
+    for key in {change.key for change in history.changes}:
+        item, document = vbucket.get(key), documents.get(key)
+        if document is None:
+            assert item is None
+        else:
+            assert (item.value, item.cas, item.seqno) == (document.value, document.cas, document.by_seqno)
+            assert item.rev_seqno == document.rev_seqno
+
+
+ENDS = [
+    # requested (start, end], of 10 changes of which the first four were replaced by the 8th and dropped; actual end
+    ((0, 10), 10),
+    ((0, MAX_SEQNO), 10),
+    ((0, 9), 9),
+    ((0, 8), 8),
+    ((0, 7), 8),
+    ((6, 7), 8),
+    ((7, 7), 7),
+    ((10, 10), 10),
+    ((10, MAX_SEQNO), 10),
+    ((7, 3), 7),
+]
+
+
+@pytest.mark.parametrize(("asked", "end"), ENDS)
+def test_where_a_snapshot_ends(asked: tuple[int, int], end: int) -> None:
+    bucket = new_bucket(segment_bytes=1 << 20)
+    vbucket = bucket.find(0)
+    for key in (b"a", b"b", b"c", b"d", b"d", b"c", b"b", b"a"):
+        vbucket.set(key, b"")
+    bucket.log.make_room(1 << 20)
+    for key in (b"a", b"b"):
+        vbucket.set(key, b"")
+    assert vbucket.lowest_snapshot_end == 8
+    snapshot = vbucket.snapshot(*asked)
+    assert (snapshot.start_seqno, snapshot.end_seqno) == (asked[0], end)
+    seqnos = [change.by_seqno for change in read_all(snapshot)]
+    assert seqnos[-1:] == ([end] if end > asked[0] else [])
+
+
+def chosen(lengths: list[int], gap: int) -> tuple[FewFrames, ManyFrames]:
+    """Return frames of these lengths, spread over three buffers, in both forms."""
+    buffers = [memoryview(bytes(range(256)) * 100) for _ in range(3)]
+    few, where, at = [], [], [0, 0, 0]
+    for number, length in enumerate(lengths):
+        buffer = 3 * number // len(lengths)
+        few.append((buffers[buffer], at[buffer], length))
+        where.append(buffer << 32 | at[buffer])
+        at[buffer] += length + gap * (number % 2)
+    return FewFrames(few), many(buffers, where, lengths)
+
+
+def many(buffers: list[memoryview], where: list[int], lengths: list[int]) -> ManyFrames:
+    return ManyFrames(buffers, np.array(where, np.int64), np.array(lengths, np.uint32))
+
+
+@given(
+    st.lists(st.integers(43, 200), min_size=1, max_size=80),
+    st.sampled_from([0, 7]),
+    st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 1000)), min_size=1),
+)
+def test_both_ways_to_copy_frames_are_one(lengths: list[int], gap: int, reads: list[tuple[int, int]]) -> None:
+    few, many = chosen(lengths, gap)
+    while few.remaining:
+        for max_bytes, window in reads:
+            assert few.read(0xDEADBEEF, max_bytes, window) == many.read(0xDEADBEEF, max_bytes, window)
+            assert few.remaining == many.remaining
+
+
+WINDOWS = [
+    # max_bytes, window, frames of 59 bytes read
+    (1000, None, 4),
+    (118, None, 2),
+    (117, None, 1),
+    (0, None, 1),
+    (1000, 0, 0),
+    (1000, -5, 0),
+    (1000, 1, 1),
+    (1000, 59, 1),
+    (1000, 60, 2),
+    (117, 60, 1),
+]
+
+
+@pytest.mark.parametrize("few", [0, 8])
+@pytest.mark.parametrize(("max_bytes", "window", "frames"), WINDOWS)
+def test_how_much_is_read(max_bytes: int, window: int | None, frames: int, few: int) -> None:
+    bucket = new_bucket(segment_bytes=1 << 20)
+    for key in (b"a", b"b", b"c", b"d"):
+        bucket.find(1).set(key + b"key", b"")
+    snapshot = Snapshot(bucket.log.indexes[1], 0, 4, few=few)
+    chunk = snapshot.read(0, max_bytes, window)
+    assert chunk.frames == frames
+    assert snapshot.remaining == 4 - frames
+
+
+def test_an_item_larger_than_a_segment() -> None:
+    bucket = new_bucket()
+    history = History(1)
+    for number in range(40):
+        key, value = b"%d" % (number % 7), b"." * (2000 if number % 3 == 0 else 20)
+        history.store(key, value, bucket.find(1).set(key, value).cas)
+    assert read_all(bucket.find(1).snapshot(0, MAX_SEQNO), max_bytes=100) == history.view(0, 40)
+
+
+def test_memory_does_not_grow_with_overwrites() -> None:
+    bucket = new_bucket(segment_bytes=64 * 1024)
+    keys = [b"%d" % number for number in range(40)]
+    tracemalloc.start()
+    try:
+        for number in range(8000):
+            bucket.vbuckets[number % 4].set(keys[number % 40], b"." * 1000)
+            stats = bucket.stats()
+            assert stats.live_bytes + stats.dead_bytes <= 4 * 64 * 1024
+        assert stats.dead_bytes > 0
+        current, _ = tracemalloc.get_traced_memory()
+        assert current < 1024 * 1024  # of 8.4 MB written
+    finally:
+        tracemalloc.stop()
+
+
+def test_columns_do_not_grow_with_overwrites() -> None:
+    bucket = new_bucket(segment_bytes=4096)
+    for _ in range(5000):
+        bucket.find(0).set(b"a", b"")
+    assert bucket.log.index_bytes < 8192
+    assert len(bucket.log.sealed) <= 2
