@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import (
@@ -249,8 +248,3 @@ def _rollback_change(row: RollbackRow) -> Change:
         history=row.history,
         requested_seqno=row.requested_seqno,
     )
-
-
-def register(spark: SparkSession) -> None:
-    """Make `format("dcp")` known to a session; again is harmless."""
-    spark.dataSource.register(DcpDataSource)
