@@ -2,14 +2,17 @@
 
 import tracemalloc
 from dataclasses import dataclass, replace
+from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.store.bucket import Bucket
 from penstock.store.frames import FewFrames, ManyFrames
 from penstock.store.snapshot import Snapshot
+from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import MAX_SEQNO
 from penstock.wire.dcp import Deletion, Mutation
 from tests.store.model import History, messages, new_bucket, read_all
@@ -83,7 +86,7 @@ def test_snapshots_are_exact(story: list[tuple[str, int, object]], size: int, se
             assert read_all(exact) == history.view(end // 3, snapshot.end_seqno)
 
 
-def check_documents(vbucket, history: History) -> None:
+def check_documents(vbucket: Vbucket, history: History) -> None:
     documents = history.documents
     assert vbucket.high_seqno == len(history.changes)
     assert vbucket.items == len(documents)
@@ -92,8 +95,44 @@ def check_documents(vbucket, history: History) -> None:
         if document is None:
             assert item is None
         else:
+            assert item is not None
             assert (item.value, item.cas, item.seqno) == (document.value, document.cas, document.by_seqno)
             assert item.rev_seqno == document.rev_seqno
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_long_histories(seed: int) -> None:
+    """New keys first, so that old segments are full and snapshots may end anywhere; then more and more old ones."""
+    random = Random(seed)
+    bucket = new_bucket(segment_bytes=4096)
+    histories = [History(vbucket) for vbucket in range(4)]
+    keys: list[bytes] = []
+    merged = False
+    for number in range(3000):
+        if random.random() > number / 2500:
+            keys.append(b"%d" % number)
+        key = random.choice(keys) if random.random() < number / 1500 else keys[-1]
+        vbucket = random.choice(bucket.vbuckets)
+        value = b"." * random.choice([5, 20, 200])
+        before = len(bucket.log.sealed)
+        histories[vbucket.id].store(key, value, vbucket.set(key, value).cas)
+        merged |= len(bucket.log.sealed) < before
+        if number % 500 == 499:
+            check_random_snapshots(bucket, histories, random)
+    for vbucket, history in zip(bucket.vbuckets, histories, strict=True):
+        check_documents(vbucket, history)
+    assert merged
+
+
+def check_random_snapshots(bucket: Bucket, histories: list[History], random: Random) -> None:
+    for vbucket, history in zip(bucket.vbuckets, histories, strict=True):
+        for _ in range(6):
+            lowest = random.choice([vbucket.lowest_snapshot_end, vbucket.high_seqno - 30])
+            end = random.randint(max(lowest, vbucket.lowest_snapshot_end), vbucket.high_seqno)
+            start = random.choice([0, random.randint(0, end)])
+            snapshot = vbucket.snapshot(start, end)
+            assert snapshot.end_seqno == end
+            assert read_all(snapshot, max_bytes=random.choice([300, 100_000])) == history.view(start, end)
 
 
 ENDS = [
