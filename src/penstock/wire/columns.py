@@ -10,6 +10,7 @@ Sources: the layouts of penstock.wire.dcp; what an opcode does not carry is null
 from __future__ import annotations
 
 from collections.abc import Sequence
+from struct import pack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from penstock.wire.constants import Opcode
 from penstock.wire.dcp import MUTATION_HEAD, Deletion, Mutation
 from penstock.wire.frame import HEADER_BYTES, cut_frame, opcode_name
 from penstock.wire.layout import Layout, decode
-from penstock.wire.schema import CHANGE_SCHEMA, UNSIGNED64, Change, Event, signed64
+from penstock.wire.schema import CHANGE_SCHEMA, UNSIGNED64, Change, Event, signed64, unsigned64
 
 SMALL_RUN = 30
 """Messages: below, the loop is faster than the columns (measured: equal between 25 and 40)."""
@@ -30,7 +31,7 @@ SLACK = MUTATION_HEAD.size
 """Bytes that must be readable behind the last frame of a run: every frame is gathered as long as a mutation's head."""
 
 Column = npt.NDArray[Any]
-Offsets = Sequence[int] | npt.NDArray[np.int64]
+Offsets = list[int] | npt.NDArray[np.int64]
 
 _DTYPES = {"B": "u1", "H": ">u2", "I": ">u4", "Q": ">u8"}
 _MUTATION, _DELETION = Mutation.layouts[7], Deletion.layouts[3]
@@ -42,6 +43,9 @@ _HEAD = np.dtype(
     ]
 )
 """Header and extras of a mutation. A deletion's extras begin with the same two fields; the rest is not its own."""
+
+_KINDS: dict[str, pa.DataType] = {field.name: field.type for field in CHANGE_SCHEMA}
+"""The columns of CHANGE_SCHEMA in their order; asking the schema itself costs more than making a column."""
 
 EVENTS: dict[int, Event] = {Opcode.DCP_MUTATION: Event.MUTATION, Opcode.DCP_DELETION: Event.DELETION}
 """The opcodes that a run may hold, and what they are called."""
@@ -78,23 +82,40 @@ class StreamContext:
     NAMES = ("vbuuid", "snapshot_start", "snapshot_end", "snapshot_flags", "history")
 
     def __init__(self, vbuckets: int) -> None:
-        self.vbuuid = np.zeros(vbuckets, np.int64)
-        self.snapshot_start = np.zeros(vbuckets, np.int64)
-        self.snapshot_end = np.zeros(vbuckets, np.int64)
-        self.snapshot_flags = np.zeros(vbuckets, np.int64)
-        self.history = np.zeros(vbuckets, np.int64)
+        self._table = np.zeros((len(self.NAMES), vbuckets), np.int64)
+        self.vbuuid, self.snapshot_start, self.snapshot_end, self.snapshot_flags, self.history = self._table
 
-    def of(self, vbucket: int) -> tuple[int, ...]:
-        """Return what is said of one vbucket in the order of NAMES, u64 fields unsigned."""
-        return tuple(int(getattr(self, name)[vbucket]) & _U64 for name in self.NAMES)
+    def of(self, vbucket: int) -> list[int]:
+        """Return what is said of one vbucket in the order of NAMES, unsigned. Raises as `rows` does."""
+        said: list[int] = self.rows(np.array([vbucket])).view(np.uint64)[:, 0].tolist()
+        return said
+
+    def rows(self, vbuckets: Column) -> Column:
+        """Return what is said of the vbuckets: for each of NAMES a row, of one element if they are all the same one.
+
+        Raises RemoteProtocolError for a vbucket that no stream of this connection can have.
+        """
+        one = vbuckets[:1] if (vbuckets == vbuckets[0]).all() else vbuckets
+        try:
+            return self._table[:, one]
+        except IndexError:
+            known = self._table.shape[1]
+            beyond = int(vbuckets[vbuckets >= known][0])
+            raise RemoteProtocolError(f"change of vbucket {beyond}, expected one below {known}") from None
 
 
 class Heads(NamedTuple):
-    """The fixed fields of a run: a structured array, one element a frame, and where each frame ends."""
+    """The fixed fields of a run as a structured array, one element a frame, and where the parts of each frame begin.
+
+    gone: which frames are no mutations; None if all are.
+    """
 
     fields: Column
     offsets: npt.NDArray[np.int64]
+    keys_at: npt.NDArray[np.int64]
+    values_at: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
+    gone: npt.NDArray[np.bool_] | None
 
 
 def heads_of(run: Run) -> Heads:
@@ -103,21 +124,26 @@ def heads_of(run: Run) -> Heads:
     Raises RemoteProtocolError (fatal) for the first frame whose extras, key or value cannot be.
     """
     offsets = np.asarray(run.offsets, np.int64)
-    whole = np.ndarray((len(run.buffer) - SLACK + 1,), f"V{SLACK}", run.buffer, strides=(1,))
-    fields = whole[offsets].view(_HEAD)
+    fields = _window(run.buffer, SLACK)[offsets].view(_HEAD)
     ends = np.append(offsets[1:], run.end)
-    room = ends - offsets - HEADER_BYTES - fields["extras_length"] - fields["key_length"]
+    keys_at = offsets + (HEADER_BYTES + fields["extras_length"].astype(np.int64))
+    values_at = keys_at + fields["key_length"]
     is_mutation = fields["opcode"] == Opcode.DCP_MUTATION
     bad = (
         (fields["extras_length"] != _EXTRAS[fields["opcode"]])
         | (fields["key_length"] == 0)
-        | (room < 0)
+        | (values_at > ends)
         | (fields["by_seqno"] == 0)
         | (is_mutation & (fields["nmeta"] != 0))
     )
     if bad.any():
         raise _why(run, int(offsets[int(np.argmax(bad))]))
-    return Heads(fields, offsets, ends)
+    return Heads(fields, offsets, keys_at, values_at, ends, None if is_mutation.all() else ~is_mutation)
+
+
+def _window(buffer: bytearray, nbytes: int) -> Column:
+    """Return a view of the buffer with an element of `nbytes` for every place at which one can begin."""
+    return np.ndarray((len(buffer) - nbytes + 1,), f"V{nbytes}", buffer, strides=(1,))
 
 
 def _why(run: Run, offset: int) -> RemoteProtocolError:
@@ -143,96 +169,101 @@ def decode_run(run: Run, context: StreamContext, *, views: bool = False) -> pa.R
     return columns_of(run, heads_of(run), context, views=views)
 
 
+_WIDE = ("seqno", "rev_seqno", "cas", "flags", "expiry", "lock_time", *StreamContext.NAMES[:-1])
+_NARROW = ("vbucket", "datatype", StreamContext.NAMES[-1])
+"""The int64 and the int32 columns, in the order in which columns_of lays them behind each other."""
+
+_VIEW_SCHEMA = CHANGE_SCHEMA.set(CHANGE_SCHEMA.get_field_index("value"), pa.field("value", pa.binary_view()))
+
+
 def columns_of(run: Run, heads: Heads, context: StreamContext, *, views: bool = False) -> pa.RecordBatch:
-    fields, offsets, ends = heads
+    """Return what decode_run does, for any number of messages whose heads have been gathered."""
+    fields, offsets, keys_at, values_at, _, gone = heads
     count = len(offsets)
-    is_mutation = fields["opcode"] == Opcode.DCP_MUTATION
-    gone = None if is_mutation.all() else ~is_mutation
-    keys_at = offsets + (HEADER_BYTES + fields["extras_length"])
-    values_at = keys_at + fields["key_length"]
-    pieces = np.empty(3 * count + 1, np.int32)
-    pieces[0:-1:3], pieces[1::3], pieces[2::3], pieces[-1] = offsets, keys_at, values_at, run.end
+    said = context.rows(fields["vbucket"])
+    wide, narrow = np.empty((len(_WIDE), count), np.int64), np.empty((len(_NARROW), count), np.int32)
+    wide[0], wide[1], wide[2] = fields["by_seqno"], fields["rev_seqno"], fields["cas"]
+    wide[3], wide[4], wide[5] = fields["flags"], fields["expiry"], fields["lock_time"]
+    wide[6:] = said[:-1]
+    narrow[0], narrow[1], narrow[2] = fields["vbucket"], fields["datatype"], said[-1]
+
+    pieces = np.empty((count, 3), np.int32)
+    pieces[:, 0], pieces[:, 1], pieces[:, 2] = offsets, keys_at, values_at
     slab = pa.py_buffer(run.buffer)
-    whole = pa.Array.from_buffers(pa.binary(), 3 * count, [None, pa.py_buffer(pieces), slab])
-    key = whole.take(_every_third(1, count))
-    value_type: pa.DataType = pa.binary()
-    if views:
-        value, value_type = _views(run.buffer, slab, values_at, ends, gone), pa.binary_view()
-    elif gone is None:
-        value = whole.take(_every_third(2, count))
-    else:
-        value = whole.take(pa.array(np.arange(2, 3 * count, 3), mask=gone))
-    vbucket = fields["vbucket"].astype(np.int32)
-    columns: dict[str, pa.Array] = {
-        "vbucket": _array(vbucket),
-        "seqno": _array(fields["by_seqno"].astype(np.uint64).view(np.int64)),
-        "rev_seqno": _array(fields["rev_seqno"].astype(np.uint64).view(np.int64)),
-        "cas": _array(fields["cas"].astype(np.uint64).view(np.int64)),
+    bounds = pa.py_buffer(np.append(pieces, np.int32(run.end)))
+    parts = pa.Array.from_buffers(pa.binary(), 3 * count, [None, bounds, slab])
+    validity = None if gone is None else pa.py_buffer(np.packbits(~gone, bitorder="little"))
+    columns = {
+        **_integers(_WIDE, wide, pa.int64(), validity),
+        **_integers(_NARROW, narrow, pa.int32(), None),
         "event": _event_column(fields["opcode"], gone),
-        "key": key,
-        "value": value,
-        "datatype": _array(fields["datatype"].astype(np.int32)),
-        "flags": _array(fields["flags"].astype(np.int64), gone),
-        "expiry": _array(fields["expiry"].astype(np.int64), gone),
-        "lock_time": _array(fields["lock_time"].astype(np.int64), gone),
+        "key": _every_third(parts.slice(1), count, None),
+        "value": _views(run.buffer, slab, heads, validity) if views else _every_third(parts.slice(2), count, validity),
     }
-    one = vbucket[0] if (vbucket == vbucket[0]).all() else None
-    for name in StreamContext.NAMES:
-        known = getattr(context, name)
-        column = np.full(count, known[one]) if one is not None else known[vbucket]
-        columns[name] = _array(column.astype(np.int32) if name == "history" else column)
-    schema = CHANGE_SCHEMA
-    if views:
-        schema = schema.set(schema.get_field_index("value"), pa.field("value", value_type))
-    return pa.RecordBatch.from_arrays([columns.get(f.name) or _nulls(f.type, count) for f in schema], schema=schema)
+    schema = _VIEW_SCHEMA if views else CHANGE_SCHEMA
+    arrays = [columns[name] if name in columns else _nulls(name, count) for name in _KINDS]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _array(values: Column, mask: Column | None = None) -> pa.Array:
-    return pa.array(values, mask=mask)
+_MUTATIONS_ONLY = ("flags", "expiry", "lock_time")
 
 
-def _nulls(kind: pa.DataType, count: int) -> pa.Array:
-    """Return `count` nulls: a slice of a column made once for each type."""
-    column = _NULLS.get(kind)
-    if column is None or len(column) < count:
-        column = _NULLS[kind] = pa.nulls(max(count, 65536), kind)
-    return column[:count]
+def _integers(names: Sequence[str], rows: Column, kind: pa.DataType, validity: pa.Buffer | None) -> dict[str, pa.Array]:
+    """Return the rows as columns of one shared buffer; validity: of those that only a mutation has."""
+    buffer, nbytes, count = pa.py_buffer(rows), rows[0].nbytes, rows.shape[1]
+    return {
+        name: pa.Array.from_buffers(
+            kind, count, [validity if name in _MUTATIONS_ONLY else None, buffer.slice(number * nbytes, nbytes)]
+        )
+        for number, name in enumerate(names)
+    }
 
 
-_NULLS: dict[pa.DataType, pa.Array] = {}
+_MADE_ONCE = 65536
+"""Rows of what is made once and sliced for each batch; a slab seldom has more messages."""
+
+_THIRDS = pa.py_buffer(np.arange(0, 3 * _MADE_ONCE, 3))
+_MUTATIONS = pa.repeat(str(Event.MUTATION), _MADE_ONCE)
+_NULLS_OF_KIND = {kind: pa.nulls(_MADE_ONCE, kind) for kind in _KINDS.values()}
+_NULLS = {name: _NULLS_OF_KIND[kind] for name, kind in _KINDS.items()}
 
 
-def _every_third(first: int, count: int) -> pa.Array:
-    return pa.array(np.arange(first, 3 * count, 3))
+def _nulls(name: str, count: int) -> pa.Array:
+    return _NULLS[name].slice(0, count) if count <= _MADE_ONCE else pa.nulls(count, _KINDS[name])
+
+
+def _every_third(parts: pa.Array, count: int, validity: pa.Buffer | None) -> pa.Array:
+    """Return a copy of elements 0, 3, 6, ...; null where `validity` says so."""
+    thirds = _THIRDS if count <= _MADE_ONCE else pa.py_buffer(np.arange(0, 3 * count, 3))
+    return parts.take(pa.Array.from_buffers(pa.int64(), count, [validity, thirds]))
 
 
 def _event_column(opcodes: Column, gone: Column | None) -> pa.Array:
-    if gone is None:
-        return pa.repeat(_EVENT_NAMES[0], len(opcodes))
+    if gone is None and len(opcodes) <= _MADE_ONCE:
+        return _MUTATIONS.slice(0, len(opcodes))
     return _EVENT_NAMES.take(pa.array(_EVENT_NUMBER[opcodes]))
 
 
 _INLINE = 12
-"""Bytes that a binary_view holds itself; longer values are a prefix and a place in the slab."""
+"""Bytes that a binary_view holds itself; longer values are a prefix of 4 bytes and a place in the slab."""
 
 
-def _views(buffer: bytearray, slab: pa.Buffer, starts: Column, ends: Column, gone: Column | None) -> pa.Array:
+def _views(buffer: bytearray, slab: pa.Buffer, heads: Heads, validity: pa.Buffer | None) -> pa.Array:
     """Return the values as binary_view. Source: Arrow columnar format, "Variable-size Binary View Layout"."""
-    count, lengths = len(starts), ends - starts
-    if gone is not None:
-        lengths = np.where(gone, 0, lengths)
-    views = np.zeros((count, 4), np.int32)
+    starts, lengths = heads.values_at, heads.ends - heads.values_at
+    if heads.gone is not None:
+        lengths[heads.gone] = 0
+    views = np.empty((len(starts), 4), np.int32)
     views[:, 0] = lengths
-    window = np.ndarray((len(buffer) - _INLINE + 1,), f"V{_INLINE}", buffer, strides=(1,))
-    views[:, 1:] = window[starts].view(np.int32).reshape(-1, 3)
-    short = lengths <= _INLINE
-    views[~short, 2] = 0
-    views[~short, 3] = starts[~short]
-    if short.any():
-        held = views[:, 1:].view(np.uint8).reshape(-1, _INLINE)
-        held[short] *= np.arange(_INLINE) < lengths[short, None]
-    validity = None if gone is None else pa.py_buffer(np.packbits(~gone, bitorder="little"))
-    return pa.Array.from_buffers(pa.binary_view(), count, [validity, pa.py_buffer(views), slab])
+    views[:, 1] = _window(buffer, 4)[starts].view(np.int32)
+    views[:, 2] = 0
+    views[:, 3] = starts
+    short = np.flatnonzero(lengths <= _INLINE)
+    if len(short):
+        held = _window(buffer, _INLINE)[starts[short]].view(np.uint8).reshape(-1, _INLINE)
+        held *= np.arange(_INLINE) < lengths[short, None]
+        views[short, 1:] = held.view(np.int32)
+    return pa.Array.from_buffers(pa.binary_view(), len(starts), [validity, pa.py_buffer(views), slab])
 
 
 def decode_messages(run: Run, context: StreamContext) -> list[Change]:
@@ -243,8 +274,9 @@ def decode_messages(run: Run, context: StreamContext) -> list[Change]:
     changes: list[Change] = []
     view = memoryview(run.buffer)
     unpack, known = MUTATION_HEAD.unpack_from, -1
-    said: tuple[int, ...] = ()
-    for offset, end in zip(run.offsets, (*run.offsets[1:], run.end), strict=True):
+    said: Sequence[int] = ()
+    offsets = run.offsets if isinstance(run.offsets, list) else run.offsets.tolist()
+    for offset, end in zip(offsets, (*offsets[1:], run.end), strict=True):
         (_, opcode, key_length, extras_length, datatype, vbucket, _, _, cas, seqno, rev_seqno, *extras) = unpack(
             view, offset
         )
@@ -253,14 +285,14 @@ def decode_messages(run: Run, context: StreamContext) -> list[Change]:
         layout = _RUN_LAYOUTS.get(opcode)
         gone = layout is not _MUTATION
         if layout is None or extras_length != layout.extras.size or not key_length or value_at > end or not seqno:
-            raise _why(run, int(offset))
+            raise _why(run, offset)
         if gone:
             flags = expiry = lock_time = value = None
         else:
             flags, expiry, lock_time, nmeta, _ = extras
             value = view[value_at:end].tobytes()
             if nmeta:
-                raise _why(run, int(offset))
+                raise _why(run, offset)
         if vbucket != known:
             known, said = vbucket, context.of(vbucket)
         vbuuid, snapshot_start, snapshot_end, snapshot_flags, history = said
@@ -271,19 +303,28 @@ def decode_messages(run: Run, context: StreamContext) -> list[Change]:
 
 
 _new_change = tuple.__new__
-_U64 = 0xFFFF_FFFF_FFFF_FFFF
+
+_PACKED = {"int32": "i", "int64": "q"}
+_PACK_CODES = {name: "Q" if name in UNSIGNED64 else _PACKED.get(str(kind)) for name, kind in _KINDS.items()}
+"""By column: how struct packs its numbers, for those that have any."""
 
 
 def batch_of(changes: Sequence[Change]) -> pa.RecordBatch:
     """Return changes as one batch of CHANGE_SCHEMA."""
     columns = zip(*changes, strict=True) if changes else ((),) * len(CHANGE_SCHEMA)
-    arrays = []
-    for field, column in zip(CHANGE_SCHEMA, columns, strict=True):
-        values: Sequence[Any] = column
-        if field.name in UNSIGNED64:
-            values = [None if number is None else signed64(number) for number in column]
-        arrays.append(pa.array(values, field.type))
+    arrays = [_array(name, values) for name, values in zip(_KINDS, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=CHANGE_SCHEMA)
+
+
+def _array(name: str, values: tuple[Any, ...]) -> pa.Array:
+    count, missing, code = len(values), values.count(None), _PACK_CODES[name]
+    if missing == count:
+        return _nulls(name, count)
+    if code is not None and not missing:
+        return pa.Array.from_buffers(_KINDS[name], count, [None, pa.py_buffer(pack(f"={count}{code}", *values))])
+    if code == "Q":
+        values = tuple(None if number is None else signed64(number) for number in values)
+    return pa.array(values, _KINDS[name])
 
 
 def changes_of(batch: pa.RecordBatch) -> list[Change]:
@@ -292,7 +333,7 @@ def changes_of(batch: pa.RecordBatch) -> list[Change]:
     for field, array in zip(CHANGE_SCHEMA, batch.columns, strict=True):
         values = array.to_pylist()
         if field.name in UNSIGNED64:
-            values = [None if number is None else number & _U64 for number in values]
+            values = [None if number is None else unsigned64(number) for number in values]
         elif pa.types.is_map(field.type):
             values = [None if pairs is None else dict(pairs) for pairs in values]
         columns.append(values)

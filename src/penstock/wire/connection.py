@@ -161,7 +161,7 @@ class Connection:
                 if buffer[offset] != Magic.REQUEST or buffer[offset + 1] not in EVENTS
             )
             return offsets, single
-        starts, octets = np.array(offsets), np.frombuffer(buffer, np.uint8)
+        starts, octets = np.fromiter(offsets, np.int64, len(offsets)), np.frombuffer(buffer, np.uint8)
         in_run = (octets[starts] == Magic.REQUEST) & IN_RUN[octets[starts + 1]]
         return starts, np.flatnonzero(~in_run).tolist()
 
