@@ -1,0 +1,193 @@
+"""Decode a slab of mutations to one Arrow batch: columns against a loop over the messages.
+
+The slab is hot: its bytes are copied into it just before, as a socket does (that is not timed), and each case has five
+slabs before it is the next one's turn. Keys have 12 to 28 bytes, values are ASCII, vbuckets are at random among
+--vbuckets. Cases, each from bytes to its result:
+
+- "loop to tuples" finds the next header, unpacks header and extras with one Struct, cuts key and value out as bytes
+  and appends one tuple of the fields that differ between messages. No Arrow: what any such decoder pays at least.
+- "loop to Arrow" does the same, appends each field to the list of its column instead, and makes of the lists the same
+  record batch that the columns give (the constant columns and the nulls are shared with them).
+- "columns" is what a client runs: receive_data of a Connection, then decode_run; with values copied, and as views.
+
+With --small, the cost of short runs by both ways that decode_run chooses from.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from struct import Struct
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.report import Case, Report, interleaved, options
+from penstock.wire import columns
+from penstock.wire.columns import Run, StreamContext
+from penstock.wire.connection import Connection, Slab
+from penstock.wire.dcp import MUTATION_HEAD, Mutation
+from penstock.wire.hop import hop
+from penstock.wire.schema import CHANGE_SCHEMA, signed64
+
+BODY = Struct(">8xI")
+
+
+def fill(slab: Slab, value_bytes: int, vbuckets: int) -> int:
+    """Fill a slab with whole mutation frames and return how many bytes they have."""
+    chance = random.Random(20261120)
+    position = 0
+    seqnos = [0] * vbuckets
+    while True:
+        vbucket = chance.randrange(vbuckets)
+        seqnos[vbucket] += 1
+        data = Mutation(
+            vbucket=vbucket,
+            opaque=vbucket + 1,
+            cas=chance.getrandbits(63),
+            datatype=1,
+            key=f"key_{chance.randrange(10**8)}".ljust(chance.randrange(12, 29), "x").encode(),
+            value=(f"{chance.getrandbits(64):016x}" * (value_bytes // 16 + 1)).encode()[:value_bytes],
+            by_seqno=seqnos[vbucket],
+            rev_seqno=1,
+        ).encode()
+        if position + len(data) > slab.nbytes:
+            return position
+        slab.view[position : position + len(data)] = data
+        position += len(data)
+
+
+def loop_to_tuples(slab: Slab, end: int) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    view, offset = slab.view, 0
+    append, unpack = rows.append, MUTATION_HEAD.unpack_from
+    while offset < end:
+        (_, _, key_length, extras_length, datatype, vbucket, body, _, cas, seqno, rev_seqno, flags, expiry, *_) = (
+            unpack(view, offset)
+        )
+        key_at = offset + 24 + extras_length
+        value_at = key_at + key_length
+        offset += 24 + body
+        key, value = view[key_at:value_at].tobytes(), view[value_at:offset].tobytes()
+        append((vbucket, seqno, rev_seqno, cas, key, value, datatype, flags, expiry))
+    return rows
+
+
+FIELDS = ("vbucket", "seqno", "rev_seqno", "cas", "key", "value", "datatype", "flags", "expiry", "lock_time")
+CONTEXT = StreamContext.NAMES
+
+
+def loop_to_arrow(slab: Slab, end: int, context: StreamContext) -> pa.RecordBatch:
+    view, offset = slab.view, 0
+    lists: dict[str, list[object]] = {name: [] for name in (*FIELDS, *CONTEXT)}
+    vbuckets, seqnos, rev_seqnos, cas_, keys, values, datatypes, flags_, expiries, lock_times = (
+        lists[name].append for name in FIELDS
+    )
+    unpack = MUTATION_HEAD.unpack_from
+    while offset < end:
+        (_, _, key_length, extras_length, datatype, vbucket, body, _, cas, seqno, rev, flags, expiry, lock, _, _) = (
+            unpack(view, offset)
+        )
+        key_at = offset + 24 + extras_length
+        value_at = key_at + key_length
+        offset += 24 + body
+        vbuckets(vbucket)
+        seqnos(signed64(seqno))
+        rev_seqnos(signed64(rev))
+        cas_(signed64(cas))
+        keys(view[key_at:value_at].tobytes())
+        values(view[value_at:offset].tobytes())
+        datatypes(datatype)
+        flags_(flags)
+        expiries(expiry)
+        lock_times(lock)
+    count = len(lists["vbucket"])
+    for name in CONTEXT:
+        by_vbucket = getattr(context, name).tolist()
+        lists[name] = [by_vbucket[vbucket] for vbucket in lists["vbucket"]]
+    event = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int8)), ["mutation"]).cast(pa.string())
+    arrays = []
+    for field in CHANGE_SCHEMA:
+        if field.name == "event":
+            arrays.append(event)
+        else:
+            arrays.append(
+                pa.array(lists[field.name], field.type) if field.name in lists else pa.nulls(count, field.type)
+            )
+    return pa.RecordBatch.from_arrays(arrays, schema=CHANGE_SCHEMA)
+
+
+def by_columns(connection: Connection, end: int, context: StreamContext, *, views: bool) -> pa.RecordBatch:
+    connection.get_buffer()
+    (run,) = connection.receive_data(end)
+    assert isinstance(run, Run)
+    return columns.decode_run(run, context, views=views)
+
+
+def compare(report: Report, value_bytes: int, vbuckets: int, rounds: int) -> None:
+    slab, context = Slab(), StreamContext(max(vbuckets, 1024))
+    end = fill(slab, value_bytes, vbuckets)
+    connection = Connection(slab, runs=True)
+    cases: dict[str, Case] = {
+        "loop to tuples": lambda: loop_to_tuples(slab, end),
+        "loop to Arrow": lambda: loop_to_arrow(slab, end, context),
+        "columns, values copied": lambda: by_columns(connection, end, context, views=False),
+        "columns, values as views": lambda: by_columns(connection, end, context, views=True),
+    }
+    count = len(loop_to_tuples(slab, end))
+    assert loop_to_arrow(slab, end, context).equals(by_columns(connection, end, context, views=False))
+    received = bytes(slab.view[:end])
+    times = interleaved(cases, rounds, calls=5, prepare=lambda: slab.view.__setitem__(slice(end), received))
+    tuples, arrow = times["loop to tuples"], times["loop to Arrow"]
+    for name, taken in times.items():
+        report.row(
+            f"{value_bytes} B, {name}",
+            f"{taken.median / count * 1e9:.0f} ns/message median, {taken.best / count * 1e9:.0f} best; "
+            f"{tuples.median / taken.median:.2f}x loop to tuples, {arrow.median / taken.median:.2f}x loop to Arrow",
+        )
+
+
+REPEATS = 20
+
+
+def repeat(decode: Callable[[Run], object], run: Run) -> None:
+    for _ in range(REPEATS):
+        decode(run)
+
+
+def short_runs(report: Report, rounds: int) -> None:
+    slab, context = Slab(), StreamContext(1024)
+    fill(slab, 100, 1)
+    offsets, _ = hop(slab.buffer, 0, 100_000)
+    for count in (1, 2, 5, 10, 20, 30, 40, 60, 100, 200):
+        run = Run(slab.buffer, offsets[:count], offsets[count])
+        cases: dict[str, Case] = {
+            "loop": partial(repeat, lambda run: columns.batch_of(columns.decode_messages(run, context)), run),
+            "columns": partial(repeat, lambda run: columns.columns_of(run, columns.heads_of(run), context), run),
+            "objects": partial(repeat, lambda run: columns.decode_messages(run, context), run),
+        }
+        times = interleaved(cases, rounds)
+        report.row(
+            f"run of {count}",
+            ", ".join(f"{name} {taken.median / REPEATS * 1e6:.0f} us" for name, taken in times.items()),
+        )
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--vbuckets", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--small", action="store_true", help="short runs instead of a slab")
+    chosen = parser.parse_args()
+    report = Report("Decode of mutations to Arrow", chosen)
+    if chosen.small:
+        short_runs(report, chosen.rounds)
+    else:
+        for value_bytes in (100, 1024):
+            compare(report, value_bytes, chosen.vbuckets, chosen.rounds)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

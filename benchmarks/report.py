@@ -1,0 +1,114 @@
+"""What the benchmarks have in common: timing that a busy machine spoils least, and one way to show and keep figures.
+
+A benchmark states a question, measures cases in turn and prints rows:
+
+    report = Report("What does decoding cost?", options("nothing to choose").parse_args())
+    for name, times in interleaved({"one way": f, "another": g}, rounds=25).items():
+        report.row(name, f"{times.median / count * 1e9:.0f} ns/message")
+    report.finish()
+
+With --record the rows are also appended to RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+RESULTS = Path(__file__).parent / "RESULTS.md"
+
+Case = Callable[[], object]
+
+
+class Times(NamedTuple):
+    """Seconds of one call."""
+
+    median: float
+    best: float
+
+
+def interleaved(
+    cases: Mapping[str, Case], rounds: int, *, calls: int = 1, prepare: Case | None = None
+) -> dict[str, Times]:
+    """Time the cases in turn, `rounds` times each, garbage collection off: what disturbs one disturbs all alike.
+
+    calls: how often a case is called (and timed) before it is the next one's turn. prepare: called before each of them,
+    not timed. Times are CPU times of this process, all threads: other processes on the machine show less.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for case in cases.values():
+        case()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for name, case in cases.items():
+                for _ in range(calls):
+                    if prepare is not None:
+                        prepare()
+                    start = time.process_time()
+                    case()
+                    seconds[name].append(time.process_time() - start)
+    finally:
+        gc.enable()
+    return {name: Times(statistics.median(taken), min(taken)) for name, taken in seconds.items()}
+
+
+def options(description: str) -> argparse.ArgumentParser:
+    """Return a parser that knows --record; a benchmark adds its own options."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--record", action="store_true", help="append the figures to RESULTS.md")
+    return parser
+
+
+def machine() -> str:
+    """Return what the figures depend on: processor, cores that this process may use, Python, date."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    return f"{_processor()}, {cores} cores, {platform.system()}, {python}, {datetime.now(UTC):%Y-%m-%d}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def command() -> str:
+    """Return how this benchmark was called, as anyone can repeat it."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--record"]
+    return " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *arguments])
+
+
+class Report:
+    """Rows under a question, printed as they come."""
+
+    def __init__(self, question: str, chosen: argparse.Namespace) -> None:
+        self._question = question
+        self._record: bool = chosen.record
+        self._rows: list[tuple[str, str]] = []
+        print(f"{question}\n{machine()}\n$ {command()}")
+
+    def row(self, name: str, figures: str) -> None:
+        self._rows.append((name, figures))
+        print(f"  {name:<52} {figures}", flush=True)
+
+    def finish(self) -> None:
+        """Append the rows to RESULTS.md if that was asked for."""
+        if not self._record:
+            return
+        table = ["| case | figures |", "| --- | --- |", *(f"| {name} | {figures} |" for name, figures in self._rows)]
+        lines = ["", f"## {self._question}", "", f"{machine()}", "", f"    {command()}", "", *table, ""]
+        with RESULTS.open("a", encoding="utf-8") as results:
+            results.write("\n".join(lines))
