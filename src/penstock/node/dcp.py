@@ -23,13 +23,13 @@ __all__ = ["HANDLERS", "NOT_SERVED", "refuse", "take_response"]
 MAX_NAME = 200
 
 # Flags of the protocol that this node knows, and those of them that it cannot honour. Any other bit is wrong, bits
-# that older releases had (notifiers, NO_VALUE of a stream) included.
-_OPEN_LATER = OpenFlag.NO_VALUE | OpenFlag.INCLUDE_DELETE_TIMES | 0x040 | 0x100 | 0x200
-_OPEN_KNOWN = OpenFlag.PRODUCER | OpenFlag.INCLUDE_XATTRS | _OPEN_LATER
-_STREAM_LATER = StreamFlag.TAKEOVER | 0x100
-_STREAM_KNOWN = (
-    _STREAM_LATER
-    | StreamFlag.DISK_ONLY
+# that older releases had (notifiers, NO_VALUE of a stream) included. Plain numbers, since `~` of an IntFlag has named
+# bits only.
+_OPEN_LATER = int(OpenFlag.NO_VALUE | OpenFlag.INCLUDE_DELETE_TIMES) | 0x040 | 0x100 | 0x200
+_OPEN_KNOWN = int(OpenFlag.PRODUCER | OpenFlag.INCLUDE_XATTRS) | _OPEN_LATER
+_STREAM_LATER = int(StreamFlag.TAKEOVER) | 0x100
+_STREAM_KNOWN = _STREAM_LATER | int(
+    StreamFlag.DISK_ONLY
     | StreamFlag.TO_LATEST
     | StreamFlag.ACTIVE_VB_ONLY
     | StreamFlag.STRICT_VBUUID
@@ -67,7 +67,7 @@ def _open(connection: NodeConnection, frame: Frame) -> bytes:
         older.connection.abort("another connection has taken its name")
     connection.producer = Producer(connection, bucket, request.key, OpenFlag(request.flags))
     bucket.producers[request.key] = connection.producer
-    connection.datatypes |= Datatype.JSON
+    connection.datatypes |= int(Datatype.JSON)
     return reply(frame)
 
 

@@ -29,16 +29,10 @@ _TOKEN_EXTRAS = _TOKEN_HEAD.size - HEADER_BYTES
 
 
 def _vbucket(connection: NodeConnection, vbid: int, key: bytes) -> Vbucket:
-    """Return the vbucket that serves a key. Raises StatusError where the key or the vbucket is none."""
+    """Return the vbucket that serves a key. Raises StatusError where the key is too long or the vbucket not here."""
     if len(key) > MAX_KEY:
         raise InvalidArguments(f"key of {len(key)} bytes, limit {MAX_KEY}")
-    try:
-        vbucket = connection.vbuckets[vbid]
-    except IndexError:
-        return connection.selected().store.find(vbid)  # raises
-    if vbucket.state is not _ACTIVE:
-        return connection.selected().store.find(vbid)
-    return vbucket
+    return connection.selected().store.find(vbid)
 
 
 def _getting(*, with_key: bool, quiet: bool) -> Handler:
@@ -46,7 +40,10 @@ def _getting(*, with_key: bool, quiet: bool) -> Handler:
 
     def get(connection: NodeConnection, frame: Frame) -> bytes:
         _, opcode, vbid, _, opaque, _, _, key, _, _ = frame
-        item = _vbucket(connection, vbid, key).get(key)
+        vbuckets = connection.vbuckets
+        if len(key) > MAX_KEY or vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).state is not _ACTIVE:
+            vbucket = _vbucket(connection, vbid, key)  # raises
+        item = vbucket.get(key)
         counters = connection.counters
         counters.cmd_get += 1
         if item is None:
@@ -57,20 +54,11 @@ def _getting(*, with_key: bool, quiet: bool) -> Handler:
         cas, flags, datatype, value, _, _, _ = item
         if with_key:
             value = key + value
+        key_length = len(key) if with_key else 0
+        if datatype:
+            datatype &= connection.datatypes
         body = _GET_EXTRAS + len(value)
-        head = _GET_HEAD.pack(
-            _RESPONSE,
-            opcode,
-            len(key) if with_key else 0,
-            _GET_EXTRAS,
-            datatype & connection.datatypes,
-            0,
-            body,
-            opaque,
-            cas,
-            flags,
-        )
-        return head + value
+        return _GET_HEAD.pack(_RESPONSE, opcode, key_length, _GET_EXTRAS, datatype, 0, body, opaque, cas, flags) + value
 
     return get
 
@@ -93,7 +81,9 @@ def _storing(store: Callable[..., Stored], *, quiet: bool) -> Handler:
 
     def handle(connection: NodeConnection, frame: Frame) -> bytes:
         _, _, vbid, datatype, _, cas, extras, key, value, _ = frame
-        vbucket = _vbucket(connection, vbid, key)
+        vbuckets = connection.vbuckets
+        if len(key) > MAX_KEY or vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).state is not _ACTIVE:
+            vbucket = _vbucket(connection, vbid, key)  # raises
         if len(value) > MAX_VALUE:
             raise TooBig(f"value of {len(value)} bytes, limit {MAX_VALUE}")
         flags, expiry = _SET_EXTRAS.unpack(extras)

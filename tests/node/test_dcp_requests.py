@@ -1,0 +1,308 @@
+"""What a stream connection may ask for, and what it is told: opening, settings, stream requests, closing."""
+
+import pytest
+
+from penstock.wire.constants import MAX_SEQNO, Magic, Opcode, OpenFlag, Status, StreamFlag
+from penstock.wire.dcp import (
+    BufferAck,
+    CloseStream,
+    Control,
+    GetFailoverLog,
+    Open,
+    SnapshotMarker,
+    StreamEnd,
+    StreamReq,
+    unpack_rollback,
+)
+from penstock.wire.frame import Frame
+from penstock.wire.kv import Noop, unpack_failover_log
+from tests.node.wire_client import connected
+
+S = Status
+ASK = {"start_seqno": 0, "end_seqno": MAX_SEQNO, "vbuuid": 0, "snap_start": 0, "snap_end": 0}
+
+OPENS = [
+    ("a producer", Open(key=b"name", flags=1), S.SUCCESS),
+    ("the longest name", Open(key=b"n" * 200, flags=1), S.SUCCESS),
+    ("a longer name", Open(key=b"n" * 201, flags=1), S.EINVAL),
+    ("xattrs", Open(key=b"name", flags=OpenFlag.PRODUCER | OpenFlag.INCLUDE_XATTRS), S.SUCCESS),
+    ("no name", Frame(Magic.REQUEST, Opcode.DCP_OPEN, extras=bytes(8)), S.EINVAL),
+    ("short extras", Frame(Magic.REQUEST, Opcode.DCP_OPEN, key=b"name", extras=bytes(4)), S.EINVAL),
+    ("a value", Open(key=b"name", flags=1, value=b"{}"), S.EINVAL),
+    ("a cas", Open(key=b"name", flags=1, cas=1), S.EINVAL),
+    ("a consumer", Open(key=b"name", flags=0), S.NOT_SUPPORTED),
+    ("a notifier", Open(key=b"name", flags=2), S.EINVAL),
+    ("no values", Open(key=b"name", flags=0x09), S.NOT_SUPPORTED),
+    ("the withdrawn collections flag", Open(key=b"name", flags=0x11), S.EINVAL),
+    ("delete times", Open(key=b"name", flags=0x21), S.NOT_SUPPORTED),
+    ("the withdrawn point in time flag", Open(key=b"name", flags=0x81), S.EINVAL),
+    ("an unknown flag", Open(key=b"name", flags=0x80000001), S.EINVAL),
+]
+
+
+@pytest.mark.parametrize(("what", "message", "status"), OPENS, ids=[row[0] for row in OPENS])
+def test_open(client, what, message, status):
+    assert Status(client.status(message)) == status
+    assert client.status(Noop()) == S.SUCCESS
+
+
+EARLY = [
+    *(
+        Control(key=b"enable_noop", value=b"true"),
+        StreamReq(**ASK),
+        GetFailoverLog(),
+        CloseStream(),
+        BufferAck(nbytes=1),
+    ),
+    *(Frame(Magic.REQUEST, opcode) for opcode in range(0x51, 0x68)),
+]
+
+
+@pytest.mark.parametrize("message", EARLY)
+def test_nothing_goes_before_open(client, message):
+    assert client.status(message) == S.EINVAL
+    assert client.status(Noop()) == S.SUCCESS
+
+
+def test_a_second_open_is_refused(consumer):
+    assert consumer.status(Open(key=b"another", flags=1)) == S.EINVAL
+    assert consumer.stream().specific == S.SUCCESS
+
+
+WRONG_ROLE = [0x51, 0x55, 0x56, 0x57, 0x58, 0x59, 0x5A, 0x5B, 0x5C, 0x5F, 0x60, 0x62, 0x63, 0x64, 0x65, 0x66, 0x67]
+
+
+@pytest.mark.parametrize("opcode", WRONG_ROLE)
+def test_what_only_producers_send_ends_the_connection(consumer, opcode):
+    lengths = {0x55: 4, 0x56: 20, 0x57: 31, 0x58: 18}
+    key = b"k" if opcode in (0x57, 0x58) else b""
+    consumer.send(Frame(Magic.REQUEST, opcode, extras=bytes(lengths.get(opcode, 0)), key=key))
+    assert consumer.ended()
+
+
+def test_what_only_producers_send_is_refused_where_it_is_malformed(consumer):
+    assert consumer.status(Frame(Magic.REQUEST, Opcode.DCP_MUTATION, extras=bytes(28), key=b"k")) == S.EINVAL
+    assert consumer.status(Frame(Magic.REQUEST, 0x61, extras=bytes(8))) == S.EINVAL
+    assert consumer.status(Noop()) == S.SUCCESS
+
+
+CONTROLS = [
+    *(("connection_buffer_size", value, S.SUCCESS) for value in ("0", "1", "10485760", "4294967295")),
+    *(("connection_buffer_size", value, S.EINVAL) for value in ("-1", "4294967296", "1.5", "x", "1e3", " 1", "\uff19")),
+    ("stream_buffer_size", "100", S.NOT_SUPPORTED),
+    *(("enable_noop", value, S.SUCCESS) for value in ("true", "false", "TRUE")),
+    *(("set_noop_interval", value, S.SUCCESS) for value in ("20", "10800", "1", "0.1", "120")),
+    *(("set_noop_interval", value, S.EINVAL) for value in ("0", "0.09", "10801", "-1", "nan", "inf", "x")),
+    *(("set_priority", value, S.SUCCESS) for value in ("high", "medium", "low")),
+    ("set_priority", "highest", S.EINVAL),
+    ("enable_ext_metadata", "true", S.EINVAL),
+    ("enable_value_compression", "true", S.EINVAL),
+    ("force_value_compression", "true", S.EINVAL),
+    *(("supports_cursor_dropping", value, S.SUCCESS) for value in ("true", "false")),
+    ("supports_cursor_dropping", "yes", S.EINVAL),
+    ("supports_cursor_dropping_vulcan", "true", S.SUCCESS),
+    ("supports_hifi_MFU", "true", S.SUCCESS),
+    ("send_stream_end_on_client_close_stream", "true", S.SUCCESS),
+    ("send_stream_end_on_client_close_stream", "false", S.EINVAL),
+    ("enable_expiry_opcode", "true", S.SUCCESS),
+    ("enable_stream_id", "true", S.NOT_SUPPORTED),
+    ("enable_stream_id", "false", S.EINVAL),
+    ("enable_sync_writes", "true", S.NOT_SUPPORTED),
+    ("consumer_name", "replica", S.SUCCESS),
+    ("include_deleted_user_xattrs", "true", S.EINVAL),
+    *(("backfill_order", value, S.SUCCESS) for value in ("round-robin", "sequential")),
+    ("backfill_order", "random", S.EINVAL),
+    *(("enable_out_of_order_snapshots", value, S.SUCCESS) for value in ("true", "true_with_seqno_advanced")),
+    ("v7_dcp_status_codes", "true", S.NOT_SUPPORTED),
+    ("v7_dcp_status_codes", "false", S.EINVAL),
+    ("flatbuffers_system_events", "true", S.SUCCESS),
+    ("change_streams", "true", S.NOT_SUPPORTED),
+    ("max_marker_version", "2.2", S.NOT_SUPPORTED),
+    ("max_marker_version", "9", S.EINVAL),
+    ("enable_noo", "true", S.EINVAL),
+    ("e", "true", S.EINVAL),
+    ("Enable_noop", "true", S.EINVAL),
+    ("whatever", "true", S.EINVAL),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "status"), CONTROLS)
+def test_control(consumer, key, value, status):
+    assert Status(consumer.control(key, value)) == status
+
+
+@pytest.mark.parametrize(
+    "parts", [{"key": b"enable_noop"}, {"value": b"true"}, {"key": b"enable_noop", "value": b"true", "cas": 1}]
+)
+def test_control_wants_a_key_and_a_value(consumer, parts):
+    assert consumer.status(Frame(Magic.REQUEST, Opcode.DCP_CONTROL, **parts)) == S.EINVAL
+
+
+STREAMS = [
+    ("a vbucket that is not there", {"vbucket": 16}, S.NOT_MY_VBUCKET),
+    ("which comes before wrong seqnos", {"vbucket": 16, "start_seqno": 5, "end_seqno": 1}, S.NOT_MY_VBUCKET),
+    ("an unknown flag before anything", {"vbucket": 16, "flags": 0x200}, S.EINVAL),
+    ("the withdrawn flag", {"flags": 0x08}, S.EINVAL),
+    ("takeover", {"flags": StreamFlag.TAKEOVER}, S.NOT_SUPPORTED),
+    ("cache transfer", {"flags": 0x100}, S.NOT_SUPPORTED),
+    ("a filter", {"value": b"{}"}, S.EINVAL),
+    ("a key", {"key": b"k"}, S.EINVAL),
+    ("a cas", {"cas": 1}, S.EINVAL),
+    ("the start after the end", {"start_seqno": 2, "snap_start": 2, "snap_end": 2, "end_seqno": 1}, S.ERANGE),
+    ("the start before its snapshot", {"start_seqno": 1, "snap_start": 2, "snap_end": 2}, S.ERANGE),
+    ("the start behind its snapshot", {"start_seqno": 3, "snap_start": 2, "snap_end": 2}, S.ERANGE),
+    ("latest, which ends before it starts", {"flags": 0x40, "end_seqno": 2}, S.ERANGE),
+    ("strict, of an unknown branch", {"flags": StreamFlag.STRICT_VBUUID, "vbuuid": 5}, S.ROLLBACK),
+    ("strict, without a branch", {"flags": StreamFlag.STRICT_VBUUID}, S.SUCCESS),
+    ("active only", {"flags": StreamFlag.ACTIVE_VB_ONLY | StreamFlag.IGNORE_PURGED_TOMBSTONES}, S.SUCCESS),
+    ("reserved bits", {"reserved": 5}, S.SUCCESS),
+]
+
+
+@pytest.mark.parametrize(("what", "fields", "status"), STREAMS, ids=[row[0] for row in STREAMS])
+def test_stream_requests(client, consumer, what, fields, status):
+    for _ in range(3):
+        client.set(b"k")
+    reply = consumer.ask(StreamReq(**{**ASK, "opaque": 99, **fields}))
+    assert (Status(reply.specific), reply.opaque, reply.extras) == (status, 99, b"")
+    if status not in (S.SUCCESS, S.ROLLBACK):
+        assert reply.value == b""
+
+
+def test_a_stream_request_with_short_extras(consumer):
+    assert consumer.status(Frame(Magic.REQUEST, Opcode.DCP_STREAM_REQ, extras=bytes(40))) == S.EINVAL
+
+
+def test_xattrs_need_noop(client):
+    client.open(flags=OpenFlag.PRODUCER | OpenFlag.INCLUDE_XATTRS)
+    assert client.stream(0, 5, 1).specific == S.NOT_SUPPORTED
+    client.control("enable_noop", "true")
+    assert client.stream(0, 5, 1).specific == S.ERANGE
+    assert client.stream().specific == S.SUCCESS
+
+
+def test_one_stream_a_vbucket(consumer):
+    assert consumer.stream(1).specific == S.SUCCESS
+    assert consumer.stream(1).specific == S.KEY_EEXISTS
+    assert consumer.stream(2).specific == S.SUCCESS
+    assert consumer.close_stream(1) == S.SUCCESS
+    assert consumer.close_stream(1) == S.KEY_ENOENT
+    assert consumer.close_stream(3) == S.KEY_ENOENT
+    assert consumer.stream(1).specific == S.SUCCESS
+
+
+# Branches 2222 from 3 on and 1111 from 0 on, high seqno 10; semantics as the producer's rollback decision has them.
+ROLLBACKS = [
+    ("in the middle of a snapshot that left the branch", 1111, (1, 4), 3, 1),
+    ("a whole snapshot on the branch", 1111, (3, 3), 3, None),
+    ("beyond the branch", 1111, (5, 8), 6, 3),
+    ("nothing of a snapshot that left the branch", 1111, (4, 9), 4, 3),
+    ("in a snapshot beyond the high seqno", 2222, (1, 12), 10, 1),
+    ("all of it", 2222, (1, 10), 10, None),
+    ("in the middle of it", 2222, (1, 10), 7, None),
+    ("beyond the high seqno", 2222, (12, 12), 12, 10),
+    ("an unknown branch", 9999, (5, 5), 5, 0),
+    ("no branch, but something", 0, (5, 5), 5, 0),
+    ("nothing", 0, (0, 0), 0, None),
+    ("nothing, of an unknown branch", 9999, (0, 0), 0, None),
+]
+
+
+@pytest.mark.parametrize(("what", "vbuuid", "snap", "start", "point"), ROLLBACKS, ids=[row[0] for row in ROLLBACKS])
+def test_rollbacks(node, client, consumer, what, vbuuid, snap, start, point):
+    for number in range(10):
+        client.set(b"key %d" % number)
+    vbucket = node.buckets["default"].store.vbuckets[0]
+    entry = type(vbucket.failover_log[0])
+    vbucket.failover_log = (entry(2222, 3), entry(1111, 0))
+    reply = consumer.stream(0, start, vbuuid=vbuuid, snap=snap)
+    if point is None:
+        assert reply.specific == S.SUCCESS
+        assert unpack_failover_log(reply.value) == ((2222, 3), (1111, 0))
+        marker = consumer.message() if start < 10 else None
+        assert marker is None or (marker.start_seqno, marker.end_seqno) == (snap[0], 10)
+    else:
+        assert (reply.specific, unpack_rollback(reply.value)) == (S.ROLLBACK, point)
+        assert consumer.stream(0).specific == S.SUCCESS
+
+
+def test_the_failover_log(node, consumer):
+    log = node.buckets["default"].store.vbuckets[3].failover_log
+    assert unpack_failover_log(consumer.ask(GetFailoverLog(vbucket=3)).value) == log
+    refused = consumer.ask(GetFailoverLog(vbucket=16))
+    assert (refused.specific, refused.value) == (S.NOT_MY_VBUCKET, b"")
+
+
+ENDS_AT_ONCE = [
+    ("start is end", {"end_seqno": 0}),
+    ("up to latest, of an empty vbucket", {"flags": StreamFlag.TO_LATEST, "vbucket": 5}),
+    ("what is on disk, of an empty vbucket", {"flags": StreamFlag.DISK_ONLY, "vbucket": 5}),
+    ("from latest to latest", {"flags": StreamFlag.FROM_LATEST | StreamFlag.TO_LATEST}),
+]
+
+
+@pytest.mark.parametrize(("what", "fields"), ENDS_AT_ONCE, ids=[row[0] for row in ENDS_AT_ONCE])
+def test_streams_that_end_at_once(client, consumer, what, fields):
+    client.set(b"k")
+    request = StreamReq(**{**ASK, "opaque": 99, **fields})
+    assert consumer.status(request) == S.SUCCESS
+    assert consumer.message() == StreamEnd(vbucket=request.vbucket, opaque=99, reason=0)
+    assert consumer.close_stream(request.vbucket) == S.KEY_ENOENT
+
+
+@pytest.mark.parametrize("flag", [StreamFlag.TO_LATEST, StreamFlag.DISK_ONLY])
+def test_a_stream_up_to_now_has_everything(client, consumer, flag):
+    for number in range(5):
+        client.set(b"key %d" % number)
+    assert consumer.stream(end=2, flags=flag).specific == S.SUCCESS
+    marker, *changes = consumer.changes()
+    assert isinstance(marker, SnapshotMarker)
+    assert (marker.start_seqno, marker.end_seqno) == (0, 5)
+    assert [change.by_seqno for change in changes] == [1, 2, 3, 4, 5]
+
+
+def test_a_stream_from_now_on_has_only_what_follows(client, consumer):
+    client.set(b"before")
+    assert consumer.stream(flags=StreamFlag.FROM_LATEST).specific == S.SUCCESS
+    client.set(b"after")
+    marker, change = consumer.message(), consumer.message()
+    assert (marker.start_seqno, marker.end_seqno) == (1, 2)
+    assert (change.key, change.by_seqno) == (b"after", 2)
+
+
+def test_a_second_connection_of_the_same_name_ends_the_first(node, client, consumer):
+    consumer.stream()
+    with connected(node) as second:
+        second.open("consumer")
+        assert consumer.ended()
+        second.stream()
+        client.set(b"k")
+        assert second.message().end_seqno == 1
+        assert client.stats()["ep_dcp_producer_count"] == "1"
+
+
+def test_the_same_name_in_another_bucket_is_another(node, consumer):
+    with connected(node, "beer") as second:
+        second.open("consumer")
+        assert consumer.status(Noop()) == S.SUCCESS
+
+
+def test_open_turns_json_on_and_nothing_else(consumer):
+    stored = [consumer.set(b"k%d" % datatype, b"{}", datatype=datatype).specific for datatype in (1, 2, 4, 0x81, 0x80)]
+    assert stored == [S.SUCCESS, S.EINVAL, S.EINVAL, S.EINVAL, S.EINVAL]
+    assert consumer.get(b"k1").datatype == 1
+
+
+def test_json_is_not_told_where_it_was_not_agreed_on(client, consumer):
+    consumer.set(b"k", b"{}", datatype=1)
+    assert client.get(b"k").datatype == 0
+    consumer.stream()
+    consumer.message()
+    assert consumer.message().datatype == 1
+
+
+def test_key_value_requests_are_served_on_a_stream_connection(consumer):
+    consumer.stream()
+    assert consumer.set(b"k", b"v").specific == S.SUCCESS
+    assert consumer.get(b"k").value == b"v"
+    assert consumer.message().end_seqno == 1

@@ -1,0 +1,248 @@
+import json
+
+import pytest
+
+from penstock.node import Node
+from penstock.wire.constants import MAX_KEY, MAX_VALUE, Datatype, Feature, Magic, Opcode, Status
+from penstock.wire.frame import HEADER, Frame, join_frame
+from penstock.wire.kv import (
+    MUTATION_TOKEN,
+    Add,
+    Delete,
+    Get,
+    Hello,
+    Noop,
+    Quit,
+    Set,
+    pack_features,
+    unpack_failover_log,
+)
+from tests.node.wire_client import connected
+
+S = Status
+
+
+def request(opcode, **parts) -> Frame:
+    return Frame(Magic.REQUEST, opcode, **{"opaque": 77, **parts})
+
+
+FLAGS_AND_EXPIRY = bytes.fromhex("deadbeef 00000000")
+LONG = b"k" * (MAX_KEY + 1)
+
+# Before each of these, `there` is in vbucket 0 with cas 0 refused and the right one unknown.
+REFUSED = [
+    ("a key that is not there", request(Opcode.GET, key=b"nowhere"), S.KEY_ENOENT),
+    ("a key in another vbucket", request(Opcode.GET, key=b"there", specific=1), S.KEY_ENOENT),
+    ("no key", request(Opcode.GET), S.EINVAL),
+    ("extras where none are", request(Opcode.GET, key=b"there", extras=b"\0\0\0\0"), S.EINVAL),
+    ("a value where none is", request(Opcode.GET, key=b"there", value=b"v"), S.EINVAL),
+    ("a cas where none is", request(Opcode.GET, key=b"there", cas=1), S.EINVAL),
+    ("a long key", request(Opcode.GET, key=LONG), S.EINVAL),
+    ("a datatype not agreed on", request(Opcode.GET, key=b"there", datatype=Datatype.JSON), S.EINVAL),
+    ("a vbucket that is not there", request(Opcode.GET, key=b"there", specific=16), S.NOT_MY_VBUCKET),
+    ("the last number of a vbucket", request(Opcode.GETQ, key=b"there", specific=0xFFFF), S.NOT_MY_VBUCKET),
+    ("no extras", request(Opcode.SET, key=b"k"), S.EINVAL),
+    ("short extras", request(Opcode.SET, key=b"k", extras=b"\0\0\0\0"), S.EINVAL),
+    ("no key to store", request(Opcode.SET, extras=FLAGS_AND_EXPIRY, value=b"v"), S.EINVAL),
+    ("a long key to store", request(Opcode.SET, key=LONG, extras=FLAGS_AND_EXPIRY), S.EINVAL),
+    (
+        "a value that is too big",
+        request(Opcode.SET, key=b"k", extras=FLAGS_AND_EXPIRY, value=bytes(MAX_VALUE + 1)),
+        S.E2BIG,
+    ),
+    ("JSON not agreed on", request(Opcode.SET, key=b"k", extras=FLAGS_AND_EXPIRY, datatype=1), S.EINVAL),
+    ("unknown datatype", request(Opcode.SET, key=b"k", extras=FLAGS_AND_EXPIRY, datatype=0x80), S.EINVAL),
+    ("a store elsewhere", request(Opcode.SETQ, key=b"k", extras=FLAGS_AND_EXPIRY, specific=16), S.NOT_MY_VBUCKET),
+    ("another cas", request(Opcode.SET, key=b"there", extras=FLAGS_AND_EXPIRY, cas=1), S.KEY_EEXISTS),
+    ("a cas of nothing", request(Opcode.SET, key=b"nowhere", extras=FLAGS_AND_EXPIRY, cas=1), S.KEY_ENOENT),
+    ("add to what is there", request(Opcode.ADD, key=b"there", extras=FLAGS_AND_EXPIRY), S.KEY_EEXISTS),
+    ("add with a cas", request(Opcode.ADD, key=b"k", extras=FLAGS_AND_EXPIRY, cas=1), S.EINVAL),
+    ("replace what is not there", request(Opcode.REPLACE, key=b"nowhere", extras=FLAGS_AND_EXPIRY), S.KEY_ENOENT),
+    ("replace another version", request(Opcode.REPLACE, key=b"there", extras=FLAGS_AND_EXPIRY, cas=1), S.KEY_EEXISTS),
+    ("delete what is not there", request(Opcode.DELETE, key=b"nowhere"), S.KEY_ENOENT),
+    ("delete another version", request(Opcode.DELETE, key=b"there", cas=1), S.KEY_EEXISTS),
+    ("delete with a value", request(Opcode.DELETE, key=b"there", value=b"v"), S.EINVAL),
+    ("quiet set", request(Opcode.SETQ, key=b"there", extras=FLAGS_AND_EXPIRY, cas=1), S.KEY_EEXISTS),
+    ("quiet add", request(Opcode.ADDQ, key=b"there", extras=FLAGS_AND_EXPIRY), S.KEY_EEXISTS),
+    ("quiet replace", request(Opcode.REPLACEQ, key=b"nowhere", extras=FLAGS_AND_EXPIRY), S.KEY_ENOENT),
+    ("quiet delete", request(Opcode.DELETEQ, key=b"nowhere"), S.KEY_ENOENT),
+    ("an opcode that nobody knows", request(0xEE, key=b"k", extras=b"abc"), S.UNKNOWN_COMMAND),
+    ("an opcode that is not served", request(0x05, key=b"k", extras=bytes(20)), S.UNKNOWN_COMMAND),
+    ("a NOOP with a key", request(Opcode.NOOP, key=b"k"), S.EINVAL),
+    (
+        "durability",
+        Frame(Magic.ALT_REQUEST, Opcode.GET, opaque=77, key=b"there", framing=b"\x11\x01"),
+        S.UNKNOWN_FRAME_INFO,
+    ),
+]
+
+
+@pytest.mark.parametrize(("what", "frame", "status"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_what_is_refused_and_leaves_the_connection_good(node, client, what, frame, status):
+    client.set(b"there", b"value")
+    client.send(frame)
+    reply = client.receive()
+    assert (reply.magic, reply.opcode, reply.opaque, Status(reply.specific)) == (
+        Magic.RESPONSE,
+        frame.opcode,
+        77,
+        status,
+    )
+    assert (reply.extras, reply.key, reply.cas) == (b"", b"", 0)
+    if status == S.NOT_MY_VBUCKET:
+        assert json.loads(reply.value)["vBucketServerMap"]["serverList"] == [f"$HOST:{node.kv_port}"]
+    else:
+        assert reply.value == b""
+    assert client.get(b"there").value == b"value"
+
+
+def test_a_document_comes_back_as_it_was_stored(client):
+    stored = client.set(b"key", b"\x00value\xff", flags=0xDEADBEEF, vbucket=7)
+    found = client.get(b"key", vbucket=7, opaque=0xFFFFFFFF)
+    assert (stored.specific, stored.extras, stored.key, stored.value) == (S.SUCCESS, b"", b"", b"")
+    assert found == Frame(
+        Magic.RESPONSE, Opcode.GET, 0, 0, 0xFFFFFFFF, stored.cas, bytes.fromhex("deadbeef"), b"", b"\x00value\xff"
+    )
+
+
+@pytest.mark.parametrize("length", [1, MAX_KEY])
+def test_the_shortest_and_the_longest_key(client, length):
+    assert client.set(b"k" * length).specific == S.SUCCESS
+    assert client.get(b"k" * length).value == b""
+
+
+def test_the_longest_value(client):
+    value = bytes(range(256)) * (MAX_VALUE // 256)
+    assert client.set(b"big", value).specific == S.SUCCESS
+    assert client.get(b"big").value == value
+
+
+def test_a_request_with_empty_framing_extras_is_an_ordinary_one(client):
+    client.set(b"k", b"v")
+    assert client.ask(Frame(Magic.ALT_REQUEST, Opcode.GET, key=b"k")).value == b"v"
+
+
+def test_getk_answers_with_the_key(client):
+    client.set(b"key", b"value")
+    found = client.ask(request(Opcode.GETK, key=b"key"))
+    assert (found.key, found.value, found.extras) == (b"key", b"value", bytes(4))
+
+
+def test_cas_guards_a_store_and_a_delete(client):
+    first = client.set(b"k", b"1")
+    second = client.set(b"k", b"2", cas=first.cas)
+    assert second.cas > first.cas
+    assert client.set(b"k", b"3", cas=first.cas).specific == S.KEY_EEXISTS
+    assert client.delete(b"k", cas=first.cas).specific == S.KEY_EEXISTS
+    deleted = client.delete(b"k", cas=second.cas)
+    assert deleted.specific == S.SUCCESS
+    assert deleted.cas > second.cas
+    assert client.get(b"k").specific == S.KEY_ENOENT
+
+
+def test_add_and_replace(client):
+    assert client.ask(request(Opcode.ADD, key=b"k", extras=FLAGS_AND_EXPIRY, value=b"1")).specific == S.SUCCESS
+    assert client.ask(request(Opcode.REPLACE, key=b"k", extras=FLAGS_AND_EXPIRY, value=b"2")).specific == S.SUCCESS
+    assert client.get(b"k").value == b"2"
+    client.delete(b"k")
+    assert client.status(Add(key=b"k", value=b"3")) == S.SUCCESS
+
+
+def test_quiet_forms_speak_only_of_what_is_unexpected(client):
+    client.send(
+        request(Opcode.SETQ, key=b"a", extras=FLAGS_AND_EXPIRY, value=b"1", opaque=1),
+        request(Opcode.ADDQ, key=b"b", extras=FLAGS_AND_EXPIRY, value=b"2", opaque=2),
+        request(Opcode.REPLACEQ, key=b"a", extras=FLAGS_AND_EXPIRY, value=b"3", opaque=3),
+        request(Opcode.GETQ, key=b"nowhere", opaque=4),
+        request(Opcode.GETKQ, key=b"nowhere", opaque=5),
+        request(Opcode.GETQ, key=b"a", opaque=6),
+        request(Opcode.GETKQ, key=b"b", opaque=7),
+        request(Opcode.DELETEQ, key=b"a", opaque=8),
+        request(Opcode.GETQ, key=b"a", opaque=9),
+        request(Opcode.NOOP, opaque=10),
+    )
+    replies = [client.receive() for _ in range(3)]
+    assert [(r.opcode, r.opaque, r.key, r.value) for r in replies] == [
+        (Opcode.GETQ, 6, b"", b"3"),
+        (Opcode.GETKQ, 7, b"b", b"2"),
+        (Opcode.NOOP, 10, b"", b""),
+    ]
+
+
+def test_tokens_name_the_branch_and_the_seqno_once_they_were_asked_for(client):
+    assert client.set(b"k").extras == b""
+    client.ask(Hello(value=pack_features([Feature.MUTATION_SEQNO])))
+    log = unpack_failover_log(client.ask(request(Opcode.GET_FAILOVER_LOG)).value)
+    replies = [client.set(b"k"), client.ask(Add(key=b"new")), client.delete(b"k")]
+    assert [MUTATION_TOKEN.unpack(r.extras) for r in replies] == [(log[0].vbuuid, seqno) for seqno in (2, 3, 4)]
+    client.ask(Hello(value=b""))
+    assert client.set(b"k").extras == b""
+
+
+def test_replies_come_in_the_order_of_the_requests(client):
+    count = 20_000
+    for start in range(0, count, 1000):
+        client.send(
+            *(Set(key=b"%d" % n, value=b"v%d" % n, opaque=n, vbucket=n % 16) for n in range(start, start + 1000))
+        )
+    assert [client.receive().opaque for _ in range(count)] == list(range(count))
+    client.send(*(Get(key=b"%d" % n, opaque=n, vbucket=n % 16) for n in range(count)))
+    assert [client.receive().value for _ in range(count)] == [b"v%d" % n for n in range(count)]
+
+
+def test_a_frame_whose_parts_do_not_fit_is_refused_and_the_next_one_served(client):
+    client.send(HEADER.pack(Magic.REQUEST, Opcode.GET, 10, 0, 0, 0, 4, 5, 0) + b"abcd", Noop(opaque=6))
+    replies = [client.receive(), client.receive()]
+    assert [(r.opcode, r.opaque, r.specific) for r in replies] == [
+        (Opcode.GET, 5, S.EINVAL),
+        (Opcode.NOOP, 6, S.SUCCESS),
+    ]
+
+
+CLOSED = [
+    ("an unknown magic", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+    ("a frame above the limit", HEADER.pack(Magic.REQUEST, Opcode.SET, 1, 8, 0, 0, 2**31, 5, 0)),
+    ("a response to nothing", Frame(Magic.RESPONSE, Opcode.GET)),
+    ("an answer to a request of ours", Frame(Magic.SERVER_RESPONSE, 0x01)),
+    ("a request only we may send", Frame(Magic.SERVER_REQUEST, 0x01)),
+    ("a response that does not fit", HEADER.pack(Magic.RESPONSE, Opcode.GET, 10, 0, 0, 0, 4, 5, 0) + b"abcd"),
+]
+
+
+@pytest.mark.parametrize(("what", "data"), CLOSED, ids=[row[0] for row in CLOSED])
+def test_what_closes_the_connection_without_an_answer(node, client, what, data):
+    client.send(Noop(), data)
+    assert client.receive().opcode == Opcode.NOOP
+    assert client.ended()
+    with connected(node) as other:
+        assert other.status(Noop()) == S.SUCCESS
+
+
+def test_quit_is_answered_unless_it_is_quiet(node):
+    with connected(node) as client:
+        client.send(Set(key=b"k"), Quit(), Set(key=b"never"))
+        assert [client.receive().opcode for _ in range(2)] == [Opcode.SET, Opcode.QUIT]
+        assert client.ended()
+    with connected(node) as client:
+        client.send(request(Opcode.QUITQ))
+        assert client.ended()
+    with connected(node) as client:
+        assert client.get(b"never").specific == S.KEY_ENOENT
+
+
+def test_without_a_bucket():
+    with Node.running(["beer"], vbuckets=4) as node, connected(node) as client:
+        for message in (Get(key=b"k"), Set(key=b"k"), Delete(key=b"k"), request(Opcode.GET_ALL_VB_SEQNOS)):
+            assert client.status(message) == S.NO_BUCKET
+        assert client.status(Noop()) == S.SUCCESS
+
+
+def test_half_a_frame_is_waited_for_while_others_are_served(node, client):
+    data = join_frame(request(Opcode.SET, key=b"k", extras=FLAGS_AND_EXPIRY, value=b"v" * 100_000))
+    with connected(node) as other:
+        for start, end in ((0, 1), (1, 30), (30, 70_000), (70_000, 100_033)):
+            client.send(data[start:end])
+            assert other.set(b"other", b"x" * start).specific == S.SUCCESS
+        assert other.stats()["curr_items"] == "2"
+    assert client.receive().specific == S.SUCCESS
+    assert client.get(b"k").value == b"v" * 100_000

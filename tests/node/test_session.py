@@ -1,0 +1,200 @@
+import json
+
+import pytest
+
+from penstock.node import Node
+from penstock.wire.constants import Magic, Opcode, Status
+from penstock.wire.dcp import Open
+from penstock.wire.frame import Frame
+from penstock.wire.kv import (
+    GetAllVbSeqnos,
+    GetClusterConfig,
+    GetFailoverLog,
+    Hello,
+    Observed,
+    ObserveSeqno,
+    SelectBucket,
+    SeqnoPersistence,
+    Version,
+    pack_features,
+    unpack_failover_log,
+    unpack_features,
+    unpack_observed,
+    unpack_vb_seqnos,
+)
+from tests.node.wire_client import connected
+
+S = Status
+
+HELLOS = [
+    ([], []),
+    ([4], [4]),
+    ([8, 4], [8, 4]),
+    ([4, 4, 8, 4], [4, 8]),
+    (list(range(0x30)), [4, 8]),
+    ([0xFFFF], []),
+]
+
+
+@pytest.mark.parametrize(("wanted", "granted"), HELLOS)
+def test_hello_grants_what_is_there_and_was_asked_for(client, wanted, granted):
+    reply = client.ask(Hello(key=b'{"a":"agent","i":"1/2"}', value=pack_features(wanted)))
+    assert (reply.specific, unpack_features(reply.value)) == (S.SUCCESS, granted)
+
+
+REFUSED = [
+    ("an odd number of bytes", Hello(value=b"\0\4\0"), S.EINVAL),
+    ("a bucket that is not there", SelectBucket(key=b"wine"), S.KEY_ENOENT),
+    ("a bucket's name that is no text", SelectBucket(key=b"\xff\xfe"), S.KEY_ENOENT),
+    ("no bucket's name", Frame(Magic.REQUEST, Opcode.SELECT_BUCKET), S.EINVAL),
+    ("a config with a cas", Frame(Magic.REQUEST, Opcode.GET_CLUSTER_CONFIG, cas=1), S.EINVAL),
+    ("a config newer than one", Frame(Magic.REQUEST, Opcode.GET_CLUSTER_CONFIG, extras=bytes(16)), S.EINVAL),
+    ("a state that is none", GetAllVbSeqnos(state=5), S.EINVAL),
+    ("seqnos of a collection", Frame(Magic.REQUEST, Opcode.GET_ALL_VB_SEQNOS, extras=bytes(8)), S.EINVAL),
+    ("persistence", SeqnoPersistence(seqno=1), S.ETMPFAIL),
+    ("persistence of another vbucket", SeqnoPersistence(seqno=1, vbucket=16), S.NOT_MY_VBUCKET),
+    ("a branch that is none", ObserveSeqno(value=bytes(8)), S.KEY_ENOENT),
+    ("half a vbuuid", ObserveSeqno(value=bytes(4)), S.EINVAL),
+    ("a branch of another vbucket", ObserveSeqno(value=bytes(8), vbucket=16), S.NOT_MY_VBUCKET),
+    ("a failover log of another vbucket", GetFailoverLog(vbucket=16), S.NOT_MY_VBUCKET),
+    ("unknown statistics", Frame(Magic.REQUEST, Opcode.STAT, key=b"weather"), S.KEY_ENOENT),
+    ("statistics of no vbucket", Frame(Magic.REQUEST, Opcode.STAT, key=b"failovers x"), S.EINVAL),
+    ("statistics of two", Frame(Magic.REQUEST, Opcode.STAT, key=b"failovers 1 2"), S.EINVAL),
+    ("statistics of another vbucket", Frame(Magic.REQUEST, Opcode.STAT, key=b"vbucket-seqno 16"), S.NOT_MY_VBUCKET),
+    ("statistics with a value", Frame(Magic.REQUEST, Opcode.STAT, key=b"failovers", value=b"{}"), S.EINVAL),
+    ("statistics that are no text", Frame(Magic.REQUEST, Opcode.STAT, key=b"\xff"), S.KEY_ENOENT),
+]
+
+
+@pytest.mark.parametrize(("what", "message", "status"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_what_is_refused(client, what, message, status):
+    assert client.status(message) == status
+    assert client.status(Version()) == S.SUCCESS
+
+
+def test_the_version_begins_with_a_release(client):
+    assert client.ask(Version()).value.startswith(b"7.6.0-penstock-")
+
+
+def test_buckets_are_apart(node):
+    with connected(node) as client:
+        client.set(b"k", b"of default")
+        assert client.status(SelectBucket(key=b"beer")) == S.SUCCESS
+        assert client.get(b"k").specific == S.KEY_ENOENT
+        client.set(b"k", b"of beer")
+        assert client.status(SelectBucket(key=b"wine")) == S.KEY_ENOENT
+        assert client.get(b"k").value == b"of beer"
+        assert client.status(SelectBucket(key=b"default")) == S.SUCCESS
+        assert client.get(b"k").value == b"of default"
+
+
+def test_a_stream_connection_keeps_its_bucket(node):
+    with connected(node, "beer") as client:
+        client.open()
+        assert client.status(SelectBucket(key=b"default")) == S.NOT_SUPPORTED
+
+
+def test_the_cluster_map_has_what_clients_insist_on(node):
+    with connected(node, "beer") as client:
+        config = json.loads(client.ask(GetClusterConfig()).value)
+    assert config["name"] == "beer"
+    assert config["nodeLocator"] == "vbucket"
+    assert isinstance(config["rev"], int)
+    assert isinstance(config["revEpoch"], int)
+    assert int(config["collectionsManifestUid"], 16) == 0
+    assert {"cccp", "dcp", "nodesExt"} <= set(config["bucketCapabilities"])
+    assert len(config["uuid"]) == 32
+    (plain,), (extended,) = config["nodes"], config["nodesExt"]
+    assert plain["ports"]["direct"] == extended["services"]["kv"] == node.kv_port
+    assert extended["services"]["mgmt"] > 0
+    assert extended["thisNode"] is True
+    assert extended["hostname"] == "$HOST"
+    vbuckets = config["vBucketServerMap"]
+    assert vbuckets["hashAlgorithm"] == "CRC"
+    assert vbuckets["numReplicas"] == 0
+    assert vbuckets["serverList"] == [f"$HOST:{node.kv_port}"]
+    assert vbuckets["vBucketMap"] == [[0]] * 16
+
+
+def test_without_a_bucket_there_is_no_cluster_map():
+    with Node.running(["beer"], vbuckets=1) as node, connected(node) as client:
+        assert client.status(GetClusterConfig()) == S.NO_BUCKET
+        assert client.status(Frame(Magic.REQUEST, Opcode.STAT)) == S.NO_BUCKET
+        assert client.status(Open(key=b"name", flags=1)) == S.NO_BUCKET
+
+
+@pytest.mark.parametrize(("state", "there"), [(None, True), (0, True), (1, True), (2, False), (3, False), (4, False)])
+def test_all_seqnos(client, state, there):
+    for vbucket in (1, 3, 3):
+        client.set(b"k", vbucket=vbucket)
+    seqnos = unpack_vb_seqnos(client.ask(GetAllVbSeqnos(state=state)).value)
+    assert seqnos == ({vbucket: {1: 1, 3: 2}.get(vbucket, 0) for vbucket in range(16)} if there else {})
+    assert list(seqnos) == sorted(seqnos)
+
+
+def test_observe_seqno_knows_the_branch_and_those_before(node, client):
+    vbucket = node.buckets["default"].store.vbuckets[5]
+    for _ in range(3):
+        client.set(b"k", vbucket=5)
+    old = vbucket.failover_log[0]
+    assert observe(client, old.vbuuid) == Observed(5, old.vbuuid, 0, 3)
+    vbucket.failover_log = (type(old)(vbuuid=1234, seqno=2), *vbucket.failover_log)
+    assert observe(client, 1234) == Observed(5, 1234, 0, 3)
+    assert observe(client, old.vbuuid) == Observed(5, 1234, 0, 3, old.vbuuid, 2)
+
+
+def observe(client, vbuuid):
+    return unpack_observed(client.ask(ObserveSeqno(vbucket=5, value=vbuuid.to_bytes(8, "big"))).value)
+
+
+def test_every_vbucket_has_a_branch_of_its_own(client):
+    logs = [unpack_failover_log(client.ask(GetFailoverLog(vbucket=vbucket)).value) for vbucket in range(16)]
+    assert all(len(log) == 1 and log[0].seqno == 0 and 0 < log[0].vbuuid < 2**48 for log in logs)
+    assert len({log[0].vbuuid for log in logs}) == 16
+
+
+def test_default_statistics_count(client):
+    client.set(b"a", b"12345")
+    client.set(b"b")
+    client.get(b"a")
+    client.get(b"nowhere")
+    client.delete(b"b")
+    stats = client.stats()
+    counted = ("curr_items", "cmd_set", "cmd_get", "get_hits", "get_misses", "cmd_delete", "curr_connections")
+    assert [stats[name] for name in counted] == ["1", "2", "2", "1", "1", "1", "1"]
+    for name in ("pid", "uptime", "time", "bytes", "mem_used", "total_connections"):
+        assert int(stats[name]) >= 0
+    assert stats["version"].startswith("7.6.0")
+
+
+def test_seqno_statistics(client):
+    client.set(b"a", vbucket=3)
+    log = unpack_failover_log(client.ask(GetFailoverLog(vbucket=3)).value)
+    stats = client.stats("vbucket-seqno 3")
+    expected = {
+        "high_seqno": "1",
+        "abs_high_seqno": "1",
+        "last_persisted_seqno": "0",
+        "uuid": str(log[0].vbuuid),
+        "purge_seqno": "0",
+        "last_persisted_snap_start": "0",
+        "last_persisted_snap_end": "0",
+        "high_prepared_seqno": "0",
+        "high_completed_seqno": "0",
+        "max_visible_seqno": "1",
+    }
+    assert stats == {f"vb_3:{name}": value for name, value in expected.items()}
+    everything = client.stats("vbucket-seqno")
+    assert len(everything) == 16 * len(expected)
+    assert stats.items() <= everything.items()
+
+
+def test_failover_statistics(client):
+    log = unpack_failover_log(client.ask(GetFailoverLog(vbucket=3)).value)
+    assert client.stats("failovers 3") == {
+        "vb_3:num_entries": "1",
+        "vb_3:num_erroneous_entries_erased": "0",
+        "vb_3:0:id": str(log[0].vbuuid),
+        "vb_3:0:seq": "0",
+    }
+    assert len(client.stats("failovers")) == 16 * 4

@@ -1,0 +1,324 @@
+"""Streams as a consumer sees them: what comes, in which order, and when it stops."""
+
+import threading
+
+import pytest
+
+from penstock.node import Node
+from penstock.wire.constants import Magic, Opcode, Status, StreamEndReason
+from penstock.wire.dcp import DcpNoop, DcpReply, Deletion, Mutation, SnapshotMarker, StreamEnd
+from penstock.wire.frame import Frame
+from penstock.wire.kv import Noop, Set, unpack_failover_log
+from tests.node.wire_client import SECONDS, connected
+
+S = Status
+MARKER_BYTES = 44
+END_BYTES = 28
+
+
+def test_from_the_beginning_to_now_and_on(client, consumer):
+    stored = [client.set(b"a", b"1", vbucket=3, flags=7), client.set(b"b", b"2", vbucket=3)]
+    stored += [client.set(b"a", b"3", vbucket=3), client.delete(b"b", vbucket=3)]
+    consumer.stream(3, opaque=0xABCD)
+    marker, *changes = (consumer.message() for _ in range(3))
+    same = {"vbucket": 3, "opaque": 0xABCD}
+    assert marker == SnapshotMarker(**same, start_seqno=0, end_seqno=4, flags=5)
+    assert changes == [
+        Mutation(**same, key=b"a", value=b"3", cas=stored[2].cas, by_seqno=3, rev_seqno=2),
+        Deletion(**same, key=b"b", cas=stored[3].cas, by_seqno=4, rev_seqno=2),
+    ]
+    live = client.set(b"c", b"4", vbucket=3, expiry=4_000_000_000, flags=0xDEADBEEF)
+    marker, change = consumer.message(), consumer.message()
+    assert marker == SnapshotMarker(**same, start_seqno=5, end_seqno=5, flags=5)
+    assert change == Mutation(
+        **same,
+        **{"key": b"c", "value": b"4", "cas": live.cas, "by_seqno": 5, "rev_seqno": 1},
+        **{"flags": 0xDEADBEEF, "expiry": 4_000_000_000},
+    )
+
+
+def test_the_reply_comes_before_the_stream(client, consumer):
+    client.set(b"k")
+    consumer.stream(opaque=5)
+    assert consumer.frames == [] or consumer.frames[0].opcode == Opcode.DCP_SNAPSHOT_MARKER
+    assert consumer.message().opcode == Opcode.DCP_SNAPSHOT_MARKER
+
+
+def test_a_stream_with_an_end_ends_exactly_there(client, consumer):
+    for number in range(10):
+        client.set(b"key %d" % number)
+    consumer.stream(end=4)
+    marker, *changes = consumer.changes()
+    assert (marker.start_seqno, marker.end_seqno) == (0, 4)
+    assert [change.by_seqno for change in changes] == [1, 2, 3, 4]
+
+
+def test_a_stream_with_an_end_waits_for_it(client, consumer):
+    client.set(b"k")
+    consumer.stream(end=3)
+    assert (consumer.message().end_seqno, consumer.message().by_seqno) == (1, 1)
+    for _ in range(2):
+        client.set(b"k")
+    messages = list(consumer.changes())
+    assert messages[-1].by_seqno == 3
+    assert client.stats()["ep_dcp_num_running_streams"] == "0"
+
+
+def test_resume_where_it_stopped(client, consumer):
+    for number in range(10):
+        client.set(b"key %d" % number)
+    log = unpack_failover_log(consumer.stream(end=6).value)
+    list(consumer.changes())
+    consumer.stream(0, 6, 10, vbuuid=log[0].vbuuid, snap=(0, 6))
+    marker, *changes = consumer.changes()
+    # The first marker goes back to the start of the snapshot that the consumer was in.
+    assert (marker.start_seqno, marker.end_seqno) == (0, 10)
+    assert [change.by_seqno for change in changes] == [7, 8, 9, 10]
+
+
+def test_all_vbuckets_with_one_burst_of_requests(node, client):
+    for number in range(1000):
+        client.send(Set(key=b"key %d" % number, value=b"x" * 500, vbucket=number % 16, opaque=number))
+    assert [client.receive().opaque for _ in range(1000)] == list(range(1000))
+    client.open()
+    for vbucket in range(16):
+        client.stream(vbucket, end=62 if vbucket < 8 else 10, opaque=1000 + vbucket)
+    ends, seqnos = {}, {}
+    while len(ends) < 16:
+        message = client.message()
+        assert message.opaque == 1000 + message.vbucket
+        assert message.vbucket not in ends
+        if isinstance(message, StreamEnd):
+            ends[message.vbucket] = message.reason
+        elif isinstance(message, Mutation):
+            assert message.by_seqno == seqnos.get(message.vbucket, 0) + 1
+            seqnos[message.vbucket] = message.by_seqno
+    assert seqnos == {vbucket: 62 if vbucket < 8 else 10 for vbucket in range(16)}
+    assert set(ends.values()) == {StreamEndReason.OK}
+
+
+def test_a_snapshot_is_served_exactly_while_writes_go_on():
+    """Each document once, in the version that it had at the snapshot's end, though a writer supersedes them meanwhile."""
+    with Node.running(vbuckets=1) as node, connected(node) as writer:
+        count = 20_000
+        for start in range(0, count, 1000):
+            writer.send(*(Set(key=b"%d" % n, value=b"%d" % n + bytes(300)) for n in range(start, start + 1000)))
+            for _ in range(1000):
+                writer.receive()
+        stop = threading.Event()
+
+        def keep_writing():
+            number = 0
+            while not stop.is_set():
+                writer.send(*(Set(key=b"%d" % ((number + n) % count), value=b"newer") for n in range(100)))
+                for _ in range(100):
+                    writer.receive()
+                number += 100
+
+        thread = threading.Thread(target=keep_writing)
+        with connected(node, receive_buffer=1 << 16) as consumer:
+            consumer.open().stream()
+            marker = consumer.message()
+            thread.start()
+            try:
+                seqnos = [consumer.message() for _ in range(count - len(superseded(marker, count)))]
+            finally:
+                stop.set()
+                thread.join(SECONDS)
+    assert marker.end_seqno == count
+    assert [change.by_seqno for change in seqnos] == list(range(1, count + 1))
+    assert all(change.value.startswith(change.key) for change in seqnos)
+
+
+def superseded(marker, count) -> range:
+    """Documents that were written again before the snapshot was opened: none, for the writer starts after it."""
+    return range(count, marker.end_seqno)
+
+
+def test_close_stream_says_no_more(client, consumer):
+    client.set(b"k")
+    consumer.stream()
+    assert (consumer.message().end_seqno, consumer.message().by_seqno) == (1, 1)
+    assert consumer.close_stream() == S.SUCCESS
+    client.set(b"k")
+    assert consumer.status(Noop()) == S.SUCCESS
+    assert consumer.frames == []
+    assert client.stats()["ep_dcp_num_running_streams"] == "0"
+
+
+def test_close_stream_says_the_end_where_that_was_asked_for(client, consumer):
+    consumer.control("send_stream_end_on_client_close_stream", "true")
+    consumer.stream(opaque=5)
+    assert consumer.close_stream() == S.SUCCESS
+    assert consumer.message() == StreamEnd(vbucket=0, opaque=5, reason=StreamEndReason.CLOSED)
+    assert consumer.close_stream() == S.KEY_ENOENT
+    consumer.control("connection_buffer_size", "1")
+    client.set(b"k")
+    consumer.stream()
+    assert consumer.message().end_seqno == 1
+    assert consumer.close_stream() == S.SUCCESS
+    # The end has to wait for the window, and until then the stream is there.
+    assert consumer.close_stream() == S.KEY_ENOENT
+    assert consumer.stream().specific == S.KEY_EEXISTS
+    consumer.acknowledge(MARKER_BYTES)
+    assert consumer.message().reason == StreamEndReason.CLOSED
+    assert consumer.stream().specific == S.SUCCESS
+
+
+# Flow control
+
+
+def barrier(consumer):
+    """Return what comes before the reply to a request: all that the window allows, once the node has had its turns."""
+    before = []
+    for _ in range(3):
+        assert consumer.status(Noop()) == S.SUCCESS
+        before += consumer.frames
+        consumer.frames.clear()
+    return before
+
+
+def test_flow_control_charges_whole_frames_and_overshoots_by_one(client, consumer):
+    for number in range(5):
+        client.set(b"key %d" % number, b"v" * 100)
+    size = 55 + 5 + 100
+    consumer.control("connection_buffer_size", str(MARKER_BYTES + size + 1))
+    consumer.stream(end=5)
+    assert [frame.size for frame in barrier(consumer)] == [MARKER_BYTES, size, size]  # sent while charged < window
+    assert client.stats()["ep_dcp_unacked_bytes"] == str(MARKER_BYTES + 2 * size)
+    consumer.acknowledge(size - 1)
+    assert barrier(consumer) == []  # exactly full
+    consumer.acknowledge(1)
+    assert [frame.size for frame in barrier(consumer)] == [size]
+    consumer.acknowledge(3 * size)
+    assert [frame.size for frame in barrier(consumer)] == [size]
+    consumer.acknowledge(2**32 - 1)  # more than there is: all
+    assert client.stats()["ep_dcp_unacked_bytes"] == str(END_BYTES)
+    assert [frame.size for frame in barrier(consumer)] == [END_BYTES]
+
+
+def test_the_window_can_be_changed_and_taken_away(client, consumer):
+    for number in range(5):
+        client.set(b"key %d" % number)
+    consumer.control("connection_buffer_size", "1")
+    consumer.stream()
+    assert len(barrier(consumer)) == 1
+    consumer.control("connection_buffer_size", str(MARKER_BYTES + 1))
+    assert len(barrier(consumer)) == 1
+    consumer.control("connection_buffer_size", "0")
+    assert len(barrier(consumer)) == 4
+
+
+def test_a_deletion_is_charged_as_it_is(client, consumer):
+    client.set(b"key")
+    client.delete(b"key")
+    consumer.control("connection_buffer_size", "1000")
+    consumer.stream(end=2)
+    assert [frame.size for frame in barrier(consumer)] == [MARKER_BYTES, 42 + 3, END_BYTES]
+    assert client.stats()["ep_dcp_unacked_bytes"] == str(MARKER_BYTES + 45 + END_BYTES)
+
+
+def test_small_windows_deliver_everything(client, consumer):
+    for number in range(200):
+        client.set(b"key %d" % number, b"v" * (number * 7 % 90), vbucket=number % 2)
+    consumer.control("connection_buffer_size", "150")
+    for vbucket in (0, 1):
+        consumer.stream(vbucket, end=100, opaque=vbucket)
+    seqnos, ended = {0: [], 1: []}, 0
+    while ended < 2:
+        frame = consumer.receive()
+        consumer.acknowledge(frame.size)
+        ended += frame.opcode == Opcode.DCP_STREAM_END
+        if frame.opcode == Opcode.DCP_MUTATION:
+            seqnos[frame.opaque].append(int.from_bytes(frame.extras[:8], "big"))
+    assert seqnos == {vbucket: list(range(1, 101)) for vbucket in (0, 1)}
+
+
+# NOOP
+
+
+@pytest.fixture
+def impatient():
+    """A node that gives consumers half a second to answer."""
+    with Node.running(vbuckets=2, idle_timeout=0.5) as node:
+        yield node
+
+
+def test_noops_come_from_the_first_stream_on_even_with_a_full_window(impatient):
+    with connected(impatient) as consumer:
+        consumer.open().set(b"k")
+        consumer.control("set_noop_interval", "0.1")
+        consumer.control("enable_noop", "true")
+        consumer.control("connection_buffer_size", "1")
+        consumer.stream()
+        assert consumer.message().opcode == Opcode.DCP_SNAPSHOT_MARKER
+        for opaque in (10_000_001, 10_000_002, 10_000_003):
+            assert consumer.message() == DcpNoop(opaque=opaque)
+            consumer.send(DcpReply(opaque=opaque).encode(Opcode.DCP_NOOP))
+        assert consumer.stats()["ep_dcp_unacked_bytes"] == str(MARKER_BYTES)
+
+
+def test_a_noop_that_is_not_answered_ends_the_connection(impatient):
+    with connected(impatient) as consumer:
+        consumer.open().control("set_noop_interval", "0.1")
+        consumer.control("enable_noop", "true")
+        consumer.stream()
+        assert consumer.message().opcode == Opcode.DCP_NOOP
+        assert consumer.ended()
+
+
+@pytest.mark.parametrize("opaque", [0, 10_000_002])
+def test_an_answer_to_another_noop_ends_the_connection(impatient, opaque):
+    with connected(impatient) as consumer:
+        consumer.open().control("set_noop_interval", "0.1")
+        consumer.control("enable_noop", "true")
+        consumer.stream()
+        assert consumer.message().opcode == Opcode.DCP_NOOP
+        consumer.send(DcpReply(opaque=opaque).encode(Opcode.DCP_NOOP))
+        assert consumer.ended()
+
+
+RESPONSES = [
+    *((Opcode.DCP_MUTATION, status, True) for status in (S.SUCCESS, S.KEY_ENOENT, S.KEY_EEXISTS, S.NOT_MY_VBUCKET)),
+    (Opcode.DCP_SNAPSHOT_MARKER, S.SUCCESS, True),
+    (Opcode.DCP_STREAM_END, S.KEY_ENOENT, True),
+    (Opcode.DCP_DELETION, S.ERANGE, False),
+    (Opcode.DCP_MUTATION, S.EINVAL, False),
+    (Opcode.DCP_NOOP, S.SUCCESS, False),
+    (Opcode.GET, S.SUCCESS, False),
+    (0xEE, S.SUCCESS, False),
+]
+
+
+@pytest.mark.parametrize(("opcode", "status", "goes_on"), RESPONSES)
+def test_what_a_consumer_may_say_of_messages(consumer, opcode, status, goes_on):
+    consumer.stream()
+    consumer.send(Frame(Magic.RESPONSE, opcode, status, opaque=1))
+    if goes_on:
+        assert consumer.status(Noop()) == S.SUCCESS
+    else:
+        assert consumer.ended()
+
+
+def test_nothing_turns_and_nothing_waits_on_an_idle_node(node, client, consumer):
+    """Turns are counted: on an idle node there are none, with streams open and changes behind them."""
+    for vbucket in range(16):
+        client.set(b"k", vbucket=vbucket)
+        consumer.stream(vbucket)
+    consumer.control("enable_noop", "true")
+    received = barrier(consumer)
+    while sum(frame.opcode == Opcode.DCP_MUTATION for frame in received) < 16:
+        received.append(consumer.receive())
+    first = client.stats()
+    for _ in range(50):
+        client.status(Noop())
+    second = client.stats()
+    assert first["ep_dcp_turns"] == second["ep_dcp_turns"]
+    assert second["ep_dcp_num_running_streams"] == "16"
+    for name in ("streams_ready", "items_remaining", "unacked_bytes"):
+        assert second[f"ep_dcp_{name}"] == "0"
+    assert second["ep_requests_waiting"] == second["ep_bytes_unsent"] == "0"
+    consumer.close()
+    with connected(node) as other:
+        while other.stats()["ep_dcp_producer_count"] != "0":
+            other.status(Noop())

@@ -1,0 +1,149 @@
+"""A blocking client made of the wire's messages and one socket: what tests talk to a node with."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
+from penstock.wire.connection import Connection, Slab
+from penstock.wire.constants import MAX_SEQNO, Magic, Opcode, OpenFlag, Status
+from penstock.wire.dcp import BufferAck, CloseStream, Control, Open, StreamReq
+from penstock.wire.frame import Frame, join_frame
+from penstock.wire.kv import Delete, Get, SelectBucket, Set, Stat
+from penstock.wire.layout import Message, decode
+
+SECONDS = 10.0
+"""No answer takes longer, however busy the machine is."""
+
+
+class WireClient:
+    """One connection. Frames that are not awaited stay in `frames` in the order of their arrival."""
+
+    def __init__(self, node, bucket=None, *, receive_buffer=None):
+        self.socket = socket.socket()
+        if receive_buffer is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.settimeout(SECONDS)
+        self.socket.connect((node.host, node.kv_port))
+        self.connection = Connection(Slab(1 << 16), runs=False)
+        self.frames = []
+        self.opaques = count(1)
+        if bucket is not None:
+            assert self.ask(SelectBucket(key=bucket.encode())).specific == Status.SUCCESS
+
+    def send(self, *messages):
+        """Send messages, frames or bytes."""
+        self.socket.sendall(b"".join(as_bytes(message) for message in messages))
+
+    def receive(self) -> Frame:
+        """Return the next frame. Raises EOFError at the end, TimeoutError when nothing comes."""
+        while not self.frames:
+            data = self.socket.recv(1 << 16)
+            if not data:
+                raise EOFError
+            self.frames += self.connection.feed(data)
+        return self.frames.pop(0)
+
+    def ask(self, message) -> Frame:
+        """Send a request and return its reply; the frames in front of it stay where they are."""
+        self.send(message)
+        skipped = []
+        while True:
+            frame = self.receive()
+            if frame.magic == Magic.RESPONSE and frame.opcode == opcode_of(message):
+                self.frames[:0] = skipped
+                return frame
+            skipped.append(frame)
+
+    def status(self, message) -> int:
+        return self.ask(message).specific
+
+    def ended(self) -> bool:
+        """Wait until the node has closed the connection; True if nothing was on its way."""
+        try:
+            self.receive()
+        except (EOFError, ConnectionResetError):
+            return True
+        return False
+
+    # KV
+
+    def set(self, key, value=b"", **fields) -> Frame:
+        return self.ask(Set(key=key, value=value, **fields))
+
+    def get(self, key, **fields) -> Frame:
+        return self.ask(Get(key=key, **fields))
+
+    def delete(self, key, **fields) -> Frame:
+        return self.ask(Delete(key=key, **fields))
+
+    def stats(self, group="") -> dict[str, str]:
+        self.send(Stat(key=group.encode()))
+        found = {}
+        while True:
+            frame = self.receive()
+            assert (frame.opcode, frame.specific) == (Opcode.STAT, Status.SUCCESS), frame
+            if not frame.key:
+                return found
+            found[frame.key.decode()] = frame.value.decode()
+
+    # DCP
+
+    def open(self, name="test", flags=OpenFlag.PRODUCER):
+        assert self.status(Open(key=name.encode(), flags=flags)) == Status.SUCCESS
+        return self
+
+    def control(self, key, value) -> int:
+        return self.status(Control(key=key.encode(), value=value.encode()))
+
+    def stream(self, vbucket=0, start=0, end=MAX_SEQNO, *, vbuuid=0, snap=None, flags=0, opaque=None) -> Frame:
+        """Ask for a stream and return the reply. snap: of the request, (start, start) unless given."""
+        low, high = snap if snap is not None else (start, start)
+        return self.ask(
+            StreamReq(
+                vbucket=vbucket,
+                flags=flags,
+                start_seqno=start,
+                end_seqno=end,
+                vbuuid=vbuuid,
+                snap_start=low,
+                snap_end=high,
+                opaque=next(self.opaques) if opaque is None else opaque,
+            )
+        )
+
+    def close_stream(self, vbucket=0) -> int:
+        return self.status(CloseStream(vbucket=vbucket))
+
+    def acknowledge(self, nbytes):
+        self.send(BufferAck(nbytes=nbytes))
+
+    def message(self) -> Message:
+        return decode(self.receive())
+
+    def changes(self) -> Iterator[Message]:
+        """Yield the messages of streams up to and without the next STREAM_END."""
+        while (frame := self.receive()).opcode != Opcode.DCP_STREAM_END:
+            yield decode(frame)
+
+    def close(self):
+        self.socket.close()
+
+
+def as_bytes(message) -> bytes:
+    if isinstance(message, Frame):
+        return join_frame(message)
+    return message.encode() if isinstance(message, Message) else message
+
+
+def opcode_of(message) -> int:
+    return message.opcode if isinstance(message, Frame | Message) else message[1]
+
+
+@contextmanager
+def connected(node, bucket=None, **options):
+    client = WireClient(node, bucket, **options)
+    try:
+        yield client
+    finally:
+        client.close()
