@@ -1,9 +1,49 @@
 """Change streams of vbucketed key-value buckets, from the socket to the Spark table."""
 
-from penstock.client.blocking import read_changes
-from penstock.client.bucket import Bucket, Document, connect
-from penstock.client.position import Position
-from penstock.version import __version__
-from penstock.wire.schema import CHANGE_SCHEMA, Change
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["CHANGE_SCHEMA", "Bucket", "Change", "Document", "Position", "__version__", "connect", "read_changes"]
+from penstock.version import __version__
+
+if TYPE_CHECKING:
+    from penstock.client.blocking import read_changes
+    from penstock.client.bucket import Bucket, Document, connect
+    from penstock.client.position import Position
+    from penstock.node import Node
+    from penstock.wire.schema import CHANGE_SCHEMA, Change
+
+__all__ = [
+    "CHANGE_SCHEMA",
+    "Bucket",
+    "Change",
+    "Document",
+    "Node",
+    "Position",
+    "__version__",
+    "connect",
+    "read_changes",
+]
+
+_HOMES = {
+    "CHANGE_SCHEMA": "penstock.wire.schema",
+    "Bucket": "penstock.client.bucket",
+    "Change": "penstock.wire.schema",
+    "Document": "penstock.client.bucket",
+    "Node": "penstock.node",
+    "Position": "penstock.client.position",
+    "connect": "penstock.client.bucket",
+    "read_changes": "penstock.client.blocking",
+}
+"""Where each name is. Loaded when it is first asked for: Arrow takes 0.4 s, which `penstock --help` must not."""
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(home), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

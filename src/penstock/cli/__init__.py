@@ -1,0 +1,11 @@
+"""The command line: the same calls as text and JSON."""
+
+from importlib import import_module
+
+from penstock.cli.entry import main
+
+__all__ = ["main"]
+
+# Importing a command's module registers it; help lists them in this order.
+for command in ("serve", "stats", "load", "tail", "workload", "pipeline"):
+    import_module(f"penstock.cli.{command}")

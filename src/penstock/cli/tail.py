@@ -1,0 +1,116 @@
+"""`penstock tail`."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from penstock.cli.app import AsJson, Panel, Url, app, examples
+from penstock.cli.show import as_object, json_line, one_line
+from penstock.client.address import DEFAULT_URL
+
+if TYPE_CHECKING:
+    from penstock.wire.schema import Change
+
+_HEADER = f"{'vb':>4} {'seqno':>8} {'event':10} {'key':32} {'cas':>19} {'size':>7} value"
+_VALUE_WIDTH = 60
+"""Characters of a value that are shown where there is no terminal to fill."""
+
+
+@app.command(
+    rich_help_panel=Panel.DATA,
+    epilog=examples(
+        "penstock tail --from beginning --until now",
+        "penstock tail --json | jq -r 'select(.event == \"deletion\").key'",
+    ),
+)
+def tail(
+    *,
+    start: Annotated[
+        Literal["beginning", "now"], typer.Option("--from", help="All that the bucket remembers, or only what comes.")
+    ] = "now",
+    until: Annotated[
+        Literal["now", "never"], typer.Option(help="Stop at what exists at this moment, or follow.")
+    ] = "never",
+    vbucket: Annotated[
+        list[int] | None, typer.Option(min=0, max=65535, metavar="N", help="Only this one; may be given again.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Stop after this many changes.")] = None,
+    keys_only: Annotated[bool, typer.Option("--keys-only", help="Leave the values out.")] = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Show a bucket's changes, one line each.
+
+    A rollback is a line like any other: what came above its seqno no longer holds.
+
+    With --json a line is an object with the columns of a change. cas and vbuuid are strings, as they exceed what many
+    readers of JSON take; key and value are text, or in base64 as key_base64 and value_base64 where they are not UTF-8;
+    what is null is left out.
+    """
+    columns = _value_width()
+    line: Callable[[Change], str] = (
+        (lambda change: _json(change, keys_only))
+        if as_json
+        else (lambda change: _text(change, 0 if keys_only else columns))
+    )
+    if sys.stdout.isatty() and not as_json:
+        print(_HEADER.removesuffix(" value") if keys_only else _HEADER)
+    chosen = sorted(set(vbucket)) if vbucket else None
+    asyncio.run(_tail(url, start, until, vbuckets=chosen, limit=limit, line=line))
+
+
+async def _tail(
+    url: str,
+    start: Literal["beginning", "now"],
+    until: Literal["now", "never"],
+    *,
+    vbuckets: list[int] | None,
+    limit: int | None,
+    line: Callable[[Change], str],
+) -> None:
+    from penstock.client.bucket import connect
+    from penstock.wire.columns import changes_of
+
+    stop: Literal["now"] | None = "now" if until == "now" else None
+    async with connect(url) as bucket, aclosing(bucket.batches(start, stop, vbuckets)) as batches:
+        async for batch in batches:
+            changes = changes_of(batch)[:limit]
+            # One write for what arrived together; flushed, since whoever reads wants to see it now.
+            print("\n".join(map(line, changes)), flush=True)
+            if limit is not None:
+                limit -= len(changes)
+                if not limit:
+                    return
+
+
+def _json(change: Change, keys_only: bool) -> str:
+    shown = change._replace(value=None) if keys_only else change
+    return json_line(as_object(shown._asdict()))
+
+
+def _text(change: Change, value_width: int) -> str:
+    start = f"{change.vbucket:4} {change.seqno:8} {change.event:10}"
+    if change.key is None:
+        return f"{start} {_without_key(change)}"
+    size = "" if change.value is None else len(change.value)
+    text = f"{start} {one_line(change.key, 250):32} {change.cas or 0:19} {size:>7}"
+    return f"{text} {one_line(change.value, value_width)}".rstrip() if value_width else text.rstrip()
+
+
+def _without_key(change: Change) -> str:
+    if change.requested_seqno is None:
+        return ""
+    return f"back to {change.seqno}, the common point is {change.requested_seqno}; history {change.history}"
+
+
+def _value_width() -> int:
+    if not sys.stdout.isatty():
+        return _VALUE_WIDTH
+    return max(shutil.get_terminal_size().columns - len(_HEADER) + len("value"), 20)
