@@ -38,12 +38,16 @@ class LoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Return what the coroutine returns; its error is raised here. Ctrl-C cancels it."""
-        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = self.start(coroutine)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Let a coroutine run there; leaving the block cancels it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
         """Give the items of an asynchronous generator; closing this one closes that one."""
