@@ -140,6 +140,12 @@ def test_the_number_of_vbuckets(vbuckets: int) -> None:
         new_bucket(vbuckets=vbuckets)
 
 
+@pytest.mark.parametrize("segment_bytes", [0, (1 << 30) + 1])
+def test_the_size_of_segments(segment_bytes: int) -> None:
+    with pytest.raises(ValueError, match=f"segments of {segment_bytes} bytes"):
+        new_bucket(segment_bytes=segment_bytes)
+
+
 def test_stats() -> None:
     bucket: Bucket = new_bucket(segment_bytes=1 << 20)
     bucket.find(0).set(b"a", b"." * 100)

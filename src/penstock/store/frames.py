@@ -5,12 +5,12 @@ Two forms do the same: FewFrames one by one, for a stream that is up to date; Ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.store.segment import Column, Lengths, gather_ascending
 
@@ -22,6 +22,7 @@ _OFFSET = (1 << OFFSET_BITS) - 1
 _OPAQUE = Struct(">I")
 _OPAQUE_AT = 12
 
+_LARGEST_CHUNK = 256 * 1024 * 1024  # Arrow's binary values are addressed with 31 bits
 _MEAN_RUN = 8  # copying a run takes about as long as Arrow's take of so many frames
 
 
@@ -82,6 +83,7 @@ class ManyFrames:
         if start == len(self._ends):
             return Chunk(bytearray(), 0)
         base = int(self._ends[start - 1]) if start else 0
+        max_bytes = min(max_bytes, _LARGEST_CHUNK)
         fitting = int(self._ends.searchsorted(base + max_bytes, "right"))
         allowed = int(self._ends.searchsorted(base + window, "left")) + 1
         self._at = stop = max(start + 1, min(fitting, allowed))
@@ -92,23 +94,28 @@ class ManyFrames:
         opaques[begins] = opaque
         return Chunk(data, stop - start)
 
-    def _pieces(self, start: int, stop: int) -> Iterable[memoryview]:
+    def _pieces(self, start: int, stop: int) -> list[memoryview]:
         """Return the bytes of the rows: runs of frames that lie next to each other, or frames picked all at once."""
         where, lengths = self._where[start:stop], self._lengths[start:stop]
         after = where + lengths
-        last = np.append(where[1:] != after[:-1], True)  # in its run
-        ends = after[last]
-        if len(ends) * _MEAN_RUN > stop - start:
-            return self._pick(where, lengths)
-        begins = where[np.append(True, last[:-1])] & _OFFSET
-        numbers = ends >> OFFSET_BITS
-        ends &= _OFFSET
-        runs = zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True)
-        return [self._buffers[number][begin:end] for number, begin, end in runs]
+        begins, ends = _runs(where, after, where[1:] != after[:-1])
+        if len(begins) * _MEAN_RUN <= stop - start:
+            return self._slices(begins, ends)
+        begins, ends = _runs(where, after, np.diff(where >> OFFSET_BITS) != 0)
+        if len(begins) == 1:
+            return [gather_ascending(self._buffers[int(where[0]) >> OFFSET_BITS], where & _OFFSET, lengths)]
+        # From each segment all that lies between the vbucket's first and last frame here, most of which is wanted.
+        spans = ends - begins
+        bases = np.cumsum(spans) - spans - begins
+        offsets = where + bases[np.searchsorted(begins, where, "right") - 1]
+        return [gather_ascending(memoryview(b"".join(self._slices(begins, ends))), offsets, lengths)]
 
-    def _pick(self, where: Column, lengths: Lengths) -> Iterator[memoryview]:
-        numbers = where >> OFFSET_BITS
-        bounds = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(where)]
-        for begin, end in pairwise(bounds):
-            rows = slice(begin, end)
-            yield gather_ascending(self._buffers[numbers[begin]], where[rows] & _OFFSET, lengths[rows])
+    def _slices(self, begins: Column, ends: Column) -> list[memoryview]:
+        numbers, begins, ends = begins >> OFFSET_BITS, begins & _OFFSET, ends & _OFFSET
+        places = zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True)
+        return [self._buffers[number][begin:end] for number, begin, end in places]
+
+
+def _runs(where: Column, after: Column, breaks: npt.NDArray[np.bool_]) -> tuple[Column, Column]:
+    """Return where each run of rows begins and ends; breaks: whether one ends behind each row but the last."""
+    return where[np.append(True, breaks)], after[np.append(breaks, True)]

@@ -21,6 +21,7 @@ __all__ = ["SEGMENT_BYTES", "Log"]
 
 SEGMENT_BYTES = 16 * 1024 * 1024  # sealed in about 15 ms, for which an event loop can be held
 
+_LARGEST_SEGMENT = 1024 * 1024 * 1024  # its offsets, and twice them, fit into Arrow's 31 bits
 _REWRITES_PER_SEGMENT = 8  # at even distances between two seals: two halves are all that a full one can leave behind
 
 
@@ -31,6 +32,8 @@ class Log:
     """The seqno up to which a vbucket's changes survive a restart."""
 
     def __init__(self, indexes: Sequence[RowIndex], segment_bytes: int = SEGMENT_BYTES) -> None:
+        if not 0 < segment_bytes <= _LARGEST_SEGMENT:
+            raise ValueError(f"segments of {segment_bytes} bytes, expected 1 to {_LARGEST_SEGMENT}")
         self.indexes = indexes
         self._segment_bytes = segment_bytes
         self.sealed: list[Segment] = []

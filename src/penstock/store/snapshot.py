@@ -62,6 +62,7 @@ class Snapshot:
     def read(self, opaque: int, max_bytes: int, window: int | None = None) -> Chunk:
         """Return the next frames with this opaque: at most max_bytes of them, but at least one, unless none is left.
 
+        Never more than 256 MiB of them.
         window: how many bytes the consumer can still take (flow control). A frame may go out while there are any, so
         the last one may exceed it. None: any number.
         """

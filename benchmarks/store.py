@@ -1,0 +1,145 @@
+"""The store alone, without a node: commands, memory a key, backfill, streams that are up to date, seals.
+
+Keys of 20 bytes, values of 100, fixed seed. Rates are of this process's CPU time, pauses are wall time: a seal holds
+up whoever waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from resource import getpagesize
+from statistics import median
+
+from benchmarks.report import Report, options
+from penstock.store.bucket import Bucket
+from penstock.store.vbucket import Vbucket
+from penstock.wire.constants import MAX_SEQNO
+
+VALUE = b"v" * 100
+CHUNK = 2 * 1024 * 1024
+SAMPLE = 300_000
+BATCH = 100_000
+Command = tuple[Vbucket, bytes]
+
+
+class Work:
+    """Things done, and the seconds that they took."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.seconds = 0.0
+
+    @contextmanager
+    def timed(self, done: int = 0) -> Iterator[None]:
+        started = time.process_time()
+        yield
+        self.seconds += time.process_time() - started
+        self.done += done
+
+    def rate(self, unit: str) -> str:
+        return f"{self.done / self.seconds / 1e6:.2f} M {unit}/s"
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process occupies."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * getpagesize()
+
+
+def time_pauses(bucket: Bucket) -> list[float]:
+    """Return a list that will get the milliseconds of every seal and rewrite."""
+    pauses: list[float] = []
+    make_room = bucket.log.make_room
+
+    def timed(nbytes: int) -> None:
+        started = time.perf_counter()
+        make_room(nbytes)
+        milliseconds = (time.perf_counter() - started) * 1e3
+        if milliseconds > 1:  # less: there was nothing to do
+            pauses.append(milliseconds)
+
+    bucket.log.make_room = timed  # type: ignore[method-assign]
+    return pauses
+
+
+def commands(bucket: Bucket, numbers: range | list[int]) -> list[Command]:
+    last = len(bucket.vbuckets) - 1
+    return [(bucket.vbuckets[number * 7919 & last], b"key:%016d" % number) for number in numbers]
+
+
+def fill(report: Report, bucket: Bucket, keys: int) -> None:
+    before, work = resident(), Work()
+    for first in range(0, keys, BATCH):
+        batch = commands(bucket, range(first, min(keys, first + BATCH)))
+        with work.timed(len(batch)):
+            for vbucket, key in batch:
+                vbucket.set(key, VALUE)
+    frames, estimate = bucket.log.frame_bytes, bucket.stats().index_bytes
+    report.row("set, new keys", work.rate("commands"))
+    report.row("memory beside the frames", f"{(resident() - before - frames) / keys:.0f} B/key")
+    report.row("what the node says of it", f"{estimate / keys:.0f} B/key")
+
+
+def backfill(report: Report, name: str, bucket: Bucket) -> None:
+    work = Work()
+    for _ in range(3):
+        for vbucket in bucket.vbuckets:
+            with work.timed():
+                snapshot = vbucket.snapshot(0, MAX_SEQNO)
+                while (chunk := snapshot.read(7, CHUNK)).frames:
+                    work.done += chunk.frames
+    report.row(f"backfill, {name}", work.rate("frames"))
+
+
+def get_and_set(report: Report, name: str, chosen: list[Command]) -> None:
+    gets, sets = Work(), Work()
+    with gets.timed(len(chosen)):
+        for vbucket, key in chosen:
+            vbucket.get(key)
+    with sets.timed(len(chosen)):
+        for vbucket, key in chosen:
+            vbucket.set(key, VALUE)
+    report.row(f"get, {name}", gets.rate("commands"))
+    report.row(f"overwrite, {name}", sets.rate("commands"))
+
+
+def follow(report: Report, vbucket: Vbucket) -> None:
+    work = Work()
+    with work.timed(SAMPLE):
+        for _ in range(SAMPLE):
+            vbucket.snapshot(vbucket.high_seqno - 1, MAX_SEQNO).read(7, CHUNK, CHUNK)
+    report.row("snapshot of one change, opened and read", f"{work.seconds / work.done * 1e6:.2f} us")
+
+
+def pause_row(report: Report, name: str, pauses: list[float]) -> None:
+    if pauses:
+        report.row(name, f"{median(pauses):.1f} ms median of {len(pauses)}, longest {max(pauses):.1f} ms")
+    pauses.clear()
+
+
+def main() -> None:
+    parser = options("What does the store do without a network?")
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--vbuckets", type=int, default=1024)
+    chosen = parser.parse_args()
+    report = Report("What does the store do without a network?", chosen)
+    bucket = Bucket("bench", vbuckets=chosen.vbuckets, clock=time.time_ns, new_vbuuid=lambda: 1)
+    pauses = time_pauses(bucket)
+    random = Random(1)
+    fill(report, bucket, chosen.keys)
+    pause_row(report, "a seal, in memory never used before", pauses)
+    backfill(report, "nothing superseded", bucket)
+    get_and_set(report, "10 k keys", commands(bucket, range(10_000)) * (SAMPLE // 10_000))
+    get_and_set(report, "any key", commands(bucket, [random.randrange(chosen.keys) for _ in range(SAMPLE)]))
+    pause_row(report, "a seal or rewrite", pauses)
+    stats = bucket.stats()
+    backfill(report, f"{stats.dead_bytes / (stats.live_bytes + stats.dead_bytes):.0%} superseded", bucket)
+    follow(report, bucket.vbuckets[0])
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
