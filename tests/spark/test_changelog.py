@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import BinaryType, StructType
 
 from penstock.errors import LakeRefused, UsageError
 from penstock.spark import changelog, delta
@@ -20,8 +21,6 @@ from penstock.spark.lake import Lake, count_rows, read_changelog
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark import lakes
 from tests.spark.lakes import QUERY, VBUCKETS, append, checkpoint, row, run_driver, table, write
-
-spark_types = pytest.importorskip("pyspark.sql.types")
 
 
 @pytest.fixture
@@ -205,10 +204,10 @@ def sink(lake, **more):
 
 
 def change_type(*without):
-    struct = spark_types.StructType()
+    struct = StructType()
     for name in CHANGE_SCHEMA.names:
         if name not in without:
-            struct.add(name, spark_types.BinaryType())
+            struct.add(name, BinaryType())
     return struct
 
 

@@ -1,6 +1,7 @@
 """Whose a lake is, what is refused as one, and how its tables are read."""
 
 import json
+from shutil import rmtree
 
 import pyarrow as pa
 import pytest
@@ -76,12 +77,17 @@ def test_a_lake_may_be_moved(lake, tmp_path):
     [
         (lambda lake: (lake.checkpoint / "metadata").unlink(), "_checkpoint is gone"),
         (lambda lake: checkpoint(lake.checkpoint, query="another"), "not written by the query"),
-        (lambda lake: (lake.checkpoint / "offsets" / "1").unlink(), r"is older than .*\(batch 1\)"),
+        (lambda lake: (lake.checkpoint / "offsets" / "1").unlink(), "0 to have begun"),
+        (lambda lake: (lake.checkpoint / "commits" / "2").touch(), "2 to have ended"),
+        (lambda lake: rmtree(lake.changelog.path), "ends with batch -1"),
     ],
 )
 def test_a_lake_of_another_query_is_refused(lake, spoil, says):
     checkpoint(lake.checkpoint, batches=2)
     append(lake, 1, [row(1, 1)])
+    (lake.checkpoint / "commits").mkdir()
+    (lake.checkpoint / "commits" / "1").touch()
+    lake.check_owner()
     spoil(lake)
     with pytest.raises(LakeRefused, match=says) as refusal:
         lake.check_owner()
@@ -91,6 +97,11 @@ def test_a_lake_of_another_query_is_refused(lake, spoil, says):
 def foreign_file(lake):
     lake.path.parent.mkdir(exist_ok=True)
     lake.path.write_text("not a directory")
+
+
+def file_above(lake):
+    lake.path.parent.rmdir()
+    lake.path.parent.write_text("not a directory")
 
 
 def file_for_table(lake):
@@ -121,7 +132,8 @@ def broken_metadata(lake):
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (foreign_file, "lake is a file"),
+        (foreign_file, "lake cannot be made a lake's directory: File exists"),
+        (file_above, "lake cannot be made a lake's directory: Not a directory"),
         (file_for_table, "changelog is a file"),
         (foreign_content, "'holiday.jpg'"),
         (foreign_table, "columns name; expected Penstock's changelog"),

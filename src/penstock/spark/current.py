@@ -212,8 +212,9 @@ def prepare(lake: Lake) -> Fold | Progress:
     everything = news is None
     if news is not None and folded is not None and not news and version - folded < IDLE_VERSIONS:
         return Progress(version)
-    history = lake.changelog.files(changelog)
     before = lake.current.files(table) if table is not None else []
+    # The list of all files grows with the changelog: it is made only where it is needed.
+    history = lake.changelog.files(changelog) if news is None or any(file.keyless for file in news) else []
     job = _Job(lake, history, history if news is None else news, before, everything)
     parts = job.run()
     progress = Progress(
@@ -223,20 +224,21 @@ def prepare(lake: Lake) -> Fold | Progress:
         sum(part.rolled_back for part in parts),
     )
     added = [file for part in parts for file in part.added]
-    kept_out = before if everything else [file for part in parts for file in part.removed]
-    return Fold(lake, table, changelog_id, added, kept_out, progress)
+    removed = before if everything else [file for part in parts for file in part.removed]
+    return Fold(lake, table, changelog_id, added, removed, progress)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Part:
     added: list[DataFile]
     removed: list[DataFile]
-    rolled_back: int = 0
+    rolled_back: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """history: all files of the changelog. news: those to fold. before: the files of `current`."""
+    """news: the files to fold. history: all files of the changelog, where news may hold rollbacks. before: those of
+    `current`. everything: nothing of `before` stays."""
 
     lake: Lake
     history: list[DataFile]
@@ -258,7 +260,8 @@ class _Job:
     def fold_range(self, vbucket_range: int) -> _Part:
         news = self._paths(self.news, vbucket_range)
         history = self._paths(self.history, vbucket_range)
-        rolled = _cuts(news).floors()
+        cutting = [file for file in self.news if file.keyless and not self.everything]
+        rolled = _cuts(self._paths(cutting, vbucket_range)).floors()
         if self.everything:
             cuts, sources = _cuts(history), [(history, None)]
         elif rolled:
@@ -269,9 +272,7 @@ class _Job:
         else:
             cuts, sources = _cuts([]), [(news, None)]
         changes = _reduce((batch for paths, which in sources for batch in _batches(paths, which)), cuts)
-        part = self._rewrite(vbucket_range, changes, list(rolled))
-        part.rolled_back = 0 if self.everything else len(rolled)
-        return part
+        return self._rewrite(vbucket_range, changes, list(rolled))
 
     def _rewrite(self, vbucket_range: int, changes: pa.Table, rolled: list[int]) -> _Part:
         """Put `changes`, the newest of each document, in place of what the range's files say of these documents."""
@@ -293,13 +294,15 @@ class _Job:
                     writer.write(rows.filter(pc.invert(touched)))
                     pool.append(to_changes(rows.filter(pc.and_not(changed, lost))))
                 writer.write(to_documents(newest(pa.concat_tables(pool))))
-            return _Part(writer.close(), removed)
+            return _Part(writer.close(), removed, len(rolled))
 
     def _paths(self, files: Iterable[DataFile], vbucket_range: int) -> list[str]:
         return self.lake.changelog.paths(file for file in files if file.vbucket_range == vbucket_range)
 
 
 def _cuts(paths: list[str], which: pc.Expression | None = None) -> Cuts:
+    if not paths:
+        return Cuts.of(FOLD_SCHEMA.empty_table())
     cutting = pc.field("event").isin(CUTTING_EVENTS)
     rows = _dataset(paths).to_table(filter=cutting if which is None else cutting & which)
     return Cuts.of(rows)

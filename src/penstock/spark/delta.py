@@ -37,7 +37,9 @@ FILE_BYTES = 128 << 20
 """Arrow bytes after which a new file begins: whoever rewrites a file holds that much of it in memory."""
 
 STATISTICS = ("vbucket", "seqno", "history")
-"""Columns whose least and greatest value each file's entry in the log gives."""
+"""Columns of which each file's entry in the log gives the least and greatest value."""
+COUNTED = (*STATISTICS, "key")
+"""Columns of which it gives the number of nulls."""
 
 REPEATING = (
     "vbucket", "vbuuid", "event", "collection_id", "scope", "collection", "datatype", "flags", "expiry", "lock_time",
@@ -48,7 +50,10 @@ REPEATING = (
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One parquet file. path: relative to the table. stats: Delta's JSON. modified: ms since the epoch, its commit."""
+    """One parquet file. path: relative to the table. stats: Delta's JSON. modified: ms since the epoch, its commit.
+
+    keyless: rows without a key (rollbacks, flushes), -1 where that is not known.
+    """
 
     path: str
     size: int
@@ -56,6 +61,7 @@ class DataFile:
     vbucket_range: int
     stats: str = ""
     modified: int = 0
+    keyless: int = -1
 
 
 class RangeWriter:
@@ -132,7 +138,7 @@ class RangeWriter:
             compression="zstd",
             compression_level=1,
             use_dictionary=[name for name in REPEATING if name in self._schema.names],
-            write_statistics=[name for name in self._schema.names if name not in ("key", "value", "xattrs")],
+            write_statistics=[name for name in self._schema.names if name not in ("value", "xattrs")],
             metadata_collector=self._footers,
         )
         return self._writer
@@ -154,11 +160,11 @@ def _delta_stats(footer: pq.FileMetaData) -> str:
     nulls: dict[str, int] = {}
     for column in range(footer.num_columns):
         name = footer.schema.column(column).path
-        if name not in STATISTICS:
+        if name not in COUNTED:
             continue
         parts = [footer.row_group(group).column(column).statistics for group in groups]
         nulls[name] = sum(part.null_count for part in parts)
-        if all(part.has_min_max for part in parts):
+        if name in STATISTICS and all(part.has_min_max for part in parts):
             least[name] = min(part.min for part in parts)
             greatest[name] = max(part.max for part in parts)
     return json.dumps({"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls})
@@ -285,6 +291,12 @@ class Table:
 
 
 def _from_log(add: dict[str, Any]) -> DataFile:
-    rows = json.loads(add["stats"])["numRecords"]
-    part = int(add["partitionValues"][RANGE])
-    return DataFile(unquote(add["path"]), add["size"], rows, part, modified=add["modificationTime"])
+    stats = json.loads(add["stats"])
+    return DataFile(
+        unquote(add["path"]),
+        add["size"],
+        stats["numRecords"],
+        int(add["partitionValues"][RANGE]),
+        modified=add["modificationTime"],
+        keyless=stats["nullCount"].get("key", -1),
+    )

@@ -7,6 +7,7 @@ belong to a query whatever the two directories are called and wherever they are 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -78,26 +79,34 @@ class Lake:
         return query_id(self.checkpoint)
 
     def check_owner(self) -> None:
-        """Raise LakeRefused unless the checkpoint's query wrote the changelog, UsageError if something else is there.
+        """Make the directory, and raise LakeRefused unless checkpoint and changelog belong together.
 
-        A checkpoint that knows fewer batches than the changelog is refused too: the batches that it would plan anew
-        count as written, and what they hold beyond the old ones would be lost.
+        They do if one query wrote both and every batch whose end the checkpoint knows is in the changelog, and every
+        batch there is known to the checkpoint: of a batch planned anew that counts as written, rows would be lost.
+        Raises UsageError if the directory cannot be made or holds something else in a table's place.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"{self.path} is a file; expected the directory of a lake, or nothing")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be made a lake's directory: {error.strerror}") from error
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise UsageError(f"{self.path} cannot be written; expected a directory of one's own")
         changelog = self.changelog.open()
         self.current.open()
-        if changelog is None:
-            return
-        remedy = f"bring back the checkpoint, remove {self.changelog.path} to begin anew, or choose another directory"
         query = self.query_id()
-        if query is None:
-            raise LakeRefused(f"{self.changelog.path} was written by a query, but {self.checkpoint} is gone: {remedy}")
-        batch = changelog.transaction_version(query)
-        if batch is None:
-            raise LakeRefused(f"{self.changelog.path} was not written by the query of {self.checkpoint}: {remedy}")
-        if _newest_batch(self.checkpoint) < batch:
-            raise LakeRefused(f"{self.checkpoint} is older than {self.changelog.path} (batch {batch}): {remedy}")
+        written = changelog.transaction_version(query) if changelog is not None and query is not None else None
+        table, remedy = self.changelog.path, f"remove {self.path} to begin anew, or choose another directory"
+        if changelog is not None and query is None:
+            raise LakeRefused(f"{table} was written by a query whose checkpoint {self.checkpoint} is gone: {remedy}")
+        if changelog is not None and written is None:
+            raise LakeRefused(f"{table} was not written by the query of {self.checkpoint}: {remedy}")
+        ended, planned = _newest(self.checkpoint / "commits"), _newest(self.checkpoint / "offsets")
+        batch = -1 if written is None else written
+        if not ended <= batch <= planned:
+            raise LakeRefused(
+                f"{table} ends with batch {batch}, and {self.checkpoint} knows {ended} to have ended and {planned}"
+                f" to have begun, so one of them is an old copy: {remedy}"
+            )
 
 
 def query_id(checkpoint: Path) -> str | None:
@@ -115,10 +124,9 @@ def query_id(checkpoint: Path) -> str | None:
         raise UsageError(f"{path} holds {text[:80]!r}; expected a Spark query's metadata with its id") from error
 
 
-def _newest_batch(checkpoint: Path) -> int:
-    """Return the newest batch in the checkpoint's offset log (Spark logs a batch before it runs it), or -1."""
-    offsets = checkpoint / "offsets"
-    names = [entry.name for entry in offsets.iterdir()] if offsets.is_dir() else []
+def _newest(log: Path) -> int:
+    """Return the newest batch in one of a checkpoint's logs, or -1. Spark logs a batch before it runs, and after."""
+    names = [entry.name for entry in log.iterdir()] if log.is_dir() else []
     return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
