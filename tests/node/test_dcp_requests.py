@@ -1,5 +1,7 @@
 """What a stream connection may ask for, and what it is told: opening, settings, stream requests, closing."""
 
+from typing import Any
+
 import pytest
 
 from penstock.wire.constants import MAX_SEQNO, Magic, Opcode, OpenFlag, Status, StreamFlag
@@ -19,7 +21,7 @@ from penstock.wire.kv import Noop, unpack_failover_log
 from tests.node.wire_client import connected
 
 S = Status
-ASK = {"start_seqno": 0, "end_seqno": MAX_SEQNO, "vbuuid": 0, "snap_start": 0, "snap_end": 0}
+ASK: dict[str, Any] = {"start_seqno": 0, "end_seqno": MAX_SEQNO, "vbuuid": 0, "snap_start": 0, "snap_end": 0}
 
 OPENS = [
     ("a producer", Open(key=b"name", flags=1), S.SUCCESS),

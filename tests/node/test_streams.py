@@ -1,6 +1,8 @@
 """Streams as a consumer sees them: what comes, in which order, and when it stops."""
 
 import threading
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ def test_from_the_beginning_to_now_and_on(client, consumer):
     stored += [client.set(b"a", b"3", vbucket=3), client.delete(b"b", vbucket=3)]
     consumer.stream(3, opaque=0xABCD)
     marker, *changes = (consumer.message() for _ in range(3))
-    same = {"vbucket": 3, "opaque": 0xABCD}
+    same: dict[str, Any] = {"vbucket": 3, "opaque": 0xABCD}
     assert marker == SnapshotMarker(**same, start_seqno=0, end_seqno=4, flags=5)
     assert changes == [
         Mutation(**same, key=b"a", value=b"3", cas=stored[2].cas, by_seqno=3, rev_seqno=2),
@@ -30,11 +32,8 @@ def test_from_the_beginning_to_now_and_on(client, consumer):
     live = client.set(b"c", b"4", vbucket=3, expiry=4_000_000_000, flags=0xDEADBEEF)
     marker, change = consumer.message(), consumer.message()
     assert marker == SnapshotMarker(**same, start_seqno=5, end_seqno=5, flags=5)
-    assert change == Mutation(
-        **same,
-        **{"key": b"c", "value": b"4", "cas": live.cas, "by_seqno": 5, "rev_seqno": 1},
-        **{"flags": 0xDEADBEEF, "expiry": 4_000_000_000},
-    )
+    new = Mutation(**same, key=b"c", value=b"4", cas=live.cas, by_seqno=5, rev_seqno=1)
+    assert change == replace(new, flags=0xDEADBEEF, expiry=4_000_000_000)
 
 
 def test_the_reply_comes_before_the_stream(client, consumer):
@@ -83,7 +82,8 @@ def test_all_vbuckets_with_one_burst_of_requests(node, client):
     client.open()
     for vbucket in range(16):
         client.stream(vbucket, end=62 if vbucket < 8 else 10, opaque=1000 + vbucket)
-    ends, seqnos = {}, {}
+    ends: dict[int, int] = {}
+    seqnos: dict[int, int] = {}
     while len(ends) < 16:
         message = client.message()
         assert message.opaque == 1000 + message.vbucket
@@ -98,22 +98,15 @@ def test_all_vbuckets_with_one_burst_of_requests(node, client):
 
 
 def test_a_snapshot_is_served_exactly_while_writes_go_on():
-    """Each document once, in the version that it had at the snapshot's end, though a writer supersedes them meanwhile."""
+    """Each document comes in the version it had at the snapshot's end, though a writer supersedes them meanwhile."""
+    count = 20_000
     with Node.running(vbuckets=1) as node, connected(node) as writer:
-        count = 20_000
-        for start in range(0, count, 1000):
-            writer.send(*(Set(key=b"%d" % n, value=b"%d" % n + bytes(300)) for n in range(start, start + 1000)))
-            for _ in range(1000):
-                writer.receive()
+        write(writer, range(count), bytes(600))
         stop = threading.Event()
 
         def keep_writing():
-            number = 0
             while not stop.is_set():
-                writer.send(*(Set(key=b"%d" % ((number + n) % count), value=b"newer") for n in range(100)))
-                for _ in range(100):
-                    writer.receive()
-                number += 100
+                write(writer, range(count), b"newer", until=stop)
 
         thread = threading.Thread(target=keep_writing)
         with connected(node, receive_buffer=1 << 16) as consumer:
@@ -121,18 +114,26 @@ def test_a_snapshot_is_served_exactly_while_writes_go_on():
             marker = consumer.message()
             thread.start()
             try:
-                seqnos = [consumer.message() for _ in range(count - len(superseded(marker, count)))]
+                changes = [consumer.message() for _ in range(count)]
+                following = consumer.message()
             finally:
                 stop.set()
                 thread.join(SECONDS)
-    assert marker.end_seqno == count
-    assert [change.by_seqno for change in seqnos] == list(range(1, count + 1))
-    assert all(change.value.startswith(change.key) for change in seqnos)
+    assert (marker.start_seqno, marker.end_seqno) == (0, count)
+    assert [change.by_seqno for change in changes] == list(range(1, count + 1))
+    assert all(change.value == bytes(600) for change in changes)
+    assert following.start_seqno == count + 1
+    assert following.end_seqno > count + 100
 
 
-def superseded(marker, count) -> range:
-    """Documents that were written again before the snapshot was opened: none, for the writer starts after it."""
-    return range(count, marker.end_seqno)
+def write(client, numbers, value, until=None):
+    """Store documents, 100 with each write."""
+    for start in range(numbers.start, numbers.stop, 100):
+        if until is not None and until.is_set():
+            return
+        client.send(*(Set(key=b"%d" % number, value=value) for number in range(start, start + 100)))
+        for _ in range(100):
+            assert client.receive().specific == S.SUCCESS
 
 
 def test_close_stream_says_no_more(client, consumer):
@@ -190,11 +191,11 @@ def test_flow_control_charges_whole_frames_and_overshoots_by_one(client, consume
     assert barrier(consumer) == []  # exactly full
     consumer.acknowledge(1)
     assert [frame.size for frame in barrier(consumer)] == [size]
-    consumer.acknowledge(3 * size)
-    assert [frame.size for frame in barrier(consumer)] == [size]
-    consumer.acknowledge(2**32 - 1)  # more than there is: all
-    assert client.stats()["ep_dcp_unacked_bytes"] == str(END_BYTES)
+    consumer.acknowledge(3 * size)  # more than there is: all
+    assert [frame.size for frame in barrier(consumer)] == [size, size]
+    consumer.acknowledge(2**32 - 1)
     assert [frame.size for frame in barrier(consumer)] == [END_BYTES]
+    assert client.stats()["ep_dcp_unacked_bytes"] == str(END_BYTES)
 
 
 def test_the_window_can_be_changed_and_taken_away(client, consumer):
@@ -224,7 +225,8 @@ def test_small_windows_deliver_everything(client, consumer):
     consumer.control("connection_buffer_size", "150")
     for vbucket in (0, 1):
         consumer.stream(vbucket, end=100, opaque=vbucket)
-    seqnos, ended = {0: [], 1: []}, 0
+    seqnos: dict[int, list[int]] = {0: [], 1: []}
+    ended = 0
     while ended < 2:
         frame = consumer.receive()
         consumer.acknowledge(frame.size)

@@ -26,7 +26,7 @@ class WireClient:
         self.socket.settimeout(SECONDS)
         self.socket.connect((node.host, node.kv_port))
         self.connection = Connection(Slab(1 << 16), runs=False)
-        self.frames = []
+        self.frames: list[Frame] = []
         self.opaques = count(1)
         if bucket is not None:
             assert self.ask(SelectBucket(key=bucket.encode())).specific == Status.SUCCESS
@@ -41,13 +41,15 @@ class WireClient:
             data = self.socket.recv(1 << 16)
             if not data:
                 raise EOFError
-            self.frames += self.connection.feed(data)
+            for event in self.connection.feed(data):
+                assert isinstance(event, Frame), event
+                self.frames.append(event)
         return self.frames.pop(0)
 
     def ask(self, message) -> Frame:
         """Send a request and return its reply; the frames in front of it stay where they are."""
         self.send(message)
-        skipped = []
+        skipped: list[Frame] = []
         while True:
             frame = self.receive()
             if frame.magic == Magic.RESPONSE and frame.opcode == opcode_of(message):
@@ -79,7 +81,7 @@ class WireClient:
 
     def stats(self, group="") -> dict[str, str]:
         self.send(Stat(key=group.encode()))
-        found = {}
+        found: dict[str, str] = {}
         while True:
             frame = self.receive()
             assert (frame.opcode, frame.specific) == (Opcode.STAT, Status.SUCCESS), frame

@@ -34,8 +34,8 @@ logger = logging.getLogger("penstock.node")
 WRITE_BUFFER_BYTES = 2 * 1024 * 1024
 """What the transport holds before the connection counts as paused; it goes on at a quarter."""
 
-TURN_BYTES = 1024 * 1024  # of replies
-_REQUEST_BYTES = 512  # what it costs to serve a request, in bytes of replies: at most 2048 in a turn
+TURN_BYTES = 512 * 1024  # of replies
+_REQUEST_BYTES = 256  # what it costs to serve a request, in bytes of replies: at most 2048 in a turn
 _CLOSE_SECONDS = 5.0  # for the peer to take what was written before
 
 _WITHOUT_CONFIG = frozenset((Opcode.DCP_STREAM_REQ, Opcode.DCP_GET_FAILOVER_LOG))
@@ -172,23 +172,25 @@ class NodeConnection(asyncio.BufferedProtocol):
     def _serve(self) -> None:
         """Serve what was received, or as much of it as one turn allows."""
         add, handler_of, share = self._replies.append, HANDLERS.get, TURN_BYTES
-        for event in self._requests:
+        event: ReceiveEvent | None = None
+        try:
+            for event in self._requests:
+                try:
+                    if type(event) is Frame:
+                        magic, opcode, _, datatype, _, cas, extras, key, value, _ = event
+                        shape = (magic, datatype, opcode, len(extras), not key, not value, not cas)
+                        answer = handler_of(shape, unusual)(self, event)
+                    else:
+                        answer = _answer_to_no_frame(event)
+                except (StatusError, RemoteProtocolError) as error:
+                    answer = self._refusal(event, error)
+                add(answer)
+                share -= len(answer) + _REQUEST_BYTES
+                if share <= 0:
+                    break
+            event = None
+        finally:
             self._serving = event
-            try:
-                if type(event) is Frame:
-                    magic, opcode, _, datatype, _, cas, extras, key, value, _ = event
-                    shape = (magic, datatype, opcode, len(extras), not key, not value, not cas)
-                    answer = handler_of(shape, unusual)(self, event)
-                else:
-                    answer = _answer_to_no_frame(event)
-            except (StatusError, RemoteProtocolError) as error:
-                assert isinstance(event, Frame)
-                answer = self._refusal(event, error)
-            add(answer)
-            share -= len(answer) + _REQUEST_BYTES
-            if share <= 0:
-                break
-        self._serving = None
         self._flush()
         if self.requests_waiting:
             self._transport.pause_reading()
@@ -197,7 +199,8 @@ class NodeConnection(asyncio.BufferedProtocol):
         elif not self.paused:
             self._transport.resume_reading()
 
-    def _refusal(self, request: Frame, error: StatusError | RemoteProtocolError) -> bytes:
+    def _refusal(self, request: ReceiveEvent, error: StatusError | RemoteProtocolError) -> bytes:
+        assert isinstance(request, Frame)
         logger.debug("%s", error)
         body = b""
         if error.status == Status.NOT_MY_VBUCKET and request.opcode not in _WITHOUT_CONFIG:
