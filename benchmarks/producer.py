@@ -1,0 +1,87 @@
+"""A backfill of all vbuckets over one connection, to a reader that only counts bytes.
+
+The node has a process of its own, filled with changes of different keys before the first round. Each round opens a
+change-stream connection, asks for every vbucket up to now, and reads to the last byte; figures are the median's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import time
+
+from benchmarks.report import Report, options
+from benchmarks.served import Served, served
+from penstock.wire.constants import OpenFlag, StreamFlag
+from penstock.wire.dcp import Open, StreamReq
+
+OPEN_REPLY = 24
+STREAM_BYTES = (24 + 16) + 44 + 28
+"""Of each stream beside its changes: reply with one entry of a failover log, marker, stream end."""
+
+
+def read_all(node: Served, vbuckets: int) -> float:
+    """Stream everything; return the seconds from the requests to the last byte."""
+    room = bytearray(4 << 20)
+    requests = b"".join(
+        StreamReq(
+            vbucket=vbucket,
+            opaque=vbucket + 1,
+            flags=StreamFlag.TO_LATEST,
+            start_seqno=0,
+            end_seqno=2**64 - 1,
+            vbuuid=0,
+            snap_start=0,
+            snap_end=0,
+        ).encode()
+        for vbucket in range(vbuckets)
+    )
+    with socket.create_connection(("127.0.0.1", node.port)) as peer:
+        peer.settimeout(60)
+        peer.sendall(Open(key=b"benchmark", flags=OpenFlag.PRODUCER).encode())
+        if len(peer.recv(OPEN_REPLY)) != OPEN_REPLY:
+            raise ConnectionError("DCP OPEN got no reply")
+        missing = node.frame_bytes + vbuckets * STREAM_BYTES
+        start = time.perf_counter()
+        peer.sendall(requests)
+        while missing > 0:
+            received = peer.recv_into(room)
+            if not received:
+                raise ConnectionError("the node closed the connection")
+            missing -= received
+        return time.perf_counter() - start
+
+
+def case(report: Report, chosen: argparse.Namespace, vbuckets: int, value_bytes: int, changes: int) -> None:
+    with served(vbuckets=vbuckets, changes=changes, value_bytes=value_bytes, profile=chosen.profile) as node:
+        walls, cpus = [], []
+        for _ in range(chosen.rounds):
+            before = node.cpu()
+            walls.append(read_all(node, vbuckets))
+            cpus.append(node.cpu() - before)
+        wall, cpu = sorted(walls)[chosen.rounds // 2], sorted(cpus)[chosen.rounds // 2]
+        report.row(
+            f"{changes} changes of {value_bytes} B, {vbuckets} vbuckets",
+            f"{changes / wall / 1e6:.2f} M changes/s (best {changes / min(walls) / 1e6:.2f}), "
+            f"{node.frame_bytes / wall / 1e6:.0f} MB/s, {cpu / changes * 1e9:.0f} ns CPU of the node a change",
+        )
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--changes", type=int, default=2_000_000, help="of 100 B; of 1 KB a fourth")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--vbuckets", type=int, nargs="*", default=[64, 1024])
+    parser.add_argument("--value-bytes", type=int, nargs="*", default=[100, 1024])
+    parser.add_argument("--profile", action="store_true", help="print where the node spends its time")
+    chosen = parser.parse_args()
+    report = Report("Backfill over one connection to a counting reader", chosen)
+    for value_bytes in chosen.value_bytes:
+        changes = chosen.changes if value_bytes < 512 else chosen.changes // 4
+        for vbuckets in chosen.vbuckets:
+            case(report, chosen, vbuckets, value_bytes, changes)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
