@@ -86,7 +86,10 @@ def parse_address(url: str) -> Address:
         raise UsageError("couchbases:// needs TLS, which this version does not speak yet; use couchbase://")
     if scheme != "couchbase":
         raise UsageError(f"connection string begins with {scheme}://, expected couchbase://")
-    parts = urlsplit("//" + rest)
+    try:
+        parts = urlsplit("//" + rest)
+    except ValueError as error:
+        raise UsageError(f"connection string {url!r}: {error}; expected couchbase://host:port/bucket") from None
     if "@" in parts.netloc:
         raise UsageError("connection string holds a login, which this version does not speak yet; remove it")
     if parts.fragment:
@@ -107,6 +110,10 @@ def _host(text: str) -> tuple[str, int]:
         raise UsageError("connection string names no host, expected couchbase://host:port/bucket")
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise UsageError(f"port {port!r} in the connection string, expected a number from 1 to 65535")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise UsageError(f"host {host!r} in the connection string, expected a name or an address") from None
     return host.strip("[]"), int(port)
 
 

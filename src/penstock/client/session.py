@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -26,7 +27,11 @@ from penstock.wire.layout import Request
 
 T = TypeVar("T")
 
-_FIRST_DELAY, _LONGEST_DELAY = 0.05, 2.0
+logger = logging.getLogger("penstock.client")
+
+_FIRST_DELAY, LONGEST_DELAY = 0.05, 2.0
+_QUIET_SECONDS = 1.0
+"""A node that is away for less is not worth a word."""
 
 
 class Session(NamedTuple):
@@ -105,6 +110,8 @@ RETRIED = (OSError, ConnectionClosed, OperationTimeout, StatusError)
 class Retry:
     """How long to wait before the next try, and when to give up: `seconds` after the last success.
 
+    One warning is logged for each time that this takes longer than a moment.
+
     clock: seconds, monotonic.
     """
 
@@ -117,6 +124,7 @@ class Retry:
     def succeeded(self) -> None:
         self._since = self.clock()
         self._delay = _FIRST_DELAY
+        self._has_warned = False
 
     def next_delay(self, error: Exception, address: Address) -> float:
         """Return the seconds to wait. Raises the error itself if no try can mend it, Unreachable past the limit."""
@@ -127,7 +135,10 @@ class Retry:
             raise Unreachable(
                 f"{address} did not serve for {waited:.0f} s, the limit; last failure: {error}"
             ) from error
-        delay, self._delay = self._delay, min(self._delay * 2, _LONGEST_DELAY)
+        if waited >= _QUIET_SECONDS and not self._has_warned:
+            self._has_warned = True
+            logger.warning("%s does not serve (%s); trying again for up to %g s", address, error, self.seconds)
+        delay, self._delay = self._delay, min(self._delay * 2, LONGEST_DELAY)
         return min(delay, max(self.seconds - waited, 0.0))
 
 

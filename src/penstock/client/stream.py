@@ -13,7 +13,7 @@ from penstock.client.address import Address
 from penstock.client.connection import NodeLink
 from penstock.client.feed import Delivery, Feed
 from penstock.client.position import Position
-from penstock.client.session import RETRIED, Retry, open_session
+from penstock.client.session import LONGEST_DELAY, RETRIED, Retry, open_session
 from penstock.errors import ConnectionClosed, Error, OperationTimeout
 from penstock.wire.connection import ReceiveEvent
 from penstock.wire.schema import Change
@@ -40,6 +40,7 @@ class ChangeStream:
         self._last: Delivery | None = None
         self._loop = asyncio.get_running_loop()
         self._last_received = self._loop.time()
+        self._connected_at: float | None = None
         self._retry = Retry(address.options.retry_seconds, self._loop.time)
         self.positions: dict[int, Position] = {vb: wanted.position for vb, wanted in feed.wanted.items()}
         """By vbucket, where the batches handed out so far end."""
@@ -86,6 +87,8 @@ class ChangeStream:
             try:
                 await self._progress()
             except RETRIED as error:
+                if self._has_lasted(error):
+                    self._retry.succeeded()
                 await self._disconnected()
                 await asyncio.sleep(self._retry.next_delay(error, self._address))
         self._retry.succeeded()
@@ -111,7 +114,7 @@ class ChangeStream:
         if self._link is None:
             session = await open_session(self._address, self._name, self._on_stream)
             self._link = session.link
-            self._last_received = self._loop.time()
+            self._connected_at = self._last_received = self._loop.time()
         link = self._link
         if self._feed.needs_end and self._end_now is not None:
             await self._move_ends(self._end_now)
@@ -123,6 +126,16 @@ class ChangeStream:
         self._wake.clear()
         if not self._feed.deliveries and not self._feed.is_done and self._failure is None:
             await self._wait(link)
+
+    def _has_lasted(self, error: Exception) -> bool:
+        """Was there a connection that did its work, though there may have been nothing to deliver?
+
+        If so, the time without changes does not count against the node. One that ends at once is no success.
+        """
+        if self._connected_at is None:
+            return False
+        is_silent = isinstance(error, OperationTimeout)
+        return (self._last_received if is_silent else self._loop.time()) - self._connected_at > LONGEST_DELAY
 
     async def _wait(self, link: NodeLink) -> None:
         silence = 2.0 * self._address.options.noop_interval
@@ -147,6 +160,7 @@ class ChangeStream:
 
     async def _disconnected(self) -> None:
         link, self._link = self._link, None
+        self._connected_at = None
         self._feed.connection_lost()
         if link is not None:
             with contextlib.suppress(OSError):
