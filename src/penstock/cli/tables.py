@@ -19,8 +19,8 @@ _COLUMNS = {
 }
 """Those that people see; programs get all."""
 
-_TEXT = {"event": 10, "key": 16, "value": 20}
-"""Columns of text and the least width they keep on a narrow terminal; the others hold numbers."""
+_TEXT = ("event", "key")
+_LONGEST_KEY = 30
 
 
 def read_rows(lake: Lake, name: str, limit: int) -> list[dict[str, Any]]:
@@ -48,17 +48,19 @@ def table_of(lake: Lake, name: str, limit: int) -> Table:
         caption=f"{len(rows):,} of {total:,} rows",
         caption_justify="left",
         box=None,
+        expand=True,
         pad_edge=False,
     )
     for column in _COLUMNS[name]:
-        text = column in _TEXT
-        table.add_column(
-            column,
-            justify="left" if text else "right",
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=_TEXT.get(column) if text else None,
-        )
+        cells = [_cell(row, column) for row in rows]
+        widest = max(map(len, [column, *cells]))
+        if column == "value":
+            # What room there is goes here; everything else is shown whole, long keys apart.
+            table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=1)
+        elif column in _TEXT:
+            table.add_column(column, no_wrap=True, overflow="ellipsis", min_width=min(widest, _LONGEST_KEY))
+        else:
+            table.add_column(column, justify="right", no_wrap=True, min_width=widest)
     for row in rows:
         table.add_row(*(Text(_cell(row, column)) for column in _COLUMNS[name]))
     return table
