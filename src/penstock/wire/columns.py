@@ -36,7 +36,7 @@ Offsets = list[int] | npt.NDArray[np.int64]
 _DTYPES = {"B": "u1", "H": ">u2", "I": ">u4", "Q": ">u8"}
 _MUTATION, _DELETION = Mutation.layouts[7], Deletion.layouts[3]
 _HEADER_NAMES = ("magic", "opcode", "key_length", "extras_length", "datatype", "vbucket", "body", "opaque", "cas")
-_HEAD = np.dtype(
+HEAD = np.dtype(
     [
         (name, _DTYPES[code])
         for name, code in zip((*_HEADER_NAMES, *_MUTATION.names), MUTATION_HEAD.format[1:], strict=True)
@@ -53,7 +53,7 @@ EVENTS: dict[int, Event] = {Opcode.DCP_MUTATION: Event.MUTATION, Opcode.DCP_DELE
 IN_RUN = np.isin(np.arange(256), list(EVENTS))
 """By opcode: may it stand in a run?"""
 
-_EVENT_NAMES = pa.array([str(event) for event in EVENTS.values()], pa.string())
+EVENT_NAMES = pa.array([str(event) for event in EVENTS.values()], pa.string())
 _EVENT_NUMBER = np.zeros(256, np.int8)
 _EXTRAS = np.zeros(256, np.uint8)
 _RUN_LAYOUTS: dict[int, Layout] = {Opcode.DCP_MUTATION: _MUTATION, Opcode.DCP_DELETION: _DELETION}
@@ -124,7 +124,7 @@ def heads_of(run: Run) -> Heads:
     Raises RemoteProtocolError (fatal) for the first frame whose extras, key or value cannot be.
     """
     offsets = np.asarray(run.offsets, np.int64)
-    fields = _window(run.buffer, SLACK)[offsets].view(_HEAD)
+    fields = _window(run.buffer, SLACK)[offsets].view(HEAD)
     ends = np.append(offsets[1:], run.end)
     keys_at = offsets + (HEADER_BYTES + fields["extras_length"].astype(np.int64))
     values_at = keys_at + fields["key_length"]
@@ -241,7 +241,7 @@ def _every_third(parts: pa.Array, count: int, validity: pa.Buffer | None) -> pa.
 def _event_column(opcodes: Column, gone: Column | None) -> pa.Array:
     if gone is None and len(opcodes) <= _MADE_ONCE:
         return _MUTATIONS.slice(0, len(opcodes))
-    return _EVENT_NAMES.take(pa.array(_EVENT_NUMBER[opcodes]))
+    return EVENT_NAMES.take(pa.array(_EVENT_NUMBER[opcodes]))
 
 
 _INLINE = 12

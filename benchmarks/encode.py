@@ -1,0 +1,72 @@
+"""Encode a batch of changes as stream frames: columns joined by Arrow against a loop over the rows.
+
+About 2 MiB of mutations with keys of 12 to 28 bytes, made by decoding benchmarks.decode's slab. "loop" packs header and
+extras with one Struct and joins the pieces, from rows that are tuples already; "columns" starts from the batch.
+With --small, the cost of small batches by both ways that encode_columns chooses from.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import repeat
+
+import pyarrow as pa
+
+from benchmarks.decode import FIELDS, fill
+from benchmarks.report import Case, Report, interleaved, options
+from penstock.wire.columns import Run, StreamContext, changes_of, decode_run
+from penstock.wire.connection import Slab
+from penstock.wire.dcp import MUTATION_HEAD
+from penstock.wire.encode import Frames, encode_changes, join_columns
+from penstock.wire.hop import hop
+
+Rows = list[tuple[int, int, int, int, bytes, bytes, int, int, int, int]]
+
+
+def loop(rows: Rows, opaque: int) -> bytes:
+    pieces: list[bytes] = []
+    pack = MUTATION_HEAD.pack
+    for vbucket, seqno, rev_seqno, cas, key, value, datatype, flags, expiry, lock_time in rows:
+        numbers = (seqno, rev_seqno, flags, expiry, lock_time, 0, 0)
+        body = 31 + len(key) + len(value)
+        head = pack(0x80, 0x57, len(key), 31, datatype, vbucket, body, opaque, cas, *numbers)
+        pieces += (head, key, value)
+    return b"".join(pieces)
+
+
+def by_row(batch: pa.RecordBatch) -> Frames:
+    return encode_changes(changes_of(batch), repeat(7))
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--small", action="store_true", help="small batches instead of a slab")
+    chosen = parser.parse_args()
+    report = Report("Encode of changes as mutations", chosen)
+    for value_bytes in (100,) if chosen.small else (100, 1024):
+        slab = Slab()
+        end = fill(slab, value_bytes, 64)
+        offsets, _ = hop(slab.buffer, 0, end)
+        batch = decode_run(Run(slab.buffer, offsets, end), StreamContext(1024))
+        changes = changes_of(batch)
+        rows: Rows = [tuple(getattr(change, name) for name in FIELDS) for change in changes]
+        assert join_columns(batch, 7).buffer.to_pybytes() == loop(rows, 7)
+        if chosen.small:
+            for count in (1, 5, 10, 15, 20, 30, 50, 100):
+                few = batch.slice(0, count)
+                small: dict[str, Case] = {"loop": partial(by_row, few), "columns": partial(join_columns, few, 7)}
+                times = interleaved(small, chosen.rounds, calls=20)
+                figures = ", ".join(f"{name} {taken.median * 1e6:.0f} us" for name, taken in times.items())
+                report.row(f"batch of {count}", figures)
+            continue
+        cases: dict[str, Case] = {"loop": partial(loop, rows, 7), "columns": partial(join_columns, batch, 7)}
+        times = interleaved(cases, chosen.rounds, calls=5)
+        for name, taken in times.items():
+            figures = f"{taken.median / len(rows) * 1e9:.0f} ns/message median, {taken.best / len(rows) * 1e9:.0f} best"
+            report.row(f"{value_bytes} B, {name}", f"{figures}; {times['loop'].median / taken.median:.1f}x loop")
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
