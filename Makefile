@@ -5,6 +5,7 @@ export PYTHON
 BIN := .venv/bin
 UV := uv==0.13.8
 SOURCES := src tests $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py examples/*.py fuzz/*.py tools/*.py))))
+BENCHMARKS := $(addprefix benchmarks.,decode store kv producer stream spark)
 GENERATORS := $(wildcard tools/generate_*.py)
 
 .PHONY: help
@@ -48,7 +49,7 @@ format: install ## rewrite the code as check wants it, and the generated files
 
 .PHONY: bench
 bench: install ## every benchmark, one after the other; benchmarks/RESULTS.md has the figures
-	@set -e; for bench in $(wildcard benchmarks/bench_*.py); do echo "$$bench"; $(BIN)/python $$bench $(ARGS); done
+	@set -e; for bench in $(BENCHMARKS); do $(BIN)/python -m $$bench $(ARGS); echo; done
 
 # A pin stays as it is while the ranges allow it; UPGRADE=1 moves all to the newest.
 .PHONY: lock

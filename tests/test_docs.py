@@ -1,0 +1,65 @@
+"""What the documentation shows runs: python blocks as they stand, console blocks command by command."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.node import Node
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+DEFAULT_PORT = "11210"
+
+
+def blocks(kind: str) -> list:
+    found = []
+    for page in PAGES:
+        for number, match in enumerate(FENCE.finditer(page.read_text(encoding="utf-8"))):
+            if match["kind"].strip() == kind:
+                found.append(pytest.param(match["text"], id=f"{page.name}-{number}"))
+    return found
+
+
+def run(command: list[str], where: Path, timeout: float) -> str:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    ran = subprocess.run(
+        command, cwd=where, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.parametrize("text", blocks("python"))
+def test_python_block(text, tmp_path):
+    run([sys.executable, "-W", "error", "-c", text], tmp_path, 50)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("text", blocks("python spark"))
+def test_spark_block(text, tmp_path):
+    with Node.running(buckets=["beer"]) as node:
+        script = (
+            "from penstock.spark.session import local_session\nspark = local_session()\n"
+            f"{text.replace(DEFAULT_PORT, str(node.kv_port))}\nassert changes.isStreaming\nspark.stop()\n"
+        )
+        run([sys.executable, "-c", script], tmp_path, 200)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("text", blocks("console"))
+def test_console_block(text, tmp_path):
+    """`serve` runs in front of the others on a port of its own; every other command must succeed."""
+    commands = [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
+    serving = [command for command in commands if command.endswith("&")]
+    assert len(serving) == 1
+    buckets = re.findall(r"--bucket (\S+)", serving[0])
+    with Node.running(buckets=buckets) as node:
+        script = "\n".join(command for command in commands if command not in serving)
+        shown = run(["bash", "-e", "-c", script.replace(DEFAULT_PORT, str(node.kv_port))], tmp_path, 280)
+    assert "10000 documents loaded" in shown
+    assert "5 of 10,000 rows" in shown
