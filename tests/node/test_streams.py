@@ -75,6 +75,18 @@ def test_resume_where_it_stopped(client, consumer):
     assert [change.by_seqno for change in changes] == [7, 8, 9, 10]
 
 
+def test_a_snapshot_that_was_broken_off_is_completed(client, consumer):
+    """What the consumer has of it lacks the first version of `a`, which only the change at 8 replaces."""
+    for number in range(10):
+        client.set(b"a" if number in {1, 7} else b"key %d" % number)
+    log = unpack_failover_log(consumer.stream(end=1).value)
+    list(consumer.changes())
+    consumer.stream(4, 5, vbuuid=log[0].vbuuid, snap=(0, 8))
+    marker, *changes = consumer.changes()
+    assert (marker.start_seqno, marker.end_seqno) == (0, 8)
+    assert [change.by_seqno for change in changes] == [5, 6, 7, 8]
+
+
 def test_all_vbuckets_with_one_burst_of_requests(node, client):
     for number in range(1000):
         client.send(Set(key=b"key %d" % number, value=b"x" * 500, vbucket=number % 16, opaque=number))

@@ -31,7 +31,7 @@ class ProducerStream:
     Snapshots are opened when the stream's turn comes, so a thousand streams that wait for theirs hold nothing.
     """
 
-    __slots__ = ("_lowest", "_snapshot", "end_seqno", "opaque", "producer", "reason", "seqno", "state", "vbucket")
+    __slots__ = ("_resumed", "_snapshot", "end_seqno", "opaque", "producer", "reason", "seqno", "state", "vbucket")
 
     def __init__(self, producer: Producer, vbucket: Vbucket, opaque: int, asked: StreamRequest, end_seqno: int) -> None:
         self.producer = producer
@@ -42,8 +42,9 @@ class ProducerStream:
         self.reason: StreamEndReason | None = None
         self.state = advance(StreamState.REQUESTED, StreamEvent.ACCEPTED, vbucket.id)
         self._snapshot: Snapshot | None = None
-        # The first marker goes back to where the consumer's own snapshot began: together they make one.
-        self._lowest: int | None = asked.snap_start
+        # The first snapshot completes the one that the consumer is in: it goes back to where that began, and on to
+        # where that ended at least, since what the consumer has of it may lack versions that came up to there.
+        self._resumed: tuple[int, int] | None = asked.snap_start, asked.snap_end
 
     @property
     def remaining(self) -> int:
@@ -78,12 +79,14 @@ class ProducerStream:
 
     def _open_snapshot(self) -> bytes:
         """Return the marker of the next snapshot, nothing if there is none."""
-        snapshot = self.vbucket.snapshot(self.seqno, self.end_seqno)
-        start, end = self.seqno + 1, snapshot.end_seqno
-        if end < start:
+        start, end = self.seqno + 1, self.end_seqno
+        if self._resumed is not None:
+            start, end = min(start, self._resumed[0]), max(end, self._resumed[1])
+        snapshot = self.vbucket.snapshot(self.seqno, end)
+        end = snapshot.end_seqno
+        if end <= self.seqno:
             return b""
-        if self._lowest is not None:
-            start, self._lowest = min(start, self._lowest), None
+        self._resumed = None
         self._advance(StreamEvent.MARKER)
         self._snapshot, self.seqno = snapshot, end
         return _MARKER.pack(
