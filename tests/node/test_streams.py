@@ -81,7 +81,7 @@ def test_a_snapshot_that_was_broken_off_is_completed(client, consumer):
         client.set(b"a" if number in {1, 7} else b"key %d" % number)
     log = unpack_failover_log(consumer.stream(end=1).value)
     list(consumer.changes())
-    consumer.stream(4, 5, vbuuid=log[0].vbuuid, snap=(0, 8))
+    consumer.stream(0, 4, 5, vbuuid=log[0].vbuuid, snap=(0, 8))
     marker, *changes = consumer.changes()
     assert (marker.start_seqno, marker.end_seqno) == (0, 8)
     assert [change.by_seqno for change in changes] == [5, 6, 7, 8]
