@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Producer"]
 
-CHUNK_BYTES = 256 * 1024
-"""What a stream sends before the next one's turn; 128 KiB to 1 MiB were measured alike."""
+CHUNK_BYTES = 1024 * 1024
+"""What a stream sends before the next one's turn. Against 256 KiB a quarter more at 1 KB values, the same at 100 B."""
 
 TURN_BYTES = 1024 * 1024
 """What one turn sends before the event loop serves others: below a millisecond."""
@@ -98,6 +98,7 @@ class Producer:
         if asked.start_seqno > min(end, high):
             raise OutOfRange(f"start seqno {asked.start_seqno}, high seqno {high}, end seqno {end}")
         stream = self.streams[vbucket.id] = ProducerStream(self, vbucket, request.opaque, asked, end)
+        self.counters.dcp_streams_opened += 1
         self.add(stream)
         if not self._streamed:
             self._streamed = True
