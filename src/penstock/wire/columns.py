@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from struct import pack
 from typing import Any, NamedTuple
 
@@ -238,6 +239,7 @@ _NULLS_OF_KIND = {kind: pa.nulls(_MADE_ONCE, kind) for kind in _KINDS.values()}
 _NULLS = {name: _NULLS_OF_KIND[kind] for name, kind in _KINDS.items()}
 
 
+@lru_cache(maxsize=1024)  # live batches are small, and of few sizes
 def _nulls(name: str, count: int) -> pa.Array:
     return _NULLS[name].slice(0, count) if count <= _MADE_ONCE else pa.nulls(count, _KINDS[name])
 
