@@ -22,8 +22,8 @@ from penstock.wire.dcp import DELETION_HEAD, MUTATION_HEAD, Deletion, Mutation
 from penstock.wire.frame import HEADER_BYTES
 from penstock.wire.schema import Change, Event
 
-SMALL_BATCH = 20
-"""Rows: below, the loop is faster than the columns (measured: equal between 15 and 25)."""
+SMALL_BATCH = 25
+"""Rows: below, the loop is faster than the columns (measured: equal between 23 and 32)."""
 
 Opaque = int | npt.NDArray[np.uint32]
 
