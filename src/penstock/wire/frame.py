@@ -53,6 +53,11 @@ def opcode_name(opcode: int) -> str:
     return Opcode(opcode).name if opcode in Opcode._value2member_map_ else f"opcode 0x{opcode:02x}"
 
 
+def status_name(status: int) -> str:
+    """Return the status's name for people, or its number where it has none."""
+    return Status(status).name if status in Status._value2member_map_ else f"status 0x{status:02x}"
+
+
 def frame_length(buffer: Buffer, offset: int, limit: int = MAX_FRAME) -> int:
     """Return how many bytes the frame at `offset` has, header included.
 
@@ -74,35 +79,20 @@ def cut_frame(view: memoryview, offset: int) -> Frame:
     Raises RemoteProtocolError (not fatal: the next frame's place is known) when the parts do not fit into the body.
     """
     magic, opcode, key_length, extras_length, datatype, specific, body, opaque, cas = HEADER.unpack_from(view, offset)
-    start = offset + HEADER_BYTES
+    parts = view[offset + HEADER_BYTES : offset + HEADER_BYTES + body].tobytes()
     framing = b""
     if magic in _ALTERNATIVE:
         framing_length, key_length = key_length >> 8, key_length & 0xFF
-        framing = view[start : start + framing_length].tobytes()
-        start += framing_length
-    key_at = start + extras_length
-    value_at = key_at + key_length
-    end = offset + HEADER_BYTES + body
-    if value_at > end:
+        framing, parts = parts[:framing_length], parts[framing_length:]
+        body -= framing_length
+    value_at = extras_length + key_length
+    if value_at > body:
         raise RemoteProtocolError(
             f"{opcode_name(opcode)}: extras of {extras_length} and key of {key_length} bytes in a body of {body}",
             fatal=False,
         )
-    return _new_frame(
-        Frame,
-        (
-            magic,
-            opcode,
-            specific,
-            datatype,
-            opaque,
-            cas,
-            view[start:key_at].tobytes(),
-            view[key_at:value_at].tobytes(),
-            view[value_at:end].tobytes(),
-            framing,
-        ),
-    )
+    extras, key, value = parts[:extras_length], parts[extras_length:value_at], parts[value_at:]
+    return _new_frame(Frame, (magic, opcode, specific, datatype, opaque, cas, extras, key, value, framing))
 
 
 _new_frame = tuple.__new__
