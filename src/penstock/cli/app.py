@@ -40,6 +40,7 @@ FIRST_STEPS = (
     "penstock tail --from beginning --until now",
     "penstock pipeline run --to ./lake --available-now",
     "penstock pipeline show ./lake current --limit 5",
+    "penstock demo   # all of this at once, and a comparison at the end",
 )
 
 app = typer.Typer(
@@ -69,6 +70,6 @@ def penstock(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Carry the changes of a vbucketed key-value bucket to the terminal, to files and to Spark tables."""
+    """Carry the changes of a vbucketed key-value bucket to terminals, programs and Spark tables."""
     if context.invoked_subcommand is None:
         print(context.get_help())

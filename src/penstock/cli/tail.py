@@ -48,11 +48,13 @@ def tail(
 ) -> None:
     """Show a bucket's changes, one line each.
 
-    A rollback is a line like any other: what came above its seqno no longer holds.
+    A rollback is a line too: what came before it above its seqno no longer holds.
 
-    With --json a line is an object with the columns of a change. cas and vbuuid are strings, as they exceed what many
-    readers of JSON take; key and value are text, or in base64 as key_base64 and value_base64 where they are not UTF-8;
-    what is null is left out.
+    With --json a line is an object with the columns of a change.
+    cas and vbuuid are strings: many readers of JSON would round such numbers.
+    key and value are text, byte for byte, whether that is JSON or not; what is
+    not UTF-8 is in base64, as key_base64 and value_base64.
+    What is null is left out.
     """
     columns = _value_width()
     line: Callable[[Change], str] = (

@@ -70,12 +70,15 @@ def workload(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Write sample documents to a file, or keep changing the documents of a bucket.
+    """Write sample documents to a file, or change the documents of a bucket.
 
-    With --docs it writes breweries and their beers as JSON lines: {"id": …, "doc": {…}}.
+    With --docs it writes breweries and their beers as JSON lines:
+    {"id": …, "doc": {…}}.
 
-    Without, it updates, deletes and inserts documents until a limit, SIGINT (Ctrl-C) or SIGTERM, and then sums up. Each
-    document is changed once before any is changed again; an update counts up the field `revision`.
+    Without, it updates, deletes and inserts documents at a steady rate until a
+    limit, SIGINT (Ctrl-C) or SIGTERM, and then sums up.
+    Each document is changed once before any is changed again.
+    An update counts up the field `revision`.
     """
     changing = {"--rate": rate, "--duration": duration, "--changes": changes, "--mix": mix, "--keys": keys}
     if docs is not None:

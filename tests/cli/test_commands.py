@@ -1,0 +1,168 @@
+"""What all commands have in common: help, examples, exit codes, one sentence for an error."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from penstock import Node
+from penstock.cli.app import app
+from penstock.version import __version__
+
+ROOT = Path(__file__).parents[2]
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield (arguments, command) of all commands of a group."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+FOUND = list(commands(typer.main.get_command(app)))
+COMMANDS = [pytest.param(path, command, id=" ".join(path)) for path, command in FOUND]
+
+
+def test_alone_it_shows_what_it_can_do(run):
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    for path, _ in FOUND:
+        assert path[0] in out
+    assert "penstock serve --bucket beer" in out
+    assert run("pipeline").code == 0
+
+
+def test_the_version(run):
+    assert run("--version") == (0, f"penstock {__version__}\n", "")
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS)
+def test_every_command_has_help_an_example_and_a_section_in_the_docs(run, path, command):
+    code, out, _ = run(*path, "--help")
+    assert code == 0
+    example = f"$ penstock {' '.join(path)}"
+    assert example in out
+    assert all(parameter.help for parameter in command.params)
+    assert f"\n## penstock {' '.join(path)}\n" in (ROOT / "docs" / "cli.md").read_text()
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS)
+def test_every_command_that_prints_data_can_print_json(path, command):
+    if path != ("demo",):
+        assert "--json" in [option for parameter in command.params for option in parameter.opts]
+
+
+def test_the_docs_are_what_the_commands_say():
+    subprocess.run([sys.executable, "tools/generate_cli.py", "--check"], cwd=ROOT, check=True, timeout=50)
+
+
+WRONG = [
+    ("nonsense", "No such command 'nonsense' (see penstock --help)"),
+    ("--nonsense", "No such option: --nonsense"),
+    ("load", "Missing argument 'FILE' (see penstock load --help)"),
+    ("load x.jsonl", "Missing option '--key'"),
+    ("load missing.jsonl --key id", "missing.jsonl cannot be read (No such file or directory), expected a file"),
+    ("load . --key id", ". is a directory, expected a file of JSON lines"),
+    ("load - --key id --on-error explode", "'explode' is not one of 'skip', 'stop' (see penstock load --help)"),
+    ("load - --key id --expiry -1", "greater than or equal to 0, found '-1'"),
+    ("tail --url beer", "connection string 'beer' has no scheme"),
+    ("tail --url http://localhost/beer", "begins with http://, expected couchbase://"),
+    ("tail --url couchbase://[::1", "connection string"),
+    ("tail --url couchbase://127.0.0.1/b?retrySeconds=x", "option retrySeconds is 'x', expected a number"),
+    ("tail --from yesterday", "'yesterday' is not one of 'beginning', 'now'"),
+    ("tail --limit 0", "greater than or equal to 1, found '0'"),
+    ("tail --vbucket x", "found 'x'"),
+    ("stats --url couchbase://127.0.0.1:0/beer", "port '0' in the connection string"),
+    ("serve --host 0.0.0.0", "without login a node listens on a loopback address only"),
+    ("serve --host example.org", "expected an address, such as 127.0.0.1"),
+    ("serve --port 65536", "less than or equal to 65535, found '65536'"),
+    ("serve --port 0 --vbuckets 1000", "expected a power of two"),
+    ("serve --port 0 --bucket a/b", "bucket 'a/b': expected"),
+    ("serve --port 0 --bucket a --bucket a", "named twice"),
+    ("pipeline run --to lake --url beer", "connection string 'beer' has no scheme"),
+    ("pipeline run --to lake --max-changes 0", "greater than or equal to 1, found '0'"),
+    ("pipeline show missing current", "there is no table at"),
+    ("pipeline show missing changelog --json", "there is no table at"),
+    ("pipeline show missing nonsense", "'nonsense' is not one of 'changelog', 'current'"),
+    ("pipeline show s3://bucket/lake current", "expected a directory on this machine"),
+]
+
+
+@pytest.mark.parametrize(("line", "reason"), WRONG, ids=[line for line, _ in WRONG])
+def test_wrong_usage_is_one_sentence_and_exit_code_2(run, tmp_path, monkeypatch, line, reason):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(*line.split())
+    assert (code, out) == (2, "")
+    assert err.startswith("penstock: ")
+    assert err.count("\n") == 1
+    assert reason in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_node_that_is_not_there_is_a_failure_at_run_time(run):
+    with Node.running(["beer"], vbuckets=8) as node:
+        url = node.url("beer")
+    code, out, err = run("stats", "--url", f"{url}?retrySeconds=0.05")
+    assert (code, out) == (1, "")
+    assert "did not serve for" in err
+
+
+def test_a_bucket_that_is_not_there_is_wrong_usage(run, node):
+    code, _, err = run("tail", "--url", node.url("beer").replace("beer", "wine"))
+    assert code == 2
+    assert "no bucket 'wine'" in err
+
+
+def test_debug_shows_where(run):
+    _, _, err = run("--debug", "tail", "--url", "beer")
+    assert "Traceback" in err
+    assert err.splitlines()[-1].startswith("penstock: connection string")
+
+
+def test_start_up_is_without_the_heavy_libraries():
+    code = "import sys, penstock.cli; print(sorted({'pyarrow', 'numpy', 'pyspark', 'rich'} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=50) == "[]\n"
+
+
+def test_a_mistake_of_ours_is_one_sentence_too():
+    code = (
+        "import sys; from penstock.cli.app import app; from penstock.cli import main\n"
+        "@app.command()\ndef stumble() -> None:\n    {}['x']\n"
+        "sys.exit(main(['stumble']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "penstock: unexpected KeyError: 'x' (penstock --debug … shows where)\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    reading, writing = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", "workload", "--docs", "-", "--count", "50000"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+    ) as process:
+        os.close(writing)
+        with open(reading, encoding="utf-8") as lines:
+            first = json.loads(lines.readline())
+        _, err = process.communicate(timeout=50)
+    assert first["id"].endswith("_0")
+    assert err == b""
+
+
+def test_output_is_utf8_whatever_the_locale():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "workload", "--docs", "-", "--count", "200"],
+        capture_output=True, env=environment, timeout=50, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "Kölsch" in done.stdout.decode()

@@ -1,0 +1,118 @@
+"""What a line of a file becomes, byte for byte, and what is said of lines that become nothing."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cli.lines import BadLine, LoadedDocument, open_input, read_documents, read_keys
+from penstock.errors import UsageError
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def stored(lines, key="id", value=None) -> list[LoadedDocument]:
+    """Return the documents of lines that all have one."""
+    found = list(read_documents(lines, key, value))
+    assert not [bad for bad in found if isinstance(bad, BadLine)]
+    return [document for document in found if isinstance(document, LoadedDocument)]
+
+
+@given(VALUES, st.booleans(), st.sampled_from([None, (",", ":"), (" , ", " : ")]))
+def test_a_value_is_stored_as_compact_json_in_utf8(value, ascii_only, separators):
+    line = json.dumps({"id": "k", "doc": value}, ensure_ascii=ascii_only, separators=separators).encode()
+    compact = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    assert stored([line + b"\n"], "id", "doc") == [LoadedDocument(b"k", compact, 1)]
+
+
+EXACT = [
+    (b"7.2", b"7.2"),
+    (b"0.0", b"0.0"),
+    (b"-0.0", b"-0.0"),
+    (b"1E5", b"100000.0"),
+    (b"123456789012345678901234567890", b"123456789012345678901234567890"),
+    (b'"K\\u00f6lsch"', "\"Kölsch\"".encode()),
+    (b'"\\ud83c\\udf7a"', "\"🍺\"".encode()),
+    (b'"a\\/b\\u007f\\u2028"', '"a/b\x7f\u2028"'.encode()),
+    (b'"\\u0000\\n\\"\\\\"', b'"\\u0000\\n\\"\\\\"'),
+    (b'{"b": 1, "a": 2, "b": 3}', b'{"b":3,"a":2}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "kept"), EXACT)
+def test_values_keep_what_they_say(written, kept):
+    (document,) = stored([b'{"id": "k", "doc": ' + written + b"}"], "id", "doc")
+    assert document.value == kept
+
+
+def test_the_whole_object_is_the_value_where_no_field_is_named():
+    assert stored([b'{"n": 1, "id": "k"}']) == [LoadedDocument(b"k", b'{"n":1,"id":"k"}', 1)]
+
+
+def test_blank_lines_count_but_are_passed_over():
+    lines = [b"\xef\xbb\xbf\n", b'{"id": "a"}\r\n', b"  \t\n", b'{"id": 7}']
+    assert [(d.key, d.line) for d in stored(lines)] == [(b"a", 2), (b"7", 4)]
+
+
+BAD = [
+    (b"nonsense", "not JSON: Expecting value at column 1"),
+    (b'{"id": "k"', "not JSON"),
+    (b'{"id": "k"} {}', "not JSON: Extra data"),
+    (b'"text"', "a string, expected an object with the field 'id'"),
+    (b"[1]", "an array, expected an object"),
+    (b"null", "null, expected an object"),
+    (b"{}", "no field 'id'; there is none at all"),
+    (b'{"key": "k"}', "no field 'id'; there is 'key'"),
+    (b'{"id": "k"}', "no field 'doc'"),
+    (b'{"id": null, "doc": 1}', "the key in 'id' is null, expected a string or a whole number"),
+    (b'{"id": true, "doc": 1}', "the key in 'id' is true or false"),
+    (b'{"id": 1.5, "doc": 1}', "the key in 'id' is a fraction"),
+    (b'{"id": [], "doc": 1}', "the key in 'id' is an array"),
+    (b'{"id": "", "doc": 1}', "a key of 0 bytes, expected 1 to 250"),
+    (b'{"id": "%s", "doc": 1}' % (b"k" * 251), "a key of 251 bytes"),
+    (b'{"id": "' + "ö".encode() * 126 + b'", "doc": 1}', "a key of 252 bytes"),
+    (b'{"id": "\\ud800", "doc": 1}', "the key has half a surrogate pair (\\ud800), which UTF-8 cannot say"),
+    (b'{"id": "k", "doc": "\\udc7a"}', "half a surrogate pair (\\udc7a)"),
+    (b'{"id": "k", "doc": NaN}', "NaN is not JSON"),
+    (b'{"id": "k", "doc": -Infinity}', "-Infinity is not JSON"),
+    (b'{"id": "k", "doc": 1e400}', "a number beyond 1.8e308"),
+    (b'{"id": "k", "doc": %s}' % (b"9" * 5000), "not readable"),
+    (b'{"id": "k", "doc": "\xff"}', "byte 21 is not UTF-8"),
+    (b'{"id": "k", "doc": ' + b"[" * 100_000, "nested too deeply"),
+    (b'{"id": "k", "doc": "%s"}' % (b"x" * 20 * 1024 * 1024), "a document of 20971522 bytes, limit 20971520"),
+]
+
+
+@pytest.mark.parametrize(("line", "reason"), BAD, ids=[reason[:40] for _, reason in BAD])
+def test_a_line_without_a_document_is_told_by_its_number(line, reason):
+    first, last = b'{"id": 1, "doc": 1}\n', b'{"id": 3, "doc": 3}\n'
+    before, bad, behind = read_documents([first, line, last], "id", "doc")
+    assert (before, behind) == (LoadedDocument(b"1", b"1", 1), LoadedDocument(b"3", b"3", 3))
+    assert isinstance(bad, BadLine)
+    assert bad.line == 2
+    assert reason in bad.reason
+
+
+@given(st.lists(st.binary(max_size=40)))
+def test_any_bytes_are_a_document_or_a_bad_line(lines):
+    for found in read_documents(lines, "id"):
+        assert isinstance(found, LoadedDocument | BadLine)
+
+
+def test_keys_are_strings_or_stand_in_objects():
+    lines = [b'"a"', b'{"event": "mutation", "key": "b"}', b"", b"3"]
+    *keys, bad = read_keys(lines, "key")
+    assert keys == [b"a", b"b"]
+    assert isinstance(bad, BadLine)
+
+
+@pytest.mark.parametrize("name", ["", ".", "missing.jsonl", "a\0b", "x" * 300])
+def test_what_is_no_file_is_wrong_usage(name, tmp_path):
+    with pytest.raises(UsageError, match="expected a file of JSON lines"), open_input(str(tmp_path / name)):
+        pass

@@ -1,0 +1,140 @@
+"""Documents into a bucket, and its changes out of it."""
+
+import asyncio
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock import connect
+from penstock.cli.samples import sample_documents
+
+BEER_SAMPLE = Path(__file__).parents[3] / "shared" / "data" / "beer-sample.jsonl"
+
+
+def generated(path: Path) -> Path:
+    lines = (json.dumps({"id": key, "doc": document}) for key, document in sample_documents(3000, 4))
+    path.write_text("\n".join(lines))
+    return path
+
+
+def compact(document) -> str:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+
+
+@pytest.mark.parametrize("source", ["generated", "beer-sample"])
+def test_what_is_loaded_comes_back_byte_for_byte(on_beer, tmp_path, source):
+    if source == "beer-sample" and not BEER_SAMPLE.exists():
+        pytest.skip(f"{BEER_SAMPLE} is not there")
+    path = BEER_SAMPLE if source == "beer-sample" else generated(tmp_path / "made.jsonl")
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    loaded = on_beer("load", path, "--key", "id", "--value", "doc", "--json")
+    assert loaded.code == 0
+    assert loaded.json["loaded"] == len(lines)
+
+    changes = on_beer("tail", "--from", "beginning", "--until", "now", "--json").json_lines
+    assert {change["key"]: change["value"] for change in changes} == {
+        line["id"]: compact(line["doc"]) for line in lines
+    }
+    assert len(changes) == len(lines)
+
+    stats = on_beer("stats", "--json").json
+    assert int(stats["curr_items"]) == len(lines)
+    seqnos = on_beer("stats", "vbucket-seqno", "--json").json
+    assert sum(int(seqnos[f"vb_{vbucket}:high_seqno"]) for vbucket in range(16)) == len(lines)
+
+
+def test_the_summary_says_what_was_loaded(on_beer):
+    done = on_beer("load", "-", "--key", "id", stdin=b'{"id":1}\n\n{"id":2}\n')
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("2 documents loaded, 0 skipped, 0.")
+
+
+LINES = b'{"id":"a"}\n{"id":"b"}\nnonsense\n{"id":"d"}\n[]\n'
+
+
+def test_stop_loads_what_comes_before_the_bad_line(on_beer):
+    done = on_beer("load", "-", "--key", "id", stdin=LINES)
+    assert done.code == 1
+    assert "2 documents loaded, 0 skipped" in done.out
+    assert "stopped at line 3" in done.out
+    assert done.err.startswith("penstock: - line 3: not JSON")
+    assert len(done.err.splitlines()) == 1
+    keys = [c["key"] for c in on_beer("tail", "--from", "beginning", "--until", "now", "--json").json_lines]
+    assert sorted(keys) == ["a", "b"]
+
+
+def test_skip_loads_all_the_others(on_beer):
+    done = on_beer("load", "-", "--key", "id", "--on-error", "skip", "--json", stdin=LINES)
+    assert done.code == 0
+    assert {**done.json, "seconds": 0} == {"loaded": 3, "skipped": 2, "seconds": 0, "stopped_at_line": None}
+    assert [line.split(":")[1] for line in done.err.splitlines()] == [" - line 3", " - line 5"]
+
+
+def test_documents_are_stored_in_chunks_of_bounded_size(on_beer, node):
+    lines = b"".join(b'{"id":%d,"doc":"%s"}\n' % (number, b"x" * 3_000_000) for number in range(5))
+    assert on_beer("load", "-", "--key", "id", "--value", "doc", stdin=lines).code == 0
+    assert int(on_beer("stats", "--json").json["curr_items"]) == 5
+
+
+def test_an_expiry_is_stored(on_beer):
+    on_beer("load", "-", "--key", "id", "--expiry", 2_000_000_000, stdin=b'{"id":1}\n')
+    (change,) = on_beer("tail", "--from", "beginning", "--until", "now", "--json").json_lines
+    assert change["expiry"] == 2_000_000_000
+
+
+def test_a_change_has_a_line_of_aligned_columns(on_beer, node):
+    async def change():
+        async with connect(node.url("beer")) as bucket:
+            await bucket.upsert("k", b'{"name":"Bi\xc3\xa8re"}')
+            await bucket.upsert("k2", b"\x00\xff\n" + b"z" * 200)
+            await bucket.remove("k")
+
+    asyncio.run(change())
+    found = on_beer("tail", "--from", "beginning", "--until", "now")
+    assert found.code == 0
+    rows = {line.split()[3]: line for line in found.lines}
+    assert rows.keys() == {"k", "k2"}
+    assert "deletion" in rows["k"]
+    assert rows["k2"].endswith("203 \\x00\\xff\\n" + "z" * 49 + "…")
+    assert len({line.index(line.split()[2]) for line in found.lines}) == 1
+
+
+def test_what_is_not_utf8_is_in_base64(on_beer, node):
+    async def change():
+        async with connect(node.url("beer")) as bucket:
+            await bucket.upsert(b"\xff", b"\xfe")
+
+    asyncio.run(change())
+    (row,) = on_beer("tail", "--from", "beginning", "--until", "now", "--json").json_lines
+    assert (base64.b64decode(row["key_base64"]), base64.b64decode(row["value_base64"])) == (b"\xff", b"\xfe")
+    assert isinstance(row["cas"], str)
+    assert isinstance(row["vbuuid"], str)
+    assert "key" not in row
+    assert "xattrs" not in row
+
+
+def test_a_part_of_the_changes(on_beer):
+    on_beer("load", "-", "--key", "id", stdin=b"".join(b'{"id":%d}\n' % number for number in range(100)))
+    everything = on_beer("tail", "--from", "beginning", "--until", "now", "--json").json_lines
+    some = on_beer("tail", "--from", "beginning", "--until", "now", "--vbucket", 3, "--vbucket", 5, "--json").json_lines
+    assert some == [change for change in everything if change["vbucket"] in (3, 5)]
+    assert len(on_beer("tail", "--from", "beginning", "--limit", 7).lines) == 7
+    keys = on_beer("tail", "--from", "beginning", "--until", "now", "--keys-only", "--json").json_lines
+    assert [row["key"] for row in keys] == [row["key"] for row in everything]
+    assert not any("value" in row for row in keys)
+    assert on_beer("tail", "--from", "now", "--until", "now") == (0, "", "")
+
+
+def test_a_vbucket_that_is_not_there(on_beer):
+    done = on_beer("tail", "--vbucket", 16)
+    assert done.code == 2
+    assert "which has 16" in done.err
+
+
+def test_statistics(on_beer):
+    assert on_beer("stats").lines[0].split()[0] == "pid"
+    assert on_beer("stats", "failovers", 7, "--json").json["vb_7:num_entries"] == "1"
+    assert (unknown := on_beer("stats", "nonsense")).code == 2
+    assert "has no statistics 'nonsense'" in unknown.err

@@ -1,0 +1,117 @@
+"""Commands as processes: what they print first, and how they end on signals."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from penstock import Node
+
+WAIT = 30
+"""Seconds, at most, for what takes a moment."""
+
+
+@contextmanager
+def started(*arguments, **environment):
+    """Run penstock as a process; it is killed if the test leaves it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **environment},
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def first_line(stream, wait=WAIT) -> str:
+    ready, _, _ = select.select([stream], [], [], wait)
+    assert ready, "nothing was printed in time"
+    return str(stream.readline())
+
+
+def ended(process, number) -> tuple[int, str, str]:
+    """Send a signal; return the exit code and what else was printed."""
+    process.send_signal(number)
+    out, err = process.communicate(timeout=WAIT)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_says_where_it_is_and_ends_cleanly(number, run):
+    with started("serve", "--port", 0, "--bucket", "beer", "--bucket", "wine", "--vbuckets", 8, "--json") as process:
+        where = json.loads(first_line(process.stdout))
+        assert where.keys() == {"url", "kv_port", "pid"}
+        assert where["url"] == f"couchbase://127.0.0.1:{where['kv_port']}/beer"
+        assert where["pid"] == process.pid
+        assert run("stats", "--url", where["url"].replace("beer", "wine"), "--json").json["ep_max_vbuckets"] == "8"
+        assert ended(process, number) == (0, "", "")
+
+
+def test_serve_in_words():
+    with started("serve", "--port", 0) as process:
+        line = first_line(process.stdout)
+        assert line.startswith("Serving couchbase://127.0.0.1:")
+        assert "/default" in line
+        assert ended(process, signal.SIGTERM) == (0, "", "")
+
+
+def test_a_port_that_is_taken_is_a_failure_at_run_time(node):
+    with started("serve", "--port", node.kv_port) as process:
+        out, err = process.communicate(timeout=WAIT)
+    assert (process.returncode, out) == (1, "")
+    assert err == f"penstock: cannot listen on 127.0.0.1 port {node.kv_port}: Address already in use\n"
+
+
+def test_tail_follows_until_it_is_interrupted(node, on_beer):
+    on_beer("load", "-", "--key", "id", stdin=b'{"id":"a"}\n')
+    with started("tail", "--from", "beginning", "--json", PENSTOCK_URL=node.url("beer")) as process:
+        assert json.loads(first_line(process.stdout))["key"] == "a"
+        on_beer("load", "-", "--key", "id", stdin=b'{"id":"b"}\n')
+        assert json.loads(first_line(process.stdout))["key"] == "b"
+        assert ended(process, signal.SIGINT) == (130, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_workload_sums_up_when_it_is_stopped(node, number):
+    with (
+        started("tail", "--json", "--from", "beginning", PENSTOCK_URL=node.url("beer")) as watching,
+        started("workload", "--json", "--mix", "1:0:1", PENSTOCK_URL=node.url("beer")) as process,
+    ):
+        first_line(watching.stdout)  # it is at work
+        code, out, err = ended(process, number)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["changes"] > 0
+
+
+def test_a_node_that_is_waited_for_is_told_once_and_nothing_is_lost(run):
+    with Node.running(["beer"], vbuckets=8) as node:
+        port, url = node.kv_port, node.url("beer")
+    with started("load", "-", "--key", "id", "--json", PENSTOCK_URL=url) as process:
+        said = first_line(process.stderr)
+        assert said.startswith(f"penstock: {url} does not serve (")
+        assert said.endswith("trying again for up to 30 s\n")
+        with Node.running(["beer"], vbuckets=8, port=port):
+            out, err = process.communicate('{"id":1}\n{"id":2}\n', timeout=WAIT)
+            assert (process.returncode, err) == (0, "")
+            assert json.loads(out)["loaded"] == 2
+            assert run("stats", "--url", url, "--json").json["curr_items"] == "2"
+
+
+def test_interrupted_while_it_waits_for_a_node():
+    with Node.running(["beer"], vbuckets=8) as node:
+        url = node.url("beer")
+    with started("workload", PENSTOCK_URL=url) as process:
+        first_line(process.stderr)
+        assert ended(process, signal.SIGINT) == (130, "", "")

@@ -1,0 +1,127 @@
+"""Write docs/cli.md from the commands themselves; with --check only say whether it would change."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+import penstock.cli  # noqa: F401 - registers the commands
+from penstock.cli.app import FIRST_STEPS, app
+
+TARGET = Path(__file__).parent.parent / "docs" / "cli.md"
+
+OPENING = """\
+# The command line
+
+<!-- Made by tools/generate_cli.py from the commands themselves; edit those. -->
+
+`penstock COMMAND --help` says the same as this page. Results go to standard output; errors, and what a command says
+about its progress, to standard error. An error is one sentence; `penstock --debug COMMAND …` adds the traceback.
+
+| exit code | means |
+| --- | --- |
+| 0 | success |
+| 1 | failure at run time |
+| 2 | wrong usage: an option, a connection string, a file or a directory that cannot be |
+| 130 | interrupted by Ctrl-C |
+
+A node that is not there is tried again, with growing pauses, for 30 seconds; `?retrySeconds=N` at the end of the
+connection string changes that.
+"""
+
+
+def commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield (full name, command) of all commands below a group, each group's in order."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{path} {name}")
+        elif not command.hidden:
+            yield f"{path} {name}", command
+
+
+def page() -> str:
+    found = list(commands(typer.main.get_command(app), "penstock"))
+    parts = [OPENING, "First steps:", code("\n".join(FIRST_STEPS))]
+    parts.append("| command | does |\n| --- | --- |\n" + "\n".join(f"| {link(n)} | {summary(c)} |" for n, c in found))
+    parts += [section(name, command) for name, command in found]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def link(name: str) -> str:
+    return f"[{name}](#{name.replace(' ', '-')})"
+
+
+def summary(command: Any) -> str:
+    return str(command.help).split("\n\n", maxsplit=1)[0].replace("\n", " ")
+
+
+def section(name: str, command: Any) -> str:
+    arguments = [title(p, command).strip("`") for p in command.params if p.param_type_name == "argument"]
+    _, _, lines = command.epilog.partition("\n")
+    rows = [f"| {cell(title(parameter, command))} | {cell(meaning(parameter))} |" for parameter in command.params]
+    return "\n\n".join(
+        [
+            f"## {name}",
+            command.help,
+            code(" ".join([name, "[OPTIONS]", *arguments])),
+            "| option | means |\n| --- | --- |\n" + "\n".join(rows),
+            code("\n".join(line.removeprefix("$ ") for line in lines.splitlines())),
+        ]
+    )
+
+
+def code(text: str) -> str:
+    return f"```console\n{text}\n```"
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def title(parameter: Any, command: Any) -> str:
+    if parameter.param_type_name == "argument":
+        name = parameter.metavar or parameter.name.upper()
+        return f"`{name}`" if parameter.required else f"`[{name}]`"
+    shown = [*parameter.opts, *([] if parameter.is_flag else [parameter.metavar or choices(parameter, command)])]
+    return f"`{' '.join(shown)}`"
+
+
+def choices(parameter: Any, command: Any) -> str:
+    """Return what a parameter without a metavar takes: one of a few words."""
+    kind = typing.get_type_hints(inspect.unwrap(command.callback))[parameter.name]
+    return "|".join(typing.get_args(kind)) or kind.__name__.upper()
+
+
+def meaning(parameter: Any) -> str:
+    text = [parameter.help]
+    if parameter.required:
+        text.append("Required.")
+    elif isinstance(parameter.show_default, str):
+        text.append(f"Default: {parameter.show_default}.")
+    elif parameter.default not in (None, False, ""):
+        text.append(f"Default: `{parameter.default}`.")
+    if parameter.envvar:
+        text.append(f"Environment: `{parameter.envvar}`.")
+    return " ".join(text)
+
+
+def main() -> int:
+    text = page()
+    if "--check" not in sys.argv[1:]:
+        TARGET.parent.mkdir(exist_ok=True)
+        TARGET.write_text(text)
+        return 0
+    if TARGET.exists() and TARGET.read_text() == text:
+        return 0
+    print(f"{TARGET} is not what the commands say: run python tools/generate_cli.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
