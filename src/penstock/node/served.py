@@ -28,6 +28,7 @@ class Counters:
     cmd_set: int = 0
     cmd_delete: int = 0
     get_misses: int = 0
+    dcp_streams_opened: int = 0
     dcp_items_sent: int = 0
     dcp_bytes_sent: int = 0
 

@@ -78,6 +78,7 @@ def _dcp(connection: NodeConnection) -> Stats:
     producers = bucket.producers.values()
     yield "ep_dcp_producer_count", len(producers)
     yield "ep_dcp_num_running_streams", sum(len(producer.streams) for producer in producers)
+    yield "ep_dcp_streams_opened", bucket.counters.dcp_streams_opened
     yield "ep_dcp_items_sent", bucket.counters.dcp_items_sent
     yield "ep_dcp_total_bytes", bucket.counters.dcp_bytes_sent
     yield "ep_dcp_turns", sum(producer.turns for producer in producers)
