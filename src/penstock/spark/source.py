@@ -7,8 +7,10 @@ history than the planned one gives nothing more for that vbucket: the next plan 
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +38,12 @@ from penstock.wire.schema import CHANGE_SCHEMA, Change, Event
 
 _MOST_PARTITIONS = 8
 """Default limit: a Python task costs about 34 ms however little it reads."""
+
+_BATCH_ROWS, _BATCH_BYTES = 8_192, 4 << 20
+"""A smaller record batch waits for the next one: a thousand vbuckets with a few changes each come in tiny ones."""
+
+_LOOK_SECONDS, _WATCH_SECONDS = 0.25, 0.02
+"""How often an idle query looks at the histories of all vbuckets, and at their high seqnos, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +119,37 @@ class DcpDataSource(DataSource):
 
 
 class _Planner:
-    """A connection of the planning process, made when it is first needed."""
+    """The planning process's view of the bucket, over a connection made when it is first needed."""
 
     def __init__(self, url: str) -> None:
         self._loop = LoopThread("penstock-planner").__enter__()
         self._bucket = Bucket(parse_address(url))
+        self._infos: dict[int, VbucketInfo] = {}
+        self._looked_at = 0.0
 
     def infos(self) -> dict[int, VbucketInfo]:
-        return self._loop.run(self._bucket.vbucket_infos())
+        self._infos = self._loop.run(self._bucket.vbucket_infos())
+        self._looked_at = time.monotonic()
+        return self._infos
+
+    def nothing_new(self) -> bool:
+        """Tell whether the last `infos` still hold, all but the purge seqnos, at a third of what they cost.
+
+        Without a trigger Spark asks every 10 ms: after less than _LOOK_SECONDS this waits, watching the high seqnos.
+        """
+        return self._loop.run(self._unchanged())
+
+    async def _unchanged(self) -> bool:
+        expected = {vbucket: info.high_seqno for vbucket, info in self._infos.items()}
+        while await self._bucket.high_seqnos() == expected:
+            left = self._looked_at + _LOOK_SECONDS - time.monotonic()
+            if left > 0:
+                await asyncio.sleep(min(left, _WATCH_SECONDS))
+                continue
+            logs = await self._bucket.failover_logs(range(len(expected)))
+            self._looked_at = time.monotonic()
+            return all(self._infos[vbucket].failover_log == log for vbucket, log in logs.items())
+        return False
 
     def close(self) -> None:
         self._loop.run(self._bucket.close())
@@ -144,7 +175,6 @@ class DcpReader(DataSourceReader):
         return _partitions(self.options, start, end, is_final=True)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, ChangePartition)
         return read_range(partition)
 
 
@@ -156,15 +186,16 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner: _Planner | None = None
         self._memory = Memory()
         self._initial: dict[str, Any] | None = None
+        self._idle_at: dict[str, Any] | None = None
 
-    def _infos(self) -> dict[int, VbucketInfo]:
+    def _connected(self) -> _Planner:
         if self._planner is None:
             self._planner = _Planner(self.options.url)
-        return self._planner.infos()
+        return self._planner
 
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:
-            infos = self._infos()
+            infos = self._connected().infos()
             first = offsets.now(infos) if self.options.start == "now" else offsets.beginning(len(infos))
             self._initial = first.to_json()
         return self._initial
@@ -174,19 +205,22 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        previous = Offset.from_json(start)
+        planner = self._connected()
+        if start == self._idle_at and planner.nothing_new():
+            return start  # nor can a purge matter to somebody who has everything
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        planned, self._memory = offsets.plan(previous, self._infos(), most, self._memory)
-        return planned.to_json()
+        planned, self._memory = offsets.plan(Offset.from_json(start), planner.infos(), most, self._memory)
+        end = planned.to_json()
+        self._idle_at = start if end == start else None
+        return end
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._memory = offsets.prepare(self._infos())
+        self._memory = offsets.prepare(self._connected().infos())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         return _partitions(self.options, Offset.from_json(start), Offset.from_json(end), is_final=False)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, ChangePartition)
         return read_range(partition)
 
     def stop(self) -> None:
@@ -200,11 +234,13 @@ def _partitions(options: SourceOptions, start: Offset, end: Offset, *, is_final:
     return [ChangePartition(options.url, part, is_final) for part in ranges]
 
 
-def read_range(partition: ChangePartition) -> Iterator[pa.RecordBatch]:
+def read_range(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """Give one task's rows: first the rollbacks, then the changes between its starts and ends, batch by batch.
 
     Raises Error if the history changed meanwhile and no later batch would mend it.
     """
+    if not isinstance(partition, ChangePartition):
+        return  # Spark's own empty partition, for a job without any
     reads = partition.range.reads
     if rollbacks := [read.rollback for read in reads if read.rollback is not None]:
         yield batch_of([_rollback_change(row) for row in rollbacks])
@@ -215,11 +251,26 @@ def read_range(partition: ChangePartition) -> Iterator[pa.RecordBatch]:
     with LoopThread("penstock-task") as loop:
         try:
             stream = loop.run(_open(bucket, wanted))
-            yield from loop.iterate(stream.batches())
+            yield from _joined(loop.iterate(stream.batches()))
             if partition.is_final and stream.given_up:
                 raise Error(f"vbucket {stream.given_up[0]} got another history while it was read; run the job again")
         finally:
             loop.run(bucket.close())
+
+
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Give the same rows in record batches that are worth their way to Spark."""
+    held: list[pa.RecordBatch] = []
+    rows = nbytes = 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        nbytes += batch.nbytes
+        if rows >= _BATCH_ROWS or nbytes >= _BATCH_BYTES:
+            yield held[0] if len(held) == 1 else pa.concat_batches(held)
+            held, rows, nbytes = [], 0, 0
+    if held:
+        yield pa.concat_batches(held)
 
 
 async def _open(bucket: Bucket, wanted: Mapping[int, Wanted]) -> Any:

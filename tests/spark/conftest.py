@@ -1,0 +1,48 @@
+import os
+from typing import Any
+
+import pytest
+from pyspark import SparkContext
+
+from penstock.node import Node
+from penstock.spark.session import local_session
+from tests.spark.buckets import QUICK_JAVA, Documents, MicroBatches
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """One session for all: it takes longer to start than most tests to run."""
+    os.environ["JDK_JAVA_OPTIONS"] = QUICK_JAVA
+    session = local_session(2)
+    yield session
+    session.stop()
+    gateway: Any = SparkContext._gateway
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(timeout=30)
+
+
+@pytest.fixture
+def node():
+    with Node.running(["default"], vbuckets=16) as node:
+        yield node
+
+
+@pytest.fixture
+def documents(node):
+    with Documents.of(node.url("default")) as documents:
+        yield documents
+
+
+@pytest.fixture
+def follow():
+    """Makes stream readers that run micro-batches without Spark."""
+    queries = []
+
+    def start(url, **options):
+        queries.append(MicroBatches(url, **options))
+        return queries[-1]
+
+    yield start
+    for query in queries:
+        query.reader.stop()

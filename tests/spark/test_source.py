@@ -1,0 +1,223 @@
+"""`format("dcp")`: first as Spark calls it, without Spark; then in a session."""
+
+import time
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from penstock.errors import UsageError
+from penstock.node import Node
+from penstock.spark.pipeline import failure
+from penstock.spark.source import DcpDataSource, SourceOptions
+from penstock.wire.schema import CHANGE_SCHEMA
+from tests.spark.buckets import Documents, Proxy, numbered
+
+
+def places(rows):
+    return list(zip(*(rows[name].to_pylist() for name in ("vbucket", "history", "seqno")), strict=True))
+
+
+def keys(tables):
+    return [key for table in tables for key in table["key"].to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"urll": "x"}, "unknown option 'urll' of format dcp; known are url, start, maxChangesPerTrigger, partitions"),
+        ({"maxChangesPerTrigger": "0"}, "option maxChangesPerTrigger is '0', expected a whole number above 0"),
+        ({"maxChangesPerTrigger": "many"}, "option maxChangesPerTrigger is 'many', expected a whole number above 0"),
+        ({"partitions": "-1"}, "option partitions is '-1', expected a whole number above 0"),
+        ({"start": "middle"}, "option start is 'middle', expected 'beginning' or 'now'"),
+        ({"url": "127.0.0.1"}, "connection string '127.0.0.1' has no scheme, expected couchbase://host:port/bucket"),
+        ({"url": "couchbase://h/b?x=1"}, "unknown option 'x' in the connection string"),
+    ],
+)
+def test_a_wrong_option_gets_one_sentence(options, sentence):
+    with pytest.raises(UsageError) as raised:
+        SourceOptions.parse(options)
+    assert str(raised.value).startswith(sentence)
+
+
+def test_option_names_are_taken_in_any_case_as_spark_gives_them(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_URL", "couchbase://127.0.0.1/beer")
+    assert SourceOptions.parse({"MAXCHANGESPERTRIGGER": "7", "Partitions": "3"}) == SourceOptions(
+        url="couchbase://127.0.0.1/beer", max_changes_per_trigger=7, partitions=3
+    )
+
+
+def test_a_limit_holds_and_never_costs_more_than_the_changes(documents, follow):
+    documents.store(numbered(0, 20_000))
+    before = documents.stat("ep_dcp_items_sent")
+    batches = follow(documents.url, maxChangesPerTrigger="1000").all()
+    assert [table.num_rows for table in batches] == [1000] * 20
+    assert sorted(keys(batches)) == sorted(key.encode() for key in documents.keys)
+    assert documents.stat("ep_dcp_items_sent") - before <= 22_000
+
+
+def test_a_limit_over_changes_that_supersede_one_another_loses_no_newest_one(documents, follow):
+    for round_ in range(5):
+        documents.store(numbered(0, 2_000, f"round {round_}"))
+    before = documents.stat("ep_dcp_items_sent")
+    batches = follow(documents.url, maxChangesPerTrigger="1500").all()
+    assert all(table.num_rows <= 1500 for table in batches)
+    seen = {(row["vbucket"], row["seqno"], row["key"], row["cas"]) for table in batches for row in table.to_pylist()}
+    assert documents.newest() <= seen
+    assert len(seen) == sum(table.num_rows for table in batches)
+    # A batch that ends between two versions has the older one too; `newest` read 2,000.
+    assert documents.stat("ep_dcp_items_sent") - before <= 10_000 + 2_000
+
+
+def test_streams_are_opened_only_where_there_is_something_new(documents, follow):
+    documents.store(numbered(0, 2_000))
+    query = follow(documents.url)
+    query.all()
+    before = documents.stat("ep_dcp_streams_opened"), documents.stat("ep_dcp_items_sent")
+    documents.store(numbered(5, 6, "again"))
+    (table,) = query.all()
+    assert keys([table]) == [b"key-5"]
+    assert documents.stat("ep_dcp_streams_opened") == before[0] + 1
+    assert documents.stat("ep_dcp_items_sent") == before[1] + 1
+    assert query.all() == []
+    assert documents.stat("ep_dcp_streams_opened") == before[0] + 1
+
+
+def test_an_idle_query_asks_for_little(node, documents, follow):
+    documents.store(numbered(0, 100))
+    with Proxy.before(node.kv_port) as proxy:
+        query = follow(proxy.url)
+        query.all()
+        limit = query.reader.getDefaultReadLimit()
+        before = proxy.passed
+        began = time.monotonic()
+        assert all(query.reader.latestOffset(query.start, limit) is query.start for _ in range(5))
+        seqnos, logs = 24 + 16 * 10, 16 * (24 + 16)
+        looks, watches = 5, 1 + (time.monotonic() - began) / 0.02
+        assert proxy.passed - before <= looks * logs + (looks + watches) * seqnos
+
+
+def test_start_now_gives_only_what_comes_and_survives_a_restart(documents, follow):
+    documents.store(numbered(0, 500))
+    query = follow(documents.url, start="now")
+    first = query.step()
+    assert first is not None
+    assert first.num_rows == 0  # an empty batch, by which Spark writes the position down
+    documents.store(numbered(400, 450, "after"))
+    query.restart()
+    assert sorted(keys(query.all())) == sorted(key.encode() for key in numbered(400, 450))
+
+
+def test_a_query_that_restarts_goes_on_where_it_was(documents, follow):
+    documents.store(numbered(0, 1_000))
+    query = follow(documents.url, maxChangesPerTrigger="300")
+    tables = [query.step()]
+    query.restart()
+    tables += query.all()
+    assert len(places(pa.concat_tables(tables))) == len(set(places(pa.concat_tables(tables)))) == 1_000
+
+
+def test_available_now_ends_at_what_there_was(documents, follow):
+    documents.store(numbered(0, 1_000))
+    query = follow(documents.url, maxChangesPerTrigger="400")
+    query.reader.prepareForTriggerAvailableNow()
+    documents.store(numbered(1_000, 1_500))
+    assert sum(table.num_rows for table in query.all()) == 1_000
+
+
+@pytest.mark.parametrize("after", [10, 300, 2_000], ids=["shorter", "the same", "longer"])
+def test_a_node_that_lost_its_data_gives_rollback_rows(after, follow):
+    with Node.running(["default"], vbuckets=4) as node:
+        port = node.kv_port
+        with Documents.of(node.url("default")) as documents:
+            documents.store(numbered(0, 300))
+            query = follow(documents.url)
+            (before,) = query.all()
+    with Node.running(["default"], vbuckets=4, port=port) as node, Documents.of(node.url("default")) as documents:
+        documents.store(numbered(0, after, "anew"))
+        rows = pa.concat_tables(query.all())
+    events = rows["event"].to_pylist()
+    cut = {(r["vbucket"], r["seqno"], r["history"]) for r in rows.to_pylist() if r["event"] == "rollback"}
+    assert cut == {(vbucket, 0, 1) for vbucket in set(before["vbucket"].to_pylist())}
+    assert events.count("mutation") == after
+    assert set(rows["history"].to_pylist()) == {1}
+
+
+def test_a_bucket_of_another_size_is_refused(documents, follow):
+    query = follow(documents.url)
+    query.all()
+    with Node.running(["default"], vbuckets=32) as other:
+        query.options["url"] = other.url("default")
+        query.restart()
+        with pytest.raises(UsageError, match=r"the bucket has 32 vbuckets, expected 16"):
+            query.step()
+
+
+def test_a_bucket_that_is_not_there_is_named(node, follow):
+    url = node.url("default").replace("/default", "/beer")
+    with pytest.raises(UsageError, match="no bucket 'beer'"):
+        follow(url).step()
+
+
+def test_tiny_batches_of_many_vbuckets_come_together():
+    with Node.running(["default"], vbuckets=1024) as node, Documents.of(node.url("default")) as documents:
+        documents.store(numbered(0, 10_000))
+        source = DcpDataSource({"url": documents.url, "partitions": "1"})
+        reader = source.reader(source.schema())
+        (partition,) = reader.partitions()
+        batches = list(reader.read(partition))
+    assert sum(batch.num_rows for batch in batches) == 10_000
+    assert len(batches) <= 3
+
+
+@pytest.mark.spark
+def test_a_batch_read_is_the_bucket(spark, documents):
+    documents.store(numbered(0, 3_000))
+    documents.remove([f"key-{number}" for number in range(100)])
+    frame = spark.read.format("dcp").option("url", documents.url).option("partitions", 2).load()
+    assert to_arrow_schema(frame.schema, timezone="UTC").equals(CHANGE_SCHEMA)
+    rows = frame.toArrow()
+    mutations = rows.filter(pa.compute.equal(rows["event"], "mutation"))
+    found = zip(*(mutations[name].to_pylist() for name in ("key", "cas", "value")), strict=True)
+    assert {key: (cas, value) for key, cas, value in found} == documents.contents()
+    assert rows.num_rows == 3_000
+    assert frame.where("event = 'deletion' and value is null").count() == 100
+    assert set(rows["history"].to_pylist()) == {0}
+
+
+@pytest.mark.spark
+def test_an_empty_bucket_has_no_rows(spark, documents):
+    frame = spark.read.format("dcp").option("url", documents.url).load()
+    assert frame.count() == 0
+    assert frame.columns == CHANGE_SCHEMA.names
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"start": "now"}, "option start is 'now', but a batch read has only what was before; expected 'beginning'"),
+        ({"urll": "x"}, "unknown option 'urll' of format dcp"),
+        ({"url": "couchbase://127.0.0.1:1/default?retrySeconds=0.1"}, "couchbase://127.0.0.1:1/default did not serve"),
+    ],
+)
+def test_what_is_wrong_with_a_batch_read_can_be_told_in_one_sentence(spark, options, sentence):
+    with pytest.raises(PySparkException) as raised:
+        spark.read.format("dcp").options(**options).load().count()
+    assert str(failure(str(raised.value))).startswith(sentence)
+
+
+@pytest.mark.spark
+def test_a_stream_with_a_limit_gives_every_row_once(spark, documents, tmp_path):
+    documents.store(numbered(0, 2_500))
+    frame = spark.readStream.format("dcp").option("url", documents.url).option("maxChangesPerTrigger", 1000).load()
+    sink = frame.writeStream.format("memory").queryName("limited").option("checkpointLocation", str(tmp_path / "c"))
+    before = documents.stat("ep_dcp_items_sent")
+    query = sink.trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
+    assert [progress.numInputRows for progress in query.recentProgress if progress.numInputRows] == [1000, 1000, 500]
+    assert documents.stat("ep_dcp_items_sent") - before <= 2_750
+    rows = spark.table("limited").toArrow()
+    assert len(places(rows)) == len(set(places(rows))) == 2_500
+    assert set(rows["key"].to_pylist()) == {key.encode() for key in documents.keys}
