@@ -7,22 +7,30 @@ changelog has committed, while the query runs: a crash between the two leaves a 
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock import errors
 from penstock.client.address import parse_address
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
-from penstock.errors import Error, LakeRefused, UsageError
+from penstock.errors import Error
 from penstock.spark.current import catch_up
 from penstock.spark.lake import Lake, count_rows
+from penstock.spark.lock import locked
 from penstock.spark.offsets import Offset
-from penstock.spark.session import local_session
+from penstock.spark.session import add_formats, local_session
+
+PATIENCE = 15.0
+"""Seconds for the Java process of a driver that was killed to end; it takes about one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +65,17 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
-def run(settings: Settings, *, report: Report | None = None, finish: threading.Event | None = None) -> Progress:
+def run(
+    settings: Settings,
+    *,
+    spark: SparkSession | None = None,
+    report: Report | None = None,
+    finish: threading.Event | None = None,
+) -> Progress:
     """Follow the bucket into the lake until interrupted; with available_now, or once `finish` is set, until caught up.
 
-    Raises UsageError or LakeRefused for a bucket or a lake that cannot be used, before anything is started; Unreachable
+    spark: the session to run in; without it, one is started and stopped. report: called about once a second.
+    Raises UsageError or LakeRefused for a bucket or a lake that cannot be used, before Spark is started; Unreachable
     if the node stays away; Error if the query fails.
     """
     lake = Lake(settings.lake)
@@ -69,14 +84,26 @@ def run(settings: Settings, *, report: Report | None = None, finish: threading.E
     with LoopThread("penstock-pipeline") as loop:
         try:
             loop.run(bucket.high_seqnos())
-            spark = local_session()
-            try:
-                follower = _Follower(settings, lake, lambda: loop.run(bucket.high_seqnos()), report)
-                return follower.follow(spark, bucket.vbuckets, finish or threading.Event())
-            finally:
-                spark.stop()
+            with locked(lake.path, PATIENCE) as lock:
+                lake.check_owner()  # whoever had the lock may have written meanwhile
+                with _in_one_sentence(), _session(spark, lock) as session:
+                    follower = _Follower(settings, lake, lambda: loop.run(bucket.high_seqnos()), report)
+                    return follower.follow(session, bucket.vbuckets, finish or threading.Event())
         finally:
             loop.run(bucket.close())
+
+
+@contextmanager
+def _session(given: SparkSession | None, lock: int) -> Iterator[SparkSession]:
+    if given is not None:
+        add_formats(given)
+        yield given
+        return
+    spark = local_session(inherit=lock)
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
 class _Follower:
@@ -99,12 +126,10 @@ class _Follower:
             if query.isActive:
                 query.processAllAvailable()
             self._fold(query)
-        except StreamingQueryException as error:
-            raise failure(error) from None
         finally:
             query.stop()
         if (failed := query.exception()) is not None:
-            raise failure(failed)
+            raise failed
         return self._progress
 
     def _fold(self, query: StreamingQuery) -> None:
@@ -138,14 +163,27 @@ def start(spark: SparkSession, settings: Settings, lake: Lake, vbuckets: int) ->
     return sink.trigger(processingTime=f"{round(settings.trigger_seconds * 1000)} milliseconds").start()
 
 
-_ERRORS: dict[str, type[Error]] = {cls.__name__: cls for cls in (UsageError, LakeRefused)}
+@contextmanager
+def _in_one_sentence() -> Iterator[None]:
+    """Raise as Error what Spark raises, and what a call to its Java process raises when that has died."""
+    try:
+        yield
+    except PySparkException as error:
+        raise failure(str(error)) from None
+    except (Py4JError, ConnectionError) as error:
+        raise Error(f"Spark's Java process ended unexpectedly ({error})") from None
 
 
-def failure(error: StreamingQueryException) -> Error:
-    """Return a failed query's error in one sentence: the last line of the Python traceback that Spark wraps, if any."""
-    text = str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip().startswith("penstock.errors.")]
-    if not lines:
-        return Error(f"the query failed: {text.strip().splitlines()[0]}")
-    name, _, message = lines[-1].removeprefix("penstock.errors.").partition(": ")
-    return _ERRORS.get(name, Error)(message)
+_PYTHON_ERROR = re.compile(r"^(?:.*: )?Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", re.MULTILINE)
+_SPARK_PREFACE = re.compile(r"^(?:\[\w+(?:\.\w+)*\] )?(?:Query \[.*?\] terminated with exception: )?")
+
+
+def failure(text: str) -> Error:
+    """Return what Spark reports, as an error of one sentence: the Python error that it wraps, if there is one."""
+    if not (wrapped := _PYTHON_ERROR.findall(text)):
+        return Error(f"Spark failed: {_SPARK_PREFACE.sub('', text.strip()).partition(chr(10))[0]}")
+    name, _, message = wrapped[-1].partition(": ")
+    cls = getattr(errors, name.removeprefix("penstock.errors."), None)
+    if isinstance(cls, type) and issubclass(cls, Error):
+        return cls(message)
+    return Error(f"the query failed: {wrapped[-1]}")

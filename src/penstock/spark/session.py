@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from importlib.resources import as_file, files
 
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from penstock.spark import register
@@ -26,18 +28,26 @@ SETTINGS = {
 }
 
 
-def local_session(processors: int | None = None) -> SparkSession:
+def local_session(processors: int | None = None, *, inherit: int | None = None) -> SparkSession:
     """Start Spark in this process's own Java, or return the session there is, with Penstock's formats registered.
 
-    processors: how many tasks run at once, all there are if not given. Raises UsageError if there is no fitting Java.
+    processors: how many tasks run at once, all there are if not given. inherit: an open file that Java is to keep open
+    as long as it lives; of no effect if it runs already. Raises UsageError if there is no fitting Java.
     """
-    os.environ.update(java_environment())
     with as_file(files("penstock.spark") / "log4j2.properties") as logging:
-        builder = SparkSession.Builder().master(f"local[{processors or '*'}]").appName("penstock")
-        builder = builder.config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging}")
-        for name, value in SETTINGS.items():
-            builder = builder.config(name, value)
-        spark = builder.getOrCreate()
+        conf = SparkConf().setMaster(f"local[{processors or '*'}]").setAppName("penstock")
+        conf.set("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging}").setAll([*SETTINGS.items()])
+        if SparkContext._gateway is None:  # Spark keeps its Java for the next session
+            os.environ.update(java_environment())
+            if inherit is not None:
+                gateway = launch_gateway(conf, {"pass_fds": (inherit,)})  # type: ignore[no-untyped-call]
+                SparkContext(conf=conf, gateway=gateway)
+        spark = SparkSession.Builder().config(conf=conf).getOrCreate()
+    add_formats(spark)
+    return spark
+
+
+def add_formats(spark: SparkSession) -> None:
+    """Register all of Penstock's formats with a session."""
     register(spark)
     spark.dataSource.register(ChangelogSink)
-    return spark
