@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from penstock.errors import UsageError
+from penstock.errors import Error, UsageError
 from penstock.node import Node
 from penstock.wire.constants import Status
 from penstock.wire.kv import Get, Noop
@@ -39,7 +39,7 @@ def test_wrong_options_get_one_sentence(options, found):
 def test_a_port_that_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1 port {port}"), Node.running(port=port):
+        with pytest.raises(Error, match=f"cannot listen on 127.0.0.1 port {port}"), Node.running(port=port):
             pass
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ import typer
 
 from penstock.cli.app import Panel, app, examples
 from penstock.cli.changes import Mix, Tally, Workload, live_keys
+from penstock.cli.interrupt import interruptible
 from penstock.cli.lines import BadLine, LoadedDocument, compact, open_input, read_documents
 from penstock.cli.load import Loaded, load_documents
 from penstock.cli.samples import sample_documents
@@ -84,18 +85,20 @@ def demo(
     """
     from rich.console import Console
 
-    with _until_terminated(), _directory(lake) as place:
+    with _directory(lake) as place:
         plan = Plan(file, key, value, count, rate, seconds, place)
-        if not _Demo(plan, Console(highlight=False, soft_wrap=True)).run():
+        console = Console(highlight=False, soft_wrap=True)
+        if not interruptible(lambda check: _Demo(plan, console, check).run()):
             raise typer.Exit(1)
         if lake is not None:
             print(f"The tables are in {lake}: penstock pipeline show {lake} current")
 
 
 class _Demo:
-    def __init__(self, plan: Plan, console: Console) -> None:
+    def __init__(self, plan: Plan, console: Console, check: Callable[[], None]) -> None:
         self.plan = plan
         self.console = console
+        self.check = check
         self.started = time.monotonic()
         self.tally = Tally()
 
@@ -143,6 +146,7 @@ class _Demo:
         """Pass documents on and say now and then how many there were."""
         said = time.monotonic()
         for document in documents:
+            self.check()
             if time.monotonic() - said > 1:
                 said = time.monotonic()
                 self.say(f"{done.loaded:,} documents loaded")
@@ -164,6 +168,7 @@ class _Demo:
             changing.add_done_callback(lambda _: finish.set())
 
             def report(progress: Progress) -> None:
+                self.check()
                 if progress.rows:
                     following.set()
                     self.say(_progress_line(progress, self.tally))
@@ -249,7 +254,9 @@ def _brief(held: tuple[int, bytes] | None) -> str:
 def _node() -> Iterator[dict[str, Any]]:
     """Run a node as a process of its own and yield what it says of itself."""
     command = [sys.executable, "-m", "penstock", "serve", "--json", "--port", "0", "--bucket", _BUCKET]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    # In a session of its own: Ctrl-C is for the demo, which stops its node last.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        atexit.register(process.kill)
         try:
             assert process.stdout is not None
             ready, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
@@ -263,6 +270,7 @@ def _node() -> Iterator[dict[str, Any]]:
                 process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
+            atexit.unregister(process.kill)
 
 
 @contextmanager
@@ -277,18 +285,3 @@ def _directory(lake: Path | None) -> Iterator[Path]:
         yield place / "lake"
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-@contextmanager
-def _until_terminated() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal stop everything as Ctrl-C does."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

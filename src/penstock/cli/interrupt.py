@@ -18,7 +18,8 @@ T = TypeVar("T")
 def interruptible(work: Callable[[Callable[[], None]], T]) -> T:
     """Return what `work(check)` returns, run on a thread of its own while this one waits for signals.
 
-    check: to be called now and then where stopping is possible; raises KeyboardInterrupt once SIGINT or SIGTERM came.
+    check: to be called now and then where stopping is possible; raises KeyboardInterrupt once SIGINT, SIGTERM or
+    SIGHUP came.
     A second signal raises it here at once, and leaves the thread to end with the process. Main thread only.
     """
     interrupted = threading.Event()
@@ -40,7 +41,7 @@ def interruptible(work: Callable[[Callable[[], None]], T]) -> T:
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
             outcome.set_exception(error)
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, on_signal) for number in numbers]
     try:
         threading.Thread(target=main, name="penstock-work", daemon=True).start()

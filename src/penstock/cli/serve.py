@@ -12,7 +12,6 @@ import typer
 from penstock.cli.app import AsJson, Panel, app, examples
 from penstock.cli.show import json_line
 from penstock.client.address import DEFAULT_PORT
-from penstock.errors import Error, UsageError
 
 
 @app.command(
@@ -44,14 +43,7 @@ async def _serve(host: str, port: int, buckets: list[str], vbuckets: int, as_jso
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    try:
-        node = await Node.start(host, port, buckets, vbuckets)
-    except UsageError as error:
-        cause = error.__cause__
-        if isinstance(cause, OSError) and cause.errno is not None:
-            # What was asked for is right, this machine just does not have it now.
-            raise Error(f"cannot listen on {host} port {port}: {os.strerror(cause.errno)}") from error
-        raise
+    node = await Node.start(host, port, buckets, vbuckets)
     try:
         urls = [node.url(name) for name in buckets]
         if as_json:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
 
-from penstock.errors import OperationTimeout, UsageError
+from penstock.errors import Error, OperationTimeout, UsageError
 from penstock.node.connection import NodeConnection
 from penstock.node.served import ServedBucket
 from penstock.wire.connection import Slab
@@ -62,7 +63,8 @@ class Node:
         """Start a node that accepts connections. port: 0 picks a free one. vbuckets: a power of two up to 65536.
 
         idle_timeout: seconds that a consumer may leave a NOOP unanswered.
-        Raises UsageError for an address that is taken or not of this machine alone, a wrong bucket or number.
+        Raises UsageError for an address that is not of this machine alone, a wrong bucket or number; Error for one that
+        is taken.
         """
         host = _loopback(host)
         _check(buckets, vbuckets, port)
@@ -71,7 +73,9 @@ class Node:
         try:
             node._server = await node.loop.create_server(lambda: NodeConnection(node), host, port)
         except OSError as error:
-            raise UsageError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+            raise Error(
+                f"cannot listen on {host} port {port}: {os.strerror(error.errno) if error.errno else error}"
+            ) from error
         node.kv_port = node._server.sockets[0].getsockname()[1]
         return node
 
