@@ -7,7 +7,7 @@ import pytest
 from penstock import Node, connect
 from penstock.client.address import parse_address
 from penstock.client.session import Retry
-from penstock.errors import Unreachable, UsageError
+from penstock.errors import Unreachable
 from penstock.wire.schema import Event
 
 ADDRESS = parse_address("couchbase://127.0.0.1/beer")
@@ -85,19 +85,3 @@ def test_a_quiet_bucket_does_not_use_up_the_time_for_retries():
     with asyncio.Runner(loop_factory=SkippingLoop) as runner:
         change = runner.run(follow_over_restart(runner.get_loop()))
     assert (change.event, change.seqno, change.requested_seqno) == (Event.ROLLBACK, 0, 0)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "couchbase://[::1",
-        "couchbase://[zz]/beer",
-        "couchbase://h]/beer",
-        "couchbase://℀/beer",
-        "couchbase://a..b/beer",
-        f"couchbase://{'h' * 64}/beer",
-    ],
-)
-def test_a_host_that_cannot_be_is_wrong_usage(url):
-    with pytest.raises(UsageError, match="connection string"):
-        parse_address(url)
