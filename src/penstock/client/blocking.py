@@ -8,15 +8,19 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
-from penstock.client.address import DEFAULT_URL, parse_address
+from penstock.client.address import DEFAULT_URL, Address, parse_address
 from penstock.client.bucket import Bucket, Start, Stop
 
 T = TypeVar("T")
+
+
+_STOP_SECONDS = 10.0
 
 
 class LoopThread:
@@ -34,7 +38,7 @@ class LoopThread:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._thread.join(_STOP_SECONDS)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Return what the coroutine returns; its error is raised here. Ctrl-C cancels it."""
@@ -50,12 +54,17 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """Give the items of an asynchronous generator; closing this one closes that one."""
+        """Give the items of an asynchronous generator, none of which is None; closing this one closes that one."""
+        current: asyncio.Task[Any] | None = None
 
         async def following() -> T | None:
+            nonlocal current
+            current = asyncio.current_task()
             return await anext(items, None)
 
         async def close() -> None:
+            if current is not None and not current.done():  # cancelled by Ctrl-C, and still on its way out
+                await asyncio.wait([current])
             await items.aclose()
 
         try:
@@ -80,10 +89,18 @@ class LoopThread:
 def read_changes(
     url: str = DEFAULT_URL, *, start: Start = "beginning", stop: Stop = None, vbuckets: Sequence[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Give a bucket's changes as pyarrow.RecordBatch of CHANGE_SCHEMA. Arguments and errors as of `Bucket.stream`."""
-    bucket = Bucket(parse_address(url))
+    """Give a bucket's changes as pyarrow.RecordBatch of CHANGE_SCHEMA. Arguments and errors as of `Bucket.stream`.
+
+    The connections are made with the first batch, and are closed after the last one or when the iterator is.
+    """
+    return _read(parse_address(url), start, stop, vbuckets)
+
+
+def _read(address: Address, start: Start, stop: Stop, vbuckets: Sequence[int] | None) -> Iterator[pa.RecordBatch]:
+    async def batches() -> AsyncGenerator[pa.RecordBatch, None]:
+        async with Bucket(address) as bucket, aclosing(bucket.batches(start, stop, vbuckets)) as found:
+            async for batch in found:
+                yield batch
+
     with LoopThread() as loop:
-        try:
-            yield from loop.iterate(bucket.batches(start, stop, vbuckets))
-        finally:
-            loop.run(bucket.close())
+        yield from loop.iterate(batches())

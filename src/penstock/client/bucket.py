@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import zlib
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Self
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -14,9 +14,9 @@ from penstock.client.address import DEFAULT_URL, Address, parse_address
 from penstock.client.connection import NodeLink
 from penstock.client.feed import Feed, Wanted
 from penstock.client.position import BEGINNING, Position, VbucketInfo, position_at_end
-from penstock.client.session import Retry, open_session, retrying
+from penstock.client.session import open_session, retrying
 from penstock.client.stream import ChangeStream
-from penstock.errors import KeyNotFound, RemoteProtocolError, UsageError
+from penstock.errors import KeyNotFound, RemoteProtocolError, TemporaryFailure, UsageError
 from penstock.store.failover import FailoverLog
 from penstock.wire.constants import MAX_KEY, MAX_SEQNO, MAX_VALUE, Datatype, Status, VbucketState
 from penstock.wire.frame import Frame
@@ -64,8 +64,11 @@ def connect(url: str = DEFAULT_URL) -> Bucket:
 class Bucket:
     """A bucket on a node. Keys may be given as text, which stands for its UTF-8 bytes.
 
-    Reading commands and `upsert` are tried again when the connection ends, up to `retry_seconds`; the others are not,
-    since they might have been carried out, and raise ConnectionClosed.
+    vbuckets: how many it has, 0 before the first connection. There is one connection, made when it is needed.
+    Reading commands and `upsert` are tried again when the connection ends, up to `retry_seconds`, and then raise
+    Unreachable; the others are not, since they might have been carried out, and raise ConnectionClosed or
+    OperationTimeout. Any of them raises the StatusError that the node answers with, UsageError for a key or value that
+    cannot be or a bucket that does not exist, RemoteProtocolError if the node breaks the protocol.
     """
 
     def __init__(self, address: Address) -> None:
@@ -73,10 +76,9 @@ class Bucket:
         self.vbuckets = 0
         self._link: NodeLink | None = None
         self._connecting = asyncio.Lock()
-        self._stream_numbers = itertools.count(1)
 
     async def __aenter__(self) -> Self:
-        await self._retrying(self._ready)
+        await retrying(self._ready, self.address)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -131,6 +133,8 @@ class Bucket:
 
     async def replace(self, key: str | bytes, value: bytes, *, cas: int, expiry: int = 0, flags: int = 0) -> int:
         """Store over the version with this cas; return the new one. Raises KeyExists if it changed, KeyNotFound."""
+        if not cas:
+            raise UsageError(f"cas 0 to replace {key!r}, expected that of the version to replace")
         request = self._store(Set, _octets(key), value, cas=cas, expiry=expiry, flags=flags)
         return (await self._once([request]))[0].cas
 
@@ -156,7 +160,8 @@ class Bucket:
             link = await self._ready()
             return await link.collect(Stat(key=group.encode()), self.address.options.operation_timeout)
 
-        return {frame.key.decode(): frame.value.decode() for frame in await self._retrying(ask)}
+        frames = await retrying(ask, self.address)
+        return {frame.key.decode("utf-8", "replace"): frame.value.decode("utf-8", "replace") for frame in frames}
 
     async def high_seqnos(self) -> dict[int, int]:
         """Return the high seqno of every active vbucket."""
@@ -169,15 +174,21 @@ class Bucket:
         return {vb: unpack_failover_log(frame.value) for vb, frame in zip(vbuckets, frames, strict=True)}
 
     async def vbucket_infos(self, vbuckets: Sequence[int] | None = None) -> dict[int, VbucketInfo]:
-        """Return a consistent view of the vbuckets: the failover logs did not change while the seqnos were read."""
-        await self._retrying(self._ready)
-        wanted = range(self.vbuckets) if vbuckets is None else vbuckets
-        logs = await self.failover_logs(wanted)
-        while True:
-            before, stats = logs, await self.stats("vbucket-seqno")
-            logs = await self.failover_logs(wanted)
-            if logs == before:
-                break
+        """Return a consistent view of the vbuckets (all, if none are named).
+
+        Raises Unreachable if their failover logs keep changing while the seqnos are read.
+        """
+        wanted = await self._chosen(vbuckets)
+
+        async def look() -> tuple[dict[int, FailoverLog], dict[str, str]]:
+            before = await self.failover_logs(wanted)
+            stats = await self.stats("vbucket-seqno")
+            after = await self.failover_logs(wanted)
+            if before != after:
+                raise TemporaryFailure("failover logs changed while the seqnos were read")
+            return after, stats
+
+        logs, stats = await retrying(look, self.address)
         try:
             return {
                 vb: VbucketInfo(logs[vb], int(stats[f"vb_{vb}:high_seqno"]), int(stats[f"vb_{vb}:purge_seqno"]))
@@ -194,29 +205,30 @@ class Bucket:
         stop: Stop = None,
         vbuckets: Sequence[int] | None = None,
     ) -> ChangeStream:
-        """Open the changes of some vbuckets (all, if none are named) from a position to a position.
+        """Return the changes of some vbuckets (all, if none are named) from a position to a position.
 
-        start: "beginning", "now", or by vbucket the positions where an earlier stream ended. stop: None for ever,
-        "now" for what exists at this moment, or by vbucket the last seqno wanted.
-        Raises UsageError for a vbucket that the bucket does not have.
+        start: "beginning", "now", or by vbucket the positions where an earlier stream ended; without one, a vbucket
+        begins at the beginning. stop: None for ever; "now" for what exists when the stream connects (or connects again,
+        after it was cut off); or by vbucket the last seqno wanted, vbuckets without one being left out.
+        Raises UsageError for a vbucket that the bucket does not have, and for another start or stop.
         """
-        await self._retrying(self._ready)
-        chosen = range(self.vbuckets) if vbuckets is None else vbuckets
-        if foreign := [vb for vb in chosen if not 0 <= vb < self.vbuckets]:
-            raise UsageError(f"vbucket {foreign[0]} of {self.address}, which has {self.vbuckets}")
+        if stop is not None and stop != "now" and not isinstance(stop, Mapping):
+            raise UsageError(f"stop is {stop!r}, expected None, 'now' or seqnos by vbucket")
+        chosen = await self._chosen(vbuckets)
+        ends = dict.fromkeys(chosen, MAX_SEQNO)
+        if isinstance(stop, Mapping):
+            ends = {vb: stop[vb] for vb in chosen if vb in stop}
         positions = await self._positions(start, chosen)
-        ends: Mapping[int, int] = await self.high_seqnos() if stop == "now" else stop if stop is not None else {}
-        missing = MAX_SEQNO if stop is None else 0
-        wanted = {vb: Wanted(position=positions[vb], end_seqno=ends.get(vb, missing)) for vb in chosen}
-        return self.open_feed(wanted, end_now=stop == "now")
+        wanted = {vb: Wanted(position=positions[vb], end_seqno=end) for vb, end in ends.items()}
+        return self.open_feed(wanted, ends_now=stop == "now")
 
     def open_feed(
-        self, wanted: Mapping[int, Wanted], *, exact_end: bool = False, end_now: bool = False
+        self, wanted: Mapping[int, Wanted], *, exact_end: bool = False, ends_now: bool = False
     ) -> ChangeStream:
-        """Open exactly these streams; `vbuckets` must be known, so the bucket has been entered."""
-        feed = Feed(self.vbuckets, wanted, exact_end, self.address.options.flow_control_bytes)
-        name = f"penstock:{id(self):x}:{next(self._stream_numbers)}"
-        return ChangeStream(self.address, feed, name, self.high_seqnos if end_now else None)
+        """Return exactly these streams; arguments as of `Feed`. The bucket must have been entered."""
+        window = self.address.options.flow_control_bytes
+        feed = Feed(self.vbuckets, wanted, window=window, exact_end=exact_end, ends_now=ends_now)
+        return ChangeStream(self.address, feed, self.high_seqnos)
 
     async def batches(
         self, start: Start = "beginning", stop: Stop = None, vbuckets: Sequence[int] | None = None
@@ -236,6 +248,13 @@ class Bucket:
 
     # how requests travel
 
+    async def _chosen(self, vbuckets: Sequence[int] | None) -> Sequence[int]:
+        await retrying(self._ready, self.address)
+        chosen = range(self.vbuckets) if vbuckets is None else vbuckets
+        if foreign := [vb for vb in chosen if not 0 <= vb < self.vbuckets]:
+            raise UsageError(f"vbucket {foreign[0]} of {self.address}, which has {self.vbuckets}")
+        return chosen
+
     async def _positions(self, start: Start, vbuckets: Sequence[int]) -> dict[int, Position]:
         if start == "beginning":
             return dict.fromkeys(vbuckets, BEGINNING)
@@ -247,32 +266,32 @@ class Bucket:
         return {vb: start.get(vb, BEGINNING) for vb in vbuckets}
 
     async def _ready(self) -> NodeLink:
+        """Return the connection, made new if there is none. Raises as `open_session` does."""
         async with self._connecting:
             if self._link is None or self._link.closed.done():
-                session = await open_session(self.address)
-                self._link, self.vbuckets = session
+                link, vbuckets = await open_session(self.address)
+                if self.vbuckets not in (0, vbuckets):
+                    await link.close()
+                    raise RemoteProtocolError(f"{self.address} has {vbuckets} vbuckets now, it had {self.vbuckets}")
+                self._link, self.vbuckets = link, vbuckets
             return self._link
 
-    async def _retrying(self, attempt: Any) -> Any:
-        retry = Retry(self.address.options.retry_seconds, asyncio.get_running_loop().time)
-        return await retrying(attempt, retry, self.address, asyncio.sleep)
-
     async def _once(self, requests: Sequence[Request], accept: tuple[int, ...] = ()) -> list[Frame]:
-        link = await self._retrying(self._ready)
-        frames: list[Frame] = await link.requests(requests, self.address.options.operation_timeout, accept)
-        return frames
+        link = await retrying(self._ready, self.address)
+        return await link.requests(requests, self.address.options.operation_timeout, accept)
 
     async def _call(self, requests: Sequence[Request], accept: tuple[int, ...] = ()) -> list[Frame]:
         async def attempt() -> list[Frame]:
             link = await self._ready()
             return await link.requests(requests, self.address.options.operation_timeout, accept)
 
-        frames: list[Frame] = await self._retrying(attempt)
-        return frames
+        return await retrying(attempt, self.address)
 
     def _vbucket(self, key: bytes) -> int:
         if not 0 < len(key) <= MAX_KEY:
             raise UsageError(f"key of {len(key)} bytes, expected 1 to {MAX_KEY}")
+        if not self.vbuckets:
+            raise UsageError("the bucket is not connected; use it as `async with connect(...) as bucket`")
         return vbucket_of(key, self.vbuckets)
 
     def _store(self, kind: type[Set], key: bytes, value: bytes, **fields: int) -> Set:
@@ -290,10 +309,13 @@ def _document(frame: Frame) -> Document | None:
 
 
 def _octets(key: str | bytes) -> bytes:
-    return key.encode() if isinstance(key, str) else key
+    try:
+        return key.encode() if isinstance(key, str) else key
+    except UnicodeEncodeError as error:
+        raise UsageError(f"key {key!r} is no text that UTF-8 can hold: {error.reason}") from None
 
 
-def _chunks(requests: Iterable[Request]) -> Iterable[list[Request]]:
+def _chunks(requests: Iterable[Request]) -> Iterator[list[Request]]:
     source = iter(requests)
     while chunk := list(itertools.islice(source, _AT_ONCE)):
         yield chunk

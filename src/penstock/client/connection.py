@@ -9,44 +9,77 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
-from typing import Self, TypeVar
+from typing import Self
 
-from penstock.errors import ConnectionClosed, OperationTimeout, RemoteProtocolError, StatusError, status_error
+from penstock.errors import ConnectionClosed, Error, OperationTimeout, StatusError, status_error
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent, Slab
 from penstock.wire.constants import Magic, Status
-from penstock.wire.frame import Frame, opcode_name
+from penstock.wire.frame import Frame, opcode_name, status_name
 from penstock.wire.layout import Request
 
 _RECEIVE_BUFFER = 4 * 1024 * 1024
 """What the kernel may hold for us: room for a producer to go on while a slab is being decoded."""
 
-T = TypeVar("T")
+_CLOSE_SECONDS = 5.0
+_OPAQUES = 0x7FFF_FFFF
+
 FrameEvents = Callable[["NodeLink", list[ReceiveEvent]], None]
+
+
+class _Call:
+    """Requests sent together, under opaques from `first` on, and the replies that have come.
+
+    collected: frames in front of the last one, where an answer has several; None where it has one.
+    """
+
+    __slots__ = ("collected", "done", "first", "missing", "replies")
+
+    def __init__(self, first: int, count: int, done: asyncio.Future[None], *, collect: bool) -> None:
+        self.first = first
+        self.missing = count
+        self.done = done
+        self.replies: list[Frame] = [_NONE] * count
+        self.collected: list[Frame] | None = [] if collect else None
+
+    def take(self, frame: Frame) -> bool:
+        """Take a reply; return whether its request is answered with that."""
+        if self.collected is not None and frame.specific == Status.SUCCESS and frame.key:
+            self.collected.append(frame)
+            return False
+        self.replies[frame.opaque - self.first] = frame
+        self.missing -= 1
+        if not self.missing and not self.done.done():
+            self.done.set_result(None)
+        return True
+
+
+_NONE = Frame(Magic.RESPONSE, 0)
 
 
 class NodeLink(asyncio.BufferedProtocol):
     """A connection with requests under way, each known by its opaque.
 
-    on_stream: called once for each read with what is no answer to a request: runs, markers, stream ends, noops.
+    on_stream: called once for each read, with what in it is no answer to a request: runs, markers, stream ends, noops,
+    or nothing. An Error that it raises ends the connection.
     """
 
     def __init__(self, on_stream: FrameEvents | None = None) -> None:
-        self.on_stream = on_stream
+        self._on_stream = on_stream
         self._receiver = Connection(Slab(), runs=True)
-        self._waiting: dict[int, asyncio.Future[Frame]] = {}
-        self._collecting: dict[int, list[Frame]] = {}
+        self._waiting: dict[int, _Call] = {}
         self._next_opaque = 1
         self._outgoing: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._drained = asyncio.Event()
         self._drained.set()
+        self._gone = asyncio.Event()
         self.closed: asyncio.Future[Exception] = self._loop.create_future()
         """Done, with the reason, once the connection has ended."""
 
     @classmethod
     async def open(cls, host: str, port: int, timeout: float, on_stream: FrameEvents | None = None) -> Self:
-        """Connect. Raises OSError if nobody listens, OperationTimeout if nobody answers in time."""
+        """Connect. Raises OSError if nobody listens, OperationTimeout if nobody answers in time (seconds)."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout):
@@ -57,9 +90,10 @@ class NodeLink(asyncio.BufferedProtocol):
 
     async def close(self) -> None:
         """End the connection; what still waits for an answer gets ConnectionClosed."""
-        if self._transport is not None and not self.closed.done():
-            self._transport.abort()
-            await asyncio.wait([self.closed], timeout=5)
+        self.fail(ConnectionClosed("it was closed on this side"))
+        if self._transport is not None:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._gone.wait()
 
     # what asyncio calls
 
@@ -75,18 +109,20 @@ class NodeLink(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         rest: list[ReceiveEvent] = []
+        failure: Error | None = None
         for event in self._receiver.receive_data(nbytes):
-            if isinstance(event, Frame) and event.magic == Magic.RESPONSE and self._answer(event):
-                continue
             if isinstance(event, Broken | Malformed):
-                self.fail(event.error)
+                failure = event.error
                 break
-            rest.append(event)
-        if rest and self.on_stream is not None:
-            try:
-                self.on_stream(self, rest)
-            except RemoteProtocolError as error:
-                self.fail(error)
+            if not (isinstance(event, Frame) and event.magic == Magic.RESPONSE and self._answer(event)):
+                rest.append(event)
+        try:
+            if self._on_stream is not None:
+                self._on_stream(self, rest)
+        except Error as error:
+            failure = error
+        if failure is not None:
+            self.fail(failure)
 
     def pause_writing(self) -> None:
         self._drained.clear()
@@ -95,23 +131,29 @@ class NodeLink(asyncio.BufferedProtocol):
         self._drained.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        reason = exc or ConnectionClosed("the node closed the connection")
-        if not self.closed.done():
-            self.closed.set_result(reason)
+        self.fail(exc or ConnectionClosed("the node closed it"))
+        self._gone.set()
         self._drained.set()
         waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(ConnectionClosed(f"the connection ended: {self.closed.result()}"))
+        for call in set(waiting.values()):
+            if not call.done.done():
+                call.done.set_exception(self.ended())
+
+    # what callers use
 
     def fail(self, reason: Exception) -> None:
-        """End the connection because the peer broke a rule or fell silent."""
+        """End the connection at once, for this reason unless there is one already."""
         if not self.closed.done():
             self.closed.set_result(reason)
         if self._transport is not None:
             self._transport.abort()
 
-    # what callers use
+    def ended(self) -> Error:
+        """Return what to raise where something was expected of a connection that has ended."""
+        reason = self.closed.result()
+        if isinstance(reason, Error) and not isinstance(reason, ConnectionClosed | OperationTimeout):
+            return reason  # the peer broke a rule or refused: trying again may not mend it
+        return ConnectionClosed(f"the connection ended: {reason}")
 
     def pause_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -122,7 +164,7 @@ class NodeLink(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def send(self, data: bytes) -> None:
-        """Send bytes; those of one turn of the event loop go out together."""
+        """Send bytes; those of one turn of the event loop go out together, on a connection that has ended nowhere."""
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing.append(data)
@@ -132,72 +174,66 @@ class NodeLink(asyncio.BufferedProtocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
-    def take_opaque(self) -> int:
-        """Return an opaque that no other request of this connection has."""
-        opaque = self._next_opaque
-        self._next_opaque = opaque % 0x7FFF_FFFF + 1
-        return opaque
-
-    def start(self, request: Request) -> tuple[int, asyncio.Future[Frame]]:
-        """Send a request under an opaque of its own; the future gives the reply's frame, whatever its status."""
-        if self.closed.done():
-            raise ConnectionClosed(f"the connection ended: {self.closed.result()}")
-        opaque = self.take_opaque()
-        future: asyncio.Future[Frame] = self._loop.create_future()
-        self._waiting[opaque] = future
-        self.send(with_opaque(request, opaque))
-        return opaque, future
+    def take_opaque(self, count: int = 1) -> int:
+        """Return the first of `count` opaques in a row that no other request under way has."""
+        if self._next_opaque + count > _OPAQUES:
+            self._next_opaque = 1
+        first = self._next_opaque
+        self._next_opaque += count
+        return first
 
     async def request(self, request: Request, timeout: float, accept: tuple[int, ...] = ()) -> Frame:
         """Send a request and return its reply.
 
-        Raises the StatusError of a status that is neither SUCCESS nor in `accept`, OperationTimeout, ConnectionClosed.
+        timeout: seconds. It ends the connection as well: replies come in order, so none would follow.
+        Raises the StatusError of a status that is neither SUCCESS nor in `accept`, OperationTimeout, ConnectionClosed,
+        RemoteProtocolError for what is no reply, LocalProtocolError (nothing was sent).
         """
         return (await self.requests([request], timeout, accept))[0]
 
     async def requests(self, requests: Sequence[Request], timeout: float, accept: tuple[int, ...] = ()) -> list[Frame]:
         """Send many requests at once and return their replies in the same order. Raises as `request` does."""
-        await self._drained.wait()
-        futures = [self.start(request)[1] for request in requests]
-        replies = await self._within(asyncio.gather(*futures, return_exceptions=True), timeout, requests[0])
-        frames = []
-        for request, reply in zip(requests, replies, strict=True):
-            if isinstance(reply, BaseException):
-                raise reply
-            if reply.specific != Status.SUCCESS and reply.specific not in accept:
-                raise _refused(request, reply)
-            frames.append(reply)
+        frames = (await self._call(requests, timeout)).replies if requests else []
+        for request, frame in zip(requests, frames, strict=True):
+            if frame.specific != Status.SUCCESS and frame.specific not in accept:
+                raise _refused(request, frame)
         return frames
 
     async def collect(self, request: Request, timeout: float) -> list[Frame]:
-        """Send a request that is answered by several frames, the last of them without key and value (STAT)."""
-        opaque, future = self.start(request)
-        frames = self._collecting[opaque] = []
-        try:
-            last = await self._within(future, timeout, request)
-        finally:
-            self._collecting.pop(opaque, None)
-        if last.specific != Status.SUCCESS:
-            raise _refused(request, last)
-        return frames
+        """Send a request that is answered by several frames, and return them but for the last, which has no key (STAT).
 
-    async def _within(self, waiting: asyncio.Future[T], timeout: float, request: Request) -> T:
+        Raises as `request` does.
+        """
+        call = await self._call([request], timeout, collect=True)
+        if call.replies[0].specific != Status.SUCCESS:
+            raise _refused(request, call.replies[0])
+        return call.collected or []
+
+    async def _call(self, requests: Sequence[Request], timeout: float, *, collect: bool = False) -> _Call:
+        first = self.take_opaque(len(requests))
+        data = b"".join([with_opaque(request, opaque) for opaque, request in enumerate(requests, first)])
+        call = _Call(first, len(requests), self._loop.create_future(), collect=collect)
         try:
             async with asyncio.timeout(timeout):
-                return await waiting
+                await self._drained.wait()
+                if self.closed.done():
+                    raise self.ended()
+                self._waiting.update(dict.fromkeys(range(first, first + len(requests)), call))
+                self.send(data)
+                await call.done
         except TimeoutError:
-            raise OperationTimeout(f"{opcode_name(request.opcode)}: no answer within {timeout:g} s") from None
+            silent = OperationTimeout(f"{opcode_name(requests[0].opcode)}: no answer within {timeout:g} s")
+            self.fail(silent)
+            raise silent from None
+        return call
 
     def _answer(self, frame: Frame) -> bool:
-        collecting = self._collecting.get(frame.opaque)
-        if collecting is not None and frame.specific == Status.SUCCESS and frame.key:
-            collecting.append(frame)
-            return True
-        future = self._waiting.pop(frame.opaque, None)
-        if future is None:
+        """Take a reply to a request of ours; False for one that is not."""
+        call = self._waiting.get(frame.opaque)
+        if call is None:
             return False
-        if not future.done():
-            future.set_result(frame)
+        if call.take(frame):
+            del self._waiting[frame.opaque]
         return True
 
 
@@ -209,7 +245,7 @@ def with_opaque(request: Request, opaque: int) -> bytes:
 
 
 def _refused(request: Request, reply: Frame) -> StatusError:
+    about = repr(request.key) if request.key else f"on vbucket {request.vbucket}"
     text = reply.value.decode("utf-8", "replace") if len(reply.value) < 200 else ""
-    name = Status(reply.specific).name if reply.specific in Status._value2member_map_ else f"0x{reply.specific:02x}"
-    message = f"{opcode_name(request.opcode)} on vbucket {request.vbucket}: {name}" + (f" ({text})" if text else "")
+    message = f"{opcode_name(request.opcode)} {about}: {status_name(reply.specific)}" + (f" ({text})" if text else "")
     return status_error(reply.specific, message, opaque=reply.opaque, vbucket=request.vbucket, body=reply.value)

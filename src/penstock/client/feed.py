@@ -10,15 +10,16 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.client.position import BEGINNING, Position, complete, roll_back, stream_request
-from penstock.errors import RemoteProtocolError, StatusError, status_error
+from penstock.client.position import BEGINNING, Position, accepted, advance_to, roll_back, stream_request
+from penstock.errors import ConnectionClosed, Error, RemoteProtocolError, UsageError, status_error
+from penstock.store.failover import FailoverLog
 from penstock.wire.columns import (
     SMALL_RUN,
     Column,
@@ -33,16 +34,14 @@ from penstock.wire.columns import (
 from penstock.wire.connection import ReceiveEvent
 from penstock.wire.constants import MAX_SEQNO, Magic, Opcode, Status, StreamEndReason
 from penstock.wire.dcp import BufferAck, CloseStream, DcpNoop, SnapshotMarker, StreamEnd, unpack_rollback
-from penstock.wire.frame import Frame, join_frame, opcode_name
+from penstock.wire.frame import Frame, join_frame, opcode_name, status_name
 from penstock.wire.kv import unpack_failover_log
 from penstock.wire.layout import Request, decode
 from penstock.wire.schema import Change, Event, signed64
 from penstock.wire.stream import StreamEvent, StreamState, advance, reply_event
 
-FailoverLog = tuple[tuple[int, int], ...]
 
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """One vbucket's stream, asked for.
 
@@ -63,22 +62,30 @@ class _Stream:
     vbucket: int
     wanted: Wanted
     position: Position
+    end_seqno: int
     state: StreamState = StreamState.ENDED
     opaque: int = 0
+    log: FailoverLog = ()
+    """The producer's, newest entry first, from when it accepted the stream last."""
+    snap_end: int = 0
+    """Where the snapshot of the last marker is complete."""
     requested_seqno: int | None = None
     """What the producer's last ROLLBACK said, until the stream is accepted again."""
     received: int = 0
     """Changes up to here were handed out before the stream began again at 0."""
-    is_done: bool = False
-    is_given_up: bool = False
 
 
 class Delivery(NamedTuple):
-    """What a caller gets at once: changes, the positions behind them, and the bytes they took on the wire."""
+    """What a caller gets at once.
+
+    positions: those behind the changes. nbytes: what the changes took on the wire; connection: the number of the one
+    that they came by, to which they are acknowledged.
+    """
 
     content: pa.RecordBatch | list[Change]
     positions: dict[int, Position]
     nbytes: int
+    connection: int
 
     @property
     def batch(self) -> pa.RecordBatch:
@@ -89,80 +96,115 @@ class Delivery(NamedTuple):
         return self.content if isinstance(self.content, list) else changes_of(self.content)
 
 
-@dataclass
 class Feed:
     """The streams of one consumer on one node.
 
-    vbuckets: how many the bucket has. exact_end: leave out changes behind end_seqno, which a producer may send to
-    complete a snapshot. window: flow control, bytes.
+    deliveries: what has arrived and not been handed out, to be taken from the left. queued_bytes: what of them, and of
+    deliveries that are not consumed yet, a producer may count against the window. given_up: the vbuckets whose
+    producer has another history than `expect_vbuuid`. needs_end: vbuckets whose end is what the producer has now, to
+    be asked for and given to `set_end`. failure: why a stream ended or was refused that another try may mend; troubled:
+    the vbuckets to which that happened, until they have sent a change again.
     """
 
-    vbuckets: int
-    wanted: Mapping[int, Wanted]
-    exact_end: bool = False
-    window: int = 0
-    deliveries: deque[Delivery] = field(default_factory=deque)
+    def __init__(
+        self,
+        vbuckets: int,
+        wanted: Mapping[int, Wanted],
+        *,
+        window: int,
+        exact_end: bool = False,
+        ends_now: bool = False,
+    ) -> None:
+        """vbuckets: how many the bucket has. window: flow control, bytes.
 
-    def __post_init__(self) -> None:
-        self.context = StreamContext(self.vbuckets)
-        self._streams = {vb: _Stream(vb, wanted, wanted.position) for vb, wanted in self.wanted.items()}
+        exact_end: leave out changes behind end_seqno, which a producer may send to complete a snapshot. ends_now:
+        each connection's first act is to find out where the streams end; the end_seqno of `wanted` says nothing.
+        Raises UsageError for a vbucket that the bucket does not have.
+        """
+        if foreign := [vb for vb in wanted if not 0 <= vb < vbuckets]:
+            raise UsageError(f"vbucket {foreign[0]}, expected one below {vbuckets}")
+        self.vbuckets = vbuckets
+        self.wanted = wanted
+        self.window = window
+        self.deliveries: deque[Delivery] = deque()
+        self.queued_bytes = 0
+        self.given_up: list[int] = []
+        self.needs_end: set[int] = set()
+        self.failure: Error | None = None
+        self.troubled: set[int] = set()
+        self._exact_end = exact_end
+        self._ends_now = ends_now
+        self._context = StreamContext(vbuckets)
+        self._streams = {vb: _Stream(vb, each, each.position, each.end_seqno) for vb, each in wanted.items()}
+        nothing = {vb for vb, each in wanted.items() if _is_nothing(each.position, each.end_seqno)}
+        self._unfinished = set(wanted) - (set() if ends_now else nothing)
+        self._due: set[int] = set()
         self._by_opaque: dict[int, _Stream] = {}
+        self._unanswered = 0
         self._rows: list[Change] = []
         self._moved: set[int] = set()
         self._outgoing: list[bytes] = []
+        self._connection = 0
         self._nbytes = 0
         self._unacked = 0
-        self.queued_bytes = 0
-        self.refusal: StatusError | None = None
-        """The last refusal that a later try may mend."""
-        self.needs_end: set[int] = set()
-        """Vbuckets that were rolled back: an end that meant "now" may no longer exist there."""
-        for stream in self._streams.values():
-            self.context.history[stream.vbucket] = stream.position.history
-            stream.is_done = stream.position.seqno >= stream.wanted.end_seqno
+        self.connection_lost()
 
     # what is asked for
 
     @property
     def is_done(self) -> bool:
-        return all(stream.is_done for stream in self._streams.values())
+        return not self._unfinished
 
     @property
-    def given_up(self) -> list[int]:
-        """The vbuckets whose producer has another history than `expect_vbuuid`."""
-        return [stream.vbucket for stream in self._streams.values() if stream.is_given_up]
+    def awaits_replies(self) -> bool:
+        """Is a stream request unanswered?"""
+        return self._unanswered > 0
 
     def connection_lost(self) -> None:
-        """Forget the streams of a connection, not their positions."""
+        """Forget the streams of a connection, not their positions; the next one goes on behind them."""
+        self._connection += 1
         self._by_opaque.clear()
-        self._unacked = self._nbytes = self.queued_bytes = 0
+        self._unanswered = self._unacked = 0
+        self.failure = None
+        self._due = set(self._unfinished)
+        self.needs_end = set(self._unfinished) if self._ends_now else set()
         for stream in self._streams.values():
             stream.state = StreamState.ENDED
 
     def set_end(self, vbucket: int, end_seqno: int) -> None:
-        """Replace the end of a vbucket that was rolled back."""
+        """Say where a vbucket of `needs_end` ends."""
         stream = self._streams[vbucket]
-        stream.wanted.end_seqno = end_seqno
-        stream.is_done = stream.position.seqno >= end_seqno and stream.requested_seqno is None
+        stream.end_seqno = end_seqno
         self.needs_end.discard(vbucket)
+        if _is_nothing(stream.position, end_seqno) and stream.requested_seqno is None:
+            self._finish(stream)
 
     def requests(self, take_opaque: Callable[[], int]) -> list[Request]:
-        """Return the stream requests that are due: one for each stream that is neither open nor done."""
-        due: list[Request] = []
-        for stream in self._streams.values():
-            if stream.is_done or stream.state is not StreamState.ENDED or stream.vbucket in self.needs_end:
-                continue
-            stream.opaque = take_opaque()
-            stream.state = StreamState.REQUESTED
-            self._by_opaque[stream.opaque] = stream
-            request = stream_request(stream.vbucket, stream.position, stream.wanted.end_seqno)
-            due.append(replace(request, opaque=stream.opaque))
-        return due
+        """Return the stream requests that are due: one for each stream that is neither open nor at its end."""
+        due, self._due = sorted(self._due - self.needs_end), self._due & self.needs_end
+        return [self._ask(self._streams[vbucket], take_opaque()) for vbucket in due]
+
+    def _ask(self, stream: _Stream, opaque: int) -> Request:
+        stream.opaque = opaque
+        stream.state = StreamState.REQUESTED
+        self._by_opaque[opaque] = stream
+        self._unanswered += 1
+        return stream_request(stream.vbucket, stream.position, stream.end_seqno, opaque)
+
+    def _finish(self, stream: _Stream) -> None:
+        self._unfinished.discard(stream.vbucket)
+        self._due.discard(stream.vbucket)
+        self.troubled.discard(stream.vbucket)
+
+    def _fail(self, stream: _Stream, failure: Error) -> None:
+        """Ask again for a stream, but only on another connection and later: at once would be a busy loop."""
+        self.failure = failure
+        self.troubled.add(stream.vbucket)
 
     # what arrives
 
     def receive(self, events: Iterable[ReceiveEvent]) -> bytes:
-        """Take the events of one read and return what must be sent at once (answers to noops).
+        """Take the events of one read and return what must be sent at once: answers to noops, acknowledgements.
 
         Raises RemoteProtocolError if the producer breaks a rule, StatusError for a refusal that no retry mends.
         """
@@ -172,26 +214,34 @@ class Feed:
             elif isinstance(event, Frame):
                 self._on_frame(event)
         self._flush()
-        if not self.deliveries:
-            self._unacked += self._nbytes
-            self.queued_bytes -= self._nbytes
-            self._nbytes = 0
-            self._acknowledge()
-        outgoing, self._outgoing = b"".join(self._outgoing), []
-        return outgoing
+        self._acknowledge(self._take_count())
+        return self._take_outgoing()
 
     def consumed(self, delivery: Delivery) -> bytes:
         """Note that the caller is done with a delivery; return the acknowledgement to send, if one is due."""
         self.queued_bytes -= delivery.nbytes
-        self._unacked += delivery.nbytes
-        self._acknowledge()
+        if delivery.connection == self._connection:
+            self._acknowledge(delivery.nbytes)
+        return self._take_outgoing()
+
+    def _take_count(self) -> int:
+        """Return the bytes that arrived since the last delivery: what they held was dropped or dealt with."""
+        nbytes, self._nbytes = self._nbytes, 0
+        return nbytes
+
+    def _acknowledge(self, nbytes: int, *, at_once: bool = False) -> None:
+        """Count bytes as dealt with, and tell the producer when they are a fifth of the window.
+
+        Source: docs/dcp, flow-control.md. What is less is told with the next answer to a NOOP.
+        """
+        self._unacked += nbytes
+        if self._unacked and (at_once or self._unacked * 5 >= self.window):
+            self._outgoing.append(BufferAck(nbytes=self._unacked).encode())
+            self._unacked = 0
+
+    def _take_outgoing(self) -> bytes:
         outgoing, self._outgoing = b"".join(self._outgoing), []
         return outgoing
-
-    def _acknowledge(self) -> None:
-        if self.window and self._unacked * 5 >= self.window:
-            acked, self._unacked = self._unacked, 0
-            self._outgoing.append(BufferAck(nbytes=acked).encode())
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.magic == Magic.RESPONSE:
@@ -200,6 +250,7 @@ class Feed:
         message = decode(frame)
         if isinstance(message, DcpNoop):
             self._outgoing.append(join_frame(Frame(Magic.RESPONSE, frame.opcode, opaque=frame.opaque)))
+            self._acknowledge(0, at_once=True)
         elif isinstance(message, SnapshotMarker):
             self._on_marker(message, frame.size)
         elif isinstance(message, StreamEnd):
@@ -213,33 +264,36 @@ class Feed:
             return
         event = reply_event(frame.specific)
         stream.state = advance(stream.state, event, stream.vbucket)
+        self._unanswered -= 1
         if event is StreamEvent.ACCEPTED:
-            self._accepted(stream, unpack_failover_log(frame.value))
+            self._on_accepted(stream, unpack_failover_log(frame.value))
             return
         del self._by_opaque[frame.opaque]
         if event is StreamEvent.ROLLBACK:
+            self._due.add(stream.vbucket)
             self._roll_back(stream, unpack_rollback(frame.value))
         else:
-            error = status_error(
-                frame.specific,
-                f"vbucket {stream.vbucket}: stream from {stream.position.seqno} refused, "
-                f"status 0x{frame.specific:02x} {_status_name(frame.specific)}",
-                vbucket=stream.vbucket,
-            )
-            if not error.retriable:
-                raise error
-            self.refusal = error
+            self._on_refused(stream, frame.specific)
 
-    def _accepted(self, stream: _Stream, log: FailoverLog) -> None:
-        vbuuid, position = log[0][0], stream.position
+    def _on_refused(self, stream: _Stream, status: int) -> None:
+        about = f"vbucket {stream.vbucket}: stream from {stream.position.seqno} refused, {status_name(status)}"
+        error = status_error(status, about, opaque=stream.opaque, vbucket=stream.vbucket)
+        if not error.retriable:
+            raise error
+        self._fail(stream, error)
+
+    def _on_accepted(self, stream: _Stream, log: FailoverLog) -> None:
+        vbucket, vbuuid = stream.vbucket, log[0].vbuuid
         if stream.wanted.expect_vbuuid not in (None, vbuuid):
-            self._give_up(stream)
+            self._close(stream)
+            self.given_up.append(vbucket)
             return
+        position = accepted(stream.position, log)
         if stream.requested_seqno is not None:
             position = replace(position, history=position.history + 1)
             self._rows.append(
                 Change(
-                    vbucket=stream.vbucket,
+                    vbucket=vbucket,
                     vbuuid=vbuuid,
                     seqno=position.seqno,
                     event=Event.ROLLBACK,
@@ -248,31 +302,29 @@ class Feed:
                 )
             )
             stream.requested_seqno = None
-        stream.position = replace(position, vbuuid=vbuuid)
-        self.context.vbuuid[stream.vbucket] = signed64(vbuuid)
-        self.context.history[stream.vbucket] = position.history
-        self._moved.add(stream.vbucket)
+        stream.position, stream.log = position, log
+        self._context.vbuuid[vbucket] = signed64(vbuuid)
+        self._context.history[vbucket] = position.history
+        self._moved.add(vbucket)
 
     def _roll_back(self, stream: _Stream, requested_seqno: int) -> None:
+        position = stream.position
+        if not position.seqno:
+            raise RemoteProtocolError(f"vbucket {stream.vbucket}: ROLLBACK to {requested_seqno} of a stream from 0")
         if stream.wanted.expect_vbuuid is not None:
-            if not 0 < stream.position.seqno < stream.wanted.purge_seqno:
-                self._give_up(stream)
-                return
-            stream.received = max(stream.received, stream.position.seqno)
-            stream.position = Position(history=stream.position.history)
+            if position.seqno < stream.wanted.purge_seqno:
+                stream.received = max(stream.received, position.seqno)
+                stream.position = Position(history=position.history)
+            else:
+                self._finish(stream)
+                self.given_up.append(stream.vbucket)
             return
         if stream.requested_seqno is not None:
             requested_seqno = min(requested_seqno, stream.requested_seqno)
-        if not stream.position.seqno:
-            raise RemoteProtocolError(f"vbucket {stream.vbucket}: ROLLBACK to {requested_seqno} of a stream from 0")
         stream.requested_seqno = requested_seqno
-        stream.position = roll_back(stream.position, requested_seqno)
-        if stream.wanted.end_seqno != MAX_SEQNO:
+        stream.position = roll_back(position, requested_seqno)
+        if self._ends_now:
             self.needs_end.add(stream.vbucket)
-
-    def _give_up(self, stream: _Stream) -> None:
-        stream.is_given_up = stream.is_done = True
-        self._by_opaque.pop(stream.opaque, None)
 
     def _stream_of(self, message: Request) -> _Stream | None:
         """Return the message's stream, or None for one that was given up or belongs to an ended one."""
@@ -295,12 +347,10 @@ class Feed:
                 f"vbucket {vbucket}: snapshot {marker.start_seqno}..{marker.end_seqno} after seqno {position.seqno}",
                 status=Status.ERANGE,
             )
-        stream.position = replace(
-            position, snap_start=min(marker.start_seqno, position.seqno), snap_end=marker.end_seqno
-        )
-        self.context.snapshot_start[vbucket] = signed64(marker.start_seqno)
-        self.context.snapshot_end[vbucket] = signed64(marker.end_seqno)
-        self.context.snapshot_flags[vbucket] = marker.flags
+        stream.snap_end = max(marker.end_seqno, position.snap_end)
+        self._context.snapshot_start[vbucket] = signed64(marker.start_seqno)
+        self._context.snapshot_end[vbucket] = signed64(marker.end_seqno)
+        self._context.snapshot_flags[vbucket] = marker.flags
 
     def _on_end(self, message: StreamEnd, nbytes: int) -> None:
         self._count(nbytes)
@@ -309,23 +359,30 @@ class Feed:
             return
         stream.state = advance(stream.state, StreamEvent.END, stream.vbucket)
         del self._by_opaque[message.opaque]
-        at_end = stream.position.seqno >= stream.wanted.end_seqno or stream.position.is_complete
-        if message.reason == StreamEndReason.OK and stream.wanted.end_seqno != MAX_SEQNO and at_end:
-            stream.is_done = True
+        at_end = stream.position.seqno >= stream.end_seqno or stream.position.is_complete
+        if message.reason == StreamEndReason.OK and stream.end_seqno != MAX_SEQNO and at_end:
+            self._finish(stream)
+            return
+        reasons = StreamEndReason._value2member_map_
+        reason = StreamEndReason(message.reason).name if message.reason in reasons else f"reason {message.reason}"
+        about = f"vbucket {stream.vbucket}: the producer ended the stream at {stream.position.seqno}, {reason}"
+        self._fail(stream, ConnectionClosed(about))
 
     def _on_run(self, run: Run) -> None:
-        self._count(run.end - int(run.offsets[0]))
+        nbytes = run.end - int(run.offsets[0])
         if len(run.offsets) < SMALL_RUN:
-            for change, offset in zip(decode_messages(run, self.context), run.offsets, strict=True):
+            self._count(nbytes)
+            for change, offset in zip(decode_messages(run, self._context), run.offsets, strict=True):
                 opaque = int.from_bytes(run.buffer[offset + 12 : offset + 16], "big")
-                least, most = self._take(change.vbucket, opaque, change.seqno, change.seqno)
-                if least <= most:
+                first, last = self._take(change.vbucket, opaque, change.seqno, change.seqno)
+                if first <= last:
                     self._rows.append(change)
             return
+        self._flush()  # first, or the rows of smaller runs would be handed out with positions behind this one
+        self._count(nbytes)
         heads = heads_of(run)
-        batch = columns_of(run, heads, self.context)
+        batch = columns_of(run, heads, self._context)
         keep = self._check(heads.fields)
-        self._flush()
         if keep is not None:
             batch = batch.filter(keep)
         if batch.num_rows:
@@ -358,34 +415,31 @@ class Feed:
         stream = self._by_opaque.get(opaque)
         if stream is None:
             return (1, 0)
-        position = stream.position
         if stream.vbucket != vbucket:
             raise RemoteProtocolError(f"change of vbucket {vbucket} under the opaque of {stream.vbucket}")
         stream.state = advance(stream.state, StreamEvent.DATA, vbucket)
-        if least <= position.seqno:
-            raise _not_above(vbucket, least, position.seqno)
-        if most > position.snap_end:
-            raise RemoteProtocolError(
-                f"vbucket {vbucket}: by_seqno {most} behind its snapshot's end {position.snap_end}"
-            )
-        last = min(most, stream.wanted.end_seqno) if self.exact_end else most
-        position = replace(position, seqno=last)
-        stream.position = complete(position) if last == position.snap_end else position
-        self._moved.add(vbucket)
-        if last < most:
+        if least <= stream.position.seqno:
+            raise _not_above(vbucket, least, stream.position.seqno)
+        if most > stream.snap_end:
+            raise RemoteProtocolError(f"vbucket {vbucket}: by_seqno {most} behind its snapshot's end {stream.snap_end}")
+        last = min(most, stream.end_seqno) if self._exact_end else most
+        if last > stream.position.seqno:
+            stream.position = advance_to(stream.position, last, stream.snap_end, stream.log)
+            self._moved.add(vbucket)
+        self.troubled.discard(vbucket)
+        if self._exact_end and most >= stream.end_seqno and stream.snap_end > stream.end_seqno:
             self._close(stream)
         return (max(least, stream.received + 1), last)
 
     def _close(self, stream: _Stream) -> None:
-        """Tell the producer that what is still to come of this snapshot is not wanted."""
+        """Tell the producer that what is still to come is not wanted."""
         del self._by_opaque[stream.opaque]
         stream.state = advance(stream.state, StreamEvent.CLOSED, stream.vbucket)
-        stream.is_done = True
+        self._finish(stream)
         self._outgoing.append(CloseStream(vbucket=stream.vbucket).encode())
 
     def _count(self, nbytes: int) -> None:
         self._nbytes += nbytes
-        self.queued_bytes += nbytes
 
     def _flush(self) -> None:
         if self._rows:
@@ -394,14 +448,16 @@ class Feed:
 
     def _deliver(self, content: pa.RecordBatch | list[Change]) -> None:
         positions = {vbucket: self._streams[vbucket].position for vbucket in self._moved}
-        self.deliveries.append(Delivery(content, positions, self._nbytes))
-        self._nbytes = 0
         self._moved.clear()
+        delivery = Delivery(content, positions, self._take_count(), self._connection)
+        self.queued_bytes += delivery.nbytes
+        self.deliveries.append(delivery)
+
+
+def _is_nothing(position: Position, end_seqno: int) -> bool:
+    """Is there nothing to stream? Behind seqno 0 a producer is asked in any case: its history may be another one."""
+    return position.seqno == end_seqno == 0
 
 
 def _not_above(vbucket: int, seqno: int, last: int) -> RemoteProtocolError:
     return RemoteProtocolError(f"vbucket {vbucket}: by_seqno {seqno} after {last}", status=Status.ERANGE)
-
-
-def _status_name(status: int) -> str:
-    return Status(status).name if status in Status._value2member_map_ else "unknown"

@@ -44,9 +44,10 @@ class SnapshotEnd(NamedTuple):
 class Position:
     """What a consumer must keep of a vbucket to go on: a seqno alone cannot resume inside a snapshot.
 
-    seqno: the last change received. snap_start, snap_end: the snapshot it lies in. vbuuid: the branch it was received
-    in, 0 if nothing was. history: rollbacks that this position has passed. ends: the newest ends of complete snapshots
-    below seqno, oldest first; a rollback goes to one of these, since deduplication hides versions inside a snapshot.
+    seqno: the last change received. snap_start, snap_end: the snapshot it lies in, from the newest seqno below that is
+    a consistent state; both are seqno where the snapshot is complete. vbuuid: the branch that snap_end lies in, 0 if
+    nothing was received. history: rollbacks that this position has passed. ends: the newest ends of complete snapshots
+    up to seqno, oldest first; a rollback goes to one of these, since deduplication hides versions inside a snapshot.
     """
 
     seqno: int = 0
@@ -65,17 +66,39 @@ class Position:
 BEGINNING = Position()
 
 
-def complete(position: Position) -> Position:
-    """Return the position at the end of its snapshot, remembering that end."""
-    end = SnapshotEnd(position.seqno, position.vbuuid)
-    ends = tuple(kept for kept in position.ends if kept.seqno < end.seqno)
-    return replace(position, snap_start=position.seqno, snap_end=position.seqno, ends=(*ends, end)[-_KEPT_ENDS:])
+def branch_of(log: FailoverLog, seqno: int) -> int:
+    """Return the vbuuid of the branch in which `seqno` was written.
+
+    A newer branch of the log knows the seqno as well, but another producer may share only the older one. For a seqno
+    older than the log, and for 0, it is the oldest branch that is left. log: newest entry first, not empty.
+    """
+    return next((vbuuid for vbuuid, begin in log if begin < seqno), log[-1][0])
+
+
+def accepted(position: Position, log: FailoverLog) -> Position:
+    """Return the position after the producer of this failover log has agreed to go on from it."""
+    ends = tuple(SnapshotEnd(end.seqno, branch_of(log, end.seqno)) for end in position.ends)
+    return replace(position, vbuuid=branch_of(log, position.snap_end), ends=ends)
+
+
+def advance_to(position: Position, seqno: int, snap_end: int, log: FailoverLog) -> Position:
+    """Return the position behind a change of the snapshot that ends at `snap_end`; a complete one is remembered.
+
+    snap_end: of the newest marker, or that of the position where it is higher. A snapshot that was left in the middle
+    is complete only there, however many markers that takes: what hides versions below may come anywhere up to it.
+    """
+    if seqno < snap_end:
+        start = position.seqno if position.is_complete else position.snap_start
+        return replace(position, seqno=seqno, snap_start=start, snap_end=snap_end, vbuuid=branch_of(log, snap_end))
+    end = SnapshotEnd(seqno, branch_of(log, seqno))
+    ends = (*position.ends, end)[-_KEPT_ENDS:]
+    return replace(position, seqno=seqno, snap_start=seqno, snap_end=seqno, vbuuid=end.vbuuid, ends=ends)
 
 
 def roll_back(position: Position, requested_seqno: int) -> Position:
     """Return where to go on after the producer answered ROLLBACK: the newest complete snapshot not above its seqno.
 
-    The request that was refused is never repeated: a position at or below `requested_seqno` gives up its newest end.
+    The request that was refused is never repeated: a position at or below `requested_seqno` goes below its own seqno.
     `history` stays: it counts once for a stream that is accepted again, however many answers that takes.
     """
     ends = tuple(end for end in position.ends if end.seqno <= requested_seqno and end.seqno < position.seqno)
@@ -85,11 +108,11 @@ def roll_back(position: Position, requested_seqno: int) -> Position:
     return replace(position, seqno=seqno, vbuuid=vbuuid, snap_start=seqno, snap_end=seqno, ends=ends)
 
 
-def stream_request(vbucket: int, position: Position, end_seqno: int = MAX_SEQNO, flags: int = 0) -> StreamReq:
+def stream_request(vbucket: int, position: Position, end_seqno: int = MAX_SEQNO, opaque: int = 0) -> StreamReq:
     """Return the request that goes on behind `position`."""
     return StreamReq(
         vbucket=vbucket,
-        flags=flags,
+        opaque=opaque,
         start_seqno=position.seqno,
         end_seqno=max(end_seqno, position.seqno),
         vbuuid=position.vbuuid if position.seqno else 0,
@@ -100,6 +123,8 @@ def stream_request(vbucket: int, position: Position, end_seqno: int = MAX_SEQNO,
 
 def position_at_end(info: VbucketInfo) -> Position:
     """Return the position of a consumer that wants nothing of what exists, only what comes."""
-    seqno, vbuuid = info.high_seqno, info.vbuuid
-    end = (SnapshotEnd(seqno, vbuuid),) if seqno else ()
-    return Position(seqno=seqno, vbuuid=vbuuid, snap_start=seqno, snap_end=seqno, ends=end)
+    seqno = info.high_seqno
+    if not seqno:
+        return BEGINNING
+    end = SnapshotEnd(seqno, branch_of(info.failover_log, seqno))
+    return Position(seqno=seqno, vbuuid=end.vbuuid, snap_start=seqno, snap_end=seqno, ends=(end,))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.client.address import Address
@@ -34,6 +34,12 @@ _QUIET_SECONDS = 1.0
 """A node that is away for less is not worth a word."""
 
 
+_MOST_VBUCKETS = 65536
+
+RETRIED = (OSError, ConnectionClosed, OperationTimeout, StatusError)
+"""Failures that another try may mend. A StatusError says itself whether it is one."""
+
+
 class Session(NamedTuple):
     """A connection that is ready, and how many vbuckets its bucket has."""
 
@@ -42,23 +48,31 @@ class Session(NamedTuple):
 
 
 async def open_session(address: Address, stream_name: str = "", on_stream: FrameEvents | None = None) -> Session:
-    """Connect to the first host that answers and choose the bucket. With a `stream_name`, open it for change streams.
+    """Connect to the first host that serves the bucket. With a `stream_name`, open it for change streams.
 
-    Raises UsageError for a bucket that does not exist; OSError, OperationTimeout, ConnectionClosed or StatusError for
-    what another try may mend.
+    stream_name: a connection of the same name, whoever has it, is ended by the node.
+    Raises UsageError for a bucket that does not exist, RemoteProtocolError if the peer speaks another protocol; and
+    OSError, OperationTimeout, ConnectionClosed or StatusError for what another try may mend.
     """
     failure: Exception | None = None
     for host, port in address.hosts:
         try:
-            link = await NodeLink.open(host, port, address.options.connect_timeout, on_stream)
-            break
-        except (OSError, OperationTimeout) as error:
+            return await _open_on(host, port, address, stream_name, on_stream)
+        except RETRIED as error:
             failure = error
-    else:
-        assert failure is not None
-        raise failure
+    assert failure is not None  # an address has at least one host
+    raise failure
+
+
+async def _open_on(host: str, port: int, address: Address, stream_name: str, on_stream: FrameEvents | None) -> Session:
+    timeout = address.options.connect_timeout
+    link = await NodeLink.open(host, port, timeout, on_stream)
     try:
-        return Session(link, await _set_up(link, address, stream_name))
+        async with asyncio.timeout(timeout):
+            return Session(link, await _set_up(link, address, stream_name))
+    except TimeoutError:
+        await link.close()
+        raise OperationTimeout(f"{host}:{port} did not set up the connection within {timeout:g} s") from None
     except BaseException:
         await link.close()
         raise
@@ -95,34 +109,29 @@ def _vbuckets_of(config: bytes, address: Address) -> int:
     """Return the number of vbuckets in a cluster map. Raises RemoteProtocolError, or UsageError for several nodes."""
     try:
         server_map: dict[str, Any] = json.loads(config)["vBucketServerMap"]
-        servers, vbuckets = server_map["serverList"], len(server_map["vBucketMap"])
+        servers, vbuckets = len(server_map["serverList"]), len(server_map["vBucketMap"])
     except (ValueError, KeyError, TypeError):
         raise RemoteProtocolError(f"cluster map of {len(config)} bytes without vBucketServerMap") from None
-    if len(servers) != 1:
-        raise UsageError(f"{address} is spread over {len(servers)} nodes; this version follows buckets on one node")
+    if servers != 1:
+        raise UsageError(f"{address} is spread over {servers} nodes; this version follows buckets on one node")
+    if not 0 < vbuckets <= _MOST_VBUCKETS:
+        raise RemoteProtocolError(f"cluster map with {vbuckets} vbuckets, expected 1 to {_MOST_VBUCKETS}")
     return vbuckets
 
 
-RETRIED = (OSError, ConnectionClosed, OperationTimeout, StatusError)
-
-
-@dataclass
 class Retry:
-    """How long to wait before the next try, and when to give up: `seconds` after the last success.
+    """How long to wait before the next try, and when to give up: `seconds` after the first failure in a row.
 
-    One warning is logged for each time that this takes longer than a moment.
-
-    clock: seconds, monotonic.
+    One warning is logged for each time that this takes longer than a moment. clock: seconds, monotonic.
     """
 
-    seconds: float
-    clock: Callable[[], float]
-
-    def __post_init__(self) -> None:
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._clock = clock
         self.succeeded()
 
     def succeeded(self) -> None:
-        self._since = self.clock()
+        self._since: float | None = None
         self._delay = _FIRST_DELAY
         self._has_warned = False
 
@@ -130,27 +139,30 @@ class Retry:
         """Return the seconds to wait. Raises the error itself if no try can mend it, Unreachable past the limit."""
         if isinstance(error, StatusError) and not error.retriable:
             raise error
-        waited = self.clock() - self._since
-        if waited >= self.seconds:
+        now = self._clock()
+        if self._since is None:
+            self._since = now
+        waited = now - self._since
+        if waited >= self._seconds:
             raise Unreachable(
-                f"{address} did not serve for {waited:.0f} s, the limit; last failure: {error}"
+                f"{address} did not serve for {waited:.3g} s (limit {self._seconds:g} s); last failure: {error}"
             ) from error
         if waited >= _QUIET_SECONDS and not self._has_warned:
             self._has_warned = True
-            logger.warning("%s does not serve (%s); trying again for up to %g s", address, error, self.seconds)
+            logger.warning("%s does not serve (%s); trying again for up to %g s", address, error, self._seconds)
         delay, self._delay = self._delay, min(self._delay * 2, LONGEST_DELAY)
-        return min(delay, max(self.seconds - waited, 0.0))
+        return min(delay, self._seconds - waited)
 
 
-async def retrying(
-    attempt: Callable[[], Awaitable[T]], retry: Retry, address: Address, pause: Callable[[float], Awaitable[None]]
-) -> T:
-    """Return what `attempt` returns, trying again after each failure that another try may mend."""
+async def retrying(attempt: Callable[[], Awaitable[T]], address: Address) -> T:
+    """Return what `attempt` returns, trying again after each failure that another try may mend.
+
+    Raises the last failure itself if no try can mend it, Unreachable past the address's `retry_seconds`.
+    """
+    retry = Retry(address.options.retry_seconds, asyncio.get_running_loop().time)
     while True:
         try:
-            result = await attempt()
+            return await attempt()
         except RETRIED as error:
-            await pause(retry.next_delay(error, address))
-        else:
-            retry.succeeded()
-            return result
+            delay = retry.next_delay(error, address)
+        await asyncio.sleep(delay)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, Self
+from typing import Self
 
 import pyarrow as pa
 
@@ -14,33 +14,35 @@ from penstock.client.connection import NodeLink
 from penstock.client.feed import Delivery, Feed
 from penstock.client.position import Position
 from penstock.client.session import LONGEST_DELAY, RETRIED, Retry, open_session
-from penstock.errors import ConnectionClosed, Error, OperationTimeout
+from penstock.errors import OperationTimeout, RemoteProtocolError
 from penstock.wire.connection import ReceiveEvent
 from penstock.wire.schema import Change
 
-EndNow = Callable[[], Awaitable[dict[int, int]]]
+HighSeqnos = Callable[[], Awaitable[dict[int, int]]]
 
 
 class ChangeStream:
     """The changes of a bucket, as batches: `async for batch in stream`, then `stream.positions` to go on later.
 
     A batch is a pyarrow.RecordBatch of CHANGE_SCHEMA with the changes of one or more vbuckets, each vbucket's in order.
+    The connection is there from the first batch asked for until the last one, or `close`, after which none follows.
     Raises Unreachable when the node stays away, RemoteProtocolError when it breaks the protocol, StatusError when it
     refuses a stream for good.
     """
 
-    def __init__(self, address: Address, feed: Feed, name: str, end_now: EndNow | None = None) -> None:
+    def __init__(self, address: Address, feed: Feed, high_seqnos: HighSeqnos) -> None:
+        """high_seqnos: asks the node where streams end that end "now"."""
         self._address = address
         self._feed = feed
-        self._name = name
-        self._end_now = end_now
+        self._high_seqnos = high_seqnos
+        # Never that of another process: the node would end the one whenever the other connects.
+        self._name = f"penstock:{secrets.token_hex(8)}"
         self._link: NodeLink | None = None
+        self._is_closed = False
         self._wake = asyncio.Event()
-        self._failure: Exception | None = None
         self._last: Delivery | None = None
         self._loop = asyncio.get_running_loop()
-        self._last_received = self._loop.time()
-        self._connected_at: float | None = None
+        self._waiting_since = self._connected_at = self._alive_at = self._loop.time()
         self._retry = Retry(address.options.retry_seconds, self._loop.time)
         self.positions: dict[int, Position] = {vb: wanted.position for vb, wanted in feed.wanted.items()}
         """By vbucket, where the batches handed out so far end."""
@@ -50,6 +52,11 @@ class ChangeStream:
         """Vbuckets left alone because the producer's history is not the expected one."""
         return self._feed.given_up
 
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of changes that have been received and not been dealt with."""
+        return self._feed.queued_bytes
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -57,9 +64,8 @@ class ChangeStream:
         await self.close()
 
     async def close(self) -> None:
-        if self._link is not None:
-            link, self._link = self._link, None
-            await link.close()
+        self._is_closed = True
+        await self._disconnect()
 
     def __aiter__(self) -> AsyncGenerator[pa.RecordBatch, None]:
         return self.batches()
@@ -78,20 +84,21 @@ class ChangeStream:
     async def _next(self) -> Delivery | None:
         """Return what arrived next, None once every stream has ended."""
         self._consumed()
-        while not self._feed.deliveries:
-            if self._failure is not None:
-                raise self._failure
-            if self._feed.is_done:
+        self._waiting_since = self._loop.time()
+        while not self._feed.deliveries or self._is_closed:
+            if self._is_closed or self._feed.is_done:
                 await self.close()
                 return None
             try:
                 await self._progress()
             except RETRIED as error:
-                if self._has_lasted(error):
+                if self._has_lasted():
                     self._retry.succeeded()
-                await self._disconnected()
-                await asyncio.sleep(self._retry.next_delay(error, self._address))
-        self._retry.succeeded()
+                await self._disconnect()
+                if not self._is_closed:
+                    await asyncio.sleep(self._retry.next_delay(error, self._address))
+        if not self._feed.troubled:
+            self._retry.succeeded()
         delivery = self._last = self._feed.deliveries.popleft()
         self.positions.update(delivery.positions)
         return delivery
@@ -111,69 +118,69 @@ class ChangeStream:
 
     async def _progress(self) -> None:
         """Connect if need be, ask for the streams that are due, and wait until something arrives or ends."""
-        if self._link is None:
-            session = await open_session(self._address, self._name, self._on_stream)
-            self._link = session.link
-            self._connected_at = self._last_received = self._loop.time()
-        link = self._link
-        if self._feed.needs_end and self._end_now is not None:
-            await self._move_ends(self._end_now)
-        for request in self._feed.requests(link.take_opaque):
-            link.send(request.encode())
-        refusal, self._feed.refusal = self._feed.refusal, None
-        if refusal is not None:
-            raise refusal
+        link = self._link or await self._connect()
+        if self._feed.needs_end:
+            await self._set_ends()
         self._wake.clear()
-        if not self._feed.deliveries and not self._feed.is_done and self._failure is None:
-            await self._wait(link)
+        if self._feed.failure is not None:
+            raise self._feed.failure
+        if requests := self._feed.requests(link.take_opaque):
+            link.send(b"".join([request.encode() for request in requests]))
+            self._waiting_since = self._loop.time()
+        if self._feed.deliveries or self._feed.is_done:
+            return
+        if link.closed.done():
+            raise link.ended()
+        await self._wait(link)
 
-    def _has_lasted(self, error: Exception) -> bool:
+    async def _connect(self) -> NodeLink:
+        link, vbuckets = await open_session(self._address, self._name, self._on_stream)
+        self._link = link
+        if vbuckets != self._feed.vbuckets:
+            raise RemoteProtocolError(f"{self._address} has {vbuckets} vbuckets now, it had {self._feed.vbuckets}")
+        if self._is_closed:
+            await self._disconnect()
+        link.closed.add_done_callback(lambda _: self._wake.set())
+        self._connected_at = self._alive_at = self._loop.time()
+        return link
+
+    async def _set_ends(self) -> None:
+        """Find out what "now" is: where the streams of a new connection, or of a new history, are to end."""
+        high_seqnos = await self._high_seqnos()
+        for vbucket in tuple(self._feed.needs_end):
+            self._feed.set_end(vbucket, high_seqnos.get(vbucket, 0))
+
+    async def _wait(self, link: NodeLink) -> None:
+        """Wait for anything that arrives, or the connection's end. Raises OperationTimeout."""
+        now, options = self._loop.time(), self._address.options
+        silence = 2.0 * options.noop_interval
+        until, what = now + silence, f"nothing from the node for {silence:g} s, though it promised a sign of life"
+        answer_by = self._waiting_since + options.operation_timeout
+        if self._feed.awaits_replies and answer_by < until:
+            until, what = answer_by, f"a stream request without an answer for {options.operation_timeout:g} s"
+        try:
+            async with asyncio.timeout_at(until):
+                await self._wake.wait()
+        except TimeoutError:
+            raise OperationTimeout(what) from None
+
+    def _has_lasted(self) -> bool:
         """Was there a connection that did its work, though there may have been nothing to deliver?
 
         If so, the time without changes does not count against the node. One that ends at once is no success.
         """
-        if self._connected_at is None:
-            return False
-        is_silent = isinstance(error, OperationTimeout)
-        return (self._last_received if is_silent else self._loop.time()) - self._connected_at > LONGEST_DELAY
+        return self._link is not None and self._alive_at - self._connected_at > LONGEST_DELAY
 
-    async def _wait(self, link: NodeLink) -> None:
-        silence = 2.0 * self._address.options.noop_interval
-        woken = asyncio.ensure_future(self._wake.wait())
-        try:
-            first: set[asyncio.Future[Any]] = {woken, link.closed}
-            await asyncio.wait(first, timeout=silence, return_when=asyncio.FIRST_COMPLETED)
-            if woken.done():
-                return
-        finally:
-            woken.cancel()
-        if link.closed.done():
-            raise ConnectionClosed(f"the connection ended: {link.closed.result()}")
-        if self._loop.time() - self._last_received > silence:
-            raise OperationTimeout(f"nothing from the node for {silence:g} s, though it promised a sign of life")
-
-    async def _move_ends(self, end_now: EndNow) -> None:
-        """After a rollback "now" is what the new history has: the old end may never come."""
-        high_seqnos = await end_now()
-        for vbucket in tuple(self._feed.needs_end):
-            self._feed.set_end(vbucket, high_seqnos.get(vbucket, 0))
-
-    async def _disconnected(self) -> None:
+    async def _disconnect(self) -> None:
         link, self._link = self._link, None
-        self._connected_at = None
-        self._feed.connection_lost()
         if link is not None:
-            with contextlib.suppress(OSError):
-                await link.close()
+            self._feed.connection_lost()
+            await link.close()
 
     def _on_stream(self, link: NodeLink, events: list[ReceiveEvent]) -> None:
-        self._last_received = self._loop.time()
+        self._alive_at = self._loop.time()
         self._wake.set()
-        try:
-            outgoing = self._feed.receive(events)
-        except Error as error:
-            self._failure = error
-            return
+        outgoing = self._feed.receive(events)
         if outgoing:
             link.send(outgoing)
         if self._feed.queued_bytes > self._feed.window:

@@ -1,0 +1,280 @@
+"""Positions: the request that goes on, the branch it names, and where a rollback leads; then all of it against a model.
+
+The model is a tree of histories: producers fail over to copies that lack the newest changes, and write on under a new
+vbuuid. Snapshots are deduplicated and break off anywhere. What a consumer that follows the functions of position.py
+keeps must be the producer's own history, whenever a snapshot is complete.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from penstock.client.position import (
+    BEGINNING,
+    Position,
+    SnapshotEnd,
+    VbucketInfo,
+    accepted,
+    advance_to,
+    branch_of,
+    position_at_end,
+    roll_back,
+    stream_request,
+)
+from penstock.store.failover import FailoverEntry, create_entry
+from penstock.store.rollback import StreamRequest, range_error, rollback_point
+from penstock.wire.constants import MAX_SEQNO
+
+LOG = (FailoverEntry(33, 20), FailoverEntry(22, 10), FailoverEntry(11, 0))
+
+
+@pytest.mark.parametrize(
+    ("seqno", "vbuuid"), [(0, 11), (1, 11), (10, 11), (11, 22), (20, 22), (21, 33), (MAX_SEQNO, 33)]
+)
+def test_the_branch_a_seqno_was_written_in(seqno, vbuuid):
+    assert branch_of(LOG, seqno) == vbuuid
+
+
+def test_the_branch_of_a_seqno_that_is_older_than_the_log():
+    assert branch_of(LOG[:2], 5) == 22
+
+
+def ends(*seqnos):
+    return tuple(SnapshotEnd(seqno, 11) for seqno in seqnos)
+
+
+AT_END = Position(seqno=9, vbuuid=11, snap_start=9, snap_end=9, history=2, ends=ends(3, 6, 9))
+INSIDE = Position(seqno=9, vbuuid=11, snap_start=6, snap_end=12, history=2, ends=ends(3, 6))
+
+
+@pytest.mark.parametrize(
+    ("position", "requested_seqno", "seqno"),
+    [
+        (AT_END, 8, 6),
+        (AT_END, 6, 6),
+        (AT_END, 5, 3),
+        (AT_END, 2, 0),
+        (AT_END, 0, 0),
+        (AT_END, 9, 6),  # the same request again would get the same answer
+        (AT_END, 100, 6),
+        (INSIDE, 100, 6),
+        (INSIDE, 9, 6),
+        (INSIDE, 7, 6),
+        (INSIDE, 3, 3),
+        (replace(INSIDE, ends=()), 8, 0),
+        (BEGINNING, 0, 0),
+    ],
+)
+def test_a_rollback_goes_to_the_newest_complete_snapshot(position, requested_seqno, seqno):
+    back = roll_back(position, requested_seqno)
+    assert back.seqno == back.snap_start == back.snap_end == seqno
+    assert back.history == position.history
+    assert back.ends == tuple(end for end in position.ends if end.seqno <= seqno)
+    assert back.vbuuid == (11 if seqno else 0)
+
+
+def test_changes_move_a_position_through_its_snapshots():
+    position = advance_to(BEGINNING, 4, 8, LOG)
+    assert position == Position(seqno=4, vbuuid=11, snap_start=0, snap_end=8)
+    position = advance_to(position, 8, 8, LOG)
+    assert position == Position(seqno=8, vbuuid=11, snap_start=8, snap_end=8, ends=ends(8))
+    position = advance_to(position, 12, 15, LOG)
+    assert position == Position(seqno=12, vbuuid=22, snap_start=8, snap_end=15, ends=ends(8))
+
+
+def test_an_interrupted_snapshot_begins_where_it_began():
+    position = advance_to(replace(INSIDE, seqno=7), 8, 14, LOG)
+    assert (position.snap_start, position.snap_end) == (6, 14)
+
+
+def test_a_position_remembers_the_newest_sixteen_ends():
+    position = BEGINNING
+    for seqno in range(1, 40):
+        position = advance_to(position, seqno, seqno, LOG)
+    assert [end.seqno for end in position.ends] == list(range(24, 40))
+
+
+def test_a_position_learns_the_names_of_its_producers_branches():
+    position = replace(AT_END, seqno=15, snap_start=15, snap_end=15, ends=ends(3, 12, 15))
+    agreed = accepted(position, LOG)
+    assert (agreed.vbuuid, agreed.ends) == (22, (SnapshotEnd(3, 11), SnapshotEnd(12, 22), SnapshotEnd(15, 22)))
+
+
+@pytest.mark.parametrize(
+    ("position", "end_seqno", "fields"),
+    [
+        (BEGINNING, MAX_SEQNO, (0, MAX_SEQNO, 0, 0, 0)),
+        (Position(vbuuid=11), 5, (0, 5, 0, 0, 0)),
+        (AT_END, 20, (9, 20, 11, 9, 9)),
+        (INSIDE, 20, (9, 20, 11, 6, 12)),
+        (INSIDE, 3, (9, 9, 11, 6, 12)),
+    ],
+)
+def test_the_request_that_goes_on(position, end_seqno, fields):
+    request = stream_request(7, position, end_seqno, opaque=5)
+    assert (request.vbucket, request.opaque, request.flags) == (7, 5, 0)
+    found = (request.start_seqno, request.end_seqno, request.vbuuid, request.snap_start, request.snap_end)
+    assert found == fields
+
+
+def test_the_position_behind_everything_there_is():
+    assert position_at_end(VbucketInfo(LOG, 20)) == Position(
+        seqno=20, vbuuid=22, snap_start=20, snap_end=20, ends=(SnapshotEnd(20, 22),)
+    )
+    assert position_at_end(VbucketInfo((FailoverEntry(11, 0),), 0)) == BEGINNING
+
+
+# The model
+
+KEYS = "abc"
+
+
+@dataclass
+class Producer:
+    """One copy of a vbucket: its whole history, as (key, version) by seqno - 1, None for a deletion; and its log."""
+
+    log: tuple[FailoverEntry, ...]
+    changes: list[tuple[str, int | None]] = field(default_factory=list)
+    purge_seqno: int = 0
+
+    @property
+    def high_seqno(self):
+        return len(self.changes)
+
+    def state_at(self, seqno):
+        """The documents as they were at a seqno."""
+        newest = dict(self.changes[:seqno])
+        return {key: version for key, version in newest.items() if version is not None}
+
+    def snapshot(self, start, end):
+        """The changes of (start, end] as (seqno, key, version), each key's newest only, purged deletions left out."""
+        newest = {}
+        for seqno, (key, version) in enumerate(self.changes[:end], 1):
+            newest[key] = (seqno, key, version)
+        found = sorted(row for row in newest.values() if row[0] > start)
+        return [row for row in found if row[2] is not None or row[0] > self.purge_seqno or row[0] == end]
+
+
+@dataclass
+class Consumer:
+    """What a consumer keeps: its position, and rows and cuts as in a changelog."""
+
+    position: Position = BEGINNING
+    rows: list[tuple[int, int, str, int | None]] = field(default_factory=list)
+    cuts: dict[int, int] = field(default_factory=dict)
+
+    def current(self):
+        """The newest version of each key that no later rollback cut off."""
+        newest = {}
+        for history, seqno, key, version in sorted(self.rows, key=lambda row: row[:2]):
+            if all(seqno <= cut for at, cut in self.cuts.items() if at > history):
+                newest[key] = version
+        return {key: version for key, version in newest.items() if version is not None}
+
+
+class Failovers(RuleBasedStateMachine):
+    @initialize()
+    def begin(self):
+        self.version = 0
+        self.vbuuids = iter(range(100, 10_000))
+        self.copies = [Producer(create_entry((), next(self.vbuuids), 0))]
+        self.producer = self.copies[0]
+        self.consumer = Consumer()
+        self.log: tuple[FailoverEntry, ...] = ()
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=8), delete=st.booleans())
+    def write(self, keys, delete):
+        for key in keys:
+            self.version += 1
+            self.producer.changes.append((key, None if delete else self.version))
+
+    @rule()
+    def copy(self):
+        """A replica has everything up to here."""
+        self.copies.append(replace(self.producer, changes=list(self.producer.changes)))
+        del self.copies[:-4]
+
+    @rule(which=st.integers(0, 3), lost=st.integers(0, 3))
+    def fail_over(self, which, lost):
+        """Another copy, or the same one without its newest changes, goes on under a new vbuuid."""
+        old = self.copies[which % len(self.copies)]
+        high = max(old.high_seqno - lost, 0)
+        log = create_entry(old.log, next(self.vbuuids), high)
+        self.producer = Producer(log, old.changes[:high], min(old.purge_seqno, high))
+        self.log = ()
+
+    @rule()
+    def purge(self):
+        """Compaction drops deletions, but never the newest change; streams that still need them end."""
+        self.log = ()
+        gone = [
+            seqno
+            for seqno, (_, version) in enumerate(self.producer.changes, 1)
+            if version is None and seqno < self.producer.high_seqno
+        ]
+        self.producer.purge_seqno = max(gone, default=self.producer.purge_seqno)
+
+    def connect(self):
+        position, requested = self.consumer.position, None
+        for _ in range(30):
+            asked = stream_request(0, position)
+            request = StreamRequest(
+                start_seqno=asked.start_seqno,
+                vbuuid=asked.vbuuid,
+                snap_start=asked.snap_start,
+                snap_end=asked.snap_end,
+            )
+            assert range_error(request) is None
+            producer = self.producer
+            point = rollback_point(producer.log, producer.high_seqno, producer.purge_seqno, request)
+            if point is None:
+                break
+            assert position.seqno > 0
+            requested = point if requested is None else min(point, requested)
+            below = roll_back(position, requested)
+            assert below.seqno < position.seqno
+            position = below
+        else:
+            raise AssertionError("rollbacks without end")
+        assert position.seqno <= producer.high_seqno
+        position = accepted(position, producer.log)
+        if requested is not None:
+            position = replace(position, history=position.history + 1)
+            self.consumer.cuts[position.history] = position.seqno
+        self.consumer.position, self.log = position, producer.log
+        self.check()
+
+    @rule(data=st.data())
+    def stream(self, data):
+        """A snapshot, whole or broken off, under one marker or several."""
+        if not self.log:
+            self.connect()
+        position = self.consumer.position
+        lowest = max(position.snap_end, position.seqno + 1)
+        if lowest > self.producer.high_seqno:
+            return
+        end = data.draw(st.integers(lowest, self.producer.high_seqno), "end")
+        rows = self.producer.snapshot(position.seqno, end)
+        inside = [seqno for seqno, *_ in rows if seqno < position.snap_end]
+        markers = {end} | (data.draw(st.sets(st.sampled_from(inside)), "markers") if inside else set())
+        count = data.draw(st.integers(0, len(rows)), "received")
+        for seqno, key, version in rows[:count]:
+            marker = min(at for at in markers if at >= seqno)
+            position = advance_to(position, seqno, max(marker, position.snap_end), self.log)
+            self.consumer.rows.append((position.history, seqno, key, version))
+            self.consumer.position = position
+            self.check()
+        if count < len(rows):
+            self.log = ()  # the connection is gone
+
+    def check(self):
+        """Whenever a snapshot is complete, what is kept is what the producer had."""
+        if self.consumer.position.is_complete:
+            assert self.consumer.current() == self.producer.state_at(self.consumer.position.seqno)
+
+
+Failovers.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+TestFailovers = Failovers.TestCase
