@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire.constants import Opcode
-from penstock.wire.dcp import MUTATION_HEAD, Deletion, Mutation
+from penstock.wire.dcp import MUTATION_HEAD, Deletion, Mutation, head_fields
 from penstock.wire.frame import HEADER_BYTES, cut_frame, opcode_name
 from penstock.wire.layout import Layout, decode
 from penstock.wire.schema import CHANGE_SCHEMA, UNSIGNED64, Change, Event, signed64, unsigned64
@@ -37,13 +37,7 @@ Offsets = list[int] | npt.NDArray[np.int64]
 
 _DTYPES = {"B": "u1", "H": ">u2", "I": ">u4", "Q": ">u8"}
 _MUTATION, _DELETION = Mutation.layouts[7], Deletion.layouts[3]
-_HEADER_NAMES = ("magic", "opcode", "key_length", "extras_length", "datatype", "vbucket", "body", "opaque", "cas")
-HEAD = np.dtype(
-    [
-        (name, _DTYPES[code])
-        for name, code in zip((*_HEADER_NAMES, *_MUTATION.names), MUTATION_HEAD.format[1:], strict=True)
-    ]
-)
+HEAD = np.dtype([(name, _DTYPES[code]) for name, code in head_fields(Mutation)])
 """Header and extras of a mutation. A deletion's extras begin with the same two fields; the rest is not its own."""
 
 _KINDS: dict[str, pa.DataType] = {field.name: field.type for field in CHANGE_SCHEMA}

@@ -5,12 +5,12 @@ Source: kv_engine docs/dcp, one page a command; include/memcached/protocol_binar
 
 from __future__ import annotations
 
-from struct import Struct
+from struct import Struct, calcsize
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire.constants import Opcode
-from penstock.wire.frame import HEADER
-from penstock.wire.layout import MAYBE, PRESENT, Request, Response, message, u8, u16, u32, u64
+from penstock.wire.frame import HEADER, HEADER_NAMES
+from penstock.wire.layout import MAYBE, PRESENT, Message, Request, Response, message, u8, u16, u32, u64
 
 
 @message(Opcode.DCP_OPEN, key=PRESENT, value=MAYBE)
@@ -129,6 +129,19 @@ def unpack_rollback(value: bytes) -> int:
     return seqno
 
 
-# Header and extras in one Struct, made from the layouts: what a log writes for each change.
-MUTATION_HEAD = Struct(HEADER.format + Mutation.layouts[7].extras.format[1:])
-DELETION_HEAD = Struct(HEADER.format + Deletion.layouts[3].extras.format[1:])
+def head_fields(message: type[Message]) -> list[tuple[str, str]]:
+    """Return (name, struct code) of the header's fields and of the message's own, in the order of the bytes."""
+    layout = message.layouts[max(message.layouts)]
+    header = [layout.third if name == "specific" else name for name in HEADER_NAMES]
+    return list(zip([*header, *layout.names], HEADER.format[1:] + layout.extras.format[1:], strict=True))
+
+
+def head_struct(message: type[Message], *chosen: str) -> Struct:
+    """Return one Struct over header and extras; with names chosen, one that reads only those of them."""
+    fields = head_fields(message)
+    skipped = {name: f"{calcsize('>' + code)}x" for name, code in fields if chosen and name not in chosen}
+    return Struct(">" + "".join(skipped.get(name, code) for name, code in fields))
+
+
+MUTATION_HEAD = head_struct(Mutation)
+DELETION_HEAD = head_struct(Deletion)

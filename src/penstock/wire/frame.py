@@ -19,6 +19,7 @@ from penstock.wire.constants import MAX_FRAME, Magic, Opcode, Status
 
 HEADER = Struct(">BBHBBHIIQ")
 HEADER_BYTES = HEADER.size
+HEADER_NAMES = ("magic", "opcode", "key_length", "extras_length", "datatype", "specific", "body", "opaque", "cas")
 BODY_LENGTH = Struct(">8xI")
 """Reads the body length at a frame's first byte: all that a hop from header to header needs."""
 
