@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from types import TracebackType
@@ -18,6 +18,7 @@ from penstock.client.address import DEFAULT_URL, Address, parse_address
 from penstock.client.bucket import Bucket, Start, Stop
 
 T = TypeVar("T")
+Changes = Generator[pa.RecordBatch, None, None]
 
 
 _STOP_SECONDS = 10.0
@@ -53,7 +54,7 @@ class LoopThread:
         """Let a coroutine run there; leaving the block cancels it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
+    def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
         """Give the items of an asynchronous generator, none of which is None; closing this one closes that one."""
         current: asyncio.Task[Any] | None = None
 
@@ -88,15 +89,15 @@ class LoopThread:
 
 def read_changes(
     url: str = DEFAULT_URL, *, start: Start = "beginning", stop: Stop = None, vbuckets: Sequence[int] | None = None
-) -> Iterator[pa.RecordBatch]:
+) -> Changes:
     """Give a bucket's changes as pyarrow.RecordBatch of CHANGE_SCHEMA. Arguments and errors as of `Bucket.stream`.
 
-    The connections are made with the first batch, and are closed after the last one or when the iterator is.
+    The connections are made with the first batch, and are closed after the last one or when the generator is.
     """
     return _read(parse_address(url), start, stop, vbuckets)
 
 
-def _read(address: Address, start: Start, stop: Stop, vbuckets: Sequence[int] | None) -> Iterator[pa.RecordBatch]:
+def _read(address: Address, start: Start, stop: Stop, vbuckets: Sequence[int] | None) -> Changes:
     async def batches() -> AsyncGenerator[pa.RecordBatch, None]:
         async with Bucket(address) as bucket, aclosing(bucket.batches(start, stop, vbuckets)) as found:
             async for batch in found:

@@ -33,7 +33,7 @@ from penstock.wire.columns import (
 )
 from penstock.wire.connection import ReceiveEvent
 from penstock.wire.constants import MAX_SEQNO, Magic, Opcode, Status, StreamEndReason
-from penstock.wire.dcp import BufferAck, CloseStream, DcpNoop, SnapshotMarker, StreamEnd, unpack_rollback
+from penstock.wire.dcp import BufferAck, CloseStream, DcpNoop, SnapshotMarker, StreamEnd, StreamReq, unpack_rollback
 from penstock.wire.frame import Frame, join_frame, opcode_name, status_name
 from penstock.wire.kv import unpack_failover_log
 from penstock.wire.layout import Request, decode
@@ -179,12 +179,12 @@ class Feed:
         if _is_nothing(stream.position, end_seqno) and stream.requested_seqno is None:
             self._finish(stream)
 
-    def requests(self, take_opaque: Callable[[], int]) -> list[Request]:
+    def requests(self, take_opaque: Callable[[], int]) -> list[StreamReq]:
         """Return the stream requests that are due: one for each stream that is neither open nor at its end."""
         due, self._due = sorted(self._due - self.needs_end), self._due & self.needs_end
         return [self._ask(self._streams[vbucket], take_opaque()) for vbucket in due]
 
-    def _ask(self, stream: _Stream, opaque: int) -> Request:
+    def _ask(self, stream: _Stream, opaque: int) -> StreamReq:
         stream.opaque = opaque
         stream.state = StreamState.REQUESTED
         self._by_opaque[opaque] = stream

@@ -1,0 +1,148 @@
+"""What tests of the client talk to: nodes that can be restarted, and peers that are a script behind a real socket."""
+
+import asyncio
+import functools
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+
+from penstock.node import Node
+from penstock.wire.connection import Connection, Slab
+from penstock.wire.constants import Magic, Opcode, Status
+from penstock.wire.frame import Frame, join_frame
+
+SECONDS = 20.0
+"""No test waits longer, however busy the machine is."""
+
+
+def in_loop(test):
+    """Make a plain test of a coroutine: it has SECONDS, and leaves no task behind."""
+
+    @functools.wraps(test)
+    def run(*args, **kwargs):
+        async def bounded():
+            async with asyncio.timeout(SECONDS):
+                await test(*args, **kwargs)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+        asyncio.run(bounded())
+
+    return run
+
+
+class Running:
+    """A node in a thread of its own that can be stopped, and started again on its port without its data."""
+
+    def __init__(self, vbuckets=4):
+        self.vbuckets = vbuckets
+        self.port = 0
+        self.start()
+
+    def start(self):
+        self._stack = ExitStack()
+        self.node = self._stack.enter_context(Node.running(["beer"], vbuckets=self.vbuckets, port=self.port))
+        self.port = self.node.kv_port
+
+    def stop(self):
+        self._stack.close()
+
+    async def restart(self):
+        await asyncio.to_thread(self.stop)
+        await asyncio.to_thread(self.start)
+
+    def url(self, **options):
+        query = "&".join(f"{name}={value}" for name, value in options.items())
+        return f"couchbase://127.0.0.1:{self.port}/beer?{query}"
+
+
+_PROCESS = """
+import asyncio, sys
+from penstock.node import Node
+
+async def main():
+    node = await Node.start(port=int(sys.argv[1]), buckets=["beer"], vbuckets=4)
+    print(node.kv_port, flush=True)
+    await node.wait_closed()
+
+asyncio.run(main())
+"""
+
+
+class Process:
+    """A node in a process of its own, to be killed."""
+
+    def __init__(self):
+        self.port = 0
+        self.start()
+
+    def start(self):
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROCESS, str(self.port)], stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+
+    def kill(self):
+        self._process.kill()
+        self._process.communicate(timeout=SECONDS)
+
+
+def reply(frame, status=Status.SUCCESS, **parts):
+    """Return the reply to a request as bytes."""
+    return join_frame(Frame(Magic.RESPONSE, frame.opcode, status, opaque=frame.opaque, **parts))
+
+
+class Peer(asyncio.Protocol):
+    """One connection to a scripted peer. requests: what it received. lost: the other side has closed it."""
+
+    def __init__(self, script):
+        self.script = script
+        self.requests = []
+        self.incoming = Connection(Slab(1 << 16), runs=False)
+        self.lost = asyncio.Event()
+
+    def connection_lost(self, exc):
+        self.lost.set()
+
+    def connection_made(self, transport):
+        self.transport = transport
+        self.script.peers.append(self)
+
+    def data_received(self, data):
+        for frame in self.incoming.feed(data):
+            self.requests.append(frame)
+            answer = self.script.answer(self, frame)
+            self.transport.write(self.script.set_up(frame) if answer is None else answer)
+
+
+class Script:
+    """A listener whose answers a test gives: `answer(peer, frame)` returns bytes, or None for what a node says.
+
+    It knows no documents and no changes, only what makes a connection ready.
+    """
+
+    def __init__(self, answer=lambda peer, frame: None, vbuckets=2):
+        self.answer = answer
+        self.config = {"vBucketServerMap": {"serverList": ["h:1"], "vBucketMap": [[0]] * vbuckets}}
+        self.peers = []
+
+    async def __aenter__(self):
+        self._server = await asyncio.get_running_loop().create_server(lambda: Peer(self), "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *exc):
+        self._server.close()
+        for peer in self.peers:
+            peer.transport.abort()
+        await self._server.wait_closed()
+
+    def url(self, **options):
+        return f"couchbase://127.0.0.1:{self.port}/beer?" + "&".join(f"{k}={v}" for k, v in options.items())
+
+    def set_up(self, frame):
+        if frame.magic == Magic.RESPONSE or frame.opcode == Opcode.DCP_BUFFER_ACK:
+            return b""
+        config = json.dumps(self.config).encode() if frame.opcode == Opcode.GET_CLUSTER_CONFIG else b""
+        return reply(frame, value=config, extras=bytes(4) if frame.opcode == Opcode.GET else b"")

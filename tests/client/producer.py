@@ -1,0 +1,164 @@
+"""A producer that is a script: what its vbuckets hold, as the messages of one connection after another; no socket."""
+
+from dataclasses import dataclass, field
+
+from penstock.client.feed import Feed
+from penstock.wire.connection import Connection, Slab
+from penstock.wire.constants import MAX_SEQNO, Magic, Opcode, Status
+from penstock.wire.dcp import (
+    BufferAck,
+    DcpNoop,
+    DcpReply,
+    Deletion,
+    Mutation,
+    SnapshotMarker,
+    StreamEnd,
+    StreamReq,
+    pack_rollback,
+)
+from penstock.wire.frame import Frame
+from penstock.wire.kv import FailoverEntry, pack_failover_log
+from penstock.wire.layout import Message, decode
+from penstock.wire.schema import Change
+
+LOG = (FailoverEntry(11, 0),)
+
+
+def accept(request, log=LOG):
+    return DcpReply(opaque=request.opaque, value=pack_failover_log(log)).encode(Opcode.DCP_STREAM_REQ)
+
+
+def rollback(request, seqno):
+    return refuse(request, Status.ROLLBACK, pack_rollback(seqno))
+
+
+def refuse(request, status, value=b""):
+    return DcpReply(opaque=request.opaque, status=status, value=value).encode(Opcode.DCP_STREAM_REQ)
+
+
+def marker(request, start, end, flags=1):
+    return SnapshotMarker(
+        vbucket=request.vbucket, opaque=request.opaque, start_seqno=start, end_seqno=end, flags=flags
+    ).encode()
+
+
+def mutation(request, seqno, value=b"value"):
+    return Mutation(
+        vbucket=request.vbucket,
+        opaque=request.opaque,
+        cas=1000 + seqno,
+        key=b"k%d" % seqno,
+        value=value,
+        by_seqno=seqno,
+    ).encode()
+
+
+def deletion(request, seqno):
+    return Deletion(
+        vbucket=request.vbucket, opaque=request.opaque, cas=1000 + seqno, key=b"k%d" % seqno, by_seqno=seqno
+    ).encode()
+
+
+def mutations(request, *seqnos):
+    return b"".join(mutation(request, seqno) for seqno in seqnos)
+
+
+def end(request, reason=0):
+    return StreamEnd(vbucket=request.vbucket, opaque=request.opaque, reason=reason).encode()
+
+
+def noop(opaque):
+    return DcpNoop(opaque=opaque).encode()
+
+
+@dataclass
+class Consumer:
+    """A feed on a connection made of bytes; what it sends is taken apart here, what it delivers is kept."""
+
+    feed: Feed
+    rows: list[Change] = field(default_factory=list)
+    sent: list[Message] = field(default_factory=list)
+    charged: int = 0
+    acknowledged: int = 0
+
+    def __post_init__(self):
+        self.connect()
+
+    def connect(self):
+        self.incoming = Connection(Slab(1 << 18), runs=True)
+        self.outgoing = Connection(Slab(1 << 16), runs=False)
+        self.charged = self.acknowledged = 0
+        self.opaques = 100
+
+    def reconnect(self):
+        self.feed.connection_lost()
+        self.connect()
+
+    def take_opaque(self):
+        self.opaques += 1
+        return self.opaques
+
+    def ask(self) -> list[StreamReq]:
+        """Return the stream requests that are due, by vbucket."""
+        return self.feed.requests(self.take_opaque)
+
+    def ask_one(self) -> StreamReq:
+        (request,) = self.ask()
+        return request
+
+    def give(self, *messages):
+        """Let the feed receive messages with one read."""
+        data = b"".join(messages)
+        for frame in Connection(Slab(1 << 16), runs=False).feed(data):
+            assert isinstance(frame, Frame)
+            if frame.magic == Magic.REQUEST and frame.opcode != Opcode.DCP_NOOP:
+                self.charged += frame.size
+        self._sent(self.feed.receive(self.incoming.feed(data)))
+
+    def consume(self, count=MAX_SEQNO):
+        """Take deliveries, and be done with them; return the changes."""
+        found = []
+        while self.feed.deliveries and count > 0:
+            count -= 1
+            delivery = self.feed.deliveries.popleft()
+            found += delivery.changes
+            self._sent(self.feed.consumed(delivery))
+        self.rows += found
+        return found
+
+    def get(self, *messages):
+        """Give messages and return the changes they make."""
+        self.give(*messages)
+        return self.consume()
+
+    def _sent(self, data):
+        for frame in self.outgoing.feed(data):
+            assert isinstance(frame, Frame)
+            message = decode(frame)
+            if isinstance(message, BufferAck):
+                self.acknowledged += message.nbytes
+            else:
+                self.sent.append(message)
+
+
+@dataclass(frozen=True)
+class History:
+    """A vbucket's changes as (start, end, seqnos) of each snapshot: deduplicated, ascending, the last one its end."""
+
+    snapshots: tuple[tuple[int, int, tuple[int, ...]], ...]
+
+    @property
+    def high_seqno(self):
+        return self.snapshots[-1][1] if self.snapshots else 0
+
+    def serve(self, request) -> list[bytes]:
+        """Return the messages of a stream, each whole."""
+        messages = [accept(request)]
+        for low, high, seqnos in self.snapshots:
+            left = [seqno for seqno in seqnos if seqno > request.start_seqno]
+            if not left:
+                continue
+            inside = low <= request.start_seqno
+            messages.append(marker(request, request.snap_start if inside else low, high))
+            messages += [deletion(request, seqno) if seqno % 7 == 0 else mutation(request, seqno) for seqno in left]
+        return [*messages, end(request)]

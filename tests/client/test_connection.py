@@ -1,0 +1,321 @@
+"""One connection: requests and answers that meet, or do not; and how a connection is made ready."""
+
+import asyncio
+import time
+
+import pytest
+
+from penstock.client.address import parse_address
+from penstock.client.connection import NodeLink
+from penstock.client.session import open_session
+from penstock.errors import (
+    AccessDenied,
+    ConnectionClosed,
+    KeyNotFound,
+    LocalProtocolError,
+    OperationTimeout,
+    RemoteProtocolError,
+    UnknownCommand,
+    UsageError,
+)
+from penstock.wire.constants import Magic, Opcode, Status
+from penstock.wire.frame import HEADER, Frame, join_frame
+from penstock.wire.kv import Get, Set, Stat
+from tests.client.peer import Running, Script, in_loop, reply
+
+SECONDS = 10.0
+
+
+async def linked(script, **options):
+    return await NodeLink.open("127.0.0.1", script.port, SECONDS, **options)
+
+
+def key_of(frame):
+    return frame.key.decode()
+
+
+def get(key):
+    return Get(key=key.encode())
+
+
+# Requests and answers
+
+
+@in_loop
+async def test_replies_in_any_order_find_their_requests():
+    held = []
+
+    def answer(peer, frame):
+        held.append(frame)
+        return b"".join(reply(each, value=each.key) for each in reversed(held)) if len(held) == 3 else b""
+
+    async with Script(answer) as script:
+        link = await linked(script)
+        one, two = await asyncio.gather(
+            link.requests([get("a"), get("b")], SECONDS), link.requests([get("c")], SECONDS)
+        )
+        assert [frame.value for frame in (*one, *two)] == [b"a", b"b", b"c"]
+        await link.close()
+
+
+@in_loop
+async def test_statistics_among_other_requests():
+    """The lines of STAT stand between answers to others."""
+
+    def answer(peer, frame):
+        if frame.opcode != Opcode.STAT:
+            return b""
+        line = [reply(frame, key=b"name%d" % number, value=b"1") for number in range(3)]
+        others = [reply(other, value=other.key) for other in peer.requests if other.opcode == Opcode.GET]
+        return b"".join((line[0], others[0], line[1], line[2], reply(frame), *others[1:]))
+
+    async with Script(answer) as script:
+        link = await linked(script)
+        getting = asyncio.ensure_future(link.requests([get("a"), get("b")], SECONDS))
+        await asyncio.sleep(0)
+        assert [frame.key for frame in await link.collect(Stat(), SECONDS)] == [b"name0", b"name1", b"name2"]
+        assert [frame.value for frame in await getting] == [b"a", b"b"]
+        await link.close()
+
+
+@in_loop
+async def test_statistics_that_are_refused():
+    async with Script(lambda peer, frame: reply(frame, Status.KEY_ENOENT)) as script:
+        link = await linked(script)
+        with pytest.raises(KeyNotFound, match=r"STAT b'nope': KEY_ENOENT"):
+            await link.collect(Stat(key=b"nope"), SECONDS)
+        await link.close()
+
+
+@in_loop
+async def test_a_late_answer_to_who_waits_no_more_is_dropped():
+    def answer(peer, frame):
+        return b"".join(reply(each, value=each.key) for each in peer.requests) if frame.key == b"b" else b""
+
+    async with Script(answer) as script:
+        link = await linked(script)
+        waiting = asyncio.ensure_future(link.request(get("a"), SECONDS))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        assert (await link.request(get("b"), SECONDS)).value == b"b"
+        assert waiting.cancelled()
+        assert not link.closed.done()
+        await link.close()
+
+
+@in_loop
+async def test_no_answer_ends_the_connection_since_none_would_follow():
+    async with Script(lambda peer, frame: b"") as script:
+        link = await linked(script)
+        other = asyncio.ensure_future(link.request(get("a"), SECONDS))
+        with pytest.raises(OperationTimeout, match=r"GET: no answer within 0.05 s"):
+            await link.request(get("b"), 0.05)
+        with pytest.raises(ConnectionClosed, match="no answer within"):
+            await other
+        await link.close()
+
+
+@in_loop
+async def test_a_peer_that_does_not_read_is_timed_out_as_well():
+    async with Script(lambda peer, frame: peer.transport.pause_reading() or b"") as script:
+        link = await linked(script)
+        big = [Set(key=b"k", value=bytes(1 << 20))] * 20
+        with pytest.raises(OperationTimeout):
+            await link.requests(big, 0.2)
+        with pytest.raises(ConnectionClosed):
+            await link.requests(big, SECONDS)
+        await link.close()
+
+
+@in_loop
+async def test_a_peer_that_hangs_up_wakes_everybody():
+    def answer(peer, frame):
+        peer.transport.close()
+        return b""
+
+    async with Script(answer) as script:
+        link = await linked(script)
+        found = await asyncio.gather(
+            link.request(get("a"), SECONDS),
+            link.requests([get("b"), get("c")], SECONDS),
+            link.collect(Stat(), SECONDS),
+            return_exceptions=True,
+        )
+        assert [type(each) for each in found] == [ConnectionClosed] * 3
+        assert str(found[0]) == "the connection ended: the node closed it"
+
+
+@in_loop
+async def test_a_connection_that_has_ended_takes_anything_and_answers_nothing():
+    async with Script() as script:
+        link = await linked(script)
+        await link.close()
+        await link.close()
+        link.pause_reading()
+        link.resume_reading()
+        link.send(b"bytes")
+        with pytest.raises(ConnectionClosed, match="it was closed on this side"):
+            await link.request(get("a"), SECONDS)
+        with pytest.raises(ConnectionClosed):
+            await link.collect(Stat(), SECONDS)
+        assert await link.requests([], SECONDS) == []
+
+
+@in_loop
+async def test_what_cannot_be_encoded_is_not_sent_and_the_connection_is_still_good():
+    async with Script(lambda peer, frame: reply(frame)) as script:
+        link = await linked(script)
+        with pytest.raises(LocalProtocolError):
+            await link.requests([get("a"), Get(key=b"b", vbucket=1 << 16)], SECONDS)
+        assert (await link.request(get("c"), SECONDS)).specific == Status.SUCCESS
+        assert [frame.key for frame in script.peers[0].requests] == [b"c"]
+        await link.close()
+
+
+@in_loop
+async def test_opaques_begin_again_before_they_do_not_fit():
+    async with Script(lambda peer, frame: reply(frame, value=frame.key)) as script:
+        link = await linked(script)
+        link.take_opaque(0x7FFF_FFFF - 3)
+        frames = await link.requests([get(text) for text in "abcd"], SECONDS)
+        assert [frame.value for frame in frames] == [b"a", b"b", b"c", b"d"]
+        await link.close()
+
+
+GARBAGE = [
+    ("another protocol", b"HTTP/1.1 400 Bad Request\r\n\r\n", "first byte of a frame is 0x48"),
+    ("too long", HEADER.pack(0x81, 0, 0, 0, 0, 0, 1 << 30, 1, 0), "limit 31457280"),
+    ("parts that do not fit", HEADER.pack(0x81, 0, 9, 0, 0, 0, 4, 1, 0) + b"four", "key of 9 bytes in a body of 4"),
+]
+
+
+@pytest.mark.parametrize(("name", "garbage", "found"), GARBAGE, ids=[row[0] for row in GARBAGE])
+@in_loop
+async def test_garbage_is_said_to_be_garbage(name, garbage, found):
+    async with Script(lambda peer, frame: garbage) as script:
+        link = await linked(script)
+        with pytest.raises(RemoteProtocolError, match=found):
+            await link.request(get("a"), SECONDS)
+        with pytest.raises(RemoteProtocolError, match=found):
+            await link.request(get("a"), SECONDS)
+        await link.close()
+
+
+@in_loop
+async def test_what_is_no_answer_goes_to_the_stream_once_for_each_read():
+    noop = join_frame(Frame(Magic.REQUEST, Opcode.DCP_NOOP, opaque=7))
+    reads = []
+    async with Script(lambda peer, frame: reply(frame) + noop) as script:
+        link = await linked(script, on_stream=lambda link, events: reads.append(events))
+        await link.request(get("a"), SECONDS)
+        await link.close()
+    assert [[frame.opaque for frame in events] for events in reads] == [[7]]
+
+
+@in_loop
+async def test_nobody_listens():
+    async with Script() as script:
+        pass
+    with pytest.raises(OSError, match="Connect call failed"):
+        await linked(script)
+
+
+# Making it ready
+
+
+def script_that(opcode, answer):
+    """Return a script that is a good node but for one command."""
+    return Script(lambda peer, frame: answer(frame) if frame.opcode == opcode else None)
+
+
+async def session_on(script, **options):
+    session = await open_session(parse_address(script.url(**options)))
+    await session.link.close()
+    return session
+
+
+@in_loop
+async def test_a_session_knows_its_vbuckets():
+    async with Script(vbuckets=7) as script:
+        assert (await session_on(script)).vbuckets == 7
+
+
+@pytest.mark.parametrize(
+    ("opcode", "status", "error", "found"),
+    [
+        (Opcode.HELLO, Status.UNKNOWN_COMMAND, UnknownCommand, "HELLO b'penstock/.*': UNKNOWN_COMMAND"),
+        (Opcode.SELECT_BUCKET, Status.KEY_ENOENT, UsageError, "no bucket 'beer' on couchbase://127.0.0.1"),
+        (Opcode.SELECT_BUCKET, Status.EACCESS, AccessDenied, "SELECT_BUCKET b'beer': EACCESS"),
+        (Opcode.GET_CLUSTER_CONFIG, Status.UNKNOWN_COMMAND, UnknownCommand, "GET_CLUSTER_CONFIG"),
+    ],
+)
+@in_loop
+async def test_a_refusal_in_the_set_up(opcode, status, error, found):
+    async with script_that(opcode, lambda frame: reply(frame, status)) as script:
+        with pytest.raises(error, match=found):
+            await session_on(script)
+
+
+CONFIGS = [
+    (b"{", RemoteProtocolError, "cluster map of 1 bytes without vBucketServerMap"),
+    (b"\xff\xfe", RemoteProtocolError, "without vBucketServerMap"),
+    (b"[]", RemoteProtocolError, "without vBucketServerMap"),
+    (b"{}", RemoteProtocolError, "without vBucketServerMap"),
+    (b'{"vBucketServerMap":{"serverList":1,"vBucketMap":2}}', RemoteProtocolError, "without vBucketServerMap"),
+    (b'{"vBucketServerMap":{"serverList":["a"],"vBucketMap":[]}}', RemoteProtocolError, "0 vbuckets, expected 1 to"),
+    (b'{"vBucketServerMap":{"serverList":["a","b"],"vBucketMap":[[0]]}}', UsageError, "spread over 2 nodes"),
+]
+
+
+@pytest.mark.parametrize(("config", "error", "found"), CONFIGS)
+@in_loop
+async def test_a_cluster_map_that_does_not_do(config, error, found):
+    async with script_that(Opcode.GET_CLUSTER_CONFIG, lambda frame: reply(frame, value=config)) as script:
+        with pytest.raises(error, match=found):
+            await session_on(script)
+
+
+@in_loop
+async def test_the_whole_set_up_has_one_time_limit():
+    """A peer that answers each step late, and in all too late."""
+
+    def answer(peer, frame):
+        asyncio.get_running_loop().call_later(0.15, lambda: peer.transport.write(script.set_up(frame)))
+        return b""
+
+    async with Script(answer) as script:
+        began = time.monotonic()
+        with pytest.raises(OperationTimeout, match=r"did not set up the connection within 0.2 s"):
+            await session_on(script, connectTimeout=0.2)
+        assert time.monotonic() - began < 5
+
+
+@in_loop
+async def test_a_host_that_does_not_serve_is_passed_over():
+    node = await asyncio.to_thread(Running)
+    try:
+        async with Script(lambda peer, frame: b"") as silent, Script() as gone:
+            await gone.__aexit__()
+            hosts = f"127.0.0.1:{gone.port},127.0.0.1:{silent.port},127.0.0.1:{node.port}"
+            session = await open_session(parse_address(f"couchbase://{hosts}/beer?connectTimeout=0.2"))
+            assert session.vbuckets == 4
+            await session.link.close()
+    finally:
+        await asyncio.to_thread(node.stop)
+
+
+@in_loop
+async def test_a_set_up_that_fails_or_is_cancelled_closes_the_connection():
+    reached = asyncio.Event()
+
+    def never(frame):
+        reached.set()
+        return b""
+
+    async with script_that(Opcode.HELLO, never) as script:
+        opening = asyncio.ensure_future(session_on(script))
+        await reached.wait()
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        await script.peers[0].lost.wait()

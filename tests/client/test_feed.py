@@ -1,0 +1,674 @@
+"""The consumer without its socket: what it makes of what a producer says."""
+
+from dataclasses import replace
+from itertools import cycle, zip_longest
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.client.feed import Feed, Wanted
+from penstock.client.position import BEGINNING, Position, SnapshotEnd
+from penstock.errors import (
+    ConnectionClosed,
+    NotMyVbucket,
+    OutOfRange,
+    RemoteProtocolError,
+    TemporaryFailure,
+    UsageError,
+)
+from penstock.wire.columns import SMALL_RUN
+from penstock.wire.constants import MAX_SEQNO, Magic, Opcode, Status, StreamEndReason
+from penstock.wire.dcp import CloseStream, DcpNoop, DcpReply
+from penstock.wire.frame import Frame
+from penstock.wire.kv import FailoverEntry, Get
+from penstock.wire.schema import Change, Event
+from tests.client.producer import (
+    LOG,
+    Consumer,
+    History,
+    accept,
+    deletion,
+    end,
+    marker,
+    mutation,
+    mutations,
+    noop,
+    refuse,
+    rollback,
+)
+
+WINDOW = 1 << 16
+AT_20 = Position(seqno=20, vbuuid=11, snap_start=20, snap_end=20, ends=(SnapshotEnd(5, 11), SnapshotEnd(20, 11)))
+INSIDE = Position(seqno=20, vbuuid=11, snap_start=5, snap_end=30, ends=(SnapshotEnd(5, 11),))
+
+
+def consumer_of(wanted=None, *, window=WINDOW, **options):
+    return Consumer(Feed(8, {3: Wanted()} if wanted is None else wanted, window=window, **options))
+
+
+def opened(wanted=None, log=LOG, **options):
+    """Return a consumer and its one stream, accepted."""
+    consumer = consumer_of(wanted, **options)
+    request = consumer.ask_one()
+    consumer.give(accept(request, log))
+    return consumer, request
+
+
+def seqnos(changes):
+    return [change.seqno for change in changes]
+
+
+# Rows
+
+RUNS = [1, 2, SMALL_RUN - 1, SMALL_RUN, SMALL_RUN + 1, 200]
+
+
+@pytest.mark.parametrize("many", RUNS)
+def test_changes_are_rows_whatever_the_length_of_their_run(many):
+    consumer, request = opened(log=(FailoverEntry(2**63 + 5, 0),))
+    found = consumer.get(marker(request, 1, many, flags=5), mutations(request, *range(1, many + 1)))
+    assert seqnos(found) == list(range(1, many + 1))
+    assert found[0] == Change(
+        vbucket=3,
+        vbuuid=2**63 + 5,
+        seqno=1,
+        rev_seqno=0,
+        cas=1001,
+        key=b"k1",
+        value=b"value",
+        datatype=0,
+        flags=0,
+        expiry=0,
+        lock_time=0,
+        snapshot_start=1,
+        snapshot_end=many,
+        snapshot_flags=5,
+        history=0,
+    )
+
+
+@pytest.mark.parametrize("many", RUNS)
+def test_a_delivery_is_a_batch_and_changes_alike(many):
+    consumer, request = opened()
+    consumer.give(marker(request, 1, many + 1), mutations(request, *range(1, many + 1)), deletion(request, many + 1))
+    for delivery in consumer.feed.deliveries:
+        assert delivery.batch.num_rows == len(delivery.changes)
+        assert delivery.batch.column("seqno").to_pylist() == seqnos(delivery.changes)
+    assert [change.event for change in consumer.consume()][-2:] == [Event.MUTATION, Event.DELETION]
+
+
+def test_a_position_never_runs_ahead_of_the_changes_handed_out_with_it():
+    consumer, request = opened()
+    consumer.give(
+        marker(request, 1, 3),
+        mutations(request, 1, 2, 3),
+        marker(request, 4, 203),
+        mutations(request, *range(4, 204)),
+        marker(request, 204, 205),
+        mutations(request, 204),
+    )
+    for delivery in consumer.feed.deliveries:
+        assert delivery.positions[3].seqno == delivery.changes[-1].seqno
+    small, large, last = consumer.feed.deliveries
+    assert [len(each.changes) for each in (small, large, last)] == [3, 200, 1]
+    assert small.positions[3] == Position(seqno=3, vbuuid=11, snap_start=3, snap_end=3, ends=(SnapshotEnd(3, 11),))
+    assert last.positions[3].snap_end == 205
+
+
+def test_an_empty_delivery_is_never_made():
+    consumer, request = opened()
+    consumer.give(marker(request, 1, 3))
+    consumer.give(noop(1))
+    assert not consumer.feed.deliveries
+
+
+# What is asked for
+
+
+def test_one_request_for_each_stream_and_none_twice():
+    consumer = consumer_of({7: Wanted(), 2: Wanted(position=AT_20, end_seqno=25), 1: Wanted(end_seqno=0)})
+    first, second = consumer.ask()
+    assert (first.vbucket, first.start_seqno, first.end_seqno, first.vbuuid) == (2, 20, 25, 11)
+    assert (second.vbucket, second.start_seqno, second.end_seqno, second.vbuuid) == (7, 0, MAX_SEQNO, 0)
+    assert first.opaque != second.opaque
+    assert not consumer.ask()
+    assert consumer.feed.awaits_replies
+    consumer.give(accept(first), accept(second))
+    assert not consumer.feed.awaits_replies
+    assert not consumer.ask()
+
+
+@pytest.mark.parametrize("position", [BEGINNING, AT_20])
+def test_nothing_behind_the_beginning_is_done_at_once_but_a_position_is_checked(position):
+    consumer = consumer_of({3: Wanted(position=position, end_seqno=0)})
+    assert consumer.feed.is_done == (position is BEGINNING)
+    if not consumer.feed.is_done:
+        request = consumer.ask_one()
+        assert (request.start_seqno, request.end_seqno) == (20, 20)
+        consumer.give(accept(request), end(request))
+        assert consumer.feed.is_done
+
+
+@pytest.mark.parametrize("vbucket", [-1, 8, 65536])
+def test_a_vbucket_that_the_bucket_does_not_have(vbucket):
+    with pytest.raises(UsageError, match=f"vbucket {vbucket}, expected one below 8"):
+        consumer_of({vbucket: Wanted()})
+
+
+def test_ends_that_mean_now_are_asked_for_on_every_connection():
+    consumer = consumer_of({1: Wanted(), 2: Wanted()}, ends_now=True)
+    assert not consumer.ask()
+    assert consumer.feed.needs_end == {1, 2}
+    consumer.feed.set_end(1, 0)
+    consumer.feed.set_end(2, 5)
+    request = consumer.ask_one()
+    assert (request.vbucket, request.end_seqno) == (2, 5)
+    consumer.give(accept(request), marker(request, 1, 5), mutations(request, 3))
+    consumer.reconnect()
+    assert consumer.feed.needs_end == {2}
+    consumer.feed.set_end(2, 7)
+    request = consumer.ask_one()
+    assert (request.start_seqno, request.end_seqno) == (3, 7)
+
+
+# Order
+
+WRONG_ORDER = [
+    ("not above the last", lambda r: [marker(r, 1, 9), mutations(r, 4, 4)], "by_seqno 4 after 4", Status.ERANGE),
+    ("descending", lambda r: [marker(r, 1, 9), mutations(r, 4, 3)], "by_seqno 3 after 4", Status.ERANGE),
+    ("in another run", lambda r: [marker(r, 1, 3), mutations(r, 3), marker(r, 3, 9), mutations(r, 3)], "3 after 3", 34),
+    ("behind its snapshot", lambda r: [marker(r, 1, 9), mutations(r, 9, 10)], "by_seqno 10 behind", Status.EINVAL),
+    ("without a marker", lambda r: [mutations(r, 1)], "data while the stream is open", Status.EINVAL),
+    ("marker upside down", lambda r: [marker(r, 9, 8)], "snapshot 9..8 after seqno 0", Status.ERANGE),
+    (
+        "marker below",
+        lambda r: [marker(r, 1, 9), mutations(r, 9), marker(r, 1, 8)],
+        "snapshot 1..8 after seqno 9",
+        Status.ERANGE,
+    ),
+    ("accepted twice", lambda r: [accept(r)], "accepted while the stream is open", Status.EINVAL),
+    ("a command", lambda r: [Get(key=b"k").encode()], "GET from a producer", Status.EINVAL),
+    ("no such message", lambda r: [DcpNoop(opaque=r.opaque).encode(Opcode.DCP_EXPIRATION)], "EXPIRATION", 0x81),
+    ("marker of another vbucket", lambda r: [marker(moved(r), 1, 9)], "of vbucket 4 under the opaque of 3", 4),
+    (
+        "change of another vbucket",
+        lambda r: [marker(r, 1, 9), mutations(moved(r), 1)],
+        "change of vbucket 4 under the opaque of 3",
+        4,
+    ),
+    ("end of another vbucket", lambda r: [end(moved(r))], "of vbucket 4 under the opaque of 3", 4),
+    ("a vbucket that is none", lambda r: [marker(r, 1, 9), mutations(moved(r, 8), 1)], "change of vbucket 8", 4),
+]
+
+
+def moved(request, vbucket=4):
+    return type(request)(
+        **{name: getattr(request, name) for name in ("opaque", "start_seqno", "end_seqno")}, vbucket=vbucket
+    )
+
+
+@pytest.mark.parametrize("columnar", [False, True])
+@pytest.mark.parametrize(("name", "messages", "found", "status"), WRONG_ORDER, ids=[row[0] for row in WRONG_ORDER])
+def test_what_breaks_the_order_ends_it(name, messages, found, status, columnar):
+    consumer = consumer_of({3: Wanted(), 5: Wanted()})
+    other, request = sorted(consumer.ask(), key=lambda each: -each.vbucket)
+    consumer.give(accept(request), accept(other), marker(other, 1, 1000))
+    # Changes of another stream in front of it make the run a long one.
+    front = mutations(other, *range(1, 100)) if columnar else b""
+    *before, last = messages(request)
+    with pytest.raises(RemoteProtocolError, match=found) as caught:
+        consumer.give(*before, front + last)
+    assert caught.value.status == status
+
+
+def test_before_the_reply_there_is_nothing():
+    consumer = consumer_of()
+    request = consumer.ask_one()
+    with pytest.raises(RemoteProtocolError, match="snapshot marker while the stream is requested"):
+        consumer.give(marker(request, 1, 9))
+
+
+@pytest.mark.parametrize("many", RUNS)
+def test_what_has_an_unknown_opaque_is_left_out_and_acknowledged(many):
+    consumer, request = opened()
+    stranger = replace(request, opaque=9999)
+    consumer.give(marker(stranger, 1, 999), mutations(stranger, *range(1, many + 1)), end(stranger))
+    assert not consumer.feed.deliveries
+    consumer.give(noop(1))
+    assert consumer.acknowledged == consumer.charged > 55 * many
+
+
+@pytest.mark.parametrize("many", [1, 50])
+def test_two_streams_may_interleave_anywhere(many):
+    consumer = consumer_of({3: Wanted(), 5: Wanted()})
+    one, two = consumer.ask()
+    consumer.give(accept(two), marker(two, 1, 2 * many), accept(one), marker(one, 1, 2 * many))
+    found = consumer.get(*(mutation(r, s) for s in range(1, 2 * many + 1) for r in (one, two)))
+    for vbucket in (3, 5):
+        assert [c.seqno for c in found if c.vbucket == vbucket] == list(range(1, 2 * many + 1))
+
+
+# The ends of streams
+
+
+@pytest.mark.parametrize("many", [1, 100])
+def test_an_exact_end_leaves_out_what_follows_and_closes(many):
+    consumer, request = opened({3: Wanted(end_seqno=many)}, exact_end=True)
+    found = consumer.get(marker(request, 1, many + 50), mutations(request, *range(1, many + 51)))
+    assert seqnos(found) == list(range(1, many + 1))
+    assert consumer.sent == [CloseStream(vbucket=3)]
+    assert consumer.feed.is_done
+    # What was under way is not wanted, and the reply to CLOSE_STREAM says nothing.
+    closed = DcpReply().encode(Opcode.DCP_CLOSE_STREAM)
+    assert not consumer.get(mutations(request, *range(many + 51, many + 60)), end(request), closed)
+
+
+def test_an_exact_end_closes_with_the_last_change_and_not_with_the_first_behind_it():
+    consumer, request = opened({3: Wanted(end_seqno=4)}, exact_end=True)
+    assert seqnos(consumer.get(marker(request, 1, 50), mutations(request, 2, 4))) == [2, 4]
+    assert consumer.sent == [CloseStream(vbucket=3)]
+
+
+def test_an_exact_end_that_was_superseded():
+    consumer, request = opened({3: Wanted(end_seqno=4)}, exact_end=True)
+    assert seqnos(consumer.get(marker(request, 1, 50), mutations(request, 2, 6))) == [2]
+    assert consumer.feed.is_done
+
+
+def test_an_exact_end_that_ends_its_snapshot_waits_for_the_stream_end():
+    consumer, request = opened({3: Wanted(end_seqno=4)}, exact_end=True)
+    consumer.give(marker(request, 1, 4), mutations(request, 2, 4))
+    assert not consumer.feed.is_done
+    consumer.give(end(request))
+    assert consumer.feed.is_done
+    assert not consumer.sent
+
+
+def test_otherwise_a_snapshot_is_given_whole():
+    consumer, request = opened({3: Wanted(end_seqno=4)})
+    found = consumer.get(marker(request, 1, 9), mutations(request, 2, 4, 6, 9), end(request))
+    assert seqnos(found) == [2, 4, 6, 9]
+    assert consumer.feed.is_done
+
+
+def test_a_stream_that_ends_in_the_middle_of_its_snapshot_is_not_done():
+    consumer, request = opened({3: Wanted(end_seqno=4)})
+    consumer.give(marker(request, 1, 9), mutations(request, 2), end(request))
+    assert not consumer.feed.is_done
+    assert isinstance(consumer.feed.failure, ConnectionClosed)
+
+
+@pytest.mark.parametrize(
+    ("reason", "name"), [*((reason, reason.name) for reason in StreamEndReason if reason), (99, "reason 99")]
+)
+def test_a_stream_that_ends_early_goes_on_where_it_was_on_the_next_connection(reason, name):
+    consumer, request = opened({3: Wanted(end_seqno=9)})
+    consumer.give(marker(request, 1, 9), mutations(request, 2), end(request, reason))
+    assert not consumer.feed.is_done
+    assert not consumer.ask()
+    assert str(consumer.feed.failure) == f"vbucket 3: the producer ended the stream at 2, {name}"
+    assert consumer.feed.troubled == {3}
+    consumer.reconnect()
+    assert consumer.feed.failure is None
+    request = consumer.ask_one()
+    assert (request.start_seqno, request.snap_start, request.snap_end) == (2, 0, 9)
+    consumer.give(accept(request), marker(request, 0, 9), mutations(request, 9))
+    assert not consumer.feed.troubled
+
+
+def test_a_stream_without_an_end_has_none():
+    consumer, request = opened()
+    consumer.give(end(request))
+    assert not consumer.feed.is_done
+    assert consumer.feed.failure is not None
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(Status.NOT_MY_VBUCKET, NotMyVbucket), (Status.ETMPFAIL, TemporaryFailure)]
+)
+def test_a_refusal_that_may_mend_is_for_the_next_connection(status, error):
+    consumer = consumer_of({3: Wanted(), 5: Wanted()})
+    one, two = consumer.ask()
+    consumer.give(refuse(one, status), accept(two))
+    assert isinstance(consumer.feed.failure, error)
+    assert str(consumer.feed.failure) == f"vbucket 3: stream from 0 refused, {status.name}"
+    assert not consumer.ask()
+    consumer.reconnect()
+    assert [request.vbucket for request in consumer.ask()] == [3, 5]
+
+
+def test_a_refusal_for_good_is_raised():
+    consumer = consumer_of()
+    with pytest.raises(OutOfRange, match="vbucket 3: stream from 0 refused, ERANGE"):
+        consumer.give(refuse(consumer.ask_one(), Status.ERANGE))
+
+
+# Rollbacks
+
+
+def test_a_rollback_is_a_row_once_the_stream_is_accepted():
+    consumer = consumer_of({3: Wanted(position=AT_20)})
+    request = consumer.ask_one()
+    assert not consumer.get(rollback(request, 12))
+    request = consumer.ask_one()
+    assert (request.start_seqno, request.vbuuid, request.snap_start, request.snap_end) == (5, 11, 5, 5)
+    new = (FailoverEntry(22, 12), *LOG)
+    (row,) = consumer.get(accept(request, new))
+    assert row == Change(vbucket=3, vbuuid=22, seqno=5, event=Event.ROLLBACK, history=1, requested_seqno=12)
+    (change,) = consumer.get(marker(request, 6, 13), mutations(request, 13))
+    assert (change.history, change.vbuuid) == (1, 22)
+
+
+def test_the_position_behind_a_rollback_row_is_that_of_the_row():
+    consumer = consumer_of({3: Wanted(position=AT_20)})
+    consumer.give(rollback(consumer.ask_one(), 12))
+    consumer.give(accept(consumer.ask_one()))
+    (delivery,) = consumer.feed.deliveries
+    assert delivery.positions[3] == Position(
+        seqno=5, vbuuid=11, snap_start=5, snap_end=5, history=1, ends=(SnapshotEnd(5, 11),)
+    )
+
+
+def test_rollbacks_on_the_way_to_an_accepted_stream_are_one_row_also_over_connections():
+    consumer = consumer_of({3: Wanted(position=AT_20)})
+    consumer.give(rollback(consumer.ask_one(), 12))
+    consumer.give(rollback(consumer.ask_one(), 3))
+    consumer.reconnect()
+    request = consumer.ask_one()
+    assert (request.start_seqno, request.vbuuid) == (0, 0)
+    (row,) = consumer.get(accept(request))
+    assert (row.seqno, row.requested_seqno, row.history) == (0, 3, 1)
+
+
+def test_a_rollback_of_a_stream_from_the_beginning_breaks_the_protocol():
+    consumer = consumer_of()
+    with pytest.raises(RemoteProtocolError, match="vbucket 3: ROLLBACK to 0 of a stream from 0"):
+        consumer.give(rollback(consumer.ask_one(), 0))
+
+
+def test_after_a_rollback_an_end_that_means_now_is_asked_for_again():
+    consumer = consumer_of({3: Wanted(position=AT_20)}, ends_now=True)
+    consumer.feed.set_end(3, 20)
+    consumer.give(rollback(consumer.ask_one(), 0))
+    assert consumer.feed.needs_end == {3}
+    assert not consumer.ask()
+    consumer.feed.set_end(3, 0)
+    assert not consumer.feed.is_done  # the rollback is still to be told
+    request = consumer.ask_one()
+    assert (request.start_seqno, request.end_seqno) == (0, 0)
+    (row,) = consumer.get(accept(request), end(request))
+    assert row.event == Event.ROLLBACK
+    assert consumer.feed.is_done
+
+
+def test_after_a_rollback_an_end_by_seqno_stays():
+    consumer = consumer_of({3: Wanted(position=AT_20, end_seqno=25)})
+    consumer.give(rollback(consumer.ask_one(), 6))
+    request = consumer.ask_one()
+    assert (request.start_seqno, request.end_seqno) == (5, 25)
+
+
+# Streams with an expected history
+
+
+def test_another_history_than_the_expected_one_is_given_up_and_closed():
+    consumer, request = opened({3: Wanted(expect_vbuuid=12)})
+    assert consumer.feed.given_up == [3]
+    assert consumer.feed.is_done
+    assert consumer.sent == [CloseStream(vbucket=3)]
+    assert not consumer.get(marker(request, 1, 50), mutations(request, *range(1, 51)))
+    assert consumer.feed.given_up == [3]
+
+
+def test_the_expected_history_is_streamed():
+    consumer, request = opened({3: Wanted(expect_vbuuid=11)})
+    assert seqnos(consumer.get(marker(request, 1, 1), mutations(request, 1))) == [1]
+    assert not consumer.feed.given_up
+
+
+def test_a_rollback_of_an_expected_history_gives_it_up():
+    consumer = consumer_of({3: Wanted(position=AT_20, expect_vbuuid=11, end_seqno=50), 4: Wanted()})
+    one, two = consumer.ask()
+    assert not consumer.get(rollback(one, 12), accept(two))
+    assert consumer.feed.given_up == [3]
+    consumer.reconnect()
+    assert [request.vbucket for request in consumer.ask()] == [4]
+
+
+@pytest.mark.parametrize("many", [1, 60])
+def test_behind_a_purge_a_stream_begins_again_and_leaves_out_what_came_before(many):
+    last = 20 + many
+    wanted = Wanted(position=AT_20, expect_vbuuid=11, end_seqno=last, purge_seqno=30)
+    consumer = consumer_of({3: wanted}, exact_end=True)
+    consumer.give(rollback(consumer.ask_one(), 0))
+    request = consumer.ask_one()
+    assert (request.start_seqno, request.vbuuid, request.end_seqno) == (0, 0, last)
+    changes = consumer.get(
+        accept(request), marker(request, 0, last), mutations(request, 3, 20, *range(21, last + 1)), end(request)
+    )
+    assert seqnos(changes) == list(range(21, last + 1))
+    assert all(change.history == 0 for change in changes)
+    assert consumer.feed.is_done
+    assert not consumer.feed.given_up
+
+
+def test_a_purge_below_the_position_is_no_reason_to_begin_again():
+    consumer = consumer_of({3: Wanted(position=AT_20, expect_vbuuid=11, end_seqno=50, purge_seqno=20)})
+    consumer.give(rollback(consumer.ask_one(), 0))
+    assert consumer.feed.given_up == [3]
+
+
+# Snapshots over connections
+
+
+def test_an_interrupted_snapshot_is_complete_only_at_its_end():
+    consumer, request = opened({3: Wanted(position=INSIDE)})
+    assert (request.start_seqno, request.snap_start, request.snap_end) == (20, 5, 30)
+    consumer.give(marker(request, 5, 24), mutations(request, 24))
+    (delivery,) = consumer.feed.deliveries
+    position = delivery.positions[3]
+    assert (position.seqno, position.snap_start, position.snap_end) == (24, 5, 30)
+    consumer.consume()
+    consumer.give(marker(request, 25, 33), mutations(request, 30, 33))
+    position = consumer.feed.deliveries[0].positions[3]
+    assert position.is_complete
+    assert [each.seqno for each in position.ends] == [5, 33]
+
+
+def test_a_marker_alone_does_not_move_a_position():
+    consumer, request = opened({3: Wanted(position=AT_20)})
+    consumer.give(marker(request, 15, 40))
+    consumer.reconnect()
+    request = consumer.ask_one()
+    assert (request.start_seqno, request.snap_start, request.snap_end) == (20, 20, 20)
+
+
+@st.composite
+def histories(draw):
+    """Histories of up to three vbuckets, with short and long snapshots."""
+    found = {}
+    for vbucket in draw(st.sets(st.integers(0, 7), min_size=1, max_size=3)):
+        snapshots, low = [], 1
+        for _ in range(draw(st.integers(0, 4))):
+            many = draw(st.sampled_from([1, 2, 3, 40]))
+            gaps = draw(st.lists(st.integers(1, 3), min_size=many, max_size=many))
+            seqnos = tuple(low - 1 + sum(gaps[: place + 1]) for place in range(many))
+            snapshots.append((low, seqnos[-1], seqnos))
+            low = seqnos[-1] + 1
+        found[vbucket] = History(tuple(snapshots))
+    return found
+
+
+def interleaved(consumer, histories):
+    """Return the messages of all streams that the consumer asks for, in turns."""
+    streams = [histories[request.vbucket].serve(request) for request in consumer.ask()]
+    return [message for several in zip_longest(*streams) for message in several if message is not None]
+
+
+def follow(histories, cuts):
+    """Follow histories to their ends; each number of `cuts` is how many messages a connection lasts.
+
+    Return the rows, and the positions behind them.
+    """
+    consumer = consumer_of({vb: Wanted(end_seqno=each.high_seqno) for vb, each in histories.items()})
+    saved = {}
+    for cut in (*cuts, MAX_SEQNO):
+        messages = interleaved(consumer, histories)[:cut]
+        for first in range(0, len(messages), 50):
+            consumer.give(*messages[first : first + 50])
+            for delivery in consumer.feed.deliveries:
+                saved.update(delivery.positions)
+            consumer.consume()
+        if consumer.feed.is_done:
+            break
+        consumer.reconnect()
+    assert consumer.feed.is_done
+    assert consumer.feed.queued_bytes == 0
+    return consumer.rows, saved
+
+
+def essence(rows):
+    return sorted((row.vbucket, row.history, row.seqno, row.event, row.key, row.value) for row in rows)
+
+
+@given(histories(), st.lists(st.integers(0, 60), max_size=6))
+def test_connections_that_end_anywhere_lose_and_repeat_nothing(histories, cuts):
+    whole, positions = follow(histories, ())
+    assert seqnos_by_vbucket(whole) == {
+        vb: [seqno for *_, seqnos in each.snapshots for seqno in seqnos]
+        for vb, each in histories.items()
+        if each.snapshots
+    }
+    rows, ends = follow(histories, cuts)
+    assert essence(rows) == essence(whole)
+    assert {vb: each.seqno for vb, each in ends.items()} == {vb: each.seqno for vb, each in positions.items()}
+    assert all(each.is_complete for each in ends.values())
+
+
+def seqnos_by_vbucket(rows):
+    found: dict[int, list[int]] = {}
+    for row in rows:
+        found.setdefault(row.vbucket, []).append(row.seqno)
+    return found
+
+
+@given(histories(), st.integers(0, 120))
+def test_saved_positions_go_on_in_another_consumer(histories, cut):
+    """What is saved with the last delivery taken is where the next process begins."""
+    whole, _ = follow(histories, ())
+    wanted = {vb: Wanted(end_seqno=each.high_seqno) for vb, each in histories.items()}
+    first = consumer_of(wanted)
+    first.give(*interleaved(first, histories)[:cut])
+    saved = {}
+    for delivery in list(first.feed.deliveries)[:1]:
+        saved = delivery.positions
+        first.consume(1)
+    second = consumer_of(
+        {vb: Wanted(position=saved.get(vb, BEGINNING), end_seqno=each.end_seqno) for vb, each in wanted.items()}
+    )
+    for request in second.ask():
+        second.give(*histories[request.vbucket].serve(request))
+    second.consume()
+    assert second.feed.is_done
+    assert essence(first.rows + second.rows) == essence(whole)
+
+
+# Flow control and liveness
+
+
+def test_what_is_acknowledged_is_what_was_charged():
+    """Every kind of message at its size on the wire; dcp.md, sizes for flow control."""
+    consumer, request = opened()
+    value = b"v" * 7
+    consumer.give(marker(request, 1, 9), mutation(request, 1, value), deletion(request, 2), end(request, 4), noop(1))
+    assert consumer.charged == 44 + (55 + 2 + 7) + (42 + 2) + 28
+    assert consumer.acknowledged == 0
+    assert consumer.feed.queued_bytes == consumer.charged
+    consumer.consume()
+    consumer.give(noop(2))
+    assert consumer.acknowledged == consumer.charged
+    assert consumer.feed.queued_bytes == 0
+
+
+def test_only_what_is_consumed_is_acknowledged():
+    consumer, request = opened()
+    consumer.give(marker(request, 1, 1000), mutation(request, 1, b"v" * WINDOW))
+    assert consumer.feed.queued_bytes > WINDOW
+    consumer.give(noop(1))
+    assert consumer.acknowledged == 0
+    consumer.consume()
+    assert consumer.acknowledged == consumer.charged
+    assert consumer.feed.queued_bytes == 0
+
+
+def test_a_fifth_of_the_window_is_acknowledged_at_once():
+    consumer, request = opened()
+    consumer.get(marker(request, 1, 1000), mutation(request, 1, b"v" * (WINDOW // 5 - 200)))
+    assert consumer.acknowledged == 0
+    consumer.get(mutation(request, 2, b"v" * 200))
+    assert consumer.acknowledged == consumer.charged
+
+
+def test_changes_that_are_left_out_do_not_wait_for_those_that_are_not():
+    """Or the producer's window fills with bytes that nobody is going to acknowledge."""
+    consumer = consumer_of({3: Wanted(), 5: Wanted(expect_vbuuid=99)})
+    one, two = consumer.ask()
+    consumer.give(accept(one), accept(two), marker(one, 1, 9), mutations(one, 1))
+    kept = consumer.feed.queued_bytes
+    consumer.give(mutation(two, 1, b"v" * WINDOW))
+    assert consumer.acknowledged == consumer.charged - kept
+    assert consumer.feed.queued_bytes == kept
+
+
+def test_a_delivery_is_acknowledged_to_the_connection_it_came_by():
+    consumer, request = opened()
+    consumer.give(marker(request, 1, 9), mutation(request, 1, b"v" * WINDOW))
+    consumer.reconnect()
+    assert consumer.feed.queued_bytes > WINDOW
+    consumer.consume()
+    assert consumer.acknowledged == 0
+    assert consumer.feed.queued_bytes == 0
+    request = consumer.ask_one()
+    consumer.get(accept(request), marker(request, 0, 9), mutations(request, 9))
+    consumer.give(noop(1))
+    assert consumer.acknowledged == consumer.charged > 0
+
+
+@given(histories(), st.lists(st.integers(0, 60), max_size=4), st.lists(st.integers(0, 2), min_size=1), st.data())
+def test_no_connection_gets_more_acknowledged_than_it_charged(histories, cuts, takes, data):
+    takes = cycle(takes)
+    consumer = consumer_of({vb: Wanted(end_seqno=each.high_seqno) for vb, each in histories.items()}, window=1 << 10)
+    for cut in (*cuts, MAX_SEQNO):
+        messages = interleaved(consumer, histories)[:cut]
+        step = data.draw(st.integers(1, 60))
+        for first in range(0, len(messages), step):
+            consumer.give(*messages[first : first + step])
+            consumer.consume(next(takes))
+            assert consumer.acknowledged <= consumer.charged
+            assert consumer.feed.queued_bytes >= 0
+        if consumer.feed.is_done:
+            break
+        consumer.reconnect()
+    if all(each.connection == consumer.feed.deliveries[-1].connection for each in consumer.feed.deliveries):
+        consumer.consume()
+        consumer.give(noop(1))
+        assert consumer.acknowledged == consumer.charged
+
+
+def test_a_noop_is_answered_with_its_opaque():
+    consumer, _ = opened()
+    consumer.give(noop(77))
+    (answer,) = consumer.sent
+    assert isinstance(answer, DcpReply)
+    assert (answer.opaque, answer.status) == (77, Status.SUCCESS)
+
+
+def test_replies_that_nobody_waits_for_are_left_alone():
+    consumer, _ = opened()
+    consumer.give(DcpReply(opaque=4242, status=Status.KEY_ENOENT).encode(Opcode.DCP_CLOSE_STREAM))
+    assert not consumer.feed.receive([Frame(Magic.RESPONSE, Opcode.GET, opaque=1)])
+    assert not consumer.sent

@@ -1,0 +1,666 @@
+"""Change streams over real sockets: from a position to a position, over nodes that come and go, for any reader."""
+
+import asyncio
+import re
+import signal
+import threading
+from contextlib import aclosing
+from itertools import count
+
+import pytest
+
+from penstock import Node, connect, read_changes
+from penstock.client.blocking import LoopThread
+from penstock.client.bucket import vbucket_of
+from penstock.client.feed import Wanted
+from penstock.client.position import BEGINNING
+from penstock.errors import RemoteProtocolError, Unreachable, UsageError
+from penstock.wire.columns import changes_of
+from penstock.wire.constants import Opcode, Status
+from penstock.wire.dcp import StreamReq
+from penstock.wire.layout import decode
+from penstock.wire.schema import CHANGE_SCHEMA, Event
+from tests.client.peer import Process, Running, Script, in_loop
+from tests.client.producer import accept, end, marker, mutation, mutations, refuse
+
+
+@pytest.fixture
+def running():
+    running = Running()
+    yield running
+    running.stop()
+
+
+def documents(first, behind, size=10):
+    return [(f"k{number}", b"%d" % number + b"." * size) for number in range(first, behind)]
+
+
+class Table:
+    """What a reader makes of the rows: current documents, and the proof that no row came twice."""
+
+    def __init__(self):
+        self.rows = []
+
+    def add(self, batch):
+        self.rows += changes_of(batch)
+
+    @property
+    def identities(self):
+        return [(row.vbucket, row.history, row.seqno) for row in self.rows if row.event != Event.ROLLBACK]
+
+    @property
+    def rollbacks(self):
+        return [row for row in self.rows if row.event == Event.ROLLBACK]
+
+    def current(self):
+        assert len(set(self.identities)) == len(self.identities)
+        cuts = [(row.vbucket, row.history, row.seqno) for row in self.rollbacks]
+        kept = {}
+        for row in sorted(self.rows, key=lambda row: (row.vbucket, row.history, row.seqno)):
+            if any(vb == row.vbucket and row.history < history and row.seqno > cut for vb, history, cut in cuts):
+                continue
+            if row.event == Event.MUTATION:
+                kept[row.key.decode()] = row.value
+            elif row.event == Event.DELETION:
+                kept.pop(row.key.decode(), None)
+        return kept
+
+
+async def read(bucket, *args, table=None, **options):
+    """Read a stream to its end; return the table and the positions."""
+    table = table or Table()
+    async with await bucket.stream(*args, **options) as stream:
+        async for batch in stream:
+            assert batch.schema == CHANGE_SCHEMA
+            table.add(batch)
+    return table, stream.positions
+
+
+# From where to where
+
+
+@pytest.mark.parametrize("vbuckets", [1, 4, 1024])
+@in_loop
+async def test_everything_there_is(vbuckets):
+    with Node.running(["beer"], vbuckets=vbuckets) as node:
+        async with connect(node.url("beer")) as bucket:
+            await bucket.upsert_many(documents(0, 3000))
+            await bucket.remove_many([f"k{number}" for number in range(0, 3000, 10)])
+            table, positions = await read(bucket, "beginning", "now")
+            assert table.current() == {key: value for key, value in documents(0, 3000) if int(key[1:]) % 10}
+            assert {vb: each.seqno for vb, each in positions.items()} == await bucket.high_seqnos()
+            assert all(each.is_complete for each in positions.values())
+            table, positions = await read(bucket, positions, "now", table=table)
+            assert len(table.rows) == 3000
+
+
+@in_loop
+async def test_now_is_nothing_of_what_was(running):
+    async with connect(running.url()) as bucket:
+        await bucket.upsert_many(documents(0, 100))
+        async with await bucket.stream("now") as stream:
+            changes = stream.changes()
+            coming = asyncio.ensure_future(anext(changes))
+            await bucket.upsert("new", b"value")
+            assert (await coming).key == b"new"
+
+
+@in_loop
+async def test_an_empty_bucket_ends_now(running):
+    async with connect(running.url()) as bucket:
+        for start in ("beginning", "now", dict.fromkeys(range(4), BEGINNING)):
+            table, positions = await read(bucket, start, "now")
+            assert not table.rows
+            assert positions == dict.fromkeys(range(4), BEGINNING)
+
+
+@in_loop
+async def test_some_vbuckets_up_to_some_seqnos(running):
+    async with connect(running.url()) as bucket:
+        await bucket.upsert_many(documents(0, 400))
+        table, positions = await read(bucket, "beginning", {1: 10, 2: 0, 9: 4}, vbuckets=[1, 2, 3])
+        assert {row.vbucket for row in table.rows} == {1}
+        assert set(positions) == {1, 2}
+        assert positions[1].seqno >= 10
+        everything = [row.seqno for row in table.rows]
+        assert everything == list(range(1, positions[1].seqno + 1))
+
+
+@in_loop
+async def test_an_end_that_is_still_to_come_is_waited_for(running):
+    async with connect(running.url()) as bucket:
+        key = next(f"k{number}" for number in count() if vbucket_of(b"k%d" % number, 4) == 2)
+        reading = asyncio.ensure_future(read(bucket, "beginning", {2: 3}))
+        for number in range(3):
+            await bucket.upsert(key, b"%d" % number)
+        table, positions = await reading
+        assert positions[2].seqno == 3
+        assert table.current() == {key: b"2"}
+
+
+@pytest.mark.parametrize("wanted", [{4: Wanted()}, {-1: Wanted()}])
+@in_loop
+async def test_a_feed_of_a_vbucket_that_is_none(running, wanted):
+    async with connect(running.url()) as bucket:
+        with pytest.raises(UsageError, match="expected one below 4"):
+            bucket.open_feed(wanted)
+
+
+@in_loop
+async def test_an_exact_end_costs_no_whole_backfill(running):
+    """One document of 100 and a window of 64 KiB: the rest of the snapshot is closed, not read and dropped."""
+    async with connect(running.url(flowControlBytes=65536)) as bucket:
+        await bucket.upsert_many(documents(0, 4000, size=5000))
+        async with bucket.open_feed({1: Wanted(end_seqno=2)}, exact_end=True) as stream:
+            found = [change.seqno async for change in stream.changes()]
+        assert found == [1, 2]
+        assert int((await bucket.stats())["ep_dcp_total_bytes"]) < 3_000_000
+
+
+@in_loop
+async def test_objects_and_batches_are_the_same(running):
+    async with connect(running.url()) as bucket:
+        await bucket.upsert_many(documents(0, 200))
+        changes = [change async for change in bucket.changes("beginning", "now")]
+        batches = [batch async for batch in bucket.batches("beginning", "now")]
+        assert sorted(changes) == sorted(change for batch in batches for change in changes_of(batch))
+
+
+# Going on
+
+
+@in_loop
+async def test_positions_go_on_in_the_middle_of_a_snapshot(running):
+    table = Table()
+    async with connect(running.url(flowControlBytes=65536)) as bucket:
+        await bucket.upsert_many(documents(0, 2000, size=1000))
+        inside, positions = 0, dict.fromkeys(range(4), BEGINNING)
+        for round_number in range(6):
+            async with await bucket.stream(positions) as stream:
+                async for batch in stream:
+                    table.add(batch)
+                    break
+            positions = stream.positions
+            inside += any(not each.is_complete for each in positions.values())
+            await bucket.upsert_many(documents(100 * round_number, 100 * round_number + 50, size=1001))
+        assert inside > 3
+        table, positions = await read(bucket, positions, "now", table=table)
+        assert not table.rollbacks
+        assert table.current() == await stored(bucket, [key for key, _ in documents(0, 2000)])
+
+
+@in_loop
+async def test_a_slow_reader_bounds_what_is_in_memory(running):
+    window, size = 65536, 1000
+    async with connect(running.url(flowControlBytes=window)) as bucket:
+        await bucket.upsert_many(documents(0, 5000, size=size))
+        seen = 0
+        async with await bucket.stream(stop="now") as stream:
+            async for batch in stream:
+                seen += batch.num_rows
+                await bucket.get("k1")  # the producer has its turns, the reader takes none
+                assert stream.queued_bytes <= window + size + 200
+        assert seen == 5000
+
+
+async def stored(bucket, keys):
+    found = await bucket.get_many(keys)
+    return {key: document.value for key, document in zip(keys, found, strict=True) if document is not None}
+
+
+@in_loop
+async def test_a_node_that_lost_everything_is_rolled_back_and_read_again(running):
+    table = Table()
+    async with connect(running.url(flowControlBytes=65536)) as bucket:
+        await bucket.upsert_many(documents(0, 2000, size=500))
+        async with await bucket.stream() as stream:
+            batches = stream.batches()
+            while len(table.rows) < 700:
+                table.add(await anext(batches))
+            await running.restart()
+            await bucket.upsert_many(documents(1000, 1500, size=7))
+            highs = await bucket.high_seqnos()
+            while {vb: each.seqno for vb, each in stream.positions.items() if each.history} != highs:
+                table.add(await anext(batches))
+        assert sorted(row.vbucket for row in table.rollbacks) == [0, 1, 2, 3]
+        assert {(row.seqno, row.history) for row in table.rollbacks} == {(0, 1)}
+        assert table.current() == dict(documents(1000, 1500, size=7))
+
+
+@pytest.mark.parametrize("again", [0, 100, 5000], ids=["less", "fewer", "more"])
+@in_loop
+async def test_what_exists_now_may_be_another_history(running, again):
+    """A stream to "now" ends, whatever the node has when it is back, and what was read is what the bucket has."""
+    table = Table()
+    async with connect(running.url(flowControlBytes=65536)) as bucket:
+        await bucket.upsert_many(documents(0, 2000, size=500))
+        async with await bucket.stream(stop="now") as stream:
+            batches = stream.batches()
+            table.add(await anext(batches))
+            await running.restart()
+            await bucket.upsert_many(documents(0, again, size=9))
+            async for batch in batches:
+                table.add(batch)
+        assert table.current() == dict(documents(0, again, size=9))
+
+
+@pytest.mark.parametrize("again", [0, 50, 100, 300])
+@in_loop
+async def test_saved_positions_of_a_history_that_is_gone(running, again):
+    """Also where the new one is as long as the old: only the node can tell."""
+    async with connect(running.url()) as bucket:
+        await bucket.upsert_many(documents(0, 100))
+        table, positions = await read(bucket, "beginning", "now")
+        await running.restart()
+        await bucket.upsert_many(documents(0, again, size=3))
+        table, positions = await read(bucket, positions, "now", table=table)
+        assert len(table.rollbacks) == 4
+        assert table.current() == dict(documents(0, again, size=3))
+        assert {each.history for each in positions.values()} == {1}
+
+
+@in_loop
+async def test_a_rolled_back_vbucket_still_ends_at_its_seqno(running):
+    key = next(f"k{number}" for number in count() if vbucket_of(b"k%d" % number, 4) == 2)
+    async with connect(running.url()) as bucket:
+        await bucket.upsert_many([(key, b"old")] * 5)
+        table, positions = await read(bucket, "beginning", {2: 5})
+        await running.restart()
+        reading = asyncio.ensure_future(read(bucket, positions, {2: 8}, table=table))
+        for number in range(8):
+            await bucket.upsert(key, b"new%d" % number)
+        await reading
+        assert [row.requested_seqno for row in table.rollbacks] == [0]
+        assert table.current() == {key: b"new7"}
+
+
+@in_loop
+async def test_a_node_that_is_killed_is_followed_when_it_is_back():
+    process = await asyncio.to_thread(Process)
+    try:
+        table = Table()
+        url = f"couchbase://127.0.0.1:{process.port}/beer?flowControlBytes=65536"
+        async with connect(url) as bucket:
+            await bucket.upsert_many(documents(0, 3000, size=500))
+            async with await bucket.stream(stop="now") as stream:
+                batches = stream.batches()
+                table.add(await anext(batches))
+                await asyncio.to_thread(process.kill)
+                coming = asyncio.ensure_future(anext(batches))
+                await asyncio.to_thread(process.start)
+                await bucket.upsert_many(documents(500, 600))
+                table.add(await coming)
+                async for batch in batches:
+                    table.add(batch)
+            last, _ = await read(bucket, stream.positions, "now", table=table)
+            assert last.current() == dict(documents(500, 600))
+    finally:
+        await asyncio.to_thread(process.kill)
+
+
+@in_loop
+async def test_a_node_that_stays_away_is_reported_in_one_sentence(running):
+    async with connect(running.url(retrySeconds=0.3)) as bucket:
+        await bucket.upsert("k", b"v")
+        async with await bucket.stream() as stream:
+            batches = stream.batches()
+            await anext(batches)
+            await asyncio.to_thread(running.stop)
+            with pytest.raises(Unreachable) as caught:
+                await anext(batches)
+    sentence = r"couchbase://127.0.0.1:\d+/beer did not serve for [\d.]+ s \(limit 0.3 s\); last failure: [^\n]*"
+    assert re.fullmatch(sentence, str(caught.value))
+    running.start()
+
+
+# Peers that misbehave
+
+
+def producer(serve):
+    """Return a script whose streams are answered by `serve(peer, request)`, and else is a good node."""
+
+    def answer(peer, frame):
+        if frame.opcode == Opcode.DCP_STREAM_REQ:
+            request = decode(frame)
+            assert isinstance(request, StreamReq)
+            return serve(peer, request)
+        return None
+
+    return Script(answer)
+
+
+async def follow(script, **options):
+    """Follow a script's first vbucket for ever; return what it gave and how it ended."""
+    options = {"retrySeconds": 0.05, **options}
+    found = []
+    async with connect(script.url(**options)) as bucket, await bucket.stream(vbuckets=[0]) as stream:
+        try:
+            async for change in stream.changes():
+                found.append(change.seqno)
+        except (Unreachable, RemoteProtocolError) as error:
+            return found, error
+
+
+@in_loop
+async def test_garbage_ends_a_stream_behind_what_came_before():
+    def serve(peer, request):
+        return accept(request) + marker(request, 1, 9) + mutations(request, 1, 2) + b"HTTP/1.1 400 Bad Request\r\n\r\n"
+
+    async with producer(serve) as script:
+        found, error = await follow(script)
+        assert found == [1, 2]
+        assert isinstance(error, RemoteProtocolError)
+        assert str(error) == "first byte of a frame is 0x48, not a known magic"
+
+
+@in_loop
+async def test_a_rule_that_is_broken_ends_a_stream_behind_what_came_before():
+    def serve(peer, request):
+        peer.transport.write(accept(request) + marker(request, 1, 9) + mutations(request, 1, 2))
+        peer.request = request
+        return b""
+
+    async with (
+        producer(serve) as script,
+        connect(script.url()) as bucket,
+        await bucket.stream(vbuckets=[0]) as stream,
+    ):
+        changes = stream.changes()
+        assert (await anext(changes)).seqno == 1
+        peer = script.peers[-1]
+        peer.transport.write(mutations(peer.request, 2))
+        assert (await anext(changes)).seqno == 2
+        with pytest.raises(RemoteProtocolError, match="vbucket 0: by_seqno 2 after 2"):
+            await anext(changes)
+        await peer.lost.wait()
+
+
+@in_loop
+async def test_half_a_frame_and_no_more_is_a_lost_connection():
+    def serve(peer, request):
+        seqno = request.start_seqno
+        whole = accept(request) + marker(request, 0, 9) + mutations(request, seqno + 1)
+        peer.transport.write(whole + mutation(request, seqno + 2)[:30])
+        peer.transport.close()
+        return b""
+
+    async with producer(serve) as script:
+        found = []
+        async with connect(script.url()) as bucket, await bucket.stream(vbuckets=[0]) as stream:
+            async for change in stream.changes():
+                found.append(change.seqno)
+                if len(found) == 5:
+                    break
+    assert found == [1, 2, 3, 4, 5]
+
+
+@in_loop
+async def test_a_peer_that_falls_silent_is_noticed_and_tried_again():
+    """Silence, half a frame into a change, of twice the noop interval; then the rest comes on another connection."""
+
+    def serve(peer, request):
+        if request.start_seqno == 0:
+            return accept(request) + marker(request, 1, 2) + mutations(request, 1) + mutation(request, 2)[:30]
+        return accept(request) + marker(request, 1, 2) + mutations(request, 2)
+
+    async with producer(serve) as script:
+        loop, times = asyncio.get_running_loop(), []
+        async with connect(script.url(noopInterval=1)) as bucket, await bucket.stream(vbuckets=[0]) as stream:
+            async for change in stream.changes():
+                times.append(loop.time())
+                if change.seqno == 2:
+                    break
+    assert 1.9 < times[1] - times[0] < 3.5
+
+
+@in_loop
+async def test_a_stream_request_without_an_answer_is_noticed_though_the_peer_lives():
+    def serve(peer, request):
+        return b""
+
+    async with producer(serve) as script:
+        _, error = await follow(script, operationTimeout=0.1)
+        assert "a stream request without an answer for 0.1 s" in str(error)
+
+
+@pytest.mark.parametrize("reason", [0, 1, 2, 6])
+@in_loop
+async def test_a_stream_that_always_ends_at_once_is_no_busy_loop(reason):
+    """Though the other stream of the connection has something new each time."""
+    asked = []
+
+    def serve(peer, request):
+        asked.append(request)
+        if request.vbucket == 0:
+            return accept(request) + end(request, reason)
+        seqno = request.start_seqno + 1
+        return accept(request) + marker(request, seqno, seqno) + mutations(request, seqno)
+
+    async with (
+        producer(serve) as script,
+        connect(script.url(retrySeconds=0.4)) as bucket,
+        await bucket.stream() as stream,
+    ):
+        with pytest.raises(Unreachable, match="vbucket 0: the producer ended the stream at 0"):
+            [batch async for batch in stream]
+    assert len(asked) < 30
+
+
+@in_loop
+async def test_a_refusal_that_never_mends_is_reported_though_other_streams_flow():
+    def serve(peer, request):
+        if request.vbucket == 0:
+            return refuse(request, Status.ETMPFAIL)
+        seqno = request.start_seqno + 1
+        return accept(request) + marker(request, seqno, seqno) + mutations(request, seqno)
+
+    async with (
+        producer(serve) as script,
+        connect(script.url(retrySeconds=0.4)) as bucket,
+        await bucket.stream() as stream,
+    ):
+        with pytest.raises(Unreachable, match="vbucket 0: stream from 0 refused, ETMPFAIL"):
+            [batch async for batch in stream]
+
+
+@in_loop
+async def test_a_producer_without_regard_for_flow_control_is_held_back():
+    """128 MiB for a window of 64 KiB: what is in memory stays below the window and one read."""
+    value, many = bytes(1 << 20), 128
+
+    def serve(peer, request):
+        peer.transport.write(accept(request) + marker(request, 1, many))
+        for seqno in range(1, many + 1):
+            peer.transport.write(mutation(request, seqno, value))
+        return b""
+
+    async with (
+        producer(serve) as script,
+        connect(script.url(flowControlBytes=65536)) as bucket,
+        await bucket.stream("beginning", {0: many}) as stream,
+    ):
+        async for batch in stream:
+            await bucket.stats()
+            await bucket.stats()
+            assert stream.queued_bytes < 65536 + (4 << 20)
+            if batch["seqno"][-1].as_py() == many:
+                break
+
+
+@in_loop
+async def test_a_bucket_that_came_back_with_other_vbuckets_is_another_one(running):
+    async with connect(running.url()) as bucket:
+        await bucket.upsert("k", b"v")
+        async with await bucket.stream() as stream:
+            batches = stream.batches()
+            await anext(batches)
+            running.vbuckets = 8
+            await running.restart()
+            with pytest.raises(RemoteProtocolError, match="/beer has 8 vbuckets now, it had 4"):
+                await anext(batches)
+
+
+@in_loop
+async def test_two_streams_of_one_bucket_do_not_end_each_other(running):
+    """A node ends the older one of two connections of the same name."""
+    async with connect(running.url()) as bucket, connect(running.url()) as other:
+        await bucket.upsert("k", b"v")
+        async with await bucket.stream() as first, await bucket.stream() as second, await other.stream() as third:
+            for stream in (first, second, third):
+                await anext(stream.batches())
+            stats = await bucket.stats()
+            assert stats["ep_dcp_producer_count"] == "3"
+            assert stats["total_connections"] == "5"
+
+
+# Readers that go away
+
+
+async def connections(bucket, many):
+    """Wait until the node has so many connections, its answers being the wait."""
+    while int((await bucket.stats())["curr_connections"]) != many:
+        pass
+
+
+@in_loop
+async def test_a_reader_that_stops_early_leaves_no_connection(running):
+    async with connect(running.url()) as bucket:
+        await bucket.upsert_many(documents(0, 100))
+        async with aclosing(bucket.changes()) as changes:
+            await anext(changes)
+        await connections(bucket, 1)
+        batches = bucket.batches()
+        await anext(batches)
+        await batches.aclose()
+        await connections(bucket, 1)
+
+
+@in_loop
+async def test_a_cancelled_reader_leaves_no_connection(running):
+    async with connect(running.url()) as bucket:
+        reading = asyncio.ensure_future(read(bucket))
+        await connections(bucket, 2)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await connections(bucket, 1)
+
+
+@in_loop
+async def test_a_reader_is_cancelled_while_it_waits_for_the_next_try(running):
+    async with connect(running.url()) as bucket:
+        reading = asyncio.ensure_future(read(bucket))
+        await connections(bucket, 2)
+        await asyncio.to_thread(running.stop)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(reading), 0.3)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    running.start()
+
+
+@in_loop
+async def test_a_stream_that_is_closed_ends_for_who_reads_it(running):
+    async with connect(running.url()) as bucket:
+        await bucket.upsert("k", b"v")
+        stream = await bucket.stream()
+        batches = stream.batches()
+        await anext(batches)
+        coming = asyncio.ensure_future(anext(batches, None))
+        await bucket.stats()
+        await stream.close()
+        assert await coming is None
+        await connections(bucket, 1)
+        assert [batch async for batch in stream] == []
+        await connections(bucket, 1)
+
+
+# The blocking front
+
+
+def threads():
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-")}
+
+
+def test_blocking_changes(running):
+    write(running, documents(0, 500))
+    batches = list(read_changes(running.url(), stop="now"))
+    assert sum(batch.num_rows for batch in batches) == 500
+    assert batches[0].schema == CHANGE_SCHEMA
+    assert threads() == {"penstock-node"}
+
+
+def write(running, some):
+    async def upsert():
+        async with connect(running.url()) as bucket:
+            await bucket.upsert_many(some)
+
+    asyncio.run(upsert())
+
+
+def test_blocking_changes_of_a_wrong_address_are_said_at_once():
+    with pytest.raises(UsageError, match="port 'x'"):
+        read_changes("couchbase://h:x")
+
+
+def test_blocking_changes_that_are_left_close_everything(running):
+    write(running, documents(0, 500))
+    changes = read_changes(running.url())
+    assert next(changes).num_rows > 0
+    assert threads() == {"penstock-node", "penstock-loop"}
+    changes.close()
+    assert threads() == {"penstock-node"}
+
+
+def test_blocking_changes_whose_reader_fails_close_everything(running):
+    write(running, documents(0, 500))
+    with pytest.raises(ZeroDivisionError):
+        [batch.num_rows // 0 for batch in read_changes(running.url())]
+    assert threads() == {"penstock-node"}
+
+
+def test_blocking_changes_of_a_node_that_is_not_there(running):
+    running.stop()
+    with pytest.raises(Unreachable):
+        next(read_changes(running.url(retrySeconds=0.05)))
+    assert threads() == set()
+    running.start()
+
+
+def test_ctrl_c_ends_a_wait_and_lets_the_generator_close():
+    """It comes while an item is awaited; what the generator does then takes turns of the loop of its own."""
+    closed, main = [], threading.get_ident()
+
+    async def items():
+        try:
+            yield 1
+            signal.pthread_kill(main, signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            closed.append(True)
+
+    with LoopThread() as loop, pytest.raises(KeyboardInterrupt):
+        list(loop.iterate(items()))
+    assert closed == [True]
+
+
+def test_leaving_a_loop_thread_cancels_what_runs_there():
+    cancelled = threading.Event()
+
+    async def waiting():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async def nothing():
+        pass
+
+    with LoopThread() as loop:
+        loop.start(waiting())
+        loop.run(nothing())
+    assert cancelled.is_set()
+    assert threads() == set()
