@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from importlib.resources import as_file, files
+from pathlib import Path
 
+import pyspark
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
@@ -34,17 +37,25 @@ def local_session(processors: int | None = None, *, inherit: int | None = None) 
     processors: how many tasks run at once, all there are if not given. inherit: an open file that Java is to keep open
     as long as it lives; of no effect if it runs already. Raises UsageError if there is no fitting Java.
     """
-    with as_file(files("penstock.spark") / "log4j2.properties") as logging:
+    package = files("penstock.spark")
+    with as_file(package / "log4j2.properties") as logging, as_file(package / "worker-python") as worker:
         conf = SparkConf().setMaster(f"local[{processors or '*'}]").setAppName("penstock")
         conf.set("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging}").setAll([*SETTINGS.items()])
         if SparkContext._gateway is None:  # Spark keeps its Java for the next session
-            os.environ.update(java_environment())
+            os.environ.update(java_environment() | _worker_environment(worker))
             if inherit is not None:
                 gateway = launch_gateway(conf, {"pass_fds": (inherit,)})  # type: ignore[no-untyped-call]
                 SparkContext(conf=conf, gateway=gateway)
         spark = SparkSession.Builder().config(conf=conf).getOrCreate()
     add_formats(spark)
     return spark
+
+
+def _worker_environment(launcher: Path) -> dict[str, str]:
+    """Return the variables with which Spark starts its Python processes by `launcher`, where that can be."""
+    if not os.access(launcher, os.X_OK) or not Path(pyspark.__file__).is_file():
+        return {}
+    return {"PYSPARK_PYTHON": str(launcher), "PENSTOCK_PYTHON": sys.executable}
 
 
 def add_formats(spark: SparkSession) -> None:
