@@ -5,6 +5,7 @@ import pytest
 from pyspark import SparkContext
 
 from penstock.node import Node
+from penstock.spark.lake import Lake
 from penstock.spark.session import local_session
 from tests.spark.buckets import QUICK_JAVA, Documents, MicroBatches
 
@@ -46,3 +47,8 @@ def follow():
     yield start
     for query in queries:
         query.reader.stop()
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(tmp_path / "lake")

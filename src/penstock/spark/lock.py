@@ -21,12 +21,11 @@ _LOOK_SECONDS = 0.1
 
 @contextmanager
 def locked(directory: Path, patience: float) -> Iterator[int]:
-    """Hold the lock of a lake, whose directory is made if need be, and give its open file.
+    """Hold the lock of a lake's directory and give its open file.
 
     patience: seconds to wait for one who has it. Raises LakeRefused after that, UsageError where no file can be made.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         file = os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise UsageError(f"the lake {directory} cannot be written: {error.strerror}") from error

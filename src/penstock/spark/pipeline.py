@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -78,9 +78,9 @@ def run(
     Raises UsageError or LakeRefused for a bucket or a lake that cannot be used, before Spark is started; Unreachable
     if the node stays away; Error if the query fails.
     """
+    bucket = Bucket(parse_address(settings.url))
     lake = Lake(settings.lake)
     lake.check_owner()
-    bucket = Bucket(parse_address(settings.url))
     with LoopThread("penstock-pipeline") as loop:
         try:
             loop.run(bucket.high_seqnos())
@@ -97,6 +97,8 @@ def run(
 def _session(given: SparkSession | None, lock: int) -> Iterator[SparkSession]:
     if given is not None:
         add_formats(given)
+        # Spark looks a format up in the calling thread's session, and this makes it the given one.
+        given.createDataFrame([], "nothing int")
         yield given
         return
     spark = local_session(inherit=lock)
@@ -168,7 +170,7 @@ def _in_one_sentence() -> Iterator[None]:
     """Raise as Error what Spark raises, and what a call to its Java process raises when that has died."""
     try:
         yield
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         raise failure(str(error)) from None
     except (Py4JError, ConnectionError) as error:
         raise Error(f"Spark's Java process ended unexpectedly ({error})") from None

@@ -1,0 +1,258 @@
+"""The pipeline end to end: a bucket into a lake, through Spark, over nodes and networks that fail."""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import Error, LakeRefused, Unreachable, UsageError
+from penstock.node import Node
+from penstock.spark.lake import Lake, count_rows
+from penstock.spark.lock import locked
+from penstock.spark.pipeline import Progress, Settings, failure, run
+from tests.spark.buckets import Documents, Proxy, check_changelog, compact, current_of, generated, numbered
+
+BEER = Path(__file__).parents[3] / "shared" / "data" / "beer-sample.jsonl"
+SECONDS = 120.0
+
+pytestmark = pytest.mark.spark
+
+
+class Running:
+    """A pipeline that runs in a thread. `reached` waits for its progress."""
+
+    def __init__(self) -> None:
+        self.finish = threading.Event()
+        self.done: Future[Progress] = Future()
+        self._moved = threading.Condition()
+        self._progress = Progress()
+
+    def report(self, progress: Progress) -> None:
+        with self._moved:
+            self._progress = progress
+            self._moved.notify_all()
+
+    def reached(self, rows: int) -> None:
+        with self._moved:
+            assert self._moved.wait_for(lambda: self._progress.rows >= rows or self.done.done(), SECONDS), (
+                self._progress
+            )
+        if self.done.done():
+            self.done.result()
+
+    def ended(self, done: Future[Progress]) -> None:
+        with self._moved:
+            self._moved.notify_all()
+
+
+@contextmanager
+def running(spark, url: str, lake: Lake, **settings) -> Iterator[Running]:
+    """Follow a bucket while the block lasts, and then until everything is in the lake."""
+    run_, wanted = Running(), Settings(url, str(lake.path), trigger_seconds=0.2, **settings)
+    with ThreadPoolExecutor(1) as pool:
+        run_.done = pool.submit(run, wanted, spark=spark, report=run_.report, finish=run_.finish)
+        run_.done.add_done_callback(run_.ended)
+        try:
+            yield run_
+        finally:
+            run_.finish.set()
+            run_.done.result(SECONDS)
+
+
+def catch_up(spark, url, lake, **settings):
+    return run(Settings(url, str(lake.path), available_now=True, **settings), spark=spark)
+
+
+def values(lake):
+    return {key: value for key, (_, value) in current_of(lake).items()}
+
+
+@pytest.mark.parametrize("source", ["beer", "generated"])
+def test_the_tables_are_the_bucket_byte_for_byte(spark, documents, lake, source):
+    if source == "beer":
+        if not BEER.exists():
+            pytest.skip(f"{BEER} is not there: the generated documents stand for it")
+        lines = map(json.loads, BEER.read_text("utf-8").splitlines())
+        stored = {line["id"]: compact(line["doc"]) for line in lines}
+        assert len(stored) == 7_303
+    else:
+        stored = generated(3_000)
+    documents.store(stored)
+    first = catch_up(spark, documents.url, lake)
+    assert first.rows == len(stored)
+    assert values(lake) == {key.encode(): value for key, value in stored.items()}
+
+    keys = sorted(stored)
+    documents.store({key: b"changed " + stored[key] for key in keys[:1_000]})
+    assert documents.remove(keys[1_000:1_500]) == 500
+    documents.store(numbered(0, 100))
+    second = catch_up(spark, documents.url, lake)
+    assert second.rows == 1_600
+    assert second.lag == 0
+    assert count_rows(lake.changelog) == len(stored) + 1_600
+    assert current_of(lake) == documents.contents()
+    check_changelog(lake)
+
+
+def test_a_limit_makes_more_batches_of_the_same_rows(spark, documents, lake):
+    documents.store(numbered(0, 2_000))
+    done = catch_up(spark, documents.url, lake, max_changes=700, partitions=1)
+    assert (done.rows, done.batches) == (2_000, 3)
+    assert current_of(lake) == documents.contents()
+    assert catch_up(spark, documents.url, lake).rows == 0
+
+
+def test_a_node_that_lost_its_data_while_a_query_runs(spark, lake):
+    """Twice: first its history is shorter than the old one, then it is longer."""
+    with Node.running(["default"], vbuckets=16) as node:
+        port = node.kv_port
+        with Documents.of(node.url("default")) as documents:
+            url = documents.url
+            documents.store(numbered(0, 1_000))
+            following = running(spark, url, lake)
+            run_ = following.__enter__()
+            run_.reached(1_000)
+    for round_, (count, rows) in enumerate([(300, 1_000 + 16 + 300), (2_000, 1_316 + 16 + 2_000)], 1):
+        with Node.running(["default"], vbuckets=16, port=port) as node, Documents.of(url) as documents:
+            documents.store(numbered(0, count, f"round {round_}"))
+            run_.reached(rows)
+            if round_ == 2:
+                following.__exit__(None, None, None)
+            assert current_of(lake) == documents.contents()
+    changes = check_changelog(lake)
+    assert changes.num_rows == 3_332
+    cuts = [(row["vbucket"], row["history"], row["seqno"]) for row in changes.to_pylist() if row["event"] == "rollback"]
+    assert sorted(cuts) == sorted((vbucket, history, 0) for vbucket in range(16) for history in (1, 2))
+
+
+def test_a_lake_belongs_to_its_checkpoint(spark, documents, lake, tmp_path):
+    documents.store(numbered(0, 100))
+    catch_up(spark, documents.url, lake)
+
+    moved = Lake(tmp_path / "elsewhere" / "moved")
+    moved.path.parent.mkdir()
+    lake.path.rename(moved.path)
+    documents.store(numbered(100, 150))
+    assert catch_up(spark, documents.url, moved).rows == 50
+    assert current_of(moved) == documents.contents()
+
+    other = Lake(tmp_path / "other")
+    catch_up(spark, documents.url, other)
+    moved.checkpoint.rename(tmp_path / "checkpoint")
+    with pytest.raises(LakeRefused, match=r"was written by a query whose checkpoint .*_checkpoint is gone: "):
+        catch_up(spark, documents.url, moved)
+    shutil.copytree(other.checkpoint, moved.checkpoint)
+    with pytest.raises(LakeRefused, match="was not written by the query of "):
+        catch_up(spark, documents.url, moved)
+    assert current_of(moved) == documents.contents()
+
+
+def test_two_runs_do_not_write_one_lake(documents, lake, monkeypatch):
+    lake.path.mkdir()
+    monkeypatch.setattr("penstock.spark.pipeline.PATIENCE", 0.0)
+    with locked(lake.path, 0), pytest.raises(LakeRefused, match=r"another run writes .*lake; stop it first"):
+        run(Settings(documents.url, str(lake.path)))
+
+
+def test_a_run_waits_for_the_java_of_one_that_was_killed(lake):
+    lake.path.mkdir()
+    with ThreadPoolExecutor(1) as pool:
+        with locked(lake.path, 0):
+            waiting = pool.submit(lambda: locked(lake.path, SECONDS).__enter__())
+            assert not waiting.done()
+        assert waiting.result(SECONDS) > 0
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "sentence"),
+    [
+        ("couchbase://127.0.0.1:1/default?retrySeconds=0.2", Unreachable, "127.0.0.1:1/default did not serve for"),
+        ("http://127.0.0.1/default", UsageError, "begins with http://, expected couchbase://"),
+        ("{}/nowhere", UsageError, "no bucket 'nowhere'"),
+    ],
+)
+def test_a_bucket_that_cannot_be_used_is_told_before_spark_starts(node, lake, url, kind, sentence):
+    with pytest.raises(kind) as raised:
+        run(Settings(url.format(node.url("default").removesuffix("/default")), str(lake.path)))
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not lake.path.exists() or not [*lake.path.iterdir()]
+
+
+def test_a_bucket_of_another_size_is_refused_by_the_lake(spark, documents, lake):
+    documents.store(numbered(0, 100))
+    catch_up(spark, documents.url, lake)
+    with Node.running(["default"], vbuckets=32) as other, Documents.of(other.url("default")) as others:
+        others.store(numbered(0, 10))
+        with pytest.raises(UsageError, match=r"the bucket has 32 vbuckets, expected 16"):
+            catch_up(spark, others.url, lake)
+
+
+def test_a_cut_network_loses_nothing_and_doubles_nothing(spark, node, lake):
+    with Proxy.before(node.kv_port) as proxy, Documents.of(node.url("default")) as documents:
+        documents.store(numbered(0, 4_000, size=2_000))
+        proxy.cut_after = 1 << 20  # the batch has 8 MB, so that every task is cut off several times
+        with running(spark, proxy.url, lake) as run_:
+            run_.reached(4_000)
+            assert proxy.cuts >= 4
+            proxy.cut_after = None
+            missed = threading.Event()
+            proxy.on_refusal = missed.set
+            proxy.cut()
+            documents.store(numbered(3_000, 4_500, "while it was away"))
+            assert missed.wait(SECONDS)
+            proxy.is_down = False
+            run_.reached(5_500)
+        assert current_of(lake) == documents.contents()
+        assert check_changelog(lake).num_rows == 5_500
+
+
+def test_a_node_that_stays_away_ends_the_run_and_the_next_goes_on(spark, node, lake, capfd):
+    with Proxy.before(node.kv_port) as proxy, Documents.of(node.url("default")) as documents:
+        documents.store(numbered(0, 500))
+        with pytest.raises(Unreachable) as raised, running(spark, proxy.url + "?retrySeconds=0.5", lake) as run_:  # noqa: PT012
+            run_.reached(500)
+            proxy.cut()
+            done = threading.Event()
+            proxy.on_refusal = done.set
+            assert done.wait(SECONDS)
+        assert "did not serve for" in str(raised.value)
+        documents.store(numbered(400, 700, "later"))
+        proxy.is_down = False
+        assert catch_up(spark, proxy.url, lake).rows == 300
+        assert current_of(lake) == documents.contents()
+        assert check_changelog(lake).num_rows == 800
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "sentence"),
+    [
+        (
+            "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Traceback (most recent call last):\n"
+            '  File "x.py", line 1, in f\n    g()\npenstock.errors.Unreachable: gone for 30 s\n\nJVM stacktrace:\n'
+            "org.apache.spark.SparkException\n",
+            Unreachable,
+            "gone for 30 s",
+        ),
+        (
+            "Job aborted: Traceback (most recent call last):\n  File\nOSError: [Errno 28] No space left on device\n",
+            Error,
+            "the query failed: OSError: [Errno 28] No space left on device",
+        ),
+        (
+            "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Concurrent update to the log.\nx",
+            Error,
+            "Spark failed: Concurrent update to the log.",
+        ),
+    ],
+)
+def test_a_failure_is_one_sentence(text, kind, sentence):
+    error = failure(text)
+    assert type(error) is kind
+    assert str(error) == sentence
