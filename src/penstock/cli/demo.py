@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,30 +162,27 @@ class _Demo:
         from penstock.client.blocking import LoopThread
         from penstock.spark.pipeline import Settings, run
 
-        finish, following = threading.Event(), threading.Event()
+        finish = threading.Event()
+        changing: list[Future[None]] = []
         self.say("[bold]Spark[/] starting a query that follows the bucket")
         with LoopThread("penstock-workload") as loop:
-            changing = loop.start(self.change(url, following))
-            changing.add_done_callback(lambda _: finish.set())
 
             def report(progress: Progress) -> None:
                 self.check()
-                if progress.rows:
-                    following.set()
-                    self.say(_progress_line(progress, self.tally))
+                if not progress.rows:
+                    return
+                self.say(_progress_line(progress, self.tally))
+                if not changing:
+                    changing.append(loop.start(self.change(url)))
+                    changing[0].add_done_callback(lambda _: finish.set())
 
-            try:
-                progress = run(Settings(url=url, lake=str(self.plan.lake)), report=report, finish=finish)
-            except BaseException:
-                changing.cancel()
-                raise
-            changing.result(_STOP_SECONDS)
+            progress = run(Settings(url=url, lake=str(self.plan.lake)), report=report, finish=finish)
+            changing[0].result(_STOP_SECONDS)
         return progress
 
-    async def change(self, url: str, following: threading.Event) -> None:
+    async def change(self, url: str) -> None:
         from penstock.client.bucket import connect
 
-        await asyncio.get_running_loop().run_in_executor(None, following.wait, 600)
         async with connect(url) as bucket:
             workload = Workload(bucket, await live_keys(bucket), mix=Mix(), rate=self.plan.rate, seed=_SEED)
             self.tally = workload.tally

@@ -1,0 +1,72 @@
+"""The demo as `make demo` runs it: it ends with both tables equal, and Ctrl-C leaves nothing running."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.spark
+
+COMMAND = [sys.executable, "-m", "penstock", "demo"]
+MARK = "PENSTOCK_TEST_OF_DEMO"
+
+
+def marked(value: str) -> list[int]:
+    """Return the processes that carry our mark in their environment: the demo's own and all that it started."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                environment = (process / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if f"{MARK}={value}".encode() in environment:
+                found.append(int(process.name))
+    return found
+
+
+def test_ends_with_both_tables_equal(tmp_path):
+    documents = tmp_path / "own.jsonl"
+    documents.write_text("".join(json.dumps({"id": f"é {n}", "doc": {"n": n}}) + "\n" for n in range(700)))
+    lake = tmp_path / "lake"
+    options = ["--file", documents, "--key", "id", "--value", "doc", "--seconds", "3", "--rate", "200", "--lake", lake]
+    ran = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=280, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "700 documents loaded" in ran.stdout
+    assert "600 changes" in ran.stdout
+    assert "equal to the bucket key by key" in ran.stdout
+    assert (lake / "current" / "_delta_log").is_dir()
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the demo's processes through /proc")
+@pytest.mark.parametrize("moment", ["documents loaded", "changelog"], ids=["while Spark starts", "while it follows"])
+def test_interrupted_leaves_nothing_running(moment):
+    value = f"{os.getpid()}-{time.monotonic_ns()}"
+    with subprocess.Popen(
+        [*COMMAND, "--count", "500", "--seconds", "120"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, MARK: value, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    ) as demo:
+        assert demo.stdout is not None
+        seen = b""
+        while moment.encode() not in seen:
+            ready, _, _ = select.select([demo.stdout], [], [], 200)
+            chunk = os.read(demo.stdout.fileno(), 65536) if ready else b""
+            assert chunk, seen
+            seen += chunk
+        os.killpg(demo.pid, signal.SIGINT)
+        rest, _ = demo.communicate(timeout=120)
+        assert demo.returncode == 130, seen + rest
+        assert b"Traceback" not in rest, rest
+    deadline = time.monotonic() + 30
+    while left := marked(value):
+        assert time.monotonic() < deadline, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
+        select.select([], [], [], 0.1)
