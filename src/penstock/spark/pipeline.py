@@ -64,6 +64,9 @@ class Progress:
 
 Report = Callable[[Progress], None]
 
+_POLL_SECONDS = 1
+"""How often the current table is folded and progress reported, however rarely a batch begins."""
+
 
 def run(
     settings: Settings,
@@ -120,10 +123,11 @@ class _Follower:
         self._progress = Progress()
 
     def follow(self, spark: SparkSession, vbuckets: int, finish: threading.Event) -> Progress:
+        self._tell()  # whoever waits for this to stop what Spark is long in starting can do so now
         query = start(spark, self._settings, self._lake, vbuckets)
         try:
             while query.isActive and not finish.is_set():
-                query.awaitTermination(max(1, round(self._settings.trigger_seconds)))
+                query.awaitTermination(_POLL_SECONDS)
                 self._fold(query)
             if query.isActive:
                 query.processAllAvailable()
@@ -141,6 +145,9 @@ class _Follower:
         self._progress = replace(self._progress, rows=total - self._before, changelog_rows=total, folded=folded.version)
         if last is not None:
             self._progress = replace(self._progress, batches=last.batchId + 1, lag=self._lag(last.sources[0].endOffset))
+        self._tell()
+
+    def _tell(self) -> None:
         if self._report is not None:
             self._report(self._progress)
 
