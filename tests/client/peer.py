@@ -146,3 +146,7 @@ class Script:
             return b""
         config = json.dumps(self.config).encode() if frame.opcode == Opcode.GET_CLUSTER_CONFIG else b""
         return reply(frame, value=config, extras=bytes(4) if frame.opcode == Opcode.GET else b"")
+
+
+def documents(first, behind, size=10):
+    return [(f"k{number}", b"%d" % number + b"." * size) for number in range(first, behind)]

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from penstock.client.feed import Feed
+from penstock.client.feed import Feed, Wanted
+from penstock.client.position import Position, SnapshotEnd
 from penstock.wire.connection import Connection, Slab
 from penstock.wire.constants import MAX_SEQNO, Magic, Opcode, Status
 from penstock.wire.dcp import (
@@ -162,3 +163,24 @@ class History:
             messages.append(marker(request, request.snap_start if inside else low, high))
             messages += [deletion(request, seqno) if seqno % 7 == 0 else mutation(request, seqno) for seqno in left]
         return [*messages, end(request)]
+
+
+WINDOW = 1 << 16
+AT_20 = Position(seqno=20, vbuuid=11, snap_start=20, snap_end=20, ends=(SnapshotEnd(5, 11), SnapshotEnd(20, 11)))
+INSIDE = Position(seqno=20, vbuuid=11, snap_start=5, snap_end=30, ends=(SnapshotEnd(5, 11),))
+
+
+def consumer_of(wanted=None, *, window=WINDOW, **options):
+    return Consumer(Feed(8, {3: Wanted()} if wanted is None else wanted, window=window, **options))
+
+
+def opened(wanted=None, log=LOG, **options):
+    """Return a consumer and its one stream, accepted."""
+    consumer = consumer_of(wanted, **options)
+    request = consumer.ask_one()
+    consumer.give(accept(request, log))
+    return consumer, request
+
+
+def seqnos(changes):
+    return [change.seqno for change in changes]

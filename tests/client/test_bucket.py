@@ -21,7 +21,7 @@ from penstock.errors import (
 from penstock.node import Node
 from penstock.wire.constants import MAX_VALUE, Opcode, Status
 from penstock.wire.kv import FailoverEntry, pack_failover_log
-from tests.client.peer import Running, Script, in_loop, reply
+from tests.client.peer import Script, in_loop, reply
 
 
 @pytest.fixture(scope="module")
@@ -142,13 +142,6 @@ def test_the_vbucket_of_a_key_is_the_clients_common_one():
 
 
 # A node that goes away
-
-
-@pytest.fixture
-def running():
-    running = Running()
-    yield running
-    running.stop()
 
 
 @in_loop

@@ -1,13 +1,10 @@
 """The consumer without its socket: what it makes of what a producer says."""
 
 from dataclasses import replace
-from itertools import cycle, zip_longest
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from penstock.client.feed import Feed, Wanted
+from penstock.client.feed import Wanted
 from penstock.client.position import BEGINNING, Position, SnapshotEnd
 from penstock.errors import (
     ConnectionClosed,
@@ -18,46 +15,26 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.wire.columns import SMALL_RUN
-from penstock.wire.constants import MAX_SEQNO, Magic, Opcode, Status, StreamEndReason
+from penstock.wire.constants import MAX_SEQNO, Opcode, Status, StreamEndReason
 from penstock.wire.dcp import CloseStream, DcpNoop, DcpReply
-from penstock.wire.frame import Frame
 from penstock.wire.kv import FailoverEntry, Get
 from penstock.wire.schema import Change, Event
 from tests.client.producer import (
+    AT_20,
     LOG,
-    Consumer,
-    History,
     accept,
+    consumer_of,
     deletion,
     end,
     marker,
     mutation,
     mutations,
     noop,
+    opened,
     refuse,
     rollback,
+    seqnos,
 )
-
-WINDOW = 1 << 16
-AT_20 = Position(seqno=20, vbuuid=11, snap_start=20, snap_end=20, ends=(SnapshotEnd(5, 11), SnapshotEnd(20, 11)))
-INSIDE = Position(seqno=20, vbuuid=11, snap_start=5, snap_end=30, ends=(SnapshotEnd(5, 11),))
-
-
-def consumer_of(wanted=None, *, window=WINDOW, **options):
-    return Consumer(Feed(8, {3: Wanted()} if wanted is None else wanted, window=window, **options))
-
-
-def opened(wanted=None, log=LOG, **options):
-    """Return a consumer and its one stream, accepted."""
-    consumer = consumer_of(wanted, **options)
-    request = consumer.ask_one()
-    consumer.give(accept(request, log))
-    return consumer, request
-
-
-def seqnos(changes):
-    return [change.seqno for change in changes]
-
 
 # Rows
 
@@ -460,215 +437,3 @@ def test_a_purge_below_the_position_is_no_reason_to_begin_again():
     consumer = consumer_of({3: Wanted(position=AT_20, expect_vbuuid=11, end_seqno=50, purge_seqno=20)})
     consumer.give(rollback(consumer.ask_one(), 0))
     assert consumer.feed.given_up == [3]
-
-
-# Snapshots over connections
-
-
-def test_an_interrupted_snapshot_is_complete_only_at_its_end():
-    consumer, request = opened({3: Wanted(position=INSIDE)})
-    assert (request.start_seqno, request.snap_start, request.snap_end) == (20, 5, 30)
-    consumer.give(marker(request, 5, 24), mutations(request, 24))
-    (delivery,) = consumer.feed.deliveries
-    position = delivery.positions[3]
-    assert (position.seqno, position.snap_start, position.snap_end) == (24, 5, 30)
-    consumer.consume()
-    consumer.give(marker(request, 25, 33), mutations(request, 30, 33))
-    position = consumer.feed.deliveries[0].positions[3]
-    assert position.is_complete
-    assert [each.seqno for each in position.ends] == [5, 33]
-
-
-def test_a_marker_alone_does_not_move_a_position():
-    consumer, request = opened({3: Wanted(position=AT_20)})
-    consumer.give(marker(request, 15, 40))
-    consumer.reconnect()
-    request = consumer.ask_one()
-    assert (request.start_seqno, request.snap_start, request.snap_end) == (20, 20, 20)
-
-
-@st.composite
-def histories(draw):
-    """Histories of up to three vbuckets, with short and long snapshots."""
-    found = {}
-    for vbucket in draw(st.sets(st.integers(0, 7), min_size=1, max_size=3)):
-        snapshots, low = [], 1
-        for _ in range(draw(st.integers(0, 4))):
-            many = draw(st.sampled_from([1, 2, 3, 40]))
-            gaps = draw(st.lists(st.integers(1, 3), min_size=many, max_size=many))
-            seqnos = tuple(low - 1 + sum(gaps[: place + 1]) for place in range(many))
-            snapshots.append((low, seqnos[-1], seqnos))
-            low = seqnos[-1] + 1
-        found[vbucket] = History(tuple(snapshots))
-    return found
-
-
-def interleaved(consumer, histories):
-    """Return the messages of all streams that the consumer asks for, in turns."""
-    streams = [histories[request.vbucket].serve(request) for request in consumer.ask()]
-    return [message for several in zip_longest(*streams) for message in several if message is not None]
-
-
-def follow(histories, cuts):
-    """Follow histories to their ends; each number of `cuts` is how many messages a connection lasts.
-
-    Return the rows, and the positions behind them.
-    """
-    consumer = consumer_of({vb: Wanted(end_seqno=each.high_seqno) for vb, each in histories.items()})
-    saved = {}
-    for cut in (*cuts, MAX_SEQNO):
-        messages = interleaved(consumer, histories)[:cut]
-        for first in range(0, len(messages), 50):
-            consumer.give(*messages[first : first + 50])
-            for delivery in consumer.feed.deliveries:
-                saved.update(delivery.positions)
-            consumer.consume()
-        if consumer.feed.is_done:
-            break
-        consumer.reconnect()
-    assert consumer.feed.is_done
-    assert consumer.feed.queued_bytes == 0
-    return consumer.rows, saved
-
-
-def essence(rows):
-    return sorted((row.vbucket, row.history, row.seqno, row.event, row.key, row.value) for row in rows)
-
-
-@given(histories(), st.lists(st.integers(0, 60), max_size=6))
-def test_connections_that_end_anywhere_lose_and_repeat_nothing(histories, cuts):
-    whole, positions = follow(histories, ())
-    assert seqnos_by_vbucket(whole) == {
-        vb: [seqno for *_, seqnos in each.snapshots for seqno in seqnos]
-        for vb, each in histories.items()
-        if each.snapshots
-    }
-    rows, ends = follow(histories, cuts)
-    assert essence(rows) == essence(whole)
-    assert {vb: each.seqno for vb, each in ends.items()} == {vb: each.seqno for vb, each in positions.items()}
-    assert all(each.is_complete for each in ends.values())
-
-
-def seqnos_by_vbucket(rows):
-    found: dict[int, list[int]] = {}
-    for row in rows:
-        found.setdefault(row.vbucket, []).append(row.seqno)
-    return found
-
-
-@given(histories(), st.integers(0, 120))
-def test_saved_positions_go_on_in_another_consumer(histories, cut):
-    """What is saved with the last delivery taken is where the next process begins."""
-    whole, _ = follow(histories, ())
-    wanted = {vb: Wanted(end_seqno=each.high_seqno) for vb, each in histories.items()}
-    first = consumer_of(wanted)
-    first.give(*interleaved(first, histories)[:cut])
-    saved = {}
-    for delivery in list(first.feed.deliveries)[:1]:
-        saved = delivery.positions
-        first.consume(1)
-    second = consumer_of(
-        {vb: Wanted(position=saved.get(vb, BEGINNING), end_seqno=each.end_seqno) for vb, each in wanted.items()}
-    )
-    for request in second.ask():
-        second.give(*histories[request.vbucket].serve(request))
-    second.consume()
-    assert second.feed.is_done
-    assert essence(first.rows + second.rows) == essence(whole)
-
-
-# Flow control and liveness
-
-
-def test_what_is_acknowledged_is_what_was_charged():
-    """Every kind of message at its size on the wire; dcp.md, sizes for flow control."""
-    consumer, request = opened()
-    value = b"v" * 7
-    consumer.give(marker(request, 1, 9), mutation(request, 1, value), deletion(request, 2), end(request, 4), noop(1))
-    assert consumer.charged == 44 + (55 + 2 + 7) + (42 + 2) + 28
-    assert consumer.acknowledged == 0
-    assert consumer.feed.queued_bytes == consumer.charged
-    consumer.consume()
-    consumer.give(noop(2))
-    assert consumer.acknowledged == consumer.charged
-    assert consumer.feed.queued_bytes == 0
-
-
-def test_only_what_is_consumed_is_acknowledged():
-    consumer, request = opened()
-    consumer.give(marker(request, 1, 1000), mutation(request, 1, b"v" * WINDOW))
-    assert consumer.feed.queued_bytes > WINDOW
-    consumer.give(noop(1))
-    assert consumer.acknowledged == 0
-    consumer.consume()
-    assert consumer.acknowledged == consumer.charged
-    assert consumer.feed.queued_bytes == 0
-
-
-def test_a_fifth_of_the_window_is_acknowledged_at_once():
-    consumer, request = opened()
-    consumer.get(marker(request, 1, 1000), mutation(request, 1, b"v" * (WINDOW // 5 - 200)))
-    assert consumer.acknowledged == 0
-    consumer.get(mutation(request, 2, b"v" * 200))
-    assert consumer.acknowledged == consumer.charged
-
-
-def test_changes_that_are_left_out_do_not_wait_for_those_that_are_not():
-    """Or the producer's window fills with bytes that nobody is going to acknowledge."""
-    consumer = consumer_of({3: Wanted(), 5: Wanted(expect_vbuuid=99)})
-    one, two = consumer.ask()
-    consumer.give(accept(one), accept(two), marker(one, 1, 9), mutations(one, 1))
-    kept = consumer.feed.queued_bytes
-    consumer.give(mutation(two, 1, b"v" * WINDOW))
-    assert consumer.acknowledged == consumer.charged - kept
-    assert consumer.feed.queued_bytes == kept
-
-
-def test_a_delivery_is_acknowledged_to_the_connection_it_came_by():
-    consumer, request = opened()
-    consumer.give(marker(request, 1, 9), mutation(request, 1, b"v" * WINDOW))
-    consumer.reconnect()
-    assert consumer.feed.queued_bytes > WINDOW
-    consumer.consume()
-    assert consumer.acknowledged == 0
-    assert consumer.feed.queued_bytes == 0
-    request = consumer.ask_one()
-    consumer.get(accept(request), marker(request, 0, 9), mutations(request, 9))
-    consumer.give(noop(1))
-    assert consumer.acknowledged == consumer.charged > 0
-
-
-@given(histories(), st.lists(st.integers(0, 60), max_size=4), st.lists(st.integers(0, 2), min_size=1), st.data())
-def test_no_connection_gets_more_acknowledged_than_it_charged(histories, cuts, takes, data):
-    takes = cycle(takes)
-    consumer = consumer_of({vb: Wanted(end_seqno=each.high_seqno) for vb, each in histories.items()}, window=1 << 10)
-    for cut in (*cuts, MAX_SEQNO):
-        messages = interleaved(consumer, histories)[:cut]
-        step = data.draw(st.integers(1, 60))
-        for first in range(0, len(messages), step):
-            consumer.give(*messages[first : first + step])
-            consumer.consume(next(takes))
-            assert consumer.acknowledged <= consumer.charged
-            assert consumer.feed.queued_bytes >= 0
-        if consumer.feed.is_done:
-            break
-        consumer.reconnect()
-    if all(each.connection == consumer.feed.deliveries[-1].connection for each in consumer.feed.deliveries):
-        consumer.consume()
-        consumer.give(noop(1))
-        assert consumer.acknowledged == consumer.charged
-
-
-def test_a_noop_is_answered_with_its_opaque():
-    consumer, _ = opened()
-    consumer.give(noop(77))
-    (answer,) = consumer.sent
-    assert isinstance(answer, DcpReply)
-    assert (answer.opaque, answer.status) == (77, Status.SUCCESS)
-
-
-def test_replies_that_nobody_waits_for_are_left_alone():
-    consumer, _ = opened()
-    consumer.give(DcpReply(opaque=4242, status=Status.KEY_ENOENT).encode(Opcode.DCP_CLOSE_STREAM))
-    assert not consumer.feed.receive([Frame(Magic.RESPONSE, Opcode.GET, opaque=1)])
-    assert not consumer.sent

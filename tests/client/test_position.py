@@ -253,7 +253,8 @@ class Failovers(RuleBasedStateMachine):
         if not self.log:
             self.connect()
         position = self.consumer.position
-        lowest = max(position.snap_end, position.seqno + 1)
+        # What was purged is gone from every snapshot, so none ends below.
+        lowest = max(position.snap_end, position.seqno + 1, self.producer.purge_seqno)
         if lowest > self.producer.high_seqno:
             return
         end = data.draw(st.integers(lowest, self.producer.high_seqno), "end")

@@ -64,7 +64,9 @@ class LoopThread:
             return await anext(items, None)
 
         async def close() -> None:
-            if current is not None and not current.done():  # cancelled by Ctrl-C, and still on its way out
+            if current is not None and not current.done():  # Ctrl-C: it may not even have been told
+                if not current.cancelling():
+                    current.cancel()
                 await asyncio.wait([current])
             await items.aclose()
 
