@@ -18,7 +18,7 @@ from penstock.client.session import open_session, retrying
 from penstock.client.stream import ChangeStream
 from penstock.errors import KeyNotFound, RemoteProtocolError, TemporaryFailure, UsageError
 from penstock.store.failover import FailoverLog
-from penstock.wire.constants import MAX_KEY, MAX_SEQNO, MAX_VALUE, Datatype, Status, VbucketState
+from penstock.wire.constants import MAX_KEY, MAX_SEQNO, MAX_VALUE, Status, VbucketState
 from penstock.wire.frame import Frame
 from penstock.wire.kv import (
     Add,
@@ -40,6 +40,8 @@ Stop = Literal["now"] | Mapping[int, int] | None
 
 _AT_ONCE = 512
 """Requests of one call that are under way together."""
+
+_FLAGS = GetReply.layouts[1].extras
 
 
 class Document(NamedTuple):
@@ -303,9 +305,10 @@ class Bucket:
 def _document(frame: Frame) -> Document | None:
     if frame.specific != Status.SUCCESS:
         return None
-    reply = decode(frame)
-    assert isinstance(reply, GetReply)
-    return Document(reply.value, reply.cas, reply.flags, Datatype(reply.datatype))
+    if len(frame.extras) != _FLAGS.size:
+        decode(frame)  # says what is wrong with it; decoding those that are right as well took a third of the time
+    (flags,) = _FLAGS.unpack(frame.extras)
+    return Document(frame.value, frame.cas, flags, frame.datatype)
 
 
 def _octets(key: str | bytes) -> bytes:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
+from struct import Struct
 from typing import Self
 
 from penstock.errors import ConnectionClosed, Error, OperationTimeout, StatusError, status_error
@@ -22,6 +23,7 @@ _RECEIVE_BUFFER = 4 * 1024 * 1024
 
 _CLOSE_SECONDS = 5.0
 _OPAQUES = 0x7FFF_FFFF
+_OPAQUE, _OPAQUE_AT = Struct(">I"), 12
 
 FrameEvents = Callable[["NodeLink", list[ReceiveEvent]], None]
 
@@ -68,7 +70,7 @@ class NodeLink(asyncio.BufferedProtocol):
         self._receiver = Connection(Slab(), runs=True)
         self._waiting: dict[int, _Call] = {}
         self._next_opaque = 1
-        self._outgoing: list[bytes] = []
+        self._outgoing: list[bytes | bytearray] = []
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._drained = asyncio.Event()
@@ -163,7 +165,7 @@ class NodeLink(asyncio.BufferedProtocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | bytearray) -> None:
         """Send bytes; those of one turn of the event loop go out together, on a connection that has ended nowhere."""
         if not self._outgoing:
             self._loop.call_soon(self._flush)
@@ -211,7 +213,7 @@ class NodeLink(asyncio.BufferedProtocol):
 
     async def _call(self, requests: Sequence[Request], timeout: float, *, collect: bool = False) -> _Call:
         first = self.take_opaque(len(requests))
-        data = b"".join([with_opaque(request, opaque) for opaque, request in enumerate(requests, first)])
+        data = _encode(requests, first)
         call = _Call(first, len(requests), self._loop.create_future(), collect=collect)
         try:
             async with asyncio.timeout(timeout):
@@ -237,11 +239,14 @@ class NodeLink(asyncio.BufferedProtocol):
         return True
 
 
-def with_opaque(request: Request, opaque: int) -> bytes:
-    """Return the request's bytes under this opaque."""
-    data = bytearray(request.encode())
-    data[12:16] = opaque.to_bytes(4, "big")
-    return bytes(data)
+def _encode(requests: Sequence[Request], first: int) -> bytearray:
+    """Return the requests' bytes, under the opaques from `first` on."""
+    frames = [request.encode() for request in requests]
+    data, offset = bytearray().join(frames), _OPAQUE_AT
+    for opaque, frame in enumerate(frames, first):
+        _OPAQUE.pack_into(data, offset, opaque)
+        offset += len(frame)
+    return data
 
 
 def _refused(request: Request, reply: Frame) -> StatusError:
