@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -247,15 +247,16 @@ def read_range(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     wanted = {read.vbucket: _wanted(read) for read in reads if read.start_seqno < read.end_seqno}
     if not wanted:
         return
-    bucket = Bucket(parse_address(partition.url))
     with LoopThread("penstock-task") as loop:
-        try:
-            stream = loop.run(_open(bucket, wanted))
-            yield from _joined(loop.iterate(stream.batches()))
-            if partition.is_final and stream.given_up:
-                raise Error(f"vbucket {stream.given_up[0]} got another history while it was read; run the job again")
-        finally:
-            loop.run(bucket.close())
+        yield from _joined(loop.iterate(_changes(partition, wanted)))
+
+
+async def _changes(partition: ChangePartition, wanted: Mapping[int, Wanted]) -> AsyncGenerator[pa.RecordBatch, None]:
+    async with Bucket(parse_address(partition.url)) as bucket, bucket.open_feed(wanted, exact_end=True) as stream:
+        async for batch in stream:
+            yield batch
+        if partition.is_final and stream.given_up:
+            raise Error(f"vbucket {stream.given_up[0]} got another history while it was read; run the job again")
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -271,11 +272,6 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             held, rows, nbytes = [], 0, 0
     if held:
         yield pa.concat_batches(held)
-
-
-async def _open(bucket: Bucket, wanted: Mapping[int, Wanted]) -> Any:
-    async with bucket:
-        return bucket.open_feed(wanted, exact_end=True)
 
 
 def _wanted(read: VbucketRead) -> Wanted:
