@@ -7,6 +7,7 @@ requests a second, on the clock and of the node's CPU time.
 
 from __future__ import annotations
 
+import argparse
 import socket
 import time
 from typing import Any
@@ -19,9 +20,9 @@ SET_REPLY = 24
 GET_REPLY = 28
 
 
-def batches(count: int, pipelined: int, value: bytes | None, vbuckets: int) -> list[bytes]:
+def batches(count: int, pipelined: int, value: bytes | None, vbuckets: int, prefix: bytes = b"key") -> list[bytes]:
     """Return the requests for keys 0 to count, half of what is pipelined in one piece; value None: GETs."""
-    keys = [b"key-%09d" % number for number in range(count)]
+    keys = [b"%s-%09d" % (prefix, number) for number in range(count)]
     requests = [
         (
             Get(key=key, vbucket=n % vbuckets) if value is None else Set(key=key, value=value, vbucket=n % vbuckets)
@@ -51,15 +52,13 @@ def drive(port: int, pieces: list[bytes], reply_bytes: int) -> float:
         return time.perf_counter() - start
 
 
-def case(
-    report: Report, node: Served, name: str, *, count: int, pieces: list[bytes], reply_bytes: int, rounds: int
-) -> None:
+def case(report: Report, node: Served, name: str, *, count: int, rounds: list[list[bytes]], reply_bytes: int) -> None:
     walls, cpus = [], []
-    for _ in range(rounds):
+    for pieces in rounds:
         before = node.cpu()
         walls.append(drive(node.port, pieces, reply_bytes))
         cpus.append(node.cpu() - before)
-    wall, cpu = sorted(walls)[rounds // 2], sorted(cpus)[rounds // 2]
+    wall, cpu = sorted(walls)[len(rounds) // 2], sorted(cpus)[len(rounds) // 2]
     report.row(
         name, f"{count / wall / 1e3:.0f} k/s (best {count / min(walls) / 1e3:.0f}), {count / cpu / 1e3:.0f} k per CPU s"
     )
@@ -67,26 +66,32 @@ def case(
 
 def main() -> None:
     parser = options(__doc__.partition("\n")[0])
-    parser.add_argument("--count", type=int, default=200_000, help="keys")
+    parser.add_argument("--keys", type=int, nargs="*", default=[20_000, 200_000])
     parser.add_argument("--pipelined", type=int, default=500)
     parser.add_argument("--value-bytes", type=int, default=100)
     parser.add_argument("--vbuckets", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="print where the node spends its time")
     chosen = parser.parse_args()
-    count = chosen.count // chosen.pipelined * chosen.pipelined
-    sets = batches(count, chosen.pipelined, b"v" * chosen.value_bytes, chosen.vbuckets)
-    gets = batches(count, chosen.pipelined, None, chosen.vbuckets)
-    half = chosen.pipelined // 2
-    set_bytes, get_bytes = half * SET_REPLY, half * (GET_REPLY + chosen.value_bytes)
     report = Report(f"Key-value requests on one connection, {chosen.pipelined} pipelined", chosen)
-    with served(vbuckets=chosen.vbuckets, profile=chosen.profile) as node:
-        setting: dict[str, Any] = {"count": count, "pieces": sets, "reply_bytes": set_bytes}
-        case(report, node, f"SET, new keys, {chosen.value_bytes} B", **setting, rounds=1)
-        case(report, node, f"SET, same keys, {chosen.value_bytes} B", **setting, rounds=chosen.rounds)
-        getting: dict[str, Any] = {"count": count, "pieces": gets, "reply_bytes": get_bytes}
-        case(report, node, f"GET, {chosen.value_bytes} B", **getting, rounds=chosen.rounds)
+    for keys in chosen.keys:
+        kinds(report, chosen, keys // chosen.pipelined * chosen.pipelined)
     report.finish()
+
+
+def kinds(report: Report, chosen: argparse.Namespace, count: int) -> None:
+    """Measure the three kinds of requests on so many keys."""
+    half, value, vbuckets = chosen.pipelined // 2, b"v" * chosen.value_bytes, chosen.vbuckets
+    prefixes = [b"k%02d" % number for number in range(chosen.rounds)]
+    new = [batches(count, chosen.pipelined, value, vbuckets, prefix) for prefix in prefixes]
+    gets = batches(count, chosen.pipelined, None, vbuckets, prefixes[-1])
+    about = f"{chosen.value_bytes} B, {count} keys"
+    with served(vbuckets=vbuckets, profile=chosen.profile) as node:
+        setting: dict[str, Any] = {"count": count, "reply_bytes": half * SET_REPLY}
+        case(report, node, f"SET, new keys, {about}", rounds=new, **setting)
+        case(report, node, f"SET, same keys, {about}", rounds=[new[-1]] * chosen.rounds, **setting)
+        get_bytes = half * (GET_REPLY + chosen.value_bytes)
+        case(report, node, f"GET, {about}", rounds=[gets] * chosen.rounds, count=count, reply_bytes=get_bytes)
 
 
 if __name__ == "__main__":
