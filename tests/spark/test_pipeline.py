@@ -230,6 +230,20 @@ def test_a_node_that_stays_away_ends_the_run_and_the_next_goes_on(spark, node, l
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_what_goes_wrong_in_sparks_processes_is_told_in_one_sentence(spark, documents, lake, capfd):
+    documents.store(numbered(0, 100))
+    with pytest.raises(UsageError) as raised, running(spark, documents.url, lake) as run_:  # noqa: PT012
+        run_.reached(100)
+        shutil.rmtree(lake.changelog.path)
+        lake.changelog.path.write_text("not a table")
+        documents.store(numbered(0, 100, "again"))
+        run_.reached(200)
+    assert str(raised.value).startswith(f"{lake.changelog.path} is a file; expected ")
+    written = capfd.readouterr().err
+    assert "Traceback" not in written
+    assert "\tat org.apache" not in written
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "sentence"),
     [

@@ -10,6 +10,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,9 @@ from penstock.spark.session import add_formats, local_session
 
 PATIENCE = 15.0
 """Seconds for the Java process of a driver that was killed to end; it takes about one."""
+
+LAG_SECONDS = 0.5
+"""How long a report waits for the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +93,9 @@ def run(
             loop.run(bucket.high_seqnos())
             with locked(lake.path, PATIENCE) as lock:
                 lake.check_owner()  # whoever had the lock may have written meanwhile
-                with _in_one_sentence(), _session(spark, lock) as session:
-                    follower = _Follower(settings, lake, lambda: loop.run(bucket.high_seqnos()), report)
+                # Twice: a stopped session no longer tells an error's causes.
+                with _in_one_sentence(), _session(spark, lock) as session, _in_one_sentence():
+                    follower = _Follower(settings, lake, lambda: loop.start(bucket.high_seqnos()), report)
                     return follower.follow(session, bucket.vbuckets, finish or threading.Event())
         finally:
             loop.run(bucket.close())
@@ -113,11 +118,12 @@ def _session(given: SparkSession | None, lock: int) -> Iterator[SparkSession]:
 
 class _Follower:
     def __init__(
-        self, settings: Settings, lake: Lake, high_seqnos: Callable[[], dict[int, int]], report: Report | None
+        self, settings: Settings, lake: Lake, ask: Callable[[], Future[dict[int, int]]], report: Report | None
     ) -> None:
         self._settings = settings
         self._lake = lake
-        self._high_seqnos = high_seqnos
+        self._ask_high_seqnos = ask
+        self._high_seqnos: Future[dict[int, int]] | None = None
         self._report = report
         self._before = count_rows(lake.changelog)
         self._progress = Progress()
@@ -125,17 +131,18 @@ class _Follower:
     def follow(self, spark: SparkSession, vbuckets: int, finish: threading.Event) -> Progress:
         self._tell()  # whoever waits for this to stop what Spark is long in starting can do so now
         query = start(spark, self._settings, self._lake, vbuckets)
-        try:
-            while query.isActive and not finish.is_set():
-                query.awaitTermination(_POLL_SECONDS)
-                self._fold(query)
-            if query.isActive:
-                query.processAllAvailable()
-            self._fold(query)
-        finally:
-            query.stop()
-        if (failed := query.exception()) is not None:
-            raise failed
+        caught_up: Future[None] | None = None
+        with ThreadPoolExecutor(1, "penstock-finish") as pool:
+            try:
+                while query.isActive and not (caught_up and caught_up.done()):
+                    if finish.is_set() and caught_up is None:
+                        caught_up = pool.submit(query.processAllAvailable)
+                    query.awaitTermination(max(1, round(self._settings.trigger_seconds)))
+                    self._fold(query)
+            finally:
+                query.stop()
+        query.awaitTermination()  # it has ended: this raises the error that ended it, if one did, with its causes
+        self._fold(query)
         return self._progress
 
     def _fold(self, query: StreamingQuery) -> None:
@@ -152,10 +159,17 @@ class _Follower:
             self._report(self._progress)
 
     def _lag(self, end_offset: str | None) -> int | None:
+        """Return None also where the node does not answer at once: that it is away, the query finds out."""
+        asked = self._high_seqnos = self._high_seqnos or self._ask_high_seqnos()
+        try:
+            high_seqnos = asked.result(LAG_SECONDS)
+        except TimeoutError:
+            return None
+        self._high_seqnos = None
         if not end_offset:
             return None
         end = Offset.from_json(json.loads(end_offset))
-        return sum(max(0, high - end.vbuckets[vb].seqno) for vb, high in self._high_seqnos().items())
+        return sum(max(0, high - end.vbuckets[vb].seqno) for vb, high in high_seqnos.items())
 
 
 def start(spark: SparkSession, settings: Settings, lake: Lake, vbuckets: int) -> StreamingQuery:

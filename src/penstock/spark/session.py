@@ -28,6 +28,8 @@ SETTINGS = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.sql.streaming.stopTimeout": "60s",
+    # Errors with all their causes, among which the pipeline looks for its own.
+    "spark.sql.pyspark.jvmStacktrace.enabled": "true",
 }
 
 
