@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ FENCE = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | r
 DEFAULT_PORT = "11210"
 
 
-def blocks(kind: str) -> list:
+def blocks(kind: str) -> list[Any]:
     found = []
     for page in PAGES:
         for number, match in enumerate(FENCE.finditer(page.read_text(encoding="utf-8"))):
