@@ -18,8 +18,11 @@ DEFAULT_PORT = "11210"
 
 
 def blocks(kind: str) -> list[Any]:
+    """Return the blocks of a kind; docs/cli.md, which is generated, shows how commands are called, not what works."""
     found = []
     for page in PAGES:
+        if page.name == "cli.md":
+            continue
         for number, match in enumerate(FENCE.finditer(page.read_text(encoding="utf-8"))):
             if match["kind"].strip() == kind:
                 found.append(pytest.param(match["text"], id=f"{page.name}-{number}"))
