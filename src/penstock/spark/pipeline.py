@@ -137,7 +137,7 @@ class _Follower:
                 while query.isActive and not (caught_up and caught_up.done()):
                     if finish.is_set() and caught_up is None:
                         caught_up = pool.submit(query.processAllAvailable)
-                    query.awaitTermination(max(1, round(self._settings.trigger_seconds)))
+                    query.awaitTermination(_POLL_SECONDS)
                     self._fold(query)
             finally:
                 query.stop()
