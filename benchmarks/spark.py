@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--value-bytes", type=int, default=100)
     parser.add_argument("--vbuckets", type=int, default=1024)
     parser.add_argument("--partitions", type=int, default=2)
-    parser.add_argument("--per-batch", type=int, default=2_000_000)
+    parser.add_argument("--per-batch", type=int, default=4_000_000)
     chosen = parser.parse_args()
     report = Report("Spark's streaming read into the noop sink", chosen)
     with served(vbuckets=chosen.vbuckets, changes=chosen.changes, value_bytes=chosen.value_bytes) as node:
