@@ -1,4 +1,5 @@
 import json
+import struct
 
 import pytest
 
@@ -6,7 +7,6 @@ from penstock.node import Node
 from penstock.wire.constants import MAX_KEY, MAX_VALUE, Datatype, Feature, Magic, Opcode, Status
 from penstock.wire.frame import HEADER, Frame, join_frame
 from penstock.wire.kv import (
-    MUTATION_TOKEN,
     Add,
     Delete,
     Get,
@@ -174,7 +174,7 @@ def test_tokens_name_the_branch_and_the_seqno_once_they_were_asked_for(client):
     client.ask(Hello(value=pack_features([Feature.MUTATION_SEQNO])))
     log = unpack_failover_log(client.ask(request(Opcode.GET_FAILOVER_LOG)).value)
     replies = [client.set(b"k"), client.ask(Add(key=b"new")), client.delete(b"k")]
-    assert [MUTATION_TOKEN.unpack(r.extras) for r in replies] == [(log[0].vbuuid, seqno) for seqno in (2, 3, 4)]
+    assert [struct.unpack(">QQ", r.extras) for r in replies] == [(log[0].vbuuid, seqno) for seqno in (2, 3, 4)]
     client.ask(Hello(value=b""))
     assert client.set(b"k").extras == b""
 

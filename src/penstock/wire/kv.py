@@ -14,9 +14,6 @@ from penstock.errors import RemoteProtocolError
 from penstock.wire.constants import Opcode, Status
 from penstock.wire.layout import MAYBE, PRESENT, Request, Response, message, u32, u64
 
-MUTATION_TOKEN = Struct(">QQ")
-"""The extras of a successful store once MUTATION_SEQNO is granted: vbuuid, seqno."""
-
 
 @message(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, key=PRESENT)
 class Get(Request):
