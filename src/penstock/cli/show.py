@@ -12,8 +12,6 @@ __all__ = ["AS_TEXT", "as_object", "json_line", "one_line"]
 AS_TEXT = ("cas", "vbuuid")
 """Numbers beyond 2**53, which many JSON readers round: strings in JSON."""
 
-UNSIGNED = 0xFFFF_FFFF_FFFF_FFFF
-
 
 def json_line(content: Mapping[str, Any]) -> str:
     """Return an object as one line of JSON; text stays readable."""
@@ -25,12 +23,14 @@ def as_object(row: Mapping[str, Any]) -> dict[str, Any]:
 
     Bytes are text, exactly; those that are not UTF-8 stand, in base64, under the column's name and `_base64`.
     """
+    from penstock.wire.schema import unsigned64
+
     shown: dict[str, Any] = {}
     for name, content in row.items():
         if content is None:
             continue
         if name in AS_TEXT:
-            shown[name] = str(content & UNSIGNED)
+            shown[name] = str(unsigned64(content))
         elif isinstance(content, bytes):
             _put_bytes(shown, name, content)
         elif name == "xattrs":
