@@ -2,10 +2,10 @@
 
 from hypothesis import strategies as st
 
-from penstock.wire.constants import Opcode
-from penstock.wire.dcp import Deletion, Mutation
+from penstock.wire.constants import Dialect, DraftCode, Opcode
+from penstock.wire.dcp import Deletion, Mutation, SnapshotMarkerV2
 from penstock.wire.frame import Frame
-from penstock.wire.layout import LAYOUTS, Layout, Message, Part
+from penstock.wire.layout import LAYOUTS, PRIVATE, Code, Layout, Message, Part
 
 BYTES = {"B": 1, "H": 2, "I": 4, "Q": 8}
 
@@ -28,28 +28,60 @@ def _part(part: Part, some: st.SearchStrategy, nothing: int | bytes) -> st.Searc
 def of_layout(layout: Layout) -> st.SearchStrategy[Message]:
     """Return messages of one form, valid by the declared parts."""
     parts = dict(layout.parts)
-    fields = {name: unsigned(code) for name, code in zip(layout.names, layout.extras.format[1:], strict=True)}
-    return st.builds(
-        layout.cls,
-        opaque=unsigned("I"),
-        datatype=unsigned("B"),
-        cas=_part(parts["cas"], unsigned("Q"), 0),
-        key=_part(parts["key"], st.binary(max_size=40), b""),
-        value=_part(parts["value"], st.binary(max_size=200), b""),
-        **{layout.third: unsigned("H")},
-        **fields,
+    codes = layout.extras.format[1 + layout.private :]
+    fields: dict[str, st.SearchStrategy] = {
+        name: unsigned(code) for name, code in zip(layout.names, codes, strict=True)
+    }
+    if layout.private:
+        fields[PRIVATE] = st.binary(max_size=20)
+    if not layout.tails:
+        fields["value"] = _part(parts["value"], st.binary(max_size=200), b"")
+    return st.sampled_from([*layout.tails.values(), *([] if layout.tails else [None])]).flatmap(
+        lambda tail: st.builds(
+            layout.cls,
+            opaque=unsigned("I"),
+            datatype=st.just(0) if isinstance(layout.cls.opcode, DraftCode) else unsigned("B"),
+            cas=_part(parts["cas"], unsigned("Q"), 0),
+            key=_part(parts["key"], st.binary(max_size=40), b""),
+            **{layout.third: unsigned("H")},
+            **fields,
+            **({name: unsigned(code) for name, code in zip(tail[1], tail[0].format[1:], strict=True)} if tail else {}),
+        ).filter(lambda message: message.fault() is None)
     )
 
 
-FORMS: list[tuple[Opcode, Layout]] = [
-    (opcode, layout) for table in LAYOUTS.values() for opcode, forms in table.items() for layout in forms.values()
+FORMS: list[tuple[Dialect, Code, Layout]] = [
+    (dialect, layout.cls.opcode.__class__(code), layout)
+    for dialect, directions in LAYOUTS.items()
+    for table in directions.values()
+    for code, forms in table.items()
+    for layout in forms.values()
 ]
 """Every form of every message under every opcode that it has."""
 
 
-def messages() -> st.SearchStrategy[tuple[Opcode, Message]]:
-    """Return messages of any declared form, with the opcode they go under."""
-    return st.sampled_from(FORMS).flatmap(lambda form: st.tuples(st.just(form[0]), of_layout(form[1])))
+def messages() -> st.SearchStrategy[tuple[Dialect, Code, Message]]:
+    """Return messages of any declared form, with the dialect and the opcode they go under."""
+    return st.sampled_from(FORMS).flatmap(
+        lambda form: st.tuples(st.just(form[0]), st.just(form[1]), of_layout(form[2]))
+    )
+
+
+def plain_frame(code: Code, layout: Layout) -> Frame:
+    """Return the shortest frame of a form, all numbers 0 but those that say which form it is."""
+    parts = dict(layout.parts)
+    tail = max(layout.tails, default=0)
+    value = bytes(tail) or (b"v" if parts["value"] is Part.PRESENT else b"")
+    extras = bytes(layout.extras.size)
+    return Frame(
+        magic=layout.cls.magic,
+        opcode=code >> 8 if isinstance(code, DraftCode) else code,
+        datatype=code & 0xFF if isinstance(code, DraftCode) else 0,
+        cas=int(parts["cas"] is Part.PRESENT),
+        extras=b"\2" if layout.cls is SnapshotMarkerV2 else extras,
+        key=b"k" if parts["key"] is Part.PRESENT else b"",
+        value=value,
+    )
 
 
 def frames() -> st.SearchStrategy[Frame]:

@@ -16,7 +16,8 @@ from penstock.errors import (
 )
 from penstock.wire.columns import SMALL_RUN
 from penstock.wire.constants import MAX_SEQNO, Opcode, Status, StreamEndReason
-from penstock.wire.dcp import CloseStream, DcpNoop, DcpReply
+from penstock.wire.dcp import CloseStream, DcpReply
+from penstock.wire.frame import Frame, join_frame
 from penstock.wire.kv import FailoverEntry, Get
 from penstock.wire.schema import Change, Event
 from tests.client.producer import (
@@ -166,7 +167,7 @@ WRONG_ORDER = [
     ),
     ("accepted twice", lambda r: [accept(r)], "accepted while the stream is open", Status.EINVAL),
     ("a command", lambda r: [Get(key=b"k").encode()], "GET from a producer", Status.EINVAL),
-    ("no such message", lambda r: [DcpNoop(opaque=r.opaque).encode(Opcode.DCP_EXPIRATION)], "EXPIRATION", 0x81),
+    ("no such message", lambda r: [join_frame(Frame(0x80, 0x6F, opaque=r.opaque))], "opcode 0x6f", 0x81),
     ("marker of another vbucket", lambda r: [marker(moved(r), 1, 9)], "of vbucket 4 under the opaque of 3", 4),
     (
         "change of another vbucket",

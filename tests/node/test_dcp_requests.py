@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.wire.constants import MAX_SEQNO, Magic, Opcode, OpenFlag, Status, StreamFlag
+from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Opcode, OpenFlag, Status, StreamFlag
 from penstock.wire.dcp import (
     BufferAck,
     CloseStream,
@@ -18,7 +18,9 @@ from penstock.wire.dcp import (
 )
 from penstock.wire.frame import Frame
 from penstock.wire.kv import Noop, unpack_failover_log
+from penstock.wire.layout import LAYOUTS
 from tests.node.wire_client import connected
+from tests.strategies import plain_frame
 
 S = Status
 ASK: dict[str, Any] = {"start_seqno": 0, "end_seqno": MAX_SEQNO, "vbuuid": 0, "snap_start": 0, "snap_end": 0}
@@ -76,9 +78,8 @@ WRONG_ROLE = [0x51, 0x55, 0x56, 0x57, 0x58, 0x59, 0x5A, 0x5B, 0x5C, 0x5F, 0x60, 
 
 @pytest.mark.parametrize("opcode", WRONG_ROLE)
 def test_what_only_producers_send_ends_the_connection(consumer, opcode):
-    lengths = {0x55: 4, 0x56: 20, 0x57: 31, 0x58: 18}
-    key = b"k" if opcode in (0x57, 0x58) else b""
-    consumer.send(Frame(Magic.REQUEST, opcode, extras=bytes(lengths.get(opcode, 0)), key=key))
+    forms = LAYOUTS[Dialect.DCP][Magic.REQUEST][opcode]
+    consumer.send(plain_frame(Opcode(opcode), forms[max(forms)]))
     assert consumer.ended()
 
 

@@ -13,7 +13,7 @@ from penstock.errors import RemoteProtocolError
 from penstock.wire.constants import Magic, Opcode, Status
 from penstock.wire.frame import HEADER_BYTES, MAGICS, Frame, cut_frame, frame_length, join_frame, opcode_name
 from penstock.wire.hop import hop
-from penstock.wire.layout import LAYOUTS, Layout, decode
+from penstock.wire.layout import Layout, decode, forms_of
 from tests.golden import GOLDEN, frame_of
 from tests.strategies import frames, unsigned
 
@@ -121,9 +121,7 @@ def cut_or_none(data: bytes) -> Frame | None:
 
 
 def layout_or_none(frame: Frame) -> Layout | None:
-    third = "vbucket" if frame.magic == Magic.REQUEST else "status"
-    known = frame.opcode in LAYOUTS[third]
-    return LAYOUTS[third][Opcode(frame.opcode)].get(len(frame.extras)) if known else None
+    return (forms_of(frame) or {}).get(len(frame.extras))
 
 
 def captured() -> list[bytes]:

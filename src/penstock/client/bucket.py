@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import zlib
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -296,7 +296,7 @@ class Bucket:
             raise UsageError("the bucket is not connected; use it as `async with connect(...) as bucket`")
         return vbucket_of(key, self.vbuckets)
 
-    def _store(self, kind: type[Set], key: bytes, value: bytes, **fields: int) -> Set:
+    def _store(self, kind: type[Set], key: bytes, value: bytes, **fields: Any) -> Set:
         if len(value) > MAX_VALUE:
             raise UsageError(f"value of {len(value)} bytes under {key!r}, limit {MAX_VALUE}")
         return kind(key=key, value=value, vbucket=self._vbucket(key), **fields)

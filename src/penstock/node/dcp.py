@@ -13,7 +13,7 @@ from penstock.wire.constants import Datatype, Opcode, OpenFlag, Status, StreamFl
 from penstock.wire.dcp import BufferAck, Open, StreamReq, pack_rollback
 from penstock.wire.frame import Frame, opcode_name
 from penstock.wire.kv import pack_failover_log
-from penstock.wire.layout import LAYOUTS, decode, layout_of
+from penstock.wire.layout import decode, forms_of, layout_of
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
@@ -125,7 +125,7 @@ _SEQNO_ACKNOWLEDGED = 0x61
 def refuse(connection: NodeConnection, frame: Frame) -> NoReturn:
     """Refuse one of NOT_SERVED: with a status where it is malformed or early, otherwise the connection ends."""
     _opened(connection)
-    if frame.opcode in LAYOUTS["vbucket"]:
+    if forms_of(frame) is not None:
         layout_of(frame).check(frame)
     if frame.opcode == _SEQNO_ACKNOWLEDGED:
         raise InvalidArguments("synchronous replication was not agreed on")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import InvalidArguments, RemoteProtocolError
 from penstock.node import dcp, kv, session
 from penstock.node.replies import Goodbye
-from penstock.wire.constants import Magic, Opcode, Status
+from penstock.wire.constants import Dialect, Magic, Opcode, Status
 from penstock.wire.frame import Frame, opcode_name
 from penstock.wire.layout import ABSENT, LAYOUTS, MAYBE, PRESENT, layout_of
 
@@ -32,7 +32,7 @@ _EMPTY = {ABSENT: (True,), PRESENT: (False,), MAYBE: (True, False)}
 
 
 def shapes(opcode: Opcode) -> Iterator[Shape]:
-    for extras_length, layout in LAYOUTS["vbucket"][opcode].items():
+    for extras_length, layout in LAYOUTS[Dialect.DCP][Magic.REQUEST][opcode].items():
         parts = dict(layout.parts)
         for no_key, no_value, no_cas in product(*(_EMPTY[parts[name]] for name in ("key", "value", "cas"))):
             yield _REQUEST, 0, int(opcode), extras_length, no_key, no_value, no_cas

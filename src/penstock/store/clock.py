@@ -5,6 +5,7 @@ from collections.abc import Callable
 __all__ = ["HybridClock", "absolute_expiry"]
 
 _LOGICAL = 0xFFFF
+_LAST_SEEN = 2**64 - 2**48
 _LONGEST_RELATIVE = 30 * 24 * 60 * 60
 _NANOSECONDS = 10**9
 
@@ -21,6 +22,14 @@ class HybridClock:
     def __init__(self, now: Callable[[], int]) -> None:
         self._now = now
         self.last = 0
+
+    def see(self, cas: int) -> None:
+        """Take note of a value from elsewhere: those to come are above it. The last 2^48 values there are do not count.
+
+        Otherwise one value could leave none for the changes after it.
+        """
+        if self.last < cas <= _LAST_SEEN:
+            self.last = cas
 
     def tick(self) -> int:
         """Return the next value. It does not go back when the wall clock does."""

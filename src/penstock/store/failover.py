@@ -5,9 +5,11 @@ A log is a tuple, newest entry first, of at most MAX_ENTRIES entries. Entry `(vb
 front to back; two entries may share one. Source: kv_engine failover-table.cc.
 """
 
+from collections.abc import Iterable
+
 from penstock.wire.kv import FailoverEntry
 
-__all__ = ["MAX_ENTRIES", "FailoverEntry", "FailoverLog", "create_entry", "prune"]
+__all__ = ["MAX_ENTRIES", "FailoverEntry", "FailoverLog", "create_entry", "prune", "sanitised"]
 
 MAX_ENTRIES = 25  # kv_engine's default for max_failover_entries; the oldest entries are forgotten first
 
@@ -31,3 +33,15 @@ def prune(log: FailoverLog, seqno: int) -> FailoverLog:
     The result may be empty (nothing known goes back so far): the vbucket then needs a new entry.
     """
     return tuple(entry for entry in log if entry.seqno <= seqno)
+
+
+def sanitised(log: Iterable[tuple[int, int]]) -> FailoverLog:
+    """Return a log that came from elsewhere without what cannot be in one; it may be empty then.
+
+    That is vbuuid 0, an entry above the one in front of it, and what is more than MAX_ENTRIES.
+    """
+    kept: list[FailoverEntry] = []
+    for vbuuid, seqno in log:
+        if vbuuid and (not kept or seqno <= kept[-1].seqno):
+            kept.append(FailoverEntry(vbuuid, seqno))
+    return tuple(kept[:MAX_ENTRIES])

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from penstock.store.segment import Column, Lengths, gather_ascending
 
-__all__ = ["OFFSET_BITS", "Chunk", "FewFrames", "ManyFrames"]
+__all__ = ["NO_FRAMES", "OFFSET_BITS", "Chunk", "FewFrames", "ManyFrames"]
 
 OFFSET_BITS = 32
 _OFFSET = (1 << OFFSET_BITS) - 1
@@ -27,10 +27,17 @@ _MEAN_RUN = 8  # copying a run takes about as long as Arrow's take of so many fr
 
 
 class Chunk(NamedTuple):
-    """Whole frames, one after the other, in memory of their own."""
+    """Whole frames, one after the other, in memory of their own. begins: where each of them does, ascending."""
 
-    data: bytearray
-    frames: int
+    data: bytes | bytearray
+    begins: Sequence[int] | npt.NDArray[np.int64]
+
+    @property
+    def frames(self) -> int:
+        return len(self.begins)
+
+
+NO_FRAMES = Chunk(b"", ())
 
 
 class FewFrames:
@@ -49,15 +56,16 @@ class FewFrames:
     def read(self, opaque: int, max_bytes: int, window: int) -> Chunk:
         """As Snapshot.read, with a window of at least 1."""
         data = bytearray()
-        start = self._at
-        for buffer, offset, length in self._frames[start:]:
+        begins: list[int] = []
+        for buffer, offset, length in self._frames[self._at :]:
             nbytes = len(data)
             if nbytes and (nbytes >= window or nbytes + length > max_bytes):
                 break
             data += buffer[offset : offset + length]
             _OPAQUE.pack_into(data, nbytes + _OPAQUE_AT, opaque)
-            self._at += 1
-        return Chunk(data, self._at - start)
+            begins.append(nbytes)
+        self._at += len(begins)
+        return Chunk(data, begins)
 
 
 class ManyFrames:
@@ -81,7 +89,7 @@ class ManyFrames:
         """As Snapshot.read, with a window of at least 1."""
         start = self._at
         if start == len(self._ends):
-            return Chunk(bytearray(), 0)
+            return NO_FRAMES
         base = int(self._ends[start - 1]) if start else 0
         max_bytes = min(max_bytes, _LARGEST_CHUNK)
         fitting = int(self._ends.searchsorted(base + max_bytes, "right"))
@@ -89,10 +97,10 @@ class ManyFrames:
         self._at = stop = max(start + 1, min(fitting, allowed))
         data = bytearray().join(self._pieces(start, stop))
         begins = self._ends[start:stop] - self._lengths[start:stop]
-        begins += _OPAQUE_AT - base
-        opaques = np.ndarray((len(data) - 3,), ">u4", data, strides=(1,))  # one at each byte, overlapping
+        begins -= base
+        opaques = np.ndarray((len(data) - _OPAQUE_AT - 3,), ">u4", data, _OPAQUE_AT, (1,))  # one a byte, overlapping
         opaques[begins] = opaque
-        return Chunk(data, stop - start)
+        return Chunk(data, begins)
 
     def _pieces(self, start: int, stop: int) -> list[memoryview]:
         """Return the bytes of the rows: runs of frames that lie next to each other, or frames picked all at once."""

@@ -46,7 +46,7 @@ class Log:
         for index in self.indexes:
             index.begin_tail(self.buffer)
 
-    def append(self, frame: bytes) -> int:
+    def append(self, frame: bytes | memoryview) -> int:
         """Write a frame for which there is room and return its offset in the active segment."""
         offset = self.end
         self.end = end = offset + len(frame)
@@ -79,9 +79,8 @@ class Log:
         np.cumsum(counts, out=starts[1:])
         if not starts[-1]:
             return None
-        first_seqnos = np.array([index.tail_start for index in indexes], np.int64)
         rows = Rows(
-            seqnos=np.repeat(first_seqnos - starts[:-1], counts) + np.arange(starts[-1]),
+            seqnos=np.frombuffer(b"".join([index.seqnos_at for index in indexes]), np.int64),
             offsets=np.frombuffer(b"".join([index.offsets_at for index in indexes]), np.uint32),
             lengths=np.frombuffer(b"".join([index.lengths_at for index in indexes]), np.uint32),
             superseded=np.frombuffer(b"".join([index.superseded_at for index in indexes]), np.int64),
@@ -116,7 +115,7 @@ class Log:
 
     @property
     def dead_bytes(self) -> int:
-        """Bytes of frames that have been superseded."""
+        """Bytes of frames that have been superseded, or forgotten with their vbucket's history."""
         return sum(index.dead for index in self.indexes) + sum(segment.dead for segment in self.sealed)
 
     @property

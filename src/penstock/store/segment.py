@@ -1,7 +1,8 @@
 """A sealed piece of the log: frames clustered by vbucket, and one row of columns for each of them.
 
-Nothing in a segment changes once it is made, but which of its frames have been superseded since. A reader pins it by
-holding it (or its buffer); to drop frames, `rewrite` makes another segment, and the old one goes with its last reader.
+Nothing in a segment changes once it is made, but which of its frames have been superseded or forgotten since. A reader
+pins it by holding it (or its buffer); to drop frames, `rewrite` makes another segment, and the old one goes with its
+last reader.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ Column = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.uint32]
 
 _PIECE = 1024 * 1024
+_FORGOTTEN = -1  # in the place of a superseding seqno, while a segment is rewritten
 
 
 class Rows(NamedTuple):
@@ -33,7 +35,8 @@ class Rows(NamedTuple):
 class Segment:
     """Frames in a buffer, and the columns of their rows in the order of (vbucket, seqno).
 
-    starts: for each vbucket the number of its first row, then the number of rows. dead: bytes of superseded frames.
+    starts: for each vbucket the number of its first row, then the number of rows. forgotten: vbuckets that were reset
+    since, whose rows here count no more. dead: bytes of frames that are superseded or forgotten.
     Each column is there twice over the same memory: as an array for whole columns, as a view (`..._at`) that is
     quicker for one value.
     """
@@ -41,6 +44,7 @@ class Segment:
     __slots__ = (
         "buffer",
         "dead",
+        "forgotten",
         "lengths",
         "lengths_at",
         "offsets",
@@ -60,10 +64,27 @@ class Segment:
         self.seqnos_at, self.offsets_at, self.lengths_at, self.superseded_at = (column.data for column in rows)
         self.size = int(self.lengths.sum(dtype=np.int64))
         self.dead = 0
+        self.forgotten: set[int] = set()
+
+    def forget(self, vbucket: int) -> None:
+        """Let the rows of a vbucket count no more. What is superseded stays as it is, for snapshots opened before."""
+        rows = slice(self.starts[vbucket], self.starts[vbucket + 1])
+        self.dead += int(self.lengths[rows][self.superseded[rows] == 0].sum(dtype=np.int64))
+        self.forgotten.add(vbucket)
+
+    @property
+    def fate(self) -> Column:
+        """Of each row 0 if it is live, otherwise the superseding seqno or _FORGOTTEN. Not to be written to."""
+        if not self.forgotten:
+            return self.superseded
+        fate = self.superseded.copy()
+        for vbucket in self.forgotten:
+            fate[self.starts[vbucket] : self.starts[vbucket + 1]] = _FORGOTTEN
+        return fate
 
     @property
     def live(self) -> int:
-        """Bytes of frames that no later change has superseded."""
+        """Bytes of frames that still count."""
         return self.size - self.dead
 
     @property
@@ -75,7 +96,7 @@ class Segment:
 class Rewritten(NamedTuple):
     """What became of some segments. segment: None if no frame was live.
 
-    passed: for each vbucket the highest seqno that superseded a dropped frame, 0 if none was dropped.
+    passed: for each vbucket the highest seqno that superseded a dropped frame, 0 if there was none.
     """
 
     segment: Segment | None
@@ -89,10 +110,10 @@ def rewrite(sources: Sequence[Segment]) -> Rewritten:
     vbucket = np.concatenate([np.repeat(np.arange(vbuckets, dtype=np.uint16), count) for count in counts])
     seqnos = np.concatenate([source.seqnos for source in sources])
     lengths = np.concatenate([source.lengths for source in sources])
-    superseded = np.concatenate([source.superseded for source in sources])
+    fate = np.concatenate([source.fate for source in sources])
     passed = np.zeros(vbuckets, np.int64)
-    np.maximum.at(passed, vbucket, superseded)
-    kept = np.flatnonzero(superseded == 0)
+    np.maximum.at(passed, vbucket, fate)
+    kept = np.flatnonzero(fate == 0)
     if not len(kept):
         return Rewritten(None, passed)
     if len(sources) > 1:
@@ -110,9 +131,10 @@ def _one_buffer(sources: Sequence[Segment]) -> tuple[memoryview, Column]:
     """Return a buffer with all the sources' frames, and their offsets in it."""
     if len(sources) == 1:
         return sources[0].buffer, sources[0].offsets.astype(np.int64)
-    bases = np.cumsum([0, *(len(source.buffer) for source in sources[:-1])])
+    buffers = [source.buffer if source.live else b"" for source in sources]  # after a flush most have nothing to copy
+    bases = np.cumsum([0, *map(len, buffers[:-1])])
     offsets = np.concatenate([source.offsets + base for source, base in zip(sources, bases, strict=True)])
-    return memoryview(b"".join([source.buffer for source in sources])), offsets
+    return memoryview(b"".join(buffers)), offsets
 
 
 def gather(buffer: memoryview, offsets: Column, lengths: Lengths) -> memoryview:

@@ -2,8 +2,8 @@
 
 The snapshot of (start, end] holds each change in there that no other change in there superseded. Superseding seqnos
 only ever grow from 0 to something above `end`, so the choice may be made late, segment by segment while the snapshot
-is read, and comes out the same however many writes, seals and rewrites lie between: the snapshot holds on to the
-segments it was opened on.
+is read, and comes out the same however many writes, seals, rewrites and resets lie between: the snapshot holds on to
+the segments it was opened on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bisect import bisect_right
 
 import numpy as np
 
-from penstock.store.frames import OFFSET_BITS, Chunk, FewFrames, ManyFrames
+from penstock.store.frames import NO_FRAMES, OFFSET_BITS, Chunk, FewFrames, ManyFrames
 from penstock.store.index import RowIndex
 from penstock.store.segment import Segment
 from penstock.wire.constants import SnapshotFlag
@@ -69,10 +69,10 @@ class Snapshot:
         if window is None:
             window = max(max_bytes, 1)
         if window <= 0:
-            return Chunk(bytearray(), 0)
+            return NO_FRAMES
         while not self._frames.remaining:
             if not self._advance():
-                return Chunk(bytearray(), 0)
+                return NO_FRAMES
         return self._frames.read(opaque, max_bytes, window)
 
     def _advance(self) -> bool:
@@ -130,8 +130,7 @@ def _look_up(index: RowIndex, start_seqno: int, end_seqno: int) -> FewFrames:
 
 def _choose_from_tail(index: RowIndex, start_seqno: int, end_seqno: int) -> ManyFrames | None:
     """Choose among the rows of the tail at once: its columns are on the move."""
-    start = max(start_seqno + 1 - index.tail_start, 0)
-    end = end_seqno + 1 - index.tail_start
+    start, end = bisect_right(index.seqnos_at, start_seqno), bisect_right(index.seqnos_at, end_seqno)
     if end <= start:
         return None
     # Copies; no view of these arrays may outlive the call, or they could not grow.

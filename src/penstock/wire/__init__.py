@@ -1,1 +1,8 @@
-"""Bytes to messages to Arrow columns, and back. No sockets, no asyncio, no clock, no randomness."""
+"""The protocol family as data: bytes <-> messages <-> Arrow columns.
+
+Sans-IO: no sockets, no asyncio, no clocks, no randomness. Importing it declares every message of every dialect.
+"""
+
+from penstock.wire import dcp, kv, tap, upr, upr_draft
+
+__all__ = ["dcp", "kv", "tap", "upr", "upr_draft"]

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from enum import IntEnum, IntFlag
+from enum import IntEnum, IntFlag, StrEnum
+
+
+class Dialect(StrEnum):
+    """The protocols of change streams. Key-value commands are the same beside each of them."""
+
+    TAP = "tap"
+    UPR_DRAFT = "upr-draft"
+    UPR = "upr"
+    DCP = "dcp"
 
 
 class Magic(IntEnum):
@@ -37,8 +46,17 @@ class Opcode(IntEnum):
     DELETEQ = 0x14
     QUITQ = 0x17
     HELLO = 0x1F
+    TAP_CONNECT = 0x40
+    TAP_MUTATION = 0x41
+    TAP_DELETE = 0x42
+    TAP_FLUSH = 0x43
+    TAP_OPAQUE = 0x44
+    TAP_VBUCKET_SET = 0x45
+    TAP_CHECKPOINT_START = 0x46
+    TAP_CHECKPOINT_END = 0x47
     GET_ALL_VB_SEQNOS = 0x48
     DCP_OPEN = 0x50
+    DCP_ADD_STREAM = 0x51
     DCP_CLOSE_STREAM = 0x52
     DCP_STREAM_REQ = 0x53
     DCP_GET_FAILOVER_LOG = 0x54
@@ -47,14 +65,72 @@ class Opcode(IntEnum):
     DCP_MUTATION = 0x57
     DCP_DELETION = 0x58
     DCP_EXPIRATION = 0x59
+    DCP_FLUSH = 0x5A
+    DCP_SET_VBUCKET_STATE = 0x5B
     DCP_NOOP = 0x5C
     DCP_BUFFER_ACK = 0x5D
     DCP_CONTROL = 0x5E
+    DCP_SYSTEM_EVENT = 0x5F
+    DCP_PREPARE = 0x60
+    DCP_SEQNO_ACKNOWLEDGED = 0x61
+    DCP_COMMIT = 0x62
+    DCP_ABORT = 0x63
+    DCP_SEQNO_ADVANCED = 0x64
+    DCP_OSO_SNAPSHOT = 0x65
+    DCP_CACHE_TRANSFER = 0x66
+    DCP_CACHE_TRANSFER_END = 0x67
     SELECT_BUCKET = 0x89
     OBSERVE_SEQNO = 0x91
     GET_FAILOVER_LOG = 0x96
+    LAST_CLOSED_CHECKPOINT = 0x97
+    DEREGISTER_TAP_CLIENT = 0x9E
+    RESET_REPLICATION_CHAIN = 0x9F
+    CREATE_CHECKPOINT = 0xAA
+    CHANGE_VB_FILTER = 0xB0
+    CHECKPOINT_PERSISTENCE = 0xB1
     GET_CLUSTER_CONFIG = 0xB5
     SEQNO_PERSISTENCE = 0xB7
+
+
+class UprOpcode(IntEnum):
+    """The change-stream opcodes of UPR as it was first written down. Source: UPR transport specification."""
+
+    UPR_STREAM_REQ = 0x50
+    UPR_GET_FAILOVER_LOG = 0x51
+    UPR_STREAM_START = 0x52
+    UPR_STREAM_END = 0x53
+    UPR_SNAPSHOT_START = 0x54
+    UPR_SNAPSHOT_END = 0x55
+    UPR_MUTATION = 0x56
+    UPR_DELETION = 0x57
+    UPR_EXPIRATION = 0x58
+    UPR_FLUSH = 0x59
+    UPR_SET_VBUCKET_STATE = 0x5A
+
+
+class DraftCode(IntEnum):
+    """The messages of the UPR draft: the opcode in the high byte, in the low one the kind, which stands in byte 5.
+
+    Source: UPR protocol draft, "Messages" and "Streams". DRAFT_MALFORMED is this project's: the draft has no status
+    for a request that cannot be understood.
+    """
+
+    DRAFT_NO_REQUEST = 0x0100
+    DRAFT_STREAM_REQ = 0x0101
+    DRAFT_GET_FAILOVER_LOG = 0x0102
+    DRAFT_OK = 0x0201
+    DRAFT_NOT_MY_VBUCKET = 0x0202
+    DRAFT_ROLLBACK = 0x0203
+    DRAFT_MALFORMED = 0x0204
+    DRAFT_STREAM_START = 0x0300
+    DRAFT_SNAPSHOT_START = 0x0401
+    DRAFT_SNAPSHOT_END = 0x0402
+    DRAFT_MUTATION = 0x0403
+    DRAFT_DELETION = 0x0404
+    DRAFT_EXPIRATION = 0x0405
+    DRAFT_FLUSH = 0x0406
+    DRAFT_STREAM_END_OK = 0x0501
+    DRAFT_STREAM_END_STATE_CHANGED = 0x0502
 
 
 class Status(IntEnum):
@@ -70,6 +146,8 @@ class Status(IntEnum):
     NOT_MY_VBUCKET = 0x07
     NO_BUCKET = 0x08
     LOCKED = 0x09
+    DCP_STREAM_NOT_FOUND = 0x0A
+    OPAQUE_NO_MATCH = 0x0B
     AUTH_ERROR = 0x20
     AUTH_CONTINUE = 0x21
     ERANGE = 0x22
@@ -83,6 +161,9 @@ class Status(IntEnum):
     EINTERNAL = 0x84
     EBUSY = 0x85
     ETMPFAIL = 0x86
+    UNKNOWN_COLLECTION = 0x88
+    UNKNOWN_SCOPE = 0x8C
+    DCP_STREAMID_INVALID = 0x8D
 
 
 class Datatype(IntFlag):
@@ -109,6 +190,9 @@ class OpenFlag(IntFlag):
     INCLUDE_XATTRS = 0x004
     NO_VALUE = 0x008
     INCLUDE_DELETE_TIMES = 0x020
+    NO_VALUE_WITH_UNDERLYING_DATATYPE = 0x040
+    INCLUDE_DELETED_USER_XATTRS = 0x100
+    SKIP_DELETES_IN_INITIAL_BACKFILL = 0x200
 
 
 class StreamFlag(IntFlag):
@@ -121,6 +205,7 @@ class StreamFlag(IntFlag):
     STRICT_VBUUID = 0x020
     FROM_LATEST = 0x040
     IGNORE_PURGED_TOMBSTONES = 0x080
+    CACHE_TRANSFER = 0x100
 
 
 class SnapshotFlag(IntFlag):
@@ -146,6 +231,66 @@ class StreamEndReason(IntEnum):
     ROLLBACK = 6
     FILTER_EMPTY = 7
     LOST_PRIVILEGES = 8
+
+
+class UprEndReason(IntEnum):
+    """STREAM_END of UPR. Source: UPR transport specification, "Stream End"."""
+
+    OK = 0
+    STATE_CHANGED = 1
+
+
+class OsoFlag(IntFlag):
+    """OSO_SNAPSHOT. Source: docs/dcp, commands/oso_snapshot.md."""
+
+    START = 0x01
+    END = 0x02
+
+
+class SystemEventKind(IntEnum):
+    """SYSTEM_EVENT. Source: docs/dcp, commands/system_event.md."""
+
+    COLLECTION_BEGIN = 0
+    COLLECTION_END = 1
+    SCOPE_CREATE = 3
+    SCOPE_DROP = 4
+    COLLECTION_MODIFY = 5
+
+
+class TapConnectFlag(IntFlag):
+    """TAP_CONNECT; the data that some of them bring stands in the value, lowest flag first. Source: TAP, "Flags"."""
+
+    BACKFILL = 0x001
+    DUMP = 0x002
+    LIST_VBUCKETS = 0x004
+    TAKEOVER_VBUCKETS = 0x008
+    SUPPORT_ACK = 0x010
+    REQUEST_KEYS_ONLY = 0x020
+    CHECKPOINT = 0x040
+    REGISTERED_CLIENT = 0x080
+    FIX_FLAG_BYTEORDER = 0x100
+
+
+class TapFlag(IntFlag):
+    """What a TAP message says of itself. Source: memcached protocol_binary.h, TAP_FLAG_*."""
+
+    ACK = 0x0001
+    NO_VALUE = 0x0002
+    NETWORK_BYTE_ORDER = 0x0004
+
+
+class TapOpaque(IntEnum):
+    """The commands of TAP_OPAQUE. Source: ep-engine command_ids.h; 4 meant another thing in 1.8."""
+
+    ENABLE_AUTO_NACK = 0
+    INITIAL_VBUCKET_STREAM = 1
+    ENABLE_CHECKPOINT_SYNC = 2
+    OPEN_CHECKPOINT = 3
+    COMPLETE_VB_FILTER_CHANGE = 4
+    STOP_ONLINEUPDATE = 5
+    REVERT_ONLINEUPDATE = 6
+    CLOSE_TAP_STREAM = 7
+    CLOSE_BACKFILL = 8
 
 
 class VbucketState(IntEnum):

@@ -1,4 +1,4 @@
-"""The messages of DCP (opcodes 0x50-0x5e).
+"""The messages of DCP (opcodes 0x50-0x67).
 
 Source: kv_engine docs/dcp, one page a command; include/memcached/protocol_binary.h where a page is older.
 """
@@ -19,6 +19,18 @@ class Open(Request):
 
     seqno: int = u32("reserved, 0", default=0)
     flags: int = u32("an OpenFlag", default=0)
+
+
+@message(Opcode.DCP_ADD_STREAM)
+class AddStream(Request):
+    """To a consumer: ask your producer for this vbucket."""
+
+    flags: int = u32("a StreamFlag", default=0)
+
+
+@message(Opcode.DCP_ADD_STREAM, value=MAYBE)
+class AddStreamReply(Response):
+    stream_opaque: int | None = u32("the opaque of the stream; not with every error", default=None)
 
 
 @message(Opcode.DCP_CLOSE_STREAM)
@@ -63,6 +75,26 @@ class SnapshotMarker(Request):
     flags: int = u32("a SnapshotFlag", default=0)
 
 
+@message(Opcode.DCP_SNAPSHOT_MARKER)
+class SnapshotMarkerV2(Request):
+    """As SnapshotMarker. Form V2.0 has 36 bytes of value, V2.2 has 52; 44 were written down and never sent."""
+
+    version: int = u8("0: V2.0, 2: V2.2", default=0)
+    start_seqno: int = u64("lowest seqno that the snapshot may hold", within="value")
+    end_seqno: int = u64("highest, included", within="value")
+    flags: int = u32("a SnapshotFlag", default=0, within="value")
+    max_visible_seqno: int = u64("highest seqno that is no prepare and no abort", default=0, within="value")
+    high_completed_seqno: int = u64("with DISK: highest prepare that is decided", default=0, within="value")
+    purge_seqno: int | None = u64("highest seqno of a tombstone that was dropped", default=None, within="value")
+    high_prepared_seqno: int | None = u64("with DISK: highest prepare that holds here", default=None, within="value")
+
+    def fault(self) -> str | None:
+        expected = {0: self.purge_seqno is None, 2: self.purge_seqno is not None}
+        return (
+            None if expected.get(self.version) else f"version {self.version} with a value of another version's length"
+        )
+
+
 @message(Opcode.DCP_MUTATION, key=PRESENT, value=MAYBE, cas=MAYBE)
 class Mutation(Request):
     """Producer to consumer: a document was stored. datatype says what the value is made of."""
@@ -76,6 +108,23 @@ class Mutation(Request):
     nru: int = u8("how cold the document is", default=0)
 
 
+@message(Opcode.DCP_MUTATION, key=PRESENT, value=MAYBE, cas=MAYBE)
+class PrototypeMutation(Mutation):
+    """As Mutation, in the collections prototype: the key is `name::key`. Source: mutation.md of the prototype."""
+
+    collection_length: int = u8(
+        "bytes of the collection's name, which begins the key; 0: the default collection", default=0
+    )
+
+    def fault(self) -> str | None:
+        if self.collection_length and self.key[self.collection_length :][:2] != COLLECTION_SEPARATOR:
+            return f"no {COLLECTION_SEPARATOR!r} behind the first {self.collection_length} bytes of key {self.key!r}"
+        return None
+
+
+COLLECTION_SEPARATOR = b"::"
+
+
 @message(Opcode.DCP_DELETION, key=PRESENT, value=MAYBE, cas=MAYBE)
 class Deletion(Request):
     """Producer to consumer: a document was removed. Form V1."""
@@ -83,6 +132,42 @@ class Deletion(Request):
     by_seqno: int = u64("place in the vbucket's history")
     rev_seqno: int = u64("how many times the document changed, this change included", default=0)
     nmeta: int = u16("bytes of extended meta data behind the value, 0", default=0)
+
+
+@message(Opcode.DCP_DELETION, key=PRESENT, value=MAYBE, cas=MAYBE)
+class DeletionV2(Request):
+    """As Deletion, to a consumer that asked for INCLUDE_DELETE_TIMES."""
+
+    by_seqno: int = u64("place in the vbucket's history")
+    rev_seqno: int = u64("how many times the document changed, this change included", default=0)
+    delete_time: int = u32("epoch seconds; 0: not known", default=0)
+    unused: int = u8("0", default=0)
+
+
+@message(Opcode.DCP_EXPIRATION, key=PRESENT, value=MAYBE, cas=MAYBE)
+class Expiration(Request):
+    """Producer to consumer: a document reached its expiry. To others than who asked for it this is a deletion."""
+
+    by_seqno: int = u64("place in the vbucket's history")
+    rev_seqno: int = u64("how many times the document changed, this change included", default=0)
+    delete_time: int = u32("epoch seconds; 0: not known", default=0)
+
+
+@message(Opcode.DCP_EXPIRATION, key=PRESENT, value=MAYBE, cas=MAYBE)
+class OldExpiration(Deletion):
+    """As Expiration, in the form that releases up to 6.0 took."""
+
+
+@message(Opcode.DCP_FLUSH)
+class Flush(Request):
+    """Producer to consumer: the vbucket was emptied. No release sends or takes it."""
+
+
+@message(Opcode.DCP_SET_VBUCKET_STATE)
+class SetVbucketState(Request):
+    """Producer to consumer: the state that the vbucket shall have. Answered."""
+
+    state: int = u8("a VbucketState")
 
 
 @message(Opcode.DCP_NOOP)
@@ -102,10 +187,82 @@ class Control(Request):
     """Consumer to producer: a setting of this connection; key its name, value its text."""
 
 
+@message(Opcode.DCP_SYSTEM_EVENT, key=MAYBE, value=MAYBE)
+class SystemEvent(Request):
+    """Producer to consumer: a collection or scope began, changed or ended. key: its name, where the event has one.
+
+    value: see penstock.wire.dcp_values.
+    """
+
+    by_seqno: int = u64("place in the vbucket's history")
+    event: int = u32("a SystemEventKind")
+    version: int = u8("0, 1: fixed fields; 2: a FlatBuffers table", default=0)
+
+
+@message(Opcode.DCP_PREPARE, key=PRESENT, value=MAYBE, cas=PRESENT)
+class Prepare(Request):
+    """Producer to replica: a synchronous write that is not decided yet. Counts 2 bytes more for flow control."""
+
+    by_seqno: int = u64("place in the vbucket's history")
+    rev_seqno: int = u64("how many times the document changed, this change included", default=0)
+    flags: int = u32("the client's own 4 bytes, as they were stored", default=0)
+    expiry: int = u32("epoch seconds; 0: never", default=0)
+    lock_time: int = u32("0", default=0)
+    nru: int = u8("how cold the document is", default=0)
+    deleted: int = u8("1: the write is a deletion", default=0)
+    durability: int = u8("1: majority, 2: and on disk where it is active, 3: on disk on a majority", default=1)
+
+
+@message(Opcode.DCP_SEQNO_ACKNOWLEDGED)
+class SeqnoAcknowledged(Request):
+    """Replica to producer: prepares up to this one hold here."""
+
+    prepared_seqno: int = u64("the highest of them")
+
+
+@message(Opcode.DCP_COMMIT, key=PRESENT)
+class Commit(Request):
+    """Producer to replica: a prepare holds."""
+
+    prepared_seqno: int = u64("the prepare's; 0: of an abort whose prepare was left out")
+    by_seqno: int = u64("place in the vbucket's history")
+
+
+@message(Opcode.DCP_ABORT, key=PRESENT)
+class Abort(Commit):
+    """Producer to replica: a prepare never will hold."""
+
+
+@message(Opcode.DCP_SEQNO_ADVANCED)
+class SeqnoAdvanced(Request):
+    """Producer to consumer: there is nothing for you up to here. May complete a snapshot."""
+
+    by_seqno: int = u64("the consumer has everything up to here")
+
+
+@message(Opcode.DCP_OSO_SNAPSHOT)
+class OsoSnapshot(Request):
+    """Producer to consumer: what follows, up to the end, is one state of a collection in the order of keys."""
+
+    flags: int = u32("an OsoFlag")
+
+
+@message(Opcode.DCP_CACHE_TRANSFER, value=PRESENT)
+class CacheTransfer(Request):
+    """Producer to consumer: documents that were in its memory, in no order. value: see penstock.wire.dcp_values."""
+
+
+@message(Opcode.DCP_CACHE_TRANSFER_END)
+class CacheTransferEnd(Request):
+    """Producer to consumer: that was all of its memory; the history follows."""
+
+
 @message(
     *(Opcode.DCP_OPEN, Opcode.DCP_CLOSE_STREAM, Opcode.DCP_STREAM_REQ, Opcode.DCP_GET_FAILOVER_LOG, Opcode.DCP_CONTROL),
     *(Opcode.DCP_NOOP, Opcode.DCP_STREAM_END, Opcode.DCP_SNAPSHOT_MARKER, Opcode.DCP_MUTATION, Opcode.DCP_DELETION),
-    Opcode.DCP_BUFFER_ACK,
+    *(Opcode.DCP_BUFFER_ACK, Opcode.DCP_EXPIRATION, Opcode.DCP_FLUSH, Opcode.DCP_SET_VBUCKET_STATE),
+    *(Opcode.DCP_SYSTEM_EVENT, Opcode.DCP_PREPARE, Opcode.DCP_SEQNO_ACKNOWLEDGED, Opcode.DCP_COMMIT, Opcode.DCP_ABORT),
+    *(Opcode.DCP_SEQNO_ADVANCED, Opcode.DCP_OSO_SNAPSHOT, Opcode.DCP_CACHE_TRANSFER, Opcode.DCP_CACHE_TRANSFER_END),
     key=MAYBE,
     value=MAYBE,
     cas=MAYBE,
@@ -133,7 +290,8 @@ def head_fields(message: type[Message]) -> list[tuple[str, str]]:
     """Return (name, struct code) of the header's fields and of the message's own, in the order of the bytes."""
     layout = message.layouts[max(message.layouts)]
     header = [layout.third if name == "specific" else name for name in HEADER_NAMES]
-    return list(zip([*header, *layout.names], HEADER.format[1:] + layout.extras.format[1:], strict=True))
+    private = ["engine_length"] * layout.private
+    return list(zip([*header, *private, *layout.names], HEADER.format[1:] + layout.extras.format[1:], strict=True))
 
 
 def head_struct(message: type[Message], *chosen: str) -> Struct:
