@@ -1,0 +1,119 @@
+"""The log's frames in every form: one by one and in columns the same, and what a consumer reads is what was stored."""
+
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.wire.connection import Connection, Slab
+from penstock.wire.constants import Dialect, Opcode
+from penstock.wire.dcp import Deletion, DeletionV2, Expiration, Mutation
+from penstock.wire.frame import Frame, cut_frame, frame_length
+from penstock.wire.layout import Message, decode
+from penstock.wire.reframe import DCP, FORMS, NATIVE, Form, _in_columns, _one_by_one, reframe
+from penstock.wire.tap import TapMutation
+from tests.strategies import unsigned, values
+
+COMMON = {
+    "vbucket": unsigned("H"),
+    "opaque": unsigned("I"),
+    "cas": unsigned("Q"),
+    "datatype": st.integers(0, 7),
+    "key": st.binary(min_size=1, max_size=250),
+    "by_seqno": unsigned("Q").filter(bool),
+    "rev_seqno": unsigned("Q"),
+}
+U32 = unsigned("I")
+STORED = st.one_of(
+    st.builds(Mutation, **COMMON, value=values(), flags=U32, expiry=U32, lock_time=U32, nru=unsigned("B")),
+    st.builds(Deletion, **COMMON),
+    st.builds(DeletionV2, **COMMON, delete_time=U32),
+    st.builds(Expiration, **COMMON, delete_time=U32),
+)
+EVERY_FORM = {
+    **{dialect.value: form for dialect, form in FORMS.items()},
+    "native": NATIVE,
+    "keys only": replace(DCP, keys_only=True),
+    "keys only, no datatype": replace(NATIVE, keys_only=True, datatypes=0),
+    "tap, reversed flags": replace(FORMS[Dialect.TAP], reversed_flags=True, datatypes=1),
+    "tap, keys only": replace(FORMS[Dialect.TAP], keys_only=True),
+}
+
+
+def chunk(messages: list[Message]) -> tuple[bytes, np.ndarray]:
+    frames = [message.encode() for message in messages]
+    return b"".join(frames), np.array([0, *accumulate(map(len, frames))][:-1], np.int64)
+
+
+@pytest.mark.parametrize("form", EVERY_FORM.values(), ids=EVERY_FORM.keys())
+@given(st.lists(STORED, min_size=1, max_size=12), unsigned("I"))
+def test_columns_and_loop_agree(form: Form, messages: list[Message], opaque: int) -> None:
+    data, begins = chunk(messages)
+    said = {"opaque": opaque}
+    assert bytes(_in_columns(data, begins, form, said)) == _one_by_one(data, begins, form, said)
+
+
+def dialect_of(form: Form) -> Dialect:
+    return next(dialect for dialect, each in FORMS.items() if each.mutation is form.mutation)
+
+
+def frames_of(data: bytes) -> list[Frame]:
+    return [event for event in Connection(Slab(1 << 20), runs=False).feed(data) if isinstance(event, Frame)]
+
+
+@pytest.mark.parametrize("form", EVERY_FORM.values(), ids=EVERY_FORM.keys())
+@given(st.lists(STORED, min_size=1, max_size=35))
+def test_a_consumer_reads_what_was_stored(form: Form, messages: list[Message]) -> None:
+    data, begins = chunk(messages)
+    dialect = dialect_of(form)
+    opaques = np.arange(len(messages)) + 7
+    sent = reframe(data, begins, form, opaque=opaques)
+    read: list[Any] = [decode(frame, dialect) for frame in frames_of(bytes(sent))]
+    assert len(read) == len(messages)
+    stored: Any
+    for number, (stored, got) in enumerate(zip(messages, read, strict=True)):
+        kinds = {int(Opcode.DCP_MUTATION): form.mutation, int(Opcode.DCP_DELETION): form.deletion}
+        if sent is not data:
+            assert type(got) is kinds.get(int(stored.opcode), form.expiration)
+            assert got.opaque == number + 7
+        assert (got.key, got.cas, got.vbucket) == (stored.key, stored.cas, stored.vbucket)
+        assert got.value == (b"" if form.keys_only else stored.value)
+        for name in ("by_seqno", "rev_seqno", "expiry", "nru", "delete_time"):
+            if hasattr(got, name) and hasattr(stored, name):
+                assert getattr(got, name) == getattr(stored, name)
+
+
+def test_mutations_alone_are_not_copied_for_an_ordinary_consumer() -> None:
+    data, begins = chunk([Mutation(key=b"k", value=b"v", by_seqno=seqno) for seqno in range(1, 50)])
+    assert reframe(data, begins, DCP) is data
+    data, begins = chunk([Mutation(key=b"k", by_seqno=1), Expiration(key=b"k", by_seqno=2, delete_time=9)])
+    assert reframe(data, begins, NATIVE) is data
+    assert reframe(data, begins, DCP) is not data
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_tap_has_its_engine_data_in_front_of_the_key(count: int) -> None:
+    mutation = Mutation(
+        key=b"key", value=b"value", by_seqno=9, rev_seqno=3, flags=0xDEADBEEF, expiry=5, nru=2, datatype=1
+    )
+    data, begins = chunk([mutation] * count)
+    form = replace(FORMS[Dialect.TAP], reversed_flags=True)
+    sent = bytes(reframe(data, begins, form, opaque=np.arange(count), tap_flags=1))
+    assert frame_length(sent, 0) * count == len(sent)
+    assert decode(cut_frame(memoryview(sent), 0)) == TapMutation(
+        key=b"key",
+        value=b"value",
+        tap_flags=1,
+        ttl=255,
+        flags=0xEFBEADDE,
+        expiry=5,
+        engine_private=(3).to_bytes(8, "big") + b"\2",
+    )
+
+
+def test_nothing_stays_nothing() -> None:
+    assert reframe(b"", [], FORMS[Dialect.UPR]) == b""
