@@ -1,38 +1,85 @@
-"""The life of a stream: every event in every state."""
+"""The life of a stream: every event in every state of every dialect, and every message in every state."""
 
 import itertools
 
 import pytest
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.constants import Status
-from penstock.wire.stream import TRANSITIONS, StreamEvent, StreamState, advance, reply_event
+from penstock.wire.constants import Dialect, Status
+from penstock.wire.layout import LAYOUTS, Message
+from penstock.wire.stream import EVENTS, TRANSITIONS, StreamEvent, StreamState, advance, reply_event
 
-E, S = StreamEvent, StreamState
+E, S, D = StreamEvent, StreamState, Dialect
 
-# Rows: what has happened so far; columns: what happens next. A blank breaks the protocol.
+# By dialect and what happens: what follows from REQUESTED, ACCEPTED, OPEN, IN_SNAPSHOT, IN_BACKFILL. A dash breaks the
+# protocol; each letter is a state's first, N for IN_SNAPSHOT, B for IN_BACKFILL. From ENDED nothing follows.
+LETTERS = {"R": S.REQUESTED, "A": S.ACCEPTED, "O": S.OPEN, "N": S.IN_SNAPSHOT, "B": S.IN_BACKFILL, "E": S.ENDED}
 EXPECTED = {
-    #               ACCEPTED ROLLBACK REFUSED  MARKER         DATA           END      CLOSED
-    S.REQUESTED: (S.OPEN, S.ENDED, S.ENDED, None, None, None, None),
-    S.OPEN: (None, None, None, S.IN_SNAPSHOT, None, S.ENDED, S.ENDED),
-    S.IN_SNAPSHOT: (None, None, None, S.IN_SNAPSHOT, S.IN_SNAPSHOT, S.ENDED, S.ENDED),
-    S.ENDED: (None,) * 7,
+    D.DCP: {
+        **{E.ACCEPTED: "O----", E.ROLLBACK: "E----", E.REFUSED: "E----", E.MARKER: "--NN-", E.DATA: "---N-"},
+        **{E.STATE: "--ON-", E.END: "--EE-", E.CLOSED: "--EE-"},
+    },
+    D.UPR: {
+        **{E.ACCEPTED: "A----", E.ROLLBACK: "E----", E.REFUSED: "E----", E.START: "-O---"},
+        **{E.SNAPSHOT_START: "--N--", E.DATA: "---N-", E.SNAPSHOT_END: "---O-", E.FLUSH: "--OO-"},
+        **{E.STATE: "--ON-", E.END: "-EEE-", E.CLOSED: "-EEE-"},
+    },
+    D.TAP: {
+        **{E.ACCEPTED: "O----", E.REFUSED: "E----", E.DATA: "--ONB", E.BACKFILL_START: "--BBB"},
+        **{E.BACKFILL_END: "----O", E.SNAPSHOT_START: "--NNN", E.SNAPSHOT_END: "---O-", E.FLUSH: "--ONB"},
+        **{E.STATE: "--ONB", E.END: "--EEE", E.CLOSED: "--EEE"},
+    },
 }
+EXPECTED[D.UPR_DRAFT] = EXPECTED[D.UPR]
+STATES = [S.REQUESTED, S.ACCEPTED, S.OPEN, S.IN_SNAPSHOT, S.IN_BACKFILL, S.ENDED]
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(StreamState, StreamEvent)))
-def test_every_state_and_event(state: StreamState, event: StreamEvent) -> None:
-    following = EXPECTED[state][list(StreamEvent).index(event)]
+def expected(dialect: Dialect, state: StreamState, event: StreamEvent) -> StreamState | None:
+    return LETTERS.get((EXPECTED[dialect].get(event, "") + "------")[STATES.index(state)])
+
+
+@pytest.mark.parametrize(("dialect", "state", "event"), list(itertools.product(Dialect, StreamState, StreamEvent)))
+def test_every_state_and_event(dialect: Dialect, state: StreamState, event: StreamEvent) -> None:
+    following = expected(dialect, state, event)
     if following is not None:
-        assert advance(state, event, 7) is following
+        assert advance(state, event, 7, dialect) is following
         return
     with pytest.raises(RemoteProtocolError, match=f"^vbucket 7: {event.value} while the stream is {state.value}$"):
-        advance(state, event, 7)
+        advance(state, event, 7, dialect)
 
 
-def test_every_state_has_a_row() -> None:
-    assert set(TRANSITIONS) == set(StreamState)
+MESSAGES = [(dialect, message) for dialect, messages in EVENTS.items() for message in messages]
 
+
+@pytest.mark.parametrize(("dialect", "message"), MESSAGES)
+def test_every_message_in_every_state(dialect: Dialect, message: type[Message]) -> None:
+    event = EVENTS[dialect][message]
+    allowed = {state for state in StreamState if expected(dialect, state, event)}
+    assert allowed, "a message that no state takes"
+    assert {state for state, row in TRANSITIONS[dialect].items() if event in row} == allowed
+    assert S.ENDED not in allowed
+    assert S.REQUESTED not in allowed
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_every_state_can_be_reached_and_left(dialect: Dialect) -> None:
+    rows = TRANSITIONS[dialect]
+    reached = {following for row in rows.values() for following in row.values()}
+    assert reached | {S.REQUESTED} == set(rows)
+    assert [state for state, row in rows.items() if not row] == [S.ENDED]
+
+
+@pytest.mark.parametrize("dialect", [D.UPR, D.UPR_DRAFT])
+def test_every_message_of_a_producer_is_an_event(dialect: Dialect) -> None:
+    declared = {
+        layout.cls for table in LAYOUTS[dialect].values() for forms in table.values() for layout in forms.values()
+    }
+    others = {cls for cls in declared if "Req" in cls.__name__ or "FailoverLog" in cls.__name__}
+    answers = {cls for cls in declared - others if cls.__name__ in ANSWERS}
+    assert declared - others - answers == set(EVENTS[dialect])
+
+
+ANSWERS = {"UprStreamReply", "DraftOk", "DraftRollback", "DraftMalformed"}
 
 REPLIES = [(Status.SUCCESS, E.ACCEPTED), (Status.ROLLBACK, E.ROLLBACK), (Status.NOT_MY_VBUCKET, E.REFUSED)]
 
