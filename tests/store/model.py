@@ -1,7 +1,7 @@
 """A bucket's history as plain lists, to hold the real one against; and buckets whose time and ids are made up."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from penstock.store.bucket import Bucket
@@ -28,14 +28,18 @@ def new_bucket(*, vbuckets: int = 4, segment_bytes: int = 512, times: Iterator[i
 
 def changes(data: bytes | bytearray) -> list[Mutation | Deletion]:
     """Return the messages in whole frames."""
-    found, at = [], 0
+    return [message for _, message in _cut(data)]
+
+
+def _cut(data: bytes | bytearray) -> Iterator[tuple[int, Mutation | Deletion]]:
+    """Yield where each frame begins, and what it says."""
+    at = 0
     while at < len(data):
         length = frame_length(data, at)
         message = decode(cut_frame(memoryview(data)[: at + length], at))
         assert isinstance(message, Mutation | Deletion)
-        found.append(message)
+        yield at, message
         at += length
-    return found
 
 
 def read_all(snapshot: Snapshot, opaque: int = 0, max_bytes: int = 1 << 20) -> list[Mutation | Deletion]:
@@ -48,55 +52,81 @@ def read_all(snapshot: Snapshot, opaque: int = 0, max_bytes: int = 1 << 20) -> l
 
 
 def messages(chunk: Chunk) -> list[Mutation | Deletion]:
-    found = changes(chunk.data)
+    found = list(_cut(chunk.data))
+    assert [at for at, _ in found] == list(chunk.begins)
     assert len(found) == chunk.frames
-    return found
+    return [message for _, message in found]
 
 
 @dataclass
 class History:
-    """One vbucket's changes, all of them, as the messages that they ought to be."""
+    """One vbucket's changes, all of them, as the messages that they ought to be.
+
+    whole_seqno: the end of the last snapshot that is complete. log: the failover log, however long it gets.
+    """
 
     vbucket: int
     changes: list[Mutation | Deletion] = field(default_factory=list)
+    whole_seqno: int = 0
+    log: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def high_seqno(self) -> int:
+        return self.changes[-1].by_seqno if self.changes else 0
+
+    @property
+    def newest(self) -> dict[bytes, Mutation | Deletion]:
+        return {change.key: change for change in self.changes}
 
     @property
     def documents(self) -> dict[bytes, Mutation]:
-        newest = {change.key: change for change in self.changes}
-        return {key: change for key, change in newest.items() if isinstance(change, Mutation)}
+        return {key: change for key, change in self.newest.items() if isinstance(change, Mutation)}
 
     def rev_seqno(self, key: bytes) -> int:
-        return sum(change.key == key for change in self.changes) + 1
+        return self.newest[key].rev_seqno + 1 if key in self.newest else 1
 
     def store(self, key: bytes, value: bytes, cas: int) -> None:
-        self.changes.append(
-            Mutation(
-                vbucket=self.vbucket,
-                key=key,
-                value=value,
-                cas=cas,
-                by_seqno=len(self.changes) + 1,
-                rev_seqno=self.rev_seqno(key),
-            )
-        )
+        """Note a document that the vbucket stored itself."""
+        rev_seqno = self.rev_seqno(key)
+        self.apply(Mutation(vbucket=self.vbucket, key=key, value=value, cas=cas, by_seqno=0, rev_seqno=rev_seqno))
 
     def delete(self, key: bytes, cas: int) -> None:
-        self.changes.append(
-            Deletion(
-                vbucket=self.vbucket,
-                key=key,
-                cas=cas,
-                by_seqno=len(self.changes) + 1,
-                rev_seqno=self.rev_seqno(key),
-            )
-        )
+        """Note a deletion of the vbucket's own."""
+        self.apply(Deletion(vbucket=self.vbucket, key=key, cas=cas, by_seqno=0, rev_seqno=self.rev_seqno(key)))
+
+    def apply(self, change: Mutation | Deletion, snapshot_end: int = 0) -> None:
+        """Note a change from elsewhere. by_seqno 0: the next one. snapshot_end 0: it is a snapshot by itself."""
+        change = replace(change, by_seqno=change.by_seqno or self.high_seqno + 1)
+        if change.by_seqno >= snapshot_end:
+            self.whole_seqno = change.by_seqno
+        self.changes.append(change)
+
+    def promote(self, vbuuid: int | None) -> None:
+        """Begin a branch; None: go on with the one there is."""
+        if vbuuid is not None:
+            below = [entry for entry in self.log if entry[1] <= self.whole_seqno]
+            self.log = [(vbuuid, self.whole_seqno), *below]
+        self.whole_seqno = self.high_seqno
+
+    def rollback(self, seqno: int, vbuuid: int) -> None:
+        """Forget what is above; vbuuid: of the branch that begins if all are gone."""
+        before = self.high_seqno
+        self.changes = [change for change in self.changes if change.by_seqno <= seqno]
+        self.whole_seqno = min(self.whole_seqno, self.high_seqno)
+        self.log = [entry for entry in self.log if entry[1] <= self.high_seqno]
+        if not self.log or (before and not self.changes):
+            self.log = [(vbuuid, self.high_seqno)]
 
     def view(self, start: int, end: int) -> list[Mutation | Deletion]:
         """Return the deduplicated snapshot of (start, end]."""
-        newest = {change.key: change for change in self.changes[:end]}
-        return [change for change in self.changes[start:end] if newest[change.key] is change]
+        newest = {change.key: change for change in self.changes if change.by_seqno <= end}
+        return [change for change in self.changes if start < change.by_seqno <= end and newest[change.key] is change]
 
-    def superseded_by(self, seqno: int) -> int:
+    def ceiling(self, seqno: int) -> int:
+        """Return the seqno of the first change that is not below, the highest there is if all are."""
+        return next((change.by_seqno for change in self.changes if change.by_seqno >= seqno), self.high_seqno)
+
+    def superseded_by(self, change: Mutation | Deletion) -> int:
         """Return the seqno of the next change of the same key, 0 if there is none."""
-        key = self.changes[seqno - 1].key
-        return next((change.by_seqno for change in self.changes[seqno:] if change.key == key), 0)
+        later = (other for other in self.changes if other.key == change.key and other.by_seqno > change.by_seqno)
+        return next((other.by_seqno for other in later), 0)

@@ -1,8 +1,9 @@
 """Snapshots against plain lists, while tiny segments are sealed and rewritten all the time."""
 
 import tracemalloc
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.store.bucket import Bucket
+from penstock.store.failover import MAX_ENTRIES
 from penstock.store.frames import FewFrames, ManyFrames
 from penstock.store.snapshot import Snapshot
 from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import MAX_SEQNO
+from penstock.wire.constants import MAX_SEQNO, VbucketState
 from penstock.wire.dcp import Deletion, Mutation
+from penstock.wire.schema import Event
 from tests.store.model import History, messages, new_bucket, read_all
 
 
@@ -32,11 +35,17 @@ class Reader:
         del self.expected[: len(read)]
 
 
+keys = st.sampled_from([b"a", b"bb", b"ccc", b"d" * 40])
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("set"), st.integers(0, 3), st.sampled_from([b"a", b"bb", b"ccc", b"d" * 40])),
+        st.tuples(st.just("set"), st.integers(0, 3), keys),
         st.tuples(st.just("set"), st.just(2), st.integers(0, 99).map(lambda number: b"%d" % number)),
-        st.tuples(st.just("delete"), st.integers(0, 3), st.sampled_from([b"a", b"bb", b"ccc"])),
+        st.tuples(st.just("delete"), st.integers(0, 3), keys),
+        st.tuples(st.just("apply"), st.integers(0, 3), st.tuples(keys, st.integers(0, 4), st.integers(0, 6))),
+        st.tuples(st.just("bury"), st.integers(0, 3), st.tuples(keys, st.integers(0, 4), st.integers(0, 6))),
+        st.tuples(st.just("rollback"), st.integers(0, 3), st.integers(0, 12)),
+        st.tuples(st.just("promote"), st.integers(0, 3), st.booleans()),
+        st.tuples(st.just("reset"), st.integers(0, 3), st.just(0)),
         st.tuples(st.just("open"), st.integers(0, 3), st.tuples(st.integers(0, 120), st.integers(0, 120))),
         st.tuples(st.just("read"), st.integers(0, 400), st.none() | st.integers(0, 200)),
     ),
@@ -45,50 +54,143 @@ steps = st.lists(
 sizes = st.integers(0, 90) | st.sampled_from([500, 700])
 
 
+@dataclass
+class Story:
+    """A bucket and what it ought to be, taken from step to step."""
+
+    bucket: Bucket
+    size: int
+    histories: list[History] = field(init=False)
+    readers: list[Reader] = field(default_factory=list)
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        self.histories = [History(vbucket.id, log=[(vbucket.vbuuid, 0)]) for vbucket in self.bucket.vbuckets]
+
+    def step(self, what: str, argument: int, detail: Any) -> None:
+        self.number += 1
+        if what == "read":
+            for reader in self.readers:
+                reader.read(argument, detail)
+        else:
+            getattr(self, what)(self.bucket.find(argument), self.histories[argument], detail)
+
+    @property
+    def value(self) -> bytes:
+        number, size = self.number, self.size
+        return b"%d" % number + b"." * (size * number % 91 if size < 100 else size)
+
+    def set(self, vbucket: Vbucket, history: History, key: bytes) -> None:
+        self.make_whole(vbucket, history)
+        value = self.value
+        history.store(key, value, vbucket.set(key, value).cas)
+
+    def delete(self, vbucket: Vbucket, history: History, key: bytes) -> None:
+        self.make_whole(vbucket, history)
+        if key in history.documents:
+            history.delete(key, vbucket.delete(key).cas)
+
+    def make_whole(self, vbucket: Vbucket, history: History) -> None:
+        """A vbucket that is a copy, inside a snapshot, is promoted before it changes documents itself."""
+        if history.whole_seqno < history.high_seqno:
+            self.promote(vbucket, history, False)
+
+    def promote(self, vbucket: Vbucket, history: History, takeover: bool) -> None:
+        vbucket.set_state(VbucketState.REPLICA)
+        vbucket.set_state(VbucketState.ACTIVE, takeover=takeover)
+        history.promote(None if takeover else vbucket.vbuuid)
+
+    def apply(self, vbucket: Vbucket, history: History, detail: tuple[bytes, int, int]) -> None:
+        key, gap, rest = detail
+        change = Mutation(
+            vbucket=vbucket.id,
+            key=key,
+            value=self.value,
+            cas=self.number,
+            by_seqno=vbucket.high_seqno + 1 + gap,
+            rev_seqno=self.number * 3,
+            flags=self.number,
+            lock_time=1,
+            nru=2,
+        )
+        vbucket.apply(
+            Event.MUTATION,
+            key,
+            change.value,
+            cas=change.cas,
+            rev_seqno=change.rev_seqno,
+            seqno=change.by_seqno,
+            snapshot_end=change.by_seqno + rest,
+            flags=change.flags,
+            lock_time=1,
+            nru=2,
+        )
+        history.apply(change, change.by_seqno + rest)
+
+    def bury(self, vbucket: Vbucket, history: History, detail: tuple[bytes, int, int]) -> None:
+        key, gap, rest = detail
+        seqno, rev_seqno = vbucket.high_seqno + 1 + gap, self.number * 3
+        vbucket.apply(Event.DELETION, key, cas=self.number, rev_seqno=rev_seqno, seqno=seqno, snapshot_end=seqno + rest)
+        change = Deletion(vbucket=vbucket.id, key=key, cas=self.number, by_seqno=seqno, rev_seqno=rev_seqno)
+        history.apply(change, seqno + rest)
+
+    def rollback(self, vbucket: Vbucket, history: History, distance: int) -> None:
+        seqno = max(vbucket.high_seqno - distance, 0)
+        dropped = vbucket.lowest_snapshot_end > seqno
+        before = vbucket.high_seqno
+        reached = vbucket.rollback(seqno)
+        history.rollback(0 if dropped else seqno, vbucket.vbuuid)
+        assert reached == history.high_seqno
+        if before and not reached:
+            assert vbucket.vbuuid == max(other.vbuuid for other in self.bucket.vbuckets)
+
+    def reset(self, vbucket: Vbucket, history: History, _: int) -> None:
+        vbucket.reset()
+        history.rollback(0, vbucket.vbuuid)
+        history.log = [(vbucket.vbuuid, 0)]
+
+    def open(self, vbucket: Vbucket, history: History, detail: tuple[int, int]) -> None:
+        start, length = min(detail[0], vbucket.high_seqno), detail[1]
+        snapshot = vbucket.snapshot(start, start + length)
+        self.readers.append(Reader(snapshot, history.view(snapshot.start_seqno, snapshot.end_seqno)))
+
+
 @settings(max_examples=150, deadline=None)
 @given(steps, sizes, st.sampled_from([512, 1500]), st.sampled_from([0, 8]))
 def test_snapshots_are_exact(story: list[tuple[str, int, object]], size: int, segment_bytes: int, few: int) -> None:
-    bucket = new_bucket(segment_bytes=segment_bytes)
-    histories = [History(vbucket) for vbucket in range(4)]
-    readers: list[Reader] = []
-    for number, (what, argument, detail) in enumerate(story):
-        if what == "read":
-            assert detail is None or isinstance(detail, int)
-            for reader in readers:
-                reader.read(argument, detail)
-            continue
-        vbucket, history = bucket.find(argument), histories[argument]
-        if isinstance(detail, tuple):
-            start, length = detail
-            start = min(start, vbucket.high_seqno)
-            snapshot = vbucket.snapshot(start, start + length)
-            readers.append(Reader(snapshot, history.view(snapshot.start_seqno, snapshot.end_seqno)))
-        else:
-            assert isinstance(detail, bytes)
-            if what == "set":
-                value = b"%d" % number + b"." * (size * number % 91 if size < 100 else size)
-                history.store(detail, value, vbucket.set(detail, value).cas)
-            elif detail in history.documents:
-                history.delete(detail, vbucket.delete(detail).cas)
-    for reader in readers:
+    told = Story(new_bucket(segment_bytes=segment_bytes), size)
+    bucket = told.bucket
+    for step in story:
+        told.step(*step)
+        assert bucket.log.dead_bytes == bucket.log.frame_bytes - live_bytes(told.histories)
+    for reader in told.readers:
         while reader.snapshot.remaining:
             reader.read(300, None)
         assert not reader.expected
-    for vbucket, history in zip(bucket.vbuckets, histories, strict=True):
+    for vbucket, history in zip(bucket.vbuckets, told.histories, strict=True):
         check_documents(vbucket, history)
         index = bucket.log.indexes[vbucket.id]
-        dropped = [seqno for seqno in range(1, vbucket.high_seqno + 1) if index.find(seqno) is None]
-        assert vbucket.lowest_snapshot_end == max(map(history.superseded_by, dropped), default=0)
+        dropped = [change for change in history.changes if index.find(change.by_seqno) is None]
+        lowest = max(map(history.superseded_by, dropped), default=0)
+        assert vbucket.lowest_snapshot_end == lowest
+        assert vbucket.whole_seqno == history.whole_seqno
+        assert [tuple(entry) for entry in vbucket.failover_log] == history.log[:MAX_ENTRIES]
         for end in range(1, vbucket.high_seqno + 1):
             snapshot = vbucket.snapshot(0, end)
-            assert snapshot.end_seqno == max(end, vbucket.lowest_snapshot_end)
+            assert snapshot.end_seqno == (
+                history.ceiling(max(min(end, history.whole_seqno), lowest)) if lowest <= history.whole_seqno > 0 else 0
+            )
             exact = Snapshot(index, end // 3, snapshot.end_seqno, few=few)
             assert read_all(exact) == history.view(end // 3, snapshot.end_seqno)
 
 
+def live_bytes(histories: list[History]) -> int:
+    return sum(len(change.encode()) for history in histories for change in history.newest.values())
+
+
 def check_documents(vbucket: Vbucket, history: History) -> None:
     documents = history.documents
-    assert vbucket.high_seqno == len(history.changes)
+    assert vbucket.high_seqno == history.high_seqno
     assert vbucket.items == len(documents)
     for key in {change.key for change in history.changes}:
         item, document = vbucket.get(key), documents.get(key)
@@ -191,7 +293,10 @@ def test_both_ways_to_copy_frames_are_one(lengths: list[int], gap: int, reads: l
     few, many = chosen(lengths, gap)
     while few.remaining:
         for max_bytes, window in reads:
-            assert few.read(0xDEADBEEF, max_bytes, window) == many.read(0xDEADBEEF, max_bytes, window)
+            one, other = few.read(0xDEADBEEF, max_bytes, window), many.read(0xDEADBEEF, max_bytes, window)
+            assert one.data == other.data
+            assert list(one.begins) == list(other.begins)
+            assert one.frames == other.frames
             assert few.remaining == many.remaining
 
 

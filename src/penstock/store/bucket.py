@@ -25,7 +25,10 @@ class BucketStats(NamedTuple):
 
 
 class Bucket:
-    """A bucket in memory, all of its vbuckets active.
+    """A bucket in memory; in the beginning all of its vbuckets are active.
+
+    changed: numbers of vbuckets in which an access has found a document expired, so that its deletion is the newest
+    change; for the caller to take out.
 
     vbuckets: how many, a power of two up to 65536. clock: nanoseconds since the epoch. new_vbuuid: a random number
     from 1 to 2^48-1 at each call. Raises ValueError for another number of vbuckets or segments over 1 GiB.
@@ -45,11 +48,20 @@ class Bucket:
         indexes = [RowIndex(vbucket) for vbucket in range(vbuckets)]
         self.name = name
         self.log = Log(indexes, segment_bytes)
-        self.vbuckets = [Vbucket(index, self.log, clock=clock, new_vbuuid=new_vbuuid) for index in indexes]
+        self.changed: set[int] = set()
+        self.vbuckets = [
+            Vbucket(index, self.log, clock=clock, new_vbuuid=new_vbuuid, changed=self.changed) for index in indexes
+        ]
 
     def find(self, vbucket: int) -> Vbucket:
         """Return an active vbucket. Raises NotMyVbucket if there is none of that number."""
         if vbucket < len(self.vbuckets) and (found := self.vbuckets[vbucket]).state is VbucketState.ACTIVE:
+            return found
+        raise NotMyVbucket(vbucket=vbucket)
+
+    def existing(self, vbucket: int) -> Vbucket:
+        """Return a vbucket in whatever state. Raises NotMyVbucket if it is deleted or there is none of that number."""
+        if vbucket < len(self.vbuckets) and (found := self.vbuckets[vbucket]).state is not None:
             return found
         raise NotMyVbucket(vbucket=vbucket)
 
