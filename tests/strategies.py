@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from penstock.wire.constants import Dialect, DraftCode, Opcode
 from penstock.wire.dcp import Deletion, Mutation, SnapshotMarkerV2
 from penstock.wire.frame import Frame
+from penstock.wire.kv import NoDocument
 from penstock.wire.layout import LAYOUTS, PRIVATE, Code, Layout, Message, Part
 
 BYTES = {"B": 1, "H": 2, "I": 4, "Q": 8}
@@ -77,6 +78,7 @@ def plain_frame(code: Code, layout: Layout) -> Frame:
         magic=layout.cls.magic,
         opcode=code >> 8 if isinstance(code, DraftCode) else code,
         datatype=code & 0xFF if isinstance(code, DraftCode) else 0,
+        specific=int(layout.cls is NoDocument),
         cas=int(parts["cas"] is Part.PRESENT),
         extras=b"\2" if layout.cls is SnapshotMarkerV2 else extras,
         key=b"k" if parts["key"] is Part.PRESENT else b"",

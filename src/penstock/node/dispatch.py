@@ -67,4 +67,4 @@ def unusual(connection: NodeConnection, frame: Frame) -> bytes:
     if opcode in dcp.NOT_SERVED:
         dcp.refuse(connection, frame)
     layout_of(frame).check(frame)
-    raise AssertionError(f"{opcode_name(opcode)} is declared but has no handler")
+    raise RemoteProtocolError(f"{opcode_name(opcode)} is not served here", status=Status.UNKNOWN_COMMAND, fatal=False)

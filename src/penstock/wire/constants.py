@@ -46,6 +46,8 @@ class Opcode(IntEnum):
     DELETEQ = 0x14
     QUITQ = 0x17
     HELLO = 0x1F
+    SET_VBUCKET = 0x3D
+    GET_VBUCKET = 0x3E
     TAP_CONNECT = 0x40
     TAP_MUTATION = 0x41
     TAP_DELETE = 0x42
@@ -90,6 +92,10 @@ class Opcode(IntEnum):
     CHECKPOINT_PERSISTENCE = 0xB1
     GET_CLUSTER_CONFIG = 0xB5
     SEQNO_PERSISTENCE = 0xB7
+
+
+DCP_OPCODES = range(0x50, 0x68)
+"""The opcodes of change streams, which mean other things in UPR."""
 
 
 class UprOpcode(IntEnum):

@@ -13,7 +13,7 @@ from penstock.wire.frame import HEADER, HEADER_NAMES
 from penstock.wire.layout import MAYBE, PRESENT, Message, Request, Response, message, u8, u16, u32, u64
 
 
-@message(Opcode.DCP_OPEN, key=PRESENT, value=MAYBE)
+@message(Opcode.DCP_OPEN, key=PRESENT, value=MAYBE, cas=MAYBE)
 class Open(Request):
     """Make this a change-stream connection. key: its name, 1 to 200 bytes; a second of the same name ends the first."""
 
@@ -21,24 +21,24 @@ class Open(Request):
     flags: int = u32("an OpenFlag", default=0)
 
 
-@message(Opcode.DCP_ADD_STREAM)
+@message(Opcode.DCP_ADD_STREAM, cas=MAYBE)
 class AddStream(Request):
     """To a consumer: ask your producer for this vbucket."""
 
     flags: int = u32("a StreamFlag", default=0)
 
 
-@message(Opcode.DCP_ADD_STREAM, value=MAYBE)
+@message(Opcode.DCP_ADD_STREAM, value=MAYBE, cas=MAYBE)
 class AddStreamReply(Response):
     stream_opaque: int | None = u32("the opaque of the stream; not with every error", default=None)
 
 
-@message(Opcode.DCP_CLOSE_STREAM)
+@message(Opcode.DCP_CLOSE_STREAM, cas=MAYBE)
 class CloseStream(Request):
     """Consumer to producer: stop sending this vbucket."""
 
 
-@message(Opcode.DCP_STREAM_REQ, value=MAYBE)
+@message(Opcode.DCP_STREAM_REQ, value=MAYBE, cas=MAYBE)
 class StreamReq(Request):
     """Consumer to producer: send this vbucket's changes. Its opaque stands on every message of the stream."""
 
@@ -51,19 +51,19 @@ class StreamReq(Request):
     snap_end: int = u64("and its highest", default=0)
 
 
-@message(Opcode.DCP_GET_FAILOVER_LOG)
+@message(Opcode.DCP_GET_FAILOVER_LOG, cas=MAYBE)
 class GetFailoverLog(Request):
     """Consumer to producer: the failover log of a vbucket."""
 
 
-@message(Opcode.DCP_STREAM_END)
+@message(Opcode.DCP_STREAM_END, cas=MAYBE)
 class StreamEnd(Request):
     """Producer to consumer: the last message of a stream."""
 
     reason: int = u32("a StreamEndReason")
 
 
-@message(Opcode.DCP_SNAPSHOT_MARKER)
+@message(Opcode.DCP_SNAPSHOT_MARKER, cas=MAYBE)
 class SnapshotMarker(Request):
     """Producer to consumer: the changes that follow, up to end_seqno, are one consistent state when all have come.
 
@@ -75,7 +75,7 @@ class SnapshotMarker(Request):
     flags: int = u32("a SnapshotFlag", default=0)
 
 
-@message(Opcode.DCP_SNAPSHOT_MARKER)
+@message(Opcode.DCP_SNAPSHOT_MARKER, cas=MAYBE)
 class SnapshotMarkerV2(Request):
     """As SnapshotMarker. Form V2.0 has 36 bytes of value, V2.2 has 52; 44 were written down and never sent."""
 
@@ -158,36 +158,36 @@ class OldExpiration(Deletion):
     """As Expiration, in the form that releases up to 6.0 took."""
 
 
-@message(Opcode.DCP_FLUSH)
+@message(Opcode.DCP_FLUSH, cas=MAYBE)
 class Flush(Request):
     """Producer to consumer: the vbucket was emptied. No release sends or takes it."""
 
 
-@message(Opcode.DCP_SET_VBUCKET_STATE)
+@message(Opcode.DCP_SET_VBUCKET_STATE, cas=MAYBE)
 class SetVbucketState(Request):
     """Producer to consumer: the state that the vbucket shall have. Answered."""
 
     state: int = u8("a VbucketState")
 
 
-@message(Opcode.DCP_NOOP)
+@message(Opcode.DCP_NOOP, cas=MAYBE)
 class DcpNoop(Request):
     """Producer to consumer: are you there? Answered with the same opaque."""
 
 
-@message(Opcode.DCP_BUFFER_ACK)
+@message(Opcode.DCP_BUFFER_ACK, cas=MAYBE)
 class BufferAck(Request):
     """Consumer to producer: so many bytes of stream messages have been dealt with. Not answered."""
 
     nbytes: int = u32("bytes freed since the last one")
 
 
-@message(Opcode.DCP_CONTROL, key=PRESENT, value=PRESENT)
+@message(Opcode.DCP_CONTROL, key=PRESENT, value=PRESENT, cas=MAYBE)
 class Control(Request):
     """Consumer to producer: a setting of this connection; key its name, value its text."""
 
 
-@message(Opcode.DCP_SYSTEM_EVENT, key=MAYBE, value=MAYBE)
+@message(Opcode.DCP_SYSTEM_EVENT, key=MAYBE, value=MAYBE, cas=MAYBE)
 class SystemEvent(Request):
     """Producer to consumer: a collection or scope began, changed or ended. key: its name, where the event has one.
 
@@ -233,14 +233,14 @@ class Abort(Commit):
     """Producer to replica: a prepare never will hold."""
 
 
-@message(Opcode.DCP_SEQNO_ADVANCED)
+@message(Opcode.DCP_SEQNO_ADVANCED, cas=MAYBE)
 class SeqnoAdvanced(Request):
     """Producer to consumer: there is nothing for you up to here. May complete a snapshot."""
 
     by_seqno: int = u64("the consumer has everything up to here")
 
 
-@message(Opcode.DCP_OSO_SNAPSHOT)
+@message(Opcode.DCP_OSO_SNAPSHOT, cas=MAYBE)
 class OsoSnapshot(Request):
     """Producer to consumer: what follows, up to the end, is one state of a collection in the order of keys."""
 

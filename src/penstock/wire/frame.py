@@ -27,6 +27,7 @@ Buffer = bytes | bytearray | memoryview
 
 MAGICS = frozenset(int(magic) for magic in Magic)
 REQUEST_MAGICS = frozenset((int(Magic.REQUEST), int(Magic.ALT_REQUEST), int(Magic.SERVER_REQUEST)))
+SERVER_MAGICS = frozenset((int(Magic.SERVER_REQUEST), int(Magic.SERVER_RESPONSE)))
 _ALTERNATIVE = frozenset((int(Magic.ALT_REQUEST), int(Magic.ALT_RESPONSE)))
 ALTERNATIVE_OF = {Magic.REQUEST: Magic.ALT_REQUEST, Magic.RESPONSE: Magic.ALT_RESPONSE}
 PLAIN_OF = {int(magic): Magic.REQUEST if int(magic) in REQUEST_MAGICS else Magic.RESPONSE for magic in Magic}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire.constants import Opcode, Status
-from penstock.wire.layout import MAYBE, PRESENT, Request, Response, message, u32, u64
+from penstock.wire.layout import MAYBE, PRESENT, Request, Response, message, u8, u32, u64
 
 
 @message(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, key=PRESENT)
@@ -23,6 +23,14 @@ class Get(Request):
 @message(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, key=MAYBE, value=MAYBE, cas=MAYBE)
 class GetReply(Response):
     flags: int = u32("the client's own 4 bytes", default=0)
+
+
+@message(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, key=MAYBE, value=MAYBE, cas=MAYBE)
+class NoDocument(Response):
+    """A GET's reply with a status other than SUCCESS. value: what the server has to say of it, as text or JSON."""
+
+    def fault(self) -> str | None:
+        return None if self.status else "extras of 0 bytes, expected 4 with status SUCCESS"
 
 
 @message(Opcode.SET, Opcode.SETQ, Opcode.REPLACE, Opcode.REPLACEQ, key=PRESENT, value=MAYBE, cas=MAYBE)
@@ -88,6 +96,25 @@ class GetClusterConfig(Request):
     """Answered with the bucket's map of vbuckets to nodes, as JSON."""
 
 
+@message(Opcode.SET_VBUCKET, value=MAYBE, cas=MAYBE)
+class SetVbucket(Request):
+    """Give the vbucket a state, and create it where it is not there. value: its topology, as JSON, or empty."""
+
+    state: int = u8("a VbucketState")
+
+
+@message(Opcode.SET_VBUCKET, cas=MAYBE)
+class OldSetVbucket(Request):
+    """As SetVbucket, in the form that releases before 6.5 took."""
+
+    state: int = u32("a VbucketState")
+
+
+@message(Opcode.GET_VBUCKET, cas=MAYBE)
+class GetVbucket(Request):
+    """Answered with the vbucket's state, u32."""
+
+
 @message(Opcode.GET_ALL_VB_SEQNOS)
 class GetAllVbSeqnos(Request):
     state: int | None = u32("only vbuckets in this VbucketState; 0: all that are alive", default=None)
@@ -111,7 +138,7 @@ class GetFailoverLog(Request):
 @message(
     *(Opcode.NOOP, Opcode.VERSION, Opcode.QUIT, Opcode.STAT, Opcode.HELLO, Opcode.SELECT_BUCKET),
     *(Opcode.GET_CLUSTER_CONFIG, Opcode.GET_ALL_VB_SEQNOS, Opcode.SEQNO_PERSISTENCE, Opcode.OBSERVE_SEQNO),
-    Opcode.GET_FAILOVER_LOG,
+    *(Opcode.GET_FAILOVER_LOG, Opcode.SET_VBUCKET, Opcode.GET_VBUCKET),
     key=MAYBE,
     value=MAYBE,
     cas=MAYBE,

@@ -23,8 +23,8 @@ from struct import error as StructError
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.wire.constants import Dialect, DraftCode, Magic, Opcode, Status, UprOpcode
-from penstock.wire.frame import ALTERNATIVE_OF, PLAIN_OF, Frame, join_frame, opcode_name
+from penstock.wire.constants import DCP_OPCODES, Dialect, DraftCode, Magic, Opcode, Status, UprOpcode
+from penstock.wire.frame import ALTERNATIVE_OF, PLAIN_OF, SERVER_MAGICS, Frame, join_frame, opcode_name
 
 Code = Opcode | UprOpcode | DraftCode
 """What names a message: its opcode; in the UPR draft the opcode and, below, the kind in byte 5."""
@@ -267,15 +267,21 @@ def _tails(wire: list[Field[Any]]) -> Iterable[tuple[int, tuple[Struct, tuple[st
 
 
 def forms_of(frame: Frame, dialect: Dialect = Dialect.DCP) -> Forms | None:
-    """Return the declared forms of a frame's opcode, None if it has none."""
+    """Return the declared forms of a frame's opcode, None if it has none.
+
+    What a server asks of its own accord (magic 0x82) has opcodes of its own, of which none is declared. DCP's opcodes
+    mean in UPR what UPR says, and nothing where it says nothing.
+    """
+    if frame.magic in SERVER_MAGICS:
+        return None
     magic = PLAIN_OF[frame.magic]
     if dialect is Dialect.UPR_DRAFT:
         draft = LAYOUTS[dialect][magic].get(frame.opcode << 8 | frame.datatype)
         # SET of a JSON document has the draft's opcode and byte 5, but other extras.
         if draft is not None and (magic is Magic.RESPONSE or frame.opcode != Opcode.SET or len(frame.extras) != 8):
             return draft
-    if dialect is Dialect.UPR and (forms := LAYOUTS[dialect][magic].get(frame.opcode)) is not None:
-        return forms
+    if dialect is Dialect.UPR and frame.opcode in DCP_OPCODES:
+        return LAYOUTS[dialect][magic].get(frame.opcode)
     return LAYOUTS[Dialect.DCP][magic].get(frame.opcode)
 
 

@@ -7,6 +7,7 @@ NOOP; a stream is known by the opaque of its request.
 from __future__ import annotations
 
 from penstock.wire.constants import UprOpcode
+from penstock.wire.dcp import unpack_rollback
 from penstock.wire.layout import MAYBE, PRESENT, Request, Response, message, u8, u32, u64
 
 
@@ -27,6 +28,10 @@ class UprStreamReply(Response):
     """Empty where the stream begins. With ROLLBACK the seqno to go back to; some senders have it in the value."""
 
     rollback_seqno: int | None = u64("with ROLLBACK: the seqno to go back to", default=None)
+
+    def rollback(self) -> int:
+        """Return the seqno of a ROLLBACK, wherever it stands. Raises RemoteProtocolError if it stands nowhere."""
+        return unpack_rollback(self.value) if self.rollback_seqno is None else self.rollback_seqno
 
 
 @message(UprOpcode.UPR_GET_FAILOVER_LOG)
