@@ -25,6 +25,7 @@ def test_the_counter_may_run_into_the_wall_clock_bits() -> None:
     assert values == list(range(1 << 16, (1 << 16) + 70_000))
 
 
+BASE = START & ~0xFFFF
 MONTH = 30 * 24 * 60 * 60
 NOW = START // 10**9
 EXPIRIES = [
@@ -40,3 +41,20 @@ EXPIRIES = [
 @pytest.mark.parametrize(("expiry", "result"), EXPIRIES)
 def test_expiry(expiry: int, result: int) -> None:
     assert absolute_expiry(expiry, START + 999) == result
+
+
+SEEN = [
+    (0, BASE + 1),
+    (BASE, BASE + 1),
+    (BASE + 500, BASE + 501),
+    (2**64 - 2**48, 2**64 - 2**48 + 1),
+    (2**64 - 1, BASE + 1),
+]
+
+
+@pytest.mark.parametrize(("cas", "result"), SEEN)
+def test_what_comes_after_a_value_from_elsewhere_is_above_it(cas: int, result: int) -> None:
+    clock = HybridClock(lambda: BASE)
+    clock.tick()
+    clock.see(cas)
+    assert clock.tick() == result

@@ -1,0 +1,365 @@
+"""States, copies of another vbucket's history, and documents whose time is over."""
+
+from itertools import repeat
+
+import pytest
+
+from penstock.errors import KeyExists, KeyNotFound, NotMyVbucket, OutOfRange
+from penstock.store.failover import FailoverEntry
+from penstock.store.vbucket import LAST_SEQNO, Item, Stored, Vbucket
+from penstock.wire.constants import MAX_SEQNO, VbucketState
+from penstock.wire.dcp import Mutation
+from penstock.wire.schema import Event
+from tests.store.model import START, new_bucket, read_all
+
+CAS = START & ~0xFFFF
+NOW = START // 10**9
+STATES = list(VbucketState)
+
+
+def mutate(vbucket: Vbucket, key: bytes, seqno: int | None = None, end: int | None = None, cas: int = 9) -> Stored:
+    return vbucket.apply(Event.MUTATION, key, b"v", cas=cas, rev_seqno=7, seqno=seqno, snapshot_end=end)
+
+
+def seqnos(vbucket: Vbucket, start: int = 0, end: int = MAX_SEQNO) -> list[int]:
+    return [change.by_seqno for change in read_all(vbucket.snapshot(start, end))]
+
+
+# States
+
+
+@pytest.mark.parametrize("before", STATES)
+@pytest.mark.parametrize("after", STATES)
+@pytest.mark.parametrize("takeover", [False, True])
+def test_only_becoming_active_by_itself_begins_a_branch(
+    before: VbucketState, after: VbucketState, takeover: bool
+) -> None:
+    vbucket = new_bucket().find(0)
+    vbucket.set_state(before)
+    mutate(vbucket, b"k", 4)
+    vbucket.set_state(after, takeover=takeover)
+    begun = after is VbucketState.ACTIVE and before is not VbucketState.ACTIVE and not takeover
+    assert vbucket.state is after
+    assert vbucket.failover_log == (((5, 4),) if begun else ()) + ((1, 0),)
+
+
+def test_a_branch_begins_at_the_end_of_the_last_complete_snapshot() -> None:
+    vbucket = new_bucket().find(0)
+    vbucket.set_state(VbucketState.REPLICA)
+    mutate(vbucket, b"a", 3, end=4)
+    mutate(vbucket, b"b", 4, end=4)
+    mutate(vbucket, b"a", 6, end=9)
+    mutate(vbucket, b"b", 8, end=9)
+    assert (vbucket.high_seqno, vbucket.whole_seqno) == (8, 4)
+    vbucket.set_state(VbucketState.ACTIVE)
+    assert vbucket.failover_log == ((5, 4), (1, 0))
+    assert vbucket.set(b"c", b"").seqno == 9
+    assert vbucket.whole_seqno == 9
+
+
+def test_a_deleted_vbucket_comes_back_empty_with_one_branch() -> None:
+    bucket = new_bucket()
+    vbucket = bucket.find(1)
+    mutate(vbucket, b"k", 4)
+    vbucket.remove()
+    for find in (bucket.find, bucket.existing):
+        with pytest.raises(NotMyVbucket):
+            find(1)
+    vbucket.set_state(VbucketState.ACTIVE)
+    assert bucket.find(1) is vbucket
+    assert vbucket.failover_log == ((5, 0),)
+    assert (vbucket.high_seqno, vbucket.items, vbucket.get(b"k")) == (0, 0, None)
+    assert vbucket.set(b"k", b"").seqno == 1
+
+
+def test_a_vbucket_is_found_in_any_state() -> None:
+    bucket = new_bucket()
+    for state in STATES:
+        bucket.vbuckets[2].set_state(state)
+        assert bucket.existing(2).id == 2
+    with pytest.raises(NotMyVbucket):
+        bucket.existing(4)
+
+
+# Copies
+
+
+def test_a_change_keeps_what_it_was_given() -> None:
+    vbucket = new_bucket().find(2)
+    assert vbucket.apply(
+        Event.MUTATION,
+        b"k",
+        b"value",
+        cas=77,
+        rev_seqno=5,
+        seqno=12,
+        flags=1,
+        expiry=NOW + 9,
+        lock_time=2,
+        nru=3,
+        datatype=1,
+    ) == (77, 12)
+    assert vbucket.get(b"k") == Item(77, 1, 1, b"value", NOW + 9, 5, 12)
+    assert read_all(vbucket.snapshot(0, MAX_SEQNO)) == [
+        Mutation(
+            vbucket=2,
+            key=b"k",
+            value=b"value",
+            cas=77,
+            datatype=1,
+            by_seqno=12,
+            rev_seqno=5,
+            flags=1,
+            expiry=NOW + 9,
+            lock_time=2,
+            nru=3,
+        )
+    ]
+
+
+@pytest.mark.parametrize("event", [Event.DELETION, Event.EXPIRATION])
+def test_a_tombstone_needs_no_document(event: Event) -> None:
+    vbucket = new_bucket().find(0)
+    assert vbucket.apply(event, b"k", b"meta", cas=3, rev_seqno=8, datatype=4, delete_time=NOW) == (3, 1)
+    (tombstone,) = read_all(vbucket.snapshot(0, 1))
+    assert (tombstone.key, tombstone.value, tombstone.cas, tombstone.rev_seqno) == (b"k", b"meta", 3, 8)
+    assert vbucket.get(b"k") is None
+    assert vbucket.items == 0
+    mutate(vbucket, b"k")
+    assert vbucket.items == 1
+    vbucket.apply(event, b"k", cas=4, rev_seqno=9)
+    assert (vbucket.items, seqnos(vbucket)) == (0, [3])
+
+
+@pytest.mark.parametrize("seqno", [0, 4, 5, LAST_SEQNO + 1, MAX_SEQNO])
+def test_a_seqno_must_be_above_those_before(seqno: int) -> None:
+    vbucket = new_bucket().find(0)
+    mutate(vbucket, b"k", 5)
+    with pytest.raises(OutOfRange, match=f"seqno {seqno} after 5"):
+        mutate(vbucket, b"k", seqno)
+    assert (vbucket.high_seqno, vbucket.items) == (5, 1)
+
+
+def test_the_highest_seqno() -> None:
+    vbucket = new_bucket().find(0)
+    mutate(vbucket, b"a", 1)
+    mutate(vbucket, b"a", LAST_SEQNO)
+    assert seqnos(vbucket) == [LAST_SEQNO]
+    with pytest.raises(OutOfRange):
+        mutate(vbucket, b"a")
+
+
+def test_a_vbucket_goes_on_from_what_it_was_given() -> None:
+    vbucket = new_bucket().find(0)
+    mutate(vbucket, b"k", 5, cas=CAS + 1000)
+    assert vbucket.set(b"k", b"") == (CAS + 1001, 6)
+    item = vbucket.get(b"k")
+    assert item is not None
+    assert item.rev_seqno == 8
+
+
+ENDS = [
+    # asked for (start, end], actual end; changes 2, 5, 6 and 9 of a snapshot up to 6 and one up to 12
+    ((0, 1), 2),
+    ((0, 3), 5),
+    ((2, 3), 5),
+    ((0, 6), 6),
+    ((0, 7), 6),
+    ((0, MAX_SEQNO), 6),
+    ((6, MAX_SEQNO), 6),
+    ((9, MAX_SEQNO), 9),
+]
+
+
+@pytest.mark.parametrize(("asked", "end"), ENDS)
+def test_where_a_snapshot_of_a_copy_ends(asked: tuple[int, int], end: int) -> None:
+    vbucket = new_bucket(segment_bytes=1 << 20).find(0)
+    for seqno in (2, 5, 6):
+        mutate(vbucket, b"%d" % seqno, seqno, end=6)
+    mutate(vbucket, b"9", 9, end=12)
+    assert vbucket.snapshot(*asked).end_seqno == end
+
+
+def test_a_snapshot_that_only_an_unfinished_one_could_show_waits() -> None:
+    bucket = new_bucket(segment_bytes=1 << 20)
+    vbucket = bucket.find(0)
+    mutate(vbucket, b"a", 1)
+    mutate(vbucket, b"a", 2, end=3)
+    bucket.log.make_room(1 << 20)
+    assert vbucket.lowest_snapshot_end == 2
+    assert seqnos(vbucket) == []
+    mutate(vbucket, b"b", 3, end=3)
+    assert seqnos(vbucket) == [2, 3]
+
+
+def test_a_rollback_brings_back_what_was_superseded() -> None:
+    vbucket = new_bucket(segment_bytes=1 << 20).find(0)
+    vbucket.set(b"a", b"1")
+    vbucket.set(b"b", b"1")
+    vbucket.delete(b"a")
+    vbucket.set(b"b", b"2")
+    assert vbucket.rollback(2) == 2
+    assert [item and item.value for item in map(vbucket.get, (b"a", b"b"))] == [b"1", b"1"]
+    assert (vbucket.items, seqnos(vbucket)) == (2, [1, 2])
+    assert vbucket.set(b"a", b"3").seqno == 3
+
+
+def test_a_rollback_between_two_changes_ends_at_the_lower_one() -> None:
+    vbucket = new_bucket().find(0)
+    mutate(vbucket, b"a", 3)
+    mutate(vbucket, b"b", 9)
+    vbucket.set_failover_log([(30, 8), (20, 5), (10, 0)])
+    assert vbucket.rollback(6) == 3
+    assert (vbucket.high_seqno, vbucket.failover_log) == (3, ((10, 0),))
+
+
+def test_a_rollback_below_every_change_begins_anew() -> None:
+    vbucket = new_bucket().find(0)
+    mutate(vbucket, b"a", 3)
+    assert vbucket.rollback(2) == 0
+    assert vbucket.failover_log == ((5, 0),)
+
+
+def test_a_rollback_to_a_version_that_was_dropped_begins_anew() -> None:
+    bucket = new_bucket(segment_bytes=1 << 20)
+    vbucket = bucket.find(0)
+    for key in (b"a", b"b", b"a"):
+        vbucket.set(key, b"")
+    bucket.log.make_room(1 << 20)
+    vbucket.set(b"c", b"")
+    assert vbucket.rollback(3) == 3
+    assert vbucket.rollback(2) == 0
+    assert (vbucket.items, vbucket.high_seqno, vbucket.lowest_snapshot_end) == (0, 0, 0)
+
+
+def test_a_rollback_above_everything_forgets_later_branches_only() -> None:
+    vbucket = new_bucket().find(0)
+    mutate(vbucket, b"a", 3)
+    vbucket.set_failover_log([(30, 9), (10, 0)])
+    assert vbucket.rollback(5) == 3
+    assert (vbucket.failover_log, seqnos(vbucket)) == (((10, 0),), [3])
+    vbucket.set_failover_log([(30, 9)])
+    assert vbucket.rollback(3) == 3
+    assert vbucket.failover_log == (FailoverEntry(5, 3),)
+
+
+LOGS = [
+    ([(30, 8), (20, 5), (10, 0)], ((30, 8), (20, 5), (10, 0))),
+    ([(30, 5), (20, 5)], ((30, 5), (20, 5))),
+    ([(30, 8), (0, 5), (10, 0)], ((30, 8), (10, 0))),
+    ([(30, 4), (20, 5), (10, 0)], ((30, 4), (10, 0))),
+    ([(0, 0)], ((5, 3),)),
+    ([], ((5, 3),)),
+    ([(number, 0) for number in range(1, 40)], tuple((number, 0) for number in range(1, 26))),
+]
+
+
+@pytest.mark.parametrize(("log", "kept"), LOGS)
+def test_a_failover_log_from_elsewhere(log: list[tuple[int, int]], kept: tuple[tuple[int, int], ...]) -> None:
+    vbucket = new_bucket().find(0)
+    mutate(vbucket, b"a", 3)
+    vbucket.set_failover_log(log)
+    assert vbucket.failover_log == kept
+
+
+def test_memory_of_vbuckets_that_are_reset_is_used_again() -> None:
+    bucket = new_bucket(segment_bytes=4096)
+    for number in range(3000):
+        vbucket = bucket.find(number % 4)
+        vbucket.set(b"%d" % (number % 7), b"." * 100)
+        if number % 50 == 0:
+            vbucket.reset()
+    stats = bucket.stats()
+    assert stats.live_bytes + stats.dead_bytes <= 4 * 4096
+    assert len(bucket.log.sealed) <= 3
+
+
+def test_a_snapshot_outlives_a_reset() -> None:
+    bucket = new_bucket(segment_bytes=512)
+    vbucket = bucket.find(0)
+    for number in range(40):
+        vbucket.set(b"%d" % (number % 20), b"." * 20)
+    snapshot = vbucket.snapshot(0, MAX_SEQNO)
+    vbucket.reset()
+    for number in range(100):
+        bucket.find(number % 4).set(b"%d" % number, b"x")
+    assert [change.by_seqno for change in read_all(snapshot, max_bytes=200)] == list(range(21, 41))
+
+
+# Expiry
+
+
+def expired(expiry: int = NOW) -> Vbucket:
+    """Return a vbucket with one document, whose time is over at NOW."""
+    vbucket = new_bucket(times=repeat(START)).find(0)
+    vbucket.set(b"k", b"old", expiry=expiry)
+    return vbucket
+
+
+def test_a_document_whose_time_is_over_leaves_a_tombstone_when_it_is_read() -> None:
+    bucket = new_bucket(times=repeat(START))
+    vbucket = bucket.find(3)
+    vbucket.set(b"k", b"v", expiry=NOW)
+    vbucket.set(b"later", b"v", expiry=NOW + 1)
+    assert bucket.changed == set()
+    assert [vbucket.get(b"k"), vbucket.get(b"k")] == [None, None]
+    assert bucket.changed == {3}
+    assert vbucket.get(b"later") is not None
+    assert (vbucket.high_seqno, vbucket.items) == (3, 1)
+    tombstone = read_all(vbucket.snapshot(2, 3))[0]
+    assert (tombstone.key, tombstone.rev_seqno, tombstone.cas) == (b"k", 2, CAS + 2)
+    assert tombstone.value == b""
+
+
+def test_until_then_it_is_streamed_as_it_was() -> None:
+    (mutation,) = read_all(expired().snapshot(0, 1))
+    assert isinstance(mutation, Mutation)
+    assert mutation.expiry == NOW
+
+
+def test_what_is_over_is_not_there() -> None:
+    vbucket = expired()
+    for refused in (
+        lambda: vbucket.replace(b"k", b""),
+        lambda: vbucket.delete(b"k"),
+        lambda: vbucket.set(b"k", b"", cas=CAS),
+        lambda: vbucket.touch(b"k", 0),
+    ):
+        with pytest.raises(KeyNotFound):
+            refused()
+    assert vbucket.high_seqno == 2
+    assert expired().set(b"k", b"new").seqno == 2
+    for other in (expired(), vbucket):
+        assert other.add(b"k", b"new").seqno == 3
+        item = other.get(b"k")
+        assert item is not None
+        assert (item.value, item.rev_seqno, other.items) == (b"new", 3, 1)
+
+
+def test_an_add_to_a_document_whose_time_is_to_come_is_refused() -> None:
+    vbucket = expired(NOW + 1)
+    with pytest.raises(KeyExists):
+        vbucket.add(b"k", b"")
+
+
+@pytest.mark.parametrize("state", [VbucketState.REPLICA, VbucketState.PENDING, VbucketState.DEAD])
+def test_only_an_active_vbucket_writes_tombstones(state: VbucketState) -> None:
+    vbucket = expired()
+    vbucket.set_state(state)
+    assert vbucket.get(b"k") is None
+    assert (vbucket.high_seqno, vbucket.items) == (1, 1)
+
+
+def test_touch_gives_another_expiry() -> None:
+    vbucket = expired(NOW + 50)
+    vbucket.set(b"k", b"v", flags=5, datatype=1, expiry=100)
+    before = vbucket.get(b"k")
+    assert before is not None
+    assert vbucket.touch(b"k", 100) == before
+    assert vbucket.touch(b"k", NOW + 100) == before
+    touched = vbucket.touch(b"k", 200)
+    assert touched == before._replace(cas=CAS + 2, expiry=NOW + 200, rev_seqno=3, seqno=3)
+    assert vbucket.get(b"k") == touched
+    assert vbucket.touch(b"k", 0).expiry == 0
+    with pytest.raises(KeyNotFound):
+        vbucket.touch(b"other", 0)
