@@ -34,6 +34,7 @@ class Opcode(IntEnum):
     REPLACE = 0x03
     DELETE = 0x04
     QUIT = 0x07
+    FLUSH = 0x08
     GETQ = 0x09
     NOOP = 0x0A
     VERSION = 0x0B
@@ -45,9 +46,14 @@ class Opcode(IntEnum):
     REPLACEQ = 0x13
     DELETEQ = 0x14
     QUITQ = 0x17
+    FLUSHQ = 0x18
+    TOUCH = 0x1C
+    GAT = 0x1D
+    GATQ = 0x1E
     HELLO = 0x1F
     SET_VBUCKET = 0x3D
     GET_VBUCKET = 0x3E
+    DEL_VBUCKET = 0x3F
     TAP_CONNECT = 0x40
     TAP_MUTATION = 0x41
     TAP_DELETE = 0x42

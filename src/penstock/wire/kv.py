@@ -20,12 +20,30 @@ class Get(Request):
     """Read a document. GETK answers with the key; the quiet forms say nothing of a miss."""
 
 
-@message(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, key=MAYBE, value=MAYBE, cas=MAYBE)
+@message(Opcode.GAT, Opcode.GATQ, key=PRESENT)
+class GetAndTouch(Request):
+    """Read a document and give it another expiry. GATQ says nothing of a miss."""
+
+    expiry: int = u32("as of Set")
+
+
+@message(Opcode.TOUCH, key=PRESENT)
+class Touch(Request):
+    """Give a document another expiry."""
+
+    expiry: int = u32("as of Set")
+
+
+@message(
+    *(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, Opcode.GAT, Opcode.GATQ), key=MAYBE, value=MAYBE, cas=MAYBE
+)
 class GetReply(Response):
     flags: int = u32("the client's own 4 bytes", default=0)
 
 
-@message(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, key=MAYBE, value=MAYBE, cas=MAYBE)
+@message(
+    *(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, Opcode.GAT, Opcode.GATQ), key=MAYBE, value=MAYBE, cas=MAYBE
+)
 class NoDocument(Response):
     """A GET's reply with a status other than SUCCESS. value: what the server has to say of it, as text or JSON."""
 
@@ -110,9 +128,28 @@ class OldSetVbucket(Request):
     state: int = u32("a VbucketState")
 
 
+@message(Opcode.SET_VBUCKET, cas=MAYBE)
+class OldestSetVbucket(Request):
+    """As SetVbucket, in the form of the first releases."""
+
+    state: int = u32("a VbucketState", within="value")
+
+
 @message(Opcode.GET_VBUCKET, cas=MAYBE)
 class GetVbucket(Request):
     """Answered with the vbucket's state, u32."""
+
+
+@message(Opcode.DEL_VBUCKET, value=MAYBE, cas=MAYBE)
+class DelVbucket(Request):
+    """Delete the vbucket and all it holds. value: `async=0` to be answered when all of it is gone, or empty."""
+
+
+@message(Opcode.FLUSH, Opcode.FLUSHQ)
+class Flush(Request):
+    """Delete every document of the bucket. Quietly: only an error is answered."""
+
+    delay: int | None = u32("seconds until then", default=None)
 
 
 @message(Opcode.GET_ALL_VB_SEQNOS)
@@ -139,6 +176,7 @@ class GetFailoverLog(Request):
     *(Opcode.NOOP, Opcode.VERSION, Opcode.QUIT, Opcode.STAT, Opcode.HELLO, Opcode.SELECT_BUCKET),
     *(Opcode.GET_CLUSTER_CONFIG, Opcode.GET_ALL_VB_SEQNOS, Opcode.SEQNO_PERSISTENCE, Opcode.OBSERVE_SEQNO),
     *(Opcode.GET_FAILOVER_LOG, Opcode.SET_VBUCKET, Opcode.GET_VBUCKET),
+    *(Opcode.DEL_VBUCKET, Opcode.FLUSH, Opcode.FLUSHQ, Opcode.TOUCH),
     key=MAYBE,
     value=MAYBE,
     cas=MAYBE,
