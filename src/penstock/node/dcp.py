@@ -86,11 +86,11 @@ def _stream_req(connection: NodeConnection, frame: Frame) -> bytes:
     point = producer.open_stream(request)
     if point is not None:
         return reply(frame, Status.ROLLBACK, value=pack_rollback(point))
-    return reply(frame, value=pack_failover_log(producer.bucket.store.find(request.vbucket).failover_log))
+    return reply(frame, value=pack_failover_log(producer.bucket.store.existing(request.vbucket).failover_log))
 
 
 def _failover_log(connection: NodeConnection, frame: Frame) -> bytes:
-    vbucket = _opened(connection).bucket.store.find(frame.specific)
+    vbucket = _opened(connection).bucket.store.existing(frame.specific)
     return reply(frame, value=pack_failover_log(vbucket.failover_log))
 
 

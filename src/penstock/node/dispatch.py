@@ -13,7 +13,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, RemoteProtocolError
-from penstock.node import dcp, kv, session
+from penstock.node import dcp, kv, session, vbuckets
 from penstock.node.replies import Goodbye
 from penstock.wire.constants import Dialect, Magic, Opcode, Status
 from penstock.wire.frame import Frame, opcode_name
@@ -40,7 +40,7 @@ def shapes(opcode: Opcode) -> Iterator[Shape]:
 
 HANDLERS: dict[Shape, Handler] = {
     shape: handler
-    for handlers in (kv.HANDLERS, session.HANDLERS, dcp.HANDLERS)
+    for handlers in (kv.HANDLERS, session.HANDLERS, vbuckets.HANDLERS, dcp.HANDLERS)
     for opcode, handler in handlers.items()
     for shape in shapes(opcode)
 }

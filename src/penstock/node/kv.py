@@ -7,10 +7,11 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound, TooBig
-from penstock.store.vbucket import Stored, Vbucket
+from penstock.node.replies import reply
+from penstock.store.vbucket import Item, Stored, Vbucket
 from penstock.wire.constants import MAX_KEY, MAX_VALUE, Magic, Opcode, VbucketState
 from penstock.wire.frame import HEADER, HEADER_BYTES, Frame
-from penstock.wire.kv import GetReply, Set, StoreReply
+from penstock.wire.kv import GetReply, Set, StoreReply, Touch
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
@@ -22,6 +23,7 @@ Handler = Callable[["NodeConnection", Frame], bytes]
 _RESPONSE = int(Magic.RESPONSE)
 _ACTIVE = VbucketState.ACTIVE
 _SET_EXTRAS = Set.layouts[2].extras
+_TOUCH_EXTRAS = Touch.layouts[1].extras
 _GET_HEAD = Struct(HEADER.format + GetReply.layouts[1].extras.format[1:])
 _GET_EXTRAS = _GET_HEAD.size - HEADER_BYTES
 _TOKEN_HEAD = Struct(HEADER.format + StoreReply.layouts[2].extras.format[1:])
@@ -35,15 +37,15 @@ def _vbucket(connection: NodeConnection, vbid: int, key: bytes) -> Vbucket:
     return connection.selected().store.find(vbid)
 
 
-def _getting(*, with_key: bool, quiet: bool) -> Handler:
-    """Make the handler of a GET. quiet: a miss is not answered."""
+def _getting(*, with_key: bool = False, quiet: bool, touching: bool = False) -> Handler:
+    """Make the handler of a GET. quiet: a miss is not answered. touching: the document gets another expiry."""
 
     def get(connection: NodeConnection, frame: Frame) -> bytes:
         _, opcode, vbid, _, opaque, _, _, key, _, _ = frame
         vbuckets = connection.vbuckets
         if len(key) > MAX_KEY or vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).state is not _ACTIVE:
             vbucket = _vbucket(connection, vbid, key)  # raises
-        item = vbucket.get(key)
+        item = _touched(connection, vbucket, frame) if touching else vbucket.get(key)
         counters = connection.counters
         counters.cmd_get += 1
         if item is None:
@@ -61,6 +63,20 @@ def _getting(*, with_key: bool, quiet: bool) -> Handler:
         return _GET_HEAD.pack(_RESPONSE, opcode, key_length, _GET_EXTRAS, datatype, 0, body, opaque, cas, flags) + value
 
     return get
+
+
+def _touched(connection: NodeConnection, vbucket: Vbucket, frame: Frame) -> Item | None:
+    (expiry,) = _TOUCH_EXTRAS.unpack(frame.extras)
+    item = vbucket.touch(frame.key, expiry)
+    connection.changed.add(vbucket.id)
+    return item
+
+
+def _touch(connection: NodeConnection, frame: Frame) -> bytes:
+    item = _touched(connection, _vbucket(connection, frame.specific, frame.key), frame)
+    if item is None:
+        raise KeyNotFound
+    return reply(frame, cas=item.cas)
 
 
 def _changed(connection: NodeConnection, vbucket: Vbucket, stored: Stored, frame: Frame, quiet: bool) -> bytes:
@@ -110,10 +126,13 @@ def _deleting(*, quiet: bool) -> Handler:
 
 
 HANDLERS: dict[Opcode, Handler] = {
-    Opcode.GET: _getting(with_key=False, quiet=False),
-    Opcode.GETQ: _getting(with_key=False, quiet=True),
+    Opcode.GET: _getting(quiet=False),
+    Opcode.GETQ: _getting(quiet=True),
     Opcode.GETK: _getting(with_key=True, quiet=False),
     Opcode.GETKQ: _getting(with_key=True, quiet=True),
+    Opcode.GAT: _getting(quiet=False, touching=True),
+    Opcode.GATQ: _getting(quiet=True, touching=True),
+    Opcode.TOUCH: _touch,
     Opcode.SET: _storing(Vbucket.set, quiet=False),
     Opcode.SETQ: _storing(Vbucket.set, quiet=True),
     Opcode.ADD: _storing(_add, quiet=False),

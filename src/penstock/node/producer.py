@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import KeyExists, KeyNotFound, NotSupported, OutOfRange
 from penstock.node.replies import Goodbye
-from penstock.node.served import Counters, ServedBucket
+from penstock.node.served import Counters, ServedBucket, VbucketEvent
 from penstock.node.stream import ProducerStream
 from penstock.store.rollback import StreamRequest, range_error, rollback_point
 from penstock.store.vbucket import Vbucket
@@ -68,6 +68,7 @@ class Producer:
         self._noop_opaque = _NOOP_OPAQUES
         self._timer: asyncio.TimerHandle | None = None  # the next NOOP
         self._deadline: asyncio.TimerHandle | None = None  # the end, while a NOOP is unanswered
+        bucket.listeners.add(self)
 
     @property
     def counters(self) -> Counters:
@@ -80,8 +81,10 @@ class Producer:
 
         Raises NotMyVbucket, NotSupported, OutOfRange, KeyExists; the checks stand in kv_engine's order.
         """
-        vbucket = self.bucket.store.find(request.vbucket)
         flags = StreamFlag(request.flags)
+        store = self.bucket.store
+        find = store.find if flags & StreamFlag.ACTIVE_VB_ONLY else store.existing
+        vbucket = find(request.vbucket)
         asked = _asked(vbucket, request, flags)
         if self.flags & OpenFlag.INCLUDE_XATTRS and not self.noop:
             raise NotSupported("xattrs are streamed only with noop enabled")
@@ -110,19 +113,31 @@ class Producer:
         stream = self.streams.get(vbucket)
         if stream is None or stream.reason is not None:
             raise KeyNotFound(f"vbucket {vbucket} has no stream")
-        self.bucket.forget(stream)
         if self.end_on_close:
-            stream.reason = StreamEndReason.CLOSED
-            if stream not in self.ready:
-                self.add(stream)
+            self._end(stream, StreamEndReason.CLOSED)
             return
+        self.bucket.forget(stream)
         stream.close()
         del self.streams[vbucket]
         if stream in self.ready:
             self.ready.remove(stream)
 
+    def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
+        """End the vbucket's stream: the consumer has to find out how things stand now."""
+        stream = self.streams.get(vbucket.id)
+        if stream is not None and stream.reason is None:
+            self._end(stream, StreamEndReason.STATE_CHANGED)
+
+    def _end(self, stream: ProducerStream, reason: StreamEndReason) -> None:
+        """Let STREAM_END be the next that is sent of a stream."""
+        self.bucket.forget(stream)
+        stream.reason = reason
+        if stream not in self.ready:
+            self.add(stream)
+
     def stop(self) -> None:
         """Give everything up: the connection is at its end."""
+        self.bucket.listeners.discard(self)
         if self.bucket.producers.get(self.name) is self:
             del self.bucket.producers[self.name]
         for stream in self.streams.values():

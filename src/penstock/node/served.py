@@ -6,15 +6,17 @@ import json
 import secrets
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.store.bucket import Bucket
+from penstock.store.vbucket import Vbucket
 
 if TYPE_CHECKING:
     from penstock.node.producer import Producer
     from penstock.node.stream import ProducerStream
 
-__all__ = ["Counters", "ServedBucket"]
+__all__ = ["Counters", "ServedBucket", "VbucketEvent", "VbucketListener"]
 
 CAPABILITIES = ["cbhello", "cccp", "dcp", "nodesExt"]
 """What clients may rely on. Only what is there: a client that trusts `collections` prefixes its keys."""
@@ -38,15 +40,32 @@ def new_vbuuid() -> int:
     return secrets.randbits(48) or 1
 
 
+class VbucketEvent(Enum):
+    """What happened to a whole vbucket. It has happened when listeners are told."""
+
+    STATE_CHANGED = "state changed"
+    DELETED = "deleted"
+    FLUSHED = "flushed"
+
+
+class VbucketListener(Protocol):
+    def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
+        """Take note; nothing may be awaited, and nothing sent but by a turn of its own."""
+
+
 class ServedBucket:
-    """changed: vbuckets that changed since the last `notify`. producers: the change-stream connections, by name."""
+    """changed: vbuckets that changed since the last `notify`. producers: the change-stream connections, by name.
+
+    listeners: who is told what happens to whole vbuckets, from their opening to their end.
+    """
 
     def __init__(self, name: str, vbuckets: int) -> None:
         self.store = Bucket(name, vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=new_vbuuid)
         self.uuid = secrets.token_hex(16)
         self.counters = Counters()
-        self.changed: set[int] = set()
+        self.changed = self.store.changed
         self.producers: dict[bytes, Producer] = {}
+        self.listeners: set[VbucketListener] = set()
         self._waiting: dict[int, set[ProducerStream]] = {}
 
     def wait(self, stream: ProducerStream) -> None:
@@ -65,6 +84,11 @@ class ServedBucket:
             for stream in self._waiting.pop(vbucket):
                 stream.wake()
         self.changed.clear()
+
+    def tell(self, vbucket: Vbucket, event: VbucketEvent) -> None:
+        """Tell all listeners what has happened to a vbucket."""
+        for listener in tuple(self.listeners):
+            listener.vbucket_changed(vbucket, event)
 
     def config(self, port: int) -> bytes:
         """Return the cluster map, as JSON: one node, which has every vbucket.

@@ -96,7 +96,7 @@ def _seqno_persistence(connection: NodeConnection, frame: Frame) -> bytes:
 def _observe_seqno(connection: NodeConnection, frame: Frame) -> bytes:
     if len(frame.value) != _VBUUID_BYTES:
         raise InvalidArguments(f"vbuuid of {len(frame.value)} bytes, expected {_VBUUID_BYTES}")
-    vbucket = connection.selected().store.find(frame.specific)
+    vbucket = connection.selected().store.existing(frame.specific)
     known = int.from_bytes(frame.value, "big")
     now = Observed(vbucket.id, vbucket.vbuuid, vbucket.persisted_seqno, vbucket.high_seqno)
     if known == vbucket.vbuuid:
@@ -108,7 +108,7 @@ def _observe_seqno(connection: NodeConnection, frame: Frame) -> bytes:
 
 
 def _failover_log(connection: NodeConnection, frame: Frame) -> bytes:
-    vbucket = connection.selected().store.find(frame.specific)
+    vbucket = connection.selected().store.existing(frame.specific)
     return reply(frame, value=pack_failover_log(vbucket.failover_log))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import InvalidArguments, KeyNotFound
 from penstock.node.release import VERSION
 from penstock.store.vbucket import Vbucket
+from penstock.wire.constants import VbucketState
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
@@ -32,15 +33,15 @@ def group(connection: NodeConnection, text: str) -> Stats:
     if of_vbucket is None:
         raise KeyNotFound(f"no statistics {text!r}")
     if not arguments:
-        return (line for vbucket in store.vbuckets for line in of_vbucket(vbucket))
+        return (line for vbucket in store.vbuckets if vbucket.state for line in of_vbucket(vbucket))
     if len(arguments) > 1 or not arguments[0].isascii() or not arguments[0].isdigit():
         raise InvalidArguments(f"{name}: expected a vbucket's number, found {' '.join(arguments)!r}")
-    return of_vbucket(store.find(int(arguments[0])))
+    return of_vbucket(store.existing(int(arguments[0])))
 
 
 def _default(connection: NodeConnection) -> Stats:
     node, bucket = connection.node, connection.selected()
-    counters, memory = bucket.counters, bucket.store.stats()
+    counters, memory, vbuckets = bucket.counters, bucket.store.stats(), bucket.store.vbuckets
     yield "pid", os.getpid()
     yield "uptime", int(node.loop.time() - node.started_at)
     yield "time", int(time.time())
@@ -48,7 +49,7 @@ def _default(connection: NodeConnection) -> Stats:
     yield "curr_connections", len(node.connections)
     yield "total_connections", node.total_connections
     yield "threads", 1
-    yield "curr_items", memory.items
+    yield "curr_items", sum(vbucket.items for vbucket in vbuckets if vbucket.state is VbucketState.ACTIVE)
     yield "curr_items_tot", memory.items
     yield "cmd_get", counters.cmd_get
     yield "get_hits", counters.cmd_get - counters.get_misses
@@ -63,12 +64,11 @@ def _default(connection: NodeConnection) -> Stats:
     yield "ep_log_live_bytes", memory.live_bytes
     yield "ep_log_dead_bytes", memory.dead_bytes
     yield "ep_log_segments", memory.segments
-    yield "ep_max_vbuckets", len(bucket.store.vbuckets)
-    yield "vb_active_num", len(bucket.store.vbuckets)
-    yield "vb_active_curr_items", memory.items
-    yield "vb_replica_num", 0
-    yield "vb_pending_num", 0
-    yield "vb_dead_num", 0
+    yield "ep_max_vbuckets", len(vbuckets)
+    for state in VbucketState:
+        items = [vbucket.items for vbucket in vbuckets if vbucket.state is state]
+        yield f"vb_{state.name.lower()}_num", len(items)
+        yield f"vb_{state.name.lower()}_curr_items", sum(items)
     yield from _dcp(connection)
 
 
@@ -117,4 +117,13 @@ def _failovers(vbucket: Vbucket) -> Stats:
         yield f"vb_{vbucket.id}:{place}:seq", entry.seqno
 
 
-_OF_VBUCKET: dict[str, Callable[[Vbucket], Stats]] = {"vbucket-seqno": _vbucket_seqno, "failovers": _failovers}
+def _state(vbucket: Vbucket) -> Stats:
+    assert vbucket.state is not None
+    yield f"vb_{vbucket.id}", vbucket.state.name.lower()
+
+
+_OF_VBUCKET: dict[str, Callable[[Vbucket], Stats]] = {
+    "vbucket": _state,
+    "vbucket-seqno": _vbucket_seqno,
+    "failovers": _failovers,
+}

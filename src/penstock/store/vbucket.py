@@ -268,14 +268,14 @@ class Vbucket:
         old = self._require(self._present(key, _MUTATION_BYTES + len(key) + len(value)), cas)
         return self._store(old, key, value, flags=flags, expiry=expiry, datatype=datatype)
 
-    def touch(self, key: bytes, expiry: int) -> Item:
-        """Give a document another expiry and return it; it changes only if it did not have that one already.
+    def touch(self, key: bytes, expiry: int) -> Item | None:
+        """Give a document another expiry and return it, None if there is none.
 
-        Raises KeyNotFound if there is none.
+        It changes only if it did not have that expiry already. Source: kv_engine VBucket::getAndUpdateTtl.
         """
         item = self.get(key)
         if item is None:
-            raise KeyNotFound(vbucket=self.id)
+            return None
         expiry = absolute_expiry(expiry, self._now())
         if expiry == item.expiry:
             return item

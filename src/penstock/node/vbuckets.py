@@ -1,0 +1,99 @@
+"""The commands on whole vbuckets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from penstock.errors import InvalidArguments, NotSupported, OutOfRange
+from penstock.node.replies import reply
+from penstock.node.served import VbucketEvent
+from penstock.wire.constants import Datatype, Opcode, VbucketState
+from penstock.wire.frame import Frame
+from penstock.wire.kv import Flush, OldestSetVbucket, OldSetVbucket, SetVbucket
+from penstock.wire.layout import decode
+
+if TYPE_CHECKING:
+    from penstock.node.connection import NodeConnection
+
+__all__ = ["HANDLERS"]
+
+_STATE = Struct(">I")
+_DELETE_VALUES = (b"", b"async=0")  # nothing goes on in the background here, so both mean the same
+
+
+def _set_vbucket(connection: NodeConnection, frame: Frame) -> bytes:
+    """Give a vbucket its state, in whichever of the three forms. Only a state that it did not have is a change."""
+    request = decode(frame)
+    assert isinstance(request, SetVbucket | OldSetVbucket | OldestSetVbucket)
+    if request.state not in set(VbucketState):
+        raise InvalidArguments(f"vbucket state {request.state}, expected 1 to {max(VbucketState)}")
+    _check_topology(request.value, request.datatype)
+    bucket = connection.selected()
+    vbuckets = bucket.store.vbuckets
+    if request.vbucket >= len(vbuckets):
+        raise OutOfRange(f"vbucket {request.vbucket} of {len(vbuckets)}")
+    vbucket, state = vbuckets[request.vbucket], VbucketState(request.state)
+    if vbucket.state is not state:
+        vbucket.set_state(state)
+        bucket.tell(vbucket, VbucketEvent.STATE_CHANGED)
+    return reply(frame)
+
+
+def _check_topology(value: bytes, datatype: int) -> None:
+    """Raise InvalidArguments unless this is nothing, or an object that may name who has the vbucket.
+
+    It matters to durable writes alone, which are refused here.
+    """
+    if not value:
+        return
+    try:
+        said = json.loads(value) if datatype == Datatype.JSON else None
+    except (ValueError, RecursionError) as error:
+        raise InvalidArguments(f"topology: {error}") from error
+    if not isinstance(said, dict) or not isinstance(said.get("topology"), list | None):
+        raise InvalidArguments(f"topology of {len(value)} bytes, expected a JSON object, datatype 0x01")
+
+
+def _get_vbucket(connection: NodeConnection, frame: Frame) -> bytes:
+    vbucket = connection.selected().store.existing(frame.specific)
+    assert vbucket.state is not None
+    return reply(frame, value=_STATE.pack(vbucket.state))
+
+
+def _del_vbucket(connection: NodeConnection, frame: Frame) -> bytes:
+    if frame.value not in _DELETE_VALUES:
+        raise InvalidArguments(f"value {frame.value[:20]!r}, expected async=0 or nothing")
+    bucket = connection.selected()
+    vbucket = bucket.store.existing(frame.specific)
+    vbucket.remove()
+    bucket.tell(vbucket, VbucketEvent.DELETED)
+    return reply(frame)
+
+
+def _flushing(*, quiet: bool) -> Callable[[NodeConnection, Frame], bytes]:
+    def flush(connection: NodeConnection, frame: Frame) -> bytes:
+        """Reset every active vbucket. Copies of others' vbuckets are left to those."""
+        request = decode(frame)
+        assert isinstance(request, Flush)
+        bucket = connection.selected()
+        if request.delay:
+            raise NotSupported(f"a flush in {request.delay} s; only at once")
+        for vbucket in bucket.store.vbuckets:
+            if vbucket.state is VbucketState.ACTIVE:
+                vbucket.reset()
+                bucket.tell(vbucket, VbucketEvent.FLUSHED)
+        return b"" if quiet else reply(frame)
+
+    return flush
+
+
+HANDLERS: dict[Opcode, Callable[[NodeConnection, Frame], bytes]] = {
+    Opcode.SET_VBUCKET: _set_vbucket,
+    Opcode.GET_VBUCKET: _get_vbucket,
+    Opcode.DEL_VBUCKET: _del_vbucket,
+    Opcode.FLUSH: _flushing(quiet=False),
+    Opcode.FLUSHQ: _flushing(quiet=True),
+}
