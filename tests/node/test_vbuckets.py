@@ -35,7 +35,7 @@ def request(opcode, **parts) -> Frame:
 def state(client, vbucket) -> int:
     found = client.ask(GetVbucket(vbucket=vbucket))
     assert found.specific == S.SUCCESS
-    return struct.unpack(">I", found.value)[0]
+    return int.from_bytes(found.value, "big")
 
 
 def set_state(client, vbucket, state):
