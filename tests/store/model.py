@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import Any
 
 from penstock.store.bucket import Bucket
 from penstock.store.frames import Chunk
@@ -10,8 +11,16 @@ from penstock.store.snapshot import Snapshot
 from penstock.wire.dcp import Deletion, Mutation
 from penstock.wire.frame import cut_frame, frame_length
 from penstock.wire.layout import decode
+from penstock.wire.schema import Event
 
 START = 1_700_000_000 * 10**9  # ns
+
+Tombstone = Deletion
+
+
+def tombstone(event: Event = Event.DELETION, *, delete_time: int = START // 10**9, **fields: Any) -> Tombstone:
+    """Return the message of a tombstone in the log. It says neither the event nor the time."""
+    return Deletion(**fields)
 
 
 def new_bucket(*, vbuckets: int = 4, segment_bytes: int = 512, times: Iterator[int] | None = None) -> Bucket:
@@ -26,23 +35,23 @@ def new_bucket(*, vbuckets: int = 4, segment_bytes: int = 512, times: Iterator[i
     )
 
 
-def changes(data: bytes | bytearray) -> list[Mutation | Deletion]:
+def changes(data: bytes | bytearray) -> list[Mutation | Tombstone]:
     """Return the messages in whole frames."""
     return [message for _, message in _cut(data)]
 
 
-def _cut(data: bytes | bytearray) -> Iterator[tuple[int, Mutation | Deletion]]:
+def _cut(data: bytes | bytearray) -> Iterator[tuple[int, Mutation | Tombstone]]:
     """Yield where each frame begins, and what it says."""
     at = 0
     while at < len(data):
         length = frame_length(data, at)
         message = decode(cut_frame(memoryview(data)[: at + length], at))
-        assert isinstance(message, Mutation | Deletion)
+        assert isinstance(message, Mutation | Tombstone)
         yield at, message
         at += length
 
 
-def read_all(snapshot: Snapshot, opaque: int = 0, max_bytes: int = 1 << 20) -> list[Mutation | Deletion]:
+def read_all(snapshot: Snapshot, opaque: int = 0, max_bytes: int = 1 << 20) -> list[Mutation | Tombstone]:
     """Return what is left of a snapshot, read in chunks of at most max_bytes."""
     found = []
     while (chunk := snapshot.read(opaque, max_bytes)).frames:
@@ -51,7 +60,7 @@ def read_all(snapshot: Snapshot, opaque: int = 0, max_bytes: int = 1 << 20) -> l
     return found
 
 
-def messages(chunk: Chunk) -> list[Mutation | Deletion]:
+def messages(chunk: Chunk) -> list[Mutation | Tombstone]:
     found = list(_cut(chunk.data))
     assert [at for at, _ in found] == list(chunk.begins)
     assert len(found) == chunk.frames
@@ -66,7 +75,7 @@ class History:
     """
 
     vbucket: int
-    changes: list[Mutation | Deletion] = field(default_factory=list)
+    changes: list[Mutation | Tombstone] = field(default_factory=list)
     whole_seqno: int = 0
     log: list[tuple[int, int]] = field(default_factory=list)
 
@@ -75,7 +84,7 @@ class History:
         return self.changes[-1].by_seqno if self.changes else 0
 
     @property
-    def newest(self) -> dict[bytes, Mutation | Deletion]:
+    def newest(self) -> dict[bytes, Mutation | Tombstone]:
         return {change.key: change for change in self.changes}
 
     @property
@@ -92,9 +101,9 @@ class History:
 
     def delete(self, key: bytes, cas: int) -> None:
         """Note a deletion of the vbucket's own."""
-        self.apply(Deletion(vbucket=self.vbucket, key=key, cas=cas, by_seqno=0, rev_seqno=self.rev_seqno(key)))
+        self.apply(tombstone(vbucket=self.vbucket, key=key, cas=cas, by_seqno=0, rev_seqno=self.rev_seqno(key)))
 
-    def apply(self, change: Mutation | Deletion, snapshot_end: int = 0) -> None:
+    def apply(self, change: Mutation | Tombstone, snapshot_end: int = 0) -> None:
         """Note a change from elsewhere. by_seqno 0: the next one. snapshot_end 0: it is a snapshot by itself."""
         change = replace(change, by_seqno=change.by_seqno or self.high_seqno + 1)
         if change.by_seqno >= snapshot_end:
@@ -117,7 +126,7 @@ class History:
         if not self.log or (before and not self.changes):
             self.log = [(vbuuid, self.high_seqno)]
 
-    def view(self, start: int, end: int) -> list[Mutation | Deletion]:
+    def view(self, start: int, end: int) -> list[Mutation | Tombstone]:
         """Return the deduplicated snapshot of (start, end]."""
         newest = {change.key: change for change in self.changes if change.by_seqno <= end}
         return [change for change in self.changes if start < change.by_seqno <= end and newest[change.key] is change]
@@ -126,7 +135,7 @@ class History:
         """Return the seqno of the first change that is not below, the highest there is if all are."""
         return next((change.by_seqno for change in self.changes if change.by_seqno >= seqno), self.high_seqno)
 
-    def superseded_by(self, change: Mutation | Deletion) -> int:
+    def superseded_by(self, change: Mutation | Tombstone) -> int:
         """Return the seqno of the next change of the same key, 0 if there is none."""
         later = (other for other in self.changes if other.key == change.key and other.by_seqno > change.by_seqno)
         return next((other.by_seqno for other in later), 0)

@@ -10,8 +10,8 @@ from penstock.store.bucket import Bucket
 from penstock.store.failover import FailoverEntry, FailoverLog
 from penstock.store.vbucket import Stored, Vbucket
 from penstock.wire.constants import MAX_SEQNO, SnapshotFlag, VbucketState
-from penstock.wire.dcp import Deletion, Mutation
-from tests.store.model import START, new_bucket, read_all
+from penstock.wire.dcp import Mutation
+from tests.store.model import START, new_bucket, read_all, tombstone
 
 CAS = START & ~0xFFFF
 Change = Callable[[Vbucket, int], Stored]
@@ -94,7 +94,7 @@ def test_what_is_stored_is_streamed() -> None:
             vbucket=2,
             opaque=0xCAFE,
         ),
-        Deletion(key=b"gone", cas=CAS + 2, by_seqno=3, rev_seqno=2, vbucket=2, opaque=0xCAFE),
+        tombstone(key=b"gone", cas=CAS + 2, by_seqno=3, rev_seqno=2, vbucket=2, opaque=0xCAFE),
     ]
 
 

@@ -16,9 +16,9 @@ from penstock.store.frames import FewFrames, ManyFrames
 from penstock.store.snapshot import Snapshot
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import MAX_SEQNO, VbucketState
-from penstock.wire.dcp import Deletion, Mutation
+from penstock.wire.dcp import Mutation
 from penstock.wire.schema import Event
-from tests.store.model import History, messages, new_bucket, read_all
+from tests.store.model import History, Tombstone, messages, new_bucket, read_all, tombstone
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Reader:
     """A snapshot that is read bit by bit, and what is to come of it."""
 
     snapshot: Snapshot
-    expected: list[Mutation | Deletion]
+    expected: list[Mutation | Tombstone]
 
     def read(self, max_bytes: int, window: int | None) -> None:
         read = messages(self.snapshot.read(9, max_bytes, window))
@@ -130,9 +130,10 @@ class Story:
     def bury(self, vbucket: Vbucket, history: History, detail: tuple[bytes, int, int]) -> None:
         key, gap, rest = detail
         seqno, rev_seqno = vbucket.high_seqno + 1 + gap, self.number * 3
-        vbucket.apply(Event.DELETION, key, cas=self.number, rev_seqno=rev_seqno, seqno=seqno, snapshot_end=seqno + rest)
-        change = Deletion(vbucket=vbucket.id, key=key, cas=self.number, by_seqno=seqno, rev_seqno=rev_seqno)
-        history.apply(change, seqno + rest)
+        event = Event.DELETION if rest % 2 else Event.EXPIRATION
+        same: dict[str, Any] = {"key": key, "cas": self.number, "rev_seqno": rev_seqno, "delete_time": self.number}
+        vbucket.apply(event, seqno=seqno, snapshot_end=seqno + rest, **same)
+        history.apply(tombstone(event, vbucket=vbucket.id, by_seqno=seqno, **same), seqno + rest)
 
     def rollback(self, vbucket: Vbucket, history: History, distance: int) -> None:
         seqno = max(vbucket.high_seqno - distance, 0)

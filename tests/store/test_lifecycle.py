@@ -1,6 +1,7 @@
 """States, copies of another vbucket's history, and documents whose time is over."""
 
 from itertools import repeat
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from penstock.store.vbucket import LAST_SEQNO, Item, Stored, Vbucket
 from penstock.wire.constants import MAX_SEQNO, VbucketState
 from penstock.wire.dcp import Mutation
 from penstock.wire.schema import Event
-from tests.store.model import START, new_bucket, read_all
+from tests.store.model import START, new_bucket, read_all, tombstone
 
 CAS = START & ~0xFFFF
 NOW = START // 10**9
@@ -120,9 +121,11 @@ def test_a_change_keeps_what_it_was_given() -> None:
 @pytest.mark.parametrize("event", [Event.DELETION, Event.EXPIRATION])
 def test_a_tombstone_needs_no_document(event: Event) -> None:
     vbucket = new_bucket().find(0)
-    assert vbucket.apply(event, b"k", b"meta", cas=3, rev_seqno=8, datatype=4, delete_time=NOW) == (3, 1)
-    (tombstone,) = read_all(vbucket.snapshot(0, 1))
-    assert (tombstone.key, tombstone.value, tombstone.cas, tombstone.rev_seqno) == (b"k", b"meta", 3, 8)
+    assert vbucket.apply(event, b"k", b"meta", cas=3, rev_seqno=8, datatype=4, delete_time=NOW - 5) == (3, 1)
+    same: dict[str, Any] = {"key": b"k", "value": b"meta", "datatype": 4}
+    assert read_all(vbucket.snapshot(0, 1)) == [
+        tombstone(event, **same, cas=3, by_seqno=1, rev_seqno=8, delete_time=NOW - 5)
+    ]
     assert vbucket.get(b"k") is None
     assert vbucket.items == 0
     mutate(vbucket, b"k")
@@ -306,9 +309,9 @@ def test_a_document_whose_time_is_over_leaves_a_tombstone_when_it_is_read() -> N
     assert bucket.changed == {3}
     assert vbucket.get(b"later") is not None
     assert (vbucket.high_seqno, vbucket.items) == (3, 1)
-    tombstone = read_all(vbucket.snapshot(2, 3))[0]
-    assert (tombstone.key, tombstone.rev_seqno, tombstone.cas) == (b"k", 2, CAS + 2)
-    assert tombstone.value == b""
+    assert read_all(vbucket.snapshot(2, 3)) == [
+        tombstone(Event.EXPIRATION, key=b"k", vbucket=3, cas=CAS + 2, by_seqno=3, rev_seqno=2)
+    ]
 
 
 def test_until_then_it_is_streamed_as_it_was() -> None:
