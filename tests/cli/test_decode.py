@@ -1,0 +1,433 @@
+"""`penstock decode`: every kind of input, every dialect, and bytes that are wrong."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import dpkt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cli.frames import Chunk, Cut, Splitter, format_of, lines_of, peekable, read_hex, read_raw
+from penstock.cli.packets import MAX_HELD, Direction, read_packets
+from penstock.errors import UsageError
+from penstock.wire.constants import Opcode
+from penstock.wire.dcp import DcpReply, Mutation, Open, SnapshotMarker, StreamReq
+from penstock.wire.kv import Noop, Set, pack_failover_log
+from penstock.wire.tap import TapConnect, TapMutation
+from penstock.wire.upr import UprSnapshotStart, UprStreamReq
+from penstock.wire.upr_draft import DraftOk, DraftStreamReq
+from tests.strategies import messages
+
+CAPTURES = sorted((Path(__file__).parents[1] / "captures").glob("*.json"))
+
+CAS = 2**63
+CONVERSATION: list[tuple[str, Any]] = [
+    ("C", Open(opaque=1, flags=1, key=b"tail")),
+    ("S", DcpReply(opaque=1)),
+    ("C", StreamReq(vbucket=7, opaque=0x2D, start_seqno=0, end_seqno=2**64 - 1)),
+    ("S", (DcpReply(opaque=0x2D, value=pack_failover_log([(9, 0)])), Opcode.DCP_STREAM_REQ)),
+    ("S", SnapshotMarker(vbucket=7, opaque=0x2D, start_seqno=0, end_seqno=3, flags=5)),
+    ("S", Mutation(vbucket=7, opaque=45, by_seqno=3, rev_seqno=1, cas=CAS, key=b"beer", value=b'{"a":1}', datatype=1)),
+]  # fmt: skip
+
+
+def encoded(message) -> bytes:
+    """Return a message's bytes; of one that several opcodes share, (message, opcode)."""
+    of, opcode = message if isinstance(message, tuple) else (message, None)
+    data: bytes = of.encode(opcode)
+    return data
+
+
+BYTES = {sender: b"".join(encoded(message) for at, message in CONVERSATION if at == sender) for sender in "CS"}
+CAPTURE = json.dumps(
+    {"frames": [{"dir": sender, "hex": encoded(message).hex(), "t": 0.5} for sender, message in CONVERSATION]}
+)
+LINES = [
+    ">        0 DCP_OPEN                     vb 0        opaque 0x1 flags=PRODUCER key=tail",
+    "<        0 DCP_OPEN reply               SUCCESS     opaque 0x1",
+    ">       36 DCP_STREAM_REQ               vb 7        opaque 0x2d end_seqno=2^64-1",
+    "<       24 DCP_STREAM_REQ reply         SUCCESS     opaque 0x2d failover_log=[vbuuid 9 seqno 0]",
+    "<       64 DCP_SNAPSHOT_MARKER          vb 7        opaque 0x2d end_seqno=3 flags=MEMORY|CHECKPOINT",
+    "<      108 DCP_MUTATION                 vb 7        opaque 0x2d cas=9223372036854775808 datatype=JSON "
+    'by_seqno=3 rev_seqno=1 key=beer value=7 bytes: {"a":1}',
+]
+
+
+def test_a_conversation_one_line_a_message(run):
+    code, out, err = run("decode", "-", stdin=CAPTURE.encode())
+    assert (code, err) == (0, "")
+    assert out.splitlines() == LINES
+
+
+def test_as_json_every_field(run, tmp_path):
+    file = tmp_path / "capture.json"
+    file.write_text(CAPTURE)
+    done = run("decode", file, "--json")
+    assert done.code == 0
+    mutation = done.json_lines[-1]
+    assert mutation == {
+        **{"dir": "S", "t": 0.5, "offset": 108, "dialect": "dcp", "name": "DCP_MUTATION", "reply": False, "bytes": 66},
+        **{"magic": 0x80, "opcode": 0x57, "vbucket": 7, "opaque": 0x2D, "cas": str(CAS), "datatype": ["JSON"]},
+        "fields": {
+            **{"by_seqno": 3, "rev_seqno": 1, "flags": 0, "expiry": 0, "lock_time": 0, "nmeta": 0, "nru": 0},
+        },
+        "key": "beer",
+        "value": '{"a":1}',
+    }
+    assert done.json_lines[3]["fields"] == {"failover_log": [{"vbuuid": "9", "seqno": 0}]}
+    assert done.json_lines[3]["status"] == "SUCCESS"
+    assert done.json_lines[4]["fields"]["flags"] == ["MEMORY", "CHECKPOINT"]
+
+
+NOOP = Noop(opaque=7).encode()
+NOOP_LINE = "         0 NOOP                         vb 0        opaque 0x7"
+
+HEX = [
+    NOOP.hex(),
+    NOOP.hex().upper(),
+    NOOP.hex(" "),
+    NOOP.hex(",", 4),
+    NOOP.hex(":"),
+    " ".join(f"0x{byte:02x}" for byte in NOOP),
+    NOOP.hex("\n", 8),
+    NOOP.hex()[:5] + "\n" + NOOP.hex()[5:],
+    "00000000  80 0a 00 00 00 00 00 00  00 00 00 00 00 00 00 07  |................|\n"
+    "00000010  00 00 00 00 00 00 00 00                           |........|\n00000018\n",
+    "00000000: 800a 0000 0000 0000 0000 0000 0000 0007  ................\n"
+    "00000010: 0000 0000 0000 0000                      ..3 ba..\n",
+    "0000   80 0a 00 00 00 00 00 00 00 00 00 00 00 00 00 07   ................\n"
+    "0010   00 00 00 00 00 00 00 00   ab cd ef",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HEX)
+def test_hex_as_people_and_tools_write_it(run, text):
+    assert run("decode", stdin=text.encode()) == (0, f"{NOOP_LINE}\n", "")
+
+
+def test_hex_on_the_command_line(run):
+    assert run("decode", *NOOP.hex(" ").split()).out == f"{NOOP_LINE}\n"
+    assert run("decode", NOOP.hex(" ")).out == f"{NOOP_LINE}\n"
+
+
+def test_bytes_as_they_are(run, tmp_path):
+    file = tmp_path / "frames"
+    file.write_bytes(NOOP * 2)
+    lines = run("decode", file).lines
+    assert lines == [NOOP_LINE, NOOP_LINE.replace("        0", "       24", 1)]
+
+
+DIALECTS = [
+    (TapConnect(flags=2, key=b"n"), TapMutation(key=b"k", engine_private=bytes(7) + b"\x03\x01"), "tap", "rev_seqno=3"),
+    (UprStreamReq(start_seqno=0, end_seqno=1), UprSnapshotStart(), "upr", "UPR_SNAPSHOT_START"),
+    (DraftStreamReq(start_seqno=0, end_seqno=1), DraftOk(), "upr-draft", "DRAFT_OK"),
+]
+
+
+@pytest.mark.parametrize(("first", "then", "dialect", "expected"), DIALECTS)
+def test_a_server_speaks_the_dialect_of_its_connection(run, first, then, dialect, expected):
+    frames = [
+        {"dir": sender, "hex": message.encode().hex(), "conn": 1} for sender, message in (("C", first), ("S", then))
+    ]
+    frames.append({"dir": "S", "hex": UprSnapshotStart().encode().hex(), "conn": 2})
+    out = run("decode", "-", stdin=json.dumps(frames).encode())
+    assert out.code == 0
+    assert expected in out.lines[1]
+    assert out.lines[2].startswith("2 <        0 DCP_GET_FAILOVER_LOG")
+    assert {row.get("dialect") for row in run("decode", "--json", stdin=json.dumps(frames).encode()).json_lines} == {
+        dialect,
+        None,
+    }
+
+
+def test_the_dialect_can_be_chosen(run):
+    text = UprSnapshotStart().encode().hex()
+    assert "DCP_GET_FAILOVER_LOG" in run("decode", text).out
+    assert "UPR_SNAPSHOT_START" in run("decode", text, "--dialect", "upr").out
+    draft = run("decode", DraftOk(vbucket=3).encode().hex(), "--dialect", "upr-draft", "--json").json
+    assert (draft["dialect"], draft["name"], draft["vbucket"]) == ("upr-draft", "DRAFT_OK", 3)
+
+
+# What is wrong
+
+
+def test_what_is_wrong_is_said_where_it_stands_and_the_next_message_follows(run):
+    wrong = bytes.fromhex("80500001040000000000000500000000000000000000000000000000") + b"n"
+    unfitting = bytes.fromhex("8054000a0000000000000000000000020000000000000000")
+    code, out, err = run("decode", (NOOP + wrong + unfitting + NOOP).hex())
+    assert code == 1
+    assert err == "penstock: 2 of 4 messages could not be decoded\n"
+    _, first, second, last = out.splitlines()
+    assert first.endswith("byte 24: DCP_OPEN: extras of 4 bytes, expected 8")
+    assert second.endswith("byte 53: DCP_GET_FAILOVER_LOG: extras of 0 and key of 10 bytes in a body of 0")
+    assert last.split()[:2] == ["77", "NOOP"]
+
+
+def test_as_json_an_error_is_a_field(run):
+    done = run("decode", "--json", (NOOP + b"\x99" * 30).hex())
+    assert done.code == 1
+    assert done.json_lines[1] == {
+        "offset": 24,
+        "error": "byte 24: first byte of a frame is 0x99, not a known magic",
+    }
+
+
+def test_after_garbage_an_empty_line_is_where_to_go_on(run):
+    text = f"{NOOP.hex()}\nff00ff00{NOOP.hex()}\n\n{NOOP.hex()}\n"
+    done = run("decode", stdin=text.encode())
+    assert done.code == 1
+    assert [line.split()[:2] for line in done.lines] == [["0", "NOOP"], ["24", "byte"], ["52", "NOOP"]]
+
+
+def test_a_frame_that_is_cut_off(run):
+    done = run("decode", (NOOP + Set(key=b"k", value=b"v").encode()[:-1]).hex())
+    assert done.code == 1
+    assert done.lines[1].endswith("byte 24: frame of 33 bytes, expected 34")
+
+
+def test_a_frame_beyond_the_limit_is_never_waited_for(run):
+    done = run("decode", "80010000000000007fffffff000000000000000000000000")
+    assert done.code == 1
+    assert "limit 31457280" in done.out
+
+
+WRONG = [
+    ("", 1, "there is no message to decode"),
+    ("80 0a 0", 2, "an odd number of hex digits, the last one is '0'"),
+    ("80 0a\nhello", 2, "line 2: 'h' is no hex digit"),
+    ("00000000  80 0a 00 00\n*\n00000010", 2, "line 2: '*', expected offset 00000004"),
+    ("{", 2, "not JSON"),
+    ("{}", 2, "expected an object with a list of frames"),
+    ('[{"hex": 1}]', 2, "frame 1 is not an object with bytes in hex"),
+    ('[{"hex": "zz"}]', 2, "frame 1: non-hexadecimal"),
+    ("[" * 100_000, 2, "not JSON"),
+]
+
+
+@pytest.mark.parametrize(("text", "code", "reason"), WRONG, ids=[reason for _, _, reason in WRONG])
+def test_input_that_cannot_be(run, text, code, reason):
+    done = run("decode", stdin=text.encode())
+    assert done.code == code
+    assert reason in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_capture_of_packets_that_is_none(run):
+    done = run("decode", stdin=bytes.fromhex("d4c3b2a1") + b"nonsense")
+    assert done.code == 2
+    assert "not a packet capture that can be read" in done.err
+    huge = bytes.fromhex("0a0d0d0a 1c000000 4d3c2b1a 01000000ffffffffffffffff 1c000000 01000000 ffffff7f")
+    assert "limit 16777216" in run("decode", stdin=huge).err
+
+
+def test_neither_a_file_nor_hex(run):
+    assert run("decode", "missing.bin").err == "penstock: 'missing.bin' is neither a file nor bytes in hex\n"
+    assert run("decode", "80", "0g").code == 2
+    assert run("decode", "/tmp").code == 2
+
+
+def test_nothing_of_a_frame_reaches_the_terminal_as_a_command(run):
+    out = run("decode", Set(key=b"\x1b[2J", value=b"\x1b]0;x\x07").encode().hex()).out
+    assert "\x1b" not in out
+    assert "key=\\x1b[2J" in out
+    assert "key=0xff" in run("decode", Set(key=b"\xff").encode().hex()).out
+
+
+def test_a_reader_that_has_seen_enough(tmp_path):
+    file = tmp_path / "frames"
+    file.write_bytes(NOOP * 50_000)
+    reading, writing = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", "decode", str(file)], stdout=writing, stderr=subprocess.PIPE
+    ) as process:
+        os.close(writing)
+        with open(reading, encoding="utf-8") as lines:
+            assert "NOOP" in lines.readline()
+        _, err = process.communicate(timeout=50)
+    assert err == b""
+
+
+# The pieces
+
+
+@given(st.lists(messages(), min_size=1, max_size=5), st.lists(st.integers(1, 60), min_size=1))
+def test_frames_are_the_same_however_they_arrive(drawn, sizes):
+    data = b"".join(message.encode(code) for _, code, message in drawn)
+    whole = list(Splitter().feed(Chunk(data)))
+    assert len(whole) == len(drawn)
+    splitter = Splitter()
+    found: list[Cut] = []
+    at = 0
+    while at < len(data):
+        size = sizes[at % len(sizes)]
+        found += splitter.feed(Chunk(data[at : at + size]))
+        at += size
+    assert found + list(splitter.end()) == whole
+
+
+@given(st.lists(st.binary(max_size=50)), st.booleans())
+def test_no_bytes_break_the_splitter(pieces, may_begin):
+    splitter = Splitter()
+    for piece in pieces:
+        for cut in splitter.feed(Chunk(piece, may_begin=may_begin)):
+            assert (cut.frame is None) == bool(cut.fault)
+    list(splitter.end())
+
+
+@given(st.binary(max_size=200))
+def test_any_input_is_read_or_refused(data):
+    source = peekable(io.BytesIO(data))
+    shape = format_of(source)
+    assert shape in ("hex", "json", "raw", "pcap")
+    with suppress(UsageError):
+        read = read_hex(lines_of(source), "x") if shape == "hex" else read_raw(source)
+        assert all(isinstance(chunk, Chunk) for chunk in read)
+
+
+def test_the_longest_line_is_dealt_with_in_pieces():
+    pieces = list(read_hex(lines_of(io.BytesIO(b"80" * 3_000_000)), "x"))
+    assert len(pieces) == 6
+    assert sum(len(piece.data) for piece in pieces) == 3_000_000
+
+
+# Packets
+
+
+@given(
+    st.binary(min_size=1, max_size=200),
+    st.integers(0, 2**32 - 1),
+    st.lists(st.tuples(st.integers(0, 199), st.integers(1, 60)), max_size=20),
+    st.randoms(use_true_random=False),
+)
+def test_segments_in_any_order_and_more_than_once_make_the_same_bytes(data, begin, again, chance):
+    segments = [(at, data[at : at + 7]) for at in range(0, len(data), 7)]
+    segments += [(at, data[at : at + size]) for at, size in again if at < len(data)]
+    chance.shuffle(segments)
+    direction = Direction("C", "x")
+    direction.begin(begin)
+    chunks = [chunk for at, piece in segments for chunk in direction.segment((begin + 1 + at) % 2**32, piece, 0.0)]
+    assert b"".join(chunk.data for chunk in chunks) == data
+    assert not any(chunk.missing for chunk in chunks)
+
+
+def test_what_never_comes_is_given_up_at_a_limit_or_once_the_other_end_has_it():
+    direction = Direction("C", "x")
+    direction.begin(0)
+    assert not list(direction.segment(11, b"b", 0.0))
+    assert not list(direction.acknowledged(1))
+    assert [(chunk.data, chunk.missing) for chunk in direction.acknowledged(12)] == [(b"b", 10)]
+    piece = bytes(MAX_HELD // 4)
+    held = [chunk for at in range(5) for chunk in direction.segment(20 + at * len(piece), piece, 0.0)]
+    assert [chunk.missing for chunk in held] == [8, 0, 0, 0, 0]
+
+
+CLIENT, SERVER = (b"\x7f\0\0\1", 50000), (b"\x7f\0\0\1", 11210)
+
+
+def packet(sender: str, flags: int, sequence: int, data: bytes = b"", *, link=dpkt.ethernet.Ethernet) -> bytes:
+    source, target = (CLIENT, SERVER) if sender == "C" else (SERVER, CLIENT)
+    tcp = dpkt.tcp.TCP(sport=source[1], dport=target[1], seq=sequence % 2**32, flags=flags, data=data)
+    ip = dpkt.ip.IP(src=source[0], dst=target[0], p=dpkt.ip.IP_PROTO_TCP, data=tcp)
+    ip.len = len(ip)
+    return bytes(link(src=b"\0" * 6, dst=b"\0" * 6, type=0x0800, data=ip)) if link else bytes(ip)
+
+
+def conversation(**options) -> list[bytes]:
+    """Return the packets of the conversation, cut into segments; the server's sequence numbers wrap."""
+    sequence = {"C": 1000, "S": 2**32 - 50}
+    found = [packet("C", 0x02, 999, **options), packet("S", 0x12, 2**32 - 51, **options)]
+    for sender, message in CONVERSATION:
+        data = encoded(message)
+        for at in range(0, len(data), 40):
+            found.append(packet(sender, 0x18, sequence[sender], data[at : at + 40], **options))
+            sequence[sender] += len(data[at : at + 40])
+    return found
+
+
+def saved(packets: list[bytes], writer=dpkt.pcap.Writer, **options) -> bytes:
+    file = io.BytesIO()
+    capture = writer(file, **options)
+    for number, each in enumerate(packets):
+        capture.writepkt(each, ts=number)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "capture",
+    [
+        saved(conversation()),
+        saved(conversation(), dpkt.pcapng.Writer),
+        saved(conversation(link=None), linktype=dpkt.pcap.DLT_RAW),
+        saved([each for twice in conversation() for each in (twice, twice)]),
+        saved(conversation()[2:]),
+        saved([b"", b"\0" * 20, *conversation()]),
+    ],
+    ids=["pcap", "pcapng", "raw ip", "all twice", "without the handshake", "other packets"],
+)
+def test_packets(run, capture):
+    done = run("decode", stdin=capture)
+    assert (done.code, done.err) == (0, "")
+    assert done.lines == [f"127.0.0.1:50000 {line}" for line in LINES]
+
+
+def test_packets_of_other_ports_are_passed_over(run):
+    capture = saved(conversation())
+    assert run("decode", "--port", "11210", stdin=capture).code == 0
+    assert run("decode", "--port", "50001", stdin=capture).err == "penstock: there is no message to decode\n"
+
+
+def test_a_connection_that_speaks_something_else_is_passed_over(run):
+    other = [packet("C", 0x18, 1, b"GET / HTTP/1.1\r\n\r\n"), packet("S", 0x18, 1, b"HTTP/1.1 200 OK\r\n\r\n")]
+    assert run("decode", stdin=saved(other)).code == 1
+    done = run("decode", "--port", "11210", stdin=saved(other))
+    assert "first byte of a frame is 0x47" in done.out
+
+
+def test_a_lost_packet_is_reported_and_the_next_message_found(run):
+    packets = conversation()
+    marker = next(n for n, each in enumerate(packets) if encoded(CONVERSATION[4][1])[:24] in each)
+    done = run("decode", stdin=saved(packets[:marker] + packets[marker + 1 :]))
+    assert done.code == 1
+    assert "<       64 byte 64: 40 bytes are missing from 64 on" in done.out
+    assert "DCP_MUTATION" in done.lines[-1]
+
+
+def test_a_network_that_is_not_known(run):
+    done = run("decode", stdin=saved(conversation(), linktype=105))
+    assert done.code == 2
+    assert "link type 105, expected Ethernet" in done.err
+
+
+@given(st.binary(max_size=300))
+def test_no_packet_breaks_the_reader(data):
+    for writer in (dpkt.pcap.Writer, dpkt.pcapng.Writer):
+        list(read_packets(peekable(io.BytesIO(saved([data, data[20:]], writer))), "x"))
+    for header in (saved([]), saved([], dpkt.pcapng.Writer)):
+        with suppress(UsageError):
+            list(read_packets(peekable(io.BytesIO(header + data)), "x"))
+
+
+# Recorded conversations
+
+MALFORMED = (
+    *("crash_", "dcp_bad_", "tap_bad_", "dcpcons_marker_ext19", "dcpcons_mut_"),
+    "dcpcons_streamreq_reply_success_badflog",
+)
+"""How the names begin of those that were made to be wrong."""
+
+
+@pytest.mark.parametrize("capture", CAPTURES, ids=[path.stem for path in CAPTURES])
+def test_every_recorded_frame_is_explained(run, capture):
+    frames = json.loads(capture.read_text())["frames"]
+    done = run("decode", capture, "--json")
+    assert len(done.lines) == len(frames)
+    errors = [row["error"] for row in done.json_lines if "error" in row]
+    assert done.code == bool(errors)
+    assert not errors or capture.stem.startswith(MALFORMED), errors

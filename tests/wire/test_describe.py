@@ -1,0 +1,234 @@
+"""What a frame says in words, and which dialect it begins."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.wire import constants
+from penstock.wire.constants import Dialect, DraftCode, Opcode, SnapshotFlag, Status, StreamEndReason, UprOpcode
+from penstock.wire.dcp import DcpReply, GetFailoverLog, Mutation, Open, SnapshotMarker, StreamReq
+from penstock.wire.describe import INSIDES, code_of, describe, enum_of, fitting, named, wire_fields
+from penstock.wire.detect import detect
+from penstock.wire.frame import Frame, cut_frame
+from penstock.wire.kv import Get, Hello, Observed, ObserveSeqno, Reply, Set, pack_failover_log, pack_vb_seqnos
+from penstock.wire.layout import Message
+from penstock.wire.tap import (
+    TapCheckpointStart,
+    TapCommandReply,
+    TapConnect,
+    TapDelete,
+    TapMutation,
+    TapOpaqueMessage,
+    TapOptions,
+    TapVbucketSet,
+)
+from penstock.wire.upr import UprFailoverLogReply, UprGetFailoverLog, UprMutation, UprStreamReply, UprStreamReq
+from penstock.wire.upr_draft import DraftFailoverLog, DraftGetFailoverLog, DraftMutation, DraftNoRequest, DraftStreamReq
+from tests.strategies import FORMS, frames, messages
+
+LOG = pack_failover_log([(7, 5), (9, 0)])
+ENTRIES = {"failover_log": [{"vbuuid": 7, "seqno": 5}, {"vbuuid": 9, "seqno": 0}]}
+
+
+def frame_of(message: Message, opcode: constants.Opcode | None = None) -> Frame:
+    return cut_frame(memoryview(message.encode(opcode)), 0)
+
+
+FIRST = [
+    (Open(key=b"n"), Dialect.DCP),
+    (UprStreamReq(start_seqno=0, end_seqno=1), Dialect.UPR),
+    (UprGetFailoverLog(), Dialect.UPR),
+    (DraftStreamReq(start_seqno=0, end_seqno=1, key=b"group"), Dialect.UPR_DRAFT),
+    (DraftStreamReq(start_seqno=0, end_seqno=1, reserved=0), Dialect.UPR_DRAFT),
+    (DraftGetFailoverLog(vbucket=3), Dialect.UPR_DRAFT),
+    (TapConnect(key=b"n"), Dialect.TAP),
+    (TapConnect(flags=2), Dialect.TAP),
+    (Set(key=b"k", value=b"{}", datatype=1), None),
+    (Set(key=b"k", value=b"x", datatype=2), None),
+    (Get(key=b"k"), None),
+    (StreamReq(start_seqno=0, end_seqno=1), None),
+    (GetFailoverLog(), None),
+    (DraftNoRequest(), None),
+    (DcpReply(), None),
+    (TapMutation(key=b"k"), None),
+]
+
+
+@pytest.mark.parametrize(("message", "dialect"), FIRST)
+def test_the_first_request_decides_the_dialect(message, dialect):
+    assert detect(frame_of(message)) == dialect
+
+
+def test_a_set_without_its_extras_is_no_draft_request():
+    assert detect(Frame(0x80, Opcode.SET, datatype=2, key=b"k")) is None
+
+
+@given(frames())
+def test_nothing_but_a_request_decides(frame):
+    if frame.magic != 0x80:
+        assert detect(frame) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "dialect"),
+    [
+        (Mutation(by_seqno=1, key=b"k"), Dialect.DCP),
+        (UprMutation(by_seqno=1, key=b"k"), Dialect.UPR),
+        (DraftMutation(by_seqno=1, key=b"k"), Dialect.UPR_DRAFT),
+        (TapMutation(key=b"k"), Dialect.DCP),
+        (Get(key=b"k"), Dialect.DCP),
+    ],
+)
+def test_a_frame_alone_shows_its_dialect_where_it_can(message, dialect):
+    assert fitting(frame_of(message)) == dialect
+
+
+OPTIONS = TapOptions(flags=0x1C5, backfill=9, vbuckets=(1, 2), checkpoints=((1, 44),), closed_only=True)
+
+INSIDE = [
+    (DcpReply(value=LOG), Opcode.DCP_STREAM_REQ, "DCP_STREAM_REQ", ENTRIES),
+    (DcpReply(), Opcode.DCP_STREAM_REQ, "DCP_STREAM_REQ", {}),
+    (
+        DcpReply(status=Status.ROLLBACK, value=bytes(7) + b"\x05"),
+        Opcode.DCP_STREAM_REQ,
+        "DCP_STREAM_REQ",
+        {"rollback_seqno": 5},
+    ),
+    (DcpReply(value=LOG), Opcode.DCP_GET_FAILOVER_LOG, "DCP_GET_FAILOVER_LOG", ENTRIES),
+    (UprFailoverLogReply(value=LOG), None, "UPR_GET_FAILOVER_LOG", ENTRIES),
+    (UprStreamReply(status=Status.ROLLBACK, rollback_seqno=5), None, "UPR_STREAM_REQ", {"rollback_seqno": 5}),
+    (UprStreamReply(status=Status.ROLLBACK, value=bytes(8)), None, "UPR_STREAM_REQ", {"rollback_seqno": 0}),
+    (DraftFailoverLog(value=LOG), None, "DRAFT_FAILOVER_LOG", ENTRIES),
+    (DraftFailoverLog(), None, "DRAFT_NOT_MY_VBUCKET", {}),
+    (
+        Reply(value=pack_vb_seqnos([(0, 5), (3, 2**64 - 1)])),
+        Opcode.GET_ALL_VB_SEQNOS,
+        "GET_ALL_VB_SEQNOS",
+        {"seqnos": [{"vbucket": 0, "seqno": 5}, {"vbucket": 3, "seqno": 2**64 - 1}]},
+    ),
+    (Hello(value=bytes.fromhex("00040999")), None, "HELLO", {"features": ["MUTATION_SEQNO", 0x999]}),
+    (ObserveSeqno(value=bytes(7) + b"\x01"), None, "OBSERVE_SEQNO", {"vbuuid": 1}),
+    (
+        Reply(value=Observed(1, 2, 3, 4).pack()),
+        Opcode.OBSERVE_SEQNO,
+        "OBSERVE_SEQNO",
+        Observed(1, 2, 3, 4)._asdict(),
+    ),
+    (TapCommandReply(value=bytes(7) + b"\x09"), None, "LAST_CLOSED_CHECKPOINT", {"checkpoint_id": 9}),
+    (
+        TapConnect(flags=0x1C5, value=OPTIONS.pack()),
+        None,
+        "TAP_CONNECT",
+        {
+            "flags": ("BACKFILL", "LIST_VBUCKETS", "CHECKPOINT", "REGISTERED_CLIENT", "FIX_FLAG_BYTEORDER"),
+            "backfill": 9,
+            "vbuckets": (1, 2),
+            "checkpoints": [{"vbucket": 1, "checkpoint_id": 44}],
+            "closed_only": True,
+        },
+    ),
+    (TapMutation(key=b"k", engine_private=bytes(7) + b"\x03\x02"), None, "TAP_MUTATION", {"rev_seqno": 3, "nru": 2}),
+    (TapMutation(key=b"k", engine_private=bytes(7) + b"\x03"), None, "TAP_MUTATION", {"rev_seqno": 3}),
+    (TapDelete(key=b"k", engine_private=bytes(7) + b"\x03"), None, "TAP_DELETE", {"rev_seqno": 3}),
+    (TapOpaqueMessage(engine_private=bytes(3) + b"\x08"), None, "TAP_OPAQUE", {"command": "CLOSE_BACKFILL"}),
+    (TapOpaqueMessage(engine_private=bytes(3) + b"\x63"), None, "TAP_OPAQUE", {"command": 99}),
+    (TapVbucketSet(engine_private=bytes(3) + b"\x03"), None, "TAP_VBUCKET_SET", {"state": "PENDING"}),
+    (
+        TapCheckpointStart(engine_private=bytes(8), value=bytes(7) + b"\x05"),
+        None,
+        "TAP_CHECKPOINT_START",
+        {"max_deleted_rev_seqno": 0, "checkpoint_id": 5},
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "opcode", "name", "expected"), INSIDE)
+def test_what_stands_in_values_and_private_data(message, opcode, name, expected):
+    frame = frame_of(message, opcode)
+    said = describe(frame, fitting(frame) if name.startswith("DCP") else dialect_of(message))
+    assert (said.name, said.fault) == (name, None)
+    assert expected.items() <= said.fields.items()
+    assert "value" not in said.parts
+    assert "engine_private" not in said.parts
+
+
+def dialect_of(message: Message) -> Dialect:
+    kinds = {UprOpcode: Dialect.UPR, DraftCode: Dialect.UPR_DRAFT}
+    return kinds.get(type(message.opcode), Dialect.DCP)
+
+
+def test_a_request_says_its_vbucket_a_reply_its_status():
+    asked = describe(frame_of(Mutation(vbucket=7, by_seqno=1, key=b"k", value=b"v", datatype=3)), Dialect.DCP)
+    assert (asked.vbucket, asked.status, asked.reply) == (7, None, False)
+    assert asked.datatype == ("JSON", "SNAPPY")
+    assert asked.parts == {"key": b"k", "value": b"v"}
+    said = describe(frame_of(DcpReply(status=0x99)), Dialect.DCP)
+    assert (said.vbucket, said.status, said.reply) == (None, "status 0x99", True)
+
+
+def test_a_draft_reply_says_its_vbucket():
+    said = describe(frame_of(DraftMutation(vbucket=12, by_seqno=1, key=b"k")), Dialect.UPR_DRAFT)
+    assert (said.vbucket, said.status, said.reply, said.datatype) == (12, None, True, ())
+
+
+def test_what_does_not_fit_is_a_fault_with_its_parts():
+    said = describe(Frame(0x80, Opcode.DCP_OPEN, extras=b"abcd", key=b"n"), Dialect.DCP)
+    assert said.fault == "DCP_OPEN: extras of 4 bytes, expected 8"
+    assert said.parts == {"extras": b"abcd", "key": b"n"}
+    assert not said.fields
+    cut = describe(frame_of(DcpReply(value=LOG[:-1]), Opcode.DCP_STREAM_REQ), Dialect.DCP)
+    assert cut.fault == "failover log of 31 bytes, expected a multiple of 16"
+    assert cut.parts == {"value": LOG[:-1]}
+
+
+def test_a_command_that_is_not_declared_is_unknown_not_wrong():
+    said = describe(Frame(0x80, 0xEE, 4, extras=b"\0\0\0\1"), Dialect.DCP)
+    assert (said.name, said.unknown, said.fault, said.vbucket) == ("opcode 0xee", True, None, 4)
+    assert describe(Frame(0x82, Opcode.SET), Dialect.DCP).name == "server opcode 0x01"
+
+
+@given(frames(), st.sampled_from(Dialect))
+def test_any_frame_can_be_described(frame, dialect):
+    said = describe(frame, dialect)
+    assert said.name
+    assert (said.status is None) == (said.vbucket is not None)
+    fitting(frame)
+
+
+@given(messages())
+def test_every_message_has_its_own_name_and_fields(drawn):
+    dialect, code, message = drawn
+    frame = cut_frame(memoryview(message.encode(code)), 0)
+    said = describe(frame, dialect)
+    assert code_of(frame, dialect) == code
+    assert not said.unknown
+    if said.fault is None:
+        assert {field.name for field in wire_fields(type(message))} <= said.fields.keys()
+
+
+def test_flags_and_enums_by_name():
+    assert named(SnapshotFlag, 0x45) == ("MEMORY", "CHECKPOINT", "0x40")
+    assert named(SnapshotFlag, 0) == ()
+    assert named(StreamEndReason, 2) == "STATE_CHANGED"
+    assert named(StreamEndReason, 77) == 77
+
+
+def test_the_docs_of_a_field_name_its_enum():
+    assert enum_of("a SnapshotFlag; and more") is SnapshotFlag
+    assert enum_of("how many times the document changed") is None
+    marker = next(field for field in wire_fields(SnapshotMarker) if field.name == "flags")
+    assert enum_of(marker.metadata["doc"]) is SnapshotFlag
+
+
+def test_what_a_fields_docs_call_by_an_enums_name_exists():
+    for _, _, layout in FORMS:
+        for field in wire_fields(layout.cls):
+            named_so = re.match(r"an? ([A-Z][a-z]+(?:[A-Z][a-z]+)+)", field.metadata["doc"])
+            assert named_so is None or enum_of(field.metadata["doc"]) is not None, field
+
+
+def test_every_reader_is_of_a_message_that_is_declared():
+    declared = {(layout.cls.magic, code) for _, code, layout in FORMS}
+    assert INSIDES.keys() <= declared
