@@ -89,10 +89,8 @@ class SnapshotMarkerV2(Request):
     high_prepared_seqno: int | None = u64("with DISK: highest prepare that holds here", default=None, within="value")
 
     def fault(self) -> str | None:
-        expected = {0: self.purge_seqno is None, 2: self.purge_seqno is not None}
-        return (
-            None if expected.get(self.version) else f"version {self.version} with a value of another version's length"
-        )
+        version = 0 if self.purge_seqno is None else 2
+        return None if self.version == version else f"version {self.version}, its value is of version {version}"
 
 
 @message(Opcode.DCP_MUTATION, key=PRESENT, value=MAYBE, cas=MAYBE)
@@ -191,7 +189,7 @@ class Control(Request):
 class SystemEvent(Request):
     """Producer to consumer: a collection or scope began, changed or ended. key: its name, where the event has one.
 
-    value: see penstock.wire.dcp_values.
+    value: see penstock.wire.system_event.
     """
 
     by_seqno: int = u64("place in the vbucket's history")

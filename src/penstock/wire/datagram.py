@@ -1,0 +1,70 @@
+"""One frame that did not come over a stream, with lengths that may be wrong.
+
+A stream cannot do without the length in the header: it says where the next frame begins. Bytes that are known to be one
+frame, such as a diagram in a specification, can be read without it. Then the body is what is there, and the extras have
+a length that the dialect knows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.errors import RemoteProtocolError
+from penstock.wire.constants import Dialect
+from penstock.wire.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, opcode_name
+from penstock.wire.layout import Layout, forms_of, layout_of
+
+_EXTRAS_LENGTH_AT = 4
+_BODY_LENGTH_AT = 8
+
+
+class Datagram(NamedTuple):
+    """A frame, cut by what is there. declared: the body's length by its header; actual: the bytes behind the header."""
+
+    frame: Frame
+    declared: int
+    actual: int
+
+
+def cut_datagram(data: bytes, dialect: Dialect) -> Datagram:
+    """Return the one frame that `data` is, all of it.
+
+    The lengths are taken at their word where the body's is right and the extras have a length that the dialect knows.
+    Otherwise the length of the key counts, and the extras are those of the one form that fits what is there; no
+    other is guessed at. Raises RemoteProtocolError, not fatal: for less than a header, an unknown magic or opcode, and
+    where no form fits or more than one.
+    """
+    if len(data) < HEADER_BYTES:
+        raise RemoteProtocolError(f"frame of {len(data)} bytes, shorter than a header ({HEADER_BYTES})", fatal=False)
+    magic, opcode, _, extras_length, datatype, _, declared, *_ = HEADER.unpack_from(data)
+    if magic not in MAGICS:
+        raise RemoteProtocolError(f"first byte of a frame is 0x{magic:02x}, not a known magic", fatal=False)
+    actual = len(data) - HEADER_BYTES
+    extras = data[HEADER_BYTES : HEADER_BYTES + extras_length]
+    head = Frame(magic, opcode, datatype=datatype, extras=extras)
+    forms = forms_of(head, dialect)
+    if forms is None or (declared == actual and extras_length in forms):
+        layout_of(head, dialect)
+        return Datagram(cut_frame(memoryview(data), 0), declared, actual)
+    fitting = [frame for size, layout in forms.items() if (frame := _fitted(data, size, actual, layout)) is not None]
+    if len(fitting) != 1:
+        lengths = " or ".join(map(str, sorted(forms)))
+        raise RemoteProtocolError(
+            f"{opcode_name(opcode)}: body of {actual} bytes where {declared} are declared, extras of {extras_length}: "
+            f"{len(fitting)} of the forms with extras of {lengths} fit",
+            fatal=False,
+        )
+    return Datagram(fitting[0], declared, actual)
+
+
+def _fitted(data: bytes, extras_length: int, actual: int, layout: Layout) -> Frame | None:
+    """Return the frame as it would be with these lengths, None if a part is not as the layout declares it."""
+    right = bytearray(data)
+    right[_EXTRAS_LENGTH_AT] = extras_length
+    right[_BODY_LENGTH_AT : _BODY_LENGTH_AT + 4] = actual.to_bytes(4, "big")
+    try:
+        frame = cut_frame(memoryview(right), 0)
+        layout.check(frame)
+    except RemoteProtocolError:
+        return None
+    return frame
