@@ -8,6 +8,7 @@ import pytest
 from penstock.errors import KeyExists, KeyNotFound, NotMyVbucket, StatusError
 from penstock.store.bucket import Bucket
 from penstock.store.failover import FailoverEntry, FailoverLog
+from penstock.store.tombstone import TOMBSTONE_BYTES
 from penstock.store.vbucket import Stored, Vbucket
 from penstock.wire.constants import MAX_SEQNO, SnapshotFlag, VbucketState
 from penstock.wire.dcp import Mutation
@@ -155,10 +156,10 @@ def test_stats() -> None:
     bucket.find(0).delete(b"c")
     stats = bucket.stats()
     assert stats.items == 2
-    assert stats.live_bytes == 156 + 66 + 43
+    assert stats.live_bytes == 156 + 66 + TOMBSTONE_BYTES + 1
     assert stats.dead_bytes == 156 + 66
     assert stats.segments == 1
     assert stats.index_bytes > 5 * 16
     bucket.log.make_room(1 << 20)
-    assert bucket.stats()[2:] == (265, 0, 2)
+    assert bucket.stats()[2:] == (222 + TOMBSTONE_BYTES + 1, 0, 2)
     assert (bucket.find(0).purge_seqno, bucket.find(0).persisted_seqno) == (0, 0)
