@@ -307,9 +307,10 @@ class Vbucket:
         """Store a change that happened elsewhere, with the cas and rev_seqno that it got there.
 
         event: a mutation, deletion or expiration; the last two leave a tombstone whether or not there was a document.
-        expiry, delete_time: epoch seconds. seqno: its place in the history that this vbucket is a copy of, above
-        high_seqno; None: the next one of this vbucket's own. snapshot_end: of the snapshot that it is a part of; until
-        a change has reached it, whole_seqno stays where it was. None: the change is a snapshot by itself.
+        expiry, delete_time: epoch seconds; a tombstone that comes without a time gets the present one.
+        seqno: its place in the history that this vbucket is a copy of, above high_seqno; None: the next one of this
+        vbucket's own. snapshot_end: of the snapshot that it is a part of; until a change has reached it, whole_seqno
+        stays where it was. None: the change is a snapshot by itself.
         Raises OutOfRange for a seqno that is not above high_seqno, or above LAST_SEQNO.
         """
         high = self.high_seqno
@@ -334,7 +335,7 @@ class Vbucket:
                 cas=cas,
                 seqno=seqno,
                 rev_seqno=rev_seqno,
-                delete_time=delete_time,
+                delete_time=delete_time or self._now() // _NANOSECONDS,
             )
         frame = b"".join((head, key, value))
         self._commit(self._find(key, len(frame)), key, seqno, frame)
