@@ -202,10 +202,11 @@ def _listed(value: bytes, at: int, element: Struct) -> tuple[list[tuple[int, ...
     count = int.from_bytes(value[at : at + _COUNT.size], "big")
     begin = at + _COUNT.size
     end = begin + count * element.size
+    if len(value) < begin:
+        raise RemoteProtocolError(f"TAP list: count in {len(value) - at} bytes, expected {_COUNT.size}", fatal=False)
     if len(value) < end:
         raise RemoteProtocolError(
-            f"TAP list of {count} elements in {max(len(value) - begin, 0)} bytes, expected {count * element.size}",
-            fatal=False,
+            f"TAP list of {count} elements in {len(value) - begin} bytes, expected {count * element.size}", fatal=False
         )
     return list(element.iter_unpack(value[begin:end])), end
 
