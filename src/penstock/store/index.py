@@ -22,13 +22,15 @@ __all__ = ["RowIndex"]
 class RowIndex:
     """The rows of one vbucket. As the tail it has the same columns as a Segment, buffer and dead bytes included.
 
-    lowest_snapshot_end: the highest seqno that superseded a frame which was dropped.
+    lowest_snapshot_end: the highest seqno that superseded a frame which was dropped. gaps: whether the tail leaves
+    seqnos out, from tail_start on; to be set by whoever appends such a row.
     """
 
     __slots__ = (
         "buffer",
         "dead",
         "firsts",
+        "gaps",
         "lengths_at",
         "lowest_snapshot_end",
         "offsets_at",
@@ -70,30 +72,35 @@ class RowIndex:
         self._empty_tail()
 
     def _empty_tail(self) -> None:
+        self.gaps = False
         self.seqnos_at = array("Q")
         self.offsets_at = array("I")
         self.lengths_at = array("I")
         self.superseded_at = array("Q")
 
     def find(self, seqno: int) -> tuple[Segment | RowIndex, int] | None:
-        """Return the columns and the row of a seqno; None if it was dropped or never there."""
-        rows: Segment | RowIndex
+        """Return the columns and the row of a seqno up to the highest there is; None if it has none, or no more."""
         row = seqno - self.tail_start
         if row >= 0:
-            rows, start, end = self, 0, len(self.seqnos_at)
-        else:
-            place = bisect_right(self.firsts, seqno) - 1
-            if place < 0:
-                return None
-            rows = self.segments[place]
-            start, end = rows.starts[self.vbucket], rows.starts[self.vbucket + 1]
-            row = start + seqno - self.firsts[place]
-        seqnos = rows.seqnos_at
-        if row >= end or seqnos[row] != seqno:  # with gaps, it can only be further in front
-            row = bisect_left(seqnos, seqno, start, min(row, end))
-            if row >= end or seqnos[row] != seqno:
-                return None
-        return rows, row
+            if not self.gaps:
+                return self, row
+            return self._search(self, seqno, 0, min(row + 1, len(self.seqnos_at)))
+        place = bisect_right(self.firsts, seqno) - 1
+        if place < 0:
+            return None
+        segment = self.segments[place]
+        start, end = segment.starts[self.vbucket], segment.starts[self.vbucket + 1]
+        row = start + seqno - self.firsts[place]
+        if row < end and segment.seqnos_at[row] == seqno:
+            return segment, row
+        return self._search(segment, seqno, start, min(row, end))
+
+    def _search(
+        self, rows: Segment | RowIndex, seqno: int, start: int, end: int
+    ) -> tuple[Segment | RowIndex, int] | None:
+        """As find, among some rows: with gaps, a row can only be further in front than guessed."""
+        row = bisect_left(rows.seqnos_at, seqno, start, end)
+        return (rows, row) if row < end and rows.seqnos_at[row] == seqno else None
 
     def ceiling(self, seqno: int) -> int:
         """Return the lowest seqno of a row that is not below `seqno`. There must be one."""

@@ -215,6 +215,7 @@ class Vbucket:
                 self._log.make_room(len(frame))
             _, opcode, key_length, extras_length, *_ = HEADER.unpack_from(frame)
             key = frame[HEADER_BYTES + extras_length :][:key_length].tobytes()
+            self._index.gaps = True  # what was dropped before is not here
             self._append(key, by_seqno, frame)
             if superseded:
                 self._index.superseded_at[-1] = superseded
@@ -338,7 +339,10 @@ class Vbucket:
                 delete_time=delete_time or self._now() // _NANOSECONDS,
             )
         frame = b"".join((head, key, value))
-        self._commit(self._find(key, len(frame)), key, seqno, frame)
+        old = self._find(key, len(frame))
+        if seqno > high + 1:
+            self._index.gaps = True
+        self._commit(old, key, seqno, frame)
         self._clock.see(cas)
         if snapshot_end is None or seqno >= snapshot_end:
             self._whole_seqno = None
