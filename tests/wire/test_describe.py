@@ -8,12 +8,24 @@ from hypothesis import strategies as st
 
 from penstock.wire import constants
 from penstock.wire.constants import Dialect, DraftCode, Opcode, SnapshotFlag, Status, StreamEndReason, UprOpcode
-from penstock.wire.dcp import DcpReply, GetFailoverLog, Mutation, Open, SnapshotMarker, StreamReq
+from penstock.wire.dcp import (
+    CacheTransfer,
+    CloseStream,
+    DcpReply,
+    GetFailoverLog,
+    Mutation,
+    Open,
+    SnapshotMarker,
+    StreamReq,
+    SystemEvent,
+)
+from penstock.wire.dcp_values import CachedDocument, framing_of, pack_cached, pack_framing, pack_xattrs
 from penstock.wire.describe import INSIDES, code_of, describe, enum_of, fitting, named, wire_fields
 from penstock.wire.detect import detect
 from penstock.wire.frame import Frame, cut_frame
 from penstock.wire.kv import Get, Hello, Observed, ObserveSeqno, Reply, Set, pack_failover_log, pack_vb_seqnos
 from penstock.wire.layout import Message
+from penstock.wire.system_event import Collection, pack_system_event
 from penstock.wire.tap import (
     TapCheckpointStart,
     TapCommandReply,
@@ -206,6 +218,35 @@ def test_every_message_has_its_own_name_and_fields(drawn):
     assert not said.unknown
     if said.fault is None:
         assert {field.name for field in wire_fields(type(message))} <= said.fields.keys()
+
+
+def test_extended_attributes_are_taken_off_the_value_unless_it_is_compressed():
+    value = pack_xattrs({"_sync": b"{}"}, b"body")
+    plain = describe(frame_of(Mutation(by_seqno=1, key=b"k", value=value, datatype=4)), Dialect.DCP)
+    assert plain.fields["xattrs"] == {"_sync": b"{}"}
+    assert plain.parts == {"key": b"k", "value": b"body"}
+    for datatype in (0, 6):
+        other = describe(frame_of(Mutation(by_seqno=1, key=b"k", value=value, datatype=datatype)), Dialect.DCP)
+        assert other.parts["value"] == value
+    broken = describe(frame_of(Mutation(by_seqno=1, key=b"k", value=value[:5], datatype=4)), Dialect.DCP)
+    assert broken.fault is not None
+
+
+def test_the_stream_id_of_framing_extras():
+    said = describe(frame_of(CloseStream(framing=framing_of(9))), Dialect.DCP)
+    assert (said.fields["stream_id"], said.parts) == (9, {})
+    other = pack_framing([(2, b"\0\1"), (7, b"x")])
+    assert describe(frame_of(CloseStream(framing=other)), Dialect.DCP).parts == {"framing": other}
+
+
+def test_system_events_and_cached_documents():
+    packed = pack_system_event(0, Collection(2, 0, 8, "ales"), as_table=True)
+    event = SystemEvent(by_seqno=1, event=0, version=packed.version, key=packed.key, value=packed.value)
+    said = describe(frame_of(event), Dialect.DCP)
+    assert (said.fields["event"], said.fields["collection_id"], said.parts) == ("COLLECTION_BEGIN", 8, {"key": b"ales"})
+    document = CachedDocument(b"\0k", b"v", by_seqno=3)
+    cached = describe(frame_of(CacheTransfer(value=pack_cached([document]))), Dialect.DCP)
+    assert cached.fields == {"documents": [document._asdict()]}
 
 
 def test_flags_and_enums_by_name():

@@ -30,6 +30,8 @@ class AddStream(Request):
 
 @message(Opcode.DCP_ADD_STREAM, value=MAYBE, cas=MAYBE)
 class AddStreamReply(Response):
+    """The producer has accepted the stream, or refused it with this status."""
+
     stream_opaque: int | None = u32("the opaque of the stream; not with every error", default=None)
 
 

@@ -14,7 +14,7 @@ from struct import Struct
 from typing import Any
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire import constants, dcp, kv, tap, upr
+from penstock.wire import constants, dcp, dcp_values, kv, system_event, tap, upr
 from penstock.wire.constants import Dialect, DraftCode, Magic, Opcode, Status, TapOpaque, UprOpcode, VbucketState
 from penstock.wire.frame import PLAIN_OF, Frame, opcode_name, status_name
 from penstock.wire.layout import PRIVATE, Code, Message, decode, forms_of, layout_of
@@ -58,7 +58,7 @@ def describe(frame: Frame, dialect: Dialect) -> Description:
             message = decode(frame, dialect)
             found = {each.name: readable(each, getattr(message, each.name)) for each in wire_fields(type(message))}
             parts = _parts(message)
-            found |= _insides(code, message, parts)
+            found |= _framing(parts) | _insides(code, message, parts) | _xattrs(message, parts)
         except RemoteProtocolError as error:
             fault = str(error)
     return Description(
@@ -227,6 +227,15 @@ def _tap_mutation(message: tap.TapMutation) -> Mapping[str, Any] | None:
     return {"rev_seqno": rev_seqno, "nru": nru}
 
 
+def _system_event(message: dcp.SystemEvent) -> Mapping[str, Any]:
+    about = system_event.unpack_system_event(message.event, message.version, message.key, message.value)
+    return {name: said for name, said in about._asdict().items() if name != "name"}
+
+
+def _cached(message: Message) -> Mapping[str, Any]:
+    return {"documents": [document._asdict() for document in dcp_values.unpack_cached(message.value)]}
+
+
 _ASKED, _SAID = Magic.REQUEST, Magic.RESPONSE
 
 INSIDES: dict[tuple[Magic, Code], tuple[tuple[str, Reader], ...]] = {
@@ -249,6 +258,8 @@ INSIDES: dict[tuple[Magic, Code], tuple[tuple[str, Reader], ...]] = {
     (_SAID, Opcode.DCP_GET_FAILOVER_LOG): (("value", _on_success(_failover_log)),),
     (_SAID, Opcode.GET_FAILOVER_LOG): (("value", _on_success(_failover_log)),),
     (_SAID, Opcode.GET_ALL_VB_SEQNOS): (("value", _on_success(_vb_seqnos)),),
+    (_ASKED, Opcode.DCP_SYSTEM_EVENT): (("value", _system_event),),
+    (_ASKED, Opcode.DCP_CACHE_TRANSFER): (("value", _cached),),
     (_ASKED, Opcode.HELLO): (("value", _features),),
     (_SAID, Opcode.HELLO): (("value", _on_success(_features)),),
     (_ASKED, Opcode.OBSERVE_SEQNO): (("value", _integer("vbuuid")),),
@@ -265,3 +276,24 @@ def _insides(code: Code, message: Message, parts: dict[str, bytes]) -> dict[str,
             found |= inside
             del parts[part]
     return found
+
+
+def _framing(parts: dict[str, bytes]) -> dict[str, Any]:
+    """Return the stream that framing extras name, where they hold that alone."""
+    framing = parts["framing"]
+    stream = dcp_values.stream_id(framing)
+    if stream is None or framing != dcp_values.framing_of(stream):
+        return {}
+    del parts["framing"]
+    return {"stream_id": stream}
+
+
+_XATTRS = constants.Datatype.XATTR
+
+
+def _xattrs(message: Message, parts: dict[str, bytes]) -> dict[str, Any]:
+    """Return the extended attributes of a document, unless they are compressed with it."""
+    if message.datatype & (_XATTRS | constants.Datatype.SNAPPY) != _XATTRS or not parts.get("value"):
+        return {}
+    xattrs, parts["value"] = dcp_values.unpack_xattrs(parts["value"])
+    return {"xattrs": xattrs}

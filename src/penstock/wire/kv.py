@@ -38,6 +38,8 @@ class Touch(Request):
     *(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, Opcode.GAT, Opcode.GATQ), key=MAYBE, value=MAYBE, cas=MAYBE
 )
 class GetReply(Response):
+    """The document: its value, and with GETK its key."""
+
     flags: int = u32("the client's own 4 bytes", default=0)
 
 
@@ -75,6 +77,8 @@ class Delete(Request):
     value=MAYBE,
 )
 class StoreReply(Response):
+    """Stored or removed, as the status says; cas is the document's new one."""
+
     vbuuid: int | None = u64("branch of the history, with MUTATION_SEQNO only", default=None)
     seqno: int | None = u64("by_seqno of this change, with MUTATION_SEQNO only", default=None)
 
@@ -102,6 +106,14 @@ class Stat(Request):
 @message(Opcode.HELLO, key=MAYBE, value=MAYBE)
 class Hello(Request):
     """key: the agent's name; value: the features it wants, u16 each. Replaces what an earlier one switched on."""
+
+
+@message(Opcode.CLOSE_PRODUCER, key=PRESENT)
+class CloseProducer(Request):
+    """End the change-stream connections of this name to the selected bucket. key: the name.
+
+    This project's own: the family has a command for it in TAP only. Answered with KEY_ENOENT if there is none.
+    """
 
 
 @message(Opcode.SELECT_BUCKET, key=PRESENT)
@@ -154,11 +166,15 @@ class Flush(Request):
 
 @message(Opcode.GET_ALL_VB_SEQNOS)
 class GetAllVbSeqnos(Request):
+    """Answered with the high seqno of each vbucket: vbucket u16, seqno u64."""
+
     state: int | None = u32("only vbuckets in this VbucketState; 0: all that are alive", default=None)
 
 
 @message(Opcode.SEQNO_PERSISTENCE)
 class SeqnoPersistence(Request):
+    """Wait until the vbucket is on disk up to a seqno."""
+
     seqno: int = u64("answered once everything up to here is on disk", default=0)
 
 

@@ -1,0 +1,523 @@
+"""Write docs/protocol.md from the declared layouts; with --check only say whether it would change."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from enum import EnumType, IntFlag
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from penstock.wire import constants, dcp, dcp_values, kv, tap, upr, upr_draft
+from penstock.wire.constants import Dialect, DraftCode, Magic, Opcode, Status
+from penstock.wire.describe import describe, enum_of, wire_fields
+from penstock.wire.detect import FIRST_DRAFT_REQUESTS, FIRST_REQUESTS
+from penstock.wire.frame import HEADER, HEADER_BYTES, cut_frame
+from penstock.wire.layout import LAYOUTS, PRIVATE, Code, Layout, Message, Part
+from penstock.wire.stream import EVENTS, TRANSITIONS
+
+TARGET = Path(__file__).parent.parent / "docs" / "protocol.md"
+
+OPENING = """\
+# The messages
+
+<!-- Made by tools/generate_protocol.py from the layouts in src/penstock/wire; edit those. -->
+
+Every message of the four change-stream dialects, and of the commands beside them, byte by byte. `penstock decode` shows
+any of them in the same words.
+
+## The frame
+
+All messages are frames of the memcached binary protocol: a header of 24 bytes, then the body. Integers are big-endian.
+
+| offset | size | field | |
+| --- | --- | --- | --- |
+| 0 | 1 | magic | 0x80 request, 0x81 response; with framing extras 0x08 and 0x18 |
+| 1 | 1 | opcode | what is asked, and of a response, what was asked |
+| 2 | 2 | key length | with framing extras: 1 byte their length, 1 byte the key's |
+| 4 | 1 | extras length | |
+| 5 | 1 | datatype | what the value is made of, a [Datatype](#datatype); in the UPR draft the kind of the message |
+| 6 | 2 | vbucket or status | a request's vbucket; a response's [Status](#status), in the UPR draft its vbucket |
+| 8 | 4 | body length | of all that follows the header |
+| 12 | 4 | opaque | the sender's own; a response has its request's, a stream's message that of the stream request |
+| 16 | 8 | cas | a document's version; 0 elsewhere |
+
+The body is: framing extras, extras, engine-private data (TAP only), key, value.
+
+## Which dialect a connection speaks
+
+Opcodes overlap between the dialects, so the first change-stream request of a connection decides:
+"""
+
+NOTE = """\
+An offset counts from the beginning of the frame. Extras of several lengths are several forms of one message. In the
+examples the bytes stand on the left and what they mean on the right.
+"""
+
+
+class Chapter(NamedTuple):
+    """A module of messages: its heading, and the dialect in which they are looked up."""
+
+    title: str
+    dialect: Dialect
+    module: ModuleType
+    streams: bool = True
+
+
+CHAPTERS = (
+    Chapter("TAP", Dialect.TAP, tap),
+    Chapter("UPR draft", Dialect.UPR_DRAFT, upr_draft),
+    Chapter("UPR", Dialect.UPR, upr),
+    Chapter("DCP", Dialect.DCP, dcp),
+    Chapter("Key-value and bucket commands", Dialect.DCP, kv, streams=False),
+)
+
+MANY = 3
+"""Opcodes that a heading can hold."""
+
+SIZES = {"B": 1, "H": 2, "I": 4, "Q": 8}
+PARTS = {Part.ABSENT: "never", Part.PRESENT: "always", Part.MAYBE: "may be"}
+
+LOG = kv.pack_failover_log([(0xBABE, 2), (0xCAFE, 0)])
+CACHED = dcp_values.pack_cached([dcp_values.CachedDocument(b"\0beer", b"1", by_seqno=5)])
+LISTED = tap.TapOptions(flags=0x14, vbuckets=(7, 8))
+
+# What the examples hold; a number that is not here is 1, of an enum the first that is not 0.
+NUMBERS = {
+    **{"by_seqno": 5, "end_seqno": 5, "max_visible_seqno": 5, "high_seqno": 2, "vbuuid": 0xBABE, "ttl": 255},
+    **{"start_seqno": 3, "snap_start": 3, "snap_end": 3, "rollback_seqno": 2, "prepared_seqno": 4, "seqno": 5},
+    **dict.fromkeys(("expiry", "delete_time", "nru"), 0),
+    **{"high_completed_seqno": 0, "high_prepared_seqno": 0, "purge_seqno": 0, "max_deleted_rev_seqno": 0},
+}
+EXAMPLES: dict[type[Message], dict[str, Any]] = {
+    tap.TapConnect: {"flags": LISTED.flags, "key": b"node1", "value": LISTED.pack()},
+    tap.TapMutation: {"engine_private": bytes.fromhex("000000000000000102"), "tap_flags": 4},
+    tap.TapDelete: {"engine_private": bytes.fromhex("0000000000000002")},
+    tap.TapOpaqueMessage: {"engine_private": bytes.fromhex("00000001")},
+    tap.TapVbucketSet: {"engine_private": bytes.fromhex("00000003")},
+    tap.TapCheckpointStart: {"engine_private": bytes(8), "key": b"checkpoint_start", "value": bytes(7) + b"\x05"},
+    tap.TapCheckpointEnd: {"key": b"checkpoint_end", "value": bytes(7) + b"\x05"},
+    tap.TapReply: {"opcode": Opcode.TAP_MUTATION},
+    tap.TapCommandReply: {"value": bytes(7) + b"\x05"},
+    tap.DeregisterTapClient: {"key": b"node1"},
+    tap.ChangeVbFilter: {"key": b"node1", "value": tap.pack_checkpoints([(7, 5)])},
+    upr.UprStreamReq: {"end_seqno": constants.MAX_SEQNO, "key": b"vbstream-7", "flags": 0},
+    upr.UprStreamReply: {"status": Status.ROLLBACK},
+    upr.UprFailoverLogReply: {"value": LOG},
+    upr.UprStreamEnd: {"reason": 0},
+    upr_draft.DraftStreamReq: {"end_seqno": constants.MAX_SEQNO, "key": b"replication_12", "reserved": None},
+    upr_draft.DraftFailoverLog: {"value": LOG},
+    upr_draft.DraftDeletion: {"flags": 0},
+    upr_draft.DraftExpiration: {"flags": 0},
+    dcp.Open: {"seqno": 0, "flags": 1, "key": b"tail"},
+    dcp.StreamReq: {"end_seqno": constants.MAX_SEQNO, "flags": 0},
+    dcp.SnapshotMarker: {"start_seqno": 4},
+    dcp.SnapshotMarkerV2: {"start_seqno": 4, "version": 2, "flags": 2},
+    dcp.StreamEnd: {"reason": 0},
+    dcp.PrototypeMutation: {"key": b"c::beer"},
+    dcp.Control: {"key": b"enable_noop", "value": b"true"},
+    dcp.BufferAck: {"nbytes": 66},
+    dcp.SystemEvent: {"event": 0, "version": 0, "key": b"ales", "value": bytes(7) + b"\x02" + bytes(7) + b"\x08"},
+    dcp.Prepare: {"deleted": 0},
+    dcp.CacheTransfer: {"value": CACHED},
+    dcp.DcpReply: {"opcode": Opcode.DCP_STREAM_REQ, "value": LOG},
+    kv.GetReply: {"value": b'{"abv":5}'},
+    kv.NoDocument: {"status": Status.KEY_ENOENT},
+    kv.Hello: {"key": b"penstock", "value": bytes.fromhex("0004")},
+    kv.SelectBucket: {"key": b"beer"},
+    kv.Stat: {"key": b"failovers 7"},
+    kv.ObserveSeqno: {"value": bytes.fromhex("000000000000babe")},
+    kv.Reply: {"opcode": Opcode.VERSION, "value": b"0.1.0"},
+}  # fmt: skip
+
+
+@dataclass
+class Entry:
+    """A message: its class, its codes and its forms."""
+
+    cls: type[Message]
+    codes: list[Code]
+    layouts: list[Layout]
+
+    @property
+    def name(self) -> str:
+        return ", ".join(code.name for code in self.codes)
+
+    @property
+    def title(self) -> str:
+        """The heading: the message's name; of a reply to many commands, the class's."""
+        if self.is_reply:
+            return self.cls.__name__ if len(self.codes) > MANY else f"{self.name} reply"
+        return self.name
+
+    @property
+    def is_reply(self) -> bool:
+        return self.cls.magic is Magic.RESPONSE and not isinstance(self.codes[0], DraftCode)
+
+
+def entries(chapter: Chapter) -> list[Entry]:
+    """Return the messages of a module, in the order of their opcodes, each before its reply."""
+    found: dict[type[Message], Entry] = {}
+    for directions in LAYOUTS.values():
+        for table in directions.values():
+            for number, forms in table.items():
+                for layout in forms.values():
+                    if layout.cls.__module__ != chapter.module.__name__:
+                        continue
+                    code = type(layout.cls.opcode)(number)
+                    entry = found.setdefault(layout.cls, Entry(layout.cls, [], []))
+                    if code not in entry.codes:
+                        entry.codes.append(code)
+                    if layout not in entry.layouts:
+                        entry.layouts.append(layout)
+    return sorted(
+        found.values(), key=lambda each: (len(each.codes) > 3 and each.is_reply, min(each.codes), each.is_reply)
+    )
+
+
+def page() -> str:
+    parts = [OPENING, first_requests(), NOTE]
+    for chapter in CHAPTERS:
+        parts += list(chapter_parts(chapter))
+    parts += ["## Numbers with names", *enums()]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def first_requests() -> str:
+    rows = [(f"0x{Opcode.TAP_CONNECT:02x}", "any", Dialect.TAP)]
+    rows += [(f"0x{opcode:02x}", str(extras), dialect) for (opcode, extras), dialect in FIRST_REQUESTS.items()]
+    rows += [
+        (f"0x{kind >> 8:02x}, byte 5 is {kind & 0xFF}", str(extras), Dialect.UPR_DRAFT)
+        for kind, extras in sorted(FIRST_DRAFT_REQUESTS)
+    ]
+    return table(("opcode", "bytes of extras", "dialect"), rows)
+
+
+def chapter_parts(chapter: Chapter) -> Iterator[str]:
+    yield f"## {chapter.title}"
+    yield prose(chapter.module.__doc__ or "")
+    found = entries(chapter)
+    rows = [
+        (codes(entry), f"[{entry.title}](#{anchor(heading(entry, found))})", *summary(entry, found)) for entry in found
+    ]
+    yield table(("opcode", "message", "from, to", "is"), rows)
+    if chapter.streams:
+        yield f"### A stream of {chapter.title}"
+        yield states(chapter.dialect)
+    for entry in found:
+        yield from message_parts(entry, found, chapter)
+
+
+def heading(entry: Entry, found: list[Entry]) -> str:
+    """Return what tells a message from the others of its name: the length of its extras, or its dialect's words."""
+    same = [each for each in found if each.title == entry.title]
+    if len(same) == 1:
+        return entry.title
+    return f"{entry.title}, {counted(entry)} of extras"
+
+
+def counted(entry: Entry) -> str:
+    """Return how many bytes of extras a message has, in words."""
+    sizes = sorted(layout.extras.size for layout in entry.layouts)
+    return f"{' or '.join(map(str, sizes))} {'byte' if sizes == [1] else 'bytes'}"
+
+
+def message_parts(entry: Entry, found: list[Entry], chapter: Chapter) -> Iterator[str]:
+    yield f"### {heading(entry, found)}"
+    yield linked(documentation(entry))
+    yield header_use(entry)
+    yield from body_tables(entry)
+    yield example(entry, chapter.dialect)
+
+
+def documentation(entry: Entry) -> str:
+    """Return what the class says of itself."""
+    own = entry.cls.__doc__ or ""
+    if own.startswith(f"{entry.cls.__name__}("):
+        return "Says nothing but its fields."
+
+    def name(found: re.Match[str]) -> str:
+        other = getattr(sys.modules[entry.cls.__module__], found[2], None)
+        if not (isinstance(other, type) and issubclass(other, Message)):
+            return found[0]
+        return f"{found[1]} {'the form above' if other.opcode in entry.codes else other.opcode.name}"
+
+    return prose(re.sub(r"\b([Aa]s(?: of)?) ([A-Z]\w+)", name, own))
+
+
+def summary(entry: Entry, found: list[Entry]) -> tuple[str, str]:
+    """Return who sends it to whom, and the first sentence about it."""
+    first = documentation(entry).split(". ")[0].split("\n")[0].rstrip(".:")
+    way, separator, rest = first.partition(": ")
+    if separator and re.fullmatch(r"\w+ to \w+", way):
+        return way.lower().replace(" to ", " → "), cell(rest)
+    namesake = next(each for each in found if each.title == entry.title)
+    if namesake is not entry:
+        return summary(namesake, found)[0], cell(first)
+    if isinstance(entry.codes[0], DraftCode) and entry.cls.magic is Magic.RESPONSE:
+        return "producer → consumer", cell(first)
+    return "answer" if entry.is_reply else "client → server", cell(first)
+
+
+def codes(entry: Entry) -> str:
+    if len(entry.codes) > 2 * MANY:
+        return "several"
+    if isinstance(entry.codes[0], DraftCode):
+        return ", ".join(f"0x{code >> 8:02x}, byte 5 is {code & 0xFF}" for code in entry.codes)
+    return ", ".join(f"0x{code:02x}" for code in entry.codes)
+
+
+def header_use(entry: Entry) -> str:
+    """Return in one line what the parts of the frame that are no fields hold."""
+    said = dict(entry.layouts[0].parts)
+    if entry.layouts[0].tails:
+        said["value"] = Part.PRESENT
+    by_use: dict[Part, list[str]] = {}
+    for name, part in said.items():
+        by_use.setdefault(part, []).append(name)
+    words = {
+        Part.PRESENT: "always there: {}",
+        Part.MAYBE: "may be there: {}",
+        Part.ABSENT: "not there: {}",
+    }
+    line = "; ".join(words[part].format(", ".join(by_use[part])) for part in words if part in by_use)
+    opcodes = f"Opcodes {entry.name}. " if len(entry.codes) > 1 else f"Opcode {codes(entry)}. "
+    magic = f"Magic 0x{entry.cls.magic:02x}. "
+    return f"{opcodes}{magic}Extras of {counted(entry)}. {line[0].upper()}{line[1:]}."
+
+
+def body_tables(entry: Entry) -> Iterator[str]:
+    longest = max(entry.layouts, key=lambda layout: layout.extras.size)
+    shortest = min(entry.layouts, key=lambda layout: layout.extras.size)
+    docs = {field.name: field.metadata["doc"] for field in wire_fields(entry.cls)}
+    rows = []
+    at = HEADER_BYTES
+    if longest.private:
+        rows.append((at, 2, "engine-private length", "bytes of engine-private data, which stand before the key"))
+        at += 2
+    for name, code in zip(longest.names, longest.extras.format[1 + longest.private :], strict=True):
+        optional = " (may be missing)" if name not in shortest.names else ""
+        rows.append((at, SIZES[code], f"`{name}`{optional}", cell(docs[name])))
+        at += SIZES[code]
+    if rows:
+        yield table(("offset", "size", "extras", "meaning"), rows)
+    if longest.tails:
+        most, names = longest.tails[max(longest.tails)]
+        least = longest.tails[min(longest.tails)][1]
+        at, rows = 0, []
+        for name, code in zip(names, most.format[1:], strict=True):
+            optional = " (may be missing)" if name not in least else ""
+            rows.append((at, SIZES[code], f"`{name}`{optional}", cell(docs[name])))
+            at += SIZES[code]
+        lengths = " or ".join(str(size) for size in sorted(longest.tails))
+        yield table(("in the value", "size", f"value of {lengths} bytes", "meaning"), rows)
+
+
+# Examples
+
+
+def example(entry: Entry, dialect: Dialect) -> str:
+    message, opcode = example_message(entry)
+    data = message.encode(opcode)
+    rows = list(annotated(data, message, entry, dialect))
+    return (
+        "```text\n"
+        + "\n".join(f"{at:4}  {octets.hex(' '):23}  {words}".rstrip() for at, octets, words in rows)
+        + "\n```"
+    )
+
+
+def example_message(entry: Entry) -> tuple[Message, Code]:
+    given = dict(EXAMPLES.get(entry.cls, {}))
+    opcode = given.pop("opcode", entry.codes[0])
+    parts = dict(entry.layouts[0].parts)
+    longest = max(entry.layouts, key=lambda layout: layout.extras.size)
+    values: dict[str, Any] = {"opaque": 0x2D}
+    if longest.third == "vbucket":
+        values["vbucket"] = 7
+    for field in wire_fields(entry.cls):
+        values[field.name] = number_of(field.name, field.metadata["doc"])
+    if PRIVATE in {field.name for field in fields(entry.cls)}:
+        values[PRIVATE] = b""
+    if parts["key"] is Part.PRESENT:
+        values["key"] = b"beer"
+    if "key" in values and (PRIVATE in values or values.keys() & {"by_seqno", "expiry"}):
+        if parts["cas"] is not Part.ABSENT:
+            values["cas"] = 0x16C2B5B4D1E50001
+        if parts["value"] is not Part.ABSENT and not any(word in entry.name for word in ("DELET", "EXPIRATION")):
+            values["value"] = b'{"abv":5}'
+    return entry.cls(**(values | given)), opcode
+
+
+def number_of(name: str, doc: str) -> int:
+    kind = enum_of(doc)
+    if kind is not None:
+        return next((int(member) for member in kind if member), 0)
+    return 0 if re.search(r"(^|, )0$", doc) else NUMBERS.get(name, 1)
+
+
+def annotated(data: bytes, message: Message, entry: Entry, dialect: Dialect) -> Iterator[tuple[int, bytes, str]]:
+    """Give (offset, up to 8 bytes, what they are) of a frame, from its first byte to its last."""
+    magic, opcode, key_length, extras_length, datatype, specific, body, opaque, cas = HEADER.unpack_from(data)
+    draft = isinstance(entry.codes[0], DraftCode)
+    third = f"status {Status(specific).name}" if message.third == "status" else f"vbucket {specific}"
+    yield 0, data[:4], f"magic 0x{magic:02x}, opcode 0x{opcode:02x}, key length {key_length}"
+    yield 4, data[4:8], f"extras length {extras_length}, {'kind' if draft else 'datatype'} {datatype}, {third}"
+    yield 8, data[8:12], f"body length {body}"
+    yield 12, data[12:16], f"opaque 0x{opaque:x}"
+    yield 16, data[16:24], f"cas {cas}"
+    frame = cut_frame(memoryview(data), 0)
+    said = describe(frame, dialect)
+    if said.fault is not None:
+        raise ValueError(f"{entry.name}: {said.fault}")
+    layout = next(each for each in entry.layouts if each.extras.size == len(frame.extras))
+    at = HEADER_BYTES
+    private = getattr(message, PRIVATE, b"")
+    if layout.private:
+        yield at, data[at : at + 2], f"engine-private length {len(private)}"
+        at += 2
+    for name, code in zip(layout.names, layout.extras.format[1 + layout.private :], strict=True):
+        yield at, data[at : at + SIZES[code]], f"{name} {shown(said.fields[name])}"
+        at += SIZES[code]
+    inside = {
+        name: content for name, content in said.fields.items() if name not in layout.names and content is not None
+    }
+    of_private = ("rev_seqno", "nru", "command", "state", "max_deleted_rev_seqno") if layout.private else ()
+    words = ", ".join(f"{name} {shown(content)}" for name, content in inside.items() if name in of_private)
+    yield from block(at, private, f"engine-private data: {words}" if words else "engine-private data")
+    at += len(private)
+    yield from block(at, message.key, f"key {message.key.decode()}")
+    at += len(message.key)
+    if layout.tails:
+        tail, names = next(each for each in layout.tails.values() if each[0].size == len(data) - at)
+        for name, code in zip(names, tail.format[1:], strict=True):
+            yield at, data[at : at + SIZES[code]], f"{name} {shown(said.fields[name])}"
+            at += SIZES[code]
+        return
+    words = ", ".join(f"{name} {shown(content)}" for name, content in inside.items() if name not in of_private)
+    text = (
+        message.value.decode("ascii", "replace")
+        if message.value.isascii() and message.value.decode().isprintable()
+        else ""
+    )
+    yield from block(at, message.value, f"value: {words}" if words else f"value {text}")
+
+
+def block(at: int, content: bytes, words: str) -> Iterator[tuple[int, bytes, str]]:
+    """Give a part of any length in lines of 8 bytes, the words beside the first."""
+    for begin in range(0, len(content), 8):
+        yield at + begin, content[begin : begin + 8], "" if begin else words
+
+
+def shown(content: Any) -> str:
+    if isinstance(content, dict):
+        return " ".join(f"{name} {shown(each)}" for name, each in content.items())
+    if isinstance(content, tuple | list):
+        joint = "|" if all(isinstance(each, str) for each in content) and isinstance(content, tuple) else ", "
+        return joint.join(map(shown, content)) or "0"
+    if isinstance(content, bytes):
+        return repr(content)[2:-1]
+    return "2^64-1" if content == constants.MAX_SEQNO else str(content)
+
+
+# Streams
+
+
+def states(dialect: Dialect) -> str:
+    """Return the states of a stream as a diagram, and which message is which event."""
+    transitions = TRANSITIONS[dialect]
+    lines = ["stateDiagram-v2", f"    [*] --> {state_name(next(iter(transitions)))}"]
+    for state, following in transitions.items():
+        by_target: dict[Any, list[str]] = {}
+        for event, target in following.items():
+            by_target.setdefault(target, []).append(event.value)
+        for target, events in by_target.items():
+            lines.append(f"    {state_name(state)} --> {state_name(target)}: {', '.join(events)}")
+        if not following:
+            lines.append(f"    {state_name(state)} --> [*]")
+    by_event: dict[str, list[str]] = {}
+    for cls, event in EVENTS[dialect].items():
+        by_event.setdefault(event.value, [])
+        if cls.opcode.name not in by_event[event.value]:
+            by_event[event.value].append(cls.opcode.name)
+    rows = [(event, ", ".join(names)) for event, names in by_event.items()]
+    return (
+        "What may follow what, whichever side looks at it. Anything else breaks the protocol.\n\n"
+        "```mermaid\n" + "\n".join(lines) + "\n```\n\n" + table(("event", "messages"), rows)
+    )
+
+
+def state_name(state: Any) -> str:
+    return str(state.value).replace(" ", "_")
+
+
+# Enums
+
+HIDDEN = {"Dialect", "Magic", "Opcode", "UprOpcode", "DraftCode"}
+
+
+def enums() -> Iterator[str]:
+    for name, kind in vars(constants).items():
+        if not isinstance(kind, EnumType) or name in HIDDEN or kind.__module__ != constants.__name__:
+            continue
+        yield f"### {name}"
+        yield prose(kind.__doc__ or "")
+        flags = issubclass(kind, IntFlag)
+        wide = flags or name in ("Status", "Feature")
+        members: Iterable[Any] = kind
+        yield table(
+            ("bit" if flags else "number", "name"),
+            [(f"0x{member:02x}" if wide else str(int(member)), member.name) for member in members],
+        )
+
+
+# Markdown
+
+
+def prose(doc: str) -> str:
+    return re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.cleandoc(doc))
+
+
+def linked(text: str) -> str:
+    """Return text with the names of enums as links."""
+
+    def link(found: re.Match[str]) -> str:
+        word = found[0]
+        is_enum = isinstance(getattr(constants, word, None), EnumType) and word not in HIDDEN
+        return f"[{word}](#{word.lower()})" if is_enum else word
+
+    return re.sub(r"\b[A-Z][a-z]\w+", link, text)
+
+
+def cell(text: str) -> str:
+    """Return text for a table, with links."""
+    return linked(text.replace("|", "\\|").replace("\n", " "))
+
+
+def anchor(title: str) -> str:
+    """Return the name by which a heading can be linked to, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in lines)
+
+
+def main() -> int:
+    text = page()
+    if "--check" not in sys.argv[1:]:
+        TARGET.write_text(text)
+        return 0
+    if TARGET.exists() and TARGET.read_text() == text:
+        return 0
+    print(f"{TARGET} is not what the layouts say: run python tools/generate_protocol.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
