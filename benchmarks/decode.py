@@ -27,6 +27,7 @@ from benchmarks.report import Case, Report, interleaved, options
 from penstock.wire import columns
 from penstock.wire.columns import Run, StreamContext
 from penstock.wire.connection import Connection, Slab
+from penstock.wire.constants import Dialect
 from penstock.wire.dcp import MUTATION_HEAD, Mutation
 from penstock.wire.hop import hop
 from penstock.wire.schema import CHANGE_SCHEMA, signed64
@@ -128,7 +129,7 @@ def by_columns(connection: Connection, end: int, context: StreamContext, *, view
 def compare(report: Report, value_bytes: int, vbuckets: int, rounds: int) -> None:
     slab, context = Slab(), StreamContext(max(vbuckets, 1024))
     end = fill(slab, value_bytes, vbuckets)
-    connection = Connection(slab, runs=True)
+    connection = Connection(slab, runs=Dialect.DCP)
     cases: dict[str, Case] = {
         "loop to tuples": lambda: loop_to_tuples(slab, end),
         "loop to Arrow": lambda: loop_to_arrow(slab, end, context),

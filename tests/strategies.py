@@ -1,12 +1,16 @@
 """Random messages, runs and pieces, made from the layouts themselves."""
 
+from dataclasses import replace
+from typing import Any
+
 from hypothesis import strategies as st
 
 from penstock.wire.constants import Dialect, DraftCode, Opcode
-from penstock.wire.dcp import Deletion, Mutation, SnapshotMarkerV2
+from penstock.wire.dcp import COLLECTION_SEPARATOR, Deletion, Mutation, PrototypeMutation, SnapshotMarkerV2
 from penstock.wire.frame import Frame
 from penstock.wire.kv import NoDocument
 from penstock.wire.layout import LAYOUTS, PRIVATE, Code, Layout, Message, Part
+from penstock.wire.shapes import SHAPES
 
 BYTES = {"B": 1, "H": 2, "I": 4, "Q": 8}
 
@@ -132,6 +136,39 @@ def runs(max_size: int = 100) -> st.SearchStrategy[list[Mutation | Deletion]]:
         any_of.flatmap(lambda vbucket: st.lists(changes(st.just(vbucket)), min_size=1, max_size=max_size)),
         st.lists(changes(any_of), min_size=1, max_size=max_size),
     )
+
+
+@st.composite
+def _change_of_form(draw: st.DrawFn, cls: type[Message], vbuckets: st.SearchStrategy[int]) -> Message:
+    (layout,) = cls.layouts.values()
+    message = draw(of_layout(layout))
+    said: dict[str, Any] = {"vbucket": draw(vbuckets)}
+    if hasattr(message, "by_seqno"):
+        said["by_seqno"] = max(message.by_seqno, 1)
+    if hasattr(message, "nmeta"):
+        said["nmeta"] = draw(st.just(0) | st.integers(0, len(message.value)))
+    if isinstance(message, PrototypeMutation):
+        name = draw(st.just("") | st.text(max_size=20)).encode()
+        prefix = name + COLLECTION_SEPARATOR if name else b""
+        return replace(message, **said, collection_length=len(name), key=prefix + message.key)
+    return replace(message, **said)
+
+
+def changes_in(dialect: Dialect, vbuckets: st.SearchStrategy[int]) -> st.SearchStrategy[Message]:
+    """Return what may stand in a run of a dialect, in any of its forms."""
+    return st.sampled_from(SHAPES[dialect].forms).flatmap(lambda form: _change_of_form(form.cls, vbuckets))
+
+
+def runs_in(dialect: Dialect, max_size: int = 100) -> st.SearchStrategy[list[Message]]:
+    """Return the messages of a run: of one form or of many, of one vbucket or of many."""
+    any_of = st.integers(0, VBUCKETS - 1)
+    one_form = st.sampled_from(SHAPES[dialect].forms).flatmap(
+        lambda form: st.lists(_change_of_form(form.cls, any_of), min_size=1, max_size=max_size)
+    )
+    one_vbucket = any_of.flatmap(
+        lambda vbucket: st.lists(changes_in(dialect, st.just(vbucket)), min_size=1, max_size=max_size)
+    )
+    return one_form | one_vbucket | st.lists(changes_in(dialect, any_of), min_size=1, max_size=max_size)
 
 
 @st.composite

@@ -99,7 +99,7 @@ class Peer(asyncio.Protocol):
     def __init__(self, script):
         self.script = script
         self.requests = []
-        self.incoming = Connection(Slab(1 << 16), runs=False)
+        self.incoming = Connection(Slab(1 << 16), runs=None)
         self.lost = asyncio.Event()
 
     def connection_lost(self, exc):

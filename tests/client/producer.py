@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from penstock.client.feed import Feed, Wanted
 from penstock.client.position import Position, SnapshotEnd
 from penstock.wire.connection import Connection, Slab
-from penstock.wire.constants import MAX_SEQNO, Magic, Opcode, Status
+from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Opcode, Status
 from penstock.wire.dcp import (
     BufferAck,
     DcpNoop,
@@ -86,8 +86,8 @@ class Consumer:
         self.connect()
 
     def connect(self):
-        self.incoming = Connection(Slab(1 << 18), runs=True)
-        self.outgoing = Connection(Slab(1 << 16), runs=False)
+        self.incoming = Connection(Slab(1 << 18), runs=Dialect.DCP)
+        self.outgoing = Connection(Slab(1 << 16), runs=None)
         self.charged = self.acknowledged = 0
         self.opaques = 100
 
@@ -110,7 +110,7 @@ class Consumer:
     def give(self, *messages):
         """Let the feed receive messages with one read."""
         data = b"".join(messages)
-        for frame in Connection(Slab(1 << 16), runs=False).feed(data):
+        for frame in Connection(Slab(1 << 16), runs=None).feed(data):
             assert isinstance(frame, Frame)
             if frame.magic == Magic.REQUEST and frame.opcode != Opcode.DCP_NOOP:
                 self.charged += frame.size

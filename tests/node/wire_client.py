@@ -25,7 +25,7 @@ class WireClient:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.settimeout(SECONDS)
         self.socket.connect((node.host, node.kv_port))
-        self.connection = Connection(Slab(1 << 16), runs=False)
+        self.connection = Connection(Slab(1 << 16), runs=None)
         self.frames: list[Frame] = []
         self.opaques = count(1)
         if bucket is not None:

@@ -10,18 +10,33 @@ from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire import dcp, kv
-from penstock.wire.columns import SLACK, SMALL_RUN, Run
+from penstock.wire.columns import SMALL_RUN, Run
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent, Slab
-from penstock.wire.constants import MAX_FRAME, Opcode, Status
+from penstock.wire.constants import MAX_FRAME, Dialect, Opcode, Status
 from penstock.wire.frame import Frame, cut_frame, join_frame
+from penstock.wire.shapes import SLACK
 from tests.golden import GOLDEN, frame_of
-from tests.strategies import frames, pieces, runs
+from tests.strategies import frames, pieces, runs, runs_in
 
 SMALL_SLAB = 512
+RUNS = st.sampled_from([None, *Dialect])
 GOLDEN_FRAMES = [frame_of(row[2]) for row in GOLDEN]
 Said = tuple[Any, ...]
 
 GOLDEN_IDS = [row[0] for row in GOLDEN]
+
+CHANGES = {
+    Dialect.DCP: (0x80, {0x57, 0x58, 0x59}),
+    Dialect.UPR: (0x80, {0x56, 0x57, 0x58}),
+    Dialect.UPR_DRAFT: (0x81, {0x04}),
+    Dialect.TAP: (0x80, {0x41, 0x42}),
+}
+
+
+def is_change(data: bytes, dialect: Dialect) -> bool:
+    """Say whether a frame may stand in a run, from the protocols' tables of opcodes."""
+    magic, opcodes = CHANGES[dialect]
+    return data[0] == magic and data[1] in opcodes and (dialect is not Dialect.UPR_DRAFT or data[5] in {3, 4, 5})
 
 
 def told(events: Iterable[ReceiveEvent]) -> list[Said]:
@@ -29,7 +44,7 @@ def told(events: Iterable[ReceiveEvent]) -> list[Said]:
     said: list[Said] = []
     for event in events:
         match event:
-            case Run(buffer, offsets, end):
+            case Run(buffer, offsets, end, _):
                 bounds = [*map(int, offsets), end]
                 said += [("run", bytes(buffer[start:behind])) for start, behind in itertools.pairwise(bounds)]
             case Frame():
@@ -41,16 +56,18 @@ def told(events: Iterable[ReceiveEvent]) -> list[Said]:
     return said
 
 
-def receive(data: Iterable[bytes], *, runs: bool, slab: int = SMALL_SLAB, max_frame: int = 4096) -> list[Said]:
+def receive(
+    data: Iterable[bytes], *, runs: Dialect | None, slab: int = SMALL_SLAB, max_frame: int = 4096
+) -> list[Said]:
     """Return all that a new connection says of some pieces of bytes."""
     connection = Connection(Slab(slab), runs=runs, max_frame=max_frame)
     return [said for piece in data for said in told(connection.feed(piece))]
 
 
 @pytest.mark.parametrize("data", GOLDEN_FRAMES, ids=GOLDEN_IDS)
-@pytest.mark.parametrize("with_runs", [False, True])
-def test_golden(data: bytes, with_runs: bool) -> None:
-    is_run = with_runs and data[0] == 0x80 and data[1] in (Opcode.DCP_MUTATION, Opcode.DCP_DELETION)
+@pytest.mark.parametrize("with_runs", [None, *Dialect])
+def test_golden(data: bytes, with_runs: Dialect | None) -> None:
+    is_run = with_runs is not None and is_change(data, with_runs)
     expected = ("run", data) if is_run else ("frame", cut_frame(memoryview(data), 0))
     assert receive([data], runs=with_runs) == [expected]
     assert receive([data[at : at + 1] for at in range(len(data))], runs=with_runs) == [expected]
@@ -60,10 +77,10 @@ def test_golden(data: bytes, with_runs: bool) -> None:
         assert receive([data[:cut]], runs=with_runs) == []
 
 
-@given(st.data(), st.booleans(), st.sampled_from([24, 60, SMALL_SLAB, 1 << 17]))
-def test_frames_in_any_pieces(data: st.DataObject, with_runs: bool, slab: int) -> None:
+@given(st.data(), RUNS, st.sampled_from([24, 60, SMALL_SLAB, 1 << 17]))
+def test_frames_in_any_pieces(data: st.DataObject, with_runs: Dialect | None, slab: int) -> None:
     sent = b"".join(map(join_frame, data.draw(st.lists(frames(), max_size=8))))
-    sent += b"".join(message.encode() for message in data.draw(runs(8)))
+    sent += b"".join(message.encode() for message in data.draw(runs_in(with_runs or Dialect.DCP, 8)))
     whole = receive([sent], runs=with_runs, slab=1 << 17, max_frame=1 << 20)
     assert receive(data.draw(pieces(sent)), runs=with_runs, slab=slab, max_frame=1 << 20) == whole
     assert b"".join(said[1] if said[0] == "run" else join_frame(said[1]) for said in whole) == sent
@@ -78,8 +95,8 @@ GARBAGE = st.binary(max_size=200) | st.builds(
 )
 
 
-@given(st.data(), st.lists(GARBAGE, max_size=4).map(b"".join), st.booleans(), st.integers(1, 40))
-def test_any_bytes_in_any_pieces(data: st.DataObject, sent: bytes, with_runs: bool, step: int) -> None:
+@given(st.data(), st.lists(GARBAGE, max_size=4).map(b"".join), RUNS, st.integers(1, 40))
+def test_any_bytes_in_any_pieces(data: st.DataObject, sent: bytes, with_runs: Dialect | None, step: int) -> None:
     whole = receive([sent], runs=with_runs)
     assert receive([sent[at : at + step] for at in range(0, len(sent), step)], runs=with_runs) == whole
     assert receive(data.draw(pieces(sent)), runs=with_runs, slab=64) == whole
@@ -92,16 +109,27 @@ def test_runs_end_where_another_message_stands(changes: list[dcp.Mutation], othe
     sent = [message.encode() for message in changes]
     for place, other in others:
         sent.insert(place, other)
-    connection = Connection(Slab(), runs=True)
+    connection = Connection(Slab(), runs=Dialect.DCP)
     events = list(connection.feed(b"".join(sent)))
     assert [said[1] if said[0] == "run" else join_frame(said[1]) for said in told(events)] == sent
     assert not any(isinstance(one, Run) and isinstance(next_, Run) for one, next_ in itertools.pairwise(events))
 
 
+@pytest.mark.parametrize("dialect", Dialect)
+@given(data=st.data())
+def test_runs_of_every_dialect(dialect: Dialect, data: st.DataObject) -> None:
+    sent = [message.encode() for message in data.draw(runs_in(dialect, 2 * SMALL_RUN))]
+    noop = kv.Noop().encode()
+    events = list(Connection(Slab(), runs=dialect).feed(b"".join([*sent, noop, *sent])))
+    assert [type(event) for event in events] == [Run, Frame, Run]
+    assert {event.dialect for event in events if isinstance(event, Run)} == {dialect}
+    assert [said[1] for said in told(events) if said[0] == "run"] == sent * 2
+
+
 def test_framing_extras_keep_a_change_out_of_a_run() -> None:
     mutation = dcp.Mutation(vbucket=1, key=b"k", by_seqno=1).encode()
     framed = join_frame(cut_frame(memoryview(mutation), 0)._replace(magic=0x08, framing=b"\x22\x00\x01"))
-    said = receive([mutation + framed + mutation], runs=True)
+    said = receive([mutation + framed + mutation], runs=Dialect.DCP)
     assert [kind for kind, _ in said] == ["run", "frame", "run"]
     assert said[1][1].framing == b"\x22\x00\x01"
 
@@ -116,20 +144,20 @@ def test_an_unknown_magic_is_the_last_event(magic: int, body: int) -> None:
         ("broken", f"first byte of a frame is 0x{magic:02x}, not a known magic", Status.EINVAL, True),
     ]
     for pieces_ in ([noop + bad + noop * 2], [noop, bad[:23], bad[23:] + bytes(10)], [noop + bad, noop, noop]):
-        assert receive(pieces_, runs=False) == expected
-        assert receive(pieces_, runs=True) == expected
+        assert receive(pieces_, runs=None) == expected
+        assert receive(pieces_, runs=Dialect.DCP) == expected
 
 
 @pytest.mark.parametrize("body", [4096 - 24 + 1, 1 << 20, 0xFFFFFFFF])
 def test_a_frame_over_the_limit_ends_the_connection_before_it_is_read(body: int) -> None:
     header = frame_of("80010000 00000000") + body.to_bytes(4, "big") + bytes(12)
     expected = [("broken", f"frame of {body + 24} bytes (SET), limit 4096", Status.E2BIG, True)]
-    assert receive([header], runs=False) == expected
-    assert receive([header[:11], header[11:] + bytes(400)], runs=True) == expected
+    assert receive([header], runs=None) == expected
+    assert receive([header[:11], header[11:] + bytes(400)], runs=Dialect.DCP) == expected
 
 
 def test_nothing_is_allocated_for_a_length_that_is_refused() -> None:
-    connection = Connection(Slab(), runs=True)
+    connection = Connection(Slab(), runs=Dialect.DCP)
     room = len(connection.get_buffer())
     header = frame_of("80010000 00000000") + (MAX_FRAME - 23).to_bytes(4, "big") + bytes(12)
     (event,) = connection.feed(header)
@@ -144,8 +172,8 @@ def test_malformed_frames_are_skipped() -> None:
     frame = ("frame", cut_frame(memoryview(noop), 0))
     error = "GET: extras of 0 and key of 6 bytes in a body of 5"
     malformed = ("malformed", 0x80, Opcode.GET, 9, error, Status.EINVAL)
-    assert receive([noop + bad + noop], runs=False) == [frame, malformed, frame]
-    assert receive([noop + bad + noop], runs=True) == [frame, malformed, frame]
+    assert receive([noop + bad + noop], runs=None) == [frame, malformed, frame]
+    assert receive([noop + bad + noop], runs=Dialect.DCP) == [frame, malformed, frame]
 
 
 LONG = [300, SMALL_SLAB - 56, SMALL_SLAB - 55, SMALL_SLAB - 54, SMALL_SLAB, 5000, 65536, 70_000, 200_000]
@@ -158,13 +186,13 @@ def test_long_frames(nbytes: int, slab: int, step: int) -> None:
     small, long = (dcp.Mutation(key=b"k", value=bytes(n), by_seqno=1).encode() for n in (10, nbytes))
     sent = small + long + small + long + small
     cut = [sent[at : at + step] for at in range(0, len(sent), step)]
-    said = receive(cut, runs=True, slab=slab, max_frame=1 << 20)
+    said = receive(cut, runs=Dialect.DCP, slab=slab, max_frame=1 << 20)
     assert [data for _, data in said] == [small, long, small, long, small]
     assert {kind for kind, _ in said} == {"run"}
 
 
 def test_a_long_frame_is_received_in_a_buffer_of_its_own() -> None:
-    connection = Connection(Slab(), runs=False)
+    connection = Connection(Slab(), runs=None)
     long = kv.Set(key=b"k", value=bytes(1 << 20)).encode()
     assert list(connection.feed(long[:1000])) == []
     assert len(connection.get_buffer()) == len(long) - 1000
@@ -175,7 +203,7 @@ def test_a_long_frame_is_received_in_a_buffer_of_its_own() -> None:
 
 def test_connections_share_a_slab() -> None:
     slab = Slab(SMALL_SLAB)
-    receivers = [Connection(slab, runs=True, max_frame=4096) for _ in range(3)]
+    receivers = [Connection(slab, runs=Dialect.DCP, max_frame=4096) for _ in range(3)]
     sent = [dcp.Mutation(key=b"k", value=bytes([n]) * 300, by_seqno=n + 1).encode() * 2 for n in range(3)]
     said: list[list[Said]] = [[], [], []]
     for at in range(0, len(sent[0]), 50):
@@ -187,7 +215,7 @@ def test_connections_share_a_slab() -> None:
 
 def test_there_is_always_room() -> None:
     sent = b"".join(dcp.Mutation(key=b"k", value=bytes(n), by_seqno=1).encode() for n in range(600))
-    connection = Connection(Slab(100), runs=True, max_frame=1000)
+    connection = Connection(Slab(100), runs=Dialect.DCP, max_frame=1000)
     while sent:
         room = connection.get_buffer()
         assert room
@@ -199,7 +227,7 @@ def test_there_is_always_room() -> None:
 
 def test_a_run_may_be_read_a_mutation_head_behind_its_end() -> None:
     deletion = dcp.Deletion(key=b"k", by_seqno=1).encode()
-    connection = Connection(Slab(len(deletion) * 2), runs=True)
+    connection = Connection(Slab(len(deletion) * 2), runs=Dialect.DCP)
     (run,) = connection.feed(deletion * 2)
     assert isinstance(run, Run)
     assert run.end == len(deletion) * 2
@@ -208,7 +236,7 @@ def test_a_run_may_be_read_a_mutation_head_behind_its_end() -> None:
 
 def test_a_slab_must_not_hold_more_than_a_frame_may_have() -> None:
     with pytest.raises(ValueError, match=r"slab of 2048 bytes, above the longest frame \(1000\)"):
-        Connection(Slab(2048), runs=True, max_frame=1000)
+        Connection(Slab(2048), runs=Dialect.DCP, max_frame=1000)
 
 
 def test_an_error_says_what_it_is_answered_with() -> None:

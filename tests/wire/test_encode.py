@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError
 from penstock.wire import encode as encode_module
-from penstock.wire.columns import SLACK, Run, StreamContext, batch_of, changes_of, columns_of, decode_run, heads_of
+from penstock.wire.columns import Run, StreamContext, batch_of, changes_of, columns_of, decode_run, heads_of
 from penstock.wire.dcp import Deletion, Mutation
 from penstock.wire.encode import SMALL_BATCH, Frames, encode_changes, encode_columns, join_columns
 from penstock.wire.hop import hop
 from penstock.wire.schema import Change
+from penstock.wire.shapes import SLACK
 from tests.golden import GOLDEN, frame_of
 from tests.strategies import VBUCKETS, runs, unsigned
 
@@ -101,7 +102,9 @@ def test_a_part_of_a_batch(messages: list[Message], first: int, count: int) -> N
 
 
 def test_golden_frames_are_written_again() -> None:
-    rows = [(message, frame_of(row)) for _, message, row in GOLDEN if isinstance(message, Message)]
+    rows = [
+        (message, frame_of(row)) for _, message, row in GOLDEN if isinstance(message, Message) and not message.framing
+    ]
     context = StreamContext(65536)
     for message, data in rows:
         kept = data == sent(message, message.opaque)  # not so: what has a value that deletions lose, or an nru

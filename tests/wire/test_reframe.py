@@ -62,7 +62,7 @@ def dialect_of(form: Form) -> Dialect:
 
 
 def frames_of(data: bytes) -> list[Frame]:
-    return [event for event in Connection(Slab(1 << 20), runs=False).feed(data) if isinstance(event, Frame)]
+    return [event for event in Connection(Slab(1 << 20), runs=None).feed(data) if isinstance(event, Frame)]
 
 
 @pytest.mark.parametrize("form", EVERY_FORM.values(), ids=EVERY_FORM.keys())

@@ -14,7 +14,7 @@ from typing import Self
 
 from penstock.errors import ConnectionClosed, Error, OperationTimeout, StatusError, status_error
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent, Slab
-from penstock.wire.constants import Magic, Status
+from penstock.wire.constants import Dialect, Magic, Status
 from penstock.wire.frame import Frame, opcode_name, status_name
 from penstock.wire.layout import Request
 
@@ -67,7 +67,7 @@ class NodeLink(asyncio.BufferedProtocol):
 
     def __init__(self, on_stream: FrameEvents | None = None) -> None:
         self._on_stream = on_stream
-        self._receiver = Connection(Slab(), runs=True)
+        self._receiver = Connection(Slab(), runs=Dialect.DCP)
         self._waiting: dict[int, _Call] = {}
         self._next_opaque = 1
         self._outgoing: list[bytes | bytearray] = []

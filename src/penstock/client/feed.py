@@ -22,7 +22,7 @@ from penstock.errors import ConnectionClosed, Error, RemoteProtocolError, UsageE
 from penstock.store.failover import FailoverLog
 from penstock.wire.columns import (
     SMALL_RUN,
-    Column,
+    Heads,
     Run,
     StreamContext,
     batch_of,
@@ -374,7 +374,8 @@ class Feed:
             self._count(nbytes)
             for change, offset in zip(decode_messages(run, self._context), run.offsets, strict=True):
                 opaque = int.from_bytes(run.buffer[offset + 12 : offset + 16], "big")
-                first, last = self._take(change.vbucket, opaque, change.seqno, change.seqno)
+                seqno = change.seqno or 0
+                first, last = self._take(change.vbucket, opaque, seqno, seqno)
                 if first <= last:
                     self._rows.append(change)
             return
@@ -382,15 +383,16 @@ class Feed:
         self._count(nbytes)
         heads = heads_of(run)
         batch = columns_of(run, heads, self._context)
-        keep = self._check(heads.fields)
+        keep = self._check(heads)
         if keep is not None:
             batch = batch.filter(keep)
         if batch.num_rows:
             self._deliver(batch)
 
-    def _check(self, fields: Column) -> pa.Array | None:
+    def _check(self, heads: Heads) -> pa.Array | None:
         """Check the order of a run, move the positions of its vbuckets, and return which rows stay (None: all)."""
-        vbucket, opaque, seqno = fields["vbucket"], fields["opaque"], fields["by_seqno"].astype(np.uint64)
+        vbucket, opaque, seqno = heads.vbucket, heads.opaque, heads.by_seqno
+        assert seqno is not None
         changes = (vbucket[1:] != vbucket[:-1]) | (opaque[1:] != opaque[:-1])
         out_of_order = ~changes & (seqno[1:] <= seqno[:-1])
         if out_of_order.any():

@@ -58,7 +58,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.producer: Producer | None = None
         self.paused = False
         self._transport: asyncio.Transport
-        self._received = Connection(node.slab, runs=False)
+        self._received = Connection(node.slab, runs=None)
         self._requests: Iterator[ReceiveEvent] = iter(())
         self._serving: ReceiveEvent | None = None
         self._replies: list[bytes] = []

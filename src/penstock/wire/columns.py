@@ -4,15 +4,16 @@ The fixed fields are gathered through one structured view that overlaps itself (
 each through an Arrow array whose elements are in turn one of them and what lies between it and the next.
 Below SMALL_RUN messages the set-up costs more than it saves, and a loop over structs makes the same batch.
 
-Sources: the layouts of penstock.wire.dcp; what an opcode does not carry is null.
+Where what lies is in penstock.wire.shapes; what a form or a dialect does not say is null.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from struct import pack
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,42 +21,32 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.constants import Opcode
-from penstock.wire.dcp import MUTATION_HEAD, Deletion, Mutation, head_fields
-from penstock.wire.frame import HEADER_BYTES, cut_frame, opcode_name
-from penstock.wire.layout import Layout, decode
+from penstock.wire.constants import Dialect, TapFlag
+from penstock.wire.dcp import COLLECTION_SEPARATOR
+from penstock.wire.frame import HEADER_BYTES, cut_frame
+from penstock.wire.layout import Message, decode
 from penstock.wire.schema import CHANGE_SCHEMA, UNSIGNED64, Change, Event, signed64, unsigned64
+from penstock.wire.shapes import (
+    BESIDE,
+    ENGINE_LENGTH,
+    EXTRAS_LENGTH_AT,
+    NARROW,
+    NMETA,
+    NO_FORM,
+    SHAPES,
+    SLACK,
+    WIDE,
+    Shapes,
+)
 
 SMALL_RUN = 30
 """Messages: below, the loop is faster than the columns (measured: equal between 30 and 40)."""
 
-SLACK = MUTATION_HEAD.size
-"""Bytes that must be readable behind the last frame of a run: every frame is gathered as long as a mutation's head."""
-
 Column = npt.NDArray[Any]
 Offsets = list[int] | npt.NDArray[np.int64]
 
-_DTYPES = {"B": "u1", "H": ">u2", "I": ">u4", "Q": ">u8"}
-_MUTATION, _DELETION = Mutation.layouts[7], Deletion.layouts[3]
-HEAD = np.dtype([(name, _DTYPES[code]) for name, code in head_fields(Mutation)])
-"""Header and extras of a mutation. A deletion's extras begin with the same two fields; the rest is not its own."""
-
 _KINDS: dict[str, pa.DataType] = {field.name: field.type for field in CHANGE_SCHEMA}
 """The columns of CHANGE_SCHEMA in their order; asking the schema itself costs more than making a column."""
-
-EVENTS: dict[int, Event] = {Opcode.DCP_MUTATION: Event.MUTATION, Opcode.DCP_DELETION: Event.DELETION}
-"""The opcodes that a run may hold, and what they are called."""
-
-IN_RUN = np.isin(np.arange(256), list(EVENTS))
-"""By opcode: may it stand in a run?"""
-
-EVENT_NAMES = pa.array([str(event) for event in EVENTS.values()], pa.string())
-_EVENT_NUMBER = np.zeros(256, np.int8)
-_EXTRAS = np.zeros(256, np.uint8)
-_RUN_LAYOUTS: dict[int, Layout] = {Opcode.DCP_MUTATION: _MUTATION, Opcode.DCP_DELETION: _DELETION}
-for _number, (_opcode, _layout) in enumerate(_RUN_LAYOUTS.items()):
-    _EVENT_NUMBER[_opcode] = _number
-    _EXTRAS[_opcode] = _layout.extras.size
 
 
 class Run(NamedTuple):
@@ -67,6 +58,7 @@ class Run(NamedTuple):
     buffer: bytearray
     offsets: Offsets
     end: int
+    dialect: Dialect = Dialect.DCP
 
 
 class StreamContext:
@@ -101,40 +93,141 @@ class StreamContext:
 
 
 class Heads(NamedTuple):
-    """The fixed fields of a run as a structured array, one element a frame, and where the parts of each frame lie.
+    """The numbers of a run's frames, and where their keys and values lie.
 
-    gone: which frames are no mutations; None if all are.
+    form: which of `shapes` all frames have; None: each has its own of `forms`. numbers: by name, of the names of
+    penstock.wire.shapes that any of these forms says; u64 and u32 as signed numbers with the same bits. keys_at,
+    values_at, ends: a key lies before its value, a value before its end. missing: rows to which a number, or the value,
+    is null although their form says it. collection: the column, where there is one.
     """
 
-    fields: Column
+    shapes: Shapes
+    form: int | None
+    forms: npt.NDArray[np.uint8]
+    numbers: dict[str, Column]
     keys_at: npt.NDArray[np.int64]
     values_at: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
-    gone: npt.NDArray[np.bool_] | None
+    missing: Mapping[str, npt.NDArray[np.bool_]] = MappingProxyType({})
+    collection: pa.Array | None = None
+
+    @property
+    def vbucket(self) -> npt.NDArray[np.int32]:
+        return self.numbers["vbucket"]
+
+    @property
+    def opaque(self) -> npt.NDArray[np.uint32]:
+        return self.numbers["opaque"].view(np.uint32)
+
+    @property
+    def by_seqno(self) -> npt.NDArray[np.uint64] | None:
+        """None where the dialect has none: TAP."""
+        seqnos = self.numbers.get("seqno")
+        return None if seqnos is None else seqnos.view(np.uint64)
+
+    def said(self, name: str) -> npt.NDArray[np.bool_] | bool:
+        """Return which rows say a number, or have a value; True or False where that goes for all."""
+        said: npt.NDArray[np.bool_] | bool
+        said, missing = self.of_form(self.shapes.said[name]), self.missing.get(name)
+        return said if missing is None or said is False else said & ~missing
+
+    def of_form(self, by_form: Column) -> Any:
+        """Return for each row what goes for its form, once if all have the same."""
+        return by_form[self.forms] if self.form is None else by_form[self.form].item()
 
 
 def heads_of(run: Run) -> Heads:
-    """Gather the fixed fields of a run and check every frame against its layout.
+    """Gather the numbers of a run and check every frame against its layout.
 
     Raises RemoteProtocolError (fatal) for the first frame whose extras, key or value cannot be.
     """
+    heads, good = _gather(run, SHAPES[run.dialect])
+    lengths = heads.numbers.get("collection_length")
+    if lengths is not None and lengths[:good].any():
+        heads, good = _split_names(run, heads, good)
+    if good < len(run.offsets):
+        raise _why(run, int(run.offsets[good]))
+    return _of_tap(heads) if run.dialect is Dialect.TAP else heads
+
+
+def _gather(run: Run, shapes: Shapes) -> tuple[Heads, int]:
+    """Return the heads of a run, and how many frames there are before the first that breaks its layout."""
     offsets = np.asarray(run.offsets, np.int64)
-    fields = _window(run.buffer, SLACK)[offsets].view(HEAD)
+    raw = _window(run.buffer, SLACK)[offsets]
+    octets = raw.view(np.uint8).reshape(-1, SLACK)
+    codes, lengths = octets[:, shapes.code_at], octets[:, EXTRAS_LENGTH_AT]
+    form: int | None = None
+    if (codes == codes[0]).all() and (lengths == lengths[0]).all():
+        form, forms = int(shapes.number_of[codes[0], lengths[0]]), _EMPTY
+        present = 1 << form
+    else:
+        forms = shapes.number_of[codes, lengths]
+        present = sum(1 << number for number in np.flatnonzero(np.bincount(forms, minlength=1)).tolist())
+    numbers = _numbers(raw, shapes, present, forms)
+    keys_at = offsets + (HEADER_BYTES + lengths.astype(np.int64))
+    if ENGINE_LENGTH in numbers:
+        keys_at += numbers[ENGINE_LENGTH]
+    key_bytes = raw.view(shapes.forms[0].dtype)["key_length"]
+    values_at = keys_at + key_bytes
     ends = np.empty_like(offsets)
     ends[:-1], ends[-1] = offsets[1:], run.end
-    keys_at = offsets + (HEADER_BYTES + fields["extras_length"].astype(np.int64))
-    values_at = keys_at + fields["key_length"]
-    is_mutation = fields["opcode"] == Opcode.DCP_MUTATION
-    bad = (
-        (fields["extras_length"] != _EXTRAS[fields["opcode"]])
-        | (fields["key_length"] == 0)
-        | (values_at > ends)
-        | (fields["by_seqno"] == 0)
-        | (is_mutation & (fields["nmeta"] != 0))
-    )
-    if bad.any():
-        raise _why(run, int(offsets[int(np.argmax(bad))]))
-    return Heads(fields, keys_at, values_at, ends, None if is_mutation.all() else ~is_mutation)
+    if NMETA in numbers:
+        ends -= numbers[NMETA]
+    bad = (key_bytes == 0) | (values_at > ends)
+    if "seqno" in numbers:
+        bad |= numbers["seqno"] == 0
+    heads = Heads(shapes, form, forms, numbers, keys_at, values_at, ends)
+    if present >> NO_FORM:
+        bad |= forms == NO_FORM if form is None else True
+    elif any(each.bare for each in shapes.forms):
+        bad |= (values_at < ends) & heads.of_form(shapes.bare)
+    return heads, int(np.argmax(bad)) if bad.any() else len(offsets)
+
+
+_EMPTY = np.empty(0, np.uint8)
+
+
+def _numbers(raw: Column, shapes: Shapes, present: int, forms: Column) -> dict[str, Column]:
+    """Return the numbers of gathered frames, of those names that any form of the set `present` (bits) says."""
+    count, plan = len(raw), _plan(shapes.dialect, present)
+    widths = [name in WIDE for name, _ in plan]
+    wide, _ = _room((sum(widths), count), np.int64)
+    narrow, _ = _room((len(plan) - sum(widths), count), np.int32)
+    rows = {True: iter(wide), False: iter(narrow)}
+    numbers = {}
+    for (name, sources), is_wide in zip(plan, widths, strict=True):
+        numbers[name] = row = next(rows[is_wide])
+        if len(sources) == 1 and sources[0][0] is None:
+            row[:] = raw.view(sources[0][1])[name]
+            continue
+        row[:] = 0
+        for number, dtype in sources:
+            of_form = forms == number
+            row[of_form] = raw[of_form].view(dtype)[name]
+    return numbers
+
+
+_Plan = list[tuple[str, list[tuple[int | None, np.dtype[np.void]]]]]
+
+
+@lru_cache(maxsize=256)
+def _plan(dialect: Dialect, present: int) -> _Plan:
+    """Return what can be read of runs with these forms: names, and of each of which forms (None: of all) and how.
+
+    Columns of a form that does not say them are null, whatever is read; numbers beside the columns must be 0 then.
+    """
+    shapes, plan = SHAPES[dialect], _Plan()
+    chosen = [(number, form) for number, form in enumerate(shapes.forms) if present >> number & 1]
+    for name in (*WIDE, *NARROW, *BESIDE):
+        saying = [(number, form) for number, form in chosen if name in form.places]
+        if not saying:
+            continue
+        one_place = len({form.places[name] for _, form in saying}) == 1
+        if one_place and (name not in BESIDE or len(saying) == len(chosen)):
+            plan.append((name, [(None, saying[0][1].dtype)]))
+        else:
+            plan.append((name, [(number, form.dtype) for number, form in saying]))
+    return plan
 
 
 def _window(buffer: bytearray | pa.Buffer, nbytes: int) -> Column:
@@ -142,16 +235,73 @@ def _window(buffer: bytearray | pa.Buffer, nbytes: int) -> Column:
     return np.ndarray((len(buffer) - nbytes + 1,), f"V{nbytes}", buffer, strides=(1,))
 
 
-def _why(run: Run, offset: int) -> RemoteProtocolError:
-    """Return the error of the one frame that the vectorised check found, with the words of the single decoder."""
+def _split_names(run: Run, heads: Heads, good: int) -> tuple[Heads, int]:
+    """Take the collections' names off the first `good` keys; return as _gather does."""
+    lengths = heads.numbers["collection_length"][:good]
+    named, keys_at, values_at = lengths > 0, heads.keys_at[:good], heads.values_at[:good]
+    names_end = keys_at + lengths
+    split_at = np.where(named, names_end + len(COLLECTION_SEPARATOR), keys_at)
+    octets = np.frombuffer(run.buffer, np.uint8)
+    bad = split_at >= values_at
+    for place, byte in enumerate(COLLECTION_SEPARATOR):
+        bad |= named & (octets[np.where(bad, keys_at, names_end + place)] != byte)
+    if bad.any():
+        good = int(np.argmax(bad))
+    if not good:
+        return heads, good
+    names = _copies(pa.py_buffer(run.buffer), keys_at[:good], names_end[:good], _bitmap(named[:good]))
     try:
-        message = decode(cut_frame(memoryview(run.buffer), offset))
+        collection = names.cast(pa.string())
+    except pa.ArrowInvalid:
+        return heads, next(row for row, name in enumerate(names.to_pylist()) if name and not _is_text(name))
+    return heads._replace(keys_at=split_at, collection=collection), good
+
+
+def _is_text(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _of_tap(heads: Heads) -> Heads:
+    """Read the numbers of TAP as its flags say."""
+    tap_flags, missing = heads.numbers["tap_flags"], {}
+    reversed_ = (tap_flags & TapFlag.NETWORK_BYTE_ORDER) == 0
+    if "flags" in heads.numbers and reversed_.any():
+        flags = heads.numbers["flags"]
+        np.copyto(flags, flags.astype(np.uint32).byteswap(), where=reversed_)
+    for name, nulls in (
+        ("rev_seqno", heads.numbers[ENGINE_LENGTH] < _REV_SEQNO_BYTES),
+        ("value", (tap_flags & TapFlag.NO_VALUE) != 0),
+    ):
+        if nulls.any():
+            missing[name] = nulls
+    return heads._replace(missing=missing)
+
+
+_REV_SEQNO_BYTES = 8
+"""Engine-private data of fewer bytes says no rev_seqno."""
+
+
+def _why(run: Run, offset: int) -> RemoteProtocolError:
+    """Return the error of the one frame that a check found, with the words of the single decoder."""
+    try:
+        message = decode(cut_frame(memoryview(run.buffer), offset), run.dialect)
     except RemoteProtocolError as error:
         return RemoteProtocolError(str(error), status=error.status)
-    return RemoteProtocolError(
-        f"{opcode_name(message.opcode)}: by_seqno {getattr(message, 'by_seqno', None)} "
-        f"(expected above 0), nmeta {getattr(message, 'nmeta', None)} (expected 0)"
-    )
+    return RemoteProtocolError(f"{message.opcode.name}: {_fault(message)}")
+
+
+def _fault(message: Message) -> str:
+    """Return what is wrong with a message that is as declared, and no change nevertheless."""
+    if getattr(message, "by_seqno", None) == 0:
+        return "by_seqno 0, expected above 0"
+    nmeta = getattr(message, NMETA, 0)
+    if nmeta > len(message.value):
+        return f"extended meta data of {nmeta} bytes, found {len(message.value)} behind the key"
+    return f"key {message.key!r}, expected a collection's name in UTF-8, {COLLECTION_SEPARATOR!r} and a key"
 
 
 def decode_run(run: Run, context: StreamContext, *, views: bool = False) -> pa.RecordBatch:
@@ -165,40 +315,48 @@ def decode_run(run: Run, context: StreamContext, *, views: bool = False) -> pa.R
     return columns_of(run, heads_of(run), context, views=views)
 
 
-_WIDE = ("seqno", "rev_seqno", "cas", "flags", "expiry", "lock_time", *StreamContext.NAMES[:-1])
-_NARROW = ("vbucket", "datatype", StreamContext.NAMES[-1])
-"""The int64 and the int32 columns, in the order in which columns_of lays them behind each other."""
-
 _VIEW_SCHEMA = CHANGE_SCHEMA.set(CHANGE_SCHEMA.get_field_index("value"), pa.field("value", pa.binary_view()))
 
 
 def columns_of(run: Run, heads: Heads, context: StreamContext, *, views: bool = False) -> pa.RecordBatch:
     """Return what decode_run does, for any number of messages whose heads have been gathered."""
-    fields, keys_at, values_at, ends, gone = heads
-    count = len(fields)
-    said = context.rows(fields["vbucket"])
-    wide, wide_buffer = _room((len(_WIDE), count), np.int64)
-    narrow, narrow_buffer = _room((len(_NARROW), count), np.int32)
-    wide[0], wide[1], wide[2] = fields["by_seqno"], fields["rev_seqno"], fields["cas"]
-    wide[3], wide[4], wide[5] = fields["flags"], fields["expiry"], fields["lock_time"]
-    wide[6:] = said[:-1]
-    narrow[0], narrow[1], narrow[2] = fields["vbucket"], fields["datatype"], said[-1]
-
+    count = len(heads.ends)
+    about = context.rows(heads.vbucket)
     slab = pa.py_buffer(run.buffer)
-    validity = None if gone is None else pa.py_buffer(np.packbits(~gone, bitorder="little"))
     columns = {
-        **_integers(_WIDE, wide_buffer, pa.int64(), count, validity),
-        **_integers(_NARROW, narrow_buffer, pa.int32(), count, None),
-        "event": _event_column(fields["opcode"], gone),
-        "key": _copies(slab, keys_at, values_at, None),
-        "value": (_views if views else _copies)(slab, values_at, ends, validity),
+        name: pa.Array.from_buffers(_KINDS[name], count, [_bitmap(heads.said(name)), pa.py_buffer(numbers)])
+        for name, numbers in heads.numbers.items()
+        if name in _KINDS
     }
+    for name, numbers in zip(StreamContext.NAMES, about, strict=True):
+        if name in heads.shapes.about_streams:
+            columns[name] = _constant_or_copy(name, numbers, count)
+    columns["event"] = _event_column(heads)
+    columns["key"] = _copies(slab, heads.keys_at, heads.values_at, None)
+    has_value = heads.said("value")
+    if has_value is not False:
+        columns["value"] = (_views if views else _copies)(slab, heads.values_at, heads.ends, _bitmap(has_value))
+    elif views:
+        columns["value"] = pa.nulls(count, pa.binary_view())
+    if heads.collection is not None:
+        columns["collection"] = heads.collection
     schema = _VIEW_SCHEMA if views else CHANGE_SCHEMA
     arrays = [columns[name] if name in columns else _nulls(name, count) for name in _KINDS]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-_MUTATIONS_ONLY = ("flags", "expiry", "lock_time")
+def _bitmap(said: npt.NDArray[np.bool_] | bool) -> pa.Buffer | None:
+    """Return Arrow's validity of rows; None: all are valid."""
+    if isinstance(said, bool) or said.all():
+        return None
+    return pa.py_buffer(np.packbits(said, bitorder="little"))
+
+
+def _constant_or_copy(name: str, numbers: Column, count: int) -> pa.Array:
+    """Return a column of what a context says of rows, which is one number where they are all of one vbucket."""
+    row, buffer = _room((count,), _KINDS[name].to_pandas_dtype())
+    row[:] = numbers
+    return pa.Array.from_buffers(_KINDS[name], count, [None, buffer])
 
 
 def _room(shape: tuple[int, ...], kind: type[np.generic]) -> tuple[Column, pa.Buffer]:
@@ -211,24 +369,16 @@ def _room(shape: tuple[int, ...], kind: type[np.generic]) -> tuple[Column, pa.Bu
     return np.frombuffer(buffer, kind).reshape(shape), buffer
 
 
-def _integers(
-    names: Sequence[str], table: pa.Buffer, kind: pa.DataType, count: int, validity: pa.Buffer | None
-) -> dict[str, pa.Array]:
-    """Return the rows of a table as columns; validity: of those that only a mutation has."""
-    nbytes = table.size // len(names)
-    return {
-        name: pa.Array.from_buffers(
-            kind, count, [validity if name in _MUTATIONS_ONLY else None, table.slice(number * nbytes, nbytes)]
-        )
-        for number, name in enumerate(names)
-    }
-
-
 _MADE_ONCE = 65536
 """Rows of what is made once and sliced for each batch; a slab seldom has more messages."""
 
 _EVEN = pa.py_buffer(np.arange(0, 2 * _MADE_ONCE, 2))
-_MUTATIONS = pa.repeat(str(Event.MUTATION), _MADE_ONCE)
+_EVENTS = {event: pa.repeat(str(event), _MADE_ONCE) for event in (Event.MUTATION, Event.DELETION, Event.EXPIRATION)}
+_EVENT_NAMES = pa.array([str(event) for event in _EVENTS], pa.string())
+_EVENT_NUMBERS = {
+    dialect: np.array([[*_EVENTS].index(form.event) for form in shapes.forms], np.int8)
+    for dialect, shapes in SHAPES.items()
+}
 _NULLS_OF_KIND = {kind: pa.nulls(_MADE_ONCE, kind) for kind in _KINDS.values()}
 _NULLS = {name: _NULLS_OF_KIND[kind] for name, kind in _KINDS.items()}
 
@@ -248,10 +398,12 @@ def _copies(slab: pa.Buffer, starts: Column, ends: Column, validity: pa.Buffer |
     return pieces.take(pa.Array.from_buffers(pa.int64(), count, [validity, even]))
 
 
-def _event_column(opcodes: Column, gone: Column | None) -> pa.Array:
-    if gone is None and len(opcodes) <= _MADE_ONCE:
-        return _MUTATIONS.slice(0, len(opcodes))
-    return EVENT_NAMES.take(pa.array(_EVENT_NUMBER[opcodes]))
+def _event_column(heads: Heads) -> pa.Array:
+    count = len(heads.ends)
+    if heads.form is None:
+        return _EVENT_NAMES.take(pa.array(_EVENT_NUMBERS[heads.shapes.dialect][heads.forms]))
+    event = heads.shapes.forms[heads.form].event
+    return _EVENTS[event].slice(0, count) if count <= _MADE_ONCE else pa.repeat(str(event), count)
 
 
 _INLINE = 12
@@ -282,34 +434,49 @@ def decode_messages(run: Run, context: StreamContext) -> list[Change]:
     Raises RemoteProtocolError as heads_of does.
     """
     changes: list[Change] = []
-    view = memoryview(run.buffer)
-    unpack, known = MUTATION_HEAD.unpack_from, -1
-    said: Sequence[int] = ()
+    shapes, view, known = SHAPES[run.dialect], memoryview(run.buffer), -1
+    form_of, code_at = shapes.by_code.get, shapes.code_at
+    about: Sequence[int | None] = ()
     offsets = run.offsets if isinstance(run.offsets, list) else run.offsets.tolist()
     for offset, end in zip(offsets, (*offsets[1:], run.end), strict=True):
-        (_, opcode, key_length, extras_length, datatype, vbucket, _, _, cas, seqno, rev_seqno, *extras) = unpack(
-            view, offset
-        )
-        key_at = offset + HEADER_BYTES + extras_length
-        value_at = key_at + key_length
-        layout = _RUN_LAYOUTS.get(opcode)
-        gone = layout is not _MUTATION
-        if layout is None or extras_length != layout.extras.size or not key_length or value_at > end or not seqno:
+        form = form_of(view[offset + code_at] << 8 | view[offset + EXTRAS_LENGTH_AT])
+        if form is None:
             raise _why(run, offset)
-        if gone:
-            flags = expiry = lock_time = value = None
-        else:
-            flags, expiry, lock_time, nmeta, _ = extras
-            value = view[value_at:end].tobytes()
-            if nmeta:
-                raise _why(run, offset)
+        numbers = form.pick((*form.unpack(view, offset), None, 0))
+        key_length, seqno, rev_seqno, cas, flags, expiry, lock_time, delete_time, vbucket, datatype = numbers[:10]
+        _, engine_length, tap_flags, nmeta, name_length = numbers[10:]
+        key_at = offset + form.head_bytes + engine_length
+        value_at, end = key_at + key_length, end - nmeta
+        if not key_length or value_at > end or seqno == 0 or (form.bare and value_at < end):
+            raise _why(run, offset)
+        key = view[key_at:value_at].tobytes()
+        value = view[value_at:end].tobytes() if form.event is Event.MUTATION else None
+        collection = None
+        if name_length:
+            collection, key = _split_name(run, offset, key, name_length)
+        if tap_flags is not None:
+            rev_seqno = None if engine_length < _REV_SEQNO_BYTES else rev_seqno
+            value = None if tap_flags & TapFlag.NO_VALUE else value
+            if flags is not None and not tap_flags & TapFlag.NETWORK_BYTE_ORDER:
+                flags = int.from_bytes(flags.to_bytes(4, "big"), "little")
         if vbucket != known:
-            known, said = vbucket, context.of(vbucket)
-        vbuuid, snapshot_start, snapshot_end, snapshot_flags, history = said
-        row = (vbucket, vbuuid, seqno, rev_seqno, cas, EVENTS[opcode], view[key_at:value_at].tobytes(), value)
-        about = (None, None, None, datatype, flags, expiry, lock_time, None, None)
-        changes.append(_new_change(Change, row + about + (snapshot_start, snapshot_end, snapshot_flags, history, None)))
+            known, said = vbucket, zip(StreamContext.NAMES, context.of(vbucket), strict=True)
+            about = [number if name in shapes.about_streams else None for name, number in said]
+        vbuuid, *snapshot, history = about
+        row = (vbucket, vbuuid, seqno, rev_seqno, cas, form.event, key, value, None, None, collection, datatype)
+        changes.append(
+            _new_change(Change, (*row, flags, expiry, lock_time, delete_time, None, *snapshot, history, None))
+        )
     return changes
+
+
+def _split_name(run: Run, offset: int, key: bytes, length: int) -> tuple[str, bytes]:
+    """Return the collection's name, which has `length` bytes, and the key behind it."""
+    key_at = length + len(COLLECTION_SEPARATOR)
+    name, separator, rest = key[:length], key[length:key_at], key[key_at:]
+    if separator != COLLECTION_SEPARATOR or not rest or not _is_text(name):
+        raise _why(run, offset)
+    return name.decode(), rest
 
 
 _new_change = tuple.__new__

@@ -15,10 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.columns import EVENTS, IN_RUN, SLACK, SMALL_RUN, Offsets, Run
-from penstock.wire.constants import MAX_FRAME, Magic
+from penstock.wire.columns import SMALL_RUN, Offsets, Run
+from penstock.wire.constants import MAX_FRAME, Dialect
 from penstock.wire.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, frame_length
 from penstock.wire.hop import hop
+from penstock.wire.shapes import SHAPES, SLACK
 
 SLAB_BYTES = 2 * 1024 * 1024
 """Room for received bytes. Columns from slabs of 1 to 4 MiB were measured fastest."""
@@ -58,10 +59,10 @@ class Slab:
 class Connection:
     """What one peer sent so far.
 
-    runs: hand consecutive stream frames on as Run events; otherwise each is a Frame like any other.
+    runs: hand consecutive data messages of this dialect on as Run events; None: each is a Frame like any other.
     """
 
-    def __init__(self, slab: Slab, *, runs: bool, max_frame: int = MAX_FRAME) -> None:
+    def __init__(self, slab: Slab, *, runs: Dialect | None, max_frame: int = MAX_FRAME) -> None:
         if slab.nbytes > max_frame:
             raise ValueError(f"slab of {slab.nbytes} bytes, above the longest frame ({max_frame})")
         self.slab = slab
@@ -130,12 +131,12 @@ class Connection:
 
     def _events(self, slab: Slab, offsets: list[int], end: int) -> list[ReceiveEvent]:
         events: list[ReceiveEvent] = []
-        buffer, behind = slab.buffer, 0
+        buffer, behind, dialect = slab.buffer, 0, self._runs or Dialect.DCP
         starts, single = self._singles(buffer, offsets)
         for index in single:
             offset = offsets[index]
             if behind < index:
-                events.append(Run(buffer, starts[behind:index], offset))
+                events.append(Run(buffer, starts[behind:index], offset, dialect))
             behind = index + 1
             magic = buffer[offset]
             if magic not in MAGICS:
@@ -147,22 +148,18 @@ class Connection:
                 _, opcode, *_, opaque, _ = HEADER.unpack_from(buffer, offset)
                 events.append(Malformed(magic, opcode, opaque, error))
         if behind < len(offsets):
-            events.append(Run(buffer, starts[behind:], end))
+            events.append(Run(buffer, starts[behind:], end, dialect))
         return events
 
     def _singles(self, buffer: bytearray, offsets: list[int]) -> tuple[Offsets, Iterable[int]]:
         """Return the offsets as a Run takes them, and the indices of the frames that are no part of a run."""
-        if not self._runs:
+        if self._runs is None:
             return offsets, range(len(offsets))
+        shapes = SHAPES[self._runs]
         if len(offsets) < SMALL_RUN:
-            single = (
-                index
-                for index, offset in enumerate(offsets)
-                if buffer[offset] != Magic.REQUEST or buffer[offset + 1] not in EVENTS
-            )
-            return offsets, single
-        starts, octets = np.fromiter(offsets, np.int64, len(offsets)), np.frombuffer(buffer, np.uint8)
-        in_run = (octets[starts] == Magic.REQUEST) & IN_RUN[octets[starts + 1]]
+            return offsets, (index for index, offset in enumerate(offsets) if not shapes.may_run(buffer, offset))
+        starts = np.fromiter(offsets, np.int64, len(offsets))
+        in_run = shapes.may_run_each(np.frombuffer(buffer, np.uint8), starts)
         return starts, np.flatnonzero(~in_run).tolist()
 
     def _break(self, events: list[ReceiveEvent], error: RemoteProtocolError) -> None:

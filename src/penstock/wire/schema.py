@@ -54,8 +54,8 @@ class Change(NamedTuple):
     """One row of CHANGE_SCHEMA as an object, in the same order; u64 fields are unsigned here."""
 
     vbucket: int
-    vbuuid: int
-    seqno: int
+    vbuuid: int | None
+    seqno: int | None
     rev_seqno: int | None = None
     cas: int | None = None
     event: str = Event.MUTATION
