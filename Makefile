@@ -31,8 +31,13 @@ quick: install ## the tests that need no Spark session
 	@exec $(BIN)/python -m pytest -m "not spark and not soak" $(ARGS)
 
 .PHONY: soak
-soak: install ## the long tests
-	@exec $(BIN)/python -m pytest -m soak --hypothesis-profile=soak $(ARGS)
+soak: install ## the long tests, and fuzzing for 10 minutes a dialect
+	$(BIN)/python -m pytest -m soak --hypothesis-profile=soak $(ARGS)
+	$(BIN)/python -m fuzz --seconds 600
+
+.PHONY: fuzz
+fuzz: install ## fuzzing; ARGS='--seconds 60 --dialect tap' chooses
+	@exec $(BIN)/python -m fuzz $(ARGS)
 
 .PHONY: check
 check: install ## format, lint, types, generated files

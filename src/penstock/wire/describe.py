@@ -267,10 +267,13 @@ INSIDES: dict[tuple[Magic, Code], tuple[tuple[str, Reader], ...]] = {
 }
 """By direction and code: which parts are made of what. A part that was read so is left out of the bytes."""
 
+_INSIDES = {(magic, type(code), code): readers for (magic, code), readers in INSIDES.items()}
+"""With the kind of code: UPR's stream request and DCP's OPEN are the same number."""
+
 
 def _insides(code: Code, message: Message, parts: dict[str, bytes]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for part, read in INSIDES.get((message.magic, code), ()):
+    for part, read in _INSIDES.get((message.magic, type(code), code), ()):
         inside = read(message)
         if inside is not None:
             found |= inside

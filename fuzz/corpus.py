@@ -1,0 +1,47 @@
+"""What fuzzing begins with: the frames that the specifications print, the shortest of every form, and recordings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from fuzz.target import CUTS
+from penstock.wire.constants import Dialect
+from penstock.wire.frame import join_frame
+from tests.strategies import FORMS, plain_frame
+from tests.wire.seed_frames import SEEDS
+
+CAPTURES = Path(__file__).parent.parent / "tests" / "captures"
+LONGEST = 2048  # bytes of a recording
+AT_ONCE = bytes(CUTS)
+
+
+def write_corpus(where: Path, dialect: Dialect) -> int:
+    """Write the tries that fuzzing begins with into a directory; return how many there are."""
+    where.mkdir(parents=True, exist_ok=True)
+    tries = {AT_ONCE + data for data in (*printed(dialect), *shortest(dialect), *recorded(dialect))}
+    for number, data in enumerate(sorted(tries)):
+        (where / f"begin-{number:04}").write_bytes(data)
+    return len(tries)
+
+
+def printed(dialect: Dialect) -> Iterator[bytes]:
+    for seed in SEEDS:
+        if seed.dialect is dialect:
+            yield from map(bytes.fromhex, filter(None, (seed.drawn, seed.corrected)))
+
+
+def shortest(dialect: Dialect) -> Iterator[bytes]:
+    for of, code, layout in FORMS:
+        if of in (dialect, Dialect.DCP):
+            yield join_frame(plain_frame(code, layout))
+
+
+def recorded(dialect: Dialect) -> Iterator[bytes]:
+    """Yield the beginning of what each side of each recorded conversation sent; only TAP and DCP were recorded."""
+    for path in sorted(CAPTURES.glob(f"{dialect}*.json")):
+        frames = json.loads(path.read_text(encoding="utf-8"))["frames"]
+        for side in "CS":
+            data = b"".join(bytes.fromhex(frame["hex"]) for frame in frames if frame["dir"] == side)
+            yield data[:LONGEST]

@@ -1,0 +1,100 @@
+"""What is done with the bytes of one try: everything that bytes of a peer go through before an application sees them.
+
+A try is a few bytes that say how the rest is cut into reads, and the rest, which a peer is supposed to have sent. It
+goes through the receiving half of a connection, as a server reads it (every frame alone) and as a consumer does (runs
+and columns). The two must say the same, and nothing but a protocol error may come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.errors import RemoteProtocolError
+from penstock.wire.columns import Run, StreamContext, batch_of, decode_messages, decode_run
+from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent, Slab
+from penstock.wire.constants import Dialect, DraftCode
+from penstock.wire.describe import describe
+from penstock.wire.detect import detect
+from penstock.wire.frame import Frame, cut_frame, join_frame
+from penstock.wire.layout import Code, Message, decode
+
+CUTS = 4  # bytes of a try that say how long the first reads are
+SLAB_BYTES = 4096
+LONGEST = 64 * 1024  # of a frame
+VBUCKETS = 1024
+
+
+def reads(data: bytes) -> Iterator[bytes]:
+    """Cut a try into what its reads bring."""
+    at = CUTS
+    for length in data[:CUTS]:
+        yield data[at : at + length]
+        at += length
+    yield data[at:]
+
+
+def check_frame(frame: Frame, dialect: Dialect) -> None:
+    """A frame is a message that is written as it was read, or its peer's mistake."""
+    detect(frame)
+    try:
+        message = decode(frame, dialect)
+    except RemoteProtocolError:
+        return
+    describe(frame, dialect)
+    written = message.encode(_code(message, frame))
+    assert decode(cut_frame(memoryview(written), 0), dialect) == message, f"{message} is read as another message"
+    if frame.magic == message.magic:  # others mean the same as a plain one
+        assert written == join_frame(frame), f"{message} is not what was read"
+
+
+def _code(message: Message, frame: Frame) -> Code:
+    """Return the code under which a message came: several opcodes may share a layout."""
+    code = message.opcode
+    return code if isinstance(code, DraftCode) else type(code)(frame.opcode)
+
+
+def check_run(run: Run) -> None:
+    """Columns and the loop over messages give the same rows, or both find the mistake."""
+    context = StreamContext(VBUCKETS)
+    outcomes: list[object] = []
+    for way in (lambda: decode_run(run, context), lambda: batch_of(decode_messages(run, context))):
+        try:
+            outcomes.append(way().to_pylist())
+        except RemoteProtocolError as error:
+            outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1], f"columns and loop differ: {outcomes}"
+
+
+def check(data: bytes, dialect: Dialect) -> None:
+    """Raise whatever is no protocol error."""
+    alone: list[object] = []
+    in_runs: list[object] = []
+    single = Connection(Slab(SLAB_BYTES), runs=None, max_frame=LONGEST)
+    running = Connection(Slab(SLAB_BYTES), runs=dialect, max_frame=LONGEST)
+    for piece in reads(data):
+        for event in single.feed(piece):
+            alone.append(_name(event))
+            if isinstance(event, Frame):
+                check_frame(event, dialect)
+        for event in running.feed(piece):
+            if isinstance(event, Run):
+                in_runs += map(_name, _cut(event))
+                check_run(event)
+            else:
+                in_runs.append(_name(event))
+    assert alone == in_runs, "runs are not the frames that were sent"
+
+
+def _cut(run: Run) -> Iterator[ReceiveEvent]:
+    view = memoryview(run.buffer)
+    for offset in run.offsets:
+        try:
+            yield cut_frame(view, int(offset))
+        except RemoteProtocolError as error:
+            yield Malformed(run.buffer[offset], run.buffer[offset + 1], 0, error)
+
+
+def _name(event: ReceiveEvent) -> object:
+    if isinstance(event, Malformed | Broken):
+        return str(event.error)
+    return event
