@@ -1,0 +1,135 @@
+"""Every dialect in one run: decoding to columns, a node's stream to a counting reader, and the whole way to Arrow.
+
+Ratios are against DCP. The node has a process of its own, filled with changes of different keys; all dialects stream
+the same history, from its beginning up to now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+import statistics
+import time
+
+import numpy as np
+
+import penstock
+from benchmarks.report import Report, interleaved, options
+from benchmarks.served import Served, served
+from penstock.wire.columns import Run, StreamContext, decode_run
+from penstock.wire.connection import Connection, Slab
+from penstock.wire.constants import Dialect, OpenFlag, StreamFlag, TapConnectFlag
+from penstock.wire.dcp import Mutation, Open, StreamReq
+from penstock.wire.reframe import FORMS, reframe
+from penstock.wire.tap import TapConnect, TapOptions
+from penstock.wire.upr import UprStreamReq
+from penstock.wire.upr_draft import DraftStreamReq
+
+VBUCKETS = 64
+MESSAGES_TO_DECODE = 1_000_000
+
+
+def decoding(dialect: Dialect, value_bytes: int) -> tuple[int, float]:
+    """Return messages in a slab, and the CPU seconds that decoding it takes."""
+    frame = Mutation(vbucket=1, key=b"key-%09d" % 0, value=b"v" * value_bytes, by_seqno=1, rev_seqno=1).encode()
+    slab = Slab()
+    count = slab.nbytes // len(frame)
+    sent = reframe(bytearray(frame * count), np.arange(count) * len(frame), FORMS[dialect], opaque=1)
+    context = StreamContext(VBUCKETS)
+    connection = Connection(slab, runs=dialect)
+
+    def decode() -> None:
+        room = connection.get_buffer()
+        room[: len(sent)] = sent
+        for event in connection.receive_data(len(sent)):
+            if isinstance(event, Run):
+                decode_run(event, context)
+
+    return count, interleaved({"": decode}, rounds=max(3, MESSAGES_TO_DECODE // count // 20), calls=20)[""].median
+
+
+def requests(dialect: Dialect, ends: dict[int, int]) -> tuple[bytes, int, int]:
+    """Return what opens the streams, the bytes that answer a connection's opening, and those of each stream's frame.
+
+    ends: of each vbucket. The third is without what stands around the changes of a stream.
+    """
+    if dialect is Dialect.TAP:
+        options_ = TapOptions(TapConnectFlag.DUMP)
+        return TapConnect(flags=options_.flags, value=options_.pack()).encode(), 0, 49
+    if dialect is Dialect.DCP:
+        opening = Open(key=b"benchmark", flags=OpenFlag.PRODUCER).encode()
+        streams = [
+            StreamReq(vbucket=vb, opaque=vb + 1, flags=StreamFlag.TO_LATEST, start_seqno=0, end_seqno=2**64 - 1)
+            for vb in ends
+        ]
+        return opening + b"".join(stream.encode() for stream in streams), 24, 55
+    kind = UprStreamReq if dialect is Dialect.UPR else DraftStreamReq
+    asked = [kind(vbucket=vb, opaque=vb + 1, start_seqno=0, end_seqno=end) for vb, end in ends.items()]
+    return b"".join(request.encode() for request in asked), 0, 52
+
+
+def read_all(node: Served, dialect: Dialect, changes: int, value_bytes: int) -> float:
+    """Stream everything to a reader that only counts; return the seconds from the requests to the last change."""
+    room = bytearray(4 << 20)
+    sent, answer, head = requests(dialect, dict.fromkeys(range(VBUCKETS), changes // VBUCKETS))
+    missing = answer + changes * (head + 13 + value_bytes)  # what stands around the changes makes no difference
+    with socket.create_connection(("127.0.0.1", node.port)) as peer:
+        peer.settimeout(60)
+        start = time.perf_counter()
+        peer.sendall(sent)
+        while missing > 0:
+            received = peer.recv_into(room)
+            if not received:
+                raise ConnectionError(f"{dialect}: the node closed the connection with {missing} bytes to come")
+            missing -= received
+        return time.perf_counter() - start
+
+
+async def to_arrow(node: Served, dialect: Dialect, changes: int) -> float:
+    async with penstock.connect(f"couchbase://127.0.0.1:{node.port}/default?protocol={dialect}") as bucket:
+        start, rows = time.perf_counter(), 0
+        async for batch in bucket.batches(stop="now"):
+            rows += batch.num_rows
+        seconds = time.perf_counter() - start
+    if rows != changes:
+        raise RuntimeError(f"{dialect}: read {rows} rows of {changes}")
+    return seconds
+
+
+def case(report: Report, chosen: argparse.Namespace, value_bytes: int, changes: int) -> None:
+    rates: dict[str, dict[Dialect, float]] = {"decode to columns": {}, "node to a counting reader": {}, "to Arrow": {}}
+    decode, count_only, arrow = rates.values()
+    for dialect in Dialect:
+        count, seconds = decoding(dialect, value_bytes)
+        decode[dialect] = count / seconds
+    with served(vbuckets=VBUCKETS, changes=changes, value_bytes=value_bytes) as node:
+        counted: dict[Dialect, list[float]] = {dialect: [] for dialect in Dialect}
+        consumed: dict[Dialect, list[float]] = {dialect: [] for dialect in Dialect}
+        for _ in range(chosen.rounds):
+            for dialect in Dialect:  # in turn: what disturbs one disturbs all
+                counted[dialect].append(read_all(node, dialect, changes, value_bytes))
+                consumed[dialect].append(asyncio.run(to_arrow(node, dialect, changes)))
+    count_only |= {dialect: changes / statistics.median(seconds) for dialect, seconds in counted.items()}
+    arrow |= {dialect: changes / statistics.median(seconds) for dialect, seconds in consumed.items()}
+    for what, by_dialect in rates.items():
+        for dialect, rate in by_dialect.items():
+            ratio = rate / by_dialect[Dialect.DCP]
+            report.row(f"{what}, {value_bytes} B, {dialect}", f"{rate / 1e6:.2f} M/s, {ratio:.2f} of DCP")
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--changes", type=int, default=2_000_000, help="of 100 B; of 1 KB a fourth")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--value-bytes", type=int, nargs="*", default=[100, 1024])
+    chosen = parser.parse_args()
+    report = Report("The dialects against each other", chosen)
+    for value_bytes in chosen.value_bytes:
+        changes = chosen.changes if value_bytes < 512 else chosen.changes // 4
+        case(report, chosen, value_bytes, changes // VBUCKETS * VBUCKETS)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
