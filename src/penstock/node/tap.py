@@ -1,0 +1,128 @@
+"""TAP_CONNECT, and the commands beside it, from frame to producer."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from penstock.errors import InvalidArguments, KeyNotFound, RemoteProtocolError, TemporaryFailure
+from penstock.node import tap_receiver
+from penstock.node.not_yet import NOT_YET
+from penstock.node.replies import Goodbye, Handler, reply
+from penstock.node.tap_producer import TapProducer
+from penstock.wire.constants import MAX_KEY, Dialect, Opcode, Status, TapConnectFlag
+from penstock.wire.frame import Frame, opcode_name
+from penstock.wire.layout import Code, decode
+from penstock.wire.tap import CheckpointPersistence, TapConnect, TapOptions, unpack_checkpoints, unpack_options
+
+if TYPE_CHECKING:
+    from penstock.node.connection import NodeConnection
+
+__all__ = ["COMMANDS", "FIRST", "HANDLERS", "refuse"]
+
+_ID, _IDS = Struct(">Q"), Struct(">QQ")
+
+
+def _connect(connection: NodeConnection, frame: Frame) -> bytes:
+    """Begin to send. There is no answer but a refusal, which ends the connection."""
+    request = decode(frame, Dialect.TAP)
+    assert isinstance(request, TapConnect)
+    bucket, older = connection.selected(), connection.producer
+    if len(request.key) > MAX_KEY:
+        raise InvalidArguments(f"name of {len(request.key)} bytes, limit {MAX_KEY}")
+    options = _options(request, frame)
+    if older is not None:
+        if older.dialect is not Dialect.TAP:
+            raise InvalidArguments(f"this connection speaks {older.dialect.value}")
+        older.stop()
+    connection.producer = TapProducer(connection, bucket, request.key, options)
+    return b""
+
+
+def _options(request: TapConnect, frame: Frame) -> TapOptions:
+    flags = request.flags or 0
+    try:
+        options = unpack_options(flags, request.value)
+    except RemoteProtocolError as error:
+        raise Goodbye(str(error), b"" if error.fatal else reply(frame, Status.NOT_SUPPORTED)) from error
+    if flags & TapConnectFlag.TAKEOVER_VBUCKETS:
+        status, capability = NOT_YET["TAKEOVER_VBUCKETS"]
+        raise Goodbye(f"TAKEOVER_VBUCKETS needs {capability}, which this node does not have", reply(frame, status))
+    return options
+
+
+def _deregister(connection: NodeConnection, frame: Frame) -> bytes:
+    """Forget a registered client; if it is here, its connection ends."""
+    bucket = connection.selected()
+    producer = bucket.producers.get((Dialect.TAP, frame.key))
+    client = bucket.tap.clients.pop(frame.key, None)
+    if producer is not None:
+        producer.connection.abort("deregistered")
+        bucket.tap.clients.pop(frame.key, None)
+    if client is not None and client.forget is not None:
+        client.forget.cancel()
+    return reply(frame)
+
+
+def _change_filter(connection: NodeConnection, frame: Frame) -> bytes:
+    pairs = unpack_checkpoints(frame.value)
+    producer = connection.selected().producers.get((Dialect.TAP, frame.key))
+    if not isinstance(producer, TapProducer):
+        raise KeyNotFound(f"no TAP stream {frame.key!r}")
+    producer.change_filter(pairs)
+    return reply(frame)
+
+
+def _reset_chain(connection: NodeConnection, frame: Frame) -> bytes:
+    for producer in tuple(connection.selected().producers.values()):
+        if isinstance(producer, TapProducer):
+            producer.begin_anew()
+    return reply(frame)
+
+
+def _last_closed(connection: NodeConnection, frame: Frame) -> bytes:
+    bucket = connection.selected()
+    vbucket = bucket.store.existing(frame.specific)
+    return reply(frame, value=_ID.pack(bucket.tap.checkpoints(vbucket).last_closed))
+
+
+def _create_checkpoint(connection: NodeConnection, frame: Frame) -> bytes:
+    """Answered with the ids of the open checkpoint and of the last one on disk."""
+    bucket = connection.selected()
+    vbucket = bucket.store.find(frame.specific)
+    checkpoints = bucket.tap.checkpoints(vbucket)
+    answer = _IDS.pack(checkpoints.create(), checkpoints.persisted)
+    connection.changed.add(vbucket.id)
+    return reply(frame, value=answer)
+
+
+def _persistence(connection: NodeConnection, frame: Frame) -> bytes:
+    request = decode(frame)
+    assert isinstance(request, CheckpointPersistence)
+    bucket = connection.selected()
+    persisted = bucket.tap.checkpoints(bucket.store.existing(frame.specific)).persisted
+    if request.checkpoint_id > persisted:
+        raise TemporaryFailure(f"checkpoint {request.checkpoint_id} is not persisted, {persisted} is")
+    return reply(frame)
+
+
+def refuse(connection: NodeConnection, frame: Frame) -> bytes:
+    """Serve a request that is not as declared, or none that TAP has. Raises Goodbye, RemoteProtocolError."""
+    handler = HANDLERS.get(Opcode(frame.opcode))
+    if handler is None:
+        raise Goodbye(f"{opcode_name(frame.opcode)} on a TAP connection")
+    return handler(connection, frame)
+
+
+HANDLERS: dict[Opcode, Handler] = {Opcode.TAP_CONNECT: _connect, **tap_receiver.HANDLERS}
+
+FIRST: frozenset[Code] = frozenset(HANDLERS)
+
+COMMANDS: dict[Opcode, Handler] = {
+    Opcode.LAST_CLOSED_CHECKPOINT: _last_closed,
+    Opcode.DEREGISTER_TAP_CLIENT: _deregister,
+    Opcode.RESET_REPLICATION_CHAIN: _reset_chain,
+    Opcode.CREATE_CHECKPOINT: _create_checkpoint,
+    Opcode.CHANGE_VB_FILTER: _change_filter,
+    Opcode.CHECKPOINT_PERSISTENCE: _persistence,
+}

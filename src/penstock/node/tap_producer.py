@@ -1,0 +1,524 @@
+"""A TAP connection, from the side that sends: one stream of many vbuckets.
+
+What is to be said comes first: TAP_OPAQUE, checkpoints, TAP_FLUSH. Then changes: those that the consumer refused for
+the moment, the backfill in order of the vbuckets, and once that is acknowledged what comes new, in turns of the
+vbuckets. A *turn* of the event loop ends as one of DCP does (node.producer), and when a message has to be acknowledged
+first.
+Source: TAP, "Message order" and "ACK"; ep-engine 2.5 tapconnection.cc.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.node.producers import ChangeProducer, Load, StreamReport
+from penstock.node.replies import Goodbye
+from penstock.node.served import ServedBucket, VbucketEvent
+from penstock.node.tap_clients import Phase, Place, TapClient
+from penstock.node.tap_log import TapLog
+from penstock.node.tap_settings import TapSettings
+from penstock.node.tap_stream import TapStream, opaque_message
+from penstock.store.frames import Chunk
+from penstock.store.vbucket import Vbucket
+from penstock.wire.constants import Dialect, Opcode, Status, TapConnectFlag, TapFlag, TapOpaque, VbucketState
+from penstock.wire.frame import HEADER_BYTES, Frame, opcode_name
+from penstock.wire.hop import hop
+from penstock.wire.kv import Noop
+from penstock.wire.reframe import FORMS, reframe
+from penstock.wire.tap import TapFlush, TapMessage, TapOptions
+
+if TYPE_CHECKING:
+    from penstock.node.connection import NodeConnection
+
+__all__ = ["TapProducer"]
+
+CHUNK_BYTES = 1024 * 1024
+TURN_BYTES = 1024 * 1024
+_STEP_BYTES = 2 * 1024  # what it costs to look at a vbucket, in bytes sent
+_WRITE_BYTES = CHUNK_BYTES // 2  # pieces are put together up to here
+_LEAST_FRAME = 46  # bytes of the shortest change in the log
+
+_TRANSIENT = frozenset((Status.EBUSY, Status.ETMPFAIL))
+Column = npt.NDArray[Any]
+Piece = bytes | bytearray | memoryview
+
+_MESSAGES = frozenset(range(Opcode.TAP_MUTATION, Opcode.TAP_CHECKPOINT_END + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A message that is no change. places: where the consumer is with these vbuckets once it has acknowledged it."""
+
+    message: TapMessage
+    places: tuple[tuple[TapStream, Place], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Changes of one vbucket. place: behind the last one. again: sent a second time."""
+
+    stream: TapStream
+    place: Place
+    seqnos: Column
+    again: bool = False
+
+
+class TapProducer(ChangeProducer):
+    """The producer of one connection.
+
+    client: what outlives it. streams: by vbucket. log: what is unacknowledged. form: of the changes.
+    """
+
+    def __init__(self, connection: NodeConnection, bucket: ServedBucket, name: bytes, options: TapOptions) -> None:
+        super().__init__(connection, bucket, Dialect.TAP, name)
+        flags = options.flags
+        self.options = options
+        self.closed_only = bool(flags & TapConnectFlag.REGISTERED_CLIENT and options.closed_only)
+        self.settings: TapSettings = connection.node.tap
+        interval = self.settings.ack_interval
+        self.log: TapLog[_Said | _Sent] = TapLog(
+            bool(flags & TapConnectFlag.SUPPORT_ACK), interval, interval * self.settings.ack_window_size
+        )
+        self.form = replace(
+            FORMS[Dialect.TAP],
+            keys_only=bool(flags & TapConnectFlag.REQUEST_KEYS_ONLY),
+            datatypes=connection.datatypes,
+            reversed_flags=not flags & TapConnectFlag.FIX_FLAG_BYTEORDER,
+        )
+        self.streams: dict[int, TapStream] = {}
+        self.turns = 0
+        self.backoffs = 0
+        self.client = self._client()
+        self._mutation_flags = (TapFlag.NO_VALUE if self.form.keys_only else 0) | (
+            0 if self.form.reversed_flags else TapFlag.NETWORK_BYTE_ORDER
+        )
+        self._loop = connection.node.loop
+        self._to_say: deque[_Said] = deque()
+        self._again: deque[tuple[int, int]] = deque(self.client.again)
+        self._backfill: deque[TapStream] = deque()
+        self._filled: list[TapStream] = []  # whose backfill was sent, but not said to be
+        self._ready: deque[TapStream] = deque()
+        self._flushed: set[int] = set()
+        self._turn_asked = False
+        self._quiet = True  # nothing was sent since the last NOOP was due
+        self._suspended: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._noop = self._loop.call_later(self.settings.noop_interval, connection.guarded, self._tick)
+        self._begin()
+
+    # Beginning
+
+    @property
+    def _is_dump(self) -> bool:
+        return bool(self.options.flags & TapConnectFlag.DUMP)
+
+    def _client(self) -> TapClient:
+        """Return what is known of this consumer, or begin to know it."""
+        registered = bool(self.options.flags & TapConnectFlag.REGISTERED_CLIENT)
+        known = self.bucket.tap.clients
+        client = known.get(self.name) if self.named else None
+        if client is None or self._is_dump:
+            client = TapClient(self.name)
+        if client.forget is not None:
+            client.forget.cancel()
+            client.forget = None
+        client.registered = registered
+        if self.named and not self._is_dump and (registered or self.settings.keepalive):
+            known[self.name] = client
+        return client
+
+    def _begin(self) -> None:
+        if self.log.acks:
+            self._say(opaque_message(TapOpaque.ENABLE_AUTO_NACK))
+        if self.options.flags & TapConnectFlag.CHECKPOINT:
+            self._say(opaque_message(TapOpaque.ENABLE_CHECKPOINT_SYNC))
+        for vbucket in self.bucket.store.vbuckets:
+            if self._wants(vbucket):
+                self._open(vbucket)
+        self.resume()
+
+    def _wants(self, vbucket: Vbucket) -> bool:
+        if self.options.vbuckets and vbucket.id not in self.options.vbuckets:
+            return False
+        if self._is_dump:
+            return vbucket.state is VbucketState.ACTIVE and vbucket.items > 0
+        return vbucket.state is not None
+
+    def _open(self, vbucket: Vbucket) -> None:
+        """Begin with a vbucket, or go on with it."""
+        place = self.client.places.get(vbucket.id)
+        if place is None or not place.is_on_history(vbucket):
+            place = self._first_place(vbucket)
+        stream = self.streams[vbucket.id] = TapStream(self, vbucket, place)
+        self.bucket.sent[Dialect.TAP].streams_opened += 1
+        self._queue(stream)
+
+    def _first_place(self, vbucket: Vbucket) -> Place:
+        options = self.options
+        since = dict(options.checkpoints or ()).get(vbucket.id, 0)
+        point = self.bucket.tap.checkpoints(vbucket).start_of(since + 1) if since else None
+        if point is not None:
+            return Place(Phase.LIVE, vbucket.vbuuid, point.seqno)
+        if options.backfill is not None and options.backfill >= int(time.time()) and not self._is_dump:
+            return Place(Phase.LIVE, vbucket.vbuuid, vbucket.whole_seqno)
+        return Place(Phase.NEW, vbucket.vbuuid)
+
+    def _queue(self, stream: TapStream) -> None:
+        """Put a stream where its place says."""
+        if stream.place.phase is Phase.LIVE:
+            self._ready.append(stream)
+            return
+        if stream.place.phase is Phase.NEW:
+            stream.restart(Place(Phase.BACKFILL, stream.vbucket.vbuuid))
+            self._say(opaque_message(TapOpaque.INITIAL_VBUCKET_STREAM, stream.vbucket.id), stream)
+        self._backfill.append(stream)
+
+    def change_filter(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Send these vbuckets from now on. pairs: (vbucket, the last checkpoint that the consumer has closed).
+
+        Vbuckets that are sent already go on where they are.
+        """
+        vbuckets = tuple(vbucket for vbucket, _ in pairs)
+        self.options = self.options._replace(vbuckets=vbuckets, checkpoints=tuple(pairs))
+        self._say(opaque_message(TapOpaque.COMPLETE_VB_FILTER_CHANGE))
+        for number in self.streams.keys() - set(vbuckets):
+            self._drop(self.streams[number])
+        for vbucket in self.bucket.store.vbuckets:
+            if vbucket.id in vbuckets and vbucket.id not in self.streams and self._wants(vbucket):
+                self._open(vbucket)
+        self.resume()
+
+    def begin_anew(self) -> None:
+        """Send everything again, from the beginning."""
+        for stream in tuple(self.streams.values()):
+            self._restart(stream)
+        self.resume()
+
+    def _restart(self, stream: TapStream) -> None:
+        """Begin a vbucket anew. What is acknowledged of the old stream counts no more."""
+        self._remove(stream)
+        new = self.streams[stream.vbucket.id] = TapStream(self, stream.vbucket, Place(Phase.NEW, stream.vbucket.vbuuid))
+        new.items_sent, new.bytes_sent = stream.items_sent, stream.bytes_sent
+        self._queue(new)
+
+    def _drop(self, stream: TapStream) -> None:
+        self._remove(stream)
+        del self.streams[stream.vbucket.id]
+        self.client.places.pop(stream.vbucket.id, None)
+
+    def _remove(self, stream: TapStream) -> None:
+        """Take a stream out of wherever it waits."""
+        self.bucket.forget(stream)
+        for queue in (self._ready, self._backfill, self._filled):
+            if stream in queue:
+                queue.remove(stream)
+        for place in [place for place in self.client.again if place[0] == stream.vbucket.id]:
+            del self.client.again[place]
+        self._again = deque(place for place in self._again if place[0] != stream.vbucket.id)
+
+    # What happens
+
+    def add(self, stream: TapStream) -> None:
+        """Let a stream that waited have its turn."""
+        self._ready.append(stream)
+        self.resume()
+
+    def resume(self) -> None:
+        if not self._turn_asked and self._suspended is None and not self.connection.paused:
+            self._turn_asked = True
+            self._loop.call_soon(self.connection.guarded, self._turn)
+
+    def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
+        stream = self.streams.get(vbucket.id)
+        if stream is None:
+            if not self._is_dump and self._wants(vbucket):
+                self._open(vbucket)
+        elif event is VbucketEvent.DELETED:
+            self._drop(stream)
+        elif event is VbucketEvent.FLUSHED:
+            self._remove(stream)
+            self._flushed.add(vbucket.id)
+        self.resume()
+
+    def take_response(self, frame: Frame) -> bytes:
+        if frame.opcode == Opcode.NOOP:
+            return b""
+        if frame.opcode not in _MESSAGES:
+            raise Goodbye(f"response to {opcode_name(frame.opcode)} on a TAP connection")
+        number = self.log.find(frame.opaque)
+        if number is None:
+            return b""
+        if frame.specific not in _TRANSIENT and frame.specific != Status.SUCCESS:
+            raise Goodbye(f"{opcode_name(frame.opcode)} refused with status 0x{frame.specific:02x}")
+        if frame.specific in _TRANSIENT:
+            self._acknowledged(number)
+            self._refused(number)
+        else:
+            self._acknowledged(number + 1)
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        self._watch()
+        self.resume()
+        return b""
+
+    def _acknowledged(self, end: int) -> None:
+        for item, first, last in self.log.take(end):
+            if isinstance(item, _Said):
+                for stream, place in item.places:
+                    stream.acked = place
+            elif item.again:
+                for seqno in item.seqnos[first:last]:
+                    self.client.again.pop((item.stream.vbucket.id, int(seqno)), None)
+            else:
+                item.stream.acked = item.place._replace(seqno=int(item.seqnos[last - 1]))
+
+    def _refused(self, number: int) -> None:
+        """Send a message again, after a while."""
+        for item, first, _ in self.log.take(number + 1):
+            if isinstance(item, _Said):
+                self._to_say.appendleft(item)
+            elif self.streams.get(item.stream.vbucket.id) is item.stream:
+                again = item.stream.vbucket.id, int(item.seqnos[first])
+                self.client.again[again] = None
+                self._again.append(again)
+        self.backoffs += 1
+        if self._suspended is not None:
+            self._suspended.cancel()
+        self._suspended = self._loop.call_later(self.settings.backoff_period, self.connection.guarded, self._rested)
+
+    def _rested(self) -> None:
+        self._suspended = None
+        self.resume()
+
+    def stop(self) -> None:
+        """Keep what the consumer has acknowledged, if it may come back, and give up all else."""
+        super().stop()
+        for timer in (self._noop, self._suspended, self._deadline):
+            if timer is not None:
+                timer.cancel()
+        client, known = self.client, self.bucket.tap.clients
+        client.places = {number: stream.acked for number, stream in self.streams.items()}
+        for stream in self.streams.values():
+            self.bucket.forget(stream)
+        self.streams.clear()
+        if known.get(self.name) is client and not client.registered:
+            client.forget = self._loop.call_later(self.settings.keepalive, known.pop, self.name, None)
+
+    # Sending
+
+    def _turn(self) -> None:
+        self._turn_asked = False
+        self.turns += 1
+        share = TURN_BYTES
+        pieces: list[Piece] = []
+        waiting = 0
+        while share > 0 and not self.connection.paused:
+            piece = self._next()
+            if piece is None:
+                break
+            pieces.append(piece)
+            waiting += len(piece)
+            share -= len(piece) + _STEP_BYTES
+            if waiting >= _WRITE_BYTES:
+                self._write(pieces)
+                pieces, waiting = [], 0
+        else:
+            self.resume()
+        self._write(pieces)
+        self._watch()
+        if self._is_dump and self._has_all:
+            raise Goodbye("the dump is complete")
+
+    @property
+    def _has_all(self) -> bool:
+        waiting = self._to_say or self._again or self._backfill or self._filled
+        return not (waiting or self.log.unacked or self.connection.paused)
+
+    def _next(self) -> Piece | None:
+        """Return what comes next, nothing where only the state went on; None if it has to wait for something."""
+        if self._flushed:
+            self._say_flushed()
+        if self._suspended is not None or self.log.room <= 0:
+            return None
+        if self._to_say:
+            return self._spoken(self._to_say.popleft())
+        if self.log.barred:
+            return None
+        if self._again:
+            return self._resent(*self._again.popleft())
+        if self._backfill:
+            return self._next_of_backfill(self._backfill[0])
+        if self._filled:
+            return None if self.log.answer_due else self._end_backfill()
+        if self._ready:
+            return self._next_of(self._ready.popleft())
+        return None
+
+    def _next_of_backfill(self, stream: TapStream) -> Piece:
+        if stream.is_lost:
+            self._restart(stream)
+            return b""
+        chunk = stream.pull(self._chunk_bytes)
+        if not chunk.frames or not stream.remaining:
+            self._backfill.popleft()
+            self._filled.append(stream)
+        if not chunk.frames:
+            return b""
+        return self._changes(stream, chunk, last=not any(other.remaining for other in self._backfill))
+
+    def _end_backfill(self) -> bytes:
+        for stream in self._filled:
+            stream.place = stream.place._replace(phase=Phase.LIVE)
+            self._say(opaque_message(TapOpaque.CLOSE_BACKFILL, stream.vbucket.id), stream)
+            if not self._is_dump:
+                self._ready.append(stream)
+        self._filled.clear()
+        return b""
+
+    def _next_of(self, stream: TapStream) -> Piece:
+        if stream.is_lost:
+            self._restart(stream)
+            return b""
+        if message := stream.announce():
+            self._ready.append(stream)
+            return self._spoken(_Said(message, ((stream, stream.place),)))
+        chunk = stream.pull(self._chunk_bytes)
+        if not chunk.frames:
+            self.bucket.wait(stream)
+            return b""
+        self._ready.append(stream)
+        drained = not stream.remaining
+        ends_checkpoint = drained and stream.place.seqno < stream.vbucket.whole_seqno
+        return self._changes(stream, chunk, last=drained and (ends_checkpoint or not self._other_has_more(stream)))
+
+    def _other_has_more(self, stream: TapStream) -> bool:
+        return any(other is not stream and other.remaining for other in self._ready)
+
+    @property
+    def _chunk_bytes(self) -> int:
+        return min(CHUNK_BYTES, self.log.room * _LEAST_FRAME) if self.log.acks else CHUNK_BYTES
+
+    def _resent(self, vbucket: int, seqno: int) -> Piece:
+        stream = self.streams[vbucket]
+        chunk = stream.one(seqno)
+        if not chunk.frames:
+            self.client.again.pop((vbucket, seqno), None)
+            return b""
+        return self._changes(stream, chunk, last=True, again=True)
+
+    def _say(self, message: TapMessage, *streams: TapStream) -> None:
+        self._to_say.append(_Said(message, tuple((stream, stream.place) for stream in streams)))
+
+    def _say_flushed(self) -> None:
+        """Say once that all was flushed; where it was only some vbuckets, begin those anew."""
+        flushed, self._flushed = self._flushed, set()
+        actives = {v.id for v in self.bucket.store.vbuckets if v.state is VbucketState.ACTIVE}
+        streams = [stream for number, stream in self.streams.items() if number in flushed]
+        if not actives <= flushed:
+            for stream in streams:
+                self._restart(stream)
+            return
+        for stream in streams:
+            phase = Phase.BACKFILL if stream.place.phase is Phase.BACKFILL else Phase.LIVE
+            stream.restart(Place(phase, stream.vbucket.vbuuid))
+        self._say(TapFlush(), *streams)
+        for stream in streams:
+            self._queue(stream)
+        for number, stream in tuple(self.streams.items()):
+            if number not in flushed:  # copies of others' vbuckets are still here, but the consumer drops all
+                self._restart(stream)
+
+    def _spoken(self, said: _Said) -> bytes:
+        sequences, flags = self.log.number(1, said, asks=True, barrier=True)
+        if not self.log.acks:
+            for stream, place in said.places:
+                stream.acked = place
+        return replace(said.message, opaque=int(sequences[0]), tap_flags=int(flags[0])).encode()
+
+    def _changes(self, stream: TapStream, chunk: Chunk, *, last: bool, again: bool = False) -> Piece:
+        """Return changes as TAP has them. last: nothing follows for now."""
+        chunk = self._without_spent(stream, chunk)
+        begins = np.asarray(chunk.begins, np.int64)
+        seqnos = _fields(chunk.data, begins + HEADER_BYTES, ">u8")
+        if not chunk.frames:
+            return b""
+        sequences, flags = self.log.number(chunk.frames, _Sent(stream, stream.place, seqnos, again), asks=last)
+        if not self.log.acks and not again:
+            stream.acked = stream.place
+        flags[_fields(chunk.data, begins + 1, "u1") == Opcode.DCP_MUTATION] |= self._mutation_flags
+        said: dict[str, Any] = {"opaque": sequences, "tap_flags": flags}
+        if stream.vbucket.id in self.bucket.tap.hops:
+            said["ttl"] = self.bucket.tap.hops[stream.vbucket.id].of(seqnos)
+        piece = reframe(chunk.data, begins, self.form, **said)
+        stream.bytes_sent += len(piece)
+        sent = self.bucket.sent[Dialect.TAP]
+        sent.items += chunk.frames
+        sent.nbytes += len(piece)
+        return piece
+
+    def _without_spent(self, stream: TapStream, chunk: Chunk) -> Chunk:
+        """Leave out changes that have come as far as they may."""
+        hops = self.bucket.tap.hops.get(stream.vbucket.id)
+        if hops is None:
+            return chunk
+        begins = np.asarray(chunk.begins, np.int64)
+        left = hops.of(_fields(chunk.data, begins + HEADER_BYTES, ">u8")) > 0
+        if left.all():
+            return chunk
+        ends = np.append(begins[1:], len(chunk.data))
+        data = b"".join([chunk.data[begin:end] for begin, end in zip(begins[left], ends[left], strict=True)])
+        return Chunk(data, hop(data, 0, len(data))[0])
+
+    def _write(self, pieces: Sequence[Piece]) -> None:
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if data:
+            self._quiet = False
+            self.connection.write(data)
+
+    # Is the peer alive?
+
+    def _watch(self) -> None:
+        """End the connection in a while, if the peer owes an answer."""
+        if self.log.answer_due and self._deadline is None:
+            seconds = self.settings.ack_grace_period
+            self._deadline = self._loop.call_later(seconds, self.connection.abort, f"no TAP answer for {seconds:g} s")
+
+    def _tick(self) -> None:
+        if self._quiet:
+            self.connection.write(Noop().encode())
+        self._quiet = True
+        self._noop = self._loop.call_later(self.settings.noop_interval, self.connection.guarded, self._tick)
+
+    # What STAT shows
+
+    def load(self) -> Load:
+        waiting = len(self._to_say) + len(self._again)
+        return Load(
+            streams=len(self.streams),
+            ready=len(self._ready) + len(self._backfill) + len(self._filled) + waiting,
+            remaining=sum(stream.remaining for stream in self.streams.values()),
+            unacked=self.log.unacked,
+            turns=self.turns,
+        )
+
+    def stream_reports(self) -> Iterable[StreamReport]:
+        return (stream.report() for stream in self.streams.values())
+
+    def details(self) -> dict[str, Any]:
+        return {"flags": int(self.options.flags), "unacked": self.log.unacked, "sequence": self.log.sent}
+
+
+def _fields(data: bytes | bytearray, places: Column, dtype: str) -> Column:
+    """Return the number at each place: an overlapping view, one element a byte."""
+    size = np.dtype(dtype).itemsize
+    found: Column = np.ndarray((max(len(data) - size + 1, 0),), dtype, data, strides=(1,))[places]
+    return found
