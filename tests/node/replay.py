@@ -1,0 +1,392 @@
+"""The client's side of recorded conversations with a real server, played to our node over real sockets.
+
+A recording becomes a script of steps: what the client sends, what the server sends, the connection's end, and what
+happened beside the conversation. The player goes through it and compares frame by frame. What is chosen freely by
+either server (cas, vbuuids, times, opaques of its own) has another name here than there: the first time a recorded
+value is seen it is bound to ours, and from then on the two must go together, in what the client sends as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+from penstock.node import Node
+from penstock.wire.constants import Magic, Opcode, Status, TapFlag
+from penstock.wire.frame import BODY_LENGTH, HEADER, HEADER_BYTES, Frame, cut_frame, join_frame, opcode_name
+from penstock.wire.kv import Noop
+from tests.node.wire_client import WireClient
+
+CAPTURES = Path(__file__).parents[1] / "captures"
+NAMES = sorted(path.stem for path in CAPTURES.glob("*.json"))
+
+PATIENCE = 10.0
+"""Seconds to wait for a frame that was recorded."""
+
+LATER = 10 * 365 * 86400
+"""Seconds between the recording's clock and ours: what was to expire then is not to expire while we replay it."""
+
+SEND, EXPECT, CLOSED, CLOSES, DO, REMARK = "send", "expect", "closed", "closes", "do", "remark"
+"""The kinds of steps: the client sends; the server sends; the server has closed; the client closes; an action."""
+
+_ENDS = {"server closed the connection": CLOSED, "client closes the connection": CLOSES}
+_TAP = range(Opcode.TAP_MUTATION, Opcode.TAP_CHECKPOINT_END + 1)
+TAP_HEAD = Struct(">HHB")
+TAP_ITEM = Struct(">HHBBHII")
+MUTATION = Struct(">QQIIIHB")
+DELETION = Struct(">QQH")
+MARKER = Struct(">QQI")
+STREAM_REQ = Struct(">IIQQQQQ")
+_SET = Struct(">II")
+ENTRY = Struct(">QQ")
+LOGS = (Opcode.DCP_STREAM_REQ, Opcode.DCP_GET_FAILOVER_LOG)
+_A_MONTH = 30 * 86400
+
+
+NOTHING = Frame(0, 0)
+
+
+class Mismatch(AssertionError):
+    """Our node did something else than the recording says."""
+
+
+class Missing(AssertionError):
+    """The replay needs something that cannot be done yet."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a script. index: its place in the recording. live: about a change of after the beginning."""
+
+    kind: str
+    connection: str = ""
+    data: bytes = b""
+    frame: Frame = NOTHING
+    index: int = -1
+    at: float = 0.0
+    live: bool = False
+    text: str = ""
+    action: Callable[[Player], None] | None = None
+
+    def change(self, **fields: Any) -> Step:
+        """Return the step with these fields of its frame changed."""
+        return replace(self, frame=self.frame._replace(**fields))
+
+
+Script = list[Step]
+
+
+def cut(data: bytes) -> Frame:
+    """Cut a frame. TAP's engine-private data, which stands in front of the key, goes where framing extras go."""
+    frame = cut_frame(memoryview(data), 0)
+    if frame.opcode not in _TAP or frame.magic != Magic.REQUEST:
+        return frame
+    private = TAP_HEAD.unpack_from(frame.extras)[0]
+    rest, key_length = frame.key + frame.value, len(frame.key)
+    return frame._replace(
+        framing=rest[:private], key=rest[private : private + key_length], value=rest[private + key_length :]
+    )
+
+
+def header(data: bytes) -> Frame:
+    """Return what the header of a request says; its parts need not fit."""
+    magic, opcode, _, _, datatype, specific, _, opaque, cas = HEADER.unpack_from(data)
+    return Frame(magic, opcode, specific, datatype, opaque, cas)
+
+
+@cache
+def recording(name: str) -> tuple[Step, ...]:
+    steps = []
+    for index, line in enumerate(json.loads((CAPTURES / f"{name}.json").read_text())["frames"]):
+        data, text = bytes.fromhex(line["hex"]), line["text"]
+        kind = {"C": SEND, "S": EXPECT}.get(line["dir"]) or _ENDS.get(text, REMARK)
+        frame = cut(data) if kind == EXPECT else NOTHING
+        steps.append(Step(kind, line.get("conn", ""), data, frame, index, line["t"], text=text))
+    return tuple(steps)
+
+
+# What is compared
+
+Part = tuple[str, Any, str]
+"""The name of a part of a frame, its value, and the kind of name that the value is; "" where it must be the same."""
+
+
+def parts(frame: Frame) -> Iterator[Part]:
+    """Yield what of a frame is compared, in order."""
+    response = frame.magic == Magic.RESPONSE
+    yield "magic", frame.magic, ""
+    yield "opcode", opcode_name(frame.opcode), ""
+    yield "status" if response else "vbucket", frame.specific, ""
+    yield "datatype", frame.datatype, ""
+    if frame.opcode not in _TAP or response:
+        yield "opaque", frame.opaque, "opaque"
+    yield "cas", frame.cas, "cas"
+    yield from _extras(frame, response)
+    yield "private", frame.framing, ""
+    yield "key", frame.key, ""
+    yield from _value(frame, response)
+
+
+def _extras(frame: Frame, response: bool) -> Iterator[Part]:
+    fields = None if response else _FIELDS.get((frame.opcode, len(frame.extras)))
+    if fields is None:
+        yield "extras", frame.extras, ""
+        return
+    layout, names = fields
+    for name, value in zip(names, layout.unpack(frame.extras), strict=True):
+        yield name, value, _KINDS.get(name, "")
+
+
+def _value(frame: Frame, response: bool) -> Iterator[Part]:
+    if response and frame.specific not in (Status.SUCCESS, Status.ROLLBACK):
+        yield "text of the error", bool(frame.value), ""
+    elif response and frame.opcode in LOGS and frame.specific == Status.SUCCESS:
+        for vbuuid, seqno in ENTRY.iter_unpack(frame.value):
+            yield "vbuuid", vbuuid, "vbuuid"
+            yield "seqno", seqno, ""
+    else:
+        yield "value", frame.value, ""
+
+
+_FIELDS: dict[tuple[int, int], tuple[Struct, tuple[str, ...]]] = {
+    (Opcode.DCP_MUTATION, 31): (MUTATION, ("by_seqno", "rev_seqno", "flags", "expiry", "lock_time", "nmeta", "nru")),
+    (Opcode.DCP_DELETION, 18): (DELETION, ("by_seqno", "rev_seqno", "nmeta")),
+    (Opcode.DCP_SNAPSHOT_MARKER, 20): (MARKER, ("start_seqno", "end_seqno", "flags")),
+    (Opcode.TAP_MUTATION, 16): (
+        TAP_ITEM,
+        ("private length", "tap flags", "ttl", "reserved", "reserved too", "flags", "expiry"),
+    ),
+}
+_KINDS = {"expiry": "expiry"}
+
+
+class Bindings:
+    """Which value of ours stands for which recorded one, by kind. 0 stands for itself."""
+
+    def __init__(self) -> None:
+        self._ours: dict[str, dict[int, int]] = {}
+        self._recorded: dict[str, dict[int, int]] = {}
+
+    def bind(self, kind: str, recorded: int, ours: int) -> bool:
+        """Bind the two, unless one of them is bound. Returns whether they go together."""
+        if not recorded or not ours:
+            return recorded == ours
+        there = self._ours.setdefault(kind, {}).setdefault(recorded, ours)
+        here = self._recorded.setdefault(kind, {}).setdefault(ours, recorded)
+        return (there, here) == (ours, recorded)
+
+    def ours(self, kind: str, recorded: int) -> int:
+        return self._ours.get(kind, {}).get(recorded, recorded)
+
+
+def compare(expected: Frame, actual: Frame, bindings: Bindings, connection: str) -> str | None:
+    """Return how the frames differ, None if they do not."""
+    theirs, ours = list(parts(expected)), list(parts(actual))
+    for (name, recorded, kind), (_, value, _) in zip(theirs, ours, strict=False):
+        kind = f"{kind} of {connection}" if kind == "opaque" else kind
+        same = bindings.bind(kind, recorded, value) if kind else recorded == value
+        if not same:
+            return f"{name} {recorded!r}, found {value!r}"
+    if [name for name, _, _ in theirs] != [name for name, _, _ in ours]:
+        return f"parts {theirs}, found {ours}"
+    return None
+
+
+def shown(frame: Frame) -> str:
+    return ", ".join(f"{name} {value!r:.60}" for name, value, _ in parts(frame) if value or name == "status")
+
+
+# The player
+
+
+class Peer:
+    """One connection of the recorded client. acknowledge: answer each TAP frame that asks for it."""
+
+    def __init__(self, node: Node, *, acknowledge: bool) -> None:
+        self.socket = socket.create_connection((node.host, node.kv_port))
+        self.acknowledge = acknowledge
+        self._received = b""
+
+    def receive(self, seconds: float) -> Frame | None:
+        """Return the next frame, None at the connection's end. Raises TimeoutError."""
+        deadline = time.monotonic() + seconds
+        while (frame := self._cut()) is None:
+            self.socket.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                data = self.socket.recv(1 << 20)
+            except ConnectionResetError:
+                return None
+            if not data:
+                return None
+            self._received += data
+        if self.acknowledge and frame.opcode in _TAP and TAP_HEAD.unpack_from(frame.extras)[1] & TapFlag.ACK:
+            self.send(join_frame(Frame(Magic.RESPONSE, frame.opcode, opaque=frame.opaque)))
+        return frame
+
+    def _cut(self) -> Frame | None:
+        if len(self._received) < HEADER_BYTES:
+            return None
+        size = HEADER_BYTES + BODY_LENGTH.unpack_from(self._received)[0]
+        if len(self._received) < size:
+            return None
+        data, self._received = self._received[:size], self._received[size:]
+        return cut(data)
+
+    def send(self, data: bytes) -> None:
+        try:
+            self.socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            """Whoever reads next finds out."""
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Player:
+    """Plays scripts to a node. patience: seconds to wait for a frame."""
+
+    def __init__(
+        self, node: Node, bindings: Bindings, *, patience: float = PATIENCE, acknowledge: bool = False
+    ) -> None:
+        self.node = node
+        self.side = WireClient(node)
+        self.patience = patience
+        self.bindings = bindings
+        self.acknowledge = acknowledge
+        self.peers: dict[str, Peer] = {}
+
+    def play(self, script: Iterable[Step], *, by_vbucket: bool) -> None:
+        """Raises Mismatch, or Missing. by_vbucket: frames that follow each other may come in another order.
+
+        Only those of one vbucket keep theirs: which one's turn it is, is timing.
+        """
+        for run in _runs(script, by_vbucket):
+            step = run[0]
+            peer = self._peer(step.connection) if step.kind in (SEND, EXPECT, CLOSED, CLOSES) else None
+            if step.kind == EXPECT:
+                self._expect(run)
+            elif step.kind == DO:
+                assert step.action is not None
+                step.action(self)
+            elif peer is not None and step.kind == SEND:
+                peer.send(self._translate(step))
+            elif peer is not None:
+                self._end(step, peer)
+        for name, peer in self.peers.items():
+            if peer.socket.fileno() >= 0:
+                self._end(Step(CLOSES, name, text="the end of the recording"), peer)
+
+    def close(self) -> None:
+        for peer in self.peers.values():
+            peer.close()
+        self.side.close()
+
+    def on_loop(self, work: Callable[[], Any]) -> Any:
+        """Do something with the node's insides, on the node's thread."""
+
+        async def job() -> Any:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(job(), self.node.loop).result(PATIENCE)
+
+    def _peer(self, name: str) -> Peer:
+        if name not in self.peers:
+            self.peers[name] = Peer(self.node, acknowledge=self.acknowledge)
+        return self.peers[name]
+
+    def _receive(self, step: Step) -> Frame | None:
+        try:
+            return self._peer(step.connection).receive(self.patience)
+        except TimeoutError:
+            raise Mismatch(f"{_at(step)}: nothing, expected {shown(step.frame) or 'the end'}") from None
+
+    def _expect(self, run: Script) -> None:
+        found: list[Frame] = []
+        for step in run:
+            frame = self._receive(step)
+            if frame is None:
+                raise Mismatch(f"{_at(step)}: the end, expected {shown(step.frame)}")
+            found.append(frame)
+        for step, frame in zip(sorted(run, key=lambda step: _turn(step.frame)), sorted(found, key=_turn), strict=True):
+            if difference := compare(step.frame, frame, self.bindings, step.connection):
+                raise Mismatch(f"{_at(step)}: {difference}\nexpected {shown(step.frame)}\nfound    {shown(frame)}")
+
+    def _end(self, step: Step, peer: Peer) -> None:
+        if step.kind == CLOSED:
+            if (frame := self._receive(step)) is not None:
+                raise Mismatch(f"{_at(step)}: {shown(frame)}, expected the end")
+        else:
+            # What our node has to say by itself, it has said once it has answered others.
+            for _ in range(3):
+                self.side.ask(Noop())
+            try:
+                frame = peer.receive(0)
+            except TimeoutError:
+                pass
+            else:
+                raise Mismatch(f"{_at(step)}: {shown(frame) if frame else 'the end'}, expected nothing")
+        peer.close()
+
+    def _translate(self, step: Step) -> bytes:
+        """Return what the client sends, with the names that the things it speaks of have here."""
+        data = step.data
+        magic, opcode = data[:2]
+        if magic == Magic.REQUEST and len(data) >= HEADER_BYTES:
+            opaque = int.from_bytes(data[12:16], "big")
+            self.bindings.bind(f"opaque of {step.connection}", opaque, opaque)
+        if magic == Magic.RESPONSE:
+            opaque = self.bindings.ours(f"opaque of {step.connection}", int.from_bytes(data[12:16], "big"))
+            return data[:12] + opaque.to_bytes(4, "big") + data[16:]
+        if magic == Magic.REQUEST and opcode == Opcode.DCP_STREAM_REQ and data[4] == STREAM_REQ.size:
+            fields = list(STREAM_REQ.unpack_from(data, HEADER_BYTES))
+            fields[4] = self.bindings.ours("vbuuid", fields[4])
+            return data[:HEADER_BYTES] + STREAM_REQ.pack(*fields) + data[HEADER_BYTES + STREAM_REQ.size :]
+        if magic == Magic.REQUEST and opcode == Opcode.SET:
+            flags, expiry = _SET.unpack_from(data, HEADER_BYTES)
+            return data[:HEADER_BYTES] + _SET.pack(flags, _expiry(expiry)) + data[HEADER_BYTES + _SET.size :]
+        return data
+
+
+def _expiry(recorded: int) -> int:
+    """Return when an item is to expire here: later, or, where the recording waits for it, long ago."""
+    if recorded > _A_MONTH:
+        return recorded + LATER
+    return int(time.time()) - 60 if recorded else 0
+
+
+def _runs(script: Iterable[Step], by_vbucket: bool) -> Iterator[Script]:
+    """Cut a script into steps; with by_vbucket, what one connection is sent without a break stays together."""
+    run: Script = []
+    for step in script:
+        if run and not (by_vbucket and step.kind == run[0].kind == EXPECT and step.connection == run[0].connection):
+            yield run
+            run = []
+        run.append(step)
+    if run:
+        yield run
+
+
+def _turn(frame: Frame) -> tuple[int, int]:
+    return frame.magic, frame.specific if frame.magic == Magic.REQUEST else 0
+
+
+def _at(step: Step) -> str:
+    return f"frame {step.index}{' of ' + step.connection if step.connection else ''} ({step.text[:60]})"
+
+
+@contextmanager
+def playing(node: Node, **options: Any) -> Iterator[Player]:
+    player = Player(node, Bindings(), **options)
+    try:
+        yield player
+    finally:
+        player.close()

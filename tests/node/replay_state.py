@@ -1,0 +1,363 @@
+"""What was in the real server when a conversation began, and what happened to it beside the conversation.
+
+Mostly that can be read off what the server sent: of each branch of history (a vbuuid) every change that any recording
+shows, and per recording which branch a vbucket was on and how far. The tables hold what cannot be seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import NamedTuple
+
+from penstock.store.vbucket import Vbucket
+from penstock.wire.constants import Magic, Opcode, Status, VbucketState
+from penstock.wire.dcp import Control
+from penstock.wire.frame import HEADER_BYTES, Frame
+from penstock.wire.kv import Delete, DelVbucket, FailoverEntry, Set, SetVbucket
+from penstock.wire.schema import Event
+from tests.node.replay import (
+    DELETION,
+    DO,
+    ENTRY,
+    EXPECT,
+    LATER,
+    MARKER,
+    MUTATION,
+    NAMES,
+    SEND,
+    STREAM_REQ,
+    TAP_ITEM,
+    Mismatch,
+    Missing,
+    Player,
+    Script,
+    Step,
+    header,
+    recording,
+)
+
+VBUCKETS = 128
+AT_ONCE = 0.15
+"""Seconds in which a stream's first snapshot comes, if what it shows was there when the stream was asked for."""
+
+_CHANGES = (Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION)
+
+
+class Start(NamedTuple):
+    """A vbucket at the beginning: its failover log (newest first), and the seqno up to which it has its history.
+
+    state: None where it is not there. grown: the seqno up to which actions take it.
+    """
+
+    log: tuple[FailoverEntry, ...] = ()
+    high: int = 0
+    state: VbucketState | None = VbucketState.ACTIVE
+    grown: int = 0
+
+
+def seqno(frame: Frame) -> int:
+    return int.from_bytes(frame.extras[:8], "big")
+
+
+def rev_seqno(frame: Frame) -> int:
+    return int.from_bytes(frame.extras[8:16], "big")
+
+
+class Asked(NamedTuple):
+    """A stream that the client asked for. reply: its place in the recording."""
+
+    reply: int
+    at: float
+    connection: str
+    opaque: int
+    vbucket: int
+    start: int
+    end: int
+    log: tuple[FailoverEntry, ...]
+
+
+def streams(steps: Sequence[Step]) -> Iterator[Asked]:
+    """Yield the streams of a recording that were accepted."""
+    asked: dict[tuple[str, int], tuple[int, int, int]] = {}
+    for step in steps:
+        if step.kind == SEND and step.data[1] == Opcode.DCP_STREAM_REQ and step.data[4] == STREAM_REQ.size:
+            request = STREAM_REQ.unpack_from(step.data, HEADER_BYTES)
+            asked[step.connection, header(step.data).opaque] = header(step.data).specific, request[2], request[3]
+        reply = step.frame
+        if step.kind == EXPECT and reply[:3] == (Magic.RESPONSE, Opcode.DCP_STREAM_REQ, Status.SUCCESS):
+            place = asked[step.connection, reply.opaque]
+            yield Asked(step.index, step.at, step.connection, reply.opaque, *place, log_of(reply))
+
+
+def log_of(reply: Frame) -> tuple[FailoverEntry, ...]:
+    return tuple(FailoverEntry(*entry) for entry in ENTRY.iter_unpack(reply.value))
+
+
+def changes_of(steps: Sequence[Step], stream: Asked) -> Iterator[Step]:
+    """Yield the markers and changes of a stream."""
+    for step in steps:
+        frame = step.frame
+        if (
+            step.kind == EXPECT
+            and step.index > stream.reply
+            and (step.connection, frame.opaque, frame.specific) == (stream.connection, stream.opaque, stream.vbucket)
+            and frame.magic == Magic.REQUEST
+            and frame.opcode in (Opcode.DCP_SNAPSHOT_MARKER, *_CHANGES)
+        ):
+            yield step
+
+
+@cache
+def histories() -> dict[int, dict[int, Frame]]:
+    """Return by vbuuid and seqno every change that any recording shows of a branch."""
+    found: dict[int, dict[int, Frame]] = {}
+    for name in NAMES:
+        for stream in streams(recording(name)) if name.startswith("dcp_") else ():
+            branch = found.setdefault(stream.log[0].vbuuid, {})
+            for step in changes_of(recording(name), stream):
+                if step.frame.opcode in _CHANGES:
+                    branch.setdefault(seqno(step.frame), step.frame)
+    return found
+
+
+def starts(name: str, steps: Sequence[Step]) -> dict[int, Start]:
+    """Return the vbuckets that are there when a conversation begins."""
+    found: dict[int, Start] = {}
+    for stream in streams(steps):
+        if stream.vbucket not in found:
+            marker = next(changes_of(steps, stream), None)
+            high = stream.start
+            if marker is not None and marker.at - stream.at < AT_ONCE:
+                high = MARKER.unpack(marker.frame.extras)[1]
+            found[stream.vbucket] = Start(stream.log, high)
+    return {0: Start(), **found, **STARTS.get(name, {})}
+
+
+def build(player: Player, name: str) -> None:
+    """Make the node's bucket what the real server's was."""
+    steps = recording(name)
+    vbuckets = player.node.buckets["default"].store.vbuckets
+    there = starts(name, steps)
+    own = {
+        (stream.log[0].vbuuid, seqno(step.frame)): step.frame
+        for stream in streams(steps)
+        for step in changes_of(steps, stream)
+        if step.frame.opcode in _CHANGES
+    }
+    for vbucket in vbuckets:
+        start = there.get(vbucket.id)
+        if start is None or start.state is None:
+            vbucket.remove()
+            continue
+        if start.log:
+            branch = histories().get(start.log[0].vbuuid, {})
+            for number in sorted(branch):
+                if number <= start.high:
+                    apply(vbucket, own.get((start.log[0].vbuuid, number), branch[number]))
+            vbucket.set_failover_log(start.log)
+        vbucket.set_state(start.state, takeover=True)
+    for vbid, documents in TAP_ITEMS.get(name, tap_items(steps)).items():
+        for number, item in enumerate(documents, 1):
+            apply_tap(vbuckets[vbid], number, item)
+
+
+def apply(vbucket: Vbucket, frame: Frame) -> None:
+    """Put a change into a vbucket's history, as the recording shows it but for the time when it expires."""
+    if frame.opcode == Opcode.DCP_MUTATION:
+        number, rev, flags, expiry, lock_time, _, nru = MUTATION.unpack(frame.extras)
+        if expiry:
+            expiry = int(time.time()) - 1 if frame.key in EXPIRED else expiry + LATER
+        fields = {"flags": flags, "expiry": expiry, "lock_time": lock_time, "nru": nru, "datatype": frame.datatype}
+        vbucket.apply(Event.MUTATION, frame.key, frame.value, cas=frame.cas, rev_seqno=rev, seqno=number, **fields)
+    else:
+        number, rev, _ = DELETION.unpack(frame.extras)
+        vbucket.apply(Event.DELETION, frame.key, cas=frame.cas, rev_seqno=rev, seqno=number)
+
+
+def tap_items(steps: Sequence[Step]) -> dict[int, list[Frame]]:
+    """Return by vbucket what a TAP stream showed at once, each document the first time that it came."""
+    found: dict[int, dict[bytes, Frame]] = {}
+    for step in steps:
+        frame = step.frame
+        item = frame.magic == Magic.REQUEST and frame.opcode in (Opcode.TAP_MUTATION, Opcode.TAP_DELETE)
+        if step.kind == EXPECT and item and step.at < AT_ONCE:
+            found.setdefault(frame.specific, {}).setdefault(frame.key, frame)
+    return {vbucket: list(documents.values()) for vbucket, documents in found.items()}
+
+
+def apply_tap(vbucket: Vbucket, number: int, frame: Frame) -> None:
+    rev = int.from_bytes(frame.framing[:8], "big")
+    if frame.opcode == Opcode.TAP_DELETE:
+        vbucket.apply(Event.DELETION, frame.key, cas=frame.cas, rev_seqno=rev, seqno=number)
+        return
+    *_, flags, expiry = TAP_ITEM.unpack(frame.extras)
+    fields = {"flags": int.from_bytes(flags.to_bytes(4, "big"), "little"), "expiry": expiry and expiry + LATER}
+    vbucket.apply(
+        Event.MUTATION,
+        frame.key,
+        frame.value,
+        cas=frame.cas,
+        rev_seqno=rev,
+        seqno=number,
+        nru=frame.framing[8],
+        **fields,
+    )
+
+
+# What happened meanwhile
+
+Action = Callable[[Player], None]
+
+
+def script(name: str) -> Script:
+    """Return the steps of a conversation with what happened beside it in between."""
+    steps = recording(name)
+    highs = {vbucket: max(start.high, start.grown) for vbucket, start in starts(name, steps).items()}
+    owner = {(s.connection, s.opaque, s.vbucket): s for s in streams(steps)}
+    here: set[tuple[int, int]] = set()  # what our node wrote by itself: (vbucket, seqno)
+    found: Script = []
+    for step in steps:
+        found += [Step(DO, action=action) for action in ACTIONS.get(name, {}).get(step.index, ())]
+        frame = step.frame
+        stream = owner.get((step.connection, frame.opaque, frame.specific))
+        if stream and step.kind == EXPECT and frame.opcode == Opcode.DCP_SNAPSHOT_MARKER:
+            _, end, _ = MARKER.unpack(frame.extras)
+            high = highs[frame.specific]
+            new = [s.frame for s in changes_of(steps, stream) if high < seqno(s.frame) <= end]
+            new = [change for change in new if change.opcode in _CHANGES]
+            if new:
+                found.append(Step(DO, action=happen(new)))
+                here |= {(frame.specific, seqno(change)) for change in new}
+                highs[frame.specific] = end
+        live = stream is not None and frame.opcode in _CHANGES and (frame.specific, seqno(frame)) in here
+        found.append(replace(step, live=live, data=hurried(step.data)))
+    return found
+
+
+def hurried(data: bytes) -> bytes:
+    """Return what the client sends, with a tenth of the time that it is ready to wait."""
+    second = Control(key=b"set_noop_interval", value=b"1")
+    return (
+        replace(second, value=b"0.1", opaque=header(data).opaque).encode()
+        if data[HEADER_BYTES:] == second.encode()[HEADER_BYTES:]
+        else data
+    )
+
+
+def happen(changes: Sequence[Frame]) -> Action:
+    """Return the action by which another client makes these changes, all in one request."""
+
+    def act(player: Player) -> None:
+        vbucket = player.node.buckets["default"].store.vbuckets[changes[0].specific]
+        requests: list[Set | Delete] = []
+        high = vbucket.high_seqno
+        for change in changes:
+            while high < seqno(change):  # the versions before it, which no one was shown
+                high += 1
+                if change.opcode != Opcode.DCP_MUTATION:
+                    requests.append(Delete(key=change.key, vbucket=vbucket.id))
+                    continue
+                _, _, flags, expiry, *_ = MUTATION.unpack(change.extras)
+                fields: dict[str, int] = {"flags": flags, "expiry": expiry and expiry + LATER}
+                requests.append(Set(key=change.key, value=change.value, vbucket=vbucket.id, **fields))
+        ask_all(player, requests)
+
+    return act
+
+
+def ask_all(player: Player, requests: Sequence[Set | Delete]) -> None:
+    player.side.send(*requests)
+    for _ in requests:
+        check(player.side.receive())
+
+
+def check(reply: Frame) -> None:
+    if reply.specific != Status.SUCCESS:
+        raise Mismatch(f"another client: {reply}")
+
+
+def become(vbucket: int, *states: VbucketState) -> Action:
+    """Return the action that gives a vbucket one state after the other."""
+
+    def act(player: Player) -> None:
+        for state in states:
+            check(player.side.ask(SetVbucket(vbucket=vbucket, state=state)))
+
+    return act
+
+
+def delete(vbucket: int) -> Action:
+    """Return the action that deletes a vbucket."""
+
+    def act(player: Player) -> None:
+        check(player.side.ask(DelVbucket(vbucket=vbucket)))
+
+    return act
+
+
+def restart(player: Player) -> None:
+    raise Missing("a node that is started again with what it had")
+
+
+def quiet(player: Player) -> None:
+    """Wait for as long as three of the shortest intervals last: nothing comes."""
+    for peer in player.peers.values():
+        try:
+            frame = peer.receive(0.3)
+        except TimeoutError:
+            continue
+        raise Mismatch(f"{frame}, expected nothing")
+
+
+def grow(vbucket: int, vbuuid: int, to: int) -> Action:
+    """Return the action by which a branch of a vbucket's history goes on up to a seqno."""
+
+    def act(player: Player) -> None:
+        found = player.node.buckets["default"].store.vbuckets[vbucket]
+        branch = histories()[vbuuid]
+        for number in sorted(branch):
+            if found.high_seqno < number <= to:
+                player.on_loop(partial(apply, found, branch[number]))
+
+    return act
+
+
+# What cannot be seen
+
+K0, DISK, C1 = 0x8D290AF8AE37, 0xA7C7C6E2EFCE, 0x45831B52CFFF  # branches
+A, R, P, D = VbucketState.ACTIVE, VbucketState.REPLICA, VbucketState.PENDING, VbucketState.DEAD
+
+STARTS: dict[str, dict[int, Start]] = {
+    "dcp_disk_backfill_after_sigkill": {0: Start((FailoverEntry(DISK, 0),), 18)},
+    "dcp_failover_rollback_matrix": {1: Start((FailoverEntry(0xB79266C79898, 0),), grown=15)},
+    "dcp_notifier": {0: Start((FailoverEntry(K0, 0),), 19)},
+    "dcp_replica_stream": {3: Start((FailoverEntry(0x71D28265B4A8, 0),), 11, R)},
+    "dcp_rollback_purged": {2: Start((FailoverEntry(0xE5744E76F333, 0),), 10)},
+    "dcp_start_0_end_0": {0: Start((FailoverEntry(K0, 0),), 11)},
+    "setup_vbuckets_and_items": {0: Start(state=None)},
+    "stats_vbucket": {vbucket: Start(state=R if vbucket == 3 else A) for vbucket in range(6)},
+    "stats_vbucket-seqno_1": {1: Start((FailoverEntry(C1, 10),), 15)},
+}
+"""By recording and vbucket what was there, where the beginning of its streams does not tell."""
+
+ACTIONS: dict[str, dict[int, Sequence[Action]]] = {
+    "dcp_disk_backfill_after_clean_restart": {0: [restart]},
+    "dcp_disk_backfill_after_sigkill": {0: [restart]},
+    "dcp_failover_rollback_matrix": {
+        2: [grow(1, C1, 5)],
+        4: [become(1, R, A), grow(1, C1, 10)],
+        6: [become(1, R, A), grow(1, C1, 15)],
+    },
+    "dcp_noop_without_stream": {6: [quiet]},
+    "dcp_state_change_stream_end": {4: [become(3, R)], 7: [become(3, D)], 10: [become(3, P)], 13: [become(3, A)]},
+    "dcp_vbucket_deleted": {4: [become(2, D)], 6: [delete(2)]},
+}
+"""By recording and frame what others did before it, where no frame tells."""
+
+EXPIRED = frozenset((b"e1",))
+"""Documents whose time was over when they were asked for."""
+
+TAP_ITEMS: dict[str, dict[int, list[Frame]]] = {}

@@ -1,0 +1,99 @@
+"""Every recorded conversation with a real server, replayed: the same frames, but for the differences in the table."""
+
+from collections import Counter
+
+import pytest
+
+from penstock.node import Node
+from penstock.wire.constants import Status
+from tests.node.replay import CLOSED, CLOSES, EXPECT, NAMES, SEND, Mismatch, Missing, playing
+from tests.node.replay_state import VBUCKETS, build, script
+from tests.node.replay_tables import DIFFERENCES, LOOSE, NOT_YET, at_once
+
+MISSING = {name: capability for capability, names in NOT_YET.items() for name in names}
+REPLAYED = [name for name in NAMES if name not in MISSING]
+SHORT = 0.2
+"""Seconds: what comes later than that is not there, where it is expected that something is not."""
+
+
+def edited(name):
+    """Return the script of what our node does, and the names of the differences in it."""
+    steps, found = script(name), []
+    for difference, entry in DIFFERENCES.items():
+        if entry.where is None or name in entry.where:
+            other = entry.edit(steps)
+            if other != steps:
+                found.append(difference)
+            steps = other
+    if name in LOOSE:
+        steps = at_once(LOOSE[name])(steps)
+    return steps, found
+
+
+def replay(name, steps, **options):
+    acknowledge = name.startswith("tap_")
+    with Node.running(vbuckets=VBUCKETS) as node, playing(node, acknowledge=acknowledge, **options) as player:
+        player.on_loop(lambda: build(player, name))
+        player.play(steps, by_vbucket=name in LOOSE)
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_replay(name):
+    steps, _ = edited(name)
+    replay(name, steps)
+
+
+@pytest.mark.parametrize("name", sorted(MISSING))
+def test_what_is_missing_is_noticed(name):
+    """Where this fails, a capability has come: take the recording out of NOT_YET."""
+    with pytest.raises((Mismatch, Missing)):
+        replay(name, edited(name)[0], patience=SHORT)
+
+
+def test_each_recording_is_missing_once():
+    assert Counter(name for names in NOT_YET.values() for name in names) == Counter(set(MISSING) & set(NAMES))
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+def test_each_difference_occurs(difference):
+    """An edit that changes nothing, or no recording that is replayed, says nothing about our node."""
+    changed = {name for name in REPLAYED if difference in edited(name)[1]}
+    expected = DIFFERENCES[difference].where
+    assert changed == set(expected) if expected is not None else changed
+
+
+# That the player notices. The differences in the table prove it too: without them their replays fail.
+
+
+@pytest.mark.parametrize(("difference", "name"), [(d, n) for d, e in DIFFERENCES.items() for n in e.where or ()])
+def test_without_a_difference_the_replay_fails(difference, name, monkeypatch):
+    monkeypatch.delitem(DIFFERENCES, difference)
+    with pytest.raises(Mismatch):
+        replay(name, edited(name)[0], patience=SHORT)
+
+
+def altered(steps, what):
+    """Return a script in which something is not as it was recorded."""
+    last = max(place for place, step in enumerate(steps) if step.kind == EXPECT)
+    before, step, after = steps[:last], steps[last], steps[last + 1 :]
+    return {
+        "a frame more": [*before, step, step, *after],
+        "a frame less": [*before, *after],
+        "another status": [*before, step.change(specific=Status.EINTERNAL), *after],
+        "another value": [*before, step.change(value=b"another"), *after],
+        "another opaque": [*before, step.change(opaque=4711), *after],
+        "an end": [*before, step, *(s.__class__(CLOSED, s.connection) if s.kind == CLOSES else s for s in after)],
+        "no request": [s for s in steps if s.kind != SEND or s.index != max(t.index for t in steps if t.kind == SEND)],
+    }[what]
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["a frame more", "a frame less", "another status", "another value", "another opaque", "an end", "no request"],
+)
+@pytest.mark.parametrize("name", ["dcp_bad_flog_ext", "dcp_start_0_end_0"])
+def test_a_wrong_recording_is_noticed(name, what):
+    steps, _ = edited(name)
+    replay(name, steps)
+    with pytest.raises(Mismatch):
+        replay(name, altered(steps, what), patience=SHORT)
