@@ -20,6 +20,7 @@ from penstock.wire.constants import Dialect, DraftCode, Opcode
 from penstock.wire.dcp import Deletion, DeletionV2, Expiration, Mutation, head_fields
 from penstock.wire.frame import HEADER_BYTES, cut_frame
 from penstock.wire.layout import Message, decode
+from penstock.wire.shapes import head_dtype
 from penstock.wire.tap import TapDelete, TapMutation
 from penstock.wire.upr import UprDeletion, UprExpiration, UprMutation
 from penstock.wire.upr_draft import DraftDeletion, DraftExpiration, DraftMutation
@@ -29,8 +30,7 @@ __all__ = ["DCP", "FORMS", "NATIVE", "Form", "reframe"]
 SMALL = 25
 """Frames: below, the loop is faster than the columns."""
 
-_DTYPES = {"B": "u1", "H": ">u2", "I": ">u4", "Q": ">u8"}
-_SOURCE = np.dtype([(name, _DTYPES[code]) for name, code in head_fields(Mutation)])
+_SOURCE = head_dtype(Mutation)
 """Header and extras of a mutation. In a tombstone the delete time stands where this has `flags`."""
 
 _PRIVATE = {TapMutation: [("rev_seqno", ">u8"), ("nru", "u1")], TapDelete: [("rev_seqno", ">u8")]}
@@ -83,7 +83,7 @@ class Target:
         self.cls = cls
         self.extras_length = cls.layouts[max(cls.layouts)].extras.size
         self.private_length = np.dtype(private).itemsize
-        self.dtype = np.dtype([(name, _DTYPES[code]) for name, code in head_fields(cls)] + private)
+        self.dtype = np.dtype([*head_dtype(cls).descr, *private])
         code = cls.opcode
         draft = isinstance(code, DraftCode)
         self.constant = {
