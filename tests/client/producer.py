@@ -99,11 +99,11 @@ class Consumer:
         self.opaques += 1
         return self.opaques
 
-    def ask(self) -> list[StreamReq]:
+    def ask(self):
         """Return the stream requests that are due, by vbucket."""
         return self.feed.requests(self.take_opaque)
 
-    def ask_one(self) -> StreamReq:
+    def ask_one(self):
         (request,) = self.ask()
         return request
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 from urllib.parse import parse_qsl, quote, unquote
 
 from penstock.errors import UsageError
+from penstock.wire.constants import Dialect
 
 DEFAULT_PORT = 11210
 DEFAULT_URL = f"couchbase://127.0.0.1:{DEFAULT_PORT}/default"
@@ -25,6 +26,7 @@ class Options:
     flow_control_bytes: stream bytes a producer may send ahead of what has been consumed (flowControlBytes).
     noop_interval: seconds between the producer's liveness checks; silence of twice that ends the connection
     (noopInterval).
+    protocol: the dialect of change streams: tap, upr-draft, upr or dcp (protocol).
     """
 
     connect_timeout: float = 10.0
@@ -32,6 +34,7 @@ class Options:
     retry_seconds: float = 30.0
     flow_control_bytes: int = 20 * 1024 * 1024
     noop_interval: int = 20
+    protocol: Dialect = Dialect.DCP
 
     @classmethod
     def from_text(cls, given: dict[str, str]) -> Self:
@@ -40,8 +43,19 @@ class Options:
         for name in given:
             if name not in names:
                 raise UsageError(f"unknown option {name!r} in the connection string; known are {', '.join(names)}")
-        numbers: dict[str, Any] = {names[name]: _number(names[name], text) for name, text in given.items()}
-        return cls(**numbers)
+        read = {"protocol": dialect_of}
+        values: dict[str, Any] = {
+            names[name]: read[name](text) if name in read else _number(names[name], text)
+            for name, text in given.items()
+        }
+        return cls(**values)
+
+
+def dialect_of(name: str) -> Dialect:
+    """Return the dialect of this name. Raises UsageError."""
+    if name not in Dialect._value2member_map_:
+        raise UsageError(f"option protocol is {name!r}, expected one of {', '.join(Dialect)}")
+    return Dialect(name)
 
 
 def outside_name(field: str) -> str:

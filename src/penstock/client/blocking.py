@@ -90,18 +90,26 @@ class LoopThread:
 
 
 def read_changes(
-    url: str = DEFAULT_URL, *, start: Start = "beginning", stop: Stop = None, vbuckets: Sequence[int] | None = None
+    url: str = DEFAULT_URL,
+    *,
+    start: Start = "beginning",
+    stop: Stop = None,
+    vbuckets: Sequence[int] | None = None,
+    protocol: str | None = None,
 ) -> Changes:
     """Give a bucket's changes as pyarrow.RecordBatch of CHANGE_SCHEMA. Arguments and errors as of `Bucket.stream`.
 
     The connections are made with the first batch, and are closed after the last one or when the generator is.
     """
-    return _read(parse_address(url), start, stop, vbuckets)
+    return _read(parse_address(url), start, stop, vbuckets, protocol)
 
 
-def _read(address: Address, start: Start, stop: Stop, vbuckets: Sequence[int] | None) -> Changes:
+def _read(address: Address, start: Start, stop: Stop, vbuckets: Sequence[int] | None, protocol: str | None) -> Changes:
     async def batches() -> AsyncGenerator[pa.RecordBatch, None]:
-        async with Bucket(address) as bucket, aclosing(bucket.batches(start, stop, vbuckets)) as found:
+        async with (
+            Bucket(address) as bucket,
+            aclosing(bucket.batches(start, stop, vbuckets, protocol=protocol)) as found,
+        ):
             async for batch in found:
                 yield batch
 

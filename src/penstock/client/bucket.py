@@ -10,15 +10,16 @@ from typing import Any, Literal, NamedTuple, Self
 
 import pyarrow as pa
 
-from penstock.client.address import DEFAULT_URL, Address, parse_address
+from penstock.client.address import DEFAULT_URL, Address, dialect_of, parse_address
 from penstock.client.connection import NodeLink
 from penstock.client.feed import Feed, Wanted
 from penstock.client.position import BEGINNING, Position, VbucketInfo, position_at_end
 from penstock.client.session import open_session, retrying
 from penstock.client.stream import ChangeStream
+from penstock.client.tap_feed import TapFeed
 from penstock.errors import KeyNotFound, RemoteProtocolError, TemporaryFailure, UsageError
 from penstock.store.failover import FailoverLog
-from penstock.wire.constants import MAX_KEY, MAX_SEQNO, MAX_VALUE, Status, VbucketState
+from penstock.wire.constants import MAX_KEY, MAX_SEQNO, MAX_VALUE, Dialect, Status, VbucketState
 from penstock.wire.frame import Frame
 from penstock.wire.kv import (
     Add,
@@ -206,45 +207,75 @@ class Bucket:
         start: Start = "beginning",
         stop: Stop = None,
         vbuckets: Sequence[int] | None = None,
+        *,
+        protocol: str | None = None,
     ) -> ChangeStream:
         """Return the changes of some vbuckets (all, if none are named) from a position to a position.
 
         start: "beginning", "now", or by vbucket the positions where an earlier stream ended; without one, a vbucket
         begins at the beginning. stop: None for ever; "now" for what exists when the stream connects (or connects again,
         after it was cut off); or by vbucket the last seqno wanted, vbuckets without one being left out.
-        Raises UsageError for a vbucket that the bucket does not have, and for another start or stop.
+        protocol: the dialect, "tap", "upr-draft", "upr" or "dcp"; None: as the connection string says. TAP has no
+        seqnos: it knows "beginning", "now" and None, and cannot go on from a position.
+        Raises UsageError for a vbucket that the bucket does not have, and for another start, stop or protocol.
         """
+        dialect = self.address.options.protocol if protocol is None else dialect_of(protocol)
         if stop is not None and stop != "now" and not isinstance(stop, Mapping):
             raise UsageError(f"stop is {stop!r}, expected None, 'now' or seqnos by vbucket")
         chosen = await self._chosen(vbuckets)
+        if dialect is Dialect.TAP:
+            return ChangeStream(self.address, self._tap_feed(start, stop, chosen), self.high_seqnos)
         ends = dict.fromkeys(chosen, MAX_SEQNO)
         if isinstance(stop, Mapping):
             ends = {vb: stop[vb] for vb in chosen if vb in stop}
         positions = await self._positions(start, chosen)
         wanted = {vb: Wanted(position=positions[vb], end_seqno=end) for vb, end in ends.items()}
-        return self.open_feed(wanted, ends_now=stop == "now")
+        return self.open_feed(wanted, dialect=dialect, ends_now=stop == "now")
 
     def open_feed(
-        self, wanted: Mapping[int, Wanted], *, exact_end: bool = False, ends_now: bool = False
+        self,
+        wanted: Mapping[int, Wanted],
+        *,
+        dialect: Dialect = Dialect.DCP,
+        exact_end: bool = False,
+        ends_now: bool = False,
     ) -> ChangeStream:
         """Return exactly these streams; arguments as of `Feed`. The bucket must have been entered."""
         window = self.address.options.flow_control_bytes
-        feed = Feed(self.vbuckets, wanted, window=window, exact_end=exact_end, ends_now=ends_now)
+        feed = Feed(self.vbuckets, wanted, window=window, dialect=dialect, exact_end=exact_end, ends_now=ends_now)
         return ChangeStream(self.address, feed, self.high_seqnos)
 
+    def _tap_feed(self, start: Start, stop: Stop, chosen: Sequence[int]) -> TapFeed:
+        if start not in ("beginning", "now") or stop not in ("now", None):
+            raise UsageError(
+                "TAP cannot resume: it has no seqnos, so start is 'beginning' or 'now', and stop None or 'now'"
+            )
+        window = self.address.options.flow_control_bytes
+        return TapFeed(self.vbuckets, chosen, window=window, from_now=start == "now", until_now=stop == "now")
+
     async def batches(
-        self, start: Start = "beginning", stop: Stop = None, vbuckets: Sequence[int] | None = None
+        self,
+        start: Start = "beginning",
+        stop: Stop = None,
+        vbuckets: Sequence[int] | None = None,
+        *,
+        protocol: str | None = None,
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Give the changes as pyarrow.RecordBatch of CHANGE_SCHEMA. Arguments and errors as of `stream`."""
-        async with await self.stream(start, stop, vbuckets) as stream:
+        async with await self.stream(start, stop, vbuckets, protocol=protocol) as stream:
             async for batch in stream:
                 yield batch
 
     async def changes(
-        self, start: Start = "beginning", stop: Stop = None, vbuckets: Sequence[int] | None = None
+        self,
+        start: Start = "beginning",
+        stop: Stop = None,
+        vbuckets: Sequence[int] | None = None,
+        *,
+        protocol: str | None = None,
     ) -> AsyncGenerator[Change, None]:
         """Give the changes as objects. Arguments and errors as of `stream`."""
-        async with await self.stream(start, stop, vbuckets) as stream:
+        async with await self.stream(start, stop, vbuckets, protocol=protocol) as stream:
             async for change in stream.changes():
                 yield change
 

@@ -21,6 +21,9 @@ from penstock.wire.layout import Request
 _RECEIVE_BUFFER = 4 * 1024 * 1024
 """What the kernel may hold for us: room for a producer to go on while a slab is being decoded."""
 
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
+"""Seconds of silence before the first probe and between probes, and how many are left unanswered."""
+
 _CLOSE_SECONDS = 5.0
 _OPAQUES = 0x7FFF_FFFF
 _OPAQUE, _OPAQUE_AT = Struct(">I"), 12
@@ -61,13 +64,13 @@ _NONE = Frame(Magic.RESPONSE, 0)
 class NodeLink(asyncio.BufferedProtocol):
     """A connection with requests under way, each known by its opaque.
 
-    on_stream: called once for each read, with what in it is no answer to a request: runs, markers, stream ends, noops,
-    or nothing. An Error that it raises ends the connection.
+    dialect: the one of its change streams. on_stream: called once for each read, with what in it is no answer to a
+    request: runs, markers, stream ends, noops, or nothing. An Error that it raises ends the connection.
     """
 
-    def __init__(self, on_stream: FrameEvents | None = None) -> None:
+    def __init__(self, on_stream: FrameEvents | None = None, dialect: Dialect = Dialect.DCP) -> None:
         self._on_stream = on_stream
-        self._receiver = Connection(Slab(), runs=Dialect.DCP)
+        self._receiver = Connection(Slab(), runs=dialect)
         self._waiting: dict[int, _Call] = {}
         self._next_opaque = 1
         self._outgoing: list[bytes | bytearray] = []
@@ -78,14 +81,23 @@ class NodeLink(asyncio.BufferedProtocol):
         self._gone = asyncio.Event()
         self.closed: asyncio.Future[Exception] = self._loop.create_future()
         """Done, with the reason, once the connection has ended."""
+        self.ended_in_order = False
+        """The node closed it, between two frames, and not for anything that went wrong."""
 
     @classmethod
-    async def open(cls, host: str, port: int, timeout: float, on_stream: FrameEvents | None = None) -> Self:
+    async def open(
+        cls,
+        host: str,
+        port: int,
+        timeout: float,
+        on_stream: FrameEvents | None = None,
+        dialect: Dialect = Dialect.DCP,
+    ) -> Self:
         """Connect. Raises OSError if nobody listens, OperationTimeout if nobody answers in time (seconds)."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout):
-                _, link = await loop.create_connection(lambda: cls(on_stream), host, port)
+                _, link = await loop.create_connection(lambda: cls(on_stream, dialect), host, port)
         except TimeoutError:
             raise OperationTimeout(f"no connection to {host}:{port} within {timeout:g} s") from None
         return link
@@ -133,6 +145,7 @@ class NodeLink(asyncio.BufferedProtocol):
         self._drained.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.ended_in_order = exc is None and not self.closed.done() and self._receiver.is_between_frames
         self.fail(exc or ConnectionClosed("the node closed it"))
         self._gone.set()
         self._drained.set()
@@ -156,6 +169,16 @@ class NodeLink(asyncio.BufferedProtocol):
         if isinstance(reason, Error) and not isinstance(reason, ConnectionClosed | OperationTimeout):
             return reason  # the peer broke a rule or refused: trying again may not mend it
         return ConnectionClosed(f"the connection ended: {reason}")
+
+    def keep_alive(self) -> None:
+        """Let the kernel find out whether the peer is still there, for a dialect that has no signs of life."""
+        assert self._transport is not None
+        sock = self._transport.get_extra_info("socket")
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEP_ALIVE.items():
+                if hasattr(socket, name):
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def pause_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():

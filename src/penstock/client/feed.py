@@ -1,44 +1,49 @@
-"""The consumer without its socket: what was asked for, what arrived, and what to send next.
+"""The consumer without its socket, of the dialects that stream by vbucket: DCP, UPR and its draft.
 
 A Feed is given the events of one connection after another. It opens streams, checks what they send, turns it into
 batches, counts bytes for flow control, and keeps the position of every vbucket, so that a new connection goes on where
 the last one ended: nothing is lost, nothing comes twice. A rollback is a row like any other.
+
+Where an accepted stream does not say which branches the producer has, the failover log is asked for in front of the
+stream request, to decide where to go on, and once more behind it: only if both are the same did the stream begin in the
+history that was decided upon. Until then no snapshot counts as complete.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.client.position import BEGINNING, Position, accepted, advance_to, roll_back, stream_request
-from penstock.errors import ConnectionClosed, Error, RemoteProtocolError, UsageError, status_error
-from penstock.store.failover import FailoverLog
-from penstock.wire.columns import (
-    SMALL_RUN,
-    Heads,
-    Run,
-    StreamContext,
-    batch_of,
-    changes_of,
-    columns_of,
-    decode_messages,
-    heads_of,
+from penstock.client.follower import Delivery, Follower
+from penstock.client.position import (
+    BEGINNING,
+    UNKNOWN_END,
+    Position,
+    accepted,
+    advance_to,
+    reconciled,
+    roll_back,
+    without_branch,
 )
-from penstock.wire.connection import ReceiveEvent
-from penstock.wire.constants import MAX_SEQNO, Magic, Opcode, Status, StreamEndReason
-from penstock.wire.dcp import BufferAck, CloseStream, DcpNoop, SnapshotMarker, StreamEnd, StreamReq, unpack_rollback
-from penstock.wire.frame import Frame, join_frame, opcode_name, status_name
-from penstock.wire.kv import unpack_failover_log
-from penstock.wire.layout import Request, decode
+from penstock.client.speech import SPEECHES, Accepted, Answer, LogFirst, Refused, Rollback, UnknownBranch
+from penstock.errors import ConnectionClosed, Error, RemoteProtocolError, UsageError, status_error
+from penstock.store.failover import FailoverEntry, FailoverLog
+from penstock.wire.columns import SMALL_RUN, Heads, Run, columns_of, decode_messages, heads_of
+from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Status
+from penstock.wire.dcp import BufferAck, DcpNoop, SnapshotMarker, SnapshotMarkerV2
+from penstock.wire.frame import Frame, join_frame, status_name
+from penstock.wire.layout import Message, Request, decode
 from penstock.wire.schema import Change, Event, signed64
-from penstock.wire.stream import StreamEvent, StreamState, advance, reply_event
+from penstock.wire.stream import EVENTS, StreamEvent, StreamState, advance
+
+__all__ = ["Delivery", "Feed", "Wanted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,45 +71,37 @@ class _Stream:
     state: StreamState = StreamState.ENDED
     opaque: int = 0
     log: FailoverLog = ()
-    """The producer's, newest entry first, from when it accepted the stream last."""
+    """The producer's, newest entry first, from when it was asked last or accepted the stream last."""
+    is_confirmed: bool = True
+    """Did the stream begin in the history of `log`?"""
+    is_whole: bool = False
+    """Was the end of a snapshot received, and nothing of another one?"""
+    has_ended: bool = False
+    """Everything has arrived, but is not confirmed yet."""
     snap_end: int = 0
     """Where the snapshot of the last marker is complete."""
+    least_end: int = 0
+    """What another dialect said of the end of the snapshot in which the stream went on."""
     requested_seqno: int | None = None
     """What the producer's last ROLLBACK said, until the stream is accepted again."""
     received: int = 0
     """Changes up to here were handed out before the stream began again at 0."""
 
 
-class Delivery(NamedTuple):
-    """What a caller gets at once.
+class _Asked(NamedTuple):
+    """A failover log that was asked for. of: the opaque of the stream that it was asked about."""
 
-    positions: those behind the changes. nbytes: what the changes took on the wire; connection: the number of the one
-    that they came by, to which they are acknowledged.
-    """
-
-    content: pa.RecordBatch | list[Change]
-    positions: dict[int, Position]
-    nbytes: int
-    connection: int
-
-    @property
-    def batch(self) -> pa.RecordBatch:
-        return batch_of(self.content) if isinstance(self.content, list) else self.content
-
-    @property
-    def changes(self) -> list[Change]:
-        return self.content if isinstance(self.content, list) else changes_of(self.content)
+    stream: _Stream
+    then: Callable[[_Stream, FailoverLog], None]
+    of: int
 
 
-class Feed:
-    """The streams of one consumer on one node.
+_UNNAMED: FailoverLog = (FailoverEntry(0, 0),)
+"""The log of a vbucket whose branches are not known: no producer has one of this name, so nothing goes on in it."""
 
-    deliveries: what has arrived and not been handed out, to be taken from the left. queued_bytes: what of them, and of
-    deliveries that are not consumed yet, a producer may count against the window. given_up: the vbuckets whose
-    producer has another history than `expect_vbuuid`. needs_end: vbuckets whose end is what the producer has now, to
-    be asked for and given to `set_end`. failure: why a stream ended or was refused that another try may mend; troubled:
-    the vbuckets to which that happened, until they have sent a change again.
-    """
+
+class Feed(Follower):
+    """The streams of some vbuckets, each from its own position. Attributes as of Follower."""
 
     def __init__(
         self,
@@ -112,10 +109,11 @@ class Feed:
         wanted: Mapping[int, Wanted],
         *,
         window: int,
+        dialect: Dialect = Dialect.DCP,
         exact_end: bool = False,
         ends_now: bool = False,
     ) -> None:
-        """vbuckets: how many the bucket has. window: flow control, bytes.
+        """vbuckets: how many the bucket has. window: flow control, bytes. dialect: any but TAP.
 
         exact_end: leave out changes behind end_seqno, which a producer may send to complete a snapshot. ends_now:
         each connection's first act is to find out where the streams end; the end_seqno of `wanted` says nothing.
@@ -123,29 +121,21 @@ class Feed:
         """
         if foreign := [vb for vb in wanted if not 0 <= vb < vbuckets]:
             raise UsageError(f"vbucket {foreign[0]}, expected one below {vbuckets}")
-        self.vbuckets = vbuckets
-        self.wanted = wanted
-        self.window = window
-        self.deliveries: deque[Delivery] = deque()
-        self.queued_bytes = 0
-        self.given_up: list[int] = []
-        self.needs_end: set[int] = set()
-        self.failure: Error | None = None
-        self.troubled: set[int] = set()
+        super().__init__(dialect, vbuckets, window, {vb: each.position for vb, each in wanted.items()})
+        self._speech = SPEECHES[dialect]
+        self._log_first = self._speech if isinstance(self._speech, LogFirst) else None
+        self.noop = self._speech.noop
         self._exact_end = exact_end
         self._ends_now = ends_now
-        self._context = StreamContext(vbuckets)
         self._streams = {vb: _Stream(vb, each, each.position, each.end_seqno) for vb, each in wanted.items()}
         nothing = {vb for vb, each in wanted.items() if _is_nothing(each.position, each.end_seqno)}
         self._unfinished = set(wanted) - (set() if ends_now else nothing)
         self._due: set[int] = set()
         self._by_opaque: dict[int, _Stream] = {}
+        self._logs_due: dict[int, Callable[[_Stream, FailoverLog], None]] = {}
+        self._logs: dict[int, _Asked] = {}
         self._unanswered = 0
-        self._rows: list[Change] = []
         self._moved: set[int] = set()
-        self._outgoing: list[bytes] = []
-        self._connection = 0
-        self._nbytes = 0
         self._unacked = 0
         self.connection_lost()
 
@@ -157,123 +147,196 @@ class Feed:
 
     @property
     def awaits_replies(self) -> bool:
-        """Is a stream request unanswered?"""
-        return self._unanswered > 0
+        return self._unanswered > 0 or bool(self._logs)
 
     def connection_lost(self) -> None:
-        """Forget the streams of a connection, not their positions; the next one goes on behind them."""
-        self._connection += 1
+        super().connection_lost()
         self._by_opaque.clear()
+        self._logs.clear()
+        self._logs_due.clear()
         self._unanswered = self._unacked = 0
-        self.failure = None
-        self._due = set(self._unfinished)
         self.needs_end = set(self._unfinished) if self._ends_now else set()
         for stream in self._streams.values():
             stream.state = StreamState.ENDED
+            stream.has_ended = False
+        for vbucket in self._unfinished:
+            self._make_due(vbucket)
 
     def set_end(self, vbucket: int, end_seqno: int) -> None:
-        """Say where a vbucket of `needs_end` ends."""
         stream = self._streams[vbucket]
         stream.end_seqno = end_seqno
         self.needs_end.discard(vbucket)
         if _is_nothing(stream.position, end_seqno) and stream.requested_seqno is None:
             self._finish(stream)
 
-    def requests(self, take_opaque: Callable[[], int]) -> list[StreamReq]:
-        """Return the stream requests that are due: one for each stream that is neither open nor at its end."""
-        due, self._due = sorted(self._due - self.needs_end), self._due & self.needs_end
-        return [self._ask(self._streams[vbucket], take_opaque()) for vbucket in due]
+    def requests(self, take_opaque: Callable[[], int]) -> list[Request]:
+        """Return the requests that are due: one for each stream that is neither open nor at its end.
 
-    def _ask(self, stream: _Stream, opaque: int) -> StreamReq:
+        Where the failover log has to be known first it is that which is asked for, and then the stream.
+        """
+        due, self._due = sorted(self._due - self.needs_end), self._due & self.needs_end
+        requests = [self._ask(self._streams[vbucket], self._fresh(take_opaque)) for vbucket in due]
+        logs, self._logs_due = self._logs_due, {}
+        if self._log_first is not None:
+            for vbucket, then in sorted(logs.items(), key=itemgetter(0)):
+                opaque, stream = self._fresh(take_opaque), self._streams[vbucket]
+                self._logs[opaque] = _Asked(stream, then, stream.opaque)
+                requests.append(self._log_first.log_request(vbucket, opaque))
+        return requests
+
+    def _fresh(self, take_opaque: Callable[[], int]) -> int:
+        """Return an opaque that nothing has: all messages of a stream are known by it alone."""
+        while (opaque := take_opaque()) in self._by_opaque or opaque in self._logs:
+            continue
+        return opaque
+
+    def _make_due(self, vbucket: int) -> None:
+        if self._log_first is None:
+            self._due.add(vbucket)
+        else:
+            self._logs_due[vbucket] = self._decide
+
+    def _ask(self, stream: _Stream, opaque: int) -> Request:
         stream.opaque = opaque
         stream.state = StreamState.REQUESTED
+        stream.is_whole = False
+        if self._log_first is not None:
+            stream.is_confirmed = False
+            self._logs_due[stream.vbucket] = self._confirm
         self._by_opaque[opaque] = stream
         self._unanswered += 1
-        return stream_request(stream.vbucket, stream.position, stream.end_seqno, opaque)
+        return self._speech.stream_request(stream.vbucket, stream.position, stream.end_seqno, opaque, stream.log)
 
     def _finish(self, stream: _Stream) -> None:
         self._unfinished.discard(stream.vbucket)
         self._due.discard(stream.vbucket)
+        self._logs_due.pop(stream.vbucket, None)
         self.troubled.discard(stream.vbucket)
+
+    def _give_up(self, stream: _Stream) -> None:
+        """Leave a stream alone whose producer has another history than the expected one."""
+        if stream.opaque in self._by_opaque:
+            self._close(stream)
+        self._finish(stream)
+        self.given_up.append(stream.vbucket)
 
     def _fail(self, stream: _Stream, failure: Error) -> None:
         """Ask again for a stream, but only on another connection and later: at once would be a busy loop."""
         self.failure = failure
         self.troubled.add(stream.vbucket)
 
+    # failover logs
+
+    def _decide(self, stream: _Stream, log: FailoverLog) -> None:
+        """Find out where to go on with the producer of this log, and ask for the stream."""
+        position, requested_seqno = reconciled(stream.position, log)
+        expected = stream.wanted.expect_vbuuid
+        if expected is not None and (log[0].vbuuid != expected or requested_seqno is not None):
+            self._give_up(stream)
+            return
+        stream.log = log
+        if requested_seqno is not None:
+            self._go_back(stream, position, requested_seqno)
+        self._due.add(stream.vbucket)
+
+    def _confirm(self, stream: _Stream, log: FailoverLog) -> None:
+        """Compare the log behind a stream request with the one in front of it."""
+        if stream.is_confirmed or (stream.state is StreamState.ENDED and not stream.has_ended):
+            return
+        if log == stream.log:
+            stream.is_confirmed = True
+            if stream.is_whole:
+                self._complete(stream)
+            if stream.has_ended:
+                self._finish(stream)
+        elif stream.wanted.expect_vbuuid is not None:
+            self._give_up(stream)
+        else:
+            self._by_opaque.pop(stream.opaque, None)
+            stream.state = StreamState.ENDED
+            self._fail(stream, ConnectionClosed(f"vbucket {stream.vbucket}: its history changed as the stream began"))
+
+    def _rename(self, stream: _Stream, log: FailoverLog) -> None:
+        """Learn the names of the branches that a flush began."""
+        if stream.state is not StreamState.ENDED:
+            stream.is_confirmed = True
+            self._adopt(stream, accepted(stream.position, log), log)
+
     # what arrives
 
-    def receive(self, events: Iterable[ReceiveEvent]) -> bytes:
-        """Take the events of one read and return what must be sent at once: answers to noops, acknowledgements.
+    def take_positions(self) -> dict[int, Position]:
+        return {} if self.deliveries or self._rows else self._moved_positions()
 
-        Raises RemoteProtocolError if the producer breaks a rule, StatusError for a refusal that no retry mends.
-        """
-        for event in events:
-            if isinstance(event, Run):
-                self._on_run(event)
-            elif isinstance(event, Frame):
-                self._on_frame(event)
-        self._flush()
-        self._acknowledge(self._take_count())
-        return self._take_outgoing()
-
-    def consumed(self, delivery: Delivery) -> bytes:
-        """Note that the caller is done with a delivery; return the acknowledgement to send, if one is due."""
-        self.queued_bytes -= delivery.nbytes
-        if delivery.connection == self._connection:
-            self._acknowledge(delivery.nbytes)
-        return self._take_outgoing()
-
-    def _take_count(self) -> int:
-        """Return the bytes that arrived since the last delivery: what they held was dropped or dealt with."""
-        nbytes, self._nbytes = self._nbytes, 0
-        return nbytes
+    def _dealt_with(self, nbytes: int) -> None:
+        self._acknowledge(nbytes)
 
     def _acknowledge(self, nbytes: int, *, at_once: bool = False) -> None:
         """Count bytes as dealt with, and tell the producer when they are a fifth of the window.
 
         Source: docs/dcp, flow-control.md. What is less is told with the next answer to a NOOP.
         """
+        if not self._speech.flow_control:
+            return
         self._unacked += nbytes
         if self._unacked and (at_once or self._unacked * 5 >= self.window):
             self._outgoing.append(BufferAck(nbytes=self._unacked).encode())
             self._unacked = 0
 
-    def _take_outgoing(self) -> bytes:
-        outgoing, self._outgoing = b"".join(self._outgoing), []
-        return outgoing
-
     def _on_frame(self, frame: Frame) -> None:
-        if frame.magic == Magic.RESPONSE:
-            self._on_reply(frame)
+        if self._speech.is_answer(frame):
+            self._on_answer(frame)
             return
-        message = decode(frame)
+        message = decode(frame, self.dialect)
         if isinstance(message, DcpNoop):
             self._outgoing.append(join_frame(Frame(Magic.RESPONSE, frame.opcode, opaque=frame.opaque)))
             self._acknowledge(0, at_once=True)
-        elif isinstance(message, SnapshotMarker):
-            self._on_marker(message, frame.size)
-        elif isinstance(message, StreamEnd):
-            self._on_end(message, frame.size)
-        else:
-            raise RemoteProtocolError(f"{opcode_name(frame.opcode)} from a producer")
-
-    def _on_reply(self, frame: Frame) -> None:
-        stream = self._by_opaque.get(frame.opaque)
-        if stream is None or frame.opcode != Opcode.DCP_STREAM_REQ:
             return
-        event = reply_event(frame.specific)
-        stream.state = advance(stream.state, event, stream.vbucket)
+        event = EVENTS[self.dialect].get(type(message))
+        handle = None if event is None else _HANDLERS.get(event)
+        if event is None or handle is None:
+            raise RemoteProtocolError(f"{message.opcode.name} from a producer")
+        self._nbytes += frame.size
+        stream = self._by_opaque.get(frame.opaque)
+        if stream is None:
+            return  # it was given up, or belongs to an ended one
+        if stream.vbucket != frame.specific:
+            raise RemoteProtocolError(
+                f"{message.opcode.name} of vbucket {frame.specific} under the opaque of {stream.vbucket}"
+            )
+        stream.state = advance(stream.state, event, stream.vbucket, self.dialect)
+        handle(self, stream, message)
+
+    def _on_answer(self, frame: Frame) -> None:
+        if (asked := self._logs.pop(frame.opaque, None)) is not None:
+            self._on_log(asked, frame)
+            return
+        stream = self._by_opaque.get(frame.opaque)
+        answer = None if stream is None else self._speech.stream_answer(frame)
+        if stream is None or answer is None:
+            return
+        event = _ANSWERS[type(answer)]
+        stream.state = advance(stream.state, event, stream.vbucket, self.dialect)
         self._unanswered -= 1
-        if event is StreamEvent.ACCEPTED:
-            self._on_accepted(stream, unpack_failover_log(frame.value))
+        if isinstance(answer, Accepted):
+            self._on_accepted(stream, answer.log)
             return
         del self._by_opaque[frame.opaque]
-        if event is StreamEvent.ROLLBACK:
-            self._due.add(stream.vbucket)
-            self._roll_back(stream, unpack_rollback(frame.value))
+        if isinstance(answer, Refused):
+            self._on_refused(stream, answer.status)
+        elif isinstance(answer, UnknownBranch) and not stream.position.seqno:
+            self._on_refused(stream, Status.KEY_ENOENT)
         else:
-            self._on_refused(stream, frame.specific)
+            self._on_rollback(stream, answer)
+
+    def _on_log(self, asked: _Asked, frame: Frame) -> None:
+        assert self._log_first is not None
+        stream, answer = asked.stream, self._log_first.log_answer(frame)
+        if asked.of != stream.opaque or stream.vbucket not in self._unfinished:
+            return
+        if isinstance(answer, Refused):
+            self._on_refused(stream, answer.status)
+        else:
+            asked.then(stream, answer)
 
     def _on_refused(self, stream: _Stream, status: int) -> None:
         about = f"vbucket {stream.vbucket}: stream from {stream.position.seqno} refused, {status_name(status)}"
@@ -283,65 +346,61 @@ class Feed:
         self._fail(stream, error)
 
     def _on_accepted(self, stream: _Stream, log: FailoverLog) -> None:
-        vbucket, vbuuid = stream.vbucket, log[0].vbuuid
-        if stream.wanted.expect_vbuuid not in (None, vbuuid):
-            self._close(stream)
-            self.given_up.append(vbucket)
+        known = stream.log if self._log_first is not None else log
+        if stream.wanted.expect_vbuuid not in (None, known[0].vbuuid):
+            self._give_up(stream)
             return
-        position = accepted(stream.position, log)
+        position = accepted(stream.position, known)
         if stream.requested_seqno is not None:
             position = replace(position, history=position.history + 1)
-            self._rows.append(
-                Change(
-                    vbucket=vbucket,
-                    vbuuid=vbuuid,
-                    seqno=position.seqno,
-                    event=Event.ROLLBACK,
-                    history=position.history,
-                    requested_seqno=stream.requested_seqno,
-                )
-            )
+            self._rows.append(_rollback_row(stream.vbucket, known[0].vbuuid, position, stream.requested_seqno))
             stream.requested_seqno = None
-        stream.position, stream.log = position, log
-        self._context.vbuuid[vbucket] = signed64(vbuuid)
-        self._context.history[vbucket] = position.history
-        self._moved.add(vbucket)
+        stream.least_end = 0 if position.snap_end == UNKNOWN_END else position.snap_end
+        self._adopt(stream, position, known)
+        if log:
+            self._confirm(stream, log)
 
-    def _roll_back(self, stream: _Stream, requested_seqno: int) -> None:
+    def _adopt(self, stream: _Stream, position: Position, log: FailoverLog) -> None:
+        stream.position, stream.log = position, log
+        self._context.vbuuid[stream.vbucket] = signed64(log[0].vbuuid)
+        self._context.history[stream.vbucket] = position.history
+        self._moved.add(stream.vbucket)
+
+    def _on_rollback(self, stream: _Stream, answer: Rollback | UnknownBranch) -> None:
         position = stream.position
+        if isinstance(answer, UnknownBranch):
+            back = without_branch(position)
+            requested_seqno = back.seqno
+        else:
+            requested_seqno = answer.seqno
+            back = roll_back(position, requested_seqno)
         if not position.seqno:
             raise RemoteProtocolError(f"vbucket {stream.vbucket}: ROLLBACK to {requested_seqno} of a stream from 0")
-        if stream.wanted.expect_vbuuid is not None:
-            if position.seqno < stream.wanted.purge_seqno:
-                stream.received = max(stream.received, position.seqno)
-                stream.position = Position(history=position.history)
-            else:
-                self._finish(stream)
-                self.given_up.append(stream.vbucket)
+        if requested_seqno > position.seqno:
+            raise RemoteProtocolError(
+                f"vbucket {stream.vbucket}: ROLLBACK to {requested_seqno} of a stream from {position.seqno}"
+            )
+        if stream.wanted.expect_vbuuid is None:
+            self._go_back(stream, back, requested_seqno)
+        elif position.seqno < stream.wanted.purge_seqno:
+            stream.received = max(stream.received, position.seqno)
+            stream.position = Position(history=position.history)
+        else:
+            self._give_up(stream)
             return
+        self._make_due(stream.vbucket)
+
+    def _go_back(self, stream: _Stream, position: Position, requested_seqno: int) -> None:
         if stream.requested_seqno is not None:
             requested_seqno = min(requested_seqno, stream.requested_seqno)
         stream.requested_seqno = requested_seqno
-        stream.position = roll_back(position, requested_seqno)
+        stream.position = position
         if self._ends_now:
             self.needs_end.add(stream.vbucket)
 
-    def _stream_of(self, message: Request) -> _Stream | None:
-        """Return the message's stream, or None for one that was given up or belongs to an ended one."""
-        stream = self._by_opaque.get(message.opaque)
-        if stream is not None and stream.vbucket != message.vbucket:
-            raise RemoteProtocolError(
-                f"{opcode_name(message.opcode)} of vbucket {message.vbucket} under the opaque of {stream.vbucket}"
-            )
-        return stream
-
-    def _on_marker(self, marker: SnapshotMarker, nbytes: int) -> None:
-        self._count(nbytes)
-        stream = self._stream_of(marker)
-        if stream is None:
-            return
+    def _on_marker(self, stream: _Stream, marker: Message) -> None:
+        assert isinstance(marker, SnapshotMarker | SnapshotMarkerV2)
         vbucket, position = stream.vbucket, stream.position
-        stream.state = advance(stream.state, StreamEvent.MARKER, vbucket)
         if marker.start_seqno > marker.end_seqno or marker.end_seqno < position.seqno:
             raise RemoteProtocolError(
                 f"vbucket {vbucket}: snapshot {marker.start_seqno}..{marker.end_seqno} after seqno {position.seqno}",
@@ -352,26 +411,51 @@ class Feed:
         self._context.snapshot_end[vbucket] = signed64(marker.end_seqno)
         self._context.snapshot_flags[vbucket] = marker.flags
 
-    def _on_end(self, message: StreamEnd, nbytes: int) -> None:
-        self._count(nbytes)
-        stream = self._stream_of(message)
-        if stream is None:
+    def _on_snapshot_start(self, stream: _Stream, message: Message) -> None:
+        stream.snap_end = UNKNOWN_END
+        stream.is_whole = False
+
+    def _on_snapshot_end(self, stream: _Stream, message: Message) -> None:
+        stream.is_whole = True
+        if stream.is_confirmed:
+            self._complete(stream)
+
+    def _complete(self, stream: _Stream) -> None:
+        """Remember that the snapshot is complete at the last change of it, wherever its end was said to be."""
+        position = stream.position
+        if not position.is_complete and position.seqno >= stream.least_end:
+            stream.position = advance_to(position, position.seqno, position.seqno, stream.log)
+            self._moved.add(stream.vbucket)
+
+    def _on_flush(self, stream: _Stream, message: Message) -> None:
+        """Go on with the history that begins here, whose branch is still to be asked for."""
+        if stream.wanted.expect_vbuuid is not None:
+            self._give_up(stream)
             return
-        stream.state = advance(stream.state, StreamEvent.END, stream.vbucket)
-        del self._by_opaque[message.opaque]
-        at_end = stream.position.seqno >= stream.end_seqno or stream.position.is_complete
-        if message.reason == StreamEndReason.OK and stream.end_seqno != MAX_SEQNO and at_end:
+        stream.least_end = stream.received = 0
+        self._adopt(stream, Position(history=stream.position.history + 1), _UNNAMED)
+        self._rows.append(_rollback_row(stream.vbucket, None, stream.position, 0))
+        self._logs_due[stream.vbucket] = self._rename
+
+    def _on_nothing(self, stream: _Stream, message: Message) -> None:
+        """Pass over a stream's start, and a state that the vbucket shall have here, which is for replicas."""
+
+    def _on_end(self, stream: _Stream, message: Message) -> None:
+        del self._by_opaque[stream.opaque]
+        position, reason = stream.position, self._speech.end_reason(message)
+        at_end = position.seqno >= stream.end_seqno or position.is_complete or stream.is_whole
+        if reason or stream.end_seqno == MAX_SEQNO or not at_end:
+            about = f"vbucket {stream.vbucket}: the producer ended the stream at {position.seqno}, {reason or 'OK'}"
+            self._fail(stream, ConnectionClosed(about))
+        elif stream.is_confirmed:
             self._finish(stream)
-            return
-        reasons = StreamEndReason._value2member_map_
-        reason = StreamEndReason(message.reason).name if message.reason in reasons else f"reason {message.reason}"
-        about = f"vbucket {stream.vbucket}: the producer ended the stream at {stream.position.seqno}, {reason}"
-        self._fail(stream, ConnectionClosed(about))
+        else:
+            stream.has_ended = True
 
     def _on_run(self, run: Run) -> None:
         nbytes = run.end - int(run.offsets[0])
         if len(run.offsets) < SMALL_RUN:
-            self._count(nbytes)
+            self._nbytes += nbytes
             for change, offset in zip(decode_messages(run, self._context), run.offsets, strict=True):
                 opaque = int.from_bytes(run.buffer[offset + 12 : offset + 16], "big")
                 seqno = change.seqno or 0
@@ -380,7 +464,7 @@ class Feed:
                     self._rows.append(change)
             return
         self._flush()  # first, or the rows of smaller runs would be handed out with positions behind this one
-        self._count(nbytes)
+        self._nbytes += nbytes
         heads = heads_of(run)
         batch = columns_of(run, heads, self._context)
         keep = self._check(heads)
@@ -419,7 +503,7 @@ class Feed:
             return (1, 0)
         if stream.vbucket != vbucket:
             raise RemoteProtocolError(f"change of vbucket {vbucket} under the opaque of {stream.vbucket}")
-        stream.state = advance(stream.state, StreamEvent.DATA, vbucket)
+        stream.state = advance(stream.state, StreamEvent.DATA, vbucket, self.dialect)
         if least <= stream.position.seqno:
             raise _not_above(vbucket, least, stream.position.seqno)
         if most > stream.snap_end:
@@ -436,24 +520,43 @@ class Feed:
     def _close(self, stream: _Stream) -> None:
         """Tell the producer that what is still to come is not wanted."""
         del self._by_opaque[stream.opaque]
-        stream.state = advance(stream.state, StreamEvent.CLOSED, stream.vbucket)
+        stream.state = advance(stream.state, StreamEvent.CLOSED, stream.vbucket, self.dialect)
         self._finish(stream)
-        self._outgoing.append(CloseStream(vbucket=stream.vbucket).encode())
+        self._outgoing.append(self._speech.close_request(stream.vbucket))
 
-    def _count(self, nbytes: int) -> None:
-        self._nbytes += nbytes
+    def _moved_positions(self) -> dict[int, Position]:
+        moved, self._moved = self._moved, set()
+        return {vbucket: self._streams[vbucket].position for vbucket in moved}
 
-    def _flush(self) -> None:
-        if self._rows:
-            rows, self._rows = self._rows, []
-            self._deliver(rows)
 
-    def _deliver(self, content: pa.RecordBatch | list[Change]) -> None:
-        positions = {vbucket: self._streams[vbucket].position for vbucket in self._moved}
-        self._moved.clear()
-        delivery = Delivery(content, positions, self._take_count(), self._connection)
-        self.queued_bytes += delivery.nbytes
-        self.deliveries.append(delivery)
+_HANDLERS: dict[StreamEvent, Callable[[Feed, _Stream, Message], None]] = {
+    StreamEvent.START: Feed._on_nothing,
+    StreamEvent.MARKER: Feed._on_marker,
+    StreamEvent.SNAPSHOT_START: Feed._on_snapshot_start,
+    StreamEvent.SNAPSHOT_END: Feed._on_snapshot_end,
+    StreamEvent.FLUSH: Feed._on_flush,
+    StreamEvent.STATE: Feed._on_nothing,
+    StreamEvent.END: Feed._on_end,
+}
+"""What a message of a stream does, behind the change of state that the table of its dialect says."""
+
+_ANSWERS: dict[type[Answer], StreamEvent] = {
+    Accepted: StreamEvent.ACCEPTED,
+    Rollback: StreamEvent.ROLLBACK,
+    UnknownBranch: StreamEvent.ROLLBACK,
+    Refused: StreamEvent.REFUSED,
+}
+
+
+def _rollback_row(vbucket: int, vbuuid: int | None, position: Position, requested_seqno: int) -> Change:
+    return Change(
+        vbucket=vbucket,
+        vbuuid=vbuuid,
+        seqno=position.seqno,
+        event=Event.ROLLBACK,
+        history=position.history,
+        requested_seqno=requested_seqno,
+    )
 
 
 def _is_nothing(position: Position, end_seqno: int) -> bool:

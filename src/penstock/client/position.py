@@ -5,15 +5,20 @@ Pure functions over plain values. Source: kv_engine docs/dcp, rollback.md and fa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from penstock.store.failover import FailoverLog
+from penstock.store.rollback import StreamRequest, rollback_point
 from penstock.wire.constants import MAX_SEQNO
 from penstock.wire.dcp import StreamReq
 
 _KEPT_ENDS = 16
 """Snapshot ends that a position remembers. A rollback below the oldest starts over."""
+
+UNKNOWN_END = MAX_SEQNO
+"""As snap_end: of a snapshot whose producer says that it is complete only when it is (UPR and its draft)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +50,10 @@ class Position:
     """What a consumer must keep of a vbucket to go on: a seqno alone cannot resume inside a snapshot.
 
     seqno: the last change received. snap_start, snap_end: the snapshot it lies in, from the newest seqno below that is
-    a consistent state; both are seqno where the snapshot is complete. vbuuid: the branch that snap_end lies in, 0 if
-    nothing was received. history: rollbacks that this position has passed. ends: the newest ends of complete snapshots
-    up to seqno, oldest first; a rollback goes to one of these, since deduplication hides versions inside a snapshot.
+    a consistent state; both are seqno where the snapshot is complete; snap_end is UNKNOWN_END where it was not told.
+    vbuuid: the branch that snap_end lies in, 0 if nothing was received. history: rollbacks that this position has
+    passed. ends: the newest ends of complete snapshots up to seqno, oldest first; a rollback goes to one of these,
+    since deduplication hides versions inside a snapshot.
     """
 
     seqno: int = 0
@@ -101,11 +107,59 @@ def roll_back(position: Position, requested_seqno: int) -> Position:
     The request that was refused is never repeated: a position at or below `requested_seqno` goes below its own seqno.
     `history` stays: it counts once for a stream that is accepted again, however many answers that takes.
     """
-    ends = tuple(end for end in position.ends if end.seqno <= requested_seqno and end.seqno < position.seqno)
-    if not ends:
+    return _newest_of(position, [end for end in position.ends if end.seqno <= requested_seqno])
+
+
+def without_branch(position: Position) -> Position:
+    """Return where to go on with a producer that does not know the position's branch: as roll_back, in another one."""
+    return _newest_of(position, [end for end in position.ends if end.vbuuid != position.vbuuid])
+
+
+def _newest_of(position: Position, ends: Sequence[SnapshotEnd]) -> Position:
+    """Return the position at the newest of these ends below its seqno; without one, at the beginning."""
+    kept = tuple(end for end in ends if end.seqno < position.seqno)
+    if not kept:
         return Position(history=position.history)
-    seqno, vbuuid = ends[-1]
-    return replace(position, seqno=seqno, vbuuid=vbuuid, snap_start=seqno, snap_end=seqno, ends=ends)
+    seqno, vbuuid = kept[-1]
+    return replace(position, seqno=seqno, vbuuid=vbuuid, snap_start=seqno, snap_end=seqno, ends=kept)
+
+
+class Reconciled(NamedTuple):
+    """Where to go on, and the point up to which the histories agree if that is a rollback; None if it is not."""
+
+    position: Position
+    requested_seqno: int | None
+
+
+def reconciled(position: Position, log: FailoverLog) -> Reconciled:
+    """Return where to go on with the producer of this failover log.
+
+    A consumer decides so by itself, with the rule of a DCP producer, where a stream request cannot say in which
+    snapshot it begins: a snapshot that was cut off goes on in the branch it was begun in, or it has to come anew, since
+    it may hide versions that a newer branch brings back. A branch that the log does not have is dropped for the newest
+    one before it that both know. log: newest entry first, not empty.
+    """
+    requested_seqno: int | None = None
+    while position.seqno:
+        if any(entry.vbuuid == position.vbuuid for entry in log):
+            # What the newest branch has is not known here, and whoever is in it needs no rollback.
+            requested = rollback_point(log, MAX_SEQNO, 0, _as_request(position))
+            if requested is None:
+                break
+            position, requested_seqno = roll_back(position, requested), requested
+        else:
+            position = without_branch(position)
+            requested_seqno = position.seqno
+    return Reconciled(position, requested_seqno)
+
+
+def _as_request(position: Position) -> StreamRequest:
+    return StreamRequest(
+        start_seqno=position.seqno,
+        vbuuid=position.vbuuid,
+        snap_start=position.snap_start,
+        snap_end=position.snap_end,
+    )
 
 
 def stream_request(vbucket: int, position: Position, end_seqno: int = MAX_SEQNO, opaque: int = 0) -> StreamReq:

@@ -20,10 +20,9 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.version import __version__
-from penstock.wire.constants import Feature, OpenFlag
+from penstock.wire.constants import Dialect, Feature, OpenFlag, Status
 from penstock.wire.dcp import Control, Open
 from penstock.wire.kv import GetClusterConfig, Hello, SelectBucket, pack_features
-from penstock.wire.layout import Request
 
 T = TypeVar("T")
 
@@ -47,29 +46,36 @@ class Session(NamedTuple):
     vbuckets: int
 
 
-async def open_session(address: Address, stream_name: str = "", on_stream: FrameEvents | None = None) -> Session:
-    """Connect to the first host that serves the bucket. With a `stream_name`, open it for change streams.
+async def open_session(
+    address: Address,
+    stream_name: str = "",
+    on_stream: FrameEvents | None = None,
+    dialect: Dialect = Dialect.DCP,
+) -> Session:
+    """Connect to the first host that serves the bucket. With a `stream_name`, open it for change streams of a dialect.
 
     stream_name: a connection of the same name, whoever has it, is ended by the node.
     Raises UsageError for a bucket that does not exist, RemoteProtocolError if the peer speaks another protocol; and
     OSError, OperationTimeout, ConnectionClosed or StatusError for what another try may mend.
     """
     failure: Exception | None = None
-    for host, port in address.hosts:
+    for place in address.hosts:
         try:
-            return await _open_on(host, port, address, stream_name, on_stream)
+            return await _open_on(place, address, stream_name, on_stream, dialect)
         except RETRIED as error:
             failure = error
     assert failure is not None  # an address has at least one host
     raise failure
 
 
-async def _open_on(host: str, port: int, address: Address, stream_name: str, on_stream: FrameEvents | None) -> Session:
-    timeout = address.options.connect_timeout
-    link = await NodeLink.open(host, port, timeout, on_stream)
+async def _open_on(
+    place: tuple[str, int], address: Address, stream_name: str, on_stream: FrameEvents | None, dialect: Dialect
+) -> Session:
+    (host, port), timeout = place, address.options.connect_timeout
+    link = await NodeLink.open(host, port, timeout, on_stream, dialect)
     try:
         async with asyncio.timeout(timeout):
-            return Session(link, await _set_up(link, address, stream_name))
+            return Session(link, await _set_up(link, address, stream_name, dialect))
     except TimeoutError:
         await link.close()
         raise OperationTimeout(f"{host}:{port} did not set up the connection within {timeout:g} s") from None
@@ -78,7 +84,7 @@ async def _open_on(host: str, port: int, address: Address, stream_name: str, on_
         raise
 
 
-async def _set_up(link: NodeLink, address: Address, stream_name: str) -> int:
+async def _set_up(link: NodeLink, address: Address, stream_name: str, dialect: Dialect) -> int:
     timeout = address.options.connect_timeout
     agent = f"penstock/{__version__}".encode()
     await link.request(Hello(key=agent, value=pack_features([Feature.SELECT_BUCKET])), timeout)
@@ -88,21 +94,32 @@ async def _set_up(link: NodeLink, address: Address, stream_name: str) -> int:
         raise UsageError(f"no bucket {address.bucket!r} on {address}") from None
     config = await link.request(GetClusterConfig(), timeout)
     vbuckets = _vbuckets_of(config.value, address)
-    if stream_name:
-        for request in _stream_set_up(address, stream_name):
-            await link.request(request, timeout)
+    if stream_name and dialect is Dialect.DCP:
+        await _set_up_streams(link, address, stream_name)
+    elif stream_name:
+        link.keep_alive()
     return vbuckets
 
 
-def _stream_set_up(address: Address, stream_name: str) -> list[Request]:
+_UNKNOWN_THERE = (Status.EINVAL, Status.NOT_SUPPORTED)
+"""How a server answers that is too old for what it was asked."""
+
+
+async def _set_up_streams(link: NodeLink, address: Address, stream_name: str) -> None:
+    """Open DCP, with what older servers do not have where there is it: times of deletions, expirations as such."""
     options = address.options
+    timeout, name = options.connect_timeout, stream_name.encode()
+    opening = Open(key=name, flags=OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES)
+    if (await link.request(opening, timeout, accept=_UNKNOWN_THERE)).specific:
+        await link.request(Open(key=name, flags=OpenFlag.PRODUCER), timeout)
+    await link.request(Control(key=b"enable_expiry_opcode", value=b"true"), timeout, accept=_UNKNOWN_THERE)
     settings = {
         "enable_noop": "true",
         "set_noop_interval": str(options.noop_interval),
         "connection_buffer_size": str(options.flow_control_bytes),
     }
-    opening = Open(key=stream_name.encode(), flags=OpenFlag.PRODUCER)
-    return [opening, *(Control(key=name.encode(), value=text.encode()) for name, text in settings.items())]
+    for setting, text in settings.items():
+        await link.request(Control(key=setting.encode(), value=text.encode()), timeout)
 
 
 def _vbuckets_of(config: bytes, address: Address) -> int:

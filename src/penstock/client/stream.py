@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from penstock.client.address import Address
 from penstock.client.connection import NodeLink
-from penstock.client.feed import Delivery, Feed
+from penstock.client.follower import Delivery, Follower
 from penstock.client.position import Position
 from penstock.client.session import LONGEST_DELAY, RETRIED, Retry, open_session
-from penstock.errors import OperationTimeout, RemoteProtocolError
+from penstock.errors import ConnectionClosed, OperationTimeout, RemoteProtocolError, StatusError
 from penstock.wire.connection import ReceiveEvent
 from penstock.wire.schema import Change
 
@@ -27,10 +27,11 @@ class ChangeStream:
     A batch is a pyarrow.RecordBatch of CHANGE_SCHEMA with the changes of one or more vbuckets, each vbucket's in order.
     The connection is there from the first batch asked for until the last one, or `close`, after which none follows.
     Raises Unreachable when the node stays away, RemoteProtocolError when it breaks the protocol, StatusError when it
-    refuses a stream for good.
+    refuses a stream for good, ConnectionClosed when a connection is lost whose stream no other can go on with (TAP,
+    from now on).
     """
 
-    def __init__(self, address: Address, feed: Feed, high_seqnos: HighSeqnos) -> None:
+    def __init__(self, address: Address, feed: Follower, high_seqnos: HighSeqnos) -> None:
         """high_seqnos: asks the node where streams end that end "now"."""
         self._address = address
         self._feed = feed
@@ -44,8 +45,8 @@ class ChangeStream:
         self._loop = asyncio.get_running_loop()
         self._waiting_since = self._connected_at = self._alive_at = self._loop.time()
         self._retry = Retry(address.options.retry_seconds, self._loop.time)
-        self.positions: dict[int, Position] = {vb: wanted.position for vb, wanted in feed.wanted.items()}
-        """By vbucket, where the batches handed out so far end."""
+        self.positions: dict[int, Position] = dict(feed.positions)
+        """By vbucket, where the batches handed out so far end. Empty with TAP, which cannot go on from anywhere."""
 
     @property
     def given_up(self) -> list[int]:
@@ -86,6 +87,7 @@ class ChangeStream:
         self._consumed()
         self._waiting_since = self._loop.time()
         while not self._feed.deliveries or self._is_closed:
+            self.positions.update(self._feed.take_positions())
             if self._is_closed or self._feed.is_done:
                 await self.close()
                 return None
@@ -94,6 +96,9 @@ class ChangeStream:
             except RETRIED as error:
                 if self._has_lasted():
                     self._retry.succeeded()
+                if not self._feed.can_go_on and not isinstance(error, StatusError):
+                    await self.close()
+                    raise ConnectionClosed(f"{self._address}: {error}; TAP cannot resume") from error
                 await self._disconnect()
                 if not self._is_closed:
                     await asyncio.sleep(self._retry.next_delay(error, self._address))
@@ -130,11 +135,13 @@ class ChangeStream:
         if self._feed.deliveries or self._feed.is_done:
             return
         if link.closed.done():
+            if link.ended_in_order and self._feed.connection_ended():
+                return
             raise link.ended()
         await self._wait(link)
 
     async def _connect(self) -> NodeLink:
-        link, vbuckets = await open_session(self._address, self._name, self._on_stream)
+        link, vbuckets = await open_session(self._address, self._name, self._on_stream, self._feed.dialect)
         self._link = link
         if vbuckets != self._feed.vbuckets:
             raise RemoteProtocolError(f"{self._address} has {vbuckets} vbuckets now, it had {self._feed.vbuckets}")
@@ -152,11 +159,14 @@ class ChangeStream:
 
     async def _wait(self, link: NodeLink) -> None:
         """Wait for anything that arrives, or the connection's end. Raises OperationTimeout."""
-        now, options = self._loop.time(), self._address.options
-        silence = 2.0 * options.noop_interval
-        until, what = now + silence, f"nothing from the node for {silence:g} s, though it promised a sign of life"
+        options = self._address.options
+        until: float | None = None
+        if self._feed.noop:
+            silence = 2.0 * options.noop_interval
+            until = self._loop.time() + silence
+            what = f"nothing from the node for {silence:g} s, though it promised a sign of life"
         answer_by = self._waiting_since + options.operation_timeout
-        if self._feed.awaits_replies and answer_by < until:
+        if self._feed.awaits_replies and (until is None or answer_by < until):
             until, what = answer_by, f"a stream request without an answer for {options.operation_timeout:g} s"
         try:
             async with asyncio.timeout_at(until):

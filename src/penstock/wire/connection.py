@@ -73,6 +73,11 @@ class Connection:
         self._own_filled = 0
         self._broken = False
 
+    @property
+    def is_between_frames(self) -> bool:
+        """Did the last bytes end a frame?"""
+        return not self._kept and self._own is None
+
     def get_buffer(self) -> memoryview:
         """Return where the next bytes go: never empty, valid until the next call on any connection of this slab."""
         if self._own is not None:

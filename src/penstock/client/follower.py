@@ -1,0 +1,174 @@
+"""What a ChangeStream follows: the consumer without its socket, whatever the dialect, and what all of them share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from penstock.client.position import Position
+from penstock.errors import Error
+from penstock.wire.columns import Run, StreamContext, batch_of, changes_of
+from penstock.wire.connection import ReceiveEvent
+from penstock.wire.constants import Dialect
+from penstock.wire.frame import Frame
+from penstock.wire.layout import Request
+from penstock.wire.schema import Change
+
+
+class Delivery(NamedTuple):
+    """What a caller gets at once.
+
+    positions: those behind the changes. nbytes: what the changes took on the wire; connection: the number of the one
+    that they came by, to which they are acknowledged.
+    """
+
+    content: pa.RecordBatch | list[Change]
+    positions: dict[int, Position]
+    nbytes: int
+    connection: int
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        return batch_of(self.content) if isinstance(self.content, list) else self.content
+
+    @property
+    def changes(self) -> list[Change]:
+        return self.content if isinstance(self.content, list) else changes_of(self.content)
+
+
+class Follower(ABC):
+    """The streams of one consumer on one node, over one connection after another.
+
+    vbuckets: how many the bucket has. window: bytes that may wait for the caller. positions: where the streams begin.
+    noop: the producer gives signs of life, so that its silence means something. deliveries: what has arrived and not
+    been handed out, to be taken from the left. queued_bytes: what of them, and of deliveries that are not consumed
+    yet, a producer may count against the window. given_up: the vbuckets whose producer has another history than the
+    expected one. needs_end: vbuckets whose end is what the producer has now, to be asked for and given to `set_end`.
+    failure: why a stream ended or was refused that another try may mend; troubled: the vbuckets to which that happened,
+    until they have sent a change again.
+    """
+
+    noop = False
+
+    def __init__(self, dialect: Dialect, vbuckets: int, window: int, positions: dict[int, Position]) -> None:
+        self.dialect = dialect
+        self.vbuckets = vbuckets
+        self.window = window
+        self.positions = positions
+        self.deliveries: deque[Delivery] = deque()
+        self.queued_bytes = 0
+        self.given_up: list[int] = []
+        self.needs_end: set[int] = set()
+        self.failure: Error | None = None
+        self.troubled: set[int] = set()
+        self._context = StreamContext(vbuckets)
+        self._rows: list[Change] = []
+        self._outgoing: list[bytes] = []
+        self._connection = 0
+        self._delivered = self._consumed = 0
+        self._nbytes = 0
+
+    # what is asked for
+
+    @property
+    @abstractmethod
+    def is_done(self) -> bool:
+        """Has everything arrived that is to come?"""
+
+    @property
+    def awaits_replies(self) -> bool:
+        """Is a request unanswered?"""
+        return False
+
+    @property
+    def can_go_on(self) -> bool:
+        """May another connection take up what this one breaks off?"""
+        return True
+
+    @abstractmethod
+    def requests(self, take_opaque: Callable[[], int]) -> Sequence[Request]:
+        """Return the requests that are due."""
+
+    def connection_lost(self) -> None:
+        """Forget what belongs to the connection, not what has been received over it."""
+        self._connection += 1
+        self._delivered = self._consumed = 0
+        self.failure = None
+
+    def connection_ended(self) -> bool:
+        """Tell whether everything has arrived, now that the producer has ended the connection in order."""
+        return False
+
+    @abstractmethod
+    def set_end(self, vbucket: int, end_seqno: int) -> None:
+        """Say where a vbucket of `needs_end` ends."""
+
+    # what arrives
+
+    def receive(self, events: Iterable[ReceiveEvent]) -> bytes:
+        """Take the events of one read and return what must be sent at once: answers to noops, acknowledgements.
+
+        Raises RemoteProtocolError if the producer breaks a rule, StatusError for a refusal that no retry mends.
+        """
+        for event in events:
+            if isinstance(event, Run):
+                self._on_run(event)
+            elif isinstance(event, Frame):
+                self._on_frame(event)
+        self._flush()
+        self._dealt_with(self._take_count())
+        return self._take_outgoing()
+
+    def consumed(self, delivery: Delivery) -> bytes:
+        """Note that the caller is done with a delivery; return the acknowledgement to send, if one is due."""
+        self.queued_bytes -= delivery.nbytes
+        if delivery.connection == self._connection:
+            self._consumed += 1
+            self._dealt_with(delivery.nbytes)
+        return self._take_outgoing()
+
+    def take_positions(self) -> dict[int, Position]:
+        """Return the positions that have moved without a change; nothing while a change is still to be handed out."""
+        return {}
+
+    @abstractmethod
+    def _on_run(self, run: Run) -> None:
+        """Take consecutive data messages."""
+
+    @abstractmethod
+    def _on_frame(self, frame: Frame) -> None:
+        """Take any other message."""
+
+    @abstractmethod
+    def _dealt_with(self, nbytes: int) -> None:
+        """Note that so many bytes were consumed, or held nothing to hand out; send what that makes due."""
+
+    # what is handed out
+
+    def _take_count(self) -> int:
+        """Return the bytes that arrived since the last delivery: what they held was dropped or dealt with."""
+        nbytes, self._nbytes = self._nbytes, 0
+        return nbytes
+
+    def _take_outgoing(self) -> bytes:
+        outgoing, self._outgoing = b"".join(self._outgoing), []
+        return outgoing
+
+    def _flush(self) -> None:
+        if self._rows:
+            rows, self._rows = self._rows, []
+            self._deliver(rows)
+
+    def _moved_positions(self) -> dict[int, Position]:
+        """Return the positions that have moved since this was asked last."""
+        return {}
+
+    def _deliver(self, content: pa.RecordBatch | list[Change]) -> None:
+        delivery = Delivery(content, self._moved_positions(), self._take_count(), self._connection)
+        self.queued_bytes += delivery.nbytes
+        self._delivered += 1
+        self.deliveries.append(delivery)

@@ -1,0 +1,228 @@
+"""The consumer of TAP without its socket: one stream for all vbuckets, without positions, and nobody says its end.
+
+TAP cannot go on where it was: another connection begins anew. Rows of an earlier one are therefore cut off by a
+rollback row to 0 for each vbucket that had any, and everything comes again. Nothing of that helps a stream of what
+comes from now on, which a lost connection ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.client.follower import Follower
+from penstock.errors import RemoteProtocolError, UsageError, status_error
+from penstock.wire.columns import SMALL_RUN, Run, columns_of, decode_messages, heads_of
+from penstock.wire.constants import Dialect, Magic, Opcode, TapConnectFlag, TapFlag, TapOpaque
+from penstock.wire.frame import HEADER, HEADER_BYTES, Buffer, Frame, opcode_name, status_name
+from penstock.wire.layout import decode
+from penstock.wire.schema import Change, Event
+from penstock.wire.stream import EVENTS, StreamEvent, StreamState, advance
+from penstock.wire.tap import TapConnect, TapMessage, TapOpaqueMessage, TapOptions, TapReply
+
+_FUTURE = 2**64 - 1
+"""As the date of a backfill: only what comes. Source: TAP, "Backfill"."""
+
+_REMARKS: dict[int, StreamEvent] = {
+    TapOpaque.INITIAL_VBUCKET_STREAM: StreamEvent.BACKFILL_START,
+    TapOpaque.CLOSE_BACKFILL: StreamEvent.BACKFILL_END,
+}
+"""The remarks of a producer's engine that mean something here. The others are acknowledged."""
+
+
+class TapFeed(Follower):
+    """What one TAP connection after another says. Attributes as of Follower; there are no positions."""
+
+    def __init__(
+        self,
+        vbuckets: int,
+        chosen: Collection[int],
+        *,
+        window: int,
+        from_now: bool = False,
+        until_now: bool = False,
+    ) -> None:
+        """chosen: the vbuckets to follow. from_now: nothing of what exists. until_now: nothing of what comes.
+
+        Raises UsageError for a vbucket that the bucket does not have.
+        """
+        if foreign := [vb for vb in chosen if not 0 <= vb < vbuckets]:
+            raise UsageError(f"vbucket {foreign[0]}, expected one below {vbuckets}")
+        super().__init__(Dialect.TAP, vbuckets, window, {})
+        self._chosen = frozenset(chosen)
+        self._from_now = from_now
+        self._until_now = until_now
+        self._is_done = not self._chosen or (from_now and until_now)
+        self._states: dict[int, StreamState] = {}
+        self._has_rows: set[int] = set()
+        self._acks: list[bytes] = []
+        self._tied: deque[tuple[int, bytes]] = deque()
+        self.connection_lost()
+
+    # what is asked for
+
+    @property
+    def is_done(self) -> bool:
+        return self._is_done
+
+    @property
+    def can_go_on(self) -> bool:
+        return not (self._from_now and self._is_asked)
+
+    def connection_lost(self) -> None:
+        super().connection_lost()
+        self._is_asked = self._has_begun = False
+        self._acks.clear()
+        self._tied.clear()
+        if self._connection > 1 and not self._is_done:
+            self.troubled = set(self._chosen)
+
+    def connection_ended(self) -> bool:
+        """As of Follower. A dump is all there if every backfill that was begun has been said to be over."""
+        whole = self._has_begun and StreamState.IN_BACKFILL not in self._states.values()
+        self._is_done = self._is_done or (self._until_now and whole)
+        return self._is_done
+
+    def set_end(self, vbucket: int, end_seqno: int) -> None:
+        raise UsageError(f"vbucket {vbucket}: TAP knows no seqnos")
+
+    def requests(self, take_opaque: Callable[[], int]) -> list[TapConnect]:
+        if self._is_asked or self._is_done:
+            return []
+        self._is_asked = True
+        flags = TapConnectFlag.SUPPORT_ACK | TapConnectFlag.FIX_FLAG_BYTEORDER
+        if self._from_now:
+            flags |= TapConnectFlag.BACKFILL
+        if self._until_now:
+            flags |= TapConnectFlag.DUMP
+        if len(self._chosen) < self.vbuckets:
+            flags |= TapConnectFlag.LIST_VBUCKETS
+        options = TapOptions(flags, backfill=_FUTURE, vbuckets=tuple(sorted(self._chosen)))
+        return [TapConnect(flags=flags, value=options.pack(), opaque=take_opaque())]
+
+    # what arrives
+
+    def _on_run(self, run: Run) -> None:
+        self._begin()
+        nbytes = run.end - int(run.offsets[0])
+        offsets = np.asarray(run.offsets)
+        flags = np.frombuffer(run.buffer, np.uint8)[offsets + _LOW_FLAGS_AT]
+        acks = [_ack_of(run.buffer, offset) for offset in offsets[flags & TapFlag.ACK != 0].tolist()]
+        if len(offsets) < SMALL_RUN:
+            self._nbytes += nbytes
+            changes = decode_messages(run, self._context)
+            self._take({change.vbucket for change in changes})
+            self._rows += changes
+            self._acks += acks
+            return
+        self._flush()
+        self._nbytes += nbytes
+        heads = heads_of(run)
+        batch = columns_of(run, heads, self._context)
+        self._take(np.unique(heads.vbucket).tolist())
+        self._acks += acks
+        self._deliver(batch)
+
+    def _take(self, vbuckets: Iterable[int]) -> None:
+        for vbucket in vbuckets:
+            self._advance(vbucket, StreamEvent.DATA)
+            self._has_rows.add(vbucket)
+            if self._states[vbucket] is not StreamState.IN_BACKFILL:
+                self.troubled.clear()
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.magic == Magic.RESPONSE:
+            self._on_answer(frame)
+            return
+        if frame.opcode == Opcode.NOOP:
+            return  # a sign of life, which asks for no answer
+        message = decode(frame, self.dialect)
+        event = EVENTS[self.dialect].get(type(message))
+        if not isinstance(message, TapMessage) or (event is None and not isinstance(message, TapOpaqueMessage)):
+            raise RemoteProtocolError(f"{opcode_name(frame.opcode)} from a producer")
+        self._begin()
+        self._nbytes += frame.size
+        if isinstance(message, TapOpaqueMessage):
+            self._on_remark(message)
+        elif event is StreamEvent.FLUSH:
+            self._restart(self._chosen)  # of the whole bucket, whatever vbucket stands in the header
+        elif event is not None:
+            self._advance(message.vbucket, event)
+        if message.tap_flags & TapFlag.ACK:
+            self._acks.append(_ack(frame.opcode, frame.opaque))
+
+    def _on_answer(self, frame: Frame) -> None:
+        """A producer answers TAP_CONNECT only where it refuses it."""
+        if frame.opcode == Opcode.TAP_CONNECT and frame.specific:
+            error = status_error(frame.specific, f"TAP_CONNECT refused, {status_name(frame.specific)}")
+            if not error.retriable:
+                raise error
+            self.failure = error
+
+    def _on_remark(self, message: TapOpaqueMessage) -> None:
+        event = _REMARKS.get(int.from_bytes(message.engine_private, "big"))
+        if event is None or len(message.engine_private) != _REMARK_BYTES:
+            return
+        self._advance(message.vbucket, event)
+        if event is StreamEvent.BACKFILL_START:
+            self._restart({message.vbucket} & self._has_rows)
+        else:
+            self.troubled.clear()
+
+    def _begin(self) -> None:
+        """Note that a connection sends something; what came by an earlier one does not hold any more."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._states = dict.fromkeys(
+                self._chosen, advance(StreamState.REQUESTED, StreamEvent.ACCEPTED, 0, self.dialect)
+            )
+            self._restart(self._has_rows)
+
+    def _advance(self, vbucket: int, event: StreamEvent) -> None:
+        state = self._states.get(vbucket)
+        if state is None:
+            raise RemoteProtocolError(f"{event.value} of vbucket {vbucket}, which was not asked for")
+        self._states[vbucket] = advance(state, event, vbucket, self.dialect)
+
+    def _restart(self, vbuckets: Collection[int]) -> None:
+        """Cut off what the vbuckets had up to here."""
+        for vbucket in sorted(vbuckets):
+            self._context.history[vbucket] += 1
+            history = int(self._context.history[vbucket])
+            self._rows.append(Change(vbucket, None, 0, event=Event.ROLLBACK, history=history, requested_seqno=0))
+        self._has_rows = self._has_rows.difference(vbuckets)
+
+    # what is dealt with
+
+    def _deliver(self, content: pa.RecordBatch | list[Change]) -> None:
+        super()._deliver(content)
+        self._tie_acks()
+
+    def _tie_acks(self) -> None:
+        """Let what is to be acknowledged wait for the delivery that holds it, or the last one in front of it."""
+        acks, self._acks = self._acks, []
+        self._tied += [(self._delivered, ack) for ack in acks]
+
+    def _dealt_with(self, nbytes: int) -> None:
+        self._tie_acks()
+        while self._tied and self._tied[0][0] <= self._consumed:
+            self._outgoing.append(self._tied.popleft()[1])
+
+
+_LOW_FLAGS_AT = HEADER_BYTES + 3
+"""Where the lower byte of the flags lies: behind the header and the length of the engine-private data."""
+
+_REMARK_BYTES = 4
+
+
+def _ack_of(buffer: Buffer, offset: int) -> bytes:
+    _, opcode, *_, opaque, _ = HEADER.unpack_from(buffer, offset)
+    return _ack(opcode, opaque)
+
+
+def _ack(opcode: int, opaque: int) -> bytes:
+    """Return the answer to a message, which acknowledges all before it as well."""
+    return TapReply(opaque=opaque).encode(Opcode(opcode))
