@@ -36,9 +36,15 @@ OPENS = [
     ("a cas, which says nothing", Open(key=b"name", flags=1, cas=1), S.SUCCESS),
     ("a consumer", Open(key=b"name", flags=0), S.NOT_SUPPORTED),
     ("a notifier", Open(key=b"name", flags=2), S.EINVAL),
-    ("no values", Open(key=b"name", flags=0x09), S.NOT_SUPPORTED),
+    ("no values", Open(key=b"name", flags=0x09), S.SUCCESS),
+    ("no values, but their datatypes", Open(key=b"name", flags=0x41), S.SUCCESS),
+    ("no values in both ways", Open(key=b"name", flags=0x49), S.EINVAL),
+    ("deleted user xattrs", Open(key=b"name", flags=0x105), S.NOT_SUPPORTED),
+    ("deleted user xattrs without xattrs", Open(key=b"name", flags=0x101), S.EINVAL),
+    ("no deletions in the backfill", Open(key=b"name", flags=0x201), S.NOT_SUPPORTED),
+    ("no deletions in a consumer's backfill", Open(key=b"name", flags=0x200), S.EINVAL),
     ("the withdrawn collections flag", Open(key=b"name", flags=0x11), S.EINVAL),
-    ("delete times", Open(key=b"name", flags=0x21), S.NOT_SUPPORTED),
+    ("delete times", Open(key=b"name", flags=0x21), S.SUCCESS),
     ("the withdrawn point in time flag", Open(key=b"name", flags=0x81), S.EINVAL),
     ("an unknown flag", Open(key=b"name", flags=0x80000001), S.EINVAL),
 ]
@@ -58,7 +64,7 @@ EARLY = [
         CloseStream(),
         BufferAck(nbytes=1),
     ),
-    *(Frame(Magic.REQUEST, opcode) for opcode in range(0x51, 0x68)),
+    *(Frame(Magic.REQUEST, opcode) for opcode in range(0x52, 0x68)),  # 0x51 would be UPR's first request
 ]
 
 
@@ -98,7 +104,8 @@ CONTROLS = [
     *(("set_noop_interval", value, S.EINVAL) for value in ("0", "0.09", "10801", "-1", "nan", "inf", "x")),
     *(("set_priority", value, S.SUCCESS) for value in ("high", "medium", "low")),
     ("set_priority", "highest", S.EINVAL),
-    ("enable_ext_metadata", "true", S.EINVAL),
+    ("enable_ext_metadata", "true", S.SUCCESS),
+    ("enable_ext_metadata", "yes", S.EINVAL),
     ("enable_value_compression", "true", S.EINVAL),
     ("force_value_compression", "true", S.EINVAL),
     *(("supports_cursor_dropping", value, S.SUCCESS) for value in ("true", "false")),
@@ -116,7 +123,7 @@ CONTROLS = [
     *(("backfill_order", value, S.SUCCESS) for value in ("round-robin", "sequential")),
     ("backfill_order", "random", S.EINVAL),
     *(("enable_out_of_order_snapshots", value, S.SUCCESS) for value in ("true", "true_with_seqno_advanced")),
-    ("v7_dcp_status_codes", "true", S.NOT_SUPPORTED),
+    ("v7_dcp_status_codes", "true", S.SUCCESS),
     ("v7_dcp_status_codes", "false", S.EINVAL),
     ("flatbuffers_system_events", "true", S.SUCCESS),
     ("change_streams", "true", S.NOT_SUPPORTED),

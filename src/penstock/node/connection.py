@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from operator import length_hint
 from typing import TYPE_CHECKING, cast
 
 from penstock.errors import NoBucket, RemoteProtocolError, StatusError
-from penstock.node.dispatch import HANDLERS, unusual
-from penstock.node.producer import Producer
+from penstock.node.dispatch import TABLES, answer_malformed, unusual
+from penstock.node.producers import ChangeProducer
 from penstock.node.replies import Goodbye, reply
 from penstock.node.served import Counters, ServedBucket
 from penstock.store.vbucket import Vbucket
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent
-from penstock.wire.constants import Magic, Opcode, Status
+from penstock.wire.constants import DCP_OPCODES, Dialect, Magic, Status
 from penstock.wire.frame import Frame, opcode_name
 
 if TYPE_CHECKING:
@@ -38,13 +39,18 @@ TURN_BYTES = 512 * 1024  # of replies
 _REQUEST_BYTES = 256  # what it costs to serve a request, in bytes of replies: at most 2048 in a turn
 _CLOSE_SECONDS = 5.0  # for the peer to take what was written before
 
-_WITHOUT_CONFIG = frozenset((Opcode.DCP_STREAM_REQ, Opcode.DCP_GET_FAILOVER_LOG))
-"""Their errors have no body, as the servers that first had them."""
+# A peer that is gone without a word is noticed within about two minutes, whatever the system's own times are.
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+
+_ASKING = frozenset((None, Dialect.DCP))
+"""DCP has NOOPs to find out whether the peer lives; who sends no change-stream request waits for nothing."""
 
 
 class NodeConnection(asyncio.BufferedProtocol):
     """bucket: the one selected; vbuckets, counters and changed are its, or empty. tokens: stores answer with vbuuid and
-    seqno. datatypes: those agreed on. producer: there from DCP OPEN on. paused: the peer does not take what is sent.
+    seqno. datatypes: those agreed on. dialect: None until the first change-stream request, unless the listener has one;
+    handlers: of its requests. producer: there from then on. paused: the peer does not take what is sent.
+    peer: its address and port. agent: what HELLO called it. user: who logged in.
     """
 
     def __init__(self, node: Node) -> None:
@@ -55,8 +61,13 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.changed: set[int] = set()
         self.tokens = False
         self.datatypes = 0
-        self.producer: Producer | None = None
+        self.dialect: Dialect | None = None
+        self.handlers = TABLES[None]
+        self.producer: ChangeProducer | None = None
         self.paused = False
+        self.peer = ""
+        self.agent = ""
+        self.user: str | None = None
         self._transport: asyncio.Transport
         self._received = Connection(node.slab, runs=None)
         self._requests: Iterator[ReceiveEvent] = iter(())
@@ -64,14 +75,20 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._replies: list[bytes] = []
         self._closing = False
         self._closer: asyncio.TimerHandle | None = None
+        self._written = 0
+        self._guard: asyncio.TimerHandle | None = None
 
     # What asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES // 4)
+        _keep_alive(transport.get_extra_info("socket"))
+        self.peer = _address(transport.get_extra_info("peername"))
         if "default" in self.node.buckets:
             self.select(self.node.buckets["default"])
+        if self.node.dialect is not None:
+            self.speak(self.node.dialect)
         self.node.enter(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -98,8 +115,9 @@ class NodeConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._give_up()
-        if self._closer is not None:
-            self._closer.cancel()
+        for timer in (self._closer, self._guard):
+            if timer is not None:
+                timer.cancel()
         self.node.leave(self)
 
     # What handlers use
@@ -109,6 +127,10 @@ class NodeConnection(asyncio.BufferedProtocol):
             self.bucket.notify()
         self.bucket, self.vbuckets = bucket, bucket.store.vbuckets
         self.counters, self.changed = bucket.counters, bucket.changed
+
+    def speak(self, dialect: Dialect) -> None:
+        """Take this connection's change-stream requests as a dialect's, from now on and for good."""
+        self.dialect, self.handlers = dialect, TABLES[dialect]
 
     def selected(self) -> ServedBucket:
         """Return the bucket. Raises NoBucket."""
@@ -120,9 +142,12 @@ class NodeConnection(asyncio.BufferedProtocol):
         """Return the bucket's cluster map. Raises NoBucket."""
         return self.selected().config(self.node.kv_port)
 
-    def write(self, data: bytes | bytearray) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         if data and not self._transport.is_closing():
             self._transport.write(data)
+            self._written += len(data)
+            if self._guard is None and self.dialect not in _ASKING and self.bytes_unsent:
+                self._watch()
 
     def close(self) -> None:
         """Send what is still to be sent, for a few seconds, and end the connection."""
@@ -139,12 +164,12 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._give_up()
         self._transport.abort()
 
-    def guarded(self, work: Callable[[], None]) -> None:
+    def guarded(self, work: Callable[..., None], *arguments: object) -> None:
         """Do some work for this connection. Whatever happens in it ends this connection at most, never the node."""
         if self._closing:
             return
         try:
-            work()
+            work(*arguments)
         except Goodbye as goodbye:
             logger.info("connection closed: %s", goodbye)
             self._replies.append(goodbye.last)
@@ -171,7 +196,7 @@ class NodeConnection(asyncio.BufferedProtocol):
 
     def _serve(self) -> None:
         """Serve what was received, or as much of it as one turn allows."""
-        add, handler_of, share = self._replies.append, HANDLERS.get, TURN_BYTES
+        add, share = self._replies.append, TURN_BYTES
         event: ReceiveEvent | None = None
         try:
             for event in self._requests:
@@ -179,9 +204,9 @@ class NodeConnection(asyncio.BufferedProtocol):
                     if type(event) is Frame:
                         magic, opcode, _, datatype, _, cas, extras, key, value, _ = event
                         shape = (magic, datatype, opcode, len(extras), not key, not value, not cas)
-                        answer = handler_of(shape, unusual)(self, event)
+                        answer = self.handlers.get(shape, unusual)(self, event)
                     else:
-                        answer = _answer_to_no_frame(event)
+                        answer = self._answer_to_no_frame(event)
                 except (StatusError, RemoteProtocolError) as error:
                     answer = self._refusal(event, error)
                 add(answer)
@@ -203,7 +228,8 @@ class NodeConnection(asyncio.BufferedProtocol):
         assert isinstance(request, Frame)
         logger.debug("%s", error)
         body = b""
-        if error.status == Status.NOT_MY_VBUCKET and request.opcode not in _WITHOUT_CONFIG:
+        # Errors of change streams have no body, as on the servers that first had them.
+        if error.status == Status.NOT_MY_VBUCKET and request.opcode not in DCP_OPCODES:
             body = self.config()
         return reply(request, error.status, value=body)
 
@@ -214,6 +240,27 @@ class NodeConnection(asyncio.BufferedProtocol):
         if self.changed and self.bucket is not None:
             self.bucket.notify()
 
+    def _answer_to_no_frame(self, event: ReceiveEvent) -> bytes:
+        """Answer a frame whose parts do not fit. Raises Goodbye where there is no answer, or nothing follows."""
+        if isinstance(event, Malformed) and event.magic in (Magic.REQUEST, Magic.ALT_REQUEST):
+            logger.debug("%s", event.error)
+            return answer_malformed(self, event)
+        error = event.error if isinstance(event, Malformed | Broken) else event
+        raise Goodbye(str(error))
+
+    def _watch(self) -> None:
+        """See to it that the peer takes something of what is to be sent within the idle timeout, or is given up."""
+        taken = self._written - self.bytes_unsent
+        self._guard = self.node.loop.call_later(self.node.idle_timeout, self.guarded, self._look, taken)
+
+    def _look(self, taken: int) -> None:
+        self._guard = None
+        unsent = self.bytes_unsent
+        if unsent and self._written - unsent == taken:
+            self.abort(f"the peer took nothing of {unsent} bytes for {self.node.idle_timeout:g} s")
+        elif unsent:
+            self._watch()
+
     def _give_up(self) -> None:
         self._closing = True
         self._requests = iter(())
@@ -221,10 +268,16 @@ class NodeConnection(asyncio.BufferedProtocol):
             self.producer.stop()
 
 
-def _answer_to_no_frame(event: ReceiveEvent) -> bytes:
-    """Answer a frame whose parts do not fit. Raises Goodbye where there is nothing to answer, or nothing follows."""
-    if isinstance(event, Malformed) and event.magic in (Magic.REQUEST, Magic.ALT_REQUEST):
-        logger.debug("%s", event.error)
-        return reply(Frame(event.magic, event.opcode, opaque=event.opaque), event.error.status)
-    error = event.error if isinstance(event, Malformed | Broken) else event
-    raise Goodbye(str(error))
+def _keep_alive(sock: socket.socket) -> None:
+    """Let the system find out whether the peer lives, where the dialect has no messages for it."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE:
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _address(peername: tuple[str, int] | tuple[str, int, int, int] | None) -> str:
+    if peername is None:
+        return ""  # it is gone already
+    host, port, *_ = peername
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

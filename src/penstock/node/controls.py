@@ -2,7 +2,7 @@
 
 Names and values are compared exactly. What a setting allows the producer to do need not be done: a consumer that
 accepts snapshots out of order accepts ordered ones. What was taken out of the protocol is unknown (EINVAL); what is in
-it but needs something that is not here is not supported. Source: kv_engine docs/dcp, commands/control.md.
+it but needs something that is not here yet is refused as NOT_YET says. Source: kv_engine docs/dcp, commands/control.md.
 """
 
 from __future__ import annotations
@@ -11,30 +11,34 @@ import math
 from collections.abc import Callable
 
 from penstock.errors import InvalidArguments, NotSupported
-from penstock.node.producer import Producer
+from penstock.node.dcp_producer import DcpProducer
+from penstock.node.not_yet import NOT_YET, refuse
 
 __all__ = ["control"]
 
-Setter = Callable[[Producer, str], None]
+Setter = Callable[[DcpProducer, str], None]
 
 MAX_WINDOW = 2**32 - 1
 NOOP_SECONDS = (0.1, 10_800.0)
 _BOOLEAN = ("true", "false")
 
 
-def control(producer: Producer, key: bytes, value: bytes) -> None:
-    """Apply a setting. Raises InvalidArguments for an unknown one or a wrong value, NotSupported."""
-    setter = CONTROLS.get(key.decode("latin-1"))
+def control(producer: DcpProducer, key: bytes, value: bytes) -> None:
+    """Apply a setting. Raises InvalidArguments for an unknown one or a wrong value, and as `not_yet.refuse` does."""
+    name = key.decode("latin-1")
+    setter = CONTROLS.get(name)
     if setter is None:
         raise InvalidArguments(f"unknown setting {key!r}")
     setter(producer, value.decode("latin-1"))
+    if name in NOT_YET:
+        refuse(name)
 
 
 def _refuse(value: str, expected: str) -> InvalidArguments:
     return InvalidArguments(f"found {value[:40]!r}, expected {expected}")
 
 
-def _window(producer: Producer, value: str) -> None:
+def _window(producer: DcpProducer, value: str) -> None:
     if not (value.isascii() and value.isdigit() and len(value) <= 10 and int(value) <= MAX_WINDOW):
         raise _refuse(value, f"0 to {MAX_WINDOW}")
     producer.window = int(value)
@@ -43,12 +47,12 @@ def _window(producer: Producer, value: str) -> None:
     producer.resume()
 
 
-def _noop(producer: Producer, value: str) -> None:
+def _noop(producer: DcpProducer, value: str) -> None:
     producer.noop = value == "true"
     producer.set_noop()
 
 
-def _noop_interval(producer: Producer, value: str) -> None:
+def _noop_interval(producer: DcpProducer, value: str) -> None:
     low, high = NOOP_SECONDS
     try:
         seconds = float(value)
@@ -60,53 +64,73 @@ def _noop_interval(producer: Producer, value: str) -> None:
     producer.set_noop()
 
 
-def _backfill_order(producer: Producer, value: str) -> None:
+def _backfill_order(producer: DcpProducer, value: str) -> None:
     _one_of("round-robin", "sequential")(producer, value)
     producer.sequential = value == "sequential"
 
 
-def _end_on_close(producer: Producer, value: str) -> None:
+def _end_on_close(producer: DcpProducer, value: str) -> None:
     _one_of("true")(producer, value)
     producer.end_on_close = True
 
 
-def _consumer_name(producer: Producer, value: str) -> None:
+def _consumer_name(producer: DcpProducer, value: str) -> None:
     """Only synchronous replication, which is not offered, would make use of it. The layout wants a value."""
 
 
-def _one_of(*values: str, then: type[InvalidArguments | NotSupported] | None = None) -> Setter:
-    """Make the setter of a setting without effect here: with `then`, one that even a right value does not bring."""
+def _stream_buffer(producer: DcpProducer, value: str) -> None:
+    raise NotSupported("streams have no buffers of their own, in no release")
 
-    def check(producer: Producer, value: str) -> None:
+
+def _one_of(*values: str) -> Setter:
+    """Make the setter of a setting without effect here. No values: any."""
+
+    def check(producer: DcpProducer, value: str) -> None:
         if values and value not in values:
             raise _refuse(value, " or ".join(values))
-        if then is not None:
-            raise then("needs something that is not offered here")
 
     return check
 
 
+def _expiries(producer: DcpProducer, value: str) -> None:
+    _one_of(*_BOOLEAN)(producer, value)
+    producer.expiries = value == "true"
+    producer.choose_form()
+
+
+def _ext_metadata(producer: DcpProducer, value: str) -> None:
+    _one_of(*_BOOLEAN)(producer, value)
+    producer.ext_metadata = value == "true"
+
+
+def _v7_codes(producer: DcpProducer, value: str) -> None:
+    _one_of("true")(producer, value)
+    producer.v7_codes = True
+
+
 CONTROLS: dict[str, Setter] = {
     "connection_buffer_size": _window,
-    "stream_buffer_size": _one_of(then=NotSupported),
+    "stream_buffer_size": _stream_buffer,
     "enable_noop": _noop,
     "set_noop_interval": _noop_interval,
     "set_priority": _one_of("high", "medium", "low"),
-    "force_value_compression": _one_of(then=InvalidArguments),  # Snappy was not agreed on
+    "enable_ext_metadata": _ext_metadata,
+    "enable_value_compression": _one_of(*_BOOLEAN),
+    "force_value_compression": _one_of(*_BOOLEAN),
     "supports_cursor_dropping": _one_of(*_BOOLEAN),
     "supports_cursor_dropping_vulcan": _one_of(*_BOOLEAN),
     "supports_hifi_MFU": _one_of(*_BOOLEAN),
     "send_stream_end_on_client_close_stream": _end_on_close,
-    "enable_expiry_opcode": _one_of(*_BOOLEAN),
-    "enable_stream_id": _one_of("true", then=NotSupported),
-    "enable_sync_writes": _one_of("true", then=NotSupported),
+    "enable_expiry_opcode": _expiries,
+    "enable_stream_id": _one_of("true"),
+    "enable_sync_writes": _one_of("true"),
     "consumer_name": _consumer_name,
-    "include_deleted_user_xattrs": _one_of(then=InvalidArguments),  # nor was the flag in OPEN
+    "include_deleted_user_xattrs": _one_of("true"),
     "backfill_order": _backfill_order,
     "enable_out_of_order_snapshots": _one_of("true", "true_with_seqno_advanced"),
-    "v7_dcp_status_codes": _one_of("true", then=NotSupported),
+    "v7_dcp_status_codes": _v7_codes,
     "flatbuffers_system_events": _one_of("true"),
-    "change_streams": _one_of("true", then=NotSupported),
-    "max_marker_version": _one_of("2.2", then=NotSupported),
-    "cache_transfer": _one_of(then=NotSupported),
+    "change_streams": _one_of("true"),
+    "max_marker_version": _one_of("2.2"),
+    "cache_transfer": _one_of(),
 }

@@ -4,46 +4,94 @@ A *shape* is what a frame's header says of it: magic, datatype, opcode, length o
 cas are empty. `shapes` lists, from the declared layouts, every shape in which a request is well formed and plain.
 A frame whose shape is in the table needs no other check but those of its handler; any other frame takes the slow way
 of `unusual`, which finds out what it is and, mostly, what is wrong with it.
+
+There is a table for each dialect: opcodes overlap. The one of a connection without a dialect has the first requests of
+all, which no shape confuses: UPR's stream request has DCP OPEN's opcode, but longer extras, and the draft's has SET's,
+but a datatype and extras of another length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import InvalidArguments, RemoteProtocolError
-from penstock.node import dcp, kv, session, vbuckets
-from penstock.node.replies import Goodbye
-from penstock.wire.constants import Dialect, Magic, Opcode, Status
+from penstock.node import dcp, kv, session, tap, upr, upr_draft, vbuckets
+from penstock.node.replies import Goodbye, Handler, reply
+from penstock.wire.connection import Malformed
+from penstock.wire.constants import DCP_OPCODES, TAP_OPCODES, Dialect, DraftCode, Magic, Opcode, Status
 from penstock.wire.frame import Frame, opcode_name
-from penstock.wire.layout import ABSENT, LAYOUTS, MAYBE, PRESENT, layout_of
+from penstock.wire.layout import ABSENT, MAYBE, PRESENT, Code, layout_of, layouts_of
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
 
-__all__ = ["HANDLERS", "Handler", "unusual"]
+__all__ = ["TABLES", "answer_malformed", "take_response", "unusual"]
 
-Handler = Callable[["NodeConnection", Frame], bytes]
 Shape = tuple[int, int, int, int, bool, bool, bool]
 
 _REQUEST = int(Magic.REQUEST)
 _EMPTY = {ABSENT: (True,), PRESENT: (False,), MAYBE: (True, False)}
 
 
-def shapes(opcode: Opcode) -> Iterator[Shape]:
-    for extras_length, layout in LAYOUTS[Dialect.DCP][Magic.REQUEST][opcode].items():
+Handlers = Mapping[Code, Handler] | Mapping[Opcode, Handler]
+
+
+class Speech(NamedTuple):
+    """What a dialect adds to the commands that all have. first: which of the handlers may serve a connection's first
+    change-stream request. refuse: answers change-stream requests, of any dialect, that the handlers do not take.
+    """
+
+    handlers: Handlers
+    first: frozenset[Code]
+    refuse: Callable[[NodeConnection, Frame], bytes]
+
+
+SPEECHES: dict[Dialect, Speech] = {
+    Dialect.TAP: Speech(tap.HANDLERS, tap.FIRST, tap.refuse),
+    Dialect.UPR_DRAFT: Speech(upr_draft.HANDLERS, upr_draft.FIRST, upr_draft.refuse),
+    Dialect.UPR: Speech(upr.HANDLERS, upr.FIRST, upr.refuse),
+    Dialect.DCP: Speech(dcp.HANDLERS, dcp.FIRST, dcp.refuse),
+}
+
+COMMANDS: tuple[Mapping[Opcode, Handler], ...] = (kv.HANDLERS, session.HANDLERS, vbuckets.HANDLERS, tap.COMMANDS)
+"""What every connection takes."""
+
+
+def shapes(code: Code) -> Iterator[Shape]:
+    opcode, datatype = (code >> 8, code & 0xFF) if isinstance(code, DraftCode) else (int(code), 0)
+    for extras_length, layout in layouts_of(code, Magic.REQUEST).items():
         parts = dict(layout.parts)
         for no_key, no_value, no_cas in product(*(_EMPTY[parts[name]] for name in ("key", "value", "cas"))):
-            yield _REQUEST, 0, int(opcode), extras_length, no_key, no_value, no_cas
+            yield _REQUEST, datatype, opcode, extras_length, no_key, no_value, no_cas
 
 
-HANDLERS: dict[Shape, Handler] = {
-    shape: handler
-    for handlers in (kv.HANDLERS, session.HANDLERS, vbuckets.HANDLERS, dcp.HANDLERS)
-    for opcode, handler in handlers.items()
-    for shape in shapes(opcode)
+def _first(dialect: Dialect, handler: Handler) -> Handler:
+    """Make the handler of a first request, with which the connection has its dialect."""
+
+    def begin(connection: NodeConnection, frame: Frame) -> bytes:
+        connection.speak(dialect)
+        return handler(connection, frame)
+
+    return begin
+
+
+def _table(*all_handlers: Handlers) -> dict[Shape, Handler]:
+    return {shape: handler for handlers in all_handlers for code, handler in handlers.items() for shape in shapes(code)}
+
+
+TABLES: dict[Dialect | None, dict[Shape, Handler]] = {
+    None: _table(
+        *COMMANDS,
+        *(
+            {code: _first(dialect, handler) for code, handler in speech.handlers.items() if code in speech.first}
+            for dialect, speech in SPEECHES.items()
+        ),
+    ),
+    **{dialect: _table(*COMMANDS, speech.handlers) for dialect, speech in SPEECHES.items()},
 }
+"""By the dialect of a connection, None before it has one."""
 
 
 def unusual(connection: NodeConnection, frame: Frame) -> bytes:
@@ -53,18 +101,45 @@ def unusual(connection: NodeConnection, frame: Frame) -> bytes:
     """
     magic, opcode, _, datatype, _, cas, extras, key, value, framing = frame
     if magic == Magic.RESPONSE:
-        return dcp.take_response(connection, frame)
+        return take_response(connection, frame)
     if magic not in (Magic.REQUEST, Magic.ALT_REQUEST):
         raise Goodbye(f"{opcode_name(opcode)} with magic 0x{magic:02x}, which this node never asked for")
     if framing:
         # Also those that the protocol knows: a durability that is passed over would be a promise.
         raise RemoteProtocolError("framing extras", status=Status.UNKNOWN_FRAME_INFO, fatal=False)
+    if upr_draft.claims(frame, connection.dialect):
+        return upr_draft.refuse(connection, frame)
     if datatype & ~connection.datatypes:
         raise InvalidArguments(f"datatype 0x{datatype:02x}, agreed on 0x{connection.datatypes:02x}")
-    handler = HANDLERS.get((_REQUEST, 0, opcode, len(extras), not key, not value, not cas))
+    handler = connection.handlers.get((_REQUEST, 0, opcode, len(extras), not key, not value, not cas))
     if handler is not None:
         return handler(connection, frame)
-    if opcode in dcp.NOT_SERVED:
-        dcp.refuse(connection, frame)
+    if (speech := _refusing(connection.dialect, opcode)) is not None:
+        return speech.refuse(connection, frame)
     layout_of(frame).check(frame)
     raise RemoteProtocolError(f"{opcode_name(opcode)} is not served here", status=Status.UNKNOWN_COMMAND, fatal=False)
+
+
+def _refusing(dialect: Dialect | None, opcode: int) -> Speech | None:
+    """Return who refuses an opcode: the connection's dialect, if change streams use it at all.
+
+    Before there is one, those of DCP and UPR are as DCP says, as the newest that has them.
+    """
+    if dialect is None:
+        dialect = Dialect.DCP if opcode in DCP_OPCODES else Dialect.TAP
+    return SPEECHES.get(dialect) if opcode in DCP_OPCODES or opcode in TAP_OPCODES else None
+
+
+def take_response(connection: NodeConnection, frame: Frame) -> bytes:
+    """Take what a peer says about something that was sent to it. Raises Goodbye where that ends the connection."""
+    if connection.producer is None:
+        raise Goodbye(f"response to {opcode_name(frame.opcode)}, which nobody asked for")
+    return connection.producer.take_response(frame)
+
+
+def answer_malformed(connection: NodeConnection, event: Malformed) -> bytes:
+    """Answer a request whose parts do not fit."""
+    frame = Frame(event.magic, event.opcode, opaque=event.opaque)
+    if connection.dialect is Dialect.UPR_DRAFT and event.opcode == Opcode.SET:
+        return upr_draft.refuse(connection, frame)
+    return reply(frame, event.error.status)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from penstock.wire.constants import Magic
 from penstock.wire.frame import Frame, join_frame
 
-__all__ = ["Goodbye", "reply"]
+if TYPE_CHECKING:
+    from penstock.node.connection import NodeConnection
+
+__all__ = ["Goodbye", "Handler", "reply"]
+
+Handler = Callable[["NodeConnection", Frame], bytes]
+"""Serves one request and returns its reply. Raises StatusError or RemoteProtocolError for what is refused, Goodbye."""
 
 
 class Goodbye(Exception):

@@ -7,16 +7,19 @@ import secrets
 import time
 from dataclasses import dataclass
 from enum import Enum
+from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.errors import KeyNotFound
+from penstock.node.tap_clients import TapBucket
 from penstock.store.bucket import Bucket
 from penstock.store.vbucket import Vbucket
+from penstock.wire.constants import Dialect
 
 if TYPE_CHECKING:
-    from penstock.node.producer import Producer
-    from penstock.node.stream import ProducerStream
+    from penstock.node.producers import ChangeProducer
 
-__all__ = ["Counters", "ServedBucket", "VbucketEvent", "VbucketListener"]
+__all__ = ["Counters", "Sent", "ServedBucket", "VbucketEvent", "VbucketListener", "Waiting"]
 
 CAPABILITIES = ["cbhello", "cccp", "dcp", "nodesExt"]
 """What clients may rely on. Only what is there: a client that trusts `collections` prefixes its keys."""
@@ -30,9 +33,15 @@ class Counters:
     cmd_set: int = 0
     cmd_delete: int = 0
     get_misses: int = 0
-    dcp_streams_opened: int = 0
-    dcp_items_sent: int = 0
-    dcp_bytes_sent: int = 0
+
+
+@dataclass(slots=True)
+class Sent:
+    """What the producers of one dialect have sent, from the start of the node."""
+
+    streams_opened: int = 0
+    items: int = 0
+    nbytes: int = 0
 
 
 def new_vbuuid() -> int:
@@ -53,10 +62,19 @@ class VbucketListener(Protocol):
         """Take note; nothing may be awaited, and nothing sent but by a turn of its own."""
 
 
-class ServedBucket:
-    """changed: vbuckets that changed since the last `notify`. producers: the change-stream connections, by name.
+class Waiting(Protocol):
+    """What waits for changes of one vbucket: a stream."""
 
-    listeners: who is told what happens to whole vbuckets, from their opening to their end.
+    @property
+    def vbucket(self) -> Vbucket: ...
+
+    def wake(self) -> None:
+        """There is something to send. Comes once; then the stream has to wait anew."""
+
+
+class ServedBucket:
+    """changed: vbuckets that changed since the last `notify`. producers: the change-stream connections, by dialect and
+    name. sent: by dialect, in total. listeners: who is told what happens to whole vbuckets, all producers among them.
     """
 
     def __init__(self, name: str, vbuckets: int) -> None:
@@ -64,15 +82,42 @@ class ServedBucket:
         self.uuid = secrets.token_hex(16)
         self.counters = Counters()
         self.changed = self.store.changed
-        self.producers: dict[bytes, Producer] = {}
+        self.producers: dict[tuple[Dialect, bytes], ChangeProducer] = {}
+        self.sent = {dialect: Sent() for dialect in Dialect}
+        self.tap = TapBucket()
         self.listeners: set[VbucketListener] = set()
-        self._waiting: dict[int, set[ProducerStream]] = {}
+        self._waiting: dict[int, set[Waiting]] = {}
+        self._anonymous = count(1)
 
-    def wait(self, stream: ProducerStream) -> None:
-        """Let `notify` wake a stream's producer once its vbucket has changed."""
+    def enter(self, producer: ChangeProducer, name: bytes) -> bytes:
+        """Take in a producer and return what it is called. An older one of the same dialect and name is ended."""
+        name = name or b"anon_%d" % next(self._anonymous)
+        older = self.producers.get((producer.dialect, name))
+        if older is not None:
+            older.connection.abort("another connection has taken its name")
+        self.producers[producer.dialect, name] = producer
+        self.listeners.add(producer)
+        return name
+
+    def leave(self, producer: ChangeProducer) -> None:
+        self.listeners.discard(producer)
+        if self.producers.get((producer.dialect, producer.name)) is producer:
+            del self.producers[producer.dialect, producer.name]
+
+    def close_producers(self, name: bytes) -> int:
+        """End the connections of the producers of this name, and return how many. Raises KeyNotFound for none."""
+        found = [producer for (_, known), producer in self.producers.items() if known == name]
+        if not found:
+            raise KeyNotFound(f"no change-stream connection {name!r}")
+        for producer in found:
+            producer.connection.close()
+        return len(found)
+
+    def wait(self, stream: Waiting) -> None:
+        """Let `notify` wake a stream once its vbucket has changed."""
         self._waiting.setdefault(stream.vbucket.id, set()).add(stream)
 
-    def forget(self, stream: ProducerStream) -> None:
+    def forget(self, stream: Waiting) -> None:
         """Wake this stream no more, if it waits at all."""
         waiting = self._waiting.get(stream.vbucket.id)
         if waiting is not None:

@@ -13,10 +13,13 @@ from threading import Thread
 
 from penstock.errors import Error, OperationTimeout, UsageError
 from penstock.node.connection import NodeConnection
+from penstock.node.producers import ProducerReport
 from penstock.node.served import ServedBucket
+from penstock.node.tap_settings import TapSettings
 from penstock.wire.connection import Slab
+from penstock.wire.constants import Dialect
 
-__all__ = ["Node"]
+__all__ = ["PROTOCOLS", "Node"]
 
 logger = logging.getLogger("penstock.node")
 
@@ -26,13 +29,23 @@ IDLE_TIMEOUT = 360.0
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 _GOODBYE_SECONDS = 1.0  # for peers to take the last replies
+
+PROTOCOLS: dict[str, tuple[Dialect | None, bool]] = {
+    "auto": (None, False),
+    **{dialect.value: (dialect, False) for dialect in Dialect},
+    "dcp-prototype": (Dialect.DCP, True),
+}
+"""What a listener may be pinned to: a dialect, and whether mutations have the form of the collections prototype. auto:
+the first change-stream request of each connection decides."""
+
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9_.%-]{1,100}")
 
 
 class Node:
     """A running node. Made by `start` on the running event loop, or by `running` on a thread of its own.
 
-    All but `url`, `host` and `kv_port` belongs to the event loop's thread.
+    All but `url`, `host` and `kv_port` belongs to the event loop's thread. dialect: the one that the listener is pinned
+    to, None for none. prototype: mutations are sent as the collections prototype of DCP did.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: str, buckets: Sequence[str], vbuckets: int) -> None:
@@ -40,6 +53,9 @@ class Node:
         self.host = host
         self.kv_port = 0
         self.idle_timeout = IDLE_TIMEOUT
+        self.tap = TapSettings()
+        self.dialect: Dialect | None = None
+        self.prototype = False
         self.slab = Slab()  # one for all: a read fills it and is dealt with before the next
         self.buckets = {name: ServedBucket(name, vbuckets) for name in buckets}
         self.connections: set[NodeConnection] = set()
@@ -59,17 +75,22 @@ class Node:
         vbuckets: int = 1024,
         *,
         idle_timeout: float = IDLE_TIMEOUT,
+        protocol: str = "auto",
     ) -> Node:
         """Start a node that accepts connections. port: 0 picks a free one. vbuckets: a power of two up to 65536.
 
-        idle_timeout: seconds that a consumer may leave a NOOP unanswered.
+        idle_timeout: seconds that a consumer may leave a NOOP unanswered, or, where its dialect has none, may take
+        nothing of what is to be sent. protocol: one of PROTOCOLS.
         Raises UsageError for an address that is not of this machine alone, a wrong bucket or number; Error for one that
         is taken.
         """
         host = _loopback(host)
         _check(buckets, vbuckets, port)
+        if protocol not in PROTOCOLS:
+            raise UsageError(f"protocol {protocol!r}: expected {', '.join(PROTOCOLS)}")
         node = cls(asyncio.get_running_loop(), host, buckets, vbuckets)
         node.idle_timeout = idle_timeout
+        node.dialect, node.prototype = PROTOCOLS[protocol]
         try:
             node._server = await node.loop.create_server(lambda: NodeConnection(node), host, port)
         except OSError as error:
@@ -89,6 +110,7 @@ class Node:
         host: str = "127.0.0.1",
         port: int = 0,
         idle_timeout: float = IDLE_TIMEOUT,
+        protocol: str = "auto",
     ) -> Iterator[Node]:
         """Run a node on a thread and an event loop of its own while the `with` block lasts.
 
@@ -98,7 +120,7 @@ class Node:
         thread = Thread(target=loop.run_forever, name="penstock-node", daemon=True)
         thread.start()
         try:
-            starting = cls.start(host, port, buckets, vbuckets, idle_timeout=idle_timeout)
+            starting = cls.start(host, port, buckets, vbuckets, idle_timeout=idle_timeout, protocol=protocol)
             node = asyncio.run_coroutine_threadsafe(starting, loop).result(_START_SECONDS)
             try:
                 yield node
@@ -113,10 +135,20 @@ class Node:
 
     def url(self, bucket: str) -> str:
         """Return the connection string of one of the node's buckets. Raises UsageError for another."""
-        if bucket not in self.buckets:
-            raise UsageError(f"no bucket {bucket!r}; there is {', '.join(self.buckets)}")
+        self._bucket(bucket)
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"couchbase://{host}:{self.kv_port}/{bucket}"
+
+    def streams(self, bucket: str) -> list[ProducerReport]:
+        """Return what the producers of a bucket report. Raises UsageError for a bucket that there is not."""
+        return [producer.report() for producer in self._bucket(bucket).producers.values()]
+
+    def close_streams(self, name: str, bucket: str) -> int:
+        """End the change-stream connections of this name, `anon_N` included, and return how many there were.
+
+        Raises KeyNotFound if there is none, UsageError for a bucket that there is not.
+        """
+        return self._bucket(bucket).close_producers(name.encode())
 
     async def stop(self) -> None:
         """Stop listening and end all connections; what was answered is sent if the peers take it within a second."""
@@ -138,6 +170,11 @@ class Node:
     async def wait_closed(self) -> None:
         """Wait until the node has been stopped."""
         await self._stopped.wait()
+
+    def _bucket(self, name: str) -> ServedBucket:
+        if name not in self.buckets:
+            raise UsageError(f"no bucket {name!r}; there is {', '.join(self.buckets)}")
+        return self.buckets[name]
 
     # What connections call
 

@@ -50,6 +50,7 @@ def _quit_quietly(connection: NodeConnection, frame: Frame) -> bytes:
 def _hello(connection: NodeConnection, frame: Frame) -> bytes:
     wanted = dict.fromkeys(unpack_features(frame.value))  # in the order asked for, each once
     granted = [feature for feature in wanted if feature in _GRANTED]
+    connection.agent = frame.key.decode("utf-8", "replace")
     connection.tokens = Feature.MUTATION_SEQNO in granted
     return reply(frame, value=pack_features(granted))
 
@@ -70,6 +71,11 @@ def _stat(connection: NodeConnection, frame: Frame) -> bytes:
     found = stats.group(connection, frame.key.decode("utf-8", "replace"))
     lines = [reply(frame, key=name.encode(), value=str(value).encode()) for name, value in found]
     return b"".join((*lines, reply(frame)))
+
+
+def _close_producer(connection: NodeConnection, frame: Frame) -> bytes:
+    connection.selected().close_producers(frame.key)
+    return reply(frame)
 
 
 def _cluster_config(connection: NodeConnection, frame: Frame) -> bytes:
@@ -120,6 +126,7 @@ HANDLERS: dict[Opcode, Callable[[NodeConnection, Frame], bytes]] = {
     Opcode.HELLO: _hello,
     Opcode.SELECT_BUCKET: _select_bucket,
     Opcode.STAT: _stat,
+    Opcode.CLOSE_PRODUCER: _close_producer,
     Opcode.GET_CLUSTER_CONFIG: _cluster_config,
     Opcode.GET_ALL_VB_SEQNOS: _all_vb_seqnos,
     Opcode.SEQNO_PERSISTENCE: _seqno_persistence,

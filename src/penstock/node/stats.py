@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound
+from penstock.node import producer_stats
 from penstock.node.release import VERSION
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import VbucketState
@@ -29,6 +30,9 @@ def group(connection: NodeConnection, text: str) -> Stats:
     name, *arguments = text.split(" ")
     if not text:
         return _default(connection)
+    about_producers = producer_stats.GROUPS.get(name)
+    if about_producers is not None:
+        return about_producers(connection.selected(), name, " ".join(arguments))
     of_vbucket = _OF_VBUCKET.get(name)
     if of_vbucket is None:
         raise KeyNotFound(f"no statistics {text!r}")
@@ -69,22 +73,7 @@ def _default(connection: NodeConnection) -> Stats:
         items = [vbucket.items for vbucket in vbuckets if vbucket.state is state]
         yield f"vb_{state.name.lower()}_num", len(items)
         yield f"vb_{state.name.lower()}_curr_items", sum(items)
-    yield from _dcp(connection)
-
-
-def _dcp(connection: NodeConnection) -> Stats:
-    """What the producers of the bucket have done, and what they have left to do: all of that is 0 on an idle system."""
-    node, bucket = connection.node, connection.selected()
-    producers = bucket.producers.values()
-    yield "ep_dcp_producer_count", len(producers)
-    yield "ep_dcp_num_running_streams", sum(len(producer.streams) for producer in producers)
-    yield "ep_dcp_streams_opened", bucket.counters.dcp_streams_opened
-    yield "ep_dcp_items_sent", bucket.counters.dcp_items_sent
-    yield "ep_dcp_total_bytes", bucket.counters.dcp_bytes_sent
-    yield "ep_dcp_turns", sum(producer.turns for producer in producers)
-    yield "ep_dcp_streams_ready", sum(len(producer.ready) for producer in producers)
-    yield "ep_dcp_items_remaining", sum(s.remaining for producer in producers for s in producer.streams.values())
-    yield "ep_dcp_unacked_bytes", sum(producer.unacked for producer in producers)
+    yield from producer_stats.totals(bucket)
     yield "ep_requests_waiting", sum(c.requests_waiting for c in node.connections)
     yield "ep_bytes_unsent", sum(c.bytes_unsent for c in node.connections)
 

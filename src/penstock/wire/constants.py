@@ -98,10 +98,13 @@ class Opcode(IntEnum):
     CHECKPOINT_PERSISTENCE = 0xB1
     GET_CLUSTER_CONFIG = 0xB5
     SEQNO_PERSISTENCE = 0xB7
+    CLOSE_PRODUCER = 0xF0
 
 
 DCP_OPCODES = range(0x50, 0x68)
 """The opcodes of change streams, which mean other things in UPR."""
+
+TAP_OPCODES = range(0x40, 0x48)
 
 
 class UprOpcode(IntEnum):

@@ -108,14 +108,6 @@ class Hello(Request):
     """key: the agent's name; value: the features it wants, u16 each. Replaces what an earlier one switched on."""
 
 
-@message(Opcode.CLOSE_PRODUCER, key=PRESENT)
-class CloseProducer(Request):
-    """End the change-stream connections of this name to the selected bucket. key: the name.
-
-    This project's own: the family has a command for it in TAP only. Answered with KEY_ENOENT if there is none.
-    """
-
-
 @message(Opcode.SELECT_BUCKET, key=PRESENT)
 class SelectBucket(Request):
     """key: the bucket's name."""
@@ -164,6 +156,14 @@ class Flush(Request):
     delay: int | None = u32("seconds until then", default=None)
 
 
+@message(Opcode.CLOSE_PRODUCER, key=PRESENT)
+class CloseProducer(Request):
+    """End the change-stream connections of this name to the selected bucket. key: the name.
+
+    This project's own: the family has a command for it in TAP only. Answered with KEY_ENOENT if there is none.
+    """
+
+
 @message(Opcode.GET_ALL_VB_SEQNOS)
 class GetAllVbSeqnos(Request):
     """Answered with the high seqno of each vbucket: vbucket u16, seqno u64."""
@@ -192,7 +192,7 @@ class GetFailoverLog(Request):
     *(Opcode.NOOP, Opcode.VERSION, Opcode.QUIT, Opcode.STAT, Opcode.HELLO, Opcode.SELECT_BUCKET),
     *(Opcode.GET_CLUSTER_CONFIG, Opcode.GET_ALL_VB_SEQNOS, Opcode.SEQNO_PERSISTENCE, Opcode.OBSERVE_SEQNO),
     *(Opcode.GET_FAILOVER_LOG, Opcode.SET_VBUCKET, Opcode.GET_VBUCKET),
-    *(Opcode.DEL_VBUCKET, Opcode.FLUSH, Opcode.FLUSHQ, Opcode.TOUCH),
+    *(Opcode.DEL_VBUCKET, Opcode.FLUSH, Opcode.FLUSHQ, Opcode.TOUCH, Opcode.CLOSE_PRODUCER),
     key=MAYBE,
     value=MAYBE,
     cas=MAYBE,

@@ -229,6 +229,12 @@ _DIALECT_OF: dict[type[IntEnum], Dialect] = {
     DraftCode: Dialect.UPR_DRAFT,
 }
 
+
+def layouts_of(code: Code, magic: Magic) -> Forms:
+    """Return the declared forms of a code. Raises KeyError if it has none."""
+    return LAYOUTS[_DIALECT_OF[type(code)]][magic][code]
+
+
 M = TypeVar("M", bound=Message)
 
 

@@ -1,0 +1,176 @@
+"""What a DCP producer has beside its streams: flags, settings, and NOOPs that find out whether the peer still lives."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import KeyNotFound, NotSupported, StatusError
+from penstock.node.producer import Producer
+from penstock.node.replies import Goodbye
+from penstock.node.served import ServedBucket
+from penstock.store.rollback import StreamRequest
+from penstock.store.vbucket import Vbucket
+from penstock.wire.constants import Dialect, Opcode, OpenFlag, Status, StreamEndReason, StreamFlag
+from penstock.wire.dcp import DcpNoop, Deletion, DeletionV2, Expiration, Mutation, PrototypeMutation, StreamReq
+from penstock.wire.frame import Frame, opcode_name
+from penstock.wire.reframe import Form
+
+if TYPE_CHECKING:
+    from penstock.node.connection import NodeConnection
+
+__all__ = ["DcpProducer"]
+
+_NOOP_OPAQUES = 10_000_000  # the first one is the next
+
+_DATA = frozenset(
+    (
+        Opcode.DCP_SNAPSHOT_MARKER,
+        Opcode.DCP_MUTATION,
+        Opcode.DCP_DELETION,
+        Opcode.DCP_EXPIRATION,
+        Opcode.DCP_STREAM_END,
+    )
+)
+# The consumer has closed the stream meanwhile, or has another of the same vbucket.
+_LATE = frozenset(
+    (Status.SUCCESS, Status.NOT_MY_VBUCKET, Status.DCP_STREAM_NOT_FOUND, Status.OPAQUE_NO_MATCH),
+)
+_LATE_BEFORE_7 = _LATE | {Status.KEY_ENOENT, Status.KEY_EEXISTS}
+
+
+class DcpProducer(Producer):
+    """flags: an OpenFlag. expiries: they are told apart from deletions, if times are told. v7_codes: streams that are
+    not there have a status of their own. end_on_close: a closed stream is told its end.
+
+    A NOOP goes out `noop_interval` seconds after the last one, from the first stream on; a peer that leaves one
+    unanswered for the node's idle timeout (360 s, as kv_engine's dcp_idle_timeout) is gone.
+    """
+
+    def __init__(self, connection: NodeConnection, bucket: ServedBucket, name: bytes, flags: OpenFlag) -> None:
+        super().__init__(connection, bucket, Dialect.DCP, name)
+        self.flags = flags
+        self.expiries = False
+        self.v7_codes = False
+        self.end_on_close = False
+        self.noop = False
+        self.noop_interval = 20.0
+        self._streamed = False
+        self._noop_opaque = _NOOP_OPAQUES
+        self._timer: asyncio.TimerHandle | None = None  # the next NOOP
+        self._deadline: asyncio.TimerHandle | None = None  # the end, while a NOOP is unanswered
+        self.choose_form()
+
+    def choose_form(self) -> None:
+        """Let changes look as the flags and settings say."""
+        deletion = DeletionV2 if self.flags & OpenFlag.INCLUDE_DELETE_TIMES else Deletion
+        without = OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE
+        self.form = Form(
+            PrototypeMutation if self.connection.node.prototype else Mutation,
+            deletion,
+            Expiration if self.expiries and deletion is DeletionV2 else deletion,
+            keys_only=bool(self.flags & without),
+            datatypes=0 if self.flags & OpenFlag.NO_VALUE else None,
+        )
+
+    # Streams
+
+    def open(self, request: StreamReq) -> tuple[Vbucket, int | None]:
+        """Open a stream. Returns its vbucket, and None or the seqno that the consumer has to roll back to first.
+
+        Raises NotMyVbucket and NotSupported, and as open_stream does.
+        """
+        flags, store = StreamFlag(request.flags), self.bucket.store
+        vbucket = (store.find if flags & StreamFlag.ACTIVE_VB_ONLY else store.existing)(request.vbucket)
+        if self.flags & OpenFlag.INCLUDE_XATTRS and not self.noop:
+            raise NotSupported("xattrs are streamed only with noop enabled")
+        # All there is counts as on disk: a bucket in memory has nothing else to serve such a stream from.
+        latest = bool(flags & (StreamFlag.TO_LATEST | StreamFlag.DISK_ONLY))
+        asked = _asked(vbucket, request, flags)
+        point = self.open_stream(vbucket, vbucket.id, request.opaque, asked, latest=latest)
+        if point is None and not self._streamed:
+            self._streamed = True
+            self.set_noop()
+        return vbucket, point
+
+    def close_stream(self, vbucket: int) -> None:
+        """Close a stream at the consumer's wish. Raises StatusError if it has none, or none that goes on."""
+        stream = self.streams.get(vbucket)
+        if stream is None or stream.reason is not None:
+            text = f"vbucket {vbucket} has no stream"
+            raise StatusError(text, status=Status.DCP_STREAM_NOT_FOUND) if self.v7_codes else KeyNotFound(text)
+        if self.end_on_close:
+            self.end_stream(stream, StreamEndReason.CLOSED)
+            return
+        self.bucket.forget(stream)
+        stream.close()
+        del self.streams[vbucket]
+        if stream in self.ready:
+            self.ready.remove(stream)
+
+    def stop(self) -> None:
+        super().stop()
+        for timer in (self._timer, self._deadline):
+            if timer is not None:
+                timer.cancel()
+
+    def take_response(self, frame: Frame) -> bytes:
+        if frame.opcode == Opcode.DCP_NOOP:
+            self._answered_noop(frame.opaque)
+        elif frame.opcode not in _DATA or frame.specific not in (_LATE if self.v7_codes else _LATE_BEFORE_7):
+            raise Goodbye(f"response to {opcode_name(frame.opcode)} with status 0x{frame.specific:02x}")
+        return b""
+
+    def details(self) -> dict[str, Any]:
+        return {
+            "flags": int(self.flags),
+            "noop_enabled": self.noop,
+            "noop_wait": self._deadline is not None,
+            "noop_tx_interval": self.noop_interval,
+            "flow_control": "enabled" if self.window else "none",
+            "max_buffer_bytes": self.window,
+            "unacked_bytes": self.unacked,
+            "total_acked_bytes": self.acked,
+        }
+
+    # Is the peer alive?
+
+    def set_noop(self) -> None:
+        """Begin a new interval, if NOOPs are wanted and there has been a stream."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.noop and self._streamed:
+            self._timer = self._loop.call_later(self.noop_interval, self.connection.guarded, self._send_noop)
+
+    def _answered_noop(self, opaque: int) -> None:
+        """Take a NOOP as answered. Raises Goodbye if it is not the one that was sent."""
+        if self._deadline is None or opaque != self._noop_opaque:
+            raise Goodbye(f"answer to a NOOP {opaque} that is not open")
+        self._deadline.cancel()
+        self._deadline = None
+
+    def _send_noop(self) -> None:
+        if self._deadline is None:
+            self._noop_opaque += 1
+            self.connection.write(DcpNoop(opaque=self._noop_opaque).encode())
+            seconds = self.connection.node.idle_timeout
+            self._deadline = self._loop.call_later(seconds, self.connection.abort, f"NOOP unanswered for {seconds:g} s")
+        self.set_noop()
+
+
+def _asked(vbucket: Vbucket, request: StreamReq, flags: StreamFlag) -> StreamRequest:
+    """Return what the consumer says of itself, or with FROM_LATEST: that it has all there is."""
+    start, low, high, vbuuid = request.start_seqno, request.snap_start, request.snap_end, request.vbuuid
+    if flags & StreamFlag.FROM_LATEST:
+        start = low = high = vbucket.high_seqno
+        vbuuid = vbuuid or vbucket.vbuuid
+    return StreamRequest(
+        start_seqno=start,
+        end_seqno=request.end_seqno,
+        vbuuid=vbuuid,
+        snap_start=low,
+        snap_end=high,
+        strict_vbuuid=bool(flags & StreamFlag.STRICT_VBUUID),
+        ignore_purged=bool(flags & StreamFlag.IGNORE_PURGED_TOMBSTONES),
+    )
