@@ -1,13 +1,9 @@
-"""Frames written by hand from the protocol's layout tables: (what it is, message, the frame's bytes in hex).
+"""Key-value commands, and those about a whole connection or bucket."""
 
-The header is spaced as: magic opcode key-length, extras-length datatype vbucket/status, body length, opaque, cas.
-Then come the extras field by field, key and value.
-"""
-
-from penstock.wire import dcp, kv
+from penstock.wire import kv
 from penstock.wire.layout import Message
 
-GOLDEN: list[tuple[str, Message, str]] = [
+ROWS: list[tuple[str, Message, str]] = [
     (
         "get",
         kv.Get(vbucket=7, opaque=9, key=b"hello"),
@@ -226,159 +222,88 @@ GOLDEN: list[tuple[str, Message, str]] = [
         "81960000 00000000 00000010 00000002 0000000000000000 00000000feeddeca 0000000000005432",
     ),
     (
-        "open as a producer",
-        dcp.Open(opaque=1, key=b"bookstream", flags=1),
-        "8050000a 08000000 00000012 00000001 0000000000000000 00000000 00000001 626f6f6b73747265616d",
+        "get, no such document",
+        kv.NoDocument(opaque=9, status=1, value=b"Not found"),
+        "81000000 00000001 00000009 00000009 0000000000000000 4e6f7420666f756e64",
     ),
     (
-        "open as a consumer, which says its own name",
-        dcp.Open(opaque=1, datatype=1, key=b"r", value=b"{}", flags=0x20),
-        "80500001 08010000 0000000b 00000001 0000000000000000 00000000 00000020 72 7b7d",
+        "get and touch",
+        kv.GetAndTouch(vbucket=7, opaque=9, key=b"hello", expiry=3600),
+        "801d0005 04000007 00000009 00000009 0000000000000000 00000e10 68656c6c6f",
     ),
     (
-        "opened",
-        dcp.DcpReply(opaque=1),
-        "81500000 00000000 00000000 00000001 0000000000000000",
+        "get and touch, quiet",
+        kv.GetAndTouch(key=b"k", expiry=0),
+        "801e0001 04000000 00000005 00000000 0000000000000000 00000000 6b",
     ),
     (
-        "close stream",
-        dcp.CloseStream(vbucket=5, opaque=2),
-        "80520000 00000005 00000000 00000002 0000000000000000",
+        "touch",
+        kv.Touch(vbucket=7, opaque=9, key=b"hello", expiry=3600),
+        "801c0005 04000007 00000009 00000009 0000000000000000 00000e10 68656c6c6f",
     ),
     (
-        "stream request",
-        dcp.StreamReq(
-            vbucket=5,
-            opaque=2,
-            flags=0x20,
-            start_seqno=0xFFEEDD,
-            end_seqno=2**64 - 1,
-            vbuuid=0xFEEDDECA,
-            snap_start=0xFFEED0,
-            snap_end=0xFFEEDF,
-        ),
-        "80530000 30000005 00000030 00000002 0000000000000000 00000020 00000000 0000000000ffeedd ffffffffffffffff"
-        "00000000feeddeca 0000000000ffeed0 0000000000ffeedf",
+        "flush",
+        kv.Flush(opaque=2),
+        "80080000 00000000 00000000 00000002 0000000000000000",
     ),
     (
-        "stream request with a filter",
-        dcp.StreamReq(opaque=2, datatype=1, start_seqno=0, end_seqno=0, value=b"{}"),
-        "80530000 30010000 00000032 00000002 0000000000000000" + "00" * 48 + "7b7d",
+        "flush in a minute",
+        kv.Flush(opaque=2, delay=60),
+        "80080000 04000000 00000004 00000002 0000000000000000 0000003c",
     ),
     (
-        "stream accepted, with the failover log",
-        dcp.DcpReply(opaque=2, value=kv.pack_failover_log([(0xFEEDDECA, 0x5432), (0xDECAFE, 0)])),
-        "81530000 00000000 00000020 00000002 0000000000000000"
-        "00000000feeddeca 0000000000005432 0000000000decafe 0000000000000000",
+        "flush, quiet",
+        kv.Flush(opaque=2),
+        "80180000 00000000 00000000 00000002 0000000000000000",
     ),
     (
-        "roll back first",
-        dcp.DcpReply(opaque=2, status=0x23, value=dcp.pack_rollback(0x45A8)),
-        "81530000 00000023 00000008 00000002 0000000000000000 00000000000045a8",
+        "flush in a minute, quiet",
+        kv.Flush(opaque=2, delay=60),
+        "80180000 04000000 00000004 00000002 0000000000000000 0000003c",
     ),
     (
-        "get failover log",
-        dcp.GetFailoverLog(vbucket=5, opaque=2),
-        "80540000 00000005 00000000 00000002 0000000000000000",
+        "set vbucket",
+        kv.SetVbucket(vbucket=7, opaque=2, state=3),
+        "803d0000 01000007 00000001 00000002 0000000000000000 03",
     ),
     (
-        "failover log",
-        dcp.DcpReply(opaque=2, value=kv.pack_failover_log([(2**64 - 1, 2**63)])),
-        "81540000 00000000 00000010 00000002 0000000000000000 ffffffffffffffff 8000000000000000",
+        "set vbucket, with its topology",
+        kv.SetVbucket(vbucket=7, opaque=2, datatype=1, value=b"{}", state=1),
+        "803d0000 01010007 00000003 00000002 0000000000000000 01 7b7d",
     ),
     (
-        "stream end, closed",
-        dcp.StreamEnd(vbucket=7, opaque=9, reason=1),
-        "80550000 04000007 00000004 00000009 0000000000000000 00000001",
+        "set vbucket before 6.5",
+        kv.OldSetVbucket(vbucket=7, opaque=2, state=2),
+        "803d0000 04000007 00000004 00000002 0000000000000000 00000002",
     ),
     (
-        "snapshot marker",
-        dcp.SnapshotMarker(vbucket=5, opaque=2, start_seqno=0, end_seqno=8, flags=1),
-        "80560000 14000005 00000014 00000002 0000000000000000 0000000000000000 0000000000000008 00000001",
+        "set vbucket, the state as value",
+        kv.OldestSetVbucket(vbucket=7, opaque=2, state=4),
+        "803d0000 00000007 00000004 00000002 0000000000000000 00000004",
     ),
     (
-        "snapshot marker, asking for an answer",
-        dcp.SnapshotMarker(vbucket=5, opaque=2, start_seqno=2**63, end_seqno=2**64 - 1, flags=0x0A),
-        "80560000 14000005 00000014 00000002 0000000000000000 8000000000000000 ffffffffffffffff 0000000a",
+        "get vbucket",
+        kv.GetVbucket(vbucket=7, opaque=2),
+        "803e0000 00000007 00000000 00000002 0000000000000000",
     ),
     (
-        "mutation",
-        dcp.Mutation(
-            vbucket=0x210,
-            opaque=0x1210,
-            cas=0x0102030405060708,
-            datatype=1,
-            key=b"hello",
-            value=b"world",
-            by_seqno=4,
-            rev_seqno=1,
-            flags=0x02000006,
-            expiry=0x65000000,
-        ),
-        "80570005 1f010210 00000029 00001210 0102030405060708 0000000000000004 0000000000000001"
-        "02000006 65000000 00000000 0000 00 68656c6c6f 776f726c64",
+        "vbucket state",
+        kv.Reply(opaque=2, value=b"\0\0\0\1"),
+        "813e0000 00000000 00000004 00000002 0000000000000000 00000001",
     ),
     (
-        "mutation, all fields at their highest, empty value, binary key",
-        dcp.Mutation(
-            vbucket=0xFFFF,
-            opaque=0xFFFFFFFF,
-            cas=2**64 - 1,
-            datatype=7,
-            key=b"\xff\x00",
-            by_seqno=2**64 - 1,
-            rev_seqno=2**64 - 1,
-            flags=0xFFFFFFFF,
-            expiry=0xFFFFFFFF,
-            lock_time=0xFFFFFFFF,
-            nru=0xFF,
-        ),
-        "80570002 1f07ffff 00000021 ffffffff ffffffffffffffff ffffffffffffffff ffffffffffffffff"
-        "ffffffff ffffffff ffffffff 0000 ff ff00",
+        "delete vbucket",
+        kv.DelVbucket(vbucket=7, opaque=2),
+        "803f0000 00000007 00000000 00000002 0000000000000000",
     ),
     (
-        "deletion",
-        dcp.Deletion(vbucket=0x210, opaque=0x1210, cas=5, key=b"hello", by_seqno=5, rev_seqno=2),
-        "80580005 12000210 00000017 00001210 0000000000000005 0000000000000005 0000000000000002 0000 68656c6c6f",
+        "delete vbucket and wait",
+        kv.DelVbucket(vbucket=7, opaque=2, value=b"async=0"),
+        "803f0000 00000007 00000007 00000002 0000000000000000 6173796e633d30",
     ),
     (
-        "deletion that keeps extended attributes",
-        dcp.Deletion(vbucket=1, opaque=2, cas=5, datatype=4, key=b"k", value=b"\x00\x00\x00\x00", by_seqno=9),
-        "80580001 12040001 00000017 00000002 0000000000000005 0000000000000009 0000000000000000 0000 6b 00000000",
-    ),
-    (
-        "stream noop",
-        dcp.DcpNoop(opaque=10_000_001),
-        "805c0000 00000000 00000000 00989681 0000000000000000",
-    ),
-    (
-        "stream noop, reply",
-        dcp.DcpReply(opaque=10_000_001),
-        "815c0000 00000000 00000000 00989681 0000000000000000",
-    ),
-    (
-        "buffer acknowledgement",
-        dcp.BufferAck(opaque=3, nbytes=0x1000),
-        "805d0000 04000000 00000004 00000003 0000000000000000 00001000",
-    ),
-    (
-        "buffer acknowledgement, answered all the same",
-        dcp.DcpReply(opaque=3, status=4),
-        "815d0000 00000004 00000000 00000003 0000000000000000",
-    ),
-    (
-        "control",
-        dcp.Control(opaque=4, key=b"enable_noop", value=b"true"),
-        "805e000b 00000000 0000000f 00000004 0000000000000000 656e61626c655f6e6f6f70 74727565",
-    ),
-    (
-        "control, refused",
-        dcp.DcpReply(opaque=4, status=4),
-        "815e0000 00000004 00000000 00000004 0000000000000000",
+        "close a producer",
+        kv.CloseProducer(opaque=2, key=b"bookstream"),
+        "80f0000a 00000000 0000000a 00000002 0000000000000000 626f6f6b73747265616d",
     ),
 ]
-
-
-def frame_of(hexadecimal: str) -> bytes:
-    """Return the bytes of a row of GOLDEN."""
-    return bytes.fromhex(hexadecimal)

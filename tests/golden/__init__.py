@@ -1,0 +1,24 @@
+"""Frames written by hand from the protocol's layout tables: (what it is, message, the frame's bytes in hex).
+
+The header is spaced as: magic opcode key-length, extras-length datatype vbucket/status, body length, opaque, cas.
+Then come the framing extras, the extras field by field, engine-private data, key and value.
+"""
+
+from penstock.wire.constants import Dialect
+from penstock.wire.layout import Message
+from tests.golden import dcp, kv, tap, upr, upr_draft
+
+GOLDEN: list[tuple[str, Message, str]] = [*kv.ROWS, *dcp.ROWS, *tap.ROWS]
+"""What has its opcode to itself: key-value commands, DCP and TAP."""
+
+GOLDEN_OF: dict[Dialect, list[tuple[str, Message, str]]] = {
+    Dialect.DCP: GOLDEN,
+    Dialect.UPR: upr.ROWS,
+    Dialect.UPR_DRAFT: upr_draft.ROWS,
+}
+"""By the dialect in which they are read."""
+
+
+def frame_of(hexadecimal: str) -> bytes:
+    """Return the bytes of a row."""
+    return bytes.fromhex(hexadecimal)
