@@ -24,7 +24,6 @@ from penstock.node.replies import Goodbye
 from penstock.node.served import ServedBucket, VbucketEvent
 from penstock.node.tap_clients import Phase, Place, TapClient
 from penstock.node.tap_log import TapLog
-from penstock.node.tap_settings import TapSettings
 from penstock.node.tap_stream import TapStream, opaque_message
 from penstock.store.frames import Chunk
 from penstock.store.vbucket import Vbucket
@@ -82,7 +81,7 @@ class TapProducer(ChangeProducer):
         flags = options.flags
         self.options = options
         self.closed_only = bool(flags & TapConnectFlag.REGISTERED_CLIENT and options.closed_only)
-        self.settings: TapSettings = connection.node.tap
+        self.settings = bucket.tap.settings
         interval = self.settings.ack_interval
         self.log: TapLog[_Said | _Sent] = TapLog(
             bool(flags & TapConnectFlag.SUPPORT_ACK), interval, interval * self.settings.ack_window_size
@@ -97,9 +96,10 @@ class TapProducer(ChangeProducer):
         self.turns = 0
         self.backoffs = 0
         self.client = self._client()
-        self._mutation_flags = (TapFlag.NO_VALUE if self.form.keys_only else 0) | (
-            0 if self.form.reversed_flags else TapFlag.NETWORK_BYTE_ORDER
-        )
+        self._mutation_flags = int(
+            (TapFlag.NO_VALUE if self.form.keys_only else 0)
+            | (0 if self.form.reversed_flags else TapFlag.NETWORK_BYTE_ORDER)
+        )  # a plain number: numpy takes a flag for an int64, which does not go into a u16
         self._loop = connection.node.loop
         self._to_say: deque[_Said] = deque()
         self._again: deque[tuple[int, int]] = deque(self.client.again)
