@@ -8,19 +8,20 @@ from typing import Any
 from penstock.store.bucket import Bucket
 from penstock.store.frames import Chunk
 from penstock.store.snapshot import Snapshot
-from penstock.wire.dcp import Deletion, Mutation
+from penstock.wire.dcp import DeletionV2, Expiration, Mutation
 from penstock.wire.frame import cut_frame, frame_length
 from penstock.wire.layout import decode
 from penstock.wire.schema import Event
 
 START = 1_700_000_000 * 10**9  # ns
 
-Tombstone = Deletion
+Tombstone = DeletionV2 | Expiration
 
 
 def tombstone(event: Event = Event.DELETION, *, delete_time: int = START // 10**9, **fields: Any) -> Tombstone:
-    """Return the message of a tombstone in the log. It says neither the event nor the time."""
-    return Deletion(**fields)
+    """Return the message of a tombstone in the log."""
+    cls = Expiration if event is Event.EXPIRATION else DeletionV2
+    return cls(delete_time=delete_time, **fields)
 
 
 def new_bucket(*, vbuckets: int = 4, segment_bytes: int = 512, times: Iterator[int] | None = None) -> Bucket:

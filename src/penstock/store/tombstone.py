@@ -1,16 +1,17 @@
-"""The frame of a tombstone, made in one place."""
+"""The frame of a tombstone, made in one place, in the form that says most: a deletion is told from an expiration, and
+when either was."""
 
 from penstock.wire.constants import Magic, Opcode
-from penstock.wire.dcp import DELETION_HEAD
+from penstock.wire.dcp import DeletionV2, Expiration, head_struct
 from penstock.wire.frame import HEADER_BYTES
 from penstock.wire.schema import Event
 
 __all__ = ["TOMBSTONE_BYTES", "tombstone_head"]
 
-TOMBSTONE_BYTES = DELETION_HEAD.size
-"""Bytes of a tombstone without key and value, at most."""
+_DELETION, _EXPIRATION = head_struct(DeletionV2), head_struct(Expiration)
 
-_EXTRAS = DELETION_HEAD.size - HEADER_BYTES
+TOMBSTONE_BYTES = max(_DELETION.size, _EXPIRATION.size)
+"""Bytes of a tombstone without key and value, at most."""
 
 
 def tombstone_head(
@@ -25,12 +26,13 @@ def tombstone_head(
     rev_seqno: int,
     delete_time: int,
 ) -> bytes:
-    """Return the header and extras of a tombstone. event: deletion or expiration. delete_time: epoch seconds.
-
-    Form V1, which says neither of them.
-    """
-    body = _EXTRAS + key_length + value_length
-    return DELETION_HEAD.pack(
-        *(Magic.REQUEST, Opcode.DCP_DELETION, key_length, _EXTRAS, datatype, vbucket, body, 0, cas),
-        *(seqno, rev_seqno, 0),
+    """Return the header and extras of a tombstone. event: deletion or expiration. delete_time: epoch seconds."""
+    expired = event is Event.EXPIRATION
+    head = _EXPIRATION if expired else _DELETION
+    opcode = Opcode.DCP_EXPIRATION if expired else Opcode.DCP_DELETION
+    extras = head.size - HEADER_BYTES
+    unused = () if expired else (0,)
+    return head.pack(
+        *(Magic.REQUEST, opcode, key_length, extras, datatype, vbucket, extras + key_length + value_length, 0, cas),
+        *(seqno, rev_seqno, delete_time, *unused),
     )

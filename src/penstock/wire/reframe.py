@@ -27,6 +27,8 @@ from penstock.wire.upr_draft import DraftDeletion, DraftExpiration, DraftMutatio
 
 __all__ = ["DCP", "FORMS", "NATIVE", "Form", "reframe"]
 
+_MUTATION = int(Opcode.DCP_MUTATION)
+
 SMALL = 25
 """Frames: below, the loop is faster than the columns."""
 
@@ -119,13 +121,17 @@ def reframe(
     """
     if not len(begins) or form.is_native:
         return data
-    if form.keeps_mutations and set(said) <= {"opaque"}:
-        kinds = np.frombuffer(data, np.uint8)[np.asarray(begins) + 1]
-        if (kinds == Opcode.DCP_MUTATION).all():
-            return data  # with the opaque that the log was read with
+    if form.keeps_mutations and said.keys() <= {"opaque"} and _mutations_alone(data, begins):
+        return data  # with the opaque that the log was read with
     if len(begins) < SMALL:
         return _one_by_one(data, begins, form, said)
     return _in_columns(data, np.asarray(begins, np.int64), form, said)
+
+
+def _mutations_alone(data: bytes | bytearray, begins: Sequence[int] | Column) -> bool:
+    if len(begins) < SMALL:
+        return all(data[begin + 1] == _MUTATION for begin in begins)
+    return bool((np.frombuffer(data, np.uint8)[np.asarray(begins) + 1] == _MUTATION).all())
 
 
 def _in_columns(data: bytes | bytearray, begins: Column, form: Form, said: Mapping[str, Numbers]) -> memoryview:
