@@ -10,7 +10,7 @@ from penstock.node.tap_log import SEQUENCES, TapLog
 
 
 def log_of(*counts, acks=True, interval=1000, window=10_000, sent=0):
-    log = TapLog(acks, interval, window)
+    log: TapLog[object] = TapLog(acks, interval, window)
     log.sent = log.acked = sent
     for number, count in enumerate(counts):
         log.number(count, number, asks=False)

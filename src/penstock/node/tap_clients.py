@@ -54,7 +54,10 @@ class TapClient:
 
 
 class TapBucket:
-    """clients: by name, those that were there and may come back. items_received, refused: in total."""
+    """clients: by name, those that were there and may come back. hops: by vbucket, where changes came over TAP.
+
+    items_received, refused: messages, in total.
+    """
 
     def __init__(self) -> None:
         self.clients: dict[bytes, TapClient] = {}

@@ -81,7 +81,7 @@ class TapProducer(ChangeProducer):
         flags = options.flags
         self.options = options
         self.closed_only = bool(flags & TapConnectFlag.REGISTERED_CLIENT and options.closed_only)
-        self.settings = bucket.tap.settings
+        self.settings = connection.node.tap
         interval = self.settings.ack_interval
         self.log: TapLog[_Said | _Sent] = TapLog(
             bool(flags & TapConnectFlag.SUPPORT_ACK), interval, interval * self.settings.ack_window_size

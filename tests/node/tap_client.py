@@ -1,0 +1,83 @@
+"""The consumer's end of a TAP connection, for tests."""
+
+from contextlib import contextmanager
+
+from penstock.wire.constants import Dialect, Opcode, Status, TapConnectFlag, TapFlag
+from penstock.wire.frame import Frame
+from penstock.wire.layout import decode
+from penstock.wire.tap import TapConnect, TapDelete, TapMessage, TapMutation, TapOpaqueMessage, TapOptions, TapReply
+from tests.node.wire_client import WireClient
+
+F = TapConnectFlag
+
+
+class TapClient(WireClient):
+    """acks: does it answer what asks for an answer?"""
+
+    acks = False
+
+    def join(self, name=b"", flags=0, *, acks=None, **options):
+        """Send TAP_CONNECT."""
+        self.acks = bool(flags & F.SUPPORT_ACK) if acks is None else acks
+        value = TapOptions(flags, **options).pack()
+        self.send(TapConnect(key=name, flags=int(flags), value=value))
+        return self
+
+    def answer(self, message, status=Status.SUCCESS):
+        self.send(TapReply(opaque=message.opaque, status=status).encode(message.opcode))
+
+    def tap(self):
+        """Return the next message of the stream, answered if it asks for that."""
+        frame = self.receive()
+        message = decode(frame) if frame.opcode == Opcode.NOOP else decode(frame, Dialect.TAP)
+        if self.acks and isinstance(message, TapMessage) and message.tap_flags & TapFlag.ACK:
+            self.answer(message)
+        return message
+
+    def taps(self, count):
+        return [self.tap() for _ in range(count)]
+
+    def rest(self):
+        """Return all messages up to the end of the connection."""
+        messages = []
+        while True:
+            try:
+                messages.append(self.tap())
+            except (EOFError, ConnectionResetError):
+                return messages
+
+    def until(self, key):
+        """Return the messages up to the change of this key."""
+        messages = [self.tap()]
+        while messages[-1].key != key:
+            messages.append(self.tap())
+        return messages
+
+
+def short(message):
+    """Say a message in a few letters."""
+    match message:
+        case TapMutation():
+            return f"{message.vbucket}+{message.key.decode()}"
+        case TapDelete():
+            return f"{message.vbucket}-{message.key.decode()}"
+        case TapOpaqueMessage():
+            return f"{message.vbucket}opaque{message.engine_private[-1]}"
+    name = type(message).__name__.removeprefix("Tap").lower()
+    return f"{message.vbucket}{name}{int.from_bytes(message.value, 'big') or ''}"
+
+
+def told(messages):
+    return " ".join(map(short, messages))
+
+
+@contextmanager
+def tapping(node, name=b"", flags=0, **options):
+    client = TapClient(node)
+    try:
+        yield client.join(name, flags, **options)
+    finally:
+        client.close()
+
+
+__all__ = ["F", "Frame", "TapClient", "short", "tapping", "told"]

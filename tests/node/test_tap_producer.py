@@ -1,0 +1,543 @@
+"""TAP streams as a consumer sees them."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.node import Node
+from penstock.node.tap_settings import TapSettings
+from penstock.wire.constants import Magic, Opcode, Status, TapFlag
+from penstock.wire.frame import Frame
+from penstock.wire.kv import DelVbucket, Flush, Noop, SetVbucket
+from penstock.wire.tap import (
+    ChangeVbFilter,
+    CheckpointPersistence,
+    CreateCheckpoint,
+    DeregisterTapClient,
+    LastClosedCheckpoint,
+    ResetReplicationChain,
+    TapConnect,
+    TapMutation,
+    pack_checkpoints,
+)
+from tests.node.tap_client import F, short, tapping, told
+from tests.node.wire_client import connected
+
+DUMP = F.BACKFILL | F.DUMP
+FUTURE = 2**64 - 1
+
+
+@pytest.fixture
+def node():
+    with Node.running(vbuckets=4) as node:
+        yield node
+
+
+@pytest.fixture
+def client(node):
+    with connected(node) as client:
+        for vbucket in (2, 3):
+            assert client.status(DelVbucket(vbucket=vbucket)) == Status.SUCCESS
+        client.set(b"a", b"1", vbucket=0, flags=0xDEADBEEF, expiry=4_000_000_000)
+        client.set(b"b", b"2", vbucket=0)
+        client.delete(b"b", vbucket=0)
+        client.set(b"c", b"3", vbucket=1)
+        yield client
+
+
+def settings(node, **values):
+    node.tap = TapSettings(**values)
+
+
+BACKFILL = "0opaque1 1opaque1 0+a 0-b 1+c 0opaque8 1opaque8"
+
+
+def test_everything_and_then_what_comes(node, client):
+    with tapping(node) as tap:
+        assert told(tap.taps(7)) == BACKFILL
+        client.set(b"d", vbucket=1)
+        client.delete(b"a", vbucket=0)
+        assert told(tap.taps(2)) == "1+d 0-a"
+
+
+def test_a_mutation_has_all_its_fields(node, client):
+    item = client.get(b"a")
+    with tapping(node, flags=F.FIX_FLAG_BYTEORDER) as tap:
+        _, _, mutation, deletion, *_ = tap.taps(7)
+    assert mutation == TapMutation(
+        key=b"a",
+        value=b"1",
+        cas=item.cas,
+        opaque=3,
+        engine_private=bytes.fromhex("0000000000000001 00"),
+        tap_flags=TapFlag.NETWORK_BYTE_ORDER,
+        flags=0xDEADBEEF,
+        expiry=4_000_000_000,
+    )
+    assert (deletion.engine_private, deletion.ttl, deletion.tap_flags) == (bytes.fromhex("0000000000000002"), 255, 0)
+
+
+def test_item_flags_are_in_reverse_unless_asked_for(node, client):
+    with tapping(node) as tap:
+        mutation = tap.until(b"a")[-1]
+    assert (mutation.flags, mutation.tap_flags) == (0xEFBEADDE, 0)
+
+
+def test_keys_only(node, client):
+    with tapping(node, flags=F.REQUEST_KEYS_ONLY) as tap:
+        _, _, mutation, deletion, *_ = tap.taps(7)
+    assert (mutation.key, mutation.value, mutation.tap_flags) == (b"a", b"", TapFlag.NO_VALUE)
+    assert deletion.tap_flags == 0
+
+
+def test_a_dump_ends_with_the_connection(node, client):
+    with tapping(node, flags=DUMP, backfill=0) as tap:
+        assert told(tap.rest()) == BACKFILL
+
+
+def test_a_dump_has_no_empty_vbucket_and_no_copies(node, client):
+    for vbucket, state in ((2, 1), (1, 2)):
+        client.ask(SetVbucket(vbucket=vbucket, state=state))
+    with tapping(node, flags=DUMP, backfill=0) as tap:
+        assert told(tap.rest()) == "0opaque1 0+a 0-b 0opaque8"
+
+
+def test_without_dump_copies_are_streamed_too(node, client):
+    client.ask(SetVbucket(vbucket=1, state=2))
+    with tapping(node) as tap:
+        assert told(tap.taps(7)) == BACKFILL
+
+
+@pytest.mark.parametrize(
+    ("vbuckets", "expected"),
+    [
+        ((1,), "1opaque1 1+c 1opaque8"),
+        ((1, 9, 3), "1opaque1 1+c 1opaque8"),
+        ((9,), ""),
+        ((), BACKFILL),
+    ],
+)
+def test_a_list_of_vbuckets(node, client, vbuckets, expected):
+    with tapping(node, flags=DUMP | F.LIST_VBUCKETS, backfill=0, vbuckets=vbuckets) as tap:
+        assert told(tap.rest()) == expected
+
+
+@pytest.mark.parametrize("backfill", [FUTURE, 2**40])
+def test_a_date_in_the_future_means_what_comes_from_now_on(node, client, backfill):
+    with tapping(node, flags=F.BACKFILL, backfill=backfill) as tap:
+        assert tap.status(Noop()) == Status.SUCCESS
+        client.set(b"d", vbucket=1)
+        assert told([tap.tap()]) == "1+d"
+
+
+def test_a_date_in_the_past_means_everything(node, client):
+    with tapping(node, flags=F.BACKFILL, backfill=1_000_000) as tap:
+        assert told(tap.taps(7)) == BACKFILL
+
+
+# Acknowledgements
+
+
+def test_with_acks(node, client):
+    with tapping(node, b"x", flags=F.SUPPORT_ACK) as tap:
+        messages = tap.taps(8)
+        assert told(messages) == "0opaque0 " + BACKFILL
+        assert [message.opaque for message in messages] == list(range(1, 9))
+        assert [message.tap_flags for message in messages] == [1, 1, 1, 0, 0, 1, 1, 1]
+        client.set(b"d")
+        assert (short(live := tap.tap()), live.tap_flags) == ("0+d", TapFlag.ACK)
+
+
+def test_no_data_while_an_opaque_is_unanswered(node, client):
+    with tapping(node, flags=F.SUPPORT_ACK, acks=False) as tap:
+        opaques = tap.taps(3)
+        assert told(opaques) == "0opaque0 0opaque1 1opaque1"
+        for opaque in opaques[:2]:
+            tap.answer(opaque)
+        assert tap.status(Noop()) == Status.SUCCESS
+        assert tap.frames == []
+        tap.answer(opaques[2])
+        assert told(tap.taps(3)) == "0+a 0-b 1+c"
+
+
+def test_the_backfill_ends_once_it_is_answered(node, client):
+    with tapping(node, flags=F.SUPPORT_ACK | DUMP, backfill=0, acks=False) as tap:
+        for opaque in tap.taps(3):
+            tap.answer(opaque)
+        data = tap.taps(3)
+        assert tap.status(Noop()) == Status.SUCCESS
+        assert tap.frames == []
+        tap.answer(data[-1])
+        ends = tap.taps(2)
+        assert told(ends) == "0opaque8 1opaque8"
+        tap.answer(ends[0])
+        assert tap.status(Noop()) == Status.SUCCESS
+        tap.answer(ends[1])
+        assert tap.ended()
+
+
+def test_the_window(node, client):
+    settings(node, ack_interval=10, ack_window_size=2)
+    for number in range(100):
+        client.set(b"%d" % number, vbucket=1)
+    with tapping(node, flags=F.SUPPORT_ACK, acks=False) as tap:
+        for opaque in tap.taps(3):
+            tap.answer(opaque)
+        data = tap.taps(20)
+        assert [message.opaque for message in data if message.tap_flags] == [11, 21]
+        assert tap.status(Noop()) == Status.SUCCESS
+        assert tap.frames == []
+        tap.answer(data[7])  # and so everything before
+        assert len(tap.taps(8)) == 8
+        assert tap.status(Noop()) == Status.SUCCESS
+        assert tap.frames == []
+
+
+@pytest.mark.parametrize("status", [Status.EBUSY, Status.ETMPFAIL])
+def test_what_is_refused_for_the_moment_comes_again(node, client, status):
+    settings(node, backoff_period=0)
+    with tapping(node, flags=F.SUPPORT_ACK | F.BACKFILL, backfill=FUTURE, acks=False) as tap:
+        tap.answer(tap.tap())
+        client.set(b"d", b"4")
+        first = tap.tap()
+        tap.answer(first, status)
+        again = tap.tap()
+        assert (short(again), again.value, again.opaque) == ("0+d", b"4", first.opaque + 1)
+        tap.answer(again)
+        client.set(b"e")
+        assert short(tap.tap()) == "0+e"
+
+
+def test_a_refused_opaque_comes_again_first(node, client):
+    settings(node, backoff_period=0)
+    with tapping(node, flags=F.SUPPORT_ACK | F.LIST_VBUCKETS, vbuckets=(1,), acks=False) as tap:
+        _zero, one = tap.taps(2)
+        tap.answer(one, Status.ETMPFAIL)
+        again = tap.tap()
+        assert (short(again), again.opaque) == ("1opaque1", 3)
+        tap.answer(again)
+        assert short(tap.tap()) == "1+c"
+
+
+def test_a_refused_change_that_was_replaced_is_not_sent_again(node, client):
+    settings(node, backoff_period=0)
+    with tapping(node, flags=F.SUPPORT_ACK | F.BACKFILL, backfill=FUTURE, acks=False) as tap:
+        tap.answer(tap.tap())
+        client.set(b"d", b"old")
+        old = tap.tap()
+        client.set(b"d", b"new")
+        new = tap.tap()
+        tap.answer(old, Status.ETMPFAIL)
+        tap.answer(new)
+        client.set(b"e")
+        assert (new.value, short(tap.tap())) == (b"new", "0+e")
+
+
+def test_backing_off_holds_everything_back(node, client):
+    settings(node, backoff_period=1000)
+    with tapping(node, flags=F.SUPPORT_ACK | F.BACKFILL, backfill=FUTURE, acks=False) as tap:
+        tap.answer(tap.tap(), Status.EBUSY)
+        client.set(b"d")
+        assert tap.status(Noop()) == Status.SUCCESS
+        assert tap.frames == []
+
+
+def test_any_other_status_ends_the_connection(node, client):
+    with tapping(node, flags=F.SUPPORT_ACK, acks=False) as tap:
+        tap.answer(tap.taps(3)[0], Status.EINVAL)
+        assert tap.ended()
+
+
+def test_an_unknown_opaque_is_passed_over(node, client):
+    with tapping(node, flags=F.SUPPORT_ACK, acks=False) as tap:
+        first = tap.tap()
+        tap.answer(replace(first, opaque=0x7777), Status.EINVAL)
+        assert told(tap.taps(2)) == "0opaque1 1opaque1"
+        assert tap.status(Noop()) == Status.SUCCESS
+
+
+def test_who_never_answers_is_gone(node, client):
+    settings(node, ack_grace_period=0)
+    with tapping(node, flags=F.SUPPORT_ACK, acks=False) as tap:
+        assert told(tap.rest()) in ("0opaque0 0opaque1 1opaque1", "")
+
+
+def test_an_idle_connection_gets_noops(node, client):
+    settings(node, noop_interval=0.01)
+    with tapping(node, flags=F.BACKFILL, backfill=FUTURE) as tap:
+        for _ in range(2):
+            frame = tap.receive()
+            assert (frame.opcode, frame.opaque) == (Opcode.NOOP, 0)
+
+
+# Checkpoints
+
+
+def test_checkpoints_begin_and_end(node, client):
+    flags = F.CHECKPOINT | F.LIST_VBUCKETS
+    with tapping(node, flags=flags, vbuckets=(0,), checkpoints=((0, 1),)) as tap:
+        assert told(tap.taps(4)) == "0opaque2 0checkpointstart2 0+a 0-b"
+        reply = client.ask(CreateCheckpoint())
+        assert reply.value == bytes.fromhex("0000000000000003 0000000000000001")
+        assert told(tap.taps(2)) == "0checkpointend2 0checkpointstart3"
+        client.set(b"d")
+        assert told([tap.tap()]) == "0+d"
+        assert client.ask(LastClosedCheckpoint()).value[-1] == 2
+
+
+def test_checkpoints_after_a_backfill(node, client):
+    with tapping(node, flags=F.CHECKPOINT | F.SUPPORT_ACK, checkpoints=()) as tap:
+        expected = f"0opaque0 0opaque2 {BACKFILL} 0checkpointstart2 1checkpointstart2"
+        messages = tap.taps(11)
+        assert told(messages) == expected
+        assert [message.tap_flags for message in messages[-2:]] == [TapFlag.ACK] * 2
+
+
+def test_from_the_checkpoint_after_the_one_that_was_closed(node, client):
+    client.ask(CreateCheckpoint())
+    client.set(b"d")
+    flags = F.CHECKPOINT | F.LIST_VBUCKETS
+    with tapping(node, flags=flags, vbuckets=(0,), checkpoints=((0, 2),)) as tap:
+        assert told(tap.taps(3)) == "0opaque2 0checkpointstart3 0+d"
+
+
+@pytest.mark.parametrize("closed", [0, 3, 2**64 - 1])
+def test_an_unknown_checkpoint_means_everything(node, client, closed):
+    client.ask(CreateCheckpoint())
+    flags = F.CHECKPOINT | F.LIST_VBUCKETS
+    with tapping(node, flags=flags, vbuckets=(0,), checkpoints=((0, closed),)) as tap:
+        assert told(tap.taps(6)) == "0opaque2 0opaque1 0+a 0-b 0opaque8 0checkpointstart3"
+
+
+def test_closed_checkpoints_only(node, client):
+    flags = F.REGISTERED_CLIENT | F.CHECKPOINT | F.LIST_VBUCKETS
+    with tapping(node, b"r", flags, vbuckets=(0,), checkpoints=((0, 1),), closed_only=True) as tap:
+        assert told(tap.taps(2)) == "0opaque2 0opaque3"
+        client.set(b"d")
+        client.ask(CreateCheckpoint())
+        assert told(tap.taps(6)) == "0checkpointstart2 0+a 0-b 0+d 0checkpointend2 0opaque3"
+
+
+def test_persistence_of_checkpoints(client):
+    assert client.status(CheckpointPersistence(checkpoint_id=1)) == Status.SUCCESS
+    assert client.status(CheckpointPersistence(checkpoint_id=2)) == Status.ETMPFAIL
+    assert client.status(CheckpointPersistence(checkpoint_id=1, vbucket=9)) == Status.NOT_MY_VBUCKET
+
+
+# Names
+
+
+def test_an_older_connection_of_that_name_ends(node, client):
+    with tapping(node, b"x") as older, tapping(node, b"x") as newer:
+        assert told(newer.taps(7)) == BACKFILL
+        assert told(older.rest()) in (BACKFILL, "")
+
+
+def test_connections_without_a_name_are_apart(node, client):
+    with tapping(node) as one, tapping(node) as other:
+        assert told(one.taps(7)) == told(other.taps(7)) == BACKFILL
+
+
+def test_a_second_connect_on_a_connection_begins_anew(node, client):
+    with tapping(node, b"x", flags=F.BACKFILL, backfill=FUTURE) as tap:
+        tap.join(b"x")
+        assert told(tap.taps(7)) == BACKFILL
+
+
+def test_a_registered_client_goes_on_where_it_was(node, client):
+    flags = F.REGISTERED_CLIENT | F.SUPPORT_ACK
+    with tapping(node, b"r", flags) as tap:
+        tap.taps(8)
+        client.set(b"d")
+        assert short(tap.tap()) == "0+d"
+        tap.acks = False
+        client.set(b"e")
+        assert short(tap.tap()) == "0+e"
+        assert tap.status(Noop()) == Status.SUCCESS  # what was answered has arrived
+    client.set(b"f")
+    with tapping(node, b"r", flags) as tap:
+        assert told(tap.taps(3)) == "0opaque0 0+e 0+f", "e was not answered"
+
+
+def test_a_backfill_that_was_broken_off_goes_on(node, client):
+    settings(node, ack_interval=10, ack_window_size=2)
+    for number in range(100):
+        client.set(b"%d" % number, vbucket=1)
+    flags = F.REGISTERED_CLIENT | F.SUPPORT_ACK | F.LIST_VBUCKETS
+    with tapping(node, b"r", flags, vbuckets=(1,)) as tap:
+        messages = tap.taps(30)
+        assert tap.status(Noop()) == Status.SUCCESS
+    answered = next(message for message in reversed(messages) if message.tap_flags & TapFlag.ACK)
+    with tapping(node, b"r", flags, vbuckets=(1,)) as tap:
+        first, *changes, last = tap.until(b"99")
+        assert (short(first), short(last)) == ("0opaque0", "1+99")
+        assert changes[0].key == b"%d" % (int(answered.key) + 1)
+        assert short(tap.tap()) == "1opaque8"
+
+
+def test_what_was_refused_comes_again_on_the_next_connection(node, client):
+    settings(node, backoff_period=1000)
+    flags = F.REGISTERED_CLIENT | F.SUPPORT_ACK | F.BACKFILL
+    with tapping(node, b"r", flags, backfill=FUTURE, acks=False) as tap:
+        tap.answer(tap.tap())
+        for key in (b"d", b"e"):
+            client.set(key)
+        refused, other = tap.taps(2)
+        tap.answer(refused, Status.ETMPFAIL)
+        tap.answer(other)
+        assert tap.status(Noop()) == Status.SUCCESS
+    with tapping(node, b"r", flags, backfill=FUTURE) as tap:
+        assert told(tap.taps(2)) == "0opaque0 0+d"
+
+
+def test_a_registered_client_is_forgotten_when_asked(node, client):
+    with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
+        tap.taps(7)
+    assert client.status(DeregisterTapClient(key=b"r")) == Status.SUCCESS
+    assert client.status(DeregisterTapClient(key=b"r")) == Status.SUCCESS
+    with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
+        assert told(tap.taps(7)) == BACKFILL
+        client.status(DeregisterTapClient(key=b"r"))
+        assert tap.ended()
+    assert node.buckets["default"].tap.clients == {}
+
+
+def test_a_named_client_may_come_back_in_time(node, client):
+    settings(node, keepalive=1000)
+    with tapping(node, b"x") as tap:
+        tap.taps(7)
+        assert tap.status(Noop()) == Status.SUCCESS
+    client.set(b"d")
+    with tapping(node, b"x") as tap:
+        assert told([tap.tap()]) == "0+d"
+
+
+def test_a_named_client_that_is_late_begins_anew(node, client):
+    with tapping(node, b"x") as tap:
+        tap.taps(7)
+    with tapping(node, b"x") as tap:
+        assert told(tap.taps(7)) == BACKFILL
+
+
+def test_a_client_whose_history_is_gone_begins_anew(node, client):
+    with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
+        tap.taps(7)
+        assert tap.status(Noop()) == Status.SUCCESS
+    client.status(Flush())
+    client.set(b"d")
+    with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
+        assert told(tap.taps(5)) == "0opaque1 1opaque1 0+d 0opaque8 1opaque8"
+
+
+# What happens to vbuckets
+
+
+def test_a_flush(node, client):
+    with tapping(node) as tap:
+        tap.taps(7)
+        client.status(Flush())
+        client.set(b"d")
+        flush, change = tap.taps(2)
+        assert told([flush, change]) == "0flush 0+d"
+        assert flush.engine_private == b""
+
+
+def test_a_vbucket_that_comes_and_goes(node, client):
+    with tapping(node) as tap:
+        tap.taps(7)
+        client.ask(SetVbucket(vbucket=2, state=1))
+        assert told(tap.taps(2)) == "2opaque1 2opaque8"
+        client.set(b"d", vbucket=2)
+        assert told([tap.tap()]) == "2+d"
+        client.ask(DelVbucket(vbucket=2))
+        client.set(b"e")
+        assert told([tap.tap()]) == "0+e"
+
+
+def test_another_filter(node, client):
+    flags = F.CHECKPOINT | F.LIST_VBUCKETS | F.SUPPORT_ACK
+    with tapping(node, b"x", flags, vbuckets=(0,), checkpoints=((0, 1),)) as tap:
+        assert told(tap.taps(5)) == "0opaque0 0opaque2 0checkpointstart2 0+a 0-b"
+        changed = ChangeVbFilter(key=b"x", value=pack_checkpoints([(1, 0)]))
+        assert client.status(changed) == Status.SUCCESS
+        assert told(tap.taps(5)) == "0opaque4 1opaque1 1+c 1opaque8 1checkpointstart2"
+        client.set(b"d", vbucket=0)
+        client.set(b"e", vbucket=1)
+        assert told([tap.tap()]) == "1+e"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "status"),
+    [(b"y", pack_checkpoints([]), Status.KEY_ENOENT), (b"x", b"\0\2\0\0", Status.EINVAL)],
+)
+def test_a_filter_that_cannot_be(node, client, key, value, status):
+    with tapping(node, b"x"):
+        assert client.status(ChangeVbFilter(key=key, value=value)) == status
+
+
+def test_reset_of_the_chain(node, client):
+    with tapping(node) as tap:
+        assert told(tap.taps(7)) == BACKFILL
+        assert client.status(ResetReplicationChain()) == Status.SUCCESS
+        assert told(tap.taps(7)) == BACKFILL
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize("value", [b"", b"\0\0\0\0"])
+def test_a_date_that_is_cut_off_ends_the_connection_without_a_word(node, value):
+    with connected(node) as client:
+        client.send(TapConnect(key=b"x", flags=int(F.BACKFILL), value=value))
+        assert client.ended()
+
+
+@pytest.mark.parametrize(
+    ("flags", "value"),
+    [
+        (F.LIST_VBUCKETS, b""),
+        (F.LIST_VBUCKETS, b"\0\2\0\1"),
+        (F.CHECKPOINT, bytes.fromhex("0002 0000 0000000000000001")),
+        (F.LIST_VBUCKETS | F.TAKEOVER_VBUCKETS, b"\0\1\0\1"),
+    ],
+)
+def test_what_is_not_supported_ends_the_connection(node, flags, value):
+    with connected(node) as client:
+        client.send(TapConnect(key=b"x", flags=int(flags), value=value))
+        refusal = client.receive()
+        assert (refusal.opcode, refusal.specific) == (Opcode.TAP_CONNECT, Status.NOT_SUPPORTED)
+        assert client.ended()
+
+
+@pytest.mark.parametrize(("flags", "value"), [(F(0), b"junkjunk"), (F(0), b""), (F.CHECKPOINT, b"")])
+def test_what_is_passed_over(node, client, flags, value):
+    with connected(node) as other:
+        other.send(TapConnect(key=b"x", flags=int(flags) | 0xFFFFFE00, value=value))
+        assert other.receive().opcode == Opcode.TAP_OPAQUE
+
+
+def test_many_changes_arrive_in_columns(node, client):
+    for number in range(5000):
+        client.send(
+            Frame(Magic.REQUEST, Opcode.SETQ, 1, extras=bytes(8), key=b"key %d" % number, value=b"x" * (number % 50))
+        )
+    client.ask(Noop())
+    with tapping(node, flags=F.SUPPORT_ACK | F.LIST_VBUCKETS | DUMP, backfill=0, vbuckets=(1,)) as tap:
+        messages = tap.rest()
+    changes = [message for message in messages if isinstance(message, TapMutation)]
+    assert [change.key for change in changes] == [b"c"] + [b"key %d" % number for number in range(5000)]
+    assert [message.opaque for message in messages] == list(range(1, len(messages) + 1))
+    assert all(message.tap_flags & TapFlag.ACK for message in messages if message.opaque % 1000 == 1)
+    assert changes[-1].tap_flags & TapFlag.ACK
+
+
+def test_an_idle_system_has_no_backlog(node, client):
+    with tapping(node, b"x", flags=F.SUPPORT_ACK) as tap:
+        tap.taps(8)
+        assert tap.status(Noop()) == Status.SUCCESS
+        stats = client.stats("tap")
+        assert stats["eq_tapq:x:type"] == "producer"
+        assert stats["ep_tap_count"] == "1"
+        for name in ("items_remaining", "total_backlog_size", "streams_ready", "unacked_bytes"):
+            assert stats[f"ep_tap_{name}"] == "0", name
+        assert client.stats("tapagg")[":total:count"] == "1"
