@@ -1,0 +1,214 @@
+"""UPR as it was first written down, over sockets: the failover log, stream requests, and what a stream says."""
+
+from typing import Any
+
+import pytest
+
+from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Status, UprEndReason, UprOpcode, VbucketState
+from penstock.wire.frame import Frame
+from penstock.wire.kv import DelVbucket, Flush, Noop, SetVbucket, unpack_failover_log
+from penstock.wire.layout import decode
+from penstock.wire.upr import (
+    UprDeletion,
+    UprExpiration,
+    UprFlush,
+    UprGetFailoverLog,
+    UprMutation,
+    UprSnapshotEnd,
+    UprSnapshotStart,
+    UprStreamEnd,
+    UprStreamReply,
+    UprStreamReq,
+    UprStreamStart,
+)
+from tests.node.wire_client import connected
+
+S = Status
+PAST = 1_000_000_000  # epoch seconds
+OPAQUE = 0xDEADBEEF
+
+
+@pytest.fixture
+def consumer(node):
+    with connected(node) as client:
+        yield client
+
+
+def ask(vbucket=0, start=0, end=MAX_SEQNO, **fields: Any) -> UprStreamReq:
+    return UprStreamReq(vbucket=vbucket, start_seqno=start, end_seqno=end, **{"opaque": OPAQUE, **fields})
+
+
+def said(client, count):
+    return [decode(client.receive(), Dialect.UPR) for _ in range(count)]
+
+
+def vbuuid(client, vbucket=0) -> int:
+    return unpack_failover_log(client.ask(UprGetFailoverLog(vbucket=vbucket)).value)[0].vbuuid
+
+
+def test_the_failover_log(node, client, consumer):
+    log = node.buckets["default"].store.vbuckets[3].failover_log
+    reply = consumer.ask(UprGetFailoverLog(vbucket=3, opaque=OPAQUE))
+    assert (reply.specific, reply.opaque, reply.extras, reply.key) == (S.SUCCESS, OPAQUE, b"", b"")
+    assert unpack_failover_log(reply.value) == log
+    for state in VbucketState:
+        client.ask(SetVbucket(vbucket=3, state=state))
+        assert consumer.status(UprGetFailoverLog(vbucket=3)) == S.SUCCESS
+    client.ask(DelVbucket(vbucket=3))
+    for vbucket in (3, 16):
+        refused = consumer.ask(UprGetFailoverLog(vbucket=vbucket))
+        assert (refused.specific, refused.value) == (S.NOT_MY_VBUCKET, b"")
+
+
+def test_a_stream_from_beginning_to_now_and_on(client, consumer):
+    first = client.set(b"a", b"1", vbucket=2, flags=7, expiry=4_000_000_000)
+    client.set(b"b", b"2", vbucket=2)
+    gone = client.delete(b"b", vbucket=2)
+    reply = consumer.ask(ask(2, key=b"replication_2"))
+    assert (reply.specific, reply.extras, reply.value) == (S.SUCCESS, b"", b"")
+    same: dict[str, Any] = {"vbucket": 2, "opaque": OPAQUE}
+    common = {**same, "by_seqno": 1, "rev_seqno": 1, "flags": 7, "expiry": 4_000_000_000}
+    assert said(consumer, 5) == [
+        UprStreamStart(**same),
+        UprSnapshotStart(**same),
+        UprMutation(**common, key=b"a", value=b"1", cas=first.cas),
+        UprDeletion(**same, key=b"b", cas=gone.cas, by_seqno=3, rev_seqno=2),
+        UprSnapshotEnd(**same),
+    ]
+    live = client.set(b"c", b"3", vbucket=2)
+    assert said(consumer, 3) == [
+        UprSnapshotStart(**same),
+        UprMutation(**same, key=b"c", value=b"3", cas=live.cas, by_seqno=4, rev_seqno=1),
+        UprSnapshotEnd(**same),
+    ]
+
+
+def test_an_expiry_is_told_as_one(client, consumer):
+    client.set(b"k", expiry=PAST)
+    assert client.get(b"k").specific == S.KEY_ENOENT
+    consumer.ask(ask())
+    *_, change, _ = said(consumer, 4)
+    assert isinstance(change, UprExpiration)
+    assert (change.key, change.by_seqno, change.rev_seqno) == (b"k", 2, 2)
+
+
+def test_a_stream_with_an_end(client, consumer):
+    for number in range(5):
+        client.set(b"%d" % number)
+    consumer.ask(ask(end=3))
+    *_, snapshot_end, end = said(consumer, 7)
+    assert isinstance(snapshot_end, UprSnapshotEnd)
+    assert end == UprStreamEnd(opaque=OPAQUE, reason=UprEndReason.OK)
+    consumer.ask(ask(start=3, end=3, vbuuid=vbuuid(consumer)))
+    assert said(consumer, 2) == [UprStreamStart(opaque=OPAQUE), UprStreamEnd(opaque=OPAQUE, reason=0)]
+
+
+def test_many_changes_go_out_in_columns(client, consumer):
+    for number in range(300):
+        client.set(b"key %d" % number, b"%d" % number)
+    consumer.ask(ask(end=300))
+    start, snapshot, *changes, _, end = said(consumer, 304)
+    assert [change.by_seqno for change in changes] == list(range(1, 301))
+    assert [change.value for change in changes] == [b"%d" % number for number in range(300)]
+    assert {change.opaque for change in (start, snapshot, *changes, end)} == {OPAQUE}
+
+
+REFUSALS = [
+    ("a vbucket that is not there", {"vbucket": 16}, S.NOT_MY_VBUCKET),
+    ("the start after the end", {"start_seqno": 2, "end_seqno": 1}, S.ERANGE),
+    ("an unknown branch", {"start_seqno": 2, "vbuuid": 5}, S.KEY_ENOENT),
+    ("no branch, but a start", {"start_seqno": 2}, S.KEY_ENOENT),
+    ("an unknown branch from the beginning", {"vbuuid": 5}, S.SUCCESS),
+    ("a flag", {"flags": 1}, S.EINVAL),
+    ("reserved bits", {"reserved": 1}, S.SUCCESS),
+    ("a high seqno that fits nothing", {"high_seqno": 99}, S.SUCCESS),
+    ("a long group", {"key": b"g" * 251}, S.EINVAL),
+    ("a value", {"value": b"v"}, S.EINVAL),
+]
+
+
+@pytest.mark.parametrize(("what", "fields", "status"), REFUSALS, ids=[row[0] for row in REFUSALS])
+def test_stream_requests(client, consumer, what, fields, status):
+    for _ in range(3):
+        client.set(b"k")
+    assert consumer.status(UprGetFailoverLog()) == S.SUCCESS
+    reply = consumer.ask(UprStreamReq(**{"start_seqno": 0, "end_seqno": MAX_SEQNO, "opaque": 3, **fields}))
+    assert (Status(reply.specific), reply.opaque, reply.extras, reply.value) == (status, 3, b"", b"")
+    assert consumer.status(Noop()) == S.SUCCESS
+
+
+def test_one_stream_a_vbucket_and_many_of_a_group(consumer):
+    assert consumer.status(ask(1, key=b"group", opaque=1)) == S.SUCCESS
+    assert consumer.status(ask(1, key=b"group", opaque=2)) == S.KEY_EEXISTS
+    assert consumer.status(ask(2, key=b"group", opaque=3)) == S.SUCCESS
+
+
+def test_rollback(node, client, consumer):
+    for number in range(10):
+        client.set(b"key %d" % number)
+    vbucket = node.buckets["default"].store.vbuckets[0]
+    entry = type(vbucket.failover_log[0])
+    vbucket.failover_log = (entry(2222, 3), entry(1111, 0))
+    for branch, start, point in ((1111, 5, 3), (2222, 12, 10)):
+        reply = consumer.ask(ask(start=start, vbuuid=branch))
+        assert (reply.specific, len(reply.extras), reply.value) == (S.ROLLBACK, 8, b"")
+        message = decode(reply, Dialect.UPR)
+        assert isinstance(message, UprStreamReply)
+        assert message.rollback() == point
+    assert consumer.status(ask(start=3, vbuuid=1111)) == S.SUCCESS
+    assert said(consumer, 3)[2].by_seqno == 4
+
+
+@pytest.mark.parametrize("state", [VbucketState.REPLICA, VbucketState.DEAD, None])
+def test_a_change_of_state_ends_the_stream(client, consumer, state):
+    client.set(b"k")
+    consumer.ask(ask())
+    said(consumer, 4)
+    client.ask(DelVbucket() if state is None else SetVbucket(state=state))
+    assert said(consumer, 1) == [UprStreamEnd(opaque=OPAQUE, reason=UprEndReason.STATE_CHANGED)]
+
+
+def test_a_flush_is_said_and_the_stream_goes_on(client, consumer):
+    client.set(b"old")
+    old = vbuuid(consumer)
+    consumer.ask(ask())
+    said(consumer, 4)
+    client.ask(Flush())
+    assert said(consumer, 1) == [UprFlush(opaque=OPAQUE)]
+    assert vbuuid(consumer) != old
+    client.set(b"new")
+    _, change, _ = said(consumer, 3)
+    assert (change.key, change.by_seqno) == (b"new", 1)
+
+
+def test_a_flush_in_the_middle_of_a_snapshot(node, client):
+    for number in range(60):
+        client.set(b"%d" % number, bytes(1 << 20))
+    with connected(node, receive_buffer=4096) as slow:
+        slow.ask(ask())
+        said(slow, 3)
+        client.ask(Flush())
+        client.set(b"new")
+        seqnos = []
+        while not isinstance(message := said(slow, 1)[0], UprFlush):
+            seqnos.append(message.by_seqno)
+        assert seqnos == list(range(2, 2 + len(seqnos)))
+        assert len(seqnos) < 59
+        assert isinstance(said(slow, 1)[0], UprSnapshotStart)
+        assert said(slow, 1)[0].key == b"new"
+
+
+@pytest.mark.parametrize("opcode", [opcode for opcode in UprOpcode if opcode > UprOpcode.UPR_GET_FAILOVER_LOG])
+def test_what_only_producers_send_is_refused(consumer, opcode):
+    consumer.ask(UprGetFailoverLog())
+    for extras in (b"", bytes(4), bytes(16), bytes(28), bytes(48)):
+        assert consumer.status(Frame(Magic.REQUEST, opcode, extras=extras, key=b"k")) == S.EINVAL
+        assert consumer.status(Frame(Magic.REQUEST, opcode, extras=extras)) == S.EINVAL
+
+
+def test_a_response_ends_the_connection(client, consumer):
+    client.set(b"k")
+    consumer.ask(ask())
+    said(consumer, 4)
+    consumer.send(Frame(Magic.RESPONSE, UprOpcode.UPR_MUTATION))
+    assert consumer.ended()

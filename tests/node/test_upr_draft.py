@@ -1,0 +1,186 @@
+"""The UPR draft over sockets: it has no statuses, and what a producer sends has the magic of a response."""
+
+from typing import Any
+
+import pytest
+
+from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Opcode, Status, VbucketState
+from penstock.wire.frame import Frame
+from penstock.wire.kv import DelVbucket, Flush, Noop, Set, SetVbucket, unpack_failover_log
+from penstock.wire.layout import decode
+from penstock.wire.upr_draft import (
+    DraftDeletion,
+    DraftExpiration,
+    DraftFailoverLog,
+    DraftFlush,
+    DraftGetFailoverLog,
+    DraftMalformed,
+    DraftMutation,
+    DraftOk,
+    DraftRollback,
+    DraftSnapshotEnd,
+    DraftSnapshotStart,
+    DraftStateChanged,
+    DraftStreamEnd,
+    DraftStreamReq,
+    DraftStreamStart,
+)
+from tests.node.wire_client import connected
+
+PAST = 1_000_000_000  # epoch seconds
+
+
+@pytest.fixture
+def consumer(node):
+    with connected(node) as client:
+        yield client
+
+
+def ask(vbucket=0, start=0, end=MAX_SEQNO, **fields: Any) -> DraftStreamReq:
+    return DraftStreamReq(vbucket=vbucket, start_seqno=start, end_seqno=end, **{"opaque": 0x2D, **fields})
+
+
+def said(client, count=1):
+    return [decode(client.receive(), Dialect.UPR_DRAFT) for _ in range(count)]
+
+
+def answer(client, *messages):
+    client.send(*messages)
+    return said(client)[0]
+
+
+def test_the_failover_log(node, client, consumer):
+    log = node.buckets["default"].store.vbuckets[12].failover_log
+    found = answer(consumer, DraftGetFailoverLog(vbucket=12, opaque=0x2D))
+    assert isinstance(found, DraftFailoverLog)
+    assert (found.vbucket, found.opaque, unpack_failover_log(found.value)) == (12, 0x2D, log)
+    client.ask(DelVbucket(vbucket=12))
+    for vbucket in (12, 16):
+        assert answer(consumer, DraftGetFailoverLog(vbucket=vbucket)) == DraftFailoverLog(vbucket=vbucket)
+
+
+@pytest.mark.parametrize("reserved", [None, 0])
+def test_a_stream(client, consumer, reserved):
+    stored = client.set(b"mykey", b"myvalue", vbucket=12, flags=9, expiry=4_000_000_000)
+    client.set(b"other", vbucket=12)
+    gone = client.delete(b"other", vbucket=12)
+    same: dict[str, Any] = {"vbucket": 12, "opaque": 0x2D}
+    consumer.send(ask(12, key=b"replication_12", reserved=reserved))
+    common = {**same, "by_seqno": 1, "rev_seqno": 1, "flags": 9, "expiry": 4_000_000_000}
+    assert said(consumer, 6) == [
+        DraftOk(**same),
+        DraftStreamStart(**same),
+        DraftSnapshotStart(**same),
+        DraftMutation(**common, key=b"mykey", value=b"myvalue", cas=stored.cas),
+        DraftDeletion(**same, key=b"other", by_seqno=3, rev_seqno=2, cas=gone.cas),
+        DraftSnapshotEnd(**same),
+    ]
+    client.set(b"live", vbucket=12)
+    assert [type(message) for message in said(consumer, 3)] == [DraftSnapshotStart, DraftMutation, DraftSnapshotEnd]
+
+
+def test_many_changes_and_an_end(client, consumer):
+    for number in range(300):
+        client.set(b"key %d" % number, b"%d" % number)
+    client.set(b"k", expiry=PAST)
+    client.get(b"k")
+    consumer.send(ask(end=302))
+    *_, last, snapshot_end, end = said(consumer, 306)
+    assert isinstance(last, DraftExpiration)
+    assert (last.key, last.by_seqno, last.flags, last.expiry) == (b"k", 302, 0, 0)
+    assert (snapshot_end, end) == (DraftSnapshotEnd(opaque=0x2D), DraftStreamEnd(opaque=0x2D))
+
+
+REFUSALS = [
+    ("a vbucket that is not there", {"vbucket": 16}, DraftFailoverLog(vbucket=16, opaque=5)),
+    ("the start after the end", {"start_seqno": 2, "end_seqno": 1}, DraftMalformed(opaque=5)),
+    ("an unknown branch", {"start_seqno": 2, "vbuuid": 5}, DraftRollback(opaque=5, rollback_seqno=0)),
+    ("an unknown branch from the beginning", {"vbuuid": 5}, DraftOk(opaque=5)),
+    ("a high seqno that fits nothing", {"high_seqno": 99}, DraftOk(opaque=5)),
+    ("a long group", {"key": b"g" * 251}, DraftMalformed(opaque=5)),
+]
+
+
+@pytest.mark.parametrize(("what", "fields", "expected"), REFUSALS, ids=[row[0] for row in REFUSALS])
+def test_stream_requests(client, consumer, what, fields, expected):
+    for _ in range(3):
+        client.set(b"k")
+    request = DraftStreamReq(**{"start_seqno": 0, "end_seqno": MAX_SEQNO, "opaque": 5, **fields})
+    assert answer(consumer, request) == expected
+
+
+def test_rollback(node, client, consumer):
+    for number in range(10):
+        client.set(b"key %d" % number)
+    vbucket = node.buckets["default"].store.vbuckets[0]
+    entry = type(vbucket.failover_log[0])
+    vbucket.failover_log = (entry(2222, 3), entry(1111, 0))
+    consumer.send(ask(start=5, vbuuid=1111))
+    frame = consumer.receive()
+    assert frame.value == (3).to_bytes(8, "big")
+    assert decode(frame, Dialect.UPR_DRAFT) == DraftRollback(opaque=0x2D, rollback_seqno=3)
+
+
+def test_a_vbucket_may_have_several_streams_but_a_request_one(client, consumer):
+    client.set(b"k")
+    assert answer(consumer, ask(opaque=1)) == DraftOk(opaque=1)
+    said(consumer, 4)
+    assert answer(consumer, ask(1, opaque=1)) == DraftMalformed(vbucket=1, opaque=1)
+    assert answer(consumer, DraftGetFailoverLog(opaque=1)) == DraftMalformed(opaque=1)
+    assert answer(consumer, ask(opaque=2)) == DraftOk(opaque=2)
+    assert {message.opaque for message in said(consumer, 4)} == {2}
+    client.ask(SetVbucket(state=VbucketState.REPLICA))
+    assert {message.opaque for message in said(consumer, 2)} == {1, 2}
+
+
+def test_the_id_of_a_stream_that_ended_is_free(client, consumer):
+    client.set(b"k")
+    for _ in range(2):
+        consumer.send(ask(end=1))
+        assert said(consumer, 6)[-1] == DraftStreamEnd(opaque=0x2D)
+
+
+def test_flush_and_change_of_state(client, consumer):
+    client.set(b"k")
+    consumer.send(ask())
+    said(consumer, 5)
+    client.ask(Flush())
+    assert said(consumer) == [DraftFlush(opaque=0x2D)]
+    client.set(b"new")
+    assert said(consumer, 3)[1].by_seqno == 1
+    client.ask(SetVbucket(state=VbucketState.DEAD))
+    assert said(consumer) == [DraftStateChanged(opaque=0x2D)]
+
+
+MALFORMED = [
+    ("a request of no kind", Frame(Magic.REQUEST, 1, 12, 0, 0x0A)),
+    ("an unknown kind", Frame(Magic.REQUEST, 1, 12, 3, 0x0A)),
+    ("short extras", Frame(Magic.REQUEST, 1, 12, 1, 0x0A, extras=bytes(31))),
+    ("a value", Frame(Magic.REQUEST, 1, 12, 1, 0x0A, extras=bytes(32), value=b"v")),
+    ("a cas", Frame(Magic.REQUEST, 1, 12, 1, 0x0A, cas=1, extras=bytes(32))),
+    ("a failover log request with a key", Frame(Magic.REQUEST, 1, 12, 2, 0x0A, key=b"k")),
+    ("DCP OPEN", Frame(Magic.REQUEST, 0x50, 12, 0, 0x0A, extras=bytes(8), key=b"k")),
+    ("UPR's stream request", Frame(Magic.REQUEST, 0x50, 12, 0, 0x0A, extras=bytes(40))),
+    ("TAP_CONNECT", Frame(Magic.REQUEST, Opcode.TAP_CONNECT, 12, 0, 0x0A)),
+]
+
+
+@pytest.mark.parametrize(("what", "frame"), MALFORMED, ids=[row[0] for row in MALFORMED])
+def test_what_cannot_be_understood(consumer, what, frame):
+    answer(consumer, DraftGetFailoverLog())
+    assert answer(consumer, frame) == DraftMalformed(vbucket=12, opaque=0x0A)
+    assert consumer.status(Noop()) == Status.SUCCESS
+
+
+def test_parts_that_do_not_fit(consumer):
+    answer(consumer, DraftGetFailoverLog())
+    frame = bytearray(DraftStreamReq(start_seqno=0, end_seqno=0, opaque=9).encode())
+    frame[2:4] = b"\xff\xff"
+    assert answer(consumer, bytes(frame)) == DraftMalformed(opaque=9)
+
+
+def test_documents_are_stored_beside_it(consumer):
+    answer(consumer, DraftGetFailoverLog())
+    assert consumer.status(Set(key=b"k", value=b"v")) == Status.SUCCESS
+    assert consumer.get(b"k").value == b"v"
+    assert consumer.status(Set(key=b"", value=b"v")) == Status.EINVAL
