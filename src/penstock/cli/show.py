@@ -55,5 +55,7 @@ def one_line(content: bytes | None, width: int) -> str:
         return ""
     # Four bytes a character at most: a value of megabytes is not decoded for its first words.
     text = content[: 4 * width + 4].decode("utf-8", "backslashreplace")
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: width + 1])
+    shown = text[: width + 1]
+    if not shown.isprintable():
+        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
     return shown if len(shown) <= width and len(text) <= width else shown[: width - 1] + "…"

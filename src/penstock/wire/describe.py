@@ -106,10 +106,15 @@ def _name(frame: Frame, code: Code | None) -> str:
     return code.name
 
 
-def wire_fields(message: type[Message]) -> list[Field[Any]]:
+_WIRE_FIELDS: dict[type[Message], tuple[Field[Any], ...]] = {}
+
+
+def wire_fields(message: type[Message]) -> tuple[Field[Any], ...]:
     """Return the fields of a message's extras and of its value, in the order of the bytes."""
-    declared = [each for each in fields(message) if "within" in each.metadata]
-    return sorted(declared, key=lambda each: bool(each.metadata["within"] == "value"))
+    if message not in _WIRE_FIELDS:
+        declared = [each for each in fields(message) if "within" in each.metadata]
+        _WIRE_FIELDS[message] = tuple(sorted(declared, key=lambda each: each.metadata["within"] == "value"))
+    return _WIRE_FIELDS[message]
 
 
 def enum_of(doc: str) -> type[IntEnum] | type[IntFlag] | None:
@@ -291,12 +296,13 @@ def _framing(parts: dict[str, bytes]) -> dict[str, Any]:
     return {"stream_id": stream}
 
 
-_XATTRS = constants.Datatype.XATTR
+_XATTRS = int(constants.Datatype.XATTR)
+_XATTRS_AND_SNAPPY = int(constants.Datatype.XATTR | constants.Datatype.SNAPPY)
 
 
 def _xattrs(message: Message, parts: dict[str, bytes]) -> dict[str, Any]:
     """Return the extended attributes of a document, unless they are compressed with it."""
-    if message.datatype & (_XATTRS | constants.Datatype.SNAPPY) != _XATTRS or not parts.get("value"):
+    if message.datatype & _XATTRS_AND_SNAPPY != _XATTRS or not parts.get("value"):
         return {}
     xattrs, parts["value"] = dcp_values.unpack_xattrs(parts["value"])
     return {"xattrs": xattrs}
