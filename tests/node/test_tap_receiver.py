@@ -1,0 +1,257 @@
+"""TAP messages sent to the node: what becomes of them, and what is answered."""
+
+import pytest
+
+from penstock.node import Node
+from penstock.wire.constants import Status, TapFlag, VbucketState
+from penstock.wire.kv import GetVbucket, Noop, SetVbucket
+from penstock.wire.tap import (
+    CreateCheckpoint,
+    LastClosedCheckpoint,
+    TapCheckpointEnd,
+    TapCheckpointStart,
+    TapDelete,
+    TapFlush,
+    TapMutation,
+    TapOpaqueMessage,
+    TapVbucketSet,
+)
+from tests.node.tap_client import F, short, tapping, told
+from tests.node.wire_client import connected
+
+ACK = TapFlag.ACK
+REV_7 = bytes.fromhex("0000000000000007 02")
+FUTURE = 2**64 - 1
+
+
+@pytest.fixture
+def node():
+    with Node.running(vbuckets=4) as node:
+        yield node
+
+
+@pytest.fixture
+def client(node):
+    with connected(node) as client:
+        assert client.status(SetVbucket(vbucket=1, state=VbucketState.REPLICA)) == Status.SUCCESS
+        yield client
+
+
+def mutation(**fields):
+    said = {"key": b"k", "value": b"v", "cas": 0x99, "engine_private": REV_7, "tap_flags": ACK}
+    return TapMutation(**(said | fields))
+
+
+def opaque(command, **fields):
+    return TapOpaqueMessage(**({"engine_private": command.to_bytes(4, "big"), "tap_flags": ACK} | fields))
+
+
+def state(number, **fields):
+    return TapVbucketSet(**({"engine_private": number.to_bytes(4, "big"), "tap_flags": ACK} | fields))
+
+
+def checkpoint(cls, number, **fields):
+    said = {"key": b"checkpoint", "value": number.to_bytes(8, "big"), "tap_flags": ACK, "flags": 0, "expiry": 0}
+    return cls(**(said | fields))
+
+
+def vbucket(node, number=0):
+    return node.buckets["default"].store.vbuckets[number]
+
+
+def test_a_mutation_is_kept_as_it_was_there(node, client):
+    flags = ACK | TapFlag.NETWORK_BYTE_ORDER
+    reply = client.ask(mutation(opaque=5, flags=0xDEADBEEF, expiry=4_000_000_000, tap_flags=flags))
+    assert (reply.specific, reply.opaque, reply.value) == (Status.SUCCESS, 5, b"")
+    assert vbucket(node).get(b"k")[:6] == (0x99, 0xDEADBEEF, 0, b"v", 4_000_000_000, 7)
+
+
+def test_item_flags_come_in_reverse_unless_it_says_otherwise(node, client):
+    client.ask(mutation(flags=0x06000002))
+    assert vbucket(node).get(b"k").flags == 0x02000006
+
+
+@pytest.mark.parametrize(("private", "rev_seqno"), [(b"", 1), (b"\0\0", 1), (REV_7[:8], 7), (REV_7, 7), (REV_7 * 5, 7)])
+def test_engine_private_data_of_any_length(node, client, private, rev_seqno):
+    assert client.status(mutation(engine_private=private)) == Status.SUCCESS
+    assert vbucket(node).get(b"k").rev_seqno == rev_seqno
+
+
+def test_an_older_revision_is_kept_too(node, client):
+    client.ask(mutation())
+    assert client.status(mutation(value=b"old", cas=0x98, engine_private=bytes(7) + b"\3\0")) == Status.SUCCESS
+    assert vbucket(node).get(b"k").value == b"old"
+
+
+def test_without_a_cas_it_gets_one(node, client):
+    client.ask(mutation(cas=0))
+    assert vbucket(node).get(b"k").cas > 0
+
+
+def test_without_ack_success_is_not_answered(node, client):
+    client.send(mutation(tap_flags=0))
+    client.send(mutation(key=b"l", tap_flags=0, ttl=0, opaque=3))
+    refusal = client.receive()
+    assert (refusal.specific, refusal.opaque) == (Status.EINVAL, 3), "what fails is answered in any case"
+    assert client.get(b"k").value == b"v"
+
+
+@pytest.mark.parametrize("vbucket", [3, 4, 99])
+def test_an_unknown_vbucket(client, vbucket):
+    client.ask(SetVbucket(vbucket=3, state=VbucketState.DEAD))
+    for message in (mutation(vbucket=vbucket), TapDelete(key=b"k", vbucket=vbucket), opaque(1, vbucket=vbucket)):
+        reply = client.ask(message)
+        assert (reply.specific, reply.value) == (Status.NOT_MY_VBUCKET, b"")
+
+
+@pytest.mark.parametrize("message", [mutation(ttl=0), TapDelete(key=b"k", ttl=0), TapFlush(ttl=0), opaque(1, ttl=0)])
+def test_no_hop_left(client, message):
+    assert client.status(message) == Status.EINVAL
+    assert client.status(mutation(ttl=1)) == Status.SUCCESS
+
+
+@pytest.mark.parametrize("message", [mutation(key=b"k" * 251), TapDelete(key=b"k" * 251, tap_flags=ACK)])
+def test_a_key_that_is_too_long(client, message):
+    assert client.status(message) == Status.EINVAL
+
+
+def test_engine_private_data_that_is_not_there(client):
+    cut = bytearray(mutation(engine_private=b"").encode())
+    cut[24:26] = b"\xff\xff"
+    client.send(bytes(cut))
+    assert client.receive().specific == Status.EINVAL
+
+
+def test_a_delete(node, client):
+    client.set(b"k", b"v")
+    assert client.status(TapDelete(key=b"k", cas=0x99, engine_private=REV_7[:8], tap_flags=ACK)) == Status.SUCCESS
+    assert client.get(b"k").specific == Status.KEY_ENOENT
+    high = vbucket(node).high_seqno
+    assert client.status(TapDelete(key=b"k", cas=0x99, engine_private=REV_7[:8], tap_flags=ACK)) == Status.SUCCESS
+    assert vbucket(node).high_seqno == high, "there was nothing to delete"
+
+
+def test_a_flush(node, client):
+    client.set(b"k")
+    client.ask(mutation(vbucket=1))
+    assert client.status(TapFlush(tap_flags=ACK)) == Status.SUCCESS
+    assert [vbucket(node, number).items for number in (0, 1)] == [0, 0]
+
+
+@pytest.mark.parametrize("command", [0, 2, 3, 7, 8, 99])
+def test_remarks_that_change_nothing(node, client, command):
+    client.set(b"k")
+    assert client.status(opaque(command)) == Status.SUCCESS
+    assert vbucket(node).items == 1
+
+
+def test_a_remark_of_a_wrong_length_is_passed_over(node, client):
+    client.set(b"k")
+    assert client.status(opaque(1, engine_private=b"\0\1")) == Status.SUCCESS
+    assert vbucket(node).items == 1
+
+
+def test_the_beginning_of_a_backfill_empties_the_vbucket(node, client):
+    client.ask(mutation(vbucket=1))
+    assert client.status(opaque(1, vbucket=1)) == Status.SUCCESS
+    assert vbucket(node, 1).items == 0
+
+
+def test_a_vbucket_state(client):
+    assert client.status(state(3, vbucket=1)) == Status.SUCCESS
+    assert client.ask(GetVbucket(vbucket=1)).value == b"\0\0\0\3"
+    assert client.status(state(3, vbucket=99)) == Status.NOT_MY_VBUCKET
+
+
+@pytest.mark.parametrize("private", [b"", b"\3", b"\0\0\0\0", b"\0\0\0\5", b"\0\0\0\0\3"])
+def test_a_wrong_vbucket_state_ends_the_connection(client, private):
+    client.send(state(0, engine_private=private))
+    assert client.ended()
+
+
+def test_a_session(client):
+    """A copy of a vbucket is made, and follows the checkpoints of its producer."""
+    messages = [opaque(0), opaque(2), state(2, vbucket=1), opaque(1, vbucket=1)]
+    messages += [mutation(vbucket=1, key=b"s%d" % number) for number in range(3)]
+    messages += [opaque(8, vbucket=1), checkpoint(TapCheckpointStart, 5, vbucket=1), mutation(vbucket=1, key=b"s9")]
+    messages += [checkpoint(TapCheckpointEnd, 5, vbucket=1), checkpoint(TapCheckpointStart, 6, vbucket=1)]
+    assert [client.status(message) for message in messages] == [Status.SUCCESS] * len(messages)
+    assert client.ask(LastClosedCheckpoint(vbucket=1)).value == (5).to_bytes(8, "big")
+    client.ask(state(1, vbucket=1))
+    client.set(b"k", vbucket=1)
+    assert client.ask(CreateCheckpoint(vbucket=1)).value[:8] == (7).to_bytes(8, "big")
+
+
+def test_checkpoints_of_an_active_vbucket_are_its_own(client):
+    for cls in (TapCheckpointStart, TapCheckpointEnd):
+        assert client.status(checkpoint(cls, 9)) == Status.SUCCESS
+        assert client.status(checkpoint(cls, 9, value=b"")) == Status.SUCCESS
+    assert client.ask(LastClosedCheckpoint()).value[-1] == 1
+
+
+def test_the_form_of_the_documentation(client):
+    id_of_5 = (5).to_bytes(8, "big")
+    short_form = TapCheckpointStart(vbucket=1, engine_private=id_of_5, tap_flags=ACK)
+    assert client.status(short_form) == Status.SUCCESS
+    assert client.ask(LastClosedCheckpoint(vbucket=1)).value[-1] == 4
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        checkpoint(TapCheckpointStart, 5, vbucket=1, value=b""),
+        checkpoint(TapCheckpointStart, 5, vbucket=1, value=bytes(9)),
+        checkpoint(TapCheckpointEnd, 5, vbucket=1),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_ends_the_connection(client, message):
+    client.send(message)
+    assert client.ended()
+
+
+# From node to node
+
+
+def test_a_change_goes_on_with_a_hop_less(node, client):
+    with tapping(node, flags=F.BACKFILL, backfill=FUTURE) as tap:
+        assert tap.status(Noop()) == Status.SUCCESS
+        client.ask(mutation(ttl=200))
+        client.set(b"own")
+        client.ask(mutation(key=b"spent", ttl=1))
+        client.ask(mutation(key=b"last", ttl=2))
+        changes = tap.taps(3)
+    assert [(short(change), change.ttl) for change in changes] == [("0+k", 199), ("0+own", 255), ("0+last", 1)]
+
+
+def test_what_was_here_before_goes_no_further(node, client):
+    with tapping(node, flags=F.BACKFILL, backfill=FUTURE) as tap:
+        assert tap.status(Noop()) == Status.SUCCESS
+        for _ in range(2):
+            client.ask(mutation())
+        client.set(b"own")
+        assert told(tap.taps(2)) == "0+k 0+own"
+
+
+def test_one_node_feeds_another(node, client):
+    for number in range(300):
+        client.set(b"key %d" % number, b"%d" % number, flags=number)
+    client.delete(b"key 5")
+    flags = F.SUPPORT_ACK | F.BACKFILL | F.DUMP | F.LIST_VBUCKETS
+    with (
+        Node.running(vbuckets=4) as copy,
+        connected(copy) as receiver,
+        tapping(node, flags=flags, acks=False, backfill=0, vbuckets=(0,)) as tap,
+    ):
+        try:
+            while True:
+                frame = tap.receive()
+                receiver.send(frame)
+                if int.from_bytes(frame.extras[2:4], "big") & ACK:
+                    tap.send(receiver.receive())
+        except EOFError:
+            pass
+        source, target = vbucket(node), vbucket(copy)
+        assert target.items == source.items == 299
+        for number in (0, 5, 150, 299):
+            here, there = source.get(b"key %d" % number), target.get(b"key %d" % number)
+            assert (here and here[:6]) == (there and there[:6])
