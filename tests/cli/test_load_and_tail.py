@@ -127,6 +127,26 @@ def test_a_part_of_the_changes(on_beer):
     assert on_beer("tail", "--from", "now", "--until", "now") == (0, "", "")
 
 
+def test_the_same_changes_in_every_dialect(on_beer, tmp_path):
+    on_beer("load", generated(tmp_path / "made.jsonl"), "--key", "id", "--value", "doc")
+
+    def documents(*protocol):
+        lines = on_beer("tail", "--from", "beginning", "--until", "now", "--json", *protocol).json_lines
+        return sorted((change["vbucket"], change["key"], change["value"], change["cas"]) for change in lines)
+
+    expected = documents()
+    assert len(expected) == 3000
+    for protocol in ("tap", "upr-draft", "upr", "dcp"):
+        assert documents("--protocol", protocol) == expected
+    assert "   1          mutation" in on_beer("tail", "--from", "beginning", "--until", "now", "--protocol", "tap").out
+
+
+def test_a_dialect_that_is_none(on_beer):
+    result = on_beer("tail", "--protocol", "xdcr")
+    assert result.code == 2
+    assert result.err == "penstock: option protocol is 'xdcr', expected one of tap, upr-draft, upr, dcp\n"
+
+
 def test_a_vbucket_that_is_not_there(on_beer):
     done = on_beer("tail", "--vbucket", 16)
     assert done.code == 2

@@ -14,7 +14,6 @@ from penstock.wire.dcp import (
     Mutation,
     SnapshotMarker,
     StreamEnd,
-    StreamReq,
     pack_rollback,
 )
 from penstock.wire.frame import Frame

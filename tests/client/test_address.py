@@ -4,6 +4,7 @@ import pytest
 
 from penstock.client.address import DEFAULT_URL, Address, Options, parse_address
 from penstock.errors import UsageError
+from penstock.wire.constants import Dialect
 
 HOSTS = [
     ("couchbase://localhost", (("localhost", 11210),), "default"),
@@ -35,6 +36,7 @@ OPTIONS = [
     ("connectTimeout=2.5", {"connect_timeout": 2.5}),
     ("operationTimeout=1e-3", {"operation_timeout": 0.001}),
     ("retrySeconds=86400", {"retry_seconds": 86400.0}),
+    ("protocol=upr-draft", {"protocol": Dialect.UPR_DRAFT}),
     ("flowControlBytes=65536&noopInterval=10800", {"flow_control_bytes": 65536, "noop_interval": 10800}),
 ]
 
@@ -45,6 +47,7 @@ def test_options(query, options):
 
 
 WRONG = [
+    ("couchbase://h/b?protocol=DCP", "option protocol is 'DCP'", "one of tap, upr-draft, upr, dcp"),
     ("", "''", "couchbase://host:port/bucket"),
     ("localhost:11210", "'localhost:11210'", "couchbase://host:port/bucket"),
     ("http://localhost/beer", "http://", "couchbase://"),

@@ -1,5 +1,6 @@
 """`format("dcp")`: first as Spark calls it, without Spark; then in a session."""
 
+import pickle
 import time
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ from penstock.errors import UsageError
 from penstock.node import Node
 from penstock.spark.pipeline import failure
 from penstock.spark.source import DcpDataSource, SourceOptions
+from penstock.wire.constants import Dialect
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark.buckets import Documents, Proxy, numbered
 
@@ -31,6 +33,7 @@ def keys(tables):
         ({"maxChangesPerTrigger": "many"}, "option maxChangesPerTrigger is 'many', expected a whole number above 0"),
         ({"partitions": "-1"}, "option partitions is '-1', expected a whole number above 0"),
         ({"start": "middle"}, "option start is 'middle', expected 'beginning' or 'now'"),
+        ({"protocol": "xdcr"}, "option protocol is 'xdcr', expected one of tap, upr-draft, upr, dcp"),
         ({"url": "127.0.0.1"}, "connection string '127.0.0.1' has no scheme, expected couchbase://host:port/bucket"),
         ({"url": "couchbase://h/b?x=1"}, "unknown option 'x' in the connection string"),
     ],
@@ -46,6 +49,40 @@ def test_option_names_are_taken_in_any_case_as_spark_gives_them(monkeypatch):
     assert SourceOptions.parse({"MAXCHANGESPERTRIGGER": "7", "Partitions": "3"}) == SourceOptions(
         url="couchbase://127.0.0.1/beer", max_changes_per_trigger=7, partitions=3
     )
+
+
+def test_the_dialect_may_stand_in_either_place():
+    assert SourceOptions.parse({"url": "couchbase://h/b?protocol=upr"}).dialect is Dialect.UPR
+    assert SourceOptions.parse({"url": "couchbase://h/b?protocol=upr", "protocol": "tap"}).dialect is Dialect.TAP
+
+
+@pytest.mark.parametrize("protocol", ["upr-draft", "upr"])
+def test_a_query_in_another_dialect_has_the_same_rows(documents, follow, protocol):
+    documents.store(numbered(0, 1_000))
+    documents.store(numbered(500, 600, "again"))
+    expected, found = (
+        pa.concat_tables(follow(documents.url, maxChangesPerTrigger="300", protocol=name).all())
+        for name in ("dcp", protocol)
+    )
+    same = ["vbucket", "history", "seqno", "event", "key", "value", "cas", "rev_seqno", "vbuuid"]
+    assert found.select(same).sort_by([("vbucket", "ascending"), ("seqno", "ascending")]) == expected.select(
+        same
+    ).sort_by([("vbucket", "ascending"), ("seqno", "ascending")])
+
+
+def test_a_tap_read_is_one_task(documents):
+    documents.store(numbered(0, 1_000))
+    source = DcpDataSource({"url": documents.url, "protocol": "tap"})
+    reader = source.reader(source.schema())
+    (partition,) = reader.partitions()
+    batches = list(reader.read(pickle.loads(pickle.dumps(partition))))
+    assert sorted(keys(batches)) == sorted(key.encode() for key in documents.keys)
+
+
+def test_a_tap_stream_is_refused(documents):
+    source = DcpDataSource({"url": documents.url, "protocol": "tap"})
+    with pytest.raises(UsageError, match="TAP cannot resume; streaming needs upr-draft, upr or dcp"):
+        source.streamReader(source.schema())
 
 
 def test_a_limit_holds_and_never_costs_more_than_the_changes(documents, follow):

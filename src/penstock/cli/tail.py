@@ -27,6 +27,7 @@ _VALUE_WIDTH = 60
     rich_help_panel=Panel.DATA,
     epilog=examples(
         "penstock tail --from beginning --until now",
+        "penstock tail --protocol tap --from beginning",
         "penstock tail --json | jq -r 'select(.event == \"deletion\").key'",
     ),
 )
@@ -42,6 +43,10 @@ def tail(
         list[int] | None, typer.Option(min=0, max=65535, metavar="N", help="Only this one; may be given again.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Stop after this many changes.")] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The dialect to ask in: tap, upr-draft, upr or, unless said, dcp."),
+    ] = None,
     keys_only: Annotated[bool, typer.Option("--keys-only", help="Leave the values out.")] = False,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
@@ -65,7 +70,7 @@ def tail(
     if sys.stdout.isatty() and not as_json:
         print(_HEADER.removesuffix(" value") if keys_only else _HEADER)
     chosen = sorted(set(vbucket)) if vbucket else None
-    asyncio.run(_tail(url, start, until, vbuckets=chosen, limit=limit, line=line))
+    asyncio.run(_tail(url, start, until, vbuckets=chosen, protocol=protocol, limit=limit, line=line))
 
 
 async def _tail(
@@ -74,6 +79,7 @@ async def _tail(
     until: Literal["now", "never"],
     *,
     vbuckets: list[int] | None,
+    protocol: str | None,
     limit: int | None,
     line: Callable[[Change], str],
 ) -> None:
@@ -81,7 +87,10 @@ async def _tail(
     from penstock.wire.columns import changes_of
 
     stop: Literal["now"] | None = "now" if until == "now" else None
-    async with connect(url) as bucket, aclosing(bucket.batches(start, stop, vbuckets)) as batches:
+    async with (
+        connect(url) as bucket,
+        aclosing(bucket.batches(start, stop, vbuckets, protocol=protocol)) as batches,
+    ):
         async for batch in batches:
             changes = changes_of(batch)[:limit]
             # One write for what arrived together; flushed, since whoever reads wants to see it now.
@@ -98,7 +107,8 @@ def _json(change: Change, keys_only: bool) -> str:
 
 
 def _text(change: Change, value_width: int) -> str:
-    start = f"{change.vbucket:4} {change.seqno:8} {change.event:10}"
+    seqno = "" if change.seqno is None else change.seqno
+    start = f"{change.vbucket:4} {seqno:>8} {change.event:10}"
     if change.key is None:
         return f"{start} {_without_key(change)}"
     size = "" if change.value is None else len(change.value)

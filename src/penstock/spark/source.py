@@ -25,8 +25,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.client.address import DEFAULT_URL, parse_address
-from penstock.client.blocking import LoopThread
+from penstock.client.address import DEFAULT_URL, dialect_of, parse_address
+from penstock.client.blocking import LoopThread, read_changes
 from penstock.client.bucket import Bucket
 from penstock.client.feed import Wanted
 from penstock.client.position import Position, VbucketInfo
@@ -34,6 +34,7 @@ from penstock.errors import Error, UsageError
 from penstock.spark import offsets
 from penstock.spark.offsets import Memory, Offset, RollbackRow, VbucketRange, VbucketRead
 from penstock.wire.columns import batch_of
+from penstock.wire.constants import Dialect
 from penstock.wire.schema import CHANGE_SCHEMA, Change, Event
 
 _MOST_PARTITIONS = 8
@@ -52,34 +53,36 @@ class SourceOptions:
 
     url: connection string, with the connection's own options as its query. start: "beginning" or "now", where a new
     streaming query begins. maxChangesPerTrigger: seqnos of one micro-batch at most, an upper bound on its rows.
-    partitions: tasks of one batch at most; as many as the driver has processors, up to 8, if not given.
+    partitions: tasks of one batch at most; as many as the driver has processors, up to 8, if not given. protocol: the
+    dialect, "tap", "upr-draft", "upr" or "dcp", if the connection string does not say it; "tap" is for batch reads,
+    each of one task.
     """
 
     url: str = DEFAULT_URL
     start: str = "beginning"
     max_changes_per_trigger: int | None = None
     partitions: int = min(os.cpu_count() or 1, _MOST_PARTITIONS)
+    dialect: Dialect = Dialect.DCP
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
         """Raises UsageError for an unknown name or a value that cannot be."""
         lower = {name.lower(): text for name, text in given.items()}
-        known = {"url", "start", "maxchangespertrigger", "partitions"}
-        if unknown := sorted(set(lower) - known):
-            raise UsageError(
-                f"unknown option {unknown[0]!r} of format dcp; known are url, start, maxChangesPerTrigger, partitions"
-            )
+        known = ("url", "start", "maxChangesPerTrigger", "partitions", "protocol")
+        if unknown := sorted(set(lower) - {name.lower() for name in known}):
+            raise UsageError(f"unknown option {unknown[0]!r} of format dcp; known are {', '.join(known)}")
         start = lower.get("start", "beginning")
         if start not in ("beginning", "now"):
             raise UsageError(f"option start is {start!r}, expected 'beginning' or 'now'")
         url = lower.get("url", os.environ.get("PENSTOCK_URL", DEFAULT_URL))
-        parse_address(url)
+        dialect = parse_address(url).options.protocol
         limit = lower.get("maxchangespertrigger")
         return cls(
             url=url,
             start=start,
             max_changes_per_trigger=None if limit is None else _positive("maxChangesPerTrigger", limit),
             partitions=_positive("partitions", lower["partitions"]) if "partitions" in lower else cls().partitions,
+            dialect=dialect_of(lower["protocol"]) if "protocol" in lower else dialect,
         )
 
 
@@ -96,6 +99,17 @@ class ChangePartition(InputPartition):
     url: str
     range: VbucketRange
     is_final: bool
+    dialect: Dialect = Dialect.DCP
+
+    def __post_init__(self) -> None:
+        super().__init__(None)
+
+
+@dataclass
+class DumpPartition(InputPartition):
+    """What the one task of a TAP read gives: everything there is on the node."""
+
+    url: str
 
     def __post_init__(self) -> None:
         super().__init__(None)
@@ -165,6 +179,8 @@ class DcpReader(DataSourceReader):
             raise UsageError("option start is 'now', but a batch read has only what was before; expected 'beginning'")
 
     def partitions(self) -> list[InputPartition]:
+        if self.options.dialect is Dialect.TAP:
+            return [DumpPartition(self.options.url)]
         planner = _Planner(self.options.url)
         try:
             infos = planner.infos()
@@ -182,6 +198,8 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The changes as they come. Offsets are those of penstock.spark.offsets, as JSON."""
 
     def __init__(self, options: SourceOptions) -> None:
+        if options.dialect is Dialect.TAP:
+            raise UsageError("option protocol is 'tap', but TAP cannot resume; streaming needs upr-draft, upr or dcp")
         self.options = options
         self._planner: _Planner | None = None
         self._memory = Memory()
@@ -231,7 +249,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _partitions(options: SourceOptions, start: Offset, end: Offset, *, is_final: bool) -> list[InputPartition]:
     ranges = offsets.partitions(start, end, options.partitions)
-    return [ChangePartition(options.url, part, is_final) for part in ranges]
+    return [ChangePartition(options.url, part, is_final, options.dialect) for part in ranges]
 
 
 def read_range(partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -239,6 +257,8 @@ def read_range(partition: InputPartition) -> Iterator[pa.RecordBatch]:
 
     Raises Error if the history changed meanwhile and no later batch would mend it.
     """
+    if isinstance(partition, DumpPartition):
+        yield from _joined(read_changes(partition.url, stop="now", protocol=Dialect.TAP))
     if not isinstance(partition, ChangePartition):
         return  # Spark's own empty partition, for a job without any
     reads = partition.range.reads
@@ -252,7 +272,10 @@ def read_range(partition: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 async def _changes(partition: ChangePartition, wanted: Mapping[int, Wanted]) -> AsyncGenerator[pa.RecordBatch, None]:
-    async with Bucket(parse_address(partition.url)) as bucket, bucket.open_feed(wanted, exact_end=True) as stream:
+    async with (
+        Bucket(parse_address(partition.url)) as bucket,
+        bucket.open_feed(wanted, dialect=partition.dialect, exact_end=True) as stream,
+    ):
         async for batch in stream:
             yield batch
         if partition.is_final and stream.given_up:
