@@ -342,6 +342,10 @@ def test_a_second_connect_on_a_connection_begins_anew(node, client):
     with tapping(node, b"x", flags=F.BACKFILL, backfill=FUTURE) as tap:
         tap.join(b"x")
         assert told(tap.taps(7)) == BACKFILL
+    both = TapConnect(key=b"y", flags=0).encode() + TapConnect(key=b"z", flags=int(DUMP), value=bytes(8)).encode()
+    with tapping(node, b"x", flags=F.BACKFILL, backfill=FUTURE) as tap:
+        tap.send(both)
+        assert told(tap.rest()) == BACKFILL
 
 
 def test_a_registered_client_goes_on_where_it_was(node, client):
@@ -529,6 +533,17 @@ def test_many_changes_arrive_in_columns(node, client):
     assert [message.opaque for message in messages] == list(range(1, len(messages) + 1))
     assert all(message.tap_flags & TapFlag.ACK for message in messages if message.opaque % 1000 == 1)
     assert changes[-1].tap_flags & TapFlag.ACK
+
+
+def test_statistics(node, client):
+    stats = client.stats("tap")
+    assert stats["ep_tap_count"] == "0"
+    assert (stats["ep_tap_noop_interval"], stats["ep_tap_ack_interval"]) == ("200", "1000")
+    with tapping(node, b"x") as tap:
+        tap.taps(7)
+        stats = client.stats("tap")
+        assert (stats["ep_tap_queue_drain"], stats["ep_tap_deletes"]) == ("3", "1")
+        assert stats["eq_tapq:x:stream_0_state"] == "live"
 
 
 def test_an_idle_system_has_no_backlog(node, client):

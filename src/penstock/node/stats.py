@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound
-from penstock.node import producer_stats
+from penstock.node import producer_stats, tap_stats
 from penstock.node.release import VERSION
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import VbucketState
@@ -32,7 +32,8 @@ def group(connection: NodeConnection, text: str) -> Stats:
         return _default(connection)
     about_producers = producer_stats.GROUPS.get(name)
     if about_producers is not None:
-        return about_producers(connection.selected(), name, " ".join(arguments))
+        found = about_producers(connection.selected(), name, " ".join(arguments))
+        return tap_stats.with_totals(connection, found) if name == "tap" else found
     of_vbucket = _OF_VBUCKET.get(name)
     if of_vbucket is None:
         raise KeyNotFound(f"no statistics {text!r}")

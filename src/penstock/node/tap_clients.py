@@ -56,12 +56,14 @@ class TapClient:
 class TapBucket:
     """clients: by name, those that were there and may come back. hops: by vbucket, where changes came over TAP.
 
-    items_received, refused: messages, in total.
+    deletes_sent, backoffs, items_received, refused: messages, in total.
     """
 
     def __init__(self) -> None:
         self.clients: dict[bytes, TapClient] = {}
         self.hops: dict[int, Hops] = {}
+        self.deletes_sent = 0
+        self.backoffs = 0
         self.items_received = 0
         self.refused = 0
         self._checkpoints: dict[int, Checkpoints] = {}

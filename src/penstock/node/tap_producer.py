@@ -94,7 +94,6 @@ class TapProducer(ChangeProducer):
         )
         self.streams: dict[int, TapStream] = {}
         self.turns = 0
-        self.backoffs = 0
         self.client = self._client()
         self._mutation_flags = int(
             (TapFlag.NO_VALUE if self.form.keys_only else 0)
@@ -108,6 +107,7 @@ class TapProducer(ChangeProducer):
         self._ready: deque[TapStream] = deque()
         self._flushed: set[int] = set()
         self._turn_asked = False
+        self._stopped = False
         self._quiet = True  # nothing was sent since the last NOOP was due
         self._suspended: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -232,7 +232,7 @@ class TapProducer(ChangeProducer):
         self.resume()
 
     def resume(self) -> None:
-        if not self._turn_asked and self._suspended is None and not self.connection.paused:
+        if not (self._turn_asked or self._stopped or self._suspended or self.connection.paused):
             self._turn_asked = True
             self._loop.call_soon(self.connection.guarded, self._turn)
 
@@ -290,7 +290,7 @@ class TapProducer(ChangeProducer):
                 again = item.stream.vbucket.id, int(item.seqnos[first])
                 self.client.again[again] = None
                 self._again.append(again)
-        self.backoffs += 1
+        self.bucket.tap.backoffs += 1
         if self._suspended is not None:
             self._suspended.cancel()
         self._suspended = self._loop.call_later(self.settings.backoff_period, self.connection.guarded, self._rested)
@@ -302,6 +302,7 @@ class TapProducer(ChangeProducer):
     def stop(self) -> None:
         """Keep what the consumer has acknowledged, if it may come back, and give up all else."""
         super().stop()
+        self._stopped = True
         for timer in (self._noop, self._suspended, self._deadline):
             if timer is not None:
                 timer.cancel()
@@ -316,7 +317,11 @@ class TapProducer(ChangeProducer):
     # Sending
 
     def _turn(self) -> None:
+        if self.connection.producer is not self:
+            return  # another TAP_CONNECT has come since the turn was asked for
         self._turn_asked = False
+        if self._stopped:  # another has taken its place on this connection
+            return
         self.turns += 1
         share = TURN_BYTES
         pieces: list[Piece] = []
@@ -454,7 +459,8 @@ class TapProducer(ChangeProducer):
         sequences, flags = self.log.number(chunk.frames, _Sent(stream, stream.place, seqnos, again), asks=last)
         if not self.log.acks and not again:
             stream.acked = stream.place
-        flags[_fields(chunk.data, begins + 1, "u1") == Opcode.DCP_MUTATION] |= self._mutation_flags
+        mutations = _fields(chunk.data, begins + 1, "u1") == Opcode.DCP_MUTATION
+        flags[mutations] |= self._mutation_flags
         said: dict[str, Any] = {"opaque": sequences, "tap_flags": flags}
         if stream.vbucket.id in self.bucket.tap.hops:
             said["ttl"] = self.bucket.tap.hops[stream.vbucket.id].of(seqnos)
@@ -462,6 +468,7 @@ class TapProducer(ChangeProducer):
         stream.bytes_sent += len(piece)
         sent = self.bucket.sent[Dialect.TAP]
         sent.items += chunk.frames
+        self.bucket.tap.deletes_sent += chunk.frames - int(np.count_nonzero(mutations))
         sent.nbytes += len(piece)
         return piece
 
