@@ -1,0 +1,234 @@
+"""UPR and its draft as a script: the messages of a producer, in whichever of the two a test speaks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from penstock.client.feed import Feed, Wanted
+from penstock.store.rollback import StreamRequest, rollback_point
+from penstock.wire.connection import Connection, Slab
+from penstock.wire.constants import Dialect, Status
+from penstock.wire.frame import Frame
+from penstock.wire.kv import FailoverEntry, pack_failover_log
+from penstock.wire.layout import Message, decode
+from penstock.wire.schema import Change
+from penstock.wire.upr import (
+    UprDeletion,
+    UprFailoverLogReply,
+    UprFlush,
+    UprGetFailoverLog,
+    UprMutation,
+    UprSetVbucketState,
+    UprSnapshotEnd,
+    UprSnapshotStart,
+    UprStreamEnd,
+    UprStreamReply,
+    UprStreamReq,
+    UprStreamStart,
+)
+from penstock.wire.upr_draft import (
+    DraftDeletion,
+    DraftFailoverLog,
+    DraftFlush,
+    DraftGetFailoverLog,
+    DraftMutation,
+    DraftOk,
+    DraftRollback,
+    DraftSnapshotEnd,
+    DraftSnapshotStart,
+    DraftStateChanged,
+    DraftStreamEnd,
+    DraftStreamReq,
+    DraftStreamStart,
+)
+
+LOG = (FailoverEntry(11, 0),)
+
+
+class Upr:
+    """What a producer of UPR says."""
+
+    dialect = Dialect.UPR
+    log_request: type[Message] = UprGetFailoverLog
+    stream_request: type[Message] = UprStreamReq
+    start_message: type[Message] = UprStreamStart
+    snapshot_start_message: type[Message] = UprSnapshotStart
+    snapshot_end_message: type[Message] = UprSnapshotEnd
+    mutation_message: type[Message] = UprMutation
+    deletion_message: type[Message] = UprDeletion
+    flush_message: type[Message] = UprFlush
+
+    def log(self, request, log=LOG):
+        return UprFailoverLogReply(opaque=request.opaque, value=pack_failover_log(log)).encode()
+
+    def accept(self, request):
+        return UprStreamReply(opaque=request.opaque).encode() + self._of(self.start_message, request)
+
+    def rollback(self, request, seqno):
+        return UprStreamReply(opaque=request.opaque, status=Status.ROLLBACK, rollback_seqno=seqno).encode()
+
+    def refuse(self, request):
+        return UprStreamReply(opaque=request.opaque, status=Status.NOT_MY_VBUCKET).encode()
+
+    def refuse_log(self, request):
+        reply = UprFailoverLogReply(opaque=request.opaque, status=Status.NOT_MY_VBUCKET)
+        return reply.encode()
+
+    def snapshot_start(self, request):
+        return self._of(self.snapshot_start_message, request)
+
+    def snapshot_end(self, request):
+        return self._of(self.snapshot_end_message, request)
+
+    def mutations(self, request, *seqnos):
+        return b"".join(
+            self._of(
+                self.mutation_message, request, key=b"k%d" % seqno, value=b"value", cas=1000 + seqno, by_seqno=seqno
+            )
+            for seqno in seqnos
+        )
+
+    def deletion(self, request, seqno):
+        return self._of(self.deletion_message, request, key=b"k%d" % seqno, cas=1000 + seqno, by_seqno=seqno)
+
+    def snapshot(self, request, *seqnos):
+        return self.snapshot_start(request) + self.mutations(request, *seqnos) + self.snapshot_end(request)
+
+    def flush(self, request):
+        return self._of(self.flush_message, request)
+
+    def state(self, request):
+        return self._of(UprSetVbucketState, request, state=1)
+
+    def end(self, request):
+        return self._of(UprStreamEnd, request, reason=0)
+
+    def end_changed(self, request):
+        return self._of(UprStreamEnd, request, reason=1)
+
+    def _of(self, message, request, **fields):
+        return message(vbucket=request.vbucket, opaque=request.opaque, **fields).encode()
+
+
+class Draft(Upr):
+    """What a producer of the draft says."""
+
+    dialect = Dialect.UPR_DRAFT
+    log_request = DraftGetFailoverLog
+    stream_request = DraftStreamReq
+    start_message = DraftStreamStart
+    snapshot_start_message = DraftSnapshotStart
+    snapshot_end_message = DraftSnapshotEnd
+    mutation_message = DraftMutation
+    deletion_message = DraftDeletion
+    flush_message = DraftFlush
+
+    def log(self, request, log=LOG):
+        return self._of(DraftFailoverLog, request, value=pack_failover_log(log))
+
+    def accept(self, request):
+        return self._of(DraftOk, request) + self._of(self.start_message, request)
+
+    def rollback(self, request, seqno):
+        return self._of(DraftRollback, request, rollback_seqno=seqno)
+
+    def refuse(self, request):
+        return self._of(DraftFailoverLog, request)
+
+    def refuse_log(self, request):
+        return self._of(DraftFailoverLog, request)
+
+    def end(self, request):
+        return self._of(DraftStreamEnd, request)
+
+    def end_changed(self, request):
+        return self._of(DraftStateChanged, request)
+
+
+SPEAKERS = (Upr(), Draft())
+
+
+@dataclass
+class Consumer:
+    """A feed on a connection made of bytes; what it asks for is taken apart, what it delivers is kept."""
+
+    speaker: Upr
+    feed: Feed
+    rows: list[Change] = field(default_factory=list)
+    opaques: Iterator[int] = field(default_factory=lambda: count(100))
+
+    def __post_init__(self):
+        self.incoming = Connection(Slab(1 << 18), runs=self.speaker.dialect)
+
+    def reconnect(self):
+        self.feed.connection_lost()
+        self.incoming = Connection(Slab(1 << 18), runs=self.speaker.dialect)
+
+    def ask(self) -> list[Message]:
+        """Return the requests that are due, as a producer reads them."""
+        requests = self.feed.requests(lambda: next(self.opaques))
+        data = b"".join(request.encode() for request in requests)
+        frames = Connection(Slab(1 << 16), runs=None).feed(data)
+        return [decode(frame, self.speaker.dialect) for frame in frames if isinstance(frame, Frame)]
+
+    def ask_log(self):
+        (request,) = self.ask()
+        assert isinstance(request, self.speaker.log_request)
+        return request
+
+    def ask_stream(self):
+        """Return the stream request and the log request that follows it."""
+        request, log = self.ask()
+        assert isinstance(request, self.speaker.stream_request)
+        assert isinstance(log, self.speaker.log_request)
+        return request, log
+
+    def decide(self, log=LOG):
+        """Answer the log request in front of the one stream, and return what the stream's request is."""
+        self.give(self.speaker.log(self.ask_log(), log))
+        return self.ask_stream()
+
+    def give(self, *messages):
+        assert not self.feed.receive(self.incoming.feed(b"".join(messages)))
+
+    def get(self, *messages):
+        """Give messages and return the changes they make."""
+        self.give(*messages)
+        return self.consume()
+
+    def consume(self):
+        found = []
+        while self.feed.deliveries:
+            delivery = self.feed.deliveries.popleft()
+            found += delivery.changes
+            assert not self.feed.consumed(delivery)  # neither of the two knows acknowledgements
+        self.rows += found
+        return found
+
+    @property
+    def position(self):
+        return self.feed._streams[3].position
+
+
+def consumer_of(speaker, wanted=None, vbuckets=8, **options):
+    wanted = {3: Wanted()} if wanted is None else wanted
+    return Consumer(speaker, Feed(vbuckets, wanted, window=1 << 16, dialect=speaker.dialect, **options))
+
+
+def opened(speaker, wanted=None, log=LOG, **options):
+    """Return a consumer and its one stream, accepted and confirmed."""
+    consumer = consumer_of(speaker, wanted, **options)
+    request, again = consumer.decide(log)
+    consumer.give(speaker.accept(request), speaker.log(again, log))
+    return consumer, request
+
+
+def answer_of(log, high_seqno, purge_seqno, request):
+    """Return what a producer of UPR decides: it knows of no snapshot. Source: semantics, emulation notes."""
+    asked = StreamRequest(
+        start_seqno=request.start_seqno,
+        vbuuid=request.vbuuid,
+        snap_start=request.start_seqno,
+        snap_end=request.start_seqno,
+    )
+    return rollback_point(log, high_seqno, purge_seqno, asked)
