@@ -105,7 +105,7 @@ def _together(bucket: ServedBucket, group: str, separator: str) -> Stats:
     if len(separator) > _LONGEST_SEPARATOR:
         raise InvalidArguments(f"{group}: separator of {len(separator)} characters, limit {_LONGEST_SEPARATOR}")
     family = group.removesuffix("agg")
-    sums: dict[str, Counter[str]] = {":total": Counter()}
+    sums: dict[str, Counter[str]] = {}
     for report in _reports(bucket, family):
         said = {
             "count": 1,

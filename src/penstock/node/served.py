@@ -105,12 +105,15 @@ class ServedBucket:
             del self.producers[producer.dialect, producer.name]
 
     def close_producers(self, name: bytes) -> int:
-        """End the connections of the producers of this name, and return how many. Raises KeyNotFound for none."""
+        """End the connections of the producers of this name, and return how many. Raises KeyNotFound for none.
+
+        They end soon, not at once: one of them may be the connection that asked for it.
+        """
         found = [producer for (_, known), producer in self.producers.items() if known == name]
         if not found:
             raise KeyNotFound(f"no change-stream connection {name!r}")
         for producer in found:
-            producer.connection.close()
+            producer.connection.node.loop.call_soon(producer.connection.close)
         return len(found)
 
     def wait(self, stream: Waiting) -> None:

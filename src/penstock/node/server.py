@@ -126,6 +126,7 @@ class Node:
                 yield node
             finally:
                 asyncio.run_coroutine_threadsafe(node.stop(), loop).result(_STOP_SECONDS)
+                asyncio.run_coroutine_threadsafe(_settle(), loop).result(_STOP_SECONDS)
         finally:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(_STOP_SECONDS)
@@ -188,6 +189,13 @@ class Node:
         self.connections.discard(connection)
         if self._stopping and not self.connections:
             self._empty.set()
+
+
+async def _settle() -> None:
+    """Let connections that were being accepted when the node stopped come to their end."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=_GOODBYE_SECONDS)
 
 
 def _loopback(host: str) -> str:

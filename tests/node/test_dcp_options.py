@@ -1,0 +1,228 @@
+"""What a DCP consumer may ask for beside the changes themselves, and how they look then."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock.node.controls import CONTROLS
+from penstock.node.ext_metadata import SECTION
+from penstock.node.not_yet import NOT_YET
+from penstock.wire.constants import (
+    Magic,
+    Opcode,
+    OpenFlag,
+    Status,
+    StreamEndReason,
+    StreamFlag,
+    TapConnectFlag,
+    VbucketState,
+)
+from penstock.wire.dcp import Deletion, DeletionV2, Expiration, Mutation, Open, SeqnoAcknowledged, StreamReq
+from penstock.wire.frame import Frame
+from penstock.wire.kv import Flush, Noop, SetVbucket
+from tests.node.wire_client import connected
+
+S, F = Status, OpenFlag
+PAST = 1_000_000_000  # epoch seconds
+
+
+@pytest.fixture
+def consumer(node):
+    with connected(node) as client:
+        yield client
+
+
+def fill(client, count=0):
+    """Store and delete one document, let one expire, and store `count` more: the seqnos 2, 4 and up."""
+    client.set(b"deleted")
+    client.delete(b"deleted")
+    client.set(b"expired", expiry=PAST)
+    client.get(b"expired")
+    for number in range(count):
+        client.set(b"key %d" % number, b"value")
+
+
+TOMBSTONES = [
+    (0, False, Deletion, Deletion),
+    (0, True, Deletion, Deletion),
+    (F.INCLUDE_DELETE_TIMES, False, DeletionV2, DeletionV2),
+    (F.INCLUDE_DELETE_TIMES, True, DeletionV2, Expiration),
+]
+
+
+@pytest.mark.parametrize("count", [0, 100])
+@pytest.mark.parametrize(("flags", "expiries", "deletion", "expiration"), TOMBSTONES)
+def test_tombstones(node, client, consumer, flags, expiries, deletion, expiration, count):
+    fill(client, count)
+    consumer.open(flags=F.PRODUCER | flags)
+    if expiries:
+        assert consumer.control("enable_expiry_opcode", "true") == S.SUCCESS
+    consumer.stream(end=4 + count)
+    _, gone, expired, *stored = consumer.changes()
+    assert (type(gone), type(expired)) == (deletion, expiration)
+    assert [(change.key, change.by_seqno, change.rev_seqno) for change in (gone, expired)] == [
+        (b"deleted", 2, 2),
+        (b"expired", 4, 2),
+    ]
+    assert [change.key for change in stored] == [b"key %d" % number for number in range(count)]
+    for change in (gone, expired):
+        assert change.opaque == expired.opaque
+        if isinstance(change, DeletionV2 | Expiration):
+            assert abs(change.delete_time - client_time(client)) < 60
+
+
+def client_time(client) -> int:
+    return int(client.stats()["time"])
+
+
+def test_the_expiry_opcode_may_be_taken_back(client, consumer):
+    consumer.open(flags=F.PRODUCER | F.INCLUDE_DELETE_TIMES)
+    for value, expected in (("true", Expiration), ("false", DeletionV2)):
+        consumer.control("enable_expiry_opcode", value)
+        fill(client)
+        consumer.stream()
+        assert isinstance(consumer.message().end_seqno, int)
+        assert [type(consumer.message()) for _ in range(2)] == [DeletionV2, expected]
+        consumer.close_stream()
+
+
+VALUES = [
+    (0, b"{}", 1),
+    (F.NO_VALUE, b"", 0),
+    (F.NO_VALUE_WITH_UNDERLYING_DATATYPE, b"", 1),
+]
+
+
+@pytest.mark.parametrize("count", [1, 100])
+@pytest.mark.parametrize(("flags", "value", "datatype"), VALUES)
+def test_streams_without_values(consumer, flags, value, datatype, count):
+    consumer.open(flags=F.PRODUCER | flags)
+    for number in range(count):
+        consumer.set(b"%d" % number, b"{}", datatype=1, flags=7)
+    consumer.stream(end=count)
+    _, *changes = consumer.changes()
+    assert [change.key for change in changes] == [b"%d" % number for number in range(count)]
+    assert {(change.value, change.datatype, change.flags) for change in changes} == {(value, datatype, 7)}
+
+
+def test_extended_meta_data(client, consumer):
+    fill(client, 40)
+    consumer.open()
+    assert consumer.control("enable_ext_metadata", "true") == S.SUCCESS
+    consumer.stream(end=44)
+    frames = list(stream_frames(consumer))
+    for frame in frames[1:]:
+        at = -3 if frame.opcode == Opcode.DCP_MUTATION else -2
+        nmeta = int.from_bytes(frame.extras[at:][:2], "big")
+        assert frame.value[len(frame.value) - nmeta :] == SECTION
+        assert frame.value[:-nmeta] == (b"value" if frame.opcode == Opcode.DCP_MUTATION else b"")
+    assert len(frames) == 43
+
+
+def stream_frames(client) -> Iterator[Frame]:
+    while (frame := client.receive()).opcode != Opcode.DCP_STREAM_END:
+        yield frame
+
+
+def test_extended_meta_data_counts_for_flow_control(client, consumer):
+    for number in range(50):
+        client.set(b"%d" % number, bytes(100))
+    consumer.open()
+    consumer.control("enable_ext_metadata", "true")
+    consumer.control("connection_buffer_size", "500")
+    consumer.stream(end=50)
+    received: list[Frame] = []
+    while len(received) < 51:
+        received.append(consumer.receive())
+        unacked = int(client.stats()["ep_dcp_unacked_bytes"])
+        assert unacked < 500 + received[-1].size
+        consumer.acknowledge(received[-1].size)
+    assert consumer.message().reason == StreamEndReason.OK
+
+
+def test_the_newer_status_codes(consumer):
+    consumer.open()
+    assert consumer.close_stream(1) == S.KEY_ENOENT
+    assert consumer.control("v7_dcp_status_codes", "true") == S.SUCCESS
+    assert consumer.close_stream(1) == S.DCP_STREAM_NOT_FOUND
+
+
+LATE = [
+    (False, S.KEY_ENOENT, True),
+    (False, S.KEY_EEXISTS, True),
+    (False, S.DCP_STREAM_NOT_FOUND, True),
+    (True, S.DCP_STREAM_NOT_FOUND, True),
+    (True, S.OPAQUE_NO_MATCH, True),
+    (True, S.NOT_MY_VBUCKET, True),
+    (True, S.KEY_ENOENT, False),
+    (True, S.KEY_EEXISTS, False),
+    (False, S.EINVAL, False),
+]
+
+
+@pytest.mark.parametrize(("v7", "status", "ignored"), LATE)
+def test_what_a_consumer_may_say_of_a_message_that_came_late(consumer, v7, status, ignored):
+    consumer.open()
+    if v7:
+        consumer.control("v7_dcp_status_codes", "true")
+    consumer.send(Frame(Magic.RESPONSE, Opcode.DCP_MUTATION, status))
+    if ignored:
+        assert consumer.status(Noop()) == S.SUCCESS
+    else:
+        assert consumer.ended()
+
+
+@pytest.mark.parametrize("state", [VbucketState.REPLICA, VbucketState.PENDING, VbucketState.DEAD])
+def test_vbuckets_that_are_not_active(client, consumer, state):
+    client.set(b"k")
+    client.ask(SetVbucket(state=state))
+    consumer.open()
+    assert consumer.stream(flags=StreamFlag.ACTIVE_VB_ONLY).specific == S.NOT_MY_VBUCKET
+    assert consumer.stream().specific == S.SUCCESS
+    assert (consumer.message().end_seqno, consumer.message().key) == (1, b"k")
+    client.ask(SetVbucket(state=VbucketState.ACTIVE))
+    assert consumer.message().reason == StreamEndReason.STATE_CHANGED
+
+
+def test_a_flush_ends_streams(client, consumer):
+    client.set(b"k")
+    consumer.open().stream()
+    client.ask(Flush())
+    assert [consumer.message().opcode for _ in range(3)][:2] == [Opcode.DCP_SNAPSHOT_MARKER, Opcode.DCP_MUTATION]
+
+
+ASK: dict[str, Any] = {"start_seqno": 0, "end_seqno": 5}
+REFUSED = {
+    "OPEN without PRODUCER": Open(key=b"other"),
+    "INCLUDE_DELETED_USER_XATTRS": Open(key=b"other", flags=F.PRODUCER | F.INCLUDE_XATTRS | 0x100),
+    "SKIP_DELETES_IN_INITIAL_BACKFILL": Open(key=b"other", flags=F.PRODUCER | 0x200),
+    "TAKEOVER": StreamReq(**ASK, flags=StreamFlag.TAKEOVER),
+    "CACHE_TRANSFER": StreamReq(**ASK, flags=StreamFlag.CACHE_TRANSFER),
+    "a stream's filter": StreamReq(**ASK, value=b'{"collections":["8"]}'),
+    "SEQNO_ACKNOWLEDGED": SeqnoAcknowledged(prepared_seqno=1),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in NOT_YET if name not in TapConnectFlag.__members__])
+def test_what_is_refused_for_now(consumer, name):
+    status, _ = NOT_YET[name]
+    if name in CONTROLS:
+        consumer.open()
+        value = "2.2" if name == "max_marker_version" else "true"
+        assert consumer.control(name, value) == status
+    else:
+        message = REFUSED[name]
+        if not isinstance(message, Open):
+            consumer.open()
+        assert consumer.status(message) == status
+    assert consumer.status(Noop()) == S.SUCCESS
+
+
+def test_a_live_change_without_options_is_as_it_was_stored(client, consumer):
+    consumer.open().stream(opaque=9)
+    stored = client.set(b"k", b"v", flags=3)
+    consumer.message()
+    assert consumer.message() == Mutation(
+        opaque=9, key=b"k", value=b"v", flags=3, cas=stored.cas, by_seqno=1, rev_seqno=1
+    )

@@ -1,0 +1,182 @@
+"""Which dialect a connection speaks: as its first change-stream request says, or its listener."""
+
+from typing import Any
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.node import Node
+from penstock.node.server import PROTOCOLS
+from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Opcode, OpenFlag, Status, UprOpcode
+from penstock.wire.dcp import Mutation, Open, PrototypeMutation, SnapshotMarker, StreamReq
+from penstock.wire.detect import detect
+from penstock.wire.frame import Frame
+from penstock.wire.kv import Noop, Set
+from penstock.wire.layout import Message, decode
+from penstock.wire.tap import TapConnect
+from penstock.wire.upr import UprGetFailoverLog, UprStreamReq, UprStreamStart
+from penstock.wire.upr_draft import DraftGetFailoverLog, DraftMalformed, DraftOk, DraftStreamReq
+from tests.node.wire_client import as_bytes, connected
+
+S = Status
+ASK: dict[str, Any] = {"start_seqno": 0, "end_seqno": MAX_SEQNO}
+
+FIRST: dict[Dialect, list[Message]] = {
+    Dialect.TAP: [TapConnect(), TapConnect(flags=0)],
+    Dialect.UPR_DRAFT: [DraftStreamReq(**ASK), DraftStreamReq(**ASK, reserved=0, key=b"g"), DraftGetFailoverLog()],
+    Dialect.UPR: [UprStreamReq(**ASK), UprStreamReq(**ASK, key=b"g"), UprGetFailoverLog()],
+    Dialect.DCP: [Open(key=b"name", flags=OpenFlag.PRODUCER), Open(key=b"name")],
+}
+ROWS = [(dialect, message) for dialect, messages in FIRST.items() for message in messages]
+
+
+def spoken(node) -> list[Dialect]:
+    return [connection.dialect for connection in node.connections if connection.dialect is not None]
+
+
+@pytest.mark.parametrize(("dialect", "message"), ROWS)
+def test_the_first_request_decides(node, client, dialect, message):
+    client.send(message, Noop())
+    while client.receive().opcode != Opcode.NOOP:
+        pass
+    assert spoken(node) == [dialect]
+    assert client.set(b"k", b"v").specific == S.SUCCESS
+    assert client.get(b"k").value == b"v"
+
+
+@pytest.mark.parametrize(("dialect", "message"), ROWS)
+def test_detection_is_the_same_wherever_it_is_done(dialect, message):
+    frame = message._frame(message.opcode)
+    assert detect(frame) == dialect
+
+
+UNDECIDED = [
+    ("a short OPEN", Frame(Magic.REQUEST, 0x50, key=b"k", extras=bytes(4)), S.EINVAL),
+    ("an OPEN without a name", Frame(Magic.REQUEST, 0x50, extras=bytes(8)), S.EINVAL),
+    ("UPR's stream request with a value", Frame(Magic.REQUEST, 0x50, extras=bytes(40), value=b"v"), S.EINVAL),
+    ("ADD_STREAM", Frame(Magic.REQUEST, 0x51, extras=bytes(4)), S.EINVAL),
+    ("DCP's stream request", Frame(Magic.REQUEST, 0x53, extras=bytes(48)), S.EINVAL),
+    ("a SET without extras", Frame(Magic.REQUEST, 0x01, key=b"k"), S.EINVAL),
+    ("a SET of JSON without a key", Frame(Magic.REQUEST, 0x01, datatype=1, extras=bytes(8)), S.EINVAL),
+    ("a SET of JSON", Set(key=b"k", value=b"{}", datatype=1), S.EINVAL),  # which was not agreed on
+    ("a draft's kind of no request", Frame(Magic.REQUEST, 0x01), S.EINVAL),
+]
+
+
+@pytest.mark.parametrize(("what", "message", "status"), UNDECIDED, ids=[row[0] for row in UNDECIDED])
+def test_what_decides_nothing(node, client, what, message, status):
+    assert client.status(message) == status
+    assert spoken(node) == []
+    assert client.status(UprGetFailoverLog()) == S.SUCCESS
+
+
+DRAFTLIKE = [
+    Frame(Magic.REQUEST, 0x01, datatype=3),
+    Frame(Magic.REQUEST, 0x01, datatype=1, extras=bytes(31)),
+    Frame(Magic.REQUEST, 0x01, datatype=2, key=b"k"),
+    Frame(Magic.REQUEST, 0x01, datatype=0xFF, extras=bytes(40), key=b"k", value=b"v"),
+]
+
+
+@pytest.mark.parametrize("frame", DRAFTLIKE)
+def test_what_can_only_be_the_draft_is_answered_in_its_words(client, frame):
+    client.send(frame)
+    assert decode(client.receive(), Dialect.UPR_DRAFT) == DraftMalformed()
+    assert client.status(Noop()) == S.SUCCESS
+
+
+OTHERS = [(mine, message) for mine in (Dialect.UPR, Dialect.DCP) for other, message in ROWS if other is not mine]
+
+
+@pytest.mark.parametrize(("mine", "message"), OTHERS)
+def test_another_dialect_s_request_is_refused(client, mine, message):
+    assert client.status(FIRST[mine][0]) == S.SUCCESS
+    client.send(message._replace(opaque=77) if isinstance(message, Frame) else as_bytes(message)[:12] + b"\0\0\0\x4d")
+    client.send(as_bytes(message)[16:])
+    while (frame := client.receive()).opaque != 77:
+        pass
+    assert (frame.magic, frame.specific) == (Magic.RESPONSE, S.EINVAL)
+    assert client.status(Noop()) == S.SUCCESS
+
+
+def test_json_stays_a_document_beside_every_dialect(client):
+    client.open()
+    stored = client.set(b"k", b"{}", datatype=1)
+    assert (stored.specific, client.get(b"k").value) == (S.SUCCESS, b"{}")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_listener_may_be_pinned(protocol):
+    dialect, _ = PROTOCOLS[protocol]
+    with Node.running(vbuckets=4, protocol=protocol) as node:
+        for other, message in ROWS:
+            with connected(node) as client:
+                assert client.set(b"k", b"v").specific == S.SUCCESS
+                client.send(message)
+                if dialect is Dialect.TAP and other in {Dialect.UPR, Dialect.DCP}:
+                    assert client.ended()
+                    continue
+                client.send(Noop())
+                while client.receive().opcode != Opcode.NOOP:
+                    pass
+                assert (dialect or other) in spoken(node)
+                producers = {key for key, _ in node.buckets["default"].producers}
+                assert producers <= ({other} if dialect in {None, other} else set())
+
+
+def test_a_pinned_listener_takes_the_draft_s_request_of_no_kind_as_one():
+    with Node.running(vbuckets=4, protocol="upr-draft") as node, connected(node) as client:
+        client.send(Frame(Magic.REQUEST, 0x01, opaque=0x0A))
+        assert decode(client.receive(), Dialect.UPR_DRAFT) == DraftMalformed(opaque=0x0A)
+        client.send(DraftStreamReq(**ASK, opaque=1))
+        assert decode(client.receive(), Dialect.UPR_DRAFT) == DraftOk(opaque=1)
+
+
+def test_another_protocol_is_refused():
+    with (
+        pytest.raises(UsageError, match=r"protocol 'udp': expected auto, tap, .*, dcp-prototype"),
+        Node.running(protocol="udp"),
+    ):
+        pass
+
+
+def test_the_prototype_of_collections():
+    with Node.running(vbuckets=4, protocol="dcp-prototype") as node, connected(node) as client:
+        for number in range(100):
+            client.set(b"%d" % number, b"value")
+        client.delete(b"0")
+        client.open().control("connection_buffer_size", "200")
+        client.stream(end=101)
+        marker = client.message()
+        assert isinstance(marker, SnapshotMarker)
+        changes: list[Message] = []
+        while len(changes) < 100:
+            changes.append(client.message())
+            client.acknowledge(1000)
+        first = changes[0]
+        assert first == PrototypeMutation(
+            opaque=first.opaque, cas=first.cas, key=b"1", value=b"value", by_seqno=2, rev_seqno=1
+        )
+        assert [type(change) for change in changes[:99]] == [PrototypeMutation] * 99
+        assert not isinstance(changes[99], Mutation)
+
+
+def test_streams_of_two_dialects_at_once(node, client):
+    with connected(node) as dcp, connected(node) as upr:
+        dcp.open().stream()
+        assert upr.status(UprStreamReq(**ASK)) == S.SUCCESS
+        assert decode(upr.receive(), Dialect.UPR) == UprStreamStart()
+        client.set(b"k", b"v")
+        assert (dcp.message().end_seqno, dcp.message().key) == (1, b"k")
+        assert [upr.receive().opcode for _ in range(3)] == [
+            UprOpcode.UPR_SNAPSHOT_START,
+            UprOpcode.UPR_MUTATION,
+            UprOpcode.UPR_SNAPSHOT_END,
+        ]
+
+
+def test_a_dcp_stream_request_needs_its_open_on_a_pinned_listener():
+    with Node.running(vbuckets=4, protocol="dcp") as node, connected(node) as client:
+        assert client.status(StreamReq(**ASK)) == S.EINVAL
+        assert client.status(UprGetFailoverLog()) == S.EINVAL
+        client.open().stream()

@@ -1,0 +1,234 @@
+"""What the node says of its producers, how one is ended by its name, and what becomes of peers that are gone."""
+
+import asyncio
+import json
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from penstock.errors import KeyNotFound, UsageError
+from penstock.node import Node
+from penstock.wire.constants import MAX_SEQNO, Opcode, OpenFlag, Status
+from penstock.wire.kv import CloseProducer, Hello, Noop, Stat
+from penstock.wire.upr import UprGetFailoverLog, UprStreamReq
+from penstock.wire.upr_draft import DraftStreamReq
+from tests.node.wire_client import connected
+
+S = Status
+ASK: dict[str, Any] = {"start_seqno": 0, "end_seqno": MAX_SEQNO}
+
+
+@pytest.fixture
+def upr(node):
+    with connected(node) as client:
+        yield client
+
+
+def on_loop(node, call, *arguments):
+    async def run():
+        return call(*arguments)
+
+    return asyncio.run_coroutine_threadsafe(run(), node.loop).result(10)
+
+
+def reports(client) -> dict[str, Any]:
+    return {name: json.loads(text) for name, text in client.stats("streams").items()}
+
+
+def address(client) -> str:
+    host, port = client.socket.getsockname()
+    return f"{host}:{port}"
+
+
+def test_every_producer_is_listed(node, client, consumer, upr):
+    client.set(b"k", b"v", vbucket=3)
+    consumer.stream(3, end=8, opaque=42)
+    assert upr.ask(Hello(key=b"agent/1")).specific == S.SUCCESS
+    assert upr.status(UprStreamReq(**ASK, opaque=7, key=b"group")) == S.SUCCESS
+    for receiver, count in ((consumer, 2), (upr, 1)):
+        for _ in range(count):
+            receiver.receive()
+    found = reports(client)
+    assert list(found) == ["dcp:consumer", "upr:anon_1"]
+    dcp = found["dcp:consumer"]
+    assert (dcp["name"], dcp["label"], dcp["peer"], dcp["user"]) == ("consumer", "consumer", address(consumer), None)
+    assert abs(dcp["created"] - int(client.stats()["time"])) < 60
+    (stream,) = dcp["streams"]
+    assert {name: stream[name] for name in ("vbucket", "opaque", "state", "start_seqno", "end_seqno")} == {
+        **{"vbucket": 3, "opaque": 42, "state": "in snapshot", "start_seqno": 0, "end_seqno": 8},
+    }
+    assert (stream["items_sent"], stream["bytes_sent"], stream["items_remaining"]) == (1, 44 + 55 + 2, 0)
+    anonymous = found["upr:anon_1"]
+    assert (anonymous["label"], anonymous["agent"]) == (f"anonymous@{address(upr)}", "agent/1")
+    assert anonymous["streams"][0]["details"]["group"] == "group"
+    assert [report.to_json()["name"] for report in on_loop(node, node.streams, "default")] == ["consumer", "anon_1"]
+
+
+def test_filters_are_told(client):
+    client.open("keys", OpenFlag.PRODUCER | OpenFlag.NO_VALUE).stream()
+    assert reports(client)["dcp:keys"]["streams"][0]["filters"] == ["values"]
+
+
+def test_statistics_of_each_producer(client, consumer, upr):
+    consumer.control("connection_buffer_size", "1000")
+    consumer.control("enable_noop", "true")
+    consumer.stream(4)
+    upr.ask(UprStreamReq(**ASK))
+    dcp = client.stats("dcp")
+    prefix = "eq_dcpq:consumer"
+    expected = {
+        f"{prefix}:type": "producer",
+        f"{prefix}:connected": "true",
+        f"{prefix}:num_streams": "1",
+        f"{prefix}:items_sent": "0",
+        f"{prefix}:items_remaining": "0",
+        f"{prefix}:total_bytes_sent": "0",
+        f"{prefix}:noop_enabled": "true",
+        f"{prefix}:noop_wait": "false",
+        f"{prefix}:max_buffer_bytes": "1000",
+        f"{prefix}:unacked_bytes": "0",
+        f"{prefix}:total_acked_bytes": "0",
+        f"{prefix}:flow_control": "enabled",
+        f"{prefix}:stream_4_start_seqno": "0",
+        f"{prefix}:stream_4_end_seqno": str(MAX_SEQNO),
+        f"{prefix}:stream_4_vb_uuid": "0",
+        f"{prefix}:stream_4_state": "open",
+        "ep_dcp_count": "1",
+        "ep_dcp_total_backlog_size": "0",
+    }
+    assert {name: dcp.get(name) for name in expected} == expected
+    draft = client.stats("upr")
+    assert draft["eq_uprq:anon_1:protocol"] == "upr"
+    assert draft["ep_upr_num_running_streams"] == "1"
+    assert not [name for name in draft if "dcp" in name]
+    assert client.stats("tap")["ep_tap_count"] == "0"
+
+
+def test_statistics_by_prefix(node, client):
+    client.set(b"k")
+    with connected(node) as first, connected(node) as second, connected(node) as third:
+        for name, consumer in (("replication:a", first), ("replication:b", second), ("xdcr", third)):
+            consumer.open(name).stream()
+            assert (consumer.message().end_seqno, consumer.message().key) == (1, b"k")
+        found = client.stats("dcpagg :")
+        assert (found[":total:count"], found["replication:count"]) == ("3", "2")
+        assert (found[":total:items_sent"], found["replication:items_sent"]) == ("3", "2")
+        assert "xdcr:count" not in found
+        assert client.stats("upragg :") == {}
+        assert client.stats("dcpagg _")[":total:count"] == "3"
+
+
+@pytest.mark.parametrize("group", ["dcp 4", "streams x", "dcpagg " + ":" * 17])
+def test_groups_that_take_no_such_argument(client, group):
+    assert client.status(Stat(key=group.encode())) == S.EINVAL
+
+
+def test_a_producer_is_ended_by_its_name(node, client, consumer, upr):
+    upr.ask(UprGetFailoverLog())
+    assert client.status(CloseProducer(key=b"consume")) == S.KEY_ENOENT
+    assert client.status(CloseProducer(key=b"consumer")) == S.SUCCESS
+    assert consumer.ended()
+    assert on_loop(node, node.close_streams, "anon_1", "default") == 1
+    assert upr.ended()
+    assert reports(client) == {}
+    with pytest.raises(KeyNotFound, match="no change-stream connection b'anon_1'"):
+        on_loop(node, node.close_streams, "anon_1", "default")
+    with pytest.raises(UsageError, match="no bucket 'wine'"):
+        on_loop(node, node.streams, "wine")
+
+
+def test_a_name_may_be_had_once_in_each_dialect(node, client):
+    client.open("anon_1")
+    with connected(node) as upr:
+        upr.ask(UprGetFailoverLog())
+        assert set(reports(client)) == {"dcp:anon_1", "upr:anon_1"}
+        assert client.status(CloseProducer(key=b"anon_1")) == S.SUCCESS
+        assert upr.ended()
+    assert client.ended()
+
+
+BACKLOG = ("streams_ready", "items_remaining", "total_backlog_size", "unacked_bytes")
+
+
+def test_nothing_is_left_to_do_on_an_idle_system(node, client, consumer, upr):
+    with connected(node) as draft:
+        consumer.control("connection_buffer_size", "1000000")
+        consumer.stream(1)
+        upr.send(UprStreamReq(**ASK, vbucket=1))
+        draft.send(DraftStreamReq(**ASK, vbucket=1))
+        for number in range(100):
+            client.set(b"%d" % number, bytes(1000), vbucket=1)
+        received = 0
+        for receiver in (consumer, upr, draft):
+            keys: set[bytes] = set()
+            while len(keys) < 100:
+                frame = receiver.receive()
+                if receiver is consumer and frame.magic == 0x80:
+                    received += frame.size
+                keys |= {frame.key} - {b""}
+        for receiver in (upr, draft):  # the ends of their last snapshots
+            receiver.receive()
+        consumer.acknowledge(received)
+        assert consumer.status(Noop()) == S.SUCCESS
+        stats = client.stats()
+        assert {f"{family}_{name}": stats[f"ep_{family}_{name}"] for family in ("dcp", "upr") for name in BACKLOG} == (
+            {f"{family}_{name}": "0" for family in ("dcp", "upr") for name in BACKLOG}
+        )
+        assert stats["ep_bytes_unsent"] == "0"
+        assert stats["ep_requests_waiting"] == "0"
+
+
+def drain(client):
+    while True:
+        client.receive()
+
+
+@pytest.mark.parametrize("first", [UprStreamReq(**ASK), DraftStreamReq(**ASK, opaque=1)])
+def test_a_peer_that_takes_nothing_is_given_up(first):
+    with Node.running(vbuckets=4, idle_timeout=0.2) as node, connected(node) as client:
+        for number in range(30):
+            client.set(b"%d" % number, bytes(1 << 20))
+        with connected(node, receive_buffer=4096) as stuck:
+            stuck.send(first)
+            stuck.receive()
+            while reports(client):
+                client.status(Noop())
+            stuck.socket.settimeout(10)
+            with pytest.raises((ConnectionResetError, EOFError)):
+                drain(stuck)
+        assert client.stats()["ep_bytes_unsent"] == "0"
+
+
+def test_a_peer_that_takes_its_time_is_not(node):
+    node.idle_timeout = 0.5
+    with connected(node) as client, connected(node, receive_buffer=4096) as slow:
+        for number in range(20):
+            client.set(b"%d" % number, bytes(1 << 20))
+        slow.send(UprStreamReq(**ASK, opaque=1))
+        keys: set[bytes] = set()
+        while len(keys) < 20:
+            keys |= {slow.receive().key} - {b""}
+            since = time.monotonic()
+            while time.monotonic() < since + 0.06:
+                client.status(Noop())
+        assert keys == {b"%d" % number for number in range(20)}
+
+
+def test_accepted_sockets_are_kept_alive(node, client):
+    client.status(Noop())
+
+    def option():
+        (connection,) = node.connections
+        sock = connection._transport.get_extra_info("socket")
+        return sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+    assert on_loop(node, option)
+
+
+def test_hello_names_the_agent(node, client):
+    client.ask(Hello(key=b'{"a":"x/1"}'))
+    client.open("named")
+    assert reports(client)["dcp:named"]["agent"] == '{"a":"x/1"}'
+    assert client.ask(Noop()).opcode == Opcode.NOOP
