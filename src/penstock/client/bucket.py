@@ -24,6 +24,7 @@ from penstock.wire.frame import Frame
 from penstock.wire.kv import (
     Add,
     Delete,
+    Flush,
     Get,
     GetAllVbSeqnos,
     GetFailoverLog,
@@ -153,6 +154,10 @@ class Bucket:
             frames = await self._once(requests, accept=(Status.KEY_ENOENT,))
             removed += sum(frame.specific == Status.SUCCESS for frame in frames)
         return removed
+
+    async def flush(self) -> None:
+        """Remove every document of the bucket; its vbuckets begin new histories. Raises NotSupported."""
+        await self._once([Flush()])
 
     # what the node says of itself
 
