@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -103,7 +104,7 @@ async def live_through(actions: list[tuple[str, str, bytes]], joined: int) -> No
             await documents_of(bucket, touched)  # a document expires when someone asks for it
             await bucket.upsert_many((key, b"") for key in sorted(last))
             async with asyncio.timeout(PATIENCE):
-                everywhere = asyncio.gather(*(copy.done.wait() for copy in copies.values()))
+                everywhere = asyncio.create_task(_all(copies))
                 await asyncio.wait([everywhere, *following], return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in following:
@@ -113,6 +114,11 @@ async def live_through(actions: list[tuple[str, str, bytes]], joined: int) -> No
         held = await documents_of(bucket, touched | {key.decode() for key in last})
         for dialect, copy in copies.items():
             assert {k: v for each in copy.documents.values() for k, v in each.items()} == held, dialect
+
+
+async def _all(copies: dict[Dialect, Copy]) -> None:
+    for copy in copies.values():
+        await copy.done.wait()
 
 
 async def documents_of(bucket: Bucket, keys: set[str]) -> dict[bytes, tuple[bytes, int]]:
