@@ -203,7 +203,7 @@ def _joined(heads: Column, head_bytes: Column, data: Column, places: Column) -> 
     whole = pa.py_buffer(np.concatenate((heads.reshape(-1), data)))
     pieces = pa.Array.from_buffers(pa.binary(), 5 * count, [None, pa.py_buffer(bounds), whole])
     _, _, joined = pieces.take(_interleaved(count)).buffers()
-    return memoryview(joined)[: int((head_bytes + places[2] - places[1]).sum())]
+    return memoryview(joined).cast("B")[: int((head_bytes + places[2] - places[1]).sum())]
 
 
 @lru_cache(maxsize=64)
