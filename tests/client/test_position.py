@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from penstock.client.position import (
     BEGINNING,
+    UNKNOWN_END,
     Position,
     SnapshotEnd,
     VbucketInfo,
@@ -21,9 +22,12 @@ from penstock.client.position import (
     advance_to,
     branch_of,
     position_at_end,
+    reconciled,
     roll_back,
     stream_request,
+    without_branch,
 )
+from penstock.client.speech import branch_entry
 from penstock.store.failover import FailoverEntry, create_entry
 from penstock.store.rollback import StreamRequest, range_error, rollback_point
 from penstock.wire.constants import MAX_SEQNO
@@ -125,6 +129,49 @@ def test_the_position_behind_everything_there_is():
         seqno=20, vbuuid=22, snap_start=20, snap_end=20, ends=(SnapshotEnd(20, 22),)
     )
     assert position_at_end(VbucketInfo((FailoverEntry(11, 0),), 0)) == BEGINNING
+
+
+THREE = (SnapshotEnd(3, 11), SnapshotEnd(12, 22), SnapshotEnd(18, 22), SnapshotEnd(25, 33))
+COMPLETE = Position(seqno=25, vbuuid=33, snap_start=25, snap_end=25, history=2, ends=THREE)
+CUT_OFF = Position(seqno=30, vbuuid=33, snap_start=25, snap_end=UNKNOWN_END, history=2, ends=THREE)
+
+
+def of(*log):
+    return tuple(FailoverEntry(vbuuid, seqno) for vbuuid, seqno in log)
+
+
+@pytest.mark.parametrize(
+    ("position", "log", "seqno", "requested_seqno"),
+    [
+        (BEGINNING, of((99, 7)), 0, None),
+        (COMPLETE, LOG, 25, None),
+        (CUT_OFF, LOG, 30, None),
+        (COMPLETE, of((44, 25), (33, 20), (22, 10), (11, 0)), 25, None),
+        (CUT_OFF, of((44, 60), (33, 20), (22, 10), (11, 0)), 25, 25),
+        (CUT_OFF, of((44, 25), (33, 20), (22, 10), (11, 0)), 25, 25),
+        (CUT_OFF, of((44, 24), (33, 20), (22, 10), (11, 0)), 18, 24),
+        (COMPLETE, of((44, 17), (22, 10), (11, 0)), 12, 17),
+        (CUT_OFF, of((44, 18), (22, 10), (11, 0)), 18, 18),
+        (CUT_OFF, of((44, 30), (11, 0)), 3, 3),
+        (CUT_OFF, of((44, 2), (11, 0)), 0, 2),
+        (CUT_OFF, of((44, 0)), 0, 0),
+    ],
+)
+def test_a_consumer_decides_by_itself_where_the_producer_cannot(position, log, seqno, requested_seqno):
+    found = reconciled(position, log)
+    assert (found.position.seqno, found.requested_seqno) == (seqno, requested_seqno)
+    assert found.position.history == position.history
+    assert found.position.is_complete == (found.position.seqno != 30)
+    assert reconciled(found.position, log) == (found.position, None)
+
+
+@pytest.mark.parametrize(
+    ("position", "seqno"), [(COMPLETE, 18), (CUT_OFF, 18), (replace(COMPLETE, ends=THREE[3:]), 0), (BEGINNING, 0)]
+)
+def test_without_its_branch_a_position_is_in_the_one_before(position, seqno):
+    back = without_branch(position)
+    assert (back.seqno, back.vbuuid) == (seqno, 22 if seqno else 0)
+    assert back.is_complete
 
 
 # The model
@@ -279,3 +326,55 @@ class Failovers(RuleBasedStateMachine):
 
 Failovers.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestFailovers = Failovers.TestCase
+
+
+class UprFailovers(Failovers):
+    """The same histories and consumer, over requests that say nothing of snapshots: UPR and its draft."""
+
+    def connect(self):
+        position, requested, producer = self.consumer.position, None, self.producer
+        for _ in range(30):
+            position, decided = reconciled(position, producer.log)
+            if decided is not None:
+                requested = decided if requested is None else min(decided, requested)
+            vbuuid, _ = branch_entry(producer.log, position.seqno)
+            request = StreamRequest(
+                start_seqno=position.seqno, vbuuid=vbuuid, snap_start=position.seqno, snap_end=position.seqno
+            )
+            point = rollback_point(producer.log, producer.high_seqno, producer.purge_seqno, request)
+            if point is None:
+                break
+            assert point <= position.seqno
+            requested = point if requested is None else min(point, requested)
+            position = roll_back(position, requested)
+        else:
+            raise AssertionError("rollbacks without end")
+        position = accepted(position, producer.log)
+        if requested is not None:
+            position = replace(position, history=position.history + 1)
+            self.consumer.cuts[position.history] = position.seqno
+        self.consumer.position, self.log = position, producer.log
+        self.check()
+
+    @rule(data=st.data())
+    def stream(self, data):
+        """A snapshot up to what there is, whole or broken off, at its end message at the latest."""
+        if not self.log:
+            self.connect()
+        position = self.consumer.position
+        rows = self.producer.snapshot(position.seqno, self.producer.high_seqno)
+        count = data.draw(st.integers(0, len(rows)), "received")
+        for seqno, key, version in rows[:count]:
+            position = advance_to(position, seqno, UNKNOWN_END, self.log)
+            self.consumer.rows.append((position.history, seqno, key, version))
+        if count == len(rows) and data.draw(st.booleans(), "ended"):
+            if not position.is_complete:
+                position = advance_to(position, position.seqno, position.seqno, self.log)
+        else:
+            self.log = ()
+        self.consumer.position = position
+        self.check()
+
+
+UprFailovers.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+TestUprFailovers = UprFailovers.TestCase
