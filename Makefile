@@ -70,5 +70,5 @@ lock: ## requirements/*.txt from pyproject.toml and requirements/build.in
 
 .PHONY: clean
 clean: ## remove all that is made, .venv included
-	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
+	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache src/*.egg-info src/penstock/wire/_native*.so
 	find src tests benchmarks tools -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -35,6 +35,8 @@ from tests.strategies import VBUCKETS, runs, runs_in, unsigned
 
 U64 = 2**64 - 1
 
+pytestmark = pytest.mark.usefixtures("path")
+
 
 def run_of(frames: Sequence[bytes], before: bytes = b"", behind: int = 0, dialect: Dialect = Dialect.DCP) -> Run:
     """Return a run somewhere in a slab that ends `behind` bytes after it, apart from the slack that every slab has."""
@@ -142,7 +144,7 @@ def test_every_path_makes_the_same_changes(messages: list[Message], before: byte
 def test_every_path_makes_the_same_changes_of_every_dialect(
     dialect: Dialect, data: st.DataObject, before: bytes, behind: int
 ) -> None:
-    messages = data.draw(runs_in(dialect, SMALL_RUN + 10))
+    messages = data.draw(runs_in(dialect, 12))
     run = run_of([message.encode() for message in messages], before, behind, dialect)
     assert_all_paths_agree(run, context_of(), [change_of(message) for message in messages])
 
@@ -378,10 +380,10 @@ def test_a_vbucket_that_no_stream_can_have(vbuckets: tuple[int, ...]) -> None:
 @given(data=st.data())
 def test_damage_is_a_remote_error_or_the_same_changes(dialect: Dialect, data: st.DataObject) -> None:
     """Lengths of frames are not damaged: a run is made of whole frames. Nor are vbuckets, which are looked at last."""
-    messages = data.draw(runs_in(dialect, 2 * SMALL_RUN))
+    messages = data.draw(runs_in(dialect, 12))
     run = run_of([message.encode() for message in messages], dialect=dialect)
     places = st.integers(2, 70) | st.sampled_from([KEY_LENGTH, EXTRAS_LENGTH, ENGINE_LENGTH, COLLECTION_LENGTH])
-    for row, place, byte in data.draw(st.lists(st.tuples(st.integers(0, 60), places, st.integers(0, 255)), max_size=6)):
+    for row, place, byte in data.draw(st.lists(st.tuples(st.integers(0, 11), places, st.integers(0, 255)), max_size=6)):
         offset = run.offsets[row % len(run.offsets)]
         if offset + place < run.end and not any(at + 6 <= offset + place < at + 12 for at in run.offsets):
             run.buffer[offset + place] = byte

@@ -18,6 +18,8 @@ from penstock.wire.shapes import SLACK
 from tests.golden import GOLDEN, frame_of
 from tests.strategies import frames, pieces, runs, runs_in
 
+pytestmark = pytest.mark.usefixtures("path")
+
 SMALL_SLAB = 512
 RUNS = st.sampled_from([None, *Dialect])
 GOLDEN_FRAMES = [frame_of(row[2]) for row in GOLDEN]
@@ -118,7 +120,7 @@ def test_runs_end_where_another_message_stands(changes: list[dcp.Mutation], othe
 @pytest.mark.parametrize("dialect", Dialect)
 @given(data=st.data())
 def test_runs_of_every_dialect(dialect: Dialect, data: st.DataObject) -> None:
-    sent = [message.encode() for message in data.draw(runs_in(dialect, 2 * SMALL_RUN))]
+    sent = [message.encode() for message in data.draw(runs_in(dialect, 5))] * data.draw(st.sampled_from([1, SMALL_RUN]))
     noop = kv.Noop().encode()
     events = list(Connection(Slab(), runs=dialect).feed(b"".join([*sent, noop, *sent])))
     assert [type(event) for event in events] == [Run, Frame, Run]

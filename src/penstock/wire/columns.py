@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from struct import pack
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +21,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import RemoteProtocolError
+from penstock.wire import native
 from penstock.wire.constants import Dialect, TapFlag
 from penstock.wire.dcp import COLLECTION_SEPARATOR
 from penstock.wire.frame import HEADER_BYTES, cut_frame
+from penstock.wire.hop import Offsets
 from penstock.wire.layout import Message, decode
 from penstock.wire.schema import CHANGE_SCHEMA, UNSIGNED64, Change, Event, signed64, unsigned64
 from penstock.wire.shapes import (
@@ -43,7 +45,7 @@ SMALL_RUN = 30
 """Messages: below, the loop is faster than the columns (measured: equal between 30 and 40)."""
 
 Column = npt.NDArray[Any]
-Offsets = list[int] | npt.NDArray[np.int64]
+_Said = npt.NDArray[np.bool_] | bool
 
 _KINDS: dict[str, pa.DataType] = {field.name: field.type for field in CHANGE_SCHEMA}
 """The columns of CHANGE_SCHEMA in their order; asking the schema itself costs more than making a column."""
@@ -125,9 +127,9 @@ class Heads(NamedTuple):
         seqnos = self.numbers.get("seqno")
         return None if seqnos is None else seqnos.view(np.uint64)
 
-    def said(self, name: str) -> npt.NDArray[np.bool_] | bool:
+    def said(self, name: str) -> _Said:
         """Return which rows say a number, or have a value; True or False where that goes for all."""
-        said: npt.NDArray[np.bool_] | bool
+        said: _Said
         said, missing = self.of_form(self.shapes.said[name]), self.missing.get(name)
         return said if missing is None or said is False else said & ~missing
 
@@ -141,18 +143,44 @@ def heads_of(run: Run) -> Heads:
 
     Raises RemoteProtocolError (fatal) for the first frame whose extras, key or value cannot be.
     """
-    heads, good = _gather(run, SHAPES[run.dialect])
+    offsets = np.ascontiguousarray(run.offsets, np.int64)
+    heads, good = (
+        _gather(run, offsets) if native.extension is None else _gather_natively(run, offsets, native.extension)
+    )
     lengths = heads.numbers.get("collection_length")
     if lengths is not None and lengths[:good].any():
         heads, good = _split_names(run, heads, good)
-    if good < len(run.offsets):
-        raise _why(run, int(run.offsets[good]))
+    if good < len(offsets):
+        raise _why(run, int(offsets[good]))
     return _of_tap(heads) if run.dialect is Dialect.TAP else heads
 
 
-def _gather(run: Run, shapes: Shapes) -> tuple[Heads, int]:
+def _gather_natively(run: Run, offsets: Column, extension: ModuleType) -> tuple[Heads, int]:
+    """Do what _gather does in one pass."""
+    shapes, table, count = SHAPES[run.dialect], native.TABLES[run.dialect], len(offsets)
+    forms, parts = np.empty(count, np.uint8), np.empty((3, count), np.int64)
+    wide, _ = _room((len(table.wide), count), np.int64)
+    narrow, _ = _room((len(table.narrow), count), np.int32)
+    good, present = extension.gather(
+        run.buffer, offsets, run.end, table.table, table.number_of, forms, parts, wide, narrow
+    )
+    form = present.bit_length() - 1 if present.bit_count() == 1 else None
+    said = _said(run.dialect, present)
+    rows = zip((*table.wide, *table.narrow), (*wide, *narrow), strict=True)
+    numbers = {name: row for name, row in rows if name in said}
+    return Heads(shapes, form, forms, numbers, *parts), good
+
+
+@lru_cache(maxsize=256)
+def _said(dialect: Dialect, present: int) -> frozenset[str]:
+    """Return the names that any form of the set `present` (bits) says."""
+    forms = SHAPES[dialect].forms
+    return frozenset(name for number, form in enumerate(forms) if present >> number & 1 for name in form.places)
+
+
+def _gather(run: Run, offsets: Column) -> tuple[Heads, int]:
     """Return the heads of a run, and how many frames there are before the first that breaks its layout."""
-    offsets = np.asarray(run.offsets, np.int64)
+    shapes = SHAPES[run.dialect]
     raw = _window(run.buffer, SLACK)[offsets]
     octets = raw.view(np.uint8).reshape(-1, SLACK)
     codes, lengths = octets[:, shapes.code_at], octets[:, EXTRAS_LENGTH_AT]
@@ -249,7 +277,7 @@ def _split_names(run: Run, heads: Heads, good: int) -> tuple[Heads, int]:
         good = int(np.argmax(bad))
     if not good:
         return heads, good
-    names = _copies(pa.py_buffer(run.buffer), keys_at[:good], names_end[:good], _bitmap(named[:good]))
+    names = _copies(pa.py_buffer(run.buffer), keys_at[:good], names_end[:good], named[:good])
     try:
         collection = names.cast(pa.string())
     except pa.ArrowInvalid:
@@ -332,10 +360,10 @@ def columns_of(run: Run, heads: Heads, context: StreamContext, *, views: bool = 
         if name in heads.shapes.about_streams:
             columns[name] = _constant_or_copy(name, numbers, count)
     columns["event"] = _event_column(heads)
-    columns["key"] = _copies(slab, heads.keys_at, heads.values_at, None)
+    columns["key"] = _copies(slab, heads.keys_at, heads.values_at, True)
     has_value = heads.said("value")
     if has_value is not False:
-        columns["value"] = (_views if views else _copies)(slab, heads.values_at, heads.ends, _bitmap(has_value))
+        columns["value"] = (_views if views else _copies)(slab, heads.values_at, heads.ends, has_value)
     elif views:
         columns["value"] = pa.nulls(count, pa.binary_view())
     if heads.collection is not None:
@@ -345,7 +373,7 @@ def columns_of(run: Run, heads: Heads, context: StreamContext, *, views: bool = 
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _bitmap(said: npt.NDArray[np.bool_] | bool) -> pa.Buffer | None:
+def _bitmap(said: _Said) -> pa.Buffer | None:
     """Return Arrow's validity of rows; None: all are valid."""
     if isinstance(said, bool) or said.all():
         return None
@@ -388,9 +416,15 @@ def _nulls(name: str, count: int) -> pa.Array:
     return _NULLS[name].slice(0, count) if count <= _MADE_ONCE else pa.nulls(count, _KINDS[name])
 
 
-def _copies(slab: pa.Buffer, starts: Column, ends: Column, validity: pa.Buffer | None) -> pa.Array:
-    """Return what lies in the slab between each start and end, copied; null where `validity` says so."""
-    count = len(starts)
+def _copies(slab: pa.Buffer, starts: Column, ends: Column, said: _Said) -> pa.Array:
+    """Return what lies in the slab between each start and end, copied; null where it is not said."""
+    count, validity = len(starts), _bitmap(said)
+    if native.extension is not None:
+        ends = ends if validity is None else np.where(said, ends, starts)
+        bounds, bounds_buffer = _room((count + 1,), np.int32)
+        data = pa.allocate_buffer(int(ends.sum() - starts.sum()))
+        native.extension.copy(slab, starts, ends, bounds, data)
+        return pa.Array.from_buffers(pa.binary(), count, [validity, bounds_buffer, data])
     bounds, bounds_buffer = _room((count, 2), np.int32)
     bounds[:, 0], bounds[:, 1] = starts, ends
     pieces = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, bounds_buffer, slab])
@@ -410,7 +444,7 @@ _INLINE = 12
 """Bytes that a binary_view holds itself; longer values are a prefix of 4 bytes and a place in the slab."""
 
 
-def _views(slab: pa.Buffer, starts: Column, ends: Column, validity: pa.Buffer | None) -> pa.Array:
+def _views(slab: pa.Buffer, starts: Column, ends: Column, said: _Said) -> pa.Array:
     """Do what _copies does without copying, but for values that fit into a view.
 
     Source: Arrow columnar format, "Variable-size Binary View Layout".
@@ -425,7 +459,7 @@ def _views(slab: pa.Buffer, starts: Column, ends: Column, validity: pa.Buffer | 
         held = _window(slab, _INLINE)[starts[short]].view(np.uint8).reshape(-1, _INLINE)
         held *= np.arange(_INLINE) < views[short, :1]
         views[short, 1:] = held.view(np.int32)
-    return pa.Array.from_buffers(pa.binary_view(), len(starts), [validity, views_buffer, slab])
+    return pa.Array.from_buffers(pa.binary_view(), len(starts), [_bitmap(said), views_buffer, slab])
 
 
 def decode_messages(run: Run, context: StreamContext) -> list[Change]:

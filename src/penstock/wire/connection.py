@@ -9,17 +9,15 @@ loop share a slab. A frame too long to be worth copying twice is received in a b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
-
 from penstock.errors import RemoteProtocolError
-from penstock.wire.columns import SMALL_RUN, Offsets, Run
+from penstock.wire.columns import Run
 from penstock.wire.constants import MAX_FRAME, Dialect
 from penstock.wire.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, frame_length
-from penstock.wire.hop import hop
-from penstock.wire.shapes import SHAPES, SLACK
+from penstock.wire.hop import Offsets, hop, hop_runs
+from penstock.wire.shapes import SLACK
 
 SLAB_BYTES = 2 * 1024 * 1024
 """Room for received bytes. Columns from slabs of 1 to 4 MiB were measured fastest."""
@@ -112,9 +110,13 @@ class Connection:
         return self._receive(own, own.nbytes)
 
     def _receive(self, slab: Slab, end: int) -> list[ReceiveEvent]:
-        offsets, position = hop(slab.buffer, 0, end)
-        events = self._events(slab, offsets, position)
-        if not (events and isinstance(events[-1], Broken)):
+        if self._runs is None:
+            offsets, position = hop(slab.buffer, 0, end)
+            events = self._alone(slab, offsets)
+        else:
+            starts, alone, position = hop_runs(slab.buffer, end, self._runs)
+            events = self._in_runs(slab, starts, alone, position, self._runs)
+        if not self._broken:
             self._keep(slab, position, end, events)
         return events
 
@@ -134,38 +136,37 @@ class Connection:
                 return
         self._kept = slab.view[position:end].tobytes()
 
-    def _events(self, slab: Slab, offsets: list[int], end: int) -> list[ReceiveEvent]:
+    def _in_runs(
+        self, slab: Slab, offsets: Offsets, alone: list[int], end: int, dialect: Dialect
+    ) -> list[ReceiveEvent]:
+        """Return the frames at `offsets` as runs and, of the indices `alone`, one by one."""
         events: list[ReceiveEvent] = []
-        buffer, behind, dialect = slab.buffer, 0, self._runs or Dialect.DCP
-        starts, single = self._singles(buffer, offsets)
-        for index in single:
-            offset = offsets[index]
+        behind = 0
+        for index in alone:
+            offset = int(offsets[index])
             if behind < index:
-                events.append(Run(buffer, starts[behind:index], offset, dialect))
+                events.append(Run(slab.buffer, offsets[behind:index], offset, dialect))
             behind = index + 1
-            magic = buffer[offset]
+            events += self._alone(slab, [offset])
+            if self._broken:
+                return events
+        if behind < len(offsets):
+            events.append(Run(slab.buffer, offsets[behind:], end, dialect))
+        return events
+
+    def _alone(self, slab: Slab, offsets: list[int]) -> list[ReceiveEvent]:
+        events: list[ReceiveEvent] = []
+        for offset in offsets:
+            magic = slab.buffer[offset]
             if magic not in MAGICS:
                 self._break(events, RemoteProtocolError(f"first byte of a frame is 0x{magic:02x}, not a known magic"))
                 return events
             try:
                 events.append(cut_frame(slab.view, offset))
             except RemoteProtocolError as error:
-                _, opcode, *_, opaque, _ = HEADER.unpack_from(buffer, offset)
+                _, opcode, *_, opaque, _ = HEADER.unpack_from(slab.buffer, offset)
                 events.append(Malformed(magic, opcode, opaque, error))
-        if behind < len(offsets):
-            events.append(Run(buffer, starts[behind:], end, dialect))
         return events
-
-    def _singles(self, buffer: bytearray, offsets: list[int]) -> tuple[Offsets, Iterable[int]]:
-        """Return the offsets as a Run takes them, and the indices of the frames that are no part of a run."""
-        if self._runs is None:
-            return offsets, range(len(offsets))
-        shapes = SHAPES[self._runs]
-        if len(offsets) < SMALL_RUN:
-            return offsets, (index for index, offset in enumerate(offsets) if not shapes.may_run(buffer, offset))
-        starts = np.fromiter(offsets, np.int64, len(offsets))
-        in_run = shapes.may_run_each(np.frombuffer(buffer, np.uint8), starts)
-        return starts, np.flatnonzero(~in_run).tolist()
 
     def _break(self, events: list[ReceiveEvent], error: RemoteProtocolError) -> None:
         self._broken = True

@@ -7,7 +7,18 @@ three times slower at the other, and chance matches inside values have to be sor
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
+from penstock.wire import native
+from penstock.wire.constants import Dialect
 from penstock.wire.frame import BODY_LENGTH, HEADER_BYTES, Buffer
+from penstock.wire.shapes import BODY_AT, SHAPES
+
+Offsets = list[int] | npt.NDArray[np.int64]
+
+FEW_BYTES = 8192
+"""Below, a list of offsets is made faster than an array."""
 
 
 def hop(buffer: Buffer, start: int, end: int) -> tuple[list[int], int]:
@@ -27,3 +38,22 @@ def hop(buffer: Buffer, start: int, end: int) -> tuple[list[int], int]:
         offsets.pop()
         return offsets, position
     return offsets, following
+
+
+def hop_runs(buffer: Buffer, end: int, dialect: Dialect) -> tuple[Offsets, list[int], int]:
+    """Do what `hop` does from 0 on, and find the frames that may stand in no run of a dialect.
+
+    Returns offsets, the indices of those frames, and where the first incomplete frame begins.
+    """
+    shapes = SHAPES[dialect]
+    if native.extension is not None and end > FEW_BYTES:
+        found = np.empty((2, end // HEADER_BYTES), np.int64)
+        places = (HEADER_BYTES, BODY_AT, native.TABLES[dialect].marks)
+        frames, alone, position = native.extension.hop(buffer, 0, end, *places, *found)
+        return found[0, :frames], found[1, :alone].tolist(), position
+    offsets, position = hop(buffer, 0, end)
+    if end <= FEW_BYTES:
+        return offsets, [index for index, offset in enumerate(offsets) if not shapes.may_run(buffer, offset)], position
+    starts = np.array(offsets, np.int64)
+    in_run = shapes.may_run_each(np.frombuffer(buffer, np.uint8), starts)
+    return starts, np.flatnonzero(~in_run).tolist(), position

@@ -78,8 +78,8 @@ _NUMBERS = ("key_length", *WIDE, *NARROW, *BESIDE)
 _LENGTHS = (ENGINE_LENGTH, NMETA, "collection_length")
 
 _HEADER_PLACES = dict(zip(HEADER_NAMES, accumulate(map(calcsize, HEADER.format[1:]), initial=0), strict=False))
-MAGIC_AT, OPCODE_AT, EXTRAS_LENGTH_AT, KIND_AT = (
-    _HEADER_PLACES[name] for name in ("magic", "opcode", "extras_length", "datatype")
+MAGIC_AT, OPCODE_AT, KEY_LENGTH_AT, EXTRAS_LENGTH_AT, KIND_AT, BODY_AT = (
+    _HEADER_PLACES[name] for name in ("magic", "opcode", "key_length", "extras_length", "datatype", "body")
 )
 """Where these lie in a frame. KIND_AT: of the UPR draft, whose datatype is the kind of message."""
 

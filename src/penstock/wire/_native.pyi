@@ -1,0 +1,33 @@
+from _typeshed import ReadableBuffer, WriteableBuffer
+
+def hop(
+    buffer: ReadableBuffer,
+    start: int,
+    end: int,
+    header_bytes: int,
+    body_at: int,
+    marks: ReadableBuffer,
+    offsets: WriteableBuffer,
+    alone: WriteableBuffer,
+    /,
+) -> tuple[int, int, int]: ...
+def gather(
+    buffer: ReadableBuffer,
+    offsets: ReadableBuffer,
+    end: int,
+    table: ReadableBuffer,
+    number_of: ReadableBuffer,
+    forms: WriteableBuffer,
+    parts: WriteableBuffer,
+    wide: WriteableBuffer,
+    narrow: WriteableBuffer,
+    /,
+) -> tuple[int, int]: ...
+def copy(
+    buffer: ReadableBuffer,
+    starts: ReadableBuffer,
+    ends: ReadableBuffer,
+    bounds: WriteableBuffer,
+    data: WriteableBuffer,
+    /,
+) -> int: ...

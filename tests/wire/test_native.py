@@ -1,0 +1,133 @@
+"""The extension module by itself: it reads and writes nowhere but in its buffers, and lets go of them."""
+
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from penstock.wire import native
+from penstock.wire.constants import Dialect
+from penstock.wire.dcp import Deletion, Mutation
+from penstock.wire.frame import HEADER_BYTES
+from penstock.wire.hop import hop
+from penstock.wire.shapes import BODY_AT, SLACK
+
+TABLE = native.TABLES[Dialect.DCP]
+FRAME = Mutation(vbucket=3, key=b"key", value=b"value", by_seqno=1).encode()
+COUNT = 5
+
+
+@pytest.fixture
+def extension() -> ModuleType:
+    if native.extension is None:
+        pytest.skip("the extension module was not built, or PENSTOCK_NATIVE=0")
+    return native.extension
+
+
+def slab() -> bytearray:
+    return bytearray(FRAME * COUNT + bytes(SLACK))
+
+
+def offsets() -> np.ndarray:
+    return np.arange(COUNT, dtype=np.int64) * len(FRAME)
+
+
+def gather(extension: ModuleType, buffer: bytearray, places: np.ndarray, end: int, rows: int = COUNT):
+    forms, parts = np.empty(rows, np.uint8), np.empty((3, rows), np.int64)
+    wide, narrow = np.empty((len(TABLE.wide), rows), np.int64), np.empty((len(TABLE.narrow), rows), np.int32)
+    return extension.gather(buffer, places, end, TABLE.table, TABLE.number_of, forms, parts, wide, narrow)
+
+
+def hops(extension: ModuleType, buffer: bytearray, start: int, end: int, room: int = COUNT) -> tuple[int, int, int]:
+    found = np.empty((2, room), np.int64)
+    frames, alone, position = extension.hop(buffer, start, end, HEADER_BYTES, BODY_AT, TABLE.marks, *found)
+    return frames, alone, position
+
+
+def test_hop_stops_where_the_loop_stops(extension: ModuleType) -> None:
+    for end in range(COUNT * len(FRAME) + 1):
+        expected, position = hop(slab(), 0, end)
+        assert hops(extension, slab(), 0, end) == (len(expected), 0, position)
+
+
+@pytest.mark.parametrize("body", [0xFFFFFFFF, 0x7FFFFFFF, 1 << 31])
+def test_hop_over_a_length_that_is_not_there(extension: ModuleType, body: int) -> None:
+    buffer = slab()
+    buffer[len(FRAME) + BODY_AT : len(FRAME) + BODY_AT + 4] = body.to_bytes(4, "big")
+    assert hops(extension, buffer, 0, COUNT * len(FRAME)) == (1, 0, len(FRAME))
+
+
+def test_hop_fills_no_more_than_there_is_room_for(extension: ModuleType) -> None:
+    assert hops(extension, slab(), 0, COUNT * len(FRAME), room=2) == (2, 0, 2 * len(FRAME))
+
+
+def test_gather_stops_at_a_frame_that_is_not_sound(extension: ModuleType) -> None:
+    buffer, end = slab(), COUNT * len(FRAME)
+    assert gather(extension, buffer, offsets(), end) == (COUNT, 1)
+    buffer[3 * len(FRAME) + 4] = 30
+    assert gather(extension, buffer, offsets(), end) == (3, 1)
+
+
+SHORT = Deletion(key=b"k", by_seqno=1).encode()
+END = COUNT * len(FRAME)
+OUTSIDE: list[tuple[str, Callable[[ModuleType, bytearray], object]]] = [
+    ("hop from before the start", lambda extension, buffer: hops(extension, buffer, -1, END)),
+    ("hop behind the end", lambda extension, buffer: hops(extension, buffer, 0, len(buffer) + 1)),
+    ("a negative offset", lambda extension, buffer: gather(extension, buffer, offsets() - 1, END)),
+    ("an offset behind the end", lambda extension, buffer: gather(extension, buffer, offsets() + len(buffer), END)),
+    ("an offset beyond all", lambda extension, buffer: gather(extension, buffer, offsets() + 2**62, END)),
+    ("no slack", lambda extension, _: gather(extension, bytearray(SHORT), np.zeros(1, np.int64), len(SHORT), rows=1)),
+    ("an end behind the buffer", lambda extension, buffer: gather(extension, buffer, offsets(), len(buffer) + 1)),
+    ("columns too short", lambda extension, buffer: gather(extension, buffer, offsets(), END, rows=COUNT - 1)),
+    ("a part before the start", lambda extension, buffer: copy(extension, buffer, [-1], [3], 4)),
+    ("a part that ends first", lambda extension, buffer: copy(extension, buffer, [3], [2], 4)),
+    ("a part behind the end", lambda extension, buffer: copy(extension, buffer, [0], [len(buffer) + 1], 4096)),
+    ("a part beyond all", lambda extension, buffer: copy(extension, buffer, [2**62], [2**63 - 1], 4)),
+    ("no room", lambda extension, buffer: copy(extension, buffer, [0, 5], [5, 10], 9)),
+    ("fewer ends than starts", lambda extension, buffer: copy(extension, buffer, [0, 5], [5], 90)),
+]
+
+
+def copy(extension: ModuleType, buffer: bytearray, starts: list[int], ends: list[int], room: int) -> object:
+    bounds = np.empty(len(starts) + 1, np.int32)
+    return extension.copy(buffer, np.array(starts, np.int64), np.array(ends, np.int64), bounds, bytearray(room))
+
+
+@pytest.mark.parametrize("call", [call for _, call in OUTSIDE], ids=[name for name, _ in OUTSIDE])
+def test_places_outside_of_a_buffer(extension: ModuleType, call: Callable[[ModuleType, bytearray], object]) -> None:
+    buffer = slab()
+    with pytest.raises(ValueError, match="a place outside of its buffer"):
+        call(extension, buffer)
+    buffer.append(0)  # a buffer that is still held cannot grow
+
+
+def test_buffers_are_let_go_of(extension: ModuleType) -> None:
+    buffer = slab()
+    hops(extension, buffer, 0, END)
+    gather(extension, buffer, offsets(), END)
+    copy(extension, buffer, [0], [5], 5)
+    with pytest.raises(TypeError):
+        extension.hop(buffer, "0")
+    with pytest.raises(TypeError):
+        extension.copy(buffer, offsets(), offsets(), np.empty((4, 4), np.int32)[:, :2], bytearray(1))
+    buffer.append(0)
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [32, 0, 33, 31], [1] * 40, [100, 1, 1]])
+def test_copy(extension: ModuleType, sizes: list[int]) -> None:
+    buffer = bytes(range(256))
+    starts = np.arange(len(sizes), dtype=np.int64) * 5
+    ends = starts + np.array(sizes, np.int64)
+    bounds, data = np.empty(len(sizes) + 1, np.int32), bytearray(sum(sizes))
+    assert extension.copy(buffer, starts, ends, bounds, data) == sum(sizes)
+    assert [bytes(data[bounds[row] : bounds[row + 1]]) for row in range(len(sizes))] == [
+        buffer[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    ]
+
+
+def test_fewer_bytes_than_are_copied_at_once(extension: ModuleType) -> None:
+    data = bytearray(100)
+    extension.copy(b"abc", np.array([0, 1]), np.array([3, 3]), np.empty(3, np.int32), data)
+    assert data[:5] == b"abcbc"
+    assert not any(data[5:])
