@@ -19,7 +19,10 @@ from penstock.errors import InvalidArguments, KeyNotFound, UsageError
 )
 def stats(
     group: Annotated[
-        str, typer.Argument(metavar="GROUP", help="vbucket-seqno or failovers; without, what sums up the bucket.")
+        str,
+        typer.Argument(
+            metavar="GROUP", help="Such as vbucket-seqno, failovers, dcp or tap; without, what sums up the bucket."
+        ),
     ] = "",
     vbucket: Annotated[
         int | None, typer.Argument(min=0, max=65535, metavar="VBUCKET", help="Only this one, in those groups.")

@@ -23,6 +23,7 @@ from penstock.wire.constants import MAX_KEY, MAX_SEQNO, MAX_VALUE, Dialect, Stat
 from penstock.wire.frame import Frame
 from penstock.wire.kv import (
     Add,
+    CloseProducer,
     Delete,
     Flush,
     Get,
@@ -170,6 +171,10 @@ class Bucket:
 
         frames = await retrying(ask, self.address)
         return {frame.key.decode("utf-8", "replace"): frame.value.decode("utf-8", "replace") for frame in frames}
+
+    async def close_streams(self, name: str) -> None:
+        """End the change-stream connections of this name. Raises KeyNotFound if there is none."""
+        await self._once([CloseProducer(key=name.encode())])
 
     async def high_seqnos(self) -> dict[int, int]:
         """Return the high seqno of every active vbucket."""

@@ -1,0 +1,86 @@
+"""`penstock streams`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.app import AsJson, Panel, Url, app, examples
+from penstock.cli.show import json_line
+from penstock.client.address import DEFAULT_URL
+from penstock.errors import Error, KeyNotFound
+
+commands = typer.Typer(
+    help="See who follows a bucket, and end a connection that does.", no_args_is_help=False, rich_markup_mode="rich"
+)
+app.add_typer(commands, name="streams", rich_help_panel=Panel.NODE)
+
+_HEADS = ("name", "protocol", "peer", "agent", "streams", "sent", "remaining")
+_NUMBERS = frozenset(("streams", "sent", "remaining"))
+
+
+@commands.callback(invoke_without_command=True)
+def streams(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@commands.command("list", epilog=examples("penstock streams list", "penstock streams list --json"))
+def list_streams(*, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show the change-stream connections of a bucket.
+
+    One without a name of its own has a number, as anon_7. With --json a line is
+    one connection, with each of its streams.
+    """
+    found = asyncio.run(_reports(url))
+    if as_json:
+        for report in found:
+            print(json_line(report))
+        return
+    rows = [_HEADS, *(_row(report) for report in found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(_HEADS, row, widths, strict=True)
+        print("  ".join(f"{cell:{'>' if head in _NUMBERS else '<'}{width}}" for head, cell, width in cells).rstrip())
+
+
+@commands.command("close", epilog=examples("penstock streams close replica-2", "penstock streams close anon_7 --json"))
+def close_streams(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `streams list` shows it.")],
+    *,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """End the change-stream connections of this name, with all their streams."""
+    asyncio.run(_close(name, url))
+    print(json_line({"closed": name}) if as_json else f"Closed {name}.")
+
+
+def _row(report: dict[str, Any]) -> tuple[str, ...]:
+    streams = report["streams"]
+    return (
+        *(report["name"], report["dialect"], report["peer"], report["agent"] or "-"),
+        str(len(streams)),
+        str(sum(stream["items_sent"] for stream in streams)),
+        str(sum(stream["items_remaining"] for stream in streams)),
+    )
+
+
+async def _reports(url: str) -> list[dict[str, Any]]:
+    from penstock.client.bucket import connect
+
+    async with connect(url) as bucket:
+        return [json.loads(text) for text in (await bucket.stats("streams")).values()]
+
+
+async def _close(name: str, url: str) -> None:
+    from penstock.client.bucket import connect
+
+    async with connect(url) as bucket:
+        try:
+            await bucket.close_streams(name)
+        except KeyNotFound as error:
+            raise Error(f"no change-stream connection {name!r} at {bucket.address}") from error

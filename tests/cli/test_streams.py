@@ -1,0 +1,73 @@
+"""Who follows a bucket, seen from the command line, and the dialects of a listener."""
+
+import asyncio
+import typing
+
+import pytest
+
+from penstock.cli.serve import ListenerProtocol
+from penstock.node.server import PROTOCOLS
+from penstock.wire.constants import MAX_SEQNO
+from penstock.wire.upr import UprStreamReq
+from tests.node.wire_client import connected
+
+
+@pytest.fixture
+def followers(node):
+    """A DCP connection and one of UPR, each with a stream."""
+    with connected(node, "beer") as dcp, connected(node, "beer") as upr:
+        dcp.open("indexer").stream(3, end=7)
+        upr.ask(UprStreamReq(start_seqno=0, end_seqno=MAX_SEQNO))
+        yield dcp, upr
+
+
+def test_list(on_beer, followers):
+    code, out, err = on_beer("streams", "list")
+    assert (code, err) == (0, "")
+    head, *rows = [line.split() for line in out.splitlines()]
+    assert head == ["name", "protocol", "peer", "agent", "streams", "sent", "remaining"]
+    assert [(row[0], row[1], *row[3:]) for row in rows] == [
+        ("indexer", "dcp", "-", "1", "0", "0"),
+        ("anon_1", "upr", "-", "1", "0", "0"),
+    ]
+
+
+def test_list_as_json(on_beer, followers):
+    first, second = on_beer("streams", "list", "--json").json_lines
+    assert (first["name"], first["dialect"], first["streams"][0]["end_seqno"]) == ("indexer", "dcp", 7)
+    assert second["label"].startswith("anonymous@127.0.0.1:")
+
+
+def test_nobody_follows(on_beer):
+    assert on_beer("streams", "list").lines == ["name  protocol  peer  agent  streams  sent  remaining"]
+    assert on_beer("streams", "list", "--json") == (0, "", "")
+
+
+def test_close(on_beer, followers):
+    dcp, upr = followers
+    assert on_beer("streams", "close", "indexer") == (0, "Closed indexer.\n", "")
+    assert dcp.ended()
+    assert on_beer("streams", "close", "anon_1", "--json").json == {"closed": "anon_1"}
+    upr.receive()  # the stream's start, which was on its way
+    assert upr.ended()
+
+
+def test_close_what_is_not_there(on_beer):
+    code, out, err = on_beer("streams", "close", "nobody")
+    assert (code, out) == (1, "")
+    assert err.startswith("penstock: no change-stream connection 'nobody' at ")
+
+
+def test_the_protocols_of_a_listener_are_those_of_the_node():
+    assert typing.get_args(ListenerProtocol) == tuple(PROTOCOLS)
+
+
+def test_a_client_may_close_them_too(node, followers):
+    import penstock
+
+    async def close():
+        async with penstock.connect(node.url("beer")) as bucket:
+            await bucket.close_streams("indexer")
+
+    asyncio.run(close())
+    assert followers[0].ended()
