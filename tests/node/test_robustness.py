@@ -17,6 +17,10 @@ from penstock.wire.constants import MAX_SEQNO, Dialect, Opcode, OpenFlag, Status
 from penstock.wire.dcp import BufferAck, CloseStream, Control, Open, StreamReq
 from penstock.wire.frame import HEADER
 from penstock.wire.kv import Add, Delete, Get, Hello, Noop, ObserveSeqno, SelectBucket, Set, Stat, Version
+from penstock.wire.layout import Message
+from penstock.wire.tap import TapConnect
+from penstock.wire.upr import UprGetFailoverLog, UprStreamReq
+from penstock.wire.upr_draft import DraftGetFailoverLog, DraftNoRequest, DraftStreamReq
 from tests.node.wire_client import SECONDS, connected
 
 ASK: dict[str, Any] = {"start_seqno": 0, "end_seqno": MAX_SEQNO, "vbuuid": 0, "snap_start": 0, "snap_end": 0}
@@ -29,6 +33,13 @@ SEEDS = [
         *(StreamReq(**ASK), CloseStream(), BufferAck(nbytes=100)),
     )
 ]
+FIRSTS: dict[Dialect, list[Message]] = {
+    Dialect.TAP: [TapConnect(), TapConnect(flags=0, key=b"fuzz")],
+    Dialect.UPR_DRAFT: [DraftGetFailoverLog(), DraftStreamReq(start_seqno=0, end_seqno=9), DraftNoRequest()],
+    Dialect.UPR: [UprGetFailoverLog(), UprStreamReq(start_seqno=0, end_seqno=9, key=b"group")],
+    Dialect.DCP: [Open(key=b"fuzz", flags=OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES), StreamReq(**ASK)],
+}
+"""What a conversation in each dialect begins with, and how it may go on."""
 
 
 @pytest.fixture(scope="module")
@@ -72,24 +83,27 @@ def test_any_bytes(shared, data):
 @given(
     magic=st.sampled_from([0x08, 0x18, 0x80, 0x80, 0x80, 0x81, 0x82, 0x83]),
     opcode=st.one_of(st.integers(0, 255), st.sampled_from(sorted({shape[2] for shape in TABLES[Dialect.DCP]}))),
-    lengths=st.tuples(st.integers(0, 300), st.sampled_from([0, 4, 8, 16, 20, 31, 48]), st.integers(0, 400)),
+    lengths=st.tuples(st.integers(0, 300), st.sampled_from([0, 4, 8, 16, 20, 31, 32, 40, 48]), st.integers(0, 400)),
     datatype=st.sampled_from([0, 0, 0, 1, 2, 4, 255]),
     vbucket=st.integers(0, 5),
     body=st.binary(min_size=1, max_size=60),
+    first=st.sampled_from([None, *(messages[0] for messages in FIRSTS.values())]),
 )
-def test_any_header(shared, magic, opcode, lengths, datatype, vbucket, body):
+def test_any_header(shared, magic, opcode, lengths, datatype, vbucket, body, first):
     key, extras, rest = lengths
     total = max(key + extras + rest - 20, 0)
     body = (body * (total // len(body) + 1))[:total]
     header = HEADER.pack(magic, opcode, key, extras, datatype, vbucket, len(body), 7, 0)
-    survives(shared, SEEDS[10] + header + body + SEEDS[0])
+    survives(shared, (b"" if first is None else first.encode()) + header + body + SEEDS[0])
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_changed_conversations(shared, seed):
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("seed", range(20))
+def test_changed_conversations(shared, seed, dialect):
     chance = random.Random(seed)
-    frames = chance.choices(SEEDS, k=60)
-    data = bytearray(b"".join(frames))
+    first, *others = [message.encode() for message in FIRSTS[dialect]]
+    frames = chance.choices([*SEEDS, *others * 5], k=60)
+    data = bytearray(b"".join((first, *frames)))
     for _ in range(chance.randrange(6)):
         position = chance.randrange(len(data))
         data[position] = chance.randrange(256)
