@@ -244,10 +244,11 @@ class Failovers(RuleBasedStateMachine):
         self.copies.append(replace(self.producer, changes=list(self.producer.changes)))
         del self.copies[:-4]
 
-    @rule(which=st.integers(0, 3), lost=st.integers(0, 3))
+    @rule(which=st.integers(0, 4), lost=st.integers(0, 3))
     def fail_over(self, which, lost):
         """Another copy, or the same one without its newest changes, goes on under a new vbuuid."""
-        old = self.copies[which % len(self.copies)]
+        known = [self.producer, *self.copies]
+        old = known[which % len(known)]
         high = max(old.high_seqno - lost, 0)
         log = create_entry(old.log, next(self.vbuuids), high)
         self.producer = Producer(log, old.changes[:high], min(old.purge_seqno, high))
