@@ -1,0 +1,346 @@
+"""TAP without a socket: one stream for all vbuckets, what it is asked for, and what it cannot go on with."""
+
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+
+from penstock.client.tap_feed import TapFeed
+from penstock.errors import NotSupported, RemoteProtocolError, TemporaryFailure, UsageError
+from penstock.wire.columns import SMALL_RUN
+from penstock.wire.connection import Connection, Slab
+from penstock.wire.constants import Dialect, Opcode, Status, TapConnectFlag, TapFlag, TapOpaque
+from penstock.wire.dcp import DcpNoop
+from penstock.wire.frame import Frame
+from penstock.wire.kv import Get, Noop
+from penstock.wire.layout import decode
+from penstock.wire.schema import Change, Event
+from penstock.wire.tap import (
+    TapCheckpointEnd,
+    TapCheckpointStart,
+    TapConnect,
+    TapDelete,
+    TapFlush,
+    TapMutation,
+    TapOpaqueMessage,
+    TapReply,
+    TapVbucketSet,
+    unpack_options,
+)
+
+ACK = int(TapFlag.ACK)
+NUMBERS = count(1)
+
+
+def mutation(vbucket, key, flags=0, ttl=255):
+    return TapMutation(
+        vbucket=vbucket,
+        opaque=next(NUMBERS),
+        key=key,
+        value=b"value",
+        cas=7,
+        engine_private=(5).to_bytes(8, "big") + b"\2",
+        tap_flags=flags | TapFlag.NETWORK_BYTE_ORDER,
+        flags=0xDEADBEEF,
+        ttl=ttl,
+    ).encode()
+
+
+def mutations(vbucket, many, **fields):
+    return b"".join(mutation(vbucket, b"k%d" % number, **fields) for number in range(many))
+
+
+def remark(vbucket, command, opaque=900, flags=ACK):
+    private = int(command).to_bytes(4, "big")
+    return TapOpaqueMessage(vbucket=vbucket, opaque=opaque, engine_private=private, tap_flags=flags).encode()
+
+
+def begin(vbucket, **fields):
+    return remark(vbucket, TapOpaque.INITIAL_VBUCKET_STREAM, **fields)
+
+
+def close(vbucket, **fields):
+    return remark(vbucket, TapOpaque.CLOSE_BACKFILL, **fields)
+
+
+@dataclass
+class Consumer:
+    feed: TapFeed
+    sent: list[TapReply] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.incoming = Connection(Slab(1 << 18), runs=Dialect.TAP)
+
+    def reconnect(self):
+        self.feed.connection_lost()
+        self.incoming = Connection(Slab(1 << 18), runs=Dialect.TAP)
+        self.feed.requests(lambda: 1)
+
+    def give(self, *messages):
+        self._sent(self.feed.receive(self.incoming.feed(b"".join(messages))))
+
+    def consume(self, many=1000):
+        found = []
+        while self.feed.deliveries and many:
+            many -= 1
+            delivery = self.feed.deliveries.popleft()
+            assert delivery.batch.num_rows == len(delivery.changes)
+            assert delivery.positions == {}
+            found += delivery.changes
+            self._sent(self.feed.consumed(delivery))
+        return found
+
+    def get(self, *messages):
+        self.give(*messages)
+        return self.consume()
+
+    @property
+    def acknowledged(self):
+        return [reply.opaque for reply in self.sent]
+
+    def _sent(self, data):
+        for frame in Connection(Slab(1 << 16), runs=None).feed(data):
+            assert isinstance(frame, Frame)
+            reply = decode(frame)
+            assert isinstance(reply, TapReply)
+            assert reply.status == Status.SUCCESS
+            self.sent.append(reply)
+
+
+def consumer_of(chosen=range(8), **options):
+    consumer = Consumer(TapFeed(8, chosen, window=1 << 16, **options))
+    consumer.feed.requests(lambda: 1)
+    return consumer
+
+
+def rollback(vbucket, history):
+    return Change(vbucket, None, 0, event=Event.ROLLBACK, history=history, requested_seqno=0)
+
+
+# What is asked for
+
+
+ALWAYS = TapConnectFlag.SUPPORT_ACK | TapConnectFlag.FIX_FLAG_BYTEORDER
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen", "flags", "value"),
+    [
+        ({}, range(8), 0, b""),
+        ({"until_now": True}, range(8), TapConnectFlag.DUMP, b""),
+        ({"from_now": True}, range(8), TapConnectFlag.BACKFILL, b"\xff" * 8),
+        ({}, [5, 2], TapConnectFlag.LIST_VBUCKETS, bytes([0, 2, 0, 2, 0, 5])),
+        (
+            {"from_now": True},
+            [5],
+            TapConnectFlag.BACKFILL | TapConnectFlag.LIST_VBUCKETS,
+            b"\xff" * 8 + bytes([0, 1, 0, 5]),
+        ),
+    ],
+)
+def test_what_a_connection_asks_for(options, chosen, flags, value):
+    feed = TapFeed(8, chosen, window=1, **options)
+    (request,) = feed.requests(lambda: 1)
+    assert isinstance(request, TapConnect)
+    assert (request.key, request.flags, request.value) == (b"", ALWAYS | flags, value)
+    assert unpack_options(ALWAYS | flags, request.value).pack() == value
+    assert not feed.requests(lambda: 2)
+    feed.connection_lost()
+    assert feed.requests(lambda: 3)[0].value == value
+
+
+@pytest.mark.parametrize(("chosen", "options"), [([], {}), ([1], {"from_now": True, "until_now": True})])
+def test_nothing_is_asked_for(chosen, options):
+    feed = TapFeed(8, chosen, window=1, **options)
+    assert feed.is_done
+    assert not feed.requests(lambda: 1)
+
+
+def test_a_vbucket_that_the_bucket_does_not_have():
+    with pytest.raises(UsageError, match="vbucket 8, expected one below 8"):
+        TapFeed(8, [8], window=1)
+
+
+# Rows
+
+
+@pytest.mark.parametrize("many", [1, SMALL_RUN - 1, SMALL_RUN, 200])
+@pytest.mark.parametrize("ttl", [0, 255])
+def test_changes_are_rows_without_seqnos(many, ttl):
+    consumer = consumer_of()
+    gone = TapDelete(vbucket=2, key=b"k", engine_private=(6).to_bytes(8, "big"), cas=8).encode()
+    *found, last = consumer.get(begin(2), mutations(2, many, ttl=ttl), close(2), gone)
+    assert len(found) == many
+    assert found[0] == Change(
+        vbucket=2,
+        vbuuid=None,
+        seqno=None,
+        rev_seqno=5,
+        cas=7,
+        key=b"k0",
+        value=b"value",
+        datatype=0,
+        flags=0xDEADBEEF,
+        expiry=0,
+        history=0,
+    )
+    assert (last.event, last.rev_seqno, last.cas, last.value) == (Event.DELETION, 6, 8, None)
+
+
+def test_what_means_nothing_here_is_passed_over():
+    consumer = consumer_of()
+    assert not consumer.get(
+        Noop().encode(),
+        remark(0, TapOpaque.ENABLE_AUTO_NACK, opaque=1),
+        remark(0, 4711, opaque=2),
+        TapOpaqueMessage(opaque=3, engine_private=b"\0\0\0\0\1", tap_flags=ACK).encode(),
+        TapVbucketSet(vbucket=3, opaque=4, engine_private=bytes([0, 0, 0, 3]), tap_flags=ACK).encode(),
+        TapCheckpointStart(vbucket=3, opaque=5, key=b"checkpoint_start", value=bytes(8), tap_flags=ACK).encode(),
+        TapCheckpointEnd(vbucket=3, opaque=6, key=b"checkpoint_end", value=bytes(8), tap_flags=ACK).encode(),
+        TapReply().encode(Opcode.TAP_CONNECT),
+    )
+    assert consumer.acknowledged == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("messages", "found"),
+    [
+        (lambda: mutations(3, 1), "data of vbucket 3, which was not asked for"),
+        (lambda: mutations(3, 100), "data of vbucket 3, which was not asked for"),
+        (lambda: mutations(2, 100) + mutations(8, 1), "vbucket 8"),
+        (lambda: begin(8), "backfill start of vbucket 8, which was not asked for"),
+        (lambda: close(2), "vbucket 2: backfill end while the stream is open"),
+        (lambda: Get(key=b"k").encode(), "GET from a producer"),
+        (lambda: DcpNoop().encode(), "DCP_NOOP from a producer"),
+        (lambda: TapConnect(flags=0).encode(), "TAP_CONNECT from a producer"),
+    ],
+)
+def test_what_breaks_the_order_ends_it(messages, found):
+    consumer = consumer_of([2])
+    with pytest.raises(RemoteProtocolError, match=found):
+        consumer.give(messages())
+
+
+# Acknowledgements
+
+
+@pytest.mark.parametrize("many", [1, 200])
+def test_changes_are_acknowledged_when_they_are_consumed(many):
+    consumer = consumer_of()
+    consumer.give(mutations(2, many), mutation(2, b"last", flags=ACK))
+    opaque = next(NUMBERS) - 1
+    assert not consumer.sent
+    consumer.consume()
+    assert consumer.acknowledged == [opaque]
+    assert consumer.feed.queued_bytes == 0
+
+
+def test_a_remark_is_acknowledged_at_once_where_nothing_waits_in_front_of_it():
+    consumer = consumer_of()
+    consumer.give(begin(2, opaque=1))
+    assert consumer.acknowledged == [1]
+    consumer.give(mutations(2, 50), close(2, opaque=2))
+    consumer.give(begin(3, opaque=3), mutations(3, 5), close(3, opaque=4))
+    assert consumer.acknowledged == [1]
+    consumer.consume(1)
+    assert consumer.acknowledged == [1, 2]
+    consumer.consume(1)
+    assert consumer.acknowledged == [1, 2, 3, 4]
+
+
+def test_only_who_asks_gets_an_answer():
+    consumer = consumer_of()
+    consumer.get(begin(2, flags=0), mutations(2, 100), TapFlush(opaque=7).encode())
+    assert not consumer.sent
+
+
+def test_an_earlier_connection_gets_no_acknowledgement():
+    consumer = consumer_of()
+    consumer.give(mutations(2, 50, flags=ACK))
+    consumer.reconnect()
+    consumer.give(begin(2, opaque=1, flags=0))
+    consumer.consume()
+    assert not consumer.sent
+
+
+# Beginning again
+
+
+def test_a_vbucket_that_begins_again_is_rolled_back():
+    consumer = consumer_of()
+    assert not consumer.get(begin(2), begin(3))
+    consumer.get(mutations(2, 1), close(2))
+    found = consumer.get(begin(2), mutations(2, 1))
+    assert found[0] == rollback(2, 1)
+    assert found[1].history == 1
+    assert not consumer.get(begin(3))
+
+
+@pytest.mark.parametrize("many", [2, 100])
+def test_a_flush_rolls_every_vbucket_back(many):
+    consumer = consumer_of([2, 3])
+    consumer.get(mutations(3, many))
+    found = consumer.get(mutations(3, many), TapFlush(vbucket=0).encode(), mutations(3, many))
+    assert [row.history for row in found if row.vbucket == 3] == [0] * many + [1] * (many + 1)
+    assert [row for row in found if row.event == Event.ROLLBACK] == [rollback(2, 1), rollback(3, 1)]
+    assert found[many : many + 2] == [rollback(2, 1), rollback(3, 1)]
+
+
+@pytest.mark.parametrize("many", [2, 100])
+def test_another_connection_begins_anew_with_its_first_message(many):
+    consumer = consumer_of([2, 3, 4])
+    consumer.get(begin(2), mutations(2, many), begin(3), mutations(3, many))
+    consumer.reconnect()
+    assert consumer.feed.can_go_on
+    assert consumer.feed.troubled == {2, 3, 4}
+    assert not consumer.consume()
+    found = consumer.get(begin(3), mutations(3, many), begin(4), mutations(4, 1))
+    assert [row for row in found if row.event == Event.ROLLBACK] == [rollback(2, 1), rollback(3, 1)]
+    assert found[:2] == [rollback(2, 1), rollback(3, 1)]
+    assert [row.history for row in found[2:]] == [1] * many + [0]
+    assert consumer.feed.troubled
+    consumer.give(close(3))
+    assert not consumer.feed.troubled
+
+
+def test_what_comes_from_now_on_cannot_go_on():
+    feed = TapFeed(8, range(8), window=1, from_now=True)
+    assert feed.can_go_on
+    feed.requests(lambda: 1)
+    assert not feed.can_go_on
+
+
+# The end
+
+
+@pytest.mark.parametrize(
+    ("messages", "whole"),
+    [
+        ([], False),
+        ([remark(0, TapOpaque.ENABLE_AUTO_NACK)], True),
+        ([begin(2)], False),
+        ([begin(2), mutations(2, 100), begin(3), close(2)], False),
+        ([begin(2), mutations(2, 100), close(2), begin(3), close(3)], True),
+        ([mutations(2, 3)], True),
+    ],
+)
+def test_a_dump_is_whole_where_every_backfill_is_over(messages, whole):
+    consumer = consumer_of(until_now=True)
+    consumer.give(*messages)
+    assert not consumer.feed.is_done
+    assert consumer.feed.connection_ended() == whole
+    assert consumer.feed.is_done == whole
+
+
+def test_without_an_end_a_connection_that_ends_is_lost():
+    consumer = consumer_of()
+    consumer.get(begin(2), close(2))
+    assert not consumer.feed.connection_ended()
+
+
+def test_a_refusal_that_may_mend_and_one_for_good():
+    consumer = consumer_of()
+    consumer.give(TapReply(status=Status.ETMPFAIL).encode(Opcode.TAP_CONNECT))
+    assert isinstance(consumer.feed.failure, TemporaryFailure)
+    with pytest.raises(NotSupported, match="TAP_CONNECT refused, NOT_SUPPORTED"):
+        consumer.give(TapReply(status=Status.NOT_SUPPORTED).encode(Opcode.TAP_CONNECT))
