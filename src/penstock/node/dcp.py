@@ -9,7 +9,7 @@ from penstock.node.controls import control
 from penstock.node.dcp_producer import DcpProducer
 from penstock.node.not_yet import refuse as refuse_for_now
 from penstock.node.replies import Goodbye, Handler, reply
-from penstock.wire.constants import DCP_OPCODES, Datatype, Dialect, Opcode, OpenFlag, Status, StreamFlag
+from penstock.wire.constants import DCP_OPCODES, Datatype, Dialect, Opcode, OpenFlag, Status, StreamFlag, VbucketState
 from penstock.wire.dcp import BufferAck, Open, StreamReq, pack_rollback
 from penstock.wire.frame import Frame, opcode_name
 from penstock.wire.kv import pack_failover_log
@@ -151,6 +151,8 @@ def refuse(connection: NodeConnection, frame: Frame) -> bytes:
         _opened(connection)
     if forms_of(frame) is not None:
         layout_of(frame).check(frame)
+    if frame.opcode == Opcode.DCP_SET_VBUCKET_STATE and frame.extras[0] not in set(VbucketState):
+        raise InvalidArguments(f"vbucket state {frame.extras[0]}, expected 1 to {max(VbucketState)}")
     if frame.opcode == Opcode.DCP_SEQNO_ACKNOWLEDGED:
         refuse_for_now("SEQNO_ACKNOWLEDGED")
     raise Goodbye(f"{opcode_name(frame.opcode)} sent to a producer")
