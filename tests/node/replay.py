@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -39,9 +40,10 @@ SEND, EXPECT, CLOSED, CLOSES, DO, REMARK = "send", "expect", "closed", "closes",
 """The kinds of steps: the client sends; the server sends; the server has closed; the client closes; an action."""
 
 _ENDS = {"server closed the connection": CLOSED, "client closes the connection": CLOSES}
-_TAP = range(Opcode.TAP_MUTATION, Opcode.TAP_CHECKPOINT_END + 1)
+TAP = range(Opcode.TAP_MUTATION, Opcode.TAP_CHECKPOINT_END + 1)
 TAP_HEAD = Struct(">HHB")
 TAP_ITEM = Struct(">HHBBHII")
+TAP_DELETE = Struct(">HHBBH")
 MUTATION = Struct(">QQIIIHB")
 DELETION = Struct(">QQH")
 MARKER = Struct(">QQI")
@@ -49,6 +51,8 @@ STREAM_REQ = Struct(">IIQQQQQ")
 _SET = Struct(">II")
 ENTRY = Struct(">QQ")
 LOGS = (Opcode.DCP_STREAM_REQ, Opcode.DCP_GET_FAILOVER_LOG)
+NOW = struct.pack(">Q", 0x6B0023D1)  # what the one recording that asks for a backfill from now on says
+_TURNS = 6
 _A_MONTH = 30 * 86400
 
 
@@ -88,7 +92,7 @@ Script = list[Step]
 def cut(data: bytes) -> Frame:
     """Cut a frame. TAP's engine-private data, which stands in front of the key, goes where framing extras go."""
     frame = cut_frame(memoryview(data), 0)
-    if frame.opcode not in _TAP or frame.magic != Magic.REQUEST:
+    if frame.opcode not in TAP or frame.magic != Magic.REQUEST:
         return frame
     private = TAP_HEAD.unpack_from(frame.extras)[0]
     rest, key_length = frame.key + frame.value, len(frame.key)
@@ -127,7 +131,7 @@ def parts(frame: Frame) -> Iterator[Part]:
     yield "opcode", opcode_name(frame.opcode), ""
     yield "status" if response else "vbucket", frame.specific, ""
     yield "datatype", frame.datatype, ""
-    if frame.opcode not in _TAP or response:
+    if frame.opcode not in TAP or response:
         yield "opaque", frame.opaque, "opaque"
     yield "cas", frame.cas, "cas"
     yield from _extras(frame, response)
@@ -143,6 +147,8 @@ def _extras(frame: Frame, response: bool) -> Iterator[Part]:
         return
     layout, names = fields
     for name, value in zip(names, layout.unpack(frame.extras), strict=True):
+        if name == "tap flags":
+            value &= ~TapFlag.ACK  # which changes ask for an answer is timing
         yield name, value, _KINDS.get(name, "")
 
 
@@ -165,6 +171,7 @@ _FIELDS: dict[tuple[int, int], tuple[Struct, tuple[str, ...]]] = {
         TAP_ITEM,
         ("private length", "tap flags", "ttl", "reserved", "reserved too", "flags", "expiry"),
     ),
+    (Opcode.TAP_DELETE, 8): (TAP_DELETE, ("private length", "tap flags", "ttl", "reserved", "reserved too")),
 }
 _KINDS = {"expiry": "expiry"}
 
@@ -213,6 +220,7 @@ class Peer:
 
     def __init__(self, node: Node, *, acknowledge: bool) -> None:
         self.socket = socket.create_connection((node.host, node.kv_port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.acknowledge = acknowledge
         self._received = b""
 
@@ -228,7 +236,7 @@ class Peer:
             if not data:
                 return None
             self._received += data
-        if self.acknowledge and frame.opcode in _TAP and TAP_HEAD.unpack_from(frame.extras)[1] & TapFlag.ACK:
+        if self.acknowledge and frame.opcode in TAP and TAP_HEAD.unpack_from(frame.extras)[1] & TapFlag.ACK:
             self.send(join_frame(Frame(Magic.RESPONSE, frame.opcode, opaque=frame.opaque)))
         return frame
 
@@ -263,6 +271,7 @@ class Player:
         self.bindings = bindings
         self.acknowledge = acknowledge
         self.peers: dict[str, Peer] = {}
+        self.others: list[WireClient] = []
 
     def play(self, script: Iterable[Step], *, by_vbucket: bool) -> None:
         """Raises Mismatch, or Missing. by_vbucket: frames that follow each other may come in another order.
@@ -276,9 +285,10 @@ class Player:
                 self._expect(run)
             elif step.kind == DO:
                 assert step.action is not None
+                self._settle()
                 step.action(self)
             elif peer is not None and step.kind == SEND:
-                peer.send(self._translate(step))
+                peer.send(b"".join(map(self._translate, run)))
             elif peer is not None:
                 self._end(step, peer)
         for name, peer in self.peers.items():
@@ -288,7 +298,15 @@ class Player:
     def close(self) -> None:
         for peer in self.peers.values():
             peer.close()
-        self.side.close()
+        for client in (self.side, *self.others):
+            client.close()
+
+    def statistics(self) -> dict[str, str]:
+        """Return the rest of a reply to STAT."""
+        found = {}
+        while (frame := self._receive(Step(EXPECT, text="a statistic"))) is not None and frame.key:
+            found[frame.key.decode()] = frame.value.decode()
+        return found
 
     def on_loop(self, work: Callable[[], Any]) -> Any:
         """Do something with the node's insides, on the node's thread."""
@@ -325,9 +343,7 @@ class Player:
             if (frame := self._receive(step)) is not None:
                 raise Mismatch(f"{_at(step)}: {shown(frame)}, expected the end")
         else:
-            # What our node has to say by itself, it has said once it has answered others.
-            for _ in range(3):
-                self.side.ask(Noop())
+            self._settle()
             try:
                 frame = peer.receive(0)
             except TimeoutError:
@@ -335,6 +351,15 @@ class Player:
             else:
                 raise Mismatch(f"{_at(step)}: {shown(frame) if frame else 'the end'}, expected nothing")
         peer.close()
+
+    def _settle(self) -> None:
+        """Wait until the node has dealt with what was sent to it, and said what it has to say by itself.
+
+        That takes it no more turns of its event loop than it needs to answer another connection so often: to accept a
+        connection, to begin it, to read from it, to send what that brings.
+        """
+        for _ in range(_TURNS):
+            self.side.ask(Noop())
 
     def _translate(self, step: Step) -> bytes:
         """Return what the client sends, with the names that the things it speaks of have here."""
@@ -350,6 +375,8 @@ class Player:
             fields = list(STREAM_REQ.unpack_from(data, HEADER_BYTES))
             fields[4] = self.bindings.ours("vbuuid", fields[4])
             return data[:HEADER_BYTES] + STREAM_REQ.pack(*fields) + data[HEADER_BYTES + STREAM_REQ.size :]
+        if magic == Magic.REQUEST and opcode == Opcode.TAP_CONNECT and NOW in data:
+            return data.replace(NOW, struct.pack(">Q", int(time.time()) + 60))
         if magic == Magic.REQUEST and opcode == Opcode.SET:
             flags, expiry = _SET.unpack_from(data, HEADER_BYTES)
             return data[:HEADER_BYTES] + _SET.pack(flags, _expiry(expiry)) + data[HEADER_BYTES + _SET.size :]
@@ -364,10 +391,11 @@ def _expiry(recorded: int) -> int:
 
 
 def _runs(script: Iterable[Step], by_vbucket: bool) -> Iterator[Script]:
-    """Cut a script into steps; with by_vbucket, what one connection is sent without a break stays together."""
+    """Cut a script into steps that go together: what is sent without a break, with by_vbucket also what comes so."""
     run: Script = []
     for step in script:
-        if run and not (by_vbucket and step.kind == run[0].kind == EXPECT and step.connection == run[0].connection):
+        together = step.kind == SEND or (step.kind == EXPECT and by_vbucket)
+        if run and not (together and (step.kind, step.connection) == (run[0].kind, run[0].connection)):
             yield run
             run = []
         run.append(step)

@@ -12,12 +12,15 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
 
+from penstock.node.tap_settings import TapSettings
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Magic, Opcode, Status, VbucketState
 from penstock.wire.dcp import Control
 from penstock.wire.frame import HEADER_BYTES, Frame
-from penstock.wire.kv import Delete, DelVbucket, FailoverEntry, Set, SetVbucket
+from penstock.wire.kv import Delete, DelVbucket, FailoverEntry, Flush, Get, Set, SetVbucket
+from penstock.wire.layout import Request
 from penstock.wire.schema import Event
+from penstock.wire.tap import ChangeVbFilter, CreateCheckpoint, pack_checkpoints
 from tests.node.replay import (
     DELETION,
     DO,
@@ -29,6 +32,7 @@ from tests.node.replay import (
     NAMES,
     SEND,
     STREAM_REQ,
+    TAP,
     TAP_ITEM,
     Mismatch,
     Missing,
@@ -38,6 +42,7 @@ from tests.node.replay import (
     header,
     recording,
 )
+from tests.node.wire_client import WireClient
 
 VBUCKETS = 128
 AT_ONCE = 0.15
@@ -133,7 +138,16 @@ def starts(name: str, steps: Sequence[Step]) -> dict[int, Start]:
             if marker is not None and marker.at - stream.at < AT_ONCE:
                 high = MARKER.unpack(marker.frame.extras)[1]
             found[stream.vbucket] = Start(stream.log, high)
-    return {0: Start(), **found, **STARTS.get(name, {})}
+    streamed = {step.frame.specific for step in steps if step.kind == EXPECT and is_tap(step.frame)}
+    return {0: Start(), **dict.fromkeys(streamed - found.keys(), Start()), **found, **STARTS.get(name, {})}
+
+
+def is_tap(frame: Frame) -> bool:
+    return frame.magic == Magic.REQUEST and frame.opcode in TAP
+
+
+def is_item(frame: Frame) -> bool:
+    return is_tap(frame) and frame.opcode in (Opcode.TAP_MUTATION, Opcode.TAP_DELETE)
 
 
 def build(player: Player, name: str) -> None:
@@ -162,6 +176,21 @@ def build(player: Player, name: str) -> None:
     for vbid, documents in TAP_ITEMS.get(name, tap_items(steps)).items():
         for number, item in enumerate(documents, 1):
             apply_tap(vbuckets[vbid], number, item)
+    for vbid, checkpoint in open_checkpoints(steps).items():
+        checkpoints = player.node.buckets["default"].tap.checkpoints(vbuckets[vbid])
+        if checkpoint != checkpoints.open_id:
+            checkpoints.reset()
+            checkpoints.begin(checkpoint)
+    player.node.tap = SETTINGS.get(name, player.node.tap)
+
+
+def open_checkpoints(steps: Sequence[Step]) -> dict[int, int]:
+    """Return by vbucket which checkpoint was open: the first that a TAP stream speaks of."""
+    found: dict[int, int] = {}
+    for step in steps:
+        if step.kind == EXPECT and step.frame.opcode == Opcode.TAP_CHECKPOINT_START and is_tap(step.frame):
+            found.setdefault(step.frame.specific, int.from_bytes(step.frame.value, "big"))
+    return found
 
 
 def apply(vbucket: Vbucket, frame: Frame) -> None:
@@ -177,13 +206,12 @@ def apply(vbucket: Vbucket, frame: Frame) -> None:
         vbucket.apply(Event.DELETION, frame.key, cas=frame.cas, rev_seqno=rev, seqno=number)
 
 
-def tap_items(steps: Sequence[Step]) -> dict[int, list[Frame]]:
-    """Return by vbucket what a TAP stream showed at once, each document the first time that it came."""
+def tap_items(steps: Sequence[Step], seconds: float = AT_ONCE) -> dict[int, list[Frame]]:
+    """Return by vbucket what a TAP stream showed in so many seconds, each document the first time that it came."""
     found: dict[int, dict[bytes, Frame]] = {}
     for step in steps:
         frame = step.frame
-        item = frame.magic == Magic.REQUEST and frame.opcode in (Opcode.TAP_MUTATION, Opcode.TAP_DELETE)
-        if step.kind == EXPECT and item and step.at < AT_ONCE:
+        if step.kind == EXPECT and is_item(frame) and step.at < seconds:
             found.setdefault(frame.specific, {}).setdefault(frame.key, frame)
     return {vbucket: list(documents.values()) for vbucket, documents in found.items()}
 
@@ -202,7 +230,7 @@ def apply_tap(vbucket: Vbucket, number: int, frame: Frame) -> None:
         cas=frame.cas,
         rev_seqno=rev,
         seqno=number,
-        nru=frame.framing[8],
+        nru=frame.framing[8] if len(frame.framing) > 8 else 0,
         **fields,
     )
 
@@ -218,12 +246,17 @@ def script(name: str) -> Script:
     highs = {vbucket: max(start.high, start.grown) for vbucket, start in starts(name, steps).items()}
     owner = {(s.connection, s.opaque, s.vbucket): s for s in streams(steps)}
     here: set[tuple[int, int]] = set()  # what our node wrote by itself: (vbucket, seqno)
+    begun = {item.cas for items in TAP_ITEMS.get(name, tap_items(steps)).values() for item in items}
     found: Script = []
     for step in steps:
         found += [Step(DO, action=action) for action in ACTIONS.get(name, {}).get(step.index, ())]
         frame = step.frame
         stream = owner.get((step.connection, frame.opaque, frame.specific))
-        if stream and step.kind == EXPECT and frame.opcode == Opcode.DCP_SNAPSHOT_MARKER:
+        late = step.kind == EXPECT and is_item(frame) and frame.cas not in begun
+        if late:
+            begun.add(frame.cas)
+            found.append(Step(DO, action=partial(happen_over_tap, frame)))
+        if stream and step.kind == EXPECT and frame[:2] == (Magic.REQUEST, Opcode.DCP_SNAPSHOT_MARKER):
             _, end, _ = MARKER.unpack(frame.extras)
             high = highs[frame.specific]
             new = [s.frame for s in changes_of(steps, stream) if high < seqno(s.frame) <= end]
@@ -233,7 +266,7 @@ def script(name: str) -> Script:
                 here |= {(frame.specific, seqno(change)) for change in new}
                 highs[frame.specific] = end
         live = stream is not None and frame.opcode in _CHANGES and (frame.specific, seqno(frame)) in here
-        found.append(replace(step, live=live, data=hurried(step.data)))
+        found.append(replace(step, live=live or late, data=hurried(step.data)))
     return found
 
 
@@ -252,23 +285,39 @@ def happen(changes: Sequence[Frame]) -> Action:
 
     def act(player: Player) -> None:
         vbucket = player.node.buckets["default"].store.vbuckets[changes[0].specific]
-        requests: list[Set | Delete] = []
+        requests: list[Request] = []
         high = vbucket.high_seqno
         for change in changes:
             while high < seqno(change):  # the versions before it, which no one was shown
                 high += 1
+                if change.key in EXPIRED:
+                    player.side.ask(Get(key=change.key, vbucket=vbucket.id))  # which finds it expired
+                    continue
                 if change.opcode != Opcode.DCP_MUTATION:
                     requests.append(Delete(key=change.key, vbucket=vbucket.id))
                     continue
                 _, _, flags, expiry, *_ = MUTATION.unpack(change.extras)
-                fields: dict[str, int] = {"flags": flags, "expiry": expiry and expiry + LATER}
-                requests.append(Set(key=change.key, value=change.value, vbucket=vbucket.id, **fields))
+                expiry = expiry and expiry + LATER
+                requests.append(Set(key=change.key, value=change.value, vbucket=vbucket.id, flags=flags, expiry=expiry))
         ask_all(player, requests)
 
     return act
 
 
-def ask_all(player: Player, requests: Sequence[Set | Delete]) -> None:
+def happen_over_tap(change: Frame, player: Player) -> None:
+    """Let another client make a change, and what has to be before it."""
+    vbucket = player.node.buckets["default"].store.vbuckets[change.specific]
+    write = Set(key=change.key, value=change.value, vbucket=vbucket.id)
+    if change.opcode == Opcode.TAP_MUTATION:
+        *_, flags, _ = TAP_ITEM.unpack(change.extras)
+        ask_all(player, [replace(write, flags=int.from_bytes(flags.to_bytes(4, "big"), "little"))])
+    elif vbucket.get(change.key):
+        ask_all(player, [Delete(key=change.key, vbucket=vbucket.id)])
+    else:
+        ask_all(player, [write, Delete(key=change.key, vbucket=vbucket.id)])
+
+
+def ask_all(player: Player, requests: Sequence[Request]) -> None:
     player.side.send(*requests)
     for _ in requests:
         check(player.side.receive())
@@ -289,13 +338,16 @@ def become(vbucket: int, *states: VbucketState) -> Action:
     return act
 
 
-def delete(vbucket: int) -> Action:
-    """Return the action that deletes a vbucket."""
+def ask(*requests: Request) -> Action:
+    """Return the action by which another client sends requests, all at once."""
+    return lambda player: ask_all(player, requests)
 
-    def act(player: Player) -> None:
-        check(player.side.ask(DelVbucket(vbucket=vbucket)))
 
-    return act
+def stream_for_statistics(player: Player) -> None:
+    client = WireClient(player.node)
+    player.others.append(client)
+    client.open("statconn").control("connection_buffer_size", "1000")
+    client.stream(4, opaque=0x2001)
 
 
 def restart(player: Player) -> None:
@@ -338,10 +390,16 @@ STARTS: dict[str, dict[int, Start]] = {
     "dcp_rollback_purged": {2: Start((FailoverEntry(0xE5744E76F333, 0),), 10)},
     "dcp_start_0_end_0": {0: Start((FailoverEntry(K0, 0),), 11)},
     "setup_vbuckets_and_items": {0: Start(state=None)},
+    **{name: {10: Start(), 11: Start(state=R)} for name in NAMES if name.startswith("tapcons_")},
+    "tap_list_replica": {5: Start(state=R)},
+    "tap_no_vbuckets": {0: Start(state=None)},
+    "stats_dcp": {4: Start()},
     "stats_vbucket": {vbucket: Start(state=R if vbucket == 3 else A) for vbucket in range(6)},
     "stats_vbucket-seqno_1": {1: Start((FailoverEntry(C1, 10),), 15)},
 }
 """By recording and vbucket what was there, where the beginning of its streams does not tell."""
+
+LIVE1 = (Set(key=b"live1", value=b"on", flags=5), Delete(key=b"live1"))
 
 ACTIONS: dict[str, dict[int, Sequence[Action]]] = {
     "dcp_disk_backfill_after_clean_restart": {0: [restart]},
@@ -353,11 +411,28 @@ ACTIONS: dict[str, dict[int, Sequence[Action]]] = {
     },
     "dcp_noop_without_stream": {6: [quiet]},
     "dcp_state_change_stream_end": {4: [become(3, R)], 7: [become(3, D)], 10: [become(3, P)], 13: [become(3, A)]},
-    "dcp_vbucket_deleted": {4: [become(2, D)], 6: [delete(2)]},
+    "dcp_vbucket_deleted": {4: [become(2, D)], 6: [ask(DelVbucket(vbucket=2))]},
+    "stats_dcp": {0: [stream_for_statistics]},
+    "tap_backfill_dump_after_restart": {0: [restart]},
+    "tap_change_vb_filter": {37: [ask(ChangeVbFilter(key=b"replication_x", value=pack_checkpoints(((0, 1), (4, 0)))))]},
+    "tap_checkpoint": {40: [ask(*LIVE1)]},
+    "tap_checkpoint_crossing": {19: [ask(CreateCheckpoint())], 28: [ask(CreateCheckpoint())]},
+    "tap_flush": {49: [ask(Flush())]},
+    "tap_keys_only_live": {25: [ask(*LIVE1)]},
+    "tap_support_ack": {35: [ask(*LIVE1)]},
+    "tap_support_ack_unanswered": {4: [ask(*LIVE1)]},
 }
 """By recording and frame what others did before it, where no frame tells."""
 
 EXPIRED = frozenset((b"e1",))
 """Documents whose time was over when they were asked for."""
 
-TAP_ITEMS: dict[str, dict[int, list[Frame]]] = {}
+SETTINGS = {"tap_noop": TapSettings(noop_interval=0.05)}
+"""By recording settings of the node's TAP side: intervals of seconds, made short."""
+
+TAP_ITEMS = {
+    "tap_ack_unknown_seqno": tap_items(recording("tap_support_ack")),
+    "tap_change_vb_filter": tap_items(recording("tap_change_vb_filter"), seconds=1.0),
+    "tap_support_ack_unanswered": tap_items(recording("tap_support_ack")),
+}
+"""By recording the documents that were there, where a TAP stream did not show them, or not at once."""

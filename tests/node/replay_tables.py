@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.node.release import VERSION
-from penstock.wire.constants import Magic, Opcode, SnapshotFlag, Status
+from penstock.wire.constants import Magic, Opcode, SnapshotFlag, Status, TapFlag, TapOpaque
 from penstock.wire.frame import Frame
+from penstock.wire.tap import TapDelete, TapMessage, TapOpaqueMessage
 from tests.node.replay import (
     CLOSED,
     CLOSES,
+    DO,
     ENTRY,
     EXPECT,
     MARKER,
     NAMES,
     REMARK,
     SEND,
+    TAP_ITEM,
+    Mismatch,
+    Player,
     Script,
     Step,
+    cut,
     header,
 )
-from tests.node.replay_state import changes_of, histories, seqno, streams
+from tests.node.replay_state import changes_of, histories, is_item, is_tap, seqno, streams
 
 __all__ = ["DIFFERENCES", "NOT_YET", "Difference"]
 
@@ -64,16 +70,120 @@ def _with_map(step: Step) -> Step:
 
 
 def _of_memory(step: Step) -> Step:
-    if step.frame.opcode != Opcode.DCP_SNAPSHOT_MARKER:
+    if step.frame[:2] != (Magic.REQUEST, Opcode.DCP_SNAPSHOT_MARKER):
         return step
     start, end, _ = MARKER.unpack(step.frame.extras)
     return step.change(extras=MARKER.pack(start, end, SnapshotFlag.MEMORY | SnapshotFlag.CHECKPOINT))
 
 
 def _never_referenced(step: Step) -> Step:
-    if not step.live or step.frame.opcode != Opcode.DCP_MUTATION:
-        return step
-    return step.change(extras=step.frame.extras[:-1] + b"\0")
+    frame = step.frame
+    if step.live and frame.opcode == Opcode.TAP_MUTATION:
+        return step.change(framing=frame.framing[:-1] + b"\0")
+    if step.live and frame.opcode == Opcode.DCP_MUTATION:
+        return step.change(extras=frame.extras[:-1] + b"\0")
+    return step
+
+
+def _no_floor(steps: Script) -> Script:
+    """Let the highest rev_seqno of deleted documents matter to no one."""
+    known = {step.frame.key for step in steps if step.kind == EXPECT and is_item(step.frame) and not step.live}
+    changed = []
+    for step in steps:
+        frame = step.frame
+        if step.kind == EXPECT and is_tap(frame) and frame.opcode == Opcode.TAP_CHECKPOINT_START:
+            step = step.change(framing=bytes(8))
+        if step.live and frame.opcode == Opcode.TAP_MUTATION and frame.key not in known:
+            step = step.change(framing=FIRST + frame.framing[8:])
+            known.add(frame.key)
+        changed.append(step)
+    return changed
+
+
+FIRST = (1).to_bytes(8, "big")
+
+
+def _once(steps: Script) -> Script:
+    """Let no change come twice on a connection."""
+    seen: set[tuple[str, int]] = set()
+    kept = []
+    for step in steps:
+        change = step.connection, step.frame.cas
+        if step.kind == EXPECT and is_item(step.frame):
+            if change in seen:
+                continue
+            seen.add(change)
+        kept.append(step)
+    return kept
+
+
+def acknowledged(steps: Script) -> Script:
+    """Leave the answers of a TAP consumer to the player, which gives them when it is asked to."""
+    return [step for step in steps if step.kind != SEND or step.data[0] != Magic.RESPONSE]
+
+
+def acknowledges(steps: Sequence[Step]) -> bool:
+    """Tell whether the client of a recording answers what asks for that."""
+    asked = {step.frame.opaque for step in steps if step.kind == EXPECT and is_tap(step.frame)}
+    return any(
+        step.kind == SEND and step.data[0] == Magic.RESPONSE and header(step.data).opaque in asked for step in steps
+    )
+
+
+def keys_only(steps: Script) -> Script:
+    """Let TAP mutations come without their values, and say so."""
+    changed = []
+    for step in steps:
+        if step.kind == EXPECT and is_tap(step.frame) and step.frame.opcode == Opcode.TAP_MUTATION:
+            private, flags, *rest = TAP_ITEM.unpack(step.frame.extras)
+            step = step.change(extras=TAP_ITEM.pack(private, flags | TapFlag.NO_VALUE, *rest), value=b"")
+        changed.append(step)
+    return changed
+
+
+def after_do(message: TapMessage) -> Edit:
+    """Let the server send a change once the last thing has happened; its revision is two above the one before."""
+
+    def edit(steps: Script) -> Script:
+        place = max(place for place, step in enumerate(steps) if step.kind == DO)
+        old = next(step.frame for step in steps if step.kind == EXPECT and step.frame.key == message.key)
+        revision = int.from_bytes(old.framing, "big") + 2
+        frame = cut(message.encode())._replace(framing=revision.to_bytes(8, "big"), cas=1)
+        return [*steps[: place + 1], Step(EXPECT, frame=frame, text="ours"), *steps[place + 1 :]]
+
+    return edit
+
+
+def only_new(steps: Script) -> Script:
+    """Leave out what was there before."""
+    return [step for step in steps if step.live or not (step.kind == EXPECT and is_item(step.frame))]
+
+
+def more(index: int, *messages: TapMessage, connection: str = "") -> Edit:
+    """Let the server send messages in front of the frame of an index."""
+
+    def edit(steps: Script) -> Script:
+        place = next(place for place, step in enumerate(steps) if step.index == index)
+        while steps[place - 1].kind == DO:
+            place -= 1
+        added = [Step(EXPECT, connection, frame=cut(message.encode()), text="ours") for message in messages]
+        return [*steps[:place], *added, *steps[place:]]
+
+    return edit
+
+
+def goes_on(steps: Script) -> Script:
+    """Let nothing more be said of vbucket 0 once the filter has changed."""
+    place = next(place for place, step in enumerate(steps) if step.index == 38) + 1
+    rest = [step for step in steps[place:] if step.kind != EXPECT or step.frame.specific]
+    return [*steps[:place], *rest]
+
+
+def second_like_first(steps: Script) -> Script:
+    """Let the second connection that takes a name be sent at once what the first one was, which is closed."""
+    place = next(place for place, step in enumerate(steps) if step.kind == CLOSED)
+    again = [replace(step, connection="second") for step in steps if step.kind == EXPECT]
+    return [*steps[: place + 1], *again, *steps[place + 1 :]]
 
 
 def _to_the_end(steps: Script) -> Script:
@@ -126,24 +236,38 @@ def instead(index: int, *, then: int = 1, **fields: Any) -> Edit:
     return edit
 
 
-def statistics(*more: tuple[int, dict[str, str]]) -> Edit:
-    """Let the server send more statistics, in front of the frames of these indices."""
+def statistics(steps: Script) -> Script:
+    """Let the server send more statistics, in another order, but for those that it does not have."""
+    recorded = {step.frame.key.decode(): step.frame.value.decode() for step in steps if step.kind == EXPECT}
 
-    def edit(steps: Script) -> Script:
-        added = dict(more)
-        return [
-            step
-            for old in steps
-            for step in (
-                *(
-                    old.change(key=name.encode(), value=value.encode())
-                    for name, value in added.get(old.index, {}).items()
-                ),
-                old,
-            )
-        ]
+    def check(player: Player) -> None:
+        found = player.statistics()
+        for name, value in recorded.items():
+            kind = name.rpartition(":")[2].removeprefix("stream_4_")
+            if not name or (kind in MOMENTARY and name in found):
+                continue
+            expected = STATISTICS.get(kind, value)
+            if found.get(name) != expected:
+                raise Mismatch(f"{name} {expected!r}, found {found.get(name)!r}")
 
-    return edit
+    first = next(place for place, step in enumerate(steps) if step.kind == EXPECT)
+    return [*steps[:first], Step(DO, action=check), *(step for step in steps[first:] if step.kind != EXPECT)]
+
+
+MOMENTARY = frozenset(("created",))
+
+STATISTICS: dict[str, str | None] = {
+    **dict.fromkeys(("noop_enabled", "noop_wait"), "false"),
+    **{"opaque": str(0x2001), "state": "open"},
+    **dict.fromkeys(
+        (
+            *("pending_disconnect", "supports_ack", "reserved", "paused", "last_sent_time", "flags", "backfilled"),
+            *("memory", "last_sent_seqno", "last_read_seqno", "ready_queue_memory", "items_ready"),
+            *("ep_dcp_total_queue", "ep_dcp_queue_fill", "ep_dcp_queue_backfillremaining", "ep_dcp_dead_conn_count"),
+        )
+    ),
+}
+"""What ours says instead, None where it says nothing."""
 
 
 def never_opened(steps: Script) -> Script:
@@ -193,6 +317,48 @@ DIFFERENCES: dict[str, Difference] = {
     "nru": Difference(
         "How recently a document was used is not kept: 0 for what was written here.", each(_never_referenced)
     ),
+    "repeats": Difference(
+        "A TAP stream sends a change once; theirs began the open checkpoint anew after the backfill.", _once
+    ),
+    "deleted revisions": Difference(
+        "A key counts on from its own tombstone; theirs began above that of every tombstone, and said so.",
+        _no_floor,
+    ),
+    "keys only": Difference("KEYS_ONLY is honoured; theirs passed it over.", keys_only, where=("tap_keys_only_live",)),
+    "from now on": Difference(
+        "Who asks for what comes gets nothing older; theirs began with the open checkpoint.",
+        only_new,
+        where=("tap_backfill_now",),
+    ),
+    "same name of tap": Difference(
+        "Who takes a name over is served at once; theirs took more than a second, and the recording ends before.",
+        second_like_first,
+        where=("tap_same_name",),
+    ),
+    "filter": Difference(
+        "A vbucket that stays in the filter goes on where it is; theirs began all of them anew.",
+        goes_on,
+        where=("tap_change_vb_filter",),
+    ),
+    "superfluous body": Difference(
+        "What no flag asks for is passed over; theirs sent nothing.",
+        more(
+            1,
+            TapOpaqueMessage(engine_private=bytes((0, 0, 0, TapOpaque.INITIAL_VBUCKET_STREAM)), ttl=255),
+            TapOpaqueMessage(engine_private=bytes((0, 0, 0, TapOpaque.CLOSE_BACKFILL)), ttl=255),
+        ),
+        where=("tap_bad_extra_body",),
+    ),
+    "prompt": Difference(
+        "A change is sent at once; theirs had not sent it when the client left a second later.",
+        after_do(TapDelete(key=b"live1", engine_private=bytes(8))),
+        where=("tap_checkpoint", "tap_keys_only_live", "tap_support_ack"),
+    ),
+    "crashes": Difference(
+        "Theirs dies of engine-private data of no bytes; ours takes it as none.",
+        answered(Status.SUCCESS),
+        where=("crash_tap_delete_es0", "crash_tap_mutation_es0"),
+    ),
     "exact end": Difference(
         "A snapshot ends where the stream does, as far as there is a change; theirs always completed their checkpoint.",
         _to_the_end,
@@ -222,21 +388,10 @@ DIFFERENCES: dict[str, Difference] = {
         where=("setup_vbuckets_and_items",),
     ),
     "statistics": Difference(
-        "Newer releases know more of a vbucket.",
-        statistics(
-            (3, {"vb_1:last_persisted_seqno": "0"}),
-            (
-                5,
-                {
-                    "vb_1:last_persisted_snap_start": "0",
-                    "vb_1:last_persisted_snap_end": "0",
-                    "vb_1:high_prepared_seqno": "0",
-                    "vb_1:high_completed_seqno": "0",
-                    "vb_1:max_visible_seqno": "15",
-                },
-            ),
-        ),
-        where=("stats_vbucket-seqno_1",),
+        "More is known of vbuckets and streams, but for queues of items, which there are not; booleans are words, "
+        "and an opaque is not sent in reverse.",
+        statistics,
+        where=("stats_dcp", "stats_tap", "stats_vbucket-seqno_1"),
     ),
     "value of open": Difference(
         "The value was passed over; since 6.5 it is a JSON object, so that anything else is EINVAL.",
@@ -268,25 +423,30 @@ DIFFERENCES: dict[str, Difference] = {
     ),
 }
 
-LOOSE = {"dcp_two_vbuckets": 4, "dcp_stream_req_errors": 22}
-"""Recordings in which a reply stands among the frames of streams, and the request that the client sent without waiting.
+LOOSE: dict[str, int | None] = {"dcp_two_vbuckets": 4, "dcp_stream_req_errors": 22, "tap_checkpoint_ids": None}
+"""Recordings in which replies, or frames of other vbuckets, stand among those of a stream: which is first is timing.
 
-Which of the two comes first is timing. Of these, only the order of replies and that within a vbucket are compared.
+Only the order of replies and that within a vbucket are compared. The number is that of a request for which the client
+did not wait.
 """
 
 NOT_YET: dict[str, Collection[str]] = {
-    "restart": ("dcp_disk_backfill_after_clean_restart", "dcp_disk_backfill_after_sigkill"),
+    "restart": (
+        *("dcp_disk_backfill_after_clean_restart", "dcp_disk_backfill_after_sigkill"),
+        "tap_backfill_dump_after_restart",
+    ),
     "purge": ("dcp_rollback_purged",),
-    "takeover": ("dcp_takeover", "dcp_takeover_no_acks", "dcp_bad_res_setvb_unknown"),
+    "takeover": (
+        *("dcp_takeover", "dcp_takeover_no_acks", "dcp_bad_res_setvb_unknown", "stats_dcp-vbtakeover_4_statconn"),
+        *("tap_takeover", "tap_takeover_noack"),
+    ),
     "consumer": (
         *("crash_dcp_mutation_nmeta_gt_value", "crash_dcp_rollback_5_of_empty", "crash_dcp_rollback_nobody"),
         *("dcp_open_flags_4", "dcp_open_flags_8"),
-        *(name for name in NAMES if name.startswith("dcpcons_")),
+        *(name for name in NAMES if name.startswith("dcpcons_") and name != "dcpcons_single_readback"),
     ),
     "plain cache engine": tuple(name for name in NAMES if name.startswith("defengine_")),
-    "tap": tuple(name for name in NAMES if name.startswith(("tap", "crash_tap", "stats_tap"))),
-    "statistics of streams": ("stats_dcp", "stats_dcp-vbtakeover_4_statconn", "stats_checkpoint_1"),
-    "expiry": ("dcp_expired_not_yet_deleted",),
-    "values of a state": ("dcp_bad_setvb_state5",),
+    "Snappy": ("tap_datatype_hello",),
+    "statistics of checkpoints": ("stats_checkpoint_1",),
 }
 """By capability the recordings whose replay needs it."""
