@@ -1,5 +1,7 @@
 """TAP messages sent to the node: what becomes of them, and what is answered."""
 
+from typing import Any
+
 import pytest
 
 from penstock.node import Node
@@ -38,7 +40,7 @@ def client(node):
 
 
 def mutation(**fields):
-    said = {"key": b"k", "value": b"v", "cas": 0x99, "engine_private": REV_7, "tap_flags": ACK}
+    said: dict[str, Any] = {"key": b"k", "value": b"v", "cas": 0x99, "engine_private": REV_7, "tap_flags": ACK}
     return TapMutation(**(said | fields))
 
 

@@ -1,0 +1,134 @@
+"""Whatever breaks, a registered consumer has in the end what the node has; and a slow one costs no memory."""
+
+from collections.abc import Iterable
+from itertools import cycle
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from penstock.node import Node
+from penstock.node.tap_settings import TapSettings
+from penstock.wire.constants import Dialect, Opcode, Status, TapFlag
+from penstock.wire.frame import Frame
+from penstock.wire.kv import Delete, Flush, Noop, Set
+from penstock.wire.layout import decode
+from penstock.wire.tap import CreateCheckpoint, DeregisterTapClient, TapDelete, TapFlush, TapMutation, TapOpaqueMessage
+from tests.node.tap_client import F, TapClient
+from tests.node.wire_client import connected
+
+FLAGS = F.REGISTERED_CLIENT | F.SUPPORT_ACK | F.CHECKPOINT
+KEYS = st.sampled_from([b"a", b"b", b"c"])
+VBUCKETS = st.integers(0, 1)
+WRITES = st.one_of(
+    st.builds(Set, vbucket=VBUCKETS, key=KEYS, value=st.integers(0, 9).map(lambda number: b"%d" % number)),
+    st.builds(Delete, vbucket=VBUCKETS, key=KEYS),
+    st.builds(CreateCheckpoint, vbucket=VBUCKETS),
+)
+STEPS = st.one_of(WRITES, WRITES, WRITES, st.just("look"), st.just("look"), st.just("break"), st.just(Flush()))
+ANSWERS = st.sampled_from(["yes", "yes", "yes", "yes", "later", "fail"])
+
+
+class Consumer:
+    """Keeps what it is sent. answers: what it does with the messages that ask for an answer, in turn; where it fails,
+    this and all that follows on the connection is lost.
+    """
+
+    def __init__(self, node: Node, answers: Iterable[str]) -> None:
+        self.node = node
+        self.kept: dict[tuple[int, bytes], bytes] = {}
+        self.answers = iter(answers)
+        self.connect()
+
+    def connect(self) -> None:
+        self.client = TapClient(self.node).join(b"r", FLAGS)
+        self.failed = False
+
+    def look(self) -> None:
+        """Deal with what has come, and with what the answers brought."""
+        for _ in range(4):
+            self.client.ask(Noop())
+            frames, self.client.frames = self.client.frames, []
+            for frame in frames:
+                if not self.failed:
+                    self.take(frame)
+
+    def take(self, frame: Frame) -> None:
+        message = decode(frame, Dialect.TAP)
+        asked = bool(getattr(message, "tap_flags", 0) & TapFlag.ACK)
+        answer = next(self.answers) if asked else "yes"
+        self.failed = answer == "fail"
+        if answer == "later":
+            self.client.answer(message, Status.ETMPFAIL)
+        if answer != "yes":
+            return
+        match message:
+            case TapMutation():
+                self.kept[message.vbucket, message.key] = message.value
+            case TapDelete():
+                self.kept.pop((message.vbucket, message.key), None)
+            case TapFlush():
+                self.kept.clear()
+            case TapOpaqueMessage(engine_private=b"\0\0\0\1"):
+                self.kept = {place: value for place, value in self.kept.items() if place[0] != message.vbucket}
+        if asked:
+            self.client.answer(message)
+
+
+def test_a_consumer_has_everything_in_the_end():
+    with Node.running(vbuckets=2) as node, connected(node) as client:
+        # Small, so that a few changes fill the window.
+        node.tap = TapSettings(backoff_period=0, ack_interval=2, ack_window_size=2)
+        vbuckets = node.buckets["default"].store.vbuckets
+
+        @settings(max_examples=60, deadline=None)
+        @given(st.lists(STEPS, max_size=40), st.lists(ANSWERS, min_size=1, max_size=12))
+        @example(
+            [Set(key=b"a", value=b"1"), "look", Set(key=b"a", value=b"2"), "look", "break"], ["yes", "yes", "fail"]
+        )
+        @example([Set(key=b"a"), Set(key=b"b"), Set(key=b"a"), "look", "look", "break", "look"], ["yes", "later"])
+        @example([Set(key=b"a"), "look", "look", Flush(), "look", "break"], ["yes"] * 7 + ["fail"])
+        def check(steps, answers):
+            consumer = Consumer(node, cycle(answers))
+            for step in steps:
+                if step == "look":
+                    consumer.look()
+                elif step == "break":
+                    consumer.client.close()
+                    consumer.connect()
+                else:
+                    client.ask(step)
+            consumer.client.close()
+            consumer.answers = cycle(["yes"])
+            consumer.connect()
+            there = {
+                (number, key): item.value
+                for number in (0, 1)
+                for key in (b"a", b"b", b"c")
+                if (item := vbuckets[number].get(key)) is not None
+            }
+            for _ in range(200):
+                consumer.look()
+                if consumer.kept == there:
+                    break
+            assert consumer.kept == there
+            consumer.client.close()
+            client.ask(DeregisterTapClient(key=b"r"))
+            client.ask(Flush())
+
+        check()
+
+
+def test_a_slow_consumer_costs_no_memory():
+    with Node.running(vbuckets=4) as node, connected(node) as client:
+        value = b"x" * 4000
+        for number in range(5000):
+            client.send(Frame(0x80, Opcode.SETQ, number % 4, extras=bytes(8), key=b"%d" % number, value=value))
+        client.ask(Noop())
+        tap = TapClient(node, receive_buffer=4096).join(flags=F.BACKFILL | F.DUMP, backfill=0)
+        try:
+            tap.tap()
+            most = max(int(client.stats()["ep_bytes_unsent"]) for _ in range(50))
+            assert most < 6_000_000
+            assert sum(isinstance(message, TapMutation) for message in tap.rest()) == 5000
+        finally:
+            tap.close()
