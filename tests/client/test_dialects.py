@@ -1,0 +1,266 @@
+"""Every dialect against a node: the same changes for the same history, over nodes that come and go."""
+
+import asyncio
+import socket
+
+import pytest
+
+from penstock import connect, read_changes
+from penstock.client.position import Position
+from penstock.errors import ConnectionClosed, UsageError
+from penstock.wire.constants import Dialect, Opcode, OpenFlag, Status, VbucketState
+from penstock.wire.dcp import Open
+from penstock.wire.kv import Flush, SetVbucket
+from penstock.wire.layout import decode
+from penstock.wire.schema import Change, Event
+from tests.client.peer import Script, documents, in_loop, reply
+
+DIALECTS = [dialect.value for dialect in Dialect]
+RESUMING = [name for name in DIALECTS if name != "tap"]
+
+every = pytest.mark.parametrize("protocol", DIALECTS)
+resuming = pytest.mark.parametrize("protocol", RESUMING)
+
+
+async def read(bucket, *args, **options):
+    return [change async for change in bucket.changes(*args, **options)]
+
+
+def current(rows):
+    """What rows make of a bucket, in the order in which they came."""
+    kept: dict[tuple[int, bytes], tuple[int, bytes]] = {}
+    for row in rows:
+        if row.event == Event.ROLLBACK:
+            cut = row.seqno
+            kept = {place: it for place, it in kept.items() if place[0] != row.vbucket or ((it[0] or 0) <= cut and cut)}
+        elif row.event == Event.MUTATION:
+            kept[row.vbucket, row.key] = (row.seqno, row.value)
+        else:
+            kept.pop((row.vbucket, row.key), None)
+    return {key.decode(): value for (_, key), (_, value) in kept.items()}
+
+
+async def follow_until(changes, rows, expected):
+    """Take rows until they make these documents."""
+    async for change in changes:
+        rows.append(change)
+        if current(rows) == expected:
+            return
+
+
+@every
+@in_loop
+async def test_the_same_changes_for_the_same_history(running, protocol):
+    async with connect(running.url()) as bucket:
+        await bucket.upsert_many(documents(0, 400), flags=0xDEADBEEF, expiry=10_000)
+        await bucket.upsert_many(documents(100, 200))
+        await bucket.remove_many([f"k{number}" for number in range(0, 400, 7)])
+        expected = {(row.vbucket, row.key): row for row in await read(bucket, stop="now")}
+        found = await read(bucket, stop="now", protocol=protocol)
+    assert len(found) == len(expected) == 400
+    said = set()
+    for row in found:
+        for name, mine, theirs in zip(Change._fields, row, expected[row.vbucket, row.key], strict=True):
+            assert mine is None or mine == theirs, name
+            said |= {name} if mine is not None else set()
+    assert said >= {"vbucket", "rev_seqno", "cas", "event", "key", "value", "flags", "expiry", "history"}
+    assert ("seqno" in said) == ("vbuuid" in said) == (protocol != "tap")
+    assert ("snapshot_end" in said) == ("delete_time" in said) == (protocol == "dcp")
+
+
+@every
+@in_loop
+async def test_what_comes_is_followed(running, protocol):
+    async with connect(running.url(protocol=protocol)) as bucket:
+        await bucket.upsert_many(documents(0, 100))
+        rows: list[Change] = []
+        async with await bucket.stream() as stream:
+            changes = stream.changes()
+            await follow_until(changes, rows, dict(documents(0, 100)))
+            await bucket.upsert("new", b"value")
+            await follow_until(changes, rows, {**dict(documents(0, 100)), "new": b"value"})
+        assert len(rows) == 101
+
+
+@every
+@in_loop
+async def test_now_is_nothing_of_what_was(running, protocol):
+    async with connect(running.url(protocol=protocol)) as bucket:
+        await bucket.upsert_many(documents(0, 100))
+        async with await bucket.stream("now") as stream:
+            changes = stream.changes()
+            coming = asyncio.ensure_future(anext(changes))
+            number = 0
+            while not coming.done():  # the moment at which a stream begins is not said
+                number += 1
+                await bucket.upsert(f"new{number}", b"value")
+            assert (await coming).key in {b"new%d" % each for each in range(1, number + 1)}
+        assert not await read(bucket, "now", "now")
+
+
+@every
+@in_loop
+async def test_an_empty_bucket_and_some_vbuckets(running, protocol):
+    async with connect(running.url(protocol=protocol)) as bucket:
+        assert not await read(bucket, stop="now")
+        await bucket.upsert_many(documents(0, 200))
+        rows = await read(bucket, stop="now", vbuckets=[1, 3])
+        assert {row.vbucket for row in rows} == {1, 3}
+        assert len(rows) == sum(seqno for vb, seqno in (await bucket.high_seqnos()).items() if vb in (1, 3))
+
+
+@every
+def test_the_blocking_reader(running, protocol):
+    assert sum(batch.num_rows for batch in read_changes(running.url(), stop="now", protocol=protocol)) == 0
+
+
+@resuming
+@in_loop
+async def test_positions_of_one_dialect_go_on_in_another(running, protocol):
+    async with connect(running.url()) as bucket:
+        rows: list[Change] = []
+        positions: dict[int, Position] = {}
+        for step, name in enumerate(["dcp", protocol, "upr", "dcp"]):
+            await bucket.upsert_many(documents(step * 100, step * 100 + 150))
+            async with await bucket.stream(positions, "now", protocol=name) as stream:
+                async for batch in stream.changes():
+                    rows.append(batch)
+            positions = stream.positions
+            assert all(each.is_complete for each in positions.values())
+        assert current(rows) == dict(documents(0, 450))
+        assert {row.history for row in rows} == {0}
+        assert len({(row.vbucket, row.seqno) for row in rows}) == len(rows)
+
+
+@resuming
+@in_loop
+async def test_a_failover_is_a_new_branch_and_loses_nothing(running, protocol):
+    async with connect(running.url(protocol=protocol)) as bucket:
+        await bucket.upsert_many(documents(0, 200))
+        rows: list[Change] = []
+        async with await bucket.stream() as stream:
+            changes = stream.changes()
+            await follow_until(changes, rows, dict(documents(0, 200)))
+            for state in (VbucketState.REPLICA, VbucketState.ACTIVE):
+                await bucket._once([SetVbucket(vbucket=vb, state=state) for vb in range(4)])
+            await bucket.upsert_many(documents(200, 300))
+            await follow_until(changes, rows, dict(documents(0, 300)))
+            logs = await bucket.failover_logs(range(4))
+            newest = [row for row in rows if row.key and int(row.key[1:]) >= 200]
+            assert {(row.vbucket, row.vbuuid) for row in newest} == {(vb, log[0].vbuuid) for vb, log in logs.items()}
+            assert len({log[0] for log in logs.values()}) == 4
+        assert {row.history for row in rows} == {0}
+        assert len(rows) == 300
+
+
+@every
+@in_loop
+async def test_a_flushed_bucket_is_rolled_back(running, protocol):
+    async with connect(running.url(protocol=protocol)) as bucket:
+        await bucket.upsert_many(documents(0, 200))
+        rows: list[Change] = []
+        async with await bucket.stream() as stream:
+            changes = stream.changes()
+            await follow_until(changes, rows, dict(documents(0, 200)))
+            await bucket._once([Flush()])
+            await bucket.upsert_many(documents(100, 150))
+            await follow_until(changes, rows, dict(documents(100, 150)))
+        rollbacks = [row for row in rows if row.event == Event.ROLLBACK]
+        assert sorted(row.vbucket for row in rollbacks) == [0, 1, 2, 3]
+        assert {(row.seqno, row.history) for row in rollbacks} == {(0, 1)}
+
+
+@every
+@in_loop
+async def test_a_node_that_lost_its_data_begins_anew(running, protocol):
+    async with connect(running.url(protocol=protocol)) as bucket:
+        await bucket.upsert_many(documents(0, 200))
+        rows: list[Change] = []
+        async with await bucket.stream() as stream:
+            changes = stream.changes()
+            await follow_until(changes, rows, dict(documents(0, 200)))
+            await running.restart()
+            await bucket.upsert_many(documents(150, 300))
+            await follow_until(changes, rows, dict(documents(150, 300)))
+        assert sorted(row.vbucket for row in rows if row.event == Event.ROLLBACK) == [0, 1, 2, 3]
+
+
+@in_loop
+async def test_tap_from_now_on_ends_with_its_connection(running):
+    async with connect(running.url(protocol="tap")) as bucket, await bucket.stream("now") as stream:
+        changes = stream.changes()
+        coming = asyncio.ensure_future(anext(changes))
+        number = 0
+        while not coming.done():
+            number += 1
+            await bucket.upsert(f"k{number}", b"")
+        await running.restart()
+        with pytest.raises(ConnectionClosed, match="TAP cannot resume"):
+            await follow_until(changes, [], {"never": b""})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "found"),
+    [
+        (({},), {"protocol": "tap"}, "TAP cannot resume"),
+        (("beginning", {1: 5}), {"protocol": "tap"}, "TAP cannot resume"),
+        (("middle",), {"protocol": "tap"}, "TAP cannot resume"),
+        ((), {"protocol": "TAP"}, "option protocol is 'TAP', expected one of tap, upr-draft, upr, dcp"),
+        ((), {"protocol": "upr", "vbuckets": [9]}, "vbucket 9"),
+    ],
+)
+@in_loop
+async def test_what_cannot_be_asked_for(running, arguments, options, found):
+    async with connect(running.url()) as bucket:
+        with pytest.raises(UsageError, match=found):
+            await bucket.stream(*arguments, **options)
+
+
+# How a connection is set up
+
+
+@pytest.mark.parametrize("refusal", [None, Status.EINVAL, Status.NOT_SUPPORTED])
+@in_loop
+async def test_an_old_server_is_asked_for_less(refusal):
+    def answer(peer, frame):
+        message = decode(frame) if frame.opcode == Opcode.DCP_OPEN else None
+        if frame.opcode == Opcode.DCP_STREAM_REQ:
+            asked.set()
+            return b""
+        if refusal is None:
+            return None
+        if isinstance(message, Open) and message.flags & OpenFlag.INCLUDE_DELETE_TIMES:
+            return reply(frame, refusal)
+        return reply(frame, refusal) if frame.key == b"enable_expiry_opcode" else None
+
+    asked = asyncio.Event()
+    async with Script(answer) as script, connect(script.url()) as bucket, await bucket.stream() as stream:
+        reading = asyncio.ensure_future(anext(stream.changes()))
+        await asked.wait()
+        requests = script.peers[-1].requests
+        flags = [int.from_bytes(frame.extras[4:], "big") for frame in requests if frame.opcode == Opcode.DCP_OPEN]
+        assert flags == ([0x21] if refusal is None else [0x21, 0x01])
+        settings = [frame.key for frame in requests if frame.opcode == Opcode.DCP_CONTROL]
+        assert settings == [
+            *(b"enable_expiry_opcode", b"enable_noop", b"set_noop_interval", b"connection_buffer_size"),
+        ]
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+@every
+@in_loop
+async def test_the_kernel_watches_where_the_dialect_does_not(running, protocol):
+    async with connect(running.url(protocol=protocol)) as bucket:
+        await bucket.upsert("k", b"")
+        async with await bucket.stream() as stream:
+            await anext(stream.changes())
+            link = stream._link
+            assert link is not None
+            assert link._transport is not None
+            sock = link._transport.get_extra_info("socket")
+            assert bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) == (protocol != "dcp")
+            if protocol != "dcp" and hasattr(socket, "TCP_KEEPIDLE"):
+                names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+                values = [sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names]
+                assert values == [60, 10, 6]
