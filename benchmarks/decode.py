@@ -8,7 +8,8 @@ slabs before it is the next one's turn. Keys have 12 to 28 bytes, values are ASC
   and appends one tuple of the fields that differ between messages. No Arrow: what any such decoder pays at least.
 - "loop to Arrow" does the same, appends each field to the list of its column instead, and makes of the lists the same
   record batch that the columns give (the constant columns and the nulls are shared with them).
-- "columns" is what a client runs: receive_data of a Connection, then decode_run; with values copied, and as views.
+- "columns" is what a client runs: receive_data of a Connection, then decode_run; with values copied, and as views. Once
+  in Python, and once with the extension module where it was built.
 
 With --small, the cost of short runs by both ways that decode_run chooses from.
 """
@@ -19,12 +20,13 @@ import random
 from collections.abc import Callable
 from functools import partial
 from struct import Struct
+from types import ModuleType
 
 import numpy as np
 import pyarrow as pa
 
 from benchmarks.report import Case, Report, interleaved, options
-from penstock.wire import columns
+from penstock.wire import columns, native
 from penstock.wire.columns import Run, StreamContext
 from penstock.wire.connection import Connection, Slab
 from penstock.wire.constants import Dialect
@@ -119,7 +121,18 @@ def loop_to_arrow(slab: Slab, end: int, context: StreamContext) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays(arrays, schema=CHANGE_SCHEMA)
 
 
-def by_columns(connection: Connection, end: int, context: StreamContext, *, views: bool) -> pa.RecordBatch:
+EXTENSION = native.extension
+
+
+def by_columns(
+    connection: Connection,
+    end: int,
+    context: StreamContext,
+    *,
+    views: bool = False,
+    extension: ModuleType | None = None,
+) -> pa.RecordBatch:
+    native.extension = extension
     connection.get_buffer()
     (run,) = connection.receive_data(end)
     assert isinstance(run, Run)
@@ -133,11 +146,17 @@ def compare(report: Report, value_bytes: int, vbuckets: int, rounds: int) -> Non
     cases: dict[str, Case] = {
         "loop to tuples": lambda: loop_to_tuples(slab, end),
         "loop to Arrow": lambda: loop_to_arrow(slab, end, context),
-        "columns, values copied": lambda: by_columns(connection, end, context, views=False),
+        "columns, values copied": lambda: by_columns(connection, end, context),
         "columns, values as views": lambda: by_columns(connection, end, context, views=True),
     }
+    if EXTENSION is not None:
+        cases |= {
+            "native columns, copied": lambda: by_columns(connection, end, context, extension=EXTENSION),
+            "native columns, as views": lambda: by_columns(connection, end, context, views=True, extension=EXTENSION),
+        }
     count = len(loop_to_tuples(slab, end))
-    assert loop_to_arrow(slab, end, context).equals(by_columns(connection, end, context, views=False))
+    for extension in (None, EXTENSION):
+        assert loop_to_arrow(slab, end, context).equals(by_columns(connection, end, context, extension=extension))
     received = bytes(slab.view[:end])
     times = interleaved(cases, rounds, calls=5, prepare=lambda: slab.view.__setitem__(slice(end), received))
     tuples, arrow = times["loop to tuples"], times["loop to Arrow"]

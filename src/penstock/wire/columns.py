@@ -87,7 +87,7 @@ class StreamContext:
         """
         one = vbuckets[:1] if (vbuckets == vbuckets[0]).all() else vbuckets
         try:
-            return self._table[:, one]
+            return self._table.take(one, axis=1)  # which is several times faster than [:, one]
         except IndexError:
             known = self._table.shape[1]
             beyond = int(vbuckets[vbuckets >= known][0])
@@ -132,6 +132,10 @@ class Heads(NamedTuple):
         said: _Said
         said, missing = self.of_form(self.shapes.said[name]), self.missing.get(name)
         return said if missing is None or said is False else said & ~missing
+
+    def all_say(self, name: str) -> bool:
+        """Is it clear, without a look at the rows, that all say a number which stands in `numbers`?"""
+        return self.form is not None and name not in self.missing
 
     def of_form(self, by_form: Column) -> Any:
         """Return for each row what goes for its form, once if all have the same."""
@@ -348,17 +352,20 @@ _VIEW_SCHEMA = CHANGE_SCHEMA.set(CHANGE_SCHEMA.get_field_index("value"), pa.fiel
 
 def columns_of(run: Run, heads: Heads, context: StreamContext, *, views: bool = False) -> pa.RecordBatch:
     """Return what decode_run does, for any number of messages whose heads have been gathered."""
-    count = len(heads.ends)
-    about = context.rows(heads.vbucket)
-    slab = pa.py_buffer(run.buffer)
+    count, slab = len(heads.ends), pa.py_buffer(run.buffer)
     columns = {
-        name: pa.Array.from_buffers(_KINDS[name], count, [_bitmap(heads.said(name)), pa.py_buffer(numbers)])
+        name: _integers(name, numbers, None if heads.all_say(name) else _bitmap(heads.said(name)))
         for name, numbers in heads.numbers.items()
         if name in _KINDS
     }
-    for name, numbers in zip(StreamContext.NAMES, about, strict=True):
+    about = context.rows(heads.vbucket)
+    wide, _ = _room((len(StreamContext.NAMES) - 1, count), np.int64)
+    wide[:] = about[:-1]
+    narrow, _ = _room((count,), np.int32)
+    narrow[:] = about[-1]
+    for name, numbers in zip(StreamContext.NAMES, (*wide, narrow), strict=True):
         if name in heads.shapes.about_streams:
-            columns[name] = _constant_or_copy(name, numbers, count)
+            columns[name] = _integers(name, numbers, None)
     columns["event"] = _event_column(heads)
     columns["key"] = _copies(slab, heads.keys_at, heads.values_at, True)
     has_value = heads.said("value")
@@ -380,11 +387,8 @@ def _bitmap(said: _Said) -> pa.Buffer | None:
     return pa.py_buffer(np.packbits(said, bitorder="little"))
 
 
-def _constant_or_copy(name: str, numbers: Column, count: int) -> pa.Array:
-    """Return a column of what a context says of rows, which is one number where they are all of one vbucket."""
-    row, buffer = _room((count,), _KINDS[name].to_pandas_dtype())
-    row[:] = numbers
-    return pa.Array.from_buffers(_KINDS[name], count, [None, buffer])
+def _integers(name: str, numbers: Column, validity: pa.Buffer | None) -> pa.Array:
+    return pa.Array.from_buffers(_KINDS[name], len(numbers), [validity, pa.py_buffer(numbers)])
 
 
 def _room(shape: tuple[int, ...], kind: type[np.generic]) -> tuple[Column, pa.Buffer]:
