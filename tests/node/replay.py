@@ -344,13 +344,19 @@ class Player:
                 raise Mismatch(f"{_at(step)}: {shown(frame)}, expected the end")
         else:
             self._settle()
-            try:
-                frame = peer.receive(0)
-            except TimeoutError:
-                pass
-            else:
-                raise Mismatch(f"{_at(step)}: {shown(frame) if frame else 'the end'}, expected nothing")
+            if (came := self._unexpected(peer)) is not None:
+                raise Mismatch(f"{_at(step)}: {came}, expected nothing")
         peer.close()
+
+    def _unexpected(self, peer: Peer) -> str | None:
+        """Return what the node has sent that was not waited for. That the next NOOP is due says nothing."""
+        try:
+            while (frame := peer.receive(0)) is not None:
+                if frame[:2] != (Magic.REQUEST, Opcode.NOOP):
+                    return shown(frame)
+        except TimeoutError:
+            return None
+        return "the end"
 
     def _settle(self) -> None:
         """Wait until the node has dealt with what was sent to it, and said what it has to say by itself.

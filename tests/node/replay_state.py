@@ -1,4 +1,4 @@
-"""What was in the real server when a conversation began, and what happened to it beside the conversation.
+"""What was in the real server when a conversation began.
 
 Mostly that can be read off what the server sent: of each branch of history (a vbuuid) every change that any recording
 shows, and per recording which branch a vbucket was on and how far. The tables hold what cannot be seen.
@@ -7,23 +7,18 @@ shows, and per recording which branch a vbucket was on and how far. The tables h
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import cache, partial
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from penstock.node.tap_settings import TapSettings
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Magic, Opcode, Status, VbucketState
-from penstock.wire.dcp import Control
 from penstock.wire.frame import HEADER_BYTES, Frame
-from penstock.wire.kv import Delete, DelVbucket, FailoverEntry, Flush, Get, Set, SetVbucket
-from penstock.wire.layout import Request
+from penstock.wire.kv import FailoverEntry
 from penstock.wire.schema import Event
-from penstock.wire.tap import ChangeVbFilter, CreateCheckpoint, pack_checkpoints
 from tests.node.replay import (
     DELETION,
-    DO,
     ENTRY,
     EXPECT,
     LATER,
@@ -34,21 +29,17 @@ from tests.node.replay import (
     STREAM_REQ,
     TAP,
     TAP_ITEM,
-    Mismatch,
-    Missing,
     Player,
-    Script,
     Step,
     header,
     recording,
 )
-from tests.node.wire_client import WireClient
 
 VBUCKETS = 128
 AT_ONCE = 0.15
 """Seconds in which a stream's first snapshot comes, if what it shows was there when the stream was asked for."""
 
-_CHANGES = (Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION)
+CHANGES = (Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION)
 
 
 class Start(NamedTuple):
@@ -65,10 +56,6 @@ class Start(NamedTuple):
 
 def seqno(frame: Frame) -> int:
     return int.from_bytes(frame.extras[:8], "big")
-
-
-def rev_seqno(frame: Frame) -> int:
-    return int.from_bytes(frame.extras[8:16], "big")
 
 
 class Asked(NamedTuple):
@@ -110,7 +97,7 @@ def changes_of(steps: Sequence[Step], stream: Asked) -> Iterator[Step]:
             and step.index > stream.reply
             and (step.connection, frame.opaque, frame.specific) == (stream.connection, stream.opaque, stream.vbucket)
             and frame.magic == Magic.REQUEST
-            and frame.opcode in (Opcode.DCP_SNAPSHOT_MARKER, *_CHANGES)
+            and frame.opcode in (Opcode.DCP_SNAPSHOT_MARKER, *CHANGES)
         ):
             yield step
 
@@ -123,7 +110,7 @@ def histories() -> dict[int, dict[int, Frame]]:
         for stream in streams(recording(name)) if name.startswith("dcp_") else ():
             branch = found.setdefault(stream.log[0].vbuuid, {})
             for step in changes_of(recording(name), stream):
-                if step.frame.opcode in _CHANGES:
+                if step.frame.opcode in CHANGES:
                     branch.setdefault(seqno(step.frame), step.frame)
     return found
 
@@ -159,7 +146,7 @@ def build(player: Player, name: str) -> None:
         (stream.log[0].vbuuid, seqno(step.frame)): step.frame
         for stream in streams(steps)
         for step in changes_of(steps, stream)
-        if step.frame.opcode in _CHANGES
+        if step.frame.opcode in CHANGES
     }
     for vbucket in vbuckets:
         start = there.get(vbucket.id)
@@ -173,7 +160,7 @@ def build(player: Player, name: str) -> None:
                     apply(vbucket, own.get((start.log[0].vbuuid, number), branch[number]))
             vbucket.set_failover_log(start.log)
         vbucket.set_state(start.state, takeover=True)
-    for vbid, documents in TAP_ITEMS.get(name, tap_items(steps)).items():
+    for vbid, documents in tap_items_of(name).items():
         for number, item in enumerate(documents, 1):
             apply_tap(vbuckets[vbid], number, item)
     for vbid, checkpoint in open_checkpoints(steps).items():
@@ -216,6 +203,11 @@ def tap_items(steps: Sequence[Step], seconds: float = AT_ONCE) -> dict[int, list
     return {vbucket: list(documents.values()) for vbucket, documents in found.items()}
 
 
+def tap_items_of(name: str) -> dict[int, list[Frame]]:
+    """Return by vbucket the documents that were there when a TAP conversation began."""
+    return TAP_ITEMS.get(name, tap_items(recording(name)))
+
+
 def apply_tap(vbucket: Vbucket, number: int, frame: Frame) -> None:
     rev = int.from_bytes(frame.framing[:8], "big")
     if frame.opcode == Opcode.TAP_DELETE:
@@ -233,148 +225,6 @@ def apply_tap(vbucket: Vbucket, number: int, frame: Frame) -> None:
         nru=frame.framing[8] if len(frame.framing) > 8 else 0,
         **fields,
     )
-
-
-# What happened meanwhile
-
-Action = Callable[[Player], None]
-
-
-def script(name: str) -> Script:
-    """Return the steps of a conversation with what happened beside it in between."""
-    steps = recording(name)
-    highs = {vbucket: max(start.high, start.grown) for vbucket, start in starts(name, steps).items()}
-    owner = {(s.connection, s.opaque, s.vbucket): s for s in streams(steps)}
-    here: set[tuple[int, int]] = set()  # what our node wrote by itself: (vbucket, seqno)
-    begun = {item.cas for items in TAP_ITEMS.get(name, tap_items(steps)).values() for item in items}
-    found: Script = []
-    for step in steps:
-        found += [Step(DO, action=action) for action in ACTIONS.get(name, {}).get(step.index, ())]
-        frame = step.frame
-        stream = owner.get((step.connection, frame.opaque, frame.specific))
-        late = step.kind == EXPECT and is_item(frame) and frame.cas not in begun
-        if late:
-            begun.add(frame.cas)
-            found.append(Step(DO, action=partial(happen_over_tap, frame)))
-        if stream and step.kind == EXPECT and frame[:2] == (Magic.REQUEST, Opcode.DCP_SNAPSHOT_MARKER):
-            _, end, _ = MARKER.unpack(frame.extras)
-            high = highs[frame.specific]
-            new = [s.frame for s in changes_of(steps, stream) if high < seqno(s.frame) <= end]
-            new = [change for change in new if change.opcode in _CHANGES]
-            if new:
-                found.append(Step(DO, action=happen(new)))
-                here |= {(frame.specific, seqno(change)) for change in new}
-                highs[frame.specific] = end
-        live = stream is not None and frame.opcode in _CHANGES and (frame.specific, seqno(frame)) in here
-        found.append(replace(step, live=live or late, data=hurried(step.data)))
-    return found
-
-
-def hurried(data: bytes) -> bytes:
-    """Return what the client sends, with a tenth of the time that it is ready to wait."""
-    second = Control(key=b"set_noop_interval", value=b"1")
-    return (
-        replace(second, value=b"0.1", opaque=header(data).opaque).encode()
-        if data[HEADER_BYTES:] == second.encode()[HEADER_BYTES:]
-        else data
-    )
-
-
-def happen(changes: Sequence[Frame]) -> Action:
-    """Return the action by which another client makes these changes, all in one request."""
-
-    def act(player: Player) -> None:
-        vbucket = player.node.buckets["default"].store.vbuckets[changes[0].specific]
-        requests: list[Request] = []
-        high = vbucket.high_seqno
-        for change in changes:
-            while high < seqno(change):  # the versions before it, which no one was shown
-                high += 1
-                if change.key in EXPIRED:
-                    player.side.ask(Get(key=change.key, vbucket=vbucket.id))  # which finds it expired
-                    continue
-                if change.opcode != Opcode.DCP_MUTATION:
-                    requests.append(Delete(key=change.key, vbucket=vbucket.id))
-                    continue
-                _, _, flags, expiry, *_ = MUTATION.unpack(change.extras)
-                expiry = expiry and expiry + LATER
-                requests.append(Set(key=change.key, value=change.value, vbucket=vbucket.id, flags=flags, expiry=expiry))
-        ask_all(player, requests)
-
-    return act
-
-
-def happen_over_tap(change: Frame, player: Player) -> None:
-    """Let another client make a change, and what has to be before it."""
-    vbucket = player.node.buckets["default"].store.vbuckets[change.specific]
-    write = Set(key=change.key, value=change.value, vbucket=vbucket.id)
-    if change.opcode == Opcode.TAP_MUTATION:
-        *_, flags, _ = TAP_ITEM.unpack(change.extras)
-        ask_all(player, [replace(write, flags=int.from_bytes(flags.to_bytes(4, "big"), "little"))])
-    elif vbucket.get(change.key):
-        ask_all(player, [Delete(key=change.key, vbucket=vbucket.id)])
-    else:
-        ask_all(player, [write, Delete(key=change.key, vbucket=vbucket.id)])
-
-
-def ask_all(player: Player, requests: Sequence[Request]) -> None:
-    player.side.send(*requests)
-    for _ in requests:
-        check(player.side.receive())
-
-
-def check(reply: Frame) -> None:
-    if reply.specific != Status.SUCCESS:
-        raise Mismatch(f"another client: {reply}")
-
-
-def become(vbucket: int, *states: VbucketState) -> Action:
-    """Return the action that gives a vbucket one state after the other."""
-
-    def act(player: Player) -> None:
-        for state in states:
-            check(player.side.ask(SetVbucket(vbucket=vbucket, state=state)))
-
-    return act
-
-
-def ask(*requests: Request) -> Action:
-    """Return the action by which another client sends requests, all at once."""
-    return lambda player: ask_all(player, requests)
-
-
-def stream_for_statistics(player: Player) -> None:
-    client = WireClient(player.node)
-    player.others.append(client)
-    client.open("statconn").control("connection_buffer_size", "1000")
-    client.stream(4, opaque=0x2001)
-
-
-def restart(player: Player) -> None:
-    raise Missing("a node that is started again with what it had")
-
-
-def quiet(player: Player) -> None:
-    """Wait for as long as three of the shortest intervals last: nothing comes."""
-    for peer in player.peers.values():
-        try:
-            frame = peer.receive(0.3)
-        except TimeoutError:
-            continue
-        raise Mismatch(f"{frame}, expected nothing")
-
-
-def grow(vbucket: int, vbuuid: int, to: int) -> Action:
-    """Return the action by which a branch of a vbucket's history goes on up to a seqno."""
-
-    def act(player: Player) -> None:
-        found = player.node.buckets["default"].store.vbuckets[vbucket]
-        branch = histories()[vbuuid]
-        for number in sorted(branch):
-            if found.high_seqno < number <= to:
-                player.on_loop(partial(apply, found, branch[number]))
-
-    return act
 
 
 # What cannot be seen
@@ -398,31 +248,6 @@ STARTS: dict[str, dict[int, Start]] = {
     "stats_vbucket-seqno_1": {1: Start((FailoverEntry(C1, 10),), 15)},
 }
 """By recording and vbucket what was there, where the beginning of its streams does not tell."""
-
-LIVE1 = (Set(key=b"live1", value=b"on", flags=5), Delete(key=b"live1"))
-
-ACTIONS: dict[str, dict[int, Sequence[Action]]] = {
-    "dcp_disk_backfill_after_clean_restart": {0: [restart]},
-    "dcp_disk_backfill_after_sigkill": {0: [restart]},
-    "dcp_failover_rollback_matrix": {
-        2: [grow(1, C1, 5)],
-        4: [become(1, R, A), grow(1, C1, 10)],
-        6: [become(1, R, A), grow(1, C1, 15)],
-    },
-    "dcp_noop_without_stream": {6: [quiet]},
-    "dcp_state_change_stream_end": {4: [become(3, R)], 7: [become(3, D)], 10: [become(3, P)], 13: [become(3, A)]},
-    "dcp_vbucket_deleted": {4: [become(2, D)], 6: [ask(DelVbucket(vbucket=2))]},
-    "stats_dcp": {0: [stream_for_statistics]},
-    "tap_backfill_dump_after_restart": {0: [restart]},
-    "tap_change_vb_filter": {37: [ask(ChangeVbFilter(key=b"replication_x", value=pack_checkpoints(((0, 1), (4, 0)))))]},
-    "tap_checkpoint": {40: [ask(*LIVE1)]},
-    "tap_checkpoint_crossing": {19: [ask(CreateCheckpoint())], 28: [ask(CreateCheckpoint())]},
-    "tap_flush": {49: [ask(Flush())]},
-    "tap_keys_only_live": {25: [ask(*LIVE1)]},
-    "tap_support_ack": {35: [ask(*LIVE1)]},
-    "tap_support_ack_unanswered": {4: [ask(*LIVE1)]},
-}
-"""By recording and frame what others did before it, where no frame tells."""
 
 EXPIRED = frozenset((b"e1",))
 """Documents whose time was over when they were asked for."""

@@ -7,7 +7,8 @@ import pytest
 from penstock.node import Node
 from penstock.wire.constants import Status
 from tests.node.replay import CLOSED, CLOSES, EXPECT, NAMES, SEND, Mismatch, Missing, playing, recording
-from tests.node.replay_state import VBUCKETS, build, script
+from tests.node.replay_script import script
+from tests.node.replay_state import VBUCKETS, build
 from tests.node.replay_tables import DIFFERENCES, LOOSE, NOT_YET, acknowledged, acknowledges, at_once
 
 MISSING = {name: capability for capability, names in NOT_YET.items() for name in names}
