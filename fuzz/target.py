@@ -2,14 +2,19 @@
 
 A try is a few bytes that say how the rest is cut into reads, and the rest, which a peer is supposed to have sent. It
 goes through the receiving half of a connection, as a server reads it (every frame alone) and as a consumer does (runs
-and columns). The two must say the same, and nothing but a protocol error may come out.
+and columns). The two must say the same. It also goes to a consumer that has asked for streams, under opaques that
+recordings and specifications have. Nothing but a protocol error, or what a refusal means, may come out.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
-from penstock.errors import RemoteProtocolError
+from penstock.client.feed import Feed, Wanted
+from penstock.client.follower import Follower
+from penstock.client.tap_feed import TapFeed
+from penstock.errors import RemoteProtocolError, StatusError
 from penstock.wire.columns import Run, StreamContext, batch_of, decode_messages, decode_run
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent, Slab
 from penstock.wire.constants import Dialect, DraftCode
@@ -22,6 +27,8 @@ CUTS = 4  # bytes of a try that say how long the first reads are
 SLAB_BYTES = 4096
 LONGEST = 64 * 1024  # of a frame
 VBUCKETS = 1024
+FOLLOWED = (0, 12)
+OPAQUES = (0xDEADBEEF, 0x2D, 0x2001, 0x2002, *range(1, 9))
 
 
 def reads(data: bytes) -> Iterator[bytes]:
@@ -65,8 +72,32 @@ def check_run(run: Run) -> None:
     assert outcomes[0] == outcomes[1], f"columns and loop differ: {outcomes}"
 
 
+def consume(data: bytes, dialect: Dialect) -> None:
+    """Let a consumer of two vbuckets receive a try, and take all it says in answer."""
+    wanted = {vbucket: Wanted() for vbucket in FOLLOWED}
+    feed: Follower = (
+        TapFeed(VBUCKETS, FOLLOWED, window=SLAB_BYTES)
+        if dialect is Dialect.TAP
+        else Feed(VBUCKETS, wanted, window=SLAB_BYTES, dialect=dialect)
+    )
+    opaques = itertools.cycle(OPAQUES)
+    connection = Connection(Slab(SLAB_BYTES), runs=dialect, max_frame=LONGEST)
+    try:
+        for piece in reads(data):
+            for request in feed.requests(lambda: next(opaques)):
+                request.encode()
+            feed.receive(event for event in connection.feed(piece) if isinstance(event, Frame | Run))
+            while feed.deliveries:
+                delivery = feed.deliveries.popleft()
+                delivery.batch.validate(full=True)
+                feed.consumed(delivery)
+    except (RemoteProtocolError, StatusError):
+        return
+
+
 def check(data: bytes, dialect: Dialect) -> None:
     """Raise whatever is no protocol error."""
+    consume(data, dialect)
     alone: list[object] = []
     in_runs: list[object] = []
     single = Connection(Slab(SLAB_BYTES), runs=None, max_frame=LONGEST)
