@@ -463,7 +463,9 @@ def test_another_filter(node, client):
     with tapping(node, b"x", flags, vbuckets=(0,), checkpoints=((0, 1),)) as tap:
         assert told(tap.taps(5)) == "0opaque0 0opaque2 0checkpointstart2 0+a 0-b"
         changed = ChangeVbFilter(key=b"x", value=pack_checkpoints([(1, 0)]))
+        assert client.stats("tap")["eq_tapq:x:vb_filter"] == "0"
         assert client.status(changed) == Status.SUCCESS
+        assert client.stats("tap")["eq_tapq:x:vb_filter"] == "1"
         assert told(tap.taps(5)) == "0opaque4 1opaque1 1+c 1opaque8 1checkpointstart2"
         client.set(b"d", vbucket=0)
         client.set(b"e", vbucket=1)

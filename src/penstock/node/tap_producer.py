@@ -521,7 +521,12 @@ class TapProducer(ChangeProducer):
         return (stream.report() for stream in self.streams.values())
 
     def details(self) -> dict[str, Any]:
-        return {"flags": int(self.options.flags), "unacked": self.log.unacked, "sequence": self.log.sent}
+        return {
+            "flags": int(self.options.flags),
+            "vb_filter": ",".join(map(str, self.options.vbuckets or ())),
+            "unacked": self.log.unacked,
+            "sequence": self.log.sent,
+        }
 
 
 def _fields(data: bytes | bytearray, places: Column, dtype: str) -> Column:
