@@ -357,25 +357,28 @@ class UprFailovers(Failovers):
         self.consumer.position, self.log = position, producer.log
         self.check()
 
-    @rule(data=st.data())
-    def stream(self, data):
-        """A snapshot up to what there is, whole or broken off, at its end message at the latest."""
+    @rule(keys=st.lists(st.sampled_from(KEYS), max_size=3), received=st.none() | st.integers(1, 2))
+    def stream(self, keys, received):
+        """A snapshot up to what there is, broken off after so many changes, or else with its end message."""
+        self.write(keys, delete=False)
         if not self.log:
             self.connect()
         position = self.consumer.position
-        rows = self.producer.snapshot(position.seqno, self.producer.high_seqno)
-        count = data.draw(st.integers(0, len(rows)), "received")
-        for seqno, key, version in rows[:count]:
+        for seqno, key, version in self.producer.snapshot(position.seqno, self.producer.high_seqno)[:received]:
             position = advance_to(position, seqno, UNKNOWN_END, self.log)
             self.consumer.rows.append((position.history, seqno, key, version))
-        if count == len(rows) and data.draw(st.booleans(), "ended"):
-            if not position.is_complete:
-                position = advance_to(position, position.seqno, position.seqno, self.log)
-        else:
+        if received is not None:
             self.log = ()
+        elif not position.is_complete:
+            position = advance_to(position, position.seqno, position.seqno, self.log)
         self.consumer.position = position
         self.check()
 
+    @rule(lost=st.integers(1, 2))
+    def lose(self, lost):
+        """The producer comes back without its newest changes."""
+        self.fail_over(0, lost)
 
-UprFailovers.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+
+UprFailovers.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
 TestUprFailovers = UprFailovers.TestCase
