@@ -44,6 +44,26 @@ def test_only_becoming_active_by_itself_begins_a_branch(
     assert vbucket.failover_log == (((5, 4),) if begun else ()) + ((1, 0),)
 
 
+@pytest.mark.parametrize(
+    ("hides", "ends"),
+    [
+        # that of the snapshot up to 2, up to 3, and so on
+        (False, [2, 3, 6, 6, 6]),
+        (True, [6, 6, 6, 6, 6]),
+    ],
+)
+def test_a_snapshot_ends_in_an_older_one_only_if_that_hides_nothing(hides: bool, ends: list[int]) -> None:
+    vbucket = new_bucket().find(0)
+    vbucket.set_state(VbucketState.REPLICA)
+    for seqno, key in ((2, b"a"), (3, b"b"), (6, b"c")):
+        mutate(vbucket, key, seqno, end=LAST_SEQNO)
+    assert seqnos(vbucket) == []
+    vbucket.end_snapshot(hides=hides)
+    assert vbucket.whole_seqno == 6
+    assert [vbucket.snapshot(0, end).end_seqno for end in range(2, 7)] == ends
+    assert vbucket.rollback(3) == (0 if hides else 3)
+
+
 def test_a_branch_begins_at_the_end_of_the_last_complete_snapshot() -> None:
     vbucket = new_bucket().find(0)
     vbucket.set_state(VbucketState.REPLICA)

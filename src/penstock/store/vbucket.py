@@ -350,6 +350,15 @@ class Vbucket:
             self._whole_seqno = high
         return _new_stored(Stored, (cas, seqno))
 
+    def end_snapshot(self, *, hides: bool) -> None:
+        """Let the snapshot that `apply` is in be complete with the newest change.
+
+        hides: it left seqnos out, so that it may lack versions that were current inside it: no snapshot ends there.
+        """
+        self._whole_seqno = None
+        if hides:
+            self._index.lowest_snapshot_end = max(self._index.lowest_snapshot_end, self.high_seqno)
+
     def snapshot(self, start_seqno: int, end_seqno: int) -> Snapshot:
         """Return the changes after start_seqno up to end_seqno, as they are now, whatever is written later.
 
