@@ -19,7 +19,7 @@ from penstock.client.stream import ChangeStream
 from penstock.client.tap_feed import TapFeed
 from penstock.errors import KeyNotFound, RemoteProtocolError, TemporaryFailure, UsageError
 from penstock.store.failover import FailoverLog
-from penstock.wire.constants import MAX_KEY, MAX_SEQNO, MAX_VALUE, Dialect, Status, VbucketState
+from penstock.wire.constants import MAX_KEY, MAX_SEQNO, MAX_VALUE, Dialect, Status
 from penstock.wire.frame import Frame
 from penstock.wire.kv import (
     Add,
@@ -177,8 +177,8 @@ class Bucket:
         await self._once([CloseProducer(key=name.encode())])
 
     async def high_seqnos(self) -> dict[int, int]:
-        """Return the high seqno of every active vbucket."""
-        (frame,) = await self._call([GetAllVbSeqnos(state=VbucketState.ACTIVE)])
+        """Return the high seqno of every vbucket that is alive: those of a bridge are replicas."""
+        (frame,) = await self._call([GetAllVbSeqnos()])
         return unpack_vb_seqnos(frame.value)
 
     async def failover_logs(self, vbuckets: Sequence[int]) -> dict[int, FailoverLog]:

@@ -112,11 +112,13 @@ class Feed(Follower):
         dialect: Dialect = Dialect.DCP,
         exact_end: bool = False,
         ends_now: bool = False,
+        every_move: bool = False,
     ) -> None:
         """vbuckets: how many the bucket has. window: flow control, bytes. dialect: any but TAP.
 
         exact_end: leave out changes behind end_seqno, which a producer may send to complete a snapshot. ends_now:
         each connection's first act is to find out where the streams end; the end_seqno of `wanted` says nothing.
+        every_move: a position that moves without a change makes a delivery as well, without any.
         Raises UsageError for a vbucket that the bucket does not have.
         """
         if foreign := [vb for vb in wanted if not 0 <= vb < vbuckets]:
@@ -127,6 +129,7 @@ class Feed(Follower):
         self.noop = self._speech.noop
         self._exact_end = exact_end
         self._ends_now = ends_now
+        self._every_move = every_move
         self._streams = {vb: _Stream(vb, each, each.position, each.end_seqno) for vb, each in wanted.items()}
         nothing = {vb for vb, each in wanted.items() if _is_nothing(each.position, each.end_seqno)}
         self._unfinished = set(wanted) - (set() if ends_now else nothing)
@@ -136,6 +139,7 @@ class Feed(Follower):
         self._logs: dict[int, _Asked] = {}
         self._unanswered = 0
         self._moved: set[int] = set()
+        self._adopted: dict[int, FailoverLog] = {}
         self._unacked = 0
         self.connection_lost()
 
@@ -362,6 +366,7 @@ class Feed(Follower):
 
     def _adopt(self, stream: _Stream, position: Position, log: FailoverLog) -> None:
         stream.position, stream.log = position, log
+        self._adopted[stream.vbucket] = log
         self._context.vbuuid[stream.vbucket] = signed64(log[0].vbuuid)
         self._context.history[stream.vbucket] = position.history
         self._moved.add(stream.vbucket)
@@ -523,6 +528,15 @@ class Feed(Follower):
         stream.state = advance(stream.state, StreamEvent.CLOSED, stream.vbucket, self.dialect)
         self._finish(stream)
         self._outgoing.append(self._speech.close_request(stream.vbucket))
+
+    def _flush(self) -> None:
+        if self._every_move and self._moved and not self._rows:
+            self._deliver([])
+        super()._flush()
+
+    def _new_logs(self) -> dict[int, FailoverLog]:
+        logs, self._adopted = self._adopted, {}
+        return logs
 
     def _moved_positions(self) -> dict[int, Position]:
         moved, self._moved = self._moved, set()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from penstock.client.position import Position
 from penstock.errors import Error
+from penstock.store.failover import FailoverLog
 from penstock.wire.columns import Run, StreamContext, batch_of, changes_of
 from penstock.wire.connection import ReceiveEvent
 from penstock.wire.constants import Dialect
@@ -23,13 +24,15 @@ class Delivery(NamedTuple):
     """What a caller gets at once.
 
     positions: those behind the changes. nbytes: what the changes took on the wire; connection: the number of the one
-    that they came by, to which they are acknowledged.
+    that they came by, to which they are acknowledged. logs: the failover logs, newest entry first, of the streams that
+    began in front of these changes.
     """
 
     content: pa.RecordBatch | list[Change]
     positions: dict[int, Position]
     nbytes: int
     connection: int
+    logs: Mapping[int, FailoverLog]
 
     @property
     def batch(self) -> pa.RecordBatch:
@@ -167,8 +170,13 @@ class Follower(ABC):
         """Return the positions that have moved since this was asked last."""
         return {}
 
+    def _new_logs(self) -> dict[int, FailoverLog]:
+        """Return the failover logs that have become known since this was asked last."""
+        return {}
+
     def _deliver(self, content: pa.RecordBatch | list[Change]) -> None:
-        delivery = Delivery(content, self._moved_positions(), self._take_count(), self._connection)
+        positions, logs = self._moved_positions(), self._new_logs()
+        delivery = Delivery(content, positions, self._take_count(), self._connection, logs)
         self.queued_bytes += delivery.nbytes
         self._delivered += 1
         self.deliveries.append(delivery)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -166,7 +167,8 @@ class Retry:
             ) from error
         if waited >= _QUIET_SECONDS and not self._has_warned:
             self._has_warned = True
-            logger.warning("%s does not serve (%s); trying again for up to %g s", address, error, self._seconds)
+            limit = f" for up to {self._seconds:g} s" if self._seconds < math.inf else ""
+            logger.warning("%s does not serve (%s); trying again%s", address, error, limit)
         delay, self._delay = self._delay, min(self._delay * 2, LONGEST_DELAY)
         return min(delay, self._seconds - waited)
 

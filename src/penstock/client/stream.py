@@ -58,6 +58,10 @@ class ChangeStream:
         """Bytes of changes that have been received and not been dealt with."""
         return self._feed.queued_bytes
 
+    @property
+    def is_connected(self) -> bool:
+        return self._link is not None
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -73,16 +77,16 @@ class ChangeStream:
 
     async def changes(self) -> AsyncGenerator[Change, None]:
         """Give the same changes as objects."""
-        while (delivery := await self._next()) is not None:
+        while (delivery := await self.next_delivery()) is not None:
             for change in delivery.changes:
                 yield change
 
     async def batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
         """Give the changes as record batches, as the stream itself does when it is iterated over."""
-        while (delivery := await self._next()) is not None:
+        while (delivery := await self.next_delivery()) is not None:
             yield delivery.batch
 
-    async def _next(self) -> Delivery | None:
+    async def next_delivery(self) -> Delivery | None:
         """Return what arrived next, None once every stream has ended."""
         self._consumed()
         self._waiting_since = self._loop.time()
