@@ -14,9 +14,10 @@ from penstock.errors import KeyNotFound
 from penstock.node.tap_clients import TapBucket
 from penstock.store.bucket import Bucket
 from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import Dialect
+from penstock.wire.constants import Dialect, VbucketState
 
 if TYPE_CHECKING:
+    from penstock.node.follow import Bridge
     from penstock.node.producers import ChangeProducer
 
 __all__ = ["Counters", "Sent", "ServedBucket", "VbucketEvent", "VbucketListener", "Waiting"]
@@ -75,6 +76,7 @@ class Waiting(Protocol):
 class ServedBucket:
     """changed: vbuckets that changed since the last `notify`. producers: the change-stream connections, by dialect and
     name. sent: by dialect, in total. listeners: who is told what happens to whole vbuckets, all producers among them.
+    bridge: keeps the bucket like another node's, None where nothing does.
     """
 
     def __init__(self, name: str, vbuckets: int) -> None:
@@ -86,6 +88,7 @@ class ServedBucket:
         self.sent = {dialect: Sent() for dialect in Dialect}
         self.tap = TapBucket()
         self.listeners: set[VbucketListener] = set()
+        self.bridge: Bridge | None = None
         self._waiting: dict[int, set[Waiting]] = {}
         self._anonymous = count(1)
 
@@ -139,12 +142,12 @@ class ServedBucket:
             listener.vbucket_changed(vbucket, event)
 
     def config(self, port: int) -> bytes:
-        """Return the cluster map, as JSON: one node, which has every vbucket.
+        """Return the cluster map, as JSON: one node, which has every active vbucket; the others are nowhere.
 
         `$HOST` stands for the address that the client dialled. Clients know a node by its `mgmt` service and want it
         present; there is no HTTP here, so it is the port that this node has.
         """
-        vbuckets = len(self.store.vbuckets)
+        places = [[0 if vbucket.state is VbucketState.ACTIVE else -1] for vbucket in self.store.vbuckets]
         return json.dumps(
             {
                 "rev": 1,
@@ -161,7 +164,7 @@ class ServedBucket:
                     "hashAlgorithm": "CRC",
                     "numReplicas": 0,
                     "serverList": [f"$HOST:{port}"],
-                    "vBucketMap": [[0]] * vbuckets,
+                    "vBucketMap": places,
                 },
             },
             separators=(",", ":"),

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
 
+from penstock.client.address import parse_address
 from penstock.errors import Error, OperationTimeout, UsageError
 from penstock.node.connection import NodeConnection
+from penstock.node.follow import Bridge, find_upstream
 from penstock.node.producers import ProducerReport
 from penstock.node.served import ServedBucket
 from penstock.node.tap_settings import TapSettings
@@ -45,7 +47,8 @@ class Node:
     """A running node. Made by `start` on the running event loop, or by `running` on a thread of its own.
 
     All but `url`, `host` and `kv_port` belongs to the event loop's thread. dialect: the one that the listener is pinned
-    to, None for none. prototype: mutations are sent as the collections prototype of DCP did.
+    to, None for none. prototype: mutations are sent as the collections prototype of DCP did. bridge: what follows
+    another node, None where nothing does.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: str, buckets: Sequence[str], vbuckets: int) -> None:
@@ -56,6 +59,7 @@ class Node:
         self.tap = TapSettings()
         self.dialect: Dialect | None = None
         self.prototype = False
+        self.bridge: Bridge | None = None
         self.slab = Slab()  # one for all: a read fills it and is dealt with before the next
         self.buckets = {name: ServedBucket(name, vbuckets) for name in buckets}
         self.connections: set[NodeConnection] = set()
@@ -71,29 +75,42 @@ class Node:
         cls,
         host: str = "127.0.0.1",
         port: int = DEFAULT_PORT,
-        buckets: Sequence[str] = DEFAULT_BUCKETS,
+        buckets: Sequence[str] | None = None,
         vbuckets: int = 1024,
         *,
         idle_timeout: float = IDLE_TIMEOUT,
         protocol: str = "auto",
+        follow: str | None = None,
+        follow_protocol: str | None = None,
     ) -> Node:
         """Start a node that accepts connections. port: 0 picks a free one. vbuckets: a power of two up to 65536.
 
         idle_timeout: seconds that a consumer may leave a NOOP unanswered, or, where its dialect has none, may take
-        nothing of what is to be sent. protocol: one of PROTOCOLS.
+        nothing of what is to be sent. protocol: one of PROTOCOLS. follow: the connection string of a bucket, which the
+        node then has as well, kept like it by a Bridge; follow_protocol: the dialect to ask in, if the string does not
+        say it. buckets: `default` unless there is one to follow.
         Raises UsageError for an address that is not of this machine alone, a wrong bucket or number; Error for one that
-        is taken.
+        is taken; and as find_upstream does, where there is a bucket to follow.
         """
         host = _loopback(host)
-        _check(buckets, vbuckets, port)
+        if buckets is None:
+            buckets = DEFAULT_BUCKETS if follow is None else ()
+        followed = [] if follow is None else [parse_address(follow).bucket]
+        _check([*buckets, *followed], vbuckets, port)
         if protocol not in PROTOCOLS:
             raise UsageError(f"protocol {protocol!r}: expected {', '.join(PROTOCOLS)}")
         node = cls(asyncio.get_running_loop(), host, buckets, vbuckets)
         node.idle_timeout = idle_timeout
         node.dialect, node.prototype = PROTOCOLS[protocol]
+        if follow is not None:
+            upstream = await find_upstream(follow, follow_protocol)
+            served = node.buckets[upstream.address.bucket] = ServedBucket(upstream.address.bucket, upstream.vbuckets)
+            node.bridge = Bridge(served, upstream.address)
         try:
             node._server = await node.loop.create_server(lambda: NodeConnection(node), host, port)
         except OSError as error:
+            if node.bridge is not None:
+                await node.bridge.stop()
             raise Error(
                 f"cannot listen on {host} port {port}: {os.strerror(error.errno) if error.errno else error}"
             ) from error
@@ -104,24 +121,33 @@ class Node:
     @contextmanager
     def running(
         cls,
-        buckets: Sequence[str] = DEFAULT_BUCKETS,
+        buckets: Sequence[str] | None = None,
         vbuckets: int = 1024,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
         idle_timeout: float = IDLE_TIMEOUT,
         protocol: str = "auto",
+        follow: str | None = None,
+        follow_protocol: str | None = None,
     ) -> Iterator[Node]:
         """Run a node on a thread and an event loop of its own while the `with` block lasts.
 
         Raises as `start` does, and OperationTimeout if the node does not start or stop in time.
         """
+        patience = _START_SECONDS + (0 if follow is None else parse_address(follow).options.retry_seconds)
         loop = asyncio.new_event_loop()
         thread = Thread(target=loop.run_forever, name="penstock-node", daemon=True)
         thread.start()
         try:
-            starting = cls.start(host, port, buckets, vbuckets, idle_timeout=idle_timeout, protocol=protocol)
-            node = asyncio.run_coroutine_threadsafe(starting, loop).result(_START_SECONDS)
+            starting = cls.start(
+                *(host, port, buckets, vbuckets),
+                idle_timeout=idle_timeout,
+                protocol=protocol,
+                follow=follow,
+                follow_protocol=follow_protocol,
+            )
+            node = asyncio.run_coroutine_threadsafe(starting, loop).result(patience)
             try:
                 yield node
             finally:
@@ -154,6 +180,8 @@ class Node:
     async def stop(self) -> None:
         """Stop listening and end all connections; what was answered is sent if the peers take it within a second."""
         self._stopping = True
+        if self.bridge is not None:
+            await self.bridge.stop()
         self._server.close()
         if not self.connections:
             self._empty.set()

@@ -34,6 +34,9 @@ def group(connection: NodeConnection, text: str) -> Stats:
     if about_producers is not None:
         found = about_producers(connection.selected(), name, " ".join(arguments))
         return tap_stats.with_totals(connection, found) if name == "tap" else found
+    bridge = connection.selected().bridge
+    if text == "follow" and bridge is not None:
+        return bridge.stats()
     of_vbucket = _OF_VBUCKET.get(name)
     if of_vbucket is None:
         raise KeyNotFound(f"no statistics {text!r}")

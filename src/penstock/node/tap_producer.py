@@ -148,8 +148,8 @@ class TapProducer(ChangeProducer):
     def _wants(self, vbucket: Vbucket) -> bool:
         if self.options.vbuckets and vbucket.id not in self.options.vbuckets:
             return False
-        if self._is_dump:
-            return vbucket.state is VbucketState.ACTIVE and vbucket.items > 0
+        if self._is_dump:  # copies are dumped by their owner, but a bridge is there for nothing else
+            return vbucket.items > 0 and (vbucket.state is VbucketState.ACTIVE or self.bucket.bridge is not None)
         return vbucket.state is not None
 
     def _open(self, vbucket: Vbucket) -> None:
@@ -426,9 +426,9 @@ class TapProducer(ChangeProducer):
     def _say_flushed(self) -> None:
         """Say once that all was flushed; where it was only some vbuckets, begin those anew."""
         flushed, self._flushed = self._flushed, set()
-        actives = {v.id for v in self.bucket.store.vbuckets if v.state is VbucketState.ACTIVE}
+        alive = {v.id for v in self.bucket.store.vbuckets if v.state is not None}
         streams = [stream for number, stream in self.streams.items() if number in flushed]
-        if not actives <= flushed:
+        if not alive <= flushed:
             for stream in streams:
                 self._restart(stream)
             return

@@ -1,0 +1,335 @@
+"""The bridge: a bucket whose vbuckets are copies of another node's, kept up to date in one dialect, served in all.
+
+Where to go on is not remembered but read from the store, anew for each connection: it ends with the last complete
+snapshot of each vbucket, and with the part of it that the upstream's failover log shares. So whatever happens to a
+connection, to the upstream or to a vbucket here is dealt with in one way: follow again.
+
+TAP knows neither seqnos nor branches. The copies then have their own, and every connection begins with nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from penstock.client.address import Address, dialect_of, parse_address
+from penstock.client.bucket import Bucket
+from penstock.client.feed import Feed, Wanted
+from penstock.client.follower import Delivery, Follower
+from penstock.client.position import BEGINNING, Position, branch_of
+from penstock.client.session import LONGEST_DELAY, RETRIED, Retry
+from penstock.client.stream import ChangeStream
+from penstock.client.tap_feed import TapFeed
+from penstock.errors import Error, RemoteProtocolError, Unreachable, UsageError
+from penstock.node.served import ServedBucket, VbucketEvent
+from penstock.store.failover import FailoverLog
+from penstock.store.vbucket import LAST_SEQNO, Vbucket
+from penstock.wire.columns import changes_of
+from penstock.wire.constants import MAX_KEY, MAX_SEQNO, Dialect, VbucketState
+from penstock.wire.schema import Change, Event
+
+__all__ = ["Bridge", "Upstream", "common_seqno", "find_upstream"]
+
+logger = logging.getLogger("penstock.node")
+
+FOLLOWED = frozenset((VbucketState.REPLICA, VbucketState.PENDING))
+"""The states of a vbucket that takes changes from elsewhere."""
+
+_SLICE_SECONDS = 0.005
+_SLICE_ROWS = 256  # a millisecond: changes_of 1.5 us a row, apply 2.3 us
+_EVENTS = {event.value: event for event in (Event.MUTATION, Event.DELETION, Event.EXPIRATION)}
+
+
+def common_seqno(own: FailoverLog, high_seqno: int, theirs: FailoverLog) -> int:
+    """Return the highest seqno up to which two histories are the same, as far as their failover logs tell.
+
+    own, theirs: newest entry first. high_seqno: the own one. 0 if they share no branch.
+    """
+    ends = [MAX_SEQNO, *(entry.seqno for entry in theirs)]
+    end_of = {entry.vbuuid: end for entry, end in zip(theirs, ends, strict=False)}
+    upper = high_seqno
+    for vbuuid, begin in own:
+        if vbuuid in end_of:
+            return min(upper, end_of[vbuuid])
+        upper = begin
+    return 0
+
+
+class Upstream(NamedTuple):
+    """A bucket to follow, and how many vbuckets it has."""
+
+    address: Address
+    vbuckets: int
+
+
+async def find_upstream(url: str, protocol: str | None = None) -> Upstream:
+    """Connect to a bucket to learn its shape. protocol: the dialect to ask in; None: as the connection string says.
+
+    Raises Unreachable if it does not serve within `retry_seconds`, UsageError for what cannot be followed,
+    RemoteProtocolError for a peer that speaks another protocol.
+    """
+    address = parse_address(url)
+    if protocol is not None:
+        address = replace(address, options=replace(address.options, protocol=dialect_of(protocol)))
+    async with Bucket(address) as bucket:
+        if bucket.vbuckets & (bucket.vbuckets - 1):
+            raise UsageError(f"{address} has {bucket.vbuckets} vbuckets, expected a power of two")
+        return Upstream(address, bucket.vbuckets)
+
+
+class Bridge:
+    """Keeps a served bucket like the one at an address.
+
+    dialect: in which the upstream is asked. task: runs until `stop`, or ends with the Error that no retry mends.
+    changes, rollbacks, connections: how many there were; a flush counts as a rollback.
+    """
+
+    def __init__(self, served: ServedBucket, address: Address) -> None:
+        self.address = address
+        self.dialect = address.options.protocol
+        self.changes = self.rollbacks = self.connections = 0
+        self._served = served
+        self._vbuckets = served.store.vbuckets
+        # Each try is one of its own, since where it begins depends on what the one before has left.
+        self._upstream = Bucket(replace(address, options=replace(address.options, retry_seconds=0)))
+        self._stream: ChangeStream | None = None
+        self._followed: set[int] = set()
+        self._incomplete: dict[int, bool] = {}
+        """Vbuckets inside a snapshot, and whether it leaves seqnos out, whose changes it may hide."""
+        self._again = asyncio.Event()
+        self._is_own_event = False
+        self._loop = asyncio.get_running_loop()
+        self._opened_at = math.inf
+        self._slice_began = self._loop.time()
+        for vbucket in self._vbuckets:
+            vbucket.set_state(VbucketState.REPLICA)
+        served.bridge = self
+        served.listeners.add(self)
+        self.task = self._loop.create_task(self._run())
+        self.task.add_done_callback(_log_end)
+
+    async def stop(self) -> None:
+        self._served.listeners.discard(self)
+        self.task.cancel()
+        await asyncio.wait([self.task])
+        await self._upstream.close()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._stream is not None and self._stream.is_connected
+
+    def stats(self) -> Iterator[tuple[str, object]]:
+        """The group `follow` of STAT."""
+        yield "url", str(self.address)
+        yield "dialect", self.dialect.value
+        yield "connected", str(self.is_connected).lower()
+        yield "connections", self.connections
+        yield "vbuckets", len(self._followed)
+        yield "changes", self.changes
+        yield "rollbacks", self.rollbacks
+        yield "queued_bytes", self._stream.queued_bytes if self._stream else 0
+        for vbucket in self._vbuckets:
+            if vbucket.id in self._followed:
+                yield f"vb_{vbucket.id}:seqno", vbucket.high_seqno
+                yield f"vb_{vbucket.id}:whole_seqno", vbucket.whole_seqno
+
+    def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
+        """Follow other vbuckets than before, or one again that was emptied by others."""
+        if self._is_own_event:
+            return
+        is_followed = vbucket.state in FOLLOWED
+        is_emptied = is_followed and event is not VbucketEvent.STATE_CHANGED
+        if is_followed == (vbucket.id in self._followed) and not is_emptied:
+            return
+        self._followed.discard(vbucket.id)
+        if is_followed or self.dialect is not Dialect.TAP:  # TAP would send all others anew
+            self._again.set()
+
+    # Connections
+
+    async def _run(self) -> None:
+        retry = Retry(math.inf, self._loop.time)
+        while True:
+            try:
+                await self._follow()
+            except (Unreachable, *RETRIED) as error:
+                if self._loop.time() - self._opened_at > LONGEST_DELAY:
+                    retry.succeeded()
+                cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+                logger.info("%s: %s", self.address, cause)
+                await asyncio.sleep(retry.next_delay(cause, self.address))
+            except UsageError as error:
+                raise Error(f"cannot follow {self.address} any more: {error}") from error
+
+    async def _follow(self) -> None:
+        """Follow over one connection, until it ends or other vbuckets are to be followed."""
+        self._again.clear()
+        self._opened_at = math.inf
+        stream: ChangeStream | None = None
+        closing: asyncio.Task[None] | None = None
+        try:
+            feed = await self._feed()
+            if not self._followed:
+                await self._again.wait()
+            if self._again.is_set():
+                return
+            stream = self._stream = ChangeStream(self._upstream.address, feed, self._upstream.high_seqnos)
+            closing = self._loop.create_task(self._close_again(stream))
+            self._opened_at = self._loop.time()
+            self.connections += 1
+            while (delivery := await stream.next_delivery()) is not None:
+                await self._take(delivery)
+        finally:
+            self._stream = None
+            if closing is not None:
+                closing.cancel()
+            if stream is not None:
+                await stream.close()
+
+    async def _close_again(self, stream: ChangeStream) -> None:
+        await self._again.wait()
+        await stream.close()
+
+    async def _feed(self) -> Follower:
+        """Return what to ask the upstream for, after having gone back to what is shared with it."""
+        options, count = self.address.options, len(self._vbuckets)
+        window = options.flow_control_bytes
+        logs: dict[int, FailoverLog] = {}
+        if self.dialect is Dialect.TAP:
+            async with self._upstream:
+                pass
+        else:
+            logs = await self._upstream.failover_logs(range(count))
+        self._slice_began = self._loop.time()
+        self._incomplete.clear()
+        self._followed = {vbucket.id for vbucket in self._vbuckets if vbucket.state in FOLLOWED}
+        wanted: dict[int, Wanted] = {}
+        for number in sorted(self._followed):
+            vbucket = self._vbuckets[number]
+            if self.dialect is Dialect.TAP:
+                self._move(vbucket, 0, ())
+            else:
+                wanted[number] = Wanted(position=self._reconcile(vbucket, logs[number]))
+            await self._breathe()
+        if self.dialect is Dialect.TAP:
+            return TapFeed(count, self._followed, window=window)
+        return Feed(count, wanted, window=window, dialect=self.dialect, every_move=True)
+
+    # What arrives
+
+    async def _take(self, delivery: Delivery) -> None:
+        """Store what has arrived, in slices, and tell those who wait for it."""
+        self._slice_began = self._loop.time()
+        content = delivery.content
+        rows = len(content) if isinstance(content, list) else content.num_rows
+        back = set()
+        if isinstance(content, list):
+            back = {change.vbucket for change in content if change.event == Event.ROLLBACK}
+        for number, log in delivery.logs.items():
+            if number in self._followed and number not in back:
+                vbucket = self._vbuckets[number]
+                self._move(vbucket, vbucket.high_seqno, log)
+        for at in range(0, rows, _SLICE_ROWS):
+            if self._again.is_set():
+                return
+            part = content[at : at + _SLICE_ROWS]
+            for change in part if isinstance(part, list) else changes_of(part):
+                if change.vbucket in self._followed:
+                    self._store(change, delivery)
+            await self._breathe()
+        for number, position in delivery.positions.items():
+            if number in self._followed:
+                self._complete(self._vbuckets[number], position.snap_start)
+        self._served.notify()
+
+    def _store(self, change: Change, delivery: Delivery) -> None:
+        vbucket = self._vbuckets[change.vbucket]
+        if change.event == Event.ROLLBACK:
+            back_to = change.seqno or 0
+            self._move(vbucket, back_to, delivery.logs.get(vbucket.id, ()))
+            if vbucket.high_seqno < back_to:  # then what follows begins in the wrong place
+                self._followed.discard(vbucket.id)
+                self._again.set()
+            return
+        event, key, seqno = _EVENTS.get(change.event), change.key or b"", change.seqno
+        if event is None or not 0 < len(key) <= MAX_KEY:
+            raise RemoteProtocolError(f"vbucket {vbucket.id}: {change.event} of a key of {len(key)} bytes")
+        if seqno is not None:
+            self._complete(vbucket, delivery.positions[vbucket.id].snap_start, before=seqno)
+            is_gap = seqno != vbucket.high_seqno + 1
+            self._incomplete[vbucket.id] = self._incomplete.get(vbucket.id, False) or is_gap
+        vbucket.apply(
+            event,
+            key,
+            change.value or b"",
+            cas=change.cas or vbucket.max_cas + 1,
+            rev_seqno=change.rev_seqno or 1,
+            seqno=seqno,
+            snapshot_end=None if seqno is None else LAST_SEQNO,
+            flags=change.flags or 0,
+            expiry=change.expiry or 0,
+            lock_time=change.lock_time or 0,
+            datatype=change.datatype or 0,
+            delete_time=change.delete_time or 0,
+        )
+        self.changes += 1
+        self._served.changed.add(vbucket.id)
+
+    def _complete(self, vbucket: Vbucket, end: int, before: int = MAX_SEQNO) -> None:
+        """End the snapshot that a vbucket is in if it has come to its end, and if the next change lies behind that."""
+        if vbucket.high_seqno == end < before and vbucket.id in self._incomplete:
+            vbucket.end_snapshot(hides=self._incomplete.pop(vbucket.id))
+            self._served.changed.add(vbucket.id)
+
+    async def _breathe(self) -> None:
+        """Let others have the event loop, if they have waited for long."""
+        if self._loop.time() - self._slice_began > _SLICE_SECONDS:
+            self._served.notify()
+            await asyncio.sleep(0)
+            self._slice_began = self._loop.time()
+
+    # Histories
+
+    def _reconcile(self, vbucket: Vbucket, log: FailoverLog) -> Position:
+        """Go back to the last complete snapshot that the upstream of this failover log has as well."""
+        common = common_seqno(vbucket.failover_log, vbucket.high_seqno, log)
+        self._move(vbucket, min(common, vbucket.whole_seqno), log)
+        seqno = vbucket.high_seqno
+        if not seqno:
+            return BEGINNING
+        return Position(seqno=seqno, vbuuid=branch_of(log, seqno), snap_start=seqno, snap_end=seqno)
+
+    def _move(self, vbucket: Vbucket, seqno: int, log: FailoverLog) -> None:
+        """Go back to a seqno, and take over the upstream's failover log if that is known; tell it if it can be noticed.
+
+        Where a vbucket cannot end at the seqno, it goes back further.
+        """
+        whole, before = vbucket.whole_seqno, vbucket.failover_log
+        if seqno < vbucket.high_seqno:
+            self._incomplete.pop(vbucket.id, None)
+            vbucket.rollback(seqno)
+        if log and log[0].vbuuid:
+            vbucket.set_failover_log(log)
+        if vbucket.whole_seqno < whole:
+            self.rollbacks += 1
+            logger.info("vbucket %d of %s: back from %d to %d", vbucket.id, self.address, whole, vbucket.high_seqno)
+            self._tell(vbucket, VbucketEvent.STATE_CHANGED if vbucket.high_seqno else VbucketEvent.FLUSHED)
+        elif vbucket.failover_log != before:
+            self._tell(vbucket, VbucketEvent.STATE_CHANGED)
+
+    def _tell(self, vbucket: Vbucket, event: VbucketEvent) -> None:
+        self._is_own_event = True
+        try:
+            self._served.tell(vbucket, event)
+        finally:
+            self._is_own_event = False
+        self._served.changed.add(vbucket.id)
+
+
+def _log_end(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("%s", error)
