@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.node import Node
+from penstock.node import tap as tap_module
 from penstock.node.tap_settings import TapSettings
 from penstock.wire.constants import Magic, Opcode, Status, TapFlag
 from penstock.wire.frame import Frame
@@ -431,6 +432,17 @@ def test_a_client_whose_history_is_gone_begins_anew(node, client):
     client.set(b"d")
     with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
         assert told(tap.taps(5)) == "0opaque1 1opaque1 0+d 0opaque8 1opaque8"
+
+
+def test_only_so_many_clients_are_kept(node, client, monkeypatch):
+    monkeypatch.setattr(tap_module, "MAX_CLIENTS", 1)
+    with tapping(node, b"r", F.REGISTERED_CLIENT) as tap, connected(node) as other:
+        tap.taps(7)
+        other.send(TapConnect(key=b"s", flags=int(F.REGISTERED_CLIENT)))
+        assert other.receive().specific == Status.ENOMEM
+        assert other.ended()
+        tap.join(b"r", F.REGISTERED_CLIENT)
+        assert tap.status(Noop()) == Status.SUCCESS
 
 
 # What happens to vbuckets

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "FIRST", "HANDLERS", "refuse"]
 
+MAX_CLIENTS = 4096
+"""Consumers whose places a bucket keeps; a registered one more is refused, until another is deregistered."""
+
 _ID, _IDS = Struct(">Q"), Struct(">QQ")
 
 
@@ -31,6 +34,9 @@ def _connect(connection: NodeConnection, frame: Frame) -> bytes:
     if len(request.key) > MAX_KEY:
         raise InvalidArguments(f"name of {len(request.key)} bytes, limit {MAX_KEY}")
     options = _options(request, frame)
+    known = bucket.tap.clients
+    if options.flags & TapConnectFlag.REGISTERED_CLIENT and request.key not in known and len(known) >= MAX_CLIENTS:
+        raise Goodbye(f"{len(known)} TAP clients are kept, limit {MAX_CLIENTS}", reply(frame, Status.ENOMEM))
     if older is not None:
         if older.dialect is not Dialect.TAP:
             raise InvalidArguments(f"this connection speaks {older.dialect.value}")
