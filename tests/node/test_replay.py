@@ -7,9 +7,10 @@ import pytest
 from penstock.node import Node
 from penstock.wire.constants import Status
 from tests.node.replay import CLOSED, CLOSES, EXPECT, NAMES, SEND, Mismatch, Missing, playing, recording
+from tests.node.replay_edits import acknowledged, acknowledges, at_once
 from tests.node.replay_script import script
 from tests.node.replay_state import VBUCKETS, build
-from tests.node.replay_tables import DIFFERENCES, LOOSE, NOT_YET, acknowledged, acknowledges, at_once
+from tests.node.replay_tables import DIFFERENCES, LOOSE, NOT_YET
 
 MISSING = {name: capability for capability, names in NOT_YET.items() for name in names}
 REPLAYED = [name for name in NAMES if name not in MISSING]

@@ -1,0 +1,269 @@
+"""Edits of a script: what makes of a conversation with the recorded server one with ours.
+
+An edit takes a script and returns another; where there is nothing for it to do, an equal one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock.wire.constants import Magic, Opcode, SnapshotFlag, Status, TapFlag
+from penstock.wire.frame import Frame
+from penstock.wire.tap import TapMessage
+from tests.node.replay import (
+    CLOSED,
+    CLOSES,
+    DO,
+    EXPECT,
+    MARKER,
+    REMARK,
+    SEND,
+    TAP_ITEM,
+    Mismatch,
+    Player,
+    Script,
+    Step,
+    cut,
+    header,
+)
+from tests.node.replay_state import changes_of, histories, is_item, is_tap, seqno, streams
+
+_STREAMING = range(Opcode.TAP_CONNECT, Opcode.DCP_CONTROL + 1)
+
+Edit = Callable[[Script], Script]
+
+
+def each(change: Callable[[Step], Step]) -> Edit:
+    """Change every frame that the server sends."""
+    return lambda steps: [change(step) if step.kind == EXPECT else step for step in steps]
+
+
+def without_text(step: Step) -> Step:
+    frame = step.frame
+    refused = frame.magic == Magic.RESPONSE and frame.specific not in (Status.SUCCESS, Status.ROLLBACK)
+    return step.change(value=b"") if refused else step
+
+
+def with_map(step: Step) -> Step:
+    frame = step.frame
+    refused = frame.magic == Magic.RESPONSE and frame.specific == Status.NOT_MY_VBUCKET
+    return step.change(value=b"a map") if refused and frame.opcode not in _STREAMING else step
+
+
+def of_memory(step: Step) -> Step:
+    if step.frame[:2] != (Magic.REQUEST, Opcode.DCP_SNAPSHOT_MARKER):
+        return step
+    start, end, _ = MARKER.unpack(step.frame.extras)
+    return step.change(extras=MARKER.pack(start, end, SnapshotFlag.MEMORY | SnapshotFlag.CHECKPOINT))
+
+
+def never_referenced(step: Step) -> Step:
+    frame = step.frame
+    if step.live and frame.opcode == Opcode.TAP_MUTATION:
+        return step.change(framing=frame.framing[:-1] + b"\0")
+    if step.live and frame.opcode == Opcode.DCP_MUTATION:
+        return step.change(extras=frame.extras[:-1] + b"\0")
+    return step
+
+
+def no_floor(steps: Script) -> Script:
+    """Let the highest rev_seqno of deleted documents matter to no one."""
+    known = {step.frame.key for step in steps if step.kind == EXPECT and is_item(step.frame) and not step.live}
+    changed = []
+    for step in steps:
+        frame = step.frame
+        if step.kind == EXPECT and is_tap(frame) and frame.opcode == Opcode.TAP_CHECKPOINT_START:
+            step = step.change(framing=bytes(8))
+        if step.live and frame.opcode == Opcode.TAP_MUTATION and frame.key not in known:
+            step = step.change(framing=(1).to_bytes(8, "big") + frame.framing[8:])
+            known.add(frame.key)
+        changed.append(step)
+    return changed
+
+
+def once(steps: Script) -> Script:
+    """Let no change come twice on a connection."""
+    seen: set[tuple[str, int]] = set()
+    kept = []
+    for step in steps:
+        change = step.connection, step.frame.cas
+        if step.kind == EXPECT and is_item(step.frame):
+            if change in seen:
+                continue
+            seen.add(change)
+        kept.append(step)
+    return kept
+
+
+def acknowledged(steps: Script) -> Script:
+    """Leave the answers of a TAP consumer to the player, which gives them when it is asked to."""
+    return [step for step in steps if step.kind != SEND or step.data[0] != Magic.RESPONSE]
+
+
+def acknowledges(steps: Sequence[Step]) -> bool:
+    """Tell whether the client of a recording answers what asks for that."""
+    asked = {step.frame.opaque for step in steps if step.kind == EXPECT and is_tap(step.frame)}
+    return any(
+        step.kind == SEND and step.data[0] == Magic.RESPONSE and header(step.data).opaque in asked for step in steps
+    )
+
+
+def keys_only(steps: Script) -> Script:
+    """Let TAP mutations come without their values, and say so."""
+    changed = []
+    for step in steps:
+        if step.kind == EXPECT and is_tap(step.frame) and step.frame.opcode == Opcode.TAP_MUTATION:
+            private, flags, *rest = TAP_ITEM.unpack(step.frame.extras)
+            step = step.change(extras=TAP_ITEM.pack(private, flags | TapFlag.NO_VALUE, *rest), value=b"")
+        changed.append(step)
+    return changed
+
+
+def after_do(message: TapMessage) -> Edit:
+    """Let the server send a change once the last thing has happened; its revision is two above the one before."""
+
+    def edit(steps: Script) -> Script:
+        place = max(place for place, step in enumerate(steps) if step.kind == DO)
+        old = next(step.frame for step in steps if step.kind == EXPECT and step.frame.key == message.key)
+        revision = int.from_bytes(old.framing, "big") + 2
+        frame = cut(message.encode())._replace(framing=revision.to_bytes(8, "big"), cas=1)
+        return [*steps[: place + 1], Step(EXPECT, frame=frame, text="ours"), *steps[place + 1 :]]
+
+    return edit
+
+
+def only_new(steps: Script) -> Script:
+    """Leave out what was there before."""
+    return [step for step in steps if step.live or not (step.kind == EXPECT and is_item(step.frame))]
+
+
+def more(index: int, *messages: TapMessage) -> Edit:
+    """Let the server send messages in front of the frame of an index."""
+
+    def edit(steps: Script) -> Script:
+        place = next(place for place, step in enumerate(steps) if step.index == index)
+        while steps[place - 1].kind == DO:
+            place -= 1
+        added = [Step(EXPECT, frame=cut(message.encode()), text="ours") for message in messages]
+        return [*steps[:place], *added, *steps[place:]]
+
+    return edit
+
+
+def goes_on(steps: Script) -> Script:
+    """Let nothing more be said of vbucket 0 once the filter has changed."""
+    place = next(place for place, step in enumerate(steps) if step.index == 38) + 1
+    rest = [step for step in steps[place:] if step.kind != EXPECT or step.frame.specific]
+    return [*steps[:place], *rest]
+
+
+def second_like_first(steps: Script) -> Script:
+    """Let the second connection that takes a name be sent at once what the first one was, which is closed."""
+    place = next(place for place, step in enumerate(steps) if step.kind == CLOSED)
+    again = [replace(step, connection="second") for step in steps if step.kind == EXPECT]
+    return [*steps[: place + 1], *again, *steps[place + 1 :]]
+
+
+def to_the_end(steps: Script) -> Script:
+    """Let a stream end at the first change that is not below the end that it was asked for, with what counts there."""
+    for stream in streams(steps):
+        shown = list(changes_of(steps, stream))
+        over = [step for step in shown[1:] if stream.start < stream.end <= seqno(step.frame)]
+        if not over:
+            continue
+        marker, last = shown[0], seqno(over[0].frame)
+        start, _, flags = MARKER.unpack(marker.frame.extras)
+        branch = histories()[stream.log[0].vbuuid]
+        counts = {branch[number].key: number for number in sorted(branch) if stream.start < number <= last}
+        rest = [
+            replace(marker, frame=branch[number]._replace(opaque=stream.opaque), text=f"what counts at {last}")
+            for number in sorted(counts.values())
+        ]
+        place = steps.index(marker)
+        marker = marker.change(extras=MARKER.pack(start, last, flags))
+        left_out = {step.index for step in shown}
+        steps = [*steps[:place], marker, *rest, *(step for step in steps[place:] if step.index not in left_out)]
+    return steps
+
+
+def answered(status: Status) -> Edit:
+    """Let the server answer with this status what made it close the connection, and all that follows."""
+
+    def edit(steps: Script) -> Script:
+        end = next(index for index, step in enumerate(steps) if step.kind == CLOSED)
+        kept: Script = []
+        for index, step in enumerate(steps):
+            if step.kind not in (CLOSED, REMARK):
+                kept.append(step)
+            if step.kind == SEND and (index > end or index == end - 1):
+                request = header(step.data)
+                reply = Frame(Magic.RESPONSE, request.opcode, status, opaque=request.opaque)
+                kept.append(Step(EXPECT, step.connection, frame=reply, index=step.index, text="the refusal of it"))
+        return kept
+
+    return edit
+
+
+def instead(index: int, **fields: Any) -> Edit:
+    """Change fields of the frame at an index."""
+    return each(lambda step: step.change(**fields) if step.index == index else step)
+
+
+def statistics(ours: Mapping[str, str | None]) -> Edit:
+    """Let the server send more statistics, in another order, and other values of some kinds.
+
+    ours: by kind what it sends instead; None: nothing; "": something.
+    """
+
+    def edit(steps: Script) -> Script:
+        recorded = {step.frame.key.decode(): step.frame.value.decode() for step in steps if step.kind == EXPECT}
+        del recorded[""]
+
+        def check(player: Player) -> None:
+            found = player.statistics()
+            for name, value in recorded.items():
+                expected = ours.get(name.rpartition(":")[2].removeprefix("stream_4_"), value)
+                if found.get(name) != expected and not (expected == "" and name in found):
+                    raise Mismatch(f"{name} {expected!r}, found {found.get(name)!r}")
+
+        first = next(place for place, step in enumerate(steps) if step.kind == EXPECT)
+        return [*steps[:first], Step(DO, action=check), *(step for step in steps[first:] if step.kind != EXPECT)]
+
+    return edit
+
+
+def never_opened(steps: Script) -> Script:
+    """Let the server refuse OPEN, and so all that follows."""
+    kept: Script = []
+    for step in steps:
+        if step.kind == SEND:
+            request = header(step.data)
+            reply = Frame(Magic.RESPONSE, request.opcode, Status.EINVAL, opaque=request.opaque)
+            kept += [step, Step(EXPECT, step.connection, frame=reply, index=step.index, text="the refusal of it")]
+        elif step.kind == CLOSES:
+            kept.append(step)
+    return kept
+
+
+def closed(connection: str) -> Edit:
+    """Let the server close a connection that it would have closed later."""
+
+    def edit(steps: Script) -> Script:
+        return [
+            replace(step, kind=CLOSED) if step.kind == CLOSES and step.connection == connection else step
+            for step in steps
+        ]
+
+    return edit
+
+
+def at_once(index: int) -> Edit:
+    """Let the client send a request before it has read what stands in front of it."""
+
+    def edit(steps: Script) -> Script:
+        place = next(place for place, step in enumerate(steps) if step.index == index)
+        return [*steps[: place - 1], steps[place], steps[place - 1], *steps[place + 1 :]]
+
+    return edit
