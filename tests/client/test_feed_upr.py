@@ -407,6 +407,28 @@ def test_another_history_than_the_expected_one_is_given_up_before_it_is_asked_fo
 
 
 @both
+def test_giving_up_leaves_the_stream_alone_that_has_an_opaque_of_an_earlier_connection(speaker):
+    consumer = consumer_of(speaker, {3: Wanted(expect_vbuuid=11), 4: Wanted()})
+    opaques = [1, 2, 3, 4, 5, 6]
+
+    def ask():
+        return consumer.feed.requests(lambda: opaques.pop(0))
+
+    three, four = ask()
+    consumer.give(speaker.log(three), speaker.log(four))
+    stream = ask()[0]
+    consumer.give(speaker.accept(stream))
+    consumer.reconnect()
+    opaques[:] = [1, 2, stream.opaque, 7]
+    three, four = ask()
+    consumer.give(speaker.log(four))
+    stream, _ = ask()
+    consumer.give(speaker.accept(stream), speaker.log(three, NEWER))
+    assert consumer.feed.given_up == [3]
+    assert seqnos(consumer.get(speaker.snapshot(stream, 1))) == [1]
+
+
+@both
 @pytest.mark.parametrize("what", ["rollback", "log", "flush"])
 def test_a_history_that_ceases_to_be_the_expected_one_is_given_up(speaker, what):
     consumer = consumer_of(speaker, {3: Wanted(position=AT_20, expect_vbuuid=11, end_seqno=50)})

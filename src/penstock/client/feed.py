@@ -162,7 +162,7 @@ class Feed(Follower):
         self.needs_end = set(self._unfinished) if self._ends_now else set()
         for stream in self._streams.values():
             stream.state = StreamState.ENDED
-            stream.has_ended = False
+            stream.opaque, stream.has_ended = 0, False
         for vbucket in self._unfinished:
             self._make_due(vbucket)
 
@@ -219,7 +219,7 @@ class Feed(Follower):
 
     def _give_up(self, stream: _Stream) -> None:
         """Leave a stream alone whose producer has another history than the expected one."""
-        if stream.opaque in self._by_opaque:
+        if self._by_opaque.get(stream.opaque) is stream:
             self._close(stream)
         self._finish(stream)
         self.given_up.append(stream.vbucket)
