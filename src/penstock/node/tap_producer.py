@@ -317,8 +317,6 @@ class TapProducer(ChangeProducer):
     # Sending
 
     def _turn(self) -> None:
-        if self.connection.producer is not self:
-            return  # another TAP_CONNECT has come since the turn was asked for
         self._turn_asked = False
         if self._stopped:  # another has taken its place on this connection
             return
