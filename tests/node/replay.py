@@ -52,6 +52,7 @@ _SET = Struct(">II")
 ENTRY = Struct(">QQ")
 LOGS = (Opcode.DCP_STREAM_REQ, Opcode.DCP_GET_FAILOVER_LOG)
 NOW = struct.pack(">Q", 0x6B0023D1)  # what the one recording that asks for a backfill from now on says
+_OPAQUE = slice(12, 16)  # of a frame
 _TURNS = 6
 _A_MONTH = 30 * 86400
 
@@ -167,13 +168,17 @@ _FIELDS: dict[tuple[int, int], tuple[Struct, tuple[str, ...]]] = {
     (Opcode.DCP_MUTATION, 31): (MUTATION, ("by_seqno", "rev_seqno", "flags", "expiry", "lock_time", "nmeta", "nru")),
     (Opcode.DCP_DELETION, 18): (DELETION, ("by_seqno", "rev_seqno", "nmeta")),
     (Opcode.DCP_SNAPSHOT_MARKER, 20): (MARKER, ("start_seqno", "end_seqno", "flags")),
+    (Opcode.DCP_STREAM_REQ, 48): (
+        STREAM_REQ,
+        ("flags", "reserved", "start_seqno", "end_seqno", "vbuuid", "snap_start", "snap_end"),
+    ),
     (Opcode.TAP_MUTATION, 16): (
         TAP_ITEM,
         ("private length", "tap flags", "ttl", "reserved", "reserved too", "flags", "expiry"),
     ),
     (Opcode.TAP_DELETE, 8): (TAP_DELETE, ("private length", "tap flags", "ttl", "reserved", "reserved too")),
 }
-_KINDS = {"expiry": "expiry"}
+_KINDS = {"expiry": "expiry", "vbuuid": "vbuuid"}
 
 
 class Bindings:
@@ -369,23 +374,21 @@ class Player:
 
     def _translate(self, step: Step) -> bytes:
         """Return what the client sends, with the names that the things it speaks of have here."""
-        data = step.data
-        magic, opcode = data[:2]
-        if magic == Magic.REQUEST and len(data) >= HEADER_BYTES:
-            opaque = int.from_bytes(data[12:16], "big")
-            self.bindings.bind(f"opaque of {step.connection}", opaque, opaque)
-        if magic == Magic.RESPONSE:
-            opaque = self.bindings.ours(f"opaque of {step.connection}", int.from_bytes(data[12:16], "big"))
-            return data[:12] + opaque.to_bytes(4, "big") + data[16:]
-        if magic == Magic.REQUEST and opcode == Opcode.DCP_STREAM_REQ and data[4] == STREAM_REQ.size:
-            fields = list(STREAM_REQ.unpack_from(data, HEADER_BYTES))
-            fields[4] = self.bindings.ours("vbuuid", fields[4])
-            return data[:HEADER_BYTES] + STREAM_REQ.pack(*fields) + data[HEADER_BYTES + STREAM_REQ.size :]
-        if magic == Magic.REQUEST and opcode == Opcode.TAP_CONNECT and NOW in data:
-            return data.replace(NOW, struct.pack(">Q", int(time.time()) + 60))
-        if magic == Magic.REQUEST and opcode == Opcode.SET:
-            flags, expiry = _SET.unpack_from(data, HEADER_BYTES)
-            return data[:HEADER_BYTES] + _SET.pack(flags, _expiry(expiry)) + data[HEADER_BYTES + _SET.size :]
+        kind, opaque = f"opaque of {step.connection}", header(step.data).opaque
+        if step.data[0] == Magic.REQUEST:
+            self.bindings.bind(kind, opaque, opaque)  # unless it is the server's own
+        head = step.data[: _OPAQUE.start] + self.bindings.ours(kind, opaque).to_bytes(4, "big")
+        data = head + step.data[_OPAQUE.stop :]
+        match tuple(data[:2]):
+            case (Magic.REQUEST, Opcode.DCP_STREAM_REQ) if data[4] == STREAM_REQ.size:
+                fields = list(STREAM_REQ.unpack_from(data, HEADER_BYTES))
+                fields[4] = self.bindings.ours("vbuuid", fields[4])
+                return data[:HEADER_BYTES] + STREAM_REQ.pack(*fields) + data[HEADER_BYTES + STREAM_REQ.size :]
+            case (Magic.REQUEST, Opcode.TAP_CONNECT):
+                return data.replace(NOW, struct.pack(">Q", int(time.time()) + 60))
+            case (Magic.REQUEST, Opcode.SET):
+                flags, expiry = _SET.unpack_from(data, HEADER_BYTES)
+                return data[:HEADER_BYTES] + _SET.pack(flags, _expiry(expiry)) + data[HEADER_BYTES + _SET.size :]
         return data
 
 

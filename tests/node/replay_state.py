@@ -125,6 +125,11 @@ def starts(name: str, steps: Sequence[Step]) -> dict[int, Start]:
             if marker is not None and marker.at - stream.at < AT_ONCE:
                 high = MARKER.unpack(marker.frame.extras)[1]
             found[stream.vbucket] = Start(stream.log, high)
+    for step in steps:  # those that the server asks for
+        frame = step.frame
+        if step.kind == EXPECT and frame[:2] == (Magic.REQUEST, Opcode.DCP_STREAM_REQ):
+            vbuuid = STREAM_REQ.unpack(frame.extras)[4]
+            found.setdefault(frame.specific, Start((FailoverEntry(vbuuid, 0),), state=VbucketState.REPLICA))
     streamed = {step.frame.specific for step in steps if step.kind == EXPECT and is_tap(step.frame)}
     return {0: Start(), **dict.fromkeys(streamed - found.keys(), Start()), **found, **STARTS.get(name, {})}
 
@@ -233,6 +238,7 @@ K0, DISK, C1 = 0x8D290AF8AE37, 0xA7C7C6E2EFCE, 0x45831B52CFFF  # branches
 A, R, P, D = VbucketState.ACTIVE, VbucketState.REPLICA, VbucketState.PENDING, VbucketState.DEAD
 
 STARTS: dict[str, dict[int, Start]] = {
+    "dcpcons_addstream_dead": {21: Start((FailoverEntry(0xE78C8D59B20E, 0),), state=D)},
     "dcp_disk_backfill_after_sigkill": {0: Start((FailoverEntry(DISK, 0),), 18)},
     "dcp_failover_rollback_matrix": {1: Start((FailoverEntry(0xB79266C79898, 0),), grown=15)},
     "dcp_notifier": {0: Start((FailoverEntry(K0, 0),), 19)},
