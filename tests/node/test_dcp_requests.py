@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Opcode, OpenFlag, Status, StreamFlag
+from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Opcode, OpenFlag, Status, StreamFlag, VbucketState
 from penstock.wire.dcp import (
     BufferAck,
     CloseStream,
@@ -85,13 +85,18 @@ WRONG_ROLE = [0x51, 0x55, 0x56, 0x57, 0x58, 0x59, 0x5A, 0x5B, 0x5C, 0x5F, 0x60, 
 @pytest.mark.parametrize("opcode", WRONG_ROLE)
 def test_what_only_producers_send_ends_the_connection(consumer, opcode):
     forms = LAYOUTS[Dialect.DCP][Magic.REQUEST][opcode]
-    consumer.send(plain_frame(Opcode(opcode), forms[max(forms)]))
+    frame = plain_frame(Opcode(opcode), forms[max(forms)])
+    if opcode == Opcode.DCP_SET_VBUCKET_STATE:
+        frame = frame._replace(extras=bytes([VbucketState.ACTIVE]))
+    consumer.send(frame)
     assert consumer.ended()
 
 
 def test_what_only_producers_send_is_refused_where_it_is_malformed(consumer):
     assert consumer.status(Frame(Magic.REQUEST, Opcode.DCP_MUTATION, extras=bytes(28), key=b"k")) == S.EINVAL
     assert consumer.status(Frame(Magic.REQUEST, 0x61, extras=bytes(8))) == S.EINVAL
+    for state in (0, 5):
+        assert consumer.status(Frame(Magic.REQUEST, Opcode.DCP_SET_VBUCKET_STATE, extras=bytes([state]))) == S.EINVAL
     assert consumer.status(Noop()) == S.SUCCESS
 
 
