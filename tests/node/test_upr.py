@@ -113,6 +113,14 @@ def test_many_changes_go_out_in_columns(client, consumer):
     assert {change.opaque for change in (start, snapshot, *changes, end)} == {OPAQUE}
 
 
+def test_a_datatype_that_was_not_agreed_on_is_not_told(client, consumer):
+    client.open()
+    client.set(b"k", b"{}", datatype=1)
+    consumer.ask(ask(end=1))
+    change = said(consumer, 3)[2]
+    assert (change.value, change.datatype) == (b"{}", 0)
+
+
 REFUSALS = [
     ("a vbucket that is not there", {"vbucket": 16}, S.NOT_MY_VBUCKET),
     ("the start after the end", {"start_seqno": 2, "end_seqno": 1}, S.ERANGE),

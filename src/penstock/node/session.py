@@ -29,6 +29,7 @@ __all__ = ["HANDLERS"]
 
 _GRANTED = frozenset(map(int, Feature))
 _VBUUID_BYTES = 8
+MAX_AGENT = 250  # bytes that are kept of a client's name for itself
 
 
 def _noop(connection: NodeConnection, frame: Frame) -> bytes:
@@ -50,7 +51,7 @@ def _quit_quietly(connection: NodeConnection, frame: Frame) -> bytes:
 def _hello(connection: NodeConnection, frame: Frame) -> bytes:
     wanted = dict.fromkeys(unpack_features(frame.value))  # in the order asked for, each once
     granted = [feature for feature in wanted if feature in _GRANTED]
-    connection.agent = frame.key.decode("utf-8", "replace")
+    connection.agent = frame.key[:MAX_AGENT].decode("utf-8", "replace")
     connection.tokens = Feature.MUTATION_SEQNO in granted
     return reply(frame, value=pack_features(granted))
 
