@@ -288,13 +288,14 @@ def many(buffers: list[memoryview], where: list[int], lengths: list[int]) -> Man
 @given(
     st.lists(st.integers(43, 200), min_size=1, max_size=80),
     st.sampled_from([0, 7]),
-    st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 1000)), min_size=1),
+    st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 1000), st.integers(1, 20)), min_size=1),
 )
-def test_both_ways_to_copy_frames_are_one(lengths: list[int], gap: int, reads: list[tuple[int, int]]) -> None:
+def test_both_ways_to_copy_frames_are_one(lengths: list[int], gap: int, reads: list[tuple[int, int, int]]) -> None:
     few, many = chosen(lengths, gap)
     while few.remaining:
-        for max_bytes, window in reads:
-            one, other = few.read(0xDEADBEEF, max_bytes, window), many.read(0xDEADBEEF, max_bytes, window)
+        for limits in reads:
+            one, other = few.read(0xDEADBEEF, *limits), many.read(0xDEADBEEF, *limits)
+            assert one.frames <= limits[2]
             assert one.data == other.data
             assert list(one.begins) == list(other.begins)
             assert one.frames == other.frames

@@ -43,7 +43,6 @@ CHUNK_BYTES = 1024 * 1024
 TURN_BYTES = 1024 * 1024
 _STEP_BYTES = 2 * 1024  # what it costs to look at a vbucket, in bytes sent
 _WRITE_BYTES = CHUNK_BYTES // 2  # pieces are put together up to here
-_LEAST_FRAME = 46  # bytes of the shortest change in the log
 
 _TRANSIENT = frozenset((Status.EBUSY, Status.ETMPFAIL))
 Column = npt.NDArray[Any]
@@ -370,7 +369,7 @@ class TapProducer(ChangeProducer):
         if stream.is_lost:
             self._restart(stream)
             return b""
-        chunk = stream.pull(self._chunk_bytes)
+        chunk = stream.pull(CHUNK_BYTES, self.log.room)
         if not chunk.frames or not stream.remaining:
             self._backfill.popleft()
             self._filled.append(stream)
@@ -394,7 +393,7 @@ class TapProducer(ChangeProducer):
         if message := stream.announce():
             self._ready.append(stream)
             return self._spoken(_Said(message, ((stream, stream.place),)))
-        chunk = stream.pull(self._chunk_bytes)
+        chunk = stream.pull(CHUNK_BYTES, self.log.room)
         if not chunk.frames:
             self.bucket.wait(stream)
             return b""
@@ -405,10 +404,6 @@ class TapProducer(ChangeProducer):
 
     def _other_has_more(self, stream: TapStream) -> bool:
         return any(other is not stream and other.remaining for other in self._ready)
-
-    @property
-    def _chunk_bytes(self) -> int:
-        return min(CHUNK_BYTES, self.log.room * _LEAST_FRAME) if self.log.acks else CHUNK_BYTES
 
     def _resent(self, vbucket: int, seqno: int) -> Piece:
         stream = self.streams[vbucket]

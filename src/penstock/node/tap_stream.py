@@ -88,15 +88,15 @@ class TapStream:
         self.end_seqno = self.vbucket.high_seqno
         self._snapshot = None
 
-    def pull(self, max_bytes: int) -> Chunk:
-        """Return the next changes, at most max_bytes of them, but one if there is any."""
+    def pull(self, max_bytes: int, max_frames: int) -> Chunk:
+        """Return the next changes: at most max_bytes and max_frames of them, but one if there is any."""
         if self._snapshot is None:
             snapshot = self.vbucket.snapshot(self.place.seqno, self.limit)
             if snapshot.end_seqno == snapshot.start_seqno:
                 return NO_FRAMES
             self._snapshot = snapshot
             self.place = self.place._replace(snap_end=snapshot.end_seqno)
-        chunk = self._snapshot.read(0, max_bytes)
+        chunk = self._snapshot.read(0, max_bytes, max_frames=max_frames)
         if not chunk.frames:
             self._snapshot = None
             return chunk

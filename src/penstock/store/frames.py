@@ -53,11 +53,11 @@ class FewFrames:
     def remaining(self) -> int:
         return len(self._frames) - self._at
 
-    def read(self, opaque: int, max_bytes: int, window: int) -> Chunk:
-        """As Snapshot.read, with a window of at least 1."""
+    def read(self, opaque: int, max_bytes: int, window: int, max_frames: int) -> Chunk:
+        """As Snapshot.read, with a window and a number of frames of at least 1."""
         data = bytearray()
         begins: list[int] = []
-        for buffer, offset, length in self._frames[self._at :]:
+        for buffer, offset, length in self._frames[self._at : self._at + max_frames]:
             nbytes = len(data)
             if nbytes and (nbytes >= window or nbytes + length > max_bytes):
                 break
@@ -85,8 +85,8 @@ class ManyFrames:
     def remaining(self) -> int:
         return len(self._where) - self._at
 
-    def read(self, opaque: int, max_bytes: int, window: int) -> Chunk:
-        """As Snapshot.read, with a window of at least 1."""
+    def read(self, opaque: int, max_bytes: int, window: int, max_frames: int) -> Chunk:
+        """As Snapshot.read, with a window and a number of frames of at least 1."""
         start = self._at
         if start == len(self._ends):
             return NO_FRAMES
@@ -94,7 +94,7 @@ class ManyFrames:
         max_bytes = min(max_bytes, _LARGEST_CHUNK)
         fitting = int(self._ends.searchsorted(base + max_bytes, "right"))
         allowed = int(self._ends.searchsorted(base + window, "left")) + 1
-        self._at = stop = max(start + 1, min(fitting, allowed))
+        self._at = stop = max(start + 1, min(fitting, allowed, start + max_frames))
         data = bytearray().join(self._pieces(start, stop))
         begins = self._ends[start:stop] - self._lengths[start:stop]
         begins -= base

@@ -25,6 +25,8 @@ FEW = 8
 _BATCH_ROWS = 16 * 1024  # columns are joined over so many rows: small next to a chunk's bytes, big next to a call
 _NOTHING = FewFrames(())
 
+_ANY_NUMBER = 2**62
+
 
 class Snapshot:
     """The changes of (start_seqno, end_seqno] that count at end_seqno, in order; the last has end_seqno itself.
@@ -59,12 +61,12 @@ class Snapshot:
         tail = self._tail.remaining if self._tail else 0
         return self._frames.remaining + tail + sum(end - start for start, end in ranges)
 
-    def read(self, opaque: int, max_bytes: int, window: int | None = None) -> Chunk:
+    def read(self, opaque: int, max_bytes: int, window: int | None = None, max_frames: int = _ANY_NUMBER) -> Chunk:
         """Return the next frames with this opaque: at most max_bytes of them, but at least one, unless none is left.
 
         Never more than 256 MiB of them.
         window: how many bytes the consumer can still take (flow control). A frame may go out while there are any, so
-        the last one may exceed it. None: any number.
+        the last one may exceed it. None: any number. max_frames: at least 1.
         """
         if window is None:
             window = max(max_bytes, 1)
@@ -73,7 +75,7 @@ class Snapshot:
         while not self._frames.remaining:
             if not self._advance():
                 return NO_FRAMES
-        return self._frames.read(opaque, max_bytes, window)
+        return self._frames.read(opaque, max_bytes, window, max_frames)
 
     def _advance(self) -> bool:
         """Go on to the next segments, or to the tail. False: that was all."""

@@ -35,6 +35,10 @@ SMALL = 25
 _SOURCE = head_dtype(Mutation)
 """Header and extras of a mutation. In a tombstone the delete time stands where this has `flags`."""
 
+_SOURCE_NAMES = frozenset(_SOURCE.names or ())
+_STORED_ONLY = ("flags", "expiry", "lock_time", "nmeta", "nru")
+"""What has no place in a tombstone: its delete time and key stand there."""
+
 _PRIVATE = {TapMutation: [("rev_seqno", ">u8"), ("nru", "u1")], TapDelete: [("rev_seqno", ">u8")]}
 """The engine-private data of TAP, as ep-engine has it: between extras and key."""
 
@@ -136,74 +140,73 @@ def _mutations_alone(data: bytes | bytearray, begins: Sequence[int] | Column) ->
 
 def _in_columns(data: bytes | bytearray, begins: Column, form: Form, said: Mapping[str, Numbers]) -> memoryview:
     count = len(begins)
-    padded = np.empty(len(data) + _SOURCE.itemsize, np.uint8)
-    padded[: len(data)] = np.frombuffer(data, np.uint8)
-    source = np.ndarray((len(data),), f"V{_SOURCE.itemsize}", padded, strides=(1,))[begins].view(_SOURCE)
+    opcodes = np.frombuffer(data, np.uint8)[begins + 1]
+    targets = {opcode: target for opcode, target in form._targets.items() if (opcodes == opcode).any()}
+    width = max(target.dtype.itemsize for target in targets.values())
+    # One buffer for all: room for the new heads, the frames, and what a head that is gathered may reach beyond them.
+    base = count * width
+    whole = np.empty(base + len(data) + _SOURCE.itemsize, np.uint8)
+    whole[base : base + len(data)] = np.frombuffer(data, np.uint8)
+    source = np.ndarray((len(data),), f"V{_SOURCE.itemsize}", whole, base, (1,))[begins].view(_SOURCE)
     ends = np.append(begins[1:], len(data))
     tails_at = begins + (HEADER_BYTES + source["extras_length"].astype(np.int64))
-    keys = source["key_length"].astype(np.int64)
-    tail_bytes = keys if form.keys_only else ends - tails_at
-    width = max(target.dtype.itemsize for target in form._targets.values())
-    heads = np.zeros((count, width), np.uint8)
-    head_bytes = np.empty(count, np.int64)
-    for opcode, target in form._targets.items():
-        rows = np.flatnonzero(source["opcode"] == opcode)
-        if not len(rows):
+    tail_bytes = source["key_length"].astype(np.int64) if form.keys_only else ends - tails_at
+    head_bytes = np.full(count, width)
+    for opcode, target in targets.items():
+        if len(targets) == 1:
+            _write_heads(whole[:base].view(target.dtype), target, source, tail_bytes, form=form, said=said)
             continue
-        chosen = slice(None) if len(rows) == count else rows
-        written = _heads(target, source[chosen], tail_bytes[chosen], form, {k: _of(v, chosen) for k, v in said.items()})
-        heads[chosen, : target.dtype.itemsize] = written.view(np.uint8).reshape(len(rows), -1)
-        head_bytes[chosen] = target.dtype.itemsize
-    places = np.stack((begins, tails_at, tails_at + tail_bytes))
-    return _joined(heads, head_bytes, padded[: len(data)], places)
+        rows = np.flatnonzero(opcodes == opcode)
+        heads = np.empty(len(rows), target.dtype)
+        chosen = {name: value if isinstance(value, int) else value[rows] for name, value in said.items()}
+        _write_heads(heads, target, source[rows], tail_bytes[rows], form=form, said=chosen)
+        whole[:base].reshape(count, width)[rows, : heads.itemsize] = heads.view(np.uint8).reshape(len(rows), -1)
+        head_bytes[rows] = heads.itemsize
+    places = np.stack((begins, tails_at, tails_at + tail_bytes), axis=1)
+    return _joined(whole[: base + len(data)], head_bytes, width, places)
 
 
-def _of(value: Numbers, chosen: slice | Column) -> Numbers:
-    return value if isinstance(value, int) else value[chosen]
-
-
-def _heads(target: Target, source: Column, tail_bytes: Column, form: Form, said: Mapping[str, Numbers]) -> Column:
-    """Return the heads of frames of one kind."""
-    heads = np.zeros(len(source), target.dtype)
-    names = set(target.dtype.names or ())
+def _write_heads(
+    heads: Column, target: Target, source: Column, tail_bytes: Column, *, form: Form, said: Mapping[str, Numbers]
+) -> None:
+    """Write the heads of frames of one kind, every byte of them."""
     gone = target.cls is not form.mutation
-    for name in names & set(_SOURCE.names or ()):
-        # What a tombstone has in these places is its delete time and key.
-        if not (gone and name in ("flags", "expiry", "lock_time", "nmeta", "nru")):
+    constant: dict[str, Numbers] = {**target.constant, **said}
+    constant["body"] = target.extras_length + target.private_length + tail_bytes
+    if form.keys_only and form.datatypes is not None:
+        constant.setdefault("datatype", 0)
+    for name in target.dtype.names or ():
+        if name in constant:
+            heads[name] = constant[name]
+        elif name == "delete_time":
+            timed = source["extras_length"] >= Expiration.layouts[3].extras.size
+            heads[name] = np.where(timed, source["flags"], 0)
+        elif name not in _SOURCE_NAMES or (gone and name in _STORED_ONLY):
+            heads[name] = 0
+        elif name == "flags" and form.reversed_flags:
+            heads[name] = source[name].byteswap()
+        elif name == "datatype" and form.datatypes is not None:
+            heads[name] = source[name] & form.datatypes
+        else:
             heads[name] = source[name]
-    if gone and "delete_time" in names:
-        heads["delete_time"] = np.where(
-            source["extras_length"] >= Expiration.layouts[3].extras.size, source["flags"], 0
-        )
-    if "datatype" in names and form.datatypes is not None:
-        heads["datatype"] &= 0 if form.keys_only else form.datatypes
-    for name, number in target.constant.items():
-        heads[name] = number
-    heads["body"] = target.extras_length + target.private_length + tail_bytes
-    if "flags" in names and form.reversed_flags:
-        heads["flags"] = heads["flags"].byteswap()
-    for name, numbers in said.items():
-        heads[name] = numbers
-    return heads
 
 
-def _joined(heads: Column, head_bytes: Column, data: Column, places: Column) -> memoryview:
-    """Return each head with its tail behind it. places: where each frame begins, its tail begins, and its tail ends.
+def _joined(whole: Column, head_bytes: Column, width: int, places: Column) -> memoryview:
+    """Return each head with its tail behind it.
 
-    All heads and then all frames are laid out as the values of one Arrow array, what is not wanted between them
-    included, since Arrow knows no gaps.
+    whole: all heads, each in `width` bytes, and behind them all frames. places: by frame, where it begins, where its
+    tail begins and ends. What is not wanted between them is laid out as values too, since Arrow knows no gaps.
     """
-    count, width = heads.shape
+    count = len(places)
     base = count * width
     bounds = np.empty(5 * count + 1, np.int32)
     bounds[: 2 * count : 2] = np.arange(count) * width
     bounds[1 : 2 * count : 2] = bounds[: 2 * count : 2] + head_bytes
-    bounds[2 * count : -1] = (base + places).T.reshape(-1)
-    bounds[-1] = base + len(data)
-    whole = pa.py_buffer(np.concatenate((heads.reshape(-1), data)))
-    pieces = pa.Array.from_buffers(pa.binary(), 5 * count, [None, pa.py_buffer(bounds), whole])
+    np.add(places.reshape(-1), base, out=bounds[2 * count : -1], casting="unsafe")
+    bounds[-1] = len(whole)
+    pieces = pa.Array.from_buffers(pa.binary(), 5 * count, [None, pa.py_buffer(bounds), pa.py_buffer(whole)])
     _, _, joined = pieces.take(_interleaved(count)).buffers()
-    return memoryview(joined).cast("B")[: int((head_bytes + places[2] - places[1]).sum())]
+    return memoryview(joined).cast("B")[: int((head_bytes + places[:, 2] - places[:, 1]).sum())]
 
 
 @lru_cache(maxsize=64)
