@@ -67,6 +67,23 @@ def test_serve_in_words():
         assert ended(process, signal.SIGTERM) == (0, "", "")
 
 
+def test_serve_follows_another_node(node, run):
+    url = node.url("beer")
+    with started("serve", "--port", 0, "--follow", url, "--follow-protocol", "upr", "--json") as process:
+        where = json.loads(first_line(process.stdout))
+        assert (where["follow"], where["dialect"]) == (url, "upr")
+        assert where["url"] == f"couchbase://127.0.0.1:{where['kv_port']}/beer"
+        assert run("stats", "follow", "--url", where["url"], "--json").json["url"] == url
+        assert ended(process, signal.SIGTERM) == (0, "", "")
+
+
+def test_serve_waits_for_whom_it_is_to_follow_until_it_is_stopped():
+    with started("serve", "--port", 0, "--follow", "couchbase://127.0.0.1:1/beer") as process:
+        said = first_line(process.stderr)
+        assert "couchbase://127.0.0.1:1/beer does not serve (" in said
+        assert ended(process, signal.SIGINT) == (0, "", "")
+
+
 def test_a_port_that_is_taken_is_a_failure_at_run_time(node):
     with started("serve", "--port", node.kv_port) as process:
         out, err = process.communicate(timeout=WAIT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,7 +18,12 @@ ListenerProtocol = Literal["auto", "tap", "upr-draft", "upr", "dcp", "dcp-protot
 
 @app.command(
     rich_help_panel=Panel.NODE,
-    epilog=examples("penstock serve --bucket beer", "penstock serve --port 0 --json", "penstock serve --protocol tap"),
+    epilog=examples(
+        "penstock serve --bucket beer",
+        "penstock serve --port 0 --json",
+        "penstock serve --protocol tap",
+        "penstock serve --port 0 --follow couchbase://127.0.0.1:11210/beer",
+    ),
 )
 def serve(
     *,
@@ -32,32 +37,54 @@ def serve(
     protocol: Annotated[
         ListenerProtocol, typer.Option(help="Serve change streams in this dialect alone; auto: the client decides.")
     ] = "auto",
+    follow: Annotated[
+        str | None, typer.Option(metavar="URL", help="A bucket elsewhere: have it too, and keep it like that one.")
+    ] = None,
+    follow_protocol: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The dialect to follow in: tap, upr-draft, upr or, unless said, dcp."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a node with empty buckets, in memory, until it is stopped.
 
+    With --follow it has a copy of another node's bucket, whatever dialect that one speaks, and serves its
+    changes in all of them; its vbuckets are replicas until one is made active.
+
     SIGINT (Ctrl-C) and SIGTERM stop it. With --json the first line is
-    {"url": …, "kv_port": …, "pid": …}, printed once it accepts connections.
+    {"url": …, "kv_port": …, "pid": …}, and "follow" where it follows, printed once it accepts connections.
     """
-    asyncio.run(_serve(host, port, bucket or ["default"], vbuckets, protocol=protocol, as_json=as_json))
+    options = {"host": host, "port": port, "buckets": bucket, "vbuckets": vbuckets, "protocol": protocol}
+    asyncio.run(_serve(as_json, **options, follow=follow, follow_protocol=follow_protocol))
 
 
-async def _serve(
-    host: str, port: int, buckets: list[str], vbuckets: int, *, protocol: ListenerProtocol, as_json: bool
-) -> None:
+async def _serve(as_json: bool, **options: Any) -> None:
+    """options: those of Node.start."""
     from penstock.node import Node
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    node = await Node.start(host, port, buckets, vbuckets, protocol=protocol)
+    stop = loop.create_task(stopping.wait())
+    starting = loop.create_task(Node.start(**options))
+    await asyncio.wait([stop, starting], return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():  # it may wait long for what it follows
+        starting.cancel()
+        return
+    node = starting.result()
     try:
-        urls = [node.url(name) for name in buckets]
+        urls = [node.url(name) for name in node.buckets]
+        source = {"follow": str(node.bridge.address), "dialect": node.bridge.dialect.value} if node.bridge else {}
         if as_json:
-            print(json_line({"url": urls[0], "kv_port": node.kv_port, "pid": os.getpid()}), flush=True)
+            print(json_line({"url": urls[0], "kv_port": node.kv_port, "pid": os.getpid(), **source}), flush=True)
         else:
-            print(f"Serving {', '.join(urls)}; Ctrl-C stops.", flush=True)
-        await stopping.wait()
+            following = f", following {source['follow']} over {source['dialect']}" if source else ""
+            print(f"Serving {', '.join(urls)}{following}; Ctrl-C stops.", flush=True)
+        ends: list[asyncio.Task[Any]] = [stop, *([node.bridge.task] if node.bridge else [])]
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
     finally:
+        stop.cancel()
         await node.stop()

@@ -249,11 +249,7 @@ class Bridge:
     def _store(self, change: Change, delivery: Delivery) -> None:
         vbucket = self._vbuckets[change.vbucket]
         if change.event == Event.ROLLBACK:
-            back_to = change.seqno or 0
-            self._move(vbucket, back_to, delivery.logs.get(vbucket.id, ()))
-            if vbucket.high_seqno < back_to:  # then what follows begins in the wrong place
-                self._followed.discard(vbucket.id)
-                self._again.set()
+            self._move(vbucket, change.seqno or 0, delivery.logs.get(vbucket.id, ()))
             return
         event, key, seqno = _EVENTS.get(change.event), change.key or b"", change.seqno
         if event is None or not 0 < len(key) <= MAX_KEY:
@@ -295,7 +291,11 @@ class Bridge:
     # Histories
 
     def _reconcile(self, vbucket: Vbucket, log: FailoverLog) -> Position:
-        """Go back to the last complete snapshot that the upstream of this failover log has as well."""
+        """Go back to the last complete snapshot that the upstream of this failover log has as well.
+
+        A producer that refuses even that has lost its history; the position returned knows no older end, so the vbucket
+        then begins with nothing.
+        """
         common = common_seqno(vbucket.failover_log, vbucket.high_seqno, log)
         self._move(vbucket, min(common, vbucket.whole_seqno), log)
         seqno = vbucket.high_seqno
