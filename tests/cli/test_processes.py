@@ -6,7 +6,7 @@ import select
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -75,6 +75,18 @@ def test_serve_follows_another_node(node, run):
         assert where["url"] == f"couchbase://127.0.0.1:{where['kv_port']}/beer"
         assert run("stats", "follow", "--url", where["url"], "--json").json["url"] == url
         assert ended(process, signal.SIGTERM) == (0, "", "")
+
+
+def test_serve_ends_when_what_it_follows_is_gone_for_good():
+    with ExitStack() as stack:
+        with Node.running(["beer"], 4) as node:
+            port = node.kv_port
+            process = stack.enter_context(started("serve", "--port", 0, "--follow", node.url("beer"), "--json"))
+            first_line(process.stdout)
+        stack.enter_context(Node.running(["wine"], 4, port=port))
+        _, err = process.communicate(timeout=WAIT)
+    assert process.returncode == 1
+    assert f"penstock: cannot follow couchbase://127.0.0.1:{port}/beer any more: no bucket 'beer'" in err
 
 
 def test_serve_waits_for_whom_it_is_to_follow_until_it_is_stopped():

@@ -153,17 +153,21 @@ class Bridge:
 
     async def _run(self) -> None:
         retry = Retry(math.inf, self._loop.time)
-        while True:
-            try:
-                await self._follow()
-            except (Unreachable, *RETRIED) as error:
-                if self._loop.time() - self._opened_at > LONGEST_DELAY:
-                    retry.succeeded()
-                cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-                logger.info("%s: %s", self.address, cause)
-                await asyncio.sleep(retry.next_delay(cause, self.address))
-            except UsageError as error:
-                raise Error(f"cannot follow {self.address} any more: {error}") from error
+        try:
+            while True:
+                await self._try(retry)
+        except Error as error:
+            raise Error(f"cannot follow {self.address} any more: {error}") from error
+
+    async def _try(self, retry: Retry) -> None:
+        try:
+            await self._follow()
+        except (Unreachable, *RETRIED) as error:
+            if self._loop.time() - self._opened_at > LONGEST_DELAY:
+                retry.succeeded()
+            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+            logger.info("%s: %s", self.address, cause)
+            await asyncio.sleep(retry.next_delay(cause, self.address))
 
     async def _follow(self) -> None:
         """Follow over one connection, until it ends or other vbuckets are to be followed."""
@@ -204,7 +208,6 @@ class Bridge:
                 pass
         else:
             logs = await self._upstream.failover_logs(range(count))
-        self._slice_began = self._loop.time()
         self._incomplete.clear()
         self._followed = {vbucket.id for vbucket in self._vbuckets if vbucket.state in FOLLOWED}
         wanted: dict[int, Wanted] = {}
@@ -223,7 +226,6 @@ class Bridge:
 
     async def _take(self, delivery: Delivery) -> None:
         """Store what has arrived, in slices, and tell those who wait for it."""
-        self._slice_began = self._loop.time()
         content = delivery.content
         rows = len(content) if isinstance(content, list) else content.num_rows
         back = set()
@@ -245,8 +247,10 @@ class Bridge:
             if number in self._followed:
                 self._complete(self._vbuckets[number], position.snap_start)
         self._served.notify()
+        await self._breathe()
 
     def _store(self, change: Change, delivery: Delivery) -> None:
+        """Store one change, or go back where it is a rollback."""
         vbucket = self._vbuckets[change.vbucket]
         if change.event == Event.ROLLBACK:
             self._move(vbucket, change.seqno or 0, delivery.logs.get(vbucket.id, ()))
@@ -255,6 +259,11 @@ class Bridge:
         if event is None or not 0 < len(key) <= MAX_KEY:
             raise RemoteProtocolError(f"vbucket {vbucket.id}: {change.event} of a key of {len(key)} bytes")
         if seqno is not None:
+            if seqno <= vbucket.high_seqno:  # others have written here
+                self._move(vbucket, 0, ())
+                self._followed.discard(vbucket.id)
+                self._again.set()
+                return
             self._complete(vbucket, delivery.positions[vbucket.id].snap_start, before=seqno)
             is_gap = seqno != vbucket.high_seqno + 1
             self._incomplete[vbucket.id] = self._incomplete.get(vbucket.id, False) or is_gap
@@ -332,4 +341,4 @@ class Bridge:
 
 def _log_end(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("%s", error)
+        logger.error("%s", error, exc_info=None if isinstance(error, Error) else error)
