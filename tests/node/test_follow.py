@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 
 import pytest
@@ -14,16 +14,12 @@ import penstock
 from penstock.client.bucket import Bucket
 from penstock.errors import Error, Unreachable, UsageError
 from penstock.node import Node
-from penstock.node.follow import common_seqno
 from penstock.node.served import VbucketEvent
 from penstock.store.failover import create_entry
-from penstock.wire.constants import Opcode, Status, VbucketState
-from penstock.wire.dcp import StreamReq
-from penstock.wire.kv import FailoverEntry, Flush, GetClusterConfig, SetVbucket, Stat, pack_failover_log
-from penstock.wire.layout import decode
+from penstock.wire.constants import Status, VbucketState
+from penstock.wire.kv import Flush, GetClusterConfig, SetVbucket, Stat
 from penstock.wire.schema import Event
-from tests.client.peer import Script, in_loop, reply
-from tests.client.producer import LOG, accept, marker, mutations, rollback
+from tests.node.watch import run, until
 from tests.node.wire_client import SECONDS, connected
 
 ACTIVE, REPLICA, PENDING, DEAD = VbucketState
@@ -37,55 +33,6 @@ vbuuids = count(1)
 
 
 # What tests do
-
-
-def run(node, work):
-    """Return what `work` returns on the node's event loop, where all but its address belongs."""
-
-    async def on_loop():
-        return work()
-
-    return asyncio.run_coroutine_threadsafe(on_loop(), node.loop).result(SECONDS)
-
-
-class Watch:
-    """Is told of everything that happens to a bucket."""
-
-    def __init__(self, served):
-        self.served = served
-        self.happened = asyncio.Event()
-        served.listeners.add(self)
-
-    def vbucket_changed(self, vbucket, event):
-        self.happened.set()
-
-    async def until(self, condition):
-        async with asyncio.timeout(SECONDS * 2):
-            while not condition():
-                self.happened.clear()
-                for vbucket in self.served.store.vbuckets:
-                    self.served.wait(Waiter(vbucket, self.happened))
-                await self.happened.wait()
-        self.served.listeners.discard(self)
-
-
-class Waiter:
-    def __init__(self, vbucket, happened):
-        self.vbucket = vbucket
-        self.happened = happened
-
-    def wake(self):
-        self.happened.set()
-
-
-def until(node, condition):
-    """Wait until something is so of the node's bucket, looking after every change."""
-    (served,) = node.buckets.values()
-
-    async def wait():
-        await Watch(served).until(condition)
-
-    asyncio.run_coroutine_threadsafe(wait(), node.loop).result(SECONDS * 3)
 
 
 def histories(node):
@@ -392,100 +339,6 @@ def test_a_failover_that_loses_nothing_is_no_rollback():
         assert run(second, lambda: second.bridge.rollbacks) == 0
 
 
-# An upstream that is a script
-
-
-class Original(Script):
-    """A peer with one vbucket, whose streams a test answers: `serve(peer, request)`."""
-
-    def __init__(self, serve):
-        super().__init__(self.respond, vbuckets=1)
-        self.serve = serve
-        self.asked = []
-
-    def respond(self, peer, frame):
-        if frame.opcode == Opcode.GET_FAILOVER_LOG:
-            return reply(frame, value=pack_failover_log(LOG))
-        if frame.opcode == Opcode.DCP_STREAM_REQ:
-            request = decode(frame)
-            assert isinstance(request, StreamReq)
-            self.asked.append((request.start_seqno, request.vbuuid, request.snap_start, request.snap_end))
-            return self.serve(peer, request)
-        return None
-
-
-@asynccontextmanager
-async def copy_of(script):
-    node = await Node.start(port=0, follow=script.url())
-    try:
-        (served,) = node.buckets.values()
-        yield node, Watch(served), served.store.vbuckets[0]
-    finally:
-        await node.stop()
-
-
-@in_loop
-async def test_what_is_in_the_middle_of_a_snapshot_is_not_served_and_comes_again():
-    def serve(peer, request):
-        if request.start_seqno:
-            return accept(request, LOG) + marker(request, 3, 900) + mutations(request, 5, 900)
-        begun = marker(request, 1, 2) + mutations(request, 1, 2) + marker(request, 3, 900)
-        return accept(request, LOG) + begun + mutations(request, 4, *range(6, 400))
-
-    async with Original(serve) as script, copy_of(script) as (_, watch, vbucket):
-        await watch.until(lambda: vbucket.high_seqno == 399)
-        assert vbucket.whole_seqno == 2
-        assert [vbucket.snapshot(0, end).end_seqno for end in (1, 2, 3, 399)] == [1, 2, 2, 2]
-        script.peers[-1].transport.abort()
-        await watch.until(lambda: vbucket.whole_seqno == 900)
-        assert script.asked == [(0, 0, 0, 0), (2, 11, 2, 2)]
-        assert [vbucket.snapshot(0, end).end_seqno for end in (1, 5, 900)] == [900, 900, 900]
-        assert vbucket.items == 4
-
-
-@in_loop
-async def test_a_log_is_the_copys_before_anything_is_stored():
-    newer = (FailoverEntry(12, 0), FailoverEntry(11, 0))
-
-    def serve(peer, request):
-        return accept(request, newer)
-
-    async with Original(serve) as script, copy_of(script) as (_, watch, vbucket):
-        await watch.until(lambda: vbucket.failover_log == newer)
-        assert vbucket.high_seqno == 0
-
-
-@in_loop
-async def test_an_upstream_without_its_history_begins_anew():
-    def serve(peer, request):
-        if request.start_seqno:
-            return rollback(request, 1)
-        up_to = 4 if len(script.asked) == 1 else 2
-        return accept(request, LOG) + marker(request, 1, up_to) + mutations(request, *range(1, up_to + 1))
-
-    async with (
-        Original(serve) as script,
-        copy_of(script) as (node, watch, vbucket),
-    ):
-        await watch.until(lambda: vbucket.whole_seqno == 4)
-        script.peers[-1].transport.abort()
-        await watch.until(lambda: vbucket.whole_seqno == 2)
-        assert [start for start, *_ in script.asked] == [0, 4, 0]
-        assert node.bridge.rollbacks == 1
-        assert vbucket.failover_log == LOG
-
-
-@in_loop
-async def test_garbage_ends_it():
-    def serve(peer, request):
-        return accept(request, LOG) + marker(request, 1, 2) + mutations(request, 3)
-
-    async with Original(serve) as script, copy_of(script) as (node, _, vbucket):
-        await asyncio.wait([node.bridge.task], timeout=SECONDS)
-        assert "by_seqno 3 behind its snapshot's end 2" in str(node.bridge.task.exception())
-        assert vbucket.high_seqno == 0
-
-
 # What it says
 
 
@@ -567,55 +420,6 @@ def test_it_has_other_buckets_as_well():
     with original() as first, Node.running(["own"], 8, follow=first.url("beer")) as second:
         assert {name: len(served.store.vbuckets) for name, served in second.buckets.items()} == {"own": 8, "beer": 4}
         write(second.url("own"), fill)
-
-
-# Which part of two histories is the same
-
-
-class Branching:
-    """A history, each change named by a number that no other change has."""
-
-    def __init__(self, changes=(), log=None):
-        self.changes = list(changes)
-        self.log = log or create_entry((), next(vbuuids), 0)
-
-    def write(self, nchanges):
-        self.changes += [next(vbuuids) for _ in range(nchanges)]
-
-    def fail_over(self, seqno):
-        del self.changes[seqno:]
-        self.log = create_entry(self.log, next(vbuuids), len(self.changes))
-
-
-acts = st.lists(
-    st.one_of(st.tuples(st.just("write"), st.integers(1, 5)), st.tuples(st.just("back"), st.integers(0, 8)))
-)
-
-
-def act(history, done):
-    for kind, number in done[:8]:
-        if kind == "write":
-            history.write(number)
-        else:
-            history.fail_over(max(0, len(history.changes) - number))
-
-
-@given(acts, st.integers(0, 30), acts, acts)
-def test_two_histories_are_the_same_up_to_where_one_left_their_last_common_branch(before, seqno, own, theirs):
-    original = Branching()
-    act(original, before)
-    seqno = min(seqno, len(original.changes))
-    copy = Branching(original.changes[:seqno], original.log)
-    act(original, theirs)
-    if own:
-        copy.fail_over(seqno)
-        act(copy, own)
-    same = 0
-    for mine, other in zip(copy.changes, original.changes, strict=False):
-        if mine != other:
-            break
-        same += 1
-    assert common_seqno(copy.log, len(copy.changes), original.log) == same
 
 
 # Anything may happen

@@ -228,11 +228,8 @@ class Bridge:
         """Store what has arrived, in slices, and tell those who wait for it."""
         content = delivery.content
         rows = len(content) if isinstance(content, list) else content.num_rows
-        back = set()
-        if isinstance(content, list):
-            back = {change.vbucket for change in content if change.event == Event.ROLLBACK}
         for number, log in delivery.logs.items():
-            if number in self._followed and number not in back:
+            if number in self._followed:
                 vbucket = self._vbuckets[number]
                 self._move(vbucket, vbucket.high_seqno, log)
         for at in range(0, rows, _SLICE_ROWS):

@@ -1,0 +1,54 @@
+"""Wait for what happens to a bucket of a node in this process."""
+
+import asyncio
+
+from tests.node.wire_client import SECONDS
+
+
+def run(node, work):
+    """Return what `work` returns on the node's event loop, where all but its address belongs."""
+
+    async def on_loop():
+        return work()
+
+    return asyncio.run_coroutine_threadsafe(on_loop(), node.loop).result(SECONDS)
+
+
+class Watch:
+    """Is told of everything that happens to a bucket."""
+
+    def __init__(self, served):
+        self.served = served
+        self.happened = asyncio.Event()
+        served.listeners.add(self)
+
+    def vbucket_changed(self, vbucket, event):
+        self.happened.set()
+
+    async def until(self, condition):
+        async with asyncio.timeout(SECONDS * 2):
+            while not condition():
+                self.happened.clear()
+                for vbucket in self.served.store.vbuckets:
+                    self.served.wait(Waiter(vbucket, self.happened))
+                await self.happened.wait()
+        self.served.listeners.discard(self)
+
+
+class Waiter:
+    def __init__(self, vbucket, happened):
+        self.vbucket = vbucket
+        self.happened = happened
+
+    def wake(self):
+        self.happened.set()
+
+
+def until(node, condition):
+    """Wait until something is so of the node's bucket, looking after every change."""
+    (served,) = node.buckets.values()
+
+    async def wait():
+        await Watch(served).until(condition)
+
+    asyncio.run_coroutine_threadsafe(wait(), node.loop).result(SECONDS * 3)
