@@ -9,7 +9,7 @@ from penstock.node import tap as tap_module
 from penstock.node.tap_settings import TapSettings
 from penstock.wire.constants import Magic, Opcode, Status, TapFlag
 from penstock.wire.frame import Frame
-from penstock.wire.kv import DelVbucket, Flush, Noop, SetVbucket
+from penstock.wire.kv import CloseProducer, DelVbucket, Flush, Noop, SetVbucket
 from penstock.wire.tap import (
     ChangeVbFilter,
     CheckpointPersistence,
@@ -362,6 +362,26 @@ def test_a_registered_client_goes_on_where_it_was(node, client):
     client.set(b"f")
     with tapping(node, b"r", flags) as tap:
         assert told(tap.taps(3)) == "0opaque0 0+e 0+f", "e was not answered"
+
+
+def test_a_registered_client_that_was_sent_away_goes_on_where_it_was(node, client):
+    with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
+        tap.taps(7)
+        assert client.status(CloseProducer(key=b"r")) == Status.SUCCESS
+        assert tap.ended()
+    client.set(b"d")
+    with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
+        assert short(tap.tap()) == "0+d"
+
+
+def test_a_client_whose_connection_was_replaced_is_not_forgotten(node, client):
+    settings(node, keepalive=1000)
+    with tapping(node, b"x") as first:
+        first.taps(7)
+        with tapping(node, b"x") as second:
+            assert first.ended()
+            assert second.status(Noop()) == Status.SUCCESS
+            assert node.buckets["default"].tap.clients[b"x"].forget is None, "it is here"
 
 
 def test_a_backfill_that_was_broken_off_goes_on(node, client):

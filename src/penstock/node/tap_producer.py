@@ -299,7 +299,12 @@ class TapProducer(ChangeProducer):
         self.resume()
 
     def stop(self) -> None:
-        """Keep what the consumer has acknowledged, if it may come back, and give up all else."""
+        """Keep what the consumer has acknowledged, if it may come back, and give up all else.
+
+        A connection that is ended from here ends twice; by the second time another may be this client.
+        """
+        if self._stopped:
+            return
         super().stop()
         self._stopped = True
         for timer in (self._noop, self._suspended, self._deadline):
