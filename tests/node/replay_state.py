@@ -171,7 +171,6 @@ def build(player: Player, name: str) -> None:
     for vbid, checkpoint in open_checkpoints(steps).items():
         checkpoints = player.node.buckets["default"].tap.checkpoints(vbuckets[vbid])
         if checkpoint != checkpoints.open_id:
-            checkpoints.reset()
             checkpoints.begin(checkpoint)
     player.node.tap = SETTINGS.get(name, player.node.tap)
 

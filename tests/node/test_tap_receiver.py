@@ -6,7 +6,7 @@ import pytest
 
 from penstock.node import Node
 from penstock.wire.constants import Status, TapFlag, VbucketState
-from penstock.wire.kv import GetVbucket, Noop, SetVbucket
+from penstock.wire.kv import DelVbucket, Flush, GetVbucket, Noop, SetVbucket
 from penstock.wire.tap import (
     CreateCheckpoint,
     LastClosedCheckpoint,
@@ -223,6 +223,30 @@ def test_a_change_goes_on_with_a_hop_less(node, client):
         client.ask(mutation(key=b"last", ttl=2))
         changes = tap.taps(3)
     assert [(short(change), change.ttl) for change in changes] == [("0+k", 199), ("0+own", 255), ("0+last", 1)]
+
+
+@pytest.mark.parametrize("losing", [[Flush()], [DelVbucket(), SetVbucket(state=VbucketState.ACTIVE)]])
+def test_hops_and_checkpoints_go_with_the_history(node, client, losing):
+    client.ask(mutation(ttl=1))
+    client.ask(CreateCheckpoint())
+    for message in losing:
+        assert client.status(message) == Status.SUCCESS
+    client.set(b"own")
+    assert client.ask(LastClosedCheckpoint()).value == bytes((0, 0, 0, 0, 0, 0, 0, 1))
+    with tapping(node, flags=F.DUMP) as tap:
+        assert [(short(message), message.ttl) for message in tap.rest()][1] == ("0+own", 255)
+
+
+def test_checkpoints_go_on_at_once(node, client):
+    """A consumer of the copy is told of a checkpoint when the copy is, not with the next change."""
+    flags = F.CHECKPOINT | F.LIST_VBUCKETS
+    with tapping(node, flags=flags, vbuckets=(1,)) as tap:
+        client.ask(checkpoint(TapCheckpointStart, 5, vbucket=1))
+        client.ask(mutation(vbucket=1))
+        tap.until(b"k")
+        client.ask(checkpoint(TapCheckpointEnd, 5, vbucket=1))
+        client.ask(checkpoint(TapCheckpointStart, 6, vbucket=1))
+        assert told(tap.taps(2)) == "1checkpointend5 1checkpointstart6"
 
 
 def test_what_was_here_before_goes_no_further(node, client):

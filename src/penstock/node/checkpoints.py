@@ -65,11 +65,6 @@ class Checkpoints:
             self.open_id = FIRST_OPEN
             self._ends = {FIRST_OPEN - 1: Point(self.vbucket.vbuuid, 0)}
 
-    def reset(self) -> None:
-        """Forget everything: the vbucket is filled from elsewhere."""
-        self.open_id = 0
-        self._ends.clear()
-
     def create(self) -> int:
         """Close the open checkpoint, unless it is empty. Returns the id of the one that is open then."""
         if self.start_of(self.open_id) != Point(self.vbucket.vbuuid, self.vbucket.high_seqno):

@@ -138,6 +138,8 @@ class ServedBucket:
 
     def tell(self, vbucket: Vbucket, event: VbucketEvent) -> None:
         """Tell all listeners what has happened to a vbucket."""
+        if event is not VbucketEvent.STATE_CHANGED:
+            self.tap.forget(vbucket)
         for listener in tuple(self.listeners):
             listener.vbucket_changed(vbucket, event)
 

@@ -76,6 +76,11 @@ class TapBucket:
         found.settle()
         return found
 
+    def forget(self, vbucket: Vbucket) -> None:
+        """Begin with a vbucket anew, which has lost its history."""
+        self.hops.pop(vbucket.id, None)
+        self._checkpoints.pop(vbucket.id, None)
+
     def received(self, vbucket: int, seqno: int, ttl: int) -> None:
         """Note that a change came over TAP, with so many hops left behind this node."""
         self.items_received += 1

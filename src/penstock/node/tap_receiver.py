@@ -143,7 +143,6 @@ def _flush(bucket: ServedBucket, message: TapMessage) -> None:
 
 def _reset(bucket: ServedBucket, vbucket: Vbucket) -> None:
     vbucket.reset()
-    bucket.tap.hops.pop(vbucket.id, None)
     bucket.tell(vbucket, VbucketEvent.FLUSHED)
 
 
@@ -153,9 +152,7 @@ def _opaque(bucket: ServedBucket, message: TapMessage) -> None:
     if len(message.engine_private) != _NUMBER_BYTES:
         logger.info("TAP_OPAQUE of %d bytes, expected %d", len(message.engine_private), _NUMBER_BYTES)
     elif command == TapOpaque.INITIAL_VBUCKET_STREAM:
-        vbucket = _found(bucket, message.vbucket)
-        _reset(bucket, vbucket)
-        bucket.tap.checkpoints(vbucket).reset()
+        _reset(bucket, _found(bucket, message.vbucket))
 
 
 def _vbucket_set(bucket: ServedBucket, message: TapMessage) -> None:
@@ -189,6 +186,7 @@ def _checkpoint(bucket: ServedBucket, message: TapMessage) -> None:
             raise Goodbye(f"end of checkpoint {checkpoint} while {checkpoints.open_id} is open")
     elif checkpoint and checkpoint != checkpoints.open_id:
         checkpoints.begin(checkpoint)
+        bucket.changed.add(vbucket.id)  # who follows checkpoints here is to hear of it
 
 
 _DEAL: dict[type[TapMessage], Callable[[ServedBucket, TapMessage], None]] = {
