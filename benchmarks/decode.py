@@ -27,10 +27,10 @@ import pyarrow as pa
 
 from benchmarks.report import Case, Report, interleaved, options
 from penstock.wire import columns, native
-from penstock.wire.columns import Run, StreamContext
 from penstock.wire.connection import Connection, Slab
 from penstock.wire.constants import Dialect
 from penstock.wire.dcp import MUTATION_HEAD, Mutation
+from penstock.wire.heads import Run, StreamContext, heads_of
 from penstock.wire.hop import hop
 from penstock.wire.schema import CHANGE_SCHEMA, signed64
 
@@ -184,7 +184,7 @@ def short_runs(report: Report, rounds: int) -> None:
         run = Run(slab.buffer, offsets[:count], offsets[count])
         cases: dict[str, Case] = {
             "loop": partial(repeat, lambda run: columns.batch_of(columns.decode_messages(run, context)), run),
-            "columns": partial(repeat, lambda run: columns.columns_of(run, columns.heads_of(run), context), run),
+            "columns": partial(repeat, lambda run: columns.columns_of(run, heads_of(run), context), run),
             "objects": partial(repeat, lambda run: columns.decode_messages(run, context), run),
         }
         times = interleaved(cases, rounds)

@@ -17,10 +17,11 @@ import numpy as np
 import penstock
 from benchmarks.report import Report, interleaved, options
 from benchmarks.served import Served, served
-from penstock.wire.columns import Run, StreamContext, decode_run
+from penstock.wire.columns import decode_run
 from penstock.wire.connection import Connection, Slab
 from penstock.wire.constants import Dialect, OpenFlag, StreamFlag, TapConnectFlag
 from penstock.wire.dcp import Mutation, Open, StreamReq
+from penstock.wire.heads import Run, StreamContext
 from penstock.wire.reframe import FORMS, reframe
 from penstock.wire.tap import TapConnect, TapOptions
 from penstock.wire.upr import UprStreamReq

@@ -14,10 +14,11 @@ import pyarrow as pa
 
 from benchmarks.decode import FIELDS, fill
 from benchmarks.report import Case, Report, interleaved, options
-from penstock.wire.columns import Run, StreamContext, changes_of, decode_run
+from penstock.wire.columns import changes_of, decode_run
 from penstock.wire.connection import Slab
 from penstock.wire.dcp import MUTATION_HEAD
 from penstock.wire.encode import Frames, encode_changes, join_columns
+from penstock.wire.heads import Run, StreamContext
 from penstock.wire.hop import hop
 
 Rows = list[tuple[int, int, int, int, bytes, bytes, int, int, int, int]]

@@ -15,12 +15,13 @@ from penstock.client.feed import Feed, Wanted
 from penstock.client.follower import Follower
 from penstock.client.tap_feed import TapFeed
 from penstock.errors import RemoteProtocolError, StatusError
-from penstock.wire.columns import Run, StreamContext, batch_of, decode_messages, decode_run
+from penstock.wire.columns import batch_of, decode_messages, decode_run
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent, Slab
 from penstock.wire.constants import Dialect, DraftCode
 from penstock.wire.describe import describe
 from penstock.wire.detect import detect
 from penstock.wire.frame import Frame, cut_frame, join_frame
+from penstock.wire.heads import Run, StreamContext
 from penstock.wire.layout import Code, Message, decode
 
 CUTS = 4  # bytes of a try that say how long the first reads are

@@ -9,20 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.columns import (
-    SMALL_RUN,
-    Run,
-    StreamContext,
-    batch_of,
-    changes_of,
-    columns_of,
-    decode_messages,
-    decode_run,
-    heads_of,
-)
+from penstock.wire.columns import SMALL_RUN, batch_of, changes_of, columns_of, decode_messages, decode_run
 from penstock.wire.connection import Connection, Slab
 from penstock.wire.constants import Dialect, Opcode, Status
 from penstock.wire.dcp import Deletion, DeletionV2, Expiration, Mutation, OldExpiration, PrototypeMutation
+from penstock.wire.heads import Run, StreamContext, heads_of
 from penstock.wire.hop import hop
 from penstock.wire.layout import Message
 from penstock.wire.schema import CHANGE_SCHEMA, UNSIGNED64, Change, Event, signed64
@@ -391,6 +382,17 @@ def test_damage_is_a_remote_error_or_the_same_changes(dialect: Dialect, data: st
     assert outcome(lambda: decode_messages(run, context_of())) == outcome(
         lambda: changes_of(by_columns(run, context_of()))
     )
+
+
+@pytest.mark.parametrize("around", [0, SMALL_RUN])
+def test_the_first_of_two_bad_frames_is_named(around: int) -> None:
+    deletion = UprDeletion(key=b"k", by_seqno=1).encode()
+    with_value = deletion[:8] + (18).to_bytes(4, "big") + deletion[12:] + b"v"
+    without_extras = with_value[:4] + b"\0" + with_value[5:]
+    run = run_of([*[deletion] * around, with_value, without_extras], dialect=Dialect.UPR)
+    for decode in (decode_messages, decode_run, by_columns):
+        with pytest.raises(RemoteProtocolError, match="^UPR_DELETION: value must be absent, found 1 bytes$"):
+            decode(run, context_of())
 
 
 def outcome(decode) -> object:

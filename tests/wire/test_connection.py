@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire import dcp, kv
-from penstock.wire.columns import SMALL_RUN, Run
+from penstock.wire.columns import SMALL_RUN
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent, Slab
 from penstock.wire.constants import MAX_FRAME, Dialect, Opcode, Status
 from penstock.wire.frame import Frame, cut_frame, join_frame
+from penstock.wire.heads import Run
 from penstock.wire.shapes import SLACK
 from tests.golden import GOLDEN, frame_of
 from tests.strategies import frames, pieces, runs, runs_in

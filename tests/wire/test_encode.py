@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError
 from penstock.wire import encode as encode_module
-from penstock.wire.columns import Run, StreamContext, batch_of, changes_of, columns_of, decode_run, heads_of
+from penstock.wire.columns import batch_of, changes_of, columns_of, decode_run
 from penstock.wire.dcp import Deletion, Mutation
 from penstock.wire.encode import SMALL_BATCH, Frames, encode_changes, encode_columns, join_columns
+from penstock.wire.heads import Run, StreamContext, heads_of
 from penstock.wire.hop import hop
 from penstock.wire.schema import Change
 from penstock.wire.shapes import SLACK

@@ -12,10 +12,11 @@ import pyarrow as pa
 from penstock.client.position import Position
 from penstock.errors import Error
 from penstock.store.failover import FailoverLog
-from penstock.wire.columns import Run, StreamContext, batch_of, changes_of
+from penstock.wire.columns import batch_of, changes_of
 from penstock.wire.connection import ReceiveEvent
 from penstock.wire.constants import Dialect
 from penstock.wire.frame import Frame
+from penstock.wire.heads import Run, StreamContext
 from penstock.wire.layout import Request
 from penstock.wire.schema import Change
 

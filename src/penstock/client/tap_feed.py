@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from penstock.client.follower import Follower
 from penstock.errors import RemoteProtocolError, UsageError, status_error
-from penstock.wire.columns import SMALL_RUN, Run, columns_of, decode_messages, heads_of
+from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
 from penstock.wire.constants import Dialect, Magic, Opcode, TapConnectFlag, TapFlag, TapOpaque
 from penstock.wire.frame import HEADER, HEADER_BYTES, Buffer, Frame, opcode_name, status_name
+from penstock.wire.heads import Run, heads_of
 from penstock.wire.layout import decode
 from penstock.wire.schema import Change, Event
 from penstock.wire.stream import EVENTS, StreamEvent, StreamState, advance

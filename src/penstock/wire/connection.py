@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.columns import Run
 from penstock.wire.constants import MAX_FRAME, Dialect
 from penstock.wire.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, frame_length
+from penstock.wire.heads import Run
 from penstock.wire.hop import Offsets, hop, hop_runs
 from penstock.wire.shapes import SLACK
 

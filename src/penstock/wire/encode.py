@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import LocalProtocolError
-from penstock.wire.columns import Column, changes_of
+from penstock.wire.columns import changes_of
 from penstock.wire.constants import Magic, Opcode
 from penstock.wire.dcp import DELETION_HEAD, MUTATION_HEAD, Deletion, Mutation
 from penstock.wire.frame import HEADER_BYTES
+from penstock.wire.pieces import Column
 from penstock.wire.schema import Change, Event
 from penstock.wire.shapes import head_dtype
 
