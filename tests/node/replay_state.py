@@ -171,6 +171,7 @@ def build(player: Player, name: str) -> None:
     for vbid, checkpoint in open_checkpoints(steps).items():
         checkpoints = player.node.buckets["default"].tap.checkpoints(vbuckets[vbid])
         if checkpoint != checkpoints.open_id:
+            checkpoints.begin(1)  # what was before is not known
             checkpoints.begin(checkpoint)
     player.node.tap = SETTINGS.get(name, player.node.tap)
 
