@@ -188,6 +188,19 @@ def test_nothing_is_complete_before_the_second_log(speaker, last):
 
 
 @both
+@pytest.mark.parametrize(("log", "given_up"), [(LOG, []), (NEWER, [3])])
+def test_an_exact_end_waits_for_the_second_log(speaker, log, given_up):
+    consumer = consumer_of(speaker, {3: Wanted(end_seqno=4, expect_vbuuid=11)}, exact_end=True)
+    request, again = consumer.decide()
+    consumer.give(speaker.accept(request), speaker.snapshot_start(request), speaker.mutations(request, 3, 4, 5))
+    assert seqnos(consumer.consume()) == [3, 4]
+    assert not consumer.feed.is_done
+    consumer.give(speaker.log(again, log), speaker.snapshot_end(request), speaker.end(request))
+    assert consumer.feed.is_done
+    assert consumer.feed.given_up == given_up
+
+
+@both
 def test_a_history_that_changed_as_the_stream_began_is_found_out_about(speaker):
     """A snapshot was cut off at 20; before the request another branch began at 12, which the request cannot see."""
     inside = Position(

@@ -35,10 +35,11 @@ from penstock.client.position import (
 from penstock.client.speech import SPEECHES, Accepted, Answer, LogFirst, Refused, Rollback, UnknownBranch
 from penstock.errors import ConnectionClosed, Error, RemoteProtocolError, UsageError, status_error
 from penstock.store.failover import FailoverEntry, FailoverLog
-from penstock.wire.columns import SMALL_RUN, Heads, Run, columns_of, decode_messages, heads_of
+from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
 from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Status
 from penstock.wire.dcp import BufferAck, DcpNoop, SnapshotMarker, SnapshotMarkerV2
 from penstock.wire.frame import Frame, join_frame, status_name
+from penstock.wire.heads import Heads, Run, heads_of
 from penstock.wire.layout import Message, Request, decode
 from penstock.wire.schema import Change, Event, signed64
 from penstock.wire.stream import EVENTS, StreamEvent, StreamState, advance
@@ -452,7 +453,12 @@ class Feed(Follower):
         if reason or stream.end_seqno == MAX_SEQNO or not at_end:
             about = f"vbucket {stream.vbucket}: the producer ended the stream at {position.seqno}, {reason or 'OK'}"
             self._fail(stream, ConnectionClosed(about))
-        elif stream.is_confirmed:
+        else:
+            self._arrived(stream)
+
+    def _arrived(self, stream: _Stream) -> None:
+        """Finish a stream of which everything is here, but not before it is known which history that is of."""
+        if stream.is_confirmed:
             self._finish(stream)
         else:
             stream.has_ended = True
@@ -520,13 +526,13 @@ class Feed(Follower):
         self.troubled.discard(vbucket)
         if self._exact_end and most >= stream.end_seqno and stream.snap_end > stream.end_seqno:
             self._close(stream)
+            self._arrived(stream)
         return (max(least, stream.received + 1), last)
 
     def _close(self, stream: _Stream) -> None:
         """Tell the producer that what is still to come is not wanted."""
         del self._by_opaque[stream.opaque]
         stream.state = advance(stream.state, StreamEvent.CLOSED, stream.vbucket, self.dialect)
-        self._finish(stream)
         self._outgoing.append(self._speech.close_request(stream.vbucket))
 
     def _flush(self) -> None:
