@@ -54,6 +54,25 @@ def test_rows_fit_a_narrow_terminal(run, lake, monkeypatch):
     assert any(str((3 << 48) + 1) in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            ["--protocol", "tap"],
+            "option protocol is 'tap', but TAP cannot resume; streaming needs upr-draft, upr or dcp",
+        ),
+        (["--url", "couchbase://127.0.0.1/b?protocol=tap"], "option protocol is 'tap', but TAP cannot resume"),
+        (["--protocol", "xdcr"], "option protocol is 'xdcr', expected one of tap, upr-draft, upr, dcp"),
+        (["--url", "couchbase://"], "connection string names no host"),
+    ],
+)
+def test_a_run_that_cannot_be_is_wrong_usage(run, tmp_path, options, sentence):
+    code, out, err = run("pipeline", "run", "--to", tmp_path / "lake", *options)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert not (tmp_path / "lake").exists()
+
+
 @pytest.mark.spark
 def test_a_bucket_flows_into_a_lake_until_it_is_stopped(on_beer, node, tmp_path):
     documents = dict(sample_documents(300, 8))

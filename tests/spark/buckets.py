@@ -45,12 +45,15 @@ class Documents:
     def url(self) -> str:
         return str(self.bucket.address)
 
-    def store(self, values: dict[str, bytes]) -> None:
+    def store(self, values: dict[str, bytes], expiry: int = 0) -> None:
         self.keys |= values.keys()
-        self.loop.run(self.bucket.upsert_many(values.items()))
+        self.loop.run(self.bucket.upsert_many(values.items(), expiry=expiry))
 
     def remove(self, keys: list[str]) -> int:
         return self.loop.run(self.bucket.remove_many(keys))
+
+    def flush(self) -> None:
+        self.loop.run(self.bucket.flush())
 
     def contents(self) -> Contents:
         """Return every document: key, cas and value."""

@@ -3,9 +3,7 @@
 import json
 import shutil
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,58 +12,13 @@ from penstock.errors import Error, LakeRefused, Unreachable, UsageError
 from penstock.node import Node
 from penstock.spark.lake import Lake, count_rows
 from penstock.spark.lock import locked
-from penstock.spark.pipeline import Progress, Settings, failure, run
+from penstock.spark.pipeline import Settings, failure, run
 from tests.spark.buckets import Documents, Proxy, check_changelog, compact, current_of, generated, numbered
+from tests.spark.running import SECONDS, catch_up, running
 
 BEER = Path(__file__).parents[3] / "shared" / "data" / "beer-sample.jsonl"
-SECONDS = 120.0
 
 pytestmark = pytest.mark.spark
-
-
-class Running:
-    """A pipeline that runs in a thread. `reached` waits for its progress."""
-
-    def __init__(self) -> None:
-        self.finish = threading.Event()
-        self.done: Future[Progress] = Future()
-        self._moved = threading.Condition()
-        self._progress = Progress()
-
-    def report(self, progress: Progress) -> None:
-        with self._moved:
-            self._progress = progress
-            self._moved.notify_all()
-
-    def reached(self, rows: int) -> None:
-        with self._moved:
-            assert self._moved.wait_for(lambda: self._progress.rows >= rows or self.done.done(), SECONDS), (
-                self._progress
-            )
-        if self.done.done():
-            self.done.result()
-
-    def ended(self, done: Future[Progress]) -> None:
-        with self._moved:
-            self._moved.notify_all()
-
-
-@contextmanager
-def running(spark, url: str, lake: Lake, **settings) -> Iterator[Running]:
-    """Follow a bucket while the block lasts, and then until everything is in the lake."""
-    run_, wanted = Running(), Settings(url, str(lake.path), trigger_seconds=0.2, **settings)
-    with ThreadPoolExecutor(1) as pool:
-        run_.done = pool.submit(run, wanted, spark=spark, report=run_.report, finish=run_.finish)
-        run_.done.add_done_callback(run_.ended)
-        try:
-            yield run_
-        finally:
-            run_.finish.set()
-            run_.done.result(SECONDS)
-
-
-def catch_up(spark, url, lake, **settings):
-    return run(Settings(url, str(lake.path), available_now=True, **settings), spark=spark)
 
 
 def values(lake):

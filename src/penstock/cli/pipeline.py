@@ -14,7 +14,7 @@ from penstock.cli.app import AsJson, Panel, Url, app, examples
 from penstock.cli.interrupt import interruptible
 from penstock.cli.show import as_object, json_line
 from penstock.cli.tables import read_rows, table_of
-from penstock.client.address import DEFAULT_URL, parse_address
+from penstock.client.address import DEFAULT_URL
 
 if TYPE_CHECKING:
     from penstock.spark.pipeline import Progress
@@ -35,6 +35,7 @@ def pipeline(context: typer.Context) -> None:
     epilog=examples(
         "penstock pipeline run --to ./lake --available-now",
         "penstock pipeline run --to ./lake --trigger 5 --max-changes 100000",
+        "penstock pipeline run --to ./lake --protocol upr",
     )
 )
 def run(
@@ -53,6 +54,13 @@ def run(
         int | None,
         typer.Option(min=1, metavar="N", help="Tasks of a micro-batch at most.", show_default="as many as processors"),
     ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The dialect to ask in: upr-draft, upr or, unless said, dcp. TAP cannot resume, so not tap.",
+        ),
+    ] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
@@ -62,11 +70,11 @@ def run(
     the last one ended, however that was: nothing is lost, nothing comes twice.
     Without --available-now it follows until SIGINT (Ctrl-C) or SIGTERM.
     """
-    parse_address(url)
     from penstock.spark.pipeline import Settings
     from penstock.spark.pipeline import run as run_pipeline
 
-    settings = Settings(url, to, available_now, max_changes, trigger, partitions)
+    settings = Settings(url, to, available_now, max_changes, trigger, partitions, protocol)
+    settings.check()
     lines = _ProgressLines(as_json)
 
     def follow(check: Callable[[], None]) -> Progress:

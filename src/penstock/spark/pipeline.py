@@ -29,6 +29,7 @@ from penstock.spark.lake import Lake, count_rows
 from penstock.spark.lock import locked
 from penstock.spark.offsets import Offset
 from penstock.spark.session import add_formats, local_session
+from penstock.spark.source import SourceOptions
 
 PATIENCE = 15.0
 """Seconds for the Java process of a driver that was killed to end; it takes about one."""
@@ -43,7 +44,7 @@ class Settings:
 
     url: the bucket. lake: the directory. available_now: end once what the bucket has now is in both tables.
     max_changes: seqnos of one micro-batch at most. trigger_seconds: how often a batch begins. partitions: tasks of a
-    batch at most.
+    batch at most. protocol: the dialect, any but "tap"; None: as the url says.
     """
 
     url: str
@@ -52,6 +53,21 @@ class Settings:
     max_changes: int | None = None
     trigger_seconds: float = 1.0
     partitions: int | None = None
+    protocol: str | None = None
+
+    def source_options(self) -> dict[str, str]:
+        """Return the options of `format("dcp")`."""
+        given = {
+            "url": self.url,
+            "maxChangesPerTrigger": self.max_changes,
+            "partitions": self.partitions,
+            "protocol": self.protocol,
+        }
+        return {name: str(value) for name, value in given.items() if value is not None}
+
+    def check(self) -> None:
+        """Raises UsageError for what can be known to be wrong without a bucket and without Spark."""
+        SourceOptions.parse(self.source_options()).check_streaming()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +98,10 @@ def run(
     """Follow the bucket into the lake until interrupted; with available_now, or once `finish` is set, until caught up.
 
     spark: the session to run in; without it, one is started and stopped. report: called about once a second.
-    Raises UsageError or LakeRefused for a bucket or a lake that cannot be used, before Spark is started; Unreachable
-    if the node stays away; Error if the query fails.
+    Raises UsageError or LakeRefused for settings, a bucket or a lake that cannot be used, before Spark is started;
+    Unreachable if the node stays away; Error if the query fails.
     """
+    settings.check()
     bucket = Bucket(parse_address(settings.url))
     lake = Lake(settings.lake)
     lake.check_owner()
@@ -174,12 +191,8 @@ class _Follower:
 
 def start(spark: SparkSession, settings: Settings, lake: Lake, vbuckets: int) -> StreamingQuery:
     """Start the query that follows a bucket into a lake's changelog."""
-    source = spark.readStream.format("dcp").option("url", settings.url)
-    if settings.max_changes is not None:
-        source = source.option("maxChangesPerTrigger", settings.max_changes)
-    if settings.partitions is not None:
-        source = source.option("partitions", settings.partitions)
-    sink = source.load().writeStream.format("penstock-changelog").option("path", str(lake.path))
+    changes = spark.readStream.format("dcp").options(**settings.source_options()).load()
+    sink = changes.writeStream.format("penstock-changelog").option("path", str(lake.path))
     sink = sink.option("checkpointLocation", lake.checkpoint.as_uri()).option("vbuckets", vbuckets)
     if settings.available_now:
         return sink.trigger(availableNow=True).start()

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -85,6 +86,11 @@ class SourceOptions:
             dialect=dialect_of(lower["protocol"]) if "protocol" in lower else dialect,
         )
 
+    def check_streaming(self) -> None:
+        """Raises UsageError for a dialect that a streaming query cannot use."""
+        if self.dialect is Dialect.TAP:
+            raise UsageError("option protocol is 'tap', but TAP cannot resume; streaming needs upr-draft, upr or dcp")
+
 
 def _positive(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
@@ -129,7 +135,7 @@ class DcpDataSource(DataSource):
         return DcpReader(SourceOptions.parse(self.options))
 
     def streamReader(self, schema: StructType) -> DcpStreamReader:
-        return DcpStreamReader(SourceOptions.parse(self.options))
+        return DcpStreamReader(self.options)
 
 
 class _Planner:
@@ -195,16 +201,25 @@ class DcpReader(DataSourceReader):
 
 
 class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The changes as they come. Offsets are those of penstock.spark.offsets, as JSON."""
+    """The changes as they come. Offsets are those of penstock.spark.offsets, as JSON.
 
-    def __init__(self, options: SourceOptions) -> None:
-        if options.dialect is Dialect.TAP:
-            raise UsageError("option protocol is 'tap', but TAP cannot resume; streaming needs upr-draft, upr or dcp")
-        self.options = options
+    given: the options as text. What is wrong with them is told by the first call that Spark makes, not here: what a
+    reader raises while it is made, Spark 4.3 loses behind an error of its own.
+    """
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = given
         self._planner: _Planner | None = None
         self._memory = Memory()
         self._initial: dict[str, Any] | None = None
         self._idle_at: dict[str, Any] | None = None
+
+    @cached_property
+    def options(self) -> SourceOptions:
+        """Raises UsageError for what cannot be, and for a dialect that cannot resume."""
+        options = SourceOptions.parse(self._given)
+        options.check_streaming()
+        return options
 
     def _connected(self) -> _Planner:
         if self._planner is None:

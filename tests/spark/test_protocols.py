@@ -1,0 +1,250 @@
+"""`format("dcp")` and the pipeline over each dialect: the same documents, exact ends, and histories that change."""
+
+import pickle
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+
+from penstock.errors import Error, UsageError
+from penstock.node import Node
+from penstock.spark.current import fold
+from penstock.spark.pipeline import Settings, failure, run
+from penstock.spark.source import DcpDataSource
+from penstock.wire.constants import Dialect
+from penstock.wire.schema import CHANGE_SCHEMA
+from tests.spark.buckets import Documents, Proxy, check_changelog, current_of, numbered
+from tests.spark.running import catch_up, running
+
+PAST = 3_000_000
+"""An expiry that is an epoch second, since it is above 30 days; in February 1970."""
+
+STREAMING = ["upr-draft", "upr", "dcp"]
+SAID_BY_ALL = ["vbucket", "vbuuid", "seqno", "rev_seqno", "cas", "event", "key", "value", "flags", "expiry", "history"]
+
+each = pytest.mark.parametrize("protocol", STREAMING)
+
+
+def change(documents: Documents, first: int) -> int:
+    """Write 400 documents, of which 50 are changed, 50 removed and 10 expire; return how many keys that were."""
+    documents.store(numbered(first, first + 400))
+    documents.store(numbered(first + 100, first + 150, "again"))
+    documents.remove([f"key-{number}" for number in range(first, first + 50)])
+    documents.store({f"old-{number}": b"gone" for number in range(first, first + 10)}, expiry=PAST)
+    assert not [key for key in documents.contents() if key.startswith(b"old")]
+    return 410
+
+
+def said(rows: pa.Table) -> set[tuple[object, ...]]:
+    """Return what every dialect that streams by vbucket says of the changes."""
+    return set(zip(*(rows[name].to_pylist() for name in SAID_BY_ALL), strict=True))
+
+
+def contents(rows: pa.Table) -> dict[bytes, tuple[int, bytes]]:
+    found = fold(rows)
+    return {row["key"].encode(): (row["cas"], row["value"]) for row in found.to_pylist()}
+
+
+def read_batch(documents: Documents, protocol: str) -> pa.Table:
+    source = DcpDataSource({"url": documents.url, "protocol": protocol})
+    reader = source.reader(source.schema())
+    batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    return pa.Table.from_batches(batches, CHANGE_SCHEMA)
+
+
+# Without a session
+
+
+@each
+def test_the_end_of_a_batch_is_exact_however_much_was_written_since(documents, follow, protocol):
+    """Every batch is planned, and then every key changes before it is read: the ends lie inside of snapshots."""
+    documents.store(numbered(0, 600))
+    query = follow(documents.url, protocol=protocol, maxChangesPerTrigger="250")
+    found, start = [], query.reader.initialOffset()
+    for round_ in range(12):
+        end = query.reader.latestOffset(start, query.reader.getDefaultReadLimit())
+        if round_ < 3:
+            documents.store(numbered(0, 600, f"round {round_}"))
+        planned = query.reader.partitions(start, end)
+        rows = [batch for part in planned for batch in query.reader.read(pickle.loads(pickle.dumps(part)))]
+        bounds = {read.vbucket: read for part in planned for read in part.range.reads}
+        for row in (row for batch in rows for row in batch.to_pylist()):
+            read = bounds[row["vbucket"]]
+            assert read.start_seqno < row["seqno"] <= read.end_seqno
+        found.append(pa.Table.from_batches(rows, CHANGE_SCHEMA))
+        start = end
+    assert all(table.num_rows <= 250 for table in found)
+    rows = pa.concat_tables(found)
+    assert len(said(rows)) == rows.num_rows
+    assert contents(rows) == documents.contents()
+    assert query.reader.latestOffset(start, query.reader.getDefaultReadLimit()) == start
+
+
+@each
+def test_a_connection_that_is_cut_inside_a_batch_loses_and_doubles_nothing(node, documents, follow, protocol):
+    documents.store(numbered(0, 1_500, size=1_000))
+    with Proxy.before(node.kv_port) as proxy:
+        query = follow(proxy.url, protocol=protocol)
+        proxy.cut_after = 1 << 19
+        (rows,) = query.all()
+        assert proxy.cuts >= 2
+    assert rows.num_rows == 1_500
+    assert contents(rows) == documents.contents()
+
+
+@each
+def test_a_flush_between_plan_and_read_is_mended_by_the_next_batch(documents, follow, protocol):
+    documents.store(numbered(0, 300))
+    query = follow(documents.url, protocol=protocol)
+    (before,) = query.all()
+    documents.store(numbered(300, 500))
+    end = query.reader.latestOffset(query.start, query.reader.getDefaultReadLimit())
+    planned = query.reader.partitions(query.start, end)
+    documents.flush()
+    documents.store(numbered(100, 150, "anew"))
+    read = [batch for part in planned for batch in query.reader.read(part)]
+    query.start = end
+    after = pa.concat_tables([pa.Table.from_batches(read, CHANGE_SCHEMA), *query.all()])
+    cuts = {(row["vbucket"], row["seqno"], row["history"]) for row in after.to_pylist() if row["event"] == "rollback"}
+    assert cuts == {(vbucket, 0, 1) for vbucket in range(16)}
+    assert contents(pa.concat_tables([before, after])) == documents.contents()
+
+
+@each
+def test_a_batch_read_whose_history_changed_is_an_error(documents, protocol):
+    documents.store(numbered(0, 300))
+    source = DcpDataSource({"url": documents.url, "protocol": protocol})
+    reader = source.reader(source.schema())
+    planned = reader.partitions()
+    documents.flush()
+    documents.store(numbered(0, 100))
+    with pytest.raises(Error, match=r"vbucket \d+ got another history while it was read; run the job again"):
+        list(reader.read(planned[0]))
+
+
+@each
+def test_a_node_that_speaks_one_dialect_alone_can_be_read(follow, protocol):
+    pinned = Node.running(["default"], vbuckets=4, protocol=protocol)
+    with pinned as node, Documents.of(node.url("default")) as documents:
+        change(documents, 0)
+        (rows,) = follow(documents.url, protocol=protocol).all()
+        assert contents(rows) == contents(read_batch(documents, protocol)) == documents.contents()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"url": "couchbase://127.0.0.1:1/default?protocol=tap"}, {"url": "couchbase://127.0.0.1:1", "protocol": "tap"}],
+)
+def test_a_pipeline_over_tap_is_refused_before_anything_begins(lake, settings):
+    with pytest.raises(UsageError) as raised:
+        run(Settings(**settings, lake=str(lake.path)))
+    assert str(raised.value) == "option protocol is 'tap', but TAP cannot resume; streaming needs upr-draft, upr or dcp"
+    assert not lake.path.exists()
+
+
+# In a session
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("protocol", list(Dialect))
+def test_a_batch_read_gives_the_documents_in_every_dialect(spark, documents, protocol):
+    many = change(documents, 0)
+    rows = spark.read.format("dcp").option("url", documents.url).option("protocol", protocol).load().toArrow()
+    assert rows.num_rows == many
+    keys = ["key", "cas", "rev_seqno", "value"]
+    mutations = rows.filter(pa.compute.equal(rows["event"], "mutation")).select(keys).to_pylist()
+    assert {row["key"]: (row["cas"], row["value"]) for row in mutations} == documents.contents()
+    removed = rows.filter(pa.compute.is_in(rows["event"], pa.array(["deletion", "expiration"])))
+    assert set(removed["key"].to_pylist()) == {key.encode() for key in documents.keys} - documents.contents().keys()
+    if protocol == "tap":
+        assert rows["seqno"].null_count == rows["vbuuid"].null_count == many
+    else:
+        assert said(rows) == said(read_batch(documents, "dcp"))
+        assert rows["event"].to_pylist().count("expiration") == 10
+        times = [row["delete_time"] for row in removed.to_pylist()]
+        assert all(times) if protocol == "dcp" else not any(times)
+
+
+@pytest.mark.spark
+@each
+def test_a_query_resumes_from_its_checkpoint(spark, documents, tmp_path, protocol):
+    sink, checkpoint = str(tmp_path / "rows"), str(tmp_path / "checkpoint")
+
+    def follow() -> pa.Table:
+        changes = spark.readStream.format("dcp").options(url=documents.url, protocol=protocol, maxChangesPerTrigger=300)
+        writer = changes.load().writeStream.format("parquet").option("checkpointLocation", checkpoint)
+        query = writer.trigger(availableNow=True).start(sink)
+        assert query.awaitTermination(120)
+        return spark.read.parquet(sink).toArrow()
+
+    change(documents, 0)
+    first = follow()
+    assert contents(first) == documents.contents()
+    assert said(read_batch(documents, "dcp")) <= said(first)
+    change(documents, 300)
+    both = follow()
+    assert len(said(both)) == both.num_rows
+    assert said(read_batch(documents, "dcp")) <= said(both)
+    assert contents(both) == documents.contents()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("protocol", "sentence"),
+    [
+        ("tap", "option protocol is 'tap', but TAP cannot resume; streaming needs upr-draft, upr or dcp"),
+        ("xdcr", "option protocol is 'xdcr', expected one of tap, upr-draft, upr, dcp"),
+    ],
+)
+def test_a_stream_in_another_dialect_is_refused_in_one_sentence(spark, documents, tmp_path, protocol, sentence):
+    changes = spark.readStream.format("dcp").options(url=documents.url, protocol=protocol)
+    with pytest.raises(PySparkException) as raised:  # noqa: PT012 - which of the calls raises is Spark's choice
+        writer = changes.load().writeStream.format("memory").queryName("refused")
+        writer.option("checkpointLocation", str(tmp_path)).start().processAllAvailable()
+    assert str(failure(str(raised.value))) == sentence
+
+
+@pytest.mark.spark
+def test_a_batch_read_in_an_unknown_dialect_names_those_that_there_are(spark, documents):
+    with pytest.raises(PySparkException) as raised:
+        spark.read.format("dcp").options(url=documents.url, protocol="xdcr").load().count()
+    sentence = "option protocol is 'xdcr', expected one of tap, upr-draft, upr, dcp"
+    assert str(failure(str(raised.value))) == sentence
+
+
+@pytest.mark.spark
+@each
+def test_the_tables_are_the_bucket_whatever_happens_to_it(spark, lake, protocol):
+    """Changes, a flush, changes, and another node in the place of the first."""
+    with Node.running(["default"], vbuckets=4) as node:
+        port = node.kv_port
+        with Documents.of(node.url("default")) as documents:
+            url = documents.url
+            rows = change(documents, 0)
+            following = running(spark, f"{url}?protocol={protocol}", lake)
+            run_ = following.__enter__()
+            run_.reached(rows)
+            assert current_of(lake) == documents.contents()
+            documents.flush()
+            documents.store(numbered(0, 200, "anew"))
+            rows += 4 + 200
+            run_.reached(rows)
+            assert current_of(lake) == documents.contents()
+    with Node.running(["default"], vbuckets=4, port=port) as node, Documents.of(url) as documents:
+        rows += 4 + change(documents, 100)
+        run_.reached(rows)
+        following.__exit__(None, None, None)
+        assert current_of(lake) == documents.contents()
+    changes = check_changelog(lake).to_pylist()
+    cuts = [(row["vbucket"], row["history"], row["seqno"]) for row in changes if row["event"] == "rollback"]
+    assert sorted(cuts) == sorted((vbucket, history, 0) for vbucket in range(4) for history in (1, 2))
+    assert [row["event"] for row in changes].count("expiration") == 20
+
+
+@pytest.mark.spark
+def test_a_lake_goes_on_in_another_dialect(spark, documents, lake):
+    for number, protocol in enumerate(["dcp", "upr", "upr-draft"]):
+        rows = change(documents, number * 400)
+        assert catch_up(spark, documents.url, lake, protocol=protocol).rows == rows
+        assert current_of(lake) == documents.contents()
+    assert {row["history"] for row in check_changelog(lake).to_pylist()} == {0}
