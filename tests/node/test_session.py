@@ -60,6 +60,11 @@ REFUSED = [
     ("unknown statistics", Frame(Magic.REQUEST, Opcode.STAT, key=b"weather"), S.KEY_ENOENT),
     ("statistics of no vbucket", Frame(Magic.REQUEST, Opcode.STAT, key=b"failovers x"), S.EINVAL),
     ("statistics of two", Frame(Magic.REQUEST, Opcode.STAT, key=b"failovers 1 2"), S.EINVAL),
+    (
+        "statistics of a number without end",
+        Frame(Magic.REQUEST, Opcode.STAT, key=b"failovers " + b"9" * 5000),
+        S.EINVAL,
+    ),
     ("statistics of another vbucket", Frame(Magic.REQUEST, Opcode.STAT, key=b"vbucket-seqno 16"), S.NOT_MY_VBUCKET),
     ("statistics with a value", Frame(Magic.REQUEST, Opcode.STAT, key=b"failovers", value=b"{}"), S.EINVAL),
     ("statistics that are no text", Frame(Magic.REQUEST, Opcode.STAT, key=b"\xff"), S.KEY_ENOENT),

@@ -415,6 +415,19 @@ def test_what_was_refused_comes_again_on_the_next_connection(node, client):
         assert told(tap.taps(2)) == "0opaque0 0+d"
 
 
+def test_what_was_refused_is_not_owed_of_a_vbucket_that_is_not_asked_for(node, client):
+    settings(node, backoff_period=1000)
+    flags = F.REGISTERED_CLIENT | F.SUPPORT_ACK | F.BACKFILL
+    with tapping(node, b"r", flags, backfill=FUTURE, acks=False) as tap:
+        tap.answer(tap.tap())
+        client.set(b"d")
+        tap.answer(tap.tap(), Status.ETMPFAIL)
+        assert tap.status(Noop()) == Status.SUCCESS
+    with tapping(node, b"r", flags | F.LIST_VBUCKETS, backfill=FUTURE, vbuckets=(1,)) as tap:
+        client.set(b"e", vbucket=1)
+        assert told(tap.taps(2)) == "0opaque0 1+e"
+
+
 def test_a_registered_client_is_forgotten_when_asked(node, client):
     with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
         tap.taps(7)

@@ -211,6 +211,21 @@ def test_a_checkpoint_that_does_not_fit_ends_the_connection(client, message):
     assert client.ended()
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        mutation(vbucket=1, engine_private=bytes((128, 0, 0, 0, 0, 0, 0, 0, 0))),
+        checkpoint(TapCheckpointStart, 2**63, vbucket=1),
+    ],
+)
+def test_a_number_behind_which_there_is_none(client, message):
+    """Kept, it would leave no number to this node's own changes and checkpoints."""
+    assert client.status(message) == Status.ERANGE
+    assert client.status(SetVbucket(vbucket=1, state=VbucketState.ACTIVE)) == Status.SUCCESS
+    assert client.set(b"k", vbucket=1).specific == Status.SUCCESS
+    assert client.status(CreateCheckpoint(vbucket=1)) == Status.SUCCESS
+
+
 # From node to node
 
 

@@ -20,6 +20,8 @@ __all__ = ["group"]
 
 Stats = Iterator[tuple[str, object]]
 
+_LONGEST_NUMBER = 5  # of a u16, in digits
+
 
 def group(connection: NodeConnection, text: str) -> Stats:
     """Return (name, value) of each statistic of a group; text: its name, and a vbucket where it takes one.
@@ -42,9 +44,13 @@ def group(connection: NodeConnection, text: str) -> Stats:
         raise KeyNotFound(f"no statistics {text!r}")
     if not arguments:
         return (line for vbucket in store.vbuckets if vbucket.state for line in of_vbucket(vbucket))
-    if len(arguments) > 1 or not arguments[0].isascii() or not arguments[0].isdigit():
-        raise InvalidArguments(f"{name}: expected a vbucket's number, found {' '.join(arguments)!r}")
-    return of_vbucket(store.existing(int(arguments[0])))
+    return of_vbucket(store.existing(_number(name, " ".join(arguments))))
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER):
+        raise InvalidArguments(f"{name}: expected a vbucket's number, found {text[:20]!r}")
+    return int(text)
 
 
 def _default(connection: NodeConnection) -> Stats:

@@ -100,7 +100,7 @@ class TapProducer(ChangeProducer):
         )  # a plain number: numpy takes a flag for an int64, which does not go into a u16
         self._loop = connection.node.loop
         self._to_say: deque[_Said] = deque()
-        self._again: deque[tuple[int, int]] = deque(self.client.again)
+        self._again: deque[tuple[int, int]] = deque()
         self._backfill: deque[TapStream] = deque()
         self._filled: list[TapStream] = []  # whose backfill was sent, but not said to be
         self._ready: deque[TapStream] = deque()
@@ -142,6 +142,9 @@ class TapProducer(ChangeProducer):
         for vbucket in self.bucket.store.vbuckets:
             if self._wants(vbucket):
                 self._open(vbucket)
+        # Of a vbucket that it does not ask for any more, nothing is owed.
+        self._again.extend(again for again in self.client.again if again[0] in self.streams)
+        self.client.again = dict.fromkeys(self._again)
         self.resume()
 
     def _wants(self, vbucket: Vbucket) -> bool:

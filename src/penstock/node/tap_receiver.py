@@ -12,10 +12,10 @@ from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from penstock.errors import InvalidArguments, NotMyVbucket, RemoteProtocolError, StatusError
+from penstock.errors import InvalidArguments, NotMyVbucket, OutOfRange, RemoteProtocolError, StatusError
 from penstock.node.replies import Goodbye, Handler, reply
 from penstock.node.served import ServedBucket, VbucketEvent
-from penstock.store.vbucket import Vbucket
+from penstock.store.vbucket import LAST_SEQNO, Vbucket
 from penstock.wire.constants import MAX_KEY, MAX_VALUE, Dialect, Opcode, TapFlag, TapOpaque, VbucketState
 from penstock.wire.frame import Frame, opcode_name
 from penstock.wire.layout import decode
@@ -78,8 +78,18 @@ def _check_key(message: TapMessage) -> None:
 
 
 def _revision(message: TapMessage) -> int | None:
-    """Return the rev_seqno that the producer gave a change, None if it said none."""
-    return _REVISION.unpack_from(message.engine_private)[0] if len(message.engine_private) >= _REVISION.size else None
+    """Return the rev_seqno that the producer gave a change, None if it said none. Raises OutOfRange."""
+    if len(message.engine_private) < _REVISION.size:
+        return None
+    (revision,) = _REVISION.unpack_from(message.engine_private)
+    return _countable("rev_seqno", revision)
+
+
+def _countable(what: str, number: int) -> int:
+    """Return the number. Raises OutOfRange for one from which this node could not count on."""
+    if number > LAST_SEQNO:
+        raise OutOfRange(f"{what} {number}, limit {LAST_SEQNO}")
+    return number
 
 
 def _mutation(bucket: ServedBucket, message: TapMessage) -> None:
@@ -157,10 +167,11 @@ def _opaque(bucket: ServedBucket, message: TapMessage) -> None:
 
 def _vbucket_set(bucket: ServedBucket, message: TapMessage) -> None:
     number = int.from_bytes(message.engine_private, "big")
-    if len(message.engine_private) != _NUMBER_BYTES or number not in set(VbucketState):
-        raise Goodbye(
-            f"TAP_VBUCKET_SET with {message.engine_private[:16]!r}, expected a state of {_NUMBER_BYTES} bytes"
-        )
+    nbytes = len(message.engine_private)
+    if nbytes != _NUMBER_BYTES:
+        raise Goodbye(f"TAP_VBUCKET_SET with a state of {nbytes} bytes, expected {_NUMBER_BYTES}")
+    if number not in set(VbucketState):
+        raise Goodbye(f"TAP_VBUCKET_SET with state {number}, expected 1 to {max(VbucketState)}")
     vbuckets, state = bucket.store.vbuckets, VbucketState(number)
     if message.vbucket >= len(vbuckets):
         raise NotMyVbucket(f"vbucket {message.vbucket} of {len(vbuckets)}", vbucket=message.vbucket)
@@ -180,7 +191,7 @@ def _checkpoint(bucket: ServedBucket, message: TapMessage) -> None:
     text = message.value or (message.engine_private if message.flags is None else b"")
     if len(text) != _ID_BYTES:
         raise Goodbye(f"{opcode_name(message.opcode)} with an id of {len(text)} bytes, expected {_ID_BYTES}")
-    checkpoint, checkpoints = int.from_bytes(text, "big"), bucket.tap.checkpoints(vbucket)
+    checkpoint, checkpoints = _countable("checkpoint", int.from_bytes(text, "big")), bucket.tap.checkpoints(vbucket)
     if isinstance(message, TapCheckpointEnd):
         if checkpoint != checkpoints.open_id:
             raise Goodbye(f"end of checkpoint {checkpoint} while {checkpoints.open_id} is open")
