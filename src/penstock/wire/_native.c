@@ -54,8 +54,8 @@ static PyObject *hop(PyObject *Py_UNUSED(self), PyObject *args)
         Py_BEGIN_ALLOW_THREADS
         while (start <= end - header && frames < room) {
             const uint8_t *frame = bytes + start;
-            const Py_ssize_t size = header + (Py_ssize_t)load32(frame + body_at);
-            if (size > end - start)
+            const uint32_t body = load32(frame + body_at);
+            if (body > (uint64_t)(end - start - header))
                 break;
             int in_run = 1;
             for (const uint8_t *mark = marks; mark < marks + marked * MARK_BYTES; mark += MARK_BYTES)
@@ -63,7 +63,7 @@ static PyObject *hop(PyObject *Py_UNUSED(self), PyObject *args)
             alone[singles] = frames;
             singles += !in_run;
             offsets[frames++] = start;
-            start += size;
+            start += header + (Py_ssize_t)body;
         }
         Py_END_ALLOW_THREADS
     }
