@@ -16,11 +16,8 @@ from typing import Any
 from penstock.errors import RemoteProtocolError
 from penstock.wire import constants, dcp, dcp_values, kv, system_event, tap, upr
 from penstock.wire.constants import Dialect, DraftCode, Magic, Opcode, Status, TapOpaque, UprOpcode, VbucketState
-from penstock.wire.frame import PLAIN_OF, Frame, opcode_name, status_name
+from penstock.wire.frame import PLAIN_OF, SERVER_MAGICS, Frame, opcode_name, status_name
 from penstock.wire.layout import PRIVATE, Code, Message, decode, forms_of, layout_of
-
-_SERVER_MAGICS = (Magic.SERVER_REQUEST, Magic.SERVER_RESPONSE)
-"""What a server asks of its own accord: opcodes of another table, of which nothing is declared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ def fitting(frame: Frame) -> Dialect:
 
 def code_of(frame: Frame, dialect: Dialect) -> Code | None:
     """Return what names a frame's message in a dialect, None if nothing does."""
-    forms = None if frame.magic in _SERVER_MAGICS else forms_of(frame, dialect)
+    forms = forms_of(frame, dialect)
     if forms is None:
         return None
     kind = type(next(iter(forms.values())).cls.opcode)
@@ -99,8 +96,8 @@ def code_of(frame: Frame, dialect: Dialect) -> Code | None:
 
 def _name(frame: Frame, code: Code | None) -> str:
     if code is None:
-        server = "server " if frame.magic in _SERVER_MAGICS else ""
-        return f"{server}opcode 0x{frame.opcode:02x}" if server else opcode_name(frame.opcode)
+        # What a server asks of its own accord has opcodes of another table.
+        return f"server opcode 0x{frame.opcode:02x}" if frame.magic in SERVER_MAGICS else opcode_name(frame.opcode)
     if code is DraftCode.DRAFT_NOT_MY_VBUCKET and frame.value:
         return "DRAFT_FAILOVER_LOG"
     return code.name
