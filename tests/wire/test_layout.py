@@ -172,6 +172,10 @@ OUT_OF_RANGE = [
     ("a key above its length field", kv.Get(key=bytes(1 << 16))),
     ("half of a mutation token", kv.StoreReply(vbuuid=1)),
     ("the other half", kv.StoreReply(seqno=1)),
+    (
+        "a field of the value behind one that is not there",
+        dcp.SnapshotMarkerV2(start_seqno=1, end_seqno=2, version=2, high_prepared_seqno=1),
+    ),
 ]
 
 

@@ -189,12 +189,13 @@ class Layout:
         """Return the value that the message's fields make."""
         if not self.tails:
             return b""
-        names = self.tails[max(self.tails)][1]
-        given = [value for name in names if (value := getattr(message, name)) is not None]
-        tail = next((tail for tail, names in self.tails.values() if len(names) == len(given)), None)
-        if tail is None:
-            raise ValueError(f"{len(given)} of the fields {', '.join(names)}")
-        return tail.pack(*given)
+        given = {
+            name: value for name in self.tails[max(self.tails)][1] if (value := getattr(message, name)) is not None
+        }
+        for tail, names in self.tails.values():
+            if names == (*given,):
+                return tail.pack(*given.values())
+        raise ValueError(f"a value of {', '.join(given)}: no form has these fields alone")
 
     def _split(self, frame: Frame) -> tuple[bytes | None, bytes]:
         """Return the private section, None if it is longer than what there is, and the value behind key."""
