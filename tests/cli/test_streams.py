@@ -38,6 +38,13 @@ def test_list_as_json(on_beer, followers):
     assert second["label"].startswith("anonymous@127.0.0.1:")
 
 
+def test_a_name_cannot_talk_to_the_terminal(on_beer, node):
+    with connected(node, "beer") as consumer:
+        consumer.open("\x1b[2Jred")
+        _, row = on_beer("streams", "list").lines
+        assert row.split()[0] == "\\x1b[2Jred"
+
+
 def test_nobody_follows(on_beer):
     assert on_beer("streams", "list").lines == ["name  protocol  peer  agent  streams  sent  remaining"]
     assert on_beer("streams", "list", "--json") == (0, "", "")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.app import AsJson, Panel, Url, app, examples
-from penstock.cli.show import json_line
+from penstock.cli.show import json_line, one_line
 from penstock.client.address import DEFAULT_URL
 from penstock.errors import Error, KeyNotFound
 
@@ -20,6 +20,8 @@ app.add_typer(commands, name="streams", rich_help_panel=Panel.NODE)
 
 _HEADS = ("name", "protocol", "peer", "agent", "streams", "sent", "remaining")
 _NUMBERS = frozenset(("streams", "sent", "remaining"))
+_NAME_WIDTH = 200
+"""Characters; a name has at most as many bytes."""
 
 
 @commands.callback(invoke_without_command=True)
@@ -60,9 +62,9 @@ def close_streams(
 
 
 def _row(report: dict[str, Any]) -> tuple[str, ...]:
-    streams = report["streams"]
+    streams, names = report["streams"], ("name", "dialect", "peer", "agent")
     return (
-        *(report["name"], report["dialect"], report["peer"], report["agent"] or "-"),
+        *(one_line((report[name] or "-").encode(), _NAME_WIDTH) for name in names),  # the consumers' own words
         str(len(streams)),
         str(sum(stream["items_sent"] for stream in streams)),
         str(sum(stream["items_remaining"] for stream in streams)),
