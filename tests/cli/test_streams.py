@@ -6,6 +6,7 @@ import typing
 import pytest
 
 from penstock.cli.serve import ListenerProtocol
+from penstock.cli.streams import ranges_of
 from penstock.node.server import PROTOCOLS
 from penstock.wire.constants import MAX_SEQNO
 from penstock.wire.upr import UprStreamReq
@@ -25,11 +26,17 @@ def test_list(on_beer, followers):
     code, out, err = on_beer("streams", "list")
     assert (code, err) == (0, "")
     head, *rows = [line.split() for line in out.splitlines()]
-    assert head == ["name", "protocol", "peer", "agent", "streams", "sent", "remaining"]
+    assert head == ["name", "protocol", "from", "agent", "vbuckets", "without", "sent", "remaining"]
     assert [(row[0], row[1], *row[3:]) for row in rows] == [
-        ("indexer", "dcp", "-", "1", "0", "0"),
-        ("anon_1", "upr", "-", "1", "0", "0"),
+        ("indexer", "dcp", "-", "3", "-", "0", "0"),
+        ("anon_1", "upr", "-", "0", "-", "0", "0"),
     ]
+    assert all(row[2].startswith("anonymous@127.0.0.1:") for row in rows)
+
+
+@pytest.mark.parametrize(("numbers", "text"), [([], ""), ([7], "7"), ([0, 1, 2], "0-2"), ([5, 1, 0, 3, 5], "0-1,3,5")])
+def test_ranges(numbers, text):
+    assert ranges_of(numbers) == text
 
 
 def test_list_as_json(on_beer, followers):
@@ -46,7 +53,7 @@ def test_a_name_cannot_talk_to_the_terminal(on_beer, node):
 
 
 def test_nobody_follows(on_beer):
-    assert on_beer("streams", "list").lines == ["name  protocol  peer  agent  streams  sent  remaining"]
+    assert on_beer("streams", "list").lines == ["name  protocol  from  agent  vbuckets  without  sent  remaining"]
     assert on_beer("streams", "list", "--json") == (0, "", "")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -18,8 +19,8 @@ commands = typer.Typer(
 )
 app.add_typer(commands, name="streams", rich_help_panel=Panel.NODE)
 
-_HEADS = ("name", "protocol", "peer", "agent", "streams", "sent", "remaining")
-_NUMBERS = frozenset(("streams", "sent", "remaining"))
+_HEADS = ("name", "protocol", "from", "agent", "vbuckets", "without", "sent", "remaining")
+_NUMBERS = frozenset(("sent", "remaining"))
 _NAME_WIDTH = 200
 """Characters; a name has at most as many bytes."""
 
@@ -62,13 +63,27 @@ def close_streams(
 
 
 def _row(report: dict[str, Any]) -> tuple[str, ...]:
-    streams, names = report["streams"], ("name", "dialect", "peer", "agent")
+    streams, user = report["streams"], report["user"] or "anonymous"
+    without = {what for stream in streams for what in stream["filters"]}
+    said = (report["name"], report["dialect"], f"{user}@{report['peer']}", report["agent"])  # the consumer's own words
     return (
-        *(one_line((report[name] or "-").encode(), _NAME_WIDTH) for name in names),  # the consumers' own words
-        str(len(streams)),
+        *(one_line((text or "-").encode(), _NAME_WIDTH) for text in said),
+        ranges_of(stream["vbucket"] for stream in streams) or "-",
+        ",".join(sorted(without)) or "-",
         str(sum(stream["items_sent"] for stream in streams)),
         str(sum(stream["items_remaining"] for stream in streams)),
     )
+
+
+def ranges_of(numbers: Iterable[int]) -> str:
+    """Return numbers as text, those in a row by the first and the last of them: `0-511,600`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in runs)
 
 
 async def _reports(url: str) -> list[dict[str, Any]]:
