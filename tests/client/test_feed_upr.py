@@ -407,6 +407,33 @@ def test_a_history_that_has_no_name_yet_is_never_gone_on_with(speaker):
     assert consumer.get(speaker.accept(request))[0].history == 2
 
 
+@both
+def test_a_flush_before_the_second_log_has_a_log_of_its_own(speaker):
+    consumer = consumer_of(speaker, {3: Wanted(end_seqno=2)})
+    request, again = consumer.decide()
+    consumer.get(speaker.accept(request), speaker.flush(request))
+    log = consumer.ask_log()
+    consumer.get(speaker.log(again), speaker.snapshot(request, 1, 2), speaker.end(request))
+    assert consumer.feed.failure is None
+    assert not consumer.feed.is_done
+    consumer.give(speaker.log(log, (FailoverEntry(77, 0),)))
+    assert consumer.feed.is_done
+    assert consumer.position.ends == (SnapshotEnd(2, 77),)
+
+
+@both
+def test_a_flush_behind_a_flush_makes_the_first_ones_log_worthless(speaker):
+    consumer, request = opened(speaker)
+    consumer.get(speaker.flush(request))
+    first = consumer.ask_log()
+    consumer.get(speaker.flush(request))
+    second = consumer.ask_log()
+    consumer.give(speaker.log(first, (FailoverEntry(77, 0),)), speaker.snapshot(request, 1))
+    assert consumer.position.vbuuid == 0
+    consumer.give(speaker.log(second, (FailoverEntry(88, 0),)))
+    assert consumer.position.ends == (SnapshotEnd(1, 88),)
+
+
 # Streams with an expected history
 
 

@@ -71,6 +71,8 @@ class _Stream:
     end_seqno: int
     state: StreamState = StreamState.ENDED
     opaque: int = 0
+    log_opaque: int = 0
+    """That of the failover log that was asked for last."""
     log: FailoverLog = ()
     """The producer's, newest entry first, from when it was asked last or accepted the stream last."""
     is_confirmed: bool = True
@@ -185,6 +187,9 @@ class Feed(Follower):
         if self._log_first is not None:
             for vbucket, then in sorted(logs.items(), key=itemgetter(0)):
                 opaque, stream = self._fresh(take_opaque), self._streams[vbucket]
+                if (before := self._logs.get(stream.log_opaque)) is not None and before.stream is stream:
+                    del self._logs[stream.log_opaque]  # it asked about what is over; one question each is enough
+                stream.log_opaque = opaque
                 self._logs[opaque] = _Asked(stream, then, stream.opaque)
                 requests.append(self._log_first.log_request(vbucket, opaque))
         return requests
@@ -249,11 +254,7 @@ class Feed(Follower):
         if stream.is_confirmed or (stream.state is StreamState.ENDED and not stream.has_ended):
             return
         if log == stream.log:
-            stream.is_confirmed = True
-            if stream.is_whole:
-                self._complete(stream)
-            if stream.has_ended:
-                self._finish(stream)
+            self._confirmed(stream)
         elif stream.wanted.expect_vbuuid is not None:
             self._give_up(stream)
         else:
@@ -263,9 +264,17 @@ class Feed(Follower):
 
     def _rename(self, stream: _Stream, log: FailoverLog) -> None:
         """Learn the names of the branches that a flush began."""
-        if stream.state is not StreamState.ENDED:
-            stream.is_confirmed = True
+        if stream.state is not StreamState.ENDED or stream.has_ended:
             self._adopt(stream, accepted(stream.position, log), log)
+            self._confirmed(stream)
+
+    def _confirmed(self, stream: _Stream) -> None:
+        """Let count what a stream has sent: the history it is of is known."""
+        stream.is_confirmed = True
+        if stream.is_whole:
+            self._complete(stream)
+        if stream.has_ended:
+            self._finish(stream)
 
     # what arrives
 
@@ -439,6 +448,7 @@ class Feed(Follower):
             self._give_up(stream)
             return
         stream.least_end = stream.received = 0
+        stream.is_whole = False
         self._adopt(stream, Position(history=stream.position.history + 1), _UNNAMED)
         self._rows.append(_rollback_row(stream.vbucket, None, stream.position, 0))
         self._logs_due[stream.vbucket] = self._rename
