@@ -286,6 +286,15 @@ def test_a_flush_rolls_every_vbucket_back(many):
     assert found[many : many + 2] == [rollback(2, 1), rollback(3, 1)]
 
 
+def test_a_flush_of_what_is_empty_already_is_no_row():
+    consumer = consumer_of([2, 3])
+    flush = TapFlush(vbucket=0).encode()
+    assert consumer.get(flush, flush) == [rollback(2, 1), rollback(3, 1)]
+    assert consumer.get(mutations(3, 1), flush * 1000)[1:] == [rollback(3, 2)]
+    assert consumer.get(mutations(2, 1), begin(2), begin(2))[1:] == [rollback(2, 2)]
+    assert not consumer.get(flush)
+
+
 @pytest.mark.parametrize("many", [2, 100])
 def test_another_connection_begins_anew_with_its_first_message(many):
     consumer = consumer_of([2, 3, 4])

@@ -59,6 +59,7 @@ class TapFeed(Follower):
         self._is_done = not self._chosen or (from_now and until_now)
         self._states: dict[int, StreamState] = {}
         self._has_rows: set[int] = set()
+        self._cut_off: set[int] = set()
         self._acks: list[bytes] = []
         self._tied: deque[tuple[int, bytes]] = deque()
         self.connection_lost()
@@ -131,6 +132,7 @@ class TapFeed(Follower):
         for vbucket in vbuckets:
             self._advance(vbucket, StreamEvent.DATA)
             self._has_rows.add(vbucket)
+            self._cut_off.discard(vbucket)
             if self._states[vbucket] is not StreamState.IN_BACKFILL:
                 self.troubled.clear()
 
@@ -149,7 +151,8 @@ class TapFeed(Follower):
         if isinstance(message, TapOpaqueMessage):
             self._on_remark(message)
         elif event is StreamEvent.FLUSH:
-            self._restart(self._chosen)  # of the whole bucket, whatever vbucket stands in the header
+            # Of the whole bucket, whatever vbucket stands in the header; but not twice for nothing in between.
+            self._restart(self._chosen - self._cut_off)
         elif event is not None:
             self._advance(message.vbucket, event)
         if message.tap_flags & TapFlag.ACK:
@@ -195,6 +198,7 @@ class TapFeed(Follower):
             history = int(self._context.history[vbucket])
             self._rows.append(Change(vbucket, None, 0, event=Event.ROLLBACK, history=history, requested_seqno=0))
         self._has_rows = self._has_rows.difference(vbuckets)
+        self._cut_off = self._cut_off.union(vbuckets)
 
     # what is dealt with
 
