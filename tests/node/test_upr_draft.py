@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from penstock.node import producer
 from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Opcode, Status, VbucketState
 from penstock.wire.frame import Frame
 from penstock.wire.kv import DelVbucket, Flush, Noop, Set, SetVbucket, unpack_failover_log
@@ -131,6 +132,14 @@ def test_a_vbucket_may_have_several_streams_but_a_request_one(client, consumer):
     assert {message.opaque for message in said(consumer, 4)} == {2}
     client.ask(SetVbucket(state=VbucketState.REPLICA))
     assert {message.opaque for message in said(consumer, 2)} == {1, 2}
+
+
+def test_a_connection_has_only_so_many_streams(consumer, monkeypatch):
+    monkeypatch.setattr(producer, "MAX_STREAMS", 2)
+    for number in (1, 2):
+        assert answer(consumer, ask(opaque=number)) == DraftOk(opaque=number)
+        said(consumer)  # its start
+    assert answer(consumer, ask(opaque=3)) == DraftMalformed(opaque=3)
 
 
 def test_the_id_of_a_stream_that_ended_is_free(client, consumer):

@@ -104,9 +104,7 @@ class DcpProducer(Producer):
             return
         self.bucket.forget(stream)
         stream.close()
-        del self.streams[vbucket]
-        if stream in self.ready:
-            self.ready.remove(stream)
+        self.drop(stream)
 
     def stop(self) -> None:
         super().stop()

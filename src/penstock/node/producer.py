@@ -10,12 +10,12 @@ DCP, UPR and the UPR draft share all of this. What they say differently is in th
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.errors import KeyExists, OutOfRange
+from penstock.errors import KeyExists, OutOfRange, status_error
 from penstock.node.producers import ChangeProducer, Load, StreamReport
 from penstock.node.replies import Goodbye
 from penstock.node.served import ServedBucket, VbucketEvent
@@ -23,7 +23,7 @@ from penstock.node.stream import Piece, ProducerStream
 from penstock.node.voice import VOICES
 from penstock.store.rollback import StreamRequest, range_error, rollback_point
 from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import Dialect, StreamEndReason
+from penstock.wire.constants import Dialect, Status, StreamEndReason
 from penstock.wire.dcp import PrototypeMutation
 from penstock.wire.frame import Frame, opcode_name
 from penstock.wire.reframe import FORMS
@@ -44,6 +44,9 @@ _VISIT_BYTES = 8 * 1024  # what it costs to look at a stream, in bytes sent
 _WRITE_BYTES = CHUNK_BYTES // 2  # pieces are put together up to here
 _NO_WINDOW = 2**62
 
+MAX_STREAMS = 65536
+"""Of one connection: as many as a bucket can have vbuckets. In the draft a vbucket may have any number."""
+
 
 class Producer(ChangeProducer):
     """What UPR and its draft need; DCP's has more.
@@ -60,7 +63,7 @@ class Producer(ChangeProducer):
         self.form = replace(FORMS[dialect], datatypes=connection.datatypes)
         self.sent = bucket.sent[dialect]
         self.streams: dict[int, ProducerStream] = {}
-        self.ready: deque[ProducerStream] = deque()
+        self.ready: OrderedDict[ProducerStream, None] = OrderedDict()
         self.turns = 0
         self.unacked = 0
         self.acked = 0
@@ -69,6 +72,7 @@ class Producer(ChangeProducer):
         self.sequential = False
         self._loop = connection.node.loop
         self._turn_asked = False
+        self._of_vbucket: defaultdict[int, dict[int, ProducerStream]] = defaultdict(dict)
 
     # Streams
 
@@ -84,7 +88,8 @@ class Producer(ChangeProducer):
     ) -> int | None:
         """Open a stream. Returns None, or the seqno that the consumer has to roll back to first.
 
-        latest: it ends with what there is now. Raises OutOfRange, KeyExists; the checks stand in kv_engine's order.
+        latest: it ends with what there is now. Raises OutOfRange, KeyExists, and StatusError for a stream too
+        many; the checks stand in kv_engine's order.
         """
         if error := range_error(asked):
             raise OutOfRange(error)
@@ -97,7 +102,10 @@ class Producer(ChangeProducer):
         end = high if latest else asked.end_seqno
         if asked.start_seqno > min(end, high):
             raise OutOfRange(f"start seqno {asked.start_seqno}, high seqno {high}, end seqno {end}")
-        stream = self.streams[key] = ProducerStream(self, vbucket, key, opaque, asked, end_seqno=end, group=group)
+        if len(self.streams) >= MAX_STREAMS:
+            raise status_error(Status.ENOMEM, f"{len(self.streams)} streams on one connection, limit {MAX_STREAMS}")
+        stream = ProducerStream(self, vbucket, key, opaque, asked, end_seqno=end, group=group)
+        self.streams[key] = self._of_vbucket[vbucket.id][key] = stream
         self.sent.streams_opened += 1
         self.add(stream)
         return None
@@ -105,7 +113,7 @@ class Producer(ChangeProducer):
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
         """End the vbucket's streams: the consumer has to find out how things stand now. A flush may be said in them."""
         flushed = event is VbucketEvent.FLUSHED and StreamEvent.FLUSH in self.voice.says
-        for stream in self._streams_of(vbucket.id):
+        for stream in tuple(self._of_vbucket[vbucket.id].values()):
             if stream.reason is not None:
                 continue
             if flushed:
@@ -122,18 +130,19 @@ class Producer(ChangeProducer):
     def _hurry(self, stream: ProducerStream) -> None:
         """Let a stream have its turn, whether or not it waits for a change."""
         self.bucket.forget(stream)
-        if stream not in self.ready:
-            self.add(stream)
+        self.add(stream)
 
-    def _streams_of(self, vbucket: int) -> list[ProducerStream]:
-        return [stream for stream in self.streams.values() if stream.vbucket.id == vbucket]
+    def drop(self, stream: ProducerStream) -> None:
+        """Know a stream no more that has ended."""
+        del self.streams[stream.key], self._of_vbucket[stream.vbucket.id][stream.key]
+        self.ready.pop(stream, None)
 
     def stop(self) -> None:
         super().stop()
         for stream in self.streams.values():
             self.bucket.forget(stream)
-        self.streams.clear()
-        self.ready.clear()
+        for known in (self.streams, self._of_vbucket, self.ready):
+            known.clear()
 
     # What STAT shows
 
@@ -160,8 +169,8 @@ class Producer(ChangeProducer):
         return self.window - self.unacked if self.window else _NO_WINDOW
 
     def add(self, stream: ProducerStream) -> None:
-        """Let a stream that is not in the ring have its turn."""
-        self.ready.append(stream)
+        """Let a stream have its turn."""
+        self.ready[stream] = None
         self.resume()
 
     def resume(self) -> None:
@@ -182,7 +191,8 @@ class Producer(ChangeProducer):
         self.turns += 1
         share = TURN_BYTES
         while self.ready and share > 0 and self.room > 0 and not self.connection.paused:
-            share -= self._visit(self.ready.popleft()) + _VISIT_BYTES
+            stream, _ = self.ready.popitem(last=False)
+            share -= self._visit(stream) + _VISIT_BYTES
         self.resume()
 
     def _visit(self, stream: ProducerStream) -> int:
@@ -199,10 +209,11 @@ class Producer(ChangeProducer):
                 self.bucket.wait(stream)
                 break
             if stream.state is StreamState.ENDED:
-                del self.streams[stream.key]
+                self.drop(stream)
                 break
         else:
-            self.ready.appendleft(stream) if self.sequential else self.ready.append(stream)
+            self.ready[stream] = None
+            self.ready.move_to_end(stream, last=not self.sequential)
         self.sent.nbytes += nbytes
         self.connection.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         return nbytes
