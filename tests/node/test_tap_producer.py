@@ -517,6 +517,38 @@ def test_another_filter(node, client):
         assert told([tap.tap()]) == "1+e"
 
 
+def test_a_filter_of_nothing_is_none(node, client):
+    with tapping(node, b"x", F.LIST_VBUCKETS, vbuckets=(0,)) as tap:
+        assert told(tap.taps(4)) == "0opaque1 0+a 0-b 0opaque8"
+        assert client.status(ChangeVbFilter(key=b"x", value=pack_checkpoints([]))) == Status.SUCCESS
+        assert told(tap.taps(4)) == "0opaque4 1opaque1 1+c 1opaque8"
+        client.set(b"d", vbucket=0)
+        assert told([tap.tap()]) == "0+d"
+
+
+def test_remarks_do_not_pile_up_before_a_consumer_that_takes_none(node, client):
+    settings(node, backoff_period=1000)
+    with tapping(node, b"x", F.SUPPORT_ACK, acks=False) as tap:
+        tap.answer(tap.tap(), Status.EBUSY)
+        assert tap.status(Noop()) == Status.SUCCESS
+        for _ in range(40):
+            assert client.status(ResetReplicationChain()) == Status.SUCCESS
+        tap.rest()
+    assert client.stats("tap")["ep_tap_count"] == "0"
+
+
+def test_flushes_that_nobody_was_told_of_are_one(node, client):
+    settings(node, ack_interval=1, ack_window_size=1)
+    with tapping(node, b"x", F.SUPPORT_ACK | F.BACKFILL, backfill=FUTURE, acks=False) as tap:
+        first = tap.tap()
+        for _ in range(10):
+            assert client.status(Flush()) == Status.SUCCESS
+        client.set(b"d")
+        tap.acks = True
+        tap.answer(first)
+        assert told(tap.taps(2)) == "0flush 0+d"
+
+
 @pytest.mark.parametrize(
     ("key", "value", "status"),
     [(b"y", pack_checkpoints([]), Status.KEY_ENOENT), (b"x", b"\0\2\0\0", Status.EINVAL)],

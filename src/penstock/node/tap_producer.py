@@ -43,6 +43,8 @@ CHUNK_BYTES = 1024 * 1024
 TURN_BYTES = 1024 * 1024
 _STEP_BYTES = 2 * 1024  # what it costs to look at a vbucket, in bytes sent
 _WRITE_BYTES = CHUNK_BYTES // 2  # pieces are put together up to here
+_REMARKS = 16
+"""Of each vbucket, on average. A consumer before which more wait takes none, and begins better anew."""
 
 _TRANSIENT = frozenset((Status.EBUSY, Status.ETMPFAIL))
 Column = npt.NDArray[Any]
@@ -93,6 +95,8 @@ class TapProducer(ChangeProducer):
         )
         self.streams: dict[int, TapStream] = {}
         self.turns = 0
+        self._listed = frozenset(options.vbuckets or ())
+        self._closed = dict(options.checkpoints or ())
         self.client = self._client()
         self._mutation_flags = int(
             (TapFlag.NO_VALUE if self.form.keys_only else 0)
@@ -106,7 +110,7 @@ class TapProducer(ChangeProducer):
         self._ready: deque[TapStream] = deque()
         self._flushed: set[int] = set()
         self._turn_asked = False
-        self._stopped = False
+        self._stopped = self._given_up = False
         self._quiet = True  # nothing was sent since the last NOOP was due
         self._suspended: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -148,7 +152,7 @@ class TapProducer(ChangeProducer):
         self.resume()
 
     def _wants(self, vbucket: Vbucket) -> bool:
-        if self.options.vbuckets and vbucket.id not in self.options.vbuckets:
+        if self._listed and vbucket.id not in self._listed:
             return False
         if self._is_dump:  # copies are dumped by their owner, but a bridge is there for nothing else
             return vbucket.items > 0 and (vbucket.state is VbucketState.ACTIVE or self.bucket.bridge is not None)
@@ -165,7 +169,7 @@ class TapProducer(ChangeProducer):
 
     def _first_place(self, vbucket: Vbucket) -> Place:
         options = self.options
-        since = dict(options.checkpoints or ()).get(vbucket.id, 0)
+        since = self._closed.get(vbucket.id, 0)
         point = self.bucket.tap.checkpoints(vbucket).start_of(since + 1) if since else None
         if point is not None:
             return Place(Phase.LIVE, vbucket.vbuuid, point.seqno)
@@ -184,18 +188,20 @@ class TapProducer(ChangeProducer):
         self._backfill.append(stream)
 
     def change_filter(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Send these vbuckets from now on. pairs: (vbucket, the last checkpoint that the consumer has closed).
+        """Send these vbuckets from now on, all where there is none.
 
-        Vbuckets that are sent already go on where they are.
+        pairs: (vbucket, the last checkpoint that the consumer has closed). Vbuckets that are sent already go on where
+        they are.
         """
-        vbuckets = tuple(vbucket for vbucket, _ in pairs)
-        self.options = self.options._replace(vbuckets=vbuckets, checkpoints=tuple(pairs))
+        self._closed = dict(pairs)
+        self._listed = frozenset(self._closed)
         self._say(opaque_message(TapOpaque.COMPLETE_VB_FILTER_CHANGE))
-        for number in self.streams.keys() - set(vbuckets):
-            self._drop(self.streams[number])
         for vbucket in self.bucket.store.vbuckets:
-            if vbucket.id in vbuckets and vbucket.id not in self.streams and self._wants(vbucket):
+            stream, wanted = self.streams.get(vbucket.id), self._wants(vbucket)
+            if stream is None and wanted:
                 self._open(vbucket)
+            elif stream is not None and not wanted:
+                self._drop(stream)
         self.resume()
 
     def begin_anew(self) -> None:
@@ -355,10 +361,10 @@ class TapProducer(ChangeProducer):
 
     def _next(self) -> Piece | None:
         """Return what comes next, nothing where only the state went on; None if it has to wait for something."""
-        if self._flushed:
-            self._say_flushed()
         if self._suspended is not None or self.log.room <= 0:
             return None
+        if self._flushed:
+            self._say_flushed()
         if self._to_say:
             return self._spoken(self._to_say.popleft())
         if self.log.barred:
@@ -422,7 +428,12 @@ class TapProducer(ChangeProducer):
         return self._changes(stream, chunk, last=True, again=True)
 
     def _say(self, message: TapMessage, *streams: TapStream) -> None:
-        self._to_say.append(_Said(message, tuple((stream, stream.place) for stream in streams)))
+        most = _REMARKS * len(self.bucket.store.vbuckets)
+        if len(self._to_say) < most:
+            self._to_say.append(_Said(message, tuple((stream, stream.place) for stream in streams)))
+        elif not self._given_up:
+            self._given_up = True
+            self._loop.call_soon(self.connection.abort, f"{most} remarks wait for a TAP consumer that takes none")
 
     def _say_flushed(self) -> None:
         """Say once that all was flushed; where it was only some vbuckets, begin those anew."""
@@ -439,9 +450,6 @@ class TapProducer(ChangeProducer):
         self._say(TapFlush(), *streams)
         for stream in streams:
             self._queue(stream)
-        for number, stream in tuple(self.streams.items()):
-            if number not in flushed:  # copies of others' vbuckets are still here, but the consumer drops all
-                self._restart(stream)
 
     def _spoken(self, said: _Said) -> bytes:
         sequences, flags = self.log.number(1, said, asks=True, barrier=True)
@@ -524,7 +532,7 @@ class TapProducer(ChangeProducer):
     def details(self) -> dict[str, Any]:
         return {
             "flags": int(self.options.flags),
-            "vb_filter": ",".join(map(str, self.options.vbuckets or ())),
+            "vb_filter": ",".join(map(str, sorted(self._listed))),
             "unacked": self.log.unacked,
             "sequence": self.log.sent,
         }
