@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -23,7 +23,6 @@ import pyarrow as pa
 
 from penstock.client.follower import Delivery, Follower
 from penstock.client.position import (
-    BEGINNING,
     UNKNOWN_END,
     Position,
     accepted,
@@ -33,6 +32,7 @@ from penstock.client.position import (
     without_branch,
 )
 from penstock.client.speech import SPEECHES, Accepted, Answer, LogFirst, Refused, Rollback, UnknownBranch
+from penstock.client.vbucket_stream import VbucketStream, Wanted, is_nothing, rollback_row
 from penstock.errors import ConnectionClosed, Error, RemoteProtocolError, UsageError, status_error
 from penstock.store.failover import FailoverEntry, FailoverLog
 from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
@@ -41,61 +41,17 @@ from penstock.wire.dcp import BufferAck, DcpNoop, SnapshotMarker, SnapshotMarker
 from penstock.wire.frame import Frame, join_frame, status_name
 from penstock.wire.heads import Heads, Run, heads_of
 from penstock.wire.layout import Message, Request, decode
-from penstock.wire.schema import Change, Event, signed64
+from penstock.wire.schema import signed64
 from penstock.wire.stream import EVENTS, StreamEvent, StreamState, advance
 
 __all__ = ["Delivery", "Feed", "Wanted"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """One vbucket's stream, asked for.
-
-    position: go on behind it. end_seqno: the last one wanted. expect_vbuuid: give the stream up, without a row and
-    without an error, if the producer answers ROLLBACK or its newest branch is another one. purge_seqno: with
-    expect_vbuuid, what the producer had purged when the read was planned; below it only a stream from 0 is served, so
-    there a ROLLBACK means to begin again at 0 and to leave out what has been received already.
-    """
-
-    position: Position = BEGINNING
-    end_seqno: int = MAX_SEQNO
-    expect_vbuuid: int | None = None
-    purge_seqno: int = 0
-
-
-@dataclass(slots=True)
-class _Stream:
-    vbucket: int
-    wanted: Wanted
-    position: Position
-    end_seqno: int
-    state: StreamState = StreamState.ENDED
-    opaque: int = 0
-    log_opaque: int = 0
-    """That of the failover log that was asked for last."""
-    log: FailoverLog = ()
-    """The producer's, newest entry first, from when it was asked last or accepted the stream last."""
-    is_confirmed: bool = True
-    """Did the stream begin in the history of `log`?"""
-    is_whole: bool = False
-    """Was the end of a snapshot received, and nothing of another one?"""
-    has_ended: bool = False
-    """Everything has arrived, but is not confirmed yet."""
-    snap_end: int = 0
-    """Where the snapshot of the last marker is complete."""
-    least_end: int = 0
-    """What another dialect said of the end of the snapshot in which the stream went on."""
-    requested_seqno: int | None = None
-    """What the producer's last ROLLBACK said, until the stream is accepted again."""
-    received: int = 0
-    """Changes up to here were handed out before the stream began again at 0."""
-
-
 class _Asked(NamedTuple):
     """A failover log that was asked for. of: the opaque of the stream that it was asked about."""
 
-    stream: _Stream
-    then: Callable[[_Stream, FailoverLog], None]
+    stream: VbucketStream
+    then: Callable[[VbucketStream, FailoverLog], None]
     of: int
 
 
@@ -133,12 +89,12 @@ class Feed(Follower):
         self._exact_end = exact_end
         self._ends_now = ends_now
         self._every_move = every_move
-        self._streams = {vb: _Stream(vb, each, each.position, each.end_seqno) for vb, each in wanted.items()}
-        nothing = {vb for vb, each in wanted.items() if _is_nothing(each.position, each.end_seqno)}
+        self._streams = {vb: VbucketStream(vb, each, each.position, each.end_seqno) for vb, each in wanted.items()}
+        nothing = {vb for vb, each in wanted.items() if is_nothing(each.position, each.end_seqno)}
         self._unfinished = set(wanted) - (set() if ends_now else nothing)
         self._due: set[int] = set()
-        self._by_opaque: dict[int, _Stream] = {}
-        self._logs_due: dict[int, Callable[[_Stream, FailoverLog], None]] = {}
+        self._by_opaque: dict[int, VbucketStream] = {}
+        self._logs_due: dict[int, Callable[[VbucketStream, FailoverLog], None]] = {}
         self._logs: dict[int, _Asked] = {}
         self._unanswered = 0
         self._moved: set[int] = set()
@@ -173,7 +129,7 @@ class Feed(Follower):
         stream = self._streams[vbucket]
         stream.end_seqno = end_seqno
         self.needs_end.discard(vbucket)
-        if _is_nothing(stream.position, end_seqno) and stream.requested_seqno is None:
+        if is_nothing(stream.position, end_seqno) and stream.requested_seqno is None:
             self._finish(stream)
 
     def requests(self, take_opaque: Callable[[], int]) -> list[Request]:
@@ -206,7 +162,7 @@ class Feed(Follower):
         else:
             self._logs_due[vbucket] = self._decide
 
-    def _ask(self, stream: _Stream, opaque: int) -> Request:
+    def _ask(self, stream: VbucketStream, opaque: int) -> Request:
         stream.opaque = opaque
         stream.state = StreamState.REQUESTED
         stream.is_whole = False
@@ -217,27 +173,27 @@ class Feed(Follower):
         self._unanswered += 1
         return self._speech.stream_request(stream.vbucket, stream.position, stream.end_seqno, opaque, stream.log)
 
-    def _finish(self, stream: _Stream) -> None:
+    def _finish(self, stream: VbucketStream) -> None:
         self._unfinished.discard(stream.vbucket)
         self._due.discard(stream.vbucket)
         self._logs_due.pop(stream.vbucket, None)
         self.troubled.discard(stream.vbucket)
 
-    def _give_up(self, stream: _Stream) -> None:
+    def _give_up(self, stream: VbucketStream) -> None:
         """Leave a stream alone whose producer has another history than the expected one."""
         if self._by_opaque.get(stream.opaque) is stream:
             self._close(stream)
         self._finish(stream)
         self.given_up.append(stream.vbucket)
 
-    def _fail(self, stream: _Stream, failure: Error) -> None:
+    def _fail(self, stream: VbucketStream, failure: Error) -> None:
         """Ask again for a stream, but only on another connection and later: at once would be a busy loop."""
         self.failure = failure
         self.troubled.add(stream.vbucket)
 
     # failover logs
 
-    def _decide(self, stream: _Stream, log: FailoverLog) -> None:
+    def _decide(self, stream: VbucketStream, log: FailoverLog) -> None:
         """Find out where to go on with the producer of this log, and ask for the stream."""
         position, requested_seqno = reconciled(stream.position, log)
         expected = stream.wanted.expect_vbuuid
@@ -249,7 +205,7 @@ class Feed(Follower):
             self._go_back(stream, position, requested_seqno)
         self._due.add(stream.vbucket)
 
-    def _confirm(self, stream: _Stream, log: FailoverLog) -> None:
+    def _confirm(self, stream: VbucketStream, log: FailoverLog) -> None:
         """Compare the log behind a stream request with the one in front of it."""
         if stream.is_confirmed or (stream.state is StreamState.ENDED and not stream.has_ended):
             return
@@ -262,13 +218,13 @@ class Feed(Follower):
             stream.state = StreamState.ENDED
             self._fail(stream, ConnectionClosed(f"vbucket {stream.vbucket}: its history changed as the stream began"))
 
-    def _rename(self, stream: _Stream, log: FailoverLog) -> None:
+    def _rename(self, stream: VbucketStream, log: FailoverLog) -> None:
         """Learn the names of the branches that a flush began."""
         if stream.state is not StreamState.ENDED or stream.has_ended:
             self._adopt(stream, accepted(stream.position, log), log)
             self._confirmed(stream)
 
-    def _confirmed(self, stream: _Stream) -> None:
+    def _confirmed(self, stream: VbucketStream) -> None:
         """Let count what a stream has sent: the history it is of is known."""
         stream.is_confirmed = True
         if stream.is_whole:
@@ -352,14 +308,14 @@ class Feed(Follower):
         else:
             asked.then(stream, answer)
 
-    def _on_refused(self, stream: _Stream, status: int) -> None:
+    def _on_refused(self, stream: VbucketStream, status: int) -> None:
         about = f"vbucket {stream.vbucket}: stream from {stream.position.seqno} refused, {status_name(status)}"
         error = status_error(status, about, opaque=stream.opaque, vbucket=stream.vbucket)
         if not error.retriable:
             raise error
         self._fail(stream, error)
 
-    def _on_accepted(self, stream: _Stream, log: FailoverLog) -> None:
+    def _on_accepted(self, stream: VbucketStream, log: FailoverLog) -> None:
         known = stream.log if self._log_first is not None else log
         if stream.wanted.expect_vbuuid not in (None, known[0].vbuuid):
             self._give_up(stream)
@@ -367,21 +323,21 @@ class Feed(Follower):
         position = accepted(stream.position, known)
         if stream.requested_seqno is not None:
             position = replace(position, history=position.history + 1)
-            self._rows.append(_rollback_row(stream.vbucket, known[0].vbuuid, position, stream.requested_seqno))
+            self._rows.append(rollback_row(stream.vbucket, known[0].vbuuid, position, stream.requested_seqno))
             stream.requested_seqno = None
         stream.least_end = 0 if position.snap_end == UNKNOWN_END else position.snap_end
         self._adopt(stream, position, known)
         if log:
             self._confirm(stream, log)
 
-    def _adopt(self, stream: _Stream, position: Position, log: FailoverLog) -> None:
+    def _adopt(self, stream: VbucketStream, position: Position, log: FailoverLog) -> None:
         stream.position, stream.log = position, log
         self._adopted[stream.vbucket] = log
         self._context.vbuuid[stream.vbucket] = signed64(log[0].vbuuid)
         self._context.history[stream.vbucket] = position.history
         self._moved.add(stream.vbucket)
 
-    def _on_rollback(self, stream: _Stream, answer: Rollback | UnknownBranch) -> None:
+    def _on_rollback(self, stream: VbucketStream, answer: Rollback | UnknownBranch) -> None:
         position = stream.position
         if isinstance(answer, UnknownBranch):
             back = without_branch(position)
@@ -405,7 +361,7 @@ class Feed(Follower):
             return
         self._make_due(stream.vbucket)
 
-    def _go_back(self, stream: _Stream, position: Position, requested_seqno: int) -> None:
+    def _go_back(self, stream: VbucketStream, position: Position, requested_seqno: int) -> None:
         if stream.requested_seqno is not None:
             requested_seqno = min(requested_seqno, stream.requested_seqno)
         stream.requested_seqno = requested_seqno
@@ -413,7 +369,7 @@ class Feed(Follower):
         if self._ends_now:
             self.needs_end.add(stream.vbucket)
 
-    def _on_marker(self, stream: _Stream, marker: Message) -> None:
+    def _on_marker(self, stream: VbucketStream, marker: Message) -> None:
         assert isinstance(marker, SnapshotMarker | SnapshotMarkerV2)
         vbucket, position = stream.vbucket, stream.position
         if marker.start_seqno > marker.end_seqno or marker.end_seqno < position.seqno:
@@ -426,23 +382,23 @@ class Feed(Follower):
         self._context.snapshot_end[vbucket] = signed64(marker.end_seqno)
         self._context.snapshot_flags[vbucket] = marker.flags
 
-    def _on_snapshot_start(self, stream: _Stream, message: Message) -> None:
+    def _on_snapshot_start(self, stream: VbucketStream, message: Message) -> None:
         stream.snap_end = UNKNOWN_END
         stream.is_whole = False
 
-    def _on_snapshot_end(self, stream: _Stream, message: Message) -> None:
+    def _on_snapshot_end(self, stream: VbucketStream, message: Message) -> None:
         stream.is_whole = True
         if stream.is_confirmed:
             self._complete(stream)
 
-    def _complete(self, stream: _Stream) -> None:
+    def _complete(self, stream: VbucketStream) -> None:
         """Remember that the snapshot is complete at the last change of it, wherever its end was said to be."""
         position = stream.position
         if not position.is_complete and position.seqno >= stream.least_end:
             stream.position = advance_to(position, position.seqno, position.seqno, stream.log)
             self._moved.add(stream.vbucket)
 
-    def _on_flush(self, stream: _Stream, message: Message) -> None:
+    def _on_flush(self, stream: VbucketStream, message: Message) -> None:
         """Go on with the history that begins here, whose branch is still to be asked for."""
         if stream.wanted.expect_vbuuid is not None:
             self._give_up(stream)
@@ -450,13 +406,13 @@ class Feed(Follower):
         stream.least_end = stream.received = 0
         stream.is_whole = False
         self._adopt(stream, Position(history=stream.position.history + 1), _UNNAMED)
-        self._rows.append(_rollback_row(stream.vbucket, None, stream.position, 0))
+        self._rows.append(rollback_row(stream.vbucket, None, stream.position, 0))
         self._logs_due[stream.vbucket] = self._rename
 
-    def _on_nothing(self, stream: _Stream, message: Message) -> None:
+    def _on_nothing(self, stream: VbucketStream, message: Message) -> None:
         """Pass over a stream's start, and a state that the vbucket shall have here, which is for replicas."""
 
-    def _on_end(self, stream: _Stream, message: Message) -> None:
+    def _on_end(self, stream: VbucketStream, message: Message) -> None:
         del self._by_opaque[stream.opaque]
         position, reason = stream.position, self._speech.end_reason(message)
         at_end = position.seqno >= stream.end_seqno or position.is_complete or stream.is_whole
@@ -466,7 +422,7 @@ class Feed(Follower):
         else:
             self._arrived(stream)
 
-    def _arrived(self, stream: _Stream) -> None:
+    def _arrived(self, stream: VbucketStream) -> None:
         """Finish a stream of which everything is here, but not before it is known which history that is of."""
         if stream.is_confirmed:
             self._finish(stream)
@@ -539,7 +495,7 @@ class Feed(Follower):
             self._arrived(stream)
         return (max(least, stream.received + 1), last)
 
-    def _close(self, stream: _Stream) -> None:
+    def _close(self, stream: VbucketStream) -> None:
         """Tell the producer that what is still to come is not wanted."""
         del self._by_opaque[stream.opaque]
         stream.state = advance(stream.state, StreamEvent.CLOSED, stream.vbucket, self.dialect)
@@ -559,7 +515,7 @@ class Feed(Follower):
         return {vbucket: self._streams[vbucket].position for vbucket in moved}
 
 
-_HANDLERS: dict[StreamEvent, Callable[[Feed, _Stream, Message], None]] = {
+_HANDLERS: dict[StreamEvent, Callable[[Feed, VbucketStream, Message], None]] = {
     StreamEvent.START: Feed._on_nothing,
     StreamEvent.MARKER: Feed._on_marker,
     StreamEvent.SNAPSHOT_START: Feed._on_snapshot_start,
@@ -576,22 +532,6 @@ _ANSWERS: dict[type[Answer], StreamEvent] = {
     UnknownBranch: StreamEvent.ROLLBACK,
     Refused: StreamEvent.REFUSED,
 }
-
-
-def _rollback_row(vbucket: int, vbuuid: int | None, position: Position, requested_seqno: int) -> Change:
-    return Change(
-        vbucket=vbucket,
-        vbuuid=vbuuid,
-        seqno=position.seqno,
-        event=Event.ROLLBACK,
-        history=position.history,
-        requested_seqno=requested_seqno,
-    )
-
-
-def _is_nothing(position: Position, end_seqno: int) -> bool:
-    """Is there nothing to stream? Behind seqno 0 a producer is asked in any case: its history may be another one."""
-    return position.seqno == end_seqno == 0
 
 
 def _not_above(vbucket: int, seqno: int, last: int) -> RemoteProtocolError:
