@@ -192,7 +192,7 @@ NOT_YET: dict[str, Collection[str]] = {
     ),
     "purge": ("dcp_rollback_purged",),
     "takeover": (
-        *("dcp_takeover", "dcp_takeover_no_acks", "dcp_bad_res_setvb_unknown", "stats_dcp-vbtakeover_4_statconn"),
+        *("dcp_takeover", "dcp_takeover_no_acks", "stats_dcp-vbtakeover_4_statconn"),
         *("tap_takeover", "tap_takeover_noack"),
     ),
     "consumer": (

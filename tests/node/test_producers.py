@@ -11,9 +11,12 @@ import pytest
 from penstock.errors import KeyNotFound, UsageError
 from penstock.node import Node
 from penstock.wire.constants import MAX_SEQNO, Opcode, OpenFlag, Status
+from penstock.wire.dcp import Open, StreamReq
 from penstock.wire.kv import CloseProducer, Hello, Noop, Stat
+from penstock.wire.tap import TapConnect
 from penstock.wire.upr import UprGetFailoverLog, UprStreamReq
 from penstock.wire.upr_draft import DraftStreamReq
+from tests.node.tap_client import TapClient, tapping
 from tests.node.wire_client import connected
 
 S = Status
@@ -139,6 +142,15 @@ def test_a_producer_is_ended_by_its_name(node, client, consumer, upr):
         on_loop(node, node.streams, "wine")
 
 
+def test_who_has_no_name_takes_nobodys(node, client):
+    named = TapClient(node).join(b"anon_1")
+    named.tap()
+    with tapping(node) as tap:
+        tap.tap()
+        assert set(reports(client)) == {"tap:anon_1", "tap:anon_2"}
+        named.close()
+
+
 def test_a_name_may_be_had_once_in_each_dialect(node, client):
     client.open("anon_1")
     with connected(node) as upr:
@@ -185,13 +197,22 @@ def drain(client):
         client.receive()
 
 
-@pytest.mark.parametrize("first", [UprStreamReq(**ASK), DraftStreamReq(**ASK, opaque=1)])
+@pytest.mark.parametrize(
+    "first",
+    [
+        [UprStreamReq(**ASK)],
+        [DraftStreamReq(**ASK, opaque=1)],
+        [TapConnect()],
+        [Open(key=b"without noop", flags=OpenFlag.PRODUCER), StreamReq(**ASK, vbuuid=0, snap_start=0, snap_end=0)],
+    ],
+    ids=["upr", "upr-draft", "tap", "dcp"],
+)
 def test_a_peer_that_takes_nothing_is_given_up(first):
     with Node.running(vbuckets=4, idle_timeout=0.2) as node, connected(node) as client:
         for number in range(30):
             client.set(b"%d" % number, bytes(1 << 20))
         with connected(node, receive_buffer=4096) as stuck:
-            stuck.send(first)
+            stuck.send(*first)
             stuck.receive()
             while reports(client):
                 client.status(Noop())

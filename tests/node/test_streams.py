@@ -296,6 +296,8 @@ RESPONSES = [
     *((Opcode.DCP_MUTATION, status, True) for status in (S.SUCCESS, S.KEY_ENOENT, S.KEY_EEXISTS, S.NOT_MY_VBUCKET)),
     (Opcode.DCP_SNAPSHOT_MARKER, S.SUCCESS, True),
     (Opcode.DCP_STREAM_END, S.KEY_ENOENT, True),
+    (Opcode.DCP_SET_VBUCKET_STATE, S.SUCCESS, True),
+    (Opcode.DCP_SET_VBUCKET_STATE, S.EINVAL, True),
     (Opcode.DCP_DELETION, S.ERANGE, False),
     (Opcode.DCP_MUTATION, S.EINVAL, False),
     (Opcode.DCP_NOOP, S.SUCCESS, False),

@@ -42,9 +42,6 @@ _CLOSE_SECONDS = 5.0  # for the peer to take what was written before
 # A peer that is gone without a word is noticed within about two minutes, whatever the system's own times are.
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
-_ASKING = frozenset((None, Dialect.DCP))
-"""DCP has NOOPs to find out whether the peer lives; who sends no change-stream request waits for nothing."""
-
 
 class NodeConnection(asyncio.BufferedProtocol):
     """bucket: the one selected; vbuckets, counters and changed are its, or empty. tokens: stores answer with vbuuid and
@@ -146,7 +143,8 @@ class NodeConnection(asyncio.BufferedProtocol):
         if data and not self._transport.is_closing():
             self._transport.write(data)
             self._written += len(data)
-            if self._guard is None and self.dialect not in _ASKING and self.bytes_unsent:
+            # Not every consumer lets itself be asked whether it lives; who has no stream waits for nothing.
+            if self._guard is None and self.producer is not None and self.bytes_unsent:
                 self._watch()
 
     def close(self) -> None:

@@ -115,6 +115,8 @@ class DcpProducer(Producer):
     def take_response(self, frame: Frame) -> bytes:
         if frame.opcode == Opcode.DCP_NOOP:
             self._answered_noop(frame.opaque)
+        elif frame.opcode == Opcode.DCP_SET_VBUCKET_STATE:
+            pass  # about no stream that there is: such a message goes out in a takeover alone
         elif frame.opcode not in _DATA or frame.specific not in (_LATE if self.v7_codes else _LATE_BEFORE_7):
             raise Goodbye(f"response to {opcode_name(frame.opcode)} with status 0x{frame.specific:02x}")
         return b""

@@ -94,7 +94,10 @@ class ServedBucket:
 
     def enter(self, producer: ChangeProducer, name: bytes) -> bytes:
         """Take in a producer and return what it is called. An older one of the same dialect and name is ended."""
-        name = name or b"anon_%d" % next(self._anonymous)
+        while not name:
+            name = b"anon_%d" % next(self._anonymous)
+            if (producer.dialect, name) in self.producers:  # somebody calls itself that
+                name = b""
         older = self.producers.get((producer.dialect, name))
         if older is not None:
             older.connection.abort("another connection has taken its name")
