@@ -1,6 +1,7 @@
 """`format("dcp")` and the pipeline over each dialect: the same documents, exact ends, and histories that change."""
 
 import pickle
+import random
 
 import pyarrow as pa
 import pytest
@@ -8,11 +9,13 @@ from pyspark.errors import PySparkException
 
 from penstock.errors import Error, UsageError
 from penstock.node import Node
+from penstock.node.served import VbucketEvent
 from penstock.spark.current import fold
 from penstock.spark.pipeline import Settings, failure, run
 from penstock.spark.source import DcpDataSource
-from penstock.wire.constants import Dialect
+from penstock.wire.constants import Dialect, VbucketState
 from penstock.wire.schema import CHANGE_SCHEMA
+from tests.node.watch import run as in_node
 from tests.spark.buckets import Documents, Proxy, check_changelog, current_of, numbered
 from tests.spark.running import catch_up, running
 
@@ -30,8 +33,7 @@ def change(documents: Documents, first: int) -> int:
     documents.store(numbered(first, first + 400))
     documents.store(numbered(first + 100, first + 150, "again"))
     documents.remove([f"key-{number}" for number in range(first, first + 50)])
-    documents.store({f"old-{number}": b"gone" for number in range(first, first + 10)}, expiry=PAST)
-    assert not [key for key in documents.contents() if key.startswith(b"old")]
+    expire(documents, {f"old-{number}": b"gone" for number in range(first, first + 10)})
     return 410
 
 
@@ -52,7 +54,61 @@ def read_batch(documents: Documents, protocol: str) -> pa.Table:
     return pa.Table.from_batches(batches, CHANGE_SCHEMA)
 
 
+def expire(documents: Documents, values: dict[str, bytes]) -> None:
+    documents.store(values, expiry=PAST)
+    assert not documents.contents().keys() & {key.encode() for key in values}
+
+
+def fail_over(node: Node, number: int, seqno: int) -> None:
+    """Let a copy of a vbucket that had only the changes up to `seqno` take its place."""
+    served = node.buckets["default"]
+    vbucket = served.store.vbuckets[number]
+
+    def change_places() -> None:
+        vbucket.rollback(min(seqno, vbucket.high_seqno))
+        for state in (VbucketState.REPLICA, VbucketState.ACTIVE):
+            vbucket.set_state(state)
+            served.tell(vbucket, VbucketEvent.STATE_CHANGED)
+
+    in_node(node, change_places)
+
+
+def happen(node: Node, documents: Documents, chance: random.Random) -> None:
+    """Do one of the things that can happen to a bucket, mostly changes."""
+    keys = [f"key-{chance.randrange(300)}" for _ in range(chance.choice([1, 20, 200]))]
+    value = b"%d" % chance.randrange(1 << 40)
+    deeds = {
+        lambda: documents.store(dict.fromkeys(keys, value)): 10,
+        lambda: documents.remove(keys): 4,
+        lambda: expire(documents, dict.fromkeys(keys[:20], value)): 2,
+        lambda: fail_over(node, chance.randrange(16), chance.randrange(60)): 3,
+        documents.flush: 1,
+    }
+    chance.choices([*deeds], [*deeds.values()])[0]()
+
+
 # Without a session
+
+
+@each
+@pytest.mark.parametrize("seed", range(3))
+def test_what_the_rows_leave_is_the_bucket_whatever_happens_and_when(node, documents, follow, protocol, seed):
+    chance = random.Random(seed)
+    query = follow(documents.url, protocol=protocol, maxChangesPerTrigger="400")
+    found, start = [], query.reader.initialOffset()
+    for _ in range(15):
+        happen(node, documents, chance)
+        end = query.reader.latestOffset(start, query.reader.getDefaultReadLimit())
+        happen(node, documents, chance)
+        for part in query.reader.partitions(start, end):
+            found += query.reader.read(part)
+        start = end
+    query.start = start
+    documents.contents()  # what a failover has brought back expires once more
+    rows = pa.concat_tables([pa.Table.from_batches(found, CHANGE_SCHEMA), *query.all()])
+    assert contents(rows) == documents.contents()
+    assert len(said(rows)) == rows.num_rows
+    assert {"mutation", "deletion", "expiration", "rollback"} == set(rows["event"].to_pylist())
 
 
 @each

@@ -56,7 +56,7 @@ class SourceOptions:
     streaming query begins. maxChangesPerTrigger: seqnos of one micro-batch at most, an upper bound on its rows.
     partitions: tasks of one batch at most; as many as the driver has processors, up to 8, if not given. protocol: the
     dialect, "tap", "upr-draft", "upr" or "dcp", if the connection string does not say it; "tap" is for batch reads,
-    each of one task.
+    each of one task, which begins anew behind rollback rows if its connection is cut.
     """
 
     url: str = DEFAULT_URL
