@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli.frames import Chunk, Cut, Splitter, format_of, lines_of, peekable, read_hex, read_raw
-from penstock.cli.packets import MAX_HELD, Direction, read_packets
+from penstock.cli.packets import MAX_HELD, MAX_WAITING, Direction, read_packets
 from penstock.errors import UsageError
 from penstock.wire.constants import Opcode
 from penstock.wire.dcp import DcpReply, Mutation, Open, SnapshotMarker, StreamReq
@@ -326,6 +326,14 @@ def test_what_never_comes_is_given_up_at_a_limit_or_once_the_other_end_has_it():
     piece = bytes(MAX_HELD // 4)
     held = [chunk for at in range(5) for chunk in direction.segment(20 + at * len(piece), piece, 0.0)]
     assert [chunk.missing for chunk in held] == [8, 0, 0, 0, 0]
+
+
+def test_no_more_than_so_many_segments_wait_for_one_that_is_missing():
+    direction = Direction("C", "x")
+    direction.begin(0)
+    found = [chunk for at in range(MAX_WAITING + 1) for chunk in direction.segment(2 + at, b"b", 0.0)]
+    assert [chunk.missing for chunk in found] == [1, *[0] * MAX_WAITING]
+    assert not direction.held
 
 
 CLIENT, SERVER = (b"\x7f\0\0\1", 50000), (b"\x7f\0\0\1", 11210)

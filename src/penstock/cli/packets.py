@@ -24,6 +24,8 @@ MAX_BLOCK = 16 * 1024 * 1024
 """Bytes of one packet or block of a capture file."""
 MAX_HELD = 4 * 1024 * 1024
 """Bytes of a direction that are kept while an earlier segment is waited for."""
+MAX_WAITING = 4096
+"""And segments: each is looked at for each that comes."""
 MAX_DIRECTIONS = 20_000
 """The oldest are forgotten beyond."""
 
@@ -72,7 +74,7 @@ class Direction:
         if len(data) > len(longest):
             self.held[sequence] = (data, time)
         yield from self._in_order()
-        if sum(len(data) for data, _ in self.held.values()) > MAX_HELD:
+        if len(self.held) > MAX_WAITING or sum(len(data) for data, _ in self.held.values()) > MAX_HELD:
             yield from self.skip()
 
     def acknowledged(self, sequence: int) -> Iterator[Chunk]:
