@@ -249,6 +249,7 @@ STARTS: dict[str, dict[int, Start]] = {
     **{name: {10: Start(), 11: Start(state=R)} for name in NAMES if name.startswith("tapcons_")},
     "tap_list_replica": {5: Start(state=R)},
     "tap_no_vbuckets": {0: Start(state=None)},
+    "stats_checkpoint_1": {1: Start((FailoverEntry(C1, 10),), 15)},
     "stats_dcp": {4: Start()},
     "stats_vbucket": {vbucket: Start(state=R if vbucket == 3 else A) for vbucket in range(6)},
     "stats_vbucket-seqno_1": {1: Start((FailoverEntry(C1, 10),), 15)},

@@ -625,6 +625,19 @@ def test_statistics(node, client):
         assert stats["eq_tapq:x:stream_0_state"] == "live"
 
 
+def test_statistics_of_checkpoints(node, client):
+    client.ask(CreateCheckpoint())
+    client.set(b"d")
+    with tapping(node, b"x") as tap:
+        tap.tap()
+        assert client.stats("checkpoint 0") == {
+            **{"vb_0:state": "active", "vb_0:open_checkpoint_id": "3", "vb_0:last_closed_checkpoint_id": "2"},
+            **{"vb_0:num_tap_cursors": "1", "vb_0:num_checkpoint_items": "4", "vb_0:num_open_checkpoint_items": "1"},
+            **{"vb_0:num_checkpoints": "2", "vb_0:num_items_for_persistence": "0", "vb_0:persisted_checkpoint_id": "1"},
+        }
+        assert client.stats("checkpoint")["vb_1:num_checkpoint_items"] == "1"
+
+
 def test_an_idle_system_has_no_backlog(node, client):
     with tapping(node, b"x", flags=F.SUPPORT_ACK) as tap:
         tap.taps(8)

@@ -54,6 +54,11 @@ class Checkpoints:
         return max(self.open_id - 1, 0)
 
     @property
+    def starts(self) -> list[int]:
+        """Where the checkpoints begin of which that is known: behind these seqnos."""
+        return [end.seqno for end in self._ends.values()]
+
+    @property
     def persisted(self) -> int:
         """The last one that would survive a restart, 0 for none."""
         persisted = self.vbucket.persisted_seqno

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import InvalidArguments, KeyNotFound
 from penstock.node import producer_stats, tap_stats
 from penstock.node.release import VERSION
+from penstock.node.served import ServedBucket
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import VbucketState
 
@@ -28,23 +29,23 @@ def group(connection: NodeConnection, text: str) -> Stats:
 
     Raises KeyNotFound for an unknown group, InvalidArguments for what is no number, NotMyVbucket, NoBucket.
     """
-    store = connection.selected().store
+    bucket = connection.selected()
+    store = bucket.store
     name, *arguments = text.split(" ")
     if not text:
         return _default(connection)
     about_producers = producer_stats.GROUPS.get(name)
     if about_producers is not None:
-        found = about_producers(connection.selected(), name, " ".join(arguments))
+        found = about_producers(bucket, name, " ".join(arguments))
         return tap_stats.with_totals(connection, found) if name == "tap" else found
-    bridge = connection.selected().bridge
-    if text == "follow" and bridge is not None:
-        return bridge.stats()
+    if text == "follow" and bucket.bridge is not None:
+        return bucket.bridge.stats()
     of_vbucket = _OF_VBUCKET.get(name)
     if of_vbucket is None:
         raise KeyNotFound(f"no statistics {text!r}")
     if not arguments:
-        return (line for vbucket in store.vbuckets if vbucket.state for line in of_vbucket(vbucket))
-    return of_vbucket(store.existing(_number(name, " ".join(arguments))))
+        return (line for vbucket in store.vbuckets if vbucket.state for line in of_vbucket(bucket, vbucket))
+    return of_vbucket(bucket, store.existing(_number(name, " ".join(arguments))))
 
 
 def _number(name: str, text: str) -> int:
@@ -88,7 +89,7 @@ def _default(connection: NodeConnection) -> Stats:
     yield "ep_bytes_unsent", sum(c.bytes_unsent for c in node.connections)
 
 
-def _vbucket_seqno(vbucket: Vbucket) -> Stats:
+def _vbucket_seqno(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
     high, persisted = vbucket.high_seqno, vbucket.persisted_seqno
     yield from (
         (f"vb_{vbucket.id}:{name}", value)
@@ -107,7 +108,7 @@ def _vbucket_seqno(vbucket: Vbucket) -> Stats:
     )
 
 
-def _failovers(vbucket: Vbucket) -> Stats:
+def _failovers(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
     log = vbucket.failover_log
     yield f"vb_{vbucket.id}:num_entries", len(log)
     yield f"vb_{vbucket.id}:num_erroneous_entries_erased", 0
@@ -116,12 +117,13 @@ def _failovers(vbucket: Vbucket) -> Stats:
         yield f"vb_{vbucket.id}:{place}:seq", entry.seqno
 
 
-def _state(vbucket: Vbucket) -> Stats:
+def _state(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
     assert vbucket.state is not None
     yield f"vb_{vbucket.id}", vbucket.state.name.lower()
 
 
-_OF_VBUCKET: dict[str, Callable[[Vbucket], Stats]] = {
+_OF_VBUCKET: dict[str, Callable[[ServedBucket, Vbucket], Stats]] = {
+    "checkpoint": tap_stats.of_checkpoints,
     "vbucket": _state,
     "vbucket-seqno": _vbucket_seqno,
     "failovers": _failovers,
