@@ -325,6 +325,14 @@ def test_the_first_bad_frame_is_the_one_that_is_told(frames: list[bytes], text: 
             decode(run, context_of())
 
 
+def test_a_value_that_must_not_be_is_told_before_extras_of_no_known_length() -> None:
+    gone = damaged(UprDeletion(key=b"kk", by_seqno=1), KEY_LENGTH, 1)
+    run = run_of([gone, damaged(UprMutation(key=b"kk", by_seqno=1), EXTRAS_LENGTH, 16)], dialect=Dialect.UPR)
+    for decode in (decode_messages, by_columns):
+        with pytest.raises(RemoteProtocolError, match="UPR_DELETION: value must be absent"):
+            decode(run, context_of())
+
+
 def test_collections_of_the_prototype() -> None:
     messages = [NAMED, PrototypeMutation(key=b"a::b", by_seqno=2), Deletion(key=b"x::y", by_seqno=3)]
     batch = by_columns(run_of([message.encode() for message in messages]), context_of())

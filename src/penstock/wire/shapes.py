@@ -194,7 +194,10 @@ class Shapes:
 
     @cached_property
     def bare(self) -> npt.NDArray[np.bool_]:
-        return np.array([form.bare for form in self.forms])
+        """By number of a form, NO_FORM included: may nothing follow its key?"""
+        bare = np.zeros(NO_FORM + 1, np.bool_)
+        bare[: len(self.forms)] = [form.bare for form in self.forms]
+        return bare
 
 
 def _shapes(dialect: Dialect) -> Shapes:
