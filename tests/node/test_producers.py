@@ -13,14 +13,25 @@ from penstock.node import Node
 from penstock.wire.constants import MAX_SEQNO, Opcode, OpenFlag, Status
 from penstock.wire.dcp import Open, StreamReq
 from penstock.wire.kv import CloseProducer, Hello, Noop, Stat
-from penstock.wire.tap import TapConnect
+from penstock.wire.layout import Message
+from penstock.wire.tap import TapConnect, TapOptions
 from penstock.wire.upr import UprGetFailoverLog, UprStreamReq
 from penstock.wire.upr_draft import DraftStreamReq
-from tests.node.tap_client import TapClient, tapping
+from tests.node.tap_client import F, TapClient, tapping
 from tests.node.wire_client import connected
 
 S = Status
 ASK: dict[str, Any] = {"start_seqno": 0, "end_seqno": MAX_SEQNO}
+FIRSTS: dict[str, list[Message]] = {
+    "tap": [TapConnect(flags=F.LIST_VBUCKETS, value=TapOptions(F.LIST_VBUCKETS, vbuckets=(3,)).pack())],
+    "upr-draft": [DraftStreamReq(**ASK, vbucket=3, opaque=1)],
+    "upr": [UprStreamReq(**ASK, vbucket=3)],
+    "dcp": [
+        Open(key=b"without noop", flags=OpenFlag.PRODUCER),
+        StreamReq(**ASK, vbucket=3, vbuuid=0, snap_start=0, snap_end=0),
+    ],
+}
+"""What begins a stream of vbucket 3 in each dialect."""
 
 
 @pytest.fixture
@@ -123,6 +134,23 @@ def test_statistics_by_prefix(node, client):
         assert client.stats("dcpagg _")[":total:count"] == "3"
 
 
+@pytest.mark.parametrize(("dialect", "family"), [("tap", "tap"), ("upr-draft", "upr"), ("upr", "upr"), ("dcp", "dcp")])
+def test_every_dialect_tells_its_vbuckets_and_leaves_nothing_behind(node, client, dialect, family):
+    def left():
+        return {name: value for name, value in client.stats(f"{family}agg").items() if value != "0"}
+
+    with connected(node) as consumer:
+        consumer.send(*FIRSTS[dialect])
+        consumer.receive()
+        (report,) = reports(client).values()
+        assert (report["dialect"], [stream["vbucket"] for stream in report["streams"]]) == (dialect, [3])
+        assert client.stats(family)[f"eq_{family}q:{report['name']}:stream_3_items_remaining"] == "0"
+        assert (left()[":total:count"], left().get(":total:total_backlog_size")) == ("1", None)
+    while reports(client):
+        client.status(Noop())
+    assert left() == {}
+
+
 @pytest.mark.parametrize("group", ["dcp 4", "streams x", "dcpagg " + ":" * 17])
 def test_groups_that_take_no_such_argument(client, group):
     assert client.status(Stat(key=group.encode())) == S.EINVAL
@@ -197,22 +225,13 @@ def drain(client):
         client.receive()
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        [UprStreamReq(**ASK)],
-        [DraftStreamReq(**ASK, opaque=1)],
-        [TapConnect()],
-        [Open(key=b"without noop", flags=OpenFlag.PRODUCER), StreamReq(**ASK, vbuuid=0, snap_start=0, snap_end=0)],
-    ],
-    ids=["upr", "upr-draft", "tap", "dcp"],
-)
-def test_a_peer_that_takes_nothing_is_given_up(first):
+@pytest.mark.parametrize("dialect", FIRSTS)
+def test_a_peer_that_takes_nothing_is_given_up(dialect):
     with Node.running(vbuckets=4, idle_timeout=0.2) as node, connected(node) as client:
         for number in range(30):
-            client.set(b"%d" % number, bytes(1 << 20))
+            client.set(b"%d" % number, bytes(1 << 20), vbucket=3)
         with connected(node, receive_buffer=4096) as stuck:
-            stuck.send(*first)
+            stuck.send(*FIRSTS[dialect])
             stuck.receive()
             while reports(client):
                 client.status(Noop())
