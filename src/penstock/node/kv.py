@@ -7,7 +7,7 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound, TooBig
-from penstock.node.replies import reply
+from penstock.node.replies import Handler, reply
 from penstock.store.vbucket import Item, Stored, Vbucket
 from penstock.wire.constants import MAX_KEY, MAX_VALUE, Magic, Opcode, VbucketState
 from penstock.wire.frame import HEADER, HEADER_BYTES, Frame
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
 
 __all__ = ["HANDLERS"]
-
-Handler = Callable[["NodeConnection", Frame], bytes]
 
 _RESPONSE = int(Magic.RESPONSE)
 _ACTIVE = VbucketState.ACTIVE

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.errors import KeyExists, OutOfRange, status_error
-from penstock.node.producers import ChangeProducer, Load, StreamReport
+from penstock.node.producers import CHUNK_BYTES, TURN_BYTES, WRITE_BYTES, ChangeProducer, Load, StreamReport
 from penstock.node.replies import Goodbye
 from penstock.node.served import ServedBucket, VbucketEvent
 from penstock.node.stream import Piece, ProducerStream
@@ -34,14 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Producer"]
 
-CHUNK_BYTES = 1024 * 1024
-"""What a stream sends before the next one's turn. Against 256 KiB a quarter more at 1 KB values, the same at 100 B."""
-
-TURN_BYTES = 1024 * 1024
-"""What one turn sends before the event loop serves others: below a millisecond."""
-
 _VISIT_BYTES = 8 * 1024  # what it costs to look at a stream, in bytes sent
-_WRITE_BYTES = CHUNK_BYTES // 2  # pieces are put together up to here
 _NO_WINDOW = 2**62
 
 MAX_STREAMS = 65536
@@ -199,7 +192,7 @@ class Producer(ChangeProducer):
         """Send some of a stream and put it where it belongs then. Returns how many bytes were sent."""
         pieces: list[Piece] = []
         nbytes = 0
-        while nbytes < _WRITE_BYTES and self.room > 0:
+        while nbytes < WRITE_BYTES and self.room > 0:
             piece = stream.pull(CHUNK_BYTES, self.room)
             pieces.append(piece)
             nbytes += len(piece)

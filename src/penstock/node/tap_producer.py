@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.node.producers import ChangeProducer, Load, StreamReport
+from penstock.node.producers import CHUNK_BYTES, TURN_BYTES, WRITE_BYTES, ChangeProducer, Load, StreamReport
 from penstock.node.replies import Goodbye
 from penstock.node.served import ServedBucket, VbucketEvent
 from penstock.node.tap_clients import Phase, Place, TapClient
@@ -39,10 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TapProducer"]
 
-CHUNK_BYTES = 1024 * 1024
-TURN_BYTES = 1024 * 1024
 _STEP_BYTES = 2 * 1024  # what it costs to look at a vbucket, in bytes sent
-_WRITE_BYTES = CHUNK_BYTES // 2  # pieces are put together up to here
 _REMARKS = 16
 """Of each vbucket, on average. A consumer before which more wait takes none, and begins better anew."""
 
@@ -344,7 +341,7 @@ class TapProducer(ChangeProducer):
             pieces.append(piece)
             waiting += len(piece)
             share -= len(piece) + _STEP_BYTES
-            if waiting >= _WRITE_BYTES:
+            if waiting >= WRITE_BYTES:
                 self._write(pieces)
                 pieces, waiting = [], 0
         else:
