@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["TapProducer"]
 
 _STEP_BYTES = 2 * 1024  # what it costs to look at a vbucket, in bytes sent
+_AGAIN_BYTES = 32 * 1024  # to find out whether a change that was refused still counts
 _REMARKS = 16
 """Of each vbucket, on average. A consumer before which more wait takes none, and begins better anew."""
 
@@ -335,12 +336,13 @@ class TapProducer(ChangeProducer):
         pieces: list[Piece] = []
         waiting = 0
         while share > 0 and not self.connection.paused:
+            cost = _AGAIN_BYTES if self._again else _STEP_BYTES
             piece = self._next()
             if piece is None:
                 break
             pieces.append(piece)
             waiting += len(piece)
-            share -= len(piece) + _STEP_BYTES
+            share -= len(piece) + cost
             if waiting >= WRITE_BYTES:
                 self._write(pieces)
                 pieces, waiting = [], 0
