@@ -367,6 +367,14 @@ def test_a_vbucket_that_no_stream_can_have(vbuckets: tuple[int, ...]) -> None:
             decode(run, context_of())
 
 
+def test_a_frame_that_breaks_its_layout_goes_before_a_vbucket_that_is_not_there() -> None:
+    foreign = Mutation(vbucket=VBUCKETS, key=b"k", by_seqno=1).encode()
+    run = run_of([foreign, Mutation(key=b"k", by_seqno=0).encode()])
+    for decode in (decode_messages, decode_run, by_columns):
+        with pytest.raises(RemoteProtocolError, match="by_seqno 0"):
+            decode(run, context_of())
+
+
 @pytest.mark.parametrize("dialect", Dialect)
 @given(data=st.data())
 def test_damage_is_a_remote_error_or_the_same_changes(dialect: Dialect, data: st.DataObject) -> None:

@@ -112,6 +112,7 @@ def decode_messages(run: Run, context: StreamContext) -> list[Change]:
     shapes, view, known = SHAPES[run.dialect], memoryview(run.buffer), -1
     form_of, code_at = shapes.by_code.get, shapes.code_at
     about: Sequence[int | None] = ()
+    beyond: RemoteProtocolError | None = None
     offsets = run.offsets if isinstance(run.offsets, list) else run.offsets.tolist()
     for offset, end in zip(offsets, (*offsets[1:], run.end), strict=True):
         form = form_of(view[offset + code_at] << 8 | view[offset + EXTRAS_LENGTH_AT])
@@ -135,13 +136,20 @@ def decode_messages(run: Run, context: StreamContext) -> list[Change]:
             if flags is not None and not tap_flags & TapFlag.NETWORK_BYTE_ORDER:
                 flags = int.from_bytes(flags.to_bytes(4, "big"), "little")
         if vbucket != known:
-            known, said = vbucket, zip(StreamContext.NAMES, context.of(vbucket), strict=True)
-            about = [number if name in shapes.about_streams else None for name, number in said]
+            known = vbucket
+            try:
+                said = context.of(vbucket)
+            except RemoteProtocolError as error:  # a frame that breaks its layout, wherever it is, goes before it
+                beyond, said = beyond or error, [0] * len(StreamContext.NAMES)
+            pairs = zip(StreamContext.NAMES, said, strict=True)
+            about = [number if name in shapes.about_streams else None for name, number in pairs]
         vbuuid, *snapshot, history = about
         row = (vbucket, vbuuid, seqno, rev_seqno, cas, form.event, key, value, None, None, collection, datatype)
         changes.append(
             _new_change(Change, (*row, flags, expiry, lock_time, delete_time, None, *snapshot, history, None))
         )
+    if beyond is not None:
+        raise beyond
     return changes
 
 
