@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.errors import RemoteProtocolError
 from penstock.wire import native
 from penstock.wire.constants import TapFlag
 from penstock.wire.dcp import COLLECTION_SEPARATOR
