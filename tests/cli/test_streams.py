@@ -52,6 +52,14 @@ def test_a_name_cannot_talk_to_the_terminal(on_beer, node):
         assert row.split()[0] == "\\x1b[2Jred"
 
 
+def test_statistics_cannot_talk_to_the_terminal(on_beer, node):
+    with connected(node, "beer") as consumer:
+        consumer.open("\x1b[2Jred")
+        lines = on_beer("stats", "dcp").lines
+        assert any("\\x1b[2Jred" in line for line in lines)
+        assert not any("\x1b" in line for line in lines)
+
+
 def test_nobody_follows(on_beer):
     assert on_beer("streams", "list").lines == ["name  protocol  from  agent  vbuckets  without  sent  remaining"]
     assert on_beer("streams", "list", "--json") == (0, "", "")

@@ -164,6 +164,15 @@ def test_a_seqno_must_be_above_those_before(seqno: int) -> None:
     assert (vbucket.high_seqno, vbucket.items) == (5, 1)
 
 
+def test_a_rev_seqno_leaves_room_for_the_next() -> None:
+    vbucket = new_bucket().find(0)
+    with pytest.raises(OutOfRange, match=f"rev_seqno {LAST_SEQNO + 1}, limit {LAST_SEQNO}"):
+        vbucket.apply(Event.MUTATION, b"k", cas=1, rev_seqno=LAST_SEQNO + 1)
+    vbucket.apply(Event.MUTATION, b"k", cas=1, rev_seqno=LAST_SEQNO)
+    vbucket.set(b"k", b"next")
+    assert vbucket.items == 1
+
+
 def test_the_highest_seqno() -> None:
     vbucket = new_bucket().find(0)
     mutate(vbucket, b"a", 1)

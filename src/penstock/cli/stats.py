@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from penstock.cli.app import AsJson, Panel, Url, app, examples
-from penstock.cli.show import json_line
+from penstock.cli.show import json_line, one_line
 from penstock.client.address import DEFAULT_URL
 from penstock.errors import InvalidArguments, KeyNotFound, UsageError
+
+_WIDTH = 100_000
 
 
 @app.command(
@@ -37,7 +39,8 @@ def stats(
         print(json_line(found))
     else:
         width = max(map(len, found), default=0)
-        print("\n".join(f"{name:{width}}  {text}" for name, text in found.items()))
+        lines = (f"{name:{width}}  {text}" for name, text in found.items())
+        print("\n".join(one_line(line.encode(), _WIDTH) for line in lines))  # consumers have a say in names
 
 
 async def _stats(group: str, url: str) -> dict[str, str]:

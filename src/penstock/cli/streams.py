@@ -90,7 +90,10 @@ async def _reports(url: str) -> list[dict[str, Any]]:
     from penstock.client.bucket import connect
 
     async with connect(url) as bucket:
-        return [json.loads(text) for text in (await bucket.stats("streams")).values()]
+        try:
+            return [json.loads(text) for text in (await bucket.stats("streams")).values()]
+        except (KeyNotFound, json.JSONDecodeError):
+            raise Error(f"{bucket.address} does not list its streams: it is no Penstock node") from None
 
 
 async def _close(name: str, url: str) -> None:

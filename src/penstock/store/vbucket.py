@@ -312,13 +312,15 @@ class Vbucket:
         seqno: its place in the history that this vbucket is a copy of, above high_seqno; None: the next one of this
         vbucket's own. snapshot_end: of the snapshot that it is a part of; until a change has reached it, whole_seqno
         stays where it was. None: the change is a snapshot by itself.
-        Raises OutOfRange for a seqno that is not above high_seqno, or above LAST_SEQNO.
+        Raises OutOfRange for a seqno that is not above high_seqno, or a number above LAST_SEQNO.
         """
         high = self.high_seqno
         if seqno is None:
             seqno = high + 1
         if not high < seqno <= LAST_SEQNO:
             raise OutOfRange(f"vbucket {self.id}: seqno {seqno} after {high}", vbucket=self.id)
+        if rev_seqno > LAST_SEQNO:  # the next change of the key counts on from it
+            raise OutOfRange(f"vbucket {self.id}: rev_seqno {rev_seqno}, limit {LAST_SEQNO}", vbucket=self.id)
         key_length, value_length = len(key), len(value)
         if event is Event.MUTATION:
             body = _MUTATION_EXTRAS + key_length + value_length
