@@ -1,46 +1,83 @@
 """From a node to Arrow: everything a filled bucket holds, over loopback, as record batches.
 
-The node has a process of its own. The consumer is `Bucket.batches` as users call it: every column of a change, keys
-and values copied, flow control on. The
-consuming process's peak memory is given too.
+The node has a process of its own, and so has the consumer: `Bucket.batches` as users call it, every column of a change,
+keys and values copied, flow control on. It runs in turns with the extension module and without it. The consuming
+process's peak memory is given too.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import multiprocessing
+import os
 import resource
 import statistics
 import time
+from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
 
 import penstock
 from benchmarks.report import Report, options
 from benchmarks.served import served
+from penstock.wire import native
+
+WAYS = {"native": "1", "Python": "0"}
+"""What PENSTOCK_NATIVE says."""
 
 
-async def consume(url: str) -> tuple[int, float, float]:
-    """Return rows, wall seconds and CPU seconds of reading everything once."""
+class Consumed(NamedTuple):
+    """wall, cpu: seconds. peak: MiB of the process so far."""
+
+    rows: int
+    wall: float
+    cpu: float
+    peak: int
+    is_native: bool
+
+
+async def consume(url: str) -> Consumed:
+    """Read everything once."""
     async with penstock.connect(url) as bucket:
         rows, wall, cpu = 0, time.perf_counter(), time.process_time()
         async for batch in bucket.batches(stop="now"):
             rows += batch.num_rows
-        return rows, time.perf_counter() - wall, time.process_time() - cpu
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return Consumed(rows, wall, cpu, peak, native.extension is not None)
+
+
+def run(url: str) -> Consumed:
+    return asyncio.run(consume(url))
 
 
 def case(report: Report, chosen: argparse.Namespace, vbuckets: int, value_bytes: int, changes: int) -> None:
+    pools, taken = {}, dict[str, list[Consumed]]()
+    for way, setting in WAYS.items():
+        os.environ["PENSTOCK_NATIVE"] = setting  # read when the process begins
+        pools[way] = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        pools[way].submit(os.getpid).result()
+        taken[way] = []
+    del os.environ["PENSTOCK_NATIVE"]
     with served(vbuckets=vbuckets, changes=changes, value_bytes=value_bytes) as node:
-        runs = [asyncio.run(consume(f"couchbase://127.0.0.1:{node.port}")) for _ in range(chosen.rounds)]
-    if any(rows != changes for rows, _, _ in runs):
-        raise RuntimeError(f"read {[rows for rows, _, _ in runs]} rows of {changes}")
-    wall = statistics.median(seconds for _, seconds, _ in runs)
-    cpu = statistics.median(seconds for _, _, seconds in runs)
-    best = min(seconds for _, seconds, _ in runs)
-    report.row(
-        f"{changes} changes of {value_bytes} B, {vbuckets} vbuckets",
-        f"{changes / wall / 1e6:.2f} M changes/s (best {changes / best / 1e6:.2f}), "
-        f"{node.frame_bytes / wall / 1e6:.0f} MB/s, {cpu / changes * 1e9:.0f} ns CPU of the consumer a change, "
-        f"peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MiB",
-    )
+        for _ in range(chosen.rounds):
+            for way, pool in pools.items():  # in turn: what disturbs one disturbs both
+                taken[way].append(pool.submit(run, f"couchbase://127.0.0.1:{node.port}").result())
+    for pool in pools.values():
+        pool.shutdown()
+    walls = {way: statistics.median(each.wall for each in runs) for way, runs in taken.items()}
+    for way, runs in taken.items():
+        if any(each.rows != changes for each in runs):
+            raise RuntimeError(f"read {[each.rows for each in runs]} rows of {changes}")
+        if runs[0].is_native != (way == "native"):
+            raise RuntimeError("the extension module is not built: `make install` where there is a C compiler")
+        cpu = statistics.median(each.cpu for each in runs)
+        report.row(
+            f"{changes} changes of {value_bytes} B, {vbuckets} vbuckets, {way}",
+            f"{changes / walls[way] / 1e6:.2f} M changes/s (best {changes / min(r.wall for r in runs) / 1e6:.2f}), "
+            f"{node.frame_bytes / walls[way] / 1e6:.0f} MB/s, {cpu / changes * 1e9:.0f} ns CPU of the consumer a "
+            f"change, {walls['Python'] / walls[way]:.2f} times Python, peak {max(r.peak for r in runs)} MiB",
+        )
 
 
 def main() -> None:
@@ -50,7 +87,7 @@ def main() -> None:
     parser.add_argument("--vbuckets", type=int, nargs="*", default=[64, 1024])
     parser.add_argument("--value-bytes", type=int, nargs="*", default=[100, 1024])
     chosen = parser.parse_args()
-    report = Report("From a node to Arrow over loopback", chosen)
+    report = Report("From a node to Arrow over loopback, with the extension module and without", chosen)
     for value_bytes in chosen.value_bytes:
         changes = chosen.changes if value_bytes < 512 else chosen.changes // 5
         for vbuckets in chosen.vbuckets:
