@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound
 from penstock.node.producer import Producer
-from penstock.node.replies import Handler, reply
+from penstock.node.replies import Goodbye, Handler, reply
 from penstock.store.rollback import StreamRequest
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import DCP_OPCODES, MAX_KEY, Dialect, Status, UprOpcode
@@ -82,8 +82,11 @@ FIRST = frozenset(HANDLERS)
 
 
 def refuse(connection: NodeConnection, frame: Frame) -> bytes:
-    """Refuse a change-stream request that none of HANDLERS takes as it is: always with a status."""
+    """Refuse a change-stream request that none of HANDLERS takes as it is.
+
+    With a status where it is malformed or another dialect's; what only producers send ends the connection.
+    """
     if frame.opcode in DCP_OPCODES and forms_of(frame, Dialect.UPR) is not None:
         layout_of(frame, Dialect.UPR).check(frame)
-        raise InvalidArguments(f"{UprOpcode(frame.opcode).name} sent to a producer")
+        raise Goodbye(f"{UprOpcode(frame.opcode).name} sent to a producer")
     raise InvalidArguments(f"{opcode_name(frame.opcode)} on a connection that speaks {Dialect.UPR}")
