@@ -2,11 +2,16 @@
 
 from contextlib import contextmanager
 
+import pytest
+
+from penstock.node import Node
+from penstock.node.tap_settings import TapSettings
 from penstock.wire.constants import Dialect, Opcode, Status, TapConnectFlag, TapFlag
 from penstock.wire.frame import Frame
+from penstock.wire.kv import DelVbucket
 from penstock.wire.layout import decode
 from penstock.wire.tap import TapConnect, TapDelete, TapMessage, TapMutation, TapOpaqueMessage, TapOptions, TapReply
-from tests.node.wire_client import WireClient
+from tests.node.wire_client import WireClient, connected
 
 F = TapConnectFlag
 
@@ -81,3 +86,34 @@ def tapping(node, name=b"", flags=0, **options):
 
 
 __all__ = ["F", "Frame", "TapClient", "short", "tapping", "told"]
+
+
+# What the tests of streams begin with: the bucket `default` of four vbuckets, two of them deleted
+
+DUMP = F.BACKFILL | F.DUMP
+FUTURE = 2**64 - 1
+
+
+@pytest.fixture
+def node():
+    with Node.running(vbuckets=4) as node:
+        yield node
+
+
+@pytest.fixture
+def client(node):
+    with connected(node) as client:
+        for vbucket in (2, 3):
+            assert client.status(DelVbucket(vbucket=vbucket)) == Status.SUCCESS
+        client.set(b"a", b"1", vbucket=0, flags=0xDEADBEEF, expiry=4_000_000_000)
+        client.set(b"b", b"2", vbucket=0)
+        client.delete(b"b", vbucket=0)
+        client.set(b"c", b"3", vbucket=1)
+        yield client
+
+
+def settings(node, **values):
+    node.tap = TapSettings(**values)
+
+
+BACKFILL = "0opaque1 1opaque1 0+a 0-b 1+c 0opaque8 1opaque8"

@@ -1,0 +1,164 @@
+"""TAP consumers with a name: who takes whose place, and who goes on where it was."""
+
+from penstock.node import tap as tap_module
+from penstock.wire.constants import Status, TapFlag
+from penstock.wire.kv import CloseProducer, Flush, Noop
+from penstock.wire.tap import (
+    DeregisterTapClient,
+    TapConnect,
+)
+from tests.node import tap_client
+from tests.node.tap_client import BACKFILL, DUMP, FUTURE, F, settings, short, tapping, told
+from tests.node.wire_client import connected
+
+node, client = tap_client.node, tap_client.client  # the fixtures
+
+
+def test_an_older_connection_of_that_name_ends(node, client):
+    with tapping(node, b"x") as older, tapping(node, b"x") as newer:
+        assert told(newer.taps(7)) == BACKFILL
+        assert told(older.rest()) in (BACKFILL, "")
+
+
+def test_connections_without_a_name_are_apart(node, client):
+    with tapping(node) as one, tapping(node) as other:
+        assert told(one.taps(7)) == told(other.taps(7)) == BACKFILL
+
+
+def test_a_second_connect_on_a_connection_begins_anew(node, client):
+    with tapping(node, b"x", flags=F.BACKFILL, backfill=FUTURE) as tap:
+        tap.join(b"x")
+        assert told(tap.taps(7)) == BACKFILL
+    both = TapConnect(key=b"y", flags=0).encode() + TapConnect(key=b"z", flags=int(DUMP), value=bytes(8)).encode()
+    with tapping(node, b"x", flags=F.BACKFILL, backfill=FUTURE) as tap:
+        tap.send(both)
+        assert told(tap.rest()) == BACKFILL
+
+
+def test_a_registered_client_goes_on_where_it_was(node, client):
+    flags = F.REGISTERED_CLIENT | F.SUPPORT_ACK
+    with tapping(node, b"r", flags) as tap:
+        tap.taps(8)
+        client.set(b"d")
+        assert short(tap.tap()) == "0+d"
+        tap.acks = False
+        client.set(b"e")
+        assert short(tap.tap()) == "0+e"
+        assert tap.status(Noop()) == Status.SUCCESS  # what was answered has arrived
+    client.set(b"f")
+    with tapping(node, b"r", flags) as tap:
+        assert told(tap.taps(3)) == "0opaque0 0+e 0+f", "e was not answered"
+
+
+def test_a_registered_client_that_was_sent_away_goes_on_where_it_was(node, client):
+    with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
+        tap.taps(7)
+        assert client.status(CloseProducer(key=b"r")) == Status.SUCCESS
+        assert tap.ended()
+    client.set(b"d")
+    with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
+        assert short(tap.tap()) == "0+d"
+
+
+def test_a_client_whose_connection_was_replaced_is_not_forgotten(node, client):
+    settings(node, keepalive=1000)
+    with tapping(node, b"x") as first:
+        first.taps(7)
+        with tapping(node, b"x") as second:
+            assert first.ended()
+            assert second.status(Noop()) == Status.SUCCESS
+            assert node.buckets["default"].tap.clients[b"x"].forget is None, "it is here"
+
+
+def test_a_backfill_that_was_broken_off_goes_on(node, client):
+    settings(node, ack_interval=10, ack_window_size=2)
+    for number in range(100):
+        client.set(b"%d" % number, vbucket=1)
+    flags = F.REGISTERED_CLIENT | F.SUPPORT_ACK | F.LIST_VBUCKETS
+    with tapping(node, b"r", flags, vbuckets=(1,)) as tap:
+        messages = tap.taps(30)
+        assert tap.status(Noop()) == Status.SUCCESS
+    answered = next(message for message in reversed(messages) if message.tap_flags & TapFlag.ACK)
+    with tapping(node, b"r", flags, vbuckets=(1,)) as tap:
+        first, *changes, last = tap.until(b"99")
+        assert (short(first), short(last)) == ("0opaque0", "1+99")
+        assert changes[0].key == b"%d" % (int(answered.key) + 1)
+        assert short(tap.tap()) == "1opaque8"
+
+
+def test_what_was_refused_comes_again_on_the_next_connection(node, client):
+    settings(node, backoff_period=1000)
+    flags = F.REGISTERED_CLIENT | F.SUPPORT_ACK | F.BACKFILL
+    with tapping(node, b"r", flags, backfill=FUTURE, acks=False) as tap:
+        tap.answer(tap.tap())
+        for key in (b"d", b"e"):
+            client.set(key)
+        refused, other = tap.taps(2)
+        tap.answer(refused, Status.ETMPFAIL)
+        tap.answer(other)
+        assert tap.status(Noop()) == Status.SUCCESS
+    with tapping(node, b"r", flags, backfill=FUTURE) as tap:
+        assert told(tap.taps(2)) == "0opaque0 0+d"
+
+
+def test_what_was_refused_is_not_owed_of_a_vbucket_that_is_not_asked_for(node, client):
+    settings(node, backoff_period=1000)
+    flags = F.REGISTERED_CLIENT | F.SUPPORT_ACK | F.BACKFILL
+    with tapping(node, b"r", flags, backfill=FUTURE, acks=False) as tap:
+        tap.answer(tap.tap())
+        client.set(b"d")
+        tap.answer(tap.tap(), Status.ETMPFAIL)
+        assert tap.status(Noop()) == Status.SUCCESS
+    with tapping(node, b"r", flags | F.LIST_VBUCKETS, backfill=FUTURE, vbuckets=(1,)) as tap:
+        client.set(b"e", vbucket=1)
+        assert told(tap.taps(2)) == "0opaque0 1+e"
+
+
+def test_a_registered_client_is_forgotten_when_asked(node, client):
+    with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
+        tap.taps(7)
+    assert client.status(DeregisterTapClient(key=b"r")) == Status.SUCCESS
+    assert client.status(DeregisterTapClient(key=b"r")) == Status.SUCCESS
+    with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
+        assert told(tap.taps(7)) == BACKFILL
+        client.status(DeregisterTapClient(key=b"r"))
+        assert tap.ended()
+    assert node.buckets["default"].tap.clients == {}
+
+
+def test_a_named_client_may_come_back_in_time(node, client):
+    settings(node, keepalive=1000)
+    with tapping(node, b"x") as tap:
+        tap.taps(7)
+        assert tap.status(Noop()) == Status.SUCCESS
+    client.set(b"d")
+    with tapping(node, b"x") as tap:
+        assert told([tap.tap()]) == "0+d"
+
+
+def test_a_named_client_that_is_late_begins_anew(node, client):
+    with tapping(node, b"x") as tap:
+        tap.taps(7)
+    with tapping(node, b"x") as tap:
+        assert told(tap.taps(7)) == BACKFILL
+
+
+def test_a_client_whose_history_is_gone_begins_anew(node, client):
+    with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
+        tap.taps(7)
+        assert tap.status(Noop()) == Status.SUCCESS
+    client.status(Flush())
+    client.set(b"d")
+    with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
+        assert told(tap.taps(5)) == "0opaque1 1opaque1 0+d 0opaque8 1opaque8"
+
+
+def test_only_so_many_clients_are_kept(node, client, monkeypatch):
+    monkeypatch.setattr(tap_module, "MAX_CLIENTS", 1)
+    with tapping(node, b"r", F.REGISTERED_CLIENT) as tap, connected(node) as other:
+        tap.taps(7)
+        other.send(TapConnect(key=b"s", flags=int(F.REGISTERED_CLIENT)))
+        assert other.receive().specific == Status.ENOMEM
+        assert other.ended()
+        tap.join(b"r", F.REGISTERED_CLIENT)
+        assert tap.status(Noop()) == Status.SUCCESS
