@@ -57,7 +57,8 @@ def _worker_environment(launcher: Path) -> dict[str, str]:
     """Return the variables with which Spark starts its Python processes by `launcher`, where that can be."""
     if not os.access(launcher, os.X_OK) or not Path(pyspark.__file__).is_file():
         return {}
-    return {"PYSPARK_PYTHON": str(launcher), "PENSTOCK_PYTHON": sys.executable}
+    python = str(launcher)
+    return {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "PENSTOCK_PYTHON": sys.executable}
 
 
 def add_formats(spark: SparkSession) -> None:
