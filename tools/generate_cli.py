@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import typer.main
+from generated import publish
 
 import penstock.cli  # noqa: F401 - registers the commands
 from penstock.cli.app import FIRST_STEPS, app
@@ -111,17 +112,5 @@ def meaning(parameter: Any) -> str:
     return " ".join(text)
 
 
-def main() -> int:
-    text = page()
-    if "--check" not in sys.argv[1:]:
-        TARGET.parent.mkdir(exist_ok=True)
-        TARGET.write_text(text)
-        return 0
-    if TARGET.exists() and TARGET.read_text() == text:
-        return 0
-    print(f"{TARGET} is not what the commands say: run python tools/generate_cli.py", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(publish(TARGET, page()))

@@ -6,21 +6,28 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import EnumType, IntFlag
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from penstock.wire import constants, dcp, dcp_values, kv, tap, upr, upr_draft
+from generated import publish
+
+from penstock.wire import constants, dcp, kv, tap, upr, upr_draft
 from penstock.wire.constants import Dialect, DraftCode, Magic, Opcode, Status
-from penstock.wire.describe import describe, enum_of, wire_fields
+from penstock.wire.describe import describe, wire_fields
 from penstock.wire.detect import FIRST_DRAFT_REQUESTS, FIRST_REQUESTS
 from penstock.wire.frame import HEADER, HEADER_BYTES, cut_frame
 from penstock.wire.layout import LAYOUTS, PRIVATE, Code, Layout, Message, Part
 from penstock.wire.stream import EVENTS, TRANSITIONS
 
-TARGET = Path(__file__).parent.parent / "docs" / "protocol.md"
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.golden import GOLDEN_OF, frame_of  # noqa: E402 - the frames that the tests hold the layouts to
+
+TARGET = ROOT / "docs" / "protocol.md"
 
 OPENING = """\
 # The messages
@@ -79,60 +86,11 @@ CHAPTERS = (
 MANY = 3
 """Opcodes that a heading can hold."""
 
+LONGEST = 100
+"""Bytes of an example, where there is one as short."""
+
 SIZES = {"B": 1, "H": 2, "I": 4, "Q": 8}
 PARTS = {Part.ABSENT: "never", Part.PRESENT: "always", Part.MAYBE: "may be"}
-
-LOG = kv.pack_failover_log([(0xBABE, 2), (0xCAFE, 0)])
-CACHED = dcp_values.pack_cached([dcp_values.CachedDocument(b"\0beer", b"1", by_seqno=5)])
-LISTED = tap.TapOptions(flags=0x14, vbuckets=(7, 8))
-
-# What the examples hold; a number that is not here is 1, of an enum the first that is not 0.
-NUMBERS = {
-    **{"by_seqno": 5, "end_seqno": 5, "max_visible_seqno": 5, "high_seqno": 2, "vbuuid": 0xBABE, "ttl": 255},
-    **{"start_seqno": 3, "snap_start": 3, "snap_end": 3, "rollback_seqno": 2, "prepared_seqno": 4, "seqno": 5},
-    **dict.fromkeys(("expiry", "delete_time", "nru"), 0),
-    **{"high_completed_seqno": 0, "high_prepared_seqno": 0, "purge_seqno": 0, "max_deleted_rev_seqno": 0},
-}
-EXAMPLES: dict[type[Message], dict[str, Any]] = {
-    tap.TapConnect: {"flags": LISTED.flags, "key": b"node1", "value": LISTED.pack()},
-    tap.TapMutation: {"engine_private": bytes.fromhex("000000000000000102"), "tap_flags": 4},
-    tap.TapDelete: {"engine_private": bytes.fromhex("0000000000000002")},
-    tap.TapOpaqueMessage: {"engine_private": bytes.fromhex("00000001")},
-    tap.TapVbucketSet: {"engine_private": bytes.fromhex("00000003")},
-    tap.TapCheckpointStart: {"engine_private": bytes(8), "key": b"checkpoint_start", "value": bytes(7) + b"\x05"},
-    tap.TapCheckpointEnd: {"key": b"checkpoint_end", "value": bytes(7) + b"\x05"},
-    tap.TapReply: {"opcode": Opcode.TAP_MUTATION},
-    tap.TapCommandReply: {"value": bytes(7) + b"\x05"},
-    tap.DeregisterTapClient: {"key": b"node1"},
-    tap.ChangeVbFilter: {"key": b"node1", "value": tap.pack_checkpoints([(7, 5)])},
-    upr.UprStreamReq: {"end_seqno": constants.MAX_SEQNO, "key": b"vbstream-7", "flags": 0},
-    upr.UprStreamReply: {"status": Status.ROLLBACK},
-    upr.UprFailoverLogReply: {"value": LOG},
-    upr.UprStreamEnd: {"reason": 0},
-    upr_draft.DraftStreamReq: {"end_seqno": constants.MAX_SEQNO, "key": b"replication_12", "reserved": None},
-    upr_draft.DraftFailoverLog: {"value": LOG},
-    upr_draft.DraftDeletion: {"flags": 0},
-    upr_draft.DraftExpiration: {"flags": 0},
-    dcp.Open: {"seqno": 0, "flags": 1, "key": b"tail"},
-    dcp.StreamReq: {"end_seqno": constants.MAX_SEQNO, "flags": 0},
-    dcp.SnapshotMarker: {"start_seqno": 4},
-    dcp.SnapshotMarkerV2: {"start_seqno": 4, "version": 2, "flags": 2},
-    dcp.StreamEnd: {"reason": 0},
-    dcp.PrototypeMutation: {"key": b"c::beer"},
-    dcp.Control: {"key": b"enable_noop", "value": b"true"},
-    dcp.BufferAck: {"nbytes": 66},
-    dcp.SystemEvent: {"event": 0, "version": 0, "key": b"ales", "value": bytes(7) + b"\x02" + bytes(7) + b"\x08"},
-    dcp.Prepare: {"deleted": 0},
-    dcp.CacheTransfer: {"value": CACHED},
-    dcp.DcpReply: {"opcode": Opcode.DCP_STREAM_REQ, "value": LOG},
-    kv.GetReply: {"value": b'{"abv":5}'},
-    kv.NoDocument: {"status": Status.KEY_ENOENT},
-    kv.Hello: {"key": b"penstock", "value": bytes.fromhex("0004")},
-    kv.SelectBucket: {"key": b"beer"},
-    kv.Stat: {"key": b"failovers 7"},
-    kv.ObserveSeqno: {"value": bytes.fromhex("000000000000babe")},
-    kv.Reply: {"opcode": Opcode.VERSION, "value": b"0.1.0"},
-}  # fmt: skip
 
 
 @dataclass
@@ -321,43 +279,21 @@ def body_tables(entry: Entry) -> Iterator[str]:
 
 
 def example(entry: Entry, dialect: Dialect) -> str:
-    message, opcode = example_message(entry)
-    data = message.encode(opcode)
-    rows = list(annotated(data, message, entry, dialect))
+    """Return a golden frame of a message, the one that shows most, with what its bytes mean."""
+    rows = [
+        (message, frame_of(octets))
+        for golden in GOLDEN_OF.values()
+        for _, message, octets in golden
+        if type(message) is entry.cls and not message.framing and message.key.isascii()
+    ]
+    short = [row for row in rows if len(row[1]) <= LONGEST]
+    message, data = max(short or rows, key=lambda row: len(row[1]) - row[1].count(0))
+    lines = annotated(data, message, entry, dialect)
     return (
         "```text\n"
-        + "\n".join(f"{at:4}  {octets.hex(' '):23}  {words}".rstrip() for at, octets, words in rows)
+        + "\n".join(f"{at:4}  {octets.hex(' '):23}  {words}".rstrip() for at, octets, words in lines)
         + "\n```"
     )
-
-
-def example_message(entry: Entry) -> tuple[Message, Code]:
-    given = dict(EXAMPLES.get(entry.cls, {}))
-    opcode = given.pop("opcode", entry.codes[0])
-    parts = dict(entry.layouts[0].parts)
-    longest = max(entry.layouts, key=lambda layout: layout.extras.size)
-    values: dict[str, Any] = {"opaque": 0x2D}
-    if longest.third == "vbucket":
-        values["vbucket"] = 7
-    for field in wire_fields(entry.cls):
-        values[field.name] = number_of(field.name, field.metadata["doc"])
-    if PRIVATE in {field.name for field in fields(entry.cls)}:
-        values[PRIVATE] = b""
-    if parts["key"] is Part.PRESENT:
-        values["key"] = b"beer"
-    if "key" in values and (PRIVATE in values or values.keys() & {"by_seqno", "expiry"}):
-        if parts["cas"] is not Part.ABSENT:
-            values["cas"] = 0x16C2B5B4D1E50001
-        if parts["value"] is not Part.ABSENT and not any(word in entry.name for word in ("DELET", "EXPIRATION")):
-            values["value"] = b'{"abv":5}'
-    return entry.cls(**(values | given)), opcode
-
-
-def number_of(name: str, doc: str) -> int:
-    kind = enum_of(doc)
-    if kind is not None:
-        return next((int(member) for member in kind if member), 0)
-    return 0 if re.search(r"(^|, )0$", doc) else NUMBERS.get(name, 1)
 
 
 def annotated(data: bytes, message: Message, entry: Entry, dialect: Dialect) -> Iterator[tuple[int, bytes, str]]:
@@ -508,16 +444,5 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in lines)
 
 
-def main() -> int:
-    text = page()
-    if "--check" not in sys.argv[1:]:
-        TARGET.write_text(text)
-        return 0
-    if TARGET.exists() and TARGET.read_text() == text:
-        return 0
-    print(f"{TARGET} is not what the layouts say: run python tools/generate_protocol.py", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(publish(TARGET, page()))
