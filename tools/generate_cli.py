@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,8 @@ def title(parameter: Any, command: Any) -> str:
 def choices(parameter: Any, command: Any) -> str:
     """Return what a parameter without a metavar takes: one of a few words."""
     kind = typing.get_type_hints(inspect.unwrap(command.callback))[parameter.name]
+    if types.NoneType in typing.get_args(kind):  # it may be left out
+        kind = typing.get_args(kind)[0]
     return "|".join(typing.get_args(kind)) or kind.__name__.upper()
 
 

@@ -69,7 +69,7 @@ def test_serve_in_words():
 
 def test_serve_follows_another_node(node, run):
     url = node.url("beer")
-    with started("serve", "--port", 0, "--follow", url, "--follow-protocol", "upr", "--json") as process:
+    with started("serve", "--port", 0, "--follow", url, "--protocol", "upr", "--json") as process:
         where = json.loads(first_line(process.stdout))
         assert (where["follow"], where["dialect"]) == (url, "upr")
         assert where["url"] == f"couchbase://127.0.0.1:{where['kv_port']}/beer"

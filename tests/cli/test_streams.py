@@ -5,9 +5,9 @@ import typing
 
 import pytest
 
-from penstock.cli.serve import ListenerProtocol
+from penstock.cli.serve import Pin
 from penstock.cli.streams import ranges_of
-from penstock.node.server import PROTOCOLS
+from penstock.node.server import PINS
 from penstock.wire.constants import MAX_SEQNO
 from penstock.wire.upr import UprStreamReq
 from tests.node.wire_client import connected
@@ -81,7 +81,7 @@ def test_close_what_is_not_there(on_beer):
 
 
 def test_the_protocols_of_a_listener_are_those_of_the_node():
-    assert typing.get_args(ListenerProtocol) == tuple(PROTOCOLS)
+    assert typing.get_args(Pin) == tuple(PINS)
 
 
 def test_a_client_may_close_them_too(node, followers):

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.node import Node
-from penstock.node.server import PROTOCOLS
+from penstock.node.server import PINS
 from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Opcode, OpenFlag, Status, UprOpcode
 from penstock.wire.dcp import Mutation, Open, PrototypeMutation, SnapshotMarker, StreamReq
 from penstock.wire.detect import detect
@@ -105,10 +105,10 @@ def test_json_stays_a_document_beside_every_dialect(client):
     assert (stored.specific, client.get(b"k").value) == (S.SUCCESS, b"{}")
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_listener_may_be_pinned(protocol):
-    dialect, _ = PROTOCOLS[protocol]
-    with Node.running(vbuckets=4, protocol=protocol) as node:
+@pytest.mark.parametrize("pin", [None, *PINS])
+def test_a_listener_may_be_pinned(pin):
+    dialect = PINS[pin][0] if pin else None
+    with Node.running(vbuckets=4, pin=pin) as node:
         for other, message in ROWS:
             with connected(node) as client:
                 assert client.set(b"k", b"v").specific == S.SUCCESS
@@ -125,23 +125,27 @@ def test_a_listener_may_be_pinned(protocol):
 
 
 def test_a_pinned_listener_takes_the_draft_s_request_of_no_kind_as_one():
-    with Node.running(vbuckets=4, protocol="upr-draft") as node, connected(node) as client:
+    with Node.running(vbuckets=4, pin="upr-draft") as node, connected(node) as client:
         client.send(Frame(Magic.REQUEST, 0x01, opaque=0x0A))
         assert decode(client.receive(), Dialect.UPR_DRAFT) == DraftMalformed(opaque=0x0A)
         client.send(DraftStreamReq(**ASK, opaque=1))
         assert decode(client.receive(), Dialect.UPR_DRAFT) == DraftOk(opaque=1)
 
 
-def test_another_protocol_is_refused():
-    with (
-        pytest.raises(UsageError, match=r"protocol 'udp': expected auto, tap, .*, dcp-prototype"),
-        Node.running(protocol="udp"),
-    ):
-        pass
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pin": "udp"}, r"pin 'udp': expected tap, .*, dcp-prototype"),
+        ({"protocol": "tap"}, "protocol 'tap' with nothing to follow; what a listener is held to is its pin"),
+    ],
+)
+def test_another_pin_is_refused_and_a_protocol_with_nothing_to_follow(options, message):
+    with pytest.raises(UsageError, match=message), Node.running(**options):
+        pytest.fail("it runs")
 
 
 def test_the_prototype_of_collections():
-    with Node.running(vbuckets=4, protocol="dcp-prototype") as node, connected(node) as client:
+    with Node.running(vbuckets=4, pin="dcp-prototype") as node, connected(node) as client:
         for number in range(100):
             client.set(b"%d" % number, b"value")
         client.delete(b"0")
@@ -176,7 +180,7 @@ def test_streams_of_two_dialects_at_once(node, client):
 
 
 def test_a_dcp_stream_request_needs_its_open_on_a_pinned_listener():
-    with Node.running(vbuckets=4, protocol="dcp") as node, connected(node) as client:
+    with Node.running(vbuckets=4, pin="dcp") as node, connected(node) as client:
         assert client.status(StreamReq(**ASK)) == S.EINVAL
         assert client.status(UprGetFailoverLog()) == S.EINVAL
         client.open().stream()

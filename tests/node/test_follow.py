@@ -109,7 +109,7 @@ def original(**options):
 
 @contextmanager
 def bridge(node, protocol, **options):
-    with Node.running(follow=node.url("beer"), follow_protocol=protocol, **options) as copy:
+    with Node.running(follow=node.url("beer"), protocol=protocol, **options) as copy:
         yield copy
 
 
@@ -385,7 +385,7 @@ def test_what_cannot_be_followed(url, buckets, protocol, message):
     with (
         original() as first,
         pytest.raises(UsageError, match=message),
-        Node.running(buckets, follow=url.format(first.url("beer").removesuffix("/beer")), follow_protocol=protocol),
+        Node.running(buckets, follow=url.format(first.url("beer").removesuffix("/beer")), protocol=protocol),
     ):
         pass
 

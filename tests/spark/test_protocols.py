@@ -180,7 +180,7 @@ def test_a_batch_read_whose_history_changed_is_an_error(documents, protocol):
 
 @each
 def test_a_node_that_speaks_one_dialect_alone_can_be_read(follow, protocol):
-    pinned = Node.running(["default"], vbuckets=4, protocol=protocol)
+    pinned = Node.running(["default"], vbuckets=4, pin=protocol)
     with pinned as node, Documents.of(node.url("default")) as documents:
         change(documents, 0)
         (rows,) = follow(documents.url, protocol=protocol).all()

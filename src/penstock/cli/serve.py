@@ -13,7 +13,7 @@ from penstock.cli.app import AsJson, Panel, app, examples
 from penstock.cli.show import json_line
 from penstock.client.address import DEFAULT_PORT
 
-ListenerProtocol = Literal["auto", "tap", "upr-draft", "upr", "dcp", "dcp-prototype"]
+Pin = Literal["tap", "upr-draft", "upr", "dcp", "dcp-prototype"]
 
 
 @app.command(
@@ -21,8 +21,8 @@ ListenerProtocol = Literal["auto", "tap", "upr-draft", "upr", "dcp", "dcp-protot
     epilog=examples(
         "penstock serve --bucket beer",
         "penstock serve --port 0 --json",
-        "penstock serve --protocol tap",
-        "penstock serve --port 0 --follow couchbase://127.0.0.1:11210/beer",
+        "penstock serve --pin tap",
+        "penstock serve --port 0 --follow couchbase://127.0.0.1:11210/beer --protocol upr",
     ),
 )
 def serve(
@@ -34,13 +34,13 @@ def serve(
         typer.Option(metavar="NAME", help="A bucket to have; may be given again.", show_default="default"),
     ] = None,
     vbuckets: Annotated[int, typer.Option(metavar="N", help="Of each bucket; a power of two up to 65536.")] = 1024,
-    protocol: Annotated[
-        ListenerProtocol, typer.Option(help="Serve change streams in this dialect alone; auto: the client decides.")
-    ] = "auto",
+    pin: Annotated[
+        Pin | None, typer.Option(help="Serve change streams in this dialect alone; without, each client decides.")
+    ] = None,
     follow: Annotated[
         str | None, typer.Option(metavar="URL", help="A bucket elsewhere: have it too, and keep it like that one.")
     ] = None,
-    follow_protocol: Annotated[
+    protocol: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="The dialect to follow in: tap, upr-draft, upr or, unless said, dcp."),
     ] = None,
@@ -54,8 +54,8 @@ def serve(
     SIGINT (Ctrl-C) and SIGTERM stop it. With --json the first line is
     {"url": …, "kv_port": …, "pid": …}, and "follow" where it follows, printed once it accepts connections.
     """
-    options = {"host": host, "port": port, "buckets": bucket, "vbuckets": vbuckets, "protocol": protocol}
-    asyncio.run(_serve(as_json, **options, follow=follow, follow_protocol=follow_protocol))
+    options = {"host": host, "port": port, "buckets": bucket, "vbuckets": vbuckets, "pin": pin}
+    asyncio.run(_serve(as_json, **options, follow=follow, protocol=protocol))
 
 
 async def _serve(as_json: bool, **options: Any) -> None:

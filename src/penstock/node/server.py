@@ -21,7 +21,7 @@ from penstock.node.tap_settings import TapSettings
 from penstock.wire.connection import Slab
 from penstock.wire.constants import Dialect
 
-__all__ = ["PROTOCOLS", "Node"]
+__all__ = ["PINS", "Node"]
 
 logger = logging.getLogger("penstock.node")
 
@@ -32,13 +32,11 @@ _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 _GOODBYE_SECONDS = 1.0  # for peers to take the last replies
 
-PROTOCOLS: dict[str, tuple[Dialect | None, bool]] = {
-    "auto": (None, False),
+PINS: dict[str, tuple[Dialect, bool]] = {
     **{dialect.value: (dialect, False) for dialect in Dialect},
     "dcp-prototype": (Dialect.DCP, True),
 }
-"""What a listener may be pinned to: a dialect, and whether mutations have the form of the collections prototype. auto:
-the first change-stream request of each connection decides."""
+"""What a listener may be pinned to: a dialect, and whether mutations have the form of the collections prototype."""
 
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9_.%-]{1,100}")
 
@@ -79,16 +77,17 @@ class Node:
         vbuckets: int = 1024,
         *,
         idle_timeout: float = IDLE_TIMEOUT,
-        protocol: str = "auto",
+        pin: str | None = None,
         follow: str | None = None,
-        follow_protocol: str | None = None,
+        protocol: str | None = None,
     ) -> Node:
         """Start a node that accepts connections. port: 0 picks a free one. vbuckets: a power of two up to 65536.
 
         idle_timeout: seconds that a consumer may leave a NOOP unanswered, or, where its dialect has none, may take
-        nothing of what is to be sent. protocol: one of PROTOCOLS. follow: the connection string of a bucket, which the
-        node then has as well, kept like it by a Bridge; follow_protocol: the dialect to ask in, if the string does not
-        say it. buckets: `default` unless there is one to follow.
+        nothing of what is to be sent. pin: one of PINS; None: the first change-stream request of each connection
+        decides its dialect. follow: the connection string of a bucket, which the node then has as well, kept like it by
+        a Bridge; protocol: the dialect to follow in, if the string does not say it. buckets: `default` unless there is
+        one to follow.
         Raises UsageError for an address that is not of this machine alone, a wrong bucket or number; Error for one that
         is taken; and as find_upstream does, where there is a bucket to follow.
         """
@@ -97,13 +96,16 @@ class Node:
             buckets = DEFAULT_BUCKETS if follow is None else ()
         followed = [] if follow is None else [parse_address(follow).bucket]
         _check([*buckets, *followed], vbuckets, port)
-        if protocol not in PROTOCOLS:
-            raise UsageError(f"protocol {protocol!r}: expected {', '.join(PROTOCOLS)}")
+        if pin is not None and pin not in PINS:
+            raise UsageError(f"pin {pin!r}: expected {', '.join(PINS)}")
+        if protocol is not None and follow is None:
+            raise UsageError(f"protocol {protocol!r} with nothing to follow; what a listener is held to is its pin")
         node = cls(asyncio.get_running_loop(), host, buckets, vbuckets)
         node.idle_timeout = idle_timeout
-        node.dialect, node.prototype = PROTOCOLS[protocol]
+        if pin is not None:
+            node.dialect, node.prototype = PINS[pin]
         if follow is not None:
-            upstream = await find_upstream(follow, follow_protocol)
+            upstream = await find_upstream(follow, protocol)
             served = node.buckets[upstream.address.bucket] = ServedBucket(upstream.address.bucket, upstream.vbuckets)
             node.bridge = Bridge(served, upstream.address)
         try:
@@ -127,9 +129,9 @@ class Node:
         host: str = "127.0.0.1",
         port: int = 0,
         idle_timeout: float = IDLE_TIMEOUT,
-        protocol: str = "auto",
+        pin: str | None = None,
         follow: str | None = None,
-        follow_protocol: str | None = None,
+        protocol: str | None = None,
     ) -> Iterator[Node]:
         """Run a node on a thread and an event loop of its own while the `with` block lasts.
 
@@ -143,9 +145,9 @@ class Node:
             starting = cls.start(
                 *(host, port, buckets, vbuckets),
                 idle_timeout=idle_timeout,
-                protocol=protocol,
+                pin=pin,
                 follow=follow,
-                follow_protocol=follow_protocol,
+                protocol=protocol,
             )
             node = asyncio.run_coroutine_threadsafe(starting, loop).result(patience)
             try:
