@@ -83,11 +83,15 @@ class Bucket:
         self._connecting = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
-        await retrying(self._ready, self.address)
+        await self.connect()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+    async def connect(self) -> None:
+        """Connect, unless there is a connection. Entering does it; the errors are those of reading commands."""
+        await retrying(self._ready, self.address)
 
     async def close(self) -> None:
         link, self._link = self._link, None

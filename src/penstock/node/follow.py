@@ -204,8 +204,7 @@ class Bridge:
         window = options.flow_control_bytes
         logs: dict[int, FailoverLog] = {}
         if self.dialect is Dialect.TAP:
-            async with self._upstream:
-                pass
+            await self._check_upstream()
         else:
             logs = await self._upstream.failover_logs(range(count))
         self._incomplete.clear()
@@ -221,6 +220,11 @@ class Bridge:
         if self.dialect is Dialect.TAP:
             return TapFeed(count, self._followed, window=window)
         return Feed(count, wanted, window=window, dialect=self.dialect, every_move=True)
+
+    async def _check_upstream(self) -> None:
+        """Connect and close: before the copies are emptied, there has to be something to fill them from."""
+        await self._upstream.connect()
+        await self._upstream.close()
 
     # What arrives
 
