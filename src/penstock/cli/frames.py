@@ -129,7 +129,10 @@ def looks_like_a_frame(data: bytes) -> bool:
 
 def peekable(source: BinaryIO) -> io.BufferedReader:
     """Return a source whose first bytes can be looked at without taking them."""
-    return source if isinstance(source, io.BufferedReader) else io.BufferedReader(source)  # type: ignore[arg-type]
+    if isinstance(source, io.BufferedReader):
+        return source
+    assert isinstance(source, io.BufferedIOBase)  # as every binary file but a raw one
+    return io.BufferedReader(source)
 
 
 def format_of(source: io.BufferedReader) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, fields
-from enum import EnumType, IntEnum, IntFlag
+from enum import IntEnum, IntFlag
 from functools import lru_cache
 from struct import Struct
 from typing import Any
@@ -118,8 +118,8 @@ def enum_of(doc: str) -> type[IntEnum] | type[IntFlag] | None:
     """Return the enum that a field's documentation names, which is what its numbers mean."""
     for word in re.findall(r"\b[A-Z][a-z]\w+", doc):
         found = getattr(constants, word, None)
-        if isinstance(found, EnumType):
-            return found  # type: ignore[return-value]
+        if isinstance(found, type) and issubclass(found, IntEnum | IntFlag):
+            return found
     return None
 
 
