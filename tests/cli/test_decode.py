@@ -227,10 +227,11 @@ def test_a_capture_of_packets_that_is_none(run):
     assert "limit 16777216" in run("decode", stdin=huge).err
 
 
-def test_neither_a_file_nor_hex(run):
+def test_neither_a_file_nor_hex(run, tmp_path):
     assert run("decode", "missing.bin").err == "penstock: 'missing.bin' is neither a file nor bytes in hex\n"
     assert run("decode", "80", "0g").code == 2
-    assert run("decode", "/tmp").code == 2
+    done = run("decode", tmp_path)
+    assert (done.code, done.err) == (2, f"penstock: {tmp_path} is a directory, expected a file of frames\n")
 
 
 def test_nothing_of_a_frame_reaches_the_terminal_as_a_command(run):
