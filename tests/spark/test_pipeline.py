@@ -168,12 +168,17 @@ def test_a_cut_network_loses_nothing_and_doubles_nothing(spark, node, lake):
 def test_a_node_that_stays_away_ends_the_run_and_the_next_goes_on(spark, node, lake, capfd):
     with Proxy.before(node.kv_port) as proxy, Documents.of(node.url("default")) as documents:
         documents.store(numbered(0, 500))
-        with pytest.raises(Unreachable) as raised, running(spark, proxy.url + "?retrySeconds=0.5", lake) as run_:  # noqa: PT012
-            run_.reached(500)
-            proxy.cut()
-            done = threading.Event()
-            proxy.on_refusal = done.set
-            assert done.wait(SECONDS)
+
+        def follow() -> None:
+            with running(spark, proxy.url + "?retrySeconds=0.5", lake) as run_:
+                run_.reached(500)
+                proxy.cut()
+                done = threading.Event()
+                proxy.on_refusal = done.set
+                assert done.wait(SECONDS)
+
+        with pytest.raises(Unreachable) as raised:
+            follow()
         assert "did not serve for" in str(raised.value)
         documents.store(numbered(400, 700, "later"))
         proxy.is_down = False
@@ -185,12 +190,17 @@ def test_a_node_that_stays_away_ends_the_run_and_the_next_goes_on(spark, node, l
 
 def test_what_goes_wrong_in_sparks_processes_is_told_in_one_sentence(spark, documents, lake, capfd):
     documents.store(numbered(0, 100))
-    with pytest.raises(UsageError) as raised, running(spark, documents.url, lake) as run_:  # noqa: PT012
-        run_.reached(100)
-        shutil.rmtree(lake.changelog.path)
-        lake.changelog.path.write_text("not a table")
-        documents.store(numbered(0, 100, "again"))
-        run_.reached(200)
+
+    def follow() -> None:
+        with running(spark, documents.url, lake) as run_:
+            run_.reached(100)
+            shutil.rmtree(lake.changelog.path)
+            lake.changelog.path.write_text("not a table")
+            documents.store(numbered(0, 100, "again"))
+            run_.reached(200)
+
+    with pytest.raises(UsageError) as raised:
+        follow()
     assert str(raised.value).startswith(f"{lake.changelog.path} is a file; expected ")
     written = capfd.readouterr().err
     assert "Traceback" not in written
