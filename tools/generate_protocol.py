@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from generated import publish
 
-from penstock.wire import constants, dcp, kv, tap, upr, upr_draft
+from penstock.wire import constants, dcp, kv, observe, tap, upr, upr_draft
 from penstock.wire.constants import Dialect, DraftCode, Magic, Opcode, Status
 from penstock.wire.describe import describe, wire_fields
 from penstock.wire.detect import FIRST_DRAFT_REQUESTS, FIRST_REQUESTS
@@ -81,6 +81,7 @@ CHAPTERS = (
     Chapter("UPR", Dialect.UPR, upr),
     Chapter("DCP", Dialect.DCP, dcp),
     Chapter("Key-value and bucket commands", Dialect.DCP, kv, streams=False),
+    Chapter("Commands about the disk", Dialect.DCP, observe, streams=False),
 )
 
 MANY = 3
@@ -403,7 +404,7 @@ def enums() -> Iterator[str]:
         yield f"### {name}"
         yield prose(kind.__doc__ or "")
         flags = issubclass(kind, IntFlag)
-        wide = flags or name in ("Status", "Feature")
+        wide = flags or name in ("Status", "Feature", "KeyState")
         members: Iterable[Any] = kind
         yield table(
             ("bit" if flags else "number", "name"),

@@ -180,6 +180,11 @@ ROWS: list[tuple[str, Message, str]] = [
         "80480000 04000000 00000004 00000002 0000000000000000 00000001",
     ),
     (
+        "get all vbucket seqnos of a collection, those that are active",
+        kv.GetCollectionSeqnos(opaque=2, state=1, collection_id=0x555),
+        "80480000 08000000 00000008 00000002 0000000000000000 00000001 00000555",
+    ),
+    (
         "all vbucket seqnos",
         kv.Reply(opaque=2, value=kv.pack_vb_seqnos([(0, 5), (1023, 2**64 - 1)])),
         "81480000 00000000 00000014 00000002 0000000000000000 0000 0000000000000005 03ff ffffffffffffffff",

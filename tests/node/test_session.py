@@ -3,18 +3,21 @@ import json
 import pytest
 
 from penstock.node import Node
-from penstock.wire.constants import Magic, Opcode, Status
+from penstock.wire.constants import Magic, Opcode, Status, VbucketState
 from penstock.wire.dcp import Open
 from penstock.wire.frame import Frame
 from penstock.wire.kv import (
+    DelVbucket,
     GetAllVbSeqnos,
     GetClusterConfig,
+    GetCollectionSeqnos,
     GetFailoverLog,
     Hello,
     Observed,
     ObserveSeqno,
     SelectBucket,
     SeqnoPersistence,
+    SetVbucket,
     Version,
     pack_features,
     unpack_failover_log,
@@ -24,7 +27,7 @@ from penstock.wire.kv import (
 )
 from tests.node.wire_client import connected
 
-S = Status
+S, V = Status, VbucketState
 
 HELLOS = [
     ([], []),
@@ -50,7 +53,6 @@ REFUSED = [
     ("a config with a cas", Frame(Magic.REQUEST, Opcode.GET_CLUSTER_CONFIG, cas=1), S.EINVAL),
     ("a config newer than one", Frame(Magic.REQUEST, Opcode.GET_CLUSTER_CONFIG, extras=bytes(16)), S.EINVAL),
     ("a state that is none", GetAllVbSeqnos(state=5), S.EINVAL),
-    ("seqnos of a collection", Frame(Magic.REQUEST, Opcode.GET_ALL_VB_SEQNOS, extras=bytes(8)), S.EINVAL),
     ("persistence", SeqnoPersistence(seqno=1), S.ETMPFAIL),
     ("persistence of another vbucket", SeqnoPersistence(seqno=1, vbucket=16), S.NOT_MY_VBUCKET),
     ("a branch that is none", ObserveSeqno(value=bytes(8)), S.KEY_ENOENT),
@@ -135,6 +137,31 @@ def test_all_seqnos(client, state, there):
     seqnos = unpack_vb_seqnos(client.ask(GetAllVbSeqnos(state=state)).value)
     assert seqnos == ({vbucket: {1: 1, 3: 2}.get(vbucket, 0) for vbucket in range(16)} if there else {})
     assert list(seqnos) == sorted(seqnos)
+
+
+@pytest.mark.parametrize("state", range(5))
+def test_all_seqnos_by_state_and_collection(client, state):
+    for vbucket, other in ((3, V.REPLICA), (4, V.PENDING), (5, V.DEAD)):
+        client.set(b"k", vbucket=vbucket)
+        assert client.status(SetVbucket(vbucket=vbucket, state=other)) == S.SUCCESS
+    assert client.status(DelVbucket(vbucket=6)) == S.SUCCESS
+    of_state = {
+        0: {vbucket: int(vbucket in (3, 4)) for vbucket in range(16) if vbucket not in (5, 6)},
+        1: {vbucket: 0 for vbucket in range(16) if vbucket not in (3, 4, 5, 6)},
+        2: {3: 1},
+        3: {4: 1},
+        4: {5: 1},
+    }
+    assert unpack_vb_seqnos(client.ask(GetAllVbSeqnos(state=state)).value) == of_state[state]
+    assert unpack_vb_seqnos(client.ask(GetCollectionSeqnos(state=state)).value) == of_state[state]
+
+
+def test_all_seqnos_of_what_there_is_not(client):
+    for collection in (1, 8, 0xFFFFFFFF):
+        assert client.status(GetCollectionSeqnos(collection_id=collection)) == S.UNKNOWN_COLLECTION
+    for request in (GetAllVbSeqnos(state=5), GetCollectionSeqnos(state=5, collection_id=8)):
+        assert client.status(request) == S.EINVAL
+    assert client.status(Frame(Magic.REQUEST, Opcode.GET_ALL_VB_SEQNOS, extras=bytes(5))) == S.EINVAL
 
 
 def test_observe_seqno_knows_the_branch_and_those_before(node, client):

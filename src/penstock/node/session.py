@@ -6,14 +6,15 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from penstock.errors import InvalidArguments, KeyNotFound, NotSupported, TemporaryFailure
+from penstock.errors import InvalidArguments, KeyNotFound, NotSupported, TemporaryFailure, status_error
 from penstock.node import stats
 from penstock.node.release import VERSION
 from penstock.node.replies import Goodbye, reply
-from penstock.wire.constants import Feature, Opcode, VbucketState
+from penstock.wire.constants import Feature, Opcode, Status, VbucketState
 from penstock.wire.frame import Frame
 from penstock.wire.kv import (
     GetAllVbSeqnos,
+    GetCollectionSeqnos,
     Observed,
     pack_failover_log,
     pack_features,
@@ -29,6 +30,8 @@ __all__ = ["HANDLERS"]
 
 _GRANTED = frozenset(map(int, Feature))
 _VBUUID_BYTES = 8
+ALIVE = frozenset(VbucketState) - {VbucketState.DEAD}
+DEFAULT_COLLECTION = 0
 MAX_AGENT = 250  # bytes that are kept of a client's name for itself
 
 
@@ -84,13 +87,15 @@ def _cluster_config(connection: NodeConnection, frame: Frame) -> bytes:
 
 
 def _all_vb_seqnos(connection: NodeConnection, frame: Frame) -> bytes:
+    """All of a bucket lies in the default collection, and all of a copy is visible as soon as it is there."""
     request = decode(frame)
-    assert isinstance(request, GetAllVbSeqnos)
+    assert isinstance(request, GetAllVbSeqnos | GetCollectionSeqnos)
     state = request.state or 0
     if state > max(VbucketState):
         raise InvalidArguments(f"vbucket state {state}, expected 0 to {max(VbucketState)}")
-    alive = frozenset(VbucketState) - {VbucketState.DEAD}
-    wanted = {VbucketState(state)} if state else alive
+    if isinstance(request, GetCollectionSeqnos) and request.collection_id != DEFAULT_COLLECTION:
+        raise status_error(Status.UNKNOWN_COLLECTION, f"collection 0x{request.collection_id:x} of a bucket without any")
+    wanted = {VbucketState(state)} if state else ALIVE
     vbuckets = connection.selected().store.vbuckets
     return reply(frame, value=pack_vb_seqnos((v.id, v.high_seqno) for v in vbuckets if v.state in wanted))
 

@@ -210,6 +210,18 @@ class Datatype(IntFlag):
     XATTR = 0x04
 
 
+class KeyState(IntEnum):
+    """How far a document has got, in OBSERVE. Source: memcached protocol_binary.h, protocol_binary_observe_key_state.
+
+    NOT_FOUND is also what was deleted, once that is on disk.
+    """
+
+    NOT_PERSISTED = 0x00
+    PERSISTED = 0x01
+    NOT_FOUND = 0x80
+    LOGICALLY_DELETED = 0x81
+
+
 class Feature(IntEnum):
     """What HELLO negotiates. Only what this version grants is listed."""
 

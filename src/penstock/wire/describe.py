@@ -14,7 +14,7 @@ from struct import Struct
 from typing import Any
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire import constants, dcp, dcp_values, kv, system_event, tap, upr
+from penstock.wire import constants, dcp, dcp_values, kv, observe, system_event, tap, upr
 from penstock.wire.constants import Dialect, DraftCode, Magic, Opcode, Status, TapOpaque, UprOpcode, VbucketState
 from penstock.wire.frame import PLAIN_OF, SERVER_MAGICS, Frame, opcode_name, status_name
 from penstock.wire.layout import PRIVATE, Code, Message, decode, forms_of, layout_of
@@ -206,6 +206,15 @@ def _observed(message: Message) -> Mapping[str, Any]:
     return kv.unpack_observed(message.value)._asdict()
 
 
+def _keys(message: Message) -> Mapping[str, Any]:
+    return {"keys": [asked._asdict() for asked in observe.unpack_keys(message.value)]}
+
+
+def _observed_keys(message: Message) -> Mapping[str, Any]:
+    found = observe.unpack_observed_keys(message.value)
+    return {"keys": [each._asdict() | {"state": named(constants.KeyState, each.state)} for each in found]}
+
+
 def _tap_options(message: tap.TapConnect) -> Mapping[str, Any]:
     options = tap.unpack_options(message.flags or 0, message.value)
     said: dict[str, Any] = {"backfill": options.backfill, "vbuckets": options.vbuckets}
@@ -266,6 +275,8 @@ INSIDES: dict[tuple[Magic, Code], tuple[tuple[str, Reader], ...]] = {
     (_SAID, Opcode.HELLO): (("value", _on_success(_features)),),
     (_ASKED, Opcode.OBSERVE_SEQNO): (("value", _integer("vbuuid")),),
     (_SAID, Opcode.OBSERVE_SEQNO): (("value", _on_success(_observed)),),
+    (_ASKED, Opcode.OBSERVE): (("value", _keys),),
+    (_SAID, Opcode.OBSERVE): (("value", _on_success(_observed_keys)),),
 }
 """By direction and code: which parts are made of what. A part that was read so is left out of the bytes."""
 

@@ -171,6 +171,14 @@ class GetAllVbSeqnos(Request):
     state: int | None = u32("only vbuckets in this VbucketState; 0: all that are alive", default=None)
 
 
+@message(Opcode.GET_ALL_VB_SEQNOS)
+class GetCollectionSeqnos(Request):
+    """As GetAllVbSeqnos, of one collection; vbuckets that do not have it are left out."""
+
+    state: int = u32("only vbuckets in this VbucketState; 0: all that are alive", default=0)
+    collection_id: int = u32("the collection; 0: the default one", default=0)
+
+
 @message(Opcode.SEQNO_PERSISTENCE)
 class SeqnoPersistence(Request):
     """Wait until the vbucket is on disk up to a seqno."""
