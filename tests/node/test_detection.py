@@ -37,8 +37,7 @@ def spoken(node) -> list[Dialect]:
 @pytest.mark.parametrize(("dialect", "message"), ROWS)
 def test_the_first_request_decides(node, client, dialect, message):
     client.send(message, Noop())
-    while client.receive().opcode != Opcode.NOOP:
-        pass
+    client.skip_to(opcode=Opcode.NOOP)
     assert spoken(node) == [dialect]
     assert client.set(b"k", b"v").specific == S.SUCCESS
     assert client.get(b"k").value == b"v"
@@ -93,8 +92,7 @@ def test_another_dialect_s_request_is_refused(client, mine, message):
     assert client.status(FIRST[mine][0]) == S.SUCCESS
     client.send(message._replace(opaque=77) if isinstance(message, Frame) else as_bytes(message)[:12] + b"\0\0\0\x4d")
     client.send(as_bytes(message)[16:])
-    while (frame := client.receive()).opaque != 77:
-        pass
+    frame = client.skip_to(opaque=77)
     assert (frame.magic, frame.specific) == (Magic.RESPONSE, S.EINVAL)
     assert client.status(Noop()) == S.SUCCESS
 
@@ -117,8 +115,7 @@ def test_a_listener_may_be_pinned(pin):
                     assert client.ended()
                     continue
                 client.send(Noop())
-                while client.receive().opcode != Opcode.NOOP:
-                    pass
+                client.skip_to(opcode=Opcode.NOOP)
                 assert (dialect or other) in spoken(node)
                 producers = {key for key, _ in node.buckets["default"].producers}
                 assert producers <= ({other} if dialect in {None, other} else set())

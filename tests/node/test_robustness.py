@@ -61,9 +61,7 @@ def survives(node, data, step=None):
         try:
             for start in range(0, len(data), step or len(data) or 1):
                 client.socket.sendall(data[start : start + (step or len(data))])
-            client.socket.shutdown(socket.SHUT_WR)
-            while client.socket.recv(1 << 16):
-                pass
+            client.hang_up()
         except (ConnectionResetError, BrokenPipeError):
             pass
     with connected(node) as other:

@@ -265,8 +265,8 @@ def test_other_buckets_are_not_flushed(node, client):
 def test_a_consumer_that_is_gone_is_told_nothing(node, client):
     with connected(node) as consumer:
         consumer.open("gone").stream(3)
-    while client.stats()["ep_dcp_producer_count"] != "0":
-        pass
+        consumer.hang_up()
+    assert client.stats()["ep_dcp_producer_count"] == "0"
     assert node.buckets["default"].listeners == set()
 
 

@@ -60,6 +60,13 @@ class WireClient:
     def status(self, message) -> int:
         return self.ask(message).specific
 
+    def skip_to(self, **header) -> Frame:
+        """Return the next frame whose header says this; those in front of it are dropped."""
+        while True:
+            frame = self.receive()
+            if all(getattr(frame, name) == said for name, said in header.items()):
+                return frame
+
     def ended(self) -> bool:
         """Wait until the node has closed the connection; True if nothing was on its way."""
         try:
@@ -127,6 +134,12 @@ class WireClient:
         """Yield the messages of streams up to and without the next STREAM_END."""
         while (frame := self.receive()).opcode != Opcode.DCP_STREAM_END:
             yield decode(frame)
+
+    def hang_up(self):
+        """End the connection, and wait until the node has forgotten it: only then it closes its end."""
+        self.socket.shutdown(socket.SHUT_WR)
+        while self.socket.recv(1 << 16):
+            continue
 
     def close(self):
         self.socket.close()
