@@ -1,7 +1,6 @@
 """One connection: requests and answers that meet, or do not; and how a connection is made ready."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -61,9 +60,11 @@ async def test_replies_in_any_order_find_their_requests():
 @in_loop
 async def test_statistics_among_other_requests():
     """The lines of STAT stand between answers to others."""
+    asked = asyncio.Event()
 
     def answer(peer, frame):
         if frame.opcode != Opcode.STAT:
+            asked.set()
             return b""
         line = [reply(frame, key=b"name%d" % number, value=b"1") for number in range(3)]
         others = [reply(other, value=other.key) for other in peer.requests if other.opcode == Opcode.GET]
@@ -72,7 +73,7 @@ async def test_statistics_among_other_requests():
     async with Script(answer) as script:
         link = await linked(script)
         getting = asyncio.ensure_future(link.requests([get("a"), get("b")], SECONDS))
-        await asyncio.sleep(0)
+        await asked.wait()
         assert [frame.key for frame in await link.collect(Stat(), SECONDS)] == [b"name0", b"name1", b"name2"]
         assert [frame.value for frame in await getting] == [b"a", b"b"]
         await link.close()
@@ -89,13 +90,16 @@ async def test_statistics_that_are_refused():
 
 @in_loop
 async def test_a_late_answer_to_who_waits_no_more_is_dropped():
+    asked = asyncio.Event()
+
     def answer(peer, frame):
+        asked.set()
         return b"".join(reply(each, value=each.key) for each in peer.requests) if frame.key == b"b" else b""
 
     async with Script(answer) as script:
         link = await linked(script)
         waiting = asyncio.ensure_future(link.request(get("a"), SECONDS))
-        await asyncio.sleep(0)
+        await asked.wait()
         waiting.cancel()
         assert (await link.request(get("b"), SECONDS)).value == b"b"
         assert waiting.cancelled()
@@ -284,10 +288,8 @@ async def test_the_whole_set_up_has_one_time_limit():
         return b""
 
     async with Script(answer) as script:
-        began = time.monotonic()
         with pytest.raises(OperationTimeout, match=r"did not set up the connection within 0.2 s"):
             await session_on(script, connectTimeout=0.2)
-        assert time.monotonic() - began < 5
 
 
 @in_loop
