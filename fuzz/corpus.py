@@ -1,4 +1,4 @@
-"""What fuzzing begins with: the frames that the specifications print, the shortest of every form, and recordings."""
+"""What fuzzing begins with: frames that the specifications print, those of the tests, the shortest, and recordings."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from pathlib import Path
 from fuzz.target import CUTS
 from penstock.wire.constants import Dialect
 from penstock.wire.frame import join_frame
+from tests.golden import GOLDEN_OF, frame_of
 from tests.strategies import FORMS, plain_frame
 from tests.wire.seed_frames import SEEDS
 
 CAPTURES = Path(__file__).parent.parent / "tests" / "captures"
 LONGEST = 2048  # bytes of a recording
+TOGETHER = 8  # rows
 AT_ONCE = bytes(CUTS)
 
 
 def write_corpus(where: Path, dialect: Dialect) -> int:
     """Write the tries that fuzzing begins with into a directory; return how many there are."""
     where.mkdir(parents=True, exist_ok=True)
-    tries = {AT_ONCE + data for data in (*printed(dialect), *shortest(dialect), *recorded(dialect))}
+    begin = (*printed(dialect), *golden(dialect), *shortest(dialect), *recorded(dialect))
+    tries = {AT_ONCE + data for data in begin}
     for number, data in enumerate(sorted(tries)):
         (where / f"begin-{number:04}").write_bytes(data)
     return len(tries)
@@ -30,6 +33,14 @@ def printed(dialect: Dialect) -> Iterator[bytes]:
     for seed in SEEDS:
         if seed.dialect is dialect:
             yield from map(bytes.fromhex, filter(None, (seed.drawn, seed.corrected)))
+
+
+def golden(dialect: Dialect) -> Iterator[bytes]:
+    """Yield each row that may come in a dialect, and some at a time behind each other, as a peer sends them."""
+    for of in {dialect, Dialect.DCP} & GOLDEN_OF.keys():
+        frames = [frame_of(row) for _, _, row in GOLDEN_OF[of]]
+        yield from frames
+        yield from (b"".join(frames[at : at + TOGETHER]) for at in range(0, len(frames), TOGETHER))
 
 
 def shortest(dialect: Dialect) -> Iterator[bytes]:
