@@ -82,7 +82,7 @@ def plain_frame(code: Code, layout: Layout) -> Frame:
         magic=layout.cls.magic,
         opcode=code >> 8 if isinstance(code, DraftCode) else code,
         datatype=code & 0xFF if isinstance(code, DraftCode) else 0,
-        specific=int(layout.cls is NoDocument),
+        specific=int(issubclass(layout.cls, NoDocument)),
         cas=int(parts["cas"] is Part.PRESENT),
         extras=b"\2" if layout.cls is SnapshotMarkerV2 else extras,
         key=b"k" if parts["key"] is Part.PRESENT else b"",

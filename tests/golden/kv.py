@@ -1,9 +1,14 @@
 """Key-value commands, and those about a whole connection or bucket."""
 
+from typing import Any
+
 from penstock.wire import kv
+from penstock.wire.constants import Opcode
 from penstock.wire.layout import Message
 
-ROWS: list[tuple[str, Message, str]] = [
+Row = tuple[str, Message, str]
+
+COMMANDS: list[Row] = [
     (
         "get",
         kv.Get(vbucket=7, opaque=9, key=b"hello"),
@@ -310,5 +315,164 @@ ROWS: list[tuple[str, Message, str]] = [
         "close a producer",
         kv.CloseProducer(opaque=2, key=b"bookstream"),
         "80f0000a 00000000 0000000a 00000002 0000000000000000 626f6f6b73747265616d",
+    ),
+    (
+        "get locked",
+        kv.GetLocked(vbucket=7, opaque=9, key=b"hello"),
+        "80940005 00000007 00000005 00000009 0000000000000000 68656c6c6f",
+    ),
+    (
+        "get locked, for so long",
+        kv.GetLocked(vbucket=7, opaque=9, key=b"hello", lock_time=30),
+        "80940005 04000007 00000009 00000009 0000000000000000 0000001e 68656c6c6f",
+    ),
+    (
+        "get locked, reply",
+        kv.GetReply(opaque=9, cas=42, flags=1, value=b"world"),
+        "81940000 04000000 00000009 00000009 000000000000002a 00000001 776f726c64",
+    ),
+    (
+        "get locked, locked already",
+        kv.NoDocument(opaque=9, status=0x86),
+        "81940000 00000086 00000000 00000009 0000000000000000",
+    ),
+    (
+        "unlock",
+        kv.Unlock(vbucket=7, opaque=9, cas=42, key=b"hello"),
+        "80950005 00000007 00000005 00000009 000000000000002a 68656c6c6f",
+    ),
+    (
+        "unlocked",
+        kv.Reply(opaque=9),
+        "81950000 00000000 00000000 00000009 0000000000000000",
+    ),
+    (
+        "counted",
+        kv.CountReply(opaque=9, cas=42, value=(11).to_bytes(8, "big")),
+        "81050000 00000000 00000008 00000009 000000000000002a 000000000000000b",
+    ),
+    (
+        "counted, with the place in the history",
+        kv.CountReply(opaque=9, cas=42, vbuuid=0xBABE_DEADBEEF, seqno=3, value=(2**64 - 1).to_bytes(8, "big")),
+        "81160000 10000000 00000018 00000009 000000000000002a 0000babedeadbeef 0000000000000003 ffffffffffffffff",
+    ),
+    (
+        "not counted: it is no number",
+        kv.CountReply(opaque=9, status=6, value=b"Non-numeric"),
+        "81060000 00000006 0000000b 00000009 0000000000000000 4e6f6e2d6e756d65726963",
+    ),
+    (
+        "appended",
+        kv.StoreReply(opaque=9, cas=42),
+        "810e0000 00000000 00000000 00000009 000000000000002a",
+    ),
+    (
+        "stored with meta data, with the place in the history",
+        kv.StoreReply(opaque=9, cas=42, vbuuid=1, seqno=2),
+        "81a20000 10000000 00000010 00000009 000000000000002a 0000000000000001 0000000000000002",
+    ),
+    (
+        "meta data of a tombstone",
+        kv.MetaReply(opaque=9, cas=42, deleted=1, flags=0, expiry=0x5F5E1000, rev_seqno=7),
+        "81a00000 14000000 00000014 00000009 000000000000002a 00000001 00000000 5f5e1000 0000000000000007",
+    ),
+    (
+        "meta data of a document, with its datatype",
+        kv.MetaReply(opaque=9, cas=42, deleted=0, flags=0xDEADBEEF, expiry=0, rev_seqno=7, value_datatype=5),
+        "81a00000 15000000 00000015 00000009 000000000000002a 00000000 deadbeef 00000000 0000000000000007 05",
+    ),
+    (
+        "no meta data",
+        kv.NoMeta(opaque=9, status=1),
+        "81a00000 00000001 00000000 00000009 0000000000000000",
+    ),
+]
+
+META: dict[str, Any] = {"flags": 0xDEADBEEF, "rev_seqno": 7, "new_cas": 0x1122334455667788}
+SETTING, DELETING = {**META, "expiry": 0x5F5E1000}, {**META, "delete_time": 0x5F5E1000}
+META_BYTES = "deadbeef 5f5e1000 0000000000000007 1122334455667788"
+
+UNDER_SEVERAL: list[tuple[str, tuple[Opcode, ...], Message, str]] = [
+    (
+        "",
+        (Opcode.INCREMENT, Opcode.INCREMENTQ, Opcode.DECREMENT, Opcode.DECREMENTQ),
+        kv.Count(vbucket=7, opaque=9, key=b"hello", delta=1, initial=0x2A, expiry=0xFFFFFFFF),
+        "0005 14000007 00000019 00000009 00000000000000000000000000000001 000000000000002a ffffffff 68656c6c6f",
+    ),
+    (
+        "",
+        (Opcode.APPEND, Opcode.APPENDQ, Opcode.PREPEND, Opcode.PREPENDQ),
+        kv.Append(vbucket=7, opaque=9, cas=42, key=b"hello", value=b"world"),
+        "0005 00000007 0000000a 00000009 000000000000002a 68656c6c6f 776f726c64",
+    ),
+    (
+        "",
+        (Opcode.GET_META, Opcode.GETQ_META),
+        kv.GetMeta(vbucket=7, opaque=9, key=b"hello"),
+        "0005 00000007 00000005 00000009 0000000000000000 68656c6c6f",
+    ),
+    (
+        "version 2",
+        (Opcode.GET_META, Opcode.GETQ_META),
+        kv.GetMeta(vbucket=7, opaque=9, key=b"hello", version=2),
+        "0005 01000007 00000006 00000009 0000000000000000 02 68656c6c6f",
+    ),
+    (
+        "",
+        (Opcode.SET_WITH_META, Opcode.SETQ_WITH_META, Opcode.ADD_WITH_META, Opcode.ADDQ_WITH_META),
+        kv.SetWithMeta(vbucket=7, opaque=9, key=b"hello", value=b"world", **SETTING),
+        f"0005 18000007 00000022 00000009 0000000000000000 {META_BYTES} 68656c6c6f 776f726c64",
+    ),
+    (
+        "with options",
+        (Opcode.SET_WITH_META, Opcode.SETQ_WITH_META, Opcode.ADD_WITH_META, Opcode.ADDQ_WITH_META),
+        kv.SetWithMeta(vbucket=7, opaque=9, cas=42, key=b"hello", value=b"world", options=2, **SETTING),
+        f"0005 1c000007 00000026 00000009 000000000000002a {META_BYTES} 00000002 68656c6c6f 776f726c64",
+    ),
+    (
+        "with extended meta data",
+        (Opcode.SET_WITH_META, Opcode.SETQ_WITH_META, Opcode.ADD_WITH_META, Opcode.ADDQ_WITH_META),
+        kv.OldSetWithNmeta(vbucket=7, opaque=9, key=b"hello", value=b"world\1\1\0", nmeta=3, **SETTING),
+        f"0005 1a000007 00000027 00000009 0000000000000000 {META_BYTES} 0003 68656c6c6f 776f726c64 010100",
+    ),
+    (
+        "with options and extended meta data",
+        (Opcode.SET_WITH_META, Opcode.SETQ_WITH_META, Opcode.ADD_WITH_META, Opcode.ADDQ_WITH_META),
+        kv.SetWithNmeta(vbucket=7, opaque=9, key=b"hello", value=b"world\1", options=12, nmeta=1, **SETTING),
+        f"0005 1e000007 00000029 00000009 0000000000000000 {META_BYTES} 0000000c 0001 68656c6c6f 776f726c64 01",
+    ),
+    (
+        "",
+        (Opcode.DEL_WITH_META, Opcode.DELQ_WITH_META),
+        kv.DelWithMeta(vbucket=7, opaque=9, key=b"hello", **DELETING),
+        f"0005 18000007 0000001d 00000009 0000000000000000 {META_BYTES} 68656c6c6f",
+    ),
+    (
+        "with options",
+        (Opcode.DEL_WITH_META, Opcode.DELQ_WITH_META),
+        kv.DelWithMeta(vbucket=7, opaque=9, cas=42, key=b"hello", options=0x10, **DELETING),
+        f"0005 1c000007 00000021 00000009 000000000000002a {META_BYTES} 00000010 68656c6c6f",
+    ),
+    (
+        "with extended meta data",
+        (Opcode.DEL_WITH_META, Opcode.DELQ_WITH_META),
+        kv.OldDelWithNmeta(vbucket=7, opaque=9, key=b"hello", value=b"\1", nmeta=1, **DELETING),
+        f"0005 1a000007 00000020 00000009 0000000000000000 {META_BYTES} 0001 68656c6c6f 01",
+    ),
+    (
+        "with options and extended meta data",
+        (Opcode.DEL_WITH_META, Opcode.DELQ_WITH_META),
+        kv.DelWithNmeta(vbucket=7, opaque=9, key=b"hello", value=b"\1", options=2, nmeta=1, **DELETING),
+        f"0005 1e000007 00000024 00000009 0000000000000000 {META_BYTES} 00000002 0001 68656c6c6f 01",
+    ),
+]
+"""What frames of several opcodes have in common: (which form it is, opcodes, message, the bytes behind the opcode)."""
+
+ROWS: list[Row] = [
+    *COMMANDS,
+    *(
+        (f"{opcode.name} {form}".strip(), message, f"80{opcode:02x}{rest}")
+        for form, opcodes, message, rest in UNDER_SEVERAL
+        for opcode in opcodes
     ),
 ]

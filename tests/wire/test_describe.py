@@ -23,7 +23,17 @@ from penstock.wire.dcp_values import CachedDocument, framing_of, pack_cached, pa
 from penstock.wire.describe import INSIDES, code_of, describe, enum_of, fitting, named, wire_fields
 from penstock.wire.detect import detect
 from penstock.wire.frame import Frame, cut_frame
-from penstock.wire.kv import Get, Hello, Observed, ObserveSeqno, Reply, Set, pack_failover_log, pack_vb_seqnos
+from penstock.wire.kv import (
+    CountReply,
+    Get,
+    Hello,
+    Observed,
+    ObserveSeqno,
+    Reply,
+    Set,
+    pack_failover_log,
+    pack_vb_seqnos,
+)
 from penstock.wire.layout import Message
 from penstock.wire.system_event import Collection, pack_system_event
 from penstock.wire.tap import (
@@ -128,6 +138,7 @@ INSIDE = [
         "OBSERVE_SEQNO",
         Observed(1, 2, 3, 4)._asdict(),
     ),
+    (CountReply(value=bytes(7) + b"\x0b"), Opcode.DECREMENTQ, "DECREMENTQ", {"number": 11}),
     (TapCommandReply(value=bytes(7) + b"\x09"), None, "LAST_CLOSED_CHECKPOINT", {"checkpoint_id": 9}),
     (
         TapConnect(flags=0x1C5, value=OPTIONS.pack()),

@@ -183,6 +183,7 @@ class Status(IntEnum):
     LOCKED = 0x09
     DCP_STREAM_NOT_FOUND = 0x0A
     OPAQUE_NO_MATCH = 0x0B
+    NOT_LOCKED = 0x0E
     AUTH_ERROR = 0x20
     AUTH_CONTINUE = 0x21
     ERANGE = 0x22
@@ -227,6 +228,16 @@ class Feature(IntEnum):
 
     MUTATION_SEQNO = 0x04
     SELECT_BUCKET = 0x08
+
+
+class WithMetaFlag(IntFlag):
+    """Options of SET_WITH_META, ADD_WITH_META and DEL_WITH_META. Source: kv_engine docs/BinaryProtocol.md."""
+
+    FORCE_WITH_META = 0x01
+    FORCE_ACCEPT = 0x02
+    REGENERATE_CAS = 0x04
+    SKIP_CONFLICT_RESOLUTION = 0x08
+    IS_EXPIRATION = 0x10
 
 
 class OpenFlag(IntFlag):

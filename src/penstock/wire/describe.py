@@ -275,6 +275,10 @@ INSIDES: dict[tuple[Magic, Code], tuple[tuple[str, Reader], ...]] = {
     (_SAID, Opcode.HELLO): (("value", _on_success(_features)),),
     (_ASKED, Opcode.OBSERVE_SEQNO): (("value", _integer("vbuuid")),),
     (_SAID, Opcode.OBSERVE_SEQNO): (("value", _on_success(_observed)),),
+    (_SAID, Opcode.INCREMENT): (("value", _on_success(_integer("number"))),),
+    (_SAID, Opcode.INCREMENTQ): (("value", _on_success(_integer("number"))),),
+    (_SAID, Opcode.DECREMENT): (("value", _on_success(_integer("number"))),),
+    (_SAID, Opcode.DECREMENTQ): (("value", _on_success(_integer("number"))),),
     (_ASKED, Opcode.OBSERVE): (("value", _keys),),
     (_SAID, Opcode.OBSERVE): (("value", _on_success(_observed_keys)),),
 }

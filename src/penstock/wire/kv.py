@@ -12,7 +12,15 @@ from typing import NamedTuple
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire.constants import Opcode, Status
-from penstock.wire.layout import MAYBE, PRESENT, Request, Response, message, u8, u32, u64
+from penstock.wire.layout import MAYBE, PRESENT, Request, Response, message, u8, u16, u32, u64
+
+_READING = (Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, Opcode.GAT, Opcode.GATQ, Opcode.GET_LOCKED)
+_STORING = (
+    *(Opcode.SET, Opcode.SETQ, Opcode.REPLACE, Opcode.REPLACEQ, Opcode.ADD, Opcode.ADDQ, Opcode.DELETE, Opcode.DELETEQ),
+    *(Opcode.APPEND, Opcode.APPENDQ, Opcode.PREPEND, Opcode.PREPENDQ),
+    *(Opcode.SET_WITH_META, Opcode.SETQ_WITH_META, Opcode.ADD_WITH_META, Opcode.ADDQ_WITH_META),
+    *(Opcode.DEL_WITH_META, Opcode.DELQ_WITH_META),
+)
 
 
 @message(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, key=PRESENT)
@@ -34,18 +42,26 @@ class Touch(Request):
     expiry: int = u32("as of Set")
 
 
-@message(
-    *(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, Opcode.GAT, Opcode.GATQ), key=MAYBE, value=MAYBE, cas=MAYBE
-)
+@message(Opcode.GET_LOCKED, key=PRESENT)
+class GetLocked(Request):
+    """Read a document and lock it: until then it changes only with the cas that is answered, and that ends the lock."""
+
+    lock_time: int | None = u32("seconds; 0, above 30, or missing: 15", default=None)
+
+
+@message(Opcode.UNLOCK, key=PRESENT, cas=PRESENT)
+class Unlock(Request):
+    """End the lock of GET_LOCKED with the cas that it gave."""
+
+
+@message(*_READING, key=MAYBE, value=MAYBE, cas=MAYBE)
 class GetReply(Response):
-    """The document: its value, and with GETK its key."""
+    """The document: its value, and with GETK its key. cas: 2^64-1 while it is locked, for all but who locks it."""
 
     flags: int = u32("the client's own 4 bytes", default=0)
 
 
-@message(
-    *(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, Opcode.GAT, Opcode.GATQ), key=MAYBE, value=MAYBE, cas=MAYBE
-)
+@message(*_READING, key=MAYBE, value=MAYBE, cas=MAYBE)
 class NoDocument(Response):
     """A GET's reply with a status other than SUCCESS. value: what the server has to say of it, as text or JSON."""
 
@@ -71,16 +87,136 @@ class Delete(Request):
     """Remove a document; with a cas, only that version."""
 
 
-@message(
-    *(Opcode.SET, Opcode.SETQ, Opcode.REPLACE, Opcode.REPLACEQ, Opcode.ADD, Opcode.ADDQ, Opcode.DELETE, Opcode.DELETEQ),
-    cas=MAYBE,
-    value=MAYBE,
-)
+@message(Opcode.APPEND, Opcode.APPENDQ, Opcode.PREPEND, Opcode.PREPENDQ, key=PRESENT, value=MAYBE, cas=MAYBE)
+class Append(Request):
+    """Put something behind, or in front of, the value of a document; with a cas, only of that version."""
+
+
+@message(*_STORING, cas=MAYBE, value=MAYBE)
 class StoreReply(Response):
     """Stored or removed, as the status says; cas is the document's new one."""
 
     vbuuid: int | None = u64("branch of the history, with MUTATION_SEQNO only", default=None)
     seqno: int | None = u64("by_seqno of this change, with MUTATION_SEQNO only", default=None)
+
+
+@message(Opcode.INCREMENT, Opcode.INCREMENTQ, Opcode.DECREMENT, Opcode.DECREMENTQ, key=PRESENT)
+class Count(Request):
+    """Add to the decimal number that a document's value is, or take away from it; where there is none, make one.
+
+    Behind 2^64-1 comes 0; below 0 nothing does.
+    """
+
+    delta: int = u64("how much")
+    initial: int = u64("the number of a new document", default=0)
+    expiry: int = u32("as of Set, of a new document; 2^32-1: make none", default=0)
+
+
+@message(Opcode.INCREMENT, Opcode.INCREMENTQ, Opcode.DECREMENT, Opcode.DECREMENTQ, cas=MAYBE, value=MAYBE)
+class CountReply(StoreReply):
+    """value: the number as it is now, u64, with status SUCCESS; cas is the document's new one."""
+
+
+# Documents with their meta data: what keeps a bucket like another that is written to as well
+
+
+@message(Opcode.GET_META, Opcode.GETQ_META, key=PRESENT)
+class GetMeta(Request):
+    """Ask for a document's meta data, or those of its tombstone. GETQ_META says nothing of a miss."""
+
+    version: int | None = u8("1; 2: the datatype is wanted too", default=None)
+
+
+@message(Opcode.GET_META, Opcode.GETQ_META, cas=MAYBE)
+class MetaReply(Response):
+    """A document's meta data; cas is in the header, 2^64-1 while the document is locked."""
+
+    deleted: int = u32("1: this is a tombstone")
+    flags: int = u32("the client's own 4 bytes")
+    expiry: int = u32("epoch seconds, 0: never; of a tombstone when it was made")
+    rev_seqno: int = u64("how many times the document changed")
+    value_datatype: int | None = u8("a Datatype, with version 2", default=None)
+
+
+@message(Opcode.GET_META, Opcode.GETQ_META, key=MAYBE, value=MAYBE, cas=MAYBE)
+class NoMeta(NoDocument):
+    """As NoDocument, of GET_META."""
+
+    def fault(self) -> str | None:
+        return None if self.status else "extras of 0 bytes, expected 20 or 21 with status SUCCESS"
+
+
+_SETTING_META = (Opcode.SET_WITH_META, Opcode.SETQ_WITH_META, Opcode.ADD_WITH_META, Opcode.ADDQ_WITH_META)
+_DELETING_META = (Opcode.DEL_WITH_META, Opcode.DELQ_WITH_META)
+
+
+@message(*_SETTING_META, key=PRESENT, value=MAYBE, cas=MAYBE)
+class SetWithMeta(Request):
+    """Store a document with the meta data that it has elsewhere, unless the version here is the newer one.
+
+    cas: in the header, as of Set, what the document here must have. ADD_WITH_META stores only where there is none.
+    """
+
+    flags: int = u32("the client's own 4 bytes")
+    expiry: int = u32("epoch seconds, 0: never")
+    rev_seqno: int = u64("how many times the document has changed")
+    new_cas: int = u64("the document's")
+    options: int | None = u32("a WithMetaFlag", default=None)
+
+
+@message(*_SETTING_META, key=PRESENT, value=MAYBE, cas=MAYBE)
+class SetWithNmeta(SetWithMeta):
+    """As SetWithMeta, with extended meta data behind the value, which are passed over."""
+
+    options: int = u32("a WithMetaFlag")
+    nmeta: int = u16("bytes of extended meta data at the end of the value")
+
+
+@message(*_SETTING_META, key=PRESENT, value=MAYBE, cas=MAYBE)
+class OldSetWithNmeta(Request):
+    """As SetWithMeta, with extended meta data behind the value and no options."""
+
+    flags: int = u32("the client's own 4 bytes")
+    expiry: int = u32("epoch seconds, 0: never")
+    rev_seqno: int = u64("how many times the document has changed")
+    new_cas: int = u64("the document's")
+    nmeta: int = u16("bytes of extended meta data at the end of the value")
+
+
+@message(*_DELETING_META, key=PRESENT, value=MAYBE, cas=MAYBE)
+class DelWithMeta(Request):
+    """Remove a document with the meta data that its deletion has elsewhere, unless the version here is the newer one.
+
+    cas: in the header, as of Set. value: extended attributes (datatype XATTR), or empty.
+    """
+
+    flags: int = u32("the client's own 4 bytes")
+    delete_time: int = u32("epoch seconds; 0: now")
+    rev_seqno: int = u64("how many times the document has changed, this change included")
+    new_cas: int = u64("the tombstone's")
+    options: int | None = u32("a WithMetaFlag", default=None)
+
+
+@message(*_DELETING_META, key=PRESENT, value=MAYBE, cas=MAYBE)
+class DelWithNmeta(DelWithMeta):
+    """As DelWithMeta, with extended meta data behind the value, which are passed over."""
+
+    options: int = u32("a WithMetaFlag")
+    nmeta: int = u16("bytes of extended meta data at the end of the value")
+
+
+@message(*_DELETING_META, key=PRESENT, value=MAYBE, cas=MAYBE)
+class OldDelWithNmeta(Request):
+    """As DelWithMeta, with extended meta data behind the value and no options."""
+
+    flags: int = u32("the client's own 4 bytes")
+    delete_time: int = u32("epoch seconds; 0: now")
+    rev_seqno: int = u64("how many times the document has changed, this change included")
+    new_cas: int = u64("the tombstone's")
+    nmeta: int = u16("bytes of extended meta data at the end of the value")
+
+
+# Commands about a connection or a bucket
 
 
 @message(Opcode.NOOP)
@@ -200,7 +336,7 @@ class GetFailoverLog(Request):
     *(Opcode.NOOP, Opcode.VERSION, Opcode.QUIT, Opcode.STAT, Opcode.HELLO, Opcode.SELECT_BUCKET),
     *(Opcode.GET_CLUSTER_CONFIG, Opcode.GET_ALL_VB_SEQNOS, Opcode.SEQNO_PERSISTENCE, Opcode.OBSERVE_SEQNO),
     *(Opcode.GET_FAILOVER_LOG, Opcode.SET_VBUCKET, Opcode.GET_VBUCKET),
-    *(Opcode.DEL_VBUCKET, Opcode.FLUSH, Opcode.FLUSHQ, Opcode.TOUCH, Opcode.CLOSE_PRODUCER),
+    *(Opcode.DEL_VBUCKET, Opcode.FLUSH, Opcode.FLUSHQ, Opcode.TOUCH, Opcode.UNLOCK, Opcode.CLOSE_PRODUCER),
     key=MAYBE,
     value=MAYBE,
     cas=MAYBE,
