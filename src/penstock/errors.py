@@ -3,6 +3,8 @@
     Error
       UsageError                a wrong option, connection string, file or table path (exit code 2)
         LakeRefused               the lake belongs to another query
+        StoreRefused              the data directory is another bucket's, in use, too new, or cannot be written to
+      StoreDamaged              a file of a bucket is not as it was written
       ProtocolError             a rule of the wire was broken
         LocalProtocolError        by us: nothing was sent, the connection is still good
         RemoteProtocolError       by the peer: .status is the answer it gets, if it gets one
@@ -30,6 +32,14 @@ class UsageError(Error):
 
 class LakeRefused(UsageError):
     """The tables of this lake were written by another query, or its checkpoint is gone."""
+
+
+class StoreRefused(UsageError):
+    """A data directory that this process must not, or cannot, use."""
+
+
+class StoreDamaged(Error):
+    """A file of a bucket is not as it was written; the message names the file and the place."""
 
 
 class ProtocolError(Error):

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
-from penstock.errors import NotMyVbucket
+from penstock.errors import NotMyVbucket, StoreDamaged, StoreRefused
+from penstock.store import opening
+from penstock.store.compaction import Compaction
+from penstock.store.durable import DurableLog
+from penstock.store.fields import expiries, keys
+from penstock.store.files import Directory
 from penstock.store.index import RowIndex
 from penstock.store.log import SEGMENT_BYTES, Log
+from penstock.store.recovery import Found, look, recover
+from penstock.store.settings import Settings
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import VbucketState
 
 __all__ = ["Bucket", "BucketStats"]
+
+_NANOSECONDS = 10**9
+_ROWS_AT_ONCE = 16 * 1024  # a few milliseconds of work
 
 
 class BucketStats(NamedTuple):
@@ -25,10 +36,11 @@ class BucketStats(NamedTuple):
 
 
 class Bucket:
-    """A bucket in memory; in the beginning all of its vbuckets are active.
+    """A bucket, in memory or, where `open` made it, on disk; at first all of its vbuckets are active.
 
     changed: numbers of vbuckets in which an access has found a document expired, so that its deletion is the newest
-    change; for the caller to take out.
+    change; for the caller to take out. recovered: what opening it found, in words; empty where there was nothing.
+    uuid: of the bucket on disk, in hexadecimal, else empty.
 
     vbuckets: how many, a power of two up to 65536. clock: nanoseconds since the epoch. new_vbuuid: a random number
     from 1 to 2^48-1 at each call. Raises ValueError for another number of vbuckets or segments over 1 GiB.
@@ -43,15 +55,94 @@ class Bucket:
         new_vbuuid: Callable[[], int],
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
-        if not 1 <= vbuckets <= 65536 or vbuckets & (vbuckets - 1):
-            raise ValueError(f"{vbuckets} vbuckets, expected a power of two from 1 to 65536")
-        indexes = [RowIndex(vbucket) for vbucket in range(vbuckets)]
+        indexes = _indexes(vbuckets)
+        self._set_up(Settings(), Log(indexes, segment_bytes), name=name, clock=clock, new_vbuuid=new_vbuuid)
+
+    def _set_up(
+        self,
+        settings: Settings,
+        log: Log,
+        *,
+        name: str,
+        clock: Callable[[], int],
+        new_vbuuid: Callable[[], int],
+    ) -> None:
         self.name = name
-        self.log = Log(indexes, segment_bytes)
+        self.settings = settings
+        self.log = log
         self.changed: set[int] = set()
+        self.recovered = ""
+        self.uuid = ""
         self.vbuckets = [
-            Vbucket(index, self.log, clock=clock, new_vbuuid=new_vbuuid, changed=self.changed) for index in indexes
+            Vbucket(index, log, clock=clock, new_vbuuid=new_vbuuid, changed=self.changed) for index in log.indexes
         ]
+        for vbucket in self.vbuckets:
+            vbucket.conflict_resolution = settings.conflict_resolution
+        self._clock = clock
+        self._unloaded = iter(self.vbuckets)
+        self._pager: Iterator[int] | None = None
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        name: str,
+        *,
+        vbuckets: int = 1024,
+        clock: Callable[[], int],
+        new_vbuuid: Callable[[], int],
+        settings: Settings | None = None,
+        directory: Callable[[Path], Directory] = Directory,
+    ) -> Bucket:
+        """Return the bucket in a directory, which is made if there is none. Only one process can have it open.
+
+        After a stop that was not clean all active vbuckets begin a branch at the newest change that was on disk.
+        directory: what does all reading and writing. Raises StoreRefused if the directory is another bucket's, in use,
+        of another format, or cannot be written to; StoreDamaged.
+        """
+        indexes = _indexes(vbuckets)
+        settings = settings or Settings()
+        files = directory(path)
+        opening.enter(files)
+        try:
+            said = opening.said_by(files)
+            if said is None:
+                uuid = b"".join(new_vbuuid().to_bytes(8, "big") for _ in range(2))
+                said = opening.make(files, name=name, uuid=uuid, vbuckets=vbuckets)
+            opening.check_same(said, path, name=name, vbuckets=vbuckets)
+            uuid = bytes.fromhex(said["uuid"])
+            log = DurableLog(indexes, files, settings, uuid=uuid, clock=clock)
+            bucket = cls.__new__(cls)
+            bucket._set_up(settings, log, name=name, clock=clock, new_vbuuid=new_vbuuid)
+            bucket.uuid = said["uuid"]
+            bucket._recover(look(files, uuid, vbuckets), log)
+        except BaseException:
+            files.unlock()
+            raise
+        return bucket
+
+    def _recover(self, found: Found, log: DurableLog) -> None:
+        if found.damage:
+            more = f", and {len(found.damage) - 1} more" if len(found.damage) > 1 else ""
+            raise StoreDamaged(
+                f"{log.directory.path}: {found.damage[0]}{more}; `penstock check` says what can be saved"
+            )
+        log.histories = self.vbuckets
+        if found.logs:
+            recover(log, self.vbuckets, found)
+            self.recovered = found.summary
+            if not found.clean:
+                for vbucket in self.vbuckets:
+                    if vbucket.state is VbucketState.ACTIVE:
+                        vbucket.begin_branch()
+            log.mark_opened()
+        else:
+            log.begin_file(1, 0)
+        for left_over in found.obsolete:
+            log.directory.remove(left_over)
+        log.commit()
+        if log.fault is not None:
+            raise StoreRefused(f"{log.directory.path}: {log.fault}")
 
     def find(self, vbucket: int) -> Vbucket:
         """Return an active vbucket. Raises NotMyVbucket if there is none of that number."""
@@ -74,3 +165,101 @@ class Bucket:
             dead_bytes=self.log.dead_bytes,
             segments=len(self.log.sealed) + 1,
         )
+
+    # On disk
+
+    @property
+    def durable(self) -> bool:
+        return self.log.durable
+
+    @property
+    def uncommitted(self) -> int:
+        """How many changes no commit has taken yet; 0 in memory."""
+        return self.log.uncommitted
+
+    @property
+    def fault(self) -> str | None:
+        """Why nothing can be stored just now, None if it can. A commit that succeeds ends it, unless it is `broken`."""
+        return self.log.fault
+
+    @property
+    def broken(self) -> bool:
+        """Nobody knows what is on disk: nothing is stored any more, and nothing acknowledged as persisted."""
+        return self.log.broken
+
+    def commit(self) -> None:
+        """Write to disk all that was changed before; in memory nothing happens.
+
+        May be called on another thread than that which changes the bucket, one call at a time. What goes wrong shows
+        in `fault`.
+        """
+        self.log.commit()
+
+    def compaction(self, everything: bool = False) -> Compaction | None:
+        """Return the next piece of rewriting that is worth doing; None while there is none, or one is under way.
+
+        Call its `run` on any thread, then its `finish` on this one. everything: also where there is little to gain,
+        each segment once, until None is returned; `seal` first, and commit, lest the newest changes are left out.
+        """
+        return self.log.compaction(everything)
+
+    def seal(self) -> None:
+        """Let the active segment be rewritten like others."""
+        self.log.seal()
+
+    def compact(self) -> None:
+        """Rewrite everything, here and now."""
+        self.seal()
+        self.commit()
+        while (compaction := self.compaction(everything=True)) is not None:
+            compaction.run()
+            compaction.finish()
+            self.commit()
+
+    def load_keys(self) -> bool:
+        """Go on with the keys that opening the bucket left for later, a few milliseconds' worth; False: that was all.
+
+        A command on a vbucket whose keys are not there yet waits for them.
+        """
+        rows = 0
+        while rows < _ROWS_AT_ONCE:
+            vbucket = next(self._unloaded, None)
+            if vbucket is None:
+                return False
+            while rows < _ROWS_AT_ONCE and (taken := vbucket.load_some_keys()):
+                rows += taken
+            if rows >= _ROWS_AT_ONCE:
+                self._unloaded = iter([vbucket, *self._unloaded])
+        return True
+
+    def expire(self) -> bool:
+        """Turn documents whose time is over into tombstones, a few milliseconds' worth; False: that was the last."""
+        if self._pager is None:
+            self._pager = self._expiring()
+        rows = 0
+        for looked_at in self._pager:
+            rows += looked_at
+            if rows >= _ROWS_AT_ONCE:
+                return True
+        self._pager = None
+        return False
+
+    def _expiring(self) -> Iterator[int]:
+        now = self._clock() // _NANOSECONDS
+        for vbucket in self.vbuckets:
+            if vbucket.state is VbucketState.ACTIVE:
+                for buffer, offsets, _ in tuple(vbucket.index.live()):
+                    times = expiries(buffer, offsets)
+                    for key in keys(buffer, offsets[(times > 0) & (times <= now)]):
+                        vbucket.get(key)
+                    yield len(offsets)
+
+    def close(self) -> None:
+        """Commit, and let others have the directory. The bucket must not be used any more."""
+        self.log.close()
+
+
+def _indexes(vbuckets: int) -> list[RowIndex]:
+    if not 1 <= vbuckets <= 65536 or vbuckets & (vbuckets - 1):
+        raise ValueError(f"{vbuckets} vbuckets, expected a power of two from 1 to 65536")
+    return [RowIndex(vbucket) for vbucket in range(vbuckets)]

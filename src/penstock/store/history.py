@@ -6,21 +6,26 @@ One thread at a time: nothing here locks.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
 
 from penstock.store.clock import HybridClock
-from penstock.store.failover import FailoverLog, create_entry, prune, sanitised
+from penstock.store.failover import FailoverEntry, FailoverLog, create_entry, prune, sanitised
+from penstock.store.fields import is_mutation, keys
 from penstock.store.index import RowIndex
 from penstock.store.log import Log
-from penstock.store.segment import Segment
+from penstock.store.segment import Column, Segment
 from penstock.store.snapshot import Snapshot
 from penstock.wire.constants import Opcode, VbucketState
 from penstock.wire.dcp import DELETION_HEAD
-from penstock.wire.frame import HEADER, HEADER_BYTES
+from penstock.wire.frame import HEADER_BYTES
 
 __all__ = ["BODY", "CAS", "OPCODE", "REV_SEQNO", "History", "Newest"]
 
 _MUTATION = int(Opcode.DCP_MUTATION)
+_LOADED_AT_ONCE = 8192
 _KEY_BYTES = 64 + 32  # of a key of 16 to 31 bytes
 
 Newest = tuple[Segment | RowIndex, int, tuple[int, ...]]
@@ -30,28 +35,64 @@ OPCODE, BODY, CAS, REV_SEQNO = 1, 6, 8, 10
 """Places in a head."""
 
 
+class UnloadedKeys(dict[bytes, int]):
+    """In the place of a vbucket's keys until they have been read from its frames: loads them when it is asked."""
+
+    def __init__(self, history: History) -> None:
+        super().__init__()
+        self._history = history
+        self._found: dict[bytes, int] = {}
+        self._parts = history.index.live()
+        self._pending: list[tuple[memoryview, Column, Column]] = []
+
+    def get(self, key: bytes, default: Any = None) -> Any:
+        return self.load().get(key, default)
+
+    def __setitem__(self, key: bytes, seqno: int) -> None:
+        self.load()[key] = seqno
+
+    def load(self) -> dict[bytes, int]:
+        while self.load_some():
+            pass
+        return self._found
+
+    def load_some(self) -> int:
+        """Read some thousand keys. Returns how many rows that took; 0 when all are there, and in the vbucket."""
+        if not self._pending:
+            self._pending = [_part for _part in [next(self._parts, None)] if _part is not None]
+        if not self._pending:
+            self._history.take_keys(self._found)
+            return 0
+        buffer, offsets, seqnos = self._pending.pop()
+        head = min(len(offsets), _LOADED_AT_ONCE)
+        self._found.update(zip(keys(buffer, offsets[:head]), seqnos[:head].tolist(), strict=True))
+        if head < len(offsets):
+            self._pending.append((buffer, offsets[head:], seqnos[head:]))
+        return head + 1
+
+
 class History:
     """What a Vbucket is beneath its documents.
 
     state: a VbucketState, None while it is deleted. failover_log: newest entry first. high_seqno: the newest change's,
-    0 if there is none. purge_seqno: the highest seqno of a tombstone that was dropped. items: documents there are
-    (deleted ones are not). changed: gets this vbucket's number when a document is found expired.
+    0 if there is none. items: documents there are (deleted ones are not). changed: gets this vbucket's number when a
+    document is found expired. conflict_resolution: as in Settings.
     """
 
     __slots__ = (
         "_changed",
         "_clock",
-        "_index",
         "_log",
         "_new_vbuuid",
         "_newest",
         "_now",
         "_whole_seqno",
+        "conflict_resolution",
         "failover_log",
         "high_seqno",
         "id",
+        "index",
         "items",
-        "purge_seqno",
         "state",
     )
 
@@ -65,9 +106,10 @@ class History:
         changed: set[int],
     ) -> None:
         self.id = index.vbucket
+        self.conflict_resolution = "seqno"
         self.state: VbucketState | None = VbucketState.ACTIVE
         self.failover_log: FailoverLog = create_entry((), new_vbuuid(), 0)
-        self._index = index
+        self.index = index
         self._log = log
         self._now = clock
         self._clock = HybridClock(clock)
@@ -77,7 +119,6 @@ class History:
 
     def _begin(self) -> None:
         self.high_seqno = 0
-        self.purge_seqno = 0
         self.items = 0
         self._newest: dict[bytes, int] = {}  # of every key the seqno of its newest change, tombstones included
         self._whole_seqno: int | None = None  # inside a snapshot: the end of the one before
@@ -99,12 +140,17 @@ class History:
     @property
     def lowest_snapshot_end(self) -> int:
         """No snapshot ends below: it would have to show a version that has been dropped."""
-        return self._index.lowest_snapshot_end
+        return self.index.lowest_snapshot_end
+
+    @property
+    def purge_seqno(self) -> int:
+        """The highest seqno of a tombstone that was dropped."""
+        return self.index.purge_seqno
 
     @property
     def persisted_seqno(self) -> int:
         """Changes up to here survive a restart."""
-        return self._log.persisted_seqno
+        return self._log.persisted(self.index)
 
     @property
     def index_bytes(self) -> int:
@@ -119,26 +165,46 @@ class History:
         Becoming active begins a new branch of history at the end of the last complete snapshot, unless this is a
         takeover: then the history of the vbucket's last owner goes on.
         """
+        self._log.make_room_for_note(self)
         if state is VbucketState.ACTIVE and self.state is not VbucketState.ACTIVE:
             if self.state is not None and not takeover:
                 self.failover_log = create_entry(self.failover_log, self._new_vbuuid(), self.whole_seqno)
             self._whole_seqno = None
         self.state = state
+        self._log.note(self)
 
     def remove(self) -> None:
         """Delete the vbucket with all it holds; set_state brings it back, with a history of its own."""
-        self.reset()
+        self._log.make_room_for_note(self)
         self.state = None
+        self._reset()
 
     def reset(self) -> None:
         """Forget all documents and all history: seqnos begin at 1 again, on a new branch. The state stays."""
-        self._index.clear()
+        self._log.make_room_for_note(self)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.index.cut(0)
         self._begin()
         self.failover_log = create_entry((), self._new_vbuuid(), 0)
+        self._log.note(self, cut=0)
 
     def set_failover_log(self, log: Iterable[tuple[int, int]]) -> None:
         """Take over the log of the vbucket that this one is a copy of; (vbuuid, seqno), newest first."""
+        self._log.make_room_for_note(self)
         self.failover_log = sanitised(log) or create_entry((), self._new_vbuuid(), self.high_seqno)
+        self._log.note(self)
+
+    def restore(self, said: Mapping[str, Any]) -> None:
+        """Take what `described` returned. Raises LookupError, TypeError or ValueError for something else."""
+        self.state = VbucketState(said["state"]) if said["state"] is not None else None
+        self.failover_log = tuple(FailoverEntry(vbuuid, seqno) for vbuuid, seqno in said["failover_log"])
+        self._whole_seqno = said["whole_seqno"]
+        self._clock.see(said["max_cas"])
+        self.index.purge_seqno = said["purge_seqno"]
+        self.index.lowest_snapshot_end = said["lowest_snapshot_end"]
+        self.index.cuts = [(number, seqno) for number, seqno in said["cuts"]]
 
     def rollback(self, seqno: int) -> int:
         """Go back to `seqno` and return how far that was. Nothing above counts any more; what it superseded is back.
@@ -146,59 +212,84 @@ class History:
         It ends at the last change up to `seqno`, and at 0, as `reset` does, where a version that would have to come
         back has been dropped. Takes time in proportion to the vbucket.
         """
-        if seqno < self.high_seqno and (seqno < self.lowest_snapshot_end or not self._go_back(seqno)):
-            self.reset()
-            return 0
+        self._log.make_room_for_note(self)
+        cut = None
+        if seqno < self.high_seqno:
+            if seqno < self.lowest_snapshot_end or not self.index.reaches(seqno):
+                self._reset()
+                return 0
+            self._go_back(seqno)
+            cut = seqno
         self.failover_log = prune(self.failover_log, self.high_seqno)
         if not self.failover_log:
             self.failover_log = create_entry((), self._new_vbuuid(), self.high_seqno)
+        self._log.note(self, cut)
         return self.high_seqno
 
-    def _go_back(self, seqno: int) -> bool:
-        """Write the changes up to seqno anew, superseded ones included. False, and nothing done: there are none."""
-        kept: list[tuple[int, int, memoryview]] = []
-        for rows, row in self._index.rows_up_to(seqno):
-            at = rows.offsets_at[row]
-            frame = rows.buffer[at : at + rows.lengths_at[row]]
-            superseded = rows.superseded_at[row]
-            kept.append((rows.seqnos_at[row], superseded if superseded <= seqno else 0, frame))
-        if not kept:
-            return False
-        lowest, purged, whole = self.lowest_snapshot_end, self.purge_seqno, self.whole_seqno
-        self._index.clear()
-        self._begin()
-        self._index.lowest_snapshot_end = lowest
-        self.purge_seqno = min(purged, seqno)
-        for by_seqno, superseded, frame in kept:
-            if self._log.end + len(frame) > self._log.limit:
-                self._log.make_room(len(frame))
-            _, opcode, key_length, extras_length, *_ = HEADER.unpack_from(frame)
-            key = frame[HEADER_BYTES + extras_length :][:key_length].tobytes()
-            self._append(key, by_seqno, frame)
-            if superseded:
-                self._index.superseded_at[-1] = superseded
-                self._index.dead += len(frame)
-            else:
-                self.items += opcode == _MUTATION
-        if whole < self.high_seqno:
-            self._whole_seqno = whole
-        return True
+    def _go_back(self, seqno: int) -> None:
+        whole = self.whole_seqno
+        self.index.cut(seqno)
+        self.high_seqno = self.index.last_seqno
+        self._whole_seqno = whole if whole < self.high_seqno else None
+        self.load_keys()
+
+    def load_keys(self) -> None:
+        """Read from the frames which keys there are, and where. Takes time in proportion to the vbucket."""
+        UnloadedKeys(self).load()
+        self.items = sum(int(np.count_nonzero(is_mutation(buffer, at))) for buffer, at, _ in self.index.live())
+
+    def load_some_keys(self) -> int:
+        """Go on with the keys that were left for later; returns how many rows that took, 0 if all are there."""
+        return self._newest.load_some() if isinstance(self._newest, UnloadedKeys) else 0
+
+    def take_keys(self, newest: dict[bytes, int]) -> None:
+        self._newest = newest
+
+    def settle(self, items: int, max_cas: int) -> None:
+        """Begin where the index says; the keys come when they are needed. max_cas: the highest of its changes."""
+        self.high_seqno = self.index.last_seqno
+        self.items = items
+        self._clock.see(max_cas)
+        self._newest = UnloadedKeys(self)
+
+    def begin_branch(self) -> None:
+        """Begin a branch at the newest change: what came behind it may have been seen, and was lost."""
+        self.failover_log = create_entry(self.failover_log, self._new_vbuuid(), self.high_seqno)
+        self._log.note(self)
+
+    def described(self) -> dict[str, Any]:
+        """Return what `restore` needs besides the changes."""
+        return {
+            "vbucket": self.id,
+            "state": self.state,
+            "failover_log": self.failover_log,
+            "purge_seqno": self.index.purge_seqno,
+            "lowest_snapshot_end": self.index.lowest_snapshot_end,
+            "whole_seqno": self._whole_seqno,
+            "max_cas": self._clock.last,
+            "cuts": self.index.cuts,
+        }
 
     def _whole_up_to(self, high: int, snapshot_end: int | None) -> None:
         """Take note that the newest change, the one after `high`, belongs to a snapshot that ends there."""
         if snapshot_end is None or self.high_seqno >= snapshot_end:
-            self._whole_seqno = None
+            if self._whole_seqno is not None:
+                self._whole_seqno = None
+                self._log.note(self)
         elif self._whole_seqno is None:
             self._whole_seqno = high
+            self._log.note(self)
 
     def end_snapshot(self, *, hides: bool) -> None:
         """Let the snapshot that `apply` is in be complete with the newest change.
 
         hides: it left seqnos out, so that it may lack versions that were current inside it: no snapshot ends there.
         """
+        self._log.make_room_for_note(self)
         self._whole_seqno = None
         if hides:
-            self._index.lowest_snapshot_end = max(self._index.lowest_snapshot_end, self.high_seqno)
+            self.index.lowest_snapshot_end = max(self.index.lowest_snapshot_end, self.high_seqno)
+        self._log.note(self)
 
     def snapshot(self, start_seqno: int, end_seqno: int) -> Snapshot:
         """Return the changes after start_seqno up to end_seqno, as they are now, whatever is written later.
@@ -208,12 +299,12 @@ class History:
         while lowest_snapshot_end is above whole_seqno.
         """
         whole = self.whole_seqno
-        end = max(min(end_seqno, whole), self._index.lowest_snapshot_end)
+        end = max(min(end_seqno, whole), self.index.lowest_snapshot_end)
         if end_seqno <= start_seqno or not start_seqno < end <= whole:
             end = start_seqno
         elif end < self.high_seqno:
-            end = self._index.ceiling(end)
-        return Snapshot(self._index, start_seqno, end)
+            end = self.index.ceiling(end)
+        return Snapshot(self.index, start_seqno, end)
 
     # Changes
 
@@ -223,7 +314,7 @@ class History:
         if log.end + nbytes > log.limit:
             log.make_room(nbytes)
         seqno = self._newest.get(key)
-        if seqno is None or (found := self._index.find(seqno)) is None:
+        if seqno is None or (found := self.index.find(seqno)) is None:
             return None
         rows, row = found
         return rows, row, DELETION_HEAD.unpack_from(rows.buffer, rows.offsets_at[row])
@@ -232,19 +323,18 @@ class History:
         """Write the frame of a change, which supersedes the old one."""
         if frame[OPCODE] == _MUTATION:
             self.items += 1
+        supersedes = 0
+        index = self.index
         if old is not None:
             rows, row, head = old
+            supersedes = rows.seqnos_at[row]
             rows.superseded_at[row] = seqno
             rows.dead += HEADER_BYTES + head[BODY]
             if head[OPCODE] == _MUTATION:
                 self.items -= 1
-        self._append(key, seqno, frame)
-
-    def _append(self, key: bytes, seqno: int, frame: bytes | memoryview) -> None:
-        index = self._index
         if seqno > self.high_seqno + 1:
             index.gaps = True
-        index.offsets_at.append(self._log.append(frame))
+        index.offsets_at.append(self._log.append(frame, supersedes))
         index.lengths_at.append(len(frame))
         index.superseded_at.append(0)
         index.seqnos_at.append(seqno)

@@ -14,7 +14,9 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
-from penstock.store.segment import Segment
+import numpy as np
+
+from penstock.store.segment import Column, Segment
 
 __all__ = ["RowIndex"]
 
@@ -22,18 +24,22 @@ __all__ = ["RowIndex"]
 class RowIndex:
     """The rows of one vbucket. As the tail it has the same columns as a Segment, buffer and dead bytes included.
 
-    lowest_snapshot_end: the highest seqno that superseded a frame which was dropped. gaps: whether the tail leaves
-    seqnos out, from tail_start on; to be set by whoever appends such a row.
+    lowest_snapshot_end: the highest seqno that superseded a frame which was dropped. purge_seqno: the highest seqno of
+    a tombstone that was dropped. cuts: where the history was cut, oldest first; (n, s) is a cut at seqno s in log file
+    n, of which earlier files do not know. gaps: whether the tail leaves seqnos out, from tail_start on; to be set by
+    whoever appends such a row.
     """
 
     __slots__ = (
         "buffer",
+        "cuts",
         "dead",
         "firsts",
         "gaps",
         "lengths_at",
         "lowest_snapshot_end",
         "offsets_at",
+        "purge_seqno",
         "segments",
         "seqnos_at",
         "superseded_at",
@@ -41,15 +47,36 @@ class RowIndex:
         "vbucket",
     )
 
+    seqnos_at: array[int]
+    offsets_at: array[int]
+    lengths_at: array[int]
+    superseded_at: array[int]
+
     def __init__(self, vbucket: int) -> None:
         self.vbucket = vbucket
         self.lowest_snapshot_end = 0
+        self.purge_seqno = 0
+        self.cuts: list[tuple[int, int]] = []
         self.segments: list[Segment] = []
         self.firsts = array("Q")  # the seqno of this vbucket's first row in each of them
         self.tail_start = 1  # no row of the tail is below
         self.dead = 0
         self._empty_tail()
         self.buffer = memoryview(b"")
+
+    def fill_tail(self, active: Segment, rows: slice, dead: int) -> None:
+        """Take rows of the active segment as the tail, which is empty. dead: their bytes that are superseded."""
+        self.seqnos_at.frombytes(active.seqnos[rows].tobytes())
+        self.offsets_at.frombytes(active.offsets[rows].tobytes())
+        self.lengths_at.frombytes(active.lengths[rows].tobytes())
+        self.superseded_at.frombytes(active.superseded[rows].tobytes())
+        self.dead = dead
+        self.tail_start = 1
+        if self.segments:
+            segment = self.segments[-1]
+            self.tail_start = segment.seqnos_at[segment.ends[self.vbucket] - 1] + 1
+        count = len(self.seqnos_at)
+        self.gaps = count > 0 and self.seqnos_at[-1] - self.tail_start != count - 1
 
     def begin_tail(self, buffer: memoryview) -> None:
         """Begin an empty tail in a new active segment; the rows of the old one are in a sealed segment."""
@@ -59,17 +86,45 @@ class RowIndex:
         self.dead = 0
         self._empty_tail()
 
-    def clear(self) -> None:
-        """Forget all rows. Snapshots opened before are not affected; frames go when their segment is rewritten."""
+    def cut(self, seqno: int) -> None:
+        """Forget the rows above `seqno`, and that they superseded anything; 0: all, as if there had never been one.
+
+        Snapshots opened before are not affected; frames go when their segment is rewritten.
+        """
         for segment in self.segments:
-            segment.forget(self.vbucket)
-        self.segments = []
-        self.firsts = array("Q")
-        self.lowest_snapshot_end = 0
-        self.tail_start = 1
-        rows = zip(self.lengths_at, self.superseded_at, strict=True)
-        self.dead += sum(length for length, superseded in rows if not superseded)
-        self._empty_tail()
+            segment.cut(self.vbucket, seqno)
+        kept = bisect_right(self.firsts, seqno)
+        del self.segments[kept:], self.firsts[kept:]
+        rows = bisect_right(self.seqnos_at, seqno)
+        gone = zip(self.lengths_at[rows:], self.superseded_at[rows:], strict=True)
+        self.dead += sum(length for length, superseded in gone if not superseded)
+        for column in (self.seqnos_at, self.offsets_at, self.lengths_at, self.superseded_at):
+            del column[rows:]
+        for row, superseded in enumerate(self.superseded_at):
+            if superseded > seqno:
+                self.dead -= self.lengths_at[row]
+                self.superseded_at[row] = 0
+        if not rows:
+            self.tail_start = self.last_seqno + 1
+            self.gaps = False
+        self.purge_seqno = min(self.purge_seqno, seqno)
+        if not seqno:
+            self.lowest_snapshot_end = 0
+
+    def reaches(self, seqno: int) -> bool:
+        """Tell whether there is a row up to `seqno`."""
+        first = self.firsts[0] if self.firsts else self.seqnos_at[0] if self.seqnos_at else None
+        return first is not None and first <= seqno
+
+    @property
+    def last_seqno(self) -> int:
+        """The highest seqno of a row, 0 if there is none."""
+        if self.seqnos_at:
+            return self.seqnos_at[-1]
+        if not self.segments:
+            return 0
+        segment = self.segments[-1]
+        return segment.seqnos_at[segment.ends[self.vbucket] - 1]
 
     def _empty_tail(self) -> None:
         self.gaps = False
@@ -89,7 +144,7 @@ class RowIndex:
         if place < 0:
             return None
         segment = self.segments[place]
-        start, end = segment.starts[self.vbucket], segment.starts[self.vbucket + 1]
+        start, end = segment.starts[self.vbucket], segment.ends[self.vbucket]
         row = start + seqno - self.firsts[place]
         if row < end and segment.seqnos_at[row] == seqno:
             return segment, row
@@ -110,38 +165,38 @@ class RowIndex:
         place = bisect_right(self.firsts, seqno)
         if place:
             segment = self.segments[place - 1]
-            end = segment.starts[self.vbucket + 1]
+            end = segment.ends[self.vbucket]
             row = bisect_left(segment.seqnos_at, seqno, segment.starts[self.vbucket], end)
             if row < end:
                 return segment.seqnos_at[row]
         return self.firsts[place] if place < len(self.firsts) else self.seqnos_at[0]
 
-    def rows_up_to(self, seqno: int) -> Iterator[tuple[Segment | RowIndex, int]]:
-        """Yield the columns and the row of every seqno up to this one, in order."""
-        for segment in self.segments:
-            start, end = segment.starts[self.vbucket], segment.starts[self.vbucket + 1]
-            for row in range(start, bisect_right(segment.seqnos_at, seqno, start, end)):
-                yield segment, row
-        for row in range(bisect_right(self.seqnos_at, seqno)):
-            yield self, row
+    def live(self) -> Iterator[tuple[memoryview, Column, Column]]:
+        """Yield, oldest first, a buffer, the offsets of the live frames in it, and their seqnos."""
+        for segment in tuple(self.segments):
+            rows = slice(segment.starts[self.vbucket], segment.ends[self.vbucket])
+            live = segment.superseded[rows] == 0
+            yield segment.buffer, segment.offsets[rows][live].astype(np.int64), segment.seqnos[rows][live]
+        if self.seqnos_at:
+            live = np.array(self.superseded_at, np.int64) == 0
+            yield self.buffer, np.array(self.offsets_at, np.int64)[live], np.array(self.seqnos_at, np.int64)[live]
 
-    def replace(self, sources: list[Segment], segment: Segment | None, passed: int) -> None:
-        """Let `segment` (None: nothing) stand for `sources`: the tail if there are none, else sealed ones.
-
-        passed: the highest seqno that superseded one of the rows that were dropped on the way, or 0.
-        """
+    def raise_floors(self, passed: int, purged: int) -> None:
+        """Take note of what was dropped; as in Choice."""
         self.lowest_snapshot_end = max(self.lowest_snapshot_end, passed)
+        self.purge_seqno = max(self.purge_seqno, purged)
+
+    def replace(self, sources: list[Segment], segment: Segment | None) -> None:
+        """Let `segment` (None: nothing) stand for `sources`: the tail if there are none, else sealed ones."""
+        vbucket = self.vbucket
         at = len(self.firsts)
         for source in reversed(sources):
-            start, end = source.starts[self.vbucket : self.vbucket + 2]
-            if start != end and self.vbucket not in source.forgotten:
-                at = bisect_left(self.firsts, source.seqnos_at[start])
+            if source.starts[vbucket] != source.ends[vbucket]:
+                at = bisect_left(self.firsts, source.seqnos_at[source.starts[vbucket]])
                 del self.segments[at], self.firsts[at]
-        if segment is not None:
-            start, end = segment.starts[self.vbucket : self.vbucket + 2]
-            if start != end:
-                self.segments.insert(at, segment)
-                self.firsts.insert(at, segment.seqnos_at[start])
+        if segment is not None and segment.starts[vbucket] != segment.ends[vbucket]:
+            self.segments.insert(at, segment)
+            self.firsts.insert(at, segment.seqnos_at[segment.starts[vbucket]])
 
     @property
     def index_bytes(self) -> int:

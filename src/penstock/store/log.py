@@ -4,18 +4,23 @@ Frames are packed into the active segment in the order of commits. When it is fu
 frames of each vbucket next to each other, so that a backfill copies a few long runs, and without the frames that have
 been superseded meanwhile. A sealed segment that is more than half superseded is rewritten in the same way.
 
-This is what a log on disk would replace: make_room, append, and what the indexes refer to. Appends never move
-anything; make_room may.
+This one lives in memory; DurableLog keeps the same on disk. Appends never move anything; make_room may.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.store.compaction import Compaction, worthwhile
 from penstock.store.index import RowIndex
-from penstock.store.segment import Rows, Segment, new_buffer, rewrite
+from penstock.store.rewrite import Limits, Rewritten
+from penstock.store.segment import Column, Rows, Segment, new_buffer
+
+if TYPE_CHECKING:
+    from penstock.store.history import History
 
 __all__ = ["SEGMENT_BYTES", "Log"]
 
@@ -23,31 +28,44 @@ SEGMENT_BYTES = 16 * 1024 * 1024  # sealed in about 15 ms, for which an event lo
 
 _LARGEST_SEGMENT = 1024 * 1024 * 1024  # its offsets, and twice them, fit into Arrow's 31 bits
 _REWRITES_PER_SEGMENT = 8  # at even distances between two seals: two halves are all that a full one can leave behind
+_ANY_SEQNO = 2**63 - 1
 
 
 class Log:
-    """The log of the vbuckets with these indexes, in memory."""
+    """The log of the vbuckets with these indexes, in memory.
 
-    persisted_seqno = 0
-    """The seqno up to which a vbucket's changes survive a restart."""
+    buffer: the active segment, written up to `end`. limit: a frame that would end above it needs make_room.
+    uncommitted: changes that no commit has taken yet. fault: why nothing can be appended, None if it can.
+    """
+
+    durable = False
+    broken = False
 
     def __init__(self, indexes: Sequence[RowIndex], segment_bytes: int = SEGMENT_BYTES) -> None:
         if not 0 < segment_bytes <= _LARGEST_SEGMENT:
             raise ValueError(f"segments of {segment_bytes} bytes, expected 1 to {_LARGEST_SEGMENT}")
         self.indexes = indexes
-        self._segment_bytes = segment_bytes
+        self.segment_bytes = segment_bytes
         self.sealed: list[Segment] = []
-        self._begin(segment_bytes)
+        self.uncommitted = 0
+        self.fault: str | None = None
+        self.begin(new_buffer(segment_bytes))
 
-    def _begin(self, nbytes: int) -> None:
-        self.buffer = new_buffer(nbytes)
+    def begin(self, buffer: memoryview) -> None:
+        """Begin an empty active segment."""
+        self.buffer = buffer
         self.end = 0
-        self.limit = nbytes // _REWRITES_PER_SEGMENT
+        self.limit = len(buffer) // _REWRITES_PER_SEGMENT
         for index in self.indexes:
-            index.begin_tail(self.buffer)
+            index.begin_tail(buffer)
 
-    def append(self, frame: bytes | memoryview) -> int:
-        """Write a frame for which there is room and return its offset in the active segment."""
+    # What vbuckets write
+
+    def append(self, frame: bytes | memoryview, supersedes: int) -> int:
+        """Write a frame for which there is room and return its offset in the active segment.
+
+        supersedes: the seqno, in the same vbucket, of the change that it replaces; 0 for none.
+        """
         offset = self.end
         self.end = end = offset + len(frame)
         self.buffer[offset:end] = frame
@@ -56,22 +74,55 @@ class Log:
     def make_room(self, nbytes: int) -> None:
         """See to it that a frame of nbytes can be appended. Rows may move; call it when `end` + nbytes > `limit`.
 
-        Does at most one seal or one rewrite, so that no call takes long.
+        Does at most one seal or one rewrite, so that no call takes long. Raises TemporaryFailure, where the log is on
+        disk and cannot grow.
         """
         if self.end + nbytes > len(self.buffer):
             self._seal()
-            self._begin(max(self._segment_bytes, nbytes))
+            self.begin(new_buffer(max(self.segment_bytes, nbytes)))
         else:
             self._rewrite_one()
         step = max(nbytes, len(self.buffer) // _REWRITES_PER_SEGMENT)
         self.limit = min(len(self.buffer), self.end + step)
 
-    def _seal(self) -> None:
-        active = self._active()
-        if active is not None:
-            self._replace([], len(self.sealed), active)
+    def make_room_for_note(self, history: History) -> None:
+        """See to it that a note about a vbucket can be written. Raises as make_room does."""
 
-    def _active(self) -> Segment | None:
+    def note(self, history: History, cut: int | None = None) -> None:
+        """Write down how things stand with a vbucket but for its changes.
+
+        cut: those that it has above this seqno count no more.
+        """
+
+    def persisted(self, index: RowIndex) -> int:
+        """Return the seqno up to which a vbucket's changes survive a restart."""
+        return 0
+
+    # What only a log on disk has to do
+
+    def commit(self) -> None:
+        """Write to disk what was appended."""
+
+    def close(self) -> None:
+        """End well."""
+
+    def compaction(self, everything: bool) -> Compaction | None:
+        """Return what is to be rewritten by somebody else: this log does that when it makes room."""
+        return None
+
+    # Rewriting
+
+    def seal(self) -> None:
+        """Let the active segment be a sealed one."""
+        self._seal()
+        self.begin(new_buffer(self.segment_bytes))
+
+    def _seal(self) -> None:
+        active = self.active()
+        if active is not None:
+            self._rewrite([active])
+
+    def active(self) -> Segment | None:
         """Return the active segment as it is, if it holds anything: its rows by vbucket, its frames in commit order."""
         indexes = self.indexes
         counts = [len(index.offsets_at) for index in indexes]
@@ -83,30 +134,52 @@ class Log:
             seqnos=np.frombuffer(b"".join([index.seqnos_at for index in indexes]), np.int64),
             offsets=np.frombuffer(b"".join([index.offsets_at for index in indexes]), np.uint32),
             lengths=np.frombuffer(b"".join([index.lengths_at for index in indexes]), np.uint32),
-            superseded=np.frombuffer(b"".join([index.superseded_at for index in indexes]), np.int64),
+            superseded=np.frombuffer(bytearray().join([index.superseded_at for index in indexes]), np.int64),
         )
-        return Segment(self.buffer, starts, rows)
+        segment = Segment(self.buffer, starts, rows, clustered=False)
+        segment.dead = sum(index.dead for index in indexes)
+        return segment
 
     def _rewrite_one(self) -> None:
         """Rewrite the segment with most to gain, if more than half of it is dead, with neighbours that fit in."""
-        most = max(self.sealed, key=_dead_share, default=None)
-        if most is None or 2 * most.dead <= most.size:
-            return
-        start = self.sealed.index(most)
-        end, live = start + 1, most.live
-        while end < len(self.sealed) and live + self.sealed[end].live <= self._segment_bytes:
-            live += self.sealed[end].live
-            end += 1
-        while start > 0 and live + self.sealed[start - 1].live <= self._segment_bytes:
-            start -= 1
-            live += self.sealed[start].live
-        self._replace(self.sealed[start:end], start, None)
+        chosen = worthwhile(self.sealed, [segment.dead for segment in self.sealed], self.segment_bytes)
+        if chosen is not None:
+            self._rewrite(self.sealed[chosen])
 
-    def _replace(self, sources: list[Segment], at: int, active: Segment | None) -> None:
-        segment, passed = rewrite(sources if active is None else [active])
-        self.sealed[at : at + len(sources)] = [] if segment is None else [segment]
-        for index, seqno in zip(self.indexes, passed.tolist(), strict=True):
-            index.replace(sources, segment, seqno)
+    def _rewrite(self, sources: Sequence[Segment]) -> None:
+        compaction = Compaction(self, sources, self.limits())
+        compaction.run()
+        compaction.finish()
+
+    def limits(self) -> Limits:
+        """Return what a rewrite may drop: all that is superseded."""
+        nothing = np.zeros(len(self.indexes), np.int64)
+        return Limits(floors=nothing + _ANY_SEQNO, last_seqnos=nothing)
+
+    def held(self, sources: Sequence[Segment]) -> Column | None:
+        """As `choose` wants it. Nobody reads this log from its beginning."""
+        return None
+
+    def keep(self, rewritten: Rewritten) -> Rewritten:
+        """Put the new segment where it is to stay. Called from any thread."""
+        return rewritten
+
+    def discard(self, rewritten: Rewritten | None) -> None:
+        """Forget what `keep` has kept."""
+
+    def install(self, sources: Sequence[Segment], rewritten: Rewritten) -> None:
+        """Let the new segment stand for `sources`, or for the tails, if the source is not among the sealed ones."""
+        segment, choice = rewritten.segment, rewritten.choice
+        segment.mark(np.concatenate([source.superseded for source in sources])[choice.rows])
+        listed = [source for source in sources if source in self.sealed]
+        at = self.sealed.index(listed[0]) if listed else len(self.sealed)
+        self.sealed[at : at + len(listed)] = [segment] if self.durable or len(choice.rows) else []
+        numbers = zip(self.indexes, choice.passed.tolist(), choice.purged.tolist(), strict=True)
+        for index, passed, purged in numbers:
+            index.replace(listed, segment)
+            index.raise_floors(passed, purged)
+
+    # Sizes
 
     @property
     def frame_bytes(self) -> int:
@@ -122,7 +195,3 @@ class Log:
     def index_bytes(self) -> int:
         """Bytes of the rows' columns."""
         return sum(index.index_bytes for index in self.indexes) + sum(segment.index_bytes for segment in self.sealed)
-
-
-def _dead_share(segment: Segment) -> float:
-    return segment.dead / segment.size

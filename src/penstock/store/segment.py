@@ -1,85 +1,140 @@
-"""A sealed piece of the log: frames clustered by vbucket, and one row of columns for each of them.
+"""A sealed piece of the log: frames, and one row of columns for each of them.
 
-Nothing in a segment changes once it is made, but which of its frames have been superseded or forgotten since. A reader
-pins it by holding it (or its buffer); to drop frames, `rewrite` makes another segment, and the old one goes with its
-last reader.
+Nothing in a segment changes once it is made, but which of its frames have been superseded since, or cut off by a
+rollback. A reader pins it by holding it (or its buffer); to drop frames, a rewrite makes another segment, and the old
+one goes with its last reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["Column", "Lengths", "Rewritten", "Rows", "Segment", "gather", "gather_ascending", "new_buffer", "rewrite"]
+__all__ = ["CUT", "Column", "Lengths", "Rows", "Segment", "gather", "gather_ascending", "new_buffer", "values_of"]
 
 Column = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.uint32]
 
+CUT = -1
+"""In the place of a superseding seqno: the row was cut off, by a rollback or with its vbucket."""
+
 _PIECE = 1024 * 1024
-_FORGOTTEN = -1  # in the place of a superseding seqno, while a segment is rewritten
 
 
 class Rows(NamedTuple):
-    """The columns of a segment. superseded: the seqno of the change that replaced this one, 0 if none has."""
+    """The columns of a segment. superseded: the seqno of the change that replaced this one, 0 if none has.
+
+    supersedes: the seqno of the change that this one replaced, 0 if there was none or it is gone; None where nobody
+    asks for it, or the record in front of the frame says it.
+    """
 
     seqnos: Column
     offsets: Lengths
     lengths: Lengths
     superseded: Column
+    supersedes: Column | None = None
 
 
 class Segment:
     """Frames in a buffer, and the columns of their rows in the order of (vbucket, seqno).
 
-    starts: for each vbucket the number of its first row, then the number of rows. forgotten: vbuckets that were reset
-    since, whose rows here count no more. dead: bytes of frames that are superseded or forgotten.
+    starts: for each vbucket the number of its first row, then the number of rows. ends: for each the end of its rows
+    that count; those behind were cut off since. dead: bytes of frames that are superseded or cut off.
+    clustered: the frames lie in the order of the rows, otherwise in that of commits. ids: of the first and the last log
+    file that its frames were written to. cuts: how often `cut` has taken something off. tombstone_bytes: of frames of
+    tombstones that nothing had superseded when the segment was made; purge_at: when the newest of them was deleted,
+    epoch seconds, 0 for none.
     Each column is there twice over the same memory: as an array for whole columns, as a view (`..._at`) that is
     quicker for one value.
     """
 
     __slots__ = (
         "buffer",
+        "clustered",
+        "cuts",
         "dead",
-        "forgotten",
+        "ends",
+        "ids",
         "lengths",
         "lengths_at",
         "offsets",
         "offsets_at",
+        "purge_at",
         "seqnos",
         "seqnos_at",
         "size",
         "starts",
         "superseded",
         "superseded_at",
+        "supersedes",
+        "tombstone_bytes",
     )
 
-    def __init__(self, buffer: memoryview, starts: npt.NDArray[np.int32], rows: Rows) -> None:
+    def __init__(
+        self,
+        buffer: memoryview,
+        starts: npt.NDArray[np.int32],
+        rows: Rows,
+        *,
+        clustered: bool = True,
+        ids: tuple[int, int] = (0, 0),
+    ) -> None:
         self.buffer = buffer
         self.starts = starts.data
-        self.seqnos, self.offsets, self.lengths, self.superseded = rows
-        self.seqnos_at, self.offsets_at, self.lengths_at, self.superseded_at = (column.data for column in rows)
+        self.ends = starts[1:].copy().data
+        self.seqnos, self.offsets, self.lengths, self.superseded, self.supersedes = rows
+        self.seqnos_at, self.offsets_at, self.lengths_at, self.superseded_at = (column.data for column in rows[:4])
         self.size = int(self.lengths.sum(dtype=np.int64))
+        self.clustered = clustered
+        self.ids = ids
         self.dead = 0
-        self.forgotten: set[int] = set()
+        self.cuts = 0
+        self.tombstone_bytes = self.purge_at = 0
 
-    def forget(self, vbucket: int) -> None:
-        """Let the rows of a vbucket count no more. What is superseded stays as it is, for snapshots opened before."""
-        rows = slice(self.starts[vbucket], self.starts[vbucket + 1])
-        self.dead += int(self.lengths[rows][self.superseded[rows] == 0].sum(dtype=np.int64))
-        self.forgotten.add(vbucket)
+    def cut(self, vbucket: int, seqno: int) -> None:
+        """Let the rows of a vbucket above `seqno` count no more, and those count again that one of them superseded.
+
+        Snapshots opened before hold on to the column that they were opened on.
+        """
+        start, end = self.starts[vbucket], self.ends[vbucket]
+        kept = bisect_right(self.seqnos_at, seqno, start, end)
+        if kept < end:
+            self.cuts += 1
+            self.dead += int(self.lengths[kept:end][self.superseded[kept:end] == 0].sum(dtype=np.int64))
+            self.ends[vbucket] = kept
+        back = start + np.flatnonzero(self.superseded[start:kept] > seqno)
+        if len(back):
+            self.cuts += 1
+            self.dead -= int(self.lengths[back].sum(dtype=np.int64))
+            self.superseded = self.superseded.copy()
+            self.superseded[back] = 0
+            self.superseded_at = self.superseded.data
+
+    def mark(self, superseded: Column) -> None:
+        """Take over a whole column of superseding seqnos."""
+        self.superseded, self.superseded_at = superseded, superseded.data
+        self.dead = int(self.lengths[self.fate != 0].sum(dtype=np.int64))
+
+    @property
+    def vbuckets(self) -> npt.NDArray[np.uint16]:
+        """Of each row the vbucket."""
+        starts = np.asarray(self.starts)
+        return np.repeat(np.arange(len(starts) - 1, dtype=np.uint16), np.diff(starts))
 
     @property
     def fate(self) -> Column:
-        """Of each row 0 if it is live, otherwise the superseding seqno or _FORGOTTEN. Not to be written to."""
-        if not self.forgotten:
+        """Of each row 0 if it is live, otherwise the superseding seqno or CUT. Not to be written to."""
+        ends = np.asarray(self.ends)
+        cut = np.flatnonzero(ends != np.asarray(self.starts)[1:])
+        if not len(cut):
             return self.superseded
         fate = self.superseded.copy()
-        for vbucket in self.forgotten:
-            fate[self.starts[vbucket] : self.starts[vbucket + 1]] = _FORGOTTEN
+        for vbucket in cut.tolist():
+            fate[ends[vbucket] : self.starts[vbucket + 1]] = CUT
         return fate
 
     @property
@@ -93,50 +148,6 @@ class Segment:
         return sum(column.nbytes for column in columns)
 
 
-class Rewritten(NamedTuple):
-    """What became of some segments. segment: None if no frame was live.
-
-    passed: for each vbucket the highest seqno that superseded a dropped frame, 0 if there was none.
-    """
-
-    segment: Segment | None
-    passed: Column
-
-
-def rewrite(sources: Sequence[Segment]) -> Rewritten:
-    """Return one segment with the live frames of `sources`, which lie next to each other in the log, oldest first."""
-    counts = [np.diff(np.asarray(source.starts)) for source in sources]
-    vbuckets = len(counts[0])
-    vbucket = np.concatenate([np.repeat(np.arange(vbuckets, dtype=np.uint16), count) for count in counts])
-    seqnos = np.concatenate([source.seqnos for source in sources])
-    lengths = np.concatenate([source.lengths for source in sources])
-    fate = np.concatenate([source.fate for source in sources])
-    passed = np.zeros(vbuckets, np.int64)
-    np.maximum.at(passed, vbucket, fate)
-    kept = np.flatnonzero(fate == 0)
-    if not len(kept):
-        return Rewritten(None, passed)
-    if len(sources) > 1:
-        kept = kept[np.argsort(vbucket[kept], kind="stable")]
-    starts = np.zeros(vbuckets + 1, np.int32)
-    np.cumsum(np.bincount(vbucket[kept], minlength=vbuckets), out=starts[1:])
-    seqnos, lengths = seqnos[kept], lengths[kept]
-    buffer, offsets = _one_buffer(sources)
-    packed = np.cumsum(lengths, dtype=np.int64) - lengths
-    rows = Rows(seqnos, packed.astype(np.uint32), lengths, np.zeros(len(kept), np.int64))
-    return Rewritten(Segment(gather(buffer, offsets[kept], lengths), starts, rows), passed)
-
-
-def _one_buffer(sources: Sequence[Segment]) -> tuple[memoryview, Column]:
-    """Return a buffer with all the sources' frames, and their offsets in it."""
-    if len(sources) == 1:
-        return sources[0].buffer, sources[0].offsets.astype(np.int64)
-    buffers = [source.buffer if source.live else b"" for source in sources]  # after a flush most have nothing to copy
-    bases = np.cumsum([0, *map(len, buffers[:-1])])
-    offsets = np.concatenate([source.offsets + base for source, base in zip(sources, bases, strict=True)])
-    return memoryview(b"".join(buffers)), offsets
-
-
 def gather(buffer: memoryview, offsets: Column, lengths: Lengths) -> memoryview:
     """Return the frames at `offsets`, in that order, next to each other. Frames do not overlap."""
     # A frame has at least 43 bytes, so no two begin in the same 32: that puts them in order without a sort.
@@ -145,7 +156,7 @@ def gather(buffer: memoryview, offsets: Column, lengths: Lengths) -> memoryview:
     order = at[at >= 0]
     places = np.empty(len(order), np.int32)
     places[order] = np.arange(len(order), dtype=np.int32)
-    values = _values(buffer, offsets[order], lengths[order])
+    values = values_of(buffer, offsets[order], lengths[order])
     ends = np.cumsum(lengths, dtype=np.int64)
     target = new_buffer(int(ends[-1]))
     # Piece by piece: a piece is still in the cache when it goes to its place, and fresh memory is written once only.
@@ -160,10 +171,10 @@ def gather(buffer: memoryview, offsets: Column, lengths: Lengths) -> memoryview:
 
 def gather_ascending(buffer: memoryview, offsets: Column, lengths: Lengths) -> memoryview:
     """As gather, for a chunk of frames whose offsets ascend."""
-    return _take(_values(buffer, offsets, lengths), np.arange(len(offsets), dtype=np.int32))
+    return _take(values_of(buffer, offsets, lengths), np.arange(len(offsets), dtype=np.int32))
 
 
-def _values(buffer: memoryview, offsets: Column, lengths: Lengths) -> pa.Array:
+def values_of(buffer: memoryview, offsets: Column, lengths: Lengths) -> pa.Array:
     """Return frames that lie at ascending offsets as every second of Arrow's binary values.
 
     Arrow wants values without gaps, so the gaps between frames are the values between.

@@ -9,12 +9,13 @@ the segments it was opened on.
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock.store.frames import NO_FRAMES, OFFSET_BITS, Chunk, FewFrames, ManyFrames
 from penstock.store.index import RowIndex
-from penstock.store.segment import Segment
+from penstock.store.segment import Column, Segment
 from penstock.wire.constants import SnapshotFlag
 
 __all__ = ["FEW", "Snapshot"]
@@ -28,13 +29,24 @@ _NOTHING = FewFrames(())
 _ANY_NUMBER = 2**62
 
 
+class _Part(NamedTuple):
+    """The rows of a segment from start to end, and which seqnos superseded them when the snapshot was opened, at least:
+    a rollback takes another column.
+    """
+
+    segment: Segment
+    superseded: Column
+    start: int
+    end: int
+
+
 class Snapshot:
     """The changes of (start_seqno, end_seqno] that count at end_seqno, in order; the last has end_seqno itself.
 
     flags: a SnapshotFlag for the marker. A snapshot with start_seqno == end_seqno is empty.
     """
 
-    __slots__ = ("_frames", "_segments", "_tail", "_vbucket", "end_seqno", "start_seqno")
+    __slots__ = ("_frames", "_parts", "_tail", "end_seqno", "start_seqno")
 
     flags = SnapshotFlag.MEMORY | SnapshotFlag.CHECKPOINT  # every snapshot shows a document once, so it is a checkpoint
 
@@ -43,23 +55,26 @@ class Snapshot:
         self.end_seqno = end_seqno
         self._frames: FewFrames | ManyFrames
         self._tail: ManyFrames | None = None
-        self._segments: list[Segment] = []
+        self._parts: list[_Part] = []  # those to come, last one first
         if end_seqno - start_seqno <= few:
             self._frames = _look_up(index, start_seqno, end_seqno)
             return
-        self._vbucket = index.vbucket
         self._frames = _NOTHING
         first = max(bisect_right(index.firsts, start_seqno) - 1, 0)
-        self._segments = index.segments[first : bisect_right(index.firsts, end_seqno)]
-        self._segments.reverse()
+        for segment in reversed(index.segments[first : bisect_right(index.firsts, end_seqno)]):
+            start, end = segment.starts[index.vbucket], segment.ends[index.vbucket]
+            if segment.seqnos_at[start] <= start_seqno:
+                start = bisect_right(segment.seqnos_at, start_seqno, start, end)
+            if start < end and segment.seqnos_at[end - 1] > end_seqno:
+                end = bisect_right(segment.seqnos_at, end_seqno, start, end)
+            self._parts.append(_Part(segment, segment.superseded, start, end))
         self._tail = _choose_from_tail(index, start_seqno, end_seqno)
 
     @property
     def remaining(self) -> int:
         """How many frames are left, at most; 0 only when none is."""
-        ranges = map(self._range, self._segments)
         tail = self._tail.remaining if self._tail else 0
-        return self._frames.remaining + tail + sum(end - start for start, end in ranges)
+        return self._frames.remaining + tail + sum(part.end - part.start for part in self._parts)
 
     def read(self, opaque: int, max_bytes: int, window: int | None = None, max_frames: int = _ANY_NUMBER) -> Chunk:
         """Return the next frames with this opaque: at most max_bytes of them, but at least one, unless none is left.
@@ -79,7 +94,7 @@ class Snapshot:
 
     def _advance(self) -> bool:
         """Go on to the next segments, or to the tail. False: that was all."""
-        if self._segments:
+        if self._parts:
             self._frames = self._choose()
         elif self._tail:
             self._frames, self._tail = self._tail, None
@@ -90,33 +105,23 @@ class Snapshot:
 
     def _choose(self) -> ManyFrames:
         """Choose among the rows of the next segments."""
-        parts: list[tuple[Segment, slice]] = []
-        counts: list[int] = []
+        parts: list[_Part] = []
         total = 0
-        while self._segments and total < _BATCH_ROWS:
-            segment = self._segments.pop()
-            start, end = self._range(segment)
-            parts.append((segment, slice(start, end)))
-            counts.append(end - start)
-            total += end - start
-        superseded = np.concatenate([segment.superseded[rows] for segment, rows in parts])
-        offsets = np.concatenate([segment.offsets[rows] for segment, rows in parts])
-        lengths = np.concatenate([segment.lengths[rows] for segment, rows in parts])
+        while self._parts and total < _BATCH_ROWS:
+            if parts and not (parts[0].segment.clustered and self._parts[-1].segment.clustered):
+                break  # what lies in between, in a segment that is not clustered, is not worth copying
+            parts.append(self._parts.pop())
+            total += parts[-1].end - parts[-1].start
+        slices = [(part, slice(part.start, part.end)) for part in parts]
+        superseded = np.concatenate([part.superseded[rows] for part, rows in slices])
+        offsets = np.concatenate([part.segment.offsets[rows] for part, rows in slices])
+        lengths = np.concatenate([part.segment.lengths[rows] for part, rows in slices])
+        counts = [part.end - part.start for part in parts]
         where = np.repeat(np.arange(len(parts)) << OFFSET_BITS, counts) + offsets
         if superseded.any():
             live = (superseded == 0) | (superseded > self.end_seqno)
             where, lengths = where[live], lengths[live]
-        return ManyFrames([segment.buffer for segment, _ in parts], where, lengths)
-
-    def _range(self, segment: Segment) -> tuple[int, int]:
-        """Return the rows of the segment that lie in this snapshot's range."""
-        start, end = segment.starts[self._vbucket], segment.starts[self._vbucket + 1]
-        seqnos = segment.seqnos_at
-        if seqnos[start] <= self.start_seqno:
-            start = bisect_right(seqnos, self.start_seqno, start, end)
-        if start < end and seqnos[end - 1] > self.end_seqno:
-            end = bisect_right(seqnos, self.end_seqno, start, end)
-        return start, end
+        return ManyFrames([part.segment.buffer for part in parts], where, lengths)
 
 
 def _look_up(index: RowIndex, start_seqno: int, end_seqno: int) -> FewFrames:

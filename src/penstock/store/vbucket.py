@@ -68,7 +68,7 @@ class Vbucket(History):
     def get(self, key: bytes) -> Item | None:
         """Return the document, or None if there is none."""
         newest = self._newest.get(key)
-        if newest is None or (found := self._index.find(newest)) is None:
+        if newest is None or (found := self.index.find(newest)) is None:
             return None
         rows, row = found
         buffer, at = rows.buffer, rows.offsets_at[row]

@@ -1,0 +1,430 @@
+"""The change log of a bucket on disk.
+
+Changes are packed into the active log file's buffer in the order of commits, as records; `commit` writes what has
+gathered and syncs it. A log file that is full is sealed: the next one begins with a note of how things stand with every
+vbucket, so that the log can be read from there, and a compaction clusters its frames in a segment of their own.
+
+On disk there are therefore segments, oldest first, then log files, each numbered on from the one before. The numbers of
+a segment are those of the log files that it was made from; one whose numbers lie within another's is a left-over.
+
+One thread owns the log; `commit` and Compaction.run may be called beside it, from one other thread each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.errors import TemporaryFailure
+from penstock.store.compaction import Compaction, worthwhile
+from penstock.store.files import Directory
+from penstock.store.index import RowIndex
+from penstock.store.log import Log
+from penstock.store.record import RECORD_BYTES, pack_file_header, pack_record
+from penstock.store.rewrite import Limits, Rewritten, superseding
+from penstock.store.sealed import load, save, segment_name
+from penstock.store.segment import Column, Rows, Segment, new_buffer
+from penstock.store.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.store.history import History
+
+__all__ = ["CLEAN", "DurableLog", "LogFile", "log_name", "log_number"]
+
+_NAME = re.compile(r"log-(\d{10})")
+_BEHIND = 256 * 1024 * 1024  # bytes in memory that wait to be synced or clustered, or as many as four log files have
+_NANOSECONDS = 10**9
+CLEAN = b'{"clean":true}'
+_CLEAN_BYTES = 64
+_REST = 60 * _NANOSECONDS
+
+
+def log_name(number: int) -> str:
+    return f"log-{number:010d}"
+
+
+def log_number(name: str) -> int | None:
+    """Return the number in a log file's name, None of another name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+class LogFile:
+    """A log file that is being written. buffer: what it holds, up to `end`. written, synced: how much of that is in the
+    file, and on disk for certain. head_end: the end of the note it begins with.
+    """
+
+    __slots__ = ("buffer", "descriptor", "end", "head_end", "number", "synced", "written")
+
+    def __init__(self, number: int, buffer: memoryview, end: int = 0) -> None:
+        self.number = number
+        self.buffer = buffer
+        self.end = self.written = self.synced = end
+        self.head_end = 0
+        self.descriptor: int | None = None
+
+
+class DurableLog(Log):
+    """The log in a directory. uuid: the bucket's, 16 bytes. broken: a sync has failed, so nobody knows what is on disk.
+
+    uncommitted counts changes since the last commit began; persisted, commits and compactions since the log was opened.
+    """
+
+    durable = True
+
+    def __init__(
+        self,
+        indexes: Sequence[RowIndex],
+        directory: Directory,
+        settings: Settings,
+        *,
+        uuid: bytes,
+        clock: Callable[[], int],
+    ) -> None:
+        self.directory = directory
+        self.settings = settings
+        self.uuid = uuid
+        self.histories: Sequence[History] = ()
+        self.broken = False
+        self.commits = self.compactions = 0
+        self._clock = clock
+        self.compacting = False
+        self._most_behind = max(_BEHIND, 4 * settings.segment_bytes)
+        self.sealed_at: dict[int, int] = {}  # by the last number of a segment: when it was sealed, ns
+        self._installed: list[tuple[str, str, set[str]]] = []  # draft, name, and the names of what it stands for
+        self._rests: dict[tuple[int, int], int] = {}  # segments that there is no gain in rewriting before then, ns
+        self._passed = 0
+        self._drafts = 0
+        self.unsynced: list[LogFile] = []
+        self.file = LogFile(0, memoryview(b""))
+        super().__init__(indexes, settings.segment_bytes)
+
+    # What vbuckets write
+
+    def append(self, frame: bytes | memoryview, supersedes: int) -> int:
+        return self._write(bytes(frame), supersedes) + RECORD_BYTES
+
+    def _write(self, body: bytes, supersedes: int) -> int:
+        """Write a record for which there is room and return its offset in the active log file."""
+        file = self.file
+        record = pack_record(body, supersedes, file.synced)
+        start = self.end
+        end = start + len(record)
+        self.buffer[start:end] = record
+        self.end = file.end = end  # only now: a commit may look at any time
+        self.uncommitted += 1
+        return start
+
+    def make_room(self, nbytes: int) -> None:
+        self.check()
+        if self.end + nbytes + RECORD_BYTES > len(self.buffer):
+            if sum(len(segment.buffer) for segment in self.sealed if not segment.clustered) > self._most_behind:
+                raise TemporaryFailure("the disk does not keep up with what is to be written")
+            self.roll(nbytes)
+        self.limit = len(self.buffer) - RECORD_BYTES
+        if self.fault is not None:  # a commit on another thread has failed just now
+            self.limit = 0
+
+    def check(self) -> None:
+        if self.fault is not None:
+            raise TemporaryFailure(self.fault)
+
+    def make_room_for_note(self, history: History) -> None:
+        self.check()
+        self.make_space(2 * len(_text(history.described())))
+
+    def note(self, history: History, cut: int | None = None) -> None:
+        if cut is not None:
+            index = history.index
+            index.cuts = [(number, seqno) for number, seqno in index.cuts if seqno < cut] + [(self.file.number, cut)]
+        said = history.described() if cut is None else {**history.described(), "cut": cut}
+        text = _text(said)
+        self.make_space(len(text))
+        self._write(text, 0)
+
+    def make_space(self, nbytes: int) -> None:
+        """See to it that a record of nbytes fits, whatever the disk says."""
+        if self.end + RECORD_BYTES + nbytes > len(self.buffer):
+            self.roll(nbytes)
+
+    def mark_opened(self) -> None:
+        """Write that the bucket is open, so that a clean stop before this one is not the last word."""
+        self.make_space(_CLEAN_BYTES)
+        self._write(_text({"opened": True}), 0)
+
+    def seal(self) -> None:
+        if any(index.offsets_at for index in self.indexes):
+            self.roll(0)
+
+    def roll(self, nbytes: int) -> None:
+        """Seal the active log file, if there is anything in it, and begin the next one, with room for nbytes more."""
+        active = self.active()
+        if active is not None:
+            active.ids = self.file.number, self.file.number
+            self.sealed.append(active)
+            self.sealed_at[self.file.number] = self._clock()
+            for index in self.indexes:
+                index.replace([], active)
+        elif self.file.number:
+            self._empty_segment()
+        self.begin_file(self.file.number + 1, nbytes)
+
+    def begin_file(self, number: int, nbytes: int) -> None:
+        oldest = self.sealed[0].ids[1] if self.sealed else number
+        for index in self.indexes:
+            index.cuts = [cut for cut in index.cuts if cut[0] > oldest]
+        head = _text({"head": [history.described() for history in self.histories]})
+        header = pack_file_header(self.uuid, number)
+        needed = len(header) + len(head) + nbytes + 2 * RECORD_BYTES
+        self.begin(new_buffer(max(self.segment_bytes, needed)))
+        self.file = LogFile(number, self.buffer)
+        self.unsynced.append(self.file)
+        self.buffer[: len(header)] = header
+        self.end = self.file.end = len(header)
+        self._write(head, 0)
+        self.file.head_end = self.end
+
+    def go_on(self, sealed: list[Segment], active: Segment, end: int) -> None:
+        """Append to a log file that is there, behind its first `end` bytes; active: what it holds."""
+        self.sealed = sealed
+        for segment in sealed:
+            self.sealed_at.setdefault(segment.ids[1], self._clock())
+        number = active.ids[0]
+        self.begin(new_buffer(max(self.segment_bytes, end)))
+        self.buffer[:end] = active.buffer[:end]
+        self.end = end
+        self.file = LogFile(number, self.buffer, end)
+        self.file.descriptor = self.directory.reopen(log_name(number), end)
+        self.unsynced.append(self.file)
+        fate = active.fate
+        for index in self.indexes:
+            rows = slice(active.starts[index.vbucket], active.starts[index.vbucket + 1])
+            index.fill_tail(active, rows, int(active.lengths[rows][fate[rows] > 0].sum()))
+
+    def begin(self, buffer: memoryview) -> None:
+        super().begin(buffer)
+        self.limit = len(buffer) - RECORD_BYTES
+
+    def _empty_segment(self) -> None:
+        """Let a log file without a change that counts be clustered like others: their numbers have no gaps."""
+        starts = np.zeros(len(self.indexes) + 1, np.int32)
+        nothing = np.zeros(0, np.int64)
+        lengths = nothing.astype(np.uint32)
+        number = self.file.number
+        rows = Rows(nothing, lengths, lengths, nothing, nothing)
+        self.sealed.append(Segment(memoryview(b""), starts, rows, clustered=False, ids=(number, number)))
+        self.sealed_at[number] = self._clock()
+
+    # Committing
+
+    def commit(self) -> None:
+        """Write and sync all that was appended before, unless `fault` says afterwards that it could not be done."""
+        if self.broken:
+            return
+        taken, self.uncommitted = self.uncommitted, 0
+        try:
+            for file in tuple(self.unsynced):
+                self._commit_file(file)
+            self._rename()
+        except OSError as error:
+            self.uncommitted += taken
+            if not self.broken:
+                self._fail(f"the disk does not take what is to be written: {error.strerror or error}")
+            return
+        self.commits += 1
+        self.fault = None
+
+    def close(self) -> None:
+        """Commit, with the mark of a clean stop; then let others have the directory."""
+        if self.fault is None:
+            self.commit()
+        if self.fault is None:
+            self.make_space(_CLEAN_BYTES)
+            self._write(CLEAN, 0)
+            self.commit()
+        for file in self.unsynced:
+            if file.descriptor is not None:
+                self.directory.close(file.descriptor)
+        self.directory.unlock()
+
+    def _commit_file(self, file: LogFile) -> None:
+        end = file.end
+        if file.descriptor is None:
+            file.descriptor = self.directory.create(log_name(file.number))
+            self._sync(self.directory.sync_names)
+        while file.written < end:
+            file.written += self.directory.write(file.descriptor, file.buffer[file.written : end], file.written)
+        if file.synced < end:
+            self._sync(self.directory.sync, file.descriptor)
+            file.synced = end
+        if file is not self.file and file.synced == file.end:
+            self.directory.close(file.descriptor)
+            self.unsynced.remove(file)
+
+    def _rename(self) -> None:
+        """Give new segments their names, now that what the log says about them is on disk."""
+        installed, self._installed = self._installed, []
+        for draft, name, _ in installed:
+            self.directory.rename(draft, name)
+        if installed:
+            self._sync(self.directory.sync_names)
+        for _, _, replaced in installed:
+            for name in replaced:
+                self.directory.remove(name)
+
+    def _sync(self, sync: Callable[..., None], *arguments: int) -> None:
+        try:
+            sync(*arguments)
+        except OSError as error:
+            self.broken = True
+            self._fail(
+                f"a sync has failed ({error.strerror or error}): nobody knows what is on disk, so nothing is stored "
+                "until the bucket is opened anew"
+            )
+            raise
+
+    def _fail(self, why: str) -> None:
+        self.fault = why
+        self.limit = 0  # so that the next change asks for room, and is refused
+
+    def persisted(self, index: RowIndex) -> int:
+        row = bisect_left(index.offsets_at, self.file.synced)
+        if row:
+            return index.seqnos_at[row - 1]
+        unsynced = {file.number: file.synced for file in tuple(self.unsynced)}
+        for segment in reversed(index.segments):
+            start, end = segment.starts[index.vbucket], segment.ends[index.vbucket]
+            synced = None if segment.clustered else unsynced.get(segment.ids[1])
+            row = end if synced is None else bisect_left(segment.offsets_at, synced, start, end)
+            if row > start:
+                return segment.seqnos_at[row - 1]
+        return 0
+
+    # Compaction
+
+    def compaction(self, everything: bool) -> Compaction | None:
+        """Return the next piece of rewriting that is worth doing; None while there is none, or one is under way.
+
+        everything: also where there is little to gain, each segment once, until None is returned.
+        """
+        if self.compacting:
+            return None
+        chosen = self._unclustered()
+        if chosen is None:
+            chosen = self._once() if everything else self._worthwhile()
+        if chosen is None:
+            return None
+        self.compacting = True
+        return Compaction(self, self.sealed[chosen], self.limits())
+
+    def _unclustered(self) -> slice | None:
+        unsynced = {file.number for file in self.unsynced}
+        for place, segment in enumerate(self.sealed):
+            if not segment.clustered and segment.ids[0] not in unsynced:
+                return slice(place, place + 1)
+        return None
+
+    def _worthwhile(self) -> slice | None:
+        now = self._clock()
+        ready = [segment for segment in self.sealed if segment.clustered]
+        gains = [0 if self._rests.get(segment.ids, 0) > now else self._gain(segment, now) for segment in ready]
+        return worthwhile(ready, gains, self.segment_bytes)
+
+    def _gain(self, segment: Segment, now: int) -> int:
+        overdue = 0 < segment.purge_at < now // _NANOSECONDS - self.settings.purge_age
+        return segment.dead + (segment.tombstone_bytes if overdue else 0)
+
+    def _once(self) -> slice | None:
+        """Return the next segments, together as large as one may be, that a pass over everything has not reached."""
+        start = next((n for n, segment in enumerate(self.sealed) if segment.ids[0] > self._passed), None)
+        if start is None or not self.sealed[start].clustered:
+            self._passed = 0
+            return None
+        end, live = start + 1, self.sealed[start].live
+        while (
+            end < len(self.sealed) and self.sealed[end].clustered and live + self.sealed[end].live <= self.segment_bytes
+        ):
+            live += self.sealed[end].live
+            end += 1
+        self._passed = self.sealed[end - 1].ids[1]
+        return slice(start, end)
+
+    def limits(self) -> Limits:
+        """Return what a rewrite may drop: what is superseded by a change on disk that is older than the retention."""
+        now = self._clock()
+        window = self._window(now)
+        floors = [min(self.persisted(index), _before(index, window)) for index in self.indexes]
+        return Limits(
+            floors=np.array(floors, np.int64),
+            last_seqnos=np.array([index.last_seqno for index in self.indexes], np.int64),
+            purge_before=max(now // _NANOSECONDS - int(self.settings.purge_age), 0),
+        )
+
+    def _window(self, now: int) -> int:
+        """Return the number of the first log file whose changes keep what they superseded."""
+        seconds, nbytes = self.settings.retention_seconds, self.settings.retention_bytes
+        if seconds == 0 or nbytes == 0:
+            return self.file.number + 1
+        first, size = self.file.number, self.end
+        for segment in reversed(self.sealed):
+            size += segment.size
+            if nbytes is not None and size > nbytes:
+                break
+            if seconds is not None and self.sealed_at[segment.ids[1]] < now - seconds * _NANOSECONDS:
+                break
+            first = segment.ids[0]
+        return first
+
+    def held(self, sources: Sequence[Segment]) -> Column:
+        first = self.sealed.index(sources[0])
+        return superseding(self.sealed[:first])
+
+    def keep(self, rewritten: Rewritten) -> Rewritten:
+        segment = rewritten.segment
+        draft = f"{segment_name(segment.ids)}.{self._drafts}.new"
+        self._drafts += 1
+        save(self.directory, draft, segment, sealed_at=self.sealed_at[segment.ids[1]])
+        mapped = load(self.directory, draft, len(self.indexes)).segment
+        mapped.tombstone_bytes, mapped.purge_at = segment.tombstone_bytes, segment.purge_at
+        return rewritten._replace(segment=mapped, draft=draft)
+
+    def discard(self, rewritten: Rewritten | None) -> None:
+        self.compacting = False
+        if rewritten is not None:
+            self.directory.remove(rewritten.draft)
+
+    def install(self, sources: Sequence[Segment], rewritten: Rewritten) -> None:
+        super().install(sources, rewritten)
+        segment, choice = rewritten.segment, rewritten.choice
+        raised = np.flatnonzero(choice.passed | choice.purged).tolist()
+        floors = [(self.indexes[n].lowest_snapshot_end, self.indexes[n].purge_seqno) for n in raised]
+        said = _text({"floors": [[n, *pair] for n, pair in zip(raised, floors, strict=True)]})
+        self.make_space(len(said))
+        self._write(said, 0)
+        name = segment_name(segment.ids)
+        names = {segment_name(source.ids) if source.clustered else log_name(source.ids[0]) for source in sources}
+        self._installed.append((rewritten.draft, name, names - {name}))
+        for source in sources[:-1]:
+            self.sealed_at.pop(source.ids[1], None)
+        before = sum(source.size for source in sources)
+        if 4 * segment.size > 3 * before or 2 * segment.dead > segment.size:
+            self._rests[segment.ids] = self._clock() + _REST
+        self.compacting = False
+        self.compactions += 1
+
+
+def _before(index: RowIndex, number: int) -> int:
+    """Return the last seqno of a vbucket in front of a log file."""
+    for segment, first in zip(index.segments, index.firsts, strict=True):
+        if segment.ids[0] >= number:
+            return first - 1
+    return index.last_seqno
+
+
+def _text(said: object) -> bytes:
+    return json.dumps(said, separators=(",", ":")).encode()

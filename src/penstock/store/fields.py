@@ -1,0 +1,83 @@
+"""Fields of many frames at once, read where they lie in a log's buffer."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.store.segment import Column, Lengths, values_of
+from penstock.wire.constants import Opcode
+from penstock.wire.dcp import DeletionV2, Mutation
+from penstock.wire.frame import HEADER_BYTES
+from penstock.wire.shapes import head_dtype
+
+__all__ = ["by_seqnos", "cas", "delete_times", "expiries", "field", "is_mutation", "keys", "vbuckets_of"]
+
+_MUTATION = int(Opcode.DCP_MUTATION)
+_MUTATION_EXTRAS = head_dtype(Mutation).itemsize - HEADER_BYTES
+
+
+def _place(name: str, cls: type[Mutation] | type[DeletionV2]) -> tuple[int, str]:
+    """Return where a field begins in a frame, and its type."""
+    dtype, at = head_dtype(cls).fields[name][:2]  # type: ignore[index]
+    return at, dtype.str
+
+
+_OPCODE, _KEY_LENGTH, _CAS, _EXPIRY = (_place(name, Mutation) for name in ("opcode", "key_length", "cas", "expiry"))
+_VBUCKET, _BY_SEQNO = _place("vbucket", Mutation), _place("by_seqno", Mutation)
+_EXTRAS_LENGTH = _place("extras_length", Mutation)
+_DELETE_TIME = _place("delete_time", DeletionV2)  # in an expiration it lies there too
+
+
+def field(buffer: memoryview, offsets: Column | Lengths, place: tuple[int, str]) -> npt.NDArray[np.generic]:
+    """Return a field of the frames at `offsets`. place: where it begins in a frame, and its type."""
+    at, kind = place
+    dtype = np.dtype(kind)
+    if not len(offsets):
+        return np.zeros(0, dtype)
+    overlapping = np.ndarray((len(buffer) - at - dtype.itemsize + 1,), dtype, buffer, at, (1,))
+    return overlapping[offsets]
+
+
+def is_mutation(buffer: memoryview, offsets: Column | Lengths) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = field(buffer, offsets, _OPCODE) == _MUTATION
+    return found
+
+
+def vbuckets_of(buffer: memoryview, offsets: Column | Lengths) -> npt.NDArray[np.uint16]:
+    return field(buffer, offsets, _VBUCKET).astype(np.uint16)
+
+
+def by_seqnos(buffer: memoryview, offsets: Column | Lengths) -> Column:
+    return field(buffer, offsets, _BY_SEQNO).astype(np.int64)
+
+
+def cas(buffer: memoryview, offsets: Column | Lengths) -> npt.NDArray[np.uint64]:
+    return field(buffer, offsets, _CAS).astype(np.uint64)
+
+
+def expiries(buffer: memoryview, offsets: Column | Lengths) -> Column:
+    """Return when the documents expire, in epoch seconds; 0 for never, and for tombstones."""
+    found = np.zeros(len(offsets), np.int64)
+    documents = is_mutation(buffer, offsets)
+    found[documents] = field(buffer, offsets[documents], _EXPIRY)
+    return found
+
+
+def delete_times(buffer: memoryview, offsets: Column | Lengths) -> Column:
+    """Return when the documents of tombstones were deleted, in epoch seconds; 0 for mutations."""
+    found = np.zeros(len(offsets), np.int64)
+    tombstones = ~is_mutation(buffer, offsets)
+    found[tombstones] = field(buffer, offsets[tombstones], _DELETE_TIME)
+    return found
+
+
+def keys(buffer: memoryview, offsets: Column | Lengths) -> list[bytes]:
+    """Return the keys of frames whose offsets ascend."""
+    if not len(offsets):
+        return []
+    begins = offsets.astype(np.int64) + HEADER_BYTES
+    begins += field(buffer, offsets, _EXTRAS_LENGTH).astype(np.int64)
+    lengths = field(buffer, offsets, _KEY_LENGTH).astype(np.uint32)
+    found: list[bytes] = values_of(buffer, begins, lengths).take(np.arange(0, 2 * len(begins), 2)).to_pylist()
+    return found

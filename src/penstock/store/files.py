@@ -1,0 +1,114 @@
+"""The files of one bucket: the one place of the store that calls the operating system.
+
+What fails raises OSError, as the system says it; tests put a Directory in its place that fails when they want it to.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from pathlib import Path
+
+__all__ = ["Directory"]
+
+_LOCK = "lock"
+
+
+class Directory:
+    """A directory and what is done with the files in it, by name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    def lock(self) -> bool:
+        """Make the directory this process's own until `unlock`, or its end. False: another one has it."""
+        descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        self._lock = descriptor
+        return True
+
+    def owner(self) -> str:
+        """Return what the lock says about who has it, a process id."""
+        return (self.path / _LOCK).read_text(encoding="ascii", errors="replace").strip()
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def names(self) -> list[str]:
+        return sorted(entry.name for entry in os.scandir(self.path) if entry.is_file())
+
+    def read(self, name: str) -> bytes:
+        return (self.path / name).read_bytes()
+
+    def map(self, name: str) -> memoryview:
+        """Return a file's bytes, which are read when they are looked at. The file may be removed meanwhile."""
+        descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if not os.fstat(descriptor).st_size:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
+        finally:
+            os.close(descriptor)
+
+    def create(self, name: str) -> int:
+        """Make a file, anew if it is there, and return its descriptor."""
+        return os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+    def reopen(self, name: str, size: int) -> int:
+        """Return the descriptor of a file that is there, after what is behind `size` bytes has been cut off."""
+        descriptor = os.open(self.path / name, os.O_RDWR | os.O_CLOEXEC)
+        os.ftruncate(descriptor, size)
+        return descriptor
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> int:
+        """Write some of the data, and return how many bytes that was."""
+        return os.pwrite(descriptor, data, offset)
+
+    def sync(self, descriptor: int) -> None:
+        """Return when what was written is on disk."""
+        os.fdatasync(descriptor)
+
+    def close(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(self.path / old, self.path / new)
+
+    def remove(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+
+    def sync_names(self) -> None:
+        """Return when files that were made, renamed or removed are so on disk."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def write_all(self, descriptor: int, data: memoryview, offset: int) -> None:
+        while data:
+            written = self.write(descriptor, data, offset)
+            data, offset = data[written:], offset + written
+
+    def put(self, name: str, *parts: tuple[int, memoryview]) -> None:
+        """Write a file of these parts, each at its offset, synced. What there is of it if that fails is removed."""
+        descriptor = self.create(name)
+        try:
+            for offset, data in parts:
+                self.write_all(descriptor, data, offset)
+            self.sync(descriptor)
+        except OSError:
+            self.remove(name)
+            raise
+        finally:
+            self.close(descriptor)

@@ -1,0 +1,72 @@
+"""A bucket's directory: made, opened, locked, and what is said of one that cannot be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import StoreDamaged, StoreRefused
+from penstock.store.files import Directory
+
+__all__ = ["FORMAT", "check_same", "enter", "make", "said_by"]
+
+FORMAT = 1
+"""Of the files; a directory of another one is refused."""
+
+_BUCKET = "bucket.json"
+
+
+def enter(directory: Directory) -> None:
+    """Make the directory this process's own. Raises StoreRefused, also where nothing can be written."""
+    try:
+        directory.path.mkdir(parents=True, exist_ok=True)
+        free = directory.lock()
+    except OSError as error:
+        raise StoreRefused(f"{directory.path}: cannot be written to: {error.strerror or error}") from error
+    if not free:
+        raise StoreRefused(f"{directory.path}: in use by process {directory.owner()}")
+
+
+def make(directory: Directory, *, name: str, uuid: bytes, vbuckets: int) -> Mapping[str, Any]:
+    """Write down whose directory it is, and return that. uuid: 16 bytes."""
+    said = {"format": FORMAT, "name": name, "uuid": uuid.hex(), "vbuckets": vbuckets}
+    text = json.dumps(said, indent=2).encode() + b"\n"
+    draft = f"{_BUCKET}.new"
+    try:
+        directory.put(draft, (0, memoryview(text)))
+        directory.rename(draft, _BUCKET)
+        directory.sync_names()
+    except OSError as error:
+        raise StoreRefused(f"{directory.path}: cannot be written to: {error.strerror or error}") from error
+    return said
+
+
+def said_by(directory: Directory) -> Mapping[str, Any] | None:
+    """Return whose directory it is; None if nothing is in it yet.
+
+    Raises StoreRefused for a format that this version does not know, StoreDamaged if that is not said.
+    """
+    names = [name for name in directory.names() if name != "lock" and not name.endswith(".new")]
+    if not names:
+        return None
+    if _BUCKET not in names:
+        raise StoreRefused(f"{directory.path}: {len(names)} files, {names[0]} among them, but no {_BUCKET}")
+    try:
+        said: Mapping[str, Any] = json.loads(directory.read(_BUCKET))
+        number, _, _ = said["format"], bytes.fromhex(said["uuid"]), said["vbuckets"] + 0
+        said["name"].encode()
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise StoreDamaged(f"{directory.path / _BUCKET}: does not say what a bucket is: {error}") from error
+    if number != FORMAT:
+        raise StoreRefused(f"{directory.path}: format {number}, this version knows {FORMAT}")
+    return said
+
+
+def check_same(said: Mapping[str, Any], path: Path, *, name: str, vbuckets: int) -> None:
+    """Raise StoreRefused unless the directory is this bucket's."""
+    if said["name"] != name:
+        raise StoreRefused(f"{path}: of bucket {said['name']!r}, not {name!r}")
+    if said["vbuckets"] != vbuckets:
+        raise StoreRefused(f"{path}: {said['vbuckets']} vbuckets, not {vbuckets}")

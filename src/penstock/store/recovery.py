@@ -1,0 +1,308 @@
+"""From the files of a bucket back to its segments, tails and vbuckets.
+
+Segments are mapped and their checksums verified; log files are read record by record. Which change superseded which
+is worked out for all rows at once. Keys are left for later: a stream needs none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import StoreDamaged
+from penstock.store.durable import CLEAN, DurableLog, log_name, log_number
+from penstock.store.fields import by_seqnos, cas, is_mutation, vbuckets_of
+from penstock.store.files import Directory
+from penstock.store.history import History
+from penstock.store.record import Scanned, later_record, pack_file_header, scan, supersedes_of
+from penstock.store.sealed import Sealed, load, segment_ids, verify
+from penstock.store.segment import CUT, Column, Rows, Segment
+
+__all__ = ["Found", "Torn", "look", "recover"]
+
+Numbers = npt.NDArray[np.uint16]
+
+_DISTINCT_BITS = np.uint64(47)
+_DISTINCT = 2**47  # seqnos below, and vbuckets, fit into one number
+
+
+class Torn(NamedTuple):
+    """What a log file ends with that is no record. offset: where it begins. nbytes: how many bytes it is."""
+
+    name: str
+    offset: int
+    nbytes: int
+
+
+class LogRead(NamedTuple):
+    """A log file and what it holds."""
+
+    number: int
+    data: memoryview
+    scanned: Scanned
+
+
+class Found(NamedTuple):
+    """The files of a bucket: segments, then log files, each numbered on from the one before. torn: the end of the last
+    one, None if it ends well. obsolete: names of left-overs. damage: what is wrong in the middle, a sentence each.
+    """
+
+    sealed: list[Sealed]
+    logs: list[LogRead]
+    torn: Torn | None
+    obsolete: list[str]
+    damage: list[str]
+
+    @property
+    def clean(self) -> bool:
+        """Does the last log file end with the mark of a clean stop?"""
+        if not self.logs or self.torn is not None:
+            return False
+        scanned = self.logs[-1].scanned
+        return bool(scanned.notes) and scanned.notes[-1][1] == CLEAN and _is_last(scanned)
+
+    @property
+    def summary(self) -> str:
+        """What was found, in words."""
+        frames = sum(len(sealed.segment.seqnos) for sealed in self.sealed)
+        frames += sum(len(read.scanned.offsets) for read in self.logs)
+        end = "" if self.clean else " after a stop that was not clean"
+        torn = (
+            f"; {self.torn.name}: {self.torn.nbytes} bytes from offset {self.torn.offset} on were cut off"
+            if self.torn
+            else ""
+        )
+        return f"{frames} changes in {len(self.sealed)} segments and {len(self.logs)} log files{end}{torn}"
+
+
+def _is_last(scanned: Scanned) -> bool:
+    return not len(scanned.offsets) or int(scanned.offsets[-1]) < scanned.notes[-1][0]
+
+
+def look(directory: Directory, uuid: bytes, vbuckets: int) -> Found:
+    """Read the files of a bucket, and change nothing. What is damaged is listed, and left out."""
+    names = directory.names()
+    ranges = {name: ids for name in names if (ids := segment_ids(name)) is not None}
+    obsolete = [name for name in names if name.endswith(".new")]
+    kept: dict[str, tuple[int, int]] = {}
+    for name, (first, last) in sorted(ranges.items(), key=lambda item: (item[1][0], -item[1][1])):
+        if any(low <= first and last <= high for low, high in kept.values()):
+            obsolete.append(name)
+        else:
+            kept[name] = first, last
+    newest = max((last for _, last in kept.values()), default=0)
+    numbers = {name: number for name in names if (number := log_number(name)) is not None}
+    obsolete += [name for name, number in numbers.items() if number <= newest]
+    logs = {number: name for name, number in numbers.items() if number > newest}
+    found = Found([], [], None, obsolete, [])
+    _check_numbers(found.damage, sorted(kept.values()), sorted(logs))
+    for name in sorted(kept):
+        try:
+            sealed = load(directory, name, vbuckets)
+            verify(name, sealed)
+        except StoreDamaged as error:
+            found.damage.append(str(error))
+        else:
+            found.sealed.append(sealed)
+    for number in sorted(logs):
+        found = _read_log(found, directory, number, uuid, last=number == max(logs))
+    return found
+
+
+def _check_numbers(damage: list[str], ranges: Sequence[tuple[int, int]], logs: Sequence[int]) -> None:
+    expected = 1
+    for first, last in [*ranges, *((number, number) for number in logs)]:
+        if first != expected:
+            damage.append(f"log files {expected} to {first - 1} are missing")
+        expected = last + 1
+    if ranges and not logs:
+        damage.append(f"{log_name(expected)} is missing")
+
+
+def _read_log(found: Found, directory: Directory, number: int, uuid: bytes, *, last: bool) -> Found:
+    name = log_name(number)
+    data = directory.map(name)
+    header = pack_file_header(uuid, number)
+    if data[: len(header)] == header:
+        scanned = scan(data)
+    else:
+        nothing = np.zeros(0, np.int64)
+        scanned = Scanned(nothing, nothing.astype(np.uint32), nothing, [], 0, later_record(data, 0))
+        if not last or scanned.later is not None:
+            found.damage.append(f"{name}, offset 0: not the header of this bucket's log file {number}")
+            return found
+    torn = None
+    if last and number > 1 and not scanned.notes and scanned.later is None:
+        # It had just been begun: nothing counts that is in it, and the file before goes on.
+        found.obsolete.append(name)
+        return found._replace(torn=Torn(name, 0, len(data)))
+    if scanned.end < len(data):
+        torn = Torn(name, scanned.end, len(data) - scanned.end)
+        if not last or scanned.later is not None:
+            found.damage.append(
+                f"{name}, offset {scanned.end}: not a record as its checksum says, {torn.nbytes} bytes before the end "
+                "of the file, where everything had been on disk"
+            )
+    found.logs.append(LogRead(number, data, scanned))
+    return found._replace(torn=torn)
+
+
+# Rows
+
+
+class _Cut(NamedTuple):
+    vbucket: int
+    seqno: int
+    offset: int
+
+
+def recover(log: DurableLog, histories: Sequence[History], found: Found) -> None:
+    """Fill an empty log and its vbuckets with what was found; the last log file becomes the active one.
+
+    Raises StoreDamaged for a note that does not say what a note says.
+    """
+    log.sealed = [sealed.segment for sealed in found.sealed]
+    for sealed in found.sealed:
+        log.sealed_at[sealed.segment.ids[1]] = sealed.sealed_at
+    cuts = [_take_notes(read, histories) for read in found.logs]
+    for history in histories:
+        for segment in log.sealed:
+            for number, seqno in history.index.cuts:
+                if segment.ids[1] < number:
+                    segment.cut(history.id, seqno)
+    unclustered = []
+    for place, read in enumerate(found.logs):
+        later = [cut._replace(offset=len(read.data)) for more in cuts[place + 1 :] for cut in more]
+        unclustered.append(_segment_of(read, len(histories), [*cuts[place], *later]))
+    supersede([*log.sealed, *unclustered])
+    for segment in [*log.sealed, *unclustered[:-1]]:
+        for history in histories:
+            history.index.replace([], segment)
+    log.go_on([*log.sealed, *unclustered[:-1]], unclustered[-1], found.logs[-1].scanned.end)
+    items = np.add.reduce([_items(segment) for segment in [*log.sealed, unclustered[-1]]])
+    newest = np.maximum.reduce([_newest_cas(segment) for segment in unclustered])
+    for history, count, max_cas in zip(histories, items.tolist(), newest.tolist(), strict=True):
+        history.settle(count, max_cas)
+
+
+def _take_notes(read: LogRead, histories: Sequence[History]) -> list[_Cut]:
+    """Restore the vbuckets as the notes of a log file say, and return the cuts in it."""
+    cuts = []
+    for at, text in read.scanned.notes:
+        try:
+            said = json.loads(text)
+            for description in said.get("head", [said] if "vbucket" in said else []):
+                histories[description["vbucket"]].restore(description)
+            for vbucket, lowest_snapshot_end, purge_seqno in said.get("floors", ()):
+                histories[vbucket].index.raise_floors(lowest_snapshot_end, purge_seqno)
+            if "cut" in said:
+                cuts.append(_Cut(said["vbucket"], said["cut"], at))
+        except (LookupError, TypeError, ValueError) as error:
+            raise StoreDamaged(
+                f"{log_name(read.number)}, offset {at}: a note that says what cannot be: {error}"
+            ) from error
+    return cuts
+
+
+def _segment_of(read: LogRead, vbuckets: int, cuts: Iterable[_Cut]) -> Segment:
+    """Return the rows of a log file that count."""
+    scanned = read.scanned
+    numbers, seqnos = vbuckets_of(read.data, scanned.offsets), by_seqnos(read.data, scanned.offsets)
+    if len(numbers) and int(numbers.max()) >= vbuckets:
+        raise StoreDamaged(f"{log_name(read.number)}: a change in vbucket {int(numbers.max())} of {vbuckets}")
+    order = np.argsort(numbers, kind="stable")
+    counting = np.ones(len(order), bool)
+    bounds = np.searchsorted(numbers[order], np.arange(vbuckets + 1))
+    for vbucket, seqno, offset in cuts:
+        rows = order[bounds[vbucket] : bounds[vbucket + 1]]
+        counting[rows[(scanned.offsets[rows] < offset) & (seqnos[rows] > seqno)]] = False
+    order = order[counting[order]]
+    starts = np.searchsorted(numbers[order], np.arange(vbuckets + 1)).astype(np.int32)
+    columns = Rows(
+        seqnos[order],
+        scanned.offsets[order].astype(np.uint32),
+        scanned.lengths[order],
+        np.zeros(len(order), np.int64),
+        scanned.supersedes[order],
+    )
+    return Segment(read.data, starts, columns, clustered=False, ids=(read.number, read.number))
+
+
+def supersede(segments: Sequence[Segment]) -> None:
+    """Work out which rows have been superseded, from what each row that counts says it supersedes.
+
+    segments: all there are, oldest first. A row that is not there any more was dropped: then nothing has to be said.
+    """
+    numbers = np.concatenate([segment.vbuckets for segment in segments])
+    seqnos = np.concatenate([segment.seqnos for segment in segments])
+    targets = np.concatenate([_targets(segment) for segment in segments])
+    counting = np.concatenate([segment.fate for segment in segments]) != CUT
+    order = np.flatnonzero(counting)
+    order = order[np.argsort(numbers[order], kind="stable")]  # by (vbucket, seqno): segments are, and follow each other
+    asking = order[targets[order] > 0]
+    found = _find(numbers[order], seqnos[order], numbers[asking], targets[asking])
+    superseded = np.zeros(len(numbers), np.int64)
+    superseded[order[found[found >= 0]]] = seqnos[asking[found >= 0]]
+    bounds = np.cumsum([0, *(len(segment.seqnos) for segment in segments)]).tolist()
+    for segment, start, end in zip(segments, bounds[:-1], bounds[1:], strict=True):
+        segment.mark(superseded[start:end])
+
+
+def _targets(segment: Segment) -> Column:
+    if segment.supersedes is None:
+        return supersedes_of(segment.buffer, segment.offsets)
+    return segment.supersedes
+
+
+def _find(numbers: Numbers, seqnos: Column, of: Numbers, wanted: Column) -> Column:
+    """Return the place of each (of, wanted) among rows in order of (vbucket, seqno), -1 where there is none."""
+    if not len(wanted):
+        return np.zeros(0, np.int64)
+    if int(seqnos.max()) >= _DISTINCT:
+        return _find_slowly(numbers, seqnos, of, wanted)
+    names, sought = _names(numbers, seqnos), _names(of, wanted)
+    # Where no seqno is missing a row lies as far from its vbucket's first one as the seqnos do.
+    firsts = np.searchsorted(numbers, np.arange(2**16))[of]
+    places: Column = np.minimum(firsts + wanted - seqnos[np.minimum(firsts, len(seqnos) - 1)], len(seqnos) - 1)
+    places = np.maximum(places, 0)
+    missed = np.flatnonzero(names[places] != sought)
+    places[missed] = np.minimum(np.searchsorted(names, sought[missed]), len(names) - 1)
+    places[names[places] != sought] = -1
+    return places
+
+
+def _find_slowly(numbers: Numbers, seqnos: Column, of: Numbers, wanted: Column) -> Column:
+    """As _find, for any seqnos: vbucket by vbucket."""
+    places = np.full(len(wanted), -1)
+    bounds = np.searchsorted(numbers, np.arange(2**16 + 1)).tolist()
+    for vbucket in np.unique(of).tolist():
+        asking = np.flatnonzero(of == vbucket)
+        start, end = bounds[vbucket], bounds[vbucket + 1]
+        found = start + np.searchsorted(seqnos[start:end], wanted[asking])
+        there = found < end
+        there[there] = seqnos[found[there]] == wanted[asking[there]]
+        places[asking[there]] = found[there]
+    return places
+
+
+def _names(numbers: Numbers, seqnos: Column) -> npt.NDArray[np.uint64]:
+    """Return one number for each (vbucket, seqno), in the same order."""
+    return (numbers.astype(np.uint64) << _DISTINCT_BITS) | seqnos.astype(np.uint64)
+
+
+def _items(segment: Segment) -> Column:
+    """Return how many live documents a segment has of each vbucket."""
+    live = np.flatnonzero(segment.fate == 0)
+    documents = live[is_mutation(segment.buffer, segment.offsets[live])]
+    counts: Column = np.bincount(segment.vbuckets[documents], minlength=len(segment.ends))
+    return counts
+
+
+def _newest_cas(segment: Segment) -> npt.NDArray[np.uint64]:
+    highest = np.zeros(len(segment.ends), np.uint64)
+    np.maximum.at(highest, segment.vbuckets, cas(segment.buffer, segment.offsets))
+    return highest

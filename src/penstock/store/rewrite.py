@@ -1,0 +1,181 @@
+"""Which frames of some segments are to be kept, and those in one segment: the pure half of compaction.
+
+A frame is dropped only together with, or after, every older frame of its document. Otherwise whoever reads the log
+from its beginning would find the older frame, and nothing that supersedes it: the document would be back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.store.fields import delete_times
+from penstock.store.record import supersedes_of
+from penstock.store.segment import CUT, Column, Lengths, Rows, Segment, gather
+
+__all__ = ["Choice", "Limits", "Rewritten", "choose", "rewrite"]
+
+Numbers = npt.NDArray[np.uint16]
+Mask = npt.NDArray[np.bool_]
+
+_VBUCKET_AT = 47  # the bit, in one number of vbucket and seqno
+
+
+class Limits(NamedTuple):
+    """What may go. floors: for each vbucket the highest seqno whose superseded frame may be dropped. last_seqnos: for
+    each the seqno of its newest change, which stays. purge_before: tombstones of documents deleted before this epoch
+    second may be dropped; 0 for none.
+    """
+
+    floors: Column
+    last_seqnos: Column
+    purge_before: int = 0
+
+
+class Joined(NamedTuple):
+    """The rows of several segments, one after the other. fates: as Segment.fate, when the work began."""
+
+    vbuckets: Numbers
+    seqnos: Column
+    lengths: Lengths
+    fates: Column
+
+
+class Choice(NamedTuple):
+    """rows: those to be kept, in the order of (vbucket, seqno). passed: for each vbucket the highest seqno that
+    superseded a dropped frame, 0 if there was none. purged: for each the highest seqno of a dropped tombstone, or 0.
+    """
+
+    rows: Column
+    passed: Column
+    purged: Column
+
+
+class Rewritten(NamedTuple):
+    """What became of some segments. segment: without superseding seqnos, `choice.rows` says where to find them.
+
+    draft: the name of the file that it is in, if it is in one.
+    """
+
+    segment: Segment
+    choice: Choice
+    draft: str = ""
+
+
+def join(sources: Sequence[Segment], fates: Sequence[Column]) -> Joined:
+    return Joined(
+        np.concatenate([source.vbuckets for source in sources]),
+        np.concatenate([source.seqnos for source in sources]),
+        np.concatenate([source.lengths for source in sources]),
+        np.concatenate(fates),
+    )
+
+
+def choose(rows: Joined, limits: Limits, purgeable: Mask | None = None, held: Column | None = None) -> Choice:
+    """Choose the rows to keep.
+
+    purgeable: which rows are tombstones whose time is over. held: numbers (as `name`) of changes that superseded a
+    frame in an older segment; None where nobody will read the log from its beginning.
+    """
+    fates = rows.fates
+    superseded = (fates > 0) & (fates <= limits.floors[rows.vbuckets])
+    expendable = superseded.copy()
+    if purgeable is not None:
+        purgeable &= (fates == 0) & (rows.seqnos != limits.last_seqnos[rows.vbuckets])
+        expendable |= purgeable
+    if held is not None:
+        _hold(rows, expendable, held)
+        superseded &= expendable
+    passed = _highest(rows.vbuckets, fates, superseded, len(limits.floors))
+    nothing = np.zeros(len(limits.floors), np.int64)
+    purged = nothing
+    if purgeable is not None:
+        purged = _highest(rows.vbuckets, rows.seqnos, purgeable & expendable, len(limits.floors))
+    kept = np.flatnonzero(~expendable & (fates != CUT))
+    return Choice(kept[np.argsort(rows.vbuckets[kept], kind="stable")], passed, purged)
+
+
+def _hold(rows: Joined, expendable: Mask, held: Column) -> None:
+    """Keep what supersedes a frame that is kept, in an older segment or here."""
+    names = name(rows.vbuckets, rows.seqnos)
+    while True:
+        staying = (rows.fates > 0) & ~expendable
+        blocked = np.concatenate([held, name(rows.vbuckets[staying], rows.fates[staying])])
+        candidates = np.flatnonzero(expendable)
+        found = candidates[np.isin(names[candidates], blocked)]
+        if not len(found):
+            return
+        expendable[found] = False
+
+
+def name(vbuckets: Numbers, seqnos: Column) -> Column:
+    """Return one number for each (vbucket, seqno). Two may share one only with seqnos above 2^47."""
+    return seqnos ^ (vbuckets.astype(np.int64) << _VBUCKET_AT)
+
+
+def superseding(segments: Sequence[Segment]) -> Column:
+    """Return the names of all changes that supersede a frame in these segments."""
+    found = [np.zeros(0, np.int64)]
+    for segment in segments:
+        if segment.dead:
+            fates = segment.fate
+            rows = np.flatnonzero(fates > 0)
+            found.append(name(segment.vbuckets[rows], fates[rows]))
+    return np.concatenate(found)
+
+
+def _highest(vbuckets: Numbers, seqnos: Column, mask: Mask, count: int) -> Column:
+    highest = np.zeros(count, np.int64)
+    np.maximum.at(highest, vbuckets[mask], seqnos[mask])
+    return highest
+
+
+def rewrite(
+    sources: Sequence[Segment], fates: Sequence[Column], limits: Limits, held: Column | None = None
+) -> Rewritten:
+    """Return one clustered segment with what is to be kept of `sources`, which lie next to each other, oldest first.
+
+    It holds the supersedes column if held is given.
+    """
+    rows = join(sources, fates)
+    times = purgeable = None
+    if limits.purge_before:
+        times = np.concatenate([delete_times(source.buffer, source.offsets) for source in sources])
+        purgeable = (times > 0) & (times < limits.purge_before)
+    choice = choose(rows, limits, purgeable, held)
+    kept = choice.rows
+    starts = np.zeros(len(limits.floors) + 1, np.int32)
+    np.cumsum(np.bincount(rows.vbuckets[kept], minlength=len(limits.floors)), out=starts[1:])
+    lengths = rows.lengths[kept]
+    packed = np.cumsum(lengths, dtype=np.int64) - lengths
+    supersedes = None if held is None else np.concatenate([_supersedes(source) for source in sources])[kept]
+    columns = Rows(rows.seqnos[kept], packed.astype(np.uint32), lengths, np.zeros(len(kept), np.int64), supersedes)
+    frames = _frames(sources, kept, lengths)
+    segment = Segment(frames, starts, columns, ids=(sources[0].ids[0], sources[-1].ids[1]))
+    if times is not None:
+        tombstones = (times[kept] > 0) & (rows.fates[kept] == 0)
+        segment.tombstone_bytes = int(lengths[tombstones].sum(dtype=np.int64))
+        segment.purge_at = int(times[kept][tombstones].max(initial=0))
+    return Rewritten(segment, choice)
+
+
+def _supersedes(source: Segment) -> Column:
+    return supersedes_of(source.buffer, source.offsets) if source.supersedes is None else source.supersedes
+
+
+def _frames(sources: Sequence[Segment], kept: Column, lengths: Lengths) -> memoryview:
+    """Return the frames of these rows of the sources, next to each other."""
+    if not len(kept):
+        return memoryview(b"")
+    if len(sources) == 1:
+        return gather(sources[0].buffer, sources[0].offsets[kept].astype(np.int64), lengths)
+    counts = np.cumsum([len(source.seqnos) for source in sources])
+    wanted = np.bincount(np.searchsorted(counts, kept, "right"), minlength=len(sources))
+    # After a flush most sources have nothing to copy.
+    buffers = [source.buffer if count else b"" for source, count in zip(sources, wanted.tolist(), strict=True)]
+    bases = np.cumsum([0, *map(len, buffers[:-1])])
+    offsets = np.concatenate([source.offsets + base for source, base in zip(sources, bases, strict=True)])
+    return gather(memoryview(b"".join(buffers)), offsets[kept], lengths)

@@ -1,0 +1,152 @@
+"""A sealed segment as a file: frames clustered by vbucket, and their columns behind them.
+
+    magic, padding to 64 bytes
+    frames, padding to 8 bytes
+    columns, each padded to 8 bytes, in the order of COLUMNS
+    a description: JSON with the place of each column, and checksums
+    its length u32, its crc32c u32, the magic again
+
+The frames have a checksum for each MiB, the columns one for all. Numbers are little-endian and aligned, so that a file
+is mapped, and its columns are arrays as they lie there. Once a file has its name it never changes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from penstock.errors import StoreDamaged
+from penstock.store.files import Directory
+from penstock.store.segment import Rows, Segment
+
+__all__ = ["Sealed", "load", "save", "segment_ids", "segment_name", "verify"]
+
+MAGIC = b"PSTKSEG1"
+_FRAMES_AT = 64
+_BLOCK = 1024 * 1024
+_END = Struct("<II8s")
+
+_COLUMNS = {
+    "starts": "<i4",
+    "seqnos": "<i8",
+    "supersedes": "<i8",
+    "offsets": "<u4",
+    "lengths": "<u4",
+    "checksums": "<u4",
+}
+_NAME = re.compile(r"segment-(\d{10})-(\d{10})")
+
+
+class Sealed(NamedTuple):
+    """sealed_at: when its last log file was sealed, ns. checksums: of each MiB of the frames."""
+
+    segment: Segment
+    sealed_at: int
+    checksums: npt.NDArray[np.uint32]
+
+
+def segment_name(ids: tuple[int, int]) -> str:
+    return f"segment-{ids[0]:010d}-{ids[1]:010d}"
+
+
+def segment_ids(name: str) -> tuple[int, int] | None:
+    """Return the numbers of the first and the last log file in a segment's name, None of another name."""
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def save(directory: Directory, name: str, segment: Segment, *, sealed_at: int) -> None:
+    """Write a clustered segment with its supersedes column, synced."""
+    assert segment.supersedes is not None
+    frames = segment.buffer
+    blocks = range(0, len(frames), _BLOCK)
+    columns: dict[str, npt.NDArray[Any]] = {
+        "starts": np.asarray(segment.starts),
+        "seqnos": segment.seqnos,
+        "supersedes": segment.supersedes,
+        "offsets": segment.offsets,
+        "lengths": segment.lengths,
+        "checksums": np.array([crc32c(frames[at : at + _BLOCK]) for at in blocks], np.uint32),
+    }
+    at = _padded(_FRAMES_AT + len(frames))
+    places = {}
+    parts = []
+    for column, kind in _COLUMNS.items():
+        data = columns[column].astype(kind, copy=False).tobytes()
+        places[column] = [at, len(columns[column])]
+        parts.append(data.ljust(_padded(len(data)), b"\0"))
+        at += len(parts[-1])
+    tail = b"".join(parts)
+    said = {
+        "ids": segment.ids,
+        "frame_bytes": len(frames),
+        "sealed_at": sealed_at,
+        "columns": places,
+        "columns_crc32c": crc32c(tail),
+    }
+    description = json.dumps(said).encode()
+    tail += description + _END.pack(len(description), crc32c(description), MAGIC)
+    directory.put(
+        name,
+        (0, memoryview(MAGIC.ljust(_FRAMES_AT, b"\0"))),
+        (_FRAMES_AT, frames),
+        (_padded(_FRAMES_AT + len(frames)), memoryview(tail)),
+    )
+
+
+def load(directory: Directory, name: str, vbuckets: int) -> Sealed:
+    """Map a segment. The frames' checksums are left to `verify`. Raises StoreDamaged."""
+    data = directory.map(name)
+    said = _description(name, data)
+    columns: dict[str, npt.NDArray[Any]] = {}
+    try:
+        begin = said["columns"]["starts"][0]
+        end = len(data) - _END.size - said["bytes"]
+        if crc32c(data[begin:end]) != said["columns_crc32c"]:
+            raise StoreDamaged(f"{name}, offset {begin}: the columns are not as their checksum says")
+        for column, kind in _COLUMNS.items():
+            at, count = said["columns"][column]
+            columns[column] = np.frombuffer(data, kind, count, at)
+        frames = data[_FRAMES_AT : _FRAMES_AT + said["frame_bytes"]]
+        ids = said["ids"][0], said["ids"][1]
+        sealed_at = said["sealed_at"]
+    except (LookupError, TypeError, ValueError) as error:
+        raise StoreDamaged(f"{name}: its description says what cannot be: {error}") from error
+    if len(columns["starts"]) != vbuckets + 1:
+        raise StoreDamaged(f"{name}: {len(columns['starts']) - 1} vbuckets, the bucket has {vbuckets}")
+    superseded = np.zeros(len(columns["seqnos"]), np.int64)
+    rows = Rows(columns["seqnos"], columns["offsets"], columns["lengths"], superseded, columns["supersedes"])
+    segment = Segment(frames, columns["starts"], rows, ids=ids)
+    return Sealed(segment, sealed_at, columns["checksums"])
+
+
+def _description(name: str, data: memoryview) -> Mapping[str, Any]:
+    if len(data) < _FRAMES_AT + _END.size or data[: len(MAGIC)] != MAGIC:
+        raise StoreDamaged(f"{name}: {len(data)} bytes that do not begin as a segment does")
+    length, checksum, magic = _END.unpack_from(data, len(data) - _END.size)
+    begin = len(data) - _END.size - length
+    if magic != MAGIC or begin < _FRAMES_AT or crc32c(data[begin : begin + length]) != checksum:
+        raise StoreDamaged(f"{name}, offset {max(begin, 0)}: no description with the right checksum at the end")
+    said: dict[str, Any] = json.loads(bytes(data[begin : begin + length]))
+    return {**said, "bytes": length}
+
+
+def verify(name: str, sealed: Sealed) -> None:
+    """Check the frames. Raises StoreDamaged, which says where."""
+    frames = sealed.segment.buffer
+    for number, checksum in enumerate(sealed.checksums.tolist()):
+        at = number * _BLOCK
+        if crc32c(frames[at : at + _BLOCK]) != checksum:
+            end = min(at + _BLOCK, len(frames))
+            raise StoreDamaged(f"{name}, offsets {_FRAMES_AT + at} to {_FRAMES_AT + end}: not as their checksum says")
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // 8) * 8
