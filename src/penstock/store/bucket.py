@@ -129,7 +129,10 @@ class Bucket:
             )
         log.histories = self.vbuckets
         if found.logs:
-            recover(log, self.vbuckets, found)
+            try:
+                recover(log, self.vbuckets, found)
+            except OSError as error:
+                raise StoreRefused(f"{log.directory.path}: cannot be written to: {error.strerror or error}") from error
             self.recovered = found.summary
             if not found.clean:
                 for vbucket in self.vbuckets:

@@ -68,4 +68,5 @@ class Compaction:
             self._log.discard(self._rewritten)
             return False
         self._log.install(self.sources, self._rewritten)
+        self.sources, self._fates, self._rewritten = (), [], None  # the log decides where the old ones end
         return True

@@ -16,7 +16,7 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -69,10 +69,23 @@ class LogFile:
         self.descriptor: int | None = None
 
 
+class _Installed(NamedTuple):
+    """A new segment whose file has yet to get its name, and the names of the files that go then.
+
+    sources: what it stands for. They go with this, on the thread that commits: the system takes its time to free a
+    file that is gone when it is mapped no more.
+    """
+
+    draft: str
+    name: str
+    replaced: set[str]
+    sources: Sequence[Segment]
+
+
 class DurableLog(Log):
     """The log in a directory. uuid: the bucket's, 16 bytes. broken: a sync has failed, so nobody knows what is on disk.
 
-    uncommitted counts changes since the last commit began; persisted, commits and compactions since the log was opened.
+    commits, compactions: how many there were since the log was opened.
     """
 
     durable = True
@@ -93,16 +106,22 @@ class DurableLog(Log):
         self.broken = False
         self.commits = self.compactions = 0
         self._clock = clock
+        self._appended = 0  # records, written by the owner's thread alone
+        self._taken = 0  # of them, by commits: written by the thread that commits
         self.compacting = False
         self._most_behind = max(_BEHIND, 4 * settings.segment_bytes)
         self.sealed_at: dict[int, int] = {}  # by the last number of a segment: when it was sealed, ns
-        self._installed: list[tuple[str, str, set[str]]] = []  # draft, name, and the names of what it stands for
+        self._installed: list[_Installed] = []
         self._rests: dict[tuple[int, int], int] = {}  # segments that there is no gain in rewriting before then, ns
         self._passed = 0
         self._drafts = 0
         self.unsynced: list[LogFile] = []
         self.file = LogFile(0, memoryview(b""))
         super().__init__(indexes, settings.segment_bytes)
+
+    @property
+    def uncommitted(self) -> int:
+        return self._appended - self._taken
 
     # What vbuckets write
 
@@ -117,7 +136,7 @@ class DurableLog(Log):
         end = start + len(record)
         self.buffer[start:end] = record
         self.end = file.end = end  # only now: a commit may look at any time
-        self.uncommitted += 1
+        self._appended += 1
         return start
 
     def make_room(self, nbytes: int) -> None:
@@ -194,17 +213,25 @@ class DurableLog(Log):
         self.sealed = sealed
         for segment in sealed:
             self.sealed_at.setdefault(segment.ids[1], self._clock())
+            if not segment.clustered:
+                self.directory.close(self._sync_again(log_name(segment.ids[0]), len(segment.buffer)))
         number = active.ids[0]
         self.begin(new_buffer(max(self.segment_bytes, end)))
         self.buffer[:end] = active.buffer[:end]
         self.end = end
         self.file = LogFile(number, self.buffer, end)
-        self.file.descriptor = self.directory.reopen(log_name(number), end)
+        self.file.descriptor = self._sync_again(log_name(number), end)
         self.unsynced.append(self.file)
         fate = active.fate
         for index in self.indexes:
             rows = slice(active.starts[index.vbucket], active.starts[index.vbucket + 1])
             index.fill_tail(active, rows, int(active.lengths[rows][fate[rows] > 0].sum()))
+
+    def _sync_again(self, name: str, size: int) -> int:
+        """Sync a file that was found: whoever wrote it may have been stopped before that. Returns its descriptor."""
+        descriptor = self.directory.reopen(name, size)
+        self.directory.sync(descriptor)
+        return descriptor
 
     def begin(self, buffer: memoryview) -> None:
         super().begin(buffer)
@@ -226,13 +253,13 @@ class DurableLog(Log):
         """Write and sync all that was appended before, unless `fault` says afterwards that it could not be done."""
         if self.broken:
             return
-        taken, self.uncommitted = self.uncommitted, 0
+        before, self._taken = self._taken, self._appended
         try:
             for file in tuple(self.unsynced):
                 self._commit_file(file)
             self._rename()
         except OSError as error:
-            self.uncommitted += taken
+            self._taken = before
             if not self.broken:
                 self._fail(f"the disk does not take what is to be written: {error.strerror or error}")
             return
@@ -269,12 +296,12 @@ class DurableLog(Log):
     def _rename(self) -> None:
         """Give new segments their names, now that what the log says about them is on disk."""
         installed, self._installed = self._installed, []
-        for draft, name, _ in installed:
-            self.directory.rename(draft, name)
+        for new in installed:
+            self.directory.rename(new.draft, new.name)
         if installed:
             self._sync(self.directory.sync_names)
-        for _, _, replaced in installed:
-            for name in replaced:
+        for new in installed:
+            for name in new.replaced:
                 self.directory.remove(name)
 
     def _sync(self, sync: Callable[..., None], *arguments: int) -> None:
@@ -408,7 +435,7 @@ class DurableLog(Log):
         self._write(said, 0)
         name = segment_name(segment.ids)
         names = {segment_name(source.ids) if source.clustered else log_name(source.ids[0]) for source in sources}
-        self._installed.append((rewritten.draft, name, names - {name}))
+        self._installed.append(_Installed(rewritten.draft, name, names - {name}, sources))
         for source in sources[:-1]:
             self.sealed_at.pop(source.ids[1], None)
         before = sum(source.size for source in sources)

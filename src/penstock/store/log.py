@@ -35,7 +35,7 @@ class Log:
     """The log of the vbuckets with these indexes, in memory.
 
     buffer: the active segment, written up to `end`. limit: a frame that would end above it needs make_room.
-    uncommitted: changes that no commit has taken yet. fault: why nothing can be appended, None if it can.
+    fault: why nothing can be appended, None if it can.
     """
 
     durable = False
@@ -47,7 +47,6 @@ class Log:
         self.indexes = indexes
         self.segment_bytes = segment_bytes
         self.sealed: list[Segment] = []
-        self.uncommitted = 0
         self.fault: str | None = None
         self.begin(new_buffer(segment_bytes))
 
@@ -99,6 +98,11 @@ class Log:
         return 0
 
     # What only a log on disk has to do
+
+    @property
+    def uncommitted(self) -> int:
+        """How many changes and notes no commit has taken yet."""
+        return 0
 
     def commit(self) -> None:
         """Write to disk what was appended."""
