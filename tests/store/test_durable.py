@@ -1,12 +1,13 @@
 """A bucket on disk is, once it is opened again, as it was."""
 
+from collections import deque
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.errors import StoreRefused
+from penstock.errors import OutOfMemory, StoreRefused
 from penstock.store.bucket import Bucket
 from penstock.store.durable import DurableLog
 from penstock.store.files import Directory
@@ -21,13 +22,14 @@ class Opened:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.vbuuids = count(1)
+        self.now = START
 
     def __call__(self, **settings: Any) -> Bucket:
         return Bucket.open(
             self.path,
             "beer",
             vbuckets=4,
-            clock=lambda: START,
+            clock=lambda: self.now,
             new_vbuuid=lambda: next(self.vbuuids),
             settings=Settings(**{"segment_bytes": 2048, **settings}),
         )
@@ -145,3 +147,67 @@ def test_one_process_at_a_time(opened: Opened) -> None:
         opened()
     bucket.close()
     opened().close()
+
+
+def test_tombstones_are_dropped_when_their_time_is_over(opened: Opened) -> None:
+    bucket = opened(purge_age=60)
+    vbucket = bucket.vbuckets[0]
+    for key in (b"a", b"b"):
+        vbucket.set(key, b"value")
+        vbucket.delete(key)
+    vbucket.set(b"c", b"last")
+    opened.now += 59 * 10**9
+    bucket.compact()
+    assert [change.by_seqno for change in read_all(vbucket.snapshot(0, 5))] == [2, 4, 5]
+    opened.now += 2 * 10**9
+    bucket.compact()
+    assert [change.by_seqno for change in read_all(vbucket.snapshot(0, 5))] == [5]
+    assert vbucket.purge_seqno == 4
+    assert bucket.stats().items == 1
+    bucket.close()
+    vbucket = opened().vbuckets[0]
+    assert (vbucket.purge_seqno, vbucket.high_seqno, vbucket.get(b"a")) == (4, 5, None)
+
+
+def test_the_newest_change_stays_even_if_it_is_a_tombstone(opened: Opened) -> None:
+    bucket = opened(purge_age=0)
+    bucket.vbuckets[0].set(b"a", b"value")
+    bucket.vbuckets[0].delete(b"a")
+    opened.now += 10**9
+    bucket.compact()
+    bucket.close()
+    assert opened().vbuckets[0].high_seqno == 2
+
+
+def test_superseded_frames_stay_as_long_as_they_are_to(opened: Opened) -> None:
+    bucket = opened(retention_seconds=60)
+    vbucket = bucket.vbuckets[0]
+    for number in range(5):
+        vbucket.set(b"key", b"%d" % number)
+    bucket.compact()
+    opened.now += 59 * 10**9
+    bucket.compact()
+    assert (vbucket.lowest_snapshot_end, [change.by_seqno for change in read_all(vbucket.snapshot(0, 3))]) == (0, [3])
+    opened.now += 2 * 10**9
+    bucket.compact()
+    assert (vbucket.lowest_snapshot_end, [change.by_seqno for change in read_all(vbucket.snapshot(0, 3))]) == (5, [5])
+
+
+def test_keys_and_rows_have_a_quota(opened: Opened) -> None:
+    bucket = opened(memory_bytes=20_000)
+    with pytest.raises(OutOfMemory, match=r"^\d+ bytes of memory in use, limit 20000$"):
+        deque(bucket.vbuckets[0].set(b"key %d" % number, b"") for number in range(1000))
+    assert 20_000 < bucket.stats().index_bytes < 30_000
+
+
+def test_expired_documents_are_found_without_being_asked_for(opened: Opened) -> None:
+    bucket = opened()
+    for vbucket in bucket.vbuckets:
+        for number in range(100):
+            vbucket.set(b"key %d" % number, b"", expiry=number % 3 * 10)
+    bucket.vbuckets[3].set_state(VbucketState.REPLICA)
+    opened.now += 15 * 10**9
+    while bucket.expire():
+        pass
+    assert [vbucket.items for vbucket in bucket.vbuckets] == [67, 67, 67, 100]
+    assert bucket.changed == {0, 1, 2}

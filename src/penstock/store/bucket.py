@@ -43,7 +43,8 @@ class Bucket:
     uuid: of the bucket on disk, in hexadecimal, else empty.
 
     vbuckets: how many, a power of two up to 65536. clock: nanoseconds since the epoch. new_vbuuid: a random number
-    from 1 to 2^48-1 at each call. Raises ValueError for another number of vbuckets or segments over 1 GiB.
+    from 1 to 2^48-1 at each call. settings: in memory only conflict_resolution and memory_bytes matter. Raises
+    ValueError for another number of vbuckets or segments over 1 GiB.
     """
 
     def __init__(
@@ -54,9 +55,10 @@ class Bucket:
         clock: Callable[[], int],
         new_vbuuid: Callable[[], int],
         segment_bytes: int = SEGMENT_BYTES,
+        settings: Settings | None = None,
     ) -> None:
         indexes = _indexes(vbuckets)
-        self._set_up(Settings(), Log(indexes, segment_bytes), name=name, clock=clock, new_vbuuid=new_vbuuid)
+        self._set_up(settings or Settings(), Log(indexes, segment_bytes), name=name, clock=clock, new_vbuuid=new_vbuuid)
 
     def _set_up(
         self,
@@ -78,6 +80,8 @@ class Bucket:
         ]
         for vbucket in self.vbuckets:
             vbucket.conflict_resolution = settings.conflict_resolution
+        log.quota = settings.memory_bytes
+        log.occupied = self._occupied
         self._clock = clock
         self._unloaded = iter(self.vbuckets)
         self._pager: Iterator[int] | None = None
@@ -169,6 +173,10 @@ class Bucket:
             segments=len(self.log.sealed) + 1,
         )
 
+    def _occupied(self) -> int:
+        stats = self.stats()
+        return stats.index_bytes + (0 if self.durable else stats.live_bytes + stats.dead_bytes)
+
     # On disk
 
     @property
@@ -204,6 +212,10 @@ class Bucket:
         Call its `run` on any thread, then its `finish` on this one. everything: also where there is little to gain,
         each segment once, until None is returned; `seal` first, and commit, lest the newest changes are left out.
         """
+        purged = self.log.purged
+        for vbucket, key, seqno, _ in purged[-_ROWS_AT_ONCE:]:
+            self.vbuckets[vbucket].forget_key(key, seqno)
+        del purged[-_ROWS_AT_ONCE:]
         return self.log.compaction(everything)
 
     def seal(self) -> None:

@@ -39,6 +39,8 @@ __all__ = ["CLEAN", "DurableLog", "LogFile", "log_name", "log_number"]
 _NAME = re.compile(r"log-(\d{10})")
 _BEHIND = 256 * 1024 * 1024  # bytes in memory that wait to be synced or clustered, or as many as four log files have
 _NANOSECONDS = 10**9
+_LOOKS_PER_SEGMENT = 8
+
 CLEAN = b'{"clean":true}'
 _CLEAN_BYTES = 64
 _REST = 60 * _NANOSECONDS
@@ -141,11 +143,12 @@ class DurableLog(Log):
 
     def make_room(self, nbytes: int) -> None:
         self.check()
+        self.check_quota()
         if self.end + nbytes + RECORD_BYTES > len(self.buffer):
             if sum(len(segment.buffer) for segment in self.sealed if not segment.clustered) > self._most_behind:
                 raise TemporaryFailure("the disk does not keep up with what is to be written")
             self.roll(nbytes)
-        self.limit = len(self.buffer) - RECORD_BYTES
+        self._raise_limit()
         if self.fault is not None:  # a commit on another thread has failed just now
             self.limit = 0
 
@@ -235,7 +238,12 @@ class DurableLog(Log):
 
     def begin(self, buffer: memoryview) -> None:
         super().begin(buffer)
-        self.limit = len(buffer) - RECORD_BYTES
+        self._raise_limit()
+
+    def _raise_limit(self) -> None:
+        self.limit = len(self.buffer) - RECORD_BYTES
+        if self.quota is not None:
+            self.limit = min(self.limit, self.end + len(self.buffer) // _LOOKS_PER_SEGMENT)
 
     def _empty_segment(self) -> None:
         """Let a log file without a change that counts be clustered like others: their numbers have no gaps."""
@@ -428,9 +436,10 @@ class DurableLog(Log):
     def install(self, sources: Sequence[Segment], rewritten: Rewritten) -> None:
         super().install(sources, rewritten)
         segment, choice = rewritten.segment, rewritten.choice
-        raised = np.flatnonzero(choice.passed | choice.purged).tolist()
-        floors = [(self.indexes[n].lowest_snapshot_end, self.indexes[n].purge_seqno) for n in raised]
-        said = _text({"floors": [[n, *pair] for n, pair in zip(raised, floors, strict=True)]})
+        raised = {*np.flatnonzero(choice.passed).tolist(), *(purged.vbucket for purged in rewritten.purged)}
+        indexes = [self.indexes[vbucket] for vbucket in sorted(raised)]
+        floors = [[i.vbucket, i.lowest_snapshot_end, i.purge_seqno, i.purged_rev_seqno] for i in indexes]
+        said = _text({"floors": floors})
         self.make_space(len(said))
         self._write(said, 0)
         name = segment_name(segment.ids)

@@ -11,7 +11,17 @@ from penstock.wire.dcp import DeletionV2, Mutation
 from penstock.wire.frame import HEADER_BYTES
 from penstock.wire.shapes import head_dtype
 
-__all__ = ["by_seqnos", "cas", "delete_times", "expiries", "field", "is_mutation", "keys", "vbuckets_of"]
+__all__ = [
+    "by_seqnos",
+    "cas",
+    "delete_times",
+    "expiries",
+    "field",
+    "is_mutation",
+    "keys",
+    "rev_seqnos",
+    "vbuckets_of",
+]
 
 _MUTATION = int(Opcode.DCP_MUTATION)
 _MUTATION_EXTRAS = head_dtype(Mutation).itemsize - HEADER_BYTES
@@ -24,7 +34,7 @@ def _place(name: str, cls: type[Mutation] | type[DeletionV2]) -> tuple[int, str]
 
 
 _OPCODE, _KEY_LENGTH, _CAS, _EXPIRY = (_place(name, Mutation) for name in ("opcode", "key_length", "cas", "expiry"))
-_VBUCKET, _BY_SEQNO = _place("vbucket", Mutation), _place("by_seqno", Mutation)
+_VBUCKET, _BY_SEQNO, _REV_SEQNO = (_place(name, Mutation) for name in ("vbucket", "by_seqno", "rev_seqno"))
 _EXTRAS_LENGTH = _place("extras_length", Mutation)
 _DELETE_TIME = _place("delete_time", DeletionV2)  # in an expiration it lies there too
 
@@ -50,6 +60,10 @@ def vbuckets_of(buffer: memoryview, offsets: Column | Lengths) -> npt.NDArray[np
 
 def by_seqnos(buffer: memoryview, offsets: Column | Lengths) -> Column:
     return field(buffer, offsets, _BY_SEQNO).astype(np.int64)
+
+
+def rev_seqnos(buffer: memoryview, offsets: Column | Lengths) -> Column:
+    return field(buffer, offsets, _REV_SEQNO).astype(np.int64)
 
 
 def cas(buffer: memoryview, offsets: Column | Lengths) -> npt.NDArray[np.uint64]:

@@ -203,6 +203,7 @@ class History:
         self._whole_seqno = said["whole_seqno"]
         self._clock.see(said["max_cas"])
         self.index.purge_seqno = said["purge_seqno"]
+        self.index.purged_rev_seqno = said["purged_rev_seqno"]
         self.index.lowest_snapshot_end = said["lowest_snapshot_end"]
         self.index.cuts = [(number, seqno) for number, seqno in said["cuts"]]
 
@@ -238,6 +239,11 @@ class History:
         UnloadedKeys(self).load()
         self.items = sum(int(np.count_nonzero(is_mutation(buffer, at))) for buffer, at, _ in self.index.live())
 
+    def forget_key(self, key: bytes, seqno: int) -> None:
+        """Forget a key whose newest change is the one at `seqno`, which was dropped."""
+        if not isinstance(self._newest, UnloadedKeys) and self._newest.get(key) == seqno:
+            del self._newest[key]
+
     def load_some_keys(self) -> int:
         """Go on with the keys that were left for later; returns how many rows that took, 0 if all are there."""
         return self._newest.load_some() if isinstance(self._newest, UnloadedKeys) else 0
@@ -264,6 +270,7 @@ class History:
             "state": self.state,
             "failover_log": self.failover_log,
             "purge_seqno": self.index.purge_seqno,
+            "purged_rev_seqno": self.index.purged_rev_seqno,
             "lowest_snapshot_end": self.index.lowest_snapshot_end,
             "whole_seqno": self._whole_seqno,
             "max_cas": self._clock.last,

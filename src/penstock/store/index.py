@@ -25,9 +25,9 @@ class RowIndex:
     """The rows of one vbucket. As the tail it has the same columns as a Segment, buffer and dead bytes included.
 
     lowest_snapshot_end: the highest seqno that superseded a frame which was dropped. purge_seqno: the highest seqno of
-    a tombstone that was dropped. cuts: where the history was cut, oldest first; (n, s) is a cut at seqno s in log file
-    n, of which earlier files do not know. gaps: whether the tail leaves seqnos out, from tail_start on; to be set by
-    whoever appends such a row.
+    a tombstone that was dropped, purged_rev_seqno: the highest rev_seqno of one. cuts: where the history was cut,
+    oldest first; (n, s) is a cut at seqno s in log file n, of which earlier files do not know. gaps: whether the tail
+    leaves seqnos out, from tail_start on; to be set by whoever appends such a row.
     """
 
     __slots__ = (
@@ -40,6 +40,7 @@ class RowIndex:
         "lowest_snapshot_end",
         "offsets_at",
         "purge_seqno",
+        "purged_rev_seqno",
         "segments",
         "seqnos_at",
         "superseded_at",
@@ -56,6 +57,7 @@ class RowIndex:
         self.vbucket = vbucket
         self.lowest_snapshot_end = 0
         self.purge_seqno = 0
+        self.purged_rev_seqno = 0
         self.cuts: list[tuple[int, int]] = []
         self.segments: list[Segment] = []
         self.firsts = array("Q")  # the seqno of this vbucket's first row in each of them
@@ -109,7 +111,7 @@ class RowIndex:
             self.gaps = False
         self.purge_seqno = min(self.purge_seqno, seqno)
         if not seqno:
-            self.lowest_snapshot_end = 0
+            self.lowest_snapshot_end = self.purged_rev_seqno = 0
 
     def reaches(self, seqno: int) -> bool:
         """Tell whether there is a row up to `seqno`."""
@@ -181,10 +183,11 @@ class RowIndex:
             live = np.array(self.superseded_at, np.int64) == 0
             yield self.buffer, np.array(self.offsets_at, np.int64)[live], np.array(self.seqnos_at, np.int64)[live]
 
-    def raise_floors(self, passed: int, purged: int) -> None:
-        """Take note of what was dropped; as in Choice."""
+    def raise_floors(self, passed: int, purged: int = 0, rev_seqno: int = 0) -> None:
+        """Take note of what was dropped: a frame superseded at `passed`, a tombstone at `purged`, of this rev_seqno."""
         self.lowest_snapshot_end = max(self.lowest_snapshot_end, passed)
         self.purge_seqno = max(self.purge_seqno, purged)
+        self.purged_rev_seqno = max(self.purged_rev_seqno, rev_seqno)
 
     def replace(self, sources: list[Segment], segment: Segment | None) -> None:
         """Let `segment` (None: nothing) stand for `sources`: the tail if there are none, else sealed ones."""

@@ -9,14 +9,15 @@ This one lives in memory; DurableLog keeps the same on disk. Appends never move 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.errors import OutOfMemory
 from penstock.store.compaction import Compaction, worthwhile
 from penstock.store.index import RowIndex
-from penstock.store.rewrite import Limits, Rewritten
+from penstock.store.rewrite import Limits, Purged, Rewritten
 from penstock.store.segment import Column, Rows, Segment, new_buffer
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class Log:
     """The log of the vbuckets with these indexes, in memory.
 
     buffer: the active segment, written up to `end`. limit: a frame that would end above it needs make_room.
-    fault: why nothing can be appended, None if it can.
+    fault: why nothing can be appended, None if it can. purged: tombstones that were dropped, whose keys nobody needs
+    any more; for the caller to take out. quota: bytes that `occupied` may return; beyond, nothing is taken; None: any.
     """
 
     durable = False
@@ -48,6 +50,9 @@ class Log:
         self.segment_bytes = segment_bytes
         self.sealed: list[Segment] = []
         self.fault: str | None = None
+        self.purged: list[Purged] = []
+        self.quota: int | None = None
+        self.occupied: Callable[[], int] = lambda: 0
         self.begin(new_buffer(segment_bytes))
 
     def begin(self, buffer: memoryview) -> None:
@@ -74,8 +79,9 @@ class Log:
         """See to it that a frame of nbytes can be appended. Rows may move; call it when `end` + nbytes > `limit`.
 
         Does at most one seal or one rewrite, so that no call takes long. Raises TemporaryFailure, where the log is on
-        disk and cannot grow.
+        disk and cannot grow; OutOfMemory.
         """
+        self.check_quota()
         if self.end + nbytes > len(self.buffer):
             self._seal()
             self.begin(new_buffer(max(self.segment_bytes, nbytes)))
@@ -83,6 +89,11 @@ class Log:
             self._rewrite_one()
         step = max(nbytes, len(self.buffer) // _REWRITES_PER_SEGMENT)
         self.limit = min(len(self.buffer), self.end + step)
+
+    def check_quota(self) -> None:
+        """Raise OutOfMemory if too much is occupied. That is looked at some times while a segment fills."""
+        if self.quota is not None and (occupied := self.occupied()) > self.quota:
+            raise OutOfMemory(f"{occupied} bytes of memory in use, limit {self.quota}")
 
     def make_room_for_note(self, history: History) -> None:
         """See to it that a note about a vbucket can be written. Raises as make_room does."""
@@ -178,10 +189,12 @@ class Log:
         listed = [source for source in sources if source in self.sealed]
         at = self.sealed.index(listed[0]) if listed else len(self.sealed)
         self.sealed[at : at + len(listed)] = [segment] if self.durable or len(choice.rows) else []
-        numbers = zip(self.indexes, choice.passed.tolist(), choice.purged.tolist(), strict=True)
-        for index, passed, purged in numbers:
+        for index, passed in zip(self.indexes, choice.passed.tolist(), strict=True):
             index.replace(listed, segment)
-            index.raise_floors(passed, purged)
+            index.raise_floors(passed)
+        for purged in rewritten.purged:
+            self.indexes[purged.vbucket].raise_floors(0, purged.seqno, purged.rev_seqno)
+        self.purged += rewritten.purged
 
     # Sizes
 

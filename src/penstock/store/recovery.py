@@ -197,8 +197,8 @@ def _take_notes(read: LogRead, histories: Sequence[History]) -> list[_Cut]:
             said = json.loads(text)
             for description in said.get("head", [said] if "vbucket" in said else []):
                 histories[description["vbucket"]].restore(description)
-            for vbucket, lowest_snapshot_end, purge_seqno in said.get("floors", ()):
-                histories[vbucket].index.raise_floors(lowest_snapshot_end, purge_seqno)
+            for vbucket, *floors in said.get("floors", ()):
+                histories[vbucket].index.raise_floors(*floors)
             if "cut" in said:
                 cuts.append(_Cut(said["vbucket"], said["cut"], at))
         except (LookupError, TypeError, ValueError) as error:

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.store.fields import delete_times
+from penstock.store.fields import delete_times, keys, rev_seqnos
 from penstock.store.record import supersedes_of
 from penstock.store.segment import CUT, Column, Lengths, Rows, Segment, gather
 
-__all__ = ["Choice", "Limits", "Rewritten", "choose", "rewrite"]
+__all__ = ["Choice", "Limits", "Purged", "Rewritten", "choose", "rewrite"]
 
 Numbers = npt.NDArray[np.uint16]
 Mask = npt.NDArray[np.bool_]
@@ -46,7 +46,7 @@ class Joined(NamedTuple):
 
 class Choice(NamedTuple):
     """rows: those to be kept, in the order of (vbucket, seqno). passed: for each vbucket the highest seqno that
-    superseded a dropped frame, 0 if there was none. purged: for each the highest seqno of a dropped tombstone, or 0.
+    superseded a dropped frame, 0 if there was none. purged: the rows of tombstones that are dropped.
     """
 
     rows: Column
@@ -54,14 +54,24 @@ class Choice(NamedTuple):
     purged: Column
 
 
+class Purged(NamedTuple):
+    """A tombstone that was dropped."""
+
+    vbucket: int
+    key: bytes
+    seqno: int
+    rev_seqno: int
+
+
 class Rewritten(NamedTuple):
     """What became of some segments. segment: without superseding seqnos, `choice.rows` says where to find them.
 
-    draft: the name of the file that it is in, if it is in one.
+    purged: the tombstones that were dropped. draft: the name of the file that it is in, if it is in one.
     """
 
     segment: Segment
     choice: Choice
+    purged: list[Purged]
     draft: str = ""
 
 
@@ -90,10 +100,7 @@ def choose(rows: Joined, limits: Limits, purgeable: Mask | None = None, held: Co
         _hold(rows, expendable, held)
         superseded &= expendable
     passed = _highest(rows.vbuckets, fates, superseded, len(limits.floors))
-    nothing = np.zeros(len(limits.floors), np.int64)
-    purged = nothing
-    if purgeable is not None:
-        purged = _highest(rows.vbuckets, rows.seqnos, purgeable & expendable, len(limits.floors))
+    purged = np.zeros(0, np.int64) if purgeable is None else np.flatnonzero(purgeable & expendable)
     kept = np.flatnonzero(~expendable & (fates != CUT))
     return Choice(kept[np.argsort(rows.vbuckets[kept], kind="stable")], passed, purged)
 
@@ -159,7 +166,22 @@ def rewrite(
         tombstones = (times[kept] > 0) & (rows.fates[kept] == 0)
         segment.tombstone_bytes = int(lengths[tombstones].sum(dtype=np.int64))
         segment.purge_at = int(times[kept][tombstones].max(initial=0))
-    return Rewritten(segment, choice)
+    return Rewritten(segment, choice, _purged(sources, rows, choice.purged))
+
+
+def _purged(sources: Sequence[Segment], rows: Joined, gone: Column) -> list[Purged]:
+    found: list[Purged] = []
+    first = 0
+    for source in sources:
+        here = gone[(gone >= first) & (gone < first + len(source.seqnos))]
+        offsets = source.offsets[here - first]
+        order = np.argsort(offsets)
+        here, offsets = here[order], offsets[order]
+        numbers, seqnos = rows.vbuckets[here].tolist(), rows.seqnos[here].tolist()
+        revs = rev_seqnos(source.buffer, offsets).tolist()
+        found += map(Purged, numbers, keys(source.buffer, offsets), seqnos, revs)
+        first += len(source.seqnos)
+    return found
 
 
 def _supersedes(source: Segment) -> Column:
