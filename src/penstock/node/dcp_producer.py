@@ -84,10 +84,13 @@ class DcpProducer(Producer):
         vbucket = (store.find if flags & StreamFlag.ACTIVE_VB_ONLY else store.existing)(request.vbucket)
         if self.flags & OpenFlag.INCLUDE_XATTRS and not self.noop:
             raise NotSupported("xattrs are streamed only with noop enabled")
-        # All there is counts as on disk: a bucket in memory has nothing else to serve such a stream from.
-        latest = bool(flags & (StreamFlag.TO_LATEST | StreamFlag.DISK_ONLY))
         asked = _asked(vbucket, request, flags)
-        point = self.open_stream(vbucket, vbucket.id, request.opaque, asked, latest=latest)
+        last = None
+        if flags & StreamFlag.DISK_ONLY and store.durable:
+            last = max(vbucket.persisted_seqno, asked.start_seqno)
+        elif flags & (StreamFlag.TO_LATEST | StreamFlag.DISK_ONLY):  # what is in memory alone counts as on disk
+            last = vbucket.high_seqno
+        point = self.open_stream(vbucket, vbucket.id, request.opaque, asked, last=last)
         if point is None and not self._streamed:
             self._streamed = True
             self.set_noop()

@@ -76,12 +76,12 @@ class Producer(ChangeProducer):
         opaque: int,
         asked: StreamRequest,
         *,
-        latest: bool = False,
+        last: int | None = None,
         group: bytes = b"",
     ) -> int | None:
         """Open a stream. Returns None, or the seqno that the consumer has to roll back to first.
 
-        latest: it ends with what there is now. Raises OutOfRange, KeyExists, and StatusError for a stream too
+        last: it ends there, whatever was asked for. Raises OutOfRange, KeyExists, and StatusError for a stream too
         many; the checks stand in kv_engine's order.
         """
         if error := range_error(asked):
@@ -92,7 +92,7 @@ class Producer(ChangeProducer):
         point = rollback_point(vbucket.failover_log, high, vbucket.purge_seqno, asked)
         if point is not None:
             return point
-        end = high if latest else asked.end_seqno
+        end = asked.end_seqno if last is None else last
         if asked.start_seqno > min(end, high):
             raise OutOfRange(f"start seqno {asked.start_seqno}, high seqno {high}, end seqno {end}")
         if len(self.streams) >= MAX_STREAMS:
