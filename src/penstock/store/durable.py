@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -113,7 +114,7 @@ class DurableLog(Log):
         self.compacting = False
         self._most_behind = max(_BEHIND, 4 * settings.segment_bytes)
         self.sealed_at: dict[int, int] = {}  # by the last number of a segment: when it was sealed, ns
-        self._installed: list[_Installed] = []
+        self._installed: deque[_Installed] = deque()
         self._rests: dict[tuple[int, int], int] = {}  # segments that there is no gain in rewriting before then, ns
         self._passed = 0
         self._drafts = 0
@@ -303,12 +304,11 @@ class DurableLog(Log):
 
     def _rename(self) -> None:
         """Give new segments their names, now that what the log says about them is on disk."""
-        installed, self._installed = self._installed, []
-        for new in installed:
+        while self._installed:
+            new = self._installed[0]
             self.directory.rename(new.draft, new.name)
-        if installed:
             self._sync(self.directory.sync_names)
-        for new in installed:
+            self._installed.popleft()
             for name in new.replaced:
                 self.directory.remove(name)
 
