@@ -4,6 +4,8 @@ Requests are served in order, and all that one read brought are answered with on
 served in turns, so that others are served in between; until it is done, and while the peer does not take what was
 written, nothing more is read from it. So a connection never holds more than one read, the replies of one turn and one
 reply more than what the transport was told to buffer.
+
+A request may have to wait, for the disk for instance: it is *parked*, and those behind it wait with it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 from penstock.errors import NoBucket, RemoteProtocolError, StatusError
 from penstock.node.dispatch import TABLES, answer_malformed, unusual
 from penstock.node.producers import ChangeProducer
-from penstock.node.replies import Goodbye, reply
+from penstock.node.replies import GiveUp, Goodbye, Parked, reply
 from penstock.node.served import Counters, ServedBucket
 from penstock.store.vbucket import Vbucket
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent
@@ -69,6 +71,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._received = Connection(node.slab, runs=None)
         self._requests: Iterator[ReceiveEvent] = iter(())
         self._serving: ReceiveEvent | None = None
+        self._parked: GiveUp | None = None
         self._replies: list[bytes] = []
         self._closing = False
         self._closer: asyncio.TimerHandle | None = None
@@ -105,7 +108,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.paused = False
         if self.requests_waiting:
             self.node.loop.call_soon(self.guarded, self._serve)
-        else:
+        elif not self._is_parked():
             self._transport.resume_reading()
         if self.producer is not None:
             self.producer.resume()
@@ -194,6 +197,8 @@ class NodeConnection(asyncio.BufferedProtocol):
 
     def _serve(self) -> None:
         """Serve what was received, or as much of it as one turn allows."""
+        if self._is_parked():
+            return
         add, share = self._replies.append, TURN_BYTES
         event: ReceiveEvent | None = None
         try:
@@ -207,6 +212,9 @@ class NodeConnection(asyncio.BufferedProtocol):
                         answer = self._answer_to_no_frame(event)
                 except (StatusError, RemoteProtocolError) as error:
                     answer = self._refusal(event, error)
+                except Parked as parked:
+                    self._park(parked, event)
+                    break
                 add(answer)
                 share -= len(answer) + _REQUEST_BYTES
                 if share <= 0:
@@ -215,12 +223,25 @@ class NodeConnection(asyncio.BufferedProtocol):
         finally:
             self._serving = event
         self._flush()
-        if self.requests_waiting:
+        if self._is_parked():
+            self._transport.pause_reading()
+        elif self.requests_waiting:
             self._transport.pause_reading()
             if not self.paused:
                 self.node.loop.call_soon(self.guarded, self._serve)
         elif not self.paused:
             self._transport.resume_reading()
+
+    def _is_parked(self) -> bool:
+        return self._parked is not None
+
+    def _park(self, parked: Parked, request: ReceiveEvent) -> None:
+        def resume(answer: bytes | StatusError) -> None:
+            self._parked = None
+            self._replies.append(self._refusal(request, answer) if isinstance(answer, StatusError) else answer)
+            self.guarded(self._flush if self.paused else self._serve)
+
+        self._parked = parked.begin(resume)
 
     def _refusal(self, request: ReceiveEvent, error: StatusError | RemoteProtocolError) -> bytes:
         assert isinstance(request, Frame)
@@ -262,6 +283,9 @@ class NodeConnection(asyncio.BufferedProtocol):
     def _give_up(self) -> None:
         self._closing = True
         self._requests = iter(())
+        if self._parked is not None:
+            self._parked()
+            self._parked = None
         if self.producer is not None:
             self.producer.stop()
 

@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from penstock.errors import StatusError
 from penstock.wire.constants import Magic
 from penstock.wire.frame import Frame, join_frame
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
 
-__all__ = ["Goodbye", "Handler", "reply"]
+__all__ = ["GiveUp", "Goodbye", "Handler", "Parked", "Resume", "reply"]
 
 Handler = Callable[["NodeConnection", Frame], bytes]
-"""Serves one request and returns its reply. Raises StatusError or RemoteProtocolError for what is refused, Goodbye."""
+"""Serves one request and returns its reply.
+
+Raises StatusError or RemoteProtocolError for what is refused, Goodbye, and Parked for what is answered later.
+"""
+
+Resume = Callable[[bytes | StatusError], None]
+"""Takes the reply to a parked request, or why it is refused. To be called once, by a turn of the event loop's own."""
+
+GiveUp = Callable[[], None]
+"""Ends a wait without a reply: whoever asked is gone. Not called once the reply was given."""
 
 
 class Goodbye(Exception):
@@ -23,6 +33,18 @@ class Goodbye(Exception):
     def __init__(self, why: str, last: bytes = b"") -> None:
         super().__init__(why)
         self.last = last
+
+
+class Parked(Exception):
+    """This request is answered later, and until then none that its connection sends.
+
+    begin: called with what takes the reply; returns what ends the wait. Whatever is waited for, it takes a time that
+    has a bound.
+    """
+
+    def __init__(self, begin: Callable[[Resume], GiveUp]) -> None:
+        super().__init__("answered later")
+        self.begin = begin
 
 
 def reply(
