@@ -162,3 +162,11 @@ def connected(node, bucket=None, **options):
         yield client
     finally:
         client.close()
+
+
+def until_stat(client, name, value, group=""):
+    """Ask again and again until a statistic is as it should be."""
+    for _ in range(100_000):
+        if client.stats(group)[name] == str(value):
+            return
+    raise AssertionError(f"{name} is {client.stats(group)[name]}, expected {value}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
@@ -17,8 +16,11 @@ from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Dialect, VbucketState
 
 if TYPE_CHECKING:
+    from penstock.node.compactor import Compactor
     from penstock.node.follow import Bridge
+    from penstock.node.persistence import Flusher
     from penstock.node.producers import ChangeProducer
+    from penstock.node.upkeep import Upkeep
 
 __all__ = ["Counters", "Sent", "ServedBucket", "VbucketEvent", "VbucketListener", "Waiting"]
 
@@ -43,11 +45,6 @@ class Sent:
     streams_opened: int = 0
     items: int = 0
     nbytes: int = 0
-
-
-def new_vbuuid() -> int:
-    """Return 48 random bits, never 0: that means "no history" on the wire."""
-    return secrets.randbits(48) or 1
 
 
 class VbucketEvent(Enum):
@@ -76,12 +73,15 @@ class Waiting(Protocol):
 class ServedBucket:
     """changed: vbuckets that changed since the last `notify`. producers: the change-stream connections, by dialect and
     name. sent: by dialect, in total. listeners: who is told what happens to whole vbuckets, all producers among them.
-    bridge: keeps the bucket like another node's, None where nothing does.
+    bridge: keeps the bucket like another node's, None where nothing does. upkeep: what it needs now and then. flusher
+    and compactor: bring it to disk and keep that small, None where it is in memory.
     """
 
-    def __init__(self, name: str, vbuckets: int) -> None:
-        self.store = Bucket(name, vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=new_vbuuid)
-        self.uuid = secrets.token_hex(16)
+    upkeep: Upkeep
+
+    def __init__(self, store: Bucket) -> None:
+        self.store = store
+        self.uuid = store.uuid or secrets.token_hex(16)
         self.counters = Counters()
         self.changed = self.store.changed
         self.producers: dict[tuple[Dialect, bytes], ChangeProducer] = {}
@@ -89,6 +89,8 @@ class ServedBucket:
         self.tap = TapBucket()
         self.listeners: set[VbucketListener] = set()
         self.bridge: Bridge | None = None
+        self.flusher: Flusher | None = None
+        self.compactor: Compactor | None = None
         self._waiting: dict[int, set[Waiting]] = {}
         self._anonymous = count(1)
 
@@ -133,14 +135,24 @@ class ServedBucket:
             waiting.discard(stream)
 
     def notify(self) -> None:
-        """Wake the streams that wait for one of the changed vbuckets: once for all requests of one read."""
+        """Wake what waits for changes: once for all requests of one read."""
+        if self.flusher is not None:
+            self.flusher.changed()
         for vbucket in self.changed & self._waiting.keys():
             for stream in self._waiting.pop(vbucket):
                 stream.wake()
         self.changed.clear()
 
+    def look(self) -> None:
+        """As `notify`; and see whether something is worth compacting."""
+        self.notify()
+        if self.compactor is not None:
+            self.compactor.look()
+
     def tell(self, vbucket: Vbucket, event: VbucketEvent) -> None:
         """Tell all listeners what has happened to a vbucket."""
+        if self.flusher is not None:
+            self.flusher.changed()
         if event is not VbucketEvent.STATE_CHANGED:
             self.tap.forget(vbucket)
         for listener in tuple(self.listeners):

@@ -9,15 +9,20 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Thread
 
 from penstock.client.address import parse_address
 from penstock.errors import Error, OperationTimeout, UsageError
 from penstock.node.connection import NodeConnection
 from penstock.node.follow import Bridge, find_upstream
+from penstock.node.opening import Storage, close_bucket, open_bucket
+from penstock.node.persistence import PERSISTENCE_TIMEOUT
 from penstock.node.producers import ProducerReport
 from penstock.node.served import ServedBucket
 from penstock.node.tap_settings import TapSettings
+from penstock.node.upkeep import PAGER_SECONDS
+from penstock.store.settings import Settings
 from penstock.wire.connection import Slab
 from penstock.wire.constants import Dialect
 
@@ -30,6 +35,7 @@ DEFAULT_BUCKETS = ("default",)
 IDLE_TIMEOUT = 360.0
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
+_DISK_SECONDS = 600.0  # for buckets to be read when they are opened, and to be written when they are closed
 _GOODBYE_SECONDS = 1.0  # for peers to take the last replies
 
 PINS: dict[str, tuple[Dialect, bool]] = {
@@ -46,12 +52,13 @@ class Node:
 
     All but `url`, `host` and `kv_port` belongs to the event loop's thread. dialect: the one that the listener is pinned
     to, None for none. prototype: mutations are sent as the collections prototype of DCP did. bridge: what follows
-    another node, None where nothing does.
+    another node, None where nothing does. storage: how the buckets are kept.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, host: str, buckets: Sequence[str], vbuckets: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, host: str, storage: Storage) -> None:
         self.loop = loop
         self.host = host
+        self.storage = storage
         self.kv_port = 0
         self.idle_timeout = IDLE_TIMEOUT
         self.tap = TapSettings()
@@ -59,7 +66,7 @@ class Node:
         self.prototype = False
         self.bridge: Bridge | None = None
         self.slab = Slab()  # one for all: a read fills it and is dealt with before the next
-        self.buckets = {name: ServedBucket(name, vbuckets) for name in buckets}
+        self.buckets: dict[str, ServedBucket] = {}
         self.connections: set[NodeConnection] = set()
         self.total_connections = 0
         self.started_at = loop.time()
@@ -80,6 +87,10 @@ class Node:
         pin: str | None = None,
         follow: str | None = None,
         protocol: str | None = None,
+        data_dir: str | os.PathLike[str] | None = None,
+        settings: Settings | None = None,
+        pager_seconds: float = PAGER_SECONDS,
+        persistence_timeout: float = PERSISTENCE_TIMEOUT,
     ) -> Node:
         """Start a node that accepts connections. port: 0 picks a free one. vbuckets: a power of two up to 65536.
 
@@ -87,9 +98,12 @@ class Node:
         nothing of what is to be sent. pin: one of PINS; None: the first change-stream request of each connection
         decides its dialect. follow: the connection string of a bucket, which the node then has as well, kept like it by
         a Bridge; protocol: the dialect to follow in, if the string does not say it. buckets: `default` unless there is
-        one to follow.
-        Raises UsageError for an address that is not of this machine alone, a wrong bucket or number; Error for one that
-        is taken; and as find_upstream does, where there is a bucket to follow.
+        one to follow. data_dir: where the buckets are kept, each in a directory of its own; what is there is read
+        before the node listens. None: in memory, gone with the node. settings: of each bucket. pager_seconds: from
+        one search for expired documents to the next. persistence_timeout: seconds that a request waits for the disk.
+        Raises UsageError for an address that is not of this machine alone, a wrong bucket or number; StoreRefused (a
+        UsageError) for a data directory that cannot be used, StoreDamaged for one that is not as it was written; Error
+        for an address that is taken; and as find_upstream does, where there is a bucket to follow.
         """
         host = _loopback(host)
         if buckets is None:
@@ -100,24 +114,39 @@ class Node:
             raise UsageError(f"pin {pin!r}: expected {', '.join(PINS)}")
         if protocol is not None and follow is None:
             raise UsageError(f"protocol {protocol!r} with nothing to follow; what a listener is held to is its pin")
-        node = cls(asyncio.get_running_loop(), host, buckets, vbuckets)
+        storage = Storage(
+            data_dir=None if data_dir is None else Path(data_dir),
+            settings=settings or Settings(),
+            pager_seconds=pager_seconds,
+            persistence_timeout=persistence_timeout,
+        )
+        node = cls(asyncio.get_running_loop(), host, storage)
         node.idle_timeout = idle_timeout
         if pin is not None:
             node.dialect, node.prototype = PINS[pin]
-        if follow is not None:
-            upstream = await find_upstream(follow, protocol)
-            served = node.buckets[upstream.address.bucket] = ServedBucket(upstream.address.bucket, upstream.vbuckets)
-            node.bridge = Bridge(served, upstream.address)
         try:
-            node._server = await node.loop.create_server(lambda: NodeConnection(node), host, port)
-        except OSError as error:
-            if node.bridge is not None:
-                await node.bridge.stop()
-            raise Error(
-                f"cannot listen on {host} port {port}: {os.strerror(error.errno) if error.errno else error}"
-            ) from error
-        node.kv_port = node._server.sockets[0].getsockname()[1]
+            upstream = None if follow is None else await find_upstream(follow, protocol)
+            for name in buckets:
+                node.buckets[name] = await open_bucket(name, vbuckets, storage)
+            if upstream is not None:
+                name = upstream.address.bucket
+                served = node.buckets[name] = await open_bucket(name, upstream.vbuckets, storage)
+                node.bridge = Bridge(served, upstream.address)
+                if served.flusher is not None:
+                    await served.flusher.flush()  # that it is a copy
+            await node._listen(port)
+        except BaseException:
+            await node._let_go()
+            raise
         return node
+
+    async def _listen(self, port: int) -> None:
+        try:
+            self._server = await self.loop.create_server(lambda: NodeConnection(self), self.host, port)
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno else error
+            raise Error(f"cannot listen on {self.host} port {port}: {why}") from error
+        self.kv_port = self._server.sockets[0].getsockname()[1]
 
     @classmethod
     @contextmanager
@@ -132,12 +161,17 @@ class Node:
         pin: str | None = None,
         follow: str | None = None,
         protocol: str | None = None,
+        data_dir: str | os.PathLike[str] | None = None,
+        settings: Settings | None = None,
+        pager_seconds: float = PAGER_SECONDS,
+        persistence_timeout: float = PERSISTENCE_TIMEOUT,
     ) -> Iterator[Node]:
         """Run a node on a thread and an event loop of its own while the `with` block lasts.
 
         Raises as `start` does, and OperationTimeout if the node does not start or stop in time.
         """
-        patience = _START_SECONDS + (0 if follow is None else parse_address(follow).options.retry_seconds)
+        disk = 0 if data_dir is None else _DISK_SECONDS
+        patience = _START_SECONDS + disk + (0 if follow is None else parse_address(follow).options.retry_seconds)
         loop = asyncio.new_event_loop()
         thread = Thread(target=loop.run_forever, name="penstock-node", daemon=True)
         thread.start()
@@ -148,12 +182,16 @@ class Node:
                 pin=pin,
                 follow=follow,
                 protocol=protocol,
+                data_dir=data_dir,
+                settings=settings,
+                pager_seconds=pager_seconds,
+                persistence_timeout=persistence_timeout,
             )
             node = asyncio.run_coroutine_threadsafe(starting, loop).result(patience)
             try:
                 yield node
             finally:
-                asyncio.run_coroutine_threadsafe(node.stop(), loop).result(_STOP_SECONDS)
+                asyncio.run_coroutine_threadsafe(node.stop(), loop).result(_STOP_SECONDS + disk)
                 asyncio.run_coroutine_threadsafe(_settle(), loop).result(_STOP_SECONDS)
         finally:
             loop.call_soon_threadsafe(loop.stop)
@@ -180,11 +218,20 @@ class Node:
         return self._bucket(bucket).close_producers(name.encode())
 
     async def stop(self) -> None:
-        """Stop listening and end all connections; what was answered is sent if the peers take it within a second."""
+        """Stop listening and end all connections; what was answered is sent if the peers take it within a second.
+
+        Then all that was stored is brought to disk, where the buckets are kept there.
+        """
         self._stopping = True
-        if self.bridge is not None:
-            await self.bridge.stop()
-        self._server.close()
+        try:
+            self._server.close()
+            await self._end_connections()
+            await self._server.wait_closed()
+        finally:
+            await self._let_go()
+            self._stopped.set()
+
+    async def _end_connections(self) -> None:
         if not self.connections:
             self._empty.set()
         for connection in tuple(self.connections):
@@ -195,8 +242,13 @@ class Node:
             for connection in tuple(self.connections):
                 connection.abort("the node stops")
             await asyncio.wait_for(self._empty.wait(), _GOODBYE_SECONDS)
-        await self._server.wait_closed()
-        self._stopped.set()
+
+    async def _let_go(self) -> None:
+        """End what changes the buckets, and close them."""
+        if self.bridge is not None:
+            await self.bridge.stop()
+        for served in self.buckets.values():
+            await close_bucket(served)
 
     async def wait_closed(self) -> None:
         """Wait until the node has been stopped."""
@@ -249,5 +301,7 @@ def _check(buckets: Sequence[str], vbuckets: int, port: int) -> None:
     for name in buckets:
         if not _BUCKET_NAME.fullmatch(name):
             raise UsageError(f"bucket {name!r}: expected 1 to 100 of the characters A-Z a-z 0-9 _ . % -")
+        if not name.strip("."):
+            raise UsageError(f"bucket {name!r}: expected a name that is not dots alone")
     if len(set(buckets)) < len(buckets):
         raise UsageError(f"a bucket is named twice: {', '.join(buckets)}")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from penstock.errors import InvalidArguments, KeyNotFound, NotSupported, TemporaryFailure, status_error
-from penstock.node import stats
+from penstock.errors import InvalidArguments, KeyNotFound, NotSupported, status_error
+from penstock.node import disk, stats
 from penstock.node.release import VERSION
 from penstock.node.replies import Goodbye, reply
 from penstock.wire.constants import Feature, Opcode, Status, VbucketState
@@ -15,7 +14,6 @@ from penstock.wire.frame import Frame
 from penstock.wire.kv import (
     GetAllVbSeqnos,
     GetCollectionSeqnos,
-    Observed,
     pack_failover_log,
     pack_features,
     pack_vb_seqnos,
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["HANDLERS"]
 
 _GRANTED = frozenset(map(int, Feature))
-_VBUUID_BYTES = 8
 ALIVE = frozenset(VbucketState) - {VbucketState.DEAD}
 DEFAULT_COLLECTION = 0
 MAX_AGENT = 250  # bytes that are kept of a client's name for itself
@@ -100,25 +97,6 @@ def _all_vb_seqnos(connection: NodeConnection, frame: Frame) -> bytes:
     return reply(frame, value=pack_vb_seqnos((v.id, v.high_seqno) for v in vbuckets if v.state in wanted))
 
 
-def _seqno_persistence(connection: NodeConnection, frame: Frame) -> bytes:
-    connection.selected().store.find(frame.specific)
-    raise TemporaryFailure("nothing is persisted: this bucket lives in memory")
-
-
-def _observe_seqno(connection: NodeConnection, frame: Frame) -> bytes:
-    if len(frame.value) != _VBUUID_BYTES:
-        raise InvalidArguments(f"vbuuid of {len(frame.value)} bytes, expected {_VBUUID_BYTES}")
-    vbucket = connection.selected().store.existing(frame.specific)
-    known = int.from_bytes(frame.value, "big")
-    now = Observed(vbucket.id, vbucket.vbuuid, vbucket.persisted_seqno, vbucket.high_seqno)
-    if known == vbucket.vbuuid:
-        return reply(frame, value=now.pack())
-    for newer, entry in pairwise(vbucket.failover_log):
-        if entry.vbuuid == known:
-            return reply(frame, value=now._replace(old_vbuuid=known, last_seqno_of_old=newer.seqno).pack())
-    raise KeyNotFound(f"vbucket {vbucket.id} has never been on branch {known}")
-
-
 def _failover_log(connection: NodeConnection, frame: Frame) -> bytes:
     vbucket = connection.selected().store.existing(frame.specific)
     return reply(frame, value=pack_failover_log(vbucket.failover_log))
@@ -135,7 +113,6 @@ HANDLERS: dict[Opcode, Callable[[NodeConnection, Frame], bytes]] = {
     Opcode.CLOSE_PRODUCER: _close_producer,
     Opcode.GET_CLUSTER_CONFIG: _cluster_config,
     Opcode.GET_ALL_VB_SEQNOS: _all_vb_seqnos,
-    Opcode.SEQNO_PERSISTENCE: _seqno_persistence,
-    Opcode.OBSERVE_SEQNO: _observe_seqno,
     Opcode.GET_FAILOVER_LOG: _failover_log,
+    **disk.HANDLERS,
 }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound
 from penstock.node import producer_stats, tap_stats
+from penstock.node.opening import file_bytes
 from penstock.node.release import VERSION
 from penstock.node.served import ServedBucket
 from penstock.store.vbucket import Vbucket
@@ -73,8 +74,9 @@ def _default(connection: NodeConnection) -> Stats:
     yield "cmd_delete", counters.cmd_delete
     yield "bytes", memory.live_bytes
     yield "mem_used", memory.index_bytes + memory.live_bytes + memory.dead_bytes
-    yield "ep_bucket_type", "ephemeral"
+    yield "ep_bucket_type", "membase" if bucket.store.durable else "ephemeral"
     yield "ep_uuid", bucket.uuid
+    yield from _storage(connection, bucket)
     yield "ep_index_bytes", memory.index_bytes
     yield "ep_log_live_bytes", memory.live_bytes
     yield "ep_log_dead_bytes", memory.dead_bytes
@@ -89,8 +91,29 @@ def _default(connection: NodeConnection) -> Stats:
     yield "ep_bytes_unsent", sum(c.bytes_unsent for c in node.connections)
 
 
+def _storage(connection: NodeConnection, bucket: ServedBucket) -> Stats:
+    """What is said of the disk, where the bucket is on one, and of the work that nobody asks for."""
+    flusher, compactor, data_dir = bucket.flusher, bucket.compactor, connection.node.storage.data_dir
+    yield "ep_keys_loaded", str(bucket.upkeep.keys_loaded).lower()
+    yield "ep_num_expiry_pager_runs", bucket.upkeep.pages
+    if flusher is None or compactor is None or data_dir is None:
+        return
+    yield "ep_data_dir", data_dir / bucket.store.name
+    yield "ep_db_file_size", file_bytes(data_dir / bucket.store.name)
+    yield "ep_queue_size", bucket.store.uncommitted
+    yield "ep_flusher_state", flusher.state
+    yield "ep_commit_num", flusher.commits
+    yield "ep_commit_time", round(flusher.last_seconds * 1000, 3)  # milliseconds
+    yield "ep_commit_last", int(flusher.last_at)
+    yield "ep_total_persisted", flusher.persisted
+    yield "ep_persistence_waiters", flusher.waiting
+    yield "ep_storage_fault", bucket.store.fault or ""
+    yield "ep_compactions", compactor.pieces
+
+
 def _vbucket_seqno(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
     high, persisted = vbucket.high_seqno, vbucket.persisted_seqno
+    snap_start, snap_end = _persisted_snapshot(vbucket, persisted)
     yield from (
         (f"vb_{vbucket.id}:{name}", value)
         for name, value in (
@@ -99,13 +122,25 @@ def _vbucket_seqno(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
             ("last_persisted_seqno", persisted),
             ("uuid", vbucket.vbuuid),
             ("purge_seqno", vbucket.purge_seqno),
-            ("last_persisted_snap_start", persisted),
-            ("last_persisted_snap_end", persisted),
+            ("last_persisted_snap_start", snap_start),
+            ("last_persisted_snap_end", snap_end),
             ("high_prepared_seqno", 0),
             ("high_completed_seqno", 0),
             ("max_visible_seqno", high),
         )
     )
+
+
+def _persisted_snapshot(vbucket: Vbucket, persisted: int) -> tuple[int, int]:
+    """Return the snapshot that what is on disk ends in, its start and end the same where it is complete.
+
+    Every change of an active vbucket is one by itself. Of a copy it is known how much is complete, not where the
+    snapshots before that began or when the one that arrives now will end: then these are the bounds that are certain.
+    """
+    whole = vbucket.whole_seqno
+    if persisted == whole or vbucket.state is VbucketState.ACTIVE:
+        return persisted, persisted
+    return (whole, vbucket.high_seqno) if persisted > whole else (0, whole)
 
 
 def _failovers(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
@@ -122,9 +157,29 @@ def _state(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
     yield f"vb_{vbucket.id}", vbucket.state.name.lower()
 
 
+def _details(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
+    """As `vbucket`, with what kv_engine's group of this name says of what there is here too."""
+    yield from _state(bucket, vbucket)
+    yield from (
+        (f"vb_{vbucket.id}:{name}", value)
+        for name, value in (
+            ("num_items", vbucket.items),
+            ("ht_memory", vbucket.index_bytes),
+            ("queue_size", vbucket.high_seqno - vbucket.persisted_seqno if bucket.store.durable else 0),
+            ("high_seqno", vbucket.high_seqno),
+            ("persisted_seqno", vbucket.persisted_seqno),
+            ("whole_seqno", vbucket.whole_seqno),
+            ("purge_seqno", vbucket.purge_seqno),
+            ("uuid", vbucket.vbuuid),
+            ("max_cas", vbucket.max_cas),
+        )
+    )
+
+
 _OF_VBUCKET: dict[str, Callable[[ServedBucket, Vbucket], Stats]] = {
     "checkpoint": tap_stats.of_checkpoints,
     "vbucket": _state,
+    "vbucket-details": _details,
     "vbucket-seqno": _vbucket_seqno,
     "failovers": _failovers,
 }

@@ -106,9 +106,15 @@ def _persistence(connection: NodeConnection, frame: Frame) -> bytes:
     request = decode(frame)
     assert isinstance(request, CheckpointPersistence)
     bucket = connection.selected()
-    persisted = bucket.tap.checkpoints(bucket.store.existing(frame.specific)).persisted
-    if request.checkpoint_id > persisted:
-        raise TemporaryFailure(f"checkpoint {request.checkpoint_id} is not persisted, {persisted} is")
+    vbucket = bucket.store.existing(frame.specific)
+
+    def is_done() -> bool:
+        return request.checkpoint_id <= bucket.tap.checkpoints(vbucket).persisted
+
+    if bucket.flusher is not None:
+        return bucket.flusher.until(vbucket, is_done, reply(frame))
+    if not is_done():
+        raise TemporaryFailure(f"checkpoint {request.checkpoint_id} is not persisted: this bucket lives in memory")
     return reply(frame)
 
 

@@ -33,7 +33,7 @@ def with_totals(connection: NodeConnection, said: Iterable[tuple[str, object]]) 
 def of_checkpoints(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
     """What STAT `checkpoint` says of a vbucket. Items are counted by their seqnos, so with those that were replaced.
 
-    Nothing waits to be written where nothing is. Source: ep-engine 2.5 docs/stats.org, "Checkpoint statistics".
+    In memory nothing waits to be written. Source: ep-engine 2.5 docs/stats.org, "Checkpoint statistics".
     """
     assert vbucket.state is not None
     checkpoints, high = bucket.tap.checkpoints(vbucket), vbucket.high_seqno
@@ -46,7 +46,7 @@ def of_checkpoints(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
         "num_checkpoint_items": high - min(starts, default=high),
         "num_open_checkpoint_items": high - max(starts, default=high),
         "num_checkpoints": len(starts),
-        "num_items_for_persistence": 0,
+        "num_items_for_persistence": high - vbucket.persisted_seqno if bucket.store.durable else 0,
         "persisted_checkpoint_id": checkpoints.persisted,
     }
     for name, value in said.items():

@@ -1,0 +1,133 @@
+"""Rewriting a bucket's log without what does not count any more, piece by piece, on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from penstock.errors import Busy, InternalError, StatusError, TemporaryFailure
+from penstock.node.persistence import Flusher
+from penstock.node.replies import GiveUp, Parked, Resume
+from penstock.store.bucket import Bucket
+from penstock.store.compaction import Compaction
+
+__all__ = ["Compactor"]
+
+logger = logging.getLogger("penstock.node")
+
+_PAUSE_SECONDS = 0.5
+"""To find out whether something is worth rewriting costs a millisecond or so, and commits come 200 times a second."""
+
+_AFTER_FAILURE_SECONDS = 60.0
+"""A disk that is full is full for a while."""
+
+
+class Compactor:
+    """Of a durable bucket. To be made, and used, on the event loop's thread.
+
+    pieces: how many were rewritten and put in place.
+    """
+
+    def __init__(self, store: Bucket, flusher: Flusher) -> None:
+        self.store = store
+        self.pieces = 0
+        self._flusher = flusher
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"penstock-compact-{store.name}")
+        self._wanted = asyncio.Event()
+        self._not_before = 0.0
+        self._asker: tuple[Resume, bytes] | None = None
+        self._piece: Compaction | None = None
+        self._running: asyncio.Future[None] | None = None
+        self._task = self._loop.create_task(self._run())
+        self._task.add_done_callback(self._ended)
+
+    def look(self) -> None:
+        """Rewrite what is worth it, unless it was looked for just now."""
+        if self._loop.time() >= self._not_before:
+            self._not_before = self._loop.time() + _PAUSE_SECONDS
+            self._wanted.set()
+
+    def everything(self, reply: bytes) -> Parked:
+        """Return what parks a request until all there is now has been rewritten. Raises Busy if another one does."""
+        if self._asker is not None:
+            raise Busy(f"bucket {self.store.name} is being compacted")
+        if self._task.done():
+            raise InternalError(f"bucket {self.store.name}: compaction has ended")
+        return Parked(partial(self._ask, reply))
+
+    def _ask(self, reply: bytes, resume: Resume) -> GiveUp:
+        asker = self._asker = (resume, reply)
+        self._wanted.set()
+
+        def give_up() -> None:
+            if self._asker is asker:
+                self._asker = None
+
+        return give_up
+
+    def _answer(self, error: StatusError | None = None) -> None:
+        if self._asker is not None:
+            (resume, reply), self._asker = self._asker, None
+            resume(reply if error is None else error)
+
+    async def _run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            try:
+                if self._asker is None:
+                    while await self._rewrite_one():
+                        pass
+                else:
+                    await self._rewrite_all()
+                    self._answer()
+            except TemporaryFailure as error:
+                logger.warning("bucket %s: not compacted: %s", self.store.name, error)
+                self._not_before = self._loop.time() + _AFTER_FAILURE_SECONDS
+                self._answer(error)
+
+    async def _rewrite_all(self) -> None:
+        """Raises TemporaryFailure."""
+        self.store.seal()
+        await self._flusher.flush()  # only what is on disk can be rewritten
+        while await self._rewrite_one(everything=True):
+            pass
+        await self._flusher.flush()  # only then do the new files stand for the old ones
+
+    async def _rewrite_one(self, *, everything: bool = False) -> bool:
+        """Rewrite the next piece; False: there is none. Raises TemporaryFailure where the disk does not take it."""
+        self._piece = piece = self.store.compaction(everything)
+        if piece is None:
+            return False
+        self._running = self._loop.run_in_executor(self._thread, piece.run)
+        await asyncio.shield(self._running)
+        self._finish(piece)
+        if piece.error is not None:
+            raise TemporaryFailure(f"the disk does not take it: {piece.error.strerror or piece.error}")
+        return True
+
+    def _finish(self, piece: Compaction) -> None:
+        self._piece = None
+        self.pieces += piece.finish()
+        self._flusher.changed()
+
+    async def close(self) -> None:
+        """Begin nothing more, and wait for what is under way."""
+        self._task.remove_done_callback(self._ended)
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        if self._running is not None:
+            await asyncio.wait([self._running])
+        if self._piece is not None:
+            self._finish(self._piece)
+        self._thread.shutdown(wait=False)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Report what nobody foresaw: the bucket goes on, and its log grows."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("bucket %s: internal error in a compaction", self.store.name, exc_info=error)
+            self._answer(InternalError(f"bucket {self.store.name}: internal error in a compaction"))

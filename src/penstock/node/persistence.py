@@ -1,0 +1,266 @@
+"""Bringing a bucket's changes to disk: commits in groups, and whoever waits for one.
+
+A commit is written and synced on a thread of its own while the event loop goes on serving; what is stored meanwhile
+goes with the next one. So there is one commit at a time, and the longer the disk takes, the more goes with each.
+
+Where the disk refuses, the bucket refuses changes, and the commit is tried again every second. Where a sync has failed,
+nobody can say what is on disk: such a bucket takes nothing and acknowledges nothing any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from penstock.errors import InternalError, NotMyVbucket, StatusError, TemporaryFailure
+from penstock.node.replies import GiveUp, Parked, Resume
+from penstock.node.served import VbucketEvent
+from penstock.store.bucket import Bucket
+from penstock.store.vbucket import Vbucket
+from penstock.wire.constants import VbucketState
+
+__all__ = ["PERSISTENCE_TIMEOUT", "Flusher"]
+
+logger = logging.getLogger("penstock.node")
+
+PERSISTENCE_TIMEOUT = 30.0
+"""Seconds that a request waits for the disk."""
+
+_RETRY_SECONDS = 1.0
+_CLOSE_SECONDS = 120.0
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    """A parked request. is_done: tells whether what it waits for is on disk."""
+
+    vbucket: Vbucket
+    is_done: Callable[[], bool]
+    reply: bytes
+    resume: Resume
+    timer: asyncio.TimerHandle | None = None
+
+
+class Flusher:
+    """Commits a durable bucket. To be made, and used, on the event loop's thread.
+
+    commits: how many have succeeded; persisted: changes that they took, about. last_seconds: what the newest one took;
+    last_at: epoch seconds of its end, 0 while there was none. patience: seconds that a request may wait. after: called
+    after each commit.
+    """
+
+    after: Callable[[], None]
+
+    def __init__(self, store: Bucket, *, patience: float) -> None:
+        self.store = store
+        self.patience = patience
+        self._settings = store.settings
+        self.commits = self.persisted = 0
+        self.last_seconds = 0.0
+        self.last_at = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"penstock-commit-{store.name}")
+        self._commit: asyncio.Future[float] | None = None
+        self._taken = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiters: set[_Waiter] = set()
+        self._flushes: list[asyncio.Future[None]] = []  # that wait for a commit to begin
+        self._flushing: list[asyncio.Future[None]] = []  # and for the one that is under way
+        self._faulty = self._broken = self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for the disk."""
+        return len(self._waiters)
+
+    @property
+    def seconds_behind(self) -> float:
+        """How long it takes, about, until what has been stored up to now is on disk."""
+        if not self.store.uncommitted and self._commit is None:
+            return 0.0
+        return self._settings.commit_seconds + self.last_seconds
+
+    @property
+    def state(self) -> str:
+        """What STAT calls the flusher's state."""
+        if self._broken:
+            return "stopped"
+        if self._faulty:
+            return "retrying"
+        return "running" if self._commit is not None else "idle"
+
+    # Commits
+
+    def changed(self) -> None:
+        """See to it that there is a commit soon if something was stored since the last one began.
+
+        At once where somebody waits, or as much has gathered as is to be committed together.
+        """
+        if self._commit is not None or self._closed:
+            return
+        if self.store.fault is not None:
+            self._note_fault()
+            return
+        uncommitted = self.store.uncommitted
+        if uncommitted and (self._waiters or uncommitted >= self._settings.commit_count):
+            self._begin()
+        elif uncommitted and self._timer is None:
+            self._timer = self._loop.call_later(self._settings.commit_seconds, self._begin)
+
+    def _begin(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._taken = self.store.uncommitted
+        self._flushing, self._flushes = self._flushes, []
+        self._commit = self._loop.run_in_executor(self._thread, _timed, self.store.commit)
+        self._commit.add_done_callback(self._committed)
+
+    def _committed(self, commit: asyncio.Future[float]) -> None:
+        self._commit = None
+        if commit.cancelled():
+            return
+        if (defect := commit.exception()) is not None:
+            # Whatever the disk does is a fault of the bucket's; this is a defect of ours, and must not be silent.
+            logger.error("bucket %s: internal error in a commit", self.store.name, exc_info=defect)
+            self._flushed(InternalError(f"bucket {self.store.name}: internal error in a commit"))
+            self._retry()
+            return
+        fault = self.store.fault
+        self._flushed(None if fault is None else TemporaryFailure(fault))
+        if fault is None:
+            self.commits += 1
+            self.persisted += self._taken
+            self.last_seconds, self.last_at = commit.result(), time.time()
+        self._note_fault()
+        for waiter in tuple(self._waiters):
+            if self._broken:
+                self._end(waiter, _no_more(self.store))
+            elif waiter.is_done():
+                self._end(waiter, waiter.reply)
+        if self._flushes and not self._closed:
+            self._begin()
+        else:
+            self.changed()
+        self.after()
+
+    async def flush(self) -> None:
+        """Return when all that was stored before is on disk. Raises TemporaryFailure if it could not be written."""
+        flush = self._loop.create_future()
+        self._flushes.append(flush)
+        if self._commit is None:
+            self._begin()
+        await flush
+
+    def _flushed(self, error: StatusError | None) -> None:
+        flushing, self._flushing = self._flushing, []
+        for flush in flushing:
+            if flush.cancelled():
+                continue
+            if error is None:
+                flush.set_result(None)
+            else:
+                flush.set_exception(error)
+
+    def _retry(self) -> None:
+        if self._timer is None and not self._closed:
+            self._timer = self._loop.call_later(_RETRY_SECONDS, self._begin)
+
+    def _note_fault(self) -> None:
+        """Say it when the disk begins to refuse, when that is over, and when it is for good; try again meanwhile."""
+        name, fault = self.store.name, self.store.fault
+        if self.store.broken:
+            if not self._broken:
+                logger.error(
+                    "bucket %s: %s; it stores nothing and confirms nothing any more until the node is started again",
+                    *(name, fault),
+                )
+            self._broken = True
+            return
+        if fault is not None:
+            if not self._faulty:
+                logger.warning("bucket %s: %s; changes are refused until the disk takes them again", name, fault)
+            self._retry()
+        elif self._faulty:
+            logger.warning("bucket %s: all that was stored is on disk, changes are taken again", name)
+        self._faulty = fault is not None
+
+    # Waiting
+
+    def until(self, vbucket: Vbucket, is_done: Callable[[], bool], reply: bytes) -> bytes:
+        """Return the reply to a request if what it asks for is on disk, as is_done tells.
+
+        Raises Parked where it is not yet; the wait ends with NotMyVbucket or TemporaryFailure if something happens to
+        the vbucket, with TemporaryFailure after `patience`. Raises TemporaryFailure if nothing is confirmed any more.
+        """
+        if self.store.broken:
+            raise _no_more(self.store)
+        if is_done():
+            return reply
+        raise Parked(partial(self._enter, vbucket, is_done, reply))
+
+    def _enter(self, vbucket: Vbucket, is_done: Callable[[], bool], reply: bytes, resume: Resume) -> GiveUp:
+        waiter = _Waiter(vbucket, is_done, reply, resume)
+        waiter.timer = self._loop.call_later(self.patience, self._give_up, waiter)
+        self._waiters.add(waiter)
+        self.changed()
+        return partial(self._forget, waiter)
+
+    def _give_up(self, waiter: _Waiter) -> None:
+        number = waiter.vbucket.id
+        self._end(waiter, TemporaryFailure(f"vbucket {number}: not on disk after {self.patience:g} s", vbucket=number))
+
+    def _forget(self, waiter: _Waiter) -> None:
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+        self._waiters.discard(waiter)
+
+    def _end(self, waiter: _Waiter, answer: bytes | StatusError) -> None:
+        if waiter in self._waiters:
+            self._forget(waiter)
+            waiter.resume(answer)
+
+    def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
+        """End the waits for a vbucket: what they waited for may be gone, or others' concern."""
+        for waiter in self._waiters:
+            if waiter.vbucket is vbucket:
+                error: StatusError = TemporaryFailure(f"vbucket {vbucket.id}: {event.value}", vbucket=vbucket.id)
+                if vbucket.state is not VbucketState.ACTIVE:
+                    error = NotMyVbucket(vbucket=vbucket.id)
+                self._loop.call_soon(self._end, waiter, error)
+
+    # The end
+
+    async def close(self) -> None:
+        """Commit what is left and close the bucket. What cannot be written is said, and lost."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for waiter in tuple(self._waiters):
+            self._forget(waiter)
+        closing = self._loop.run_in_executor(self._thread, self.store.close)
+        self._thread.shutdown(wait=False)
+        await asyncio.wait([closing], timeout=_CLOSE_SECONDS)
+        name, left = self.store.name, self.store.uncommitted
+        if not closing.done():
+            logger.error("bucket %s: not closed after %g s; %d changes are not on disk", name, _CLOSE_SECONDS, left)
+        elif (error := closing.exception()) is not None:
+            logger.error("bucket %s: not closed: %s", name, error, exc_info=error)
+        elif left:
+            logger.error("bucket %s: %d changes are not on disk, and lost: %s", name, left, self.store.fault)
+
+
+def _timed(commit: Callable[[], None]) -> float:
+    """Return how many seconds a commit takes."""
+    began = time.perf_counter()
+    commit()
+    return time.perf_counter() - began
+
+
+def _no_more(store: Bucket) -> TemporaryFailure:
+    return TemporaryFailure(f"bucket {store.name}: {store.fault}; nothing is confirmed any more")

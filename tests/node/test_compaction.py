@@ -1,0 +1,156 @@
+"""Files that get smaller, by themselves and on demand, while the node goes on."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.node import Node
+from penstock.store.settings import Settings
+from penstock.wire.constants import Opcode, Status
+from penstock.wire.frame import Frame
+from penstock.wire.kv import Noop
+from penstock.wire.observe import CompactDb
+from tests.node.disks import FullDirectory, become
+from tests.node.wire_client import connected, until_stat
+
+S = Status
+VBUCKETS = 4
+SMALL = Settings(segment_bytes=64 * 1024)
+KEYS = 40
+
+
+@contextmanager
+def running(path, settings=SMALL):
+    with Node.running(["default"], VBUCKETS, data_dir=path, settings=settings) as node:
+        yield node
+
+
+@pytest.fixture
+def node(tmp_path):
+    with running(tmp_path) as node:
+        yield node
+
+
+@pytest.fixture
+def client(node):
+    with connected(node) as client:
+        yield client
+
+
+def overwrite(client, turns):
+    """Write every document again and again, until the last turn's is what there is."""
+    for turn in range(turns):
+        for number in range(KEYS):
+            client.set(b"key-%d" % number, b"%d" % turn * 500, vbucket=number % VBUCKETS)
+
+
+def contents(client):
+    return [client.get(b"key-%d" % number, vbucket=number % VBUCKETS)[5:] for number in range(KEYS)]
+
+
+def size(client):
+    return int(client.stats()["ep_db_file_size"])
+
+
+def test_on_demand_all_that_counts_no_more_goes(tmp_path):
+    with running(tmp_path, Settings()) as node, connected(node) as client:
+        overwrite(client, 20)
+        until_stat(client, "ep_queue_size", 0)
+        until_stat(client, "ep_flusher_state", "idle")
+        before, grown = contents(client), size(client)
+        assert client.status(CompactDb(vbucket=3)) == S.SUCCESS
+        assert size(client) < grown / 2
+        assert int(client.stats()["ep_compactions"]) > 0
+        assert contents(client) == before
+        overwrite(client, 1)
+        before = contents(client)
+        assert client.status(CompactDb()) == S.SUCCESS
+    with running(tmp_path) as node, connected(node) as client:
+        assert contents(client) == before
+
+
+def test_by_itself_as_soon_as_half_of_a_file_counts_no_more(client):
+    grown = 0
+    for _ in range(100):
+        overwrite(client, 5)
+        if size(client) < grown:
+            break
+        grown = size(client)
+    assert int(client.stats()["ep_compactions"]) > 0
+
+
+def test_requests_behind_it_wait_and_others_do_not(node, client):
+    overwrite(client, 20)
+    client.send(CompactDb(), Noop())
+    with connected(node) as other:
+        other.send(CompactDb())
+        other.set(b"new", b"value")
+        answers = [client.receive() for _ in range(2)]
+        assert [(answer.opcode, answer.specific) for answer in answers] == [
+            (Opcode.COMPACT_DB, S.SUCCESS),
+            (Opcode.NOOP, S.SUCCESS),
+        ]
+        (answered,) = [frame for frame in other.frames if frame.opcode == Opcode.COMPACT_DB] or [other.receive()]
+        assert answered.specific in (S.EBUSY, S.SUCCESS)
+
+
+def test_one_at_a_time(node, client):
+    overwrite(client, 5)
+    compactor = node.buckets["default"].compactor
+    answers: list[object] = []
+    node.loop.call_soon_threadsafe(lambda: compactor.everything(b"reply").begin(answers.append))
+    assert client.status(CompactDb()) in (S.EBUSY, S.SUCCESS)
+
+
+REFUSED = [
+    ("of a vbucket that is not there", CompactDb(vbucket=VBUCKETS), S.NOT_MY_VBUCKET),
+    ("of all deletions", CompactDb(drop_deletes=1), S.NOT_SUPPORTED),
+    ("of deletions from before a time", CompactDb(purge_before_ts=1), S.NOT_SUPPORTED),
+    ("of deletions below a seqno", CompactDb(purge_before_seqno=1), S.NOT_SUPPORTED),
+    ("with padding that is none", CompactDb(padding=1), S.EINVAL),
+    ("without extras", Frame(0x80, Opcode.COMPACT_DB), S.EINVAL),
+]
+
+
+@pytest.mark.parametrize(("request_", "status"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+def test_refused(client, request_, status):
+    assert client.status(request_) == status
+    assert client.status(Noop()) == S.SUCCESS
+
+
+def test_in_memory_there_is_nothing_to_compact():
+    with Node.running(vbuckets=VBUCKETS) as node, connected(node) as client:
+        assert client.status(CompactDb()) == S.NOT_SUPPORTED
+
+
+def test_deletions_go_at_their_age(tmp_path):
+    with running(tmp_path, Settings(purge_age=0)) as node, connected(node) as client:
+        for number in range(100):
+            client.set(b"key-%d" % number)
+            client.delete(b"key-%d" % number)
+        for _ in range(10_000):  # until the second is over in which they were made
+            assert client.status(CompactDb()) == S.SUCCESS
+            purged = client.stats("vbucket-seqno 0")["vb_0:purge_seqno"]
+            if purged != "0":
+                break
+        assert purged == "198"
+
+
+def test_a_disk_that_is_full_is_told_to_who_asked(node, client):
+    overwrite(client, 3)
+    become(node, "default", FullDirectory)
+    assert client.status(CompactDb()) == S.ETMPFAIL
+    become(node, "default", FullDirectory.__base__)
+    assert contents(client)[0] is not None
+
+
+def test_a_stop_in_the_middle_leaves_nothing_behind(tmp_path):
+    with running(tmp_path) as node, connected(node) as client:
+        overwrite(client, 20)
+        before = contents(client)
+        client.send(CompactDb())
+        client.send(Noop())
+    left = [path.name for path in (tmp_path / "default").iterdir() if path.suffix == ".new"]
+    assert left == []
+    with running(tmp_path) as node, connected(node) as client:
+        assert contents(client) == before

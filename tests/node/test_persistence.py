@@ -1,0 +1,308 @@
+"""What is on disk, who is told so and when, and what happens when the disk fails."""
+
+import logging
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.node import Node
+from penstock.store.settings import Settings
+from penstock.wire.constants import Opcode, OpenFlag, Status, VbucketState
+from penstock.wire.dcp import Open
+from penstock.wire.kv import (
+    Delete,
+    DelVbucket,
+    Flush,
+    Noop,
+    SeqnoPersistence,
+    Set,
+    SetVbucket,
+)
+from penstock.wire.tap import CheckpointPersistence, CreateCheckpoint
+from tests.node.disks import BrokenDirectory, FullDirectory, become
+from tests.node.watch import run
+from tests.node.wire_client import SECONDS, WireClient, connected, until_stat
+
+S = Status
+VBUCKETS = 4
+NEVER = Settings(commit_seconds=3600, commit_count=10**9)
+"""No commit but for those who wait for one."""
+
+
+@contextmanager
+def running(path, settings=None, **options):
+    with Node.running(["default"], VBUCKETS, data_dir=path, settings=settings, **options) as node:
+        yield node
+
+
+@pytest.fixture
+def node(tmp_path):
+    with running(tmp_path, NEVER) as node:
+        yield node
+
+
+@pytest.fixture
+def client(node):
+    with connected(node) as client:
+        yield client
+
+
+@pytest.fixture
+def other(node):
+    with connected(node) as client:
+        yield client
+
+
+def persisted(client, vbucket=0):
+    return int(client.stats(f"vbucket-seqno {vbucket}")[f"vb_{vbucket}:last_persisted_seqno"])
+
+
+# Commits
+
+
+def test_whoever_waits_does_not_wait_for_others(client):
+    for number in range(3):
+        client.set(b"k%d" % number)
+    assert persisted(client) == 0
+    assert client.status(SeqnoPersistence(seqno=2)) == S.SUCCESS
+    assert persisted(client) == 3
+    assert client.status(SeqnoPersistence(seqno=3)) == S.SUCCESS
+    assert client.status(SeqnoPersistence(seqno=0, vbucket=1)) == S.SUCCESS
+
+
+def test_as_much_as_is_to_be_committed_together_is_committed_at_once(tmp_path):
+    with running(tmp_path, Settings(commit_seconds=3600, commit_count=10)) as node, connected(node) as client:
+        for number in range(9):
+            client.set(b"k%d" % number)
+        assert persisted(client) == 0
+        client.set(b"k9")
+        until_stat(client, "ep_total_persisted", 10)
+        assert persisted(client) == 10
+
+
+def test_a_single_change_is_committed_soon(tmp_path):
+    with running(tmp_path) as node, connected(node) as client:
+        client.set(b"k")
+        until_stat(client, "ep_total_persisted", 1)
+        assert persisted(client) == 1
+        stats = client.stats()
+        assert (stats["ep_queue_size"], stats["ep_flusher_state"], stats["ep_commit_num"]) == ("0", "idle", "1")
+        assert (stats["ep_bucket_type"], stats["ep_storage_fault"]) == ("membase", "")
+        assert float(stats["ep_commit_time"]) > 0
+        assert int(stats["ep_commit_last"]) >= int(stats["time"]) - SECONDS
+        assert stats["ep_data_dir"] == str(tmp_path / "default")
+        assert int(stats["ep_db_file_size"]) == sum(path.stat().st_size for path in (tmp_path / "default").iterdir())
+
+
+def test_a_change_of_state_is_committed_too(tmp_path):
+    with running(tmp_path) as node, connected(node) as client:
+        assert client.status(SetVbucket(vbucket=1, state=VbucketState.REPLICA)) == S.SUCCESS
+        until_stat(client, "ep_commit_num", 1)
+
+
+# Waiting
+
+
+def parked(client, other, *requests):
+    """Send requests of which the first one waits, and return when it does."""
+    client.send(*requests)
+    until_stat(other, "ep_persistence_waiters", 1)
+
+
+def test_a_change_that_is_still_to_come_and_requests_behind_it_wait(client, other):
+    parked(client, other, Set(key=b"a"), SeqnoPersistence(seqno=2), Delete(key=b"a"), Noop())
+    assert client.receive().opcode == Opcode.SET
+    assert not client.frames
+    assert other.get(b"a").specific == S.SUCCESS
+    other.set(b"b")
+    answers = [client.receive() for _ in range(3)]
+    assert [(answer.opcode, answer.specific) for answer in answers] == [
+        (Opcode.SEQNO_PERSISTENCE, S.SUCCESS),
+        (Opcode.DELETE, S.SUCCESS),
+        (Opcode.NOOP, S.SUCCESS),
+    ]
+    assert other.stats()["ep_persistence_waiters"] == "0"
+    assert persisted(client) == 2
+
+
+def test_many_wait_and_each_is_told(node, client):
+    with connected(node) as first, connected(node) as second:
+        first.send(SeqnoPersistence(seqno=2), Noop())
+        second.send(SeqnoPersistence(seqno=1), SeqnoPersistence(seqno=3))
+        until_stat(client, "ep_persistence_waiters", 2)
+        client.set(b"k")
+        assert second.receive().specific == S.SUCCESS
+        client.set(b"k")
+        assert [first.receive().specific for _ in range(2)] == [S.SUCCESS] * 2
+        assert client.stats()["ep_persistence_waiters"] == "1"
+        client.set(b"k")
+        assert second.receive().specific == S.SUCCESS
+
+
+ENDS = [
+    ("made a replica", SetVbucket(state=VbucketState.REPLICA), S.NOT_MY_VBUCKET),
+    ("deleted", DelVbucket(), S.NOT_MY_VBUCKET),
+    ("flushed", Flush(), S.ETMPFAIL),
+]
+
+
+@pytest.mark.parametrize(("happens", "status"), [row[1:] for row in ENDS], ids=[row[0] for row in ENDS])
+def test_a_wait_ends_with_what_it_was_for(client, other, happens, status):
+    parked(client, other, SeqnoPersistence(seqno=9), Noop())
+    assert other.status(happens) == S.SUCCESS
+    assert client.receive().specific == status
+    assert client.receive().opcode == Opcode.NOOP
+
+
+def test_a_wait_for_a_vbucket_goes_on_when_another_one_changes(client, other):
+    parked(client, other, SeqnoPersistence(seqno=1))
+    assert other.status(DelVbucket(vbucket=1)) == S.SUCCESS
+    assert other.stats()["ep_persistence_waiters"] == "1"
+    other.set(b"k")
+    assert client.receive().specific == S.SUCCESS
+
+
+def test_a_wait_has_a_bound(tmp_path):
+    with running(tmp_path, NEVER, persistence_timeout=0.05) as node, connected(node) as client:
+        assert client.status(SeqnoPersistence(seqno=1)) == S.ETMPFAIL
+        assert client.stats()["ep_persistence_waiters"] == "0"
+
+
+def test_a_connection_that_ends_waits_no_more(client, other):
+    client.open("same")
+    parked(client, other, SeqnoPersistence(seqno=1))
+    assert other.status(Open(key=b"same", flags=OpenFlag.PRODUCER)) == S.SUCCESS  # which ends the older one
+    assert client.ended()
+    assert other.stats()["ep_persistence_waiters"] == "0"
+
+
+def test_a_node_stops_while_somebody_waits(tmp_path):
+    with running(tmp_path, NEVER) as node:
+        client = WireClient(node)
+        with connected(node) as other:
+            parked(client, other, SeqnoPersistence(seqno=1))
+    assert client.ended()
+    client.close()
+
+
+def test_a_vbucket_that_is_not_active_has_nobody_waiting(client):
+    assert client.status(SeqnoPersistence(seqno=1, vbucket=VBUCKETS)) == S.NOT_MY_VBUCKET
+    assert client.status(SetVbucket(vbucket=1, state=VbucketState.REPLICA)) == S.SUCCESS
+    assert client.status(SeqnoPersistence(seqno=0, vbucket=1)) == S.NOT_MY_VBUCKET
+
+
+def test_a_stream_goes_on_while_a_request_of_its_connection_waits(client, other):
+    client.open()
+    assert client.stream().specific == S.SUCCESS
+    parked(client, other, SeqnoPersistence(seqno=2))
+    other.set(b"k")
+    assert [client.receive().opcode for _ in range(2)] == [Opcode.DCP_SNAPSHOT_MARKER, Opcode.DCP_MUTATION]
+    other.set(b"k")
+    assert client.ask(Noop()).specific == S.SUCCESS
+    assert Opcode.SEQNO_PERSISTENCE in [frame.opcode for frame in client.frames]
+
+
+def test_a_tap_checkpoint_is_waited_for(client, other):
+    client.set(b"k")
+    parked(client, other, CheckpointPersistence(checkpoint_id=2))
+    assert other.status(CreateCheckpoint()) == S.SUCCESS
+    assert client.receive().specific == S.SUCCESS
+    assert other.stats("checkpoint 0")["vb_0:persisted_checkpoint_id"] == "2"
+    other.set(b"k")
+    assert other.stats("checkpoint 0")["vb_0:num_items_for_persistence"] == "1"
+
+
+# Statistics of a vbucket
+
+
+def test_a_vbucket_tells_what_is_on_disk(client):
+    client.set(b"a")
+    assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
+    client.set(b"b")
+    seqnos = client.stats("vbucket-seqno 0")
+    names = ("high_seqno", "last_persisted_seqno", "last_persisted_snap_start", "last_persisted_snap_end")
+    assert [seqnos[f"vb_0:{name}"] for name in names] == ["2", "1", "1", "1"]
+    details = client.stats("vbucket-details 0")
+    assert details.pop("vb_0:uuid") == seqnos["vb_0:uuid"]
+    assert int(details.pop("vb_0:max_cas")) > 0
+    assert int(details.pop("vb_0:ht_memory")) > 0
+    assert details == {
+        "vb_0": "active",
+        "vb_0:num_items": "2",
+        "vb_0:queue_size": "1",
+        "vb_0:high_seqno": "2",
+        "vb_0:persisted_seqno": "1",
+        "vb_0:whole_seqno": "2",
+        "vb_0:purge_seqno": "0",
+    }
+    assert len(client.stats("vbucket-details")) == VBUCKETS * 10
+
+
+# Disks that fail
+
+
+def logged(caplog, level):
+    return [record.getMessage() for record in caplog.records if record.levelno == level]
+
+
+def test_a_full_disk_refuses_changes_until_there_is_room(tmp_path, caplog):
+    with running(tmp_path) as node, connected(node) as client:
+        client.set(b"k", b"before")
+        assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
+        become(node, "default", FullDirectory)
+        client.set(b"k", b"in memory")
+        until_stat(client, "ep_flusher_state", "retrying")
+        assert client.set(b"k", b"refused").specific == S.ETMPFAIL
+        assert client.status(SetVbucket(vbucket=1, state=VbucketState.REPLICA)) == S.ETMPFAIL
+        assert client.get(b"k").value == b"in memory"
+        assert "No space left on device" in client.stats()["ep_storage_fault"]
+        assert persisted(client) == 1
+        client.send(SeqnoPersistence(seqno=2))
+        become(node, "default", FullDirectory.__base__)
+        assert client.receive().specific == S.SUCCESS
+        assert client.set(b"k", b"after").specific == S.SUCCESS
+        assert client.stats()["ep_storage_fault"] == ""
+    begun, ended = logged(caplog, logging.WARNING)
+    assert begun.startswith("bucket default: the disk does not take what is to be written: No space left on device;")
+    assert ended == "bucket default: all that was stored is on disk, changes are taken again"
+    with running(tmp_path) as node, connected(node) as client:
+        assert client.get(b"k").value == b"after"
+
+
+def test_a_stop_while_the_disk_is_full_says_what_is_lost(tmp_path, caplog):
+    with running(tmp_path) as node, connected(node) as client:
+        client.set(b"k", b"kept")
+        assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
+        become(node, "default", FullDirectory)
+        client.set(b"k", b"lost")
+        until_stat(client, "ep_flusher_state", "retrying")
+    (said,) = logged(caplog, logging.ERROR)
+    assert said.startswith("bucket default: 1 changes are not on disk, and lost: the disk does not take")
+    with running(tmp_path) as node, connected(node) as client:
+        assert client.get(b"k").value == b"kept"
+
+
+def test_nothing_is_confirmed_after_a_sync_has_failed(tmp_path, caplog):
+    with running(tmp_path, NEVER) as node, connected(node) as client, connected(node) as other:
+        client.set(b"k", b"kept")
+        assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
+        parked(client, other, SeqnoPersistence(seqno=3))
+        become(node, "default", BrokenDirectory)
+        other.set(b"k", b"lost")
+        assert client.receive().specific == S.ETMPFAIL
+        become(node, "default", BrokenDirectory.__base__)
+        assert client.status(SeqnoPersistence(seqno=1)) == S.ETMPFAIL
+        assert client.set(b"k").specific == S.ETMPFAIL
+        assert client.get(b"k").value == b"lost"
+        assert client.stats()["ep_flusher_state"] == "stopped"
+        run(node, node.buckets["default"].look)
+        assert client.status(SeqnoPersistence(seqno=1)) == S.ETMPFAIL
+        assert persisted(client) == 1
+    said = logged(caplog, logging.ERROR)
+    assert len(said) == 2
+    assert said[0].startswith("bucket default: a sync has failed (Input/output error)")
+    assert "until the node is started again" in said[0]
+    with running(tmp_path) as node, connected(node) as client:
+        assert client.get(b"k").specific == S.SUCCESS
+        assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
+        assert client.set(b"k").specific == S.SUCCESS

@@ -1,0 +1,265 @@
+"""A node that is started again has what it had; one that died has what was on disk."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.errors import StoreDamaged, StoreRefused, UsageError
+from penstock.node import Node
+from penstock.store.settings import Settings
+from penstock.wire.constants import MAX_SEQNO, Opcode, Status, VbucketState
+from penstock.wire.kv import (
+    DelVbucket,
+    Flush,
+    GetClusterConfig,
+    GetVbucket,
+    SeqnoPersistence,
+    SetVbucket,
+)
+from tests.node.disks import copy_files
+from tests.node.watch import run
+from tests.node.wire_client import connected, until_stat
+
+S = Status
+VBUCKETS = 8
+SMALL = Settings(segment_bytes=64 * 1024)
+
+
+@contextmanager
+def running(path, buckets=("beer",), **options):
+    with Node.running(buckets, VBUCKETS, data_dir=path, **options) as node:
+        yield node
+
+
+def persist(client, vbucket):
+    """Wait until a vbucket is on disk."""
+    high = client.stats(f"vbucket-seqno {vbucket}")[f"vb_{vbucket}:high_seqno"]
+    assert client.status(SeqnoPersistence(vbucket=vbucket, seqno=int(high))) == S.SUCCESS
+
+
+def contents(client):
+    """Return all that a client sees of a bucket: documents and tombstones, states, histories."""
+    found = {}
+    for vbucket in range(VBUCKETS):
+        state = client.ask(GetVbucket(vbucket=vbucket))
+        if state.specific != S.SUCCESS:
+            continue
+        seqnos = client.stats(f"vbucket-seqno {vbucket}")
+        changes = []
+        with connected(client.node, "beer") as consumer:
+            consumer.open(f"reader of {vbucket}")
+            assert consumer.stream(vbucket, end=int(seqnos[f"vb_{vbucket}:high_seqno"])).specific == S.SUCCESS
+            for change in consumer.changes():
+                if change.opcode in (Opcode.DCP_MUTATION, Opcode.DCP_DELETION):
+                    changes.append((change.by_seqno, change.opcode, change.key, change.value, change.cas))
+        kept = {name: value for name, value in seqnos.items() if "persisted" not in name}
+        found[vbucket] = state.value, client.stats(f"failovers {vbucket}"), kept, changes
+    return found
+
+
+@contextmanager
+def on_beer(node):
+    with connected(node, "beer") as client:
+        client.node = node
+        yield client
+
+
+def fill(client, turn=0):
+    for number in range(200):
+        client.set(b"key-%d" % number, b"%d of %d" % (number, turn), vbucket=number % VBUCKETS)
+    for number in range(0, 200, 7):
+        client.delete(b"key-%d" % number, vbucket=number % VBUCKETS)
+    assert client.status(SetVbucket(vbucket=1, state=VbucketState.REPLICA)) == S.SUCCESS
+    assert client.status(SetVbucket(vbucket=2, state=VbucketState.DEAD)) == S.SUCCESS
+    assert client.status(SetVbucket(vbucket=3, state=VbucketState.REPLICA)) == S.SUCCESS
+    assert client.status(SetVbucket(vbucket=3, state=VbucketState.ACTIVE)) == S.SUCCESS
+    assert client.status(DelVbucket(vbucket=4)) == S.SUCCESS
+
+
+def test_after_a_stop_everything_is_as_it_was(tmp_path):
+    with running(tmp_path, settings=SMALL) as node, on_beer(node) as client:
+        fill(client)
+        before, config = contents(client), client.ask(GetClusterConfig()).value
+        stats = client.stats()
+        port = node.kv_port
+    assert {4}.isdisjoint(before)
+    for _ in range(2):
+        with running(tmp_path, settings=SMALL) as node, on_beer(node) as client:
+            assert node.buckets["beer"].store.recovered.startswith("229 changes in ")
+            assert contents(client) == before
+            assert client.ask(GetClusterConfig()).value.replace(b"%d" % node.kv_port, b"%d" % port) == config
+            again = client.stats()
+            assert again["ep_uuid"] == stats["ep_uuid"]
+            assert again["curr_items"] == stats["curr_items"]
+
+
+def test_a_flush_is_kept_too(tmp_path):
+    with running(tmp_path) as node, on_beer(node) as client:
+        fill(client)
+        assert client.status(Flush()) == S.SUCCESS
+        client.set(b"after", vbucket=0)
+        before = contents(client)
+    with running(tmp_path) as node, on_beer(node) as client:
+        assert contents(client) == before
+        assert client.stats()["curr_items"] == "1"
+
+
+def test_a_consumer_goes_on_where_it_was_after_a_stop(tmp_path):
+    with running(tmp_path) as node, on_beer(node) as client:
+        for _ in range(5):
+            client.set(b"k")
+        vbuuid = node.buckets["beer"].store.vbuckets[0].vbuuid
+    with running(tmp_path) as node, on_beer(node) as client:
+        client.set(b"k")
+        client.open()
+        assert client.stream(start=5, end=6, vbuuid=vbuuid).specific == S.SUCCESS
+        assert [change.by_seqno for change in client.changes() if change.opcode == Opcode.DCP_MUTATION] == [6]
+
+
+@contextmanager
+def survivor_of(node, target):
+    """Start a node on the files of another one, as if that one had been killed."""
+    copy_files(node, "beer", target)
+    with running(target) as survivor, on_beer(survivor) as client:
+        yield client
+
+
+def test_after_a_death_there_is_what_was_confirmed_and_consumers_are_told(tmp_path):
+    never = Settings(commit_seconds=3600)
+    with running(tmp_path / "data", settings=never) as node, on_beer(node) as client:
+        for _ in range(5):
+            client.set(b"k", b"confirmed")
+        persist(client, 0)
+        vbuuid = node.buckets["beer"].store.vbuckets[0].vbuuid
+        for _ in range(5):
+            client.set(b"k", b"only in memory")
+        with survivor_of(node, tmp_path / "copy") as survivor:
+            assert survivor.get(b"k").value == b"confirmed"
+            failovers = survivor.stats("failovers 0")
+            assert (failovers["vb_0:0:seq"], failovers["vb_0:1:id"]) == ("5", str(vbuuid))
+            survivor.set(b"k", b"of a new branch")
+            survivor.open()
+            refused = survivor.stream(start=8, vbuuid=vbuuid)
+            assert (refused.specific, refused.value) == (S.ROLLBACK, (5).to_bytes(8, "big"))
+            assert survivor.stream(start=5, end=6, vbuuid=vbuuid).specific == S.SUCCESS
+            assert [change.by_seqno for change in survivor.changes() if change.opcode == Opcode.DCP_MUTATION] == [6]
+
+
+def test_whenever_it_dies_no_confirmed_change_is_lost(tmp_path):
+    """Copies are taken between any two commits, while others are being made and files are being rewritten."""
+    settings = Settings(commit_seconds=0.001, segment_bytes=16 * 1024)
+    with running(tmp_path / "data", settings=settings) as node, on_beer(node) as client:
+        for turn in range(8):
+            for number in range(60):
+                client.set(b"key-%d" % number, b"%d-" % turn + bytes(200), vbucket=number % 2)
+            persist(client, 0)
+            for number in range(60):
+                client.delete(b"gone-%d" % number, vbucket=1)
+                client.set(b"key-%d" % number, b"%d-and more" % turn, vbucket=1)
+            with survivor_of(node, tmp_path / f"copy-{turn}") as survivor:
+                for number in range(0, 60, 2):
+                    assert survivor.get(b"key-%d" % number).value.startswith(b"%d-" % turn)
+                for number in range(1, 60, 2):
+                    found = survivor.get(b"key-%d" % number, vbucket=1).value
+                    assert int(found.split(b"-")[0]) >= turn - 1
+                survivor.set(b"goes on")
+
+
+# What cannot be opened
+
+
+def refused(path, error, *words, buckets=("beer",), **options):
+    with pytest.raises(error) as raised, running(path, buckets, **options):
+        pass
+    said = str(raised.value)
+    assert "\n" not in said
+    for word in words:
+        assert word in said
+
+
+def test_one_node_at_a_time_has_a_directory(tmp_path):
+    with running(tmp_path):
+        refused(tmp_path, StoreRefused, "beer", "in use by process")
+    with running(tmp_path):
+        pass
+
+
+def test_a_bucket_with_another_number_of_vbuckets(tmp_path):
+    with running(tmp_path):
+        pass
+    with pytest.raises(StoreRefused, match="8 vbuckets, not 16"), Node.running(["beer"], 16, data_dir=tmp_path):
+        pass
+
+
+def test_a_data_directory_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    refused(tmp_path / "file", StoreRefused, "file/beer", "cannot be written to")
+
+
+def test_a_damaged_bucket_lets_go_of_those_opened_before(tmp_path):
+    with running(tmp_path, ("beer", "wine"), settings=SMALL) as node, connected(node, "wine") as client:
+        for number in range(300):
+            client.set(b"key-%d" % number, bytes(1000))
+        persist(client, 0)
+    log = max((tmp_path / "wine").glob("log-*"))
+    data = bytearray(log.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    log.write_bytes(data)
+    refused(tmp_path, StoreDamaged, "wine", "checksum", buckets=("beer", "wine"))
+    with running(tmp_path) as node, on_beer(node) as client:
+        assert client.set(b"k").specific == S.SUCCESS
+
+
+def test_wrong_options(tmp_path):
+    refused(tmp_path, UsageError, "dots alone", buckets=("..",))
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_buckets_each_have_a_directory(tmp_path):
+    for turn in range(2):
+        with running(tmp_path / "made" / "here", ("beer", "wine")) as node:
+            for name in ("beer", "wine"):
+                with connected(node, name) as client:
+                    assert (client.get(b"k").value == name.encode()) is bool(turn)
+                    client.set(b"k", name.encode())
+    assert sorted(path.name for path in (tmp_path / "made" / "here").iterdir()) == ["beer", "wine"]
+
+
+# Keys and expiries
+
+
+def test_keys_are_loaded_behind_the_first_requests(tmp_path):
+    with running(tmp_path) as node, on_beer(node) as client:
+        fill(client)
+    with running(tmp_path) as node, on_beer(node) as client:
+        assert client.get(b"key-8", vbucket=0).value == b"8 of 0"
+        until_stat(client, "ep_keys_loaded", "true")
+
+
+def until_deleted(consumer):
+    for frame in iter(consumer.message, None):
+        if frame.opcode == Opcode.DCP_DELETION:
+            return frame
+    raise AssertionError
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_documents_expire_without_being_asked_for(tmp_path, on_disk):
+    where = {"data_dir": tmp_path} if on_disk else {}
+    with Node.running(["beer"], VBUCKETS, **where) as node, on_beer(node) as client:
+        client.set(b"over", expiry=1_000_000_000)
+        client.set(b"not yet", expiry=4_000_000_000)
+        client.open()
+        assert client.stream(end=MAX_SEQNO).specific == S.SUCCESS
+        run(node, node.buckets["beer"].upkeep.page)
+        assert until_deleted(client).key == b"over"
+        stats = client.stats()
+        assert (stats["curr_items"], stats["ep_num_expiry_pager_runs"]) == ("1", "1")
+
+
+def test_the_expiry_pager_comes_by_itself(tmp_path):
+    with running(tmp_path, pager_seconds=0.01) as node, on_beer(node) as client:
+        client.open()
+        assert client.stream(end=MAX_SEQNO).specific == S.SUCCESS
+        client.set(b"over", expiry=1_000_000_000)
+        assert until_deleted(client).key == b"over"
