@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from penstock.client.address import Address, dialect_of, parse_address
@@ -24,9 +25,17 @@ from penstock.client.position import BEGINNING, Position, branch_of
 from penstock.client.session import LONGEST_DELAY, RETRIED, Retry
 from penstock.client.stream import ChangeStream
 from penstock.client.tap_feed import TapFeed
-from penstock.errors import Error, RemoteProtocolError, Unreachable, UsageError
+from penstock.errors import (
+    Error,
+    OutOfMemory,
+    RemoteProtocolError,
+    StatusError,
+    TemporaryFailure,
+    Unreachable,
+    UsageError,
+)
 from penstock.node.served import ServedBucket, VbucketEvent
-from penstock.store.failover import FailoverLog
+from penstock.store.failover import FailoverLog, sanitised
 from penstock.store.vbucket import LAST_SEQNO, Vbucket
 from penstock.wire.columns import changes_of
 from penstock.wire.constants import MAX_KEY, MAX_SEQNO, Dialect, VbucketState
@@ -39,8 +48,12 @@ logger = logging.getLogger("penstock.node")
 FOLLOWED = frozenset((VbucketState.REPLICA, VbucketState.PENDING))
 """The states of a vbucket that takes changes from elsewhere."""
 
+REFUSALS = (TemporaryFailure, OutOfMemory)
+"""What a bucket says while it takes no changes."""
+
 _SLICE_SECONDS = 0.005
 _SLICE_ROWS = 256  # a millisecond: changes_of 1.5 us a row, apply 2.3 us
+_REFUSED_SECONDS = 0.25
 _EVENTS = {event.value: event for event in (Event.MUTATION, Event.DELETION, Event.EXPIRATION)}
 
 
@@ -86,6 +99,10 @@ class Bridge:
 
     dialect: in which the upstream is asked. task: runs until `stop`, or ends with the Error that no retry mends.
     changes, rollbacks, connections: how many there were; a flush counts as a rollback.
+
+    A bucket in which nothing was ever stored becomes a replica; one that was kept on disk is followed where it was one.
+    While the bucket refuses changes, because its disk is full for instance, what has arrived waits, and the upstream
+    is asked for no more. Raises UsageError for a bucket of which nothing is a replica.
     """
 
     def __init__(self, served: ServedBucket, address: Address) -> None:
@@ -105,8 +122,14 @@ class Bridge:
         self._loop = asyncio.get_running_loop()
         self._opened_at = math.inf
         self._slice_began = self._loop.time()
-        for vbucket in self._vbuckets:
-            vbucket.set_state(VbucketState.REPLICA)
+        if all(vbucket.state is VbucketState.ACTIVE and not vbucket.high_seqno for vbucket in self._vbuckets):
+            for vbucket in self._vbuckets:
+                vbucket.set_state(VbucketState.REPLICA)
+            served.notify()
+        if not any(vbucket.state in FOLLOWED for vbucket in self._vbuckets):
+            name = served.store.name
+            raise UsageError(f"bucket {name} cannot follow {address}: none of its vbuckets is a replica or pending")
+        self._is_refused = False
         served.bridge = self
         served.listeners.add(self)
         self.task = self._loop.create_task(self._run())
@@ -213,9 +236,11 @@ class Bridge:
         for number in sorted(self._followed):
             vbucket = self._vbuckets[number]
             if self.dialect is Dialect.TAP:
-                self._move(vbucket, 0, ())
+                await self._do(number, partial(self._move, vbucket, 0, ()))
             else:
-                wanted[number] = Wanted(position=self._reconcile(vbucket, logs[number]))
+                await self._do(number, partial(self._reconcile, vbucket, logs[number]))
+                if number in self._followed:
+                    wanted[number] = Wanted(position=_position(vbucket, logs[number]))
             await self._breathe()
         if self.dialect is Dialect.TAP:
             return TapFeed(count, self._followed, window=window)
@@ -233,22 +258,42 @@ class Bridge:
         content = delivery.content
         rows = len(content) if isinstance(content, list) else content.num_rows
         for number, log in delivery.logs.items():
-            if number in self._followed:
-                vbucket = self._vbuckets[number]
-                self._move(vbucket, vbucket.high_seqno, log)
+            vbucket = self._vbuckets[number]
+            await self._do(number, partial(self._move, vbucket, vbucket.high_seqno, log))
         for at in range(0, rows, _SLICE_ROWS):
             if self._again.is_set():
                 return
             part = content[at : at + _SLICE_ROWS]
             for change in part if isinstance(part, list) else changes_of(part):
-                if change.vbucket in self._followed:
-                    self._store(change, delivery)
+                while change.vbucket in self._followed:  # as `_do`; a call for every change costs
+                    try:
+                        self._store(change, delivery)
+                        break
+                    except REFUSALS as error:
+                        await self._wait(error)
             await self._breathe()
         for number, position in delivery.positions.items():
-            if number in self._followed:
-                self._complete(self._vbuckets[number], position.snap_start)
+            await self._do(number, partial(self._complete, self._vbuckets[number], position.snap_start))
         self._served.notify()
         await self._breathe()
+
+    async def _do(self, number: int, work: Callable[[], object]) -> None:
+        """Do something to a vbucket as long as it is followed, again and again while its bucket refuses that."""
+        while number in self._followed:
+            try:
+                work()
+                break
+            except REFUSALS as error:
+                await self._wait(error)
+
+    async def _wait(self, error: StatusError) -> None:
+        """Wait a little, until the bucket may take changes again."""
+        if not self._is_refused:
+            logger.warning("bucket %s takes nothing from %s: %s", self._served.store.name, self.address, error)
+        self._is_refused = True
+        self._served.notify()
+        await asyncio.sleep(_REFUSED_SECONDS)
+        self._slice_began = self._loop.time()
 
     def _store(self, change: Change, delivery: Delivery) -> None:
         """Store one change, or go back where it is a rollback."""
@@ -283,6 +328,7 @@ class Bridge:
             delete_time=change.delete_time or 0,
         )
         self.changes += 1
+        self._is_refused = False
         self._served.changed.add(vbucket.id)
 
     def _complete(self, vbucket: Vbucket, end: int, before: int = MAX_SEQNO) -> None:
@@ -300,18 +346,10 @@ class Bridge:
 
     # Histories
 
-    def _reconcile(self, vbucket: Vbucket, log: FailoverLog) -> Position:
-        """Go back to the last complete snapshot that the upstream of this failover log has as well.
-
-        A producer that refuses even that has lost its history; the position returned knows no older end, so the vbucket
-        then begins with nothing.
-        """
+    def _reconcile(self, vbucket: Vbucket, log: FailoverLog) -> None:
+        """Go back to the last complete snapshot that the upstream of this failover log has as well."""
         common = common_seqno(vbucket.failover_log, vbucket.high_seqno, log)
         self._move(vbucket, min(common, vbucket.whole_seqno), log)
-        seqno = vbucket.high_seqno
-        if not seqno:
-            return BEGINNING
-        return Position(seqno=seqno, vbuuid=branch_of(log, seqno), snap_start=seqno, snap_end=seqno)
 
     def _move(self, vbucket: Vbucket, seqno: int, log: FailoverLog) -> None:
         """Go back to a seqno, and take over the upstream's failover log if that is known; tell it if it can be noticed.
@@ -319,17 +357,19 @@ class Bridge:
         Where a vbucket cannot end at the seqno, it goes back further.
         """
         whole, before = vbucket.whole_seqno, vbucket.failover_log
-        if seqno < vbucket.high_seqno:
-            self._incomplete.pop(vbucket.id, None)
-            vbucket.rollback(seqno)
-        if log and log[0].vbuuid:
-            vbucket.set_failover_log(log)
-        if vbucket.whole_seqno < whole:
-            self.rollbacks += 1
-            logger.info("vbucket %d of %s: back from %d to %d", vbucket.id, self.address, whole, vbucket.high_seqno)
-            self._tell(vbucket, VbucketEvent.STATE_CHANGED if vbucket.high_seqno else VbucketEvent.FLUSHED)
-        elif vbucket.failover_log != before:
-            self._tell(vbucket, VbucketEvent.STATE_CHANGED)
+        try:
+            if seqno < vbucket.high_seqno:
+                vbucket.rollback(seqno)
+                self._incomplete.pop(vbucket.id, None)
+            if log and log[0].vbuuid and sanitised(log) != vbucket.failover_log:
+                vbucket.set_failover_log(log)
+        finally:  # the second may be refused after the first was not
+            if vbucket.whole_seqno < whole:
+                self.rollbacks += 1
+                logger.info("vbucket %d of %s: back from %d to %d", vbucket.id, self.address, whole, vbucket.high_seqno)
+                self._tell(vbucket, VbucketEvent.STATE_CHANGED if vbucket.high_seqno else VbucketEvent.FLUSHED)
+            elif vbucket.failover_log != before:
+                self._tell(vbucket, VbucketEvent.STATE_CHANGED)
 
     def _tell(self, vbucket: Vbucket, event: VbucketEvent) -> None:
         self._is_own_event = True
@@ -338,6 +378,17 @@ class Bridge:
         finally:
             self._is_own_event = False
         self._served.changed.add(vbucket.id)
+
+
+def _position(vbucket: Vbucket, log: FailoverLog) -> Position:
+    """Return where to go on with a vbucket that has nothing but what the upstream of this failover log has.
+
+    It knows no older end: a producer that refuses even this one has lost its history, and the vbucket begins anew.
+    """
+    seqno = vbucket.high_seqno
+    if not seqno:
+        return BEGINNING
+    return Position(seqno=seqno, vbuuid=branch_of(log, seqno), snap_start=seqno, snap_end=seqno)
 
 
 def _log_end(task: asyncio.Task[None]) -> None:

@@ -1,0 +1,94 @@
+"""A bridge that keeps its copy on disk goes on with what is there."""
+
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.node import Node
+from penstock.store.settings import Settings
+from penstock.wire.constants import Status, VbucketState
+from tests.node.disks import FullDirectory, become, copy_files
+from tests.node.test_follow import DIALECTS, STREAMED, VBUCKETS, fill, follow, is_like, original, set_state, write
+from tests.node.watch import run
+from tests.node.wire_client import connected, until_stat
+
+SMALL = Settings(segment_bytes=64 * 1024)
+
+
+@contextmanager
+def bridge(node, protocol, path, settings=SMALL):
+    with Node.running(follow=node.url("beer"), protocol=protocol, data_dir=path, settings=settings) as copy:
+        yield copy
+
+
+@pytest.mark.parametrize("protocol", STREAMED)
+def test_after_a_stop_only_what_is_new_comes_over(tmp_path, protocol):
+    with original() as first:
+        write(first.url("beer"), fill)
+        for turn in range(3):
+            with bridge(first, protocol, tmp_path) as second:
+                write(first.url("beer"), lambda bucket, turn=turn: bucket.upsert("new", b"%d" % turn))
+                follow(second, first, protocol)
+                assert second.bridge.rollbacks == 0
+                assert (second.bridge.changes == 1) is bool(turn)
+
+
+def test_over_tap_every_start_begins_anew(tmp_path):
+    with original() as first:
+        write(first.url("beer"), fill)
+        for _ in range(2):
+            with bridge(first, "tap", tmp_path) as second:
+                follow(second, first, "tap")
+
+
+@pytest.mark.parametrize("protocol", DIALECTS)
+def test_whenever_it_dies_its_copy_becomes_like_the_original(tmp_path, protocol):
+    with original() as first, bridge(first, protocol, tmp_path / "data", Settings(commit_seconds=0.001)) as second:
+        for turn in range(6):
+            write(first.url("beer"), partial(fill, turn=turn))
+            copy_files(second, "beer", tmp_path / f"copy-{turn}")
+            with bridge(first, protocol, tmp_path / f"copy-{turn}") as third:
+                follow(third, first, protocol)
+        follow(second, first, protocol)
+
+
+@pytest.mark.parametrize("protocol", DIALECTS)
+def test_while_its_disk_is_full_it_waits(tmp_path, protocol):
+    with original() as first, bridge(first, protocol, tmp_path) as second:
+        write(first.url("beer"), fill)
+        follow(second, first, protocol)
+        connections = second.bridge.connections
+        become(second, "beer", FullDirectory)
+        write(first.url("beer"), partial(fill, turn=1))
+        with connected(second, "beer") as client:
+            until_stat(client, "ep_flusher_state", "retrying")
+        write(first.url("beer"), partial(fill, turn=2))
+        assert not run(second, is_like(second, first, protocol))
+        become(second, "beer", FullDirectory.__base__)
+        follow(second, first, protocol)
+        assert second.bridge.connections == connections
+
+
+def test_a_vbucket_that_was_made_active_stays_so(tmp_path):
+    with original() as first:
+        write(first.url("beer"), fill)
+        with bridge(first, "dcp", tmp_path) as second:
+            follow(second, first, "dcp")
+            set_state(second, 1, VbucketState.ACTIVE)
+        with bridge(first, "dcp", tmp_path) as second, connected(second, "beer") as client:
+            states = list(client.stats("vbucket").values())
+            assert states == ["replica", "active", "replica", "replica"]
+            assert client.set(b"own", vbucket=1).specific == Status.SUCCESS
+            until_stat(client, "vbuckets", 3, "follow")
+
+
+def test_a_bucket_of_its_own_is_not_given_up_for_a_copy(tmp_path):
+    with Node.running(["beer"], VBUCKETS, data_dir=tmp_path) as node, connected(node, "beer") as client:
+        client.set(b"k", b"own")
+    with original() as first:
+        with pytest.raises(UsageError, match="none of its vbuckets is a replica"), bridge(first, "dcp", tmp_path):
+            pass
+        with Node.running(["beer"], VBUCKETS, data_dir=tmp_path) as node, connected(node, "beer") as client:
+            assert client.get(b"k").value == b"own"
