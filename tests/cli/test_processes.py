@@ -7,10 +7,15 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
 from penstock import Node
+from penstock.wire.constants import Status
+from penstock.wire.kv import GetFailoverLog, SeqnoPersistence, Set, unpack_failover_log
+from tests.node.wire_client import connected
 
 WAIT = 30
 """Seconds, at most, for what takes a moment."""
@@ -65,6 +70,70 @@ def test_serve_in_words():
         assert line.startswith("Serving couchbase://127.0.0.1:")
         assert "/default" in line
         assert ended(process, signal.SIGTERM) == (0, "", "")
+
+
+@contextmanager
+def serving(directory, *options):
+    """Run a node with the bucket `beer` on disk; yields the process and its first line."""
+    with started(
+        "serve", "--port", 0, "--bucket", "beer", "--vbuckets", 8, "--data-dir", directory, "--json", *options
+    ) as node:
+        where = json.loads(first_line(node.stdout))
+        yield node, where
+
+
+def test_serve_keeps_its_bucket_in_a_directory(tmp_path, run):
+    with serving(tmp_path) as (node, where):
+        assert where["data_dir"] == str(tmp_path)
+        run("load", "-", "--key", "id", "--url", where["url"], stdin=b'{"id":"a"}\n')
+        assert ended(node, signal.SIGTERM) == (0, "", "")
+    with serving(tmp_path, "--commit-ms", 0.5, "--commit-count", 10, "--purge-age", 60) as (node, where):
+        stats = run("stats", "--url", where["url"], "--json").json
+        assert (stats["curr_items"], stats["ep_data_dir"]) == ("1", str(tmp_path / "beer"))
+        code, _, err = ended(node, signal.SIGTERM)
+        assert code == 0
+        assert err == "penstock: bucket beer: 1 changes in 0 segments and 1 log files\n"
+
+
+def test_serve_in_words_with_a_directory(tmp_path):
+    with started("serve", "--port", 0, "--data-dir", tmp_path / "data") as process:
+        assert f", kept in {tmp_path / 'data'}; Ctrl-C stops." in first_line(process.stdout)
+        assert ended(process, signal.SIGTERM) == (0, "", "")
+
+
+def test_a_node_that_is_killed_has_all_that_it_confirmed(tmp_path):
+    """It is killed in the middle of writes, over and over; consumers' histories go on or are told to go back."""
+    turns, branches = 4, []
+    for turn in range(turns):
+        with serving(tmp_path) as (node, where):
+            address = SimpleNamespace(host="127.0.0.1", kv_port=where["kv_port"])
+            with connected(address, "beer") as client:
+                for earlier in range(turn):
+                    assert client.get(b"confirmed-%d" % earlier).value == b"%d" % earlier
+                assert client.set(b"confirmed-%d" % turn, b"%d" % turn).specific == Status.SUCCESS
+                seqno = int(client.stats("vbucket-seqno 0")["vb_0:high_seqno"])
+                assert client.status(SeqnoPersistence(seqno=seqno)) == Status.SUCCESS
+                client.send(*[Set(key=b"unconfirmed", value=bytes(1000))] * 500)
+                branches.append(unpack_failover_log(client.ask(GetFailoverLog()).value))
+                client.send(*[Set(key=b"unconfirmed", value=bytes(1000))] * 500)
+                node.kill()
+                node.wait(WAIT)
+    for older, newer in pairwise(branches):
+        assert newer[1:] == older
+        assert newer[0].seqno >= older[0].seqno
+
+
+def test_directories_that_cannot_be(tmp_path):
+    with serving(tmp_path):
+        with started("serve", "--port", 0, "--bucket", "beer", "--vbuckets", 8, "--data-dir", tmp_path) as second:
+            out, err = second.communicate(timeout=WAIT)
+        assert (second.returncode, out) == (2, "")
+        assert err.startswith(f"penstock: {tmp_path / 'beer'}: in use by process ")
+    (tmp_path / "beer" / "bucket.json").write_text("nonsense")
+    with started("serve", "--port", 0, "--bucket", "beer", "--vbuckets", 8, "--data-dir", tmp_path) as process:
+        out, err = process.communicate(timeout=WAIT)
+    assert (process.returncode, out) == (1, "")
+    assert err.count("\n") == 1
 
 
 def test_serve_follows_another_node(node, run):
