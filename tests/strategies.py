@@ -11,6 +11,7 @@ from penstock.wire.frame import Frame
 from penstock.wire.kv import NoDocument
 from penstock.wire.layout import LAYOUTS, PRIVATE, Code, Layout, Message, Part
 from penstock.wire.shapes import SHAPES
+from tests.golden import GOLDEN_OF, frame_of
 
 BYTES = {"B": 1, "H": 2, "I": 4, "Q": 8}
 
@@ -169,6 +170,35 @@ def runs_in(dialect: Dialect, max_size: int = 100) -> st.SearchStrategy[list[Mes
         lambda vbucket: st.lists(changes_in(dialect, st.just(vbucket)), min_size=1, max_size=max_size)
     )
     return one_form | one_vbucket | st.lists(changes_in(dialect, any_of), min_size=1, max_size=max_size)
+
+
+TELLING = (2, 3, 4, 10, 11, 24, 25)
+"""Where a frame says how long its parts are, and its seqno; not the body's high bytes, as no buffer is that long."""
+
+
+@st.composite
+def hostile(draw: st.DrawFn, dialect: Dialect | None) -> bytes:
+    """Return frames that a peer of a dialect might send, but changed anywhere, with false lengths, and cut short."""
+    rows = [row for of, rows in GOLDEN_OF.items() if of in (dialect, Dialect.DCP) for row in rows]
+    golden = st.sampled_from(rows).map(lambda row: frame_of(row[2]))
+    change = changes_in(dialect or Dialect.DCP, st.integers(0, VBUCKETS)).map(lambda message: message.encode())
+    sent = b""
+    for frame in draw(st.lists(change | change | golden | st.binary(max_size=60), min_size=1, max_size=6)):
+        sent += draw(st.just(frame) | damaged(frame))
+    return sent
+
+
+@st.composite
+def damaged(draw: st.DrawFn, frame: bytes) -> bytes:
+    """Return a frame in which a few bytes are others, or one is one more or less, or whose end is missing."""
+    place = st.integers(0, 90) | st.sampled_from(TELLING) | st.sampled_from(TELLING)
+    others = st.sampled_from([-1, 1]) | st.binary(min_size=1, max_size=2) | st.just(bytes(8))
+    for at, other in draw(st.lists(st.tuples(place, others), max_size=2)):
+        found = frame[at : at + 1]
+        if isinstance(other, int):
+            other = bytes((each + other) % 256 for each in found)
+        frame = frame[:at] + other[: len(frame) - at] + frame[at + len(other) :]
+    return frame if draw(st.integers(0, 9)) else frame[: draw(st.integers(0, len(frame)))]
 
 
 @st.composite
