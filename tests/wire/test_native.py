@@ -1,28 +1,103 @@
-"""The extension module by itself: it reads and writes nowhere but in its buffers, and lets go of them."""
+"""The extension module: it says what Python says, reads and writes nowhere but in its buffers, and lets go of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from penstock.errors import RemoteProtocolError
+from penstock.wire import hop as hop_module
 from penstock.wire import native
+from penstock.wire.columns import columns_of
+from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent, Slab
 from penstock.wire.constants import Dialect
 from penstock.wire.dcp import Deletion, Mutation
 from penstock.wire.frame import HEADER_BYTES
+from penstock.wire.heads import Run, StreamContext, heads_of
 from penstock.wire.hop import hop
+from penstock.wire.layout import Message
 from penstock.wire.shapes import BODY_AT, SLACK
+from tests.golden import GOLDEN_OF, frame_of
+from tests.strategies import VBUCKETS, hostile, pieces, runs_in
 
 TABLE = native.TABLES[Dialect.DCP]
 FRAME = Mutation(vbucket=3, key=b"key", value=b"value", by_seqno=1).encode()
 COUNT = 5
 
 
-@pytest.fixture
-def extension() -> ModuleType:
+@pytest.fixture(scope="module")
+def extension() -> Iterator[ModuleType]:
+    """The module, used for any number of bytes."""
     if native.extension is None:
         pytest.skip("the extension module was not built, or PENSTOCK_NATIVE=0")
-    return native.extension
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hop_module, "FEW_BYTES", -1)
+        yield native.extension
+
+
+# The same as Python
+
+
+def columns(run: Run, *, views: bool) -> object:
+    """Return the rows of a run, or what is wrong with it."""
+    try:
+        batch = columns_of(run, heads_of(run), StreamContext(VBUCKETS), views=views)
+    except RemoteProtocolError as error:
+        return str(error), error.status, error.fatal
+    batch.validate(full=True)
+    return batch.to_pylist()
+
+
+def received(data: Iterable[bytes], dialect: Dialect) -> list[object]:
+    """Return all that is made of some pieces of bytes."""
+    connection = Connection(Slab(1 << 18), runs=dialect, max_frame=1 << 20)
+    return [said(event) for piece in data for event in connection.feed(piece)]
+
+
+def said(event: ReceiveEvent) -> object:
+    """Return what an event says, without what is overwritten by the next bytes."""
+    if isinstance(event, Run):
+        return [*map(int, event.offsets)], event.end, columns(event, views=False), columns(event, views=True)
+    return (*event[:-1], str(event.error)) if isinstance(event, Malformed | Broken) else event
+
+
+def assert_the_same(data: list[bytes], dialect: Dialect) -> list[object]:
+    """Return what both ways make of some pieces of bytes."""
+    natively = received(data, dialect)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "extension", None)
+        assert received(data, dialect) == natively
+    return natively
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("rows", GOLDEN_OF.values(), ids=GOLDEN_OF)
+def test_golden_frames_natively(extension: ModuleType, rows: list[tuple[str, Message, str]], dialect: Dialect) -> None:
+    frames = [frame_of(row) for _, _, row in rows]
+    for frame in frames:
+        assert len(assert_the_same([frame], dialect)) == 1
+        assert assert_the_same([frame[:-1]], dialect) == []
+    assert_the_same([b"".join(frames)], dialect)
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+@given(data=st.data())
+def test_runs_natively(extension: ModuleType, dialect: Dialect, data: st.DataObject) -> None:
+    sent = b"".join(message.encode() for message in data.draw(runs_in(dialect)))
+    assert len(assert_the_same([sent], dialect)) == 1
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+@given(data=st.data())
+def test_bytes_of_a_hostile_peer_natively(extension: ModuleType, dialect: Dialect, data: st.DataObject) -> None:
+    sent = data.draw(hostile(dialect) | st.binary(max_size=200))
+    assert_the_same(data.draw(pieces(sent)), dialect)
+
+
+# By itself
 
 
 def slab() -> bytearray:
