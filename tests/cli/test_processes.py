@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -121,6 +122,24 @@ def test_a_node_that_is_killed_has_all_that_it_confirmed(tmp_path):
     for older, newer in pairwise(branches):
         assert newer[1:] == older
         assert newer[0].seqno >= older[0].seqno
+
+
+def test_a_disk_that_takes_no_more_is_told_and_waited_for(tmp_path):
+    """Of a file no larger than there is one now nothing more can be written, as on a disk that is full."""
+    with serving(tmp_path) as (node, where):
+        address = SimpleNamespace(host="127.0.0.1", kv_port=where["kv_port"])
+        with connected(address, "beer") as client:
+            _, most = resource.prlimit(node.pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (1, most))
+            client.set(b"k", b"in memory")
+            assert "bucket beer: the disk does not take what is to be written: File too large" in first_line(
+                node.stderr
+            )
+            assert client.set(b"k", b"refused").specific == Status.ETMPFAIL
+            resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (most, most))
+            assert first_line(node.stderr).endswith("all that was stored is on disk, changes are taken again\n")
+            assert client.set(b"k", b"stored").specific == Status.SUCCESS
+            assert ended(node, signal.SIGTERM) == (0, "", "")
 
 
 def test_directories_that_cannot_be(tmp_path):

@@ -71,6 +71,18 @@ def test_while_its_disk_is_full_it_waits(tmp_path, protocol):
         assert second.bridge.connections == connections
 
 
+def test_a_bridge_whose_memory_is_used_up_waits_and_lives_on(caplog):
+    with original() as first:
+        write(first.url("beer"), lambda bucket: bucket.upsert_many([(f"key-{n}", bytes(1 << 20)) for n in range(8)]))
+        with Node.running(follow=first.url("beer"), settings=Settings(memory_bytes=1)) as second:
+            with connected(second, "beer") as client:
+                while not caplog.messages:
+                    client.stats("follow")
+                assert client.stats("follow")["connected"] == "true"
+            assert not second.bridge.task.done()
+    assert caplog.messages[0].startswith(f"bucket beer takes nothing from {first.url('beer')}: ")
+
+
 def test_a_vbucket_that_was_made_active_stays_so(tmp_path):
     with original() as first:
         write(first.url("beer"), fill)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from penstock.errors import InternalError, NotMyVbucket, StatusError, TemporaryFailure
 from penstock.node.replies import GiveUp, Parked, Resume
@@ -46,6 +47,13 @@ class _Waiter:
     timer: asyncio.TimerHandle | None = None
 
 
+class _Committed(NamedTuple):
+    """A commit that is over. taken: changes, about: more may have come before it began to write."""
+
+    taken: int
+    seconds: float
+
+
 class Flusher:
     """Commits a durable bucket. To be made, and used, on the event loop's thread.
 
@@ -65,8 +73,7 @@ class Flusher:
         self.last_at = 0.0
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"penstock-commit-{store.name}")
-        self._commit: asyncio.Future[float] | None = None
-        self._taken = 0
+        self._commit: asyncio.Future[_Committed] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waiters: set[_Waiter] = set()
         self._flushes: list[asyncio.Future[None]] = []  # that wait for a commit to begin
@@ -116,12 +123,11 @@ class Flusher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._taken = self.store.uncommitted
         self._flushing, self._flushes = self._flushes, []
-        self._commit = self._loop.run_in_executor(self._thread, _timed, self.store.commit)
+        self._commit = self._loop.run_in_executor(self._thread, _commit, self.store)
         self._commit.add_done_callback(self._committed)
 
-    def _committed(self, commit: asyncio.Future[float]) -> None:
+    def _committed(self, commit: asyncio.Future[_Committed]) -> None:
         self._commit = None
         if commit.cancelled():
             return
@@ -134,9 +140,10 @@ class Flusher:
         fault = self.store.fault
         self._flushed(None if fault is None else TemporaryFailure(fault))
         if fault is None:
+            taken, self.last_seconds = commit.result()
+            self.last_at = time.time()
             self.commits += 1
-            self.persisted += self._taken
-            self.last_seconds, self.last_at = commit.result(), time.time()
+            self.persisted += taken
         self._note_fault()
         for waiter in tuple(self._waiters):
             if self._broken:
@@ -255,11 +262,11 @@ class Flusher:
             logger.error("bucket %s: %d changes are not on disk, and lost: %s", name, left, self.store.fault)
 
 
-def _timed(commit: Callable[[], None]) -> float:
-    """Return how many seconds a commit takes."""
-    began = time.perf_counter()
-    commit()
-    return time.perf_counter() - began
+def _commit(store: Bucket) -> _Committed:
+    """Commit, on a thread of its own."""
+    began, taken = time.perf_counter(), store.uncommitted
+    store.commit()
+    return _Committed(taken, time.perf_counter() - began)
 
 
 def _no_more(store: Bucket) -> TemporaryFailure:
