@@ -6,6 +6,7 @@ BIN := .venv/bin
 UV := uv==0.13.8
 SOURCES := src tests $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py examples/*.py fuzz/*.py tools/*.py))))
 BENCHMARKS := $(addprefix benchmarks.,decode encode store kv producer stream dialects spark)
+BENCHED := .venv/installed-bench
 GENERATORS := $(wildcard tools/generate_*.py)
 
 .PHONY: help
@@ -52,8 +53,13 @@ format: install ## rewrite the code as check wants it, and the generated files
 	$(BIN)/ruff check --fix .
 	@set -e; for generator in $(GENERATORS); do echo "$$generator"; $(BIN)/python $$generator; done
 
+# Kept out of what the tests need.
+$(BENCHED): requirements/bench.txt | install
+	PIP_USER=0 $(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes --only-binary :all: -r $<
+	@touch $@
+
 .PHONY: bench
-bench: install ## every benchmark, one after the other; benchmarks/RESULTS.md has the figures
+bench: $(BENCHED) ## every benchmark, one after the other; benchmarks/RESULTS.md has the figures
 	@set -e; for bench in $(BENCHMARKS); do $(BIN)/python -m $$bench $(ARGS); echo; done
 
 # A pin stays as it is while the ranges allow it; UPGRADE=1 moves all to the newest.
@@ -66,7 +72,8 @@ lock: ## requirements/*.txt from pyproject.toml and requirements/build.in
 			--generate-hashes --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade) "$$@"; \
 	}; \
 	compile requirements/build.in --output-file requirements/build.txt; \
-	compile pyproject.toml --extra spark --extra pcap --group dev --output-file requirements/dev.txt
+	compile pyproject.toml --extra spark --extra pcap --group dev --output-file requirements/dev.txt; \
+	compile --group bench --constraint requirements/dev.txt --output-file requirements/bench.txt
 
 .PHONY: clean
 clean: ## remove all that is made, .venv included

@@ -21,6 +21,7 @@ ASKED = [
     *(("dev.txt", asked) for asked in PROJECT["project"]["dependencies"]),
     *(("dev.txt", asked) for extra in PROJECT["project"]["optional-dependencies"].values() for asked in extra),
     *(("dev.txt", asked) for asked in PROJECT["dependency-groups"]["dev"]),
+    *(("bench.txt", asked) for asked in PROJECT["dependency-groups"]["bench"]),
     *(("build.txt", asked) for asked in PROJECT["build-system"]["requires"]),
 ]
 
@@ -31,7 +32,14 @@ def test_the_lock_satisfies(lock, asked):
     assert requirement.specifier.contains(pins(lock)[requirement.name])
 
 
-@pytest.mark.parametrize("lock", ["build.txt", "dev.txt"])
+def test_the_benchmarks_change_no_version_that_the_tests_run_on():
+    tested, measured = pins("dev.txt"), pins("bench.txt")
+    shared = tested.keys() & measured.keys()
+    assert shared
+    assert {name: measured[name] for name in shared} == {name: tested[name] for name in shared}
+
+
+@pytest.mark.parametrize("lock", ["bench.txt", "build.txt", "dev.txt"])
 def test_every_pin_has_hashes(lock):
     text = (ROOT / "requirements" / lock).read_text()
     for pin in re.split(r"\n(?=[a-z])", text)[1:]:
