@@ -1,0 +1,287 @@
+"""A bucket that keeps its changes as rows in SQLite, LMDB or RocksDB: what the store's own log is measured against.
+
+It stands behind the same node and does the same work. The documents' rules (cas, rev_seqno, seqno, expiry, tombstones)
+are Vbucket's own code, and so is the frame, encoded once; only where a change is found and where it goes is different.
+A row has the frame of each key's newest change, by vbucket and seqno, so that a scan is a deduplicated snapshot; a
+second one, by vbucket and key, what a change needs to know of it. Changes gather until `commit` writes them in one
+transaction; what was overwritten meanwhile is not written at all.
+
+What it leaves out: changes of a vbucket's state, flush, rollback and compaction, and a count of documents after a
+restart. Those would cost rows more, and none of them is measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Lock
+from typing import Any, ClassVar
+
+import numpy as np
+
+from benchmarks.row_engines import ENGINES, SEQNO_BITS, Batch, Engine, place_of
+from penstock.store.bucket import Bucket
+from penstock.store.failover import FailoverEntry
+from penstock.store.frames import NO_FRAMES, Chunk
+from penstock.store.history import CAS, OPCODE, Newest
+from penstock.store.index import RowIndex
+from penstock.store.settings import Settings
+from penstock.store.vbucket import Vbucket
+from penstock.wire.constants import Opcode, SnapshotFlag
+from penstock.wire.dcp import DELETION_HEAD, MUTATION_HEAD
+
+__all__ = ["ROW_BUCKETS", "RowBucket", "RowVbucket"]
+
+_MUTATION = int(Opcode.DCP_MUTATION)
+_HEAD_BYTES = MUTATION_HEAD.size
+_SEQNOS = (1 << SEQNO_BITS) - 1
+_OPAQUE_AT = 12
+_BY_SEQNO = 9  # its place in a head
+_ANY_NUMBER = 2**62
+
+
+class _Row:
+    """A frame, or its beginning, as Vbucket looks at a change: a buffer, and the offset of row 0 in it."""
+
+    __slots__ = ("buffer",)
+
+    offsets_at = (0,)
+
+    def __init__(self, frame: bytes) -> None:
+        self.buffer = memoryview(frame)
+
+
+class _Keys(dict[bytes, Any]):
+    """In the place of a vbucket's keys: returns frames where others return seqnos."""
+
+    def __init__(self, rows: RowBucket, vbucket: int) -> None:
+        super().__init__()
+        self._rows = rows
+        self._prefix = vbucket.to_bytes(2)
+
+    def get(self, key: bytes, default: Any = None) -> Any:
+        return self._rows.frame(self._prefix + key) or default
+
+
+class _Index(RowIndex):
+    """In the place of a vbucket's rows."""
+
+    __slots__ = ()
+
+    def find(self, seqno: Any) -> Any:
+        """Return a frame that _Keys has returned."""
+        return _Row(seqno), 0
+
+
+class RowSnapshot:
+    """As penstock.store.snapshot.Snapshot, of rows that an engine hands out in blocks."""
+
+    flags = SnapshotFlag.DISK | SnapshotFlag.CHECKPOINT
+
+    def __init__(self, blocks: Iterator[list[bytes]], start_seqno: int, end_seqno: int) -> None:
+        self.start_seqno = self._seqno = start_seqno
+        self.end_seqno = end_seqno
+        self._blocks = blocks
+        self._frames: list[bytes] = []
+        self._nbytes = 0
+
+    @property
+    def remaining(self) -> int:
+        return self.end_seqno - self._seqno
+
+    def read(self, opaque: int, max_bytes: int, window: int | None = None, max_frames: int = _ANY_NUMBER) -> Chunk:
+        if window is None:
+            window = max(max_bytes, 1)
+        if window <= 0:
+            return NO_FRAMES
+        frames = self._frames
+        while self._nbytes < max_bytes and len(frames) < max_frames and (block := next(self._blocks, None)):
+            frames += block
+            self._nbytes += sum(map(len, block))
+        if not frames:
+            return NO_FRAMES
+        lengths = np.fromiter(map(len, frames), np.int64, len(frames))
+        ends = np.cumsum(lengths)
+        fitting, allowed = int(ends.searchsorted(max_bytes, "right")), int(ends.searchsorted(window, "left")) + 1
+        stop = max(1, min(fitting, allowed, max_frames))
+        data = bytearray().join(frames[:stop])
+        begins = (ends - lengths)[:stop]
+        opaques = np.ndarray((len(data) - _OPAQUE_AT - 3,), ">u4", data, _OPAQUE_AT, (1,))  # one a byte, overlapping
+        opaques[begins] = opaque
+        self._seqno = place_of(frames[stop - 1]) & _SEQNOS
+        del frames[:stop]
+        self._nbytes -= len(data)
+        return Chunk(data, begins)
+
+
+class RowVbucket(Vbucket):
+    __slots__ = ("_base", "_prefix", "_rows")
+
+    def __init__(self, rows: RowBucket, vbucket: int, **keywords: Any) -> None:
+        super().__init__(_Index(vbucket), rows.log, **keywords)
+        self._rows = rows
+        self._newest = _Keys(rows, vbucket)
+        self._base = self.id << SEQNO_BITS
+        self._prefix = self.id.to_bytes(2)
+
+    @property
+    def persisted_seqno(self) -> int:
+        return self._rows.persisted[self.id]
+
+    @property
+    def lowest_snapshot_end(self) -> int:
+        return self.high_seqno
+
+    def snapshot(self, start_seqno: int, end_seqno: int) -> Any:
+        if end_seqno <= start_seqno or start_seqno >= self.high_seqno:
+            return RowSnapshot(iter(()), start_seqno, start_seqno)
+        self._rows.commit()
+        last = self._base | self.high_seqno
+        return RowSnapshot(self._rows.engine.frames(self._base | start_seqno + 1, last), start_seqno, self.high_seqno)
+
+    def _find(self, key: bytes, nbytes: int) -> Newest | None:
+        head = self._rows.head(self._prefix + key)
+        if head is None:
+            return None
+        row: Any = _Row(head)
+        return row, 0, DELETION_HEAD.unpack_from(head)
+
+    def _commit(self, old: Newest | None, key: bytes, seqno: int, frame: bytes) -> None:
+        name = self._prefix + key
+        if frame[OPCODE] == _MUTATION:
+            self.items += 1
+        if old is not None and old[2][OPCODE] == _MUTATION:
+            self.items -= 1
+        superseded = None if old is None else self._base | old[2][_BY_SEQNO]
+        self._rows.store(name, self._base | seqno, frame, superseded)
+        self.high_seqno = seqno
+
+    def recover(self, frame: bytes) -> None:
+        """Go on after this change, the newest there is."""
+        head = DELETION_HEAD.unpack_from(frame)
+        self.high_seqno = head[_BY_SEQNO]
+        self._clock.see(head[CAS])
+
+
+class RowBucket(Bucket):
+    """One transaction at a time; `commit` may run on another thread while documents are stored and read.
+
+    `open` of a class in ROW_BUCKETS does as Bucket.open, and takes the same. engine_type: what its rows are in.
+    persisted: of each vbucket the seqno up to which it is on disk.
+    """
+
+    engine_type: ClassVar[Callable[[Path], Engine]]
+
+    @classmethod
+    def open(cls, path: Path, name: str, *, vbuckets: int = 1024, **keywords: Any) -> RowBucket:
+        """Return the bucket in a directory, which is made if there is none."""
+        path.mkdir(parents=True, exist_ok=True)
+        return cls(cls.engine_type(path), name, vbuckets, **keywords)
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        vbuckets: int,
+        *,
+        clock: Callable[[], int],
+        new_vbuuid: Callable[[], int],
+        settings: Settings | None = None,
+    ) -> None:
+        super().__init__(name, vbuckets=vbuckets, clock=clock, new_vbuuid=new_vbuuid, segment_bytes=1)
+        self.settings = settings or Settings()
+        self.engine = engine
+        self.persisted = [0] * vbuckets
+        self._uncommitted = 0
+        self._pending: dict[bytes, tuple[int, bytes]] = {}  # the place and frame of each key that has changed
+        self._committing: dict[bytes, tuple[int, bytes]] = {}
+        self._gone: list[int] = []
+        self._writing, self._swapping = Lock(), Lock()
+        self.vbuckets = [
+            RowVbucket(self, vbucket, clock=clock, new_vbuuid=new_vbuuid, changed=self.changed)
+            for vbucket in range(vbuckets)
+        ]
+        self._read_branches()
+
+    def _read_branches(self) -> None:
+        new: list[tuple[bytes, bytes]] = []
+        for vbucket in self.vbuckets:
+            name = vbucket.id.to_bytes(2)  # that of a document's row is longer
+            said = self.engine.named(name)
+            if said is None:
+                new.append((name, json.dumps(vbucket.failover_log).encode()))
+                continue
+            vbucket.failover_log = tuple(FailoverEntry(*entry) for entry in json.loads(said))
+            frame = self.engine.last(vbucket.id << SEQNO_BITS | _SEQNOS)
+            if frame is not None and place_of(frame) >> SEQNO_BITS == vbucket.id:
+                assert isinstance(vbucket, RowVbucket)
+                vbucket.recover(frame)
+                self.persisted[vbucket.id] = vbucket.high_seqno
+        if new:
+            self.engine.write(Batch([], new, []))
+
+    # What vbuckets use
+
+    def frame(self, name: bytes) -> bytes | None:
+        """Return the frame of a key's newest change."""
+        found = self._pending.get(name) or self._committing.get(name)
+        if found is not None:
+            return found[1]
+        head = self.engine.named(name)
+        return None if head is None else self.engine.frame(place_of(head))
+
+    def head(self, name: bytes) -> bytes | None:
+        """Return the beginning of the frame of a key's newest change, all that a new one has to know of it."""
+        found = self._pending.get(name) or self._committing.get(name)
+        return self.engine.named(name) if found is None else found[1]
+
+    def store(self, name: bytes, place: int, frame: bytes, superseded: int | None) -> None:
+        """Take a change, which superseded the one at a place."""
+        with self._swapping:
+            if superseded is not None and name not in self._pending:
+                self._gone.append(superseded)
+            self._pending[name] = place, frame
+            self._uncommitted += 1
+
+    # What the node uses
+
+    @property
+    def durable(self) -> bool:
+        return True
+
+    @property
+    def uncommitted(self) -> int:
+        return self._uncommitted
+
+    def commit(self) -> None:
+        """Bring all that was stored so far to disk, in one transaction."""
+        with self._writing:
+            if not self._uncommitted:
+                return
+            with self._swapping:
+                self._committing, self._pending = self._pending, {}
+                gone, self._gone = self._gone, []
+                self._uncommitted = 0
+            frames = sorted(self._committing.values())
+            names = sorted([(name, frame[:_HEAD_BYTES]) for name, (_, frame) in self._committing.items()])
+            self.engine.write(Batch(frames, names, sorted(gone)))
+            for place, _ in frames:
+                self.persisted[place >> SEQNO_BITS] = place & _SEQNOS
+            self._committing = {}
+
+    def compaction(self, everything: bool = False) -> None:
+        """Return nothing to do: the engines see to that themselves."""
+
+    def compact(self) -> None:
+        self.commit()
+        self.engine.compact()
+
+    def close(self) -> None:
+        self.commit()
+        self.engine.close()
+
+
+ROW_BUCKETS: dict[str, type[RowBucket]] = {
+    name: type(f"{name}Bucket", (RowBucket,), {"engine_type": engine}) for name, engine in ENGINES.items()
+}

@@ -1,0 +1,90 @@
+"""What the benchmarks measure against does the same as what they measure. Nothing is timed here."""
+
+import tempfile
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.rowstores import ROW_BUCKETS
+from penstock.errors import StatusError
+from penstock.store.bucket import Bucket
+from penstock.store.vbucket import Vbucket
+from penstock.wire.constants import MAX_SEQNO
+from tests.store.model import START, messages, read_all
+
+SQLITE = ROW_BUCKETS["SQLite"]
+VBUCKETS = 2
+
+keys = st.sampled_from([b"a", b"a", b"bb", b"ccc"])
+values = st.sampled_from([b"", b"1", b"v" * 300])
+steps = st.one_of(
+    st.tuples(st.just("set"), keys, values, st.sampled_from([0, 0, 1, 10])),
+    st.tuples(st.sampled_from(["add", "replace"]), keys, values, st.just(0)),
+    st.tuples(st.sampled_from(["get", "delete"]), keys, st.none(), st.none()),
+    st.tuples(st.sampled_from(["commit", "reopen", "snapshot"]), st.none(), st.none(), st.integers(0, 5)),
+)
+
+
+def times() -> Callable[[], int]:
+    """Return a clock that goes on by a second each time."""
+    ticking = count(START, 10**9)
+    return lambda: next(ticking)
+
+
+def outcome(vbucket: Vbucket, command: str, key: bytes, value: bytes | None, expiry: int | None) -> Any:
+    try:
+        if value is None:
+            return getattr(vbucket, command)(key)
+        return getattr(vbucket, command)(key, value, expiry=expiry)
+    except StatusError as error:
+        return type(error)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.integers(0, VBUCKETS - 1), steps), max_size=40))
+def test_a_bucket_of_rows_does_as_one_in_memory(story):
+    clock, row_clock, vbuuids = times(), times(), count(1)
+    made: dict[str, Any] = {"vbuckets": VBUCKETS, "new_vbuuid": lambda: next(vbuuids)}
+    expected = Bucket("b", clock=clock, **made)
+    with tempfile.TemporaryDirectory() as directory:
+        rows = SQLITE.open(Path(directory), "b", clock=row_clock, **made)
+        for number, (command, key, value, extra) in story:
+            vbucket, other = expected.vbuckets[number], rows.vbuckets[number]
+            match command:
+                case "commit":
+                    rows.commit()
+                    assert [v.persisted_seqno for v in rows.vbuckets] == [v.high_seqno for v in expected.vbuckets]
+                case "reopen":
+                    branches = [v.failover_log for v in rows.vbuckets]
+                    rows.close()
+                    rows = SQLITE.open(Path(directory), "b", clock=row_clock, **made)
+                    assert [v.failover_log for v in rows.vbuckets] == branches
+                case "snapshot":
+                    snapshots = [each.snapshot(extra, MAX_SEQNO) for each in (vbucket, other)]
+                    written = [outcome(each, "set", b"a", b"later", 0) for each in (vbucket, other)]
+                    assert written[0] == written[1]
+                    assert snapshots[0].end_seqno == snapshots[1].end_seqno
+                    assert read_all(snapshots[1], 7, 200) == read_all(snapshots[0], 7, 200)
+                case _:
+                    assert outcome(other, command, key, value, extra) == outcome(vbucket, command, key, value, extra)
+            assert other.high_seqno == vbucket.high_seqno
+        rows.close()
+
+
+def test_a_snapshot_of_rows_keeps_to_its_bounds(tmp_path):
+    rows = SQLITE.open(tmp_path, "b", vbuckets=1, clock=times(), new_vbuuid=lambda: 1)
+    for number in range(2000):
+        rows.vbuckets[0].set(b"%04d" % number, b"v" * (number % 100))
+    snapshot = rows.vbuckets[0].snapshot(0, MAX_SEQNO)
+    assert snapshot.read(7, 1000, window=0).frames == 0
+    assert [message.by_seqno for message in messages(snapshot.read(7, 1000, max_frames=3))] == [1, 2, 3]
+    assert len(snapshot.read(7, 1000).data) <= 1000
+    assert snapshot.read(7, 10).frames == 1
+    assert snapshot.read(7, 10_000, window=1).frames == 1
+    seqnos = [message.by_seqno for message in read_all(snapshot)]
+    assert seqnos == list(range(seqnos[0], 2001))
+    rows.close()
