@@ -1,11 +1,14 @@
-"""What the benchmarks measure against does the same as what they measure. Nothing is timed here."""
+"""What the benchmarks measure against does the same as what they measure; and they run. Nothing is timed here."""
 
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +19,7 @@ from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import MAX_SEQNO
 from tests.store.model import START, messages, read_all
 
+ROOT = Path(__file__).parent.parent
 SQLITE = ROW_BUCKETS["SQLite"]
 VBUCKETS = 2
 
@@ -88,3 +92,21 @@ def test_a_snapshot_of_rows_keeps_to_its_bounds(tmp_path):
     seqnos = [message.by_seqno for message in read_all(snapshot)]
     assert seqnos == list(range(seqnos[0], 2001))
     rows.close()
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "options"),
+    [
+        ("durable_read", ["--changes", "600", "--rounds", "1", "--cold-changes", "600", "--cold-rounds", "1"]),
+        ("durable_open", ["--items", "600", "--rounds", "1"]),
+        ("durable_scaling", ["--changes", "200", "600", "--rounds", "1"]),
+    ],
+)
+def test_a_benchmark_of_durable_buckets_runs(tmp_path, benchmark, options):
+    common = ["--directory", str(tmp_path), "--vbuckets", "8", "--against", "SQLite"]
+    run = [sys.executable, "-m", f"benchmarks.{benchmark}", *common, *options]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    for kind in ("Penstock", "SQLite"):
+        assert f", {kind} " in done.stdout
+    assert not list(tmp_path.iterdir())  # what it wrote is gone

@@ -1,0 +1,103 @@
+"""Opening a bucket of millions of documents: until every vbucket can be streamed, and until all keys are there.
+
+Each time in a new process. Ready to stream means that `Bucket.open` has returned and the first frames of a snapshot of
+every vbucket have been read; the keys are what `load_keys` reads after that, or a command on a vbucket asks for. There
+are stops that were clean, and those where the process just ended. Warm: the files are in the page cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from benchmarks.kept import Changes, add_options, against, apart, evict, fill, kinds, open_bucket, scratch
+from benchmarks.report import Report, options
+from penstock.wire.constants import MAX_SEQNO
+
+_FIRST_BYTES = 64 * 1024
+
+
+class Opened(NamedTuple):
+    """Seconds from the start. memory: MiB that the process had to itself in the end."""
+
+    opened: float
+    ready: float
+    keys: float
+    memory: int
+
+
+def make(kind: str, directory: Path, vbuckets: int, items: int) -> None:
+    """Store so many documents, and stop without having closed anything."""
+    fill(open_bucket(kind, directory, vbuckets), Changes(vbuckets=vbuckets, value_bytes=100, new=1), items)
+
+
+def open_once(kind: str, directory: Path, vbuckets: int, is_clean: bool) -> Opened:
+    began = time.perf_counter()
+    bucket = open_bucket(kind, directory, vbuckets)
+    opened = time.perf_counter() - began
+    for vbucket in bucket.vbuckets:
+        if not vbucket.snapshot(0, MAX_SEQNO).read(7, _FIRST_BYTES).frames:
+            raise RuntimeError(f"nothing to stream from vbucket {vbucket.id}")
+    ready = time.perf_counter() - began
+    while bucket.load_keys():
+        pass
+    keys = time.perf_counter() - began
+    if is_clean:
+        bucket.close()
+    return Opened(opened, ready, keys, _memory())
+
+
+def _memory() -> int:
+    """Return the MiB that this process has to itself: what it has mapped of files does not count."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) // 1024
+    return 0
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--items", type=int, default=5_000_000)
+    parser.add_argument("--vbuckets", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=5)
+    add_options(parser)
+    parser.set_defaults(against=[])
+    chosen = parser.parse_args()
+    report = Report("Opening a bucket", chosen)
+    with scratch(chosen) as directory:
+        for kind in kinds(chosen):
+            apart(make, kind, directory / kind, chosen.vbuckets, chosen.items)
+        about = f"{chosen.items} documents of 100 B, {chosen.vbuckets} vbuckets"
+        rows(report, chosen, directory, f"{about}, after a stop that was not clean, warm", is_clean=False)
+        for kind in kinds(chosen):
+            apart(open_once, kind, directory / kind, chosen.vbuckets, True)
+        rows(report, chosen, directory, f"{about}, after a clean stop, warm", is_clean=True)
+        rows(report, chosen, directory, f"{about}, after a clean stop, cold", is_clean=True, is_cold=True)
+    report.finish()
+
+
+def rows(
+    report: Report, chosen: argparse.Namespace, directory: Path, about: str, *, is_clean: bool, is_cold: bool = False
+) -> None:
+    taken: dict[str, list[Opened]] = {kind: [] for kind in kinds(chosen)}
+    for _ in range(chosen.rounds):
+        for kind, opened in taken.items():
+            if is_cold:
+                evict(directory / kind)
+            opened.append(apart(open_once, kind, directory / kind, chosen.vbuckets, is_clean))
+    rates = {kind: 1 / median(each.ready for each in opened) for kind, opened in taken.items()}
+    for kind, opened in taken.items():
+        report.row(
+            f"{about}, {kind}",
+            f"open after {median(each.opened for each in opened):.3f} s, "
+            f"ready to stream after {1 / rates[kind]:.3f} s (best {min(each.ready for each in opened):.3f}), "
+            f"keys there after {median(each.keys for each in opened):.2f} s, "
+            f"{median(each.memory for each in opened):.0f} MiB{against(rates, kind)}",
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Backfills from disk, without a node: `vbucket.snapshot(0, …)` read to its end, of every vbucket.
+
+Warm is what the page cache holds; rates are of CPU time, the stores in turns. Cold is not in the page cache: ours
+alone, on the clock, against plain reads of a file as large as all of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from benchmarks.kept import (
+    OURS,
+    Changes,
+    Volume,
+    add_options,
+    against,
+    apart,
+    disk_bytes,
+    evict,
+    fill,
+    kinds,
+    open_bucket,
+    read_all,
+    scratch,
+)
+from benchmarks.report import Report, interleaved, options
+from penstock.store.bucket import Bucket
+
+PLAIN_READ = 4 * 1024 * 1024
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--changes", type=int, default=1_000_000, help="of 100 B; of 1 KB a third")
+    parser.add_argument("--vbuckets", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cold-changes", type=int, default=3_000_000, help="0: nothing cold")
+    parser.add_argument("--cold-rounds", type=int, default=3)
+    add_options(parser)
+    chosen = parser.parse_args()
+    report = Report("Backfills from disk, against stores that keep rows", chosen)
+    warm(report, chosen, "one vbucket", changes=chosen.changes, vbuckets=1, value_bytes=100)
+    warm(report, chosen, "one vbucket", changes=chosen.changes // 3, vbuckets=1, value_bytes=1024)
+    warm(
+        report, chosen, f"{chosen.vbuckets} vbuckets", changes=chosen.changes, vbuckets=chosen.vbuckets, value_bytes=100
+    )
+    if chosen.cold_changes:
+        cold(report, chosen)
+    report.finish()
+
+
+def warm(
+    report: Report, chosen: argparse.Namespace, name: str, *, changes: int, vbuckets: int, value_bytes: int
+) -> None:
+    about = f"{name}, {changes} changes of {value_bytes} B"
+    with scratch(chosen) as directory:
+        for kind in kinds(chosen):
+            bucket = open_bucket(kind, directory / kind, vbuckets)
+            fill(bucket, Changes(vbuckets=vbuckets, value_bytes=value_bytes), changes)
+            bucket.close()
+        buckets = {kind: open_bucket(kind, directory / kind, vbuckets) for kind in kinds(chosen)}
+        rows(report, f"{about}, as written", buckets, chosen.rounds)
+        for bucket in buckets.values():
+            bucket.compact()
+        rows(report, f"{about}, compacted", buckets, chosen.rounds)
+        for bucket in buckets.values():
+            bucket.close()
+
+
+def rows(report: Report, about: str, buckets: dict[str, Bucket], rounds: int) -> None:
+    volumes = {kind: read_all(bucket) for kind, bucket in buckets.items()}
+    if len({volume.frames for volume in volumes.values()}) > 1:
+        raise RuntimeError(f"not the same is there to read: {volumes}")
+    times = interleaved({kind: partial(read_all, bucket) for kind, bucket in buckets.items()}, rounds)
+    rates = {kind: volumes[kind].frames / each.median for kind, each in times.items()}
+    for kind, each in times.items():
+        report.row(
+            f"{about}, {kind}",
+            f"{rates[kind] / 1e6:.2f} M items/s (best {volumes[kind].frames / each.best / 1e6:.2f}), "
+            f"{volumes[kind].nbytes / each.median / 1e6:.0f} MB/s{against(rates, kind)}",
+        )
+
+
+def cold(report: Report, chosen: argparse.Namespace) -> None:
+    """Read everything, in a process that has just opened it, and a plain file; both while nothing is in the cache."""
+    with scratch(chosen) as directory:
+        ours, plain = directory / "ours", directory / "plain"
+        bucket = open_bucket(OURS, ours, chosen.vbuckets)
+        fill(bucket, Changes(vbuckets=chosen.vbuckets, value_bytes=100), chosen.cold_changes)
+        bucket.compact()
+        bucket.close()
+        plain.mkdir()
+        _write_plain(plain / "file", disk_bytes(ours))
+        ours_taken, plain_taken, cached = [], [], 0.0
+        volume = Volume(0, 0)
+        for _ in range(chosen.cold_rounds):
+            cached = max(cached, evict(ours))
+            volume, seconds = apart(_read_cold, ours, chosen.vbuckets)
+            ours_taken.append(volume.nbytes / seconds / 1e6)
+            cached = max(cached, evict(plain))
+            plain_taken.append(_read_plain(plain / "file"))
+        report.row(
+            f"{chosen.vbuckets} vbuckets, {chosen.cold_changes} changes of 100 B, compacted and cold, {OURS}",
+            f"{median(ours_taken):.0f} MB/s (best {max(ours_taken):.0f}), "
+            f"{median(ours_taken) / volume.nbytes * volume.frames:.2f} M items/s, "
+            f"{median(ours_taken) / median(plain_taken):.2f}x plain reads; at most {cached:.0%} were in the cache",
+        )
+        report.row(
+            f"plain reads of {PLAIN_READ >> 20} MiB from a file as large, cold",
+            f"{median(plain_taken):.0f} MB/s (best {max(plain_taken):.0f})",
+        )
+
+
+def _read_cold(directory: Path, vbuckets: int) -> tuple[Volume, float]:
+    bucket = open_bucket(OURS, directory, vbuckets)
+    began = time.perf_counter()
+    volume = read_all(bucket)
+    seconds = time.perf_counter() - began
+    bucket.close()
+    return volume, seconds
+
+
+def _write_plain(file: Path, nbytes: int) -> None:
+    piece = os.urandom(PLAIN_READ)
+    with file.open("wb") as opened:
+        for _ in range(0, nbytes, len(piece)):
+            opened.write(piece)
+
+
+def _read_plain(file: Path) -> float:
+    """Return MB/s."""
+    room, done = bytearray(PLAIN_READ), 0
+    began = time.perf_counter()
+    with file.open("rb", buffering=0) as opened:
+        while nbytes := opened.readinto(room):
+            done += nbytes
+    return done / (time.perf_counter() - began) / 1e6
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Writing, backfilling and opening at one, two, four and eight million changes, as figures and as a plot.
+
+Every store grows from one size to the next: written is what lies between two sizes, on the clock, with a sync for every
+thousand changes; then it is closed, opened in a new process until every vbucket can be streamed, and read whole, warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from benchmarks.durable_open import open_once
+from benchmarks.kept import Changes, add_options, apart, disk_bytes, fill, kinds, open_bucket, read_all, scratch
+from benchmarks.report import RESULTS, Report, options
+
+PLOT = RESULTS.with_name("durable_scaling.svg")
+
+
+class Size(NamedTuple):
+    """Rates of changes written and items read a second, seconds until ready to stream, and bytes on disk."""
+
+    write: float
+    read: float
+    ready: float
+    nbytes: int
+
+
+def grow(kind: str, directory: Path, vbuckets: int, sizes: list[int], number: int) -> float:
+    """Write what lies between the size before and this one, and return the rate."""
+    changes = Changes(vbuckets=vbuckets, value_bytes=100)
+    before = sizes[number - 1] if number else 0
+    for _ in changes.take(before):
+        pass
+    bucket = open_bucket(kind, directory, vbuckets)
+    while bucket.load_keys():
+        pass
+    seconds = fill(bucket, changes, sizes[number] - before).wall
+    bucket.close()
+    return (sizes[number] - before) / seconds
+
+
+def read(kind: str, directory: Path, vbuckets: int, rounds: int) -> float:
+    """Return the items a second of CPU time."""
+    bucket = open_bucket(kind, directory, vbuckets)
+    read_all(bucket)
+    rates = []
+    for _ in range(rounds):
+        began = time.process_time()
+        frames = read_all(bucket).frames
+        rates.append(frames / (time.process_time() - began))
+    bucket.close()
+    return median(rates)
+
+
+def measure(chosen: argparse.Namespace, kind: str, directory: Path, number: int) -> Size:
+    write = apart(grow, kind, directory, chosen.vbuckets, chosen.changes, number)
+    opened = [apart(open_once, kind, directory, chosen.vbuckets, True).ready for _ in range(chosen.rounds)]
+    rate = apart(read, kind, directory, chosen.vbuckets, chosen.rounds)
+    return Size(write, rate, median(opened), disk_bytes(directory))
+
+
+def draw(path: Path, sizes: list[int], measured: dict[str, list[Size]]) -> None:
+    """Draw three plots beside each other, with a line for each store."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": path.name, "font.size": 9}
+    panels = (
+        ("written, thousand changes a second", lambda size: size.write / 1e3),
+        ("backfill, million items a second", lambda size: size.read / 1e6),
+        ("opened until ready to stream, seconds", lambda size: size.ready),
+    )
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    for axes, (title, of) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        for kind, line in measured.items():
+            axes.plot([size / 1e6 for size in sizes], [of(size) for size in line], marker="o", label=kind)
+        axes.set_title(title)
+        axes.set_xlabel("million changes")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([size / 1e6 for size in sizes], [f"{size / 1e6:g}" for size in sizes])
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--changes", type=int, nargs="*", default=[1_000_000, 2_000_000, 4_000_000, 8_000_000])
+    parser.add_argument("--vbuckets", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=3, help="of opening and reading")
+    parser.add_argument("--plot", type=Path, help=f"where to draw; with --record {PLOT.name} beside the results")
+    add_options(parser)
+    chosen = parser.parse_args()
+    report = Report("Durable buckets as they grow", chosen)
+    measured: dict[str, list[Size]] = {kind: [] for kind in kinds(chosen)}
+    with scratch(chosen) as directory:
+        for number, changes in enumerate(chosen.changes):
+            for kind, line in measured.items():
+                line.append(measure(chosen, kind, directory / kind, number))
+            for kind in measured:
+                row(report, f"{changes} changes of 100 B, {chosen.vbuckets} vbuckets", kind, number, measured)
+    plot = chosen.plot or (PLOT if chosen.record else None)
+    if plot is not None:
+        draw(plot, chosen.changes, measured)
+    report.finish()
+
+
+def row(report: Report, about: str, kind: str, number: int, measured: dict[str, list[Size]]) -> None:
+    size = measured[kind][number]
+    report.row(
+        f"{about}, {kind}",
+        f"written at {size.write / 1e3:.0f} k/s, read at {size.read / 1e6:.2f} M items/s, "
+        f"ready to stream after {size.ready:.2f} s, {size.nbytes / 1e6:.0f} MB on disk",
+    )
+
+
+if __name__ == "__main__":
+    main()

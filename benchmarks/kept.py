@@ -1,0 +1,213 @@
+"""Buckets on disk of every kind, filled with the same changes: ours, and those that keep rows.
+
+Keys of 20 bytes, values of random letters, fixed seed. Of ten changes seven are of new keys and three of keys that are
+there, in vbuckets that take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from random import Random
+from typing import NamedTuple, TypeVar
+
+from benchmarks.row_engines import installed
+from benchmarks.rowstores import ROW_BUCKETS
+from penstock.store.bucket import Bucket
+from penstock.store.settings import Settings
+from penstock.wire.constants import MAX_SEQNO
+
+OURS = "Penstock"
+BUCKETS: dict[str, type[Bucket]] = {OURS: Bucket, **ROW_BUCKETS}
+
+COMMIT_COUNT = Settings().commit_count
+NEW = 0.7
+"""The share of changes that are of new keys."""
+
+CHUNK_BYTES = 2 * 1024 * 1024
+
+_LOOK_EVERY = 1024 * 1024
+_SPAWN = multiprocessing.get_context("spawn")
+
+Result = TypeVar("Result")
+
+_VALUES = 4096
+_LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+
+
+class Change(NamedTuple):
+    vbucket: int
+    key: bytes
+    value: bytes
+
+
+class Changes:
+    """An endless supply of changes, the same ones for the same arguments. vbuckets: a power of two."""
+
+    def __init__(self, *, vbuckets: int, value_bytes: int, new: float = NEW, seed: int = 1) -> None:
+        self._random = Random(seed)
+        letters = bytes(self._random.choices(_LETTERS, k=1 << 20))
+        begins = [self._random.randrange(len(letters) - value_bytes) for _ in range(_VALUES)]
+        self._values = [letters[begin : begin + value_bytes] for begin in begins]
+        self._mask = vbuckets - 1
+        self._new = new
+        self._keys = self._made = 0
+
+    def take(self, count: int) -> Iterator[Change]:
+        random = self._random.random
+        for made in range(self._made, self._made + count):
+            number = self._keys
+            if number and random() >= self._new:
+                number = int(random() * number)
+            else:
+                self._keys += 1
+            yield Change(number * 7919 & self._mask, b"key:%016d" % number, self._values[made % _VALUES])
+        self._made += count
+
+
+def open_bucket(kind: str, directory: Path, vbuckets: int) -> Bucket:
+    """Open the bucket in a directory, or make it."""
+    return BUCKETS[kind].open(directory, "default", vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=new_vbuuid)
+
+
+def new_vbuuid() -> int:
+    return int.from_bytes(os.urandom(6)) or 1
+
+
+class Spent(NamedTuple):
+    """Seconds on the clock, and of this process's CPU time."""
+
+    wall: float
+    cpu: float
+
+
+def fill(bucket: Bucket, changes: Changes, count: int) -> Spent:
+    """Store so many changes with a commit for every thousand.
+
+    What a node would rewrite meanwhile is rewritten, here and now.
+    """
+    vbuckets = bucket.vbuckets
+    wall = cpu = 0.0
+    for first in range(0, count, COMMIT_COUNT):
+        batch = list(changes.take(min(COMMIT_COUNT, count - first)))
+        began, began_cpu = time.perf_counter(), time.process_time()
+        for vbucket, key, value in batch:
+            vbuckets[vbucket].set(key, value)
+        bucket.commit()
+        while (compaction := bucket.compaction()) is not None:
+            compaction.run()
+            compaction.finish()
+        wall += time.perf_counter() - began
+        cpu += time.process_time() - began_cpu
+    return Spent(wall, cpu)
+
+
+class Volume(NamedTuple):
+    frames: int
+    nbytes: int
+
+
+def read_all(bucket: Bucket) -> Volume:
+    """Read everything there is, as a backfill of every vbucket."""
+    frames = nbytes = 0
+    for vbucket in bucket.vbuckets:
+        snapshot = vbucket.snapshot(0, MAX_SEQNO)
+        while (chunk := snapshot.read(7, CHUNK_BYTES)).frames:
+            frames += chunk.frames
+            nbytes += len(chunk.data)
+    return Volume(frames, nbytes)
+
+
+def disk_bytes(directory: Path) -> int:
+    """Return what the files in a directory occupy."""
+    return sum(file.stat().st_blocks * 512 for file in directory.rglob("*") if file.is_file())
+
+
+# Options that the benchmarks of durable buckets have in common
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--against", nargs="*", default=installed(), choices=installed(), help="row stores to compare with"
+    )
+    parser.add_argument(
+        "--directory", type=Path, default=Path("build"), help="on the disk to measure; has to have room"
+    )
+
+
+def kinds(chosen: argparse.Namespace) -> list[str]:
+    return [OURS, *chosen.against]
+
+
+@contextmanager
+def scratch(chosen: argparse.Namespace) -> Iterator[Path]:
+    """Make a directory for the time of the block."""
+    chosen.directory.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix="durable-", dir=chosen.directory))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def against(rates: dict[str, float], kind: str) -> str:
+    """Return how many times as fast as each row store ours is, in words; of a row store, nothing."""
+    others = [other for other in rates if other != OURS]
+    if kind != OURS or not others:
+        return ""
+    return "; " + ", ".join(f"{rates[OURS] / rates[other]:.2f}x {other}" for other in others)
+
+
+def rotated(names: Sequence[str], by: int) -> list[str]:
+    """Return the names beginning with another one each round, so that none always comes after the same."""
+    by %= len(names)
+    return [*names[by:], *names[:by]]
+
+
+def apart(work: Callable[..., Result], *arguments: object) -> Result:
+    """Return what a function returns in a process of its own, which ends without closing anything."""
+    receiver, sender = _SPAWN.Pipe(duplex=False)
+    process = _SPAWN.Process(target=_send, args=(sender, work, arguments))
+    process.start()
+    sender.close()
+    try:
+        result: Result = receiver.recv()
+    except EOFError:
+        raise RuntimeError(f"{work.__name__} failed") from None
+    finally:
+        process.join()
+    return result
+
+
+def _send(sender: Connection, work: Callable[..., object], arguments: tuple[object, ...]) -> None:
+    sender.send(work(*arguments))
+    os._exit(0)
+
+
+def evict(directory: Path) -> float:
+    """Take what the files in a directory hold out of the page cache, and return the share of it that is still there."""
+    files = [file for file in directory.rglob("*") if file.is_file()]
+    for file in files:
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    looked = [_is_cached(file, at) for file in files for at in range(0, file.stat().st_size, _LOOK_EVERY)]
+    return sum(looked) / len(looked)
+
+
+def _is_cached(file: Path, at: int) -> bool:
+    """Tell whether a byte of a file is in the page cache: a read that must not wait gets it then, and only then."""
+    with file.open("rb") as opened:
+        try:
+            os.preadv(opened.fileno(), [bytearray(1)], at, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+    return True
