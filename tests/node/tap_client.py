@@ -7,7 +7,6 @@ import pytest
 from penstock.node import Node
 from penstock.node.tap_settings import TapSettings
 from penstock.wire.constants import Dialect, Opcode, Status, TapConnectFlag, TapFlag
-from penstock.wire.frame import Frame
 from penstock.wire.kv import DelVbucket
 from penstock.wire.layout import decode
 from penstock.wire.tap import TapConnect, TapDelete, TapMessage, TapMutation, TapOpaqueMessage, TapOptions, TapReply
@@ -83,9 +82,6 @@ def tapping(node, name=b"", flags=0, **options):
         yield client.join(name, flags, **options)
     finally:
         client.close()
-
-
-__all__ = ["F", "Frame", "TapClient", "short", "tapping", "told"]
 
 
 # What the tests of streams begin with: the bucket `default` of four vbuckets, two of them deleted

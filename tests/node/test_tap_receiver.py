@@ -18,18 +18,14 @@ from penstock.wire.tap import (
     TapOpaqueMessage,
     TapVbucketSet,
 )
-from tests.node.tap_client import F, short, tapping, told
+from tests.node import tap_client
+from tests.node.tap_client import FUTURE, F, short, tapping, told
 from tests.node.wire_client import connected
 
 ACK = TapFlag.ACK
 REV_7 = bytes.fromhex("0000000000000007 02")
-FUTURE = 2**64 - 1
 
-
-@pytest.fixture
-def node():
-    with Node.running(vbuckets=4) as node:
-        yield node
+node = tap_client.node  # the fixture
 
 
 @pytest.fixture
