@@ -1,5 +1,7 @@
 """UPR as it was first written down, over sockets: the failover log, stream requests, and what a stream says."""
 
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from penstock.wire.upr import (
     UprStreamReq,
     UprStreamStart,
 )
-from tests.node.wire_client import connected
+from tests.node.upr_client import UprClient, stream_request
 from tests.strategies import plain_frame
 
 S = Status
@@ -31,16 +33,11 @@ OPAQUE = 0xDEADBEEF
 
 @pytest.fixture
 def consumer(node):
-    with connected(node) as client:
+    with closing(UprClient(node, Dialect.UPR)) as client:
         yield client
 
 
-def ask(vbucket=0, start=0, end=MAX_SEQNO, **fields: Any) -> UprStreamReq:
-    return UprStreamReq(vbucket=vbucket, start_seqno=start, end_seqno=end, **{"opaque": OPAQUE, **fields})
-
-
-def said(client, count):
-    return [decode(client.receive(), Dialect.UPR) for _ in range(count)]
+ask = partial(stream_request, UprStreamReq, opaque=OPAQUE)
 
 
 def vbuuid(client, vbucket=0) -> int:
@@ -69,7 +66,7 @@ def test_a_stream_from_beginning_to_now_and_on(client, consumer):
     assert (reply.specific, reply.extras, reply.value) == (S.SUCCESS, b"", b"")
     same: dict[str, Any] = {"vbucket": 2, "opaque": OPAQUE}
     common = {**same, "by_seqno": 1, "rev_seqno": 1, "flags": 7, "expiry": 4_000_000_000}
-    assert said(consumer, 5) == [
+    assert consumer.said(5) == [
         UprStreamStart(**same),
         UprSnapshotStart(**same),
         UprMutation(**common, key=b"a", value=b"1", cas=first.cas),
@@ -77,7 +74,7 @@ def test_a_stream_from_beginning_to_now_and_on(client, consumer):
         UprSnapshotEnd(**same),
     ]
     live = client.set(b"c", b"3", vbucket=2)
-    assert said(consumer, 3) == [
+    assert consumer.said(3) == [
         UprSnapshotStart(**same),
         UprMutation(**same, key=b"c", value=b"3", cas=live.cas, by_seqno=4, rev_seqno=1),
         UprSnapshotEnd(**same),
@@ -88,7 +85,7 @@ def test_an_expiry_is_told_as_one(client, consumer):
     client.set(b"k", expiry=PAST)
     assert client.get(b"k").specific == S.KEY_ENOENT
     consumer.ask(ask())
-    *_, change, _ = said(consumer, 4)
+    *_, change, _ = consumer.said(4)
     assert isinstance(change, UprExpiration)
     assert (change.key, change.by_seqno, change.rev_seqno) == (b"k", 2, 2)
 
@@ -97,18 +94,18 @@ def test_a_stream_with_an_end(client, consumer):
     for number in range(5):
         client.set(b"%d" % number)
     consumer.ask(ask(end=3))
-    *_, snapshot_end, end = said(consumer, 7)
+    *_, snapshot_end, end = consumer.said(7)
     assert isinstance(snapshot_end, UprSnapshotEnd)
     assert end == UprStreamEnd(opaque=OPAQUE, reason=UprEndReason.OK)
     consumer.ask(ask(start=3, end=3, vbuuid=vbuuid(consumer)))
-    assert said(consumer, 2) == [UprStreamStart(opaque=OPAQUE), UprStreamEnd(opaque=OPAQUE, reason=0)]
+    assert consumer.said(2) == [UprStreamStart(opaque=OPAQUE), UprStreamEnd(opaque=OPAQUE, reason=0)]
 
 
 def test_many_changes_go_out_in_columns(client, consumer):
     for number in range(300):
         client.set(b"key %d" % number, b"%d" % number)
     consumer.ask(ask(end=300))
-    start, snapshot, *changes, _, end = said(consumer, 304)
+    start, snapshot, *changes, _, end = consumer.said(304)
     assert [change.by_seqno for change in changes] == list(range(1, 301))
     assert [change.value for change in changes] == [b"%d" % number for number in range(300)]
     assert {change.opaque for change in (start, snapshot, *changes, end)} == {OPAQUE}
@@ -118,7 +115,7 @@ def test_a_datatype_that_was_not_agreed_on_is_not_told(client, consumer):
     client.open()
     client.set(b"k", b"{}", datatype=1)
     consumer.ask(ask(end=1))
-    change = said(consumer, 3)[2]
+    change = consumer.said(3)[2]
     assert (change.value, change.datatype) == (b"{}", 0)
 
 
@@ -165,46 +162,46 @@ def test_rollback(node, client, consumer):
         assert isinstance(message, UprStreamReply)
         assert message.rollback() == point
     assert consumer.status(ask(start=3, vbuuid=1111)) == S.SUCCESS
-    assert said(consumer, 3)[2].by_seqno == 4
+    assert consumer.said(3)[2].by_seqno == 4
 
 
 @pytest.mark.parametrize("state", [VbucketState.REPLICA, VbucketState.DEAD, None])
 def test_a_change_of_state_ends_the_stream(client, consumer, state):
     client.set(b"k")
     consumer.ask(ask())
-    said(consumer, 4)
+    consumer.said(4)
     client.ask(DelVbucket() if state is None else SetVbucket(state=state))
-    assert said(consumer, 1) == [UprStreamEnd(opaque=OPAQUE, reason=UprEndReason.STATE_CHANGED)]
+    assert consumer.said(1) == [UprStreamEnd(opaque=OPAQUE, reason=UprEndReason.STATE_CHANGED)]
 
 
 def test_a_flush_is_said_and_the_stream_goes_on(client, consumer):
     client.set(b"old")
     old = vbuuid(consumer)
     consumer.ask(ask())
-    said(consumer, 4)
+    consumer.said(4)
     client.ask(Flush())
-    assert said(consumer, 1) == [UprFlush(opaque=OPAQUE)]
+    assert consumer.said(1) == [UprFlush(opaque=OPAQUE)]
     assert vbuuid(consumer) != old
     client.set(b"new")
-    _, change, _ = said(consumer, 3)
+    _, change, _ = consumer.said(3)
     assert (change.key, change.by_seqno) == (b"new", 1)
 
 
 def test_a_flush_in_the_middle_of_a_snapshot(node, client):
     for number in range(60):
         client.set(b"%d" % number, bytes(1 << 20))
-    with connected(node, receive_buffer=4096) as slow:
+    with closing(UprClient(node, Dialect.UPR, receive_buffer=4096)) as slow:
         slow.ask(ask())
-        said(slow, 3)
+        slow.said(3)
         client.ask(Flush())
         client.set(b"new")
         seqnos = []
-        while not isinstance(message := said(slow, 1)[0], UprFlush):
+        while not isinstance(message := slow.said(1)[0], UprFlush):
             seqnos.append(message.by_seqno)
         assert seqnos == list(range(2, 2 + len(seqnos)))
         assert len(seqnos) < 59
-        assert isinstance(said(slow, 1)[0], UprSnapshotStart)
-        assert said(slow, 1)[0].key == b"new"
+        assert isinstance(slow.said(1)[0], UprSnapshotStart)
+        assert slow.said(1)[0].key == b"new"
 
 
 @pytest.mark.parametrize("opcode", [opcode for opcode in UprOpcode if opcode > UprOpcode.UPR_GET_FAILOVER_LOG])
@@ -219,6 +216,6 @@ def test_what_only_producers_send_ends_the_connection(consumer, opcode):
 def test_a_response_ends_the_connection(client, consumer):
     client.set(b"k")
     consumer.ask(ask())
-    said(consumer, 4)
+    consumer.said(4)
     consumer.send(Frame(Magic.RESPONSE, UprOpcode.UPR_MUTATION))
     assert consumer.ended()

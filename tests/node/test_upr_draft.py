@@ -1,5 +1,7 @@
 """The UPR draft over sockets: it has no statuses, and what a producer sends has the magic of a response."""
 
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,28 +28,23 @@ from penstock.wire.upr_draft import (
     DraftStreamReq,
     DraftStreamStart,
 )
-from tests.node.wire_client import connected
+from tests.node.upr_client import UprClient, stream_request
 
 PAST = 1_000_000_000  # epoch seconds
 
 
 @pytest.fixture
 def consumer(node):
-    with connected(node) as client:
+    with closing(UprClient(node, Dialect.UPR_DRAFT)) as client:
         yield client
 
 
-def ask(vbucket=0, start=0, end=MAX_SEQNO, **fields: Any) -> DraftStreamReq:
-    return DraftStreamReq(vbucket=vbucket, start_seqno=start, end_seqno=end, **{"opaque": 0x2D, **fields})
-
-
-def said(client, count=1):
-    return [decode(client.receive(), Dialect.UPR_DRAFT) for _ in range(count)]
+ask = partial(stream_request, DraftStreamReq, opaque=0x2D)
 
 
 def answer(client, *messages):
     client.send(*messages)
-    return said(client)[0]
+    return client.said()[0]
 
 
 def test_the_failover_log(node, client, consumer):
@@ -68,7 +65,7 @@ def test_a_stream(client, consumer, reserved):
     same: dict[str, Any] = {"vbucket": 12, "opaque": 0x2D}
     consumer.send(ask(12, key=b"replication_12", reserved=reserved))
     common = {**same, "by_seqno": 1, "rev_seqno": 1, "flags": 9, "expiry": 4_000_000_000}
-    assert said(consumer, 6) == [
+    assert consumer.said(6) == [
         DraftOk(**same),
         DraftStreamStart(**same),
         DraftSnapshotStart(**same),
@@ -77,7 +74,7 @@ def test_a_stream(client, consumer, reserved):
         DraftSnapshotEnd(**same),
     ]
     client.set(b"live", vbucket=12)
-    assert [type(message) for message in said(consumer, 3)] == [DraftSnapshotStart, DraftMutation, DraftSnapshotEnd]
+    assert [type(message) for message in consumer.said(3)] == [DraftSnapshotStart, DraftMutation, DraftSnapshotEnd]
 
 
 def test_many_changes_and_an_end(client, consumer):
@@ -86,7 +83,7 @@ def test_many_changes_and_an_end(client, consumer):
     client.set(b"k", expiry=PAST)
     client.get(b"k")
     consumer.send(ask(end=302))
-    *_, last, snapshot_end, end = said(consumer, 306)
+    *_, last, snapshot_end, end = consumer.said(306)
     assert isinstance(last, DraftExpiration)
     assert (last.key, last.by_seqno, last.flags, last.expiry) == (b"k", 302, 0, 0)
     assert (snapshot_end, end) == (DraftSnapshotEnd(opaque=0x2D), DraftStreamEnd(opaque=0x2D))
@@ -125,20 +122,20 @@ def test_rollback(node, client, consumer):
 def test_a_vbucket_may_have_several_streams_but_a_request_one(client, consumer):
     client.set(b"k")
     assert answer(consumer, ask(opaque=1)) == DraftOk(opaque=1)
-    said(consumer, 4)
+    consumer.said(4)
     assert answer(consumer, ask(1, opaque=1)) == DraftMalformed(vbucket=1, opaque=1)
     assert answer(consumer, DraftGetFailoverLog(opaque=1)) == DraftMalformed(opaque=1)
     assert answer(consumer, ask(opaque=2)) == DraftOk(opaque=2)
-    assert {message.opaque for message in said(consumer, 4)} == {2}
+    assert {message.opaque for message in consumer.said(4)} == {2}
     client.ask(SetVbucket(state=VbucketState.REPLICA))
-    assert {message.opaque for message in said(consumer, 2)} == {1, 2}
+    assert {message.opaque for message in consumer.said(2)} == {1, 2}
 
 
 def test_a_connection_has_only_so_many_streams(consumer, monkeypatch):
     monkeypatch.setattr(producer, "MAX_STREAMS", 2)
     for number in (1, 2):
         assert answer(consumer, ask(opaque=number)) == DraftOk(opaque=number)
-        said(consumer)  # its start
+        consumer.said()  # its start
     assert answer(consumer, ask(opaque=3)) == DraftMalformed(opaque=3)
 
 
@@ -146,19 +143,19 @@ def test_the_id_of_a_stream_that_ended_is_free(client, consumer):
     client.set(b"k")
     for _ in range(2):
         consumer.send(ask(end=1))
-        assert said(consumer, 6)[-1] == DraftStreamEnd(opaque=0x2D)
+        assert consumer.said(6)[-1] == DraftStreamEnd(opaque=0x2D)
 
 
 def test_flush_and_change_of_state(client, consumer):
     client.set(b"k")
     consumer.send(ask())
-    said(consumer, 5)
+    consumer.said(5)
     client.ask(Flush())
-    assert said(consumer) == [DraftFlush(opaque=0x2D)]
+    assert consumer.said() == [DraftFlush(opaque=0x2D)]
     client.set(b"new")
-    assert said(consumer, 3)[1].by_seqno == 1
+    assert consumer.said(3)[1].by_seqno == 1
     client.ask(SetVbucket(state=VbucketState.DEAD))
-    assert said(consumer) == [DraftStateChanged(opaque=0x2D)]
+    assert consumer.said() == [DraftStateChanged(opaque=0x2D)]
 
 
 MALFORMED = [

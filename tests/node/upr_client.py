@@ -1,0 +1,22 @@
+"""The consumer's end of a UPR connection, for tests; and of the draft's, which has other messages in the same order."""
+
+from penstock.wire.constants import MAX_SEQNO
+from penstock.wire.layout import decode
+from tests.node.wire_client import WireClient
+
+
+class UprClient(WireClient):
+    """dialect: UPR or its draft."""
+
+    def __init__(self, node, dialect, **options):
+        super().__init__(node, **options)
+        self.dialect = dialect
+
+    def said(self, count=1):
+        """Return the next messages."""
+        return [decode(self.receive(), self.dialect) for _ in range(count)]
+
+
+def stream_request(form, vbucket=0, start=0, end=MAX_SEQNO, **fields):
+    """Return a request, as the form that it has in one of the two dialects."""
+    return form(vbucket=vbucket, start_seqno=start, end_seqno=end, **fields)
