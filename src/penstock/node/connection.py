@@ -5,7 +5,8 @@ served in turns, so that others are served in between; until it is done, and whi
 written, nothing more is read from it. So a connection never holds more than one read, the replies of one turn and one
 reply more than what the transport was told to buffer.
 
-A request may have to wait, for the disk for instance: it is *parked*, and those behind it wait with it.
+A request may have to wait, for the disk for instance: it is *parked*, and those behind it wait with it; then one read
+more is held.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class NodeConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         events = self._received.receive_data(nbytes)
         if events:
-            self._requests = iter(events)
+            # Behind a parked request one more read is taken: so it is noticed when the peer goes away meanwhile.
+            self._requests = iter([*self._requests, *events] if self._is_parked() else events)
             self.guarded(self._serve)
 
     def pause_writing(self) -> None:
@@ -108,7 +110,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.paused = False
         if self.requests_waiting:
             self.node.loop.call_soon(self.guarded, self._serve)
-        elif not self._is_parked():
+        else:
             self._transport.resume_reading()
         if self.producer is not None:
             self.producer.resume()
@@ -198,6 +200,8 @@ class NodeConnection(asyncio.BufferedProtocol):
     def _serve(self) -> None:
         """Serve what was received, or as much of it as one turn allows."""
         if self._is_parked():
+            if self.requests_waiting:
+                self._transport.pause_reading()
             return
         add, share = self._replies.append, TURN_BYTES
         event: ReceiveEvent | None = None
@@ -223,11 +227,9 @@ class NodeConnection(asyncio.BufferedProtocol):
         finally:
             self._serving = event
         self._flush()
-        if self._is_parked():
+        if self.requests_waiting:
             self._transport.pause_reading()
-        elif self.requests_waiting:
-            self._transport.pause_reading()
-            if not self.paused:
+            if not self.paused and not self._is_parked():
                 self.node.loop.call_soon(self.guarded, self._serve)
         elif not self.paused:
             self._transport.resume_reading()
