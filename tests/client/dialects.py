@@ -1,17 +1,12 @@
 """UPR and its draft as a script: the messages of a producer, in whichever of the two a test speaks."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import count
 
 from penstock.client.feed import Feed, Wanted
 from penstock.store.rollback import StreamRequest, rollback_point
-from penstock.wire.connection import Connection, Slab
 from penstock.wire.constants import Dialect, Status
-from penstock.wire.frame import Frame
 from penstock.wire.kv import FailoverEntry, pack_failover_log
-from penstock.wire.layout import Message, decode
-from penstock.wire.schema import Change
+from penstock.wire.layout import Message
 from penstock.wire.upr import (
     UprDeletion,
     UprFailoverLogReply,
@@ -41,6 +36,7 @@ from penstock.wire.upr_draft import (
     DraftStreamReq,
     DraftStreamStart,
 )
+from tests.client.receiver import Receiver, messages_in
 
 LOG = (FailoverEntry(11, 0),)
 
@@ -148,28 +144,18 @@ class Draft(Upr):
 SPEAKERS = (Upr(), Draft())
 
 
-@dataclass
-class Consumer:
-    """A feed on a connection made of bytes; what it asks for is taken apart, what it delivers is kept."""
+class Consumer(Receiver):
+    """A feed of one of the two, whose one stream is that of vbucket 3."""
 
-    speaker: Upr
-    feed: Feed
-    rows: list[Change] = field(default_factory=list)
-    opaques: Iterator[int] = field(default_factory=lambda: count(100))
-
-    def __post_init__(self):
-        self.incoming = Connection(Slab(1 << 18), runs=self.speaker.dialect)
-
-    def reconnect(self):
-        self.feed.connection_lost()
-        self.incoming = Connection(Slab(1 << 18), runs=self.speaker.dialect)
+    def __init__(self, speaker: Upr, feed: Feed) -> None:
+        super().__init__(feed)
+        self.speaker = speaker
+        self.opaques = count(100)
 
     def ask(self) -> list[Message]:
         """Return the requests that are due, as a producer reads them."""
         requests = self.feed.requests(lambda: next(self.opaques))
-        data = b"".join(request.encode() for request in requests)
-        frames = Connection(Slab(1 << 16), runs=None).feed(data)
-        return [decode(frame, self.speaker.dialect) for frame in frames if isinstance(frame, Frame)]
+        return messages_in(b"".join(request.encode() for request in requests), self.feed.dialect)
 
     def ask_log(self):
         (request,) = self.ask()
@@ -188,22 +174,8 @@ class Consumer:
         self.give(self.speaker.log(self.ask_log(), log))
         return self.ask_stream()
 
-    def give(self, *messages):
-        assert not self.feed.receive(self.incoming.feed(b"".join(messages)))
-
-    def get(self, *messages):
-        """Give messages and return the changes they make."""
-        self.give(*messages)
-        return self.consume()
-
-    def consume(self):
-        found = []
-        while self.feed.deliveries:
-            delivery = self.feed.deliveries.popleft()
-            found += delivery.changes
-            assert not self.feed.consumed(delivery)  # neither of the two knows acknowledgements
-        self.rows += found
-        return found
+    def take(self, data):
+        assert not data, "neither of the two knows acknowledgements"
 
     @property
     def position(self):

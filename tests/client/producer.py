@@ -1,11 +1,12 @@
 """A producer that is a script: what its vbuckets hold, as the messages of one connection after another; no socket."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import count
 
 from penstock.client.feed import Feed, Wanted
 from penstock.client.position import Position, SnapshotEnd
 from penstock.wire.connection import Connection, Slab
-from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Opcode, Status
+from penstock.wire.constants import Magic, Opcode, Status
 from penstock.wire.dcp import (
     BufferAck,
     DcpNoop,
@@ -18,8 +19,7 @@ from penstock.wire.dcp import (
 )
 from penstock.wire.frame import Frame
 from penstock.wire.kv import FailoverEntry, pack_failover_log
-from penstock.wire.layout import Message, decode
-from penstock.wire.schema import Change
+from tests.client.receiver import Receiver, messages_in
 
 LOG = (FailoverEntry(11, 0),)
 
@@ -71,70 +71,31 @@ def noop(opaque):
     return DcpNoop(opaque=opaque).encode()
 
 
-@dataclass
-class Consumer:
-    """A feed on a connection made of bytes; what it sends is taken apart here, what it delivers is kept."""
-
-    feed: Feed
-    rows: list[Change] = field(default_factory=list)
-    sent: list[Message] = field(default_factory=list)
-    charged: int = 0
-    acknowledged: int = 0
-
-    def __post_init__(self):
-        self.connect()
+class Consumer(Receiver):
+    """A DCP feed. charged: bytes that a producer counts; acknowledged: bytes that it was told of."""
 
     def connect(self):
-        self.incoming = Connection(Slab(1 << 18), runs=Dialect.DCP)
-        self.outgoing = Connection(Slab(1 << 16), runs=None)
+        super().connect()
         self.charged = self.acknowledged = 0
-        self.opaques = 100
-
-    def reconnect(self):
-        self.feed.connection_lost()
-        self.connect()
-
-    def take_opaque(self):
-        self.opaques += 1
-        return self.opaques
+        self.opaques = count(101)
 
     def ask(self):
         """Return the stream requests that are due, by vbucket."""
-        return self.feed.requests(self.take_opaque)
+        return self.feed.requests(lambda: next(self.opaques))
 
     def ask_one(self):
         (request,) = self.ask()
         return request
 
     def give(self, *messages):
-        """Let the feed receive messages with one read."""
-        data = b"".join(messages)
-        for frame in Connection(Slab(1 << 16), runs=None).feed(data):
+        for frame in Connection(Slab(1 << 16), runs=None).feed(b"".join(messages)):
             assert isinstance(frame, Frame)
             if frame.magic == Magic.REQUEST and frame.opcode != Opcode.DCP_NOOP:
                 self.charged += frame.size
-        self._sent(self.feed.receive(self.incoming.feed(data)))
+        super().give(*messages)
 
-    def consume(self, count=MAX_SEQNO):
-        """Take deliveries, and be done with them; return the changes."""
-        found = []
-        while self.feed.deliveries and count > 0:
-            count -= 1
-            delivery = self.feed.deliveries.popleft()
-            found += delivery.changes
-            self._sent(self.feed.consumed(delivery))
-        self.rows += found
-        return found
-
-    def get(self, *messages):
-        """Give messages and return the changes they make."""
-        self.give(*messages)
-        return self.consume()
-
-    def _sent(self, data):
-        for frame in self.outgoing.feed(data):
-            assert isinstance(frame, Frame)
-            message = decode(frame)
+    def take(self, data):
+        for message in messages_in(data, self.feed.dialect):
             if isinstance(message, BufferAck):
                 self.acknowledged += message.nbytes
             else:

@@ -1,6 +1,5 @@
 """TAP without a socket: one stream for all vbuckets, what it is asked for, and what it cannot go on with."""
 
-from dataclasses import dataclass, field
 from itertools import count
 
 import pytest
@@ -8,12 +7,9 @@ import pytest
 from penstock.client.tap_feed import TapFeed
 from penstock.errors import NotSupported, RemoteProtocolError, TemporaryFailure, UsageError
 from penstock.wire.columns import SMALL_RUN
-from penstock.wire.connection import Connection, Slab
-from penstock.wire.constants import Dialect, Opcode, Status, TapConnectFlag, TapFlag, TapOpaque
+from penstock.wire.constants import MAX_SEQNO, Opcode, Status, TapConnectFlag, TapFlag, TapOpaque
 from penstock.wire.dcp import DcpNoop
-from penstock.wire.frame import Frame
 from penstock.wire.kv import Get, Noop
-from penstock.wire.layout import decode
 from penstock.wire.schema import Change, Event
 from penstock.wire.tap import (
     TapCheckpointEnd,
@@ -27,6 +23,7 @@ from penstock.wire.tap import (
     TapVbucketSet,
     unpack_options,
 )
+from tests.client.receiver import Receiver
 
 ACK = int(TapFlag.ACK)
 NUMBERS = count(1)
@@ -63,48 +60,21 @@ def close(vbucket, **fields):
     return remark(vbucket, TapOpaque.CLOSE_BACKFILL, **fields)
 
 
-@dataclass
-class Consumer:
-    feed: TapFeed
-    sent: list[TapReply] = field(default_factory=list)
-
-    def __post_init__(self):
-        self.incoming = Connection(Slab(1 << 18), runs=Dialect.TAP)
-
+class Consumer(Receiver):
     def reconnect(self):
-        self.feed.connection_lost()
-        self.incoming = Connection(Slab(1 << 18), runs=Dialect.TAP)
+        super().reconnect()
         self.feed.requests(lambda: 1)
 
-    def give(self, *messages):
-        self._sent(self.feed.receive(self.incoming.feed(b"".join(messages))))
-
-    def consume(self, many=1000):
-        found = []
-        while self.feed.deliveries and many:
-            many -= 1
-            delivery = self.feed.deliveries.popleft()
+    def consume(self, count=MAX_SEQNO):
+        for delivery in self.feed.deliveries:
             assert delivery.batch.num_rows == len(delivery.changes)
             assert delivery.positions == {}
-            found += delivery.changes
-            self._sent(self.feed.consumed(delivery))
-        return found
-
-    def get(self, *messages):
-        self.give(*messages)
-        return self.consume()
+        return super().consume(count)
 
     @property
     def acknowledged(self):
+        assert {(type(reply), reply.status) for reply in self.sent} <= {(TapReply, Status.SUCCESS)}
         return [reply.opaque for reply in self.sent]
-
-    def _sent(self, data):
-        for frame in Connection(Slab(1 << 16), runs=None).feed(data):
-            assert isinstance(frame, Frame)
-            reply = decode(frame)
-            assert isinstance(reply, TapReply)
-            assert reply.status == Status.SUCCESS
-            self.sent.append(reply)
 
 
 def consumer_of(chosen=range(8), **options):
