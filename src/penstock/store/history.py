@@ -277,14 +277,20 @@ class History:
             "cuts": self.index.cuts,
         }
 
-    def _whole_up_to(self, high: int, snapshot_end: int | None) -> None:
-        """Take note that the newest change, the one after `high`, belongs to a snapshot that ends there."""
-        if snapshot_end is None or self.high_seqno >= snapshot_end:
-            if self._whole_seqno is not None:
-                self._whole_seqno = None
-                self._log.note(self)
-        elif self._whole_seqno is None:
-            self._whole_seqno = high
+    def _begin_change(self, seqno: int, snapshot_end: int | None) -> None:
+        """Take note that the change to come, at `seqno`, belongs to a snapshot that ends there.
+
+        Before it is written: if the log ended between the two, its snapshot would seem to be complete.
+        """
+        if snapshot_end is not None and seqno < snapshot_end and self._whole_seqno is None:
+            self._log.make_room_for_note(self)
+            self._whole_seqno = self.high_seqno
+            self._log.note(self)
+
+    def _end_change(self, snapshot_end: int | None) -> None:
+        """Take note, if the newest change is the last one of its snapshot, that this is complete."""
+        if self._whole_seqno is not None and (snapshot_end is None or self.high_seqno >= snapshot_end):
+            self._whole_seqno = None
             self._log.note(self)
 
     def end_snapshot(self, *, hides: bool) -> None:

@@ -178,9 +178,10 @@ class Vbucket(History):
                 delete_time=delete_time or self._now() // _NANOSECONDS,
             )
         frame = b"".join((head, key, value))
+        self._begin_change(seqno, snapshot_end)
         self._commit(self._find(key, len(frame)), key, seqno, frame)
         self._clock.see(cas)
-        self._whole_up_to(high, snapshot_end)
+        self._end_change(snapshot_end)
         return _new_stored(Stored, (cas, seqno))
 
     # Changes of its own
