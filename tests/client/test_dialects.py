@@ -1,11 +1,16 @@
 """Every dialect against a node: the same changes for the same history, over nodes that come and go."""
 
 import asyncio
+import itertools
 import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import pytest
 
 from penstock import connect, read_changes
+from penstock.client.bucket import Bucket
 from penstock.client.position import Position
 from penstock.errors import ConnectionClosed, UsageError
 from penstock.wire.constants import Dialect, Opcode, OpenFlag, Status, VbucketState
@@ -40,12 +45,40 @@ def current(rows):
     return {key.decode(): value for (_, key), (_, value) in kept.items()}
 
 
-async def follow_until(changes, rows, expected):
-    """Take rows until they make these documents."""
-    async for change in changes:
-        rows.append(change)
-        if current(rows) == expected:
-            return
+class Following(NamedTuple):
+    """A bucket, and the rows that a stream of it has given so far."""
+
+    bucket: Bucket
+    changes: AsyncGenerator[Change, None]
+    rows: list[Change]
+
+    async def until(self, expected):
+        """Take rows until they make these documents."""
+        async for change in self.changes:
+            self.rows.append(change)
+            if current(self.rows) == dict(expected):
+                return
+        pytest.fail(f"the stream ended with {len(self.rows)} rows")
+
+
+@asynccontextmanager
+async def following(running, protocol, many):
+    """Store documents, and follow the bucket until they are there."""
+    async with connect(running.url(protocol=protocol)) as bucket:
+        await bucket.upsert_many(documents(0, many))
+        async with await bucket.stream() as stream:
+            here = Following(bucket, stream.changes(), [])
+            await here.until(documents(0, many))
+            yield here
+
+
+async def first_after_now(bucket, changes):
+    """Store documents until a stream from now on gives one, and return that; when a stream begins is not said."""
+    coming = asyncio.ensure_future(anext(changes))
+    for number in itertools.count():
+        await bucket.upsert(f"new{number}", b"value")
+        if coming.done():
+            return await coming
 
 
 @every
@@ -71,15 +104,10 @@ async def test_the_same_changes_for_the_same_history(running, protocol):
 @every
 @in_loop
 async def test_what_comes_is_followed(running, protocol):
-    async with connect(running.url(protocol=protocol)) as bucket:
-        await bucket.upsert_many(documents(0, 100))
-        rows: list[Change] = []
-        async with await bucket.stream() as stream:
-            changes = stream.changes()
-            await follow_until(changes, rows, dict(documents(0, 100)))
-            await bucket.upsert("new", b"value")
-            await follow_until(changes, rows, {**dict(documents(0, 100)), "new": b"value"})
-        assert len(rows) == 101
+    async with following(running, protocol, 100) as here:
+        await here.bucket.upsert("new", b"value")
+        await here.until([*documents(0, 100), ("new", b"value")])
+    assert len(here.rows) == 101
 
 
 @every
@@ -88,13 +116,7 @@ async def test_now_is_nothing_of_what_was(running, protocol):
     async with connect(running.url(protocol=protocol)) as bucket:
         await bucket.upsert_many(documents(0, 100))
         async with await bucket.stream("now") as stream:
-            changes = stream.changes()
-            coming = asyncio.ensure_future(anext(changes))
-            number = 0
-            while not coming.done():  # the moment at which a stream begins is not said
-                number += 1
-                await bucket.upsert(f"new{number}", b"value")
-            assert (await coming).key in {b"new%d" % each for each in range(1, number + 1)}
+            assert (await first_after_now(bucket, stream.changes())).key.startswith(b"new")
         assert not await read(bucket, "now", "now")
 
 
@@ -135,68 +157,49 @@ async def test_positions_of_one_dialect_go_on_in_another(running, protocol):
 @resuming
 @in_loop
 async def test_a_failover_is_a_new_branch_and_loses_nothing(running, protocol):
-    async with connect(running.url(protocol=protocol)) as bucket:
-        await bucket.upsert_many(documents(0, 200))
-        rows: list[Change] = []
-        async with await bucket.stream() as stream:
-            changes = stream.changes()
-            await follow_until(changes, rows, dict(documents(0, 200)))
-            for state in (VbucketState.REPLICA, VbucketState.ACTIVE):
-                await bucket._once([SetVbucket(vbucket=vb, state=state) for vb in range(4)])
-            await bucket.upsert_many(documents(200, 300))
-            await follow_until(changes, rows, dict(documents(0, 300)))
-            logs = await bucket.failover_logs(range(4))
-            newest = [row for row in rows if row.key and int(row.key[1:]) >= 200]
-            assert {(row.vbucket, row.vbuuid) for row in newest} == {(vb, log[0].vbuuid) for vb, log in logs.items()}
-            assert len({log[0] for log in logs.values()}) == 4
-        assert {row.history for row in rows} == {0}
-        assert len(rows) == 300
+    async with following(running, protocol, 200) as here:
+        for state in (VbucketState.REPLICA, VbucketState.ACTIVE):
+            await here.bucket._once([SetVbucket(vbucket=vb, state=state) for vb in range(4)])
+        await here.bucket.upsert_many(documents(200, 300))
+        await here.until(documents(0, 300))
+        logs = await here.bucket.failover_logs(range(4))
+        newest = [row for row in here.rows if row.key and int(row.key[1:]) >= 200]
+        assert {(row.vbucket, row.vbuuid) for row in newest} == {(vb, log[0].vbuuid) for vb, log in logs.items()}
+        assert len({log[0] for log in logs.values()}) == 4
+    assert {row.history for row in here.rows} == {0}
+    assert len(here.rows) == 300
 
 
 @every
 @in_loop
 async def test_a_flushed_bucket_is_rolled_back(running, protocol):
-    async with connect(running.url(protocol=protocol)) as bucket:
-        await bucket.upsert_many(documents(0, 200))
-        rows: list[Change] = []
-        async with await bucket.stream() as stream:
-            changes = stream.changes()
-            await follow_until(changes, rows, dict(documents(0, 200)))
-            await bucket._once([Flush()])
-            await bucket.upsert_many(documents(100, 150))
-            await follow_until(changes, rows, dict(documents(100, 150)))
-        rollbacks = [row for row in rows if row.event == Event.ROLLBACK]
-        assert sorted(row.vbucket for row in rollbacks) == [0, 1, 2, 3]
-        assert {(row.seqno, row.history) for row in rollbacks} == {(0, 1)}
+    async with following(running, protocol, 200) as here:
+        await here.bucket._once([Flush()])
+        await here.bucket.upsert_many(documents(100, 150))
+        await here.until(documents(100, 150))
+    rollbacks = [row for row in here.rows if row.event == Event.ROLLBACK]
+    assert sorted(row.vbucket for row in rollbacks) == [0, 1, 2, 3]
+    assert {(row.seqno, row.history) for row in rollbacks} == {(0, 1)}
 
 
 @every
 @in_loop
 async def test_a_node_that_lost_its_data_begins_anew(running, protocol):
-    async with connect(running.url(protocol=protocol)) as bucket:
-        await bucket.upsert_many(documents(0, 200))
-        rows: list[Change] = []
-        async with await bucket.stream() as stream:
-            changes = stream.changes()
-            await follow_until(changes, rows, dict(documents(0, 200)))
-            await running.restart()
-            await bucket.upsert_many(documents(150, 300))
-            await follow_until(changes, rows, dict(documents(150, 300)))
-        assert sorted(row.vbucket for row in rows if row.event == Event.ROLLBACK) == [0, 1, 2, 3]
+    async with following(running, protocol, 200) as here:
+        await running.restart()
+        await here.bucket.upsert_many(documents(150, 300))
+        await here.until(documents(150, 300))
+    assert sorted(row.vbucket for row in here.rows if row.event == Event.ROLLBACK) == [0, 1, 2, 3]
 
 
 @in_loop
 async def test_tap_from_now_on_ends_with_its_connection(running):
     async with connect(running.url(protocol="tap")) as bucket, await bucket.stream("now") as stream:
         changes = stream.changes()
-        coming = asyncio.ensure_future(anext(changes))
-        number = 0
-        while not coming.done():
-            number += 1
-            await bucket.upsert(f"k{number}", b"")
+        await first_after_now(bucket, changes)
         await running.restart()
         with pytest.raises(ConnectionClosed, match="TAP cannot resume"):
-            await follow_until(changes, [], {"never": b""})
+            await Following(bucket, changes, []).until({"never": b""})
 
 
 @pytest.mark.parametrize(
