@@ -23,11 +23,6 @@ from tests.spark import lakes
 from tests.spark.lakes import QUERY, VBUCKETS, append, checkpoint, row, run_driver, table, write
 
 
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(tmp_path / "lake")
-
-
 def rows(batch, count=40):
     return [row(n % VBUCKETS, 1000 * batch + n, b"k%d" % n, b"v%d" % batch) for n in range(count)]
 

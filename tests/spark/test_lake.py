@@ -14,11 +14,6 @@ from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark.lakes import QUERY, append, checkpoint, rollback, row, write
 
 
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(tmp_path / "lake")
-
-
 @pytest.mark.parametrize("path", ["", "s3://bucket/lake", "file:///tmp/lake", "hdfs://a/b", "/tmp/50%20", "/tmp/a\\b"])
 def test_a_path_that_cannot_be_a_lake(path):
     with pytest.raises(UsageError, match="the lake is"):
