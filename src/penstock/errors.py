@@ -102,6 +102,12 @@ class NotStored(StatusError):
     status = 0x05
 
 
+class DeltaBadValue(StatusError):
+    """The document is not a number that could be counted on."""
+
+    status = 0x06
+
+
 class NotMyVbucket(StatusError):
     """This node has no such vbucket, or not in a state that serves the request."""
 
@@ -111,6 +117,17 @@ class NotMyVbucket(StatusError):
 
 class NoBucket(StatusError):
     status = 0x08
+
+
+class Locked(StatusError):
+    """Somebody has locked the document, and this is not the lock's cas."""
+
+    status = 0x09
+    retriable = True
+
+
+class NotLocked(StatusError):
+    status = 0x0E
 
 
 class OutOfRange(StatusError):
@@ -156,8 +173,11 @@ STATUS_ERRORS: dict[int, type[StatusError]] = {
         TooBig,
         InvalidArguments,
         NotStored,
+        DeltaBadValue,
         NotMyVbucket,
         NoBucket,
+        Locked,
+        NotLocked,
         OutOfRange,
         AccessDenied,
         UnknownCommand,

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
-from penstock.errors import KeyExists, KeyNotFound, OutOfRange
+from penstock.errors import (
+    KeyExists,
+    KeyNotFound,
+    Locked,
+    NotLocked,
+    NotStored,
+    OutOfMemory,
+    OutOfRange,
+    TemporaryFailure,
+    TooBig,
+)
 from penstock.store.clock import absolute_expiry
+from penstock.store.conflict import Meta, wins
 from penstock.store.history import CAS, OPCODE, REV_SEQNO, History, Newest
+from penstock.store.index import RowIndex
+from penstock.store.locks import LOCKED_CAS, Lock
+from penstock.store.log import Log
 from penstock.store.tombstone import TOMBSTONE_BYTES, tombstone_head
-from penstock.wire.constants import Magic, Opcode, VbucketState
-from penstock.wire.dcp import MUTATION_HEAD, Mutation, head_struct
+from penstock.store.values import counted, extended
+from penstock.wire.constants import MAX_VALUE, Magic, Opcode, VbucketState
+from penstock.wire.dcp import DELETION_HEAD, MUTATION_HEAD, DeletionV2, Mutation, head_struct
 from penstock.wire.frame import HEADER_BYTES
 from penstock.wire.schema import Event
 
-__all__ = ["LAST_SEQNO", "Item", "Stored", "Vbucket"]
+__all__ = ["LAST_SEQNO", "Counted", "Item", "Stored", "Vbucket"]
 
 LAST_SEQNO = 2**63 - 1
 """The highest seqno that a vbucket can hold: the columns are signed."""
@@ -22,8 +39,8 @@ _REQUEST = int(Magic.REQUEST)
 _MUTATION = int(Opcode.DCP_MUTATION)
 _MUTATION_BYTES = MUTATION_HEAD.size  # of a frame without key and value
 _MUTATION_EXTRAS = MUTATION_HEAD.size - HEADER_BYTES
-_KEY_BYTES = 64 + 32  # of a key of 16 to 31 bytes
 _NANOSECONDS = 10**9
+_REFUSED = (TemporaryFailure, OutOfMemory)  # what the log says when it takes nothing
 
 
 class Item(NamedTuple):
@@ -45,6 +62,14 @@ class Stored(NamedTuple):
     seqno: int
 
 
+class Counted(NamedTuple):
+    """As Stored, with the number that the document is now."""
+
+    cas: int
+    seqno: int
+    number: int
+
+
 # Without the constructors' handling of keywords, these cost a third; both run for every command.
 _new_item = _new_stored = tuple.__new__
 
@@ -55,18 +80,54 @@ _read_document = head_struct(
 """Reads what an Item is made of, and no more: this runs for every GET."""
 
 _read_expiry = head_struct(Mutation, "expiry").unpack_from
+_read_meta = head_struct(Mutation, "datatype", "cas", "rev_seqno", "flags", "expiry").unpack_from
+_read_tombstone = head_struct(DeletionV2, "datatype", "cas", "rev_seqno", "delete_time").unpack_from
 
 
 class Vbucket(History):
     """One vbucket of a bucket. Sizes of keys and values are checked by the caller: 1..250 bytes, 0..20 MiB.
 
-    Methods that store raise TemporaryFailure, and change nothing, while the log takes nothing.
+    Methods that store raise TemporaryFailure or OutOfMemory, and change nothing, while the log takes nothing. They
+    raise Locked for a document that somebody has locked, unless they come with the lock's cas; a change ends the lock.
     """
 
-    __slots__ = ()
+    __slots__ = ("_locks",)
+
+    def __init__(
+        self,
+        index: RowIndex,
+        log: Log,
+        *,
+        clock: Callable[[], int],
+        new_vbuuid: Callable[[], int],
+        changed: set[int],
+    ) -> None:
+        super().__init__(index, log, clock=clock, new_vbuuid=new_vbuuid, changed=changed)
+        self._locks: dict[bytes, Lock] = {}
+
+    # What ends all locks
+
+    def set_state(self, state: VbucketState, *, takeover: bool = False) -> None:
+        super().set_state(state, takeover=takeover)
+        self._locks.clear()
+
+    def remove(self) -> None:
+        super().remove()
+        self._locks.clear()
+
+    def reset(self) -> None:
+        super().reset()
+        self._locks.clear()
+
+    def rollback(self, seqno: int) -> int:
+        seqno = super().rollback(seqno)
+        self._locks.clear()
+        return seqno
+
+    # Documents
 
     def get(self, key: bytes) -> Item | None:
-        """Return the document, or None if there is none."""
+        """Return the document, or None if there is none. While it is locked, its cas is LOCKED_CAS."""
         newest = self._newest.get(key)
         if newest is None or (found := self.index.find(newest)) is None:
             return None
@@ -75,8 +136,12 @@ class Vbucket(History):
         if buffer[at + 1] != _MUTATION:
             return None
         key_length, datatype, body, cas, seqno, rev_seqno, flags, expiry = _read_document(buffer, at)
-        if expiry and self._expired(key, expiry):
+        if expiry and expiry <= self._now() // _NANOSECONDS:
+            with suppress(*_REFUSED):  # it is no document any more, whether or not that can be written down
+                self._expire(key)
             return None
+        if self._locks and (lock := self._locks.get(key)) is not None:
+            cas = LOCKED_CAS if self._now() < lock.until else lock.cas
         value = buffer[at + _MUTATION_BYTES + key_length : at + HEADER_BYTES + body].tobytes()
         return _new_item(Item, (cas, flags, datatype, value, expiry, rev_seqno, seqno))
 
@@ -89,7 +154,7 @@ class Vbucket(History):
         Raises KeyNotFound if a cas is given and there is no document, KeyExists if it has another cas.
         """
         nbytes = _MUTATION_BYTES + len(key) + len(value)
-        old = self._require(self._present(key, nbytes), cas) if cas else self._find(key, nbytes)
+        old = self._claim(key, nbytes, cas) if cas or self._locks else self._find(key, nbytes)
         return self._store(old, key, value, flags=flags, expiry=expiry, datatype=datatype)
 
     def add(self, key: bytes, value: bytes, *, flags: int = 0, expiry: int = 0, datatype: int = 0) -> Stored:
@@ -103,7 +168,7 @@ class Vbucket(History):
         self, key: bytes, value: bytes, *, flags: int = 0, expiry: int = 0, datatype: int = 0, cas: int = 0
     ) -> Stored:
         """As set, but raises KeyNotFound if there is no document, whether or not a cas is given."""
-        old = self._require(self._present(key, _MUTATION_BYTES + len(key) + len(value)), cas)
+        old = self._require(self._present(key, _MUTATION_BYTES + len(key) + len(value)), key, cas)
         return self._store(old, key, value, flags=flags, expiry=expiry, datatype=datatype)
 
     def touch(self, key: bytes, expiry: int) -> Item | None:
@@ -111,19 +176,132 @@ class Vbucket(History):
 
         It changes only if it did not have that expiry already. Source: kv_engine VBucket::getAndUpdateTtl.
         """
-        item = self.get(key)
+        item = self._writable(key, 0)
         if item is None:
             return None
         expiry = absolute_expiry(expiry, self._now())
         if expiry == item.expiry:
             return item
-        cas, seqno = self.set(key, item.value, flags=item.flags, expiry=expiry, datatype=item.datatype)
-        return item._replace(cas=cas, seqno=seqno, expiry=expiry, rev_seqno=item.rev_seqno + 1)
+        item = item._replace(expiry=expiry, rev_seqno=item.rev_seqno + 1)
+        cas, seqno = self._rewrite(key, item)
+        return item._replace(cas=cas, seqno=seqno)
+
+    def count(self, key: bytes, delta: int, *, initial: int = 0, expiry: int | None = 0) -> Counted:
+        """Add `delta` to the number that a document is, as `values.counted` does; where there is none, store one.
+
+        initial, expiry: of a new document; the latter as of `set`, None: there is not to be one.
+        Raises KeyNotFound if there is none and is not to be, DeltaBadValue for a document that is no number.
+        """
+        item = self._writable(key, 0)
+        if item is None:
+            if expiry is None:
+                raise KeyNotFound(vbucket=self.id)
+            return Counted(*self.add(key, b"%d" % initial, expiry=expiry), initial)
+        number, value = counted(item.value, item.datatype, delta)
+        return Counted(*self._rewrite(key, item._replace(value=value)), number)
+
+    def extend(self, key: bytes, more: bytes, *, cas: int = 0, in_front: bool = False) -> Stored:
+        """Put more behind, or in front of, a document's value. cas: what it must have now, 0 for whatever it has.
+
+        Raises NotStored if there is no document, KeyExists if it has another cas, TooBig if its value would be, and
+        NotSupported if that is compressed.
+        """
+        item = self._writable(key, cas)
+        if item is None:
+            raise NotStored(vbucket=self.id)
+        nbytes = len(item.value) + len(more)
+        if nbytes > MAX_VALUE:
+            raise TooBig(f"value of {nbytes} bytes, limit {MAX_VALUE}", vbucket=self.id)
+        value, datatype = extended(item.value, item.datatype, more, in_front=in_front)
+        return self._rewrite(key, item._replace(value=value, datatype=datatype))
 
     def delete(self, key: bytes, *, cas: int = 0) -> Stored:
         """Delete a document; Stored has the tombstone's cas. Raises as replace does."""
-        old = self._require(self._present(key, TOMBSTONE_BYTES + len(key)), cas)
+        old = self._require(self._present(key, TOMBSTONE_BYTES + len(key)), key, cas)
         return self._bury(old, key, Event.DELETION)
+
+    # Locks
+
+    def lock(self, key: bytes, seconds: int) -> Item | None:
+        """Lock a document for so long and return it, with the cas that the lock gives it; None if there is none.
+
+        Raises Locked if somebody else has done so.
+        """
+        item = self._writable(key, 0)
+        if item is None:
+            return None
+        cas = self._clock.tick()
+        self._locks[key] = Lock(cas, self._now() + seconds * _NANOSECONDS)
+        return item._replace(cas=cas)
+
+    def unlock(self, key: bytes, cas: int) -> None:
+        """End a lock. Raises KeyNotFound, NotLocked, and Locked for another cas than the lock's."""
+        if self.get(key) is None:
+            raise KeyNotFound(vbucket=self.id)
+        lock = self._locks.get(key)
+        if lock is None or self._now() >= lock.until:
+            raise NotLocked(vbucket=self.id)
+        if cas != lock.cas:
+            raise Locked(vbucket=self.id)
+        self._locks[key] = Lock(cas, 0)
+
+    # Changes that come from elsewhere
+
+    def meta(self, key: bytes) -> Meta | None:
+        """Return the meta data of a document, or of its tombstone; None if there never was one. cas: as of `get`."""
+        newest = self._look(key)
+        if self._is_over(newest):
+            with suppress(*_REFUSED):
+                self._expire(key)
+                newest = self._look(key)
+        if newest is None:
+            return None
+        meta = _meta_of(newest)
+        if self._locks and (lock := self._locks.get(key)) is not None:
+            meta = meta._replace(cas=LOCKED_CAS if self._now() < lock.until else lock.cas)
+        return meta
+
+    def store_with_meta(
+        self,
+        event: Event,
+        key: bytes,
+        value: bytes,
+        meta: Meta,
+        *,
+        cas: int = 0,
+        add: bool = False,
+        resolve: bool = True,
+        new_cas: bool = False,
+    ) -> Stored:
+        """Store a version of a document that was made elsewhere, with its meta data, if it wins against the one here.
+
+        event: a mutation, deletion or expiration; the last two leave a tombstone whether or not there was a document.
+        cas: as of `set`. add: only where there is no document. resolve: False: it wins in any case. new_cas: it gets a
+        cas of this vbucket instead of its own. A document that has expired is none, but its version still counts.
+        Raises KeyExists if it does not win, is to be added to a document, or that has another cas; KeyNotFound if a cas
+        is given and there is no document; OutOfRange for a rev_seqno above LAST_SEQNO.
+        """
+        newest = self._find(key, _MUTATION_BYTES + len(key) + len(value))
+        is_there = _is_document(newest) and not self._is_over(newest)
+        if newest is not None:
+            if (add and is_there) or (resolve and not wins(meta, _meta_of(newest), self.conflict_resolution)):
+                raise KeyExists(vbucket=self.id)
+            if is_there:
+                self._check(key, cas, newest[2][CAS])
+        if cas and not is_there:
+            raise KeyNotFound(vbucket=self.id)
+        deleted = event is not Event.MUTATION
+        return self.apply(
+            event,
+            key,
+            value,
+            cas=self._clock.tick() if new_cas else meta.cas,
+            rev_seqno=meta.rev_seqno,
+            flags=meta.flags,
+            expiry=0 if deleted else meta.expiry,
+            datatype=meta.datatype,
+            delete_time=meta.expiry if deleted else 0,
+        )
 
     def apply(
         self,
@@ -180,40 +358,92 @@ class Vbucket(History):
         frame = b"".join((head, key, value))
         self._begin_change(seqno, snapshot_end)
         self._commit(self._find(key, len(frame)), key, seqno, frame)
+        if self._locks:
+            self._locks.pop(key, None)
         self._clock.see(cas)
         self._end_change(snapshot_end)
         return _new_stored(Stored, (cas, seqno))
 
-    # Changes of its own
+    # Before a change of its own
 
     def _present(self, key: bytes, nbytes: int) -> Newest | None:
         """As _find, after a document that has expired has become a tombstone."""
         newest = self._find(key, nbytes)
-        if newest is not None and newest[2][OPCODE] == _MUTATION:
-            rows, row, _ = newest
-            (expiry,) = _read_expiry(rows.buffer, rows.offsets_at[row])
-            if expiry and self._expired(key, expiry):
-                return self._find(key, nbytes)
+        if self._is_over(newest):
+            self._expire(key, nbytes)
+            return self._find(key, nbytes)
         return newest
 
-    def _expired(self, key: bytes, expiry: int) -> bool:
-        """Tell whether a document's time is over; if so, it becomes a tombstone, unless others decide on that."""
-        if expiry > self._now() // _NANOSECONDS:
+    def _look(self, key: bytes) -> Newest | None:
+        """As _find, but nothing is going to be written."""
+        seqno = self._newest.get(key)
+        if seqno is None or (found := self.index.find(seqno)) is None:
+            return None
+        rows, row = found
+        return rows, row, DELETION_HEAD.unpack_from(rows.buffer, rows.offsets_at[row])
+
+    def _is_over(self, newest: Newest | None) -> bool:
+        """Tell whether this is a document whose time is over."""
+        if newest is None or newest[2][OPCODE] != _MUTATION:
             return False
+        rows, row, _ = newest
+        (expiry,) = _read_expiry(rows.buffer, rows.offsets_at[row])
+        return bool(0 < expiry <= self._now() // _NANOSECONDS)
+
+    def _expire(self, key: bytes, nbytes: int = 0) -> None:
+        """Let a document whose time is over become a tombstone, unless others decide on that.
+
+        nbytes: of what is to be written next, so that there is room for both or nothing is written.
+        """
         if self.state is VbucketState.ACTIVE:
-            newest = self._find(key, TOMBSTONE_BYTES + len(key))
+            newest = self._find(key, TOMBSTONE_BYTES + len(key) + nbytes)
             assert newest is not None
             self._bury(newest, key, Event.EXPIRATION)
+            self._locks.pop(key, None)
             self._changed.add(self.id)
-        return True
 
-    def _require(self, newest: Newest | None, cas: int) -> Newest:
-        """Raise KeyNotFound unless this is a document, KeyExists unless its cas is the one given or none is."""
+    def _require(self, newest: Newest | None, key: bytes, cas: int) -> Newest:
+        """Raise KeyNotFound unless this is a document, and as _check does. What is locked is not after that."""
         if newest is None or newest[2][OPCODE] != _MUTATION:
             raise KeyNotFound(vbucket=self.id)
-        if cas and cas != newest[2][CAS]:
-            raise KeyExists(vbucket=self.id)
+        self._check(key, cas, newest[2][CAS])
+        if self._locks:
+            self._locks.pop(key, None)
         return newest
+
+    def _claim(self, key: bytes, nbytes: int, cas: int) -> Newest | None:
+        """As _find, of a key that is to be stored with this cas, or for which there might be a lock."""
+        if not cas and key not in self._locks:
+            return self._find(key, nbytes)
+        newest = self._present(key, nbytes)
+        return self._require(newest, key, cas) if cas or _is_document(newest) else newest
+
+    def _check(self, key: bytes, cas: int, logged: int) -> None:
+        """Raise Locked or KeyExists unless a document may change that the log has with one cas and a command another.
+
+        0 is the cas of a command that does not care.
+        """
+        if self._locks and (lock := self._locks.get(key)) is not None:
+            if cas != lock.cas and self._now() < lock.until:
+                raise Locked(vbucket=self.id)
+            logged = lock.cas
+        if cas and cas != logged:
+            raise KeyExists(vbucket=self.id)
+
+    def _writable(self, key: bytes, cas: int) -> Item | None:
+        """Return the document, None if there is none. Raises as _check does."""
+        item = self.get(key)
+        if item is not None:
+            self._check(key, cas, item.cas)
+        return item
+
+    # Changes of its own
+
+    def _rewrite(self, key: bytes, item: Item) -> Stored:
+        """Store a document that `_writable` has returned, with something of it changed."""
+        old = self._find(key, _MUTATION_BYTES + len(key) + len(item.value))
+        self._locks.pop(key, None)
+        return self._store(old, key, item.value, flags=item.flags, expiry=item.expiry, datatype=item.datatype)
 
     def _store(self, old: Newest | None, key: bytes, value: bytes, *, flags: int, expiry: int, datatype: int) -> Stored:
         """Write a document as a change of this vbucket's own."""
@@ -244,3 +474,18 @@ class Vbucket(History):
         )
         self._commit(old, key, seqno, head + key)
         return _new_stored(Stored, (cas, seqno))
+
+
+def _is_document(newest: Newest | None) -> bool:
+    return newest is not None and newest[2][OPCODE] == _MUTATION
+
+
+def _meta_of(newest: Newest) -> Meta:
+    """Return the meta data that the log has of a change."""
+    rows, row, head = newest
+    buffer, at = rows.buffer, rows.offsets_at[row]
+    if head[OPCODE] == _MUTATION:
+        datatype, cas, rev_seqno, flags, expiry = _read_meta(buffer, at)
+        return Meta(cas, rev_seqno, flags, expiry, datatype)
+    datatype, cas, rev_seqno, delete_time = _read_tombstone(buffer, at)
+    return Meta(cas, rev_seqno, expiry=delete_time, datatype=datatype, deleted=True)

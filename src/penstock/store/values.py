@@ -1,0 +1,45 @@
+"""Values that are made of the one that is there: numbers counted on, and what is put in front or behind."""
+
+from __future__ import annotations
+
+from penstock.errors import DeltaBadValue, NotSupported
+from penstock.wire.constants import Datatype
+
+__all__ = ["counted", "extended"]
+
+_NUMBERS = 2**64
+_MOST_DIGITS = 20
+_LENGTH_BYTES = 4
+
+
+def counted(value: bytes, datatype: int, delta: int) -> tuple[int, bytes]:
+    """Return the number that a value is, plus `delta`, and the value with it. Extended attributes stay.
+
+    From 2^64 on it begins at 0 again; below 0 it stays there. Raises DeltaBadValue for a value that is no decimal u64.
+    """
+    xattrs, body = _apart(value, datatype)
+    if not body.isdigit() or len(body) > _MOST_DIGITS or (number := int(body)) >= _NUMBERS:
+        raise DeltaBadValue(f"{body[:40]!r} of {len(body)} bytes: expected a decimal number below 2^64")
+    number = max(number + delta, 0) % _NUMBERS
+    return number, xattrs + b"%d" % number
+
+
+def extended(value: bytes, datatype: int, more: bytes, *, in_front: bool) -> tuple[bytes, int]:
+    """Return a value with more behind it, or in front of it but behind its extended attributes, and its datatype.
+
+    It counts as JSON no longer. Raises NotSupported for a value that is compressed.
+    """
+    if datatype & Datatype.SNAPPY:
+        raise NotSupported("a compressed value, to which nothing can be appended")
+    if not more:
+        return value, datatype
+    xattrs, body = _apart(value, datatype)
+    return xattrs + (more + body if in_front else body + more), datatype & ~Datatype.JSON
+
+
+def _apart(value: bytes, datatype: int) -> tuple[bytes, bytes]:
+    """Return the section with the extended attributes, as it is, and the document."""
+    if not datatype & Datatype.XATTR:
+        return b"", value
+    end = _LENGTH_BYTES + int.from_bytes(value[:_LENGTH_BYTES], "big")
+    return value[:end], value[end:]

@@ -1,0 +1,151 @@
+"""All commands on documents, in any order and at any time, against a dict."""
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from penstock.errors import StatusError
+from penstock.store.conflict import Meta
+from penstock.store.vbucket import Vbucket
+from penstock.wire.constants import MAX_SEQNO, VbucketState
+from penstock.wire.dcp_values import pack_xattrs
+from penstock.wire.schema import Event
+from tests.store.documents import SECOND, Clock, Documents, timed_bucket
+from tests.store.model import START, read_all
+
+KEYS = [b"a", b"a", b"a", b"bb"]
+NOW = START // SECOND
+LAST = 2**64 - 1
+XATTRS = pack_xattrs({"a": b"1"})
+
+keys = st.sampled_from(KEYS)
+cas = st.sampled_from(["none", "none", "shown", "shown", "logged", "wrong"])
+bodies = st.sampled_from([b"", b"5", b"007", b"%d" % LAST, b"%d" % 2**64, b"[1]", b"no number"])
+contents = st.tuples(bodies, st.sampled_from([0, 1])) | bodies.map(lambda body: (XATTRS + body, 4))
+expiries = st.sampled_from([0, 0, 0, 0, 10, 30 * 24 * 3600, NOW - 5, NOW + 20, NOW + 100])
+fields = st.fixed_dictionaries({"flags": st.integers(0, 3), "expiry": expiries})
+numbers = st.sampled_from([0, 1, 2, 10, LAST])
+rests = st.builds(
+    Meta,
+    cas=st.integers(1, 6) | st.integers(START, START + 9),
+    rev_seqno=st.integers(1, 6),
+    flags=st.integers(0, 2),
+    expiry=expiries,
+    datatype=st.just(0),
+    deleted=st.booleans(),
+)
+storing = {"content": contents, "fields": fields}
+commands: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
+    "get": (2, {}),
+    "set": (4, {**storing, "cas": cas}),
+    "add": (3, storing),
+    "replace": (1, {**storing, "cas": cas}),
+    "delete": (1, {"cas": cas}),
+    "touch": (1, {"expiry": expiries}),
+    "count": (
+        2,
+        {
+            "delta": numbers | numbers.map(lambda number: -number),
+            "initial": numbers,
+            "expiry": st.none() | expiries,
+        },
+    ),
+    "extend": (1, {"more": bodies, "in_front": st.booleans(), "cas": cas}),
+    "lock": (4, {"seconds": st.sampled_from([1, 15, 30])}),
+    "unlock": (2, {"cas": cas}),
+    "meta": (1, {}),
+    "store_with_meta": (
+        3,
+        {"meta": rests, "add": st.booleans(), "resolve": st.booleans(), "new_cas": st.booleans(), "cas": cas},
+    ),
+}
+"""What is asked, how often next to the others, and with what."""
+
+asked = [
+    st.tuples(st.just(name), keys, st.fixed_dictionaries(said))
+    for name, (weight, said) in commands.items()
+    for _ in range(weight)
+]
+waits: st.SearchStrategy[Any] = st.tuples(st.just("wait"), st.sampled_from([1, 1, 5, 15, 29]), st.just({}))
+events: st.SearchStrategy[Any] = st.tuples(
+    st.just("vbucket"), st.sampled_from(["rollback", "state", "reset"]), st.just({})
+)
+steps = st.one_of(*asked, waits, waits, events)
+
+
+class Story(RuleBasedStateMachine):
+    """A vbucket and what it ought to be, asked the same."""
+
+    @initialize(resolution=st.sampled_from(["seqno", "lww"]))
+    def begin(self, resolution: str) -> None:
+        self.clock = Clock()
+        self.vbucket: Vbucket = timed_bucket(self.clock).find(1)
+        self.vbucket.conflict_resolution = resolution
+        self.documents = Documents(1, self.clock, resolution)
+
+    @rule(step=steps)
+    def take(self, step: tuple[str, Any, dict[str, Any]]) -> None:
+        what, where, said = step
+        if what == "wait":
+            self.clock.wait(where)
+        elif what == "vbucket":
+            self.change(where)
+        else:
+            arguments = self.arguments(what, where, said)
+            found, expected = (outcome(each, what, where, arguments) for each in (self.vbucket, self.documents))
+            assert found == expected, (what, where, arguments)
+
+    def change(self, how: str) -> None:
+        """Do something to the whole vbucket that leaves the documents as they are, or takes them all."""
+        if how == "reset":
+            self.vbucket.reset()
+            self.documents.reset()
+        elif how == "rollback":
+            self.vbucket.rollback(self.vbucket.high_seqno)
+        else:
+            self.vbucket.set_state(VbucketState.REPLICA)
+            self.vbucket.set_state(VbucketState.ACTIVE)
+        self.documents.end_locks()
+
+    def arguments(self, what: str, key: bytes, said: dict[str, Any]) -> dict[str, Any]:
+        """Return what a method is called with."""
+        said = dict(said)
+        if "cas" in said:
+            said["cas"] = self.cas(key, said["cas"])
+        if "content" in said:
+            said["value"], datatype = said.pop("content")
+            said |= {**said.pop("fields"), "datatype": datatype}
+        if what == "store_with_meta":
+            meta = said["meta"]
+            said["event"] = Event.DELETION if meta.deleted else Event.MUTATION
+            said["value"] = b"" if meta.deleted else b"from elsewhere"
+            if meta.deleted:
+                said["meta"] = meta._replace(expiry=meta.expiry or NOW)
+        return said
+
+    def cas(self, key: bytes, which: str) -> int:
+        version = self.documents.versions.get(key)
+        if version is None:
+            return {"none": 0}.get(which, 1)
+        shown = version.held_by or version.cas
+        return {"none": 0, "shown": shown, "logged": version.cas, "wrong": 7}[which]
+
+    @invariant()
+    def is_the_same(self) -> None:
+        assert read_all(self.vbucket.snapshot(0, MAX_SEQNO)) == self.documents.changes()
+        assert self.vbucket.items == sum(each.event is Event.MUTATION for each in self.documents.versions.values())
+        assert (self.vbucket.high_seqno, self.vbucket.max_cas) == (self.documents.last_seqno, self.documents.last_cas)
+
+
+def outcome(on: Any, what: str, key: bytes, arguments: dict[str, Any]) -> Any:
+    """Return what a method returns, or which refusal it is."""
+    try:
+        return getattr(on, what)(key=key, **arguments)
+    except StatusError as error:
+        return type(error)
+
+
+TestDocuments = Story.TestCase
+TestDocuments.settings = settings(stateful_step_count=60, max_examples=150)

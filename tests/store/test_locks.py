@@ -1,0 +1,220 @@
+"""Locks: who may change a document, what its cas is, and when it is over."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.errors import KeyExists, KeyNotFound, Locked, NotLocked, StatusError
+from penstock.store.conflict import Meta
+from penstock.store.locks import LOCKED_CAS, lock_seconds
+from penstock.store.vbucket import Vbucket
+from penstock.wire.constants import MAX_SEQNO, VbucketState
+from penstock.wire.schema import Event
+from tests.store.documents import SECOND, Clock, timed_bucket
+from tests.store.model import START, read_all
+
+BASE = START & ~0xFFFF
+STORED, LOCK, WRONG = BASE, BASE + 1, 1
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def vbucket(clock: Clock) -> Vbucket:
+    """With the document `k`, a number, locked for 15 seconds."""
+    vbucket = timed_bucket(clock).find(0)
+    assert vbucket.set(b"k", b"5", flags=7, expiry=1000).cas == STORED
+    item = vbucket.lock(b"k", 15)
+    assert item is not None
+    assert (item.cas, item.value, item.flags, item.seqno) == (LOCK, b"5", 7, 1)
+    return vbucket
+
+
+Write = Callable[[Vbucket, int], Any]
+
+
+def with_meta(vbucket: Vbucket, cas: int, event: Event = Event.MUTATION) -> Any:
+    meta = Meta(BASE + 99, 9, deleted=event is not Event.MUTATION)
+    return vbucket.store_with_meta(event, b"k", b"", meta, cas=cas)
+
+
+WRITES: dict[str, Write] = {
+    "set": lambda vbucket, cas: vbucket.set(b"k", b"new", cas=cas),
+    "replace": lambda vbucket, cas: vbucket.replace(b"k", b"new", cas=cas),
+    "delete": lambda vbucket, cas: vbucket.delete(b"k", cas=cas),
+    "append": lambda vbucket, cas: vbucket.extend(b"k", b"0", cas=cas),
+    "set with meta": with_meta,
+    "delete with meta": lambda vbucket, cas: with_meta(vbucket, cas, Event.DELETION),
+}
+WITHOUT_CAS: dict[str, Callable[[Vbucket], Any]] = {
+    "touch": lambda vbucket: vbucket.touch(b"k", 5),
+    "touch that changes nothing": lambda vbucket: vbucket.touch(b"k", START // SECOND + 1000),
+    "increment": lambda vbucket: vbucket.count(b"k", 1),
+    "decrement": lambda vbucket: vbucket.count(b"k", -1),
+    "lock": lambda vbucket: vbucket.lock(b"k", 15),
+}
+
+
+def refusal(act: Callable[[], Any]) -> type[StatusError] | None:
+    try:
+        act()
+    except StatusError as error:
+        return type(error)
+    return None
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("cas", [0, STORED, WRONG])
+def test_a_write_without_the_locks_cas(vbucket: Vbucket, write: Write, cas: int) -> None:
+    assert refusal(lambda: write(vbucket, cas)) is Locked
+    assert vbucket.high_seqno == 1
+    assert refusal(lambda: vbucket.unlock(b"k", LOCK)) is None
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_with_the_locks_cas_ends_it(vbucket: Vbucket, write: Write) -> None:
+    assert refusal(lambda: write(vbucket, LOCK)) is None
+    assert vbucket.high_seqno == 2
+    if vbucket.get(b"k") is not None:
+        assert refusal(lambda: vbucket.unlock(b"k", LOCK)) is NotLocked
+        assert refusal(lambda: write(vbucket, LOCK)) is KeyExists
+        assert refusal(lambda: vbucket.set(b"k", b"newer")) is None
+
+
+@pytest.mark.parametrize("write", WITHOUT_CAS.values(), ids=WITHOUT_CAS)
+def test_what_comes_without_a_cas_waits_for_the_lock(vbucket: Vbucket, clock: Clock, write: Any) -> None:
+    assert refusal(lambda: write(vbucket)) is Locked
+    assert vbucket.high_seqno == 1
+    clock.now += 15 * SECOND
+    assert refusal(lambda: write(vbucket)) is None
+
+
+def test_who_may_not_change_it_is_told_what_there_is(vbucket: Vbucket) -> None:
+    assert refusal(lambda: vbucket.add(b"k", b"")) is KeyExists
+    assert refusal(lambda: vbucket.set(b"other", b"")) is None
+
+
+def test_readers_are_shown_that_it_is_locked(vbucket: Vbucket, clock: Clock) -> None:
+    item, meta = vbucket.get(b"k"), vbucket.meta(b"k")
+    assert item is not None
+    assert meta is not None
+    assert (item.value, item.cas, item.rev_seqno, item.seqno, meta.cas) == (b"5", LOCKED_CAS, 1, 1, LOCKED_CAS)
+
+
+def test_a_lock_is_no_change(vbucket: Vbucket) -> None:
+    assert vbucket.high_seqno == 1
+    assert [change.cas for change in read_all(vbucket.snapshot(0, MAX_SEQNO))] == [STORED]
+    assert vbucket.max_cas == LOCK
+    assert vbucket.set(b"other", b"").cas == LOCK + 1
+
+
+@pytest.mark.parametrize(
+    "ends", [lambda vbucket, clock: vbucket.unlock(b"k", LOCK), lambda vbucket, clock: clock.wait(15)]
+)
+def test_a_document_keeps_its_locks_cas_until_it_changes(vbucket: Vbucket, clock: Clock, ends: Any) -> None:
+    ends(vbucket, clock)
+    item, meta = vbucket.get(b"k"), vbucket.meta(b"k")
+    assert item is not None
+    assert meta is not None
+    assert (item.cas, meta.cas) == (LOCK, LOCK)
+    assert refusal(lambda: vbucket.replace(b"k", b"", cas=STORED)) is KeyExists
+    stored = vbucket.replace(b"k", b"", cas=LOCK)
+    assert vbucket.get(b"k") == item._replace(cas=stored.cas, seqno=2, rev_seqno=2, value=b"", flags=0, expiry=0)
+
+
+def test_a_lock_lasts_as_long_as_was_said_and_no_longer(vbucket: Vbucket, clock: Clock) -> None:
+    clock.now += 15 * SECOND - 1
+    assert refusal(lambda: vbucket.set(b"k", b"")) is Locked
+    clock.now += 1
+    assert refusal(lambda: vbucket.unlock(b"k", LOCK)) is NotLocked
+    assert refusal(lambda: vbucket.set(b"k", b"")) is None
+
+
+def test_a_lock_is_taken_again_when_it_is_over(vbucket: Vbucket, clock: Clock) -> None:
+    vbucket.unlock(b"k", LOCK)
+    item = vbucket.lock(b"k", 30)
+    assert item is not None
+    assert item.cas == LOCK + 1
+    assert refusal(lambda: vbucket.unlock(b"k", LOCK)) is Locked
+    clock.now += 30 * SECOND - 1
+    assert refusal(lambda: vbucket.unlock(b"k", LOCK + 1)) is None
+
+
+def test_unlocking_what_is_not_there_or_not_locked(vbucket: Vbucket) -> None:
+    vbucket.set(b"other", b"")
+    assert refusal(lambda: vbucket.unlock(b"nowhere", LOCK)) is KeyNotFound
+    assert refusal(lambda: vbucket.unlock(b"other", LOCK)) is NotLocked
+    assert refusal(lambda: vbucket.unlock(b"k", STORED)) is Locked
+    assert vbucket.lock(b"nowhere", 15) is None
+
+
+def become_replica(vbucket: Vbucket) -> None:
+    vbucket.set_state(VbucketState.REPLICA)
+    vbucket.set_state(VbucketState.ACTIVE)
+
+
+def empty(vbucket: Vbucket) -> None:
+    vbucket.reset()
+    vbucket.set(b"k", b"5")
+
+
+def delete_vbucket(vbucket: Vbucket) -> None:
+    vbucket.remove()
+    vbucket.set_state(VbucketState.ACTIVE)
+    vbucket.set(b"k", b"5")
+
+
+def roll_back(vbucket: Vbucket) -> None:
+    vbucket.set(b"other", b"")
+    assert vbucket.rollback(1) == 1
+
+
+WHOLE: dict[str, Callable[[Vbucket], None]] = {
+    "state": become_replica,
+    "reset": empty,
+    "deleted": delete_vbucket,
+    "rollback": roll_back,
+}
+
+
+@pytest.mark.parametrize("happens", WHOLE.values(), ids=WHOLE)
+def test_what_happens_to_the_whole_vbucket_ends_its_locks(vbucket: Vbucket, happens: Callable[[Vbucket], None]) -> None:
+    happens(vbucket)
+    item = vbucket.get(b"k")
+    assert item is not None
+    assert item.cas == read_all(vbucket.snapshot(0, MAX_SEQNO))[0].cas
+    assert refusal(lambda: vbucket.unlock(b"k", LOCK)) is NotLocked
+    assert refusal(lambda: vbucket.replace(b"k", b"", cas=item.cas)) is None
+
+
+def test_a_change_from_elsewhere_ends_a_lock(vbucket: Vbucket) -> None:
+    vbucket.apply(Event.MUTATION, b"k", b"v", cas=9, rev_seqno=1)
+    item = vbucket.get(b"k")
+    assert item is not None
+    assert item.cas == 9
+    assert refusal(lambda: vbucket.set(b"k", b"")) is None
+
+
+def test_what_expires_is_not_locked_any_more(vbucket: Vbucket, clock: Clock) -> None:
+    vbucket.set(b"k", b"", cas=LOCK, expiry=5)
+    vbucket.lock(b"k", 30)
+    clock.now += 5 * SECOND
+    assert refusal(lambda: vbucket.set(b"k", b"new")) is None
+    assert refusal(lambda: vbucket.unlock(b"k", LOCK)) is NotLocked
+    vbucket.set(b"k", b"", expiry=5)
+    vbucket.lock(b"k", 30)
+    clock.now += 5 * SECOND
+    assert refusal(lambda: vbucket.unlock(b"k", LOCK)) is KeyNotFound
+    assert refusal(lambda: vbucket.add(b"k", b"")) is None
+    item = vbucket.get(b"k")
+    assert item is not None
+    assert item.cas != LOCKED_CAS
+
+
+@pytest.mark.parametrize(("asked", "seconds"), [(0, 15), (1, 1), (15, 15), (30, 30), (31, 15), (2**32 - 1, 15)])
+def test_for_how_long(asked: int, seconds: int) -> None:
+    assert lock_seconds(asked) == seconds

@@ -1,0 +1,66 @@
+import pytest
+
+from penstock.errors import DeltaBadValue, NotSupported
+from penstock.store.values import counted, extended
+from penstock.wire.constants import Datatype
+from penstock.wire.dcp_values import pack_xattrs
+
+LAST = 2**64 - 1
+JSON, XATTR, SNAPPY = Datatype.JSON, Datatype.XATTR, Datatype.SNAPPY
+
+COUNTED = [
+    (b"0", 1, 1),
+    (b"007", 3, 10),
+    (b"%d" % LAST, 0, LAST),
+    (b"%d" % LAST, 1, 0),
+    (b"%d" % LAST, LAST, LAST - 1),
+    (b"5", -5, 0),
+    (b"5", -6, 0),
+    (b"5", -LAST, 0),
+    (b"0" * 19 + b"9", 1, 10),
+]
+
+
+@pytest.mark.parametrize(("value", "delta", "number"), COUNTED)
+def test_a_number_is_counted_on(value: bytes, delta: int, number: int) -> None:
+    assert counted(value, 0, delta) == (number, b"%d" % number)
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b" 1", b"1 ", b"-1", b"+1", b"1.0", b"0x1", b"one", "٣".encode(), b"%d" % 2**64, b"0" * 21]
+)
+def test_what_is_no_number(value: bytes) -> None:
+    with pytest.raises(DeltaBadValue, match=f"of {len(value)} bytes: expected a decimal number below"):
+        counted(value, 0, 1)
+
+
+def test_extended_attributes_are_no_part_of_the_number() -> None:
+    assert counted(pack_xattrs({"a": b"1"}, b"9"), XATTR, 1) == (10, pack_xattrs({"a": b"1"}, b"10"))
+    with pytest.raises(DeltaBadValue):
+        counted(pack_xattrs({"a": b"1"}, b"9"), 0, 1)
+
+
+EXTENDED = [
+    # value and datatype, what comes to it, behind and in front
+    (b"old", 0, b"new", b"oldnew", b"newold", 0),
+    (b"", 0, b"new", b"new", b"new", 0),
+    (b"[1]", JSON, b",", b"[1],", b",[1]", 0),
+    (b"[1]", JSON, b"", b"[1]", b"[1]", JSON),
+    (
+        *(pack_xattrs({"a": b"1"}, b"old"), XATTR | JSON, b"new"),
+        *(pack_xattrs({"a": b"1"}, b"oldnew"), pack_xattrs({"a": b"1"}, b"newold"), XATTR),
+    ),
+]
+
+
+@pytest.mark.parametrize(("value", "datatype", "more", "behind", "in_front", "after"), EXTENDED)
+def test_more_is_put_to_a_value(
+    value: bytes, datatype: int, more: bytes, behind: bytes, in_front: bytes, after: int
+) -> None:
+    assert extended(value, datatype, more, in_front=False) == (behind, after)
+    assert extended(value, datatype, more, in_front=True) == (in_front, after)
+
+
+def test_nothing_is_put_to_a_compressed_value() -> None:
+    with pytest.raises(NotSupported, match="compressed"):
+        extended(b"\x03\x08old", SNAPPY, b"new", in_front=False)

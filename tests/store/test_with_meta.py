@@ -1,0 +1,179 @@
+"""Versions that were made elsewhere: what is stored of them, and when they are not."""
+
+from typing import Any
+
+import pytest
+
+from penstock.errors import KeyExists, KeyNotFound, OutOfRange
+from penstock.store.conflict import Meta
+from penstock.store.vbucket import LAST_SEQNO, Item, Vbucket
+from penstock.wire.constants import MAX_SEQNO
+from penstock.wire.dcp import Mutation
+from penstock.wire.schema import Event
+from tests.store.documents import SECOND, Clock, timed_bucket
+from tests.store.model import START, read_all, tombstone
+
+BASE = START & ~0xFFFF
+NOW = START // SECOND
+SET, DELETED, EXPIRED = Event.MUTATION, Event.DELETION, Event.EXPIRATION
+THERE = Meta(cas=BASE + 500, rev_seqno=9, flags=3, expiry=NOW + 100, datatype=1)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def vbucket(clock: Clock) -> Vbucket:
+    return timed_bucket(clock).find(2)
+
+
+def come(vbucket: Vbucket, meta: Meta = THERE, event: Event = SET, value: bytes = b"v", **said: Any) -> Any:
+    return vbucket.store_with_meta(event, b"k", value, meta, **said)
+
+
+def test_a_document_keeps_all_that_it_comes_with_but_its_seqno(vbucket: Vbucket) -> None:
+    vbucket.set(b"other", b"")
+    assert come(vbucket) == (BASE + 500, 2)
+    assert vbucket.get(b"k") == Item(BASE + 500, 3, 1, b"v", NOW + 100, 9, 2)
+    assert vbucket.meta(b"k") == THERE
+    assert read_all(vbucket.snapshot(1, MAX_SEQNO)) == [
+        Mutation(
+            vbucket=2,
+            key=b"k",
+            value=b"v",
+            cas=BASE + 500,
+            datatype=1,
+            by_seqno=2,
+            rev_seqno=9,
+            flags=3,
+            expiry=NOW + 100,
+        )
+    ]
+
+
+def test_the_next_change_goes_on_from_there(vbucket: Vbucket) -> None:
+    come(vbucket)
+    vbucket.set(b"k", b"")
+    assert vbucket.meta(b"k") == Meta(cas=BASE + 501, rev_seqno=10)
+
+
+@pytest.mark.parametrize("event", [DELETED, EXPIRED])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_tombstone(vbucket: Vbucket, event: Event, before: bool) -> None:
+    if before:
+        vbucket.set(b"k", b"")
+    stored = come(vbucket, THERE._replace(deleted=True, expiry=NOW - 5, datatype=4), event, b"\0\0\0\0")
+    assert stored == (BASE + 500, 1 + before)
+    assert (vbucket.get(b"k"), vbucket.items) == (None, 0)
+    assert vbucket.meta(b"k") == Meta(BASE + 500, 9, expiry=NOW - 5, datatype=4, deleted=True)
+    assert read_all(vbucket.snapshot(before, MAX_SEQNO)) == [
+        tombstone(
+            event,
+            vbucket=2,
+            key=b"k",
+            value=b"\0\0\0\0",
+            datatype=4,
+            cas=BASE + 500,
+            by_seqno=1 + before,
+            rev_seqno=9,
+            delete_time=NOW - 5,
+        )
+    ]
+
+
+def test_a_tombstone_without_a_time_is_of_now(vbucket: Vbucket) -> None:
+    come(vbucket, THERE._replace(deleted=True, expiry=0), DELETED, b"")
+    assert vbucket.meta(b"k") == Meta(BASE + 500, 9, expiry=NOW, datatype=1, deleted=True)
+
+
+OLDER, NEWER = THERE._replace(rev_seqno=8, cas=BASE + 501), THERE._replace(rev_seqno=10, cas=BASE + 499)
+
+
+@pytest.mark.parametrize("event", [SET, DELETED])
+@pytest.mark.parametrize("resolution", ["seqno", "lww"])
+def test_the_buckets_setting_says_which_is_newer(vbucket: Vbucket, resolution: str, event: Event) -> None:
+    vbucket.conflict_resolution = resolution
+    come(vbucket)
+    winner, loser = (NEWER, OLDER) if resolution == "seqno" else (OLDER, NEWER)
+    with pytest.raises(KeyExists):
+        come(vbucket, loser._replace(deleted=event is not SET), event)
+    assert vbucket.high_seqno == 1
+    assert come(vbucket, winner._replace(deleted=event is not SET), event) == (winner.cas, 2)
+
+
+def test_a_tombstone_can_win_as_well(vbucket: Vbucket) -> None:
+    come(vbucket, THERE._replace(deleted=True), DELETED)
+    with pytest.raises(KeyExists):
+        come(vbucket, OLDER)
+    assert vbucket.get(b"k") is None
+
+
+def test_without_resolution_whatever_comes_stays(vbucket: Vbucket) -> None:
+    come(vbucket)
+    assert come(vbucket, OLDER._replace(cas=7), resolve=False) == (7, 2)
+    assert vbucket.max_cas == BASE + 500
+    assert come(vbucket, OLDER, resolve=False, new_cas=True) == (BASE + 501, 3)
+
+
+def test_add(vbucket: Vbucket) -> None:
+    come(vbucket, add=True)
+    for resolve in (True, False):
+        with pytest.raises(KeyExists):
+            come(vbucket, NEWER, add=True, resolve=resolve)
+    vbucket.delete(b"k")
+    with pytest.raises(KeyExists):
+        come(vbucket, NEWER, add=True)
+    assert come(vbucket, NEWER._replace(rev_seqno=11), add=True).seqno == 3
+
+
+@pytest.mark.parametrize("event", [SET, DELETED])
+def test_a_cas_is_that_of_the_document_here(vbucket: Vbucket, event: Event) -> None:
+    newer = NEWER._replace(deleted=event is not SET)
+    with pytest.raises(KeyNotFound):
+        come(vbucket, newer, event, cas=1)
+    come(vbucket)
+    with pytest.raises(KeyExists):
+        come(vbucket, newer, event, cas=1)
+    assert come(vbucket, newer, event, cas=BASE + 500).seqno == 2
+    vbucket.set(b"k", b"")
+    vbucket.delete(b"k")
+    with pytest.raises(KeyNotFound):
+        come(vbucket, newer._replace(rev_seqno=99), event, cas=BASE + 500)
+
+
+def test_what_has_expired_is_a_version_but_no_document(vbucket: Vbucket, clock: Clock) -> None:
+    come(vbucket)
+    clock.wait(100)
+    with pytest.raises(KeyExists):
+        come(vbucket, OLDER)
+    with pytest.raises(KeyNotFound):
+        come(vbucket, NEWER, cas=BASE + 500)
+    assert vbucket.high_seqno == 1
+    assert come(vbucket, NEWER._replace(expiry=0), add=True).seqno == 2
+
+
+def test_a_lock_is_no_version(vbucket: Vbucket) -> None:
+    vbucket.conflict_resolution = "lww"
+    come(vbucket)
+    locked = vbucket.lock(b"k", 15)
+    assert locked is not None
+    vbucket.unlock(b"k", locked.cas)
+    assert come(vbucket, THERE._replace(cas=BASE + 501)).seqno == 2
+    assert locked.cas == BASE + 501
+
+
+def test_a_rev_seqno_from_which_nothing_can_count_on(vbucket: Vbucket) -> None:
+    with pytest.raises(OutOfRange):
+        come(vbucket, THERE._replace(rev_seqno=LAST_SEQNO + 1))
+    assert vbucket.high_seqno == 0
+    come(vbucket, THERE._replace(rev_seqno=LAST_SEQNO))
+
+
+def test_meta_of_what_never_was_and_of_what_expires(vbucket: Vbucket, clock: Clock) -> None:
+    assert vbucket.meta(b"k") is None
+    come(vbucket)
+    clock.wait(100)
+    assert vbucket.meta(b"k") == Meta(vbucket.max_cas, 10, expiry=NOW + 100, deleted=True)
+    assert [type(change).__name__ for change in read_all(vbucket.snapshot(0, MAX_SEQNO))] == ["Expiration"]
