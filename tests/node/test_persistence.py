@@ -7,17 +7,22 @@ import pytest
 
 from penstock.node import Node
 from penstock.store.settings import Settings
-from penstock.wire.constants import Opcode, OpenFlag, Status, VbucketState
+from penstock.wire.constants import KeyState, Magic, Opcode, OpenFlag, Status, VbucketState
 from penstock.wire.dcp import Open
+from penstock.wire.frame import Frame
 from penstock.wire.kv import (
     Delete,
     DelVbucket,
     Flush,
     Noop,
+    ObserveSeqno,
     SeqnoPersistence,
     Set,
     SetVbucket,
+    unpack_observed,
 )
+from penstock.wire.layout import decode
+from penstock.wire.observe import Observe, ObserveReply, pack_keys, unpack_observed_keys
 from penstock.wire.tap import CheckpointPersistence, CreateCheckpoint
 from tests.node.disks import BrokenDirectory, FullDirectory, become
 from tests.node.watch import run
@@ -51,6 +56,13 @@ def client(node):
 def other(node):
     with connected(node) as client:
         yield client
+
+
+def observe(client, *keys, vbucket=0):
+    """Return state and cas of each key."""
+    reply = client.ask(Observe(value=pack_keys((vbucket, key) for key in keys)))
+    assert reply.specific == S.SUCCESS
+    return [(KeyState(found.state), found.cas) for found in unpack_observed_keys(reply.value)]
 
 
 def persisted(client, vbucket=0):
@@ -98,6 +110,82 @@ def test_a_change_of_state_is_committed_too(tmp_path):
     with running(tmp_path) as node, connected(node) as client:
         assert client.status(SetVbucket(vbucket=1, state=VbucketState.REPLICA)) == S.SUCCESS
         until_stat(client, "ep_commit_num", 1)
+
+
+# OBSERVE
+
+
+def test_a_document_from_memory_to_disk(client):
+    (cas,) = {client.set(b"k").cas}
+    assert observe(client, b"k", b"other") == [(KeyState.NOT_PERSISTED, cas), (KeyState.NOT_FOUND, 0)]
+    assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
+    assert observe(client, b"k") == [(KeyState.PERSISTED, cas)]
+    cas = client.set(b"k").cas
+    assert observe(client, b"k") == [(KeyState.NOT_PERSISTED, cas)]
+    cas = client.delete(b"k").cas
+    assert observe(client, b"k") == [(KeyState.LOGICALLY_DELETED, cas)]
+    assert client.status(SeqnoPersistence(seqno=3)) == S.SUCCESS
+    assert observe(client, b"k") == [(KeyState.NOT_FOUND, 0)]
+
+
+def test_documents_of_several_vbuckets_and_how_long_it_takes(client):
+    client.set(b"a", vbucket=1)
+    client.set(b"b", vbucket=2)
+    assert client.status(SeqnoPersistence(seqno=1, vbucket=1)) == S.SUCCESS
+    client.set(b"c", vbucket=2)
+    reply = decode(client.ask(Observe(value=pack_keys([(2, b"c"), (1, b"a"), (2, b"b"), (1, b"b")]))))
+    assert isinstance(reply, ObserveReply)
+    assert [(found.vbucket, found.key, found.state) for found in unpack_observed_keys(reply.value)] == [
+        (2, b"c", KeyState.NOT_PERSISTED),
+        (1, b"a", KeyState.PERSISTED),
+        (2, b"b", KeyState.PERSISTED),
+        (1, b"b", KeyState.NOT_FOUND),
+    ]
+    assert reply.cas >> 32 >= 3600 * 1000
+    assert reply.cas & 0xFFFFFFFF == 0
+
+
+BAD_OBSERVE = [
+    ("nothing", b"", S.EINVAL),
+    ("half a key", b"\0\0\0\2k", S.EINVAL),
+    ("no key", pack_keys([(0, b"")]), S.EINVAL),
+    ("too long a key", pack_keys([(0, bytes(251))]), S.EINVAL),
+    ("too many keys", pack_keys([(0, b"k")]) * 10_001, S.E2BIG),
+    ("a vbucket that is not there", pack_keys([(0, b"k"), (VBUCKETS, b"k")]), S.NOT_MY_VBUCKET),
+]
+
+
+@pytest.mark.parametrize(("value", "status"), [row[1:] for row in BAD_OBSERVE], ids=[row[0] for row in BAD_OBSERVE])
+def test_observe_refused(client, value, status):
+    assert client.status(Frame(Magic.REQUEST, Opcode.OBSERVE, value=value)) == status
+    assert client.status(Noop()) == S.SUCCESS
+
+
+@pytest.mark.parametrize("state", VbucketState)
+def test_copies_are_observed_and_dead_vbuckets_are_not(node, client, state):
+    client.set(b"k")
+    vbuuid = node.buckets["default"].store.vbuckets[0].vbuuid
+    assert client.status(SetVbucket(state=state)) == S.SUCCESS
+    alive = state is not VbucketState.DEAD
+    expected = S.SUCCESS if alive else S.NOT_MY_VBUCKET
+    assert client.status(Observe(value=pack_keys([(0, b"k")]))) == expected
+    reply = client.ask(ObserveSeqno(value=vbuuid.to_bytes(8, "big")))
+    assert reply.specific == expected
+    if alive:
+        assert unpack_observed(reply.value).current_seqno == 1
+
+
+def test_in_memory_nothing_is_ever_persisted():
+    with Node.running(vbuckets=VBUCKETS) as node, connected(node) as client:
+        cas = client.set(b"k").cas
+        assert observe(client, b"k") == [(KeyState.NOT_PERSISTED, cas)]
+        assert client.ask(Observe(value=pack_keys([(0, b"k")]))).cas == 0
+        cas = client.delete(b"k").cas
+        assert observe(client, b"k") == [(KeyState.LOGICALLY_DELETED, cas)]
+        assert client.status(SeqnoPersistence(seqno=0)) == S.ETMPFAIL
+        stats = client.stats()
+        assert stats["ep_bucket_type"] == "ephemeral"
+        assert "ep_commit_num" not in stats
 
 
 # Waiting
@@ -174,6 +262,27 @@ def test_a_connection_that_ends_waits_no_more(client, other):
     assert other.status(Open(key=b"same", flags=OpenFlag.PRODUCER)) == S.SUCCESS  # which ends the older one
     assert client.ended()
     assert other.stats()["ep_persistence_waiters"] == "0"
+
+
+def test_a_peer_that_goes_away_is_noticed_while_its_request_waits(node, other):
+    with connected(node) as client:
+        parked(client, other, SeqnoPersistence(seqno=1))
+    until_stat(other, "ep_persistence_waiters", 0)
+    until_stat(other, "curr_connections", 1)
+
+
+def test_what_comes_in_several_reads_behind_a_parked_request_stays_in_order(client, other):
+    parked(client, other, SeqnoPersistence(seqno=1))
+    requests = [Set(key=b"k", value=b"%d" % number, opaque=number) for number in range(1, 40)]
+    for turn, request in enumerate(requests):
+        client.send(request)
+        if turn < 3:
+            assert other.stats()["ep_persistence_waiters"] == "1"
+    assert other.get(b"k").specific == S.KEY_ENOENT
+    other.set(b"other")
+    answers = [client.receive() for _ in range(len(requests) + 1)]
+    assert [answer.opaque for answer in answers] == [0, *(request.opaque for request in requests)]
+    assert other.get(b"k").value == b"39"
 
 
 def test_a_node_stops_while_somebody_waits(tmp_path):

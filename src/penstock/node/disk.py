@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from penstock.errors import InvalidArguments, KeyNotFound, NotMyVbucket, NotSupported, TemporaryFailure
+from penstock.errors import InvalidArguments, KeyNotFound, NotMyVbucket, NotSupported, TemporaryFailure, TooBig
 from penstock.node.replies import Handler, reply
 from penstock.node.served import ServedBucket
 from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import Opcode, VbucketState
+from penstock.wire.constants import MAX_KEY, KeyState, Opcode, VbucketState
 from penstock.wire.frame import Frame
 from penstock.wire.kv import Observed, SeqnoPersistence
 from penstock.wire.layout import decode
-from penstock.wire.observe import CompactDb
+from penstock.wire.observe import CompactDb, pack_observed_keys, unpack_keys
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
 
 __all__ = ["HANDLERS"]
 
+MAX_OBSERVED: Final = 10_000
+"""Keys of one OBSERVE: a few milliseconds' worth."""
+
 _VBUUID_BYTES = 8
+_MILLISECONDS = 1000
 
 
 def _living(bucket: ServedBucket, number: int) -> Vbucket:
@@ -56,6 +60,40 @@ def _observe_seqno(connection: NodeConnection, frame: Frame) -> bytes:
     raise KeyNotFound(f"vbucket {vbucket.id} has never been on branch {known}")
 
 
+def _observe(connection: NodeConnection, frame: Frame) -> bytes:
+    """Say of each key whether it is there, and whether that is so on disk.
+
+    A deletion that is on disk is NOT_FOUND, so that who has deleted can wait for that. Source: Couchbase's clients.
+    """
+    bucket = connection.selected()
+    asked = unpack_keys(frame.value)
+    if len(asked) > MAX_OBSERVED:
+        raise TooBig(f"{len(asked)} keys, limit {MAX_OBSERVED}")
+    vbuckets = {number: _living(bucket, number) for number in {number for number, _ in asked}}
+    persisted = {number: vbucket.persisted_seqno for number, vbucket in vbuckets.items()}
+    found = []
+    for number, key in asked:
+        if not 0 < len(key) <= MAX_KEY:
+            raise InvalidArguments(f"key of {len(key)} bytes, expected 1 to {MAX_KEY}")
+        found.append((number, key, *_state_of(vbuckets[number], key, persisted[number])))
+    seconds = bucket.flusher.seconds_behind if bucket.flusher is not None else 0.0
+    return reply(frame, value=pack_observed_keys(found), cas=int(seconds * _MILLISECONDS) << 32)
+
+
+def _state_of(vbucket: Vbucket, key: bytes, persisted_seqno: int) -> tuple[KeyState, int]:
+    """Return how far a key has got, and its cas.
+
+    Where a tombstone lies is not known, so it counts as being on disk when all of the vbucket is.
+    """
+    item = vbucket.get(key)
+    if item is not None:
+        return KeyState.PERSISTED if item.seqno <= persisted_seqno else KeyState.NOT_PERSISTED, item.cas
+    meta = vbucket.meta(key)
+    if meta is None or not meta.deleted or vbucket.high_seqno <= persisted_seqno:
+        return KeyState.NOT_FOUND, 0
+    return KeyState.LOGICALLY_DELETED, meta.cas
+
+
 def _compact(connection: NodeConnection, frame: Frame) -> bytes:
     """Rewrite all of the bucket's log; vbuckets have no files of their own here."""
     request = decode(frame)
@@ -72,5 +110,6 @@ def _compact(connection: NodeConnection, frame: Frame) -> bytes:
 HANDLERS: dict[Opcode, Handler] = {
     Opcode.SEQNO_PERSISTENCE: _seqno_persistence,
     Opcode.OBSERVE_SEQNO: _observe_seqno,
+    Opcode.OBSERVE: _observe,
     Opcode.COMPACT_DB: _compact,
 }
