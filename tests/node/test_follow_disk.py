@@ -79,6 +79,7 @@ def test_a_bridge_whose_memory_is_used_up_waits_and_lives_on(caplog):
                 while not caplog.messages:
                     client.stats("follow")
                 assert client.stats("follow")["connected"] == "true"
+            assert second.bridge is not None
             assert not second.bridge.task.done()
     assert caplog.messages[0].startswith(f"bucket beer takes nothing from {first.url('beer')}: ")
 
