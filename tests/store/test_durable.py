@@ -167,6 +167,10 @@ def test_tombstones_are_dropped_when_their_time_is_over(opened: Opened) -> None:
     bucket.close()
     vbucket = opened().vbuckets[0]
     assert (vbucket.purge_seqno, vbucket.high_seqno, vbucket.get(b"a")) == (4, 5, None)
+    vbucket.set(b"a", b"again")
+    item = vbucket.get(b"a")
+    assert item is not None
+    assert item.rev_seqno == 3  # above that of the tombstones, so that it wins against copies that are older
 
 
 def test_the_newest_change_stays_even_if_it_is_a_tombstone(opened: Opened) -> None:

@@ -448,7 +448,7 @@ class Vbucket(History):
     def _store(self, old: Newest | None, key: bytes, value: bytes, *, flags: int, expiry: int, datatype: int) -> Stored:
         """Write a document as a change of this vbucket's own."""
         seqno, cas = self.high_seqno + 1, self._clock.tick()
-        rev_seqno = 1 if old is None else old[2][REV_SEQNO] + 1
+        rev_seqno = (self.index.purged_rev_seqno if old is None else old[2][REV_SEQNO]) + 1
         if expiry:
             expiry = absolute_expiry(expiry, self._now())
         key_length = len(key)
