@@ -16,22 +16,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from penstock.node.producers import CHUNK_BYTES, TURN_BYTES, WRITE_BYTES, ChangeProducer, Load, StreamReport
 from penstock.node.replies import Goodbye
 from penstock.node.served import ServedBucket, VbucketEvent
+from penstock.node.tap_changes import Column, Piece, encode_changes, mutations_of, seqnos_of, without_spent
 from penstock.node.tap_clients import Phase, Place, TapClient
 from penstock.node.tap_log import TapLog
+from penstock.node.tap_request import TapRequest
 from penstock.node.tap_stream import TapStream, opaque_message
 from penstock.store.frames import Chunk
 from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import Dialect, Opcode, Status, TapConnectFlag, TapFlag, TapOpaque, VbucketState
-from penstock.wire.frame import HEADER_BYTES, Frame, opcode_name
-from penstock.wire.hop import hop
+from penstock.wire.constants import Dialect, Opcode, Status, TapOpaque
+from penstock.wire.frame import Frame, opcode_name
 from penstock.wire.kv import Noop
-from penstock.wire.reframe import FORMS, reframe
 from penstock.wire.tap import TapFlush, TapMessage, TapOptions
 
 if TYPE_CHECKING:
@@ -45,9 +42,6 @@ _REMARKS = 16
 """Of each vbucket, on average. A consumer before which more wait takes none, and begins better anew."""
 
 _TRANSIENT = frozenset((Status.EBUSY, Status.ETMPFAIL))
-Column = npt.NDArray[Any]
-Piece = bytes | bytearray | memoryview
-
 _MESSAGES = frozenset(range(Opcode.TAP_MUTATION, Opcode.TAP_CHECKPOINT_END + 1))
 
 
@@ -72,34 +66,20 @@ class _Sent:
 class TapProducer(ChangeProducer):
     """The producer of one connection.
 
-    client: what outlives it. streams: by vbucket. log: what is unacknowledged. form: of the changes.
+    request: what the consumer asked for; form: of the changes. client: what outlives the connection. streams: by
+    vbucket. log: what is unacknowledged.
     """
 
     def __init__(self, connection: NodeConnection, bucket: ServedBucket, name: bytes, options: TapOptions) -> None:
         super().__init__(connection, bucket, Dialect.TAP, name)
-        flags = options.flags
-        self.options = options
-        self.closed_only = bool(flags & TapConnectFlag.REGISTERED_CLIENT and options.closed_only)
+        self.request = TapRequest(options)
         self.settings = connection.node.tap
         interval = self.settings.ack_interval
-        self.log: TapLog[_Said | _Sent] = TapLog(
-            bool(flags & TapConnectFlag.SUPPORT_ACK), interval, interval * self.settings.ack_window_size
-        )
-        self.form = replace(
-            FORMS[Dialect.TAP],
-            keys_only=bool(flags & TapConnectFlag.REQUEST_KEYS_ONLY),
-            datatypes=connection.datatypes,
-            reversed_flags=not flags & TapConnectFlag.FIX_FLAG_BYTEORDER,
-        )
+        self.log: TapLog[_Said | _Sent] = TapLog(self.request.acks, interval, interval * self.settings.ack_window_size)
+        self.form = self.request.form(connection.datatypes)
         self.streams: dict[int, TapStream] = {}
         self.turns = 0
-        self._listed = frozenset(options.vbuckets or ())
-        self._closed = dict(options.checkpoints or ())
         self.client = self._client()
-        self._mutation_flags = int(
-            (TapFlag.NO_VALUE if self.form.keys_only else 0)
-            | (0 if self.form.reversed_flags else TapFlag.NETWORK_BYTE_ORDER)
-        )  # a plain number: numpy takes a flag for an int64, which does not go into a u16
         self._loop = connection.node.loop
         self._to_say: deque[_Said] = deque()
         self._again: deque[tuple[int, int]] = deque()
@@ -117,29 +97,24 @@ class TapProducer(ChangeProducer):
 
     # Beginning
 
-    @property
-    def _is_dump(self) -> bool:
-        return bool(self.options.flags & TapConnectFlag.DUMP)
-
     def _client(self) -> TapClient:
         """Return what is known of this consumer, or begin to know it."""
-        registered = bool(self.options.flags & TapConnectFlag.REGISTERED_CLIENT)
-        known = self.bucket.tap.clients
+        request, known = self.request, self.bucket.tap.clients
         client = known.get(self.name) if self.named else None
-        if client is None or self._is_dump:
+        if client is None or request.is_dump:
             client = TapClient(self.name)
         if client.forget is not None:
             client.forget.cancel()
             client.forget = None
-        client.registered = registered
-        if self.named and not self._is_dump and (registered or self.settings.keepalive):
+        client.registered = request.registered
+        if self.named and not request.is_dump and (request.registered or self.settings.keepalive):
             known[self.name] = client
         return client
 
     def _begin(self) -> None:
         if self.log.acks:
             self._say(opaque_message(TapOpaque.ENABLE_AUTO_NACK))
-        if self.options.flags & TapConnectFlag.CHECKPOINT:
+        if self.request.checkpoints:
             self._say(opaque_message(TapOpaque.ENABLE_CHECKPOINT_SYNC))
         for vbucket in self.bucket.store.vbuckets:
             if self._wants(vbucket):
@@ -150,30 +125,16 @@ class TapProducer(ChangeProducer):
         self.resume()
 
     def _wants(self, vbucket: Vbucket) -> bool:
-        if self._listed and vbucket.id not in self._listed:
-            return False
-        if self._is_dump:  # copies are dumped by their owner, but a bridge is there for nothing else
-            return vbucket.items > 0 and (vbucket.state is VbucketState.ACTIVE or self.bucket.bridge is not None)
-        return vbucket.state is not None
+        return self.request.wants(vbucket, bridged=self.bucket.bridge is not None)
 
     def _open(self, vbucket: Vbucket) -> None:
         """Begin with a vbucket, or go on with it."""
         place = self.client.places.get(vbucket.id)
         if place is None or not place.is_on_history(vbucket):
-            place = self._first_place(vbucket)
+            place = self.request.first_place(vbucket, self.bucket.tap.checkpoints(vbucket), time.time())
         stream = self.streams[vbucket.id] = TapStream(self, vbucket, place)
         self.bucket.sent[Dialect.TAP].streams_opened += 1
         self._queue(stream)
-
-    def _first_place(self, vbucket: Vbucket) -> Place:
-        options = self.options
-        since = self._closed.get(vbucket.id, 0)
-        point = self.bucket.tap.checkpoints(vbucket).start_of(since + 1) if since else None
-        if point is not None:
-            return Place(Phase.LIVE, vbucket.vbuuid, point.seqno)
-        if options.backfill is not None and options.backfill >= int(time.time()) and not self._is_dump:
-            return Place(Phase.LIVE, vbucket.vbuuid, vbucket.whole_seqno)
-        return Place(Phase.NEW, vbucket.vbuuid)
 
     def _queue(self, stream: TapStream) -> None:
         """Put a stream where its place says."""
@@ -191,8 +152,7 @@ class TapProducer(ChangeProducer):
         pairs: (vbucket, the last checkpoint that the consumer has closed). Vbuckets that are sent already go on where
         they are.
         """
-        self._closed = dict(pairs)
-        self._listed = frozenset(self._closed)
+        self.request.change_filter(pairs)
         self._say(opaque_message(TapOpaque.COMPLETE_VB_FILTER_CHANGE))
         for vbucket in self.bucket.store.vbuckets:
             stream, wanted = self.streams.get(vbucket.id), self._wants(vbucket)
@@ -245,7 +205,7 @@ class TapProducer(ChangeProducer):
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
         stream = self.streams.get(vbucket.id)
         if stream is None:
-            if not self._is_dump and self._wants(vbucket):
+            if not self.request.is_dump and self._wants(vbucket):
                 self._open(vbucket)
         elif event is VbucketEvent.DELETED:
             self._drop(stream)
@@ -350,7 +310,7 @@ class TapProducer(ChangeProducer):
             self.resume()
         self._write(pieces)
         self._watch()
-        if self._is_dump and self._has_all:
+        if self.request.is_dump and self._has_all:
             raise Goodbye("the dump is complete")
 
     @property
@@ -394,7 +354,7 @@ class TapProducer(ChangeProducer):
         for stream in self._filled:
             stream.place = stream.place._replace(phase=Phase.LIVE)
             self._say(opaque_message(TapOpaque.CLOSE_BACKFILL, stream.vbucket.id), stream)
-            if not self._is_dump:
+            if not self.request.is_dump:
                 self._ready.append(stream)
         self._filled.clear()
         return b""
@@ -459,39 +419,22 @@ class TapProducer(ChangeProducer):
 
     def _changes(self, stream: TapStream, chunk: Chunk, *, last: bool, again: bool = False) -> Piece:
         """Return changes as TAP has them. last: nothing follows for now."""
-        chunk = self._without_spent(stream, chunk)
-        begins = np.asarray(chunk.begins, np.int64)
-        seqnos = _fields(chunk.data, begins + HEADER_BYTES, ">u8")
+        hops = self.bucket.tap.hops.get(stream.vbucket.id)
+        if hops is not None:
+            chunk = without_spent(chunk, hops)
         if not chunk.frames:
             return b""
-        sequences, flags = self.log.number(chunk.frames, _Sent(stream, stream.place, seqnos, again), asks=last)
+        changes = _Sent(stream, stream.place, seqnos_of(chunk), again)
+        sequences, flags = self.log.number(chunk.frames, changes, asks=last)
         if not self.log.acks and not again:
             stream.acked = stream.place
-        mutations = _fields(chunk.data, begins + 1, "u1") == Opcode.DCP_MUTATION
-        flags[mutations] |= self._mutation_flags
-        said: dict[str, Any] = {"opaque": sequences, "tap_flags": flags}
-        if stream.vbucket.id in self.bucket.tap.hops:
-            said["ttl"] = self.bucket.tap.hops[stream.vbucket.id].of(seqnos)
-        piece = reframe(chunk.data, begins, self.form, **said)
+        piece = encode_changes(chunk, self.form, sequences, flags, hops)
         stream.bytes_sent += len(piece)
         sent = self.bucket.sent[Dialect.TAP]
         sent.items += chunk.frames
-        self.bucket.tap.deletes_sent += chunk.frames - int(np.count_nonzero(mutations))
         sent.nbytes += len(piece)
+        self.bucket.tap.deletes_sent += chunk.frames - int(mutations_of(chunk).sum())
         return piece
-
-    def _without_spent(self, stream: TapStream, chunk: Chunk) -> Chunk:
-        """Leave out changes that have come as far as they may."""
-        hops = self.bucket.tap.hops.get(stream.vbucket.id)
-        if hops is None:
-            return chunk
-        begins = np.asarray(chunk.begins, np.int64)
-        left = hops.of(_fields(chunk.data, begins + HEADER_BYTES, ">u8")) > 0
-        if left.all():
-            return chunk
-        ends = np.append(begins[1:], len(chunk.data))
-        data = b"".join([chunk.data[begin:end] for begin, end in zip(begins[left], ends[left], strict=True)])
-        return Chunk(data, hop(data, 0, len(data))[0])
 
     def _write(self, pieces: Sequence[Piece]) -> None:
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -530,15 +473,8 @@ class TapProducer(ChangeProducer):
 
     def details(self) -> dict[str, Any]:
         return {
-            "flags": int(self.options.flags),
-            "vb_filter": ",".join(map(str, sorted(self._listed))),
+            "flags": int(self.request.flags),
+            "vb_filter": ",".join(map(str, sorted(self.request.listed))),
             "unacked": self.log.unacked,
             "sequence": self.log.sent,
         }
-
-
-def _fields(data: bytes | bytearray, places: Column, dtype: str) -> Column:
-    """Return the number at each place: an overlapping view, one element a byte."""
-    size = np.dtype(dtype).itemsize
-    found: Column = np.ndarray((max(len(data) - size + 1, 0),), dtype, data, strides=(1,))[places]
-    return found

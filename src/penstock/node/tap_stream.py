@@ -11,7 +11,7 @@ from penstock.node.tap_clients import Phase, Place
 from penstock.store.frames import NO_FRAMES, Chunk
 from penstock.store.snapshot import Snapshot
 from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import TapConnectFlag, TapOpaque
+from penstock.wire.constants import TapOpaque
 from penstock.wire.frame import HEADER_BYTES
 from penstock.wire.tap import TapCheckpointEnd, TapCheckpointStart, TapMessage, TapOpaqueMessage
 
@@ -78,9 +78,8 @@ class TapStream:
 
     @property
     def _follows_checkpoints(self) -> bool:
-        producer = self.producer
-        wanted = producer.closed_only or producer.options.flags & TapConnectFlag.CHECKPOINT
-        return bool(wanted and self.checkpoints.open_id)
+        request = self.producer.request
+        return bool((request.closed_only or request.checkpoints) and self.checkpoints.open_id)
 
     def restart(self, place: Place) -> None:
         """Go on from another place."""
@@ -126,7 +125,7 @@ class TapStream:
                 if message := self._checkpoint(TapCheckpointEnd, "checkpoint_end"):
                     return message
             following = checkpoints.after(place.seqno, place.checkpoint)
-            if self.producer.closed_only and following == checkpoints.open_id:
+            if self.producer.request.closed_only and following == checkpoints.open_id:
                 if self._told_open == following:
                     return None
                 self._told_open = following
@@ -136,7 +135,7 @@ class TapStream:
                 return message
 
     def _checkpoint(self, cls: type[TapCheckpointStart], key: str, engine_private: bytes = b"") -> TapMessage | None:
-        if not self.producer.options.flags & TapConnectFlag.CHECKPOINT:
+        if not self.producer.request.checkpoints:
             return None
         return cls(
             vbucket=self.vbucket.id,

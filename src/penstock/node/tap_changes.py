@@ -1,0 +1,61 @@
+"""Changes as TAP has them, made in columns of the frames that the log has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.node.hops import Hops
+from penstock.store.frames import Chunk
+from penstock.wire.constants import Opcode, TapFlag
+from penstock.wire.frame import HEADER_BYTES
+from penstock.wire.hop import hop
+from penstock.wire.reframe import Form, reframe
+
+__all__ = ["Column", "Piece", "encode_changes", "mutations_of", "seqnos_of", "without_spent"]
+
+Column = npt.NDArray[Any]
+Piece = bytes | bytearray | memoryview
+
+
+def seqnos_of(chunk: Chunk) -> Column:
+    return _fields(chunk, HEADER_BYTES, ">u8")
+
+
+def mutations_of(chunk: Chunk) -> Column:
+    """Return for each change whether it is a mutation."""
+    mutations: Column = _fields(chunk, 1, "u1") == Opcode.DCP_MUTATION
+    return mutations
+
+
+def without_spent(chunk: Chunk, hops: Hops) -> Chunk:
+    """Leave out changes that have come as far as they may."""
+    left = hops.of(seqnos_of(chunk)) > 0
+    if left.all():
+        return chunk
+    begins = np.asarray(chunk.begins, np.int64)
+    ends = np.append(begins[1:], len(chunk.data))
+    data = b"".join([chunk.data[begin:end] for begin, end in zip(begins[left], ends[left], strict=True)])
+    return Chunk(data, hop(data, 0, len(data))[0])
+
+
+def encode_changes(chunk: Chunk, form: Form, sequences: Column, flags: Column, hops: Hops | None) -> Piece:
+    """Return changes as messages. sequences, flags: what numbering them gave; hops: of those that came over TAP."""
+    # A plain number: numpy takes a flag for an int64, which does not go into a u16.
+    flags[mutations_of(chunk)] |= int(
+        (TapFlag.NO_VALUE if form.keys_only else 0) | (0 if form.reversed_flags else TapFlag.NETWORK_BYTE_ORDER)
+    )
+    said: dict[str, Any] = {"opaque": sequences, "tap_flags": flags}
+    if hops is not None:
+        said["ttl"] = hops.of(seqnos_of(chunk))
+    return reframe(chunk.data, np.asarray(chunk.begins, np.int64), form, **said)
+
+
+def _fields(chunk: Chunk, at: int, dtype: str) -> Column:
+    """Return the number in each frame at this place: an overlapping view, one element a byte."""
+    size = np.dtype(dtype).itemsize
+    view: Column = np.ndarray((max(len(chunk.data) - size + 1, 0),), dtype, chunk.data, strides=(1,))
+    found: Column = view[np.asarray(chunk.begins, np.int64) + at]
+    return found
