@@ -252,6 +252,7 @@ def test_checkpoints_go_on_at_once(node, client):
     """A consumer of the copy is told of a checkpoint when the copy is, not with the next change."""
     flags = F.CHECKPOINT | F.LIST_VBUCKETS
     with tapping(node, flags=flags, vbuckets=(1,)) as tap:
+        assert told(tap.taps(3)) == "0opaque2 1opaque1 1opaque8"
         client.ask(checkpoint(TapCheckpointStart, 5, vbucket=1))
         client.ask(mutation(vbucket=1))
         tap.until(b"k")
