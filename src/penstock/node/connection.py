@@ -42,6 +42,9 @@ TURN_BYTES = 512 * 1024  # of replies
 _REQUEST_BYTES = 256  # what it costs to serve a request, in bytes of replies: at most 2048 in a turn
 _CLOSE_SECONDS = 5.0  # for the peer to take what was written before
 
+_CLASSIC: dict[int, int] = {Status.LOCKED: Status.ETMPFAIL, Status.NOT_LOCKED: Status.ETMPFAIL}
+"""What stands for statuses that a client has to ask for (XERROR)."""
+
 # A peer that is gone without a word is noticed within about two minutes, whatever the system's own times are.
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
@@ -50,7 +53,7 @@ class NodeConnection(asyncio.BufferedProtocol):
     """bucket: the one selected; vbuckets, counters and changed are its, or empty. tokens: stores answer with vbuuid and
     seqno. datatypes: those agreed on. dialect: None until the first change-stream request, unless the listener has one;
     handlers: of its requests. producer: there from then on. paused: the peer does not take what is sent.
-    peer: its address and port. agent: what HELLO called it. user: who logged in.
+    peer: its address and port. agent: what HELLO called it. user: who logged in. xerror: it knows the newer statuses.
     """
 
     def __init__(self, node: Node) -> None:
@@ -61,6 +64,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.changed: set[int] = set()
         self.tokens = False
         self.datatypes = 0
+        self.xerror = False
         self.dialect: Dialect | None = None
         self.handlers = TABLES[None]
         self.producer: ChangeProducer | None = None
@@ -248,11 +252,12 @@ class NodeConnection(asyncio.BufferedProtocol):
     def _refusal(self, request: ReceiveEvent, error: StatusError | RemoteProtocolError) -> bytes:
         assert isinstance(request, Frame)
         logger.debug("%s", error)
+        status = error.status if self.xerror else _CLASSIC.get(error.status, error.status)
         body = b""
         # Errors of change streams have no body, as on the servers that first had them.
         if error.status == Status.NOT_MY_VBUCKET and request.opcode not in DCP_OPCODES:
             body = self.config()
-        return reply(request, error.status, value=body)
+        return reply(request, status, value=body)
 
     def _flush(self) -> None:
         data = b"".join(self._replies)
