@@ -67,7 +67,7 @@ REFUSED = [
     ("quiet replace", request(Opcode.REPLACEQ, key=b"nowhere", extras=FLAGS_AND_EXPIRY), S.KEY_ENOENT),
     ("quiet delete", request(Opcode.DELETEQ, key=b"nowhere"), S.KEY_ENOENT),
     ("an opcode that nobody knows", request(0xEE, key=b"k", extras=b"abc"), S.UNKNOWN_COMMAND),
-    ("an opcode that is not served", request(0x05, key=b"k", extras=bytes(20)), S.UNKNOWN_COMMAND),
+    ("an opcode that is not served", request(0x30, key=b"k", extras=bytes(20)), S.UNKNOWN_COMMAND),
     ("a NOOP with a key", request(Opcode.NOOP, key=b"k"), S.EINVAL),
     (
         "durability",
@@ -138,6 +138,15 @@ def test_cas_guards_a_store_and_a_delete(client):
     assert deleted.specific == S.SUCCESS
     assert deleted.cas > second.cas
     assert client.get(b"k").specific == S.KEY_ENOENT
+
+
+@pytest.mark.parametrize("opcode", [Opcode.SET, Opcode.ADD])
+def test_a_document_whose_time_was_over_when_it_came_is_gone_at_the_next_access(client, opcode):
+    message = Set(key=b"k", value=b"v", expiry=1_600_000_000)
+    assert client.status(message.encode(opcode)) == S.SUCCESS
+    assert client.stats()["curr_items"] == "1"
+    assert client.get(b"k").specific == S.KEY_ENOENT
+    assert client.stats()["curr_items"] == "0"
 
 
 def test_add_and_replace(client):

@@ -16,7 +16,25 @@ from penstock.node.dispatch import TABLES
 from penstock.wire.constants import MAX_SEQNO, Dialect, Opcode, OpenFlag, Status
 from penstock.wire.dcp import BufferAck, CloseStream, Control, Open, StreamReq
 from penstock.wire.frame import HEADER
-from penstock.wire.kv import Add, Delete, Get, Hello, Noop, ObserveSeqno, SelectBucket, Set, Stat, Version
+from penstock.wire.kv import (
+    Add,
+    Append,
+    Count,
+    Delete,
+    DelWithNmeta,
+    Get,
+    GetLocked,
+    GetMeta,
+    Hello,
+    Noop,
+    ObserveSeqno,
+    SelectBucket,
+    Set,
+    SetWithMeta,
+    Stat,
+    Unlock,
+    Version,
+)
 from penstock.wire.layout import Message
 from penstock.wire.tap import TapConnect
 from penstock.wire.upr import UprGetFailoverLog, UprStreamReq
@@ -24,11 +42,14 @@ from penstock.wire.upr_draft import DraftGetFailoverLog, DraftNoRequest, DraftSt
 from tests.node.wire_client import SECONDS, connected
 
 ASK: dict[str, Any] = {"start_seqno": 0, "end_seqno": MAX_SEQNO, "vbuuid": 0, "snap_start": 0, "snap_end": 0}
+META: dict[str, Any] = {"key": b"key", "flags": 0, "rev_seqno": 9, "new_cas": 9}
 SEEDS = [
     message.encode()
     for message in (
         *(Get(key=b"key"), Set(key=b"key", value=b"value"), Add(key=b"key"), Delete(key=b"key"), Noop(), Version()),
         *(Stat(key=b"failovers 1"), Hello(value=b"\0\4"), SelectBucket(key=b"default"), ObserveSeqno(value=bytes(8))),
+        *(Count(key=b"key", delta=1), Append(key=b"key", value=b"1"), GetLocked(key=b"key"), Unlock(key=b"key", cas=1)),
+        *(GetMeta(key=b"key"), SetWithMeta(**META, expiry=0), DelWithNmeta(**META, delete_time=0, options=0, nmeta=0)),
         *(Open(key=b"fuzz", flags=OpenFlag.PRODUCER), Control(key=b"connection_buffer_size", value=b"1000")),
         *(StreamReq(**ASK), CloseStream(), BufferAck(nbytes=100)),
     )

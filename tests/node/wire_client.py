@@ -4,12 +4,13 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from typing import Any
 
 from penstock.wire.connection import Connection, Slab
 from penstock.wire.constants import MAX_SEQNO, Magic, Opcode, OpenFlag, Status
 from penstock.wire.dcp import BufferAck, CloseStream, Control, Open, StreamReq
 from penstock.wire.frame import Frame, join_frame
-from penstock.wire.kv import Delete, Get, SelectBucket, Set, Stat
+from penstock.wire.kv import Delete, Get, GetMeta, Noop, SelectBucket, Set, Stat
 from penstock.wire.layout import Message, decode
 
 SECONDS = 10.0
@@ -96,6 +97,10 @@ class WireClient:
                 return found
             found[frame.key.decode()] = frame.value.decode()
 
+    def meta(self, key, **fields) -> Any:
+        """Return the meta data of a document, with all that a version of GET_META says."""
+        return decode(self.ask(GetMeta(**{"key": key, "version": 2, **fields})))
+
     # DCP
 
     def open(self, name="test", flags=OpenFlag.PRODUCER):
@@ -143,6 +148,14 @@ class WireClient:
 
     def close(self):
         self.socket.close()
+
+
+def served(node, client):
+    """Return the node's end of a connection."""
+    assert client.status(Noop()) == Status.SUCCESS  # so that the node has noticed it
+    host, port = client.socket.getsockname()
+    (found,) = (connection for connection in node.connections if connection.peer == f"{host}:{port}")
+    return found
 
 
 def as_bytes(message) -> bytes:

@@ -17,7 +17,7 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import InvalidArguments, RemoteProtocolError
-from penstock.node import dcp, kv, session, tap, upr, upr_draft, vbuckets
+from penstock.node import dcp, kv, kv_meta, session, tap, upr, upr_draft, vbuckets
 from penstock.node.replies import Goodbye, Handler, reply
 from penstock.wire.connection import Malformed
 from penstock.wire.constants import DCP_OPCODES, TAP_OPCODES, Dialect, DraftCode, Magic, Opcode, Status
@@ -55,7 +55,13 @@ SPEECHES: dict[Dialect, Speech] = {
     Dialect.DCP: Speech(dcp.HANDLERS, dcp.FIRST, dcp.refuse),
 }
 
-COMMANDS: tuple[Mapping[Opcode, Handler], ...] = (kv.HANDLERS, session.HANDLERS, vbuckets.HANDLERS, tap.COMMANDS)
+COMMANDS: tuple[Mapping[Opcode, Handler], ...] = (
+    kv.HANDLERS,
+    kv_meta.HANDLERS,
+    session.HANDLERS,
+    vbuckets.HANDLERS,
+    tap.COMMANDS,
+)
 """What every connection takes."""
 
 

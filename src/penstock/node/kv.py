@@ -8,42 +8,94 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound, TooBig
 from penstock.node.replies import Handler, reply
+from penstock.store.locks import lock_seconds
 from penstock.store.vbucket import Item, Stored, Vbucket
-from penstock.wire.constants import MAX_KEY, MAX_VALUE, Magic, Opcode, VbucketState
+from penstock.wire.constants import MAX_KEY, MAX_VALUE, Datatype, Magic, Opcode, VbucketState
 from penstock.wire.frame import HEADER, HEADER_BYTES, Frame
-from penstock.wire.kv import GetReply, Set, StoreReply, Touch
+from penstock.wire.kv import Count, GetLocked, GetReply, Set, StoreReply, Touch
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
 
-__all__ = ["HANDLERS"]
+__all__ = ["HANDLERS", "changed", "check_value", "loud_and_quiet", "serving"]
 
 _RESPONSE = int(Magic.RESPONSE)
 _ACTIVE = VbucketState.ACTIVE
 _SET_EXTRAS = Set.layouts[2].extras
 _TOUCH_EXTRAS = Touch.layouts[1].extras
+_LOCK_EXTRAS = GetLocked.layouts[1].extras
+_COUNT_EXTRAS = Count.layouts[3].extras
 _GET_HEAD = Struct(HEADER.format + GetReply.layouts[1].extras.format[1:])
 _GET_EXTRAS = _GET_HEAD.size - HEADER_BYTES
-_TOKEN_HEAD = Struct(HEADER.format + StoreReply.layouts[2].extras.format[1:])
-_TOKEN_EXTRAS = _TOKEN_HEAD.size - HEADER_BYTES
+_TOKEN = StoreReply.layouts[2].extras
+_TOKEN_HEAD = Struct(HEADER.format + _TOKEN.format[1:])
+_TOKEN_EXTRAS = _TOKEN.size
+
+_MAKE_NONE = 2**32 - 1
+"""As the expiry of a counter: where there is no document there is not to be one."""
+
+Read = Callable[["NodeConnection", Vbucket, Frame], Item | None]
 
 
-def _vbucket(connection: NodeConnection, vbid: int, key: bytes) -> Vbucket:
-    """Return the vbucket that serves a key. Raises StatusError where the key is too long or the vbucket not here."""
-    if len(key) > MAX_KEY:
-        raise InvalidArguments(f"key of {len(key)} bytes, limit {MAX_KEY}")
-    return connection.selected().store.find(vbid)
+# What the handlers have in common
 
 
-def _getting(*, with_key: bool = False, quiet: bool, touching: bool = False) -> Handler:
-    """Make the handler of a GET. quiet: a miss is not answered. touching: the document gets another expiry."""
+def serving(connection: NodeConnection, frame: Frame) -> Vbucket:
+    """Return the vbucket that serves a frame's key. Raises StatusError if that is too long or the vbucket not here."""
+    if len(frame.key) > MAX_KEY:
+        raise InvalidArguments(f"key of {len(frame.key)} bytes, limit {MAX_KEY}")
+    return connection.selected().store.find(frame.specific)
+
+
+def check_value(value: bytes) -> None:
+    if len(value) > MAX_VALUE:
+        raise TooBig(f"value of {len(value)} bytes, limit {MAX_VALUE}")
+
+
+def changed(
+    connection: NodeConnection,
+    vbucket: Vbucket,
+    stored: Stored,
+    frame: Frame,
+    quiet: bool,
+    *,
+    value: bytes | None = None,
+) -> bytes:
+    """Note a change for the streams that wait for one, and return its reply: with a token, where that was agreed on.
+
+    value: of the reply, for commands that have one.
+    """
+    connection.changed.add(vbucket.id)
+    if quiet:
+        return b""
+    cas, seqno = stored
+    if value is not None:
+        token = _TOKEN.pack(vbucket.vbuuid, seqno) if connection.tokens else b""
+        return reply(frame, extras=token, value=value, cas=cas)
+    if connection.tokens:
+        return _TOKEN_HEAD.pack(
+            _RESPONSE, frame[1], 0, _TOKEN_EXTRAS, 0, 0, _TOKEN_EXTRAS, frame[4], cas, vbucket.vbuuid, seqno
+        )
+    return HEADER.pack(_RESPONSE, frame[1], 0, 0, 0, 0, 0, frame[4], cas)
+
+
+def loud_and_quiet(loud: Opcode, quiet: Opcode, make: Callable[..., Handler], *what: object) -> dict[Opcode, Handler]:
+    """Return the handlers of a command and of its quiet form. make: makes them of `what`, and whether it is quiet."""
+    return {loud: make(*what, quiet=False), quiet: make(*what, quiet=True)}
+
+
+# Reading
+
+
+def _getting(read: Read | None = None, with_key: bool = False, *, quiet: bool) -> Handler:
+    """Make the handler of a GET. read: what returns the document, where that does more. quiet: a miss has no answer."""
 
     def get(connection: NodeConnection, frame: Frame) -> bytes:
         _, opcode, vbid, _, opaque, _, _, key, _, _ = frame
         vbuckets = connection.vbuckets
         if len(key) > MAX_KEY or vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).state is not _ACTIVE:
-            vbucket = _vbucket(connection, vbid, key)  # raises
-        item = _touched(connection, vbucket, frame) if touching else vbucket.get(key)
+            vbucket = serving(connection, frame)  # raises
+        item = vbucket.get(key) if read is None else read(connection, vbucket, frame)
         counters = connection.counters
         counters.cmd_get += 1
         if item is None:
@@ -71,39 +123,39 @@ def _touched(connection: NodeConnection, vbucket: Vbucket, frame: Frame) -> Item
 
 
 def _touch(connection: NodeConnection, frame: Frame) -> bytes:
-    item = _touched(connection, _vbucket(connection, frame.specific, frame.key), frame)
+    item = _touched(connection, serving(connection, frame), frame)
     if item is None:
         raise KeyNotFound
     return reply(frame, cas=item.cas)
 
 
-def _changed(connection: NodeConnection, vbucket: Vbucket, stored: Stored, frame: Frame, quiet: bool) -> bytes:
-    """Note a change for the streams that wait for one, and return its reply."""
-    connection.changed.add(vbucket.id)
-    if quiet:
-        return b""
-    cas, seqno = stored
-    if connection.tokens:
-        return _TOKEN_HEAD.pack(
-            _RESPONSE, frame[1], 0, _TOKEN_EXTRAS, 0, 0, _TOKEN_EXTRAS, frame[4], cas, vbucket.vbuuid, seqno
-        )
-    return HEADER.pack(_RESPONSE, frame[1], 0, 0, 0, 0, 0, frame[4], cas)
+def _locked(connection: NodeConnection, vbucket: Vbucket, frame: Frame) -> Item | None:
+    (asked,) = _LOCK_EXTRAS.unpack(frame.extras) if frame.extras else (0,)
+    return vbucket.lock(frame.key, lock_seconds(asked))
+
+
+def _unlock(connection: NodeConnection, frame: Frame) -> bytes:
+    serving(connection, frame).unlock(frame.key, frame.cas)
+    return reply(frame)
+
+
+# Storing; quiet: success is not answered
 
 
 def _storing(store: Callable[..., Stored], *, quiet: bool) -> Handler:
-    """Make the handler of a SET, ADD or REPLACE. quiet: success is not answered."""
+    """Make the handler of a SET, ADD or REPLACE."""
 
     def handle(connection: NodeConnection, frame: Frame) -> bytes:
         _, _, vbid, datatype, _, cas, extras, key, value, _ = frame
         vbuckets = connection.vbuckets
         if len(key) > MAX_KEY or vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).state is not _ACTIVE:
-            vbucket = _vbucket(connection, vbid, key)  # raises
+            vbucket = serving(connection, frame)  # raises
         if len(value) > MAX_VALUE:
-            raise TooBig(f"value of {len(value)} bytes, limit {MAX_VALUE}")
+            check_value(value)  # raises
         flags, expiry = _SET_EXTRAS.unpack(extras)
         stored = store(vbucket, key, value, flags=flags, expiry=expiry, datatype=datatype, cas=cas)
         connection.counters.cmd_set += 1
-        return _changed(connection, vbucket, stored, frame, quiet)
+        return changed(connection, vbucket, stored, frame, quiet)
 
     return handle
 
@@ -113,30 +165,58 @@ def _add(vbucket: Vbucket, key: bytes, value: bytes, *, flags: int, expiry: int,
     return vbucket.add(key, value, flags=flags, expiry=expiry, datatype=datatype)
 
 
+def _extending(in_front: bool, *, quiet: bool) -> Handler:
+    """Make the handler of an APPEND or PREPEND."""
+
+    def extend(connection: NodeConnection, frame: Frame) -> bytes:
+        vbucket = serving(connection, frame)
+        if frame.datatype & ~Datatype.JSON:
+            raise InvalidArguments(f"datatype 0x{frame.datatype:02x}, expected a piece that is taken as it is")
+        stored = vbucket.extend(frame.key, frame.value, cas=frame.cas, in_front=in_front)
+        connection.counters.cmd_set += 1
+        return changed(connection, vbucket, stored, frame, quiet)
+
+    return extend
+
+
+def _counting(sign: int, *, quiet: bool) -> Handler:
+    """Make the handler of an INCREMENT or DECREMENT."""
+
+    def count(connection: NodeConnection, frame: Frame) -> bytes:
+        vbucket = serving(connection, frame)
+        delta, initial, expiry = _COUNT_EXTRAS.unpack(frame.extras)
+        cas, seqno, number = vbucket.count(
+            frame.key, sign * delta, initial=initial, expiry=None if expiry == _MAKE_NONE else expiry
+        )
+        connection.counters.cmd_set += 1
+        return changed(connection, vbucket, Stored(cas, seqno), frame, quiet, value=number.to_bytes(8, "big"))
+
+    return count
+
+
 def _deleting(*, quiet: bool) -> Handler:
     def delete(connection: NodeConnection, frame: Frame) -> bytes:
-        vbucket = _vbucket(connection, frame.specific, frame.key)
+        vbucket = serving(connection, frame)
         stored = vbucket.delete(frame.key, cas=frame.cas)
         connection.counters.cmd_delete += 1
-        return _changed(connection, vbucket, stored, frame, quiet)
+        return changed(connection, vbucket, stored, frame, quiet)
 
     return delete
 
 
 HANDLERS: dict[Opcode, Handler] = {
-    Opcode.GET: _getting(quiet=False),
-    Opcode.GETQ: _getting(quiet=True),
-    Opcode.GETK: _getting(with_key=True, quiet=False),
-    Opcode.GETKQ: _getting(with_key=True, quiet=True),
-    Opcode.GAT: _getting(quiet=False, touching=True),
-    Opcode.GATQ: _getting(quiet=True, touching=True),
+    **loud_and_quiet(Opcode.GET, Opcode.GETQ, _getting),
+    **loud_and_quiet(Opcode.GETK, Opcode.GETKQ, _getting, None, True),
+    **loud_and_quiet(Opcode.GAT, Opcode.GATQ, _getting, _touched),
     Opcode.TOUCH: _touch,
-    Opcode.SET: _storing(Vbucket.set, quiet=False),
-    Opcode.SETQ: _storing(Vbucket.set, quiet=True),
-    Opcode.ADD: _storing(_add, quiet=False),
-    Opcode.ADDQ: _storing(_add, quiet=True),
-    Opcode.REPLACE: _storing(Vbucket.replace, quiet=False),
-    Opcode.REPLACEQ: _storing(Vbucket.replace, quiet=True),
-    Opcode.DELETE: _deleting(quiet=False),
-    Opcode.DELETEQ: _deleting(quiet=True),
+    Opcode.GET_LOCKED: _getting(_locked, quiet=False),
+    Opcode.UNLOCK: _unlock,
+    **loud_and_quiet(Opcode.SET, Opcode.SETQ, _storing, Vbucket.set),
+    **loud_and_quiet(Opcode.ADD, Opcode.ADDQ, _storing, _add),
+    **loud_and_quiet(Opcode.REPLACE, Opcode.REPLACEQ, _storing, Vbucket.replace),
+    **loud_and_quiet(Opcode.APPEND, Opcode.APPENDQ, _extending, False),
+    **loud_and_quiet(Opcode.PREPEND, Opcode.PREPENDQ, _extending, True),
+    **loud_and_quiet(Opcode.INCREMENT, Opcode.INCREMENTQ, _counting, 1),
+    **loud_and_quiet(Opcode.DECREMENT, Opcode.DECREMENTQ, _counting, -1),
+    **loud_and_quiet(Opcode.DELETE, Opcode.DELETEQ, _deleting),
 }

@@ -1,0 +1,167 @@
+"""Locks on documents, as one connection takes them and others notice."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.wire.constants import MAX_KEY, Datatype, Magic, Opcode, Status, VbucketState
+from penstock.wire.frame import Frame
+from penstock.wire.kv import (
+    Append,
+    Count,
+    Delete,
+    Get,
+    GetAndTouch,
+    GetLocked,
+    GetMeta,
+    Noop,
+    Set,
+    SetVbucket,
+    SetWithMeta,
+    Touch,
+    Unlock,
+)
+from tests.node.wire_client import connected, served
+
+S = Status
+LOCKED_CAS = 2**64 - 1
+META: dict[str, Any] = {"flags": 0, "expiry": 0, "rev_seqno": 99, "new_cas": 99}
+
+
+@pytest.fixture
+def other(node):
+    """Another connection, on which the newer statuses are known."""
+    with connected(node) as other:
+        served(node, other).xerror = True
+        yield other
+
+
+def lock(client, **fields):
+    reply = client.ask(GetLocked(**{"key": b"k", **fields}))
+    assert reply.specific == S.SUCCESS
+    return reply
+
+
+def test_who_locks_a_document_gets_it_with_a_cas_of_its_own(client, other):
+    stored = client.set(b"k", b"v", flags=7)
+    locked = lock(client)
+    assert (locked.value, locked.extras, locked.key) == (b"v", b"\0\0\0\7", b"")
+    assert stored.cas < locked.cas < LOCKED_CAS
+    assert other.get(b"k").cas == LOCKED_CAS
+    assert other.ask(GetMeta(key=b"k")).cas == LOCKED_CAS
+    assert other.status(GetLocked(key=b"k")) == S.LOCKED
+    assert client.status(Unlock(key=b"k", cas=locked.cas)) == S.SUCCESS
+    assert other.get(b"k").cas == locked.cas
+    assert lock(other).cas > locked.cas
+
+
+WRITES = [
+    (Opcode.SET, Set(key=b"k", value=b"new")),
+    (Opcode.SETQ, Set(key=b"k", value=b"new")),
+    (Opcode.REPLACE, Set(key=b"k", value=b"new")),
+    (Opcode.REPLACEQ, Set(key=b"k", value=b"new")),
+    (Opcode.DELETE, Delete(key=b"k")),
+    (Opcode.DELETEQ, Delete(key=b"k")),
+    (Opcode.APPEND, Append(key=b"k", value=b"1")),
+    (Opcode.APPENDQ, Append(key=b"k", value=b"1")),
+    (Opcode.PREPEND, Append(key=b"k", value=b"1")),
+    (Opcode.SET_WITH_META, SetWithMeta(key=b"k", **META)),
+    (Opcode.SETQ_WITH_META, SetWithMeta(key=b"k", **META)),
+]
+WITHOUT_CAS = [
+    (Opcode.TOUCH, Touch(key=b"k", expiry=1)),
+    (Opcode.GAT, GetAndTouch(key=b"k", expiry=1)),
+    (Opcode.GATQ, GetAndTouch(key=b"k", expiry=1)),
+    (Opcode.INCREMENT, Count(key=b"k", delta=1)),
+    (Opcode.INCREMENTQ, Count(key=b"k", delta=1)),
+    (Opcode.DECREMENT, Count(key=b"k", delta=1)),
+]
+
+
+@pytest.mark.parametrize(
+    ("opcode", "message"), WRITES + WITHOUT_CAS, ids=[opcode.name for opcode, _ in WRITES + WITHOUT_CAS]
+)
+def test_a_locked_document_does_not_change(client, other, opcode, message):
+    client.set(b"k", b"5")
+    lock(client)
+    for each, status in ((client, S.ETMPFAIL), (other, S.LOCKED)):
+        refused = each.ask(message.encode(opcode))
+        assert (refused.specific, refused.cas, refused.extras, refused.value) == (status, 0, b"", b"")
+    assert client.get(b"k").value == b"5"
+
+
+@pytest.mark.parametrize(("opcode", "message"), WRITES, ids=[opcode.name for opcode, _ in WRITES])
+def test_with_the_locks_cas_it_does_and_is_locked_no_more(client, other, opcode, message):
+    client.set(b"k", b"5")
+    client.send(replace(message, cas=lock(client).cas).encode(opcode), Noop())
+    while (reply := client.receive()).opcode != Opcode.NOOP:
+        assert reply.specific == S.SUCCESS
+    assert other.get(b"k").value != b"5"
+    assert other.get(b"k").cas != LOCKED_CAS
+    assert other.set(b"k").specific == S.SUCCESS
+
+
+def test_unlocking_what_is_not_locked(client, other):
+    cas = client.set(b"k").cas
+    for each, status in ((client, S.ETMPFAIL), (other, S.NOT_LOCKED)):
+        assert each.status(Unlock(key=b"k", cas=cas)) == status
+    lock(client)
+    for each, status in ((client, S.ETMPFAIL), (other, S.LOCKED)):
+        assert each.status(Unlock(key=b"k", cas=cas)) == status
+
+
+REFUSED = [
+    ("nothing to lock", GetLocked(key=b"nowhere"), S.KEY_ENOENT),
+    ("nothing to unlock", Unlock(key=b"nowhere", cas=1), S.KEY_ENOENT),
+    ("unlock without a cas", Frame(Magic.REQUEST, Opcode.UNLOCK, key=b"k"), S.EINVAL),
+    ("unlock without a key", Frame(Magic.REQUEST, Opcode.UNLOCK, cas=1), S.EINVAL),
+    ("lock with a cas", GetLocked(key=b"k", cas=1), S.EINVAL),
+    ("lock with two bytes of extras", Frame(Magic.REQUEST, Opcode.GET_LOCKED, key=b"k", extras=b"\0\1"), S.EINVAL),
+    ("lock of a long key", GetLocked(key=b"k" * (MAX_KEY + 1)), S.EINVAL),
+    ("unlock of a long key", Unlock(key=b"k" * (MAX_KEY + 1), cas=1), S.EINVAL),
+    ("lock elsewhere", GetLocked(key=b"k", vbucket=16), S.NOT_MY_VBUCKET),
+    ("unlock elsewhere", Unlock(key=b"k", cas=1, vbucket=16), S.NOT_MY_VBUCKET),
+    ("lock with a datatype", GetLocked(key=b"k", datatype=Datatype.JSON), S.EINVAL),
+]
+
+
+@pytest.mark.parametrize(("what", "message", "status"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_what_is_refused(client, what, message, status):
+    client.set(b"k", b"v")
+    assert client.status(message) == status
+    assert client.get(b"k").cas != LOCKED_CAS
+
+
+@pytest.mark.parametrize("seconds", [0, 1, 30, 31, 2**32 - 1])
+def test_any_time_is_a_time_to_lock_for(client, seconds):
+    client.set(b"k", b"v")
+    locked = lock(client, lock_time=seconds)
+    assert client.status(Set(key=b"k")) == S.ETMPFAIL
+    assert client.status(Set(key=b"k", cas=locked.cas)) == S.SUCCESS
+
+
+def test_a_vbucket_that_changes_its_state_has_no_locks(client):
+    client.set(b"k", b"v", vbucket=3)
+    lock(client, vbucket=3)
+    for state in (VbucketState.REPLICA, VbucketState.ACTIVE):
+        assert client.status(SetVbucket(vbucket=3, state=state)) == S.SUCCESS
+    assert client.status(Set(key=b"k", vbucket=3)) == S.SUCCESS
+
+
+def test_a_lock_is_no_change_that_anyone_is_sent(client, consumer):
+    client.set(b"k", b"v")
+    stored = client.get(b"k").cas
+    client.ask(Unlock(key=b"k", cas=lock(client).cas))
+    consumer.stream(end=1)
+    marker, mutation = consumer.changes()
+    assert (marker.end_seqno, mutation.cas) == (1, stored)
+
+
+def test_a_lock_is_counted_as_a_read(client):
+    client.set(b"k", b"v")
+    lock(client)
+    client.ask(GetLocked(key=b"nowhere"))
+    stats = client.stats()
+    assert (stats["cmd_get"], stats["get_misses"]) == ("2", "1")
+    client.ask(Get(key=b"k"))

@@ -1,0 +1,316 @@
+"""Documents with their meta data: what is told of them, and what comes from elsewhere."""
+
+import struct
+import time
+from typing import Any
+
+import pytest
+
+from penstock.wire.constants import MAX_KEY, MAX_VALUE, Datatype, Feature, Magic, Opcode, OpenFlag, Status, WithMetaFlag
+from penstock.wire.dcp_values import pack_xattrs
+from penstock.wire.frame import Frame
+from penstock.wire.kv import (
+    DelWithMeta,
+    DelWithNmeta,
+    Get,
+    GetMeta,
+    Hello,
+    Noop,
+    OldDelWithNmeta,
+    OldSetWithNmeta,
+    SetWithMeta,
+    SetWithNmeta,
+    pack_features,
+)
+from tests.node.wire_client import connected, served
+
+S, F = Status, WithMetaFlag
+SKIP = F.SKIP_CONFLICT_RESOLUTION
+LONG = b"k" * (MAX_KEY + 1)
+CAS = 1_500_000_000 * 10**9
+META: dict[str, Any] = {"key": b"k", "flags": 7, "rev_seqno": 5, "new_cas": CAS}
+SETTING = (Opcode.SET_WITH_META, Opcode.SETQ_WITH_META, Opcode.ADD_WITH_META, Opcode.ADDQ_WITH_META)
+DELETING = (Opcode.DEL_WITH_META, Opcode.DELQ_WITH_META)
+
+
+def setting(opcode=Opcode.SET_WITH_META, form=SetWithMeta, **fields):
+    return form(**{**META, "expiry": 0, **fields}).encode(opcode)
+
+
+def deleting(opcode=Opcode.DEL_WITH_META, form=DelWithMeta, **fields):
+    return form(**{**META, "delete_time": 0, **fields}).encode(opcode)
+
+
+def last_write_wins(node):
+    for vbucket in node.buckets["default"].store.vbuckets:
+        vbucket.conflict_resolution = "lww"
+
+
+# GET_META
+
+
+@pytest.mark.parametrize(("version", "nbytes"), [(None, 20), (0, 20), (1, 20), (2, 21)])
+def test_meta_data_of_a_document(client, version, nbytes):
+    expiry = int(time.time()) + 1000
+    client.set(b"k")
+    stored = client.set(b"k", b"v", flags=0xDEADBEEF, expiry=expiry)
+    found = client.ask(GetMeta(key=b"k", version=version))
+    assert (found.specific, found.cas, found.key, found.value) == (S.SUCCESS, stored.cas, b"", b"")
+    assert found.extras == struct.pack(">IIIQ", 0, 0xDEADBEEF, expiry, 2) + bytes(nbytes - 20)
+
+
+@pytest.mark.parametrize("opcode", [Opcode.GET_META, Opcode.GETQ_META])
+def test_meta_data_of_a_tombstone(client, opcode):
+    client.set(b"k", b"v", flags=7)
+    before = int(time.time())
+    deleted = client.delete(b"k")
+    found = client.ask(GetMeta(key=b"k").encode(opcode))
+    was_deleted, flags, when, rev_seqno = struct.unpack(">IIIQ", found.extras)
+    assert (found.specific, found.cas) == (S.SUCCESS, deleted.cas)
+    assert (was_deleted, flags, rev_seqno) == (1, 0, 2)
+    assert before <= when <= int(time.time())
+
+
+def test_meta_data_of_what_has_expired(client):
+    client.set(b"k", b"v", expiry=1_600_000_000)
+    assert (client.meta(b"k").deleted, client.meta(b"k").rev_seqno) == (1, 2)
+    assert client.status(Get(key=b"k")) == S.KEY_ENOENT
+
+
+def test_a_miss_is_answered_unless_quiet(client):
+    client.send(GetMeta(key=b"k"), GetMeta(key=b"k").encode(Opcode.GETQ_META), Noop())
+    replies = [client.receive(), client.receive()]
+    assert [(reply.opcode, reply.specific, reply.extras) for reply in replies] == [
+        (Opcode.GET_META, S.KEY_ENOENT, b""),
+        (Opcode.NOOP, S.SUCCESS, b""),
+    ]
+
+
+# What comes from elsewhere
+
+
+FORMS = [
+    (SetWithMeta, {}),
+    (SetWithMeta, {"options": 0}),
+    (OldSetWithNmeta, {"nmeta": 0}),
+    (OldSetWithNmeta, {"nmeta": 3}),
+    (SetWithNmeta, {"options": SKIP, "nmeta": 3}),
+]
+
+
+@pytest.mark.parametrize("opcode", SETTING)
+@pytest.mark.parametrize(("form", "fields"), FORMS)
+def test_a_document_comes_in_every_form(client, consumer, opcode, form, fields):
+    expiry = int(time.time()) + 1000
+    value = b"value" + bytes(fields.get("nmeta", 0))
+    client.send(setting(opcode, form, value=value, expiry=expiry, **fields), Noop())
+    if opcode in (Opcode.SET_WITH_META, Opcode.ADD_WITH_META):
+        stored = client.receive()
+        assert (stored.opcode, stored.specific, stored.cas, stored.value) == (opcode, S.SUCCESS, CAS, b"")
+    assert client.receive().opcode == Opcode.NOOP
+    assert client.get(b"k") == Frame(Magic.RESPONSE, Opcode.GET, cas=CAS, extras=b"\0\0\0\7", value=b"value")
+    consumer.stream(end=1)
+    _, mutation = consumer.changes()
+    assert (mutation.cas, mutation.rev_seqno, mutation.expiry, mutation.flags) == (CAS, 5, expiry, 7)
+    assert (mutation.value, mutation.nmeta, mutation.by_seqno) == (b"value", 0, 1)
+
+
+DEL_FORMS = [
+    (DelWithMeta, {}),
+    (DelWithMeta, {"options": SKIP}),
+    (OldDelWithNmeta, {"nmeta": 2, "value": b"\1\2"}),
+    (DelWithNmeta, {"options": 0, "nmeta": 2, "value": b"\1\2"}),
+]
+
+
+@pytest.mark.parametrize("opcode", DELETING)
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize(("form", "fields"), DEL_FORMS)
+def test_a_deletion_comes_in_every_form(client, opcode, form, there, fields):
+    if there:
+        client.set(b"k", b"v")
+    client.send(deleting(opcode, form, delete_time=1_600_000_000, **fields), Noop())
+    if opcode is Opcode.DEL_WITH_META:
+        assert client.receive().cas == CAS
+    assert client.receive().opcode == Opcode.NOOP
+    assert client.status(Get(key=b"k")) == S.KEY_ENOENT
+    found = client.meta(b"k")
+    assert (found.deleted, found.expiry, found.rev_seqno, found.cas) == (1, 1_600_000_000, 5, CAS)
+
+
+@pytest.mark.parametrize(("options", "event"), [(0, Opcode.DCP_DELETION), (F.IS_EXPIRATION, Opcode.DCP_EXPIRATION)])
+def test_it_is_kept_what_removed_a_document(node, client, options, event):
+    client.ask(deleting(options=options, delete_time=1_600_000_000))
+    with connected(node) as consumer:
+        consumer.open(flags=OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES)
+        assert consumer.control("enable_expiry_opcode", "true") == S.SUCCESS
+        consumer.stream(end=1)
+        _, removal = consumer.changes()
+    assert (removal.opcode, removal.key, removal.cas, removal.rev_seqno) == (event, b"k", CAS, 5)
+    assert removal.delete_time == 1_600_000_000
+
+
+def test_tokens_name_the_seqno_here(client):
+    client.ask(Hello(value=pack_features([Feature.MUTATION_SEQNO])))
+    client.set(b"other")
+    replies = [client.ask(setting()), client.ask(deleting(rev_seqno=6))]
+    assert [struct.unpack(">QQ", reply.extras)[1] for reply in replies] == [2, 3]
+
+
+def test_later_changes_have_a_greater_cas(client):
+    ahead = (int(time.time()) + 3600) * 10**9
+    client.ask(setting(new_cas=ahead))
+    assert client.set(b"k").cas > ahead
+    assert client.meta(b"k").rev_seqno == 6
+
+
+CONFLICTS = [
+    # rev_seqno and cas of what comes, over 5 and CAS: accepted by seqno, and where the last write wins
+    (6, CAS - 1, True, False),
+    (4, CAS + 1, False, True),
+    (5, CAS + 1, True, True),
+    (5, CAS, False, False),
+]
+
+
+@pytest.mark.parametrize("make", [setting, deleting])
+@pytest.mark.parametrize(("rev_seqno", "cas", "by_seqno", "by_last_write"), CONFLICTS)
+@pytest.mark.parametrize("lww", [False, True])
+def test_conflicts(node, client, make, rev_seqno, cas, by_seqno, by_last_write, lww):
+    options = F.FORCE_ACCEPT if lww else 0
+    if lww:
+        last_write_wins(node)
+    assert client.status(setting(options=options)) == S.SUCCESS
+    accepted = by_last_write if lww else by_seqno
+    status = client.status(make(rev_seqno=rev_seqno, new_cas=cas, options=options))
+    assert status == (S.SUCCESS if accepted else S.KEY_EEXISTS)
+    assert client.meta(b"k").cas == (cas if accepted else CAS)
+
+
+@pytest.mark.parametrize("options", [SKIP, F.FORCE_WITH_META])
+def test_conflicts_are_not_looked_at_if_that_is_asked_for(client, options):
+    client.ask(setting())
+    assert client.status(setting(rev_seqno=1, new_cas=9, options=options)) == S.SUCCESS
+    assert (client.meta(b"k").cas, client.meta(b"k").rev_seqno) == (9, 1)
+
+
+def test_a_cas_of_its_own_instead_of_the_one_it_comes_with(client):
+    stored = client.ask(setting(new_cas=0, options=SKIP | F.REGENERATE_CAS))
+    assert stored.specific == S.SUCCESS
+    assert stored.cas == client.get(b"k").cas > CAS
+
+
+def test_add_stores_only_where_there_is_nothing(client):
+    assert client.status(setting(Opcode.ADD_WITH_META)) == S.SUCCESS
+    for options in (0, SKIP):
+        assert client.status(setting(Opcode.ADD_WITH_META, rev_seqno=9, options=options)) == S.KEY_EEXISTS
+    client.delete(b"k")
+    assert client.status(setting(Opcode.ADD_WITH_META, rev_seqno=9)) == S.SUCCESS
+
+
+def test_the_headers_cas_is_of_the_document_here(client):
+    assert client.status(setting(cas=1)) == S.KEY_ENOENT
+    assert client.status(deleting(cas=1)) == S.KEY_ENOENT
+    there = client.set(b"k").cas
+    for make in (setting, deleting):
+        assert client.status(make(cas=there + 1)) == S.KEY_EEXISTS
+        assert client.status(make(cas=there, options=SKIP)) == S.SUCCESS
+        there = client.set(b"k").cas
+
+
+XATTRS = pack_xattrs({"_sync": b"1"})
+
+
+def test_extended_attributes(node, client):
+    served(node, client).datatypes = 7
+    fields = {"datatype": Datatype.XATTR, "new_cas": CAS}
+    assert client.status(setting(value=XATTRS + b"body", **fields)) == S.SUCCESS
+    assert client.get(b"k").value == XATTRS + b"body"
+    assert client.status(deleting(value=XATTRS + b"body", rev_seqno=6, **fields)) == S.EINVAL
+    assert client.status(deleting(value=XATTRS, rev_seqno=6, **fields)) == S.SUCCESS
+    assert (client.meta(b"k").deleted, client.meta(b"k").value_datatype) == (1, Datatype.XATTR)
+    assert client.status(setting(value=b"\0\0\0\xff", rev_seqno=7, **fields)) == S.EINVAL
+    assert client.status(deleting(value=b"\0\0\0\xff", rev_seqno=7, **fields)) == S.EINVAL
+
+
+def test_of_two_that_are_the_same_the_one_with_attributes_stays(node, client):
+    served(node, client).datatypes = 7
+    assert client.status(setting(value=b"v")) == S.SUCCESS
+    assert client.status(setting(value=XATTRS, datatype=Datatype.XATTR)) == S.SUCCESS
+    assert client.status(setting(value=b"v")) == S.KEY_EEXISTS
+
+
+OPTIONS = [
+    # options, status in a bucket by seqno, and where the last write wins; of a set, and of a deletion
+    (0, S.SUCCESS, S.EINVAL),
+    (F.FORCE_ACCEPT, S.EINVAL, S.SUCCESS),
+    (SKIP, S.SUCCESS, S.EINVAL),
+    (SKIP | F.FORCE_ACCEPT, S.EINVAL, S.SUCCESS),
+    (F.REGENERATE_CAS, S.EINVAL, S.EINVAL),
+    (F.REGENERATE_CAS | F.FORCE_ACCEPT, S.EINVAL, S.EINVAL),
+    (F.REGENERATE_CAS | SKIP, S.SUCCESS, S.SUCCESS),
+    (F.REGENERATE_CAS | F.FORCE_WITH_META, S.SUCCESS, S.SUCCESS),
+    (F.REGENERATE_CAS | SKIP | F.FORCE_ACCEPT, S.EINVAL, S.SUCCESS),
+    (0x20, S.EINVAL, S.EINVAL),
+    (0x80000000 | F.FORCE_ACCEPT, S.EINVAL, S.EINVAL),
+]
+
+
+@pytest.mark.parametrize("make", [setting, deleting])
+@pytest.mark.parametrize(("options", "by_seqno", "by_last_write"), OPTIONS)
+@pytest.mark.parametrize("lww", [False, True])
+def test_options_that_fit(node, client, make, options, by_seqno, by_last_write, lww):
+    if lww:
+        last_write_wins(node)
+    assert client.status(make(options=options)) == (by_last_write if lww else by_seqno)
+
+
+def test_where_the_last_write_wins_that_has_to_be_said(node, client):
+    last_write_wins(node)
+    for frame in (setting(), setting(form=OldSetWithNmeta, nmeta=0), deleting()):
+        assert client.status(frame) == S.EINVAL
+
+
+REFUSED = [
+    ("a version nobody knows", GetMeta(key=b"k", version=3), S.EINVAL),
+    ("meta data of a long key", GetMeta(key=LONG), S.EINVAL),
+    ("meta data of no key", Frame(Magic.REQUEST, Opcode.GET_META), S.EINVAL),
+    ("meta data elsewhere", GetMeta(key=b"k", vbucket=16), S.NOT_MY_VBUCKET),
+    ("a set that is an expiration", setting(options=F.IS_EXPIRATION), S.EINVAL),
+    ("more meta data than there is value", setting(form=OldSetWithNmeta, value=b"12", nmeta=3), S.EINVAL),
+    ("extras of 25 bytes", Frame(Magic.REQUEST, Opcode.SET_WITH_META, key=b"k", extras=bytes(25)), S.EINVAL),
+    ("extras of 32 bytes", Frame(Magic.REQUEST, Opcode.DEL_WITH_META, key=b"k", extras=bytes(32)), S.EINVAL),
+    ("no cas", setting(new_cas=0), S.EINVAL),
+    ("no document's cas", deleting(new_cas=2**64 - 1), S.EINVAL),
+    ("a long key", setting(key=LONG), S.EINVAL),
+    ("a long key to delete", deleting(key=LONG), S.EINVAL),
+    ("no key", setting(key=b""), S.EINVAL),
+    ("a store elsewhere", setting(Opcode.SETQ_WITH_META, vbucket=16), S.NOT_MY_VBUCKET),
+    ("a big value", setting(value=bytes(MAX_VALUE + 1)), S.E2BIG),
+    ("a deletion with a value", deleting(value=b"v"), S.EINVAL),
+    ("a quiet deletion with a value", deleting(Opcode.DELQ_WITH_META, value=b"v"), S.EINVAL),
+    ("attributes that were not agreed on", setting(value=XATTRS, datatype=Datatype.XATTR), S.EINVAL),
+    ("a compressed value that was not agreed on", setting(datatype=Datatype.SNAPPY), S.EINVAL),
+    ("changed more often than can be counted", setting(rev_seqno=2**63), S.ERANGE),
+]
+
+
+@pytest.mark.parametrize(("what", "message", "status"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_what_is_refused(client, what, message, status):
+    client.send(message, Noop())
+    refused = client.receive()
+    assert (refused.specific, refused.cas, refused.extras) == (status, 0, b"")
+    assert client.receive().opcode == Opcode.NOOP
+    assert client.stats()["curr_items"] == "0"
+
+
+def test_the_biggest_value_may_have_meta_data_behind_it(client):
+    value = bytes(MAX_VALUE + 2)
+    assert client.status(setting(form=OldSetWithNmeta, value=value, nmeta=2)) == S.SUCCESS
+    assert client.status(setting(form=OldSetWithNmeta, value=value, nmeta=1, rev_seqno=6)) == S.E2BIG
+
+
+def test_they_are_counted_as_stores_and_deletions(client):
+    client.send(setting(Opcode.SETQ_WITH_META), deleting(Opcode.DELQ_WITH_META, rev_seqno=6))
+    stats = client.stats()
+    assert (stats["cmd_set"], stats["cmd_delete"]) == ("1", "1")

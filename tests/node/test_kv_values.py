@@ -1,0 +1,195 @@
+"""Counters, and values that grow."""
+
+import struct
+import time
+
+import pytest
+
+from penstock.wire.constants import MAX_KEY, MAX_VALUE, Datatype, Feature, Magic, Opcode, Status
+from penstock.wire.frame import Frame
+from penstock.wire.kv import Append, Count, CountReply, Get, Hello, Noop, pack_features
+from penstock.wire.layout import decode
+from tests.node.wire_client import served
+
+S = Status
+LAST = 2**64 - 1
+MAKE_NONE = 2**32 - 1
+LONG = b"k" * (MAX_KEY + 1)
+
+
+def count(opcode=Opcode.INCREMENT, **fields):
+    return Count(**{"key": b"k", "delta": 1, **fields}).encode(opcode)
+
+
+def append(opcode=Opcode.APPEND, **fields):
+    return Append(**{"key": b"k", **fields}).encode(opcode)
+
+
+def number(reply: Frame) -> int:
+    assert reply.specific == S.SUCCESS
+    assert len(reply.value) == 8
+    return int.from_bytes(reply.value, "big")
+
+
+# Counters
+
+
+def test_a_counter_begins_with_its_initial_number_and_counts_on(client):
+    begun = client.ask(count(delta=3, initial=10))
+    assert (number(begun), begun.extras, begun.key, begun.datatype) == (10, b"", b"", 0)
+    stored = client.get(b"k")
+    assert (stored.value, stored.cas, stored.extras) == (b"10", begun.cas, bytes(4))
+    counted = client.ask(count(delta=3))
+    assert number(counted) == 13
+    assert counted.cas > begun.cas
+    assert number(client.ask(count(Opcode.DECREMENT, delta=4))) == 9
+    assert client.get(b"k").value == b"9"
+
+
+COUNTS = [
+    # what is there, opcode, delta, what it is then
+    (b"%d" % LAST, Opcode.INCREMENT, 1, 0),
+    (b"%d" % LAST, Opcode.INCREMENT, LAST, LAST - 1),
+    (b"5", Opcode.DECREMENT, 6, 0),
+    (b"5", Opcode.DECREMENT, LAST, 0),
+    (b"0", Opcode.DECREMENT, 1, 0),
+    (b"007", Opcode.INCREMENT, 0, 7),
+]
+
+
+@pytest.mark.parametrize(("there", "opcode", "delta", "then"), COUNTS)
+def test_the_edges_of_a_counter(client, there, opcode, delta, then):
+    client.set(b"k", there)
+    assert number(client.ask(count(opcode, delta=delta))) == then
+    assert client.get(b"k").value == b"%d" % then
+
+
+@pytest.mark.parametrize("opcode", [Opcode.INCREMENT, Opcode.DECREMENT])
+def test_no_counter_is_made_if_none_is_wanted(client, opcode):
+    assert client.status(count(opcode, expiry=MAKE_NONE)) == S.KEY_ENOENT
+    assert client.status(Get(key=b"k")) == S.KEY_ENOENT
+    client.set(b"k", b"5")
+    assert client.status(count(opcode, expiry=MAKE_NONE)) == S.SUCCESS
+
+
+def test_a_counter_keeps_its_expiry_and_flags(client):
+    expiry = int(time.time()) + 1000
+    client.set(b"k", b"5", flags=7, expiry=expiry)
+    client.ask(count(expiry=5))
+    meta = client.meta(b"k")
+    assert (meta.expiry, meta.flags, meta.rev_seqno) == (expiry, 7, 2)
+
+
+def test_a_new_counters_expiry_counts_from_now(client):
+    before = int(time.time())
+    client.ask(count(expiry=1000))
+    assert before + 1000 <= client.meta(b"k").expiry <= int(time.time()) + 1000
+
+
+@pytest.mark.parametrize("value", [b"", b"one", b"-1", b"1 ", b"%d" % 2**64, b"1" * 21])
+def test_what_is_no_number_is_not_counted(client, value):
+    client.set(b"k", value)
+    refused = client.ask(count())
+    assert (refused.specific, refused.value) == (S.DELTA_BADVAL, b"")
+    assert client.get(b"k").value == value
+
+
+# What grows
+
+
+def test_a_value_grows_at_both_ends(client):
+    first = client.set(b"k", b"m", flags=7)
+    second = client.ask(append(value=b"z"))
+    third = client.ask(append(Opcode.PREPEND, value=b"a"))
+    assert first.cas < second.cas < third.cas
+    assert client.get(b"k") == Frame(Magic.RESPONSE, Opcode.GET, cas=third.cas, extras=b"\0\0\0\7", value=b"amz")
+    assert client.status(append(value=b"")) == S.SUCCESS
+
+
+def test_what_grows_keeps_its_expiry(client):
+    expiry = int(time.time()) + 1000
+    client.set(b"k", b"m", expiry=expiry)
+    client.ask(append(value=b"z"))
+    assert client.meta(b"k").expiry == expiry
+
+
+@pytest.mark.parametrize("opcode", [Opcode.APPEND, Opcode.PREPEND])
+def test_growth_over_one_version(client, opcode):
+    old, new = client.set(b"k", b"1").cas, client.set(b"k", b"2").cas
+    assert client.status(append(opcode, value=b"3", cas=old)) == S.KEY_EEXISTS
+    assert client.status(append(opcode, value=b"3", cas=new)) == S.SUCCESS
+
+
+def test_a_document_grows_up_to_the_limit(client):
+    client.set(b"k", bytes(MAX_VALUE - 1))
+    assert client.status(append(value=b"12")) == S.E2BIG
+    assert client.status(append(value=b"1")) == S.SUCCESS
+    assert client.status(append(Opcode.PREPEND, value=b"1")) == S.E2BIG
+    assert len(client.get(b"k").value) == MAX_VALUE
+
+
+def test_what_has_grown_is_json_no_more(node, client):
+    served(node, client).datatypes = Datatype.JSON
+    client.set(b"k", b"[1]", datatype=Datatype.JSON)
+    assert client.get(b"k").datatype == Datatype.JSON
+    assert client.status(append(value=b",", datatype=Datatype.JSON)) == S.SUCCESS
+    assert (client.get(b"k").value, client.get(b"k").datatype) == (b"[1],", 0)
+
+
+# Both
+
+
+REFUSED = [
+    ("append to nothing", append(value=b"v"), S.NOT_STORED),
+    ("append to one version of nothing", append(value=b"v", cas=1), S.NOT_STORED),
+    ("prepend to nothing", append(Opcode.PREPEND, value=b"v"), S.NOT_STORED),
+    ("quiet append to nothing", append(Opcode.APPENDQ, value=b"v"), S.NOT_STORED),
+    ("quiet prepend to nothing", append(Opcode.PREPENDQ, value=b"v"), S.NOT_STORED),
+    ("append to a long key", append(key=LONG), S.EINVAL),
+    ("append to no key", append(key=b""), S.EINVAL),
+    ("append elsewhere", append(vbucket=16), S.NOT_MY_VBUCKET),
+    ("append of JSON, not agreed on", append(value=b"1", datatype=1), S.EINVAL),
+    ("quiet count of nothing", count(Opcode.INCREMENTQ, expiry=MAKE_NONE), S.KEY_ENOENT),
+    ("quiet count down of nothing", count(Opcode.DECREMENTQ, expiry=MAKE_NONE), S.KEY_ENOENT),
+    ("count of a long key", count(key=LONG), S.EINVAL),
+    ("count of no key", count(key=b""), S.EINVAL),
+    ("count elsewhere", count(vbucket=16), S.NOT_MY_VBUCKET),
+    ("count with a cas", count(cas=1), S.EINVAL),
+    ("count with a value", count(value=b"1"), S.EINVAL),
+    ("count with short extras", Frame(Magic.REQUEST, Opcode.INCREMENT, key=b"k", extras=bytes(16)), S.EINVAL),
+]
+
+
+@pytest.mark.parametrize(("what", "request_", "status"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_what_is_refused(client, what, request_, status):
+    client.send(request_, Noop())
+    reply = client.receive()
+    assert (reply.specific, reply.extras, reply.cas) == (status, b"", 0)
+    assert client.receive().opcode == Opcode.NOOP
+    assert client.status(Get(key=b"k")) == S.KEY_ENOENT
+
+
+def test_quiet_forms_do_the_same_and_say_nothing(client):
+    client.send(
+        count(Opcode.INCREMENTQ, initial=5),
+        count(Opcode.INCREMENTQ, delta=3),
+        count(Opcode.DECREMENTQ, delta=1),
+        append(Opcode.APPENDQ, value=b"1"),
+        append(Opcode.PREPENDQ, value=b"2"),
+        Get(key=b"k"),
+    )
+    assert client.receive().value == b"271"
+
+
+def test_replies_have_a_token_once_it_was_asked_for(client):
+    client.ask(Hello(value=pack_features([Feature.MUTATION_SEQNO])))
+    replies = [client.ask(frame) for frame in (count(initial=5), count(), append(value=b"1"), count())]
+    assert [struct.unpack(">QQ", reply.extras)[1] for reply in replies] == [1, 2, 3, 4]
+    counted = decode(replies[3])
+    assert isinstance(counted, CountReply)
+    assert (counted.seqno, number(replies[3])) == (4, 62)
+
+
+def test_they_are_counted_as_stores(client):
+    client.send(count(Opcode.INCREMENTQ), append(Opcode.APPENDQ, value=b"1"))
+    assert client.stats()["cmd_set"] == "2"
