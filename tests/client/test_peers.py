@@ -182,3 +182,5 @@ async def test_a_producer_without_regard_for_flow_control_is_held_back():
             assert stream.queued_bytes < 65536 + (4 << 20)
             if batch["seqno"][-1].as_py() == many:
                 break
+        else:
+            pytest.fail("the stream ended before its last change")

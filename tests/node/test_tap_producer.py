@@ -372,7 +372,8 @@ def test_flushes_that_nobody_was_told_of_are_one(node, client):
     [(b"y", pack_checkpoints([]), Status.KEY_ENOENT), (b"x", b"\0\2\0\0", Status.EINVAL)],
 )
 def test_a_filter_that_cannot_be(node, client, key, value, status):
-    with tapping(node, b"x"):
+    with tapping(node, b"x") as tap:
+        tap.tap()
         assert client.status(ChangeVbFilter(key=key, value=value)) == status
 
 

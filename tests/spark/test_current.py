@@ -73,7 +73,9 @@ def test_folding_in_any_groups_is_folding_at_once(rows, data):
 
 @given(st.lists(st.binary(max_size=6) | st.text(max_size=4).map(str.encode), max_size=30, unique=True))
 def test_a_key_is_text_where_it_is_utf8(keys):
-    for line in fold(table(row(1, number, key) for number, key in enumerate(keys, 1))).to_pylist():
+    found = fold(table(row(1, number, key) for number, key in enumerate(keys, 1)))
+    assert found.num_rows == len(keys)
+    for line in found.to_pylist():
         key = keys[line["seqno"] - 1]
         try:
             assert (line["key"], line["key_bytes"]) == (key.decode(), None)
