@@ -91,7 +91,6 @@ LONGEST = 100
 """Bytes of an example, where there is one as short."""
 
 SIZES = {"B": 1, "H": 2, "I": 4, "Q": 8}
-PARTS = {Part.ABSENT: "never", Part.PRESENT: "always", Part.MAYBE: "may be"}
 
 
 @dataclass

@@ -29,10 +29,6 @@ async def linked(script, **options):
     return await NodeLink.open("127.0.0.1", script.port, SECONDS, **options)
 
 
-def key_of(frame):
-    return frame.key.decode()
-
-
 def get(key):
     return Get(key=key.encode())
 

@@ -210,14 +210,6 @@ def head(opcode: int, key: int, extras: int, body: int, seqno: int = 1, nmeta: i
     return start + (seqno.to_bytes(8, "big") + bytes(20) + nmeta.to_bytes(2, "big") + bytes(200))[:body]
 
 
-def of_dialect(message: Message, *damage: tuple[int, int]) -> bytes:
-    """Return a frame in which some bytes are others: (place, byte)."""
-    frame = bytearray(message.encode())
-    for place, byte in damage:
-        frame[place] = byte
-    return bytes(frame)
-
-
 MUTATION, DELETION = Opcode.DCP_MUTATION, Opcode.DCP_DELETION
 PROTOTYPE = PrototypeMutation(key=b"name::key", by_seqno=1, collection_length=4)
 BAD = [
