@@ -6,7 +6,7 @@ BIN := .venv/bin
 UV := uv==0.13.8
 SOURCES := src tests $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py examples/*.py fuzz/*.py tools/*.py))))
 BENCHMARKS := $(addprefix benchmarks.,decode encode store kv producer stream dialects spark \
-	durable_read durable_open durable_scaling)
+	durable durable_read durable_open durable_pause durable_scaling)
 BENCHED := .venv/installed-bench
 GENERATORS := $(wildcard tools/generate_*.py)
 

@@ -63,8 +63,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=5_000_000)
     parser.add_argument("--vbuckets", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
-    add_options(parser)
-    parser.set_defaults(against=[])
+    add_options(parser, against=[])
     chosen = parser.parse_args()
     report = Report("Opening a bucket", chosen)
     with scratch(chosen) as directory:

@@ -134,10 +134,16 @@ def disk_bytes(directory: Path) -> int:
 # Options that the benchmarks of durable buckets have in common
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser, *, against: list[str] | None = None) -> None:
+    """against: the row stores to compare with unless others are chosen; None: all that are installed."""
+    add_directory(parser)
+    known = installed()
     parser.add_argument(
-        "--against", nargs="*", default=installed(), choices=installed(), help="row stores to compare with"
+        "--against", nargs="*", default=known if against is None else against, choices=known, help="row stores"
     )
+
+
+def add_directory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--directory", type=Path, default=Path("build"), help="on the disk to measure; has to have room"
     )

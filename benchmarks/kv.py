@@ -35,21 +35,26 @@ def batches(count: int, pipelined: int, value: bytes | None, vbuckets: int, pref
 
 def drive(port: int, pieces: list[bytes], reply_bytes: int) -> float:
     """Keep two pieces under way, each answered with reply_bytes; return the seconds of all of it."""
-    room = bytearray(1 << 20)
     with socket.create_connection(("127.0.0.1", port)) as peer:
         peer.settimeout(60)
         start = time.perf_counter()
-        peer.sendall(pieces[0])
-        missing = 0
-        for piece in [*pieces[1:], b""]:
-            peer.sendall(piece)
-            missing += reply_bytes
-            while missing > 0:
-                received = peer.recv_into(room)
-                if not received:
-                    raise ConnectionError("the node closed the connection")
-                missing -= received
+        exchange(peer, pieces, reply_bytes)
         return time.perf_counter() - start
+
+
+def exchange(peer: socket.socket, pieces: list[bytes], reply_bytes: int) -> None:
+    """Send pieces, two of them under way at a time, until each has been answered with reply_bytes."""
+    room = bytearray(1 << 20)
+    peer.sendall(pieces[0])
+    missing = 0
+    for piece in [*pieces[1:], b""]:
+        peer.sendall(piece)
+        missing += reply_bytes
+        while missing > 0:
+            received = peer.recv_into(room)
+            if not received:
+                raise ConnectionError("the node closed the connection")
+            missing -= received
 
 
 def case(report: Report, node: Served, name: str, *, count: int, rounds: list[list[bytes]], reply_bytes: int) -> None:

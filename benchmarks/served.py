@@ -10,11 +10,30 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection as Pipe
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from penstock.node import Node
+from benchmarks.kept import BUCKETS
+from penstock.node import Node, opening
 
 START_SECONDS = 600.0
+_STOP_SECONDS = 120.0
+_IDLE_SECONDS = 10.0
+_PROBE_SECONDS = 0.001
+
+
+class Disk(NamedTuple):
+    """Where a node keeps its bucket. kind: one of kept.BUCKETS, to which the node is the same."""
+
+    kind: str
+    directory: Path
+
+
+class Pause(NamedTuple):
+    """For how many seconds an event loop came to nothing else, and how much CPU time its thread used meanwhile."""
+
+    seconds: float = 0.0
+    cpu: float = 0.0
 
 
 class Served(NamedTuple):
@@ -26,17 +45,43 @@ class Served(NamedTuple):
 
     def cpu(self) -> float:
         """Return the CPU seconds that the node has used so far."""
-        self.pipe.send("cpu")
-        seconds: float = self.pipe.recv()
+        seconds: float = self._ask("cpu")
         return seconds
+
+    def longest_pause(self) -> Pause:
+        """Return the longest pause of the node's event loop since this was last asked.
+
+        From the first time on a timer of the node's goes off a thousand times a second.
+        """
+        return Pause(*self._ask("pause"))
+
+    def settle(self) -> None:
+        """Wait until the node has nothing more to do, such as to rewrite what was stored, some seconds at most."""
+        deadline = time.monotonic() + _IDLE_SECONDS
+        used = self.cpu()
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            before, used = used, self.cpu()
+            if used - before < 0.005:
+                return
+
+    def _ask(self, what: str) -> Any:
+        self.pipe.send(what)
+        return self.pipe.recv()
 
 
 @contextmanager
-def served(*, vbuckets: int, changes: int = 0, value_bytes: int = 0, profile: bool = False) -> Iterator[Served]:
-    """Run a node with one bucket, `default`, filled with changes of different keys, vbuckets in turn."""
+def served(
+    *, vbuckets: int, changes: int = 0, value_bytes: int = 0, profile: bool = False, disk: Disk | None = None
+) -> Iterator[Served]:
+    """Run a node with one bucket, `default`, filled with changes of different keys, vbuckets in turn.
+
+    disk: where the bucket is kept; None: in memory.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_run, args=(theirs, vbuckets, changes, value_bytes, profile), daemon=True)
+    wanted = _Wanted(vbuckets, changes, value_bytes, profile, disk)
+    process = context.Process(target=_run, args=(theirs, wanted), daemon=True)
     process.start()
     try:
         if not ours.poll(START_SECONDS):
@@ -45,23 +90,45 @@ def served(*, vbuckets: int, changes: int = 0, value_bytes: int = 0, profile: bo
         yield Served(port, frame_bytes, ours)
     finally:
         ours.send("stop")
-        process.join(30)
+        process.join(_STOP_SECONDS)
         process.kill()
 
 
-def _run(pipe: Pipe, vbuckets: int, changes: int, value_bytes: int, profile: bool) -> None:
-    asyncio.run(_serve(pipe, vbuckets, changes, value_bytes, profile))
+class _Wanted(NamedTuple):
+    vbuckets: int
+    changes: int
+    value_bytes: int
+    profile: bool
+    disk: Disk | None
 
 
-async def _serve(pipe: Pipe, vbuckets: int, changes: int, value_bytes: int, profile: bool) -> None:
+def _run(pipe: Pipe, wanted: _Wanted) -> None:
+    asyncio.run(_serve(pipe, wanted))
+
+
+async def _serve(pipe: Pipe, wanted: _Wanted) -> None:
+    vbuckets, changes, value_bytes, profile, disk = wanted
     loop = asyncio.get_running_loop()
-    node = await Node.start(port=0, vbuckets=vbuckets)
+    if disk is not None:
+        opening.__dict__["Bucket"] = BUCKETS[disk.kind]  # all that the node opens
+    node = await Node.start(port=0, vbuckets=vbuckets, data_dir=None if disk is None else disk.directory)
     store = node.buckets["default"].store
     value = b"v" * value_bytes
     for number in range(changes):
         store.vbuckets[number % vbuckets].set(b"key-%09d" % number, value)
     stopped = asyncio.Event()
-    loop.add_reader(pipe.fileno(), lambda: pipe.send(time.process_time()) if pipe.recv() == "cpu" else stopped.set())
+    probe = _Probe(loop)
+
+    def answer() -> None:
+        match pipe.recv():
+            case "cpu":
+                pipe.send(time.process_time())
+            case "pause":
+                pipe.send(probe.take())
+            case _:
+                stopped.set()
+
+    loop.add_reader(pipe.fileno(), answer)
     profiler = cProfile.Profile()
     if profile:
         profiler.enable()
@@ -71,3 +138,30 @@ async def _serve(pipe: Pipe, vbuckets: int, changes: int, value_bytes: int, prof
         profiler.disable()
         pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
     await node.stop()
+
+
+class _Probe:
+    """A timer, and by how much it was too late at most."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._longest = Pause()
+        self._set_at: tuple[float, float] | None = None
+
+    def take(self) -> Pause:
+        if self._set_at is None:
+            self._set()
+        longest, self._longest = self._longest, Pause()
+        return longest
+
+    def _set(self) -> None:
+        self._set_at = self._loop.time(), time.thread_time()
+        self._loop.call_later(_PROBE_SECONDS, self._went_off)
+
+    def _went_off(self) -> None:
+        assert self._set_at is not None
+        began, began_cpu = self._set_at
+        late = self._loop.time() - began - _PROBE_SECONDS
+        if late > self._longest.seconds:
+            self._longest = Pause(late, time.thread_time() - began_cpu)
+        self._set()

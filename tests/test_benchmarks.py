@@ -95,18 +95,30 @@ def test_a_snapshot_of_rows_keeps_to_its_bounds(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "options"),
+    ("benchmark", "options", "rows"),
     [
-        ("durable_read", ["--changes", "600", "--rounds", "1", "--cold-changes", "600", "--cold-rounds", "1"]),
-        ("durable_open", ["--items", "600", "--rounds", "1"]),
-        ("durable_scaling", ["--changes", "200", "600", "--rounds", "1"]),
+        ("durable", ["--changes", "500", "--rounds", "1", "--value-bytes", "100"], [", Penstock ", ", SQLite "]),
+        (
+            "durable_read",
+            ["--changes", "600", "--rounds", "1", "--cold-changes", "600", "--cold-rounds", "1"],
+            [", Penstock ", ", SQLite ", "cold, Penstock "],
+        ),
+        ("durable_open", ["--items", "600", "--rounds", "1"], [", Penstock ", ", SQLite "]),
+        (
+            "durable_pause",
+            ["--changes", "600", "--rounds", "1", "--seconds", "0.1", "--pipelined", "20"],
+            ["in memory, under load ", "everything being rewritten "],
+        ),
+        ("durable_scaling", ["--changes", "200", "600", "--rounds", "1"], [", Penstock ", ", SQLite "]),
     ],
 )
-def test_a_benchmark_of_durable_buckets_runs(tmp_path, benchmark, options):
-    common = ["--directory", str(tmp_path), "--vbuckets", "8", "--against", "SQLite"]
+def test_a_benchmark_of_durable_buckets_runs(tmp_path, benchmark, options, rows):
+    common = ["--directory", str(tmp_path), "--vbuckets", "8"]
+    if benchmark != "durable_pause":
+        common += ["--against", "SQLite"]
     run = [sys.executable, "-m", f"benchmarks.{benchmark}", *common, *options]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    for kind in ("Penstock", "SQLite"):
-        assert f", {kind} " in done.stdout
+    for row in rows:
+        assert row in done.stdout
     assert not list(tmp_path.iterdir())  # what it wrote is gone

@@ -1,0 +1,151 @@
+"""Durable SETs through a node: from the first request until SEQNO_PERSISTENCE has said that all of them are on disk.
+
+The same node serves the same requests whatever keeps its bucket: our log, or rows in SQLite, LMDB or RocksDB. Each has
+a process of its own, commits every thousand changes or 5 ms, and syncs at each commit. The stores take turns, with the
+same changes in each round; a turn begins when no node has work left over from one before. A client with one connection
+has 500 requests under way. CPU time is the node's, what it does afterwards included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from benchmarks.kept import Changes, add_options, against, kinds, rotated, scratch
+from benchmarks.kv import SET_REPLY, exchange
+from benchmarks.report import Report, options
+from benchmarks.served import Disk, Served, served
+from penstock.wire.constants import Opcode
+from penstock.wire.frame import HEADER, HEADER_BYTES
+from penstock.wire.kv import SeqnoPersistence, Set
+
+SYNC_BYTES = 175_000  # of a thousand changes of 100 B
+SYNCS = 200
+_PATIENCE = 120.0
+
+
+class Round(NamedTuple):
+    """pieces: requests, as many in each. waits: one for each vbucket that has changed, up to its newest seqno."""
+
+    pieces: list[bytes]
+    waits: list[bytes]
+
+
+class Rounds:
+    """The requests of one round after the other."""
+
+    def __init__(self, *, vbuckets: int, value_bytes: int, pipelined: int) -> None:
+        self._changes = Changes(vbuckets=vbuckets, value_bytes=value_bytes)
+        self._half = pipelined // 2
+        self._seqnos = Counter[int]()
+
+    def make(self, count: int) -> Round:
+        requests = []
+        for vbucket, key, value in self._changes.take(count):
+            requests.append(Set(key=key, value=value, vbucket=vbucket).encode())
+            self._seqnos[vbucket] += 1
+        pieces = [b"".join(requests[start : start + self._half]) for start in range(0, count, self._half)]
+        return Round(pieces, [SeqnoPersistence(vbucket=v, seqno=seqno).encode() for v, seqno in self._seqnos.items()])
+
+
+def store(port: int, requests: Round, half: int) -> float:
+    """Store the changes of a round and return the seconds until they are on disk."""
+    with socket.create_connection(("127.0.0.1", port)) as peer:
+        peer.settimeout(_PATIENCE)
+        began = time.perf_counter()
+        exchange(peer, requests.pieces, half * SET_REPLY)
+        peer.sendall(b"".join(requests.waits))
+        answers = peer.makefile("rb").read(len(requests.waits) * HEADER_BYTES)
+        seconds = time.perf_counter() - began
+    for _, opcode, _, _, _, status, body, _, _ in HEADER.iter_unpack(answers):
+        if opcode != Opcode.SEQNO_PERSISTENCE or status or body:
+            raise RuntimeError(f"answer 0x{opcode:02x} with status 0x{status:02x}: not on disk")
+    return seconds
+
+
+class Taken(NamedTuple):
+    """Seconds of each round."""
+
+    walls: list[float]
+    cpus: list[float]
+
+
+def case(report: Report, chosen: argparse.Namespace, vbuckets: int, value_bytes: int) -> None:
+    half = chosen.pipelined // 2
+    count = (chosen.changes if value_bytes < 512 else chosen.changes // 2) // half * half
+    rounds = Rounds(vbuckets=vbuckets, value_bytes=value_bytes, pipelined=chosen.pipelined)
+    with scratch(chosen) as directory, ExitStack() as stack:
+        nodes = {
+            kind: stack.enter_context(
+                served(vbuckets=vbuckets, disk=Disk(kind, directory / kind), profile=chosen.profile)
+            )
+            for kind in kinds(chosen)
+        }
+        taken = {kind: Taken([], []) for kind in nodes}
+        for number in range(chosen.rounds + 1):
+            requests = rounds.make(count)
+            for kind in rotated(list(nodes), number):
+                wall, cpu = _turn(nodes[kind], requests, half)
+                if number:  # the first finds everything empty
+                    taken[kind].walls.append(wall)
+                    taken[kind].cpus.append(cpu)
+    rates = {kind: count / median(each.walls) for kind, each in taken.items()}
+    for kind, each in taken.items():
+        report.row(
+            f"{count} of {value_bytes} B, {vbuckets} vbuckets, {kind}",
+            f"{rates[kind] / 1e3:.0f} k/s (best {count / min(each.walls) / 1e3:.0f}), "
+            f"{median(each.cpus) / count * 1e6:.1f} us CPU a change{against(rates, kind)}",
+        )
+
+
+def _turn(node: Served, requests: Round, half: int) -> tuple[float, float]:
+    before = node.cpu()
+    wall = store(node.port, requests, half)
+    node.settle()
+    return wall, node.cpu() - before
+
+
+def sync(report: Report, directory: Path) -> None:
+    """Measure what a commit costs at least on this disk."""
+    data, seconds = os.urandom(SYNC_BYTES), []
+    with (directory / "sync").open("wb", buffering=0) as file:
+        for _ in range(SYNCS):
+            began = time.perf_counter()
+            file.write(data)
+            os.fdatasync(file.fileno())
+            seconds.append(time.perf_counter() - began)
+    seconds.sort()
+    report.row(
+        f"{SYNC_BYTES // 1000} KB appended to a file and synced",
+        f"{median(seconds) * 1e3:.2f} ms median, {seconds[-SYNCS // 100] * 1e3:.2f} ms of one in a hundred",
+    )
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--changes", type=int, default=100_000, help="in a round, of 100 B; of 1 KB half as many")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pipelined", type=int, default=500)
+    parser.add_argument("--vbuckets", type=int, nargs="*", default=[1, 1024])
+    parser.add_argument("--value-bytes", type=int, nargs="*", default=[100, 1024])
+    parser.add_argument("--profile", action="store_true", help="print where the nodes spend their time")
+    add_options(parser)
+    chosen = parser.parse_args()
+    report = Report("Durable SETs through a node, against stores that keep rows", chosen)
+    with scratch(chosen) as directory:
+        sync(report, directory)
+    for value_bytes in chosen.value_bytes:
+        for vbuckets in chosen.vbuckets:
+            case(report, chosen, vbuckets, value_bytes)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""For how long a node comes to nothing else while it rewrites its log: the longest pause of its event loop under load.
+
+The bucket is filled, then one connection stores changes of keys that are there as fast as the node takes them, 500
+under way; meanwhile another one asks for everything to be rewritten. A timer in the node tells by how much it was too
+late at most. The load alone holds the loop as well, so there is a row for that, and one for the same load without any
+rewriting, in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from threading import Event
+from typing import NamedTuple
+
+from benchmarks.kept import OURS, Changes, add_directory, apart, fill, open_bucket, scratch
+from benchmarks.kv import SET_REPLY, exchange
+from benchmarks.report import Report, options
+from benchmarks.served import Disk, Pause, Served, served
+from penstock.wire.frame import HEADER, HEADER_BYTES
+from penstock.wire.kv import Set
+from penstock.wire.observe import CompactDb
+
+PIECES = 200
+_PATIENCE = 600.0
+
+
+class Loaded(NamedTuple):
+    """seconds: what went on meanwhile took. rate: changes stored a second. pause: the longest."""
+
+    seconds: float
+    rate: float
+    pause: Pause
+
+
+def make(directory: Path, vbuckets: int, changes: int) -> None:
+    bucket = open_bucket(OURS, directory, vbuckets)
+    fill(bucket, Changes(vbuckets=vbuckets, value_bytes=100), changes)
+    bucket.close()
+
+
+def pieces(vbuckets: int, half: int) -> list[bytes]:
+    """Return requests, half of what is under way in a piece: of changes that are in the bucket before."""
+    changes = Changes(vbuckets=vbuckets, value_bytes=100)
+    requests = [
+        Set(key=key, value=value, vbucket=vbucket).encode() for vbucket, key, value in changes.take(PIECES * half)
+    ]
+    return [b"".join(requests[start : start + half]) for start in range(0, len(requests), half)]
+
+
+def load(port: int, requests: list[bytes], half: int, enough: Event) -> float:
+    """Store changes until it is enough, and return how many that were in a second."""
+    stored, began = 0, time.perf_counter()
+    with socket.create_connection(("127.0.0.1", port)) as peer:
+        peer.settimeout(_PATIENCE)
+        while not enough.is_set():
+            exchange(peer, requests, half * SET_REPLY)
+            stored += len(requests) * half
+    return stored / (time.perf_counter() - began)
+
+
+def under_load(node: Served, requests: list[bytes], half: int, meanwhile: Callable[[], object]) -> Loaded:
+    enough = Event()
+    with ThreadPoolExecutor(1) as pool:
+        loading: Future[float] = pool.submit(load, node.port, requests, half, enough)
+        node.longest_pause()
+        began = time.perf_counter()
+        meanwhile()
+        seconds, pause = time.perf_counter() - began, node.longest_pause()
+        enough.set()
+        rate = loading.result()
+    return Loaded(seconds, rate, pause)
+
+
+def compact(port: int) -> None:
+    """Have everything rewritten."""
+    with socket.create_connection(("127.0.0.1", port)) as peer:
+        peer.settimeout(_PATIENCE)
+        peer.sendall(CompactDb().encode())
+        answer = HEADER.unpack(peer.makefile("rb").read(HEADER_BYTES))
+        if answer[5]:
+            raise RuntimeError(f"status 0x{answer[5]:02x}: not compacted")
+
+
+def row(report: Report, about: str, loaded: list[Loaded]) -> None:
+    pauses = sorted(each.pause for each in loaded)
+    longest, middle = pauses[-1], pauses[len(pauses) // 2]
+    report.row(
+        about,
+        f"longest pause {longest.seconds * 1e3:.1f} ms, {longest.cpu * 1e3:.1f} ms of it CPU time of the loop's thread "
+        f"(median of {len(pauses)} rounds {middle.seconds * 1e3:.1f} ms); "
+        f"{median(each.rate for each in loaded) / 1e3:.0f} k/s stored meanwhile, "
+        f"for {median(each.seconds for each in loaded):.1f} s",
+    )
+
+
+def case(report: Report, chosen: argparse.Namespace, disk: Disk | None) -> None:
+    half = chosen.pipelined // 2
+    requests = pieces(chosen.vbuckets, half)
+    where = "in memory" if disk is None else "on disk"
+    with served(vbuckets=chosen.vbuckets, disk=disk, profile=chosen.profile) as node:
+        node.settle()
+        alone = [under_load(node, requests, half, lambda: time.sleep(chosen.seconds)) for _ in range(chosen.rounds)]
+        row(report, f"{where}, under load", alone)
+        if disk is not None:
+            compacted = [under_load(node, requests, half, lambda: compact(node.port)) for _ in range(chosen.rounds)]
+            row(report, f"{where}, under load, everything being rewritten", compacted)
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--changes", type=int, default=3_000_000, help="that the bucket is filled with")
+    parser.add_argument("--vbuckets", type=int, default=1024)
+    parser.add_argument("--pipelined", type=int, default=500)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of load without a compaction")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--profile", action="store_true", help="print where the node spends its time")
+    add_directory(parser)
+    chosen = parser.parse_args()
+    report = Report(f"Pauses of a node's event loop, {chosen.pipelined} SETs under way", chosen)
+    case(report, chosen, None)
+    with scratch(chosen) as directory:
+        apart(make, directory / "default", chosen.vbuckets, chosen.changes)
+        case(report, chosen, Disk(OURS, directory))
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
