@@ -81,15 +81,12 @@ def _observe(connection: NodeConnection, frame: Frame) -> bytes:
 
 
 def _state_of(vbucket: Vbucket, key: bytes, persisted_seqno: int) -> tuple[KeyState, int]:
-    """Return how far a key has got, and its cas.
-
-    Where a tombstone lies is not known, so it counts as being on disk when all of the vbucket is.
-    """
+    """Return how far a key has got, and its cas."""
     item = vbucket.get(key)
     if item is not None:
         return KeyState.PERSISTED if item.seqno <= persisted_seqno else KeyState.NOT_PERSISTED, item.cas
-    meta = vbucket.meta(key)
-    if meta is None or not meta.deleted or vbucket.high_seqno <= persisted_seqno:
+    meta, seqno = vbucket.meta(key), vbucket.newest_seqno(key)
+    if meta is None or seqno is None or not meta.deleted or seqno <= persisted_seqno:
         return KeyState.NOT_FOUND, 0
     return KeyState.LOGICALLY_DELETED, meta.cas
 

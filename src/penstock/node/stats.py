@@ -74,7 +74,7 @@ def _default(connection: NodeConnection) -> Stats:
     yield "cmd_delete", counters.cmd_delete
     yield "bytes", memory.live_bytes
     yield "mem_used", memory.index_bytes + memory.live_bytes + memory.dead_bytes
-    yield "ep_bucket_type", "membase" if bucket.store.durable else "ephemeral"
+    yield "ep_bucket_type", "persistent" if bucket.store.durable else "ephemeral"
     yield "ep_uuid", bucket.uuid
     yield from _storage(connection, bucket)
     yield "ep_index_bytes", memory.index_bytes

@@ -261,6 +261,11 @@ class Vbucket(History):
             meta = meta._replace(cas=LOCKED_CAS if self._now() < lock.until else lock.cas)
         return meta
 
+    def newest_seqno(self, key: bytes) -> int | None:
+        """Return the seqno of a key's newest change, its deletion included; None if there is none."""
+        newest = self._look(key)
+        return None if newest is None else newest[0].seqnos_at[newest[1]]
+
     def store_with_meta(
         self,
         event: Event,
