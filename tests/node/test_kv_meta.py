@@ -231,6 +231,7 @@ def test_extended_attributes(node, client):
     assert (client.meta(b"k").deleted, client.meta(b"k").value_datatype) == (1, Datatype.XATTR)
     assert client.status(setting(value=b"\0\0\0\xff", rev_seqno=7, **fields)) == S.EINVAL
     assert client.status(deleting(value=b"\0\0\0\xff", rev_seqno=7, **fields)) == S.EINVAL
+    assert client.status(deleting(value=b"v", rev_seqno=7, datatype=Datatype.SNAPPY)) == S.EINVAL
 
 
 def test_of_two_that_are_the_same_the_one_with_attributes_stays(node, client):

@@ -134,6 +134,12 @@ def test_a_lock_lasts_as_long_as_was_said_and_no_longer(vbucket: Vbucket, clock:
     assert refusal(lambda: vbucket.set(b"k", b"")) is None
 
 
+def test_a_lock_matters_to_its_document_alone(vbucket: Vbucket, clock: Clock) -> None:
+    vbucket.set(b"other", b"", expiry=5)
+    clock.wait(5)
+    assert vbucket.set(b"other", b"").seqno == 3  # as without any lock: what is overwritten need not expire
+
+
 def test_a_lock_is_taken_again_when_it_is_over(vbucket: Vbucket, clock: Clock) -> None:
     vbucket.unlock(b"k", LOCK)
     item = vbucket.lock(b"k", 30)

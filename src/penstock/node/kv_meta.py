@@ -115,9 +115,9 @@ def _value(frame: Frame, nmeta: int, deletes: bool) -> bytes:
     value = frame.value[: len(frame.value) - nmeta]
     check_value(value)
     body = value
-    if frame.datatype & Datatype.XATTR and not frame.datatype & Datatype.SNAPPY:
-        body = unpack_xattrs(value).body
-    if deletes and body and not frame.datatype & Datatype.SNAPPY:
+    if frame.datatype & Datatype.XATTR:  # compressed ones are taken as they are
+        body = b"" if frame.datatype & Datatype.SNAPPY else unpack_xattrs(value).body
+    if deletes and body:
         raise InvalidArguments(f"a deletion with {len(body)} bytes that are no extended attributes")
     return value
 
