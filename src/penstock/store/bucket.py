@@ -144,6 +144,7 @@ class Bucket:
                         vbucket.begin_branch()
             log.mark_opened()
         else:
+            self.recovered = found.summary if found.torn else ""
             log.begin_file(1, 0)
         for left_over in found.obsolete:
             log.directory.remove(left_over)

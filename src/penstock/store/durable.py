@@ -26,7 +26,7 @@ from penstock.store.compaction import Compaction, worthwhile
 from penstock.store.files import Directory
 from penstock.store.index import RowIndex
 from penstock.store.log import Log
-from penstock.store.record import RECORD_BYTES, pack_file_header, pack_record
+from penstock.store.record import RECORD_BYTES, pack_file_header, pack_record, seed_of
 from penstock.store.rewrite import Limits, Rewritten, superseding
 from penstock.store.sealed import load, save, segment_name
 from penstock.store.segment import Column, Rows, Segment, new_buffer
@@ -58,15 +58,16 @@ def log_number(name: str) -> int | None:
 
 
 class LogFile:
-    """A log file that is being written. buffer: what it holds, up to `end`. written, synced: how much of that is in the
-    file, and on disk for certain. head_end: the end of the note it begins with.
+    """A log file that is being written. buffer: what it holds, up to `end`. seed: of its records' checksums. written,
+    synced: how much of that is in the file, and on disk for certain. head_end: the end of the note it begins with.
     """
 
-    __slots__ = ("buffer", "descriptor", "end", "head_end", "number", "synced", "written")
+    __slots__ = ("buffer", "descriptor", "end", "head_end", "number", "seed", "synced", "written")
 
-    def __init__(self, number: int, buffer: memoryview, end: int = 0) -> None:
+    def __init__(self, number: int, buffer: memoryview, seed: int = 0, end: int = 0) -> None:
         self.number = number
         self.buffer = buffer
+        self.seed = seed
         self.end = self.written = self.synced = end
         self.head_end = 0
         self.descriptor: int | None = None
@@ -118,6 +119,7 @@ class DurableLog(Log):
         self._rests: dict[tuple[int, int], int] = {}  # segments that there is no gain in rewriting before then, ns
         self._passed = 0
         self._drafts = 0
+        self._as_of = 0, 0  # where the log ended when the newest compaction was chosen
         self.unsynced: list[LogFile] = []
         self.file = LogFile(0, memoryview(b""))
         super().__init__(indexes, settings.segment_bytes)
@@ -134,8 +136,8 @@ class DurableLog(Log):
     def _write(self, body: bytes, supersedes: int) -> int:
         """Write a record for which there is room and return its offset in the active log file."""
         file = self.file
-        record = pack_record(body, supersedes, file.synced)
         start = self.end
+        record = pack_record(body, supersedes, file.synced, file.seed ^ start)
         end = start + len(record)
         self.buffer[start:end] = record
         self.end = file.end = end  # only now: a commit may look at any time
@@ -150,8 +152,6 @@ class DurableLog(Log):
                 raise TemporaryFailure("the disk does not keep up with what is to be written")
             self.roll(nbytes)
         self._raise_limit()
-        if self.fault is not None:  # a commit on another thread has failed just now
-            self.limit = 0
 
     def check(self) -> None:
         if self.fault is not None:
@@ -198,14 +198,15 @@ class DurableLog(Log):
         self.begin_file(self.file.number + 1, nbytes)
 
     def begin_file(self, number: int, nbytes: int) -> None:
+        """Begin a log file with how things stand with every vbucket, and the size of the log file before."""
         oldest = self.sealed[0].ids[1] if self.sealed else number
         for index in self.indexes:
             index.cuts = [cut for cut in index.cuts if cut[0] > oldest]
-        head = _text({"head": [history.described() for history in self.histories]})
+        head = _text({"head": [history.described() for history in self.histories], "behind": self.file.end})
         header = pack_file_header(self.uuid, number)
         needed = len(header) + len(head) + nbytes + 2 * RECORD_BYTES
         self.begin(new_buffer(max(self.segment_bytes, needed)))
-        self.file = LogFile(number, self.buffer)
+        self.file = LogFile(number, self.buffer, seed_of(header))
         self.unsynced.append(self.file)
         self.buffer[: len(header)] = header
         self.end = self.file.end = len(header)
@@ -223,7 +224,7 @@ class DurableLog(Log):
         self.begin(new_buffer(max(self.segment_bytes, end)))
         self.buffer[:end] = active.buffer[:end]
         self.end = end
-        self.file = LogFile(number, self.buffer, end)
+        self.file = LogFile(number, self.buffer, seed_of(pack_file_header(self.uuid, number)), end)
         self.file.descriptor = self._sync_again(log_name(number), end)
         self.unsynced.append(self.file)
         fate = active.fate
@@ -245,6 +246,8 @@ class DurableLog(Log):
         self.limit = len(self.buffer) - RECORD_BYTES
         if self.quota is not None:
             self.limit = min(self.limit, self.end + len(self.buffer) // _LOOKS_PER_SEGMENT)
+        if self.fault is not None:  # whether before, or on another thread just now
+            self.limit = 0
 
     def _empty_segment(self) -> None:
         """Let a log file without a change that counts be clustered like others: their numbers have no gaps."""
@@ -263,10 +266,11 @@ class DurableLog(Log):
         if self.broken:
             return
         before, self._taken = self._taken, self._appended
+        installed = len(self._installed)  # those whose notes are on disk when all that was appended by now is
         try:
             for file in tuple(self.unsynced):
                 self._commit_file(file)
-            self._rename()
+            self._rename(installed)
         except OSError as error:
             self._taken = before
             if not self.broken:
@@ -277,8 +281,7 @@ class DurableLog(Log):
 
     def close(self) -> None:
         """Commit, with the mark of a clean stop; then let others have the directory."""
-        if self.fault is None:
-            self.commit()
+        self.commit()
         if self.fault is None:
             self.make_space(_CLEAN_BYTES)
             self._write(CLEAN, 0)
@@ -302,9 +305,9 @@ class DurableLog(Log):
             self.directory.close(file.descriptor)
             self.unsynced.remove(file)
 
-    def _rename(self) -> None:
-        """Give new segments their names, now that what the log says about them is on disk."""
-        while self._installed:
+    def _rename(self, count: int) -> None:
+        """Give the first new segments their names, now that what the log says about them is on disk."""
+        for _ in range(count):
             new = self._installed[0]
             self.directory.rename(new.draft, new.name)
             self._sync(self.directory.sync_names)
@@ -355,6 +358,7 @@ class DurableLog(Log):
         if chosen is None:
             return None
         self.compacting = True
+        self._as_of = self.file.number, self.end
         return Compaction(self, self.sealed[chosen], self.limits())
 
     def _unclustered(self) -> slice | None:
@@ -423,7 +427,7 @@ class DurableLog(Log):
         segment = rewritten.segment
         draft = f"{segment_name(segment.ids)}.{self._drafts}.new"
         self._drafts += 1
-        save(self.directory, draft, segment, sealed_at=self.sealed_at[segment.ids[1]])
+        save(self.directory, draft, segment, sealed_at=self.sealed_at[segment.ids[1]], as_of=self._as_of)
         mapped = load(self.directory, draft, len(self.indexes)).segment
         mapped.tombstone_bytes, mapped.purge_at = segment.tombstone_bytes, segment.purge_at
         return rewritten._replace(segment=mapped, draft=draft)

@@ -4,10 +4,11 @@
     record  crc32c u32, length u32, supersedes u64, synced u32, body
     body    a frame of the wire, which begins with its magic; or a note, JSON, which begins with `{`
 
-The checksum covers all that follows it. supersedes: the seqno, in the frame's vbucket, of the change that this one
-replaced, 0 for none. synced: the file was on disk up to there when the record was made, for certain: that tells what a
-crash can have torn from what was damaged later. Numbers are little-endian, so that columns can be read in place; the
-frame is as the wire has it.
+The checksum covers all that follows it, and begins with what the header's checksum and the record's offset make: so a
+record counts in its file and its place alone, whatever else a disk or a document's value holds. supersedes: the seqno,
+in the frame's vbucket, of the change that this one replaced, 0 for none. synced: the file was on disk up to there when
+the record was made, for certain: that tells what a crash can have torn from what was damaged later. Numbers are
+little-endian, so that columns can be read in place; the frame is as the wire has it.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ __all__ = [
     "FILE_HEADER",
     "RECORD_BYTES",
     "Scanned",
+    "is_file_header",
     "later_record",
     "pack_file_header",
     "pack_record",
     "scan",
+    "seed_of",
     "supersedes_of",
 ]
 
@@ -54,10 +57,24 @@ def pack_file_header(uuid: bytes, number: int) -> bytes:
     return fields + _CHECKSUM.pack(crc32c(fields))
 
 
-def pack_record(body: bytes, supersedes: int, synced: int) -> bytes:
-    """Return a whole record. Runs for every change."""
+def seed_of(header: bytes) -> int:
+    """Return what the checksums of a file's records begin with, but for their offsets. header: the file's."""
+    seed: int = _CHECKSUM.unpack_from(header, FILE_HEADER.size - _CHECKSUM.size)[0]
+    return seed
+
+
+def is_file_header(data: memoryview) -> bool:
+    """Tell whether a file begins with a header as it was written, of whichever log file that is."""
+    if len(data) < FILE_HEADER.size or data[: len(MAGIC)] != MAGIC:
+        return False
+    fields = data[: FILE_HEADER.size - _CHECKSUM.size]
+    return bool(_CHECKSUM.unpack_from(data, len(fields))[0] == crc32c(fields))
+
+
+def pack_record(body: bytes, supersedes: int, synced: int, seed: int) -> bytes:
+    """Return a whole record. seed: the file's, xor the record's offset. Runs for every change."""
     rest: bytes = _pack_head(len(body), supersedes, synced) + body
-    return _pack_checksum(crc32c(rest)) + rest
+    return _pack_checksum(crc32c(rest, seed)) + rest
 
 
 class Scanned(NamedTuple):
@@ -74,7 +91,7 @@ class Scanned(NamedTuple):
     later: int | None
 
 
-def scan(data: memoryview) -> Scanned:
+def scan(data: memoryview, seed: int) -> Scanned:
     """Read records up to the first bad one, or the end. data: the file, whose header has been checked."""
     at, size = FILE_HEADER.size, len(data)
     offsets: list[int] = []
@@ -86,7 +103,7 @@ def scan(data: memoryview) -> Scanned:
         checksum, length, replaced, _ = unpack(data, at)
         body = at + RECORD_BYTES
         end = body + length
-        if end > size or not length or crc32c(data[at + checksum_bytes : end]) != checksum:
+        if end > size or not length or crc32c(data[at + checksum_bytes : end], seed ^ at) != checksum:
             break
         if data[body] == _FRAME:
             offsets.append(body)
@@ -101,11 +118,11 @@ def scan(data: memoryview) -> Scanned:
         np.array(supersedes, np.int64),
         notes,
         at,
-        later_record(data, at) if at < size else None,
+        later_record(data, at, seed) if at < size else None,
     )
 
 
-def later_record(data: memoryview, bad: int) -> int | None:
+def later_record(data: memoryview, bad: int, seed: int) -> int | None:
     """Return where a good record lies that says that the byte at `bad` had been on disk when it was made.
 
     Only what was appended since the last sync can be torn, whichever of its pages reached the disk.
@@ -114,7 +131,7 @@ def later_record(data: memoryview, bad: int) -> int | None:
     for start in range(bad + 1, last, _PIECE):
         for at in _plausible(data, start, min(start + _PIECE, last), bad):
             checksum, length, _, _ = _RECORD.unpack_from(data, at)
-            if crc32c(data[at + _CHECKSUM.size : at + RECORD_BYTES + length]) == checksum:
+            if crc32c(data[at + _CHECKSUM.size : at + RECORD_BYTES + length], seed ^ at) == checksum:
                 return at
     return None
 

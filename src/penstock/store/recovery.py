@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +19,16 @@ from penstock.store.durable import CLEAN, DurableLog, log_name, log_number
 from penstock.store.fields import by_seqnos, cas, is_mutation, vbuckets_of
 from penstock.store.files import Directory
 from penstock.store.history import History
-from penstock.store.record import Scanned, later_record, pack_file_header, scan, supersedes_of
-from penstock.store.sealed import Sealed, load, segment_ids, verify
+from penstock.store.record import (
+    Scanned,
+    is_file_header,
+    later_record,
+    pack_file_header,
+    scan,
+    seed_of,
+    supersedes_of,
+)
+from penstock.store.sealed import Sealed, load, segment_ids, segment_name, verify
 from penstock.store.segment import CUT, Column, Rows, Segment
 
 __all__ = ["Found", "Torn", "look", "recover"]
@@ -104,42 +113,74 @@ def look(directory: Directory, uuid: bytes, vbuckets: int) -> Found:
         try:
             sealed = load(directory, name, vbuckets)
             verify(name, sealed)
+            if sealed.segment.ids != kept[name]:
+                raise StoreDamaged(f"{name}: it says that it is {segment_name(sealed.segment.ids)}")
         except StoreDamaged as error:
             found.damage.append(str(error))
         else:
             found.sealed.append(sealed)
     for number in sorted(logs):
         found = _read_log(found, directory, number, uuid, last=number == max(logs))
+    if found.logs and not found.damage:
+        _check_ends(found)
     return found
+
+
+def _check_ends(found: Found) -> None:
+    """Check that log files are as long as the next one says, and that the log reaches to where it was on disk when the
+    segments were made.
+    """
+    for read, after in pairwise(found.logs):
+        size = json.loads(after.scanned.notes[0][1])["behind"]
+        if size != read.scanned.end:
+            found.damage.append(
+                f"{log_name(read.number)}, offset {read.scanned.end}: it ends here, where it had {size} bytes when "
+                f"{log_name(after.number)} was begun"
+            )
+    last = found.logs[-1]
+    for sealed in found.sealed:
+        number, end = sealed.as_of
+        good = last.scanned.end if number == last.number else 0
+        if number >= last.number and good < end:
+            found.damage.append(
+                f"{log_name(number)}, offset {good}: nothing good from here on, where it had {end} bytes when "
+                f"{segment_name(sealed.segment.ids)} was made"
+            )
+            return
 
 
 def _check_numbers(damage: list[str], ranges: Sequence[tuple[int, int]], logs: Sequence[int]) -> None:
     expected = 1
     for first, last in [*ranges, *((number, number) for number in logs)]:
         if first != expected:
-            damage.append(f"log files {expected} to {first - 1} are missing")
+            missing = log_name(expected) if first == expected + 1 else f"{log_name(expected)} to {log_name(first - 1)}"
+            damage.append(f"{missing} missing, and no segment in the place")
         expected = last + 1
     if ranges and not logs:
-        damage.append(f"{log_name(expected)} is missing")
+        damage.append(f"{log_name(expected)} missing, and nothing behind the segments")
 
 
 def _read_log(found: Found, directory: Directory, number: int, uuid: bytes, *, last: bool) -> Found:
     name = log_name(number)
     data = directory.map(name)
     header = pack_file_header(uuid, number)
+    seed = seed_of(header)
     if data[: len(header)] == header:
-        scanned = scan(data)
+        scanned = scan(data, seed)
     else:
         nothing = np.zeros(0, np.int64)
-        scanned = Scanned(nothing, nothing.astype(np.uint32), nothing, [], 0, later_record(data, 0))
-        if not last or scanned.later is not None:
+        scanned = Scanned(nothing, nothing.astype(np.uint32), nothing, [], 0, later_record(data, 0, seed))
+        if not last or scanned.later is not None or is_file_header(data):
             found.damage.append(f"{name}, offset 0: not the header of this bucket's log file {number}")
             return found
     torn = None
-    if last and number > 1 and not scanned.notes and scanned.later is None:
-        # It had just been begun: nothing counts that is in it, and the file before goes on.
+    if last and not scanned.notes and scanned.later is None:
+        if number > 1 and not found.logs:
+            found.damage.append(f"{name}, offset {scanned.end}: no note of the vbuckets, which had been on disk")
+            return found
+        # It had just been begun: nothing counts that is in it, and the file before, if there is one, goes on.
         found.obsolete.append(name)
-        return found._replace(torn=Torn(name, 0, len(data)))
+        return found._replace(torn=Torn(name, 0, len(data)) if data else None)
     if scanned.end < len(data):
         torn = Torn(name, scanned.end, len(data) - scanned.end)
         if not last or scanned.later is not None:

@@ -31,6 +31,7 @@ __all__ = ["Sealed", "load", "save", "segment_ids", "segment_name", "verify"]
 MAGIC = b"PSTKSEG1"
 _FRAMES_AT = 64
 _BLOCK = 1024 * 1024
+_HEADER = MAGIC.ljust(_FRAMES_AT, b"\0")
 _END = Struct("<II8s")
 
 _COLUMNS = {
@@ -45,10 +46,14 @@ _NAME = re.compile(r"segment-(\d{10})-(\d{10})")
 
 
 class Sealed(NamedTuple):
-    """sealed_at: when its last log file was sealed, ns. checksums: of each MiB of the frames."""
+    """sealed_at: when its last log file was sealed, ns. as_of: the number of the log file that was active when it was
+    made, and how far that reached: all up to there was on disk before the segment had its name. checksums: of each MiB
+    of the frames.
+    """
 
     segment: Segment
     sealed_at: int
+    as_of: tuple[int, int]
     checksums: npt.NDArray[np.uint32]
 
 
@@ -62,7 +67,7 @@ def segment_ids(name: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def save(directory: Directory, name: str, segment: Segment, *, sealed_at: int) -> None:
+def save(directory: Directory, name: str, segment: Segment, *, sealed_at: int, as_of: tuple[int, int]) -> None:
     """Write a clustered segment with its supersedes column, synced."""
     assert segment.supersedes is not None
     frames = segment.buffer
@@ -88,6 +93,7 @@ def save(directory: Directory, name: str, segment: Segment, *, sealed_at: int) -
         "ids": segment.ids,
         "frame_bytes": len(frames),
         "sealed_at": sealed_at,
+        "as_of": as_of,
         "columns": places,
         "columns_crc32c": crc32c(tail),
     }
@@ -95,7 +101,7 @@ def save(directory: Directory, name: str, segment: Segment, *, sealed_at: int) -
     tail += description + _END.pack(len(description), crc32c(description), MAGIC)
     directory.put(
         name,
-        (0, memoryview(MAGIC.ljust(_FRAMES_AT, b"\0"))),
+        (0, memoryview(_HEADER)),
         (_FRAMES_AT, frames),
         (_padded(_FRAMES_AT + len(frames)), memoryview(tail)),
     )
@@ -114,9 +120,13 @@ def load(directory: Directory, name: str, vbuckets: int) -> Sealed:
         for column, kind in _COLUMNS.items():
             at, count = said["columns"][column]
             columns[column] = np.frombuffer(data, kind, count, at)
-        frames = data[_FRAMES_AT : _FRAMES_AT + said["frame_bytes"]]
+        frames_end = _FRAMES_AT + said["frame_bytes"]
+        frames = data[_FRAMES_AT:frames_end]
+        if any(data[frames_end:begin]):
+            raise StoreDamaged(f"{name}, offset {frames_end}: something between frames and columns")
         ids = said["ids"][0], said["ids"][1]
         sealed_at = said["sealed_at"]
+        as_of = said["as_of"][0], said["as_of"][1]
     except (LookupError, TypeError, ValueError) as error:
         raise StoreDamaged(f"{name}: its description says what cannot be: {error}") from error
     if len(columns["starts"]) != vbuckets + 1:
@@ -124,15 +134,15 @@ def load(directory: Directory, name: str, vbuckets: int) -> Sealed:
     superseded = np.zeros(len(columns["seqnos"]), np.int64)
     rows = Rows(columns["seqnos"], columns["offsets"], columns["lengths"], superseded, columns["supersedes"])
     segment = Segment(frames, columns["starts"], rows, ids=ids)
-    return Sealed(segment, sealed_at, columns["checksums"])
+    return Sealed(segment, sealed_at, as_of, columns["checksums"])
 
 
 def _description(name: str, data: memoryview) -> Mapping[str, Any]:
-    if len(data) < _FRAMES_AT + _END.size or data[: len(MAGIC)] != MAGIC:
-        raise StoreDamaged(f"{name}: {len(data)} bytes that do not begin as a segment does")
+    if len(data) < _FRAMES_AT + _END.size or data[:_FRAMES_AT] != _HEADER:
+        raise StoreDamaged(f"{name}, offset 0: {len(data)} bytes that do not begin as a segment does")
     length, checksum, magic = _END.unpack_from(data, len(data) - _END.size)
     begin = len(data) - _END.size - length
-    if magic != MAGIC or begin < _FRAMES_AT or crc32c(data[begin : begin + length]) != checksum:
+    if magic != MAGIC or not length or begin < _FRAMES_AT or crc32c(data[begin : begin + length]) != checksum:
         raise StoreDamaged(f"{name}, offset {max(begin, 0)}: no description with the right checksum at the end")
     said: dict[str, Any] = json.loads(bytes(data[begin : begin + length]))
     return {**said, "bytes": length}

@@ -1,0 +1,381 @@
+"""Files that are not as they were written: a torn end is cut off, anything else stops the start and changes nothing."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+from penstock.errors import StoreDamaged, StoreRefused
+from penstock.store.bucket import Bucket
+from penstock.store.durable import DurableLog, log_name
+from penstock.store.record import FILE_HEADER
+from penstock.wire.constants import VbucketState
+from tests.store.failing import Place, contents, directory_in_memory, shown
+
+
+class Record(NamedTuple):
+    """Of a log file: where it lies, how far the file had been synced when it was made, what the bucket was after it."""
+
+    start: int
+    end: int
+    synced: int
+    state: list[Any]
+
+
+class Written(NamedTuple):
+    """The files of a bucket, and the records of the last log file. state: what the bucket was before the first one.
+
+    as_of: where the last log file ended when the segment was made.
+    """
+
+    files: dict[str, bytes]
+    records: list[Record]
+    state: list[Any]
+    as_of: int
+
+    @property
+    def last(self) -> str:
+        return max(name for name in self.files if name.startswith("log-"))
+
+    def start_of(self, offset: int) -> int:
+        """Return where what lies at an offset begins: a record, the header, or what is behind the end."""
+        bounds = [0, *(record.start for record in self.records), self.records[-1].end]
+        return max(bound for bound in bounds if bound <= offset)
+
+    def is_proven(self, offset: int) -> bool:
+        """Tell whether a later record, or the segment, says that this byte had been on disk."""
+        start = self.start_of(offset)
+        return start < self.as_of or any(record.synced > start for record in self.records if record.start > start)
+
+    def before(self, offset: int) -> list[Any]:
+        """Return what the bucket was before a record."""
+        return next((record.state for record in reversed(self.records) if record.end <= offset), self.state)
+
+
+class Writer:
+    """Changes a bucket step by step, and notes what it is after each record."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.bucket = place(segment_bytes=3500)
+        assert isinstance(self.bucket.log, DurableLog)
+        self.log = self.bucket.log
+        self.records: list[Record] = []
+        self.state = shown(self.bucket)
+        self.as_of = 0
+        self._note(FILE_HEADER.size, 0)
+
+    def _note(self, start: int, synced: int) -> None:
+        self.records.append(Record(start, self.log.end, synced, shown(self.bucket)))
+
+    @contextmanager
+    def step(self) -> Iterator[Bucket]:
+        number, start, synced = self.log.file.number, self.log.end, self.log.file.synced
+        state = shown(self.bucket)
+        yield self.bucket
+        if self.log.file.number != number:
+            self.records.clear()
+            self.state = state
+            self._note(FILE_HEADER.size, 0)
+            self._split_head()
+        elif self.log.end > start:
+            self._note(start, synced)
+
+    def _split_head(self) -> None:
+        """A change that began a log file came behind its note, with a record of its own."""
+        head_end = self.log.file.head_end
+        if self.log.end > head_end:
+            (both,) = self.records
+            self.records[:] = [both._replace(end=head_end, state=[]), both._replace(start=head_end)]
+
+    def end(self) -> Written:
+        self.bucket.commit()
+        self.place.directory.let_go()
+        return Written(contents(self.place.path), self.records, self.state, self.as_of)
+
+
+def change(writer: Writer, number: int) -> None:
+    with writer.step() as bucket:
+        vbucket = bucket.vbuckets[number % 3]
+        key = b"key %d" % (number % 7 if number % 4 else number)
+        if number % 11 == 10 and vbucket.get(key) is not None:
+            vbucket.delete(key)
+        else:
+            vbucket.set(key, b"value %d" % number)
+
+
+@cache
+def of_one_file() -> Written:
+    """Write three commits of changes into a first log file."""
+    with directory_in_memory() as path:
+        return _write_one_file(Writer(Place(path)))
+
+
+def _write_one_file(writer: Writer) -> Written:
+    for number in range(12):
+        change(writer, number)
+        if number in {3, 8}:
+            writer.bucket.commit()
+    return writer.end()
+
+
+@cache
+def of_all_kinds() -> Written:
+    """Write a segment, a sealed log file, and an active one of several commits."""
+    with directory_in_memory() as path:
+        return _write_all_kinds(Writer(Place(path)))
+
+
+def _write_all_kinds(writer: Writer) -> Written:
+    number = 0
+    while len(writer.bucket.log.sealed) < 2:
+        change(writer, number)
+        number += 1
+    writer.bucket.commit()
+    with writer.step() as bucket:
+        bucket.vbuckets[2].set_state(VbucketState.REPLICA)
+    with writer.step() as bucket:
+        compaction = bucket.compaction()
+        assert compaction is not None
+        writer.as_of = writer.log.end
+        compaction.run()
+        assert compaction.finish()
+    writer.bucket.commit()
+    for more in range(number, number + 10):
+        change(writer, more)
+        if more % 4 == 3:
+            writer.bucket.commit()
+    with writer.step() as bucket:
+        bucket.vbuckets[0].rollback(bucket.vbuckets[0].high_seqno - 1)
+    written = writer.end()
+    assert [name[:3] for name in written.files] == ["buc", "log", "log", "seg"]
+    return written
+
+
+def put(path: Path, files: dict[str, bytes]) -> None:
+    """Let a directory hold these files, and no others."""
+    path.mkdir(exist_ok=True)
+    for file in path.iterdir():
+        file.unlink()
+    for name, content in files.items():
+        (path / name).write_bytes(content)
+
+
+def refused(place: Place, files: dict[str, bytes], *places: str) -> None:
+    """Check that a bucket with these files is not opened, that nothing happens to them, and nobody has them.
+
+    places: what the sentence must name.
+    """
+    put(place.path, files)
+    with pytest.raises(StoreDamaged) as raised:
+        place()
+    said = str(raised.value)
+    assert said.startswith(f"{place.path}: ")
+    assert "\n" not in said
+    for name in places:
+        assert name in said
+    assert contents(place.path) == files
+    assert place.directory.lock()
+    place.directory.unlock()
+
+
+def cut(place: Place, written: Written, content: bytes, start: int) -> None:
+    """Check that a bucket with this content of its last log file is what it was at `start`, says so, and goes on."""
+    put(place.path, {**written.files, written.last: content})
+    bucket = place()
+    if start == written.records[0].start:  # without that note nothing counts in it
+        start = 0
+    nbytes = len(content) - start
+    said = f"{written.last}: {nbytes} bytes from offset {start} on were cut off"
+    assert bucket.recovered.endswith(said if nbytes else "after a stop that was not clean" if content else "")
+    assert shown(bucket) == written.before(start)
+    for vbucket in bucket.vbuckets:
+        assert vbucket.state is not VbucketState.ACTIVE or vbucket.failover_log[0].seqno == vbucket.high_seqno
+        assert vbucket.persisted_seqno == vbucket.high_seqno
+    bucket.vbuckets[0].set(b"new", b"value")
+    state = shown(bucket)
+    bucket.close()
+    bucket = place()
+    assert shown(bucket) == state
+    bucket.close()
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]
+
+
+@pytest.fixture
+def place(memory: Path) -> Place:
+    return Place(memory / "beer")
+
+
+# The last log file
+
+
+def places_in(written: Written) -> list[int]:
+    """Return every offset in the last records and in the header of the last log file, and some in between."""
+    first, last = written.records[0], written.records[-3]
+    size = len(written.files[written.last])
+    return [*range(first.start + 30), *range(first.start + 30, last.start, 17), *range(last.start - 1, size)]
+
+
+def test_an_end_that_is_missing_is_cut_off(place: Place) -> None:
+    written = of_one_file()
+    content = written.files[written.last]
+    for size in places_in(written):
+        cut(place, written, content[:size], written.start_of(size))
+
+
+def test_a_flipped_byte_is_cut_off_unless_it_had_been_on_disk(place: Place) -> None:
+    written = of_one_file()
+    outcomes = set()
+    for at in places_in(written):
+        content = flipped(written.files[written.last], at)
+        proven = written.is_proven(at)
+        if proven:
+            refused(place, {**written.files, written.last: content}, f"{written.last}, offset {written.start_of(at)}: ")
+        else:
+            cut(place, written, content, written.start_of(at))
+        outcomes.add(proven)
+    assert outcomes == {False, True}
+
+
+def test_a_segment_proves_how_far_the_log_had_been_on_disk(place: Place) -> None:
+    written = of_all_kinds()
+    content = written.files[written.last]
+    for size in places_in(written):
+        if size < written.as_of:
+            refused(place, {**written.files, written.last: content[:size]}, f"{written.last}, offset ")
+        else:
+            cut(place, written, content[:size], written.start_of(size))
+
+
+def test_a_record_counts_in_its_place_alone(place: Place) -> None:
+    written = of_one_file()
+    content = written.files[written.last]
+    last = written.records[-1]
+    cut(place, written, content + content[last.start : last.end], last.end)
+
+
+def test_a_value_proves_nothing(place: Place) -> None:
+    """Not even one that is the log file itself."""
+    bucket = place()
+    bucket.vbuckets[0].set(b"key", b"value")
+    bucket.commit()
+    before = shown(bucket)
+    content = contents(place.path)[log_name(1)]
+    bucket.vbuckets[0].set(b"log", content)
+    bucket.commit()
+    place.directory.let_go()
+    path = place.path / log_name(1)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert shown(place()) == before
+
+
+# Segments, and log files in front of the last one
+
+
+@pytest.mark.parametrize("kind", ["segment", "log"])
+def test_any_byte_of_any_other_file_counts(place: Place, kind: str) -> None:
+    written = of_all_kinds()
+    name = min(name for name in written.files if name.startswith(kind))
+    content = written.files[name]
+    assert name != written.last
+    for at in [*range(0, len(content), 5), *range(len(content) - 20, len(content))]:
+        refused(place, {**written.files, name: flipped(content, at)}, f"{name}, offset")
+        refused(place, {**written.files, name: content[:at]}, f"{name}, offset")
+    for other in (content + b"\0", content[:-16] + bytes(8) + content[-8:], bytes(len(content)), b""):
+        refused(place, {**written.files, name: other}, f"{name}, offset")
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (1, "log-0000000001 missing, and no segment in the place"),
+        (2, "log-0000000002 missing, and no segment in the place"),
+        (3, "log-0000000003, offset 0: nothing good from here on, where it had "),
+    ],
+)
+def test_a_missing_file(place: Place, number: int, said: str) -> None:
+    files = dict(of_all_kinds().files)
+    files.pop(next(name for name in files if name.startswith((f"log-{number:010}", f"segment-{number:010}"))))
+    refused(place, files, said)
+
+
+def test_log_files_that_are_missing_and_the_last_one(place: Place) -> None:
+    files = dict(of_all_kinds().files)
+    (segment,) = (name for name in files if name.startswith("segment"))
+    said = "log-0000000002 missing, and nothing behind the segments"
+    refused(place, {name: files[name] for name in ("bucket.json", segment)}, said)
+    last = "log-0000000005"
+    refused(place, {"bucket.json": files["bucket.json"], last: b""}, "log-0000000001 to log-0000000004 missing")
+
+
+# Anything anywhere
+
+
+def opened(place: Place, files: dict[str, bytes]) -> Bucket | str:
+    """Return the bucket with these files, or why it was not opened; then nothing has happened to them."""
+    put(place.path, files)
+    try:
+        return place()
+    except (StoreDamaged, StoreRefused) as error:
+        left = contents(place.path)
+        said = str(error)
+    assert left == files
+    assert "\n" not in said
+    return said
+
+
+def test_any_byte_of_what_names_the_bucket(place: Place) -> None:
+    """Some can be another letter, or the same number written otherwise."""
+    written = of_all_kinds()
+    content = written.files["bucket.json"]
+    for at in range(len(content)):
+        for other in (flipped(content, at), content[:at], content[:at] + b"\xff" + content[at + 1 :]):
+            found = opened(place, {**written.files, "bucket.json": other})
+            if isinstance(found, Bucket):
+                assert json.loads(other) == json.loads(content)
+                assert shown(found) == written.records[-1].state
+                found.close()
+
+
+@given(st.randoms(use_true_random=False))
+def test_no_damage_makes_a_wrong_answer(random: Random) -> None:
+    written = of_all_kinds()
+    name = random.choice([name for name in written.files if name != "bucket.json"])
+    before = written.files[name]
+    content = bytearray(before)
+    start, length = random.randrange(len(content)), random.choice([1, 8, 100, 4096])
+    kind = random.choice(["zeros", "noise", "gone", "again", "cut"])
+    if kind == "cut":
+        del content[start:]
+    elif kind == "gone":
+        del content[start : start + length]
+    elif kind == "again":
+        content[start:start] = content[start : start + length]
+    else:
+        content[start : start + length] = bytes(length) if kind == "zeros" else random.randbytes(length)
+    pairs = zip(before, content, strict=False)
+    same = next((at for at, (old, new) in enumerate(pairs) if old != new), min(len(before), len(content)))
+    note(f"{name}: {kind} at {start}, {length} bytes; the first difference is at {same}")
+    with directory_in_memory() as path:
+        found = opened(Place(path), {**written.files, name: bytes(content)})
+        if isinstance(found, str):
+            assert re.search(rf"{name}(, offset|:)", found)
+        else:
+            if bytes(content) == before:
+                assert shown(found) == written.records[-1].state
+            else:
+                assert name == written.last
+                assert same >= written.as_of
+                assert shown(found) == written.before(written.start_of(same))
+            found.close()
