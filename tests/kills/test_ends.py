@@ -1,19 +1,31 @@
 """Where a log ends in the middle of one operation, which wrote more than one record."""
 
+from collections.abc import Callable
+from errno import EIO
 from itertools import count
 from pathlib import Path
 
 from penstock.store.bucket import Bucket
 from penstock.store.durable import DurableLog, log_name
+from penstock.store.files import Directory
 from penstock.store.record import RECORD_BYTES
 from penstock.wire.constants import VbucketState
 from penstock.wire.schema import Event
-from tests.store.model import START
+from tests.store.model import START, read_all
 
 
-def opened(path: Path) -> Bucket:
+class WithoutNames(Directory):
+    """Gives no file another name."""
+
+    def rename(self, old: str, new: str) -> None:
+        raise OSError(EIO, "no names today")
+
+
+def opened(path: Path, directory: Callable[[Path], Directory] = Directory) -> Bucket:
     vbuuids = count(1)
-    return Bucket.open(path, "beer", vbuckets=1, clock=lambda: START, new_vbuuid=lambda: next(vbuuids))
+    return Bucket.open(
+        path, "beer", vbuckets=1, clock=lambda: START, new_vbuuid=lambda: next(vbuuids), directory=directory
+    )
 
 
 def test_a_part_of_a_snapshot_never_seems_to_be_all_of_it(tmp_path: Path) -> None:
@@ -39,3 +51,46 @@ def test_a_part_of_a_snapshot_never_seems_to_be_all_of_it(tmp_path: Path) -> Non
         seen.add((vbucket.high_seqno, vbucket.whole_seqno))
         bucket.close()
     assert seen == {(0, 0), (1, 0), (2, 0), (2, 2)}
+
+
+def cluster(bucket: Bucket) -> None:
+    """Make a segment of its own of each log file but the active one."""
+    bucket.seal()
+    bucket.commit()
+    while not all(segment.clustered for segment in bucket.log.sealed):
+        rewrite_one(bucket)
+        bucket.commit()
+
+
+def rewrite_one(bucket: Bucket, *, everything: bool = False) -> None:
+    piece = bucket.compaction(everything)
+    assert piece is not None
+    piece.run()
+    assert piece.finish()
+
+
+def test_what_was_cut_off_stays_so_while_a_new_segment_has_no_name(tmp_path: Path) -> None:
+    bucket = opened(tmp_path / "beer")
+    (vbucket,) = bucket.vbuckets
+    for number in range(4):
+        vbucket.set(b"%d" % number, b"v")
+        bucket.seal()
+    cluster(bucket)
+    vbucket.set_state(VbucketState.REPLICA)
+    vbucket.rollback(2)
+    vbucket.set_state(VbucketState.ACTIVE)
+    vbucket.set(b"a", b"on another branch")
+    cluster(bucket)
+    vbucket.set(b"b", b"on another branch")
+    bucket.close()
+    bucket = opened(tmp_path / "beer", WithoutNames)
+    rewrite_one(bucket, everything=True)
+    bucket.seal()
+    bucket.commit()
+    assert bucket.fault is not None
+    assert isinstance(bucket.log, DurableLog)
+    bucket.log.directory.unlock()
+    bucket = opened(tmp_path / "beer")
+    (vbucket,) = bucket.vbuckets
+    assert [message.key for message in read_all(vbucket.snapshot(0, 4))] == [b"0", b"1", b"a", b"b"]
+    bucket.close()

@@ -199,9 +199,10 @@ class DurableLog(Log):
 
     def begin_file(self, number: int, nbytes: int) -> None:
         """Begin a log file with how things stand with every vbucket, and the size of the log file before."""
-        oldest = self.sealed[0].ids[1] if self.sealed else number
-        for index in self.indexes:
-            index.cuts = [cut for cut in index.cuts if cut[0] > oldest]
+        if not self._installed:  # otherwise files are there of which some are older than the oldest segment
+            oldest = self.sealed[0].ids[1] if self.sealed else number
+            for index in self.indexes:
+                index.cuts = [cut for cut in index.cuts if cut[0] > oldest]
         head = _text({"head": [history.described() for history in self.histories], "behind": self.file.end})
         header = pack_file_header(self.uuid, number)
         needed = len(header) + len(head) + nbytes + 2 * RECORD_BYTES
