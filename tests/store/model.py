@@ -6,8 +6,10 @@ from itertools import count
 from typing import Any
 
 from penstock.store.bucket import Bucket
+from penstock.store.failover import MAX_ENTRIES
 from penstock.store.frames import Chunk
 from penstock.store.snapshot import Snapshot
+from penstock.wire.constants import VbucketState
 from penstock.wire.dcp import DeletionV2, Expiration, Mutation
 from penstock.wire.frame import cut_frame, frame_length
 from penstock.wire.layout import decode
@@ -72,13 +74,17 @@ def messages(chunk: Chunk) -> list[Mutation | Tombstone]:
 class History:
     """One vbucket's changes, all of them, as the messages that they ought to be.
 
-    whole_seqno: the end of the last snapshot that is complete. log: the failover log, however long it gets.
+    whole_seqno: the end of the last snapshot that is complete. log: the failover log, at most MAX_ENTRIES of it.
     """
 
     vbucket: int
     changes: list[Mutation | Tombstone] = field(default_factory=list)
     whole_seqno: int = 0
     log: list[tuple[int, int]] = field(default_factory=list)
+    state: VbucketState | None = VbucketState.ACTIVE
+
+    def copy(self) -> "History":
+        return replace(self, changes=list(self.changes), log=list(self.log))
 
     @property
     def high_seqno(self) -> int:
@@ -95,14 +101,15 @@ class History:
     def rev_seqno(self, key: bytes) -> int:
         return self.newest[key].rev_seqno + 1 if key in self.newest else 1
 
-    def store(self, key: bytes, value: bytes, cas: int) -> None:
-        """Note a document that the vbucket stored itself."""
-        rev_seqno = self.rev_seqno(key)
-        self.apply(Mutation(vbucket=self.vbucket, key=key, value=value, cas=cas, by_seqno=0, rev_seqno=rev_seqno))
+    def store(self, key: bytes, value: bytes, cas: int, **fields: Any) -> None:
+        """Note a document that the vbucket stored itself. fields: where they are not as one would expect."""
+        told = {"rev_seqno": self.rev_seqno(key), **fields}
+        self.apply(Mutation(vbucket=self.vbucket, key=key, value=value, cas=cas, by_seqno=0, **told))
 
-    def delete(self, key: bytes, cas: int) -> None:
+    def delete(self, key: bytes, cas: int, event: Event = Event.DELETION, **fields: Any) -> None:
         """Note a deletion of the vbucket's own."""
-        self.apply(tombstone(vbucket=self.vbucket, key=key, cas=cas, by_seqno=0, rev_seqno=self.rev_seqno(key)))
+        told = {"rev_seqno": self.rev_seqno(key), **fields}
+        self.apply(tombstone(event, vbucket=self.vbucket, key=key, cas=cas, by_seqno=0, **told))
 
     def apply(self, change: Mutation | Tombstone, snapshot_end: int = 0) -> None:
         """Note a change from elsewhere. by_seqno 0: the next one. snapshot_end 0: it is a snapshot by itself."""
@@ -111,12 +118,17 @@ class History:
             self.whole_seqno = change.by_seqno
         self.changes.append(change)
 
-    def promote(self, vbuuid: int | None) -> None:
-        """Begin a branch; None: go on with the one there is."""
-        if vbuuid is not None:
-            below = [entry for entry in self.log if entry[1] <= self.whole_seqno]
-            self.log = [(vbuuid, self.whole_seqno), *below]
-        self.whole_seqno = self.high_seqno
+    def become(self, state: VbucketState, vbuuid: int, *, takeover: bool = False) -> None:
+        """Change the state. vbuuid: of the branch that begins if one does."""
+        if state is VbucketState.ACTIVE and self.state is not VbucketState.ACTIVE:
+            if self.state is not None and not takeover:
+                self.begin_branch(vbuuid, self.whole_seqno)
+            self.whole_seqno = self.high_seqno
+        self.state = state
+
+    def begin_branch(self, vbuuid: int, seqno: int) -> None:
+        below = [entry for entry in self.log if entry[1] <= seqno]
+        self.log = [(vbuuid, seqno), *below][:MAX_ENTRIES]
 
     def rollback(self, seqno: int, vbuuid: int) -> None:
         """Forget what is above; vbuuid: of the branch that begins if all are gone."""
@@ -126,6 +138,9 @@ class History:
         self.log = [entry for entry in self.log if entry[1] <= self.high_seqno]
         if not self.log or (before and not self.changes):
             self.log = [(vbuuid, self.high_seqno)]
+
+    def reset(self, vbuuid: int) -> None:
+        self.changes, self.whole_seqno, self.log = [], 0, [(vbuuid, 0)]
 
     def view(self, start: int, end: int) -> list[Mutation | Tombstone]:
         """Return the deduplicated snapshot of (start, end]."""

@@ -444,9 +444,12 @@ class DurableLog(Log):
         raised = {*np.flatnonzero(choice.passed).tolist(), *(purged.vbucket for purged in rewritten.purged)}
         indexes = [self.indexes[vbucket] for vbucket in sorted(raised)]
         floors = [[i.vbucket, i.lowest_snapshot_end, i.purge_seqno, i.purged_rev_seqno] for i in indexes]
-        said = _text({"floors": floors})
-        self.make_space(len(said))
-        self._write(said, 0)
+        if floors:
+            said = _text({"floors": floors})
+            self.make_space(len(said))
+            self._write(said, 0)
+        else:
+            self._appended += 1  # nothing to note, but a commit is to give the file its name
         name = segment_name(segment.ids)
         names = {segment_name(source.ids) if source.clustered else log_name(source.ids[0]) for source in sources}
         self._installed.append(_Installed(rewritten.draft, name, names - {name}, sources))

@@ -1,0 +1,162 @@
+"""A bucket that is taken from step to step, and plain lists of what it ought to be."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from penstock.store.bucket import Bucket
+from penstock.store.snapshot import Snapshot
+from penstock.store.vbucket import Vbucket
+from penstock.wire.constants import VbucketState
+from penstock.wire.dcp import Mutation
+from penstock.wire.schema import Event
+from tests.store.model import History, Tombstone, messages, tombstone
+
+__all__ = ["Reader", "Story", "live_bytes"]
+
+
+@dataclass
+class Reader:
+    """A snapshot that is read bit by bit, and what is to come of it."""
+
+    snapshot: Snapshot
+    expected: list[Mutation | Tombstone]
+
+    def read(self, max_bytes: int, window: int | None) -> None:
+        read = messages(self.snapshot.read(9, max_bytes, window))
+        assert read == [replace(change, opaque=9) for change in self.expected[: len(read)]]
+        assert read or not self.expected or window == 0
+        del self.expected[: len(read)]
+
+    def read_to_the_end(self) -> None:
+        while self.snapshot.remaining:
+            self.read(300, None)
+        assert not self.expected
+
+
+@dataclass
+class Story:
+    """size: of values, from 100 on; below, it changes with each step."""
+
+    bucket: Bucket
+    size: int
+    histories: list[History] = field(init=False)
+    readers: list[Reader] = field(default_factory=list)
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        self.histories = [History(vbucket.id, log=[(vbucket.vbuuid, 0)]) for vbucket in self.bucket.vbuckets]
+
+    def step(self, what: str, argument: int, detail: Any) -> None:
+        """argument: the number of a vbucket, for the most."""
+        self.number += 1
+        if what == "read":
+            for reader in self.readers:
+                reader.read(argument, detail)
+        else:
+            getattr(self, what)(self.bucket.vbuckets[argument], self.histories[argument], detail)
+
+    @property
+    def value(self) -> bytes:
+        number, size = self.number, self.size
+        return b"%d" % number + b"." * (size * number % 91 if size < 100 else size)
+
+    @property
+    def cas(self) -> int:
+        """Of a change from elsewhere."""
+        return self.number
+
+    @property
+    def delete_time(self) -> int:
+        """Of a deletion from elsewhere, epoch seconds."""
+        return self.number
+
+    def set(self, vbucket: Vbucket, history: History, key: bytes) -> None:
+        self.make_whole(vbucket, history)
+        value = self.value
+        history.store(key, value, vbucket.set(key, value).cas)
+
+    def delete(self, vbucket: Vbucket, history: History, key: bytes) -> None:
+        self.make_whole(vbucket, history)
+        if key in history.documents:
+            history.delete(key, vbucket.delete(key).cas)
+
+    def make_whole(self, vbucket: Vbucket, history: History) -> None:
+        """A vbucket that is a copy, inside a snapshot, is promoted before it changes documents itself."""
+        if history.whole_seqno < history.high_seqno:
+            self.promote(vbucket, history, False)
+
+    def promote(self, vbucket: Vbucket, history: History, takeover: bool) -> None:
+        self.state(vbucket, history, (VbucketState.REPLICA, False))
+        self.state(vbucket, history, (VbucketState.ACTIVE, takeover))
+
+    def state(self, vbucket: Vbucket, history: History, detail: tuple[VbucketState, bool]) -> None:
+        state, takeover = detail
+        vbucket.set_state(state, takeover=takeover)
+        history.become(state, vbucket.vbuuid, takeover=takeover)
+
+    def apply(self, vbucket: Vbucket, history: History, detail: tuple[bytes, int, int]) -> None:
+        key, gap, rest = detail
+        change = Mutation(
+            vbucket=vbucket.id,
+            key=key,
+            value=self.value,
+            cas=self.cas,
+            by_seqno=vbucket.high_seqno + 1 + gap,
+            rev_seqno=self.number * 3,
+            flags=self.number,
+            lock_time=1,
+            nru=2,
+        )
+        vbucket.apply(
+            Event.MUTATION,
+            key,
+            change.value,
+            cas=change.cas,
+            rev_seqno=change.rev_seqno,
+            seqno=change.by_seqno,
+            snapshot_end=change.by_seqno + rest,
+            flags=change.flags,
+            lock_time=1,
+            nru=2,
+        )
+        self.applied(history, change, change.by_seqno + rest)
+
+    def bury(self, vbucket: Vbucket, history: History, detail: tuple[bytes, int, int]) -> None:
+        key, gap, rest = detail
+        seqno, rev_seqno = vbucket.high_seqno + 1 + gap, self.number * 3
+        event = Event.DELETION if rest % 2 else Event.EXPIRATION
+        same: dict[str, Any] = {"key": key, "cas": self.cas, "rev_seqno": rev_seqno, "delete_time": self.delete_time}
+        vbucket.apply(event, seqno=seqno, snapshot_end=seqno + rest, **same)
+        self.applied(history, tombstone(event, vbucket=vbucket.id, by_seqno=seqno, **same), seqno + rest)
+
+    def applied(self, history: History, change: Mutation | Tombstone, snapshot_end: int) -> None:
+        history.apply(change, snapshot_end)
+
+    def rollback(self, vbucket: Vbucket, history: History, distance: int) -> None:
+        seqno = max(vbucket.high_seqno - distance, 0)
+        there = [change.by_seqno for change in history.changes if vbucket.index.find(change.by_seqno) is not None]
+        expected = max((one for one in there if one <= seqno), default=0)
+        if seqno < vbucket.lowest_snapshot_end or expected < min(seqno, vbucket.purge_seqno):
+            expected = 0  # some version is not there any more
+        before = vbucket.high_seqno
+        assert vbucket.rollback(seqno) == expected
+        history.rollback(expected, vbucket.vbuuid)
+        if before and not expected:
+            assert vbucket.vbuuid == max(other.vbuuid for other in self.bucket.vbuckets)
+
+    def reset(self, vbucket: Vbucket, history: History, _: int) -> None:
+        vbucket.reset()
+        history.reset(vbucket.vbuuid)
+
+    def open(self, vbucket: Vbucket, history: History, detail: tuple[int, int]) -> None:
+        start, length = min(detail[0], vbucket.high_seqno), detail[1]
+        snapshot = vbucket.snapshot(start, start + length)
+        self.readers.append(Reader(snapshot, self.view(vbucket, history, snapshot.start_seqno, snapshot.end_seqno)))
+
+    def view(self, vbucket: Vbucket, history: History, start: int, end: int) -> list[Mutation | Tombstone]:
+        """Return what a snapshot of (start, end] is to show."""
+        return history.view(start, end)
+
+
+def live_bytes(histories: list[History]) -> int:
+    return sum(len(change.encode()) for history in histories for change in history.newest.values())

@@ -1,0 +1,42 @@
+"""Histories against plain lists, while tiny log files are sealed, rewritten, committed, lost and opened again."""
+
+from typing import Any
+
+import pytest
+
+from penstock.store.settings import Settings
+from tests.store.durable_story import Crash, DurableStory
+
+
+def follow(story: list[tuple[str, int, Any]], settings: Settings) -> None:
+    told = DurableStory(settings)
+    for one in story:
+        told.step(*one)
+    told.check()
+    told.check_documents()
+    for reader in told.readers:
+        reader.read_to_the_end()
+    told.step("reopen", 0, True)
+
+
+compaction = [("begin", 0, True), ("run", 0, 0), ("finish", 0, 0)]
+clustered = [("seal", 0, 0), ("commit", 0, 0), *compaction]
+purged = [("set", 0, b"a"), ("set", 0, b"bb"), ("delete", 0, b"bb"), ("set", 0, b"ccc"), ("wait", 0, 1), *clustered]
+
+
+def killed_in_commit(calls: int) -> tuple[str, int, Crash]:
+    return "crash", 0, Crash("commit", calls, power=False, seed=1, openings=[])
+
+
+STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
+    "compaction ends, although each one writes a note that begins a log file": (
+        Settings(segment_bytes=300),
+        [("set", 1, b"a"), ("compact", 0, 0)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_what_has_gone_wrong_once(name: str) -> None:
+    settings, story = STORIES[name]
+    follow(story, settings)
