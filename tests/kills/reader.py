@@ -1,0 +1,198 @@
+"""What is found in a bucket after a kill, held against what ought to be there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from penstock.store.bucket import Bucket
+from penstock.store.durable import DurableLog
+from penstock.store.vbucket import Vbucket
+from penstock.wire.dcp import Mutation
+from tests.kills.expected import ACTIVE, Change, Expected, ExpectedVbucket, begun_at
+from tests.kills.workload import NANOSECONDS, PLANS, turns
+from tests.kills.writer import WRITER, Life, vbuuids
+from tests.store.model import Tombstone, changes
+
+__all__ = ["Mismatch", "check", "find_end"]
+
+_AHEAD = 50_000
+"""Turns that a writer may have made since it last said how many are on disk."""
+
+_VIEWS = 5
+
+
+def _face(vbucket: ExpectedVbucket) -> tuple[object, ...]:
+    return vbucket.state, vbucket.log, vbucket.whole_seqno, vbucket.last_frame[-60:]
+
+
+class Mismatch(AssertionError):
+    """The bucket is not as it was, or as it had to be."""
+
+
+# Where the log ended
+
+
+def find_end(bucket: Bucket, life: Life, expected: Expected, on_disk: int | None) -> int | None:
+    """Let `expected`, which is as that life began, go on to the record with which the log ended, and return how many
+    turns were complete then; None: the bucket was not open.
+
+    on_disk: how many the writer has said to be on disk, None if it has not even said that the bucket was open.
+    """
+    clean, torn = "not clean" not in bucket.recovered, "cut off" in bucket.recovered
+    faces = [(v.state, v.failover_log, v.whole_seqno, _last_frame(v)) for v in bucket.vbuckets]
+
+    def differs(vbucket: ExpectedVbucket) -> bool:
+        state, log, whole, frame = faces[vbucket.id]
+        if state is ACTIVE and not clean:  # it has got another entry just now
+            expected_log = begun_at(vbucket.log, log[0].vbuuid, vbucket.high)
+        else:
+            expected_log = vbucket.log
+        return (vbucket.state, expected_log, vbucket.whole_seqno, vbucket.last_frame) != (state, log, whole, frame)
+
+    differing = {vbucket.id for vbucket in expected.vbuckets if differs(vbucket)}
+    closest, fewest = "nowhere", len(faces) + 1
+    for done, changed in _positions(expected, life):
+        if changed is not None:
+            differing.discard(changed)
+            if differs(expected.vbuckets[changed]):
+                differing.add(changed)
+        if on_disk is None or (done is not None and done >= on_disk):
+            if not differing and (expected.clean == clean or (expected.clean and torn)):
+                return done
+            if len(differing) < fewest:
+                fewest = len(differing)
+                closest = f"after turn {done}: " + ", ".join(
+                    f"{_face(expected.vbuckets[n])}, found {faces[n]}" for n in sorted(differing)[:3]
+                )
+            if (done or 0) > (on_disk or 0) + _AHEAD:
+                break
+    raise Mismatch(f"{life}: {bucket.recovered}; {on_disk} turns are on disk, closest is {closest}")
+
+
+def _positions(expected: Expected, life: Life) -> Iterator[tuple[int | None, int | None]]:
+    """Yield, for each place at which the log can end, how many turns are complete (None: it is not open yet), and in
+    which vbucket the last record was."""
+    yield None, None
+    for vbucket in expected.opening(vbuuids(life.number, WRITER)):
+        yield None, vbucket
+    yield 0, None
+    for turn in turns(life.seed, life.number, PLANS[life.plan]):
+        for vbucket in expected.turn(turn):
+            yield turn.number - 1, vbucket
+        yield turn.number, None
+
+
+def _last_frame(vbucket: Vbucket) -> bytes:
+    found = vbucket.index.find(vbucket.high_seqno) if vbucket.high_seqno else None
+    if found is None:
+        return b""
+    rows, row = found
+    return rows.buffer[rows.offsets_at[row] :][: rows.lengths_at[row]].tobytes()
+
+
+# What is there
+
+
+def check(bucket: Bucket, life: Life, expected: Expected) -> None:
+    """Raise Mismatch unless the bucket holds what is expected."""
+    assert isinstance(bucket.log, DurableLog)
+    names = bucket.log.directory.names()
+    if left := [name for name in names if name.endswith(".new")]:
+        raise Mismatch(f"{life}: left over: {left}")
+    chance = random.Random(life.number)
+    for vbucket, wanted in zip(bucket.vbuckets, expected.vbuckets, strict=True):
+        try:
+            purged = _check_rows(vbucket, wanted, _rows(vbucket), expected.now, life)
+            _check_views(vbucket, wanted, purged, chance)
+            _check_documents(vbucket, wanted, expected.now)
+        except Mismatch as mismatch:
+            raise Mismatch(f"{life}, vbucket {vbucket.id}: {mismatch}") from None
+
+
+def _rows(vbucket: Vbucket) -> dict[int, bytes]:
+    """Return by seqno all frames that there are, in order, superseded ones included.
+
+    Raises Mismatch for another order.
+    """
+    index = vbucket.index
+    found: list[tuple[int, bytes]] = []
+    for segment in index.segments:
+        for row in range(segment.starts[vbucket.id], segment.ends[vbucket.id]):
+            at = segment.offsets_at[row]
+            found.append((segment.seqnos_at[row], segment.buffer[at : at + segment.lengths_at[row]].tobytes()))
+    for seqno, at, length in zip(index.seqnos_at, index.offsets_at, index.lengths_at, strict=True):
+        found.append((seqno, index.buffer[at : at + length].tobytes()))
+    seqnos = [seqno for seqno, _ in found]
+    if any(after <= before for before, after in pairwise(seqnos)):
+        raise Mismatch(f"rows out of order: {seqnos}")
+    return dict(found)
+
+
+def _check_rows(vbucket: Vbucket, wanted: ExpectedVbucket, rows: dict[int, bytes], now: int, life: Life) -> set[int]:
+    """Return the seqnos of tombstones that were dropped."""
+    plan = PLANS[life.plan]
+    by_seqno = {change.seqno: change for change in wanted.changes}
+    for seqno, frame in rows.items():
+        if seqno not in by_seqno:
+            raise Mismatch(f"never written: {changes(frame)}")
+        if frame != by_seqno[seqno].frame:
+            raise Mismatch(f"{changes(frame)}, expected {by_seqno[seqno].message}")
+    purged = set()
+    for seqno in by_seqno.keys() - rows.keys():
+        change = by_seqno[seqno]
+        if 0 < change.superseded <= vbucket.lowest_snapshot_end and plan.forgets:
+            continue
+        old = 0 < change.deleted_at < now // NANOSECONDS - plan.settings.purge_age
+        if not plan.purges or not old or seqno > vbucket.purge_seqno or seqno == wanted.high:
+            raise Mismatch(
+                f"lost, with floors {vbucket.lowest_snapshot_end} and {vbucket.purge_seqno}: "
+                f"{change.message}, superseded by {change.superseded}"
+            )
+        purged.add(seqno)
+    return purged
+
+
+def _check_views(vbucket: Vbucket, wanted: ExpectedVbucket, purged: set[int], chance: random.Random) -> None:
+    high = vbucket.high_seqno
+    ends = [high, *(chance.randint(0, high) for _ in range(_VIEWS))]
+    for end in ends:
+        start = 0 if end == high else chance.randint(0, end)
+        snapshot = vbucket.snapshot(start, end)
+        begin, last = snapshot.start_seqno, snapshot.end_seqno
+        found = bytearray()
+        while (chunk := snapshot.read(0, 1 << 20)).frames:
+            found += chunk.data
+        view = [change for change in wanted.view(begin, last) if change.seqno not in purged]
+        if found != b"".join(change.frame for change in view):
+            _check_difference(f"from {begin} to {last}", changes(found), view, vbucket.purge_seqno)
+        if begin != start or (last < min(end, vbucket.whole_seqno) and last != start):
+            raise Mismatch(f"from {begin} to {last}, asked for {start} to {end}")
+
+
+def _check_difference(
+    where: str, found: Sequence[Mutation | Tombstone], view: Sequence[Change], purge_seqno: int
+) -> None:
+    """Raise Mismatch, unless the view has nothing but some deletions more, which had been dropped, but not on disk."""
+    there, wanted = set(found), {change.message for change in view}
+    more = [message for message in found if message not in wanted]
+    less = [change for change in view if change.message not in there]
+    if less or not all(not isinstance(message, Mutation) and message.by_seqno <= purge_seqno for message in more):
+        raise Mismatch(f"{where}: {more} were not expected, {less} are missing")
+
+
+def _check_documents(vbucket: Vbucket, wanted: ExpectedVbucket, now: int) -> None:
+    if vbucket.items != len(wanted.documents):
+        raise Mismatch(f"{vbucket.items} documents, expected {len(wanted.documents)}")
+    for key, change in wanted.newest.items():
+        item = change.item
+        if item is not None and 0 < item.expiry <= now // NANOSECONDS:
+            continue  # to ask for it would change it
+        if (found := vbucket.get(key)) != item:
+            raise Mismatch(f"{key!r}: {found}, expected {item}")
+    if vbucket.get(b"never") is not None:
+        raise Mismatch("a document that was never stored")
+    highest = max((change.message.cas for change in wanted.changes), default=0)
+    if vbucket.max_cas < highest:
+        raise Mismatch(f"the clock is at {vbucket.max_cas}, behind {highest}")
