@@ -21,7 +21,6 @@ def follow(story: list[tuple[str, int, Any]], settings: Settings) -> None:
 
 compaction = [("begin", 0, True), ("run", 0, 0), ("finish", 0, 0)]
 clustered = [("seal", 0, 0), ("commit", 0, 0), *compaction]
-purged = [("set", 0, b"a"), ("set", 0, b"bb"), ("delete", 0, b"bb"), ("set", 0, b"ccc"), ("wait", 0, 1), *clustered]
 
 
 def killed_in_commit(calls: int) -> tuple[str, int, Crash]:
@@ -32,6 +31,22 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
     "compaction ends, although each one writes a note that begins a log file": (
         Settings(segment_bytes=300),
         [("set", 1, b"a"), ("compact", 0, 0)],
+    ),
+    "the active log file keeps what its changes have superseded, when all others are too old for that": (
+        Settings(retention_seconds=60),
+        [
+            ("set", 0, b"a"),
+            *clustered,
+            ("commit", 0, 0),
+            ("wait", 0, 100),
+            ("set", 0, b"a"),
+            ("commit", 0, 0),
+            *compaction,
+        ],
+    ),
+    "the log since then is measured from the change, not from the beginning of its file": (
+        Settings(retention_seconds=None, retention_bytes=1200),
+        [*(("set", 0, b"%d" % number * 90) for number in range(6)), ("set", 0, b"0" * 90), *clustered],
     ),
 }
 

@@ -398,7 +398,7 @@ class DurableLog(Log):
         """Return what a rewrite may drop: what is superseded by a change on disk that is older than the retention."""
         now = self._clock()
         window = self._window(now)
-        floors = [min(self.persisted(index), _before(index, window)) for index in self.indexes]
+        floors = [min(self.persisted(index), self._before(index, window)) for index in self.indexes]
         return Limits(
             floors=np.array(floors, np.int64),
             last_seqnos=np.array([index.last_seqno for index in self.indexes], np.int64),
@@ -412,13 +412,22 @@ class DurableLog(Log):
             return self.file.number + 1
         first, size = self.file.number, self.end
         for segment in reversed(self.sealed):
-            size += segment.size
             if nbytes is not None and size > nbytes:
                 break
             if seconds is not None and self.sealed_at[segment.ids[1]] < now - seconds * _NANOSECONDS:
                 break
+            size += segment.size
             first = segment.ids[0]
         return first
+
+    def _before(self, index: RowIndex, number: int) -> int:
+        """Return the last seqno of a vbucket in front of a log file."""
+        for segment, first in zip(index.segments, index.firsts, strict=True):
+            if segment.ids[0] >= number:
+                return first - 1
+        if index.seqnos_at and self.file.number >= number:
+            return index.seqnos_at[0] - 1
+        return index.last_seqno
 
     def held(self, sources: Sequence[Segment]) -> Column:
         first = self.sealed.index(sources[0])
@@ -460,14 +469,6 @@ class DurableLog(Log):
             self._rests[segment.ids] = self._clock() + _REST
         self.compacting = False
         self.compactions += 1
-
-
-def _before(index: RowIndex, number: int) -> int:
-    """Return the last seqno of a vbucket in front of a log file."""
-    for segment, first in zip(index.segments, index.firsts, strict=True):
-        if segment.ids[0] >= number:
-            return first - 1
-    return index.last_seqno
 
 
 def _text(said: object) -> bytes:
