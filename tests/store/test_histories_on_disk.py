@@ -48,6 +48,14 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
         Settings(retention_seconds=None, retention_bytes=1200),
         [*(("set", 0, b"%d" % number * 90) for number in range(6)), ("set", 0, b"0" * 90), *clustered],
     ),
+    "frames that were cut off are dead also when nothing else is in their file": (
+        Settings(),
+        [("set", 0, b"a"), ("reset", 0, 0), ("compact", 0, 0)],
+    ),
+    "and count as dead once": (
+        Settings(),
+        [("set", 0, b"a"), ("set", 0, b"bb"), ("rollback", 0, 1), ("seal", 0, 0)],
+    ),
 }
 
 

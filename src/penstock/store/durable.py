@@ -181,7 +181,7 @@ class DurableLog(Log):
         self._write(_text({"opened": True}), 0)
 
     def seal(self) -> None:
-        if any(index.offsets_at for index in self.indexes):
+        if any(index.offsets_at or index.dead for index in self.indexes):
             self.roll(0)
 
     def roll(self, nbytes: int) -> None:

@@ -152,7 +152,7 @@ class Log:
             superseded=np.frombuffer(bytearray().join([index.superseded_at for index in indexes]), np.int64),
         )
         segment = Segment(self.buffer, starts, rows, clustered=False)
-        segment.dead = sum(index.dead for index in indexes)
+        segment.mark(segment.superseded)  # what was cut off is not in it
         return segment
 
     def _rewrite_one(self) -> None:
