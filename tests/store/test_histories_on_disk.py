@@ -56,6 +56,10 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
         Settings(),
         [("set", 0, b"a"), ("set", 0, b"bb"), ("rollback", 0, 1), ("seal", 0, 0)],
     ),
+    "a cas that is too high to count hides none that does": (
+        Settings(),
+        [*[("set", 0, b"a")] * 9, ("apply", 0, (b"a", 0, 0)), ("reopen", 0, False), ("set", 0, b"a")],
+    ),
 }
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-__all__ = ["HybridClock", "absolute_expiry"]
+__all__ = ["LAST_SEEN", "HybridClock", "absolute_expiry"]
 
 _LOGICAL = 0xFFFF
-_LAST_SEEN = 2**64 - 2**48
+LAST_SEEN = 2**64 - 2**48
 _LONGEST_RELATIVE = 30 * 24 * 60 * 60
 _NANOSECONDS = 10**9
 
@@ -28,7 +28,7 @@ class HybridClock:
 
         Otherwise one value could leave none for the changes after it.
         """
-        if self.last < cas <= _LAST_SEEN:
+        if self.last < cas <= LAST_SEEN:
             self.last = cas
 
     def tick(self) -> int:

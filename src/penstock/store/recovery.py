@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import StoreDamaged
+from penstock.store.clock import LAST_SEEN
 from penstock.store.durable import CLEAN, DurableLog, log_name, log_number
 from penstock.store.fields import by_seqnos, cas, is_mutation, vbuckets_of
 from penstock.store.files import Directory
@@ -345,5 +346,7 @@ def _items(segment: Segment) -> Column:
 
 def _newest_cas(segment: Segment) -> npt.NDArray[np.uint64]:
     highest = np.zeros(len(segment.ends), np.uint64)
-    np.maximum.at(highest, segment.vbuckets, cas(segment.buffer, segment.offsets))
+    found = cas(segment.buffer, segment.offsets)
+    seen = found <= LAST_SEEN
+    np.maximum.at(highest, segment.vbuckets[seen], found[seen])
     return highest
