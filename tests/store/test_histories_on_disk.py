@@ -60,6 +60,10 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
         Settings(),
         [*[("set", 0, b"a")] * 9, ("apply", 0, (b"a", 0, 0)), ("reopen", 0, False), ("set", 0, b"a")],
     ),
+    "a snapshot that has begun and lost its first change is none": (
+        Settings(),
+        [("apply", 0, (b"long" * 50, 0, 3)), killed_in_commit(0), ("set", 0, b"a")],
+    ),
 }
 
 

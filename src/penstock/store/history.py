@@ -254,6 +254,8 @@ class History:
     def settle(self, items: int, max_cas: int) -> None:
         """Begin where the index says; the keys come when they are needed. max_cas: the highest of its changes."""
         self.high_seqno = self.index.last_seqno
+        if self._whole_seqno == self.high_seqno:  # a snapshot had begun, and its first change was lost
+            self._whole_seqno = None
         self.items = items
         self._clock.see(max_cas)
         self._newest = UnloadedKeys(self)
