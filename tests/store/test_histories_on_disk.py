@@ -64,6 +64,13 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
         Settings(),
         [("apply", 0, (b"long" * 50, 0, 3)), killed_in_commit(0), ("set", 0, b"a")],
     ),
+    "keys in a log file that is sealed while they are loaded are found": (
+        Settings(),
+        [
+            *[("set", 0, b"a"), ("seal", 0, 0), ("set", 0, b"bb"), ("reopen", 0, False)],
+            *[("load", 0, False), ("seal", 0, 0), ("get", 0, b"bb")],
+        ],
+    ),
 }
 
 

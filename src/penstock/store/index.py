@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -174,14 +175,21 @@ class RowIndex:
         return self.firsts[place] if place < len(self.firsts) else self.seqnos_at[0]
 
     def live(self) -> Iterator[tuple[memoryview, Column, Column]]:
-        """Yield, oldest first, a buffer, the offsets of the live frames in it, and their seqnos."""
-        for segment in tuple(self.segments):
-            rows = slice(segment.starts[self.vbucket], segment.ends[self.vbucket])
-            live = segment.superseded[rows] == 0
-            yield segment.buffer, segment.offsets[rows][live].astype(np.int64), segment.seqnos[rows][live]
+        """Yield, oldest first, a buffer, the offsets of the live frames in it, and their seqnos.
+
+        Of the segments and the tail that there are now, wherever their frames go meanwhile.
+        """
+        tail = []
         if self.seqnos_at:
             live = np.array(self.superseded_at, np.int64) == 0
-            yield self.buffer, np.array(self.offsets_at, np.int64)[live], np.array(self.seqnos_at, np.int64)[live]
+            offsets, seqnos = np.array(self.offsets_at, np.int64), np.array(self.seqnos_at, np.int64)
+            tail.append((self.buffer, offsets[live], seqnos[live]))
+        return chain(map(self._live_of, tuple(self.segments)), tail)
+
+    def _live_of(self, segment: Segment) -> tuple[memoryview, Column, Column]:
+        rows = slice(segment.starts[self.vbucket], segment.ends[self.vbucket])
+        live = segment.superseded[rows] == 0
+        return segment.buffer, segment.offsets[rows][live].astype(np.int64), segment.seqnos[rows][live]
 
     def raise_floors(self, passed: int, purged: int = 0, rev_seqno: int = 0) -> None:
         """Take note of what was dropped: a frame superseded at `passed`, a tombstone at `purged`, of this rev_seqno."""
