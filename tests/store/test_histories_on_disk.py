@@ -21,6 +21,7 @@ def follow(story: list[tuple[str, int, Any]], settings: Settings) -> None:
 
 compaction = [("begin", 0, True), ("run", 0, 0), ("finish", 0, 0)]
 clustered = [("seal", 0, 0), ("commit", 0, 0), *compaction]
+purged = [("set", 0, b"a"), ("set", 0, b"bb"), ("delete", 0, b"bb"), ("set", 0, b"ccc"), ("wait", 0, 1), *clustered]
 
 
 def killed_in_commit(calls: int) -> tuple[str, int, Crash]:
@@ -70,6 +71,14 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
             *[("set", 0, b"a"), ("seal", 0, 0), ("set", 0, b"bb"), ("reopen", 0, False)],
             *[("load", 0, False), ("seal", 0, 0), ("get", 0, b"bb")],
         ],
+    ),
+    "a rollback to a tombstone that was purged leaves no history without an end": (
+        Settings(purge_age=0),
+        [*purged, ("rollback", 0, 1)],
+    ),
+    "nor one whose seqnos come twice": (
+        Settings(purge_age=0),
+        [*purged, ("rollback", 0, 1), ("set", 0, b"e"), ("set", 0, b"f"), killed_in_commit(2)],
     ),
 }
 

@@ -211,12 +211,13 @@ class History:
         """Go back to `seqno` and return how far that was. Nothing above counts any more; what it superseded is back.
 
         It ends at the last change up to `seqno`, and at 0, as `reset` does, where a version that would have to come
-        back has been dropped. Takes time in proportion to the vbucket.
+        back has been dropped, or that last change itself. Takes time in proportion to the vbucket.
         """
         self._log.make_room_for_note(self)
         cut = None
         if seqno < self.high_seqno:
-            if seqno < self.lowest_snapshot_end or not self.index.reaches(seqno):
+            end = self.index.floor(seqno)
+            if seqno < self.lowest_snapshot_end or not end or end < min(seqno, self.purge_seqno):
                 self._reset()
                 return 0
             self._go_back(seqno)

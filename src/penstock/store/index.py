@@ -114,10 +114,17 @@ class RowIndex:
         if not seqno:
             self.lowest_snapshot_end = self.purged_rev_seqno = 0
 
-    def reaches(self, seqno: int) -> bool:
-        """Tell whether there is a row up to `seqno`."""
-        first = self.firsts[0] if self.firsts else self.seqnos_at[0] if self.seqnos_at else None
-        return first is not None and first <= seqno
+    def floor(self, seqno: int) -> int:
+        """Return the highest seqno of a row that is not above `seqno`, 0 if there is none."""
+        row = bisect_right(self.seqnos_at, seqno)
+        if row:
+            return self.seqnos_at[row - 1]
+        place = bisect_right(self.firsts, seqno)
+        if not place:
+            return 0
+        segment = self.segments[place - 1]
+        start, end = segment.starts[self.vbucket], segment.ends[self.vbucket]
+        return segment.seqnos_at[bisect_right(segment.seqnos_at, seqno, start, end) - 1]
 
     @property
     def last_seqno(self) -> int:
