@@ -80,6 +80,20 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
         Settings(purge_age=0),
         [*purged, ("rollback", 0, 1), ("set", 0, b"e"), ("set", 0, b"f"), killed_in_commit(2)],
     ),
+    "a cut is known as long as there is a file from before it": (
+        Settings(),
+        [
+            *[("set", 0, b"a"), ("set", 0, b"bb"), *clustered, ("rollback", 0, 1), ("set", 0, b"ccc"), *clustered],
+            *[("commit", 0, 0), *compaction, ("seal", 0, 0), killed_in_commit(5)],
+        ],
+    ),
+    "a pass over everything begins at the beginning": (
+        Settings(),
+        [
+            *[("set", 0, b"a"), *clustered, ("set", 0, b"d" * 40), *clustered, ("commit", 0, 0), *compaction],
+            *[("set", 0, b"a"), ("compact", 0, 0)],
+        ],
+    ),
 }
 
 

@@ -181,6 +181,7 @@ class DurableLog(Log):
         self._write(_text({"opened": True}), 0)
 
     def seal(self) -> None:
+        self._passed = 0  # for a pass over everything
         if any(index.offsets_at or index.dead for index in self.indexes):
             self.roll(0)
 
