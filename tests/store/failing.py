@@ -28,12 +28,14 @@ class FailingDirectory(Directory):
     """It takes note of what is synced, and does not sync it: that would take most of a test's time.
 
     limit: how many bytes of so many a write takes at once. during: by operation, what happens while it runs, once.
+    failures: how many calls have failed.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.limit: Callable[[int], int] = lambda nbytes: nbytes
         self.during: dict[str, Callable[[], object]] = {}
+        self.failures = 0
         self._failing: dict[str, tuple[range, int]] = {}
         self._open: dict[int, str] = {}
         self._synced: dict[str, int] = {}
@@ -51,6 +53,7 @@ class FailingDirectory(Directory):
         if calls:
             self._failing[operation] = range(max(calls.start - 1, 0), calls.stop - 1), number
             if calls.start == 0:
+                self.failures += 1
                 raise OSError(number, os.strerror(number))
         yield
         if operation in self.during:
@@ -101,15 +104,18 @@ class FailingDirectory(Directory):
             self.close(descriptor)
         self.unlock()
 
-    def power_off(self, random: Random) -> None:
-        """End as a machine does that loses power: what was written and not synced may be gone, torn or have holes."""
+    def power_off(self, random: Random | None = None) -> None:
+        """End as a machine does that loses power: what was written and not synced is gone, or torn and with a hole."""
         self.let_go()
         for name in self.names():
             content = bytearray(self.read(name))
-            synced = self._synced.get(name, len(content))
-            del content[random.randint(min(synced, len(content)), len(content)) :]
-            hole = random.randint(min(synced, len(content)), len(content))
-            content[hole : hole + 50] = bytes(len(content[hole : hole + 50]))
+            synced = min(self._synced.get(name, len(content)), len(content))
+            if random is None:
+                del content[synced:]
+            else:
+                del content[random.randint(synced, len(content)) :]
+                hole = random.randint(synced, len(content))
+                content[hole : hole + 50] = bytes(len(content[hole : hole + 50]))
             (self.path / name).write_bytes(content)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.errors import NotMyVbucket, StoreDamaged, StoreRefused
+from penstock.errors import NotMyVbucket, StoreDamaged, StoreRefused, TemporaryFailure
 from penstock.store import opening
 from penstock.store.compaction import Compaction
 from penstock.store.durable import DurableLog
@@ -224,13 +224,17 @@ class Bucket:
         self.log.seal()
 
     def compact(self) -> None:
-        """Rewrite everything, here and now."""
+        """Rewrite everything, here and now. Raises TemporaryFailure where the disk does not take it."""
         self.seal()
         self.commit()
         while (compaction := self.compaction(everything=True)) is not None:
             compaction.run()
             compaction.finish()
+            if compaction.error is not None:
+                raise TemporaryFailure(f"the disk does not take it: {compaction.error.strerror or compaction.error}")
             self.commit()
+        if self.fault is not None:
+            raise TemporaryFailure(self.fault)
 
     def load_keys(self) -> bool:
         """Go on with the keys that opening the bucket left for later, a few milliseconds' worth; False: that was all.

@@ -17,6 +17,7 @@ import re
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -446,7 +447,8 @@ class DurableLog(Log):
     def discard(self, rewritten: Rewritten | None) -> None:
         self.compacting = False
         if rewritten is not None:
-            self.directory.remove(rewritten.draft)
+            with suppress(OSError):  # what stays goes when the bucket is opened the next time
+                self.directory.remove(rewritten.draft)
 
     def install(self, sources: Sequence[Segment], rewritten: Rewritten) -> None:
         super().install(sources, rewritten)

@@ -1,0 +1,419 @@
+"""A disk that refuses, or that nobody can trust any more: what was acknowledged is kept, and nothing else is said."""
+
+import errno
+import os
+import re
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import KeyNotFound, TemporaryFailure
+from penstock.store.bucket import Bucket
+from penstock.wire.constants import VbucketState
+from tests.store.failing import FailingDirectory, Place, contents, directory_in_memory, shown
+
+
+@pytest.fixture
+def place(memory: Path) -> Place:
+    return Place(memory / "beer")
+
+
+def change(bucket: Bucket, number: int) -> None:
+    bucket.vbuckets[number % 3].set(b"key %d" % (number % 5), b"value %d" % number)
+
+
+def rewrite(bucket: Bucket) -> bool:
+    """Rewrite all that there is; False: the disk did not take it."""
+    bucket.seal()
+    bucket.commit()
+    while (compaction := bucket.compaction(everything=True)) is not None:
+        compaction.run()
+        if not compaction.finish():
+            return False
+        bucket.commit()
+    return bucket.fault is None
+
+
+def check_refusal(bucket: Bucket, why: str) -> None:
+    """Check that nothing is stored, and that what there is can be read."""
+    assert bucket.fault is not None
+    assert why in bucket.fault
+    before = shown(bucket)
+    refused: list[Callable[[], object]] = [
+        lambda: bucket.vbuckets[0].set(b"key", b"refused"),
+        lambda: bucket.vbuckets[1].set_state(VbucketState.REPLICA),
+        bucket.vbuckets[2].reset,
+        lambda: bucket.vbuckets[2].rollback(1),
+    ]
+    for call in refused:
+        with pytest.raises(TemporaryFailure, match=re.escape(why)):
+            call()
+    assert shown(bucket) == before
+    assert bucket.vbuckets[0].get(b"key") is None
+
+
+# Faults that pass
+
+
+@pytest.mark.parametrize("most", [1, 2, 23, 24, 25, 100])
+def test_a_write_may_take_as_little_as_it_likes(place: Place, most: int) -> None:
+    place.prepare = lambda directory: setattr(directory, "limit", lambda nbytes: min(nbytes, most))
+    bucket = place(segment_bytes=1000)
+    for number in range(30):
+        change(bucket, number)
+    assert rewrite(bucket)
+    before = shown(bucket)
+    bucket.close()
+    assert shown(place()) == before
+
+
+PASSING = [
+    ("write", errno.ENOSPC),
+    ("write", errno.EDQUOT),
+    ("write", errno.EIO),
+    ("create", errno.ENOSPC),
+    ("create", errno.EMFILE),
+    ("rename", errno.ENOSPC),
+    ("remove", errno.EIO),
+]
+
+
+@pytest.mark.parametrize(("operation", "number"), PASSING)
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_refusal_ends_when_the_disk_takes_it_again(place: Place, operation: str, number: int, times: int) -> None:
+    failures = 0
+    for after in range(12):
+        bucket = place(segment_bytes=1000)
+        directory = place.directory
+        directory.fail(operation, number, after=after, times=times)
+        for more in range(40):
+            change(bucket, more)
+            if more % 10 == 9:
+                bucket.commit()
+                while bucket.fault is not None:
+                    acknowledged = [vbucket.persisted_seqno for vbucket in bucket.vbuckets]
+                    check_refusal(bucket, os.strerror(number))
+                    assert [vbucket.persisted_seqno for vbucket in bucket.vbuckets] == acknowledged
+                    bucket.commit()
+                assert [vbucket.persisted_seqno for vbucket in bucket.vbuckets] == [
+                    vbucket.high_seqno for vbucket in bucket.vbuckets
+                ]
+        while not rewrite(bucket):
+            assert directory.failures
+        failures += directory.failures
+        before = shown(bucket)
+        bucket.close()
+        bucket = place()
+        assert shown(bucket) == before
+        bucket.close()
+    assert failures
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "sync", "rename"])
+def test_a_rewrite_that_fails_leaves_everything_as_it_was(place: Place, operation: str) -> None:
+    bucket = place(segment_bytes=1000)
+    for number in range(40):
+        change(bucket, number)
+    bucket.seal()
+    bucket.commit()
+    before, files = shown(bucket), contents(place.path)
+    compaction = bucket.compaction(everything=True)
+    assert compaction is not None
+    place.directory.fail("write" if operation == "rename" else operation, errno.ENOSPC)
+    compaction.run()
+    assert not compaction.finish()
+    assert compaction.error is not None
+    assert compaction.error.errno == errno.ENOSPC
+    assert (bucket.fault, bucket.broken) == (None, False)
+    assert (shown(bucket), contents(place.path)) == (before, files)
+    change(bucket, 1)
+    before = shown(bucket)
+    place.directory.heal()
+    bucket.compact()
+    assert shown(bucket) == before
+    assert bucket.stats().dead_bytes == 0
+    bucket.close()
+    assert shown(place()) == before
+
+
+def test_a_rewrite_of_everything_says_that_it_failed(place: Place) -> None:
+    bucket = place()
+    change(bucket, 0)
+    bucket.seal()
+    bucket.commit()
+    place.directory.fail("create", errno.ENOSPC, after=1)
+    with pytest.raises(TemporaryFailure, match="No space left on device"):
+        bucket.compact()
+
+
+def test_a_draft_that_is_not_wanted_may_stay(place: Place) -> None:
+    """Until the bucket is opened again."""
+    bucket = place()
+    change(bucket, 0)
+    change(bucket, 3)
+    bucket.seal()
+    bucket.commit()
+    compaction = bucket.compaction()
+    assert compaction is not None
+    compaction.run()
+    bucket.vbuckets[0].rollback(1)
+    before = shown(bucket)
+    place.directory.fail("remove", errno.EIO)
+    assert not compaction.finish()
+    assert [name[-4:] for name in place.directory.names()].count(".new") == 1
+    bucket.close()
+    assert shown(place()) == before
+    assert not [name for name in place.directory.names() if name.endswith(".new")]
+
+
+def test_memory_is_bounded_when_the_disk_does_not_keep_up(place: Place) -> None:
+    """Nobody commits, and nobody rewrites what is sealed."""
+    bucket = place(segment_bytes=64 * 1024 * 1024)
+    value = bytes(16 * 1024 * 1024)
+    with pytest.raises(TemporaryFailure, match=r"^the disk does not keep up with what is to be written$"):
+        deque((bucket.vbuckets[0].set(b"%d" % number, value) for number in range(100)), 0)
+    stored = bucket.vbuckets[0].high_seqno
+    assert 256 <= 16 * stored <= 256 + 2 * 64
+    bucket.commit()
+    with pytest.raises(TemporaryFailure, match=r"^the disk does not keep up"):
+        bucket.vbuckets[0].set(b"key", value)
+    compaction = bucket.compaction()
+    assert compaction is not None
+    compaction.run()
+    assert compaction.finish()
+    assert bucket.vbuckets[0].set(b"key", value).seqno == stored + 1
+    bucket.close()
+
+
+# Faults that do not pass
+
+
+@pytest.mark.parametrize("operation", ["sync", "sync_names"])
+def test_nothing_is_acknowledged_after_a_sync_has_failed(place: Place, operation: str) -> None:
+    for after in range(4):
+        bucket = place(segment_bytes=1000)
+        place.directory.fail(operation, errno.EIO, after=after, times=1)
+        for number in range(60):
+            if bucket.fault is None:
+                change(bucket, number)
+            if number % 20 == 10:
+                bucket.commit()
+            if number % 20 == 15 and not bucket.broken:
+                rewrite(bucket)
+        assert bucket.broken
+        place.directory.heal()
+        persisted = [vbucket.persisted_seqno for vbucket in bucket.vbuckets]
+        check_refusal(bucket, "a sync has failed (Input/output error): nobody knows what is on disk")
+        for _ in range(3):
+            bucket.commit()
+            rewrite(bucket)
+        assert bucket.broken
+        assert [vbucket.persisted_seqno for vbucket in bucket.vbuckets] == persisted
+        check_refusal(bucket, "until the bucket is opened anew")
+        place.directory.power_off()
+        bucket = place()
+        assert bucket.fault is None
+        for vbucket, seqno in zip(bucket.vbuckets, persisted, strict=True):
+            assert vbucket.high_seqno >= seqno
+        change(bucket, 0)
+        bucket.close()
+
+
+# Two threads
+
+
+def test_a_new_segment_waits_for_the_commit_that_begins_after_it(place: Place) -> None:
+    """What a rewrite has dropped is noted in the log; a commit that was under way may have passed that place."""
+    bucket = place(segment_bytes=5000)
+    for number in range(40):
+        change(bucket, number)
+    bucket.seal()
+    bucket.commit()
+    compaction = bucket.compaction()
+    assert compaction is not None
+    compaction.run()
+    change(bucket, 0)
+    place.directory.during["sync"] = compaction.finish
+    bucket.commit()
+    assert not place.directory.during
+    assert [name for name in place.directory.names() if name.startswith("segment")] == [
+        "segment-0000000001-0000000001.0.new"
+    ]
+    assert bucket.uncommitted
+    bucket.commit()
+    assert "segment-0000000001-0000000001" in place.directory.names()
+    floors = [vbucket.lowest_snapshot_end for vbucket in bucket.vbuckets]
+    place.directory.power_off()
+    assert [vbucket.lowest_snapshot_end for vbucket in place().vbuckets] == floors != [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "sync", "sync_names"])
+def test_changes_that_come_during_a_commit_go_with_the_next_one(place: Place, operation: str) -> None:
+    bucket = place(segment_bytes=1000)
+    bucket.seal()
+    change(bucket, 0)
+    bucket.seal()
+
+    def meanwhile() -> None:
+        for number in range(20):  # over more than one log file
+            change(bucket, number)
+
+    place.directory.during[operation] = meanwhile
+    bucket.commit()
+    assert bucket.vbuckets[0].persisted_seqno < bucket.vbuckets[0].high_seqno
+    assert bucket.uncommitted
+    bucket.commit()
+    assert bucket.vbuckets[0].persisted_seqno == bucket.vbuckets[0].high_seqno
+    assert not bucket.uncommitted
+    before = shown(bucket)
+    place.directory.power_off()
+    assert shown(place()) == before
+
+
+def test_a_fault_that_comes_while_room_is_made_is_not_overlooked(place: Place) -> None:
+    """A note of the bucket's own begins another log file, fault or not; changes are refused all the same."""
+    bucket = place(segment_bytes=5000)
+    for number in range(40):
+        change(bucket, number)
+    bucket.seal()
+    bucket.commit()
+    compaction = bucket.compaction()
+    assert compaction is not None
+    compaction.run()
+    while bucket.log.end + 100 < 5000:
+        bucket.vbuckets[0].set(b"other", b"")
+    files = len(bucket.log.sealed)
+    place.directory.fail("write", errno.ENOSPC)
+    bucket.commit()
+    assert compaction.finish()
+    assert len(bucket.log.sealed) == files + 1
+    check_refusal(bucket, "No space left on device")
+
+
+# Anything in any order
+
+
+keys = st.sampled_from([b"a", b"bb", b"ccc"])
+vbuckets = st.integers(0, 3)
+faults = st.tuples(
+    st.sampled_from(["write", "create", "rename", "remove", "sync", "sync_names"]),
+    st.sampled_from([errno.ENOSPC, errno.EIO]),
+    st.integers(0, 5),
+    st.sampled_from([1, 2, 100]),
+)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), vbuckets, keys),
+        st.tuples(st.just("set"), vbuckets, keys),
+        st.tuples(st.just("delete"), vbuckets, keys),
+        st.tuples(st.just("rollback"), vbuckets, st.integers(0, 5)),
+        st.tuples(st.just("reset"), vbuckets, st.just(0)),
+        st.tuples(st.just("state"), vbuckets, st.sampled_from(VbucketState)),
+        st.tuples(st.just("seal"), vbuckets, st.just(0)),
+        st.tuples(st.just("rewrite"), vbuckets, st.booleans()),
+        st.tuples(st.just("commit"), vbuckets, st.just(0)),
+        st.tuples(st.just("commit"), vbuckets, st.just(0)),
+        st.tuples(st.just("heal"), vbuckets, st.just(0)),
+        st.tuples(st.just("fail"), vbuckets, faults),
+        st.tuples(st.just("limit"), vbuckets, st.integers(1, 200)),
+    ),
+    min_size=10,
+    max_size=60,
+)
+
+
+class Told:
+    """What a bucket was after each step since the last one that is on disk for certain."""
+
+    def __init__(self, bucket: Bucket, directory: FailingDirectory) -> None:
+        self.bucket = bucket
+        self.directory = directory
+        self.states = [shown(bucket)]
+        self.number = 0
+
+    def step(self, what: str, vbucket: int, detail: Any) -> None:
+        self.number += 1
+        bucket = self.bucket
+        before, refuses = self.states[-1], bucket.fault is not None
+        try:
+            getattr(self, what)(vbucket, detail)
+        except TemporaryFailure:
+            assert refuses
+        after = shown(bucket)
+        if refuses:
+            assert after == before
+        self.states.append(after)
+        if what == "commit" and bucket.fault is None:
+            assert not bucket.uncommitted
+            del self.states[:-1]
+
+    def set(self, vbucket: int, key: bytes) -> None:
+        self.bucket.vbuckets[vbucket].set(key, b"value %d" % self.number)
+
+    def delete(self, vbucket: int, key: bytes) -> None:
+        try:
+            self.bucket.vbuckets[vbucket].delete(key)
+        except KeyNotFound:
+            return
+
+    def rollback(self, vbucket: int, distance: int) -> None:
+        found = self.bucket.vbuckets[vbucket]
+        found.rollback(max(found.high_seqno - distance, 0))
+
+    def reset(self, vbucket: int, _: int) -> None:
+        self.bucket.vbuckets[vbucket].reset()
+
+    def state(self, vbucket: int, state: VbucketState) -> None:
+        self.bucket.vbuckets[vbucket].set_state(state)
+
+    def seal(self, *_: int) -> None:
+        self.bucket.seal()
+
+    def rewrite(self, _: int, everything: bool) -> None:
+        compaction = self.bucket.compaction(everything)
+        if compaction is not None:
+            compaction.run()
+            compaction.finish()
+
+    def commit(self, *_: int) -> None:
+        self.bucket.commit()
+
+    def heal(self, *_: int) -> None:
+        self.directory.heal()
+
+    def fail(self, _: int, detail: tuple[str, int, int, int]) -> None:
+        operation, number, after, times = detail
+        self.directory.fail(operation, number, after=after, times=times)
+
+    def limit(self, _: int, most: int) -> None:
+        self.directory.limit = lambda nbytes: min(nbytes, most)
+
+
+@given(steps, st.randoms(use_true_random=False), st.sampled_from([600, 1500]), st.booleans())
+def test_what_was_acknowledged_is_there(
+    story: list[tuple[str, int, Any]], random: Random, segment_bytes: int, power: bool
+) -> None:
+    with directory_in_memory() as path:
+        place = Place(path)
+        told = Told(place(segment_bytes=segment_bytes), place.directory)
+        for step in story:
+            told.step(*step)
+        persisted = [vbucket.persisted_seqno for vbucket in told.bucket.vbuckets]
+        if power:
+            place.directory.power_off(random)
+        else:
+            place.directory.let_go()
+        bucket = place(segment_bytes=segment_bytes)
+        assert shown(bucket) in told.states
+        for vbucket, seqno in zip(bucket.vbuckets, persisted, strict=True):
+            assert vbucket.high_seqno >= seqno
+            assert vbucket.persisted_seqno == vbucket.high_seqno
+        bucket.compact()
+        assert shown(bucket) in told.states
+        bucket.close()
