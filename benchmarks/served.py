@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.kept import BUCKETS
-from penstock.node import Node, opening
+from penstock.node import Node
+from penstock.node.disk import opening
 
 START_SECONDS = 600.0
 _STOP_SECONDS = 120.0

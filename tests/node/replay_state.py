@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from penstock.node.tap_settings import TapSettings
+from penstock.node.tap.settings import TapSettings
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Magic, Opcode, Status, VbucketState
 from penstock.wire.frame import HEADER_BYTES, Frame

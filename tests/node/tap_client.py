@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from penstock.node import Node
-from penstock.node.tap_settings import TapSettings
+from penstock.node.tap.settings import TapSettings
 from penstock.wire.constants import Dialect, Opcode, Status, TapConnectFlag, TapFlag
 from penstock.wire.kv import DelVbucket
 from penstock.wire.layout import decode

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.node import checkpoints
-from penstock.node.checkpoints import Checkpoints, Point
+from penstock.node.tap import checkpoints
+from penstock.node.tap.checkpoints import Checkpoints, Point
 from penstock.store.bucket import Bucket
 from penstock.wire.constants import VbucketState
 

@@ -1,6 +1,6 @@
 """TAP consumers with a name: who takes whose place, and who goes on where it was."""
 
-from penstock.node import tap as tap_module
+from penstock.node.tap import commands as tap_module
 from penstock.wire.constants import Status, TapFlag
 from penstock.wire.kv import CloseProducer, Flush, Noop
 from penstock.wire.tap import (

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.node import Node
-from penstock.node.tap_settings import TapSettings
+from penstock.node.tap.settings import TapSettings
 from penstock.wire.constants import Dialect, Opcode, Status, TapFlag
 from penstock.wire.frame import Frame
 from penstock.wire.kv import Delete, Flush, Noop, Set

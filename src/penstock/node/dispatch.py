@@ -17,8 +17,10 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import InvalidArguments, RemoteProtocolError
-from penstock.node import dcp, kv, kv_meta, session, tap, upr, upr_draft, vbuckets
+from penstock.node import dcp, kv, kv_meta, session, upr, upr_draft, vbuckets
+from penstock.node.disk import commands as disk
 from penstock.node.replies import Goodbye, Handler, reply
+from penstock.node.tap import commands as tap
 from penstock.wire.connection import Malformed
 from penstock.wire.constants import DCP_OPCODES, TAP_OPCODES, Dialect, DraftCode, Magic, Opcode, Status
 from penstock.wire.frame import Frame, opcode_name
@@ -60,6 +62,7 @@ COMMANDS: tuple[Mapping[Opcode, Handler], ...] = (
     kv_meta.HANDLERS,
     session.HANDLERS,
     vbuckets.HANDLERS,
+    disk.HANDLERS,
     tap.COMMANDS,
 )
 """What every connection takes."""

@@ -10,17 +10,17 @@ from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.errors import KeyNotFound
-from penstock.node.tap_clients import TapBucket
+from penstock.node.tap.clients import TapBucket
 from penstock.store.bucket import Bucket
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Dialect, VbucketState
 
 if TYPE_CHECKING:
-    from penstock.node.compactor import Compactor
+    from penstock.node.disk.compactor import Compactor
+    from penstock.node.disk.flusher import Flusher
+    from penstock.node.disk.upkeep import Upkeep
     from penstock.node.follow import Bridge
-    from penstock.node.persistence import Flusher
     from penstock.node.producers import ChangeProducer
-    from penstock.node.upkeep import Upkeep
 
 __all__ = ["Counters", "Sent", "ServedBucket", "VbucketEvent", "VbucketListener", "Waiting"]
 

@@ -15,13 +15,13 @@ from threading import Thread
 from penstock.client.address import parse_address
 from penstock.errors import Error, OperationTimeout, UsageError
 from penstock.node.connection import NodeConnection
+from penstock.node.disk.flusher import PERSISTENCE_TIMEOUT
+from penstock.node.disk.opening import Storage, close_bucket, open_bucket
+from penstock.node.disk.upkeep import PAGER_SECONDS
 from penstock.node.follow import Bridge, find_upstream
-from penstock.node.opening import Storage, close_bucket, open_bucket
-from penstock.node.persistence import PERSISTENCE_TIMEOUT
 from penstock.node.producers import ProducerReport
 from penstock.node.served import ServedBucket
-from penstock.node.tap_settings import TapSettings
-from penstock.node.upkeep import PAGER_SECONDS
+from penstock.node.tap.settings import TapSettings
 from penstock.store.settings import Settings
 from penstock.wire.connection import Slab
 from penstock.wire.constants import Dialect

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound, NotSupported, status_error
-from penstock.node import disk, stats
+from penstock.node import stats
 from penstock.node.release import VERSION
 from penstock.node.replies import Goodbye, reply
 from penstock.wire.constants import Feature, Opcode, Status, VbucketState
@@ -114,5 +114,4 @@ HANDLERS: dict[Opcode, Callable[[NodeConnection, Frame], bytes]] = {
     Opcode.GET_CLUSTER_CONFIG: _cluster_config,
     Opcode.GET_ALL_VB_SEQNOS: _all_vb_seqnos,
     Opcode.GET_FAILOVER_LOG: _failover_log,
-    **disk.HANDLERS,
 }

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound
-from penstock.node import producer_stats, tap_stats
-from penstock.node.opening import file_bytes
+from penstock.node import producer_stats
+from penstock.node.disk.opening import file_bytes
 from penstock.node.release import VERSION
 from penstock.node.served import ServedBucket
+from penstock.node.tap import stats as tap_stats
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import VbucketState
 

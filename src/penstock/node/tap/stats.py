@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.node.served import ServedBucket
-from penstock.node.tap_clients import Phase
-from penstock.node.tap_producer import TapProducer
+from penstock.node.tap.clients import Phase
+from penstock.node.tap.producer import TapProducer
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Dialect
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from penstock.node.checkpoints import Checkpoints
-from penstock.node.tap_clients import Phase, Place
+from penstock.node.tap.checkpoints import Checkpoints
+from penstock.node.tap.clients import Phase, Place
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Dialect, TapConnectFlag, VbucketState
 from penstock.wire.reframe import FORMS, Form

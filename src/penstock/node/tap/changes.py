@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.node.hops import Hops
+from penstock.node.tap.hops import Hops
 from penstock.store.frames import Chunk
 from penstock.wire.constants import Opcode, TapFlag
 from penstock.wire.frame import HEADER_BYTES

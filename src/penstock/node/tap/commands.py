@@ -6,10 +6,10 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound, RemoteProtocolError, TemporaryFailure
-from penstock.node import tap_receiver
 from penstock.node.not_yet import NOT_YET
 from penstock.node.replies import Goodbye, Handler, reply
-from penstock.node.tap_producer import TapProducer
+from penstock.node.tap import receiver
+from penstock.node.tap.producer import TapProducer
 from penstock.wire.constants import MAX_KEY, Dialect, Opcode, Status, TapConnectFlag
 from penstock.wire.frame import Frame, opcode_name
 from penstock.wire.layout import Code, decode
@@ -126,7 +126,7 @@ def refuse(connection: NodeConnection, frame: Frame) -> bytes:
     return handler(connection, frame)
 
 
-HANDLERS: dict[Opcode, Handler] = {Opcode.TAP_CONNECT: _connect, **tap_receiver.HANDLERS}
+HANDLERS: dict[Opcode, Handler] = {Opcode.TAP_CONNECT: _connect, **receiver.HANDLERS}
 
 FIRST: frozenset[Code] = frozenset(HANDLERS)
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from penstock.errors import Busy, InternalError, StatusError, TemporaryFailure
-from penstock.node.persistence import Flusher
+from penstock.node.disk.flusher import Flusher
 from penstock.node.replies import GiveUp, Parked, Resume
 from penstock.store.bucket import Bucket
 from penstock.store.compaction import Compaction

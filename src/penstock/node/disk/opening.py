@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from penstock.errors import Error
-from penstock.node.compactor import Compactor
-from penstock.node.persistence import PERSISTENCE_TIMEOUT, Flusher
+from penstock.node.disk.compactor import Compactor
+from penstock.node.disk.flusher import PERSISTENCE_TIMEOUT, Flusher
+from penstock.node.disk.upkeep import PAGER_SECONDS, Upkeep
 from penstock.node.served import ServedBucket
-from penstock.node.upkeep import PAGER_SECONDS, Upkeep
 from penstock.store.bucket import Bucket
 from penstock.store.settings import Settings
 

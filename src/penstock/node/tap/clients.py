@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from penstock.node.checkpoints import Checkpoints, Point, is_on_history
-from penstock.node.hops import Hops
+from penstock.node.tap.checkpoints import Checkpoints, Point, is_on_history
+from penstock.node.tap.hops import Hops
 from penstock.store.vbucket import Vbucket
 
 __all__ = ["Phase", "Place", "TapBucket", "TapClient"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from penstock.node.checkpoints import Checkpoints
 from penstock.node.producers import StreamReport
-from penstock.node.tap_clients import Phase, Place
+from penstock.node.tap.checkpoints import Checkpoints
+from penstock.node.tap.clients import Phase, Place
 from penstock.store.frames import NO_FRAMES, Chunk
 from penstock.store.snapshot import Snapshot
 from penstock.store.vbucket import Vbucket
@@ -16,7 +16,7 @@ from penstock.wire.frame import HEADER_BYTES
 from penstock.wire.tap import TapCheckpointEnd, TapCheckpointStart, TapMessage, TapOpaqueMessage
 
 if TYPE_CHECKING:
-    from penstock.node.tap_producer import TapProducer
+    from penstock.node.tap.producer import TapProducer
 
 __all__ = ["TapStream", "opaque_message"]
 

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from penstock.node.producers import CHUNK_BYTES, TURN_BYTES, WRITE_BYTES, ChangeProducer, Load, StreamReport
 from penstock.node.replies import Goodbye
 from penstock.node.served import ServedBucket, VbucketEvent
-from penstock.node.tap_changes import Column, Piece, encode_changes, mutations_of, seqnos_of, without_spent
-from penstock.node.tap_clients import Phase, Place, TapClient
-from penstock.node.tap_log import TapLog
-from penstock.node.tap_request import TapRequest
-from penstock.node.tap_stream import TapStream, opaque_message
+from penstock.node.tap.changes import Column, Piece, encode_changes, mutations_of, seqnos_of, without_spent
+from penstock.node.tap.clients import Phase, Place, TapClient
+from penstock.node.tap.log import TapLog
+from penstock.node.tap.request import TapRequest
+from penstock.node.tap.stream import TapStream, opaque_message
 from penstock.store.frames import Chunk
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Dialect, Opcode, Status, TapOpaque
