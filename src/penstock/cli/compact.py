@@ -85,7 +85,7 @@ def _compact(data_dir: Path, name: str, purge_age: float) -> Compacted:
     """Do it here. Raises UsageError where there is no such bucket, and as Bucket.open does; Error for a full disk."""
     import time
 
-    from penstock.node.opening import file_bytes, new_vbuuid
+    from penstock.node.disk.opening import file_bytes, new_vbuuid
     from penstock.store.bucket import Bucket
     from penstock.store.files import Directory
     from penstock.store.opening import said_by
