@@ -1,4 +1,4 @@
-"""The killer's side of writers."""
+"""The killer's side of what is killed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,10 +34,12 @@ class Death(NamedTuple):
 
 
 class Nursery:
-    """Where writers come from, one at a time."""
+    """Where writers and nodes come from, one at a time. port: where the node listens."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.port = 0
         self._process = process
+        self._child: int | None = None  # a descriptor; None: it was gone before one could be had
         self._unread = b""
         self._said: list[bytes] = []
 
@@ -52,37 +54,56 @@ class Nursery:
 
     def live(self, life: Life, seconds: float = PATIENCE) -> Death:
         """Let a writer live until it kills itself, or for so long."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(life).encode() + b"\n")
-        number = self._wait_for(b"pid ", PATIENCE)
-        assert number is not None, "no writer"
+        self._begin("write", life)
+        if self._wait_for(b"end ", seconds) is not None:
+            return Death(self._turns_on_disk(), True)
+        self.kill()
+        return Death(self._turns_on_disk(), False)
+
+    @contextmanager
+    def serving(self, path: Path, segment_bytes: int) -> Iterator[Nursery]:
+        """Let a node live until it is killed, here at the latest."""
+        self._begin("serve", (str(path), segment_bytes))
+        port = self._wait_for(b"port ", PATIENCE)
+        assert port is not None, self._said
+        self.port = port
         try:
-            writer = os.pidfd_open(number)
-        except ProcessLookupError:  # it has had no time to lose
-            writer = None
-        try:
-            status = self._wait_for(b"end ", seconds)
-            by_itself = status is not None
-            if not by_itself:
-                assert writer is not None
-                signal.pidfd_send_signal(writer, signal.SIGKILL)
-                status = self._wait_for(b"end ", PATIENCE)
+            yield self
         finally:
-            if writer is not None:
-                os.close(writer)
-        said, self._said = self._said, []
-        assert status == -signal.SIGKILL, b"\n".join(said).decode()
-        return Death(max(map(int, said), default=None), by_itself)
+            if self._child is not None:
+                self.kill()
+
+    def kill(self) -> None:
+        assert self._child is not None
+        signal.pidfd_send_signal(self._child, signal.SIGKILL)
+        assert self._wait_for(b"end ", PATIENCE) is not None
+
+    def _begin(self, kind: str, arguments: Sequence[object]) -> None:
+        self._said = []
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([kind, arguments]).encode() + b"\n")
+        number = self._wait_for(b"pid ", PATIENCE)
+        assert number is not None, self._said
+        with suppress(ProcessLookupError):  # if it has lost no time
+            self._child = os.pidfd_open(number)
+
+    def _turns_on_disk(self) -> int | None:
+        return max(map(int, self._said), default=None)
 
     def _wait_for(self, prefix: bytes, seconds: float) -> int | None:
-        """Return the number behind the prefix at the beginning of a line, None if none comes in time."""
+        """Return the number behind the prefix at the beginning of a line, None if none comes in time.
+
+        `end` comes last, and only of one that was killed.
+        """
         deadline = time.monotonic() + seconds
         while True:
             *lines, self._unread = self._unread.split(b"\n")
             while lines:
                 line = lines.pop(0)
-                if line.startswith(prefix):
+                if line.startswith((prefix, b"end ")):
                     self._unread = b"\n".join([*lines, self._unread])
+                    if line.startswith(b"end "):
+                        self._ended(int(line.removeprefix(b"end ")))
                     return int(line.removeprefix(prefix))
                 self._said.append(line)
             assert self._process.stdout is not None
@@ -92,3 +113,9 @@ class Nursery:
             more = os.read(self._process.stdout.fileno(), 1 << 16)
             assert more, "the nursery has ended"
             self._unread += more
+
+    def _ended(self, status: int) -> None:
+        if self._child is not None:
+            os.close(self._child)
+            self._child = None
+        assert status == -signal.SIGKILL, b"\n".join(self._said).decode()

@@ -1,7 +1,7 @@
-"""A process that has imported what a writer needs, and becomes one by forking whenever it is told to.
+"""A process that has imported what its children need, and forks one whenever it is told to: within milliseconds.
 
-So a life begins within milliseconds. Each line on stdin is a Life as JSON. On stdout comes `pid N` from the writer,
-then what it says, and `end N` with its exit status, which of a killed one is -9.
+Each line on stdin is what the child is to do, as JSON: a writer's Life, or where a node has its data. On stdout comes
+`pid N` from the child, then what it says, and `end N` with its exit status, which of a killed one is -9.
 """
 
 from __future__ import annotations
@@ -10,17 +10,26 @@ import json
 import os
 import sys
 import traceback
+from typing import Any
 
+from tests.kills.served import serve
 from tests.kills.writer import Doom, Life, write
 
 
+def _do(kind: str, arguments: list[Any]) -> None:
+    if kind == "serve":
+        serve(*arguments)
+    else:
+        path, plan, seed, number, doom = arguments
+        write(Life(path, plan, seed, number, doom and Doom(*doom)))
+
+
 def _give_birth(said: str) -> None:
-    path, plan, seed, number, doom = json.loads(said)
     pid = os.fork()
     if not pid:
         os.write(1, b"pid %d\n" % os.getpid())
         try:
-            write(Life(path, plan, seed, number, doom and Doom(*doom)))
+            _do(*json.loads(said))
         finally:  # it never comes to an end by itself
             os.write(1, traceback.format_exc().encode())
             os._exit(1)

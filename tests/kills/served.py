@@ -1,0 +1,65 @@
+"""Nodes that are killed: the command's process, or a quicker one whose log files are small."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from penstock.node import Node
+from penstock.store.settings import Settings
+
+__all__ = ["VBUCKETS", "Command", "serve"]
+
+VBUCKETS = 16
+_PATIENCE = 60.0
+
+
+def serve(path: str, segment_bytes: int) -> None:
+    """Run a node until somebody puts an end to it. On stdout comes `port N`."""
+    asyncio.run(_serve(Path(path), Settings(segment_bytes=segment_bytes)))
+
+
+async def _serve(path: Path, settings: Settings) -> None:
+    node = await Node.start(port=0, buckets=["beer"], vbuckets=VBUCKETS, data_dir=path, settings=settings)
+    os.write(1, b"port %d\n" % node.kv_port)
+    await node.wait_closed()
+
+
+class Command:
+    """`penstock serve` as a process. port: where it listens."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], _PATIENCE)
+        assert ready, "nothing was printed in time"
+        self.port = int(json.loads(process.stdout.readline())["kv_port"])
+
+    @classmethod
+    @contextmanager
+    def running(cls, path: Path) -> Iterator[Command]:
+        """Run one; it is killed if nobody has done that at the end."""
+        options = ["--port", "0", "--bucket", "beer", "--vbuckets", str(VBUCKETS), "--data-dir", str(path), "--json"]
+        command = [sys.executable, "-m", "penstock", "serve", *options]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            try:
+                yield cls(process)
+            finally:
+                process.kill()
+
+    def kill(self) -> None:
+        self._process.kill()
+        assert self._process.wait(_PATIENCE) == -signal.SIGKILL
+
+    def stop(self) -> None:
+        """Let it end well."""
+        self._process.terminate()
+        assert self._process.wait(_PATIENCE) == 0
