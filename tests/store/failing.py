@@ -59,6 +59,14 @@ class FailingDirectory(Directory):
         if operation in self.during:
             self.during.pop(operation)()
 
+    def lock(self) -> bool:
+        with self._doing("lock"):
+            return super().lock()
+
+    def map(self, name: str) -> memoryview:
+        with self._doing("map"):
+            return super().map(name)
+
     def create(self, name: str) -> int:
         with self._doing("create"):
             descriptor = super().create(name)

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from penstock.errors import KeyNotFound, TemporaryFailure
 from penstock.store.bucket import Bucket
 from penstock.wire.constants import VbucketState
 from tests.store.failing import FailingDirectory, Place, contents, directory_in_memory, shown
+from tests.store.mounts import run_with_mounts
 
 
 @pytest.fixture
@@ -189,6 +191,12 @@ def test_memory_is_bounded_when_the_disk_does_not_keep_up(place: Place) -> None:
     assert compaction.finish()
     assert bucket.vbuckets[0].set(b"key", value).seqno == stored + 1
     bucket.close()
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.store.full_disk", str(tmp_path)]
+    done = run_with_mounts('mount -t tmpfs -o size=1m penstock "$0"', tmp_path, command)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # Faults that do not pass

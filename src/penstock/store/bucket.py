@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,27 +103,30 @@ class Bucket:
 
         After a stop that was not clean all active vbuckets begin a branch at the newest change that was on disk.
         directory: what does all reading and writing. Raises StoreRefused if the directory is another bucket's, in use,
-        of another format, or cannot be written to; StoreDamaged.
+        of another format, or cannot be read and written to; StoreDamaged.
         """
         indexes = _indexes(vbuckets)
         settings = settings or Settings()
         files = directory(path)
         opening.enter(files)
-        try:
-            said = opening.said_by(files)
-            if said is None:
-                uuid = b"".join(new_vbuuid().to_bytes(8, "big") for _ in range(2))
-                said = opening.make(files, name=name, uuid=uuid, vbuckets=vbuckets)
-            opening.check_same(said, path, name=name, vbuckets=vbuckets)
-            uuid = bytes.fromhex(said["uuid"])
-            log = DurableLog(indexes, files, settings, uuid=uuid, clock=clock)
-            bucket = cls.__new__(cls)
-            bucket._set_up(settings, log, name=name, clock=clock, new_vbuuid=new_vbuuid)
-            bucket.uuid = said["uuid"]
-            bucket._recover(look(files, uuid, vbuckets), log)
-        except BaseException:
-            files.unlock()
-            raise
+        with ExitStack() as undo:
+            undo.callback(files.unlock)
+            try:
+                said = opening.said_by(files)
+                if said is None:
+                    uuid = b"".join(new_vbuuid().to_bytes(8, "big") for _ in range(2))
+                    said = opening.make(files, name=name, uuid=uuid, vbuckets=vbuckets)
+                opening.check_same(said, path, name=name, vbuckets=vbuckets)
+                uuid = bytes.fromhex(said["uuid"])
+                log = DurableLog(indexes, files, settings, uuid=uuid, clock=clock)
+                undo.callback(log.let_go)
+                bucket = cls.__new__(cls)
+                bucket._set_up(settings, log, name=name, clock=clock, new_vbuuid=new_vbuuid)
+                bucket.uuid = said["uuid"]
+                bucket._recover(look(files, uuid, vbuckets), log)
+            except OSError as error:
+                raise StoreRefused(f"{path}: cannot be read and written to: {error.strerror or error}") from error
+            undo.pop_all()
         return bucket
 
     def _recover(self, found: Found, log: DurableLog) -> None:
@@ -133,10 +137,7 @@ class Bucket:
             )
         log.histories = self.vbuckets
         if found.logs:
-            try:
-                recover(log, self.vbuckets, found)
-            except OSError as error:
-                raise StoreRefused(f"{log.directory.path}: cannot be written to: {error.strerror or error}") from error
+            recover(log, self.vbuckets, found)
             self.recovered = found.summary
             if not found.clean:
                 for vbucket in self.vbuckets:

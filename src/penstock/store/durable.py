@@ -29,7 +29,7 @@ from penstock.store.index import RowIndex
 from penstock.store.log import Log
 from penstock.store.record import RECORD_BYTES, pack_file_header, pack_record, seed_of
 from penstock.store.rewrite import Limits, Rewritten, superseding
-from penstock.store.sealed import load, save, segment_name
+from penstock.store.sealed import draft_name, load, save, segment_name
 from penstock.store.segment import Column, Rows, Segment, new_buffer
 from penstock.store.settings import Settings
 
@@ -289,9 +289,14 @@ class DurableLog(Log):
             self.make_space(_CLEAN_BYTES)
             self._write(CLEAN, 0)
             self.commit()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Let others have the directory, whatever is not on disk."""
         for file in self.unsynced:
             if file.descriptor is not None:
                 self.directory.close(file.descriptor)
+        self.unsynced = []
         self.directory.unlock()
 
     def _commit_file(self, file: LogFile) -> None:
@@ -437,7 +442,7 @@ class DurableLog(Log):
 
     def keep(self, rewritten: Rewritten) -> Rewritten:
         segment = rewritten.segment
-        draft = f"{segment_name(segment.ids)}.{self._drafts}.new"
+        draft = draft_name(segment.ids, self._drafts)
         self._drafts += 1
         save(self.directory, draft, segment, sealed_at=self.sealed_at[segment.ids[1]], as_of=self._as_of)
         mapped = load(self.directory, draft, len(self.indexes)).segment

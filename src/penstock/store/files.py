@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 
 __all__ = ["Directory"]
@@ -30,9 +31,10 @@ class Directory:
         except BlockingIOError:
             os.close(descriptor)
             return False
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
         self._lock = descriptor
+        with suppress(OSError):  # that only says who has it, and a disk that is full has no room for it
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
         return True
 
     def owner(self) -> str:

@@ -16,6 +16,7 @@ FORMAT = 1
 """Of the files; a directory of another one is refused."""
 
 _BUCKET = "bucket.json"
+_DRAFT = f"{_BUCKET}.new"
 
 
 def enter(directory: Directory) -> None:
@@ -33,10 +34,9 @@ def make(directory: Directory, *, name: str, uuid: bytes, vbuckets: int) -> Mapp
     """Write down whose directory it is, and return that. uuid: 16 bytes."""
     said = {"format": FORMAT, "name": name, "uuid": uuid.hex(), "vbuckets": vbuckets}
     text = json.dumps(said, indent=2).encode() + b"\n"
-    draft = f"{_BUCKET}.new"
     try:
-        directory.put(draft, (0, memoryview(text)))
-        directory.rename(draft, _BUCKET)
+        directory.put(_DRAFT, (0, memoryview(text)))
+        directory.rename(_DRAFT, _BUCKET)
         directory.sync_names()
     except OSError as error:
         raise StoreRefused(f"{directory.path}: cannot be written to: {error.strerror or error}") from error
@@ -48,19 +48,19 @@ def said_by(directory: Directory) -> Mapping[str, Any] | None:
 
     Raises StoreRefused for a format that this version does not know, StoreDamaged if that is not said.
     """
-    names = [name for name in directory.names() if name != "lock" and not name.endswith(".new")]
+    names = [name for name in directory.names() if name not in {"lock", _DRAFT}]
     if not names:
         return None
     if _BUCKET not in names:
-        raise StoreRefused(f"{directory.path}: {len(names)} files, {names[0]} among them, but no {_BUCKET}")
+        raise StoreRefused(f"{directory.path}: has {names[0]}, but no {_BUCKET}: it is no bucket's directory")
     try:
         said: Mapping[str, Any] = json.loads(directory.read(_BUCKET))
-        number, _, _ = said["format"], bytes.fromhex(said["uuid"]), said["vbuckets"] + 0
+        if said["format"] != FORMAT:
+            raise StoreRefused(f"{directory.path}: format {said['format']}, this version knows {FORMAT}")
+        _, _ = bytes.fromhex(said["uuid"]), said["vbuckets"] + 0
         said["name"].encode()
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise StoreDamaged(f"{directory.path / _BUCKET}: does not say what a bucket is: {error}") from error
-    if number != FORMAT:
-        raise StoreRefused(f"{directory.path}: format {number}, this version knows {FORMAT}")
     return said
 
 

@@ -29,7 +29,7 @@ from penstock.store.record import (
     seed_of,
     supersedes_of,
 )
-from penstock.store.sealed import Sealed, load, segment_ids, segment_name, verify
+from penstock.store.sealed import Sealed, is_draft, load, segment_ids, segment_name, verify
 from penstock.store.segment import CUT, Column, Rows, Segment
 
 __all__ = ["Found", "Torn", "look", "recover"]
@@ -97,7 +97,7 @@ def look(directory: Directory, uuid: bytes, vbuckets: int) -> Found:
     """Read the files of a bucket, and change nothing. What is damaged is listed, and left out."""
     names = directory.names()
     ranges = {name: ids for name in names if (ids := segment_ids(name)) is not None}
-    obsolete = [name for name in names if name.endswith(".new")]
+    obsolete = [name for name in names if is_draft(name)]
     kept: dict[str, tuple[int, int]] = {}
     for name, (first, last) in sorted(ranges.items(), key=lambda item: (item[1][0], -item[1][1])):
         if any(low <= first and last <= high for low, high in kept.values()):

@@ -26,7 +26,7 @@ from penstock.errors import StoreDamaged
 from penstock.store.files import Directory
 from penstock.store.segment import Rows, Segment
 
-__all__ = ["Sealed", "load", "save", "segment_ids", "segment_name", "verify"]
+__all__ = ["Sealed", "draft_name", "is_draft", "load", "save", "segment_ids", "segment_name", "verify"]
 
 MAGIC = b"PSTKSEG1"
 _FRAMES_AT = 64
@@ -43,6 +43,7 @@ _COLUMNS = {
     "checksums": "<u4",
 }
 _NAME = re.compile(r"segment-(\d{10})-(\d{10})")
+_DRAFT = re.compile(_NAME.pattern + r"\.\d+\.new")
 
 
 class Sealed(NamedTuple):
@@ -59,6 +60,15 @@ class Sealed(NamedTuple):
 
 def segment_name(ids: tuple[int, int]) -> str:
     return f"segment-{ids[0]:010d}-{ids[1]:010d}"
+
+
+def draft_name(ids: tuple[int, int], number: int) -> str:
+    """Return what a segment is called until it counts. number: of the draft."""
+    return f"{segment_name(ids)}.{number}.new"
+
+
+def is_draft(name: str) -> bool:
+    return _DRAFT.fullmatch(name) is not None
 
 
 def segment_ids(name: str) -> tuple[int, int] | None:

@@ -1,0 +1,70 @@
+"""A bucket on a file system of 1 MiB that gets full: run where that is mounted, with its directory as the argument."""
+
+import sys
+from itertools import count
+from pathlib import Path
+
+from penstock.errors import TemporaryFailure
+from penstock.store.bucket import Bucket
+from tests.store.failing import Place, shown
+
+FULL = "the disk does not take what is to be written: No space left on device"
+
+
+def fill(bucket: Bucket) -> None:
+    """Store changes until the disk takes no more."""
+    for number in count():
+        bucket.vbuckets[number % 4].set(b"key %d" % number, b"." * 1000)
+        if number % 20 == 19:
+            bucket.commit()
+            if bucket.fault is not None:
+                return
+
+
+def refuses(bucket: Bucket) -> bool:
+    try:
+        bucket.vbuckets[0].set(b"key", b"")
+    except TemporaryFailure as error:
+        return str(error) == FULL
+    return False
+
+
+def main(path: Path) -> None:
+    ballast, spare = path / "ballast", path / "spare"
+    ballast.write_bytes(bytes(400_000))
+    spare.write_bytes(bytes(50_000))
+    place = Place(path / "beer")
+    bucket = place(segment_bytes=100_000)
+    fill(bucket)
+    before = shown(bucket)
+    for _ in range(3):
+        bucket.commit()
+        assert refuses(bucket)
+    compaction = bucket.compaction()
+    assert compaction is not None
+    compaction.run()
+    assert not compaction.finish()
+    assert compaction.error is not None
+    assert shown(bucket) == before
+
+    ballast.unlink()
+    bucket.commit()
+    assert bucket.fault is None
+    assert all(vbucket.persisted_seqno == vbucket.high_seqno for vbucket in bucket.vbuckets)
+    bucket.vbuckets[0].set(b"key", b"value")
+    before = shown(bucket)
+    bucket.close()
+    bucket = place(segment_bytes=100_000)
+    assert shown(bucket) == before
+
+    fill(bucket)
+    persisted = [vbucket.persisted_seqno for vbucket in bucket.vbuckets]
+    place.directory.let_go()  # as if it had been killed
+    spare.unlink()
+    bucket = place(segment_bytes=100_000)
+    assert all(vbucket.high_seqno >= seqno for vbucket, seqno in zip(bucket.vbuckets, persisted, strict=True))
+    bucket.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
