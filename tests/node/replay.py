@@ -64,10 +64,6 @@ class Mismatch(AssertionError):
     """Our node did something else than the recording says."""
 
 
-class Missing(AssertionError):
-    """The replay needs something that cannot be done yet."""
-
-
 @dataclass(frozen=True)
 class Step:
     """One step of a script. index: its place in the recording. live: about a change of after the beginning."""
@@ -279,7 +275,7 @@ class Player:
         self.others: list[WireClient] = []
 
     def play(self, script: Iterable[Step], *, by_vbucket: bool) -> None:
-        """Raises Mismatch, or Missing. by_vbucket: frames that follow each other may come in another order.
+        """Raises Mismatch. by_vbucket: frames that follow each other may come in another order.
 
         Only those of one vbucket keep theirs: which one's turn it is, is timing.
         """

@@ -18,6 +18,7 @@ from tests.node.replay import (
     DO,
     EXPECT,
     MARKER,
+    MUTATION,
     REMARK,
     SEND,
     TAP_ITEM,
@@ -68,9 +69,15 @@ def never_referenced(step: Step) -> Step:
     return step
 
 
+def as_written(step: Step) -> Step:
+    """Let the datatype be what the client has said that wrote the document: nothing."""
+    return step.change(datatype=0) if step.live and step.frame.opcode == Opcode.DCP_MUTATION else step
+
+
 def no_floor(steps: Script) -> Script:
     """Let the highest rev_seqno of deleted documents matter to no one."""
     known = {step.frame.key for step in steps if step.kind == EXPECT and is_item(step.frame) and not step.live}
+    branches = [histories().get(stream.log[0].vbuuid, {}) for stream in streams(steps)]
     changed = []
     for step in steps:
         frame = step.frame
@@ -79,6 +86,10 @@ def no_floor(steps: Script) -> Script:
         if step.live and frame.opcode == Opcode.TAP_MUTATION and frame.key not in known:
             step = step.change(framing=(1).to_bytes(8, "big") + frame.framing[8:])
             known.add(frame.key)
+        if step.live and frame.opcode == Opcode.DCP_MUTATION:
+            by_seqno, _, *rest = MUTATION.unpack(frame.extras)
+            if not any(old.key == frame.key and seqno(old) < by_seqno for of in branches for old in of.values()):
+                step = step.change(extras=MUTATION.pack(by_seqno, 1, *rest))
         changed.append(step)
     return changed
 
@@ -204,6 +215,11 @@ def answered(status: Status) -> Edit:
         return kept
 
     return edit
+
+
+def without(*indexes: int) -> Edit:
+    """Leave out the frames of these indexes."""
+    return lambda steps: [step for step in steps if step.index not in indexes]
 
 
 def instead(index: int, **fields: Any) -> Edit:

@@ -16,6 +16,7 @@ from penstock.wire.dcp import Control, GetFailoverLog
 from penstock.wire.frame import HEADER_BYTES, Frame
 from penstock.wire.kv import Delete, DelVbucket, Flush, Get, GetVbucket, Noop, Set, SetVbucket
 from penstock.wire.layout import Request
+from penstock.wire.observe import CompactDb
 from penstock.wire.tap import (
     ChangeVbFilter,
     CreateCheckpoint,
@@ -31,7 +32,6 @@ from tests.node.replay import (
     MUTATION,
     TAP_ITEM,
     Mismatch,
-    Missing,
     Player,
     Script,
     Step,
@@ -174,15 +174,6 @@ def told(group: str, name: str, value: int) -> Action:
     return act
 
 
-def missing(what: str) -> Action:
-    """Return the action that cannot be done yet."""
-
-    def act(player: Player) -> None:
-        raise Missing(what)
-
-    return act
-
-
 def in_the_middle(player: Player) -> None:
     """Let the client send two requests more, and get the stream of 2000 changes with the replies somewhere in it."""
     peer = player.peers[""]
@@ -225,11 +216,8 @@ def grow(vbucket: int, vbuuid: int, to: int) -> Action:
 
 
 LIVE1 = (Set(key=b"live1", value=b"on", flags=5), Delete(key=b"live1"))
-RESTART = missing("a node that is started again with what it had")
 
 ACTIONS: dict[str, dict[int, Sequence[Action]]] = {
-    "dcp_disk_backfill_after_clean_restart": {0: [RESTART]},
-    "dcp_disk_backfill_after_sigkill": {0: [RESTART]},
     "dcp_failover_rollback_matrix": {
         2: [grow(1, C1, 5)],
         4: [become(1, R, A), grow(1, C1, 10)],
@@ -245,12 +233,11 @@ ACTIONS: dict[str, dict[int, Sequence[Action]]] = {
         0: [ask(*(Set(key=b"key %d" % number, value=bytes(100), vbucket=3) for number in range(2000)))],
         4: [in_the_middle],
     },
-    "dcp_rollback_purged": {4: [missing("tombstones that are purged when that is asked for")]},
+    "dcp_rollback_purged": {5: [ask(CompactDb(vbucket=2)), told("vbucket-seqno 2", "vb_2:purge_seqno", 9)]},
     "dcp_state_change_stream_end": {4: [become(3, R)], 7: [become(3, D)], 10: [become(3, P)], 13: [become(3, A)]},
     "dcp_takeover": {14: [said(GetVbucket(vbucket=4), bytes((0, 0, 0, D)))]},
     "dcp_vbucket_deleted": {4: [become(2, D)], 6: [ask(DelVbucket(vbucket=2))]},
     "stats_dcp": {0: [stream_for_statistics]},
-    "tap_backfill_dump_after_restart": {0: [RESTART]},
     "tap_change_vb_filter": {37: [ask(ChangeVbFilter(key=b"replication_x", value=pack_checkpoints(((0, 1), (4, 0)))))]},
     "tap_checkpoint": {40: [ask(*LIVE1)]},
     "tap_checkpoint_crossing": {

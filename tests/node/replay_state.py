@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
+from penstock.client.position import branch_of
+from penstock.node import Node
 from penstock.node.tap.settings import TapSettings
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Magic, Opcode, Status, VbucketState
@@ -29,7 +31,6 @@ from tests.node.replay import (
     STREAM_REQ,
     TAP,
     TAP_ITEM,
-    Player,
     Step,
     header,
     recording,
@@ -38,6 +39,9 @@ from tests.node.replay import (
 VBUCKETS = 128
 AT_ONCE = 0.15
 """Seconds in which a stream's first snapshot comes, if what it shows was there when the stream was asked for."""
+
+LONG_AGO = 1
+"""When documents were deleted, in epoch seconds: nothing shows it, and a compaction may drop what is so old."""
 
 CHANGES = (Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION)
 
@@ -142,16 +146,17 @@ def is_item(frame: Frame) -> bool:
     return is_tap(frame) and frame.opcode in (Opcode.TAP_MUTATION, Opcode.TAP_DELETE)
 
 
-def build(player: Player, name: str) -> None:
-    """Make the node's bucket what the real server's was."""
+def build(node: Node, name: str) -> None:
+    """Make the node's bucket what the real server's was. To be called on the node's loop."""
     steps = recording(name)
-    vbuckets = player.node.buckets["default"].store.vbuckets
+    vbuckets = node.buckets["default"].store.vbuckets
     there = starts(name, steps)
     own = {
-        (stream.log[0].vbuuid, seqno(step.frame)): step.frame
+        (vbuuid, seqno(step.frame)): step.frame
         for stream in streams(steps)
         for step in changes_of(steps, stream)
         if step.frame.opcode in CHANGES
+        for vbuuid in (stream.log[0].vbuuid, branch_of(stream.log, seqno(step.frame)))
     }
     for vbucket in vbuckets:
         start = there.get(vbucket.id)
@@ -169,11 +174,11 @@ def build(player: Player, name: str) -> None:
         for number, item in enumerate(documents, 1):
             apply_tap(vbuckets[vbid], number, item)
     for vbid, checkpoint in open_checkpoints(steps).items():
-        checkpoints = player.node.buckets["default"].tap.checkpoints(vbuckets[vbid])
+        checkpoints = node.buckets["default"].tap.checkpoints(vbuckets[vbid])
         if checkpoint != checkpoints.open_id:
             checkpoints.begin(1)  # what was before is not known
             checkpoints.begin(checkpoint)
-    player.node.tap = SETTINGS.get(name, player.node.tap)
+    node.tap = SETTINGS.get(name, node.tap)
 
 
 def open_checkpoints(steps: Sequence[Step]) -> dict[int, int]:
@@ -195,7 +200,7 @@ def apply(vbucket: Vbucket, frame: Frame) -> None:
         vbucket.apply(Event.MUTATION, frame.key, frame.value, cas=frame.cas, rev_seqno=rev, seqno=number, **fields)
     else:
         number, rev, _ = DELETION.unpack(frame.extras)
-        vbucket.apply(Event.DELETION, frame.key, cas=frame.cas, rev_seqno=rev, seqno=number)
+        vbucket.apply(Event.DELETION, frame.key, cas=frame.cas, rev_seqno=rev, seqno=number, delete_time=LONG_AGO)
 
 
 def tap_items(steps: Sequence[Step], seconds: float = AT_ONCE) -> dict[int, list[Frame]]:

@@ -4,12 +4,11 @@ from collections import Counter
 
 import pytest
 
-from penstock.node import Node
 from penstock.wire.constants import Status
-from tests.node.replay import CLOSED, CLOSES, EXPECT, NAMES, SEND, Mismatch, Missing, playing, recording
+from tests.node.replay import CLOSED, CLOSES, EXPECT, NAMES, SEND, Mismatch, playing, recording
+from tests.node.replay_disk import node_of
 from tests.node.replay_edits import acknowledged, acknowledges, at_once
 from tests.node.replay_script import script
-from tests.node.replay_state import VBUCKETS, build
 from tests.node.replay_tables import DIFFERENCES, LOOSE, NOT_YET
 
 MISSING = {name: capability for capability, names in NOT_YET.items() for name in names}
@@ -36,8 +35,7 @@ def edited(name):
 
 def replay(name, steps, **options):
     acknowledge = acknowledges(recording(name))
-    with Node.running(vbuckets=VBUCKETS) as node, playing(node, acknowledge=acknowledge, **options) as player:
-        player.on_loop(lambda: build(player, name))
+    with node_of(name) as node, playing(node, acknowledge=acknowledge, **options) as player:
         player.play(steps, by_vbucket=name in LOOSE)
 
 
@@ -50,7 +48,7 @@ def test_replay(name):
 @pytest.mark.parametrize("name", sorted(MISSING))
 def test_what_is_missing_is_noticed(name):
     """Where this fails, a capability has come: take the recording out of NOT_YET."""
-    with pytest.raises((Mismatch, Missing)):
+    with pytest.raises(Mismatch):
         replay(name, edited(name)[0], patience=SHORT)
 
 

@@ -1,0 +1,89 @@
+"""Nodes for conversations: in memory, or on disk where the recorded one had been started again, or compacted.
+
+As a program, with a directory and the name of a recording: the node that is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from penstock.node import Node
+from tests.node.replay_state import VBUCKETS, build
+from tests.node.watch import run
+from tests.node.wire_client import SECONDS
+
+__all__ = ["node_of"]
+
+ROOT = Path(__file__).parents[2]
+
+ON_DISK: dict[str, str | None] = {
+    "dcp_disk_backfill_after_clean_restart": "stopped",
+    "dcp_disk_backfill_after_sigkill": "killed",
+    "dcp_rollback_purged": None,
+    "tap_backfill_dump_after_restart": "stopped",
+}
+"""By recording how the node had ended that was there before, on the same disk; None if there was no other."""
+
+
+@contextmanager
+def node_of(name: str) -> Iterator[Node]:
+    """Run a node that has what the recorded server had when the conversation began."""
+    if name not in ON_DISK:
+        with Node.running(vbuckets=VBUCKETS) as node:
+            run(node, partial(build, node, name))
+            yield node
+        return
+    end = ON_DISK[name]
+    with TemporaryDirectory() as directory:
+        path = Path(directory)
+        if end == "stopped":
+            with _on_disk(path) as node:
+                run(node, partial(build, node, name))
+        elif end == "killed":
+            _kill(path, name)
+        with _on_disk(path) as node:
+            if end is None:
+                run(node, partial(build, node, name))
+            yield node
+
+
+@contextmanager
+def _on_disk(path: Path) -> Iterator[Node]:
+    with Node.running(vbuckets=VBUCKETS, data_dir=path) as node:
+        yield node
+
+
+def _kill(path: Path, name: str) -> None:
+    """Let another process build what there was, and kill it when that is on disk."""
+    command = [sys.executable, "-m", "tests.node.replay_disk", str(path), name]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            ready, _, _ = select.select([process.stdout], [], [], SECONDS * 3)
+            assert ready, "nothing was built in time"
+            assert process.stdout.readline() == b"built\n"
+        finally:
+            process.kill()
+
+
+def main(path: str, name: str) -> None:
+    with _on_disk(Path(path)) as node:
+        run(node, partial(build, node, name))
+        (bucket,) = node.buckets.values()
+        assert bucket.flusher is not None
+        asyncio.run_coroutine_threadsafe(bucket.flusher.flush(), node.loop).result(SECONDS)
+        sys.stdout.write("built\n")
+        sys.stdout.flush()
+        sys.stdin.read()  # until it is killed
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
