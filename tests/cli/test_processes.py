@@ -88,12 +88,20 @@ def test_serve_keeps_its_bucket_in_a_directory(tmp_path, run):
         assert where["data_dir"] == str(tmp_path)
         run("load", "-", "--key", "id", "--url", where["url"], stdin=b'{"id":"a"}\n')
         assert ended(node, signal.SIGTERM) == (0, "", "")
-    with serving(tmp_path, "--commit-ms", 0.5, "--commit-count", 10, "--purge-age", 60) as (node, where):
+    commits = ("--commit-ms", 0.5, "--commit-count", 10)
+    kept = ("--purge-age", 60, "--retention", 60, "--retention-bytes", 9999, "--conflict-resolution", "lww")
+    with serving(tmp_path, *commits, *kept) as (node, where):
         stats = run("stats", "--url", where["url"], "--json").json
         assert (stats["curr_items"], stats["ep_data_dir"]) == ("1", str(tmp_path / "beer"))
         code, _, err = ended(node, signal.SIGTERM)
         assert code == 0
         assert err == "penstock: bucket beer: 1 changes in 0 segments and 1 log files\n"
+
+
+def test_what_is_about_a_directory_needs_one(run):
+    done = run("serve", "--port", 0, "--retention", 60)
+    assert done.code == 2
+    assert "--retention… are about buckets in a --data-dir" in " ".join(done.err.split())
 
 
 def test_serve_in_words_with_a_directory(tmp_path):

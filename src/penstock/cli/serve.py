@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ from penstock.client.address import DEFAULT_PORT
 from penstock.errors import UsageError
 
 Pin = Literal["tap", "upr-draft", "upr", "dcp", "dcp-prototype"]
+Resolution = Literal["seqno", "lww"]
 
 
 @app.command(
@@ -70,6 +72,25 @@ def serve(
             min=0, metavar="SECONDS", help="Deletions are forgotten when they are older.", show_default="259200"
         ),
     ] = None,
+    retention: Annotated[
+        float | None,
+        typer.Option(
+            min=0, metavar="SECONDS", help="Older versions stay so long in the history.", show_default="0, not at all"
+        ),
+    ] = None,
+    retention_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="But for those that so much of the log has followed.", show_default="no limit"
+        ),
+    ] = None,
+    conflict_resolution: Annotated[
+        Resolution | None,
+        typer.Option(
+            help="Which version wins, here or from elsewhere: the one changed most often, or last (lww).",
+            show_default="seqno",
+        ),
+    ] = None,
     memory: Annotated[
         int | None,
         typer.Option(
@@ -99,17 +120,20 @@ def serve(
         "commit_seconds": None if commit_ms is None else commit_ms / 1000,
         "commit_count": commit_count,
         "purge_age": purge_age,
+        "retention_seconds": retention,
+        "retention_bytes": retention_bytes,
+        "conflict_resolution": conflict_resolution,
         "memory_bytes": memory,
     }
     options = {"host": host, "port": port, "buckets": bucket, "vbuckets": vbuckets, "pin": pin, "data_dir": data_dir}
     asyncio.run(_serve(as_json, _given(settings, data_dir), **options, follow=follow, protocol=protocol))
 
 
-def _given(settings: dict[str, float | None], data_dir: Path | None) -> dict[str, Any]:
+def _given(settings: Mapping[str, float | str | None], data_dir: Path | None) -> dict[str, Any]:
     """Return the settings that were given. Raises UsageError if there are some, and nothing that they are about."""
     given = {name: value for name, value in settings.items() if value is not None}
-    if data_dir is None and given.keys() - {"memory_bytes"}:
-        raise UsageError("--commit-ms, --commit-count and --purge-age are about buckets in a --data-dir")
+    if data_dir is None and given.keys() - {"memory_bytes", "conflict_resolution"}:
+        raise UsageError("--commit-…, --purge-age and --retention… are about buckets in a --data-dir")
     return given
 
 
