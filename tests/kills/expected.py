@@ -13,7 +13,7 @@ from typing import Any
 from penstock.store.vbucket import Item
 from penstock.wire.constants import VbucketState
 from penstock.wire.dcp import DeletionV2, Expiration, Mutation
-from tests.kills.workload import NANOSECONDS, VBUCKETS, Operation, Turn
+from tests.kills.workload import NANOSECONDS, Operation, Turn
 
 __all__ = ["ACTIVE", "Change", "Expected", "ExpectedVbucket", "begun_at"]
 
@@ -141,8 +141,8 @@ class ExpectedVbucket:
 class Expected:
     """A bucket. now: what its clock says, ns. vbuuids: to come. clean: its log ends with the mark of a clean stop."""
 
-    def __init__(self) -> None:
-        self.vbuckets = [ExpectedVbucket(number) for number in range(VBUCKETS)]
+    def __init__(self, vbuckets: int) -> None:
+        self.vbuckets = [ExpectedVbucket(number) for number in range(vbuckets)]
         self.now = 0
         self.clean = True
         self.vbuuids: Iterator[int] = iter(())

@@ -10,7 +10,7 @@ from penstock.wire.constants import VbucketState
 from tests.kills.expected import Expected
 from tests.kills.killing import Death, Nursery
 from tests.kills.reader import check, find_end
-from tests.kills.workload import began, is_copy
+from tests.kills.workload import PLANS, began, is_copy
 from tests.kills.writer import READER, Clock, Doom, Life, open_bucket, vbuuids
 
 __all__ = ["Victim"]
@@ -29,7 +29,7 @@ class Victim:
         self.lives = self.turns = 0
         self._chance = random.Random(seed)
         self._clock = Clock(began(0))
-        self._expected = Expected()
+        self._expected = Expected(PLANS[plan].vbuckets)
         self._make()
 
     def _make(self) -> None:

@@ -15,20 +15,20 @@ from typing import Any, NamedTuple
 
 from penstock.store.settings import Settings
 
-__all__ = ["NANOSECONDS", "PLANS", "VBUCKETS", "Operation", "Plan", "Turn", "began", "is_copy", "turns"]
+__all__ = ["NANOSECONDS", "PLANS", "Operation", "Plan", "Turn", "began", "is_copy", "turns"]
 
-VBUCKETS = 16
 NANOSECONDS = 10**9
 _START = 1_700_000_000 * NANOSECONDS
 _TURN_NS = NANOSECONDS // 50
 _LIFE_NS = 3600 * NANOSECONDS
 _SEGMENT_BYTES = 8192
+_KEYS = 640
 _LONG = 10.0**9
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One kind of bucket. settings: the store's.
+    """One kind of bucket. settings: the store's. vbuckets: how many.
 
     forgets: versions that were superseded are dropped, so that it cannot be foreseen how far back a rollback can go,
     but for what was written in the same turn. purges: deletions are dropped too, so that it cannot be foreseen how a
@@ -36,6 +36,7 @@ class Plan:
     """
 
     settings: Settings
+    vbuckets: int = 16
     forgets: bool = True
     purges: bool = False
 
@@ -46,6 +47,7 @@ PLANS = {
     "forgets late": Plan(
         Settings(segment_bytes=_SEGMENT_BYTES, purge_age=_LONG, retention_seconds=None, retention_bytes=65536)
     ),
+    "many vbuckets": Plan(Settings(segment_bytes=8 * _SEGMENT_BYTES, purge_age=_LONG), vbuckets=128),
     "purges": Plan(Settings(segment_bytes=_SEGMENT_BYTES, purge_age=2.0), purges=True),
 }
 
@@ -81,24 +83,25 @@ def turns(seed: int, life: int, plan: Plan) -> Iterator[Turn]:
     chance = random.Random(f"{seed} {life}")
     for number in count(1):
         now = began(life) + number * _TURN_NS
-        vbucket = chance.randrange(VBUCKETS)
+        vbucket = chance.randrange(plan.vbuckets)
         makers = _of_a_copy(plan) if is_copy(vbucket) else _of_others(plan)
         (verb,) = chance.choices(list(makers), [weight for weight, _ in makers.values()])
-        made = makers[verb][1](_Source(chance, b"%d.%d.%d " % (seed, life, number), now))
+        made = makers[verb][1](_Source(chance, _KEYS // plan.vbuckets, b"%d.%d.%d " % (seed, life, number), now))
         several = made if isinstance(made, list) else [(verb, made)]
         yield Turn(number, now, [Operation(name, vbucket, arguments) for name, arguments in several])
 
 
 @dataclass
 class _Source:
-    """Makes up the arguments of one turn. label: begins every value."""
+    """Makes up the arguments of one turn. keys: how many a vbucket has. label: begins every value."""
 
     chance: random.Random
+    keys: int
     label: bytes
     now: int
 
     def key(self) -> bytes:
-        return b"key %d" % self.chance.randrange(40)
+        return b"key %d" % self.chance.randrange(self.keys)
 
     def value(self) -> bytes:
         kind = self.chance.random()

@@ -23,7 +23,7 @@ from penstock.store.files import Directory
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import VbucketState
 from penstock.wire.schema import Event
-from tests.kills.workload import PLANS, VBUCKETS, Operation, began, turns
+from tests.kills.workload import PLANS, Operation, began, turns
 
 __all__ = ["OPERATIONS", "READER", "WRITER", "Clock", "Doom", "Life", "open_bucket", "vbuuids", "write"]
 
@@ -93,14 +93,14 @@ def vbuuids(life: int, who: int) -> Iterator[int]:
 
 
 def open_bucket(life: Life, clock: Clock, who: int) -> Bucket:
-    chance = vbuuids(life.number, who)
+    chance, plan = vbuuids(life.number, who), PLANS[life.plan]
     return Bucket.open(
         Path(life.path),
         "beer",
-        vbuckets=VBUCKETS,
+        vbuckets=plan.vbuckets,
         clock=clock,
         new_vbuuid=lambda: next(chance),
-        settings=PLANS[life.plan].settings,
+        settings=plan.settings,
         directory=Directory if life.doom is None else partial(Doomed, life.doom),
     )
 
