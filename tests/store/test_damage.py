@@ -299,9 +299,9 @@ def test_any_byte_of_any_other_file_counts(place: Place, kind: str) -> None:
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (1, "log-0000000001 missing, and no segment in the place"),
-        (2, "log-0000000002 missing, and no segment in the place"),
-        (3, "log-0000000003, offset 0: nothing good from here on, where it had "),
+        (1, "log-0000000001: missing, and no segment in the place"),
+        (2, "log-0000000002: missing, and no segment in the place"),
+        (3, "log-0000000003: missing, where log-0000000003 had "),
     ],
 )
 def test_a_missing_file(place: Place, number: int, said: str) -> None:
@@ -313,10 +313,14 @@ def test_a_missing_file(place: Place, number: int, said: str) -> None:
 def test_log_files_that_are_missing_and_the_last_one(place: Place) -> None:
     files = dict(of_all_kinds().files)
     (segment,) = (name for name in files if name.startswith("segment"))
-    said = "log-0000000002 missing, and nothing behind the segments"
+    said = "log-0000000002: missing, and nothing behind the segments"
     refused(place, {name: files[name] for name in ("bucket.json", segment)}, said)
     last = "log-0000000005"
-    refused(place, {"bucket.json": files["bucket.json"], last: b""}, "log-0000000001 to log-0000000004 missing")
+    refused(
+        place,
+        {"bucket.json": files["bucket.json"], last: b""},
+        "log-0000000001: missing, with all up to log-0000000004",
+    )
 
 
 # Anything anywhere

@@ -15,8 +15,9 @@ from penstock.store.fields import expiries, keys
 from penstock.store.files import Directory
 from penstock.store.index import RowIndex
 from penstock.store.log import SEGMENT_BYTES, Log
-from penstock.store.recovery import Found, look, recover
+from penstock.store.recovery import recover
 from penstock.store.settings import Settings
+from penstock.store.survey import Found, look
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import VbucketState
 

@@ -13,6 +13,7 @@ little-endian, so that columns can be read in place; the frame is as the wire ha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ __all__ = [
     "later_record",
     "pack_file_header",
     "pack_record",
+    "salvage",
     "scan",
     "seed_of",
     "supersedes_of",
@@ -93,7 +95,13 @@ class Scanned(NamedTuple):
 
 def scan(data: memoryview, seed: int) -> Scanned:
     """Read records up to the first bad one, or the end. data: the file, whose header has been checked."""
-    at, size = FILE_HEADER.size, len(data)
+    scanned = _scan(data, seed, FILE_HEADER.size)
+    return scanned._replace(later=later_record(data, scanned.end, seed))
+
+
+def _scan(data: memoryview, seed: int, at: int) -> Scanned:
+    """Read records from an offset on, whatever comes behind the first bad one."""
+    size = len(data)
     offsets: list[int] = []
     lengths: list[int] = []
     supersedes: list[int] = []
@@ -112,14 +120,20 @@ def scan(data: memoryview, seed: int) -> Scanned:
         else:
             notes.append((at, bytes(data[body:end])))
         at = end
-    return Scanned(
-        np.array(offsets, np.int64),
-        np.array(lengths, np.uint32),
-        np.array(supersedes, np.int64),
-        notes,
-        at,
-        later_record(data, at, seed) if at < size else None,
-    )
+    columns = np.array(offsets, np.int64), np.array(lengths, np.uint32), np.array(supersedes, np.int64)
+    return Scanned(*columns, notes, at, None)
+
+
+def salvage(data: memoryview, seed: int, at: int) -> Iterator[Scanned]:
+    """Read every good record from an offset on: yield what lies together, and where that ends."""
+    while True:
+        scanned = _scan(data, seed, at)
+        if len(scanned.offsets) or scanned.notes:
+            yield scanned
+        found = _next_record(data, scanned.end, seed, -1)
+        if found is None:
+            return
+        at = found
 
 
 def later_record(data: memoryview, bad: int, seed: int) -> int | None:
@@ -127,24 +141,29 @@ def later_record(data: memoryview, bad: int, seed: int) -> int | None:
 
     Only what was appended since the last sync can be torn, whichever of its pages reached the disk.
     """
+    return _next_record(data, bad, seed, bad)
+
+
+def _next_record(data: memoryview, behind: int, seed: int, past: int) -> int | None:
+    """Return where the first good record lies behind an offset that was made when more than `past` was on disk."""
     last = len(data) - RECORD_BYTES
-    for start in range(bad + 1, last, _PIECE):
-        for at in _plausible(data, start, min(start + _PIECE, last), bad):
+    for start in range(behind + 1, last, _PIECE):
+        for at in _plausible(data, start, min(start + _PIECE, last), past):
             checksum, length, _, _ = _RECORD.unpack_from(data, at)
             if crc32c(data[at + _CHECKSUM.size : at + RECORD_BYTES + length], seed ^ at) == checksum:
                 return at
     return None
 
 
-def _plausible(data: memoryview, start: int, end: int, bad: int) -> list[int]:
-    """Return where a record may begin that was made after the byte at `bad` was on disk."""
+def _plausible(data: memoryview, start: int, end: int, past: int) -> list[int]:
+    """Return where a record may begin that was made when more than `past` was on disk."""
     starts = np.arange(start, end)
 
     def column(at: int, kind: str) -> Column:
         return np.ndarray((end - start,), kind, data, start + at, (1,)).astype(np.int64)
 
     lengths, synced, first = column(4, "<u4"), column(16, "<u4"), column(RECORD_BYTES, "u1")
-    plausible = (lengths > 0) & (starts + RECORD_BYTES + lengths <= len(data)) & (synced > bad) & (synced <= starts)
+    plausible = (lengths > 0) & (starts + RECORD_BYTES + lengths <= len(data)) & (synced > past) & (synced <= starts)
     found: list[int] = starts[plausible & ((first == _FRAME) | (first == _NOTE))].tolist()
     return found
 

@@ -1,14 +1,12 @@
 """From the files of a bucket back to its segments, tails and vbuckets.
 
-Segments are mapped and their checksums verified; log files are read record by record. Which change superseded which
-is worked out for all rows at once. Keys are left for later: a stream needs none.
+Which change superseded which is worked out for all rows at once. Keys are left for later: a stream needs none.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -16,181 +14,19 @@ import numpy.typing as npt
 
 from penstock.errors import StoreDamaged
 from penstock.store.clock import LAST_SEEN
-from penstock.store.durable import CLEAN, DurableLog, log_name, log_number
+from penstock.store.durable import DurableLog, log_name
 from penstock.store.fields import by_seqnos, cas, is_mutation, vbuckets_of
-from penstock.store.files import Directory
 from penstock.store.history import History
-from penstock.store.record import (
-    Scanned,
-    is_file_header,
-    later_record,
-    pack_file_header,
-    scan,
-    seed_of,
-    supersedes_of,
-)
-from penstock.store.sealed import Sealed, is_draft, load, segment_ids, segment_name, verify
+from penstock.store.record import supersedes_of
 from penstock.store.segment import CUT, Column, Rows, Segment
+from penstock.store.survey import Found, LogRead
 
-__all__ = ["Found", "Torn", "look", "recover"]
+__all__ = ["recover", "supersede"]
 
 Numbers = npt.NDArray[np.uint16]
 
 _DISTINCT_BITS = np.uint64(47)
 _DISTINCT = 2**47  # seqnos below, and vbuckets, fit into one number
-
-
-class Torn(NamedTuple):
-    """What a log file ends with that is no record. offset: where it begins. nbytes: how many bytes it is."""
-
-    name: str
-    offset: int
-    nbytes: int
-
-
-class LogRead(NamedTuple):
-    """A log file and what it holds."""
-
-    number: int
-    data: memoryview
-    scanned: Scanned
-
-
-class Found(NamedTuple):
-    """The files of a bucket: segments, then log files, each numbered on from the one before. torn: the end of the last
-    one, None if it ends well. obsolete: names of left-overs. damage: what is wrong in the middle, a sentence each.
-    """
-
-    sealed: list[Sealed]
-    logs: list[LogRead]
-    torn: Torn | None
-    obsolete: list[str]
-    damage: list[str]
-
-    @property
-    def clean(self) -> bool:
-        """Does the last log file end with the mark of a clean stop?"""
-        if not self.logs or self.torn is not None:
-            return False
-        scanned = self.logs[-1].scanned
-        return bool(scanned.notes) and scanned.notes[-1][1] == CLEAN and _is_last(scanned)
-
-    @property
-    def summary(self) -> str:
-        """What was found, in words."""
-        frames = sum(len(sealed.segment.seqnos) for sealed in self.sealed)
-        frames += sum(len(read.scanned.offsets) for read in self.logs)
-        end = "" if self.clean else " after a stop that was not clean"
-        torn = (
-            f"; {self.torn.name}: {self.torn.nbytes} bytes from offset {self.torn.offset} on were cut off"
-            if self.torn
-            else ""
-        )
-        return f"{frames} changes in {len(self.sealed)} segments and {len(self.logs)} log files{end}{torn}"
-
-
-def _is_last(scanned: Scanned) -> bool:
-    return not len(scanned.offsets) or int(scanned.offsets[-1]) < scanned.notes[-1][0]
-
-
-def look(directory: Directory, uuid: bytes, vbuckets: int) -> Found:
-    """Read the files of a bucket, and change nothing. What is damaged is listed, and left out."""
-    names = directory.names()
-    ranges = {name: ids for name in names if (ids := segment_ids(name)) is not None}
-    obsolete = [name for name in names if is_draft(name)]
-    kept: dict[str, tuple[int, int]] = {}
-    for name, (first, last) in sorted(ranges.items(), key=lambda item: (item[1][0], -item[1][1])):
-        if any(low <= first and last <= high for low, high in kept.values()):
-            obsolete.append(name)
-        else:
-            kept[name] = first, last
-    newest = max((last for _, last in kept.values()), default=0)
-    numbers = {name: number for name in names if (number := log_number(name)) is not None}
-    obsolete += [name for name, number in numbers.items() if number <= newest]
-    logs = {number: name for name, number in numbers.items() if number > newest}
-    found = Found([], [], None, obsolete, [])
-    _check_numbers(found.damage, sorted(kept.values()), sorted(logs))
-    for name in sorted(kept):
-        try:
-            sealed = load(directory, name, vbuckets)
-            verify(name, sealed)
-            if sealed.segment.ids != kept[name]:
-                raise StoreDamaged(f"{name}: it says that it is {segment_name(sealed.segment.ids)}")
-        except StoreDamaged as error:
-            found.damage.append(str(error))
-        else:
-            found.sealed.append(sealed)
-    for number in sorted(logs):
-        found = _read_log(found, directory, number, uuid, last=number == max(logs))
-    if found.logs and not found.damage:
-        _check_ends(found)
-    return found
-
-
-def _check_ends(found: Found) -> None:
-    """Check that log files are as long as the next one says, and that the log reaches to where it was on disk when the
-    segments were made.
-    """
-    for read, after in pairwise(found.logs):
-        size = json.loads(after.scanned.notes[0][1])["behind"]
-        if size != read.scanned.end:
-            found.damage.append(
-                f"{log_name(read.number)}, offset {read.scanned.end}: it ends here, where it had {size} bytes when "
-                f"{log_name(after.number)} was begun"
-            )
-    last = found.logs[-1]
-    for sealed in found.sealed:
-        number, end = sealed.as_of
-        good = last.scanned.end if number == last.number else 0
-        if number >= last.number and good < end:
-            found.damage.append(
-                f"{log_name(number)}, offset {good}: nothing good from here on, where it had {end} bytes when "
-                f"{segment_name(sealed.segment.ids)} was made"
-            )
-            return
-
-
-def _check_numbers(damage: list[str], ranges: Sequence[tuple[int, int]], logs: Sequence[int]) -> None:
-    expected = 1
-    for first, last in [*ranges, *((number, number) for number in logs)]:
-        if first != expected:
-            missing = log_name(expected) if first == expected + 1 else f"{log_name(expected)} to {log_name(first - 1)}"
-            damage.append(f"{missing} missing, and no segment in the place")
-        expected = last + 1
-    if ranges and not logs:
-        damage.append(f"{log_name(expected)} missing, and nothing behind the segments")
-
-
-def _read_log(found: Found, directory: Directory, number: int, uuid: bytes, *, last: bool) -> Found:
-    name = log_name(number)
-    data = directory.map(name)
-    header = pack_file_header(uuid, number)
-    seed = seed_of(header)
-    if data[: len(header)] == header:
-        scanned = scan(data, seed)
-    else:
-        nothing = np.zeros(0, np.int64)
-        scanned = Scanned(nothing, nothing.astype(np.uint32), nothing, [], 0, later_record(data, 0, seed))
-        if not last or scanned.later is not None or is_file_header(data):
-            found.damage.append(f"{name}, offset 0: not the header of this bucket's log file {number}")
-            return found
-    torn = None
-    if last and not scanned.notes and scanned.later is None:
-        if number > 1 and not found.logs:
-            found.damage.append(f"{name}, offset {scanned.end}: no note of the vbuckets, which had been on disk")
-            return found
-        # It had just been begun: nothing counts that is in it, and the file before, if there is one, goes on.
-        found.obsolete.append(name)
-        return found._replace(torn=Torn(name, 0, len(data)) if data else None)
-    if scanned.end < len(data):
-        torn = Torn(name, scanned.end, len(data) - scanned.end)
-        if not last or scanned.later is not None:
-            found.damage.append(
-                f"{name}, offset {scanned.end}: not a record as its checksum says, {torn.nbytes} bytes before the end "
-                "of the file, where everything had been on disk"
-            )
-    found.logs.append(LogRead(number, data, scanned))
-    return found._replace(torn=torn)
 
 
 # Rows

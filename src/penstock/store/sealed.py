@@ -26,12 +26,25 @@ from penstock.errors import StoreDamaged
 from penstock.store.files import Directory
 from penstock.store.segment import Rows, Segment
 
-__all__ = ["Sealed", "draft_name", "is_draft", "load", "save", "segment_ids", "segment_name", "verify"]
+__all__ = [
+    "FRAMES_AT",
+    "BadSegment",
+    "Sealed",
+    "bad_blocks",
+    "draft_name",
+    "is_draft",
+    "load",
+    "save",
+    "segment_ids",
+    "segment_name",
+]
 
 MAGIC = b"PSTKSEG1"
-_FRAMES_AT = 64
+FRAMES_AT = 64
+"""Where a segment's frames begin."""
+
 _BLOCK = 1024 * 1024
-_HEADER = MAGIC.ljust(_FRAMES_AT, b"\0")
+_HEADER = MAGIC.ljust(FRAMES_AT, b"\0")
 _END = Struct("<II8s")
 
 _COLUMNS = {
@@ -44,6 +57,15 @@ _COLUMNS = {
 }
 _NAME = re.compile(r"segment-(\d{10})-(\d{10})")
 _DRAFT = re.compile(_NAME.pattern + r"\.\d+\.new")
+
+
+class BadSegment(StoreDamaged):
+    """What a segment says of itself is bad, so that nothing is known of what it holds. offset: where that begins."""
+
+    def __init__(self, name: str, offset: int, reason: str) -> None:
+        super().__init__(f"{name}, offset {offset}: {reason}")
+        self.offset = offset
+        self.reason = reason
 
 
 class Sealed(NamedTuple):
@@ -90,7 +112,7 @@ def save(directory: Directory, name: str, segment: Segment, *, sealed_at: int, a
         "lengths": segment.lengths,
         "checksums": np.array([crc32c(frames[at : at + _BLOCK]) for at in blocks], np.uint32),
     }
-    at = _padded(_FRAMES_AT + len(frames))
+    at = _padded(FRAMES_AT + len(frames))
     places = {}
     parts = []
     for column, kind in _COLUMNS.items():
@@ -112,13 +134,13 @@ def save(directory: Directory, name: str, segment: Segment, *, sealed_at: int, a
     directory.put(
         name,
         (0, memoryview(_HEADER)),
-        (_FRAMES_AT, frames),
-        (_padded(_FRAMES_AT + len(frames)), memoryview(tail)),
+        (FRAMES_AT, frames),
+        (_padded(FRAMES_AT + len(frames)), memoryview(tail)),
     )
 
 
 def load(directory: Directory, name: str, vbuckets: int) -> Sealed:
-    """Map a segment. The frames' checksums are left to `verify`. Raises StoreDamaged."""
+    """Map a segment. The frames' checksums are left to `bad_blocks`. Raises BadSegment."""
     data = directory.map(name)
     said = _description(name, data)
     columns: dict[str, npt.NDArray[Any]] = {}
@@ -126,21 +148,21 @@ def load(directory: Directory, name: str, vbuckets: int) -> Sealed:
         begin = said["columns"]["starts"][0]
         end = len(data) - _END.size - said["bytes"]
         if crc32c(data[begin:end]) != said["columns_crc32c"]:
-            raise StoreDamaged(f"{name}, offset {begin}: the columns are not as their checksum says")
+            raise BadSegment(name, begin, "the columns are not as their checksum says")
         for column, kind in _COLUMNS.items():
             at, count = said["columns"][column]
             columns[column] = np.frombuffer(data, kind, count, at)
-        frames_end = _FRAMES_AT + said["frame_bytes"]
-        frames = data[_FRAMES_AT:frames_end]
+        frames_end = FRAMES_AT + said["frame_bytes"]
+        frames = data[FRAMES_AT:frames_end]
         if any(data[frames_end:begin]):
-            raise StoreDamaged(f"{name}, offset {frames_end}: something between frames and columns")
+            raise BadSegment(name, frames_end, "something between frames and columns")
         ids = said["ids"][0], said["ids"][1]
         sealed_at = said["sealed_at"]
         as_of = said["as_of"][0], said["as_of"][1]
     except (LookupError, TypeError, ValueError) as error:
-        raise StoreDamaged(f"{name}: its description says what cannot be: {error}") from error
+        raise BadSegment(name, len(data), f"the description says what cannot be: {error}") from error
     if len(columns["starts"]) != vbuckets + 1:
-        raise StoreDamaged(f"{name}: {len(columns['starts']) - 1} vbuckets, the bucket has {vbuckets}")
+        raise BadSegment(name, begin, f"{len(columns['starts']) - 1} vbuckets, the bucket has {vbuckets}")
     superseded = np.zeros(len(columns["seqnos"]), np.int64)
     rows = Rows(columns["seqnos"], columns["offsets"], columns["lengths"], superseded, columns["supersedes"])
     segment = Segment(frames, columns["starts"], rows, ids=ids)
@@ -148,24 +170,22 @@ def load(directory: Directory, name: str, vbuckets: int) -> Sealed:
 
 
 def _description(name: str, data: memoryview) -> Mapping[str, Any]:
-    if len(data) < _FRAMES_AT + _END.size or data[:_FRAMES_AT] != _HEADER:
-        raise StoreDamaged(f"{name}, offset 0: {len(data)} bytes that do not begin as a segment does")
+    if len(data) < FRAMES_AT + _END.size or data[:FRAMES_AT] != _HEADER:
+        raise BadSegment(name, 0, f"{len(data)} bytes that do not begin as a segment does")
     length, checksum, magic = _END.unpack_from(data, len(data) - _END.size)
     begin = len(data) - _END.size - length
-    if magic != MAGIC or not length or begin < _FRAMES_AT or crc32c(data[begin : begin + length]) != checksum:
-        raise StoreDamaged(f"{name}, offset {max(begin, 0)}: no description with the right checksum at the end")
+    if magic != MAGIC or not length or begin < FRAMES_AT or crc32c(data[begin : begin + length]) != checksum:
+        raise BadSegment(name, max(begin, 0), "no description with the right checksum at the end")
     said: dict[str, Any] = json.loads(bytes(data[begin : begin + length]))
     return {**said, "bytes": length}
 
 
-def verify(name: str, sealed: Sealed) -> None:
-    """Check the frames. Raises StoreDamaged, which says where."""
+def bad_blocks(sealed: Sealed) -> list[slice]:
+    """Return which parts of the frames, a MiB each, are not as their checksums say."""
     frames = sealed.segment.buffer
-    for number, checksum in enumerate(sealed.checksums.tolist()):
-        at = number * _BLOCK
-        if crc32c(frames[at : at + _BLOCK]) != checksum:
-            end = min(at + _BLOCK, len(frames))
-            raise StoreDamaged(f"{name}, offsets {_FRAMES_AT + at} to {_FRAMES_AT + end}: not as their checksum says")
+    blocks = [slice(at, min(at + _BLOCK, len(frames))) for at in range(0, len(frames), _BLOCK)]
+    checked = zip(blocks, sealed.checksums.tolist(), strict=True)
+    return [block for block, checksum in checked if crc32c(frames[block]) != checksum]
 
 
 def _padded(nbytes: int) -> int:
