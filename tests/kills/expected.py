@@ -13,7 +13,7 @@ from typing import Any
 from penstock.store.vbucket import Item
 from penstock.wire.constants import VbucketState
 from penstock.wire.dcp import DeletionV2, Expiration, Mutation
-from tests.kills.workload import NANOSECONDS, Operation, Turn
+from tests.kills.workload import COMMANDS, NANOSECONDS, Operation, Turn
 
 __all__ = ["ACTIVE", "Change", "Expected", "ExpectedVbucket", "begun_at"]
 
@@ -172,6 +172,8 @@ class Expected:
 
     def _records(self, operation: Operation) -> Records:
         vbucket = self.vbuckets[operation.vbucket]
+        if operation.verb in COMMANDS and vbucket.state is not ACTIVE:
+            return iter(())
         foresee: Callable[..., Records] = getattr(self, operation.verb)
         return foresee(vbucket, **operation.arguments)
 

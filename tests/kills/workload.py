@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from penstock.store.settings import Settings
 
-__all__ = ["NANOSECONDS", "PLANS", "Operation", "Plan", "Turn", "began", "is_copy", "turns"]
+__all__ = ["COMMANDS", "NANOSECONDS", "PLANS", "Operation", "Plan", "Turn", "began", "is_copy", "turns"]
 
 NANOSECONDS = 10**9
 _START = 1_700_000_000 * NANOSECONDS
@@ -50,6 +50,10 @@ PLANS = {
     "many vbuckets": Plan(Settings(segment_bytes=8 * _SEGMENT_BYTES, purge_age=_LONG), vbuckets=128),
     "purges": Plan(Settings(segment_bytes=_SEGMENT_BYTES, purge_age=2.0), purges=True),
 }
+
+
+COMMANDS = frozenset(("fetch", "put", "add", "delete", "touch", "count", "extend"))
+"""Verbs that do nothing to a vbucket that is not active."""
 
 
 class Operation(NamedTuple):

@@ -23,7 +23,7 @@ from penstock.store.files import Directory
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import VbucketState
 from penstock.wire.schema import Event
-from tests.kills.workload import PLANS, Operation, began, turns
+from tests.kills.workload import COMMANDS, PLANS, Operation, began, turns
 
 __all__ = ["OPERATIONS", "READER", "WRITER", "Clock", "Doom", "Life", "open_bucket", "vbuuids", "write"]
 
@@ -186,8 +186,11 @@ def perform(bucket: Bucket, operation: Operation) -> None:
         while bucket.expire():
             continue
         return
+    vbucket = bucket.vbuckets[operation.vbucket]
+    if operation.verb in COMMANDS and vbucket.state is not VbucketState.ACTIVE:
+        return
     with suppress(KeyExists, KeyNotFound, NotStored):
-        _VERBS[operation.verb](bucket.vbuckets[operation.vbucket], **operation.arguments)
+        _VERBS[operation.verb](vbucket, **operation.arguments)
 
 
 def _apply(
