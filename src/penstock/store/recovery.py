@@ -17,16 +17,12 @@ from penstock.store.clock import LAST_SEEN
 from penstock.store.durable import DurableLog, log_name
 from penstock.store.fields import by_seqnos, cas, is_mutation, vbuckets_of
 from penstock.store.history import History
+from penstock.store.lookup import find_rows
 from penstock.store.record import supersedes_of
 from penstock.store.segment import CUT, Column, Rows, Segment
 from penstock.store.survey import Found, LogRead
 
 __all__ = ["recover", "supersede"]
-
-Numbers = npt.NDArray[np.uint16]
-
-_DISTINCT_BITS = np.uint64(47)
-_DISTINCT = 2**47  # seqnos below, and vbuckets, fit into one number
 
 
 # Rows
@@ -122,7 +118,7 @@ def supersede(segments: Sequence[Segment]) -> None:
     order = np.flatnonzero(counting)
     order = order[np.argsort(numbers[order], kind="stable")]  # by (vbucket, seqno): segments are, and follow each other
     asking = order[targets[order] > 0]
-    found = _find(numbers[order], seqnos[order], numbers[asking], targets[asking])
+    found = find_rows(numbers[order], seqnos[order], numbers[asking], targets[asking])
     superseded = np.zeros(len(numbers), np.int64)
     superseded[order[found[found >= 0]]] = seqnos[asking[found >= 0]]
     bounds = np.cumsum([0, *(len(segment.seqnos) for segment in segments)]).tolist()
@@ -134,42 +130,6 @@ def _targets(segment: Segment) -> Column:
     if segment.supersedes is None:
         return supersedes_of(segment.buffer, segment.offsets)
     return segment.supersedes
-
-
-def _find(numbers: Numbers, seqnos: Column, of: Numbers, wanted: Column) -> Column:
-    """Return the place of each (of, wanted) among rows in order of (vbucket, seqno), -1 where there is none."""
-    if not len(wanted):
-        return np.zeros(0, np.int64)
-    if int(seqnos.max()) >= _DISTINCT:
-        return _find_slowly(numbers, seqnos, of, wanted)
-    names, sought = _names(numbers, seqnos), _names(of, wanted)
-    # Where no seqno is missing a row lies as far from its vbucket's first one as the seqnos do.
-    firsts = np.searchsorted(numbers, np.arange(2**16))[of]
-    places: Column = np.minimum(firsts + wanted - seqnos[np.minimum(firsts, len(seqnos) - 1)], len(seqnos) - 1)
-    places = np.maximum(places, 0)
-    missed = np.flatnonzero(names[places] != sought)
-    places[missed] = np.minimum(np.searchsorted(names, sought[missed]), len(names) - 1)
-    places[names[places] != sought] = -1
-    return places
-
-
-def _find_slowly(numbers: Numbers, seqnos: Column, of: Numbers, wanted: Column) -> Column:
-    """As _find, for any seqnos: vbucket by vbucket."""
-    places = np.full(len(wanted), -1)
-    bounds = np.searchsorted(numbers, np.arange(2**16 + 1)).tolist()
-    for vbucket in np.unique(of).tolist():
-        asking = np.flatnonzero(of == vbucket)
-        start, end = bounds[vbucket], bounds[vbucket + 1]
-        found = start + np.searchsorted(seqnos[start:end], wanted[asking])
-        there = found < end
-        there[there] = seqnos[found[there]] == wanted[asking[there]]
-        places[asking[there]] = found[there]
-    return places
-
-
-def _names(numbers: Numbers, seqnos: Column) -> npt.NDArray[np.uint64]:
-    """Return one number for each (vbucket, seqno), in the same order."""
-    return (numbers.astype(np.uint64) << _DISTINCT_BITS) | seqnos.astype(np.uint64)
 
 
 def _items(segment: Segment) -> Column:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.store.fields import delete_times, keys, rev_seqnos
+from penstock.store.lookup import find_rows
 from penstock.store.record import supersedes_of
 from penstock.store.segment import CUT, Column, Lengths, Rows, Segment, gather
 
@@ -106,16 +107,24 @@ def choose(rows: Joined, limits: Limits, purgeable: Mask | None = None, held: Co
 
 
 def _hold(rows: Joined, expendable: Mask, held: Column) -> None:
-    """Keep what supersedes a frame that is kept, in an older segment or here."""
-    names = name(rows.vbuckets, rows.seqnos)
-    while True:
-        staying = (rows.fates > 0) & ~expendable
-        blocked = np.concatenate([held, name(rows.vbuckets[staying], rows.fates[staying])])
-        candidates = np.flatnonzero(expendable)
-        found = candidates[np.isin(names[candidates], blocked)]
-        if not len(found):
-            return
-        expendable[found] = False
+    """Keep what supersedes a frame that is kept, in an older segment or here, and what supersedes that in its turn."""
+    staying = (rows.fates > 0) & ~expendable
+    blocked = np.concatenate([held, name(rows.vbuckets[staying], rows.fates[staying])])
+    candidates = np.flatnonzero(expendable)
+    candidates = candidates[np.lexsort((rows.seqnos[candidates], rows.vbuckets[candidates]))]
+    vbuckets, seqnos = rows.vbuckets[candidates], rows.seqnos[candidates]
+    found = np.flatnonzero(np.isin(name(vbuckets, seqnos), blocked))
+    if not len(found):
+        return
+    # From version to version of all documents at once; each row is looked at once, however many a document has.
+    nexts = find_rows(vbuckets, seqnos, vbuckets, rows.fates[candidates])
+    kept = np.zeros(len(candidates), bool)
+    while len(found):
+        kept[found] = True
+        found = nexts[found]
+        found = found[found >= 0]
+        found = found[~kept[found]]
+    expendable[candidates[kept]] = False
 
 
 def name(vbuckets: Numbers, seqnos: Column) -> Column:
