@@ -1,0 +1,316 @@
+"""What recovery and compaction work out for columns of rows, against loops over lists."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.store import lookup, record, recovery, rewrite
+from penstock.store.rewrite import Limits, Purged
+from penstock.store.segment import CUT, Rows, Segment
+from penstock.wire.dcp import Mutation
+from penstock.wire.schema import Event
+from tests.store.model import Tombstone, changes, tombstone
+
+VBUCKETS = 4
+LIMIT = 2**47  # from there on a seqno and a vbucket do not fit into one number
+
+
+@dataclass(frozen=True)
+class Row:
+    """A change, as the log has it. supersedes: the seqno of the change that it replaced, 0 for none."""
+
+    change: Mutation | Tombstone
+    supersedes: int = 0
+    is_cut: bool = False
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.change.vbucket, self.change.by_seqno
+
+
+step = st.tuples(
+    st.integers(0, VBUCKETS - 1),
+    st.sampled_from([b"a", b"bb", b"ccc"]),
+    st.sampled_from([1, 1, 1, 2, 9]),  # how far the seqno goes on
+    st.sampled_from([0, 0, 0, 50, 150]),  # when it was deleted
+    st.integers(0, 3),  # 0: it is not there any more
+    st.integers(0, 5),  # 0: a new segment begins
+)
+steps = st.sampled_from([0, 20]).flatmap(lambda least: st.lists(step, min_size=least, max_size=60))
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[list[Row]]:
+    """Return the rows of some segments in the order of commits; some were dropped, and the end of a vbucket cut off."""
+    seqnos = draw(st.lists(st.sampled_from([0, 7, 10**12]), min_size=VBUCKETS, max_size=VBUCKETS))
+    cut_above = draw(st.lists(st.sampled_from([10**18, 20, 9]), min_size=VBUCKETS, max_size=VBUCKETS))
+    newest: dict[tuple[int, bytes], int] = {}
+    segments: list[list[Row]] = [[]]
+    for vbucket, key, gap, delete_time, is_there, new in draw(steps):
+        seqno = seqnos[vbucket] = seqnos[vbucket] + gap
+        same = {"vbucket": vbucket, "key": key, "cas": seqno, "by_seqno": seqno, "rev_seqno": seqno + 1}
+        change: Mutation | Tombstone = Mutation(value=b"." * (seqno % 7), **same)
+        if delete_time:
+            change = tombstone(Event.EXPIRATION if seqno % 2 else Event.DELETION, delete_time=delete_time, **same)
+        if not new:
+            segments.append([])
+        is_cut = seqno > cut_above[vbucket]
+        if is_there:
+            segments[-1].append(Row(change, newest.get((vbucket, key), 0), is_cut))
+        if not is_cut:
+            newest[vbucket, key] = seqno
+    return segments
+
+
+def segment_of(rows: Sequence[Row], *, clustered: bool = True) -> Segment:
+    """Return a segment with these rows; unclustered, its frames are records."""
+    ordered = sorted(rows, key=lambda row: row.place)
+    buffer = bytearray()
+    offsets = {}
+    for row in ordered if clustered else rows:
+        frame = row.change.encode()
+        if not clustered:
+            header = record.pack_record(frame, row.supersedes, 0, 0)[: record.RECORD_BYTES]
+            buffer += header
+        offsets[row.place] = len(buffer)
+        buffer += frame
+    numbers = np.array([row.place[0] for row in ordered], np.uint16)
+    segment = Segment(
+        memoryview(buffer),
+        np.searchsorted(numbers, np.arange(VBUCKETS + 1)).astype(np.int32),
+        Rows(
+            np.array([row.place[1] for row in ordered], np.int64),
+            np.array([offsets[row.place] for row in ordered], np.uint32),
+            np.array([len(row.change.encode()) for row in ordered], np.uint32),
+            np.zeros(len(ordered), np.int64),
+            np.array([row.supersedes for row in ordered], np.int64) if clustered else None,
+        ),
+        clustered=clustered,
+    )
+    for vbucket in range(VBUCKETS):
+        kept = [row.place[1] for row in ordered if row.place[0] == vbucket and not row.is_cut]
+        segment.cut(vbucket, max(kept, default=0))
+    return segment
+
+
+def fates_of(segments: Sequence[Sequence[Row]]) -> dict[tuple[int, int], int]:
+    """Return of each row the seqno that superseded it, 0 if none did, CUT for what counts no more."""
+    rows = [row for segment in segments for row in segment]
+    fates = {row.place: CUT if row.is_cut else 0 for row in rows}
+    for row in rows:
+        target = row.place[0], row.supersedes
+        if not row.is_cut and target in fates:
+            fates[target] = row.place[1]
+    return fates
+
+
+@given(logs(), st.booleans())
+def test_what_superseded_what(log: list[list[Row]], clustered: bool) -> None:
+    segments = [segment_of(rows, clustered=clustered) for rows in log]
+    recovery.supersede(segments)
+    fates = fates_of(log)
+    for segment, rows in zip(segments, log, strict=True):
+        ordered = sorted(rows, key=lambda row: row.place)
+        assert segment.fate.tolist() == [fates[row.place] for row in ordered]
+        assert segment.dead == sum(len(row.change.encode()) for row in rows if fates[row.place])
+
+
+rows_of_any_seqnos = st.lists(
+    st.tuples(
+        st.sampled_from([0, 1, 7, 2**16 - 1]),
+        st.one_of(
+            st.integers(1, 9),
+            st.integers(LIMIT - 5, LIMIT - 1),
+            st.integers(LIMIT, LIMIT + 9),
+            st.integers(2**63 - 9, 2**63 - 1),
+        ),
+    ),
+    min_size=1,
+    max_size=40,
+    unique=True,
+).map(sorted)
+
+
+@given(rows_of_any_seqnos, st.booleans())
+def test_where_a_change_is(there: list[tuple[int, int]], small: bool) -> None:
+    if small:
+        there = [(vbucket, seqno) for vbucket, seqno in there if seqno < LIMIT] or [(3, 3)]
+    wanted = list(product(*map(set, zip(*there, strict=True))))  # and where it would be if other vbuckets had it
+    numbers, seqnos = (
+        np.array(column, kind) for column, kind in zip(zip(*there, strict=True), ("u2", "i8"), strict=True)
+    )
+    of, sought = (np.array(column, kind) for column, kind in zip(zip(*wanted, strict=True), ("u2", "i8"), strict=True))
+    expected = [there.index(place) if place in there else -1 for place in wanted]
+    for find in (lookup.find_rows, lookup.find_slowly):
+        assert find(numbers, seqnos, of, sought).tolist() == expected
+
+
+def may_go(
+    rows: Sequence[Row], fates: dict[tuple[int, int], int], limits: Limits, held: set[tuple[int, int]]
+) -> set[tuple[int, int]]:
+    """Return which rows a rewrite may drop, besides those cut off: as many as can be."""
+    going = set()
+    for row in rows:
+        vbucket, seqno = row.place
+        fate = fates[row.place]
+        if fate > 0:
+            expendable = fate <= limits.floors[vbucket]
+        else:
+            is_old = not isinstance(row.change, Mutation) and row.change.delete_time < limits.purge_before
+            expendable = not fate and is_old and seqno != limits.last_seqnos[vbucket]
+        if expendable:
+            going.add(row.place)
+    while True:
+        kept = {row.place for row in rows} - going
+        blocked = held | {(place[0], fates[place]) for place in kept if fates[place] > 0}
+        if not going & blocked:
+            return going
+        going -= blocked
+
+
+@st.composite
+def logs_and_limits(draw: st.DrawFn) -> tuple[list[list[Row]], Limits]:
+    log = draw(logs())
+    places = [row.place for segment in log for row in segment if not row.is_cut]
+    last = [max((seqno for vbucket, seqno in places if vbucket == one), default=0) for one in range(VBUCKETS)]
+    floors = [draw(st.sampled_from([seqno for vbucket, seqno in places if vbucket == one] or [0])) for one in range(4)]
+    return log, Limits(np.array(floors, np.int64), np.array(last, np.int64), draw(st.sampled_from([0, 51, 150, 200])))
+
+
+@given(logs_and_limits(), st.integers(0, 3), st.booleans())
+def test_what_a_rewrite_keeps(log_and_limits: tuple[list[list[Row]], Limits], older: int, clustered: bool) -> None:
+    """The first `older` segments are not rewritten: what superseded their frames has to stay."""
+    log, limits = log_and_limits
+    segments = [segment_of(rows, clustered=clustered) for rows in log]
+    recovery.supersede(segments)
+    older = min(older, len(log) - 1)
+    fates = fates_of(log)
+    held = {(row.place[0], fates[row.place]) for rows in log[:older] for row in rows if fates[row.place] > 0}
+    rows = [row for segment in log[older:] for row in segment]
+    going = may_go(rows, fates, limits, held)
+    kept = sorted((row for row in rows if row.place not in going and not row.is_cut), key=lambda row: row.place)
+
+    sources = segments[older:]
+    rewritten = rewrite.rewrite(
+        sources, [source.fate for source in sources], limits, rewrite.superseding(segments[:older])
+    )
+    segment = rewritten.segment
+    assert changes(bytes(segment.buffer)) == [row.change for row in kept]
+    assert [(vbucket, seqno) for vbucket, seqno in zip(segment.vbuckets, segment.seqnos, strict=True)] == [
+        row.place for row in kept
+    ]
+    assert segment.supersedes is not None
+    assert segment.supersedes.tolist() == [row.supersedes for row in kept]
+    assert [bytes(segment.buffer[at : at + n]) for at, n in zip(segment.offsets, segment.lengths, strict=True)] == [
+        row.change.encode() for row in kept
+    ]
+    dropped = [row for row in rows if row.place in going]
+    purged = [row for row in dropped if not fates[row.place]]
+    assert sorted(rewritten.purged) == sorted(
+        Purged(row.place[0], row.change.key, row.place[1], row.change.rev_seqno) for row in purged
+    )
+    for vbucket in range(VBUCKETS):
+        assert rewritten.choice.passed[vbucket] == max(
+            (fates[row.place] for row in dropped if row.place[0] == vbucket), default=0
+        )
+    if limits.purge_before:
+        left = [row.change for row in kept if not fates[row.place] and not isinstance(row.change, Mutation)]
+        assert segment.tombstone_bytes == sum(len(change.encode()) for change in left)
+        assert segment.purge_at == max((change.delete_time for change in left), default=0)
+
+
+@given(logs_and_limits(), st.integers(0, 3))
+def test_a_rewrite_changes_nothing_for_whoever_reads_the_log(
+    log_and_limits: tuple[list[list[Row]], Limits], older: int
+) -> None:
+    """What counts, and is not purged, is what it was: in whatever order segments are rewritten."""
+    log, limits = log_and_limits
+    segments = [segment_of(rows) for rows in log]
+    recovery.supersede(segments)
+    older = min(older, len(log) - 1)
+    live = {
+        (vbucket, seqno)
+        for segment in segments
+        for vbucket, seqno, fate in zip(segment.vbuckets, segment.seqnos, segment.fate, strict=True)
+        if not fate
+    }
+    sources = segments[older:]
+    rewritten = rewrite.rewrite(
+        sources, [source.fate for source in sources], limits, rewrite.superseding(segments[:older])
+    )
+    again = [segment_of(rows) for rows in log[:older]] + [rewritten.segment]
+    recovery.supersede(again)
+    left = {
+        (vbucket, seqno)
+        for segment in again
+        for vbucket, seqno, fate in zip(segment.vbuckets, segment.seqnos, segment.fate, strict=True)
+        if not fate
+    }
+    assert left == live - {(purged.vbucket, purged.seqno) for purged in rewritten.purged}
+
+
+def test_a_document_with_very_many_versions_one_of_which_must_stay() -> None:
+    """Each supersedes the one before, so each has to stay in its turn."""
+    count = 100_000
+    seqnos = np.arange(1, count + 1)
+    rows = rewrite.Joined(
+        np.zeros(count, np.uint16), seqnos, np.full(count, 60, np.uint32), np.append(seqnos[1:], 0).astype(np.int64)
+    )
+    limits = Limits(np.array([count]), np.array([count]))
+    assert rewrite.choose(rows, limits, held=np.zeros(0, np.int64)).rows.tolist() == [count - 1]
+    held = rewrite.name(np.zeros(1, np.uint16), np.array([2]))
+    assert rewrite.choose(rows, limits, held=held).rows.tolist() == list(range(1, count))
+
+
+# Records
+
+
+@st.composite
+def written(draw: st.DrawFn) -> tuple[bytes, list[tuple[int, int, int, bytes]]]:
+    """Return a log file, and of each record where it begins, what it supersedes, how far was synced, and its body."""
+    header = record.pack_file_header(b"u" * 16, 3)
+    data, synced = bytearray(header), 0
+    records = []
+    for size, is_frame, commit in draw(
+        st.lists(st.tuples(st.integers(1, 60), st.booleans(), st.booleans()), min_size=3, max_size=12)
+    ):
+        body = (b"\x80" if is_frame else b"{") + b"x" * (size - 1)
+        records.append((len(data), size, synced, body))
+        data += record.pack_record(body, size, synced, record.seed_of(header) ^ len(data))
+        synced = len(data) if commit else synced
+    return bytes(data), records
+
+
+@given(written(), st.data())
+def test_records_are_read_up_to_the_first_bad_one(
+    log_file: tuple[bytes, list[tuple[int, int, int, bytes]]], draw: st.DataObject
+) -> None:
+    whole, records = log_file
+    seed = record.seed_of(whole[: record.FILE_HEADER.size])
+    cut = draw.draw(st.just(len(whole)) | st.integers(record.FILE_HEADER.size, len(whole)), "cut off from here on")
+    damaged = draw.draw(st.none() | st.integers(record.FILE_HEADER.size, len(whole)), "one byte changed")
+    data = bytearray(whole[:cut])
+    if damaged is not None and damaged < cut:
+        data[damaged] ^= 0x40
+    ends = [start + record.RECORD_BYTES + len(body) for start, _, _, body in records]
+    good = [
+        end <= cut and not (damaged is not None and start <= damaged < end)
+        for (start, _, _, _), end in zip(records, ends, strict=True)
+    ]
+    count = good.index(False) if False in good else len(good)
+    bad = records[count][0] if count < len(records) else len(whole)
+    later = [
+        start for (start, _, synced, _), is_good in zip(records, good, strict=True) if is_good and start > bad < synced
+    ]
+    scanned = record.scan(memoryview(bytes(data)), seed)
+    assert scanned.end == bad
+    assert scanned.later == (later[0] if later else None)
+    frames = [(start, size, body) for start, size, _, body in records[:count] if body[0] == 0x80]
+    assert scanned.offsets.tolist() == [start + record.RECORD_BYTES for start, _, _ in frames]
+    assert scanned.lengths.tolist() == [len(body) for _, _, body in frames]
+    assert scanned.supersedes.tolist() == [size for _, size, _ in frames]
+    assert scanned.notes == [(start, body) for start, _, _, body in records[:count] if body[0] != 0x80]
