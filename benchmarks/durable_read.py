@@ -37,7 +37,10 @@ PLAIN_READ = 4 * 1024 * 1024
 
 def main() -> None:
     parser = options(__doc__.partition("\n")[0])
-    parser.add_argument("--changes", type=int, default=1_000_000, help="of 100 B; of 1 KB a third")
+    parser.add_argument(
+        "--changes", type=int, default=1_000_000, help="of 100 B in one vbucket; of 1 KB a third; 0: none"
+    )
+    parser.add_argument("--many-changes", type=int, default=3_000_000, help="in many vbuckets; 0: none")
     parser.add_argument("--vbuckets", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cold-changes", type=int, default=3_000_000, help="0: nothing cold")
@@ -45,11 +48,12 @@ def main() -> None:
     add_options(parser)
     chosen = parser.parse_args()
     report = Report("Backfills from disk, against stores that keep rows", chosen)
-    warm(report, chosen, "one vbucket", changes=chosen.changes, vbuckets=1, value_bytes=100)
-    warm(report, chosen, "one vbucket", changes=chosen.changes // 3, vbuckets=1, value_bytes=1024)
-    warm(
-        report, chosen, f"{chosen.vbuckets} vbuckets", changes=chosen.changes, vbuckets=chosen.vbuckets, value_bytes=100
-    )
+    if chosen.changes:
+        warm(report, chosen, "one vbucket", changes=chosen.changes, vbuckets=1, value_bytes=100)
+        warm(report, chosen, "one vbucket", changes=chosen.changes // 3, vbuckets=1, value_bytes=1024)
+    if chosen.many_changes:
+        many = f"{chosen.vbuckets} vbuckets"
+        warm(report, chosen, many, changes=chosen.many_changes, vbuckets=chosen.vbuckets, value_bytes=100)
     if chosen.cold_changes:
         cold(report, chosen)
     report.finish()

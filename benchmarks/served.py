@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import cProfile
 import multiprocessing
+import os
 import pstats
 import time
 from collections.abc import Iterator
@@ -31,8 +32,11 @@ class Disk(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """For how many seconds an event loop came to nothing else, and how much CPU time its thread used meanwhile."""
+    """For how many seconds an event loop came to nothing else. own: without those in which its thread could have gone
+    on, but others had the processors; as far as the system tells. cpu: in which it went on.
+    """
 
+    own: float = 0.0
     seconds: float = 0.0
     cpu: float = 0.0
 
@@ -147,7 +151,8 @@ class _Probe:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._longest = Pause()
-        self._set_at: tuple[float, float] | None = None
+        self._set_at: _Spent | None = None
+        self._schedule = _schedule()
 
     def take(self) -> Pause:
         if self._set_at is None:
@@ -156,13 +161,35 @@ class _Probe:
         return longest
 
     def _set(self) -> None:
-        self._set_at = self._loop.time(), time.thread_time()
+        self._set_at = self._spent()
         self._loop.call_later(_PROBE_SECONDS, self._went_off)
+
+    def _spent(self) -> _Spent:
+        """Return what the event loop's thread has spent so far."""
+        waited = 0
+        if self._schedule is not None:
+            waited = int(os.pread(self._schedule, 100, 0).split()[1])
+        return _Spent(self._loop.time(), time.thread_time(), waited / 1e9)
 
     def _went_off(self) -> None:
         assert self._set_at is not None
-        began, began_cpu = self._set_at
-        late = self._loop.time() - began - _PROBE_SECONDS
-        if late > self._longest.seconds:
-            self._longest = Pause(late, time.thread_time() - began_cpu)
+        clock, cpu, waited = (now - before for now, before in zip(self._spent(), self._set_at, strict=True))
+        late = clock - _PROBE_SECONDS
+        self._longest = max(self._longest, Pause(late - waited, late, cpu))
         self._set()
+
+
+class _Spent(NamedTuple):
+    """Seconds. waited: for a processor."""
+
+    clock: float
+    cpu: float
+    waited: float
+
+
+def _schedule() -> int | None:
+    """Return the descriptor of what the system tells about this thread's turns, None where it tells nothing."""
+    try:
+        return os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
