@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.store.bucket import Bucket
-from penstock.store.snapshot import Snapshot
+from penstock.store.snapshot import FEW, Snapshot
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import VbucketState
 from penstock.wire.dcp import Mutation
@@ -47,13 +47,9 @@ class Story:
         self.histories = [History(vbucket.id, log=[(vbucket.vbuuid, 0)]) for vbucket in self.bucket.vbuckets]
 
     def step(self, what: str, argument: int, detail: Any) -> None:
-        """argument: the number of a vbucket, for the most."""
+        """argument: the number of a vbucket."""
         self.number += 1
-        if what == "read":
-            for reader in self.readers:
-                reader.read(argument, detail)
-        else:
-            getattr(self, what)(self.bucket.vbuckets[argument], self.histories[argument], detail)
+        getattr(self, what)(self.bucket.vbuckets[argument], self.histories[argument], detail)
 
     @property
     def value(self) -> bytes:
@@ -150,8 +146,14 @@ class Story:
 
     def open(self, vbucket: Vbucket, history: History, detail: tuple[int, int]) -> None:
         start, length = min(detail[0], vbucket.high_seqno), detail[1]
-        snapshot = vbucket.snapshot(start, start + length)
+        end = vbucket.snapshot(start, start + length).end_seqno
+        snapshot = Snapshot(vbucket.index, start, end, few=self.number % 2 * FEW)
         self.readers.append(Reader(snapshot, self.view(vbucket, history, snapshot.start_seqno, snapshot.end_seqno)))
+
+    def read(self, _: Vbucket, __: History, detail: tuple[int, int | None]) -> None:
+        """Go on with all readers. detail: at most so many bytes, and a window."""
+        for reader in self.readers:
+            reader.read(*detail)
 
     def view(self, vbucket: Vbucket, history: History, start: int, end: int) -> list[Mutation | Tombstone]:
         """Return what a snapshot of (start, end] is to show."""

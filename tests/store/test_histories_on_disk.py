@@ -3,20 +3,92 @@
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.store.settings import Settings
+from penstock.wire.constants import VbucketState
 from tests.store.durable_story import Crash, DurableStory
 
+VBUCKETS = 2
 
-def follow(story: list[tuple[str, int, Any]], settings: Settings) -> None:
-    told = DurableStory(settings)
+numbers = st.sampled_from([0, 0, 0, 1])
+keys = st.sampled_from([b"a", b"a", b"bb", b"ccc", b"d" * 40])
+changes = st.tuples(keys, st.sampled_from([0, 0, 1, 4]), st.sampled_from([0, 0, 1, 3, 6]))
+nothing = st.just(0)
+crashes = st.builds(
+    Crash,
+    st.sampled_from(["nothing", "commit", "commit", "close", "compact", "run"]),
+    st.integers(0, 12) | st.integers(0, 60),
+    st.booleans(),
+    st.integers(0, 99),
+    st.just([]) | st.lists(st.integers(0, 8), max_size=2),
+)
+
+
+STEPS: list[tuple[int, str, st.SearchStrategy[Any]]] = [
+    # how often, the step, its detail
+    (30, "set", keys),
+    (8, "set", st.integers(0, 30).map(lambda number: b"%d" % number)),
+    (3, "set", st.tuples(keys, st.integers(1, 20))),
+    (10, "delete", keys),
+    (3, "get", keys),
+    (5, "apply", changes),
+    (3, "bury", changes),
+    (7, "rollback", st.sampled_from([1, 1, 2, 3])),
+    (2, "promote", st.booleans()),
+    (1, "state", st.tuples(st.sampled_from(VbucketState), st.booleans())),
+    (1, "reset", nothing),
+    (1, "remove", nothing),
+    (5, "open", st.tuples(st.sampled_from([0, 0, 3, 10]), st.sampled_from([5, 40]))),
+    (3, "read", st.tuples(st.integers(0, 400), st.none() | st.integers(0, 200))),
+    (5, "seal", nothing),
+    (8, "commit", nothing),
+    (6, "begin", st.booleans()),
+    (6, "run", nothing),
+    (6, "finish", nothing),
+    (6, "cluster", nothing),
+    (2, "compact", nothing),
+    (4, "load", st.booleans()),
+    (5, "wait", st.integers(1, 15)),
+    (2, "pager", nothing),
+    (4, "reopen", st.integers(0, 2)),
+    (4, "crash", crashes),
+]
+
+
+def step(what: str, detail: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[str, int, Any]]:
+    return st.tuples(st.just(what), numbers, detail)
+
+
+step_of_any_kind = st.one_of([step(what, detail) for often, what, detail in STEPS for _ in range(often)])
+
+
+def steps(*least: int) -> st.SearchStrategy[list[tuple[str, int, Any]]]:
+    """Return stories of as many steps or some more; of a list Hypothesis makes a short one if it may."""
+    return st.sampled_from(least).flatmap(
+        lambda count: st.lists(step_of_any_kind, min_size=count, max_size=3 * count // 2 + 10)
+    )
+
+
+chosen = st.builds(
+    Settings,
+    segment_bytes=st.sampled_from([300, 800, 1500, 4000]),
+    retention_seconds=st.sampled_from([0, 0, None, 7, 7]),
+    retention_bytes=st.sampled_from([None, None, 300, 2000]),
+    purge_age=st.sampled_from([0, 5, 10**6]),
+)
+
+
+def follow(story: list[tuple[str, int, Any]], settings: Settings, *, vbuckets: int = VBUCKETS) -> None:
+    told = DurableStory(settings, vbuckets=vbuckets)
     for one in story:
         told.step(*one)
     told.check()
     told.check_documents()
     for reader in told.readers:
         reader.read_to_the_end()
-    told.step("reopen", 0, True)
+    told.step("reopen", 0, 2)
 
 
 compaction = [("begin", 0, True), ("run", 0, 0), ("finish", 0, 0)]
@@ -59,7 +131,7 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
     ),
     "a cas that is too high to count hides none that does": (
         Settings(),
-        [*[("set", 0, b"a")] * 9, ("apply", 0, (b"a", 0, 0)), ("reopen", 0, False), ("set", 0, b"a")],
+        [*[("set", 0, b"a")] * 9, ("apply", 0, (b"a", 0, 0)), ("reopen", 0, 0), ("set", 0, b"a")],
     ),
     "a snapshot that has begun and lost its first change is none": (
         Settings(),
@@ -68,8 +140,8 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
     "keys in a log file that is sealed while they are loaded are found": (
         Settings(),
         [
-            *[("set", 0, b"a"), ("seal", 0, 0), ("set", 0, b"bb"), ("reopen", 0, False)],
-            *[("load", 0, False), ("seal", 0, 0), ("get", 0, b"bb")],
+            *[("set", 0, b"a"), ("seal", 0, 0), ("set", 0, b"bb"), ("reopen", 0, 1)],
+            *[("seal", 0, 0), ("get", 0, b"bb")],
         ],
     ),
     "a rollback to a tombstone that was purged leaves no history without an end": (
@@ -100,4 +172,16 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
 @pytest.mark.parametrize("name", STORIES)
 def test_what_has_gone_wrong_once(name: str) -> None:
     settings, story = STORIES[name]
+    follow(story, settings, vbuckets=4)
+
+
+@settings(max_examples=120)
+@given(steps(0, 50, 100), chosen)
+def test_histories_are_exact(story: list[tuple[str, int, Any]], settings: Settings) -> None:
+    follow(story, settings)
+
+
+@pytest.mark.soak
+@given(steps(0, 50, 100, 250), chosen)
+def test_long_histories_are_exact(story: list[tuple[str, int, Any]], settings: Settings) -> None:
     follow(story, settings)

@@ -28,7 +28,7 @@ steps = st.lists(
         st.tuples(st.just("promote"), st.integers(0, 3), st.booleans()),
         st.tuples(st.just("reset"), st.integers(0, 3), st.just(0)),
         st.tuples(st.just("open"), st.integers(0, 3), st.tuples(st.integers(0, 120), st.integers(0, 120))),
-        st.tuples(st.just("read"), st.integers(0, 400), st.none() | st.integers(0, 200)),
+        st.tuples(st.just("read"), st.just(0), st.tuples(st.integers(0, 400), st.none() | st.integers(0, 200))),
     ),
     max_size=120,
 )
