@@ -96,11 +96,16 @@ class FailingDirectory(Directory):
     def rename(self, old: str, new: str) -> None:
         with self._doing("rename"):
             super().rename(old, new)
-            self._synced[new] = self._synced.pop(old)
+            if old in self._synced:
+                self._synced[new] = self._synced.pop(old)
 
     def remove(self, name: str) -> None:
         with self._doing("remove"):
             super().remove(name)
+
+    def make_directory(self, name: str) -> None:
+        with self._doing("make"):
+            super().make_directory(name)
 
     def sync_names(self) -> None:
         with self._doing("sync_names"):

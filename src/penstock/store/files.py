@@ -86,6 +86,9 @@ class Directory:
     def rename(self, old: str, new: str) -> None:
         os.rename(self.path / old, self.path / new)
 
+    def make_directory(self, name: str) -> None:
+        (self.path / name).mkdir()
+
     def remove(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
 

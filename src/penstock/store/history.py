@@ -255,15 +255,23 @@ class History:
     def settle(self, items: int, max_cas: int) -> None:
         """Begin where the index says; the keys come when they are needed. max_cas: the highest of its changes."""
         self.high_seqno = self.index.last_seqno
-        if self._whole_seqno == self.high_seqno:  # a snapshot had begun, and its first change was lost
+        if (self._whole_seqno or 0) >= self.high_seqno:  # a snapshot had begun, and its first change was lost
             self._whole_seqno = None
         self.items = items
         self._clock.see(max_cas)
         self._newest = UnloadedKeys(self)
 
-    def begin_branch(self) -> None:
-        """Begin a branch at the newest change: what came behind it may have been seen, and was lost."""
-        self.failover_log = create_entry(self.failover_log, self._new_vbuuid(), self.high_seqno)
+    def begin_branch(self, seqno: int | None = None) -> None:
+        """Begin a branch at a change, None: the newest: what came behind it may have been seen, and was lost."""
+        seqno = self.high_seqno if seqno is None else seqno
+        self.failover_log = create_entry(self.failover_log, self._new_vbuuid(), seqno)
+        self.index.purge_seqno = min(self.index.purge_seqno, seqno)
+        self._log.note(self)
+
+    def begin_anew(self) -> None:
+        """Begin another history with what is there: whoever has followed this one starts over."""
+        self.failover_log = create_entry((), self._new_vbuuid(), 0)
+        self.index.purge_seqno, self.index.lowest_snapshot_end = 0, self.high_seqno
         self._log.note(self)
 
     def described(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.errors import StoreDamaged, StoreRefused
 from penstock.store.files import Directory
 
-__all__ = ["FORMAT", "check_same", "enter", "make", "said_by"]
+__all__ = ["FORMAT", "check_same", "enter", "make", "said_by", "write"]
 
 FORMAT = 1
 """Of the files; a directory of another one is refused."""
@@ -33,20 +33,26 @@ def enter(directory: Directory) -> None:
 def make(directory: Directory, *, name: str, uuid: bytes, vbuckets: int) -> Mapping[str, Any]:
     """Write down whose directory it is, and return that. uuid: 16 bytes."""
     said = {"format": FORMAT, "name": name, "uuid": uuid.hex(), "vbuckets": vbuckets}
-    text = json.dumps(said, indent=2).encode() + b"\n"
     try:
-        directory.put(_DRAFT, (0, memoryview(text)))
-        directory.rename(_DRAFT, _BUCKET)
-        directory.sync_names()
+        write(directory, said)
     except OSError as error:
         raise StoreRefused(f"{directory.path}: cannot be written to: {error.strerror or error}") from error
     return said
 
 
-def said_by(directory: Directory) -> Mapping[str, Any] | None:
+def write(directory: Directory, said: Mapping[str, Any]) -> None:
+    """Let the directory say that from now on. What it says is never half of it."""
+    text = json.dumps(said, indent=2).encode() + b"\n"
+    directory.put(_DRAFT, (0, memoryview(text)))
+    directory.rename(_DRAFT, _BUCKET)
+    directory.sync_names()
+
+
+def said_by(directory: Directory, *, repairs: bool = False) -> Mapping[str, Any] | None:
     """Return whose directory it is; None if nothing is in it yet.
 
-    Raises StoreRefused for a format that this version does not know, StoreDamaged if that is not said.
+    repairs: whether the caller ends a repair that was interrupted. Raises StoreRefused for a directory with one,
+    otherwise, and for a format that this version does not know; StoreDamaged if all that is not said.
     """
     names = [name for name in directory.names() if name not in {"lock", _DRAFT}]
     if not names:
@@ -61,6 +67,8 @@ def said_by(directory: Directory) -> Mapping[str, Any] | None:
         said["name"].encode()
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise StoreDamaged(f"{directory.path / _BUCKET}: does not say what a bucket is: {error}") from error
+    if "repair" in said and not repairs:
+        raise StoreRefused(f"{directory.path}: a repair was interrupted; `penstock check --repair` ends it")
     return said
 
 

@@ -124,12 +124,12 @@ def _scan(data: memoryview, seed: int, at: int) -> Scanned:
     return Scanned(*columns, notes, at, None)
 
 
-def salvage(data: memoryview, seed: int, at: int) -> Iterator[Scanned]:
-    """Read every good record from an offset on: yield what lies together, and where that ends."""
+def salvage(data: memoryview, seed: int, at: int) -> Iterator[tuple[int, Scanned]]:
+    """Read every good record from an offset on: yield those that lie together, and where they begin."""
     while True:
         scanned = _scan(data, seed, at)
-        if len(scanned.offsets) or scanned.notes:
-            yield scanned
+        if scanned.end > at:
+            yield at, scanned
         found = _next_record(data, scanned.end, seed, -1)
         if found is None:
             return

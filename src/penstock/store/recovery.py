@@ -35,7 +35,8 @@ class _Cut(NamedTuple):
 
 
 def recover(log: DurableLog, histories: Sequence[History], found: Found) -> None:
-    """Fill an empty log and its vbuckets with what was found; the last log file becomes the active one.
+    """Fill an empty log and its vbuckets with what was found; the last log file becomes the active one, or another one
+    is begun.
 
     Raises StoreDamaged for a note that does not say what a note says.
     """
@@ -56,9 +57,15 @@ def recover(log: DurableLog, histories: Sequence[History], found: Found) -> None
     for segment in [*log.sealed, *unclustered[:-1]]:
         for history in histories:
             history.index.replace([], segment)
-    log.go_on([*log.sealed, *unclustered[:-1]], unclustered[-1], found.logs[-1].scanned.end)
-    items = np.add.reduce([_items(segment) for segment in [*log.sealed, unclustered[-1]]])
-    newest = np.maximum.reduce([_newest_cas(segment) for segment in unclustered])
+    if unclustered:
+        log.go_on([*log.sealed, *unclustered[:-1]], unclustered[-1], found.logs[-1].scanned.end)
+    else:
+        log.begin_file(log.sealed[-1].ids[1] + 1 if log.sealed else 1, 0)
+    items, newest = np.zeros(len(histories), np.int64), np.zeros(len(histories), np.uint64)
+    for segment in [*log.sealed, *unclustered[-1:]]:
+        items += _items(segment)
+    for segment in unclustered or log.sealed:
+        newest = np.maximum(newest, _newest_cas(segment))
     for history, count, max_cas in zip(histories, items.tolist(), newest.tolist(), strict=True):
         history.settle(count, max_cas)
 
@@ -111,6 +118,8 @@ def supersede(segments: Sequence[Segment]) -> None:
 
     segments: all there are, oldest first. A row that is not there any more was dropped: then nothing has to be said.
     """
+    if not segments:
+        return
     numbers = np.concatenate([segment.vbuckets for segment in segments])
     seqnos = np.concatenate([segment.seqnos for segment in segments])
     targets = np.concatenate([_targets(segment) for segment in segments])

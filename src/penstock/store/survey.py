@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.store.durable import CLEAN, log_name, log_number
 from penstock.store.files import Directory
-from penstock.store.record import Scanned, is_file_header, later_record, pack_file_header, scan, seed_of
+from penstock.store.record import FILE_HEADER, Scanned, is_file_header, later_record, pack_file_header, scan, seed_of
 from penstock.store.sealed import (
     FRAMES_AT,
     BadSegment,
@@ -27,6 +27,8 @@ from penstock.store.sealed import (
 )
 
 __all__ = ["BadBlock", "Behind", "Damage", "End", "Found", "Gap", "LogRead", "Torn", "look"]
+
+_RECORDS_AT = FILE_HEADER.size
 
 
 class Damage(NamedTuple):
@@ -218,9 +220,9 @@ def _read_logs(found: Found, directory: Directory, uuid: bytes, numbers: Sequenc
     reads = (_read_log(directory, number, uuid) for number in numbers)
     for read in reads:
         missing = Damage(log_name(expected), None, 0, "missing") if read.number > expected else None
-        found = _end(found, missing, read, 0) if missing else _take(found, read, last, proofs)
+        found = _end(found, missing, read) if missing else _take(found, read, last, proofs)
         if found.end is not None:
-            found.end.behind.extend(Behind(more.number, more.data, 0, more.seed) for more in reads)
+            found.end.behind.extend(Behind(more.number, more.data, _RECORDS_AT, more.seed) for more in reads)
             return found
         expected += 1
     if not numbers and (found.sealed or found.gaps):
@@ -230,7 +232,7 @@ def _read_logs(found: Found, directory: Directory, uuid: bytes, numbers: Sequenc
     return found
 
 
-def _end(found: Found, damage: Damage, read: LogRead | None = None, start: int = 0) -> Found:
+def _end(found: Found, damage: Damage, read: LogRead | None = None, start: int = _RECORDS_AT) -> Found:
     """Let the log end with a damage. read: the first log file that does not count, from `start` on."""
     behind = [] if read is None else [Behind(read.number, read.data, start, read.seed)]
     return found._replace(torn=None, end=End(damage, behind))
@@ -275,6 +277,6 @@ def _take(found: Found, read: LogRead, last: int, proofs: Mapping[int, _Proof]) 
     if end < size:
         reason = "not a record as its checksum says, and it had been on disk as one"
         return _end(found, Damage(name, end, size - end, reason), read, end)
-    if end < proof.end:
+    if read.number == last and end < proof.end:
         return _end(found, Damage(name, end, 0, f"it ends here, {_had(proof, read.number)}"))
     return found

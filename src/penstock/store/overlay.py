@@ -1,0 +1,89 @@
+"""Directories in which nothing of what is there is touched: what is written goes nowhere, or into drafts beside it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from penstock.store.files import Directory
+
+__all__ = ["Overlay", "Untouched"]
+
+
+class Untouched(Directory):
+    """What is written goes nowhere, and nobody is kept out: for a look at what a bucket would be."""
+
+    def lock(self) -> bool:
+        return True
+
+    def create(self, name: str) -> int:
+        return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+
+    def reopen(self, name: str, size: int) -> int:
+        return self.create(name)
+
+    def sync(self, descriptor: int) -> None:
+        pass
+
+    def rename(self, old: str, new: str) -> None:
+        pass
+
+    def remove(self, name: str) -> None:
+        pass
+
+    def sync_names(self) -> None:
+        pass
+
+
+class Overlay(Directory):
+    """What is written goes into drafts, which are seen in the place of the files that they are to replace.
+
+    written: names of files that have a draft. removed: of files that are seen no more.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.written: set[str] = set()
+        self.removed: set[str] = set()
+
+    @staticmethod
+    def draft(name: str) -> str:
+        return f"{name}.repaired"
+
+    def _seen(self, name: str) -> str:
+        return self.draft(name) if name in self.written else name
+
+    def unlock(self) -> None:
+        """Whoever has the lock keeps it."""
+
+    def names(self) -> list[str]:
+        return sorted(({*super().names()} | self.written) - self.removed)
+
+    def read(self, name: str) -> bytes:
+        return super().read(self._seen(name))
+
+    def map(self, name: str) -> memoryview:
+        return super().map(self._seen(name))
+
+    def create(self, name: str) -> int:
+        descriptor = super().create(self.draft(name))
+        self.written.add(name)
+        self.removed.discard(name)
+        return descriptor
+
+    def reopen(self, name: str, size: int) -> int:
+        if name in self.written:
+            return super().reopen(self.draft(name), size)
+        content = super().map(name)
+        descriptor = self.create(name)
+        self.write_all(descriptor, content[:size], 0)
+        return descriptor
+
+    def remove(self, name: str) -> None:
+        self.removed.add(name)
+
+    def forget(self) -> None:
+        """Remove all drafts."""
+        for name in self.written:
+            super().remove(self.draft(name))
+        self.written.clear()

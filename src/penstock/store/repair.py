@@ -1,0 +1,141 @@
+"""`penstock check`: what is said of a bucket's files, and their repair. Nothing that was there is destroyed by it.
+
+A repair is written into drafts beside the files. Then `bucket.json` says what is to be done with them: from there on
+the repair is made, and a process that comes after one that was interrupted only moves files. Those that are replaced
+go into a directory of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.errors import StoreDamaged, StoreRefused
+from penstock.store.check import Blank, Left, Loss, Plan, left_of, plan, settle
+from penstock.store.durable import log_name
+from penstock.store.files import Directory
+from penstock.store.opening import said_by, write
+from penstock.store.overlay import Overlay
+from penstock.store.sealed import save, segment_name
+from penstock.store.survey import Found, look
+
+__all__ = ["Report", "check", "enter", "finish", "repair"]
+
+_ASIDE = "damaged"
+
+
+class Report(NamedTuple):
+    """What is known of a bucket. found: its files, as they are. losses: what a repair would lose. left: what is there
+    of each vbucket, or would be left by a repair.
+    """
+
+    said: Mapping[str, Any]
+    found: Found
+    losses: list[Loss]
+    left: list[Left]
+    plan: Plan
+    blank: Blank
+
+
+def enter(directory: Directory) -> Mapping[str, Any]:
+    """Lock a directory and return what it says; also of a repair that was interrupted. Raises StoreRefused."""
+    try:
+        is_free = directory.lock()
+    except OSError as error:
+        raise StoreRefused(f"{directory.path}: cannot be written to: {error.strerror or error}") from error
+    if not is_free:
+        raise StoreRefused(f"{directory.path}: in use by process {directory.owner()}")
+    said = said_by(directory, repairs=True)
+    if said is None:
+        raise StoreRefused(f"{directory.path}: nothing is in it, expected a bucket")
+    return said
+
+
+def check(
+    directory: Directory, said: Mapping[str, Any], *, clock: Callable[[], int], new_vbuuid: Callable[[], int]
+) -> Report:
+    """Read all of a bucket. clock, new_vbuuid: as of Bucket.open. Raises StoreDamaged where nothing can be said."""
+    blank = Blank(said, clock=clock, new_vbuuid=new_vbuuid)
+    found = look(directory, blank.uuid, said["vbuckets"])
+    what = plan(found, blank)
+    histories = blank.recovered(what.found, what.described).histories
+    rollbacks = settle(histories, what) if found.damage else {}
+    left = [left_of(history, rollbacks.get(history.id)) for history in histories]
+    return Report(said, found, what.losses, left, what, blank)
+
+
+def repair(directory: Directory, report: Report, overlay: Callable[[Path], Overlay] = Overlay) -> str:
+    """Make a bucket of what is left. Returns the name of the directory where what was replaced is.
+
+    overlay: what takes the drafts. Raises StoreRefused if the disk does not take it; then nothing has changed.
+    """
+    drafts = overlay(directory.path)
+    try:
+        _write(drafts, report)
+    except OSError as error:
+        drafts.forget()
+        raise StoreRefused(f"{directory.path}: cannot be written to: {error.strerror or error}") from error
+    except BaseException:
+        drafts.forget()
+        raise
+    aside = _new_directory(directory)
+    moves = {"aside": aside, "written": sorted(drafts.written), "removed": sorted(drafts.removed)}
+    said = {**report.said, "repair": moves}
+    write(directory, said)
+    finish(directory, said)
+    return aside
+
+
+def _write(overlay: Overlay, report: Report) -> None:
+    what, said = report.plan, report.said
+    for sealed in what.rebuilt:
+        name = segment_name(sealed.segment.ids)
+        save(overlay, name, sealed.segment, sealed_at=sealed.sealed_at, as_of=sealed.as_of)
+    for name in (*map(log_name, what.behind), *what.found.obsolete):
+        overlay.remove(name)
+    log, histories = report.blank.recovered(what.found, what.described, overlay)
+    settle(histories, what)
+    while any(sealed.as_of[0] >= log.file.number for sealed in what.found.sealed) and what.starts_over:
+        log.roll(0)  # they were made when the log was longer: that must not be expected of it any more
+    log.close()
+    if log.fault is not None:
+        raise StoreRefused(f"{overlay.path}: {log.fault}")
+    again = look(overlay, report.blank.uuid, said["vbuckets"])
+    if again.damage or not again.clean:
+        raise StoreDamaged(f"{overlay.path}: cannot be repaired: {again.damage[0] if again.damage else again.summary}")
+
+
+def _new_directory(directory: Directory) -> str:
+    """Make a directory for what is replaced, and return its name."""
+    number = 1
+    while True:
+        name = _ASIDE if number == 1 else f"{_ASIDE}-{number}"
+        try:
+            directory.make_directory(name)
+        except FileExistsError:
+            number += 1
+        else:
+            return name
+
+
+def finish(directory: Directory, said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Put the files of a repair in their places. It does not matter how much of that has been done before.
+
+    said: what the directory says. Returns what it says then.
+    """
+    moves = said["repair"]
+    aside = moves["aside"]
+    names = set(directory.names())
+    for name in moves["removed"]:
+        if name in names:
+            directory.rename(name, f"{aside}/{name}")
+    for name in moves["written"]:
+        if Overlay.draft(name) in names:
+            if name in names:
+                directory.rename(name, f"{aside}/{name}")
+            directory.rename(Overlay.draft(name), name)
+    Directory(directory.path / aside).sync_names()
+    said = {key: value for key, value in said.items() if key != "repair"}
+    write(directory, said)
+    return said

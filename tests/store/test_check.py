@@ -1,0 +1,514 @@
+"""What is said of damaged files, what a repair leaves, and that no consumer comes to believe what never was."""
+
+import errno
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+from penstock.errors import KeyNotFound, StoreDamaged, StoreRefused
+from penstock.store import repair as repairing
+from penstock.store.bucket import Bucket
+from penstock.store.check import Lost
+from penstock.store.failover import FailoverLog
+from penstock.store.files import Directory
+from penstock.store.overlay import Overlay
+from penstock.store.repair import Report
+from penstock.store.rollback import StreamRequest, rollback_point
+from penstock.store.snapshot import Snapshot
+from penstock.store.vbucket import Vbucket
+from penstock.wire.constants import VbucketState
+from penstock.wire.dcp import Mutation
+from tests.store import model
+from tests.store.failing import FailingDirectory, Place, contents, directory_in_memory, newest, shown
+from tests.store.model import Tombstone, read_all
+from tests.store.written import flipped, of_all_kinds, of_one_file, put
+
+Change = Mutation | Tombstone
+
+
+@pytest.fixture
+def place(memory: Path) -> Place:
+    return Place(memory / "beer")
+
+
+def check(place: Place, directory: Directory | None = None) -> Report:
+    """Check a bucket, which changes nothing."""
+    files = directory or Directory(place.path)
+    before = contents(place.path)
+    said = repairing.enter(files)
+    try:
+        report = repairing.check(files, said, clock=lambda: place.now, new_vbuuid=lambda: next(place.vbuuids))
+    finally:
+        files.unlock()
+    assert contents(place.path) == before
+    return report
+
+
+def repair(place: Place, report: Report) -> str:
+    files = Directory(place.path)
+    repairing.enter(files)
+    try:
+        return repairing.repair(files, report)
+    finally:
+        files.unlock()
+
+
+def rows(vbucket: Vbucket) -> dict[int, Change]:
+    """Return all changes that a vbucket has, by their seqnos, also those that are superseded."""
+    index = vbucket.index
+    found: list[Change] = []
+    for segment in index.segments:
+        for row in range(segment.starts[index.vbucket], segment.ends[index.vbucket]):
+            at = segment.offsets_at[row]
+            found += model.changes(bytes(segment.buffer[at : at + segment.lengths_at[row]]))
+    for at, length in zip(index.offsets_at, index.lengths_at, strict=True):
+        found += model.changes(bytes(index.buffer[at : at + length]))
+    return {change.by_seqno: change for change in found}
+
+
+# A story, and its end
+
+
+class Told(NamedTuple):
+    """A vbucket as it was before its files were damaged.
+
+    history: all changes of the history that it is on. ever: all that there have been. rows: those that it still had.
+    """
+
+    failover_log: FailoverLog
+    history: list[Change]
+    ever: list[Change]
+    rows: dict[int, Change]
+
+
+class Story:
+    """Changes a bucket at random, and takes note of each change."""
+
+    def __init__(self, place: Place, random: Random) -> None:
+        self.place = place
+        self.random = random
+        self.bucket = place(segment_bytes=random.choice([700, 1200, 2500]), purge_age=random.choice([0, 10**6]))
+        self.histories: list[list[Change]] = [[] for _ in self.bucket.vbuckets]
+        self.ever: list[list[Change]] = [[] for _ in self.bucket.vbuckets]
+
+    def step(self) -> None:
+        vbucket = self.random.choice(self.bucket.vbuckets[:3])
+        what = self.random.choices(
+            [self.set, self.delete, self.fail_over, self.reset, self.wait, self.seal, self.commit, self.rewrite],
+            [20, 4, 1, 0.3, 1, 2, 4, 4],
+        )
+        what[0](vbucket)
+
+    def note(self, vbucket: Vbucket) -> None:
+        change = read_all(Snapshot(vbucket.index, vbucket.high_seqno - 1, vbucket.high_seqno))
+        self.histories[vbucket.id] += change
+        self.ever[vbucket.id] += change
+
+    def set(self, vbucket: Vbucket) -> None:
+        vbucket.set(b"key %d" % self.random.randrange(8), b"value %d" % self.random.randrange(1000))
+        self.note(vbucket)
+
+    def delete(self, vbucket: Vbucket) -> None:
+        try:
+            vbucket.delete(b"key %d" % self.random.randrange(8))
+        except KeyNotFound:
+            return
+        self.note(vbucket)
+
+    def fail_over(self, vbucket: Vbucket) -> None:
+        """Some of the newest changes are lost, and another branch begins there."""
+        vbucket.set_state(VbucketState.REPLICA)
+        high = vbucket.rollback(max(vbucket.high_seqno - self.random.randrange(4), 0))
+        vbucket.set_state(VbucketState.ACTIVE)
+        history = self.histories[vbucket.id]
+        history[:] = [change for change in history if change.by_seqno <= high]
+
+    def reset(self, vbucket: Vbucket) -> None:
+        vbucket.reset()
+        self.histories[vbucket.id].clear()
+
+    def wait(self, _: Vbucket) -> None:
+        self.place.now += 10**9
+
+    def seal(self, _: Vbucket) -> None:
+        self.bucket.seal()
+
+    def commit(self, _: Vbucket) -> None:
+        self.bucket.commit()
+
+    def rewrite(self, _: Vbucket) -> None:
+        compaction = self.bucket.compaction(everything=self.random.random() < 0.5)
+        if compaction is not None:
+            compaction.run()
+            compaction.finish()
+
+    def end(self) -> list[Told]:
+        self.bucket.commit()
+        told = [
+            Told(vbucket.failover_log, self.histories[vbucket.id], self.ever[vbucket.id], rows(vbucket))
+            for vbucket in self.bucket.vbuckets
+        ]
+        if self.random.random() < 0.5:
+            self.bucket.close()
+        else:
+            self.place.directory.let_go()
+        return told
+
+
+def damage(path: Path, random: Random) -> str:
+    """Damage one file of a bucket, if there is any left, and return how."""
+    files = [file for file in sorted(path.iterdir()) if file.name not in {"bucket.json", "lock"}]
+    if not files:
+        return "nothing left to damage"
+    file = random.choice(files)
+    content = file.read_bytes()
+    at = random.randrange(len(content)) if content else 0
+    how = random.choice(["flipped", "flipped", "cut", "zeros", "gone"])
+    if how == "gone" or not content:
+        file.unlink()
+    elif how == "cut":
+        file.write_bytes(content[:at])
+    elif how == "zeros":
+        file.write_bytes(content[:at] + bytes(len(content[at : at + 200])) + content[at + 200 :])
+    else:
+        file.write_bytes(flipped(content, at))
+    return f"{file.name}, {how} at {at} of {len(content)}"
+
+
+@given(st.integers(0, 2**32), st.sampled_from([20, 60, 120]), st.sampled_from([1, 1, 2]))
+def test_a_repair_loses_what_it_says_and_deceives_nobody(seed: int, steps: int, damages: int) -> None:
+    random = Random(seed)
+    with directory_in_memory() as path:
+        place = Place(path / "beer")
+        story = Story(place, random)
+        for _ in range(steps):
+            story.step()
+        told = story.end()
+        done = [damage(place.path, random) for _ in range(damages)]
+        note(f"{done}")
+        report = check(place)
+        for loss in report.losses:
+            note(f"{loss}")
+        if not report.losses:
+            place().close()
+            return
+        with pytest.raises(StoreDamaged):
+            place()
+        before = contents(place.path)
+        aside = repair(place, report)
+        kept = contents(place.path / aside)
+        assert {**contents(place.path), **kept, "bucket.json": b""} == {
+            **contents(place.path), **before, "bucket.json": b""
+        }  # fmt: skip
+        again = check(place)
+        assert not again.losses
+        assert again.found.clean
+        assert again.left == [left._replace(rollback=None) for left in report.left]
+        bucket = place()
+        # A last log file that is gone may have held anything, and who should know?
+        check_what_is_left(bucket, report, told, gone=any(how.startswith("log") and "gone" in how for how in done))
+        for vbucket, before_it in zip(bucket.vbuckets, told, strict=True):
+            check_consumers(vbucket, before_it, report.left[vbucket.id].rollback)
+        bucket.close()
+
+
+def check_what_is_left(bucket: Bucket, report: Report, told: list[Told], *, gone: bool) -> None:
+    lost = [lost for loss in report.losses for lost in loss.lost]
+    # Of bytes that are not there, or not to be read, nobody can say what they were.
+    unknown = gone or report.found.torn is not None
+    unknown |= any(loss.unreadable or not loss.damage.nbytes for loss in report.losses)
+    for vbucket, before, left in zip(bucket.vbuckets, told, report.left, strict=True):
+        found = rows(vbucket)
+        assert (vbucket.state, vbucket.items, len(found)) == (left.state, left.documents, left.changes)
+        assert (min(found, default=0), vbucket.high_seqno) == (left.first_seqno, left.high_seqno)
+        assert all(change in before.ever for change in found.values())
+        live = newest(vbucket)
+        assert len({change.key for change in live}) == len(live)
+        last = {change.key: change for change in found.values()}
+        assert sorted(change.by_seqno for change in live) == sorted(change.by_seqno for change in last.values())
+        same = {seqno for seqno, change in before.rows.items() if found.get(seqno) == change}
+        missing = before.rows.keys() - same
+        for one in lost:
+            if one.vbucket == vbucket.id:
+                high = one.last_seqno or max(missing, default=0)
+                missing -= set(range(one.first_seqno, high + 1))
+        for seqno in missing:
+            superseding = last.get(before.rows[seqno].key)
+            is_superseded = superseding is not None and superseding.by_seqno > seqno
+            assert is_superseded or (unknown and seqno > max(same, default=0))
+
+
+def check_consumers(vbucket: Vbucket, before: Told, rollback: int | None) -> None:
+    """Let every consumer that there may have been go on, and compare what it has then with what there is."""
+    there = documents(newest(vbucket))
+    for vbuuid, seqno in positions(before):
+        point = asked(vbucket, vbuuid, seqno)
+        if rollback is not None and seqno > rollback and vbuuid == before.failover_log[0].vbuuid:
+            assert point in {0, rollback}
+        base = seqno if point is None else point
+        if point:  # it asks again from there
+            assert base < seqno
+        has = [change for change in before.history if change.by_seqno <= base]
+        comes = read_all(vbucket.snapshot(base, vbucket.high_seqno))
+        assert documents([*has, *comes]) == there
+
+
+def positions(told: Told) -> Iterator[tuple[int, int]]:
+    """Yield the branch and the seqno of each consumer that there may be: at any change of a branch."""
+    end = max((change.by_seqno for change in told.history), default=0)
+    for entry in told.failover_log:
+        for change in told.history:
+            if change.by_seqno <= end:
+                yield entry.vbuuid, change.by_seqno
+        end = entry.seqno
+
+
+def asked(vbucket: Vbucket, vbuuid: int, seqno: int) -> int | None:
+    request = StreamRequest(start_seqno=seqno, vbuuid=vbuuid, snap_start=seqno, snap_end=seqno)
+    return rollback_point(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno, request)
+
+
+def documents(changes: list[Change]) -> dict[bytes, Change]:
+    last = {change.key: change for change in changes}
+    return {key: change for key, change in last.items() if isinstance(change, Mutation)}
+
+
+# What is said
+
+
+def restored(place: Place, files: dict[str, bytes], name: str, content: bytes | None) -> Report:
+    """Put files in place, one of them with other content or (None) missing, and check them."""
+    put(place.path, {key: value for key, value in {**files, name: content}.items() if value is not None})
+    return check(place)
+
+
+def test_a_bucket_that_is_whole(place: Place) -> None:
+    written = of_all_kinds()
+    put(place.path, written.files)
+    report = check(place)
+    assert (report.losses, report.found.torn, report.found.clean) == ([], None, False)
+    bucket = place()
+    assert [(left.state, left.high_seqno, left.documents, left.rollback) for left in report.left] == [
+        (vbucket.state, vbucket.high_seqno, vbucket.items, None) for vbucket in bucket.vbuckets
+    ]
+    assert [left.changes for left in report.left] == [len(rows(vbucket)) for vbucket in bucket.vbuckets]
+    bucket.close()
+    assert check(place).found.clean
+
+
+def test_a_torn_end_is_no_damage(place: Place) -> None:
+    written = of_one_file()
+    last = written.records[-1]
+    report = restored(place, written.files, written.last, written.files[written.last][: last.end - 1])
+    assert report.losses == []
+    assert report.found.torn == (written.last, last.start, last.end - last.start - 1)
+    assert shown(place()) == written.before(last.start)
+
+
+def test_a_bad_record_ends_the_log(place: Place) -> None:
+    written = of_one_file()
+    content = written.files[written.last]
+    for number, record in enumerate(written.records[:-4]):
+        report = restored(place, written.files, written.last, flipped(content, record.end - 1))
+        (loss,) = report.losses
+        assert (loss.damage.file, loss.damage.offset) == (written.last, record.start)
+        assert loss.damage.nbytes == len(content) - record.start
+        assert loss.unreadable == record.end - record.start
+        assert sum(lost.changes or 0 for lost in loss.lost) + loss.notes == len(written.records) - number - 1
+        assert repair(place, report) == "damaged"
+        bucket = place()
+        assert shown(bucket) == written.before(record.start)
+        assert bucket.recovered.endswith("log files")
+        bucket.close()
+        (place.path / "damaged" / written.last).unlink()
+        (place.path / "damaged").rmdir()
+
+
+def test_of_a_segment_only_what_lies_in_bad_parts_is_lost(place: Place) -> None:
+    bucket = place(segment_bytes=8 * 1024 * 1024)
+    for number in range(40):
+        bucket.vbuckets[number % 2].set(b"key %d" % number, bytes(100_000))
+    bucket.compact()
+    bucket.close()
+    (name,) = (name for name in contents(place.path) if name.startswith("segment"))
+    size = 100_000 + len(b"key 10") + 55
+    content = bytearray((place.path / name).read_bytes())
+    content[64 + 2 * 1024 * 1024 + 5] ^= 1  # in the third MiB: frames 20 to 31, of which 20 begins in the second
+    (place.path / name).write_bytes(content)
+    report = check(place)
+    (loss,) = report.losses
+    mib = 1024 * 1024
+    assert loss.damage == (name, 64 + 2 * mib, mib, f"{mib} bytes are not as their checksum says")
+    first, last = 2 * mib // size, 3 * mib // size
+    assert loss.lost == [Lost(1, last - first + 1, first - 20 + 1, last - 20 + 1)]
+    assert [left.rollback for left in report.left] == [None, first - 20, None, None]
+    assert [left.changes for left in report.left] == [20, 20 - (last - first + 1), 0, 0]
+    repair(place, report)
+    bucket = place()
+    assert sorted(rows(bucket.vbuckets[1])) == [*range(1, first - 20 + 1), *range(last - 20 + 2, 21)]
+    assert bucket.vbuckets[0].items == 20
+    vbuuids = [entry.vbuuid for entry in bucket.vbuckets[1].failover_log]
+    assert [asked(bucket.vbuckets[1], vbuuids[-1], seqno) for seqno in (first - 20, first - 19, 20)] == [
+        None, first - 20, first - 20
+    ]  # fmt: skip
+    bucket.close()
+
+
+def test_all_start_over_where_a_segment_knows_more_than_the_log(place: Place) -> None:
+    written = of_all_kinds()
+    content = written.files[written.last]
+    first = written.records[1]
+    assert first.end < written.as_of
+    report = restored(place, written.files, written.last, flipped(content, first.start))
+    assert [left.rollback for left in report.left] == [0, 0, 0, 0]
+    old = [dict(vbucket.failover_log) for vbucket in undamaged(written.files)]
+    repair(place, report)
+    bucket = place()
+    for vbucket, log in zip(bucket.vbuckets, old, strict=True):
+        assert [entry.seqno for entry in vbucket.failover_log] == [0]
+        assert vbucket.vbuuid not in log
+        assert vbucket.lowest_snapshot_end == vbucket.high_seqno
+    bucket.close()
+
+
+def undamaged(files: dict[str, bytes]) -> list[Vbucket]:
+    with directory_in_memory() as path:
+        put(path, files)
+        bucket = Place(path)()
+        bucket.close()
+        return list(bucket.vbuckets)
+
+
+def test_states_are_kept_also_where_only_what_does_not_count_has_them(place: Place) -> None:
+    written = of_all_kinds()
+    assert undamaged(written.files)[2].state is VbucketState.REPLICA
+    (before,) = (name for name in written.files if name.startswith("log") and name != written.last)
+    files = {name: content for name, content in written.files.items() if name != before}
+    report = restored(place, files, before, None)
+    assert [left.state for left in report.left][2] is VbucketState.REPLICA
+    content = written.files[written.last]
+    report = restored(place, files, written.last, flipped(content, written.records[0].start))
+    assert not report.plan.found.logs
+    assert [left.state for left in report.left][2] is VbucketState.REPLICA
+    repair(place, report)
+    bucket = place()
+    assert bucket.vbuckets[2].state is VbucketState.REPLICA
+    bucket.vbuckets[0].set(b"new", b"value")
+    bucket.close()
+    assert not check(place).losses
+
+
+# What can go wrong
+
+
+def test_what_was_replaced_is_kept_each_time(place: Place) -> None:
+    written = of_one_file()
+    put(place.path, written.files)
+    for number, aside in enumerate(["damaged", "damaged-2", "damaged-3"]):
+        broken = flipped((place.path / written.last).read_bytes(), written.records[5 - number].start)
+        (place.path / written.last).write_bytes(broken)
+        report = check(place)
+        assert repair(place, report) == aside
+        assert contents(place.path / aside) == {written.last: broken}
+    place().close()
+
+
+def test_a_repair_that_is_interrupted_is_ended_by_the_next(place: Place) -> None:
+    written = of_all_kinds()
+    content = written.files[written.last]
+    broken = {**written.files, written.last: flipped(content, written.records[1].start)}
+    interruptions = 0
+    for operation in ("rename", "write", "sync", "sync_names", "create", "make"):
+        for after in range(12):
+            for file in place.path.glob("damaged*/*"):
+                file.unlink()
+            for directory in place.path.glob("damaged*"):
+                directory.rmdir()
+            put(place.path, broken)
+            report = check(place)
+            files = FailingDirectory(place.path)
+            repairing.enter(files)
+            files.fail(operation, errno.EIO, after=after)
+            try:
+                repairing.repair(files, report)
+            except (OSError, StoreRefused):
+                interruptions += 1
+            files.let_go()
+            end_of_repair(place, broken, report)
+    assert interruptions > 8
+
+
+def end_of_repair(place: Place, broken: dict[str, bytes], report: Report) -> None:
+    """Check that a bucket is either as it was, or can only be used when its repair has ended."""
+    said = json.loads((place.path / "bucket.json").read_text())
+    if "repair" in said:
+        with pytest.raises(StoreRefused, match=r"a repair was interrupted; `penstock check --repair` ends it$"):
+            place()
+        files = Directory(place.path)
+        repairing.finish(files, repairing.enter(files))
+        files.unlock()
+    elif not any(place.path.glob("damaged*/*")):
+        left = contents(place.path)
+        assert {name: left[name] for name in broken} == broken
+        repair(place, check(place))
+    again = check(place)
+    assert not again.losses
+    assert [left[:6] for left in again.left] == [left[:6] for left in report.left]
+    assert not [name for name in contents(place.path) if name.endswith((".repaired", ".new"))]
+    kept = {name: content for path in place.path.glob("damaged*") for name, content in contents(path).items()}
+    assert kept == {name: content for name, content in broken.items() if name in kept}
+    place().close()
+
+
+class FullOverlay(Overlay):
+    """Takes so many writes."""
+
+    left = 3
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(descriptor, data, offset)
+
+
+@pytest.mark.parametrize("writes", range(6))
+def test_a_repair_that_the_disk_does_not_take_changes_nothing(place: Place, writes: int) -> None:
+    written = of_all_kinds()
+    (segment,) = (name for name in written.files if name.startswith("segment"))
+    broken = {**written.files, segment: flipped(written.files[segment], 70)}
+    put(place.path, broken)
+    report = check(place)
+
+    def overlay(path: Path) -> Overlay:
+        full = FullOverlay(path)
+        full.left = writes
+        return full
+
+    files = Directory(place.path)
+    repairing.enter(files)
+    with pytest.raises(StoreRefused, match=r"beer: .*No space left on device$"):
+        repairing.repair(files, report, overlay)
+    files.unlock()
+    assert contents(place.path) == broken
+
+
+def test_a_directory_that_cannot_be_checked(place: Place) -> None:
+    bucket = place()
+    with pytest.raises(StoreRefused, match=r"beer: in use by process \d+$"):
+        check(place)
+    bucket.close()
+    for file in place.path.iterdir():
+        file.unlink()
+    with pytest.raises(StoreRefused, match=r"beer: nothing is in it, expected a bucket$"):
+        check(place)
+    files = FailingDirectory(place.path)
+    files.fail("lock", errno.EROFS)
+    with pytest.raises(StoreRefused, match=r"beer: cannot be written to: Read-only file system$"):
+        check(place, files)
