@@ -7,5 +7,9 @@ from penstock.cli.entry import main
 __all__ = ["main"]
 
 # Importing a command's module registers it; help lists them in this order.
-for command in ("serve", "stats", "streams", "compact", "load", "tail", "decode", "workload", "pipeline", "demo"):
+COMMANDS = (
+    *("serve", "stats", "streams", "compact", "check"),
+    *("load", "tail", "decode", "workload", "pipeline", "demo"),
+)
+for command in COMMANDS:
     import_module(f"penstock.cli.{command}")

@@ -1,0 +1,243 @@
+"""`penstock check`: whole, damaged, repaired; and what a consumer hears of it."""
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import Node
+from penstock.store.durable import log_name
+from tests.store.failing import Place, contents
+from tests.store.written import flipped, of_all_kinds, of_one_file, put
+
+
+@pytest.fixture
+def beer(tmp_path):
+    """The directory of a bucket with a segment, a log file and another one."""
+    path = tmp_path / "data" / "beer"
+    path.mkdir(parents=True)
+    put(path, of_all_kinds().files)
+    return path
+
+
+def damage(path: Path, at: int) -> str:
+    """Flip a byte of the newest log file, or of the segment if `at` is negative, and return its name."""
+    name = max(contents(path), key=lambda name: (name.startswith("log" if at >= 0 else "segment"), name))
+    (path / name).write_bytes(flipped((path / name).read_bytes(), abs(at)))
+    return name
+
+
+def test_a_bucket_that_is_whole(run, beer):
+    before = contents(beer)
+    code, out, err = run("check", beer)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{beer}: bucket beer is whole: 50 changes and 34 documents in 3 of 4 vbuckets")
+    assert out.endswith("; 1 segment and 2 log files\n")
+    assert contents(beer) == before
+    found = run("check", beer, "--json").json
+    assert (found["directory"], found["bucket"], found["whole"], found["clean"]) == (str(beer), "beer", True, False)
+    assert (found["segments"], found["log_files"], found["damage"]) == (1, 2, [])
+    assert found["changes"] == sum(vbucket["changes"] for vbucket in found["vbuckets"])
+    assert [vbucket["state"] for vbucket in found["vbuckets"]] == ["active", "active", "replica", "active"]
+    assert found["vbuckets"][3] == {
+        "vbucket": 3, "state": "active", "documents": 0, "changes": 0, "first_seqno": 0, "high_seqno": 0,
+        "rollback": None,
+    }  # fmt: skip
+
+
+def test_a_torn_end_is_said_and_is_no_damage(run, tmp_path):
+    written = of_one_file()
+    content = written.files[written.last][:-1]
+    put(tmp_path, {**written.files, written.last: content})
+    last = written.records[-1]
+    code, out, _ = run("check", tmp_path)
+    assert code == 0
+    rest = f"{last.end - last.start - 1} bytes from offset {last.start} on are the end of a stop that was not clean"
+    assert out.splitlines()[1] == f"  {written.last}: {rest}"
+    torn = {"file": written.last, "offset": last.start, "bytes": last.end - last.start - 1}
+    assert run("check", tmp_path, "--json").json["torn"] == torn
+
+
+def test_damage_is_said_before_it_is_repaired(run, beer):
+    segment = damage(beer, -70)
+    before = contents(beer)
+    said = [
+        f"{beer}: bucket beer is damaged; 1 segment and 2 log files",
+        rf"  {segment}, offset 64: 616 bytes are not as their checksum says",
+    ]
+    code, out, err = run("check", beer)
+    assert (code, err) == (1, "")
+    assert out.splitlines()[:2] == said
+    assert out.splitlines()[2].startswith("    lost with that: 9 changes: vbucket 0 ")
+    assert "  consumers start over in vbuckets 0-2" in out.splitlines()
+    assert contents(beer) == before
+    found = run("check", beer, "--json")
+    assert found.code == 1
+    (loss,) = found.json["damage"]
+    assert (loss["file"], loss["offset"], loss["bytes"]) == (segment, 64, 616)
+    assert sum(lost["changes"] for lost in loss["lost"]) == 9
+    assert [vbucket["rollback"] for vbucket in found.json["vbuckets"]] == [0, 0, 0, 0]
+
+    code, repaired, err = run("check", beer, "--repair")
+    assert (code, err) == (0, "")
+    assert repaired == f"{out}  repaired; what was replaced is in {beer}/damaged\n"
+    assert (beer / "damaged" / segment).read_bytes() == before[segment]
+    code, out, _ = run("check", beer)
+    assert code == 0
+    assert out.startswith(f"{beer}: bucket beer is whole: 41 changes and 28 documents")
+    bucket = Place(beer)()
+    bucket.close()
+
+
+def test_a_repair_as_json_is_two_lines(run, beer):
+    name = damage(beer, 40)
+    code, out, _ = run("check", beer, "--repair", "--json")
+    assert code == 0
+    said, done = map(json.loads, out.splitlines())
+    assert said["damage"][0]["file"] == name
+    assert said["damage"][0]["unreadable_bytes"] > 0
+    assert done == {"directory": str(beer), "repaired": True, "replaced": f"{beer}/damaged"}
+
+
+def test_what_cannot_be_counted_is_said_so(run, beer):
+    (segment,) = beer.glob("segment*")
+    segment.unlink()
+    code, out, _ = run("check", beer)
+    assert code == 1
+    lines = out.splitlines()
+    assert lines[1] == f"  {log_name(1)}: missing, and no segment in the place"
+    assert lines[2].startswith("    lost with that: whatever changes there were in vbucket 0 from seqno 1 to ")
+    assert lines[2].endswith("vbucket 3 from seqno 1 on")
+    (loss,) = run("check", beer, "--json").json["damage"]
+    assert (loss["offset"], loss["bytes"], loss["lost"][-1]) == (
+        None, 0, {"vbucket": 3, "changes": None, "first_seqno": 1, "last_seqno": None}
+    )  # fmt: skip
+
+
+def test_all_buckets_of_a_node(run, beer):
+    wine = beer.parent / "wine"
+    wine.mkdir()
+    put(wine, of_one_file().files)
+    code, out, _ = run("check", beer.parent)
+    assert code == 0
+    assert [line.split(":")[0] for line in out.splitlines()] == [str(beer), str(wine)]
+    damage(beer, -70)
+    code, out, _ = run("check", beer.parent, "--json")
+    assert code == 1
+    assert [json.loads(line)["whole"] for line in out.splitlines()] == [False, True]
+
+
+def test_a_bucket_in_use_is_left_alone(run, tmp_path):
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path):
+        code, out, err = run("check", tmp_path, "--repair")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"penstock: {tmp_path}/beer: in use by process ")
+    assert run("check", tmp_path).code == 0
+
+
+@pytest.mark.parametrize(
+    ("prepare", "reason"),
+    [
+        (lambda path: None, "data is no directory, expected one of a bucket, or of a node's buckets"),
+        (lambda path: path.mkdir(), "data has no bucket in it, expected one of a bucket, or of a node's buckets"),
+        (lambda path: put(path, {"bucket.json": b'{"format": 2}'}), "data: format 2, this version knows 1"),
+    ],
+)
+def test_what_cannot_be_checked(run, tmp_path, prepare, reason):
+    path = tmp_path / "data"
+    prepare(path)
+    code, out, err = run("check", path, "--repair")
+    assert (code, out) == (2, "")
+    assert err == f"penstock: {tmp_path}/{reason}\n"
+
+
+def test_what_does_not_say_whose_it_is_cannot_be_repaired(run, beer):
+    (beer / "bucket.json").write_bytes(b"{")
+    code, out, err = run("check", beer, "--repair")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"penstock: {beer}/bucket.json: does not say what a bucket is: ")
+
+
+def test_a_repair_that_was_interrupted_is_ended(run, beer):
+    written = of_all_kinds()
+    said = json.loads(written.files["bucket.json"])
+    said["repair"] = {"aside": "damaged", "written": [written.last], "removed": []}
+    (beer / "damaged").mkdir()
+    damage(beer, 700)
+    (beer / f"{written.last}.repaired").write_bytes(written.files[written.last])
+    (beer / "bucket.json").write_text(json.dumps(said))
+    code, _, err = run("check", beer)
+    assert (code, err) == (2, f"penstock: {beer}: a repair was interrupted; `penstock check --repair` ends it\n")
+    code, out, _ = run("check", beer, "--repair")
+    assert (code, len(out.splitlines())) == (0, 1)
+    assert " is whole: " in out
+    assert contents(beer) == written.files
+
+
+class Consumer:
+    """Follows a bucket and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.changes: list[penstock.Change] = []
+        self.positions: Any = "beginning"
+        self.rollbacks: list[tuple[int, int]] = []
+
+    def follow(self, url: str) -> None:
+        asyncio.run(self._follow(url))
+
+    async def _follow(self, url: str) -> None:
+        async with penstock.connect(url) as bucket, await bucket.stream(self.positions, "now") as stream:
+            async for change in stream.changes():
+                if change.event == "rollback":
+                    assert change.seqno is not None
+                    self.roll_back(change.vbucket, change.seqno)
+                else:
+                    self.changes.append(change)
+            self.positions = stream.positions
+
+    def roll_back(self, vbucket: int, seqno: int) -> None:
+        self.rollbacks.append((vbucket, seqno))
+        self.changes = [change for change in self.changes if change.vbucket != vbucket or (change.seqno or 0) <= seqno]
+
+    @property
+    def documents(self) -> dict[bytes | None, bytes | None]:
+        return {change.key: change.value for change in self.changes}
+
+
+async def store(url: str, numbers: range) -> None:
+    async with penstock.connect(url) as bucket:
+        for number in numbers:
+            await bucket.upsert(f"key {number}", b"value %d" % number)
+
+
+def test_a_consumer_hears_of_what_was_lost(run, tmp_path):
+    consumer = Consumer()
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
+        for number in range(10):  # over several commits
+            asyncio.run(store(node.url("beer"), range(number * 20, number * 20 + 20)))
+            consumer.follow(node.url("beer"))
+    assert len(consumer.documents) == 200
+    path = tmp_path / "beer" / log_name(1)
+    damage(path.parent, path.stat().st_size // 2)
+    with (
+        pytest.raises(penstock.errors.StoreDamaged, match="`penstock check` says what can be saved"),
+        Node.running(["beer"], vbuckets=4, data_dir=tmp_path),
+    ):
+        raise AssertionError("a damaged bucket was opened")
+    said = run("check", tmp_path / "beer", "--repair", "--json").json_lines[0]
+    left = {vbucket["vbucket"]: vbucket["rollback"] for vbucket in said["vbuckets"]}
+    assert 0 < said["changes"] < 150
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
+        asyncio.run(store(node.url("beer"), range(1000, 1020)))
+        consumer.follow(node.url("beer"))
+        fresh = Consumer()
+        fresh.follow(node.url("beer"))
+    assert {vbucket for vbucket, _ in consumer.rollbacks} == left.keys()
+    assert all(seqno <= left[vbucket] for vbucket, seqno in consumer.rollbacks)
+    assert consumer.documents == fresh.documents
+    assert Counter(change.vbucket for change in fresh.changes) == Counter(change.vbucket for change in consumer.changes)
+    assert len(fresh.documents) == said["documents"] + 20
