@@ -113,7 +113,7 @@ def _hold(rows: Joined, expendable: Mask, held: Column) -> None:
     candidates = np.flatnonzero(expendable)
     candidates = candidates[np.lexsort((rows.seqnos[candidates], rows.vbuckets[candidates]))]
     vbuckets, seqnos = rows.vbuckets[candidates], rows.seqnos[candidates]
-    found = np.flatnonzero(np.isin(name(vbuckets, seqnos), blocked))
+    found = np.flatnonzero(_among(name(vbuckets, seqnos), blocked))
     if not len(found):
         return
     # From version to version of all documents at once; each row is looked at once, however many a document has.
@@ -125,6 +125,16 @@ def _hold(rows: Joined, expendable: Mask, held: Column) -> None:
         found = found[found >= 0]
         found = found[~kept[found]]
     expendable[candidates[kept]] = False
+
+
+def _among(names: Column, others: Column) -> Mask:
+    """As np.isin, which holds all threads up for as long as it takes; sorting and searching do not."""
+    if not len(others):
+        return np.zeros(len(names), bool)
+    others = np.sort(others)
+    places = np.minimum(np.searchsorted(others, names), len(others) - 1)
+    among: Mask = others[places] == names
+    return among
 
 
 def name(vbuckets: Numbers, seqnos: Column) -> Column:
