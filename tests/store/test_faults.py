@@ -117,8 +117,10 @@ def test_a_refusal_ends_when_the_disk_takes_it_again(place: Place, operation: st
     assert failures
 
 
-@pytest.mark.parametrize("operation", ["create", "write", "sync", "rename"])
-def test_a_rewrite_that_fails_leaves_everything_as_it_was(place: Place, operation: str) -> None:
+@pytest.mark.parametrize(
+    ("operation", "after"), [("create", 0), ("write", 0), ("write", 1), ("write", 2), ("write", 9), ("sync", 0)]
+)
+def test_a_rewrite_that_fails_leaves_everything_as_it_was(place: Place, operation: str, after: int) -> None:
     bucket = place(segment_bytes=1000)
     for number in range(40):
         change(bucket, number)
@@ -127,7 +129,8 @@ def test_a_rewrite_that_fails_leaves_everything_as_it_was(place: Place, operatio
     before, files = shown(bucket), contents(place.path)
     compaction = bucket.compaction(everything=True)
     assert compaction is not None
-    place.directory.fail("write" if operation == "rename" else operation, errno.ENOSPC)
+    place.directory.limit = lambda nbytes: 200
+    place.directory.fail(operation, errno.ENOSPC, after=after)
     compaction.run()
     assert not compaction.finish()
     assert compaction.error is not None
