@@ -408,6 +408,7 @@ class DurableStory(Story):
         self.bucket = bucket
         self.readers = []
         self.plan = None
+        self.ends = {number: end for number, end in self.ends.items() if number < self.log.file.number}
         for name, file in self.disk.names.items():
             if (number := log_number(name)) is not None:
                 self.ends[number] = len(file.data)

@@ -159,6 +159,13 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
             *[("commit", 0, 0), *compaction, ("seal", 0, 0), killed_in_commit(5)],
         ],
     ),
+    "a snapshot that is open sees nothing of what comes after a rollback": (
+        Settings(),
+        [
+            *[("set", 0, b"a"), ("set", 0, b"bb"), ("seal", 0, 0), ("set", 0, b"ccc"), ("commit", 0, 0)],
+            *[("open", 0, (0, 40)), ("rollback", 0, 1), ("set", 0, b"a")],
+        ],
+    ),
     "a pass over everything begins at the beginning": (
         Settings(),
         [

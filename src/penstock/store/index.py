@@ -14,10 +14,15 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import chain
+from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import numpy as np
 
 from penstock.store.segment import Column, Segment
+
+if TYPE_CHECKING:
+    from penstock.store.snapshot import Snapshot
 
 __all__ = ["RowIndex"]
 
@@ -28,7 +33,8 @@ class RowIndex:
     lowest_snapshot_end: the highest seqno that superseded a frame which was dropped. purge_seqno: the highest seqno of
     a tombstone that was dropped, purged_rev_seqno: the highest rev_seqno of one. cuts: where the history was cut,
     oldest first; (n, s) is a cut at seqno s in log file n, of which earlier files do not know. gaps: whether the tail
-    leaves seqnos out, from tail_start on; to be set by whoever appends such a row.
+    leaves seqnos out, from tail_start on; to be set by whoever appends such a row. readers: snapshots that have yet to
+    choose among rows of segments.
     """
 
     __slots__ = (
@@ -42,6 +48,7 @@ class RowIndex:
         "offsets_at",
         "purge_seqno",
         "purged_rev_seqno",
+        "readers",
         "segments",
         "seqnos_at",
         "superseded_at",
@@ -60,6 +67,7 @@ class RowIndex:
         self.purge_seqno = 0
         self.purged_rev_seqno = 0
         self.cuts: list[tuple[int, int]] = []
+        self.readers: WeakSet[Snapshot] = WeakSet()
         self.segments: list[Segment] = []
         self.firsts = array("Q")  # the seqno of this vbucket's first row in each of them
         self.tail_start = 1  # no row of the tail is below
@@ -94,6 +102,8 @@ class RowIndex:
 
         Snapshots opened before are not affected; frames go when their segment is rewritten.
         """
+        for reader in tuple(self.readers):
+            reader.hold()
         for segment in self.segments:
             segment.cut(self.vbucket, seqno)
         kept = bisect_right(self.firsts, seqno)

@@ -98,7 +98,7 @@ class Segment:
     def cut(self, vbucket: int, seqno: int) -> None:
         """Let the rows of a vbucket above `seqno` count no more, and those count again that one of them superseded.
 
-        Snapshots opened before hold on to the column that they were opened on.
+        Snapshots that are open have taken copies (`RowIndex.cut` sees to that).
         """
         start, end = self.starts[vbucket], self.ends[vbucket]
         kept = bisect_right(self.seqnos_at, seqno, start, end)
@@ -110,9 +110,7 @@ class Segment:
         if len(back):
             self.cuts += 1
             self.dead -= int(self.lengths[back].sum(dtype=np.int64))
-            self.superseded = self.superseded.copy()
             self.superseded[back] = 0
-            self.superseded_at = self.superseded.data
 
     def mark(self, superseded: Column) -> None:
         """Take over a whole column of superseding seqnos."""

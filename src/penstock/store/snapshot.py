@@ -3,7 +3,7 @@
 The snapshot of (start, end] holds each change in there that no other change in there superseded. Superseding seqnos
 only ever grow from 0 to something above `end`, so the choice may be made late, segment by segment while the snapshot
 is read, and comes out the same however many writes, seals, rewrites and resets lie between: the snapshot holds on to
-the segments it was opened on.
+the segments it was opened on. After a rollback the same seqnos come again: before it, the snapshot takes a copy.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ _ANY_NUMBER = 2**62
 
 
 class _Part(NamedTuple):
-    """The rows of a segment from start to end, and which seqnos superseded them when the snapshot was opened, at least:
-    a rollback takes another column.
-    """
+    """The rows of a segment from start to end, and which seqnos have superseded them."""
 
     segment: Segment
     superseded: Column
@@ -46,7 +44,7 @@ class Snapshot:
     flags: a SnapshotFlag for the marker. A snapshot with start_seqno == end_seqno is empty.
     """
 
-    __slots__ = ("_frames", "_parts", "_tail", "end_seqno", "start_seqno")
+    __slots__ = ("__weakref__", "_frames", "_parts", "_tail", "end_seqno", "start_seqno")
 
     flags = SnapshotFlag.MEMORY | SnapshotFlag.CHECKPOINT  # every snapshot shows a document once, so it is a checkpoint
 
@@ -67,8 +65,14 @@ class Snapshot:
                 start = bisect_right(segment.seqnos_at, start_seqno, start, end)
             if start < end and segment.seqnos_at[end - 1] > end_seqno:
                 end = bisect_right(segment.seqnos_at, end_seqno, start, end)
-            self._parts.append(_Part(segment, segment.superseded, start, end))
+            self._parts.append(_Part(segment, segment.superseded[start:end], start, end))
+        if self._parts:
+            index.readers.add(self)
         self._tail = _choose_from_tail(index, start_seqno, end_seqno)
+
+    def hold(self) -> None:
+        """Take a copy of what has superseded the rows to come."""
+        self._parts = [part._replace(superseded=part.superseded.copy()) for part in self._parts]
 
     @property
     def remaining(self) -> int:
@@ -113,7 +117,7 @@ class Snapshot:
             parts.append(self._parts.pop())
             total += parts[-1].end - parts[-1].start
         slices = [(part, slice(part.start, part.end)) for part in parts]
-        superseded = np.concatenate([part.superseded[rows] for part, rows in slices])
+        superseded = np.concatenate([part.superseded for part in parts])
         offsets = np.concatenate([part.segment.offsets[rows] for part, rows in slices])
         lengths = np.concatenate([part.segment.lengths[rows] for part, rows in slices])
         counts = [part.end - part.start for part in parts]
