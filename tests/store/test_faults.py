@@ -118,7 +118,7 @@ def test_a_refusal_ends_when_the_disk_takes_it_again(place: Place, operation: st
 
 
 @pytest.mark.parametrize(
-    ("operation", "after"), [("create", 0), ("write", 0), ("write", 1), ("write", 2), ("write", 4), ("sync", 0)]
+    ("operation", "after"), [("create", 0), ("write", 0), ("write", 1), ("write", 2), ("write", 9), ("sync", 0)]
 )
 def test_a_rewrite_that_fails_leaves_everything_as_it_was(place: Place, operation: str, after: int) -> None:
     bucket = place(segment_bytes=1000)
@@ -129,7 +129,7 @@ def test_a_rewrite_that_fails_leaves_everything_as_it_was(place: Place, operatio
     before, files = shown(bucket), contents(place.path)
     compaction = bucket.compaction(everything=True)
     assert compaction is not None
-    place.directory.limit = lambda nbytes: 200
+    place.directory.limit = lambda nbytes: 40
     place.directory.fail(operation, errno.ENOSPC, after=after)
     compaction.run()
     assert not compaction.finish()
