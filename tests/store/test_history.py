@@ -17,21 +17,19 @@ from tests.store.model import History, new_bucket, read_all
 from tests.store.story import Story, live_bytes
 
 keys = st.sampled_from([b"a", b"bb", b"ccc", b"d" * 40])
-steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("set"), st.integers(0, 3), keys),
-        st.tuples(st.just("set"), st.just(2), st.integers(0, 99).map(lambda number: b"%d" % number)),
-        st.tuples(st.just("delete"), st.integers(0, 3), keys),
-        st.tuples(st.just("apply"), st.integers(0, 3), st.tuples(keys, st.integers(0, 4), st.integers(0, 6))),
-        st.tuples(st.just("bury"), st.integers(0, 3), st.tuples(keys, st.integers(0, 4), st.integers(0, 6))),
-        st.tuples(st.just("rollback"), st.integers(0, 3), st.integers(0, 12)),
-        st.tuples(st.just("promote"), st.integers(0, 3), st.booleans()),
-        st.tuples(st.just("reset"), st.integers(0, 3), st.just(0)),
-        st.tuples(st.just("open"), st.integers(0, 3), st.tuples(st.integers(0, 120), st.integers(0, 120))),
-        st.tuples(st.just("read"), st.just(0), st.tuples(st.integers(0, 400), st.none() | st.integers(0, 200))),
-    ),
-    max_size=120,
+step = st.one_of(
+    st.tuples(st.just("set"), st.integers(0, 3), keys),
+    st.tuples(st.just("set"), st.just(2), st.integers(0, 99).map(lambda number: b"%d" % number)),
+    st.tuples(st.just("delete"), st.integers(0, 3), keys),
+    st.tuples(st.just("apply"), st.integers(0, 3), st.tuples(keys, st.integers(0, 4), st.integers(0, 6))),
+    st.tuples(st.just("bury"), st.integers(0, 3), st.tuples(keys, st.integers(0, 4), st.integers(0, 6))),
+    st.tuples(st.just("rollback"), st.integers(0, 3), st.integers(0, 12)),
+    st.tuples(st.just("promote"), st.integers(0, 3), st.booleans()),
+    st.tuples(st.just("reset"), st.integers(0, 3), st.just(0)),
+    st.tuples(st.just("open"), st.integers(0, 3), st.tuples(st.integers(0, 120), st.integers(0, 120))),
+    st.tuples(st.just("read"), st.just(0), st.tuples(st.integers(0, 400), st.none() | st.integers(0, 200))),
 )
+steps = st.sampled_from([0, 60]).flatmap(lambda least: st.lists(step, min_size=least, max_size=120))
 sizes = st.integers(0, 90) | st.sampled_from([500, 700])
 
 
