@@ -15,6 +15,7 @@ from penstock.errors import KeyNotFound, StoreDamaged, StoreRefused
 from penstock.store import repair as repairing
 from penstock.store.bucket import Bucket
 from penstock.store.check import Lost
+from penstock.store.durable import log_name
 from penstock.store.failover import FailoverLog
 from penstock.store.files import Directory
 from penstock.store.overlay import Overlay
@@ -490,6 +491,15 @@ def end_of_repair(place: Place, broken: dict[str, bytes], report: Report) -> Non
     kept = {name: content for path in place.path.glob("damaged*") for name, content in contents(path).items()}
     assert kept == {name: content for name, content in broken.items() if name in kept}
     place().close()
+
+
+def test_drafts_of_a_repair_that_was_killed_are_removed_by_the_next(place: Place) -> None:
+    written = of_all_kinds()
+    put(place.path, {**written.files, written.last: flipped(written.files[written.last], 50)})
+    for name in (f"{log_name(99)}.repaired", "notes.repaired"):
+        (place.path / name).write_bytes(b"draft")
+    repair(place, check(place))
+    assert [name for name in contents(place.path) if name.endswith(".repaired")] == ["notes.repaired"]
 
 
 class FullOverlay(Overlay):

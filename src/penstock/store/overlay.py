@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from penstock.store.durable import log_number
 from penstock.store.files import Directory
+from penstock.store.sealed import segment_ids
 
 __all__ = ["Overlay", "Untouched"]
+
+_DRAFT = ".repaired"
 
 
 class Untouched(Directory):
@@ -48,7 +52,13 @@ class Overlay(Directory):
 
     @staticmethod
     def draft(name: str) -> str:
-        return f"{name}.repaired"
+        return f"{name}{_DRAFT}"
+
+    @staticmethod
+    def is_draft(name: str) -> bool:
+        """Tell whether a file is one that a repair has not come to the end of."""
+        base = name.removesuffix(_DRAFT)
+        return base != name and (log_number(base) is not None or segment_ids(base) is not None)
 
     def _seen(self, name: str) -> str:
         return self.draft(name) if name in self.written else name

@@ -72,6 +72,8 @@ def repair(directory: Directory, report: Report, overlay: Callable[[Path], Overl
     """
     drafts = overlay(directory.path)
     try:
+        for left_over in filter(Overlay.is_draft, directory.names()):
+            directory.remove(left_over)
         _write(drafts, report)
     except OSError as error:
         drafts.forget()
