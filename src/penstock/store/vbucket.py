@@ -418,10 +418,14 @@ class Vbucket(History):
 
     def _claim(self, key: bytes, nbytes: int, cas: int) -> Newest | None:
         """As _find, of a key that is to be stored with this cas, or for which there might be a lock."""
-        if not cas and key not in self._locks:
-            return self._find(key, nbytes)
-        newest = self._present(key, nbytes)
-        return self._require(newest, key, cas) if cas or _is_document(newest) else newest
+        if cas:
+            return self._require(self._present(key, nbytes), key, cas)
+        newest = self._find(key, nbytes)
+        if key in self._locks:
+            if newest is not None and _is_document(newest) and not self._is_over(newest):
+                self._check(key, cas, newest[2][CAS])
+            del self._locks[key]
+        return newest
 
     def _check(self, key: bytes, cas: int, logged: int) -> None:
         """Raise Locked or KeyExists unless a document may change that the log has with one cas and a command another.
