@@ -224,3 +224,12 @@ def test_what_expires_is_not_locked_any_more(vbucket: Vbucket, clock: Clock) -> 
 @pytest.mark.parametrize(("asked", "seconds"), [(0, 15), (1, 1), (15, 15), (30, 30), (31, 15), (2**32 - 1, 15)])
 def test_for_how_long(asked: int, seconds: int) -> None:
     assert lock_seconds(asked) == seconds
+
+
+def test_a_document_that_expires_under_its_lock_is_stored_over_as_any_other(vbucket: Vbucket, clock: Clock) -> None:
+    clock.now += 1001 * SECOND
+    assert vbucket.set(b"k", b"new").seqno == 2
+    assert len(read_all(vbucket.snapshot(0, MAX_SEQNO))) == 1
+    item = vbucket.get(b"k")
+    assert item is not None
+    assert item.cas != LOCKED_CAS
