@@ -182,6 +182,23 @@ def test_what_has_gone_wrong_once(name: str) -> None:
     follow(story, settings, vbuckets=4)
 
 
+def test_tombstones_are_purged_by_and_by_also_after_a_restart() -> None:
+    told = DurableStory(Settings(purge_age=60))
+    for number in range(10):
+        told.step("set", 0, b"%d" % number)
+    for number in range(9):
+        told.step("delete", 0, b"%d" % number)
+    for one in [*clustered, ("commit", 0, 0), ("reopen", 0, 0)]:
+        told.step(*one)
+    assert not told.begin_one(everything=False)
+    told.step("wait", 0, 62)
+    assert told.begin_one(everything=False)
+    told.step("run", 0, 0)
+    told.step("finish", 0, 0)
+    assert told.bucket.vbuckets[0].purge_seqno == 18
+    told.check()
+
+
 @settings(max_examples=120)
 @given(steps(0, 50, 100), chosen)
 def test_histories_are_exact(story: list[tuple[str, int, Any]], settings: Settings) -> None:

@@ -446,7 +446,6 @@ class DurableLog(Log):
         self._drafts += 1
         save(self.directory, draft, segment, sealed_at=self.sealed_at[segment.ids[1]], as_of=self._as_of)
         mapped = load(self.directory, draft, len(self.indexes)).segment
-        mapped.tombstone_bytes, mapped.purge_at = segment.tombstone_bytes, segment.purge_at
         return rewritten._replace(segment=mapped, draft=draft)
 
     def discard(self, rewritten: Rewritten | None) -> None:

@@ -126,6 +126,7 @@ def save(directory: Directory, name: str, segment: Segment, *, sealed_at: int, a
         "frame_bytes": len(frames),
         "sealed_at": sealed_at,
         "as_of": as_of,
+        "tombstones": [segment.tombstone_bytes, segment.purge_at],
         "columns": places,
         "columns_crc32c": crc32c(tail),
     }
@@ -159,6 +160,7 @@ def load(directory: Directory, name: str, vbuckets: int) -> Sealed:
         ids = said["ids"][0], said["ids"][1]
         sealed_at = said["sealed_at"]
         as_of = said["as_of"][0], said["as_of"][1]
+        tombstone_bytes, purge_at = said["tombstones"]
     except (LookupError, TypeError, ValueError) as error:
         raise BadSegment(name, len(data), f"the description says what cannot be: {error}") from error
     if len(columns["starts"]) != vbuckets + 1:
@@ -166,6 +168,7 @@ def load(directory: Directory, name: str, vbuckets: int) -> Sealed:
     superseded = np.zeros(len(columns["seqnos"]), np.int64)
     rows = Rows(columns["seqnos"], columns["offsets"], columns["lengths"], superseded, columns["supersedes"])
     segment = Segment(frames, columns["starts"], rows, ids=ids)
+    segment.tombstone_bytes, segment.purge_at = tombstone_bytes, purge_at
     return Sealed(segment, sealed_at, as_of, columns["checksums"])
 
 
