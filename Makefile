@@ -74,7 +74,8 @@ lock: ## requirements/*.txt from pyproject.toml and requirements/build.in
 	}; \
 	compile requirements/build.in --output-file requirements/build.txt; \
 	compile pyproject.toml --extra spark --extra pcap --group dev --output-file requirements/dev.txt; \
-	compile --group bench --constraint requirements/dev.txt --output-file requirements/bench.txt
+	compile --group bench --constraint requirements/dev.txt --output-file requirements/bench.txt; \
+	compile --group compat --constraint requirements/dev.txt --output-file requirements/compat.txt
 
 .PHONY: clean
 clean: ## remove all that is made, .venv included

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HANDLERS"]
 
-_GRANTED = frozenset(map(int, Feature))
+_GRANTED = frozenset((int(Feature.MUTATION_SEQNO), int(Feature.SELECT_BUCKET)))
 ALIVE = frozenset(VbucketState) - {VbucketState.DEAD}
 DEFAULT_COLLECTION = 0
 MAX_AGENT = 250  # bytes that are kept of a client's name for itself
