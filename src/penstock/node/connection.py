@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, cast
 
 from penstock.errors import NoBucket, RemoteProtocolError, StatusError
 from penstock.node.dispatch import TABLES, answer_malformed, unusual
+from penstock.node.keys import key_reader
 from penstock.node.producers import ChangeProducer
 from penstock.node.replies import GiveUp, Goodbye, Parked, reply
 from penstock.node.served import Counters, ServedBucket
 from penstock.store.vbucket import Vbucket
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent
-from penstock.wire.constants import DCP_OPCODES, Dialect, Magic, Status
+from penstock.wire.constants import DCP_OPCODES, Dialect, Feature, Magic, Status
 from penstock.wire.frame import Frame, opcode_name
 
 if TYPE_CHECKING:
@@ -50,9 +51,11 @@ _KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
 
 class NodeConnection(asyncio.BufferedProtocol):
-    """bucket: the one selected; vbuckets, counters and changed are its, or empty. tokens: stores answer with vbuuid and
+    """bucket: the one selected; vbuckets, counters and changed are its, or empty. features:
+    what HELLO has granted. tokens: stores answer with vbuuid and
     seqno. datatypes: those agreed on. dialect: None until the first change-stream request, unless the listener has one;
-    handlers: of its requests. producer: there from then on. paused: the peer does not take what is sent.
+    handlers: of its requests. read_key, write_key: make the store's key of a request's, to read the document and to
+    change it. producer: there from then on. paused: the peer does not take what is sent.
     peer: its address and port. agent: what HELLO called it. user: who logged in. xerror: it knows the newer statuses.
     """
 
@@ -62,11 +65,13 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.vbuckets: Sequence[Vbucket] = ()
         self.counters = Counters()
         self.changed: set[int] = set()
+        self.features: frozenset[int] = frozenset()
         self.tokens = False
         self.datatypes = 0
         self.xerror = False
         self.dialect: Dialect | None = None
         self.handlers = TABLES[None]
+        self.read_key = self.write_key = key_reader(self)
         self.producer: ChangeProducer | None = None
         self.paused = False
         self.peer = ""
@@ -127,6 +132,15 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.node.leave(self)
 
     # What handlers use
+
+    @property
+    def collections(self) -> bool:
+        """Do keys have their collection's id in front?"""
+        return Feature.COLLECTIONS in self.features
+
+    def shown_key(self, key: bytes) -> bytes:
+        """Return one of the store's keys as this connection knows it."""
+        return key
 
     def select(self, bucket: ServedBucket) -> None:
         if self.bucket is not None:

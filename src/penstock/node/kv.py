@@ -10,7 +10,7 @@ from penstock.errors import InvalidArguments, KeyNotFound, TooBig
 from penstock.node.replies import Handler, reply
 from penstock.store.locks import lock_seconds
 from penstock.store.vbucket import Item, Stored, Vbucket
-from penstock.wire.constants import MAX_KEY, MAX_VALUE, Datatype, Magic, Opcode, VbucketState
+from penstock.wire.constants import MAX_VALUE, Datatype, Magic, Opcode, VbucketState
 from penstock.wire.frame import HEADER, HEADER_BYTES, Frame
 from penstock.wire.kv import Count, GetLocked, GetReply, Set, StoreReply, Touch
 
@@ -34,16 +34,15 @@ _TOKEN_EXTRAS = _TOKEN.size
 _MAKE_NONE = 2**32 - 1
 """As the expiry of a counter: where there is no document there is not to be one."""
 
-Read = Callable[["NodeConnection", Vbucket, Frame], Item | None]
+Read = Callable[["NodeConnection", Vbucket, bytes, Frame], Item | None]
+"""Returns the document that the store knows by a key, having done what the request wants done with it."""
 
 
 # What the handlers have in common
 
 
 def serving(connection: NodeConnection, frame: Frame) -> Vbucket:
-    """Return the vbucket that serves a frame's key. Raises StatusError if that is too long or the vbucket not here."""
-    if len(frame.key) > MAX_KEY:
-        raise InvalidArguments(f"key of {len(frame.key)} bytes, limit {MAX_KEY}")
+    """Return the vbucket that serves a request. Raises NotMyVbucket, NoBucket."""
     return connection.selected().store.find(frame.specific)
 
 
@@ -92,9 +91,10 @@ def _getting(read: Read | None = None, with_key: bool = False, *, quiet: bool) -
     def get(connection: NodeConnection, frame: Frame) -> bytes:
         _, opcode, vbid, _, opaque, _, _, key, _, _ = frame
         vbuckets = connection.vbuckets
-        if len(key) > MAX_KEY or vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).state is not _ACTIVE:
+        stored_key = (connection.read_key if read is None else connection.write_key)(key)
+        if vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).state is not _ACTIVE:
             vbucket = serving(connection, frame)  # raises
-        item = vbucket.get(key) if read is None else read(connection, vbucket, frame)
+        item = vbucket.get(stored_key) if read is None else read(connection, vbucket, stored_key, frame)
         counters = connection.counters
         counters.cmd_get += 1
         if item is None:
@@ -114,27 +114,27 @@ def _getting(read: Read | None = None, with_key: bool = False, *, quiet: bool) -
     return get
 
 
-def _touched(connection: NodeConnection, vbucket: Vbucket, frame: Frame) -> Item | None:
+def _touched(connection: NodeConnection, vbucket: Vbucket, key: bytes, frame: Frame) -> Item | None:
     (expiry,) = _TOUCH_EXTRAS.unpack(frame.extras)
-    item = vbucket.touch(frame.key, expiry)
+    item = vbucket.touch(key, expiry)
     connection.changed.add(vbucket.id)
     return item
 
 
 def _touch(connection: NodeConnection, frame: Frame) -> bytes:
-    item = _touched(connection, serving(connection, frame), frame)
+    item = _touched(connection, serving(connection, frame), connection.write_key(frame.key), frame)
     if item is None:
         raise KeyNotFound
     return reply(frame, cas=item.cas)
 
 
-def _locked(connection: NodeConnection, vbucket: Vbucket, frame: Frame) -> Item | None:
+def _locked(connection: NodeConnection, vbucket: Vbucket, key: bytes, frame: Frame) -> Item | None:
     (asked,) = _LOCK_EXTRAS.unpack(frame.extras) if frame.extras else (0,)
-    return vbucket.lock(frame.key, lock_seconds(asked))
+    return vbucket.lock(key, lock_seconds(asked))
 
 
 def _unlock(connection: NodeConnection, frame: Frame) -> bytes:
-    serving(connection, frame).unlock(frame.key, frame.cas)
+    serving(connection, frame).unlock(connection.write_key(frame.key), frame.cas)
     return reply(frame)
 
 
@@ -147,7 +147,8 @@ def _storing(store: Callable[..., Stored], *, quiet: bool) -> Handler:
     def handle(connection: NodeConnection, frame: Frame) -> bytes:
         _, _, vbid, datatype, _, cas, extras, key, value, _ = frame
         vbuckets = connection.vbuckets
-        if len(key) > MAX_KEY or vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).state is not _ACTIVE:
+        key = connection.write_key(key)
+        if vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).state is not _ACTIVE:
             vbucket = serving(connection, frame)  # raises
         if len(value) > MAX_VALUE:
             check_value(value)  # raises
@@ -168,10 +169,10 @@ def _extending(in_front: bool, *, quiet: bool) -> Handler:
     """Make the handler of an APPEND or PREPEND."""
 
     def extend(connection: NodeConnection, frame: Frame) -> bytes:
-        vbucket = serving(connection, frame)
+        vbucket, key = serving(connection, frame), connection.write_key(frame.key)
         if frame.datatype & ~Datatype.JSON:
             raise InvalidArguments(f"datatype 0x{frame.datatype:02x}, expected a piece that is taken as it is")
-        stored = vbucket.extend(frame.key, frame.value, cas=frame.cas, in_front=in_front)
+        stored = vbucket.extend(key, frame.value, cas=frame.cas, in_front=in_front)
         connection.counters.cmd_set += 1
         return changed(connection, vbucket, stored, frame, quiet)
 
@@ -182,10 +183,10 @@ def _counting(sign: int, *, quiet: bool) -> Handler:
     """Make the handler of an INCREMENT or DECREMENT."""
 
     def count(connection: NodeConnection, frame: Frame) -> bytes:
-        vbucket = serving(connection, frame)
+        vbucket, key = serving(connection, frame), connection.write_key(frame.key)
         delta, initial, expiry = _COUNT_EXTRAS.unpack(frame.extras)
         cas, seqno, number = vbucket.count(
-            frame.key, sign * delta, initial=initial, expiry=None if expiry == _MAKE_NONE else expiry
+            key, sign * delta, initial=initial, expiry=None if expiry == _MAKE_NONE else expiry
         )
         connection.counters.cmd_set += 1
         return changed(connection, vbucket, Stored(cas, seqno), frame, quiet, value=number.to_bytes(8, "big"))
@@ -195,8 +196,8 @@ def _counting(sign: int, *, quiet: bool) -> Handler:
 
 def _deleting(*, quiet: bool) -> Handler:
     def delete(connection: NodeConnection, frame: Frame) -> bytes:
-        vbucket = serving(connection, frame)
-        stored = vbucket.delete(frame.key, cas=frame.cas)
+        vbucket, key = serving(connection, frame), connection.write_key(frame.key)
+        stored = vbucket.delete(key, cas=frame.cas)
         connection.counters.cmd_delete += 1
         return changed(connection, vbucket, stored, frame, quiet)
 

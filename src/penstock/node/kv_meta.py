@@ -43,7 +43,7 @@ def _getting_meta(*, quiet: bool) -> Handler:
         version = frame.extras[0] if frame.extras else 0
         if version > _NEWEST_VERSION:
             raise InvalidArguments(f"version {version}, expected 1 or {_NEWEST_VERSION}")
-        meta = serving(connection, frame).meta(frame.key)
+        meta = serving(connection, frame).meta(connection.read_key(frame.key))
         if meta is None:
             if quiet:
                 return b""
@@ -61,7 +61,7 @@ def _with_meta(event: Event, add: bool = False, *, quiet: bool) -> Handler:
     forms = layouts_of((DelWithMeta if deletes else SetWithMeta).opcode, SetWithMeta.magic)
 
     def store(connection: NodeConnection, frame: Frame) -> bytes:
-        vbucket = serving(connection, frame)
+        vbucket, key = serving(connection, frame), connection.write_key(frame.key)
         said = _said(forms[len(frame.extras)], frame.extras)
         options = said.get("options", 0)
         _check_options(options, vbucket.conflict_resolution, event)
@@ -72,7 +72,7 @@ def _with_meta(event: Event, add: bool = False, *, quiet: bool) -> Handler:
         time = said["delete_time" if deletes else "expiry"]
         stored = vbucket.store_with_meta(
             Event.EXPIRATION if options & WithMetaFlag.IS_EXPIRATION else event,
-            frame.key,
+            key,
             value,
             Meta(said["new_cas"], said["rev_seqno"], said["flags"], time, frame.datatype, deletes),
             cas=frame.cas,

@@ -75,7 +75,7 @@ def _observe(connection: NodeConnection, frame: Frame) -> bytes:
     for number, key in asked:
         if not 0 < len(key) <= MAX_KEY:
             raise InvalidArguments(f"key of {len(key)} bytes, expected 1 to {MAX_KEY}")
-        found.append((number, key, *_state_of(vbuckets[number], key, persisted[number])))
+        found.append((number, key, *_state_of(vbuckets[number], connection.read_key(key), persisted[number])))
     seconds = bucket.flusher.seconds_behind if bucket.flusher is not None else 0.0
     return reply(frame, value=pack_observed_keys(found), cas=int(seconds * _MILLISECONDS) << 32)
 

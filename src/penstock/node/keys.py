@@ -1,0 +1,35 @@
+"""A connection's keys and the bucket's: what stands in a request's frame, and what the store knows the document by.
+
+A connection that has agreed on collections sends each key with its collection's id in front, which is how the store has
+it. To one that has not, all there is is the default collection, and its keys are bare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import InvalidArguments
+from penstock.wire.constants import MAX_KEY
+
+if TYPE_CHECKING:
+    from penstock.node.connection import NodeConnection
+
+__all__ = ["KeyReader", "bare_key", "key_reader"]
+
+KeyReader = Callable[[bytes], bytes]
+"""Returns what the store knows a request's document by. Raises StatusError for a key that cannot be."""
+
+MAX_BARE: Final = MAX_KEY
+
+
+def bare_key(key: bytes) -> bytes:
+    """Take a key of the default collection that has no prefix."""
+    if len(key) > MAX_BARE:
+        raise InvalidArguments(f"key of {len(key)} bytes, limit {MAX_BARE}")
+    return key
+
+
+def key_reader(connection: NodeConnection) -> KeyReader:
+    """Return how a connection's keys are to be read."""
+    return bare_key
