@@ -173,7 +173,7 @@ DIFFERENCES: dict[str, Difference] = {
     ),
     "features": Difference(
         "Of the features 1 to 8, these are ours; datatype (1) has come to be two newer ones.",
-        instead(1, value=bytes((0, 4, 0, 8))),
+        instead(1, value=bytes((0, 3, 0, 4, 0, 6, 0, 7, 0, 8))),
         where=("dcp_hello_features",),
     ),
     "flags of open": Difference(

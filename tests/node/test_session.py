@@ -3,7 +3,7 @@ import json
 import pytest
 
 from penstock.node import Node
-from penstock.wire.constants import Magic, Opcode, Status, VbucketState
+from penstock.wire.constants import Datatype, Feature, Magic, Opcode, Status, VbucketState
 from penstock.wire.dcp import Open
 from penstock.wire.frame import Frame
 from penstock.wire.kv import (
@@ -25,7 +25,7 @@ from penstock.wire.kv import (
     unpack_observed,
     unpack_vb_seqnos,
 )
-from tests.node.wire_client import connected
+from tests.node.wire_client import connected, served
 
 S, V = Status, VbucketState
 
@@ -34,7 +34,8 @@ HELLOS = [
     ([4], [4]),
     ([8, 4], [8, 4]),
     ([4, 4, 8, 4], [4, 8]),
-    (list(range(0x30)), [4, 8]),
+    (list(range(0x10)), [3, 4, 6, 7, 8, 0x0A, 0x0B, 0x0C, 0x0D, 0x0E]),
+    ([0x12, 0x10, 2, 5, 0x0F, 0x16, 0x25, 0x99], [0x12, 0x10]),
     ([0xFFFF], []),
 ]
 
@@ -45,7 +46,17 @@ def test_hello_grants_what_is_there_and_was_asked_for(client, wanted, granted):
     assert (reply.specific, unpack_features(reply.value)) == (S.SUCCESS, granted)
 
 
+def test_hello_begins_anew_each_time(node, client):
+    client.ask(Hello(value=pack_features([Feature.MUTATION_SEQNO, Feature.SNAPPY, Feature.XERROR])))
+    client.ask(Hello(value=pack_features([Feature.JSON])))
+    connection = served(node, client)
+    assert (connection.features, connection.datatypes) == ({Feature.JSON}, Datatype.JSON)
+    assert (connection.tokens, connection.xerror) == (False, False)
+
+
 REFUSED = [
+    ("a feature without the one it needs", Hello(value=pack_features([0x0D])), S.EINVAL),
+    ("two that it needs, of three", Hello(value=pack_features([0x06, 0x0B, 0x24])), S.EINVAL),
     ("an odd number of bytes", Hello(value=b"\0\4\0"), S.EINVAL),
     ("a bucket that is not there", SelectBucket(key=b"wine"), S.KEY_ENOENT),
     ("a bucket's name that is no text", SelectBucket(key=b"\xff\xfe"), S.KEY_ENOENT),

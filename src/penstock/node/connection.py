@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, cast
 
 from penstock.errors import NoBucket, RemoteProtocolError, StatusError
 from penstock.node.dispatch import TABLES, answer_malformed, unusual
+from penstock.node.features import datatypes_of
 from penstock.node.keys import key_reader
 from penstock.node.producers import ChangeProducer
 from penstock.node.replies import GiveUp, Goodbye, Parked, reply
@@ -51,12 +52,12 @@ _KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
 
 class NodeConnection(asyncio.BufferedProtocol):
-    """bucket: the one selected; vbuckets, counters and changed are its, or empty. features:
-    what HELLO has granted. tokens: stores answer with vbuuid and
-    seqno. datatypes: those agreed on. dialect: None until the first change-stream request, unless the listener has one;
-    handlers: of its requests. read_key, write_key: make the store's key of a request's, to read the document and to
-    change it. producer: there from then on. paused: the peer does not take what is sent.
-    peer: its address and port. agent: what HELLO called it. user: who logged in. xerror: it knows the newer statuses.
+    """bucket: the one selected; vbuckets, counters and changed are its, or empty. features: those agreed on; of them,
+    tokens: stores answer with vbuuid and seqno; datatypes: those that it understands; xerror: it knows the newer
+    statuses. dialect: None until the first change-stream request, unless the listener has one; handlers: of its
+    requests. read_key, write_key: make the store's key of a request's, to read the document and to change it.
+    producer: there from the first change-stream request on. paused: the peer does not take what is sent. peer: its
+    address and port. agent: what HELLO called it. user: who logged in.
     """
 
     def __init__(self, node: Node) -> None:
@@ -147,6 +148,14 @@ class NodeConnection(asyncio.BufferedProtocol):
             self.bucket.notify()
         self.bucket, self.vbuckets = bucket, bucket.store.vbuckets
         self.counters, self.changed = bucket.counters, bucket.changed
+
+    def agree(self, features: frozenset[int]) -> None:
+        """Go on with these features, and no others."""
+        self.features = features
+        self.tokens = Feature.MUTATION_SEQNO in features
+        self.xerror = Feature.XERROR in features
+        self.datatypes = datatypes_of(features)
+        self.read_key = self.write_key = key_reader(self)
 
     def speak(self, dialect: Dialect) -> None:
         """Take this connection's change-stream requests as a dialect's, from now on and for good."""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound, NotSupported, status_error
 from penstock.node import stats
+from penstock.node.features import grant
 from penstock.node.release import VERSION
 from penstock.node.replies import Goodbye, reply
-from penstock.wire.constants import Feature, Opcode, Status, VbucketState
+from penstock.wire.constants import Opcode, Status, VbucketState
 from penstock.wire.frame import Frame
 from penstock.wire.kv import (
     GetAllVbSeqnos,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HANDLERS"]
 
-_GRANTED = frozenset((int(Feature.MUTATION_SEQNO), int(Feature.SELECT_BUCKET)))
 ALIVE = frozenset(VbucketState) - {VbucketState.DEAD}
 DEFAULT_COLLECTION = 0
 MAX_AGENT = 250  # bytes that are kept of a client's name for itself
@@ -49,10 +49,10 @@ def _quit_quietly(connection: NodeConnection, frame: Frame) -> bytes:
 
 
 def _hello(connection: NodeConnection, frame: Frame) -> bytes:
-    wanted = dict.fromkeys(unpack_features(frame.value))  # in the order asked for, each once
-    granted = [feature for feature in wanted if feature in _GRANTED]
+    """Agree on features, in place of those agreed on before."""
+    granted = grant(unpack_features(frame.value))
     connection.agent = frame.key[:MAX_AGENT].decode("utf-8", "replace")
-    connection.tokens = Feature.MUTATION_SEQNO in granted
+    connection.agree(frozenset(granted))
     return reply(frame, value=pack_features(granted))
 
 
