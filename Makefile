@@ -32,6 +32,11 @@ test: install ## all tests but the long ones; ARGS='-k rollback' chooses
 quick: install ## the tests that need no Spark session
 	@exec $(BIN)/python -m pytest -m "not spark and not soak" $(ARGS)
 
+.PHONY: compat
+compat: install ## clients of others: installs them, and runs the tests against them
+	@tools/install_compat
+	@PENSTOCK_COMPAT=required exec $(BIN)/python -m pytest tests/compat $(ARGS)
+
 .PHONY: soak
 soak: install ## the long tests, and fuzzing for 10 minutes a dialect
 	$(BIN)/python -m pytest -m soak --hypothesis-profile=soak $(ARGS)

@@ -1,0 +1,48 @@
+"""Where the programs of others are, that tools/install_compat installs.
+
+One that is missing skips the tests that need it, or fails them where the environment says PENSTOCK_COMPAT=required.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+__all__ = ["NPM", "need", "program", "shared_libraries"]
+
+_PLACE = Path(__file__).parent.parent.parent / "build" / "compat"
+_DEBIAN = _PLACE / "debian" / "usr"
+NPM = _PLACE / "npm"
+"""Where npm has installed its packages, in `node_modules`."""
+
+
+def need(module: str) -> None:
+    """Go on with a test module, or a test, only if a Python package is there."""
+    if importlib.util.find_spec(module) is None:
+        _missing(f"the Python package {module}")
+
+
+def program(name: str) -> str:
+    """Return the path of a program: the one that was unpacked, or the machine's."""
+    found = shutil.which(name, path=str(_DEBIAN / "bin")) or shutil.which(name)
+    if found is None:
+        _missing(name)
+    return found
+
+
+def shared_libraries() -> dict[str, str]:
+    """Return an environment in which unpacked programs find the libraries that were unpacked with them."""
+    places = [str(place) for place in sorted(_DEBIAN.glob("lib/*-linux-*"))]
+    return os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(places)}
+
+
+def _missing(what: str) -> NoReturn:
+    why = f"{what} is not installed; tools/install_compat does that"
+    if os.environ.get("PENSTOCK_COMPAT") == "required":
+        raise pytest.UsageError(why)
+    pytest.skip(why, allow_module_level=True)

@@ -1,0 +1,59 @@
+"""python-binary-memcached: a client that knows memcached alone."""
+
+import pytest
+
+from tests.compat.installed import need
+
+need("bmemcached")
+
+import bmemcached  # noqa: E402
+
+
+@pytest.fixture
+def client(open_node):
+    client = bmemcached.Client((f"127.0.0.1:{open_node.kv_port}",), socket_timeout=10)
+    yield client
+    client.disconnect_all()
+
+
+def test_documents(client):
+    assert client.set("k", "value")
+    assert client.get("k") == "value"
+    assert not client.add("k", "other")
+    assert client.replace("k", {"a": [1, 2]})
+    assert client.get("k") == {"a": [1, 2]}
+    assert client.delete("k")
+    assert client.get("k") is None
+    assert not client.replace("k", "nowhere")
+
+
+def test_a_version_is_stored_over_only_once(client):
+    client.set("k", "1")
+    value, cas = client.gets("k")
+    assert value == "1"
+    assert client.cas("k", "2", cas)
+    assert not client.cas("k", "3", cas)
+    assert client.get("k") == "2"
+
+
+def test_many_at_once(client):
+    documents = {f"key-{number}": f"value {number}" * 50 for number in range(500)}
+    assert client.set_multi(documents) == []  # those that failed
+    assert client.get_multi([*documents, "nowhere"]) == documents
+    assert client.delete_multi(list(documents))
+    assert client.get_multi(list(documents)) == {}
+
+
+def test_counters(client):
+    assert client.incr("n", 1, default=5) == 5
+    assert client.incr("n", 3) == 8
+    assert client.decr("n", 10) == 0
+    assert client.get("n") == "0"
+
+
+def test_statistics(client):
+    client.set("k", "v")
+    (stats,) = client.stats().values()
+    assert int(stats["curr_items"]) == 1
+    assert client.flush_all()
+    assert client.get("k") is None
