@@ -1,5 +1,6 @@
 """A blocking client made of the wire's messages and one socket: what tests talk to a node with."""
 
+import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -142,9 +143,13 @@ class WireClient:
 
     def hang_up(self):
         """End the connection, and wait until the node has forgotten it: only then it closes its end."""
-        self.socket.shutdown(socket.SHUT_WR)
-        while self.socket.recv(1 << 16):
-            continue
+        try:
+            self.socket.shutdown(socket.SHUT_WR)
+            while self.socket.recv(1 << 16):
+                continue
+        except OSError as error:
+            if error.errno not in (errno.ENOTCONN, errno.ECONNRESET):  # these: the node has ended it already
+                raise
 
     def close(self):
         self.socket.close()

@@ -6,7 +6,7 @@ written, nothing more is read from it. So a connection never holds more than one
 reply more than what the transport was told to buffer.
 
 A request may have to wait, for the disk for instance: it is *parked*, and those behind it wait with it; then one read
-more is held.
+more is held. A client that takes replies in any order has many parked requests at once.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from penstock.node.dispatch import TABLES, answer_malformed, unusual
 from penstock.node.features import datatypes_of
 from penstock.node.keys import key_reader
 from penstock.node.producers import ChangeProducer
-from penstock.node.replies import GiveUp, Goodbye, Parked, reply
+from penstock.node.replies import GiveUp, Goodbye, Parked, refusal, reply
 from penstock.node.served import Counters, ServedBucket
 from penstock.store.vbucket import Vbucket
+from penstock.wire.collection_key import DEFAULT_PREFIX
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent
-from penstock.wire.constants import DCP_OPCODES, Dialect, Feature, Magic, Status
+from penstock.wire.constants import Dialect, Feature, Magic, Status
 from penstock.wire.frame import Frame, opcode_name
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ logger = logging.getLogger("penstock.node")
 
 WRITE_BUFFER_BYTES = 2 * 1024 * 1024
 """What the transport holds before the connection counts as paused; it goes on at a quarter."""
+
+MOST_PARKED = 256
+"""Requests of one connection that may wait at once, where it takes replies in any order."""
 
 TURN_BYTES = 512 * 1024  # of replies
 _REQUEST_BYTES = 256  # what it costs to serve a request, in bytes of replies: at most 2048 in a turn
@@ -82,7 +86,8 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._received = Connection(node.slab, runs=None)
         self._requests: Iterator[ReceiveEvent] = iter(())
         self._serving: ReceiveEvent | None = None
-        self._parked: GiveUp | None = None
+        self._parked: dict[object, GiveUp] = {}
+        self._most_parked = 1
         self._replies: list[bytes] = []
         self._closing = False
         self._closer: asyncio.TimerHandle | None = None
@@ -109,7 +114,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         events = self._received.receive_data(nbytes)
         if events:
             # Behind a parked request one more read is taken: so it is noticed when the peer goes away meanwhile.
-            self._requests = iter([*self._requests, *events] if self._is_parked() else events)
+            self._requests = iter([*self._requests, *events] if self._is_blocked() else events)
             self.guarded(self._serve)
 
     def pause_writing(self) -> None:
@@ -141,7 +146,7 @@ class NodeConnection(asyncio.BufferedProtocol):
 
     def shown_key(self, key: bytes) -> bytes:
         """Return one of the store's keys as this connection knows it."""
-        return key
+        return key if self.collections else key[len(DEFAULT_PREFIX) :]
 
     def select(self, bucket: ServedBucket) -> None:
         if self.bucket is not None:
@@ -155,6 +160,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.tokens = Feature.MUTATION_SEQNO in features
         self.xerror = Feature.XERROR in features
         self.datatypes = datatypes_of(features)
+        self._most_parked = MOST_PARKED if Feature.UNORDERED_EXECUTION in features else 1
         self.read_key = self.write_key = key_reader(self)
 
     def speak(self, dialect: Dialect) -> None:
@@ -226,7 +232,7 @@ class NodeConnection(asyncio.BufferedProtocol):
 
     def _serve(self) -> None:
         """Serve what was received, or as much of it as one turn allows."""
-        if self._is_parked():
+        if self._is_blocked():
             if self.requests_waiting:
                 self._transport.pause_reading()
             return
@@ -245,7 +251,9 @@ class NodeConnection(asyncio.BufferedProtocol):
                     answer = self._refusal(event, error)
                 except Parked as parked:
                     self._park(parked, event)
-                    break
+                    if self._is_blocked():
+                        break
+                    continue
                 add(answer)
                 share -= len(answer) + _REQUEST_BYTES
                 if share <= 0:
@@ -256,31 +264,30 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._flush()
         if self.requests_waiting:
             self._transport.pause_reading()
-            if not self.paused and not self._is_parked():
+            if not self.paused and not self._is_blocked():
                 self.node.loop.call_soon(self.guarded, self._serve)
         elif not self.paused:
             self._transport.resume_reading()
 
-    def _is_parked(self) -> bool:
-        return self._parked is not None
+    def _is_blocked(self) -> bool:
+        """Must what is parked be answered before anything else is served?"""
+        return len(self._parked) >= self._most_parked
 
     def _park(self, parked: Parked, request: ReceiveEvent) -> None:
+        which = object()
+
         def resume(answer: bytes | StatusError) -> None:
-            self._parked = None
+            del self._parked[which]
             self._replies.append(self._refusal(request, answer) if isinstance(answer, StatusError) else answer)
             self.guarded(self._flush if self.paused else self._serve)
 
-        self._parked = parked.begin(resume)
+        self._parked[which] = parked.begin(resume)
 
     def _refusal(self, request: ReceiveEvent, error: StatusError | RemoteProtocolError) -> bytes:
         assert isinstance(request, Frame)
         logger.debug("%s", error)
         status = error.status if self.xerror else _CLASSIC.get(error.status, error.status)
-        body = b""
-        # Errors of change streams have no body, as on the servers that first had them.
-        if error.status == Status.NOT_MY_VBUCKET and request.opcode not in DCP_OPCODES:
-            body = self.config()
-        return reply(request, status, value=body)
+        return refusal(self, request, status, error)
 
     def _flush(self) -> None:
         data = b"".join(self._replies)
@@ -313,9 +320,9 @@ class NodeConnection(asyncio.BufferedProtocol):
     def _give_up(self) -> None:
         self._closing = True
         self._requests = iter(())
-        if self._parked is not None:
-            self._parked()
-            self._parked = None
+        for give_up in self._parked.values():
+            give_up()
+        self._parked.clear()
         if self.producer is not None:
             self.producer.stop()
 

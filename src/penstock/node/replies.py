@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.errors import StatusError
-from penstock.wire.constants import Magic
+from penstock.errors import RemoteProtocolError, StatusError
+from penstock.wire.constants import DCP_OPCODES, Datatype, Magic, Status
 from penstock.wire.frame import Frame, join_frame
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
 
-__all__ = ["GiveUp", "Goodbye", "Handler", "Parked", "Resume", "reply"]
+__all__ = ["GiveUp", "Goodbye", "Handler", "Parked", "Resume", "refusal", "reply"]
 
 Handler = Callable[["NodeConnection", Frame], bytes]
 """Serves one request and returns its reply.
@@ -48,7 +49,35 @@ class Parked(Exception):
 
 
 def reply(
-    request: Frame, status: int = 0, *, extras: bytes = b"", key: bytes = b"", value: bytes = b"", cas: int = 0
+    request: Frame,
+    status: int = 0,
+    *,
+    extras: bytes = b"",
+    key: bytes = b"",
+    value: bytes = b"",
+    cas: int = 0,
+    datatype: int = 0,
 ) -> bytes:
     """Return the reply to a request, with its opcode and opaque."""
-    return join_frame(Frame(Magic.RESPONSE, request.opcode, status, 0, request.opaque, cas, extras, key, value))
+    return join_frame(Frame(Magic.RESPONSE, request.opcode, status, datatype, request.opaque, cas, extras, key, value))
+
+
+def refusal(connection: NodeConnection, request: Frame, status: int, error: StatusError | RemoteProtocolError) -> bytes:
+    """Return the reply to a request that is refused.
+
+    Its value is what the error says beside its status; the cluster map where somebody else has the vbucket; and for
+    who understands JSON, why. Those of change streams say nothing, as on the servers that first had them, but for what
+    belongs to the status. Source: BinaryProtocol.md, "Error message".
+    """
+    body = error.body if isinstance(error, StatusError) else b""
+    if request.opcode in DCP_OPCODES:
+        return reply(request, status, value=body)
+    if status == Status.NOT_MY_VBUCKET:
+        return reply(request, status, value=connection.config())
+    if not connection.datatypes & Datatype.JSON:
+        return reply(request, status, value=body)
+    said = json.loads(body) if body else {}
+    if why := str(error):
+        said["error"] = {"context": why}
+    body = json.dumps(said, separators=(",", ":")).encode() if said else b""
+    return reply(request, status, value=body, datatype=Datatype.JSON if body else 0)
