@@ -10,6 +10,7 @@
         RemoteProtocolError       by the peer: .status is the answer it gets, if it gets one
       StatusError               a reply with a non-zero status: .status .opaque .vbucket, and .retriable of its class
         KeyNotFound, KeyExists, ...  one class for each status in STATUS_ERRORS; any other stays a StatusError
+      UntrustedNode             a TLS certificate that is not believed: nothing was sent, no login and no request
       ConnectionClosed          the connection ended while something was waiting for it
       OperationTimeout          an answer did not come in time
       Unreachable               every try within the stated limit failed
@@ -130,6 +131,12 @@ class NotLocked(StatusError):
     status = 0x0E
 
 
+class AuthenticationFailed(StatusError):
+    """The login was refused, or the node could not prove that it knows the user; the message says which."""
+
+    status = 0x20
+
+
 class OutOfRange(StatusError):
     status = 0x22
 
@@ -165,6 +172,18 @@ class TemporaryFailure(StatusError):
     retriable = True
 
 
+class UnknownCollection(StatusError):
+    """There is no such collection, or not any more; body: the uid of the manifest that says so, as JSON."""
+
+    status = 0x88
+
+
+class UnknownScope(StatusError):
+    """As UnknownCollection, of a scope."""
+
+    status = 0x8C
+
+
 STATUS_ERRORS: dict[int, type[StatusError]] = {
     cls.status: cls
     for cls in (
@@ -178,6 +197,7 @@ STATUS_ERRORS: dict[int, type[StatusError]] = {
         NoBucket,
         Locked,
         NotLocked,
+        AuthenticationFailed,
         OutOfRange,
         AccessDenied,
         UnknownCommand,
@@ -186,6 +206,8 @@ STATUS_ERRORS: dict[int, type[StatusError]] = {
         InternalError,
         Busy,
         TemporaryFailure,
+        UnknownCollection,
+        UnknownScope,
     )
 }
 
@@ -196,6 +218,10 @@ def status_error(
     """Return the exception of `status`: a subclass where one is registered, StatusError itself otherwise."""
     cls = STATUS_ERRORS.get(status, StatusError)
     return cls(message, status=status, opaque=opaque, vbucket=vbucket, body=body)
+
+
+class UntrustedNode(Error):
+    """The certificate that a node shows is not signed by an authority that is believed, or is another node's."""
 
 
 class ConnectionClosed(Error):
