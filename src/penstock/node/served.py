@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import KeyNotFound
+from penstock.node.buckets import BucketSpec
+from penstock.node.live_map import LiveMap
 from penstock.node.tap.clients import TapBucket
+from penstock.node.topology import Topology, bucket_map
 from penstock.store.bucket import Bucket
 from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import Dialect, VbucketState
+from penstock.wire.constants import Dialect
 
 if TYPE_CHECKING:
     from penstock.node.disk.compactor import Compactor
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
     from penstock.node.producers import ChangeProducer
 
 __all__ = ["Counters", "Sent", "ServedBucket", "VbucketEvent", "VbucketListener", "Waiting"]
-
-CAPABILITIES = ["cbhello", "cccp", "dcp", "nodesExt"]
-"""What clients may rely on. Only what is there: a client that trusts `collections` prefixes its keys."""
 
 
 @dataclass(slots=True)
@@ -71,16 +70,20 @@ class Waiting(Protocol):
 
 
 class ServedBucket:
-    """changed: vbuckets that changed since the last `notify`. producers: the change-stream connections, by dialect and
-    name. sent: by dialect, in total. listeners: who is told what happens to whole vbuckets, all producers among them.
-    bridge: keeps the bucket like another node's, None where nothing does. upkeep: what it needs now and then. flusher
-    and compactor: bring it to disk and keep that small, None where it is in memory.
+    """spec: what it is to be like. topology: the nodes that it is on; map: its cluster map. changed: vbuckets that
+    changed since the last `notify`. producers: the change-stream connections, by dialect and name. sent: by dialect,
+    in total. listeners: who is told what happens to whole vbuckets, all producers among them. bridge: keeps the bucket
+    like another node's, None where nothing does. upkeep: what it needs now and then. flusher and compactor: bring it to
+    disk and keep that small, None where it is in memory.
     """
 
     upkeep: Upkeep
 
-    def __init__(self, store: Bucket) -> None:
+    def __init__(self, store: Bucket, spec: BucketSpec | None = None) -> None:
         self.store = store
+        self.spec = spec or BucketSpec(name=store.name, vbuckets=len(store.vbuckets))
+        self.topology = Topology()
+        self.map = LiveMap(self._map)
         self.uuid = store.uuid or secrets.token_hex(16)
         self.counters = Counters()
         self.changed = self.store.changed
@@ -155,34 +158,29 @@ class ServedBucket:
             self.flusher.changed()
         if event is not VbucketEvent.STATE_CHANGED:
             self.tap.forget(vbucket)
+        if event is not VbucketEvent.FLUSHED:
+            self.map.change()
         for listener in tuple(self.listeners):
             listener.vbucket_changed(vbucket, event)
 
-    def config(self, port: int) -> bytes:
-        """Return the cluster map, as JSON: one node, which has every active vbucket; the others are nowhere.
+    # The cluster map
 
-        `$HOST` stands for the address that the client dialled. Clients know a node by its `mgmt` service and want it
-        present; there is no HTTP here, so it is the port that this node has.
-        """
-        places = [[0 if vbucket.state is VbucketState.ACTIVE else -1] for vbucket in self.store.vbuckets]
-        return json.dumps(
-            {
-                "rev": 1,
-                "revEpoch": 1,
-                "name": self.store.name,
-                "uuid": self.uuid,
-                "nodeLocator": "vbucket",
-                "bucketCapabilitiesVer": "",
-                "bucketCapabilities": CAPABILITIES,
-                "collectionsManifestUid": "0",
-                "nodes": [{"hostname": f"$HOST:{port}", "ports": {"direct": port}}],
-                "nodesExt": [{"services": {"kv": port, "mgmt": port}, "thisNode": True, "hostname": "$HOST"}],
-                "vBucketServerMap": {
-                    "hashAlgorithm": "CRC",
-                    "numReplicas": 0,
-                    "serverList": [f"$HOST:{port}"],
-                    "vBucketMap": places,
-                },
-            },
-            separators=(",", ":"),
-        ).encode()
+    def place(self, topology: Topology) -> None:
+        """Show the bucket as part of these nodes from now on."""
+        self.topology = topology
+        self.map.change()
+
+    def config(self, port: int = 0) -> bytes:
+        """Return the newest cluster map, as JSON; `$HOST` in it stands for the address that the client has dialled."""
+        return self.map.text
+
+    def _map(self) -> dict[str, Any]:
+        return bucket_map(
+            self.topology,
+            self.store.vbuckets,
+            name=self.store.name,
+            uuid=self.uuid,
+            manifest_uid=0,
+            replicas=self.spec.replicas,
+            plain_cache=self.spec.plain_cache,
+        )

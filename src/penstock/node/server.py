@@ -22,6 +22,7 @@ from penstock.node.follow import Bridge, find_upstream
 from penstock.node.producers import ProducerReport
 from penstock.node.served import ServedBucket
 from penstock.node.tap.settings import TapSettings
+from penstock.node.topology import NodePlace, Topology
 from penstock.store.settings import Settings
 from penstock.wire.connection import Slab
 from penstock.wire.constants import Dialect
@@ -61,6 +62,7 @@ class Node:
         self.storage = storage
         self.kv_port = 0
         self.idle_timeout = IDLE_TIMEOUT
+        self.topology = Topology()
         self.tap = TapSettings()
         self.dialect: Dialect | None = None
         self.prototype = False
@@ -147,6 +149,9 @@ class Node:
             why = os.strerror(error.errno) if error.errno else error
             raise Error(f"cannot listen on {self.host} port {port}: {why}") from error
         self.kv_port = self._server.sockets[0].getsockname()[1]
+        self.topology = self.topology.moved(NodePlace(kv=self.kv_port))
+        for served in self.buckets.values():
+            served.place(self.topology)
 
     @classmethod
     @contextmanager

@@ -1,0 +1,91 @@
+"""A cluster map that changes while others look at it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.node.topology import EPOCH, dump, revised
+
+__all__ = ["LiveMap", "Unwatch"]
+
+Unwatch = Callable[[], None]
+"""Ends what `watch` began. May be called again."""
+
+
+class LiveMap:
+    """The newest text of a map, made once for each revision, and who is told of the next.
+
+    build: returns the map but for its revision. To be used on the event loop's thread alone.
+    """
+
+    def __init__(self, build: Callable[[], Mapping[str, Any]]) -> None:
+        self._build = build
+        self._body = b""
+        self._revision = 0
+        self._text = b""
+        self._stale = True
+        self._watchers: dict[object, Callable[[], None]] = {}
+        self._told = 0  # the revision that watchers know
+        self._telling = False
+
+    @property
+    def revision(self) -> int:
+        """Of the newest map. It is higher than any before where, and only where, the map is another."""
+        self._refresh()
+        return self._revision
+
+    @property
+    def text(self) -> bytes:
+        """The newest map as JSON, without spaces; `rev` and `revEpoch` come first."""
+        self._refresh()
+        return self._text
+
+    def is_known(self, epoch: int, revision: int) -> bool:
+        """Whether somebody who has this revision has nothing to learn. epoch, revision: as the peer sent them."""
+        return (epoch, revision) >= (EPOCH, self.revision)
+
+    def change(self) -> None:
+        """Look whether the map is another now, when somebody asks for it; watchers are told in a turn of their own.
+
+        So any number of changes in one turn of the event loop is one revision, unless it is asked for in between.
+        """
+        self._stale = True
+        if self._watchers and not self._telling:
+            self._telling = True
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def watch(self, callback: Callable[[], None]) -> Unwatch:
+        """Have a function called, on the event loop, after each change of the map. It must not raise, or take long."""
+        if not self._watchers:
+            self._told = self.revision
+        key = object()
+        self._watchers[key] = callback
+
+        def unwatch() -> None:
+            self._watchers.pop(key, None)
+
+        return unwatch
+
+    def wake(self) -> None:
+        """Call all watchers now, whether or not there is a change: what they watch has come to its end."""
+        for callback in tuple(self._watchers.values()):
+            callback()
+
+    def _tell(self) -> None:
+        self._telling = False
+        if self.revision != self._told:
+            self._told = self._revision
+            self.wake()
+
+    def _refresh(self) -> None:
+        if not self._stale:
+            return
+        self._stale = False
+        body = dump(self._build())
+        if body != self._body:
+            self._body = body
+            self._revision = revised(self._revision, time.time_ns())
+            self._text = b'{"rev":%d,"revEpoch":%d,%s' % (self._revision, EPOCH, body[1:])

@@ -1,0 +1,215 @@
+"""The cluster map: which nodes there are, and which of them has each vbucket. Pure; nothing here knows a socket.
+
+A topology is a fixed list of places, the same for every node in it, and which of them this node is. Vbuckets are split
+evenly and in order, so that no node needs to ask another who has what. Of its own vbuckets a node says where they are
+only while they are active; those of others are where the split puts them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import quote
+
+from penstock.errors import UsageError
+from penstock.store.vbucket import Vbucket
+from penstock.wire.constants import VbucketState
+
+__all__ = [
+    "ANY_HOST",
+    "CAPABILITIES",
+    "EPOCH",
+    "MAX_SHARED_VBUCKETS",
+    "PLAIN_CACHE_CAPABILITIES",
+    "NodePlace",
+    "Topology",
+    "at_host",
+    "bucket_map",
+    "dump",
+    "node_map",
+    "revised",
+]
+
+ANY_HOST = "$HOST"
+"""In a cluster map: the address that the client has dialled."""
+
+EPOCH = 1
+"""Of all revisions. It is the revision itself that never goes back: see `revised`."""
+
+MAX_SHARED_VBUCKETS = 1024
+"""Of a bucket on several nodes. One node alone may have 65536."""
+
+CAPABILITIES = ("cbhello", "cccp", "dcp", "nodesExt", "touch")
+"""Of a bucket with vbuckets. Only what is there: a client that trusts `collections` prefixes its keys."""
+
+PLAIN_CACHE_CAPABILITIES = ("cbhello", "nodesExt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlace:
+    """Where a node is. kv, mgmt, and with TLS kv_tls and mgmt_tls: its ports, 0 for what it does not have."""
+
+    host: str = ANY_HOST
+    kv: int = 0
+    kv_tls: int = 0
+    mgmt: int = 0
+    mgmt_tls: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("kv", "kv_tls", "mgmt", "mgmt_tls"):
+            port = getattr(self, name)
+            if not 0 <= port <= 65535:
+                raise UsageError(f"{name} port {port}: expected 0 to 65535")
+        if not self.host:
+            raise UsageError("a node without a host: expected a name or an address")
+
+    def at(self, port: int) -> str:
+        """Return host and port in one, an IPv6 address in brackets."""
+        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+
+    @property
+    def address(self) -> str:
+        """What the node is called: its management port where it has one, as clients know nodes by it."""
+        return self.at(self.mgmt or self.mgmt_tls or self.kv or self.kv_tls)
+
+    def services(self) -> dict[str, int]:
+        """Return the ports by the names of services.
+
+        `mgmt` is never missing: clients take a node for unusable without. Where there is none it is the port for data.
+        """
+        ports = {"kv": self.kv, "kvSSL": self.kv_tls, "mgmt": self.mgmt, "mgmtSSL": self.mgmt_tls}
+        found = {name: port for name, port in ports.items() if port}
+        if not self.mgmt and not self.mgmt_tls:
+            found["mgmt"] = self.kv or self.kv_tls
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """places: of all nodes, in an order that all of them know. this: which one is this node."""
+
+    places: tuple[NodePlace, ...] = (NodePlace(),)
+    this: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.this < len(self.places):
+            raise UsageError(f"node {self.this} of {len(self.places)}: expected one of them, counted from 0")
+        known = [place.at(place.kv or place.kv_tls) for place in self.places]
+        if len(self.places) > 1 and len(set(known)) < len(known):
+            raise UsageError(f"two nodes in one place: {', '.join(known)}")
+
+    @property
+    def here(self) -> NodePlace:
+        return self.places[self.this]
+
+    def moved(self, here: NodePlace) -> Topology:
+        """Return the same with this node in another place: where its listeners have got their ports."""
+        return replace(self, places=(*self.places[: self.this], here, *self.places[self.this + 1 :]))
+
+    def owner(self, vbucket: int, vbuckets: int) -> int:
+        """Return which node has one of so many vbuckets."""
+        return vbucket * len(self.places) // vbuckets
+
+    def owned(self, vbuckets: int) -> range:
+        """Return the vbuckets of this node."""
+        nodes = len(self.places)
+        # The lowest v with v * nodes // vbuckets >= n, for n this node and the next.
+        return range(-(-self.this * vbuckets // nodes), -(-(self.this + 1) * vbuckets // nodes))
+
+    def check(self, vbuckets: int) -> None:
+        """Raise UsageError where a bucket with so many vbuckets cannot be on these nodes."""
+        nodes = len(self.places)
+        if nodes > 1 and vbuckets > MAX_SHARED_VBUCKETS:
+            raise UsageError(f"{vbuckets} vbuckets on {nodes} nodes: expected at most {MAX_SHARED_VBUCKETS}")
+        if vbuckets < nodes:
+            raise UsageError(f"{vbuckets} vbuckets on {nodes} nodes: expected at least one for each")
+
+
+def revised(revision: int, now_ns: int) -> int:
+    """Return the revision after this one. now_ns: nanoseconds since the epoch.
+
+    Milliseconds of the clock, or one more than before: so it grows across restarts without having been kept, and of
+    two nodes with one topology the one that changed last has the higher.
+    """
+    return max(revision + 1, now_ns // 1_000_000)
+
+
+def node_map(topology: Topology) -> dict[str, Any]:
+    """Return the cluster map of a connection without a bucket, but for its revision."""
+    return {
+        "nodesExt": _extended(topology),
+        "clusterCapabilitiesVer": [1, 0],
+        "clusterCapabilities": {},
+    }
+
+
+def bucket_map(
+    topology: Topology,
+    vbuckets: Sequence[Vbucket],
+    *,
+    name: str,
+    uuid: str,
+    manifest_uid: int,
+    replicas: int = 0,
+    plain_cache: bool = False,
+) -> dict[str, Any]:
+    """Return a bucket's cluster map, but for its revision. replicas: as it is to have them; they are nowhere.
+
+    plain_cache: for clients that spread keys over nodes themselves (ketama). They ask for vbucket 0.
+    """
+    said: dict[str, Any] = {
+        "name": name,
+        "uuid": uuid,
+        "nodeLocator": "ketama" if plain_cache else "vbucket",
+        "uri": f"/pools/default/buckets/{quote(name)}?bucket_uuid={uuid}",
+        "streamingUri": f"/pools/default/bucketsStreaming/{quote(name)}?bucket_uuid={uuid}",
+        "bucketCapabilitiesVer": "",
+        "bucketCapabilities": PLAIN_CACHE_CAPABILITIES if plain_cache else CAPABILITIES,
+        "nodes": [
+            {"hostname": place.address, "ports": {"direct": place.kv} if place.kv else {}} for place in topology.places
+        ],
+    }
+    if not plain_cache:
+        said["collectionsManifestUid"] = f"{manifest_uid:x}"
+        said["vBucketServerMap"] = _server_map(topology, vbuckets, replicas)
+    return said | node_map(topology)
+
+
+def _server_map(topology: Topology, vbuckets: Sequence[Vbucket], replicas: int) -> dict[str, Any]:
+    nowhere = [-1] * replicas
+    places = [[topology.owner(number, len(vbuckets)), *nowhere] for number in range(len(vbuckets))]
+    for number in topology.owned(len(vbuckets)):
+        if vbuckets[number].state is not VbucketState.ACTIVE:
+            places[number][0] = -1
+    return {
+        "hashAlgorithm": "CRC",
+        "numReplicas": replicas,
+        "serverList": [place.at(place.kv or place.kv_tls) for place in topology.places],
+        "vBucketMap": places,
+    }
+
+
+def _extended(topology: Topology) -> list[dict[str, Any]]:
+    return [
+        {
+            "services": place.services(),
+            **({"thisNode": True} if number == topology.this else {}),
+            "hostname": place.host,
+        }
+        for number, place in enumerate(topology.places)
+    ]
+
+
+def dump(said: Mapping[str, Any]) -> bytes:
+    """Return JSON without spaces: some clients look for `"rev":N` in the text."""
+    return json.dumps(said, separators=(",", ":")).encode()
+
+
+def at_host(text: bytes, host: str) -> bytes:
+    """Return the JSON of a cluster map with a host in place of `$HOST`. host: a name or an address, no brackets."""
+    bare = host.encode("ascii")
+    joined = b"[%s]" % bare if b":" in bare else bare
+    wild = ANY_HOST.encode()
+    return text.replace(wild + b":", joined + b":").replace(wild, bare)

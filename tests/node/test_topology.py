@@ -1,0 +1,227 @@
+"""The cluster map, and how it changes."""
+
+import asyncio
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import UsageError
+from penstock.node.live_map import LiveMap
+from penstock.node.topology import EPOCH, NodePlace, Topology, at_host, bucket_map, dump, node_map, revised
+from penstock.store.bucket import Bucket
+from penstock.wire.constants import VbucketState
+
+THREE = tuple(NodePlace(host="127.0.0.1", kv=port, mgmt=port + 1) for port in (1000, 2000, 3000))
+
+
+def store(vbuckets=16):
+    return Bucket("beer", vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=lambda: 7)
+
+
+def map_of(topology, bucket, **options):
+    return bucket_map(topology, bucket.vbuckets, name="beer", uuid="ab" * 16, manifest_uid=0x1F, **options)
+
+
+@given(nodes=st.integers(1, 20), power=st.integers(0, 10))
+def test_every_vbucket_has_one_owner_and_the_split_is_even(nodes, power):
+    vbuckets = 1 << power
+    places = tuple(NodePlace(kv=port) for port in range(1, nodes + 1))
+    owned = [Topology(places, this).owned(vbuckets) for this in range(nodes)]
+    assert [vbucket for some in owned for vbucket in some] == list(range(vbuckets))
+    assert max(map(len, owned)) - min(map(len, owned)) <= 1
+    for this, some in enumerate(owned):
+        assert all(Topology(places).owner(vbucket, vbuckets) == this for vbucket in some)
+
+
+def test_one_node_has_all_and_is_where_it_was_dialled():
+    said = map_of(Topology().moved(NodePlace(kv=11210, mgmt=8091)), store())
+    assert said["nodes"] == [{"hostname": "$HOST:8091", "ports": {"direct": 11210}}]
+    assert said["nodesExt"] == [{"services": {"kv": 11210, "mgmt": 8091}, "thisNode": True, "hostname": "$HOST"}]
+    assert said["vBucketServerMap"] == {
+        "hashAlgorithm": "CRC",
+        "numReplicas": 0,
+        "serverList": ["$HOST:11210"],
+        "vBucketMap": [[0]] * 16,
+    }
+    assert said["collectionsManifestUid"] == "1f"
+    assert said["nodeLocator"] == "vbucket"
+
+
+def test_a_node_shows_its_own_vbuckets_while_they_are_active_and_those_of_others_always():
+    bucket = store()
+    mine = Topology(THREE, 1).owned(16)
+    assert list(mine) == [6, 7, 8, 9, 10]
+    for vbucket, state in zip((0, 6, 7, 8), (2, 2, 3, 4), strict=True):
+        bucket.vbuckets[vbucket].set_state(VbucketState(state))
+    bucket.vbuckets[9].remove()
+    said = map_of(Topology(THREE, 1), bucket, replicas=2)
+    places = [0] * 6 + [-1, -1, -1, -1, 1] + [2] * 5
+    assert said["vBucketServerMap"]["vBucketMap"] == [[place, -1, -1] for place in places]
+    assert said["vBucketServerMap"]["numReplicas"] == 2
+    assert said["vBucketServerMap"]["serverList"] == ["127.0.0.1:1000", "127.0.0.1:2000", "127.0.0.1:3000"]
+    assert [place.get("thisNode", False) for place in said["nodesExt"]] == [False, True, False]
+    assert len(said["nodes"]) == len(said["nodesExt"])
+
+
+def test_a_plain_cache_has_no_vbuckets_to_be_found_by():
+    said = map_of(Topology(THREE), store(1), plain_cache=True)
+    assert said["nodeLocator"] == "ketama"
+    assert "vBucketServerMap" not in said
+    assert [place["hostname"] for place in said["nodes"]] == ["127.0.0.1:1001", "127.0.0.1:2001", "127.0.0.1:3001"]
+
+
+@pytest.mark.parametrize(
+    ("place", "services"),
+    [
+        (NodePlace(kv=1), {"kv": 1, "mgmt": 1}),
+        (NodePlace(kv_tls=2), {"kvSSL": 2, "mgmt": 2}),
+        (NodePlace(kv_tls=2, mgmt_tls=4), {"kvSSL": 2, "mgmtSSL": 4}),
+        (
+            NodePlace(kv=1, kv_tls=2, mgmt=3, mgmt_tls=4),
+            {"kv": 1, "kvSSL": 2, "mgmt": 3, "mgmtSSL": 4},
+        ),
+    ],
+)
+def test_services(place, services):
+    assert place.services() == services
+    (said,) = node_map(Topology((place,)))["nodesExt"]
+    assert said["services"] == services
+
+
+@pytest.mark.parametrize(
+    ("host", "joined", "bare"), [("db.example", "db.example:1", "db.example"), ("::1", "[::1]:1", "::1")]
+)
+def test_the_host_that_was_dialled(host, joined, bare):
+    text = dump(map_of(Topology().moved(NodePlace(kv=1)), store(2)))
+    there, here = json.loads(at_host(text, host)), json.loads(text)
+    assert there["vBucketServerMap"]["serverList"] == [joined]
+    assert there["nodesExt"][0]["hostname"] == bare
+    assert b"$HOST" not in at_host(text, host)
+    fixed = map_of(Topology((NodePlace(host=host, kv=1),)), store(2))
+    assert json.loads(dump(fixed)) == there != here
+
+
+WRONG = [
+    (lambda: NodePlace(kv=65536), "65536"),
+    (lambda: NodePlace(mgmt=-1), "-1"),
+    (lambda: NodePlace(host=""), "without a host"),
+    (lambda: Topology(THREE, 3), "node 3 of 3"),
+    (lambda: Topology(THREE, -1), "node -1 of 3"),
+    (lambda: Topology(()), "node 0 of 0"),
+    (lambda: Topology((NodePlace(host="a", kv=1), NodePlace(host="a", kv=1))), "a:1, a:1"),
+    (lambda: Topology(THREE).check(2048), "2048 vbuckets on 3 nodes"),
+    (lambda: Topology(THREE).check(2), "2 vbuckets on 3 nodes"),
+]
+
+
+@pytest.mark.parametrize(("make", "found"), WRONG)
+def test_wrong_topologies_get_one_sentence(make, found):
+    with pytest.raises(UsageError, match=found):
+        make()
+
+
+def test_one_node_may_have_as_many_vbuckets_as_there_are_numbers():
+    Topology().check(65536)
+    Topology().check(1)
+
+
+@given(revision=st.integers(0, 2**40), now=st.integers(0, 2**62))
+def test_a_revision_only_grows_and_is_not_behind_the_clock(revision, now):
+    assert revised(revision, now) > revision
+    assert revised(revision, now) >= now // 1_000_000
+
+
+class Changing:
+    """A map that the test changes."""
+
+    def __init__(self):
+        self.value = 0
+        self.built = 0
+        self.map = LiveMap(self.build)
+
+    def build(self):
+        self.built += 1
+        return {"value": self.value}
+
+    def set(self, value):
+        self.value = value
+        self.map.change()
+
+
+def test_a_map_is_made_once_for_each_revision():
+    changing = Changing()
+    first = changing.map.text
+    assert json.loads(first) == {"rev": changing.map.revision, "revEpoch": EPOCH, "value": 0}
+    assert first.startswith(b'{"rev":%d,' % changing.map.revision)
+    assert changing.map.text is first
+    assert changing.built == 1
+    changing.set(1)
+    changing.set(2)
+    second = json.loads(changing.map.text)
+    assert second["value"] == 2
+    assert second["rev"] > json.loads(first)["rev"]
+    assert changing.built == 2
+
+
+def test_a_change_that_changes_nothing_is_no_revision():
+    changing = Changing()
+    before = changing.map.text
+    changing.set(0)
+    assert changing.map.text is before
+    assert json.loads(before)["rev"] == changing.map.revision
+
+
+def test_what_a_peer_knows():
+    changing = Changing()
+    old = changing.map.revision
+    assert changing.map.is_known(EPOCH, old)
+    assert changing.map.is_known(EPOCH, old + 1)
+    assert changing.map.is_known(EPOCH + 1, 0)
+    assert not changing.map.is_known(EPOCH, old - 1)
+    assert not changing.map.is_known(EPOCH - 1, old + 1)
+    changing.set(1)
+    assert not changing.map.is_known(EPOCH, old)
+
+
+def test_watchers_are_told_once_for_the_changes_of_one_turn():
+    async def run():
+        changing, told = Changing(), []
+        unwatch = changing.map.watch(lambda: told.append(changing.map.text))
+        for value in (1, 2, 3):
+            changing.set(value)
+        assert told == []
+        await asyncio.sleep(0)
+        assert [json.loads(text)["value"] for text in told] == [3]
+        changing.set(4)
+        assert json.loads(changing.map.text)["value"] == 4  # who asks does not take it from those who wait
+        await asyncio.sleep(0)
+        assert len(told) == 2
+        changing.set(4)
+        await asyncio.sleep(0)
+        assert len(told) == 2
+        unwatch()
+        unwatch()
+        changing.set(5)
+        await asyncio.sleep(0)
+        assert len(told) == 2
+
+    asyncio.run(run())
+
+
+def test_who_watches_late_is_told_of_what_comes_then():
+    async def run():
+        changing, first, second = Changing(), [], []
+        changing.map.watch(lambda: first.append(changing.value))
+        changing.set(1)
+        await asyncio.sleep(0)
+        changing.map.watch(lambda: second.append(changing.value))
+        changing.set(2)
+        await asyncio.sleep(0)
+        assert (first, second) == ([1, 2], [2])
+        changing.map.wake()
+        assert (first, second) == ([1, 2, 2], [2, 2])
+
+    asyncio.run(run())
