@@ -134,10 +134,16 @@ def test_cas_guards_a_store_and_a_delete(client):
     assert second.cas > first.cas
     assert client.set(b"k", b"3", cas=first.cas).specific == S.KEY_EEXISTS
     assert client.delete(b"k", cas=first.cas).specific == S.KEY_EEXISTS
-    deleted = client.delete(b"k", cas=second.cas)
-    assert deleted.specific == S.SUCCESS
-    assert deleted.cas > second.cas
+    assert client.delete(b"k", cas=second.cas).specific == S.SUCCESS
     assert client.get(b"k").specific == S.KEY_ENOENT
+
+
+def test_only_who_said_hello_is_told_the_cas_of_a_deletion(client):
+    client.set(b"k")
+    assert client.delete(b"k").cas == 0  # as memcached answers
+    client.ask(Hello(value=pack_features([Feature.SELECT_BUCKET])))
+    cas = client.set(b"k").cas
+    assert client.delete(b"k").cas > cas
 
 
 @pytest.mark.parametrize("opcode", [Opcode.SET, Opcode.ADD])

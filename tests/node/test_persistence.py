@@ -122,7 +122,8 @@ def test_a_document_from_memory_to_disk(client):
     assert observe(client, b"k") == [(KeyState.PERSISTED, cas)]
     cas = client.set(b"k").cas
     assert observe(client, b"k") == [(KeyState.NOT_PERSISTED, cas)]
-    cas = client.delete(b"k").cas
+    client.delete(b"k")
+    cas = client.meta(b"k").cas
     assert observe(client, b"k") == [(KeyState.LOGICALLY_DELETED, cas)]
     assert client.status(SeqnoPersistence(seqno=3)) == S.SUCCESS
     assert observe(client, b"k") == [(KeyState.NOT_FOUND, 0)]
@@ -180,7 +181,8 @@ def test_in_memory_nothing_is_ever_persisted():
         cas = client.set(b"k").cas
         assert observe(client, b"k") == [(KeyState.NOT_PERSISTED, cas)]
         assert client.ask(Observe(value=pack_keys([(0, b"k")]))).cas == 0
-        cas = client.delete(b"k").cas
+        client.delete(b"k")
+        cas = client.meta(b"k").cas
         assert observe(client, b"k") == [(KeyState.LOGICALLY_DELETED, cas)]
         assert client.status(SeqnoPersistence(seqno=0)) == S.ETMPFAIL
         stats = client.stats()

@@ -199,6 +199,9 @@ def _deleting(*, quiet: bool) -> Handler:
         vbucket, key = serving(connection, frame), connection.write_key(frame.key)
         stored = vbucket.delete(key, cas=frame.cas)
         connection.counters.cmd_delete += 1
+        if not connection.features:
+            # memcached's reply has no cas, and libmemcached's check of servers fails those that send one.
+            stored = Stored(0, stored.seqno)
         return changed(connection, vbucket, stored, frame, quiet)
 
     return delete
