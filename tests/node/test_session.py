@@ -62,7 +62,7 @@ REFUSED = [
     ("a bucket's name that is no text", SelectBucket(key=b"\xff\xfe"), S.KEY_ENOENT),
     ("no bucket's name", Frame(Magic.REQUEST, Opcode.SELECT_BUCKET), S.EINVAL),
     ("a config with a cas", Frame(Magic.REQUEST, Opcode.GET_CLUSTER_CONFIG, cas=1), S.EINVAL),
-    ("a config newer than one", Frame(Magic.REQUEST, Opcode.GET_CLUSTER_CONFIG, extras=bytes(16)), S.EINVAL),
+    ("a config newer than half of one", Frame(Magic.REQUEST, Opcode.GET_CLUSTER_CONFIG, extras=bytes(8)), S.EINVAL),
     ("a state that is none", GetAllVbSeqnos(state=5), S.EINVAL),
     ("persistence", SeqnoPersistence(seqno=1), S.ETMPFAIL),
     ("persistence of another vbucket", SeqnoPersistence(seqno=1, vbucket=16), S.NOT_MY_VBUCKET),

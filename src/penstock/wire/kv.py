@@ -14,7 +14,10 @@ from penstock.errors import RemoteProtocolError
 from penstock.wire.constants import Opcode, Status
 from penstock.wire.layout import MAYBE, PRESENT, Request, Response, message, u8, u16, u32, u64
 
-_READING = (Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, Opcode.GAT, Opcode.GATQ, Opcode.GET_LOCKED)
+_READING = (
+    *(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, Opcode.GAT, Opcode.GATQ, Opcode.GET_LOCKED),
+    *(Opcode.GET_REPLICA, Opcode.GET_RANDOM_KEY),
+)
 _STORING = (
     *(Opcode.SET, Opcode.SETQ, Opcode.REPLACE, Opcode.REPLACEQ, Opcode.ADD, Opcode.ADDQ, Opcode.DELETE, Opcode.DELETEQ),
     *(Opcode.APPEND, Opcode.APPENDQ, Opcode.PREPEND, Opcode.PREPENDQ),
@@ -26,6 +29,26 @@ _STORING = (
 @message(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, key=PRESENT)
 class Get(Request):
     """Read a document. GETK answers with the key; the quiet forms say nothing of a miss."""
+
+
+@message(Opcode.GET_REPLICA, key=PRESENT)
+class GetReplica(Request):
+    """Read a document from a vbucket that is a replica."""
+
+
+@message(Opcode.GET_RANDOM_KEY, extras=(0, 4, 5))
+class GetRandomKey(Request):
+    """Read a document, whichever. Answered as GET with the key, whatever the status says."""
+
+    collection_id: int | None = u32("of this collection; missing: of the default one", default=None)
+    include_xattrs: int | None = u8("1: its extended attributes too, in front of the value", default=None)
+
+
+@message(Opcode.GET_KEYS, key=PRESENT)
+class GetKeys(Request):
+    """The keys of a vbucket in their order. key: where to begin. Answered with the length, u16, and the key of each."""
+
+    count: int | None = u32("how many at most; missing: 1000", default=None)
 
 
 @message(Opcode.GAT, Opcode.GATQ, key=PRESENT)
@@ -251,7 +274,10 @@ class SelectBucket(Request):
 
 @message(Opcode.GET_CLUSTER_CONFIG)
 class GetClusterConfig(Request):
-    """Answered with the bucket's map of vbuckets to nodes, as JSON."""
+    """Answered with the bucket's map of vbuckets to nodes, as JSON; with nothing if the asker's is as new."""
+
+    epoch: int | None = u64("revEpoch of the map that the asker has", default=None)
+    revision: int | None = u64("rev of that map", default=None)
 
 
 @message(Opcode.SET_VBUCKET, value=MAYBE, cas=MAYBE)
@@ -337,6 +363,7 @@ class GetFailoverLog(Request):
     *(Opcode.GET_CLUSTER_CONFIG, Opcode.GET_ALL_VB_SEQNOS, Opcode.SEQNO_PERSISTENCE, Opcode.OBSERVE_SEQNO),
     *(Opcode.GET_FAILOVER_LOG, Opcode.SET_VBUCKET, Opcode.GET_VBUCKET),
     *(Opcode.DEL_VBUCKET, Opcode.FLUSH, Opcode.FLUSHQ, Opcode.TOUCH, Opcode.UNLOCK, Opcode.CLOSE_PRODUCER),
+    *(Opcode.VERBOSITY, Opcode.LIST_BUCKETS, Opcode.GET_ERROR_MAP, Opcode.GET_KEYS),
     key=MAYBE,
     value=MAYBE,
     cas=MAYBE,
@@ -357,6 +384,7 @@ class FailoverEntry(NamedTuple):
 
 _FAILOVER_ENTRY = Struct(">QQ")
 _VB_SEQNO = Struct(">HQ")
+_KEY_LENGTH = Struct(">H")
 _OBSERVED = Struct(">BHQQQ")
 _OBSERVED_OLD = Struct(">BHQQQQQ")
 
@@ -394,6 +422,24 @@ def unpack_features(value: bytes) -> list[int]:
     if len(value) % 2:
         raise RemoteProtocolError(f"HELLO: features in {len(value)} bytes, expected 2 each", fatal=False)
     return [feature for (feature,) in iter_unpack(">H", value)]
+
+
+def pack_key_list(keys: Iterable[bytes]) -> bytes:
+    """Return the value of a reply to GET_KEYS."""
+    return b"".join(_KEY_LENGTH.pack(len(key)) + key for key in keys)
+
+
+def unpack_key_list(value: bytes) -> list[bytes]:
+    """Raises RemoteProtocolError (EINVAL, not fatal) for a part of a key."""
+    keys = []
+    at = 0
+    while at < len(value):
+        key_at = at + _KEY_LENGTH.size
+        at = key_at + int.from_bytes(value[at:key_at], "big")
+        if at > len(value) or key_at > len(value):
+            raise RemoteProtocolError(f"GET_KEYS: of {len(value)} bytes, the last key is a part of one", fatal=False)
+        keys.append(value[key_at:at])
+    return keys
 
 
 class Observed(NamedTuple):

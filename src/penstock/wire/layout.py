@@ -9,8 +9,9 @@
 the extras. Encoder, decoder, validation, documentation and test strategies walk that table; nothing states a layout a
 second time.
 
-Fields with `default=None` stand at the end of the extras and may be missing, all together. Fields `within="value"` are
-what the value is made of; those of them with `default=None` may be missing from any one on.
+Fields with `default=None` stand at the end of the extras and may be missing, all together; where the message says which
+lengths its extras have (`extras=`), all those whose fields make such a length. Fields `within="value"` are what the
+value is made of; those of them with `default=None` may be missing from any one on.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import Enum, IntEnum
-from struct import Struct
+from itertools import compress, product
+from struct import Struct, calcsize
 from struct import error as StructError
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.wire.constants import DCP_OPCODES, Dialect, DraftCode, Magic, Opcode, Status, UprOpcode
+from penstock.wire.constants import DCP_OPCODES, Dialect, DraftCode, Magic, Opcode, ServerOpcode, Status, UprOpcode
 from penstock.wire.frame import ALTERNATIVE_OF, PLAIN_OF, SERVER_MAGICS, Frame, join_frame, opcode_name
 
-Code = Opcode | UprOpcode | DraftCode
+Code = Opcode | UprOpcode | DraftCode | ServerOpcode
 """What names a message: its opcode; in the UPR draft the opcode and, below, the kind in byte 5."""
 
 
@@ -63,7 +65,10 @@ class Message:
     """The name of the header's third number: "vbucket" of a request, "status" of a response."""
     opcode: ClassVar[Code]
     layouts: ClassVar[dict[int, Layout]]
-    """The forms of this message, by how many of the declared fields of the extras they hold."""
+    """The forms of this message, by how many of the declared fields of the extras they hold; of two with as many, the
+    longer."""
+    forms: ClassVar[dict[tuple[str, ...], Layout]]
+    """The forms of this message, by which of the declared fields of the extras they hold."""
 
     opaque: int = 0
     cas: int = 0
@@ -88,9 +93,11 @@ class Message:
         return None
 
     def _frame(self, code: Code) -> Frame:
-        longest = self.layouts[max(self.layouts)]
+        longest = layout = self.layouts[max(self.layouts)]
         given = [value for name in longest.names if (value := getattr(self, name)) is not None]
-        layout = self.layouts.get(len(given), longest)
+        if len(given) < len(longest.names):
+            named = tuple(name for name in longest.names if getattr(self, name) is not None)
+            layout = self.forms.get(named, longest)
         key, value = self.key, self.value or layout.pack_value(self)
         if layout.private:
             private: bytes = getattr(self, PRIVATE)
@@ -99,7 +106,7 @@ class Message:
             key, value = rest[: len(key)], rest[len(key) :]
         draft = isinstance(code, DraftCode)
         return Frame(
-            magic=ALTERNATIVE_OF[self.magic] if self.framing else self.magic,
+            magic=ALTERNATIVE_OF.get(self.magic, self.magic) if self.framing else self.magic,
             opcode=code >> 8 if draft else code,
             specific=getattr(self, longest.third),
             datatype=code & 0xFF if draft else self.datatype,
@@ -125,6 +132,20 @@ class Response(Message):
     third: ClassVar[str] = "status"
 
     status: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRequest(Request):
+    """What a server asks of its own accord, on a connection that has agreed on it (DUPLEX)."""
+
+    magic: ClassVar[Magic] = Magic.SERVER_REQUEST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerResponse(Response):
+    """A client's answer to a ServerRequest."""
+
+    magic: ClassVar[Magic] = Magic.SERVER_RESPONSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,14 +239,17 @@ def _name(code: Code, frame: Frame) -> str:
 Forms = dict[int, Layout]
 """The forms of one opcode, by the length of the extras."""
 
+_DIRECTIONS = (Magic.REQUEST, Magic.RESPONSE, Magic.SERVER_REQUEST, Magic.SERVER_RESPONSE)
+
 LAYOUTS: dict[Dialect, dict[Magic, dict[int, Forms]]] = {
-    dialect: {Magic.REQUEST: {}, Magic.RESPONSE: {}} for dialect in Dialect
+    dialect: {magic: {} for magic in _DIRECTIONS} for dialect in Dialect
 }
-"""By dialect, direction (the plain magic) and code. Key-value commands and TAP stand under DCP: no two of them clash.
-What UPR and its draft do not say differently is looked up there too."""
+"""By dialect, direction (the plain magic) and code. Key-value commands, TAP and what a server asks stand under DCP: no
+two of them clash. What UPR and its draft do not say differently is looked up there too."""
 
 _DIALECT_OF: dict[type[IntEnum], Dialect] = {
     Opcode: Dialect.DCP,
+    ServerOpcode: Dialect.DCP,
     UprOpcode: Dialect.UPR,
     DraftCode: Dialect.UPR_DRAFT,
 }
@@ -241,29 +265,48 @@ M = TypeVar("M", bound=Message)
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(u8, u16, u32, u64))
 def message(
-    *opcodes: Code, key: Part = ABSENT, value: Part = ABSENT, cas: Part = ABSENT, private: bool = False
+    *opcodes: Code,
+    key: Part = ABSENT,
+    value: Part = ABSENT,
+    cas: Part = ABSENT,
+    private: bool = False,
+    extras: tuple[int, ...] = (),
 ) -> Callable[[type[M]], type[M]]:
     """Make a message of an annotated class. Several opcodes share a layout where only loudness differs (SET, SETQ).
 
-    private: as of Layout; the class then has a field `engine_private`.
+    private: as of Layout; the class then has a field `engine_private`. extras: the lengths that they may have, where
+    the fields that may be missing do so one without the other.
     """
 
     def enter(cls: type[M]) -> type[M]:
         cls = dataclass(frozen=True, slots=True, kw_only=True)(cls)
         wire = [f for f in fields(cls) if f.metadata.get("within") == "extras"]
         tails = dict(_tails([f for f in fields(cls) if f.metadata.get("within") == "value"]))
-        required = sum(f.default is not None for f in wire)
-        cls.opcode, cls.layouts = opcodes[0], {}
-        for count in {required, len(wire)}:
-            extras = Struct(">" + "H" * private + "".join(f.metadata["code"] for f in wire[:count]))
-            parts = (("key", key), ("value", PRESENT if tails else value), ("cas", cas))
-            layout = Layout(cls, extras, tuple(f.name for f in wire[:count]), parts, cls.third, private, tails)
-            cls.layouts[count] = layout
+        parts = (("key", key), ("value", PRESENT if tails else value), ("cas", cas))
+        cls.opcode, cls.layouts, cls.forms = opcodes[0], {}, {}
+        for held in _held(wire, extras):
+            struct = Struct(">" + "H" * private + "".join(f.metadata["code"] for f in held))
+            layout = Layout(cls, struct, tuple(f.name for f in held), parts, cls.third, private, tails)
+            cls.layouts[len(held)] = cls.forms[layout.names] = layout
             for opcode in opcodes:
-                LAYOUTS[_DIALECT_OF[type(opcode)]][cls.magic].setdefault(opcode, {})[extras.size] = layout
+                LAYOUTS[_DIALECT_OF[type(opcode)]][cls.magic].setdefault(opcode, {})[struct.size] = layout
         return cls
 
     return enter
+
+
+def _held(wire: list[Field[Any]], lengths: tuple[int, ...]) -> list[list[Field[Any]]]:
+    """Return which fields the forms of some extras hold, the shortest form first."""
+    if not lengths:
+        required = sum(f.default is not None for f in wire)
+        return [wire[:count] for count in sorted({required, len(wire)})]
+    choices = product(*((True,) if f.default is not None else (False, True) for f in wire))
+    by_length = {_size(held): held for choice in choices if _size(held := [*compress(wire, choice)]) in lengths}
+    return [by_length[length] for length in sorted(lengths)]
+
+
+def _size(wire: list[Field[Any]]) -> int:
+    return calcsize(">" + "".join(f.metadata["code"] for f in wire))
 
 
 def _tails(wire: list[Field[Any]]) -> Iterable[tuple[int, tuple[Struct, tuple[str, ...]]]]:
@@ -276,11 +319,11 @@ def _tails(wire: list[Field[Any]]) -> Iterable[tuple[int, tuple[Struct, tuple[st
 def forms_of(frame: Frame, dialect: Dialect = Dialect.DCP) -> Forms | None:
     """Return the declared forms of a frame's opcode, None if it has none.
 
-    What a server asks of its own accord (magic 0x82) has opcodes of its own, of which none is declared. DCP's opcodes
+    What a server asks of its own accord (magic 0x82) has opcodes of its own, the same in all dialects. DCP's opcodes
     mean in UPR what UPR says, and nothing where it says nothing.
     """
     if frame.magic in SERVER_MAGICS:
-        return None
+        return LAYOUTS[Dialect.DCP][Magic(frame.magic)].get(frame.opcode)
     magic = PLAIN_OF[frame.magic]
     if dialect is Dialect.UPR_DRAFT:
         draft = LAYOUTS[dialect][magic].get(frame.opcode << 8 | frame.datatype)
@@ -300,9 +343,8 @@ def layout_of(frame: Frame, dialect: Dialect = Dialect.DCP) -> Layout:
     """
     forms = forms_of(frame, dialect)
     if forms is None:
-        raise RemoteProtocolError(
-            f"{opcode_name(frame.opcode)} is not served here", status=Status.UNKNOWN_COMMAND, fatal=False
-        )
+        name = f"server opcode 0x{frame.opcode:02x}" if frame.magic in SERVER_MAGICS else opcode_name(frame.opcode)
+        raise RemoteProtocolError(f"{name} is not served here", status=Status.UNKNOWN_COMMAND, fatal=False)
     layout = forms.get(len(frame.extras))
     if layout is None:
         name = _name(next(iter(forms.values())).cls.opcode, frame)
