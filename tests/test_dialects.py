@@ -77,7 +77,7 @@ async def act(node: Node, bucket: Bucket, action: str, key: str, value: bytes) -
     elif action == "flush":
         await bucket.flush()
     elif action == "cut":
-        for connection in list(node.connections):
+        for connection in list(node.guests.present):
             if connection.producer is not None:
                 connection.abort("cut off by the test")
     else:

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.cli.serve import Pin
 from penstock.cli.streams import ranges_of
-from penstock.node.server import PINS
+from penstock.node.options import PINS
 from penstock.wire.constants import MAX_SEQNO
 from penstock.wire.upr import UprStreamReq
 from tests.node.wire_client import connected

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.node import Node
-from penstock.node.server import PINS
+from penstock.node.options import PINS
 from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Opcode, OpenFlag, Status, UprOpcode
 from penstock.wire.dcp import Mutation, Open, PrototypeMutation, SnapshotMarker, StreamReq
 from penstock.wire.detect import detect
@@ -31,7 +31,7 @@ ROWS = [(dialect, message) for dialect, messages in FIRST.items() for message in
 
 
 def spoken(node) -> list[Dialect]:
-    return [connection.dialect for connection in node.connections if connection.dialect is not None]
+    return [connection.dialect for connection in node.guests.present if connection.dialect is not None]
 
 
 @pytest.mark.parametrize(("dialect", "message"), ROWS)

@@ -259,7 +259,7 @@ def test_accepted_sockets_are_kept_alive(node, client):
     client.status(Noop())
 
     def option():
-        (connection,) = node.connections
+        (connection,) = node.guests.present
         sock = connection._transport.get_extra_info("socket")
         return sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 

@@ -83,7 +83,7 @@ def test_a_stop_ends_connections_and_leaves_no_task():
         ended = await asyncio.wait_for(loop.run_in_executor(None, use), 20)
         await asyncio.wait_for(node.wait_closed(), 10)
         assert ended == (True, True)
-        assert not node.connections
+        assert not node.guests.present
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(run())
@@ -96,4 +96,4 @@ def test_a_stop_does_not_wait_for_a_peer_that_does_not_read():
         client.send(*[Get(key=b"k")] * 4)
         assert len(client.socket.recv(1)) == 1
     client.close()
-    assert not node.connections
+    assert not node.guests.present

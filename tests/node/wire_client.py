@@ -159,7 +159,7 @@ def served(node, client):
     """Return the node's end of a connection."""
     assert client.status(Noop()) == Status.SUCCESS  # so that the node has noticed it
     host, port = client.socket.getsockname()
-    (found,) = (connection for connection in node.connections if connection.peer == f"{host}:{port}")
+    (found,) = (connection for connection in node.guests.present if connection.peer == f"{host}:{port}")
     return found
 
 

@@ -32,7 +32,7 @@ from penstock.wire.constants import Dialect, Feature, Magic, Status
 from penstock.wire.frame import Frame, opcode_name
 
 if TYPE_CHECKING:
-    from penstock.node.server import Node
+    from penstock.node.server import Listener, Node
 
 __all__ = ["NodeConnection"]
 
@@ -60,12 +60,14 @@ class NodeConnection(asyncio.BufferedProtocol):
     tokens: stores answer with vbuuid and seqno; datatypes: those that it understands; xerror: it knows the newer
     statuses. dialect: None until the first change-stream request, unless the listener has one; handlers: of its
     requests. read_key, write_key: make the store's key of a request's, to read the document and to change it.
-    producer: there from the first change-stream request on. paused: the peer does not take what is sent. peer: its
-    address and port. agent: what HELLO called it. user: who logged in.
+    producer: there from the first change-stream request on. paused: the peer does not take what is sent. frame_began:
+    when, by the event loop's clock, the frame did that has not ended yet; 0 for none. peer: its address and port.
+    agent: what HELLO called it. user: who logged in.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, listener: Listener) -> None:
         self.node = node
+        self.listener = listener
         self.bucket: ServedBucket | None = None
         self.vbuckets: Sequence[Vbucket] = ()
         self.counters = Counters()
@@ -79,6 +81,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.read_key = self.write_key = key_reader(self)
         self.producer: ChangeProducer | None = None
         self.paused = False
+        self.frame_began = 0.0
         self.peer = ""
         self.agent = ""
         self.user: str | None = None
@@ -103,8 +106,8 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.peer = _address(transport.get_extra_info("peername"))
         if "default" in self.node.buckets:
             self.select(self.node.buckets["default"])
-        if self.node.dialect is not None:
-            self.speak(self.node.dialect)
+        if self.listener.dialect is not None:
+            self.speak(self.listener.dialect)
         self.node.enter(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -112,6 +115,10 @@ class NodeConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         events = self._received.receive_data(nbytes)
+        if self._received.is_between_frames:
+            self.frame_began = 0.0
+        elif events or not self.frame_began:
+            self.frame_began = self.node.loop.time()
         if events:
             # Behind a parked request one more read is taken: so it is noticed when the peer goes away meanwhile.
             self._requests = iter([*self._requests, *events] if self._is_blocked() else events)
@@ -175,7 +182,7 @@ class NodeConnection(asyncio.BufferedProtocol):
 
     def config(self) -> bytes:
         """Return the bucket's cluster map. Raises NoBucket."""
-        return self.selected().config(self.node.kv_port)
+        return self.selected().config()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if data and not self._transport.is_closing():

@@ -66,11 +66,12 @@ class DcpProducer(Producer):
         deletion = DeletionV2 if self.flags & OpenFlag.INCLUDE_DELETE_TIMES else Deletion
         without = OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE
         self.form = Form(
-            PrototypeMutation if self.connection.node.prototype else Mutation,
+            PrototypeMutation if self.connection.listener.prototype else Mutation,
             deletion,
             Expiration if self.expiries and deletion is DeletionV2 else deletion,
             keys_only=bool(self.flags & without),
             datatypes=0 if self.flags & OpenFlag.NO_VALUE else None,
+            bare_keys=not self.connection.collections,
         )
 
     # Streams

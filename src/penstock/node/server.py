@@ -9,16 +9,18 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from penstock.client.address import parse_address
 from penstock.errors import Error, OperationTimeout, UsageError
 from penstock.node.connection import NodeConnection
-from penstock.node.disk.flusher import PERSISTENCE_TIMEOUT
 from penstock.node.disk.opening import Storage, close_bucket, open_bucket
-from penstock.node.disk.upkeep import PAGER_SECONDS
 from penstock.node.follow import Bridge, find_upstream
+from penstock.node.guests import Guests
+from penstock.node.options import DEFAULT_PORT, PINS, Options
 from penstock.node.producers import ProducerReport
 from penstock.node.served import ServedBucket
 from penstock.node.tap.settings import TapSettings
@@ -27,52 +29,58 @@ from penstock.store.settings import Settings
 from penstock.wire.connection import Slab
 from penstock.wire.constants import Dialect
 
-__all__ = ["PINS", "Node"]
+__all__ = ["Listener", "Node"]
 
 logger = logging.getLogger("penstock.node")
 
-DEFAULT_PORT = 11210
 DEFAULT_BUCKETS = ("default",)
-IDLE_TIMEOUT = 360.0
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 _DISK_SECONDS = 600.0  # for buckets to be read when they are opened, and to be written when they are closed
 _GOODBYE_SECONDS = 1.0  # for peers to take the last replies
 
-PINS: dict[str, tuple[Dialect, bool]] = {
-    **{dialect.value: (dialect, False) for dialect in Dialect},
-    "dcp-prototype": (Dialect.DCP, True),
-}
-"""What a listener may be pinned to: a dialect, and whether mutations have the form of the collections prototype."""
-
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9_.%-]{1,100}")
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What a connection has come in by. dialect: the one that it is pinned to, None for none. prototype: mutations are
+    sent as the collections prototype of DCP did. tls: bytes are encrypted.
+    """
+
+    dialect: Dialect | None = None
+    prototype: bool = False
+    tls: bool = False
 
 
 class Node:
     """A running node. Made by `start` on the running event loop, or by `running` on a thread of its own.
 
-    All but `url`, `host` and `kv_port` belongs to the event loop's thread. dialect: the one that the listener is pinned
-    to, None for none. prototype: mutations are sent as the collections prototype of DCP did. bridge: what follows
-    another node, None where nothing does. storage: how the buckets are kept.
+    All but `url`, `host`, `kv_port` and `tls_port` belongs to the event loop's thread. bridge: what follows another
+    node, None where nothing does. storage: how the buckets are kept. guests: its connections.
+    topology: the nodes of its buckets, and where this one is.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, host: str, storage: Storage) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, options: Options) -> None:
         self.loop = loop
-        self.host = host
-        self.storage = storage
-        self.kv_port = 0
-        self.idle_timeout = IDLE_TIMEOUT
+        self.options = options
+        self.host = _loopback(options.host)
+        self.storage = Storage(
+            data_dir=None if options.data_dir is None else Path(options.data_dir),
+            settings=options.settings or Settings(),
+            pager_seconds=options.pager_seconds,
+            persistence_timeout=options.persistence_timeout,
+        )
+        self.kv_port = self.tls_port = 0
         self.topology = Topology()
+        self.idle_timeout = options.idle_timeout
         self.tap = TapSettings()
-        self.dialect: Dialect | None = None
-        self.prototype = False
         self.bridge: Bridge | None = None
         self.slab = Slab()  # one for all: a read fills it and is dealt with before the next
         self.buckets: dict[str, ServedBucket] = {}
-        self.connections: set[NodeConnection] = set()
-        self.total_connections = 0
+        self.guests = Guests(loop, options)
         self.started_at = loop.time()
-        self._server: asyncio.Server
+        self._servers: list[asyncio.Server] = []
         self._stopping = False
         self._empty = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -84,74 +92,55 @@ class Node:
         port: int = DEFAULT_PORT,
         buckets: Sequence[str] | None = None,
         vbuckets: int = 1024,
-        *,
-        idle_timeout: float = IDLE_TIMEOUT,
-        pin: str | None = None,
-        follow: str | None = None,
-        protocol: str | None = None,
-        data_dir: str | os.PathLike[str] | None = None,
-        settings: Settings | None = None,
-        pager_seconds: float = PAGER_SECONDS,
-        persistence_timeout: float = PERSISTENCE_TIMEOUT,
+        **options: Any,
     ) -> Node:
-        """Start a node that accepts connections. port: 0 picks a free one. vbuckets: a power of two up to 65536.
+        """Start a node that accepts connections.
 
-        idle_timeout: seconds that a consumer may leave a NOOP unanswered, or, where its dialect has none, may take
-        nothing of what is to be sent. pin: one of PINS; None: the first change-stream request of each connection
-        decides its dialect. follow: the connection string of a bucket, which the node then has as well, kept like it by
-        a Bridge; protocol: the dialect to follow in, if the string does not say it. buckets: `default` unless there is
-        one to follow. data_dir: where the buckets are kept, each in a directory of its own; what is there is read
-        before the node listens. None: in memory, gone with the node. settings: of each bucket. pager_seconds: from
-        one search for expired documents to the next. persistence_timeout: seconds that a request waits for the disk.
+        host, port, options: as of Options. buckets: names; `default` unless there is one to follow. vbuckets: of each,
+        a power of two up to 65536.
         Raises UsageError for an address that is not of this machine alone, a wrong bucket or number; StoreRefused (a
         UsageError) for a data directory that cannot be used, StoreDamaged for one that is not as it was written; Error
         for an address that is taken; and as find_upstream does, where there is a bucket to follow.
         """
-        host = _loopback(host)
+        node = cls(asyncio.get_running_loop(), Options(host=host, port=port, **options))
+        follow = node.options.follow
         if buckets is None:
             buckets = DEFAULT_BUCKETS if follow is None else ()
         followed = [] if follow is None else [parse_address(follow).bucket]
-        _check([*buckets, *followed], vbuckets, port)
-        if pin is not None and pin not in PINS:
-            raise UsageError(f"pin {pin!r}: expected {', '.join(PINS)}")
-        if protocol is not None and follow is None:
-            raise UsageError(f"protocol {protocol!r} with nothing to follow; what a listener is held to is its pin")
-        storage = Storage(
-            data_dir=None if data_dir is None else Path(data_dir),
-            settings=settings or Settings(),
-            pager_seconds=pager_seconds,
-            persistence_timeout=persistence_timeout,
-        )
-        node = cls(asyncio.get_running_loop(), host, storage)
-        node.idle_timeout = idle_timeout
-        if pin is not None:
-            node.dialect, node.prototype = PINS[pin]
+        _check([*buckets, *followed], vbuckets)
         try:
-            upstream = None if follow is None else await find_upstream(follow, protocol)
+            upstream = None if follow is None else await find_upstream(follow, node.options.protocol)
             for name in buckets:
-                node.buckets[name] = await open_bucket(name, vbuckets, storage)
+                node.buckets[name] = await open_bucket(name, vbuckets, node.storage)
             if upstream is not None:
                 name = upstream.address.bucket
-                served = node.buckets[name] = await open_bucket(name, upstream.vbuckets, storage)
+                served = node.buckets[name] = await open_bucket(name, upstream.vbuckets, node.storage)
                 node.bridge = Bridge(served, upstream.address)
                 if served.flusher is not None:
                     await served.flusher.flush()  # that it is a copy
-            await node._listen(port)
+            await node._listen()
         except BaseException:
             await node._let_go()
             raise
         return node
 
-    async def _listen(self, port: int) -> None:
-        try:
-            self._server = await self.loop.create_server(lambda: NodeConnection(self), self.host, port)
-        except OSError as error:
-            why = os.strerror(error.errno) if error.errno else error
-            raise Error(f"cannot listen on {self.host} port {port}: {why}") from error
-        self.kv_port = self._server.sockets[0].getsockname()[1]
+    async def _listen(self) -> None:
+        dialect, prototype = PINS[self.options.pin] if self.options.pin is not None else (None, False)
+        self.kv_port = await self._open_port(self.options.port, Listener(dialect, prototype))
         self.topology = self.topology.moved(NodePlace(kv=self.kv_port))
         for served in self.buckets.values():
             served.place(self.topology)
+
+    async def _open_port(self, port: int, listener: Listener) -> int:
+        """Accept connections on a port, and return its number. Raises Error if that cannot be."""
+        try:
+            server = await self.loop.create_server(lambda: NodeConnection(self, listener), self.host, port)
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno else error
+            raise Error(f"cannot listen on {self.host} port {port}: {why}") from error
+        self._servers.append(server)
+        number: int = server.sockets[0].getsockname()[1]
+        return number
 
     @classmethod
     @contextmanager
@@ -162,36 +151,20 @@ class Node:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        idle_timeout: float = IDLE_TIMEOUT,
-        pin: str | None = None,
-        follow: str | None = None,
-        protocol: str | None = None,
-        data_dir: str | os.PathLike[str] | None = None,
-        settings: Settings | None = None,
-        pager_seconds: float = PAGER_SECONDS,
-        persistence_timeout: float = PERSISTENCE_TIMEOUT,
+        **options: Any,
     ) -> Iterator[Node]:
         """Run a node on a thread and an event loop of its own while the `with` block lasts.
 
-        Raises as `start` does, and OperationTimeout if the node does not start or stop in time.
+        Arguments and errors as of `start`; OperationTimeout if the node does not start or stop in time.
         """
-        disk = 0 if data_dir is None else _DISK_SECONDS
+        follow = options.get("follow")
+        disk = 0 if options.get("data_dir") is None else _DISK_SECONDS
         patience = _START_SECONDS + disk + (0 if follow is None else parse_address(follow).options.retry_seconds)
         loop = asyncio.new_event_loop()
         thread = Thread(target=loop.run_forever, name="penstock-node", daemon=True)
         thread.start()
         try:
-            starting = cls.start(
-                *(host, port, buckets, vbuckets),
-                idle_timeout=idle_timeout,
-                pin=pin,
-                follow=follow,
-                protocol=protocol,
-                data_dir=data_dir,
-                settings=settings,
-                pager_seconds=pager_seconds,
-                persistence_timeout=persistence_timeout,
-            )
+            starting = cls.start(host, port, buckets, vbuckets, **options)
             node = asyncio.run_coroutine_threadsafe(starting, loop).result(patience)
             try:
                 yield node
@@ -229,27 +202,30 @@ class Node:
         """
         self._stopping = True
         try:
-            self._server.close()
+            for server in self._servers:
+                server.close()
             await self._end_connections()
-            await self._server.wait_closed()
+            for server in self._servers:
+                await server.wait_closed()
         finally:
             await self._let_go()
             self._stopped.set()
 
     async def _end_connections(self) -> None:
-        if not self.connections:
+        if not self.guests.present:
             self._empty.set()
-        for connection in tuple(self.connections):
+        for connection in tuple(self.guests.present):
             connection.close()
         try:
             await asyncio.wait_for(self._empty.wait(), _GOODBYE_SECONDS)
         except TimeoutError:
-            for connection in tuple(self.connections):
+            for connection in tuple(self.guests.present):
                 connection.abort("the node stops")
             await asyncio.wait_for(self._empty.wait(), _GOODBYE_SECONDS)
 
     async def _let_go(self) -> None:
         """End what changes the buckets, and close them."""
+        self.guests.close()
         if self.bridge is not None:
             await self.bridge.stop()
         for served in self.buckets.values():
@@ -267,14 +243,13 @@ class Node:
     # What connections call
 
     def enter(self, connection: NodeConnection) -> None:
-        self.connections.add(connection)
-        self.total_connections += 1
+        self.guests.enter(connection)
         if self._stopping:
             connection.abort("the node stops")
 
     def leave(self, connection: NodeConnection) -> None:
-        self.connections.discard(connection)
-        if self._stopping and not self.connections:
+        self.guests.leave(connection)
+        if self._stopping and not self.guests.present:
             self._empty.set()
 
 
@@ -296,9 +271,7 @@ def _loopback(host: str) -> str:
     raise UsageError(f"host {host}: without login a node listens on a loopback address only, such as 127.0.0.1 or ::1")
 
 
-def _check(buckets: Sequence[str], vbuckets: int, port: int) -> None:
-    if not 0 <= port <= 65535:
-        raise UsageError(f"port {port}: expected 0 to 65535")
+def _check(buckets: Sequence[str], vbuckets: int) -> None:
     if not 1 <= vbuckets <= 65536 or vbuckets & (vbuckets - 1):
         raise UsageError(f"{vbuckets} vbuckets: expected a power of two from 1 to 65536")
     if not buckets:

@@ -63,8 +63,8 @@ def _default(connection: NodeConnection) -> Stats:
     yield "uptime", int(node.loop.time() - node.started_at)
     yield "time", int(time.time())
     yield "version", VERSION
-    yield "curr_connections", len(node.connections)
-    yield "total_connections", node.total_connections
+    yield "curr_connections", len(node.guests.present)
+    yield "total_connections", node.guests.total
     yield "threads", 1
     yield "curr_items", sum(vbucket.items for vbucket in vbuckets if vbucket.state is VbucketState.ACTIVE)
     yield "curr_items_tot", memory.items
@@ -88,8 +88,8 @@ def _default(connection: NodeConnection) -> Stats:
         yield f"vb_{state.name.lower()}_num", len(items)
         yield f"vb_{state.name.lower()}_curr_items", sum(items)
     yield from producer_stats.totals(bucket)
-    yield "ep_requests_waiting", sum(c.requests_waiting for c in node.connections)
-    yield "ep_bytes_unsent", sum(c.bytes_unsent for c in node.connections)
+    yield "ep_requests_waiting", sum(c.requests_waiting for c in node.guests.present)
+    yield "ep_bytes_unsent", sum(c.bytes_unsent for c in node.guests.present)
 
 
 def _storage(connection: NodeConnection, bucket: ServedBucket) -> Stats:

@@ -1,0 +1,87 @@
+"""What a node can be told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.errors import UsageError
+from penstock.node.disk.flusher import PERSISTENCE_TIMEOUT
+from penstock.node.disk.upkeep import PAGER_SECONDS
+from penstock.store.settings import Settings
+from penstock.wire.constants import Dialect
+
+__all__ = ["DEFAULT_PORT", "IDLE_TIMEOUT", "PINS", "Options"]
+
+DEFAULT_PORT = 11210
+IDLE_TIMEOUT = 360.0
+
+PINS: dict[str, tuple[Dialect, bool]] = {
+    **{dialect.value: (dialect, False) for dialect in Dialect},
+    "dcp-prototype": (Dialect.DCP, True),
+}
+"""What a listener may be pinned to: a dialect, and whether mutations have the form of the collections prototype."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """host: the address to listen on. port: 0 picks a free one.
+
+    idle_timeout: seconds that a consumer may leave a NOOP unanswered, or, where its dialect has none, may take nothing
+    of what is to be sent. pin: one of PINS; None: the first change-stream request of each connection decides its
+    dialect. follow: the connection string of a bucket, which the node then has as well, kept like it by a Bridge;
+    protocol: the dialect to follow in, if the string does not say it.
+
+    data_dir: where the buckets are kept, each in a directory of its own; what is there is read before the node listens.
+    None: in memory, gone with the node. settings: of each bucket that does not say it otherwise. pager_seconds: from
+    one search for expired documents to the next. persistence_timeout: seconds that a request waits for the disk.
+
+    users: the file of those who may come in; None: without, the node is for this machine alone. certificate, key: files
+    in PEM, with which there is TLS, on tls_port (0 picks one, None: no such listener). client_ca: a file with those
+    whose certificates log their owners in; None: nobody's does. mechanisms: those that a login may use; None: all that
+    are safe on the listener. allow_plain: passwords may be sent without TLS.
+
+    login_timeout: seconds in which a connection must log in, where that is asked for. frame_timeout: seconds in which a
+    frame that has begun must end. most_connections: how many there may be at once.
+
+    Raises UsageError for a combination that cannot be.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    idle_timeout: float = IDLE_TIMEOUT
+    pin: str | None = None
+    follow: str | None = None
+    protocol: str | None = None
+    data_dir: str | os.PathLike[str] | None = None
+    settings: Settings | None = None
+    pager_seconds: float = PAGER_SECONDS
+    persistence_timeout: float = PERSISTENCE_TIMEOUT
+    users: str | os.PathLike[str] | None = None
+    certificate: str | os.PathLike[str] | None = None
+    key: str | os.PathLike[str] | None = None
+    client_ca: str | os.PathLike[str] | None = None
+    tls_port: int | None = None
+    mechanisms: Sequence[str] | None = None
+    allow_plain: bool | None = None
+    login_timeout: float = 30.0
+    frame_timeout: float = 120.0
+    most_connections: int = 60_000
+
+    def __post_init__(self) -> None:
+        for port in (self.port, self.tls_port):
+            if port is not None and not 0 <= port <= 65535:
+                raise UsageError(f"port {port}: expected 0 to 65535")
+        if self.pin is not None and self.pin not in PINS:
+            raise UsageError(f"pin {self.pin!r}: expected {', '.join(PINS)}")
+        if self.protocol is not None and self.follow is None:
+            raise UsageError(
+                f"protocol {self.protocol!r} with nothing to follow; what a listener is held to is its pin"
+            )
+        if (self.certificate is None) != (self.key is None):
+            raise UsageError("a certificate and its key: expected both or neither")
+        if self.tls_port is not None and self.certificate is None:
+            raise UsageError("a port for TLS without a certificate: expected a certificate and its key")
+        if self.client_ca is not None and self.certificate is None:
+            raise UsageError("certificates of clients without one of the node: expected a certificate and its key")
