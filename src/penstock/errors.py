@@ -178,6 +178,12 @@ class UnknownCollection(StatusError):
     status = 0x88
 
 
+class CannotApplyManifest(StatusError):
+    """The manifest of collections contradicts the one that is there."""
+
+    status = 0x8A
+
+
 class UnknownScope(StatusError):
     """As UnknownCollection, of a scope."""
 
@@ -207,6 +213,7 @@ STATUS_ERRORS: dict[int, type[StatusError]] = {
         Busy,
         TemporaryFailure,
         UnknownCollection,
+        CannotApplyManifest,
         UnknownScope,
     )
 }

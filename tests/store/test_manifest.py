@@ -1,0 +1,271 @@
+"""Manifests: how they change, what may be in one that comes from outside, and what leads from one to another."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import CannotApplyManifest, InvalidArguments, OutOfRange, UnknownCollection, UnknownScope
+from penstock.store.manifest import (
+    DEFAULT_MANIFEST,
+    MAX_COLLECTIONS,
+    MAX_SCOPES,
+    MAX_TTL,
+    Change,
+    Collection,
+    Manifest,
+    Scope,
+    changes_between,
+    subjects_of,
+)
+from penstock.wire import system_event
+from penstock.wire.constants import SystemEventKind
+
+NAMES = ["_default", "inventory", "h%tel", "a-b", "0"]
+
+
+def changed(manifest: Manifest, kind: str, scope: str, name: str, ttl: int | None) -> Manifest:
+    if kind == "scope":
+        return manifest.with_scope(scope)
+    if kind == "no scope":
+        return manifest.without_scope(scope)
+    if kind == "collection":
+        return manifest.with_collection(scope, name, ttl, history=bool(ttl))
+    if kind == "no collection":
+        return manifest.without_collection(scope, name)
+    return manifest.with_max_ttl(scope, name, ttl)
+
+
+@st.composite
+def manifests(draw: st.DrawFn, start: Manifest = DEFAULT_MANIFEST) -> Manifest:
+    """A manifest that some changes lead to; those that cannot be do not count."""
+    manifest = start
+    for _ in range(draw(st.integers(0, 12))):
+        scope, name = draw(st.sampled_from(NAMES)), draw(st.sampled_from(NAMES))
+        ttl = draw(st.none() | st.integers(0, 3))
+        kind = draw(st.sampled_from(["scope", "no scope", "collection", "no collection", "ttl"]))
+        try:
+            manifest = changed(manifest, kind, scope, name, ttl)
+        except (InvalidArguments, UnknownScope, UnknownCollection):
+            continue
+    return manifest
+
+
+def applied(manifest: Manifest, changes: list[Change]) -> tuple[dict[int, str], dict[int, Collection]]:
+    """Follow changes one by one, as a consumer would; each must make sense where it comes."""
+    scopes = {scope.id: scope.name for scope in manifest.scopes}
+    collections = dict(manifest.collections)
+    for kind, subject in changes:
+        if isinstance(subject, Scope):
+            if kind is SystemEventKind.SCOPE_CREATE:
+                assert subject.id not in scopes
+                scopes[subject.id] = subject.name
+            else:
+                assert all(collection.scope_id != subject.id for collection in collections.values())
+                del scopes[subject.id]
+        elif kind is SystemEventKind.COLLECTION_END:
+            del collections[subject.id]
+        else:
+            assert (subject.id in collections) == (kind is SystemEventKind.COLLECTION_MODIFY)
+            assert subject.scope_id in scopes
+            collections[subject.id] = subject
+    return scopes, collections
+
+
+def test_the_default_manifest_is_what_clients_know() -> None:
+    said = {
+        "uid": "0",
+        "scopes": [{"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}],
+    }
+    assert json.loads(DEFAULT_MANIFEST.to_json()) == said
+    assert DEFAULT_MANIFEST.find("_default", "_default") == Collection(0, 0, "_default")
+
+
+def test_a_change_makes_another_manifest_and_ids_are_given_once() -> None:
+    first = DEFAULT_MANIFEST.with_scope("s").with_collection("s", "c", 30, history=True)
+    assert (first.uid, first.find("s", "c")) == (2, Collection(9, 8, "c", 30, True))
+    again = first.without_scope("s").with_scope("s").with_collection("s", "c")
+    assert (again.find_scope("s").id, again.find("s", "c").id) == (10, 11)
+    assert first.collections[9].name == "c"
+    assert json.loads(first.to_json())["scopes"][1] == {
+        "name": "s",
+        "uid": "8",
+        "collections": [{"name": "c", "uid": "9", "maxTTL": 30, "history": True}],
+    }
+
+
+def test_next_ids_survive_a_drop_and_a_restart() -> None:
+    manifest = DEFAULT_MANIFEST.with_collection("_default", "c").without_collection("_default", "c")
+    again = Manifest.restored(json.loads(json.dumps(manifest.described())))
+    assert again == manifest
+    assert again.with_collection("_default", "c").find("_default", "c").id == 9
+    assert Manifest.from_json(manifest.to_json()).next_id == 8
+
+
+def test_what_is_not_there_is_said_with_the_manifests_uid() -> None:
+    manifest = DEFAULT_MANIFEST.with_scope("s")
+    for missing, error in ((("t", "c"), UnknownScope), (("s", "c"), UnknownCollection)):
+        with pytest.raises(error) as raised:
+            manifest.find(*missing)
+        assert raised.value.body == b'{"manifest_uid":"1"}'
+
+
+@pytest.mark.parametrize("name", ["", "_a", "%a", "a.b", "a b", "a\n", "ä", "_default", "a" * 252])
+def test_a_name_that_cannot_be_is_refused(name: str) -> None:
+    with pytest.raises(InvalidArguments, match="name"):
+        DEFAULT_MANIFEST.with_scope(name)
+    with pytest.raises(InvalidArguments, match="name"):
+        DEFAULT_MANIFEST.with_collection("_default", name)
+
+
+def test_names_and_times_up_to_their_limits_are_taken() -> None:
+    manifest = DEFAULT_MANIFEST.with_collection("_default", "a" * 251, MAX_TTL)
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    for ttl in (-1, MAX_TTL + 1):
+        with pytest.raises(InvalidArguments, match="maxTTL"):
+            manifest.with_max_ttl("_default", "a" * 251, ttl)
+
+
+def test_there_are_no_more_than_the_limits() -> None:
+    inside = tuple(Collection(8 + n, 0, f"c{n}") for n in range(MAX_COLLECTIONS))
+    full = Manifest(1, (Scope(0, "_default", inside),), 8 + MAX_COLLECTIONS)
+    with pytest.raises(InvalidArguments, match="no more"):
+        full.with_collection("_default", "one")
+    many = Manifest(1, (*DEFAULT_MANIFEST.scopes, *(Scope(8 + n, f"s{n}") for n in range(MAX_SCOPES - 1))), 9999)
+    with pytest.raises(InvalidArguments, match="no more"):
+        many.with_scope("one")
+
+
+def test_the_default_scope_stays_and_the_default_collection_does_not_come_back() -> None:
+    with pytest.raises(InvalidArguments, match="default scope"):
+        DEFAULT_MANIFEST.without_scope("_default")
+    without = DEFAULT_MANIFEST.without_collection("_default", "_default")
+    assert 0 not in without.collections
+    with pytest.raises(InvalidArguments):
+        without.with_collection("_default", "_default")
+    with pytest.raises(CannotApplyManifest):
+        without.followed_by(Manifest(5, DEFAULT_MANIFEST.scopes))
+
+
+@given(manifests())
+def test_a_manifest_comes_back_from_its_json(manifest: Manifest) -> None:
+    again = Manifest.from_json(manifest.to_json())
+    assert (again.uid, again.scopes) == (manifest.uid, manifest.scopes)
+    assert manifest.followed_by(again) == manifest
+    assert Manifest.restored(json.loads(json.dumps(manifest.described()))) == manifest
+
+
+@given(st.data())
+def test_changes_lead_from_one_manifest_to_the_other(data: st.DataObject) -> None:
+    old = data.draw(manifests())
+    new = data.draw(manifests(old))
+    scopes, collections = applied(old, changes_between(old, new))
+    assert scopes == {scope.id: scope.name for scope in new.scopes}
+    assert collections == dict(new.collections)
+    assert old.followed_by(new).next_id == new.next_id
+
+
+@given(st.data())
+def test_only_the_last_event_of_a_change_says_the_new_uid(data: st.DataObject) -> None:
+    old = data.draw(manifests())
+    new = data.draw(manifests(old))
+    told = subjects_of(changes_between(old, new), old.uid, new.uid)
+    assert [subject.manifest_uid for _, subject in told] == [old.uid] * (len(told) - 1) + [new.uid] * bool(told)
+    for kind, subject in told:
+        packed = system_event.pack_system_event(kind, subject, as_table=True)
+        assert system_event.unpack_system_event(kind, packed.version, packed.key, packed.value) == subject
+
+
+def test_dropping_a_scope_ends_its_collections_first() -> None:
+    old = DEFAULT_MANIFEST.with_scope("s").with_collection("s", "c")
+    told = subjects_of(changes_between(old, old.without_scope("s")), 2, 3)
+    assert told == [
+        (SystemEventKind.COLLECTION_END, system_event.DroppedCollection(2, 8, 9)),
+        (SystemEventKind.SCOPE_DROP, system_event.DroppedScope(3, 8)),
+    ]
+
+
+def test_a_manifest_from_elsewhere_must_follow_the_one_here() -> None:
+    here = DEFAULT_MANIFEST.with_scope("s").with_collection("s", "c")
+    with pytest.raises(OutOfRange):
+        here.followed_by(Manifest(1, here.scopes))
+    with pytest.raises(CannotApplyManifest):
+        here.followed_by(Manifest(2, here.without_scope("s").scopes))
+    default, scope = here.scopes
+    for renamed in (
+        Scope(8, "t", scope.collections),
+        Scope(8, "s", (Collection(9, 8, "d"),)),
+    ):
+        with pytest.raises(CannotApplyManifest, match="cannot be"):
+            here.followed_by(Manifest(3, (default, renamed)))
+    with pytest.raises(CannotApplyManifest, match="scope of collection 9"):
+        here.followed_by(Manifest(3, (Scope(0, "_default", (Collection(9, 0, "c"),)),)))
+
+
+def said(**changed: object) -> bytes:
+    scope = {"name": "s", "uid": "8", "collections": [{"name": "c", "uid": "9"}]}
+    default = {"name": "_default", "uid": "0", "collections": []}
+    return json.dumps({"uid": "1", "scopes": [default, scope], **changed}).encode()
+
+
+def with_collection(**changed: object) -> bytes:
+    scope = {"name": "_default", "uid": "0", "collections": [{"name": "c", "uid": "9", **changed}]}
+    return said(scopes=[scope])
+
+
+def test_what_is_left_unsaid_and_what_is_said_beyond() -> None:
+    assert Manifest.from_json(said()).collections == {9: Collection(9, 8, "c")}
+    assert Manifest.from_json(with_collection(metered=True, maxTTL=0)).collections[9].max_ttl == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        said(uid=1),
+        said(uid=""),
+        said(uid="0x1"),
+        said(uid="1" * 17),
+        said(scopes={}),
+        said(scopes=[]),
+        said(scopes=[None]),
+        said(scopes=[{"name": "_default", "uid": "8", "collections": []}]),
+        said(scopes=[{"name": "s", "uid": "0", "collections": []}]),
+        said(scopes=[{"name": "_default", "uid": "0", "collections": []}] * 2),
+        said(scopes=[{"name": "_default", "uid": "0"}]),
+        with_collection(uid="7"),
+        with_collection(uid="0"),
+        with_collection(uid="100000000"),
+        with_collection(name="_x"),
+        with_collection(name=None),
+        with_collection(maxTTL=-1),
+        with_collection(maxTTL=2**31),
+        with_collection(maxTTL=1.5),
+        with_collection(maxTTL=True),
+        with_collection(maxTTL=None),
+        with_collection(history=1),
+    ],
+)
+def test_anything_else_is_no_manifest(text: bytes) -> None:
+    with pytest.raises(InvalidArguments):
+        Manifest.from_json(text)
+
+
+MEMBERS = st.sampled_from(["uid", "scopes", "name", "collections", "maxTTL", "history"])
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(MEMBERS, inner),
+    )
+)
+def test_any_other_json_is_refused_in_one_short_sentence(value: object) -> None:
+    with pytest.raises(InvalidArguments) as raised:
+        Manifest.from_json(json.dumps(value).encode())
+    assert len(str(raised.value)) < 500
