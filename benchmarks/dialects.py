@@ -33,7 +33,7 @@ MESSAGES_TO_DECODE = 1_000_000
 
 def decoding(dialect: Dialect, value_bytes: int) -> tuple[int, float]:
     """Return messages in a slab, and the CPU seconds that decoding it takes."""
-    frame = Mutation(vbucket=1, key=b"key-%09d" % 0, value=b"v" * value_bytes, by_seqno=1, rev_seqno=1).encode()
+    frame = Mutation(vbucket=1, key=b"\0key-%09d" % 0, value=b"v" * value_bytes, by_seqno=1, rev_seqno=1).encode()
     slab = Slab()
     count = slab.nbytes // len(frame)
     sent = reframe(bytearray(frame * count), np.arange(count) * len(frame), FORMS[dialect], opaque=1)

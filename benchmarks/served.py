@@ -120,7 +120,7 @@ async def _serve(pipe: Pipe, wanted: _Wanted) -> None:
     store = node.buckets["default"].store
     value = b"v" * value_bytes
     for number in range(changes):
-        store.vbuckets[number % vbuckets].set(b"key-%09d" % number, value)
+        store.vbuckets[number % vbuckets].set(b"\0key-%09d" % number, value)
     stopped = asyncio.Event()
     probe = _Probe(loop)
 

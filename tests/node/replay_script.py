@@ -127,7 +127,7 @@ def happen_over_tap(change: Frame, player: Player) -> None:
         ask_all(player, [replace(write, flags=int.from_bytes(flags.to_bytes(4, "big"), "little"))])
         return
     delete = Delete(key=change.key, vbucket=change.specific)
-    ask_all(player, [delete] if _vbucket(player, change).get(change.key) else [write, delete])
+    ask_all(player, [delete] if _vbucket(player, change).get(b"\0" + change.key) else [write, delete])
 
 
 def _vbucket(player: Player, change: Frame) -> Vbucket:

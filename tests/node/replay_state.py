@@ -15,6 +15,7 @@ from penstock.client.position import branch_of
 from penstock.node import Node
 from penstock.node.tap.settings import TapSettings
 from penstock.store.vbucket import Vbucket
+from penstock.wire.collection_key import DEFAULT_PREFIX
 from penstock.wire.constants import Magic, Opcode, Status, VbucketState
 from penstock.wire.frame import HEADER_BYTES, Frame
 from penstock.wire.kv import FailoverEntry
@@ -197,10 +198,20 @@ def apply(vbucket: Vbucket, frame: Frame) -> None:
         if expiry:
             expiry = int(time.time()) - 1 if frame.key in EXPIRED else expiry + LATER
         fields = {"flags": flags, "expiry": expiry, "lock_time": lock_time, "nru": nru, "datatype": frame.datatype}
-        vbucket.apply(Event.MUTATION, frame.key, frame.value, cas=frame.cas, rev_seqno=rev, seqno=number, **fields)
+        vbucket.apply(
+            Event.MUTATION,
+            DEFAULT_PREFIX + frame.key,
+            frame.value,
+            cas=frame.cas,
+            rev_seqno=rev,
+            seqno=number,
+            **fields,
+        )
     else:
         number, rev, _ = DELETION.unpack(frame.extras)
-        vbucket.apply(Event.DELETION, frame.key, cas=frame.cas, rev_seqno=rev, seqno=number, delete_time=LONG_AGO)
+        vbucket.apply(
+            Event.DELETION, DEFAULT_PREFIX + frame.key, cas=frame.cas, rev_seqno=rev, seqno=number, delete_time=LONG_AGO
+        )
 
 
 def tap_items(steps: Sequence[Step], seconds: float = AT_ONCE) -> dict[int, list[Frame]]:
@@ -221,13 +232,13 @@ def tap_items_of(name: str) -> dict[int, list[Frame]]:
 def apply_tap(vbucket: Vbucket, number: int, frame: Frame) -> None:
     rev = int.from_bytes(frame.framing[:8], "big")
     if frame.opcode == Opcode.TAP_DELETE:
-        vbucket.apply(Event.DELETION, frame.key, cas=frame.cas, rev_seqno=rev, seqno=number)
+        vbucket.apply(Event.DELETION, DEFAULT_PREFIX + frame.key, cas=frame.cas, rev_seqno=rev, seqno=number)
         return
     *_, flags, expiry = TAP_ITEM.unpack(frame.extras)
     fields = {"flags": int.from_bytes(flags.to_bytes(4, "big"), "little"), "expiry": expiry and expiry + LATER}
     vbucket.apply(
         Event.MUTATION,
-        frame.key,
+        DEFAULT_PREFIX + frame.key,
         frame.value,
         cas=frame.cas,
         rev_seqno=rev,

@@ -61,29 +61,29 @@ def test_a_mutation_is_kept_as_it_was_there(node, client):
     flags = ACK | TapFlag.NETWORK_BYTE_ORDER
     reply = client.ask(mutation(opaque=5, flags=0xDEADBEEF, expiry=4_000_000_000, tap_flags=flags))
     assert (reply.specific, reply.opaque, reply.value) == (Status.SUCCESS, 5, b"")
-    assert vbucket(node).get(b"k")[:6] == (0x99, 0xDEADBEEF, 0, b"v", 4_000_000_000, 7)
+    assert vbucket(node).get(b"\0k")[:6] == (0x99, 0xDEADBEEF, 0, b"v", 4_000_000_000, 7)
 
 
 def test_item_flags_come_in_reverse_unless_it_says_otherwise(node, client):
     client.ask(mutation(flags=0x06000002))
-    assert vbucket(node).get(b"k").flags == 0x02000006
+    assert vbucket(node).get(b"\0k").flags == 0x02000006
 
 
 @pytest.mark.parametrize(("private", "rev_seqno"), [(b"", 1), (b"\0\0", 1), (REV_7[:8], 7), (REV_7, 7), (REV_7 * 5, 7)])
 def test_engine_private_data_of_any_length(node, client, private, rev_seqno):
     assert client.status(mutation(engine_private=private)) == Status.SUCCESS
-    assert vbucket(node).get(b"k").rev_seqno == rev_seqno
+    assert vbucket(node).get(b"\0k").rev_seqno == rev_seqno
 
 
 def test_an_older_revision_is_kept_too(node, client):
     client.ask(mutation())
     assert client.status(mutation(value=b"old", cas=0x98, engine_private=bytes(7) + b"\3\0")) == Status.SUCCESS
-    assert vbucket(node).get(b"k").value == b"old"
+    assert vbucket(node).get(b"\0k").value == b"old"
 
 
 def test_without_a_cas_it_gets_one(node, client):
     client.ask(mutation(cas=0))
-    assert vbucket(node).get(b"k").cas > 0
+    assert vbucket(node).get(b"\0k").cas > 0
 
 
 def test_without_ack_success_is_not_answered(node, client):

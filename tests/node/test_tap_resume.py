@@ -104,7 +104,7 @@ def test_a_consumer_has_everything_in_the_end():
                 (number, key): item.value
                 for number in (0, 1)
                 for key in (b"a", b"b", b"c")
-                if (item := vbuckets[number].get(key)) is not None
+                if (item := vbuckets[number].get(b"\0" + key)) is not None
             }
             for _ in range(200):
                 consumer.look()

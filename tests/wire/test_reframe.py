@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.wire.collection_key import DEFAULT_PREFIX
 from penstock.wire.connection import Connection, Slab
 from penstock.wire.constants import Dialect, Opcode
 from penstock.wire.dcp import Deletion, DeletionV2, Expiration, Mutation
@@ -23,7 +24,7 @@ COMMON = {
     "opaque": unsigned("I"),
     "cas": unsigned("Q"),
     "datatype": st.integers(0, 7),
-    "key": st.binary(min_size=1, max_size=250),
+    "key": st.binary(min_size=1, max_size=250).map(lambda key: DEFAULT_PREFIX + key),
     "by_seqno": unsigned("Q").filter(bool),
     "rev_seqno": unsigned("Q"),
 }
@@ -37,7 +38,10 @@ STORED = st.one_of(
 EVERY_FORM = {
     **{dialect.value: form for dialect, form in FORMS.items()},
     "native": NATIVE,
+    "native, bare keys": replace(NATIVE, bare_keys=True),
+    "dcp, with collections": replace(DCP, bare_keys=False),
     "keys only": replace(DCP, keys_only=True),
+    "keys only, with collections": replace(DCP, keys_only=True, bare_keys=False),
     "keys only, no datatype": replace(NATIVE, keys_only=True, datatypes=0),
     "tap, reversed flags": replace(FORMS[Dialect.TAP], reversed_flags=True, datatypes=1),
     "tap, keys only": replace(FORMS[Dialect.TAP], keys_only=True),
@@ -71,34 +75,48 @@ def test_a_consumer_reads_what_was_stored(form: Form, messages: list[Message]) -
     data, begins = chunk(messages)
     dialect = dialect_of(form)
     opaques = np.arange(len(messages)) + 7
+    as_they_are = form.is_native or (form.keeps_mutations and all(isinstance(m, Mutation) for m in messages))
     sent = reframe(data, begins, form, opaque=opaques)
     read: list[Any] = [decode(frame, dialect) for frame in frames_of(bytes(sent))]
     assert len(read) == len(messages)
     stored: Any
     for number, (stored, got) in enumerate(zip(messages, read, strict=True)):
         kinds = {int(Opcode.DCP_MUTATION): form.mutation, int(Opcode.DCP_DELETION): form.deletion}
-        if sent is not data:
+        if not form.is_native:
             assert type(got) is kinds.get(int(stored.opcode), form.expiration)
+        if not as_they_are:
             assert got.opaque == number + 7
-        assert (got.key, got.cas, got.vbucket) == (stored.key, stored.cas, stored.vbucket)
+        assert (got.key, got.cas, got.vbucket) == (stored.key[form.bare_keys :], stored.cas, stored.vbucket)
         assert got.value == (b"" if form.keys_only else stored.value)
         for name in ("by_seqno", "rev_seqno", "expiry", "nru", "delete_time"):
             if hasattr(got, name) and hasattr(stored, name):
                 assert getattr(got, name) == getattr(stored, name)
 
 
-def test_mutations_alone_are_not_copied_for_an_ordinary_consumer() -> None:
-    data, begins = chunk([Mutation(key=b"k", value=b"v", by_seqno=seqno) for seqno in range(1, 50)])
-    assert reframe(data, begins, DCP) is data
-    data, begins = chunk([Mutation(key=b"k", by_seqno=1), Expiration(key=b"k", by_seqno=2, delete_time=9)])
+def test_mutations_alone_are_not_copied_for_a_consumer_with_collections() -> None:
+    form = replace(DCP, bare_keys=False)
+    data, begins = chunk([Mutation(key=b"\0k", value=b"v", by_seqno=seqno) for seqno in range(1, 50)])
+    assert reframe(data, begins, form) is data
+    data, begins = chunk([Mutation(key=b"\0k", by_seqno=1), Expiration(key=b"\0k", by_seqno=2, delete_time=9)])
     assert reframe(data, begins, NATIVE) is data
-    assert reframe(data, begins, DCP) is not data
+    assert reframe(data, begins, form) is not data
+
+
+@pytest.mark.parametrize("body", [256, 0x1_0000, 0x100_0000, 256 * 5, 255, 257])
+@pytest.mark.parametrize("count", [1, 2, 30])
+def test_lengths_are_one_less_without_the_prefix_whatever_their_bytes(body: int, count: int) -> None:
+    mutation = Mutation(key=b"\0key", value=bytes(body - 31 - 4), by_seqno=1)
+    other = Mutation(key=b"\0" + bytes(250), by_seqno=2)
+    stored = [each for _ in range(count if body < 0x100_0000 else 1) for each in (mutation, other)]
+    data, begins = chunk(stored)
+    bare = [replace(each, key=each.key[1:]) for each in stored]
+    assert bytes(reframe(bytearray(data), begins, DCP)) == chunk(bare)[0]
 
 
 @pytest.mark.parametrize("count", [1, 40])
 def test_tap_has_its_engine_data_in_front_of_the_key(count: int) -> None:
     mutation = Mutation(
-        key=b"key", value=b"value", by_seqno=9, rev_seqno=3, flags=0xDEADBEEF, expiry=5, nru=2, datatype=1
+        key=b"\0key", value=b"value", by_seqno=9, rev_seqno=3, flags=0xDEADBEEF, expiry=5, nru=2, datatype=1
     )
     data, begins = chunk([mutation] * count)
     form = replace(FORMS[Dialect.TAP], reversed_flags=True)

@@ -37,6 +37,7 @@ from penstock.errors import (
 from penstock.node.served import ServedBucket, VbucketEvent
 from penstock.store.failover import FailoverLog, sanitised
 from penstock.store.vbucket import LAST_SEQNO, Vbucket
+from penstock.wire.collection_key import DEFAULT_COLLECTION, pack_collection_id
 from penstock.wire.columns import changes_of
 from penstock.wire.constants import MAX_KEY, MAX_SEQNO, Dialect, VbucketState
 from penstock.wire.schema import Change, Event
@@ -315,7 +316,7 @@ class Bridge:
             self._incomplete[vbucket.id] = self._incomplete.get(vbucket.id, False) or is_gap
         vbucket.apply(
             event,
-            key,
+            pack_collection_id(change.collection_id or DEFAULT_COLLECTION) + key,
             change.value or b"",
             cas=change.cas or vbucket.max_cas + 1,
             rev_seqno=change.rev_seqno or 1,

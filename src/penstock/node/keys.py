@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import InvalidArguments
+from penstock.wire.collection_key import DEFAULT_PREFIX
 from penstock.wire.constants import MAX_KEY
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def bare_key(key: bytes) -> bytes:
     """Take a key of the default collection that has no prefix."""
     if len(key) > MAX_BARE:
         raise InvalidArguments(f"key of {len(key)} bytes, limit {MAX_BARE}")
-    return key
+    return DEFAULT_PREFIX + key
 
 
 def key_reader(connection: NodeConnection) -> KeyReader:

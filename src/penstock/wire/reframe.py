@@ -3,24 +3,29 @@
 The log holds DCP frames: mutations, and tombstones with their times (DELETION V2, EXPIRATION). A Form says what becomes
 of each kind. All heads are gathered and written as columns; key and value, which lie next to each other, are moved by
 one Arrow take that puts every new head in front of what belongs to it. Below SMALL frames a loop is faster.
+
+The log's keys begin with their collection's id. Whoever has not agreed on collections is sent the default one's alone,
+whose id is a byte: that byte is left out, and where nothing else changes, only the lengths around it are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from struct import Struct
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.wire.collection_key import DEFAULT_PREFIX
 from penstock.wire.constants import Dialect, DraftCode, Opcode
 from penstock.wire.dcp import Deletion, DeletionV2, Expiration, Mutation, head_fields
-from penstock.wire.frame import HEADER_BYTES, cut_frame
+from penstock.wire.frame import BODY_LENGTH, HEADER_BYTES, cut_frame
 from penstock.wire.layout import Message, decode
-from penstock.wire.shapes import head_dtype
+from penstock.wire.shapes import BODY_AT, EXTRAS_LENGTH_AT, KEY_LENGTH_AT, OPCODE_AT, head_dtype
 from penstock.wire.tap import TapDelete, TapMutation
 from penstock.wire.upr import UprDeletion, UprExpiration, UprMutation
 from penstock.wire.upr_draft import DraftDeletion, DraftExpiration, DraftMutation
@@ -42,6 +47,9 @@ _STORED_ONLY = ("flags", "expiry", "lock_time", "nmeta", "nru")
 _PRIVATE = {TapMutation: [("rev_seqno", ">u8"), ("nru", "u1")], TapDelete: [("rev_seqno", ">u8")]}
 """The engine-private data of TAP, as ep-engine has it: between extras and key."""
 
+_KEY_LENGTH_LOW, _BODY_LOW = KEY_LENGTH_AT + 1, BODY_AT + 3
+_BODY = Struct(">I")
+
 Column = npt.NDArray[Any]
 Numbers = int | Column
 
@@ -51,7 +59,8 @@ class Form:
     """What the change frames of a connection look like.
 
     keys_only: without values. datatypes: the bits that the consumer understands; None: all, also of values that are
-    left out. reversed_flags: item flags in the order of bytes that little-endian TAP servers send them.
+    left out. reversed_flags: item flags in the order of bytes that little-endian TAP servers send them. bare_keys:
+    without their collection's id; all frames are then the default collection's.
     """
 
     mutation: type[Message]
@@ -60,6 +69,7 @@ class Form:
     keys_only: bool = False
     datatypes: int | None = None
     reversed_flags: bool = False
+    bare_keys: bool = False
     _targets: dict[int, Target] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -72,13 +82,18 @@ class Form:
 
     @cached_property
     def keeps_mutations(self) -> bool:
-        """Do mutations go out as the log has them?"""
+        """Do mutations go out as the log has them, but for the collection's id?"""
         return self.mutation is Mutation and not self.keys_only and self.datatypes is None
 
     @cached_property
     def is_native(self) -> bool:
-        """Does everything go out as the log has it?"""
+        """Does everything go out as the log has it, but for the collection's id?"""
         return self.keeps_mutations and self.deletion is DeletionV2 and self.expiration is Expiration
+
+    @cached_property
+    def prefix_bytes(self) -> int:
+        """How many bytes of the log's keys are left out."""
+        return len(DEFAULT_PREFIX) if self.bare_keys else 0
 
 
 class Target:
@@ -101,16 +116,17 @@ class Target:
         }
 
 
-DCP = Form(Mutation, Deletion, Deletion)
+DCP = Form(Mutation, Deletion, Deletion, bare_keys=True)
 """What a DCP consumer gets that asked for nothing special: deletions of form V1, also of what expired."""
 
 NATIVE = Form(Mutation, DeletionV2, Expiration)
+"""What the log has."""
 
 FORMS = {
     Dialect.DCP: DCP,
-    Dialect.UPR: Form(UprMutation, UprDeletion, UprExpiration),
-    Dialect.UPR_DRAFT: Form(DraftMutation, DraftDeletion, DraftExpiration),
-    Dialect.TAP: Form(TapMutation, TapDelete, TapDelete, datatypes=0),
+    Dialect.UPR: Form(UprMutation, UprDeletion, UprExpiration, bare_keys=True),
+    Dialect.UPR_DRAFT: Form(DraftMutation, DraftDeletion, DraftExpiration, bare_keys=True),
+    Dialect.TAP: Form(TapMutation, TapDelete, TapDelete, datatypes=0, bare_keys=True),
 }
 """By dialect, the form of a connection without options."""
 
@@ -120,13 +136,16 @@ def reframe(
 ) -> bytes | bytearray | memoryview:
     """Return the frames in another form.
 
-    data: whole frames of the log, one behind the other, 2 GiB at most; begins: where each begins. said: fields of all
-    frames, or of each, that are not to be taken from the log: `opaque`, `tap_flags`.
+    data: whole frames of the log, one behind the other, 2 GiB at most; a bytearray may be changed. begins: where each
+    begins. said: fields of all frames, or of each, that are not to be taken from the log: `opaque`, `tap_flags`.
     """
-    if not len(begins) or form.is_native:
+    if not len(begins):
         return data
-    if form.keeps_mutations and said.keys() <= {"opaque"} and _mutations_alone(data, begins):
-        return data  # with the opaque that the log was read with
+    as_they_are = form.is_native or (
+        form.keeps_mutations and said.keys() <= {"opaque"} and _mutations_alone(data, begins)
+    )
+    if as_they_are:  # with the opaque that the log was read with
+        return _without_prefixes(data, begins) if form.bare_keys else data
     if len(begins) < SMALL:
         return _one_by_one(data, begins, form, said)
     return _in_columns(data, np.asarray(begins, np.int64), form, said)
@@ -134,8 +153,49 @@ def reframe(
 
 def _mutations_alone(data: bytes | bytearray, begins: Sequence[int] | Column) -> bool:
     if len(begins) < SMALL:
-        return all(data[begin + 1] == _MUTATION for begin in begins)
-    return bool((np.frombuffer(data, np.uint8)[np.asarray(begins) + 1] == _MUTATION).all())
+        return all(data[begin + OPCODE_AT] == _MUTATION for begin in begins)
+    return bool((np.frombuffer(data, np.uint8)[np.asarray(begins) + OPCODE_AT] == _MUTATION).all())
+
+
+def _without_prefixes(data: bytes | bytearray, begins: Sequence[int] | Column) -> bytes | memoryview:
+    """Return the frames with a byte less each, the first of their keys."""
+    if not isinstance(data, bytearray):
+        data = bytearray(data)
+    if len(begins) < SMALL:
+        return b"".join(_pieces_without_prefixes(data, begins))
+    begins = np.asarray(begins, np.int64)
+    octets = np.frombuffer(data, np.uint8)
+    octets[_KEY_LENGTH_LOW:][begins] -= 1  # a key has 1 to 256 bytes, one of them the prefix: no borrow
+    low = octets[_BODY_LOW:]
+    borrowing = begins[low[begins] == 0]
+    low[begins] -= 1
+    for at in range(_BODY_LOW - 1, BODY_AT - 1, -1):
+        if not len(borrowing):
+            break
+        octet = octets[at:]
+        octet[borrowing], borrowing = octet[borrowing] - 1, borrowing[octet[borrowing] == 0]
+    cuts = begins + octets[EXTRAS_LENGTH_AT:][begins]
+    cuts += HEADER_BYTES
+    # From cut to cut: what lies between two of them is the rest of a frame, and the head of the next.
+    bounds = np.empty(2 * len(cuts) + 2, np.int32)
+    bounds[0], bounds[-1] = 0, len(data)
+    bounds[1:-1:2] = cuts
+    np.add(cuts, 1, out=bounds[2:-1:2], casting="unsafe")
+    pieces = pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+    _, _, joined = pieces.take(_every_second(len(cuts) + 1)).buffers()
+    return memoryview(joined).cast("B")[: len(data) - len(cuts)]
+
+
+def _pieces_without_prefixes(data: bytearray, begins: Sequence[int] | Column) -> Iterator[memoryview]:
+    view, start = memoryview(data), 0
+    for begin in map(int, begins):
+        data[begin + _KEY_LENGTH_LOW] -= 1
+        (body,) = BODY_LENGTH.unpack_from(data, begin)
+        _BODY.pack_into(data, begin + BODY_AT, body - 1)
+        cut = begin + HEADER_BYTES + data[begin + EXTRAS_LENGTH_AT]
+        yield view[start:cut]
+        start = cut + 1
+    yield view[start:]
 
 
 def _in_columns(data: bytes | bytearray, begins: Column, form: Form, said: Mapping[str, Numbers]) -> memoryview:
@@ -150,7 +210,9 @@ def _in_columns(data: bytes | bytearray, begins: Column, form: Form, said: Mappi
     source = np.ndarray((len(data),), f"V{_SOURCE.itemsize}", whole, base, (1,))[begins].view(_SOURCE)
     ends = np.append(begins[1:], len(data))
     tails_at = begins + (HEADER_BYTES + source["extras_length"].astype(np.int64))
-    tail_bytes = source["key_length"].astype(np.int64) if form.keys_only else ends - tails_at
+    tails_at += form.prefix_bytes
+    key_bytes = source["key_length"].astype(np.int64) - form.prefix_bytes
+    tail_bytes = key_bytes if form.keys_only else ends - tails_at
     head_bytes = np.full(count, width)
     for opcode, target in targets.items():
         if len(targets) == 1:
@@ -183,6 +245,8 @@ def _write_heads(
             heads[name] = np.where(timed, source["flags"], 0)
         elif name not in _SOURCE_NAMES or (gone and name in _STORED_ONLY):
             heads[name] = 0
+        elif name == "key_length":
+            heads[name] = source[name] - form.prefix_bytes
         elif name == "flags" and form.reversed_flags:
             heads[name] = source[name].byteswap()
         elif name == "datatype" and form.datatypes is not None:
@@ -207,6 +271,11 @@ def _joined(whole: Column, head_bytes: Column, width: int, places: Column) -> me
     pieces = pa.Array.from_buffers(pa.binary(), 5 * count, [None, pa.py_buffer(bounds), pa.py_buffer(whole)])
     _, _, joined = pieces.take(_interleaved(count)).buffers()
     return memoryview(joined).cast("B")[: int((head_bytes + places[:, 2] - places[:, 1]).sum())]
+
+
+@lru_cache(maxsize=64)
+def _every_second(count: int) -> pa.Array:
+    return pa.array(np.arange(count, dtype=np.int32) * 2)
 
 
 @lru_cache(maxsize=64)
@@ -252,4 +321,4 @@ def _message(source: Any, form: Form, said: Mapping[str, int]) -> Message:
         taken["engine_private"] = private.tobytes()
     for name in ("magic", "opcode", "key_length", "extras_length", "body", "engine_length"):
         taken.pop(name, None)
-    return cls(**{**taken, "key": source.key, "value": value, **said})
+    return cls(**{**taken, "key": source.key[form.prefix_bytes :], "value": value, **said})

@@ -16,6 +16,7 @@ from penstock.errors import InvalidArguments, NotMyVbucket, OutOfRange, RemotePr
 from penstock.node.replies import Goodbye, Handler, reply
 from penstock.node.served import ServedBucket, VbucketEvent
 from penstock.store.vbucket import LAST_SEQNO, Vbucket
+from penstock.wire.collection_key import DEFAULT_PREFIX
 from penstock.wire.constants import MAX_KEY, MAX_VALUE, Dialect, Opcode, TapFlag, TapOpaque, VbucketState
 from penstock.wire.frame import Frame, opcode_name
 from penstock.wire.layout import decode
@@ -97,13 +98,14 @@ def _mutation(bucket: ServedBucket, message: TapMessage) -> None:
     vbucket = _found(bucket, message.vbucket)
     _check_key(message)
     rev_seqno = _revision(message)
-    old = vbucket.get(message.key)
+    key = DEFAULT_PREFIX + message.key
+    old = vbucket.get(key)
     if old is not None and (old.cas, old.rev_seqno) == (message.cas, rev_seqno):
         return  # it has been here before, on its way through a circle of nodes
     private = message.engine_private
     stored = vbucket.apply(
         Event.MUTATION,
-        message.key,
+        key,
         message.value,
         cas=message.cas or vbucket.max_cas + 1,
         rev_seqno=rev_seqno if rev_seqno is not None else old.rev_seqno + 1 if old else 1,
@@ -125,13 +127,14 @@ def _item_flags(message: TapMutation) -> int:
 def _delete(bucket: ServedBucket, message: TapMessage) -> None:
     vbucket = _found(bucket, message.vbucket)
     _check_key(message)
-    old = vbucket.get(message.key)
+    key = DEFAULT_PREFIX + message.key
+    old = vbucket.get(key)
     if old is None:
         return
     rev_seqno = _revision(message)
     stored = vbucket.apply(
         Event.DELETION,
-        message.key,
+        key,
         message.value,
         cas=message.cas or vbucket.max_cas + 1,
         rev_seqno=rev_seqno if rev_seqno is not None else old.rev_seqno + 1,
