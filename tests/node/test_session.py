@@ -25,6 +25,7 @@ from penstock.wire.kv import (
     unpack_observed,
     unpack_vb_seqnos,
 )
+from penstock.wire.session import ListBuckets, Verbosity
 from tests.node.wire_client import connected, served
 
 S, V = Status, VbucketState
@@ -134,11 +135,20 @@ def test_the_cluster_map_has_what_clients_insist_on(node):
     assert vbuckets["vBucketMap"] == [[0]] * 16
 
 
-def test_without_a_bucket_there_is_no_cluster_map():
+def test_what_there_is_without_a_bucket():
     with Node.running(["beer"], vbuckets=1) as node, connected(node) as client:
-        assert client.status(GetClusterConfig()) == S.NO_BUCKET
+        assert client.status(ListBuckets()) == S.SUCCESS
         assert client.status(Frame(Magic.REQUEST, Opcode.STAT)) == S.NO_BUCKET
         assert client.status(Open(key=b"name", flags=1)) == S.NO_BUCKET
+
+
+def test_buckets_are_listed():
+    with Node.running(["wine", "beer"], vbuckets=1) as node, connected(node) as client:
+        assert client.ask(ListBuckets()).value == b"beer wine"
+
+
+def test_how_much_is_logged_is_not_for_clients_to_say(client):
+    assert client.status(Verbosity(level=2)) == S.SUCCESS
 
 
 @pytest.mark.parametrize(("state", "there"), [(None, True), (0, True), (1, True), (2, False), (3, False), (4, False)])

@@ -22,6 +22,7 @@ from penstock.errors import NoBucket, RemoteProtocolError, StatusError
 from penstock.node.dispatch import TABLES, answer_malformed, unusual
 from penstock.node.features import datatypes_of
 from penstock.node.keys import key_reader
+from penstock.node.map_reader import MapReader
 from penstock.node.producers import ChangeProducer
 from penstock.node.replies import GiveUp, Goodbye, Parked, refusal, reply
 from penstock.node.served import Counters, ServedBucket
@@ -59,7 +60,8 @@ class NodeConnection(asyncio.BufferedProtocol):
     """bucket: the one selected; vbuckets, counters and changed are its, or empty. features: those agreed on; of them,
     tokens: stores answer with vbuuid and seqno; datatypes: those that it understands; xerror: it knows the newer
     statuses. dialect: None until the first change-stream request, unless the listener has one; handlers: of its
-    requests. read_key, write_key: make the store's key of a request's, to read the document and to change it.
+    requests. read_key, write_key: make the store's key of a request's, to read the document and to change it. map: the
+    cluster map, as it knows it.
     producer: there from the first change-stream request on. paused: the peer does not take what is sent. frame_began:
     when, by the event loop's clock, the frame did that has not ended yet; 0 for none. peer: its address and port.
     agent: what HELLO called it. user: who logged in.
@@ -79,6 +81,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.dialect: Dialect | None = None
         self.handlers = TABLES[None]
         self.read_key = self.write_key = key_reader(self)
+        self.map = MapReader(self)
         self.producer: ChangeProducer | None = None
         self.paused = False
         self.frame_began = 0.0
@@ -160,6 +163,7 @@ class NodeConnection(asyncio.BufferedProtocol):
             self.bucket.notify()
         self.bucket, self.vbuckets = bucket, bucket.store.vbuckets
         self.counters, self.changed = bucket.counters, bucket.changed
+        self.map.follow()
 
     def agree(self, features: frozenset[int]) -> None:
         """Go on with these features, and no others."""
@@ -169,6 +173,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.datatypes = datatypes_of(features)
         self._most_parked = MOST_PARKED if Feature.UNORDERED_EXECUTION in features else 1
         self.read_key = self.write_key = key_reader(self)
+        self.map.follow()
 
     def speak(self, dialect: Dialect) -> None:
         """Take this connection's change-stream requests as a dialect's, from now on and for good."""
@@ -179,10 +184,6 @@ class NodeConnection(asyncio.BufferedProtocol):
         if self.bucket is None:
             raise NoBucket
         return self.bucket
-
-    def config(self) -> bytes:
-        """Return the bucket's cluster map. Raises NoBucket."""
-        return self.selected().config()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if data and not self._transport.is_closing():
@@ -330,6 +331,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         for give_up in self._parked.values():
             give_up()
         self._parked.clear()
+        self.map.stop()
         if self.producer is not None:
             self.producer.stop()
 

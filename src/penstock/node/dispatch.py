@@ -22,7 +22,7 @@ from penstock.node.disk import commands as disk
 from penstock.node.replies import Goodbye, Handler, reply
 from penstock.node.tap import commands as tap
 from penstock.wire.connection import Malformed
-from penstock.wire.constants import DCP_OPCODES, TAP_OPCODES, Dialect, DraftCode, Magic, Opcode, Status
+from penstock.wire.constants import DCP_OPCODES, TAP_OPCODES, Dialect, DraftCode, Feature, Magic, Opcode, Status
 from penstock.wire.frame import Frame, opcode_name
 from penstock.wire.layout import ABSENT, MAYBE, PRESENT, Code, layout_of, layouts_of
 
@@ -111,6 +111,8 @@ def unusual(connection: NodeConnection, frame: Frame) -> bytes:
     magic, opcode, _, datatype, _, cas, extras, key, value, framing = frame
     if magic == Magic.RESPONSE:
         return take_response(connection, frame)
+    if magic == Magic.SERVER_RESPONSE and Feature.DUPLEX in connection.features:
+        return b""  # to a cluster map that was pushed; nothing hangs on it
     if magic not in (Magic.REQUEST, Magic.ALT_REQUEST):
         raise Goodbye(f"{opcode_name(opcode)} with magic 0x{magic:02x}, which this node never asked for")
     if framing:

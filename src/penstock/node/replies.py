@@ -73,7 +73,7 @@ def refusal(connection: NodeConnection, request: Frame, status: int, error: Stat
     if request.opcode in DCP_OPCODES:
         return reply(request, status, value=body)
     if status == Status.NOT_MY_VBUCKET:
-        return reply(request, status, value=connection.config())
+        return reply(request, status, value=connection.map.for_refusal())
     if not connection.datatypes & Datatype.JSON:
         return reply(request, status, value=body)
     said = json.loads(body) if body else {}

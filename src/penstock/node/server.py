@@ -20,11 +20,12 @@ from penstock.node.connection import NodeConnection
 from penstock.node.disk.opening import Storage, close_bucket, open_bucket
 from penstock.node.follow import Bridge, find_upstream
 from penstock.node.guests import Guests
+from penstock.node.live_map import LiveMap
 from penstock.node.options import DEFAULT_PORT, PINS, Options
 from penstock.node.producers import ProducerReport
 from penstock.node.served import ServedBucket
 from penstock.node.tap.settings import TapSettings
-from penstock.node.topology import NodePlace, Topology
+from penstock.node.topology import NodePlace, Topology, node_map
 from penstock.store.settings import Settings
 from penstock.wire.connection import Slab
 from penstock.wire.constants import Dialect
@@ -73,6 +74,7 @@ class Node:
         )
         self.kv_port = self.tls_port = 0
         self.topology = Topology()
+        self.map = LiveMap(lambda: node_map(self.topology))
         self.idle_timeout = options.idle_timeout
         self.tap = TapSettings()
         self.bridge: Bridge | None = None
@@ -128,6 +130,7 @@ class Node:
         dialect, prototype = PINS[self.options.pin] if self.options.pin is not None else (None, False)
         self.kv_port = await self._open_port(self.options.port, Listener(dialect, prototype))
         self.topology = self.topology.moved(NodePlace(kv=self.kv_port))
+        self.map.change()
         for served in self.buckets.values():
             served.place(self.topology)
 

@@ -10,10 +10,11 @@ from penstock.node import stats
 from penstock.node.features import grant
 from penstock.node.release import VERSION
 from penstock.node.replies import Goodbye, reply
-from penstock.wire.constants import Opcode, Status, VbucketState
+from penstock.wire.constants import Datatype, Opcode, Status, VbucketState
 from penstock.wire.frame import Frame
 from penstock.wire.kv import (
     GetAllVbSeqnos,
+    GetClusterConfig,
     GetCollectionSeqnos,
     pack_failover_log,
     pack_features,
@@ -80,7 +81,17 @@ def _close_producer(connection: NodeConnection, frame: Frame) -> bytes:
 
 
 def _cluster_config(connection: NodeConnection, frame: Frame) -> bytes:
-    return reply(frame, value=connection.config())
+    request = decode(frame)
+    assert isinstance(request, GetClusterConfig)
+    if request.epoch is None or request.revision is None:
+        value = connection.map.read()
+    else:
+        value = connection.map.newer_than(request.epoch, request.revision)
+    return reply(frame, value=value, datatype=connection.datatypes & Datatype.JSON if value else 0)
+
+
+def _list_buckets(connection: NodeConnection, frame: Frame) -> bytes:
+    return reply(frame, value=" ".join(sorted(connection.node.buckets)).encode())
 
 
 def _all_vb_seqnos(connection: NodeConnection, frame: Frame) -> bytes:
@@ -104,6 +115,7 @@ def _failover_log(connection: NodeConnection, frame: Frame) -> bytes:
 
 HANDLERS: dict[Opcode, Callable[[NodeConnection, Frame], bytes]] = {
     Opcode.NOOP: _noop,
+    Opcode.VERBOSITY: _noop,
     Opcode.VERSION: _version,
     Opcode.QUIT: _quit,
     Opcode.QUITQ: _quit_quietly,
@@ -112,6 +124,7 @@ HANDLERS: dict[Opcode, Callable[[NodeConnection, Frame], bytes]] = {
     Opcode.STAT: _stat,
     Opcode.CLOSE_PRODUCER: _close_producer,
     Opcode.GET_CLUSTER_CONFIG: _cluster_config,
+    Opcode.LIST_BUCKETS: _list_buckets,
     Opcode.GET_ALL_VB_SEQNOS: _all_vb_seqnos,
     Opcode.GET_FAILOVER_LOG: _failover_log,
 }

@@ -3,6 +3,6 @@
 Sans-IO: no sockets, no asyncio, no clocks, no randomness. Importing it declares every message of every dialect.
 """
 
-from penstock.wire import dcp, kv, observe, tap, upr, upr_draft
+from penstock.wire import collections, dcp, kv, login, observe, session, subdoc, tap, upr, upr_draft
 
-__all__ = ["dcp", "kv", "observe", "tap", "upr", "upr_draft"]
+__all__ = ["collections", "dcp", "kv", "login", "observe", "session", "subdoc", "tap", "upr", "upr_draft"]

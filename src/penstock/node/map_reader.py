@@ -1,0 +1,82 @@
+"""What one connection knows of the cluster map, and how it is told of the next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.node.live_map import LiveMap, Unwatch
+from penstock.node.topology import EPOCH
+from penstock.wire.constants import Feature
+from penstock.wire.session import ClustermapChanged
+
+if TYPE_CHECKING:
+    from penstock.node.connection import NodeConnection
+
+__all__ = ["MapReader"]
+
+_FULL, _BRIEF = Feature.CLUSTERMAP_CHANGE_NOTIFICATION, Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF
+
+
+class MapReader:
+    """The map of the connection's bucket; without a bucket, that of the nodes alone."""
+
+    def __init__(self, connection: NodeConnection) -> None:
+        self._connection = connection
+        self._known = 0
+        self._watched: LiveMap | None = None
+        self._unwatch: Unwatch | None = None
+        self._opaque = 0
+
+    @property
+    def _map(self) -> LiveMap:
+        bucket = self._connection.bucket
+        return self._connection.node.map if bucket is None else bucket.map
+
+    def read(self) -> bytes:
+        """Return the newest map, which the peer knows from then on."""
+        self._known = self._map.revision
+        return self._map.text
+
+    def newer_than(self, epoch: int, revision: int) -> bytes:
+        """Return the newest map, nothing for a peer that has it. epoch, revision: as sent, signed numbers in u64."""
+        has = (_signed(epoch), _signed(revision))
+        return b"" if self._map.is_known(*has) else self.read()
+
+    def for_refusal(self) -> bytes:
+        """Return what NOT_MY_VBUCKET has to say: nothing to a peer that has the map and wants no map twice."""
+        twice = Feature.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP in self._connection.features
+        return b"" if twice and self._known == self._map.revision else self.read()
+
+    def follow(self) -> None:
+        """Tell the peer of every change from now on, if it has agreed on that. Again after HELLO and SELECT_BUCKET."""
+        wanted = self._map if {_FULL, _BRIEF} & self._connection.features else None
+        if wanted is self._watched:
+            return
+        self.stop()
+        if wanted is not None:
+            self._known, self._watched = 0, wanted
+            self._unwatch = wanted.watch(self._push)
+
+    def stop(self) -> None:
+        if self._unwatch is not None:
+            self._unwatch()
+        self._watched = self._unwatch = None
+
+    def _push(self) -> None:
+        connection, bucket = self._connection, self._connection.bucket
+        if connection.paused:  # it asks when it has taken what there is, or is told of the next
+            return
+        brief = _BRIEF in connection.features
+        self._opaque += 1
+        pushed = ClustermapChanged(
+            opaque=self._opaque,
+            key=b"" if bucket is None else bucket.store.name.encode(),
+            epoch=EPOCH,
+            revision=self._map.revision,
+            value=b"" if brief else self.read(),
+        )
+        connection.write(pushed.encode())
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >> 63 else number
