@@ -1,0 +1,104 @@
+"""Servers as processes of their own: `penstock serve` as users start it, and memcached, with what the system knows of
+their processor time and memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+__all__ = ["Process", "memcached", "penstock"]
+
+_PATIENCE = 60.0
+_UNPACKED = Path(__file__).parent.parent / "build" / "compat" / "debian" / "usr"
+
+
+class Process(NamedTuple):
+    """ready: what it said when it had started; port: where it speaks the binary protocol."""
+
+    pid: int
+    port: int
+    ready: dict[str, Any]
+
+    def cpu(self) -> float:
+        """Return the processor seconds that it has used so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory(self) -> int:
+        """Return the bytes of memory that it has at the moment, shared libraries included."""
+        status = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii")
+        found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+        assert found is not None, f"process {self.pid} has ended"
+        return int(found[1]) * 1024
+
+
+@contextmanager
+def penstock(*options: object) -> Iterator[Process]:
+    """Run `penstock serve` with these options, on a free port, until the block ends."""
+    command = [sys.executable, "-m", "penstock", "serve", "--port", "0", "--json", *map(str, options)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            if not select.select([process.stdout], [], [], _PATIENCE)[0]:
+                raise TimeoutError("the node did not start")
+            ready = json.loads(process.stdout.readline())
+            yield Process(process.pid, ready["kv_port"], ready)
+        finally:
+            _end(process)
+
+
+@contextmanager
+def memcached(*options: object) -> Iterator[Process | None]:
+    """Run memcached with these options, with one thread, until the block ends. None: there is none here."""
+    found = shutil.which("memcached", path=str(_UNPACKED / "bin")) or shutil.which("memcached")
+    if found is None:
+        yield None
+        return
+    port = _free_port()
+    user = ["-u", "root"] if os.geteuid() == 0 else []
+    command = [found, "-l", "127.0.0.1", "-p", str(port), "-U", "0", "-t", "1", *user, *map(str, options)]
+    libraries = os.pathsep.join(map(str, _UNPACKED.glob("lib/*-linux-*")))
+    with subprocess.Popen(command, env=os.environ | {"LD_LIBRARY_PATH": libraries}) as process:
+        try:
+            _wait_for(port)
+            yield Process(process.pid, port, {})
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def _free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _wait_for(port: int) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
