@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.errors import RemoteProtocolError
 from penstock.wire import hop as hop_module
 from penstock.wire import native
+from penstock.wire.collection_names import CollectionNames
 from penstock.wire.columns import columns_of
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent, Slab
 from penstock.wire.constants import Dialect
@@ -41,10 +42,12 @@ def extension() -> Iterator[ModuleType]:
 # The same as Python
 
 
-def columns(run: Run, *, views: bool) -> object:
+def columns(run: Run, *, views: bool, prefixed: bool = False) -> object:
     """Return the rows of a run, or what is wrong with it."""
+    context = StreamContext(VBUCKETS)
+    context.collections = CollectionNames() if prefixed else None
     try:
-        batch = columns_of(run, heads_of(run), StreamContext(VBUCKETS), views=views)
+        batch = columns_of(run, heads_of(run, prefixed=prefixed), context, views=views)
     except RemoteProtocolError as error:
         return str(error), error.status, error.fatal
     batch.validate(full=True)
@@ -60,7 +63,9 @@ def received(data: Iterable[bytes], dialect: Dialect) -> list[object]:
 def said(event: ReceiveEvent) -> object:
     """Return what an event says, without what is overwritten by the next bytes."""
     if isinstance(event, Run):
-        return [*map(int, event.offsets)], event.end, columns(event, views=False), columns(event, views=True)
+        of_collections = columns(event, views=False, prefixed=True) if event.dialect is Dialect.DCP else None
+        offsets = [*map(int, event.offsets)]
+        return offsets, event.end, columns(event, views=False), columns(event, views=True), of_collections
     return (*event[:-1], str(event.error)) if isinstance(event, Malformed | Broken) else event
 
 
@@ -135,6 +140,17 @@ def test_hop_over_a_length_that_is_not_there(extension: ModuleType, body: int) -
 
 def test_hop_fills_no_more_than_there_is_room_for(extension: ModuleType) -> None:
     assert hops(extension, slab(), 0, COUNT * len(FRAME), room=2) == (2, 0, 2 * len(FRAME))
+
+
+def test_prefixed_keys_have_a_column_more(extension: ModuleType) -> None:
+    table, rows = native.PREFIXED_TABLE, COUNT
+    forms, parts = np.empty(rows, np.uint8), np.empty((3, rows), np.int64)
+    wide, narrow = np.empty((len(table.wide), rows), np.int64), np.empty((len(table.narrow), rows), np.int32)
+    columns = (table.table, table.number_of, forms, parts, wide, narrow)
+    assert extension.gather(slab(), offsets(), END, *columns) == (COUNT, 1)
+    assert set(wide[-1].tolist()) == {ord("k")}
+    with pytest.raises(ValueError, match="a place outside of its buffer"):
+        extension.gather(slab(), offsets(), END, *columns[:4], wide[:-1], narrow)
 
 
 def test_gather_stops_at_a_frame_that_is_not_sound(extension: ModuleType) -> None:

@@ -72,9 +72,10 @@ static PyObject *hop(PyObject *Py_UNUSED(self), PyObject *args)
 }
 
 /* The table of a dialect: ABOUT_ALL numbers, and for each form ABOUT_FORM numbers and three for each column, the wide
- * columns first. FRONT_AT, BACK_AT: where the u16 lies that says how many bytes stand before the key and behind the
- * value; 0: there is none. BARE: there is no value. SAID: -1, or 0 where the form does not say the number. */
-enum { CODE_AT, EXTRAS_AT, KEY_LENGTH_AT, REACH, WIDE, NARROW, ABOUT_ALL };
+ * columns first. PREFIXED: 1 where keys begin with a number in LEB128, which is one wide column more; else 0.
+ * FRONT_AT, BACK_AT: where the u16 lies that says how many bytes stand before the key and behind the value; 0: there is
+ * none. BARE: there is no value. SAID: -1, or 0 where the form does not say the number. */
+enum { CODE_AT, EXTRAS_AT, KEY_LENGTH_AT, REACH, PREFIXED, WIDE, NARROW, ABOUT_ALL };
 enum { HEAD_BYTES, FRONT_AT, BACK_AT, BARE, ABOUT_FORM };
 enum { AT, SHIFT, SAID, ABOUT_COLUMN };
 
@@ -87,6 +88,21 @@ typedef struct {
     int32_t *narrow;
 } Columns;
 
+/* Read the number, a u32 in LEB128 of the shortest form, that a key begins with; return its bytes, 0 if there is none or
+ * nothing behind it. */
+static inline int64_t prefix(const uint8_t *key, int64_t length, int64_t *number)
+{
+    uint64_t read = 0;
+    for (int64_t place = 0; place < 5 && place < length - 1; place++) {
+        read |= (uint64_t)(key[place] & 0x7F) << 7 * place;
+        if (key[place] < 0x80) {
+            *number = (int64_t)read;
+            return read > UINT32_MAX || (place && !key[place]) ? 0 : place + 1;
+        }
+    }
+    return 0;
+}
+
 /* Read one frame's numbers, and say whether its parts fit into it. The first wide column must not be 0 where said. */
 static inline int fill(const Columns *to, Py_ssize_t row, int64_t offset, int64_t end)
 {
@@ -98,8 +114,14 @@ static inline int fill(const Columns *to, Py_ssize_t row, int64_t offset, int64_
     const int32_t *said = to->about + ABOUT_ALL + form * (ABOUT_FORM + ABOUT_COLUMN * (wide + narrow));
     const int64_t front = said[FRONT_AT] ? load16(frame + said[FRONT_AT]) : 0;
     const int64_t back = said[BACK_AT] ? load16(frame + said[BACK_AT]) : 0;
-    const int64_t key_at = offset + said[HEAD_BYTES] + front;
+    int64_t key_at = offset + said[HEAD_BYTES] + front;
     const int64_t value_at = key_at + load16(frame + to->about[KEY_LENGTH_AT]), value_end = end - back;
+    if (to->about[PREFIXED] && value_at <= value_end) {
+        const int64_t skipped = prefix(to->bytes + key_at, value_at - key_at, &to->wide[wide * count + row]);
+        if (!skipped)
+            return 0;
+        key_at += skipped;
+    }
     to->parts[row] = key_at;
     to->parts[count + row] = value_at;
     to->parts[2 * count + row] = value_end;
@@ -129,7 +151,7 @@ static PyObject *gather(PyObject *Py_UNUSED(self), PyObject *args)
     const Columns to = {in[0].buf, in[3].buf, in[2].buf, in[1].len / 8, in[4].buf, in[5].buf, in[6].buf, in[7].buf};
     const Py_ssize_t count = to.count;
     int sound = end <= in[0].len && in[3].len == 65536 && in[4].len >= count && in[5].len >= 3 * 8 * count
-        && in[6].len >= 8 * count * to.about[WIDE] && in[7].len >= 4 * count * to.about[NARROW];
+        && in[6].len >= 8 * count * (to.about[WIDE] + to.about[PREFIXED]) && in[7].len >= 4 * count * to.about[NARROW];
     if (sound) {
         Py_BEGIN_ALLOW_THREADS
         for (; row < count; row++) {

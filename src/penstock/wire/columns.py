@@ -17,12 +17,14 @@ import pyarrow as pa
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire import native
-from penstock.wire.constants import TapFlag
+from penstock.wire.collection_key import split_collection_key
+from penstock.wire.constants import Datatype, TapFlag
 from penstock.wire.dcp import COLLECTION_SEPARATOR
+from penstock.wire.dcp_values import unpack_xattrs
 from penstock.wire.heads import REV_SEQNO_BYTES, Heads, Run, StreamContext, error_of, heads_of, is_text
 from penstock.wire.pieces import MADE_ONCE, Column, bitmap, copies, room, views_of
 from penstock.wire.schema import CHANGE_SCHEMA, UNSIGNED64, Change, Event, signed64, unsigned64
-from penstock.wire.shapes import EXTRAS_LENGTH_AT, SHAPES
+from penstock.wire.shapes import COLLECTION_ID, EXTRAS_LENGTH_AT, SHAPES
 
 SMALL_RUN = 30 if native.extension is None else 15
 """Messages: below, the loop is faster than the columns. Measured in a consumer, where the rows of small runs that come
@@ -41,14 +43,17 @@ def decode_run(run: Run, context: StreamContext, *, views: bool = False) -> pa.R
     """
     if len(run.offsets) < SMALL_RUN and not views:
         return batch_of(decode_messages(run, context))
-    return columns_of(run, heads_of(run), context, views=views)
+    return columns_of(run, heads_of(run, prefixed=context.collections is not None), context, views=views)
 
 
 _VIEW_SCHEMA = CHANGE_SCHEMA.set(CHANGE_SCHEMA.get_field_index("value"), pa.field("value", pa.binary_view()))
 
 
 def columns_of(run: Run, heads: Heads, context: StreamContext, *, views: bool = False) -> pa.RecordBatch:
-    """Return what decode_run does, for any number of messages whose heads have been gathered."""
+    """Return what decode_run does, for any number of messages whose heads have been gathered.
+
+    The heads must have been told whether keys are prefixed as the context has it.
+    """
     count, slab = len(heads.ends), pa.py_buffer(run.buffer)
     columns = {
         name: _integers(name, numbers, None if heads.all_say(name) else bitmap(heads.said(name)))
@@ -65,16 +70,49 @@ def columns_of(run: Run, heads: Heads, context: StreamContext, *, views: bool = 
             columns[name] = _integers(name, numbers, None)
     columns["event"] = _event_column(heads)
     columns["key"] = copies(slab, heads.keys_at, heads.values_at, True)
+    values_at = heads.values_at
+    if context.xattrs:
+        values_at = _take_xattrs(run, heads, columns)
     has_value = heads.said("value")
     if has_value is not False:
-        columns["value"] = (views_of if views else copies)(slab, heads.values_at, heads.ends, has_value)
+        columns["value"] = (views_of if views else copies)(slab, values_at, heads.ends, has_value)
     elif views:
         columns["value"] = pa.nulls(count, pa.binary_view())
     if heads.collection is not None:
         columns["collection"] = heads.collection
+    if context.collections is not None:
+        columns["scope"], columns["collection"] = context.collections.columns(heads.numbers[COLLECTION_ID])
     schema = _VIEW_SCHEMA if views else CHANGE_SCHEMA
     arrays = [columns[name] if name in columns else _nulls(name, count) for name in _KINDS]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _take_xattrs(run: Run, heads: Heads, columns: dict[str, pa.Array]) -> Column:
+    """Make the column of extended attributes, clear their bit in that of datatypes, and return where values begin.
+
+    Raises RemoteProtocolError for a value that does not begin with attributes though its datatype says so.
+    """
+    datatypes = heads.numbers["datatype"]
+    rows = np.flatnonzero(datatypes & Datatype.XATTR)
+    if not len(rows):
+        return heads.values_at
+    view, values_at = memoryview(run.buffer), heads.values_at.copy()
+    found: list[list[tuple[str, bytes]] | None] = [None] * len(datatypes)
+    for row in rows.tolist():
+        xattrs, values_at[row] = _xattrs_at(view, int(values_at[row]), int(heads.ends[row]))
+        found[row] = [*xattrs.items()]
+    columns["xattrs"] = pa.array(found, _KINDS["xattrs"])
+    columns["datatype"] = _integers("datatype", datatypes & ~int(Datatype.XATTR), None)
+    return values_at
+
+
+def _xattrs_at(view: memoryview, at: int, end: int) -> tuple[dict[str, bytes], int]:
+    """Return the extended attributes that a value begins with, and where its body does. Raises RemoteProtocolError."""
+    body_at = min(at + 4 + int.from_bytes(view[at : min(at + 4, end)], "big"), end)
+    try:
+        return unpack_xattrs(view[at:body_at].tobytes()).xattrs, body_at
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(str(error), status=error.status) from None
 
 
 def _integers(name: str, numbers: Column, validity: pa.Buffer | None) -> pa.Array:
@@ -112,25 +150,35 @@ def decode_messages(run: Run, context: StreamContext) -> list[Change]:
     changes: list[Change] = []
     shapes, view, known = SHAPES[run.dialect], memoryview(run.buffer), -1
     form_of, code_at = shapes.by_code.get, shapes.code_at
+    names, collection_id, scope = context.collections, None, None
     about: Sequence[int | None] = ()
     beyond: RemoteProtocolError | None = None
     offsets = run.offsets if isinstance(run.offsets, list) else run.offsets.tolist()
     for offset, end in zip(offsets, (*offsets[1:], run.end), strict=True):
         form = form_of(view[offset + code_at] << 8 | view[offset + EXTRAS_LENGTH_AT])
         if form is None:
-            raise error_of(run, offset)
+            raise error_of(run, offset, prefixed=names is not None)
         numbers = form.pick((*form.unpack(view, offset), None, 0))
         key_length, seqno, rev_seqno, cas, flags, expiry, lock_time, delete_time, vbucket, datatype = numbers[:10]
         _, engine_length, tap_flags, nmeta, name_length = numbers[10:]
         key_at = offset + form.head_bytes + engine_length
         value_at, end = key_at + key_length, end - nmeta
         if not key_length or value_at > end or seqno == 0 or (form.bare and value_at < end):
-            raise error_of(run, offset)
+            raise error_of(run, offset, prefixed=names is not None)
         key = view[key_at:value_at].tobytes()
-        value = view[value_at:end].tobytes() if form.event is Event.MUTATION else None
-        collection = None
-        if name_length:
+        xattrs = collection = None
+        if names is not None:
+            collection_id, key = _split_prefix(run, offset, key, name_length)
+            scope, collection = names.of(collection_id)
+        elif name_length:
             collection, key = _split_name(run, offset, key, name_length)
+        if context.xattrs and datatype & Datatype.XATTR:
+            datatype &= ~Datatype.XATTR
+            try:
+                xattrs, value_at = _xattrs_at(view, value_at, end)
+            except RemoteProtocolError as error:
+                beyond = beyond or error
+        value = view[value_at:end].tobytes() if form.event is Event.MUTATION else None
         if tap_flags is not None:
             rev_seqno = None if engine_length < REV_SEQNO_BYTES else rev_seqno
             value = None if tap_flags & TapFlag.NO_VALUE else value
@@ -145,13 +193,39 @@ def decode_messages(run: Run, context: StreamContext) -> list[Change]:
             pairs = zip(StreamContext.NAMES, said, strict=True)
             about = [number if name in shapes.about_streams else None for name, number in pairs]
         vbuuid, *snapshot, history = about
-        row = (vbucket, vbuuid, seqno, rev_seqno, cas, form.event, key, value, None, None, collection, datatype)
+        row = (
+            vbucket,
+            vbuuid,
+            seqno,
+            rev_seqno,
+            cas,
+            form.event,
+            key,
+            value,
+            collection_id,
+            scope,
+            collection,
+            datatype,
+        )
         changes.append(
-            _new_change(Change, (*row, flags, expiry, lock_time, delete_time, None, *snapshot, history, None))
+            _new_change(Change, (*row, flags, expiry, lock_time, delete_time, xattrs, *snapshot, history, None))
         )
     if beyond is not None:
         raise beyond
     return changes
+
+
+def _split_prefix(run: Run, offset: int, key: bytes, name_length: int) -> tuple[int, bytes]:
+    """Return the collection's id that a key begins with, and the key behind it."""
+    if key[0] < 0x80 and len(key) > 1 and not name_length:
+        return key[0], key[1:]
+    try:
+        collection_id, rest = split_collection_key(key)
+    except RemoteProtocolError:
+        rest = b""
+    if not rest or name_length:
+        raise error_of(run, offset, prefixed=True)
+    return collection_id, rest
 
 
 def _split_name(run: Run, offset: int, key: bytes, length: int) -> tuple[str, bytes]:

@@ -1,7 +1,8 @@
 """The first half of the way to columns: the numbers of a run's frames, gathered at once, and checks of every frame.
 
 The fixed fields are gathered through one structured view that overlaps itself (a stride of one byte), or by the
-extension module in one pass. Where what lies is in penstock.wire.shapes.
+extension module in one pass. Where what lies is in penstock.wire.shapes. On a connection with collections keys are
+*prefixed*: they begin with the collection's id, which becomes a number like the others.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import pyarrow as pa
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire import native
+from penstock.wire.collection_key import split_collection_key
+from penstock.wire.collection_names import CollectionNames
 from penstock.wire.constants import Dialect, TapFlag
 from penstock.wire.dcp import COLLECTION_SEPARATOR
 from penstock.wire.frame import HEADER_BYTES, cut_frame
@@ -25,6 +28,7 @@ from penstock.wire.layout import Message, decode
 from penstock.wire.pieces import Column, Said, copies, room, window
 from penstock.wire.shapes import (
     BESIDE,
+    COLLECTION_ID,
     ENGINE_LENGTH,
     EXTRAS_LENGTH_AT,
     NARROW,
@@ -52,7 +56,9 @@ class Run(NamedTuple):
 class StreamContext:
     """What the streams of a connection say of all their rows, by vbucket: branch, snapshot, history.
 
-    Each attribute is an int64 array of `vbuckets` elements; u64 values stand as int64 with the same bits.
+    Each attribute of NAMES is an int64 array of `vbuckets` elements; u64 values stand as int64 with the same bits.
+    collections: what they are called, where keys are prefixed, as DCP has them; None where they are not. xattrs: values
+    may begin with extended attributes, and say so in their datatype.
     """
 
     NAMES = ("vbuuid", "snapshot_start", "snapshot_end", "snapshot_flags", "history")
@@ -60,6 +66,8 @@ class StreamContext:
     def __init__(self, vbuckets: int) -> None:
         self._table = np.zeros((len(self.NAMES), vbuckets), np.int64)
         self.vbuuid, self.snapshot_start, self.snapshot_end, self.snapshot_flags, self.history = self._table
+        self.collections: CollectionNames | None = None
+        self.xattrs = False
 
     def of(self, vbucket: int) -> list[int]:
         """Return what is said of one vbucket in the order of NAMES, unsigned. Raises as `rows` does."""
@@ -128,26 +136,31 @@ class Heads(NamedTuple):
         return by_form[self.forms] if self.form is None else by_form[self.form].item()
 
 
-def heads_of(run: Run) -> Heads:
+def heads_of(run: Run, *, prefixed: bool = False) -> Heads:
     """Gather the numbers of a run and check every frame against its layout.
 
     Raises RemoteProtocolError (fatal) for the first frame whose extras, key or value cannot be.
     """
     offsets = np.ascontiguousarray(run.offsets, np.int64)
-    heads, good = (
-        _gather(run, offsets) if native.extension is None else _gather_natively(run, offsets, native.extension)
-    )
+    if native.extension is None:
+        heads, good = _gather(run, offsets)
+        if prefixed and good:
+            heads, good = _split_prefixes(run, heads, good)
+    else:
+        heads, good = _gather_natively(run, offsets, native.extension, prefixed=prefixed)
     lengths = heads.numbers.get("collection_length")
     if lengths is not None and lengths[:good].any():
-        heads, good = _split_names(run, heads, good)
+        # No key begins with an id and a name; a name there is one of the prototype, which knew no ids.
+        heads, good = (heads, int(np.argmax(lengths != 0))) if prefixed else _split_names(run, heads, good)
     if good < len(offsets):
-        raise error_of(run, int(offsets[good]))
+        raise error_of(run, int(offsets[good]), prefixed=prefixed)
     return _of_tap(heads) if run.dialect is Dialect.TAP else heads
 
 
-def _gather_natively(run: Run, offsets: Column, extension: ModuleType) -> tuple[Heads, int]:
-    """Do what _gather does in one pass."""
-    shapes, table, count = SHAPES[run.dialect], native.TABLES[run.dialect], len(offsets)
+def _gather_natively(run: Run, offsets: Column, extension: ModuleType, *, prefixed: bool) -> tuple[Heads, int]:
+    """Do what _gather does, and _split_prefixes, in one pass."""
+    shapes, count = SHAPES[run.dialect], len(offsets)
+    table = native.PREFIXED_TABLE if prefixed else native.TABLES[run.dialect]
     forms, parts = np.empty(count, np.uint8), np.empty((3, count), np.int64)
     wide, _ = room((len(table.wide), count), np.int64)
     narrow, _ = room((len(table.narrow), count), np.int32)
@@ -157,7 +170,7 @@ def _gather_natively(run: Run, offsets: Column, extension: ModuleType) -> tuple[
     form = present.bit_length() - 1 if present.bit_count() == 1 else None
     said = _said(run.dialect, present)
     rows = zip((*table.wide, *table.narrow), (*wide, *narrow), strict=True)
-    numbers = {name: row for name, row in rows if name in said}
+    numbers = {name: row for name, row in rows if name in said or name == COLLECTION_ID}
     return Heads(shapes, form, forms, numbers, *parts), good
 
 
@@ -248,6 +261,31 @@ def _plan(dialect: Dialect, present: int) -> _Plan:
     return plan
 
 
+_MOST_PREFIX = 5
+
+
+def _split_prefixes(run: Run, heads: Heads, good: int) -> tuple[Heads, int]:
+    """Take the collections' ids off the first `good` keys; return as _gather does."""
+    octets, keys_at = np.frombuffer(run.buffer, np.uint8), heads.keys_at[:good].copy()
+    ids, bad = np.zeros(good, np.int64), np.zeros(good, np.bool_)
+    left: npt.NDArray[np.intp] | slice = slice(None)
+    for place in range(_MOST_PREFIX):
+        byte = octets[keys_at[left]]  # behind the end of a short key, too: the slack lies there
+        keys_at[left] += 1
+        ids[left] |= (byte & 0x7F).astype(np.int64) << 7 * place
+        if place:
+            bad[left] = byte == 0
+        going = np.flatnonzero(byte & 0x80)
+        left = going if isinstance(left, slice) else left[going]
+        if not len(left):
+            break
+    bad[left] = True
+    bad |= (ids >> 32 != 0) | (keys_at >= heads.values_at[:good])
+    if bad.any():
+        return heads, int(np.argmax(bad))
+    return heads._replace(keys_at=keys_at, numbers=heads.numbers | {COLLECTION_ID: ids}), good
+
+
 def _split_names(run: Run, heads: Heads, good: int) -> tuple[Heads, int]:
     """Take the collections' names off the first `good` keys; return as _gather does."""
     lengths = heads.numbers["collection_length"][:good]
@@ -298,13 +336,25 @@ REV_SEQNO_BYTES = 8
 """Engine-private data of fewer bytes says no rev_seqno."""
 
 
-def error_of(run: Run, offset: int) -> RemoteProtocolError:
+def error_of(run: Run, offset: int, *, prefixed: bool = False) -> RemoteProtocolError:
     """Return the error of the one frame that a check found, with the words of the single decoder."""
     try:
         message = decode(cut_frame(memoryview(run.buffer), offset), run.dialect)
     except RemoteProtocolError as error:
         return RemoteProtocolError(str(error), status=error.status)
-    return RemoteProtocolError(f"{message.opcode.name}: {_fault(message)}")
+    fault = _prefix_fault(message) if prefixed else None
+    return RemoteProtocolError(f"{message.opcode.name}: {fault or _fault(message)}")
+
+
+def _prefix_fault(message: Message) -> str | None:
+    """Return what is wrong with a message whose key should begin with a collection's id, if it is that."""
+    if getattr(message, "by_seqno", None) == 0 or getattr(message, NMETA, 0) > len(message.value):
+        return None
+    try:
+        _, key = split_collection_key(message.key)
+    except RemoteProtocolError as error:
+        return str(error)
+    return f"key {message.key.hex()}: nothing behind a collection id" if not key else "a collection by name and by id"
 
 
 def _fault(message: Message) -> str:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from penstock.wire.constants import Dialect
 from penstock.wire.shapes import (
     BESIDE,
+    COLLECTION_ID,
     ENGINE_LENGTH,
     EXTRAS_LENGTH_AT,
     KEY_LENGTH_AT,
@@ -38,7 +39,8 @@ if os.environ.get("PENSTOCK_NATIVE") != "0":
 class Table(NamedTuple):
     """What the extension is told of a dialect: see _native.c, whose `gather` takes table and number_of, `hop` marks.
 
-    wide, narrow: the names of the columns that are filled; what only says how long a part is stands in none.
+    wide, narrow: the names of the columns that are filled; what only says how long a part is stands in none. A table
+    for keys that begin with a collection's id has that as its last wide column.
     """
 
     table: npt.NDArray[np.int32]
@@ -55,15 +57,15 @@ _LOADED = 8
 """Bytes that are read for a number, whatever its own are."""
 
 
-def _table(shapes: Shapes) -> Table:
+def _table(shapes: Shapes, *, prefixed: bool = False) -> Table:
     needless = {name for name, said in shapes.said.items() if not said.any()} - {NONZERO} | {NMETA}
     wide, narrow = (tuple(name for name in names if name not in needless) for names in (WIDE, (*NARROW, *BESIDE)))
     rows = [_row(form, (*wide, *narrow)) for form in shapes.forms]
     reach = max(at for form in shapes.forms for at, _ in form.places.values()) + _LOADED
-    places = (shapes.code_at, EXTRAS_LENGTH_AT, KEY_LENGTH_AT)
-    table = np.array([*places, reach, len(wide), len(narrow), *(number for row in rows for number in row)], np.int32)
+    about = (shapes.code_at, EXTRAS_LENGTH_AT, KEY_LENGTH_AT, reach, prefixed, len(wide), len(narrow))
+    table = np.array([*about, *(number for row in rows for number in row)], np.int32)
     marks = b"".join(bytes([at]) + mask.tobytes() for at, mask in shapes.masks)
-    return Table(table, shapes.number_of, marks, wide, narrow)
+    return Table(table, shapes.number_of, marks, (*wide, COLLECTION_ID) if prefixed else wide, narrow)
 
 
 def _row(form: Form, names: tuple[str, ...]) -> list[int]:
@@ -76,3 +78,6 @@ def _row(form: Form, names: tuple[str, ...]) -> list[int]:
 
 
 TABLES: dict[Dialect, Table] = {dialect: _table(shapes) for dialect, shapes in SHAPES.items()}
+
+PREFIXED_TABLE = _table(SHAPES[Dialect.DCP], prefixed=True)
+"""For DCP, the one dialect that has collections."""

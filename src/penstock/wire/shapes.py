@@ -69,6 +69,9 @@ NARROW = ("vbucket", "datatype")
 BESIDE = ("opaque", "engine_length", "tap_flags", "nmeta", "collection_length")
 """The numbers of a message that are int64 columns, int32 columns, and no columns."""
 
+COLLECTION_ID = "collection_id"
+"""The number that keys begin with on a connection with collections; whatever the form, all frames of a run say it."""
+
 ENGINE_LENGTH, NMETA = "engine_length", "nmeta"
 """The bytes between extras and key, and the bytes behind the value."""
 
@@ -190,6 +193,7 @@ class Shapes:
         """By name: which of the forms say a number, or have a value."""
         names = (*WIDE, *NARROW, *BESIDE)
         said = {name: np.array([name in form.places for form in self.forms]) for name in names}
+        said[COLLECTION_ID] = np.ones(len(self.forms), np.bool_)
         return said | {"value": np.array([form.event is Event.MUTATION for form in self.forms])}
 
     @cached_property
