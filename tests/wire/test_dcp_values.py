@@ -21,6 +21,7 @@ from penstock.wire.dcp_values import (
     pack_framing,
     pack_xattrs,
     split_extended_meta,
+    split_xattrs,
     stream_id,
     unpack_cached,
     unpack_collection,
@@ -259,3 +260,14 @@ def test_meta_data_is_split_from_the_value() -> None:
     assert split_extended_meta(b"value", 0) == (b"value", b"")
     with pytest.raises(RemoteProtocolError, match="400 bytes in a value of 3"):
         split_extended_meta(b"abc", 400)
+
+
+@given(st.dictionaries(NAMES, st.binary(max_size=30)), st.binary(max_size=30))
+def test_the_section_of_attributes_is_split_off_as_it_is(xattrs: dict[str, bytes], body: bytes) -> None:
+    assert split_xattrs(pack_xattrs(xattrs, body)) == (pack_xattrs(xattrs), body)
+
+
+@pytest.mark.parametrize("value", [b"", b"\0\0\0", b"\0\0\0\1"])
+def test_no_section_of_attributes(value: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="extended attributes"):
+        split_xattrs(value)

@@ -376,6 +376,15 @@ class FrameInfo(IntEnum):
     TOKEN_AUTH = 7
 
 
+class ResponseFrameInfo(IntEnum):
+    """The elements of a response's framing extras. Source: BinaryProtocol.md, "Frame info"."""
+
+    SERVER_DURATION = 0
+    READ_UNITS = 1
+    WRITE_UNITS = 2
+    THROTTLE_DURATION = 3
+
+
 class DurabilityLevel(IntEnum):
     """How far a write must have got before it is answered. Source: BinaryProtocol.md, "Durability requirement"."""
 

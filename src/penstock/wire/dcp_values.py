@@ -66,6 +66,12 @@ def unpack_xattrs(value: bytes) -> XattrValue:
     return XattrValue(xattrs, value[end:])
 
 
+def split_xattrs(value: bytes) -> tuple[bytes, bytes]:
+    """Return the section of the attributes, as it is, and the body. What stands in the section is not looked at."""
+    end = _counted(value, 0, len(value), "extended attributes")
+    return value[:end], value[end:]
+
+
 def _counted(value: bytes, at: int, end: int, what: str) -> int:
     """Return where what begins at `at` with its length, u32, ends."""
     if at + _U32.size > end:

@@ -1,0 +1,59 @@
+"""Values with the datatype SNAPPY: the raw format, without frames and checksums.
+
+Source: google/snappy, format_description.txt. A value begins with how long it is inflated, as a varint.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import cramjam
+
+from penstock.errors import RemoteProtocolError
+from penstock.wire.constants import MAX_VALUE, Status
+
+__all__ = ["MAX_INFLATED", "deflate", "inflate", "inflated_length"]
+
+MAX_INFLATED: Final = MAX_VALUE + 1024 * 1024
+"""Bytes of a document with its extended attributes."""
+
+_MOST = 64
+_FROM = 3
+"""The densest element makes 64 bytes out of 3."""
+
+
+def inflated_length(value: bytes) -> int:
+    """Return how many bytes a value says that it has inflated. Raises RemoteProtocolError (EINVAL, not fatal) for one
+    that does not say it, or that is too short for it."""
+    try:
+        length: int = cramjam.snappy.decompress_raw_len(value)
+    except cramjam.DecompressionError as error:
+        raise _bad(value, str(error)) from error
+    if not value or length * _FROM > len(value) * _MOST:
+        raise _bad(value, f"cannot become {length}")
+    return length
+
+
+def inflate(value: bytes, limit: int = MAX_INFLATED) -> bytes:
+    """Return the value without the compression.
+
+    Raises RemoteProtocolError, not fatal: E2BIG for more than `limit` bytes, which are not made, EINVAL for garbage.
+    """
+    length = inflated_length(value)
+    if length > limit:
+        raise RemoteProtocolError(
+            f"compressed value of {length} bytes, limit {limit}", status=Status.E2BIG, fatal=False
+        )
+    try:
+        return bytes(cramjam.snappy.decompress_raw(value))
+    except cramjam.DecompressionError as error:
+        raise _bad(value, str(error)) from error
+
+
+def deflate(value: bytes) -> bytes:
+    """Return the value compressed, which may make it longer."""
+    return bytes(cramjam.snappy.compress_raw(value))
+
+
+def _bad(value: bytes, why: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"compressed value of {len(value)} bytes: {why}", fatal=False)

@@ -1,0 +1,43 @@
+"""What statuses mean, as clients ask for it."""
+
+import json
+
+import pytest
+
+from penstock.wire.constants import Status
+from penstock.wire.error_map import ATTRIBUTES, MEANINGS, error_map
+
+
+def test_every_status_has_an_entry():
+    assert set(MEANINGS) == set(Status)
+    assert json.loads(error_map(2))["errors"].keys() == {f"{status:x}" for status in Status}
+
+
+@pytest.mark.parametrize("status", Status, ids=lambda status: status.name)
+def test_entries(status):
+    for version in (1, 2):
+        entry = json.loads(error_map(version))["errors"][f"{status:x}"]
+        assert entry["name"] == status.name
+        assert entry["desc"]
+        assert entry["attrs"]
+        assert set(entry["attrs"]) <= ATTRIBUTES
+        assert len(entry["attrs"]) == len(set(entry["attrs"]))
+
+
+def test_what_success_is():
+    successes = {status.name for status, (_, attributes) in MEANINGS.items() if "success" in attributes.split()}
+    assert successes == {"SUCCESS", "RANGE_SCAN_COMPLETE", "SUBDOC_SUCCESS_DELETED"}
+
+
+@pytest.mark.parametrize(("asked", "version"), [(1, 1), (2, 2), (3, 2), (0xFFFF, 2)])
+def test_the_newest_form_that_the_asker_reads(asked, version):
+    said = json.loads(error_map(asked))
+    assert (said["version"], said["revision"]) == (version, 1)
+    attributes = {name for entry in said["errors"].values() for name in entry["attrs"]}
+    assert ({"rate-limit", "system-constraint"} <= attributes) == (version == 2)
+    assert ({"rate-limit", "system-constraint"} & attributes == set()) == (version == 1)
+
+
+def test_there_is_no_form_0():
+    with pytest.raises(ValueError, match="version 0, expected 1 or more"):
+        error_map(0)
