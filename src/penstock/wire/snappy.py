@@ -10,7 +10,7 @@ from typing import Final
 import cramjam
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.constants import MAX_VALUE, Status
+from penstock.wire.constants import MAX_VALUE
 
 __all__ = ["MAX_INFLATED", "deflate", "inflate", "inflated_length"]
 
@@ -37,13 +37,11 @@ def inflated_length(value: bytes) -> int:
 def inflate(value: bytes, limit: int = MAX_INFLATED) -> bytes:
     """Return the value without the compression.
 
-    Raises RemoteProtocolError, not fatal: E2BIG for more than `limit` bytes, which are not made, EINVAL for garbage.
+    Raises RemoteProtocolError (EINVAL, not fatal) for garbage, and for more than `limit` bytes, which are not made.
     """
     length = inflated_length(value)
     if length > limit:
-        raise RemoteProtocolError(
-            f"compressed value of {length} bytes, limit {limit}", status=Status.E2BIG, fatal=False
-        )
+        raise _bad(value, f"{length} inflated, limit {limit}")
     try:
         return bytes(cramjam.snappy.decompress_raw(value))
     except cramjam.DecompressionError as error:
