@@ -313,8 +313,11 @@ def test_a_stream_goes_on_while_a_request_of_its_connection_waits(client, other)
     assert Opcode.SEQNO_PERSISTENCE in [frame.opcode for frame in client.frames]
 
 
-def test_a_tap_checkpoint_is_waited_for(client, other):
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_tap_checkpoint_is_waited_for(client, other, on_disk):
     client.set(b"k")
+    if on_disk:  # then no commit comes that could answer
+        assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
     parked(client, other, CheckpointPersistence(checkpoint_id=2))
     assert other.status(CreateCheckpoint()) == S.SUCCESS
     assert client.receive().specific == S.SUCCESS

@@ -38,12 +38,13 @@ _CLOSE_SECONDS = 120.0
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
-    """A parked request. is_done: tells whether what it waits for is on disk."""
+    """A parked request. is_done: tells whether what it waits for is on disk. too_late: its answer where that fails."""
 
     vbucket: Vbucket
     is_done: Callable[[], bool]
     reply: bytes
     resume: Resume
+    too_late: StatusError | None = None
     timer: asyncio.TimerHandle | None = None
 
 
@@ -118,6 +119,8 @@ class Flusher:
             self._begin()
         elif uncommitted and self._timer is None:
             self._timer = self._loop.call_later(self._settings.commit_seconds, self._begin)
+        elif not uncommitted and self._waiters:  # what somebody waits for may have begun only now, with all on disk
+            self._loop.call_soon(self._answer)
 
     def _begin(self) -> None:
         if self._timer is not None:
@@ -145,16 +148,20 @@ class Flusher:
             self.commits += 1
             self.persisted += taken
         self._note_fault()
-        for waiter in tuple(self._waiters):
-            if self._broken:
-                self._end(waiter, _no_more(self.store))
-            elif waiter.is_done():
-                self._end(waiter, waiter.reply)
+        self._answer()
         if self._flushes and not self._closed:
             self._begin()
         else:
             self.changed()
         self.after()
+
+    def _answer(self) -> None:
+        """Answer whoever has waited long enough."""
+        for waiter in tuple(self._waiters):
+            if self._broken:
+                self._end(waiter, _no_more(self.store))
+            elif waiter.is_done():
+                self._end(waiter, waiter.reply)
 
     async def flush(self) -> None:
         """Return when all that was stored before is on disk. Raises TemporaryFailure if it could not be written."""
@@ -199,28 +206,38 @@ class Flusher:
 
     # Waiting
 
-    def until(self, vbucket: Vbucket, is_done: Callable[[], bool], reply: bytes) -> bytes:
+    def until(
+        self,
+        vbucket: Vbucket,
+        is_done: Callable[[], bool],
+        reply: bytes,
+        *,
+        patience: float | None = None,
+        too_late: StatusError | None = None,
+    ) -> bytes:
         """Return the reply to a request if what it asks for is on disk, as is_done tells.
 
-        Raises Parked where it is not yet; the wait ends with NotMyVbucket or TemporaryFailure if something happens to
-        the vbucket, with TemporaryFailure after `patience`. Raises TemporaryFailure if nothing is confirmed any more.
+        patience: seconds to wait, None: as long as the flusher's. too_late: the answer after that, and whatever else
+        ends the wait; None: TemporaryFailure, or NotMyVbucket where that is what has happened.
+        Raises Parked where it is not on disk yet, TemporaryFailure (or too_late) if nothing is confirmed any more.
         """
         if self.store.broken:
-            raise _no_more(self.store)
+            raise too_late or _no_more(self.store)
         if is_done():
             return reply
-        raise Parked(partial(self._enter, vbucket, is_done, reply))
+        waiter = partial(_Waiter, vbucket, is_done, reply, too_late=too_late)
+        raise Parked(partial(self._enter, waiter, self.patience if patience is None else patience))
 
-    def _enter(self, vbucket: Vbucket, is_done: Callable[[], bool], reply: bytes, resume: Resume) -> GiveUp:
-        waiter = _Waiter(vbucket, is_done, reply, resume)
-        waiter.timer = self._loop.call_later(self.patience, self._give_up, waiter)
+    def _enter(self, make: Callable[[Resume], _Waiter], patience: float, resume: Resume) -> GiveUp:
+        waiter = make(resume)
+        waiter.timer = self._loop.call_later(patience, self._give_up, waiter, patience)
         self._waiters.add(waiter)
         self.changed()
         return partial(self._forget, waiter)
 
-    def _give_up(self, waiter: _Waiter) -> None:
+    def _give_up(self, waiter: _Waiter, patience: float) -> None:
         number = waiter.vbucket.id
-        self._end(waiter, TemporaryFailure(f"vbucket {number}: not on disk after {self.patience:g} s", vbucket=number))
+        self._end(waiter, TemporaryFailure(f"vbucket {number}: not on disk after {patience:g} s", vbucket=number))
 
     def _forget(self, waiter: _Waiter) -> None:
         if waiter.timer is not None:
@@ -230,7 +247,7 @@ class Flusher:
     def _end(self, waiter: _Waiter, answer: bytes | StatusError) -> None:
         if waiter in self._waiters:
             self._forget(waiter)
-            waiter.resume(answer)
+            waiter.resume(waiter.too_late or answer if isinstance(answer, StatusError) else answer)
 
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
         """End the waits for a vbucket: what they waited for may be gone, or others' concern."""
