@@ -72,7 +72,7 @@ REFUSED = [
     (
         "durability",
         Frame(Magic.ALT_REQUEST, Opcode.GET, opaque=77, key=b"there", framing=b"\x11\x01"),
-        S.UNKNOWN_FRAME_INFO,
+        S.EINVAL,
     ),
 ]
 

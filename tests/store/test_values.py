@@ -1,9 +1,10 @@
 import pytest
 
-from penstock.errors import DeltaBadValue, NotSupported
+from penstock.errors import DeltaBadValue
 from penstock.store.values import counted, extended
 from penstock.wire.constants import Datatype
 from penstock.wire.dcp_values import pack_xattrs
+from penstock.wire.snappy import deflate
 
 LAST = 2**64 - 1
 JSON, XATTR, SNAPPY = Datatype.JSON, Datatype.XATTR, Datatype.SNAPPY
@@ -61,6 +62,6 @@ def test_more_is_put_to_a_value(
     assert extended(value, datatype, more, in_front=True) == (in_front, after)
 
 
-def test_nothing_is_put_to_a_compressed_value() -> None:
-    with pytest.raises(NotSupported, match="compressed"):
-        extended(b"\x03\x08old", SNAPPY, b"new", in_front=False)
+def test_a_compressed_value_comes_back_inflated() -> None:
+    assert extended(deflate(b"old"), SNAPPY | JSON, b"new", in_front=False) == (b"oldnew", 0)
+    assert counted(deflate(b"41"), SNAPPY, 1) == (42, b"42")

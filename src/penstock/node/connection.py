@@ -19,7 +19,7 @@ from operator import length_hint
 from typing import TYPE_CHECKING, cast
 
 from penstock.errors import NoBucket, RemoteProtocolError, StatusError
-from penstock.node.dispatch import TABLES, answer_malformed, unusual
+from penstock.node.dispatch import NO_INFOS, TABLES, answer_malformed, unusual
 from penstock.node.features import datatypes_of
 from penstock.node.keys import key_reader
 from penstock.node.map_reader import MapReader
@@ -61,7 +61,7 @@ class NodeConnection(asyncio.BufferedProtocol):
     tokens: stores answer with vbuuid and seqno; datatypes: those that it understands; xerror: it knows the newer
     statuses. dialect: None until the first change-stream request, unless the listener has one; handlers: of its
     requests. read_key, write_key: make the store's key of a request's, to read the document and to change it. map: the
-    cluster map, as it knows it.
+    cluster map, as it knows it. infos: what the request that is served says in its framing extras.
     producer: there from the first change-stream request on. paused: the peer does not take what is sent. frame_began:
     when, by the event loop's clock, the frame did that has not ended yet; 0 for none. peer: its address and port.
     agent: what HELLO called it. user: who logged in.
@@ -82,6 +82,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.handlers = TABLES[None]
         self.read_key = self.write_key = key_reader(self)
         self.map = MapReader(self)
+        self.infos = NO_INFOS
         self.producer: ChangeProducer | None = None
         self.paused = False
         self.frame_began = 0.0

@@ -16,22 +16,27 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.errors import InvalidArguments, RemoteProtocolError
+from penstock.errors import AccessDenied, InvalidArguments, RemoteProtocolError
 from penstock.node import dcp, kv, kv_meta, session, upr, upr_draft, vbuckets
 from penstock.node.disk import commands as disk
+from penstock.node.durability import check_durability, when_durable
 from penstock.node.replies import Goodbye, Handler, reply
 from penstock.node.tap import commands as tap
 from penstock.wire.connection import Malformed
 from penstock.wire.constants import DCP_OPCODES, TAP_OPCODES, Dialect, DraftCode, Feature, Magic, Opcode, Status
 from penstock.wire.frame import Frame, opcode_name
+from penstock.wire.frame_info import RequestInfos, unpack_request_infos
 from penstock.wire.layout import ABSENT, MAYBE, PRESENT, Code, layout_of, layouts_of
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
 
-__all__ = ["TABLES", "answer_malformed", "take_response", "unusual"]
+__all__ = ["NO_INFOS", "TABLES", "answer_malformed", "take_response", "unusual"]
 
 Shape = tuple[int, int, int, int, bool, bool, bool]
+
+NO_INFOS = RequestInfos()
+"""What a request without framing extras asks for."""
 
 _REQUEST = int(Magic.REQUEST)
 _EMPTY = {ABSENT: (True,), PRESENT: (False,), MAYBE: (True, False)}
@@ -116,8 +121,7 @@ def unusual(connection: NodeConnection, frame: Frame) -> bytes:
     if magic not in (Magic.REQUEST, Magic.ALT_REQUEST):
         raise Goodbye(f"{opcode_name(opcode)} with magic 0x{magic:02x}, which this node never asked for")
     if framing:
-        # Also those that the protocol knows: a durability that is passed over would be a promise.
-        raise RemoteProtocolError("framing extras", status=Status.UNKNOWN_FRAME_INFO, fatal=False)
+        return _with_infos(connection, frame)
     if upr_draft.claims(frame, connection.dialect):
         return upr_draft.refuse(connection, frame)
     if datatype & ~connection.datatypes:
@@ -129,6 +133,33 @@ def unusual(connection: NodeConnection, frame: Frame) -> bytes:
         return speech.refuse(connection, frame)
     layout_of(frame).check(frame)
     raise RemoteProtocolError(f"{opcode_name(opcode)} is not served here", status=Status.UNKNOWN_COMMAND, fatal=False)
+
+
+def _with_infos(connection: NodeConnection, frame: Frame) -> bytes:
+    """Serve a request with framing extras as the same one without, beside what they ask for.
+
+    What is not passed over is refused: a durability that nobody cares for would be a promise.
+    """
+    infos = unpack_request_infos(frame.framing)
+    if infos.impersonate is not None or infos.privileges or infos.token_id is not None:
+        raise AccessDenied("nobody may act for somebody else here")
+    if infos.durability is not None:
+        check_durability(connection, frame, infos.durability)
+    connection.infos = infos
+    try:
+        answer = serve(connection, frame._replace(magic=Magic.REQUEST, framing=b""))
+    finally:
+        connection.infos = NO_INFOS
+    if infos.durability is not None:
+        return when_durable(connection, frame, answer, infos.durability)
+    return answer
+
+
+def serve(connection: NodeConnection, frame: Frame) -> bytes:
+    """Serve a frame of any kind. Raises as `unusual` does, and whatever its handler raises."""
+    magic, opcode, _, datatype, _, cas, extras, key, value, _ = frame
+    shape = (magic, datatype, opcode, len(extras), not key, not value, not cas)
+    return connection.handlers.get(shape, unusual)(connection, frame)
 
 
 def _refusing(dialect: Dialect | None, opcode: int) -> Speech | None:

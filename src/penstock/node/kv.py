@@ -6,13 +6,15 @@ from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from penstock.errors import InvalidArguments, KeyNotFound, TooBig
+from penstock.errors import KeyNotFound, TooBig
 from penstock.node.replies import Handler, reply
+from penstock.node.values import check_stored, shown
 from penstock.store.locks import lock_seconds
 from penstock.store.vbucket import Item, Stored, Vbucket
 from penstock.wire.constants import MAX_VALUE, Datatype, Magic, Opcode, VbucketState
 from penstock.wire.frame import HEADER, HEADER_BYTES, Frame
 from penstock.wire.kv import Count, GetLocked, GetReply, Set, StoreReply, Touch
+from penstock.wire.snappy import inflate
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
@@ -103,11 +105,11 @@ def _getting(read: Read | None = None, with_key: bool = False, *, quiet: bool) -
                 return b""
             raise KeyNotFound
         cas, flags, datatype, value, _, _, _ = item
+        if datatype:
+            datatype, value = shown(connection.datatypes, datatype, value)
         if with_key:
             value = key + value
         key_length = len(key) if with_key else 0
-        if datatype:
-            datatype &= connection.datatypes
         body = _GET_EXTRAS + len(value)
         return _GET_HEAD.pack(_RESPONSE, opcode, key_length, _GET_EXTRAS, datatype, 0, body, opaque, cas, flags) + value
 
@@ -152,6 +154,8 @@ def _storing(store: Callable[..., Stored], *, quiet: bool) -> Handler:
             vbucket = serving(connection, frame)  # raises
         if len(value) > MAX_VALUE:
             check_value(value)  # raises
+        if datatype:
+            check_stored(datatype, value)
         flags, expiry = _SET_EXTRAS.unpack(extras)
         stored = store(vbucket, key, value, flags=flags, expiry=expiry, datatype=datatype, cas=cas)
         connection.counters.cmd_set += 1
@@ -170,9 +174,9 @@ def _extending(in_front: bool, *, quiet: bool) -> Handler:
 
     def extend(connection: NodeConnection, frame: Frame) -> bytes:
         vbucket, key = serving(connection, frame), connection.write_key(frame.key)
-        if frame.datatype & ~Datatype.JSON:
-            raise InvalidArguments(f"datatype 0x{frame.datatype:02x}, expected a piece that is taken as it is")
-        stored = vbucket.extend(key, frame.value, cas=frame.cas, in_front=in_front)
+        check_stored(frame.datatype, frame.value)
+        piece = inflate(frame.value) if frame.datatype & Datatype.SNAPPY else frame.value
+        stored = vbucket.extend(key, piece, cas=frame.cas, in_front=in_front)
         connection.counters.cmd_set += 1
         return changed(connection, vbucket, stored, frame, quiet)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.errors import DeltaBadValue, NotSupported
+from penstock.errors import DeltaBadValue
 from penstock.wire.constants import Datatype
+from penstock.wire.snappy import inflate
 
 __all__ = ["counted", "extended"]
 
@@ -16,6 +17,7 @@ def counted(value: bytes, datatype: int, delta: int) -> tuple[int, bytes]:
     """Return the number that a value is, plus `delta`, and the value with it. Extended attributes stay.
 
     From 2^64 on it begins at 0 again; below 0 it stays there. Raises DeltaBadValue for a value that is no decimal u64.
+    A compressed value comes back inflated.
     """
     xattrs, body = _apart(value, datatype)
     if not body.isdigit() or len(body) > _MOST_DIGITS or (number := int(body)) >= _NUMBERS:
@@ -27,18 +29,18 @@ def counted(value: bytes, datatype: int, delta: int) -> tuple[int, bytes]:
 def extended(value: bytes, datatype: int, more: bytes, *, in_front: bool) -> tuple[bytes, int]:
     """Return a value with more behind it, or in front of it but behind its extended attributes, and its datatype.
 
-    It counts as JSON no longer. Raises NotSupported for a value that is compressed.
+    It counts as JSON no longer. A compressed value comes back inflated.
     """
-    if datatype & Datatype.SNAPPY:
-        raise NotSupported("a compressed value, to which nothing can be appended")
     if not more:
         return value, datatype
     xattrs, body = _apart(value, datatype)
-    return xattrs + (more + body if in_front else body + more), datatype & ~Datatype.JSON
+    return xattrs + (more + body if in_front else body + more), datatype & ~(Datatype.JSON | Datatype.SNAPPY)
 
 
 def _apart(value: bytes, datatype: int) -> tuple[bytes, bytes]:
-    """Return the section with the extended attributes, as it is, and the document."""
+    """Return the section with the extended attributes, as it is, and the document, inflated."""
+    if datatype & Datatype.SNAPPY:
+        value = inflate(value)
     if not datatype & Datatype.XATTR:
         return b"", value
     end = _LENGTH_BYTES + int.from_bytes(value[:_LENGTH_BYTES], "big")

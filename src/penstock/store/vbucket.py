@@ -12,20 +12,20 @@ from penstock.errors import (
     Locked,
     NotLocked,
     NotStored,
-    OutOfMemory,
     OutOfRange,
-    TemporaryFailure,
     TooBig,
 )
 from penstock.store.clock import absolute_expiry
 from penstock.store.conflict import Meta, wins
-from penstock.store.history import CAS, OPCODE, REV_SEQNO, History, Newest
+from penstock.store.events import SYSTEM_PREFIX, read_event
+from penstock.store.history import CAS, OPCODE, REV_SEQNO, Newest
 from penstock.store.index import RowIndex
 from penstock.store.locks import LOCKED_CAS, Lock
 from penstock.store.log import Log
+from penstock.store.scoped import REFUSED, ScopedHistory
 from penstock.store.tombstone import TOMBSTONE_BYTES, tombstone_head
 from penstock.store.values import counted, extended
-from penstock.wire.constants import MAX_VALUE, Magic, Opcode, VbucketState
+from penstock.wire.constants import MAX_VALUE, Datatype, Magic, Opcode, VbucketState
 from penstock.wire.dcp import DELETION_HEAD, MUTATION_HEAD, DeletionV2, Mutation, head_struct
 from penstock.wire.frame import HEADER_BYTES
 from penstock.wire.schema import Event
@@ -40,7 +40,6 @@ _MUTATION = int(Opcode.DCP_MUTATION)
 _MUTATION_BYTES = MUTATION_HEAD.size  # of a frame without key and value
 _MUTATION_EXTRAS = MUTATION_HEAD.size - HEADER_BYTES
 _NANOSECONDS = 10**9
-_REFUSED = (TemporaryFailure, OutOfMemory)  # what the log says when it takes nothing
 
 
 class Item(NamedTuple):
@@ -84,7 +83,7 @@ _read_meta = head_struct(Mutation, "datatype", "cas", "rev_seqno", "flags", "exp
 _read_tombstone = head_struct(DeletionV2, "datatype", "cas", "rev_seqno", "delete_time").unpack_from
 
 
-class Vbucket(History):
+class Vbucket(ScopedHistory):
     """One vbucket of a bucket. Sizes of keys and values are checked by the caller: 1..250 bytes, 0..20 MiB.
 
     Methods that store raise TemporaryFailure or OutOfMemory, and change nothing, while the log takes nothing. They
@@ -124,6 +123,10 @@ class Vbucket(History):
         self._locks.clear()
         return seqno
 
+    def _forget_document(self, key: bytes) -> None:
+        super()._forget_document(key)
+        self._locks.pop(key, None)
+
     # Documents
 
     def get(self, key: bytes) -> Item | None:
@@ -137,7 +140,7 @@ class Vbucket(History):
             return None
         key_length, datatype, body, cas, seqno, rev_seqno, flags, expiry = _read_document(buffer, at)
         if expiry and expiry <= self._now() // _NANOSECONDS:
-            with suppress(*_REFUSED):  # it is no document any more, whether or not that can be written down
+            with suppress(*REFUSED):  # it is no document any more, whether or not that can be written down
                 self._expire(key)
             return None
         if self._locks and (lock := self._locks.get(key)) is not None:
@@ -198,13 +201,13 @@ class Vbucket(History):
                 raise KeyNotFound(vbucket=self.id)
             return Counted(*self.add(key, b"%d" % initial, expiry=expiry), initial)
         number, value = counted(item.value, item.datatype, delta)
-        return Counted(*self._rewrite(key, item._replace(value=value)), number)
+        datatype = item.datatype & ~Datatype.SNAPPY
+        return Counted(*self._rewrite(key, item._replace(value=value, datatype=datatype)), number)
 
     def extend(self, key: bytes, more: bytes, *, cas: int = 0, in_front: bool = False) -> Stored:
         """Put more behind, or in front of, a document's value. cas: what it must have now, 0 for whatever it has.
 
-        Raises NotStored if there is no document, KeyExists if it has another cas, TooBig if its value would be, and
-        NotSupported if that is compressed.
+        Raises NotStored if there is no document, KeyExists if it has another cas, TooBig if its value would be.
         """
         item = self._writable(key, cas)
         if item is None:
@@ -251,7 +254,7 @@ class Vbucket(History):
         """Return the meta data of a document, or of its tombstone; None if there never was one. cas: as of `get`."""
         newest = self._look(key)
         if self._is_over(newest):
-            with suppress(*_REFUSED):
+            with suppress(*REFUSED):
                 self._expire(key)
                 newest = self._look(key)
         if newest is None:
@@ -332,7 +335,8 @@ class Vbucket(History):
         seqno: its place in the history that this vbucket is a copy of, above high_seqno; None: the next one of this
         vbucket's own. snapshot_end: of the snapshot that it is a part of; until a change has reached it, whole_seqno
         stays where it was. None: the change is a snapshot by itself.
-        Raises OutOfRange for a seqno that is not above high_seqno, or a number above LAST_SEQNO.
+        With the key of a system event it is that event. Raises OutOfRange for a seqno that is not above high_seqno, or
+        a number above LAST_SEQNO; RemoteProtocolError for a system event that is none.
         """
         high = self.high_seqno
         if seqno is None:
@@ -341,6 +345,9 @@ class Vbucket(History):
             raise OutOfRange(f"vbucket {self.id}: seqno {seqno} after {high}", vbucket=self.id)
         if rev_seqno > LAST_SEQNO:  # the next change of the key counts on from it
             raise OutOfRange(f"vbucket {self.id}: rev_seqno {rev_seqno}, limit {LAST_SEQNO}", vbucket=self.id)
+        told = None
+        if key.startswith(SYSTEM_PREFIX):
+            told = read_event(key, value, flags if event is Event.MUTATION else None)
         key_length, value_length = len(key), len(value)
         if event is Event.MUTATION:
             body = _MUTATION_EXTRAS + key_length + value_length
@@ -362,7 +369,10 @@ class Vbucket(History):
             )
         frame = b"".join((head, key, value))
         self._begin_change(seqno, snapshot_end)
-        self._commit(self._find(key, len(frame)), key, seqno, frame)
+        if told is None:
+            self._commit(self._find(key, len(frame)), key, seqno, frame)
+        else:
+            self._apply_event(told, seqno, frame)
         if self._locks:
             self._locks.pop(key, None)
         self._clock.see(cas)

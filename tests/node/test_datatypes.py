@@ -1,0 +1,78 @@
+"""Compressed values and extended attributes: what is kept of them, and what a reader gets to see."""
+
+import pytest
+
+from penstock.wire.constants import Datatype, Feature, Status
+from penstock.wire.dcp_values import pack_xattrs
+from penstock.wire.kv import Append, Count, Hello, Set, SetWithMeta, pack_features
+from penstock.wire.snappy import deflate, inflate
+from tests.node.wire_client import connected
+
+D, F = Datatype, Feature
+TEXT = b'{"text":"' + b"water " * 100 + b'"}'
+
+
+def hello(client, *features):
+    assert client.status(Hello(value=pack_features(features))) == Status.SUCCESS
+
+
+@pytest.fixture
+def modern(node):
+    with connected(node) as client:
+        hello(client, F.SNAPPY, F.JSON, F.XATTR)
+        yield client
+
+
+def test_a_compressed_value_is_kept_as_it_came(modern):
+    packed = deflate(TEXT)
+    assert modern.set(b"k", packed, datatype=D.SNAPPY | D.JSON).specific == Status.SUCCESS
+    read = modern.get(b"k")
+    assert (read.value, read.datatype) == (packed, D.SNAPPY | D.JSON)
+
+
+@pytest.mark.parametrize(("features", "datatype"), [((), 0), ((F.JSON,), D.JSON)])
+def test_who_has_not_agreed_on_compression_gets_it_inflated(client, modern, features, datatype):
+    modern.set(b"k", deflate(TEXT), datatype=D.SNAPPY | D.JSON)
+    hello(client, *features)
+    read = client.get(b"k")
+    assert (read.value, read.datatype) == (TEXT, datatype)
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"\xff\xff\xff\xff\x0f", b"\x80\x80\x80\x80\x08x", deflate(TEXT)[:-1], b"\x05abc"]
+)
+def test_what_only_claims_to_be_compressed_is_refused(modern, value):
+    assert modern.set(b"bad", value, datatype=D.SNAPPY).specific in (Status.EINVAL, Status.E2BIG)
+    assert modern.get(b"bad").specific == Status.KEY_ENOENT
+
+
+def test_pieces_are_put_to_what_is_compressed(modern):
+    modern.set(b"k", deflate(b"abc"), datatype=D.SNAPPY)
+    assert modern.status(Append(key=b"k", value=deflate(b"def"), datatype=D.SNAPPY)) == Status.SUCCESS
+    read = modern.get(b"k")
+    assert (read.value, read.datatype) == (b"abcdef", 0)
+    modern.set(b"n", deflate(b"41"), datatype=D.SNAPPY)
+    assert modern.ask(Count(key=b"n", delta=1)).value == (42).to_bytes(8, "big")
+    read = modern.get(b"n")
+    assert (read.value, read.datatype) == (b"42", 0)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_readers_see_no_extended_attributes(client, modern, compressed):
+    value = pack_xattrs({"_sync": b"{}", "mine": b"1"}, TEXT)
+    datatype = D.XATTR | D.JSON
+    if compressed:
+        value, datatype = deflate(value), datatype | D.SNAPPY
+    stored = SetWithMeta(key=b"x", value=value, datatype=datatype, flags=1, expiry=0, rev_seqno=1, new_cas=7)
+    assert modern.status(stored) == Status.SUCCESS
+    assert (modern.get(b"x").value, modern.get(b"x").datatype) == (TEXT, D.JSON)
+    assert (client.get(b"x").value, client.get(b"x").datatype) == (TEXT, 0)
+    assert modern.meta(b"x").value_datatype == datatype
+
+
+def test_a_document_brings_no_extended_attributes_with_it(modern):
+    assert modern.status(Set(key=b"k", value=pack_xattrs({"a": b"1"}), datatype=D.XATTR)) == Status.EINVAL
+
+
+def test_inflating_gives_what_was_compressed():
+    assert inflate(deflate(TEXT)) == TEXT

@@ -1,0 +1,88 @@
+"""Durable writes, and the other things that a request may say in its framing extras."""
+
+import pytest
+
+from penstock.node import Node
+from penstock.node.buckets import BucketSpec
+from penstock.wire.constants import DurabilityLevel, Status
+from penstock.wire.frame_info import Durability, RequestInfos, pack_request_infos
+from penstock.wire.kv import Add, Append, Count, Delete, Get, Noop, Set
+from tests.node.wire_client import connected
+
+L, S = DurabilityLevel, Status
+LEVELS = list(L)
+
+
+def framing(level, timeout_ms=None):
+    return pack_request_infos(RequestInfos(durability=Durability(level, timeout_ms)))
+
+
+@pytest.fixture
+def durable(tmp_path):
+    with Node.running(vbuckets=4, data_dir=tmp_path) as node, connected(node) as client:
+        yield client
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_on_disk_every_level_can_be_had(durable, level):
+    assert durable.status(Set(key=b"k", value=b"1", framing=framing(level))) == S.SUCCESS
+    if level > L.MAJORITY:
+        stats = durable.stats("vbucket-seqno 0")
+        assert stats["vb_0:last_persisted_seqno"] == stats["vb_0:high_seqno"] == "1"
+
+
+def test_every_command_that_changes_a_document_can_ask_for_it(durable):
+    said = framing(L.PERSIST_TO_MAJORITY, 5000)
+    for message in (
+        Add(key=b"k", value=b"1", framing=said),
+        Count(key=b"k", delta=1, framing=said),
+        Append(key=b"k", value=b"1", framing=said),
+        Set(key=b"k", value=b"1", framing=said),
+        Delete(key=b"k", framing=said),
+    ):
+        assert durable.status(message) == S.SUCCESS, message
+
+
+@pytest.mark.parametrize("message", [Get(key=b"k", framing=framing(L.MAJORITY)), Noop(framing=framing(L.MAJORITY))])
+def test_others_cannot(durable, message):
+    assert durable.status(message) == S.EINVAL
+
+
+def test_in_memory_a_majority_of_one_is_all_there_is(client):
+    statuses = [client.status(Set(key=b"k", framing=framing(level))) for level in LEVELS]
+    assert statuses == [S.SUCCESS, S.DURABILITY_INVALID_LEVEL, S.DURABILITY_INVALID_LEVEL]
+
+
+@pytest.mark.parametrize(
+    ("spec", "status"),
+    [
+        ({"replicas": 1}, S.DURABILITY_IMPOSSIBLE),
+        ({"replicas": 2}, S.DURABILITY_IMPOSSIBLE),
+        ({"replicas": 3}, S.DURABILITY_INVALID_LEVEL),
+        ({"kind": "memcached"}, S.NOT_SUPPORTED),
+    ],
+)
+def test_what_the_bucket_does_not_have(node, client, spec, status):
+    node.buckets["default"].spec = BucketSpec(name="default", **spec)
+    assert client.status(Set(key=b"refused", framing=framing(L.MAJORITY))) == status
+    assert client.get(b"refused").specific == S.KEY_ENOENT
+
+
+@pytest.mark.parametrize(
+    ("infos", "status"),
+    [
+        (bytes((0x11, 0)), S.DURABILITY_INVALID_LEVEL),
+        (bytes((0x13, 1, 0, 0)), S.EINVAL),
+        (bytes((0x13, 1, 0xFF, 0xFF)), S.EINVAL),
+        (bytes((0x12, 1, 0)), S.EINVAL),
+        (bytes((0x11, 1, 0x11, 1)), S.EINVAL),
+        (bytes((0x15, 1)), S.EINVAL),
+        (bytes((0xE0,)), S.UNKNOWN_FRAME_INFO),
+        (pack_request_infos(RequestInfos(impersonate="root")), S.EACCESS),
+        (pack_request_infos(RequestInfos(token_id=1)), S.EACCESS),
+        (pack_request_infos(RequestInfos(barrier=True)), S.SUCCESS),
+    ],
+)
+def test_what_framing_extras_say(client, infos, status):
+    assert client.status(Set(key=b"k", framing=infos)) == status
+    assert client.status(Noop()) == S.SUCCESS
