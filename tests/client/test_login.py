@@ -1,0 +1,141 @@
+"""What the client says to log in: the examples of the specifications, a node's side of it, and servers that lie."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.client.login import PLAIN, SCRAM, PlainLogin, ScramLogin, choose_login, names_of, prepared
+from penstock.errors import AccessDenied, RemoteProtocolError, UsageError
+
+ALL = [*SCRAM, PLAIN]
+
+EXAMPLES = [
+    pytest.param(
+        "SCRAM-SHA1",
+        "fyko+d2lbbFgONRv9qkxdawL",
+        "r=fyko+d2lbbFgONRv9qkxdawL3rfcNHYJY1ZVvWVs7j,s=QSXCR+Q6sek8bf92,i=4096",
+        "c=biws,r=fyko+d2lbbFgONRv9qkxdawL3rfcNHYJY1ZVvWVs7j,p=v0X8v3Bz2T0CJGbJQyF0X+HI4Ts=",
+        "v=rmF9pqV8S7suAoZWja4dJRkFsKQ=",
+        id="RFC 5802",
+    ),
+    pytest.param(
+        "SCRAM-SHA256",
+        "rOprNGfwEbeRWgbNEkqO",
+        "r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096",
+        "c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=",
+        "v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=",
+        id="RFC 7677",
+    ),
+]
+
+
+@pytest.mark.parametrize(("mechanism", "nonce", "challenge", "final", "verifier"), EXAMPLES)
+def test_the_examples_of_the_specifications(mechanism, nonce, challenge, final, verifier):
+    login = ScramLogin([mechanism], "user", "pencil", nonce=nonce)
+    assert login.initial() == f"n,,n=user,r={nonce}".encode()
+    assert login.step(challenge.encode()) == final.encode()
+    login.finish(verifier.encode())
+    login.finish(verifier.encode() + b",x=extension")
+    for wrong in (b"", b"v=", verifier[:-5].encode(), b"e=other-error", b"v=AAAA"):
+        with pytest.raises(RemoteProtocolError, match="did not prove"):
+            login.finish(wrong)
+
+
+CHOICES = [
+    (ALL, False, "SCRAM-SHA512"),
+    (["PLAIN", "SCRAM-SHA1", "SCRAM-SHA256"], False, "SCRAM-SHA256"),
+    (["OAUTHBEARER", "SCRAM-SHA1"], False, "SCRAM-SHA1"),
+    (["PLAIN", "OAUTHBEARER"], True, "PLAIN"),
+]
+
+
+@pytest.mark.parametrize(("offered", "plain_allowed", "mechanism"), CHOICES)
+def test_the_strongest_that_is_offered(offered, plain_allowed, mechanism):
+    assert choose_login(offered, "u", "p", plain_allowed=plain_allowed).mechanism == mechanism
+
+
+@pytest.mark.parametrize(("offered", "said"), [(["PLAIN"], "only over TLS"), ([], "offers none"), (["X"], "offers X")])
+def test_nothing_in_common(offered, said):
+    with pytest.raises(AccessDenied, match=said):
+        choose_login(offered, "u", "p")
+    with pytest.raises(AccessDenied):
+        ScramLogin(offered, "u", "p")
+
+
+def test_a_list_of_mechanisms():
+    assert names_of(b"SCRAM-SHA512 scram-sha1  PLAIN\n") == ["SCRAM-SHA512", "SCRAM-SHA1", "PLAIN"]
+    assert names_of(b"") == []
+    assert names_of(b"\xff") == ["\ufffd"]
+
+
+def test_plain():
+    login = PlainLogin("user", "pa ss")
+    assert login.initial() == b"\0user\0pa ss"
+    login.finish(b"Authenticated")
+    with pytest.raises(RemoteProtocolError, match="only one step"):
+        login.step(b"r=x")
+    for user, password in (("a\0b", "p"), ("a", "p\0q")):
+        with pytest.raises(UsageError, match="NUL"):
+            PlainLogin(user, password)
+
+
+def test_names_are_escaped_and_prepared():
+    assert b"n=a=2Cb=3Dc,r=" in ScramLogin(ALL, "a,b=c", "p").initial()
+    assert ScramLogin(ALL, "\u2168", "p").initial().startswith(b"n,,n=IX,")  # RFC 4013, section 3
+    assert prepared("I\u00adX") == "IX"
+    for refused in ("\u0007", "\u0627\u0031", "\U0001f600"):
+        with pytest.raises(UsageError, match="RFC 4013") as caught:
+            prepared(f"secret{refused}")
+        assert "secret" not in str(caught.value)
+    with pytest.raises(UsageError, match="empty"):
+        ScramLogin(ALL, "\u00ad", "p")
+
+
+def test_each_login_has_its_own_nonce():
+    assert ScramLogin(ALL, "u", "p").initial() != ScramLogin(ALL, "u", "p").initial()
+
+
+LIES = [
+    ("", "that is not r="),
+    ("r=N1,s=AAAA", "that is not r="),
+    ("s=AAAA,r=N1,i=4096", "that is not r="),
+    ("r=N1,s=AAAA,i=4096,i=4096", "that is not r="),
+    ("r=N1,s=A,i=4096", "that is not r="),
+    ("r=N1,s=,i=4096", "that is not r="),
+    ("r=N1,s=AAAA,i=-4096", "that is not r="),
+    ("r=N1,s=AAAA,i=", "that is not r="),
+    ("r=N1,s=AAAA,i=\u0664\u0660\u0669\u0666", "that is not r="),
+    ("e=unknown-user", "that is not r="),
+    ("r=N1,s=AAAA,i=1", "with 1 iterations, 4000 to 1000000"),
+    ("r=N1,s=AAAA,i=999999999", "with 999999999 iterations"),
+    (f"r=N1,s=AAAA,i={'9' * 900}", "a number of 900 digits iterations"),
+    ("r=N,s=AAAA,i=4096", "nonce"),
+    ("r=M1,s=AAAA,i=4096", "nonce"),
+]
+
+
+@pytest.mark.parametrize(("challenge", "said"), LIES)
+def test_challenges_that_are_not_answered(challenge, said):
+    with pytest.raises(RemoteProtocolError, match=said):
+        ScramLogin(ALL, "u", "p", nonce="N").step(challenge.encode())
+
+
+def test_what_old_servers_ask_for_is_answered():
+    assert ScramLogin(ALL, "u", "p", nonce="N").step(b"r=N1,s=AAAA,i=4000,x=later").startswith(b"c=biws,r=N1,p=")
+
+
+@given(st.binary(max_size=60) | st.from_regex(rb"r=N[a-z]?,s=[A-Za-z=]{0,8},i=[0-9]{0,3}(,.=.?)*", fullmatch=True))
+def test_any_challenge_is_answered_or_refused(challenge):
+    with pytest.raises(RemoteProtocolError):
+        ScramLogin(ALL, "u", "p", nonce="N").step(challenge)
+
+
+@given(st.binary(max_size=60))
+def test_no_other_verifier_is_believed(verifier):
+    with pytest.raises(RemoteProtocolError):
+        ScramLogin(ALL, "u", "p", nonce="N").finish(verifier)
+
+
+def test_passwords_do_not_show():
+    for login in (ScramLogin(ALL, "user", "hunter2"), PlainLogin("user", "hunter2")):
+        assert "hunter2" not in repr(login)
