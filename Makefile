@@ -6,7 +6,7 @@ BIN := .venv/bin
 UV := uv==0.13.8
 SOURCES := src tests $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py examples/*.py fuzz/*.py tools/*.py))))
 BENCHMARKS := $(addprefix benchmarks.,decode encode store kv producer stream dialects spark \
-	durable durable_read durable_open durable_pause durable_scaling)
+	durable durable_read durable_open durable_pause durable_scaling idle login sdk)
 BENCHED := .venv/installed-bench
 GENERATORS := $(wildcard tools/generate_*.py)
 
@@ -32,9 +32,12 @@ test: install ## all tests but the long ones; ARGS='-k rollback' chooses
 quick: install ## the tests that need no Spark session
 	@exec $(BIN)/python -m pytest -m "not spark and not soak" $(ARGS)
 
-.PHONY: compat
-compat: install ## clients of others: installs them, and runs the tests against them
+.PHONY: others
+others: install ## programs of others, which tests and benchmarks hold a node against
 	@tools/install_compat
+
+.PHONY: compat
+compat: others ## the tests with programs of others; without these they are skipped in `make test`
 	@PENSTOCK_COMPAT=required exec $(BIN)/python -m pytest tests/compat $(ARGS)
 
 .PHONY: soak
@@ -65,7 +68,7 @@ $(BENCHED): requirements/bench.txt | install
 	@touch $@
 
 .PHONY: bench
-bench: $(BENCHED) ## every benchmark, one after the other; benchmarks/RESULTS.md has the figures
+bench: $(BENCHED) others ## every benchmark, one after the other; benchmarks/RESULTS.md has the figures
 	@set -e; for bench in $(BENCHMARKS); do $(BIN)/python -m $$bench $(ARGS); echo; done
 
 # A pin stays as it is while the ranges allow it; UPGRADE=1 moves all to the newest.
