@@ -1,0 +1,107 @@
+"""The path of a part of a document: keys and indexes, as in `address.lines[0]`.
+
+A key stands as it does between the quotes of JSON text, escapes included, but for \\u, which paths do not have. What is
+between backticks is taken as it is, so that a key may have dots and brackets; a doubled backtick is one of the key's
+own. Index -1 is an array's last element. A dot may stand in front of a bracket; one at the end is refused, as is `[]`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from json import JSONDecoder
+from typing import NamedTuple
+
+from penstock.errors import StatusError, status_error
+from penstock.wire.constants import Status
+
+__all__ = ["LAST", "MAX_COMPONENTS", "MAX_PATH", "Component", "Key", "Path", "parse_path", "spelled"]
+
+MAX_PATH = 1024
+"""Bytes of a path."""
+
+MAX_COMPONENTS = 32
+LAST = -1
+"""As an index: of the last element."""
+
+
+class Key(NamedTuple):
+    """A component that is a key. name: what it means. text: as it is spelled between quotes."""
+
+    name: str
+    text: str
+
+
+Component = Key | int
+Path = tuple[Component, ...]
+
+_INDEX = re.compile(r"\[(-1|[0-9]+)\]")
+_KEY = re.compile(r"(?:[^\\`.\[\]]|\\[\"/\\bfnrt]|`(?:[^\\`]|\\[\"/\\bfnrt])*`)+")
+_BACKTICKS = re.compile("``?")
+
+_name_of = JSONDecoder().raw_decode
+
+
+@lru_cache(maxsize=1024)
+def parse_path(path: bytes) -> Path:
+    """Return the components of a path, none for the empty one.
+
+    Raises StatusError: SUBDOC_PATH_EINVAL for what is no path, SUBDOC_PATH_E2BIG for one of more than 1024 bytes or 32
+    components.
+    """
+    if len(path) > MAX_PATH:
+        raise status_error(Status.SUBDOC_PATH_E2BIG, f"path of {len(path)} bytes, limit {MAX_PATH}")
+    try:
+        text = path.decode()
+    except UnicodeDecodeError:
+        raise _bad(path, "it is not UTF-8") from None
+    components: list[Component] = []
+    at = 0
+    while at < len(text):
+        component, at = _component(path, text, at)
+        if len(components) == MAX_COMPONENTS:
+            raise status_error(Status.SUBDOC_PATH_E2BIG, f"path of more than {MAX_COMPONENTS} components")
+        components.append(component)
+        if at < len(text) and text[at] == ".":
+            at += 1
+            if at == len(text):
+                raise _bad(path, "nothing follows the last dot")
+        elif at < len(text) and text[at] != "[":
+            raise _bad(path, f"expected a dot or a bracket at {at}")
+    return tuple(components)
+
+
+def spelled(path: Path) -> str:
+    """Return a path as messages show it."""
+    return "".join(f"[{each}]" if isinstance(each, int) else f".{each.name}" for each in path).lstrip(".") or "''"
+
+
+def _component(path: bytes, text: str, at: int) -> tuple[Component, int]:
+    """Return the component that begins at `at`, and where it ends."""
+    if (index := _INDEX.match(text, at)) is not None:
+        return int(index[1]), index.end()
+    key = _KEY.match(text, at)
+    if key is None:
+        raise _bad(path, f"expected a key or an index at {at}")
+    return _key(path, key[0]), key.end()
+
+
+def _key(path: bytes, part: str) -> Key:
+    if len(part) > 1 and part[0] == part[-1] == "`":
+        part = part[1:-1]
+    if "`" in part:
+        part = _BACKTICKS.sub(lambda found: found[0][1:], part)
+    if not part:
+        raise _bad(path, "a key is empty")
+    quoted = f'"{part}"'
+    try:
+        name, end = _name_of(quoted)
+    except ValueError:
+        end = 0
+    if end != len(quoted):
+        raise _bad(path, f"key {part!r} has a quote or a control character that is not escaped")
+    return Key(name, part)
+
+
+def _bad(path: bytes, why: str) -> StatusError:
+    return status_error(Status.SUBDOC_PATH_EINVAL, f"path {path[:80]!r}: {why}")
