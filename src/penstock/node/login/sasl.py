@@ -1,0 +1,216 @@
+"""One connection's login, as the node does it. No I/O: what arrives goes in, what is to be answered comes out.
+
+Source: RFC 5802 and 7677 (SCRAM), RFC 4616 (PLAIN); memcached daemon/sasl_auth_command_context.cc for the statuses:
+what cannot be understood is EINVAL, an unknown mechanism and a wrong password are AUTH_ERROR; both end the exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.client.login import PLAIN
+from penstock.errors import UsageError
+from penstock.node.login.roles import User
+from penstock.node.login.tls import names_in
+from penstock.node.login.users import MAX_NAME, Users, proper_name
+from penstock.node.login.verifier import scramp_name
+from penstock.wire.constants import Opcode, Status
+
+if TYPE_CHECKING:
+    from penstock.node.login.access import Access
+
+__all__ = ["MAX_VALUE", "TRANSITIONS", "AuthState", "Login", "Step"]
+
+MAX_VALUE = 1024
+"""Bytes of what a client says in one step."""
+
+_LONGEST_ESCAPED = 3 * MAX_NAME + 2  # n= and a name of nothing but commas
+
+
+class AuthState(Enum):
+    NOTHING = "nothing"
+    CHALLENGED = "challenged"
+    LOGGED_IN = "logged in"
+    FAILED = "failed"
+
+
+class Step(NamedTuple):
+    """What a request for login is answered with. why: for the log, without anything secret.
+
+    judged: a password or a proof of one was right or wrong: what guessing is about.
+    """
+
+    status: Status
+    value: bytes = b""
+    why: str = ""
+    judged: bool = False
+
+
+_AUTH, _STEP = Opcode.SASL_AUTH, Opcode.SASL_STEP
+_S = AuthState
+
+_BEGIN: dict[tuple[Opcode, Status], AuthState] = {
+    (_AUTH, Status.SUCCESS): _S.LOGGED_IN,
+    (_AUTH, Status.AUTH_CONTINUE): _S.CHALLENGED,
+    (_AUTH, Status.AUTH_ERROR): _S.FAILED,
+    (_AUTH, Status.EINVAL): _S.FAILED,
+}
+_END: dict[tuple[Opcode, Status], AuthState] = {
+    (_STEP, Status.SUCCESS): _S.LOGGED_IN,
+    (_STEP, Status.AUTH_ERROR): _S.FAILED,
+    (_STEP, Status.EINVAL): _S.FAILED,
+}
+
+TRANSITIONS: dict[AuthState, dict[tuple[Opcode, Status], AuthState]] = {
+    _S.NOTHING: _BEGIN,
+    _S.CHALLENGED: _BEGIN | _END,
+    _S.LOGGED_IN: _BEGIN,
+    _S.FAILED: _BEGIN,
+}
+"""By what was asked, and what the answer is. A request that a state has nothing for is EINVAL, and changes nothing.
+
+SASL_AUTH begins anew in every state: who was logged in is so no more.
+"""
+
+
+class Login:
+    """access: of the listener. state: see TRANSITIONS. user: who has logged in; None before, and after a failure.
+
+    nonce: what the server adds to the client's, for tests; None: drawn.
+    """
+
+    def __init__(self, access: Access, *, nonce: str | None = None) -> None:
+        self.access = access
+        self._nonce = nonce
+        self.state = AuthState.NOTHING
+        self.user: User | None = None
+        self._exchange: _Scram | None = None
+
+    @property
+    def acting(self) -> User | None:
+        """Who is behind this connection's requests; None: somebody who must log in first."""
+        return self.user or self.access.anonymous_user
+
+    def begin(self, mechanism: bytes, value: bytes) -> Step:
+        """Take a SASL_AUTH. mechanism: the request's key."""
+        self.user = self._exchange = None
+        name = _mechanism(mechanism)
+        if name not in self.access.mechanisms:
+            step = Step(Status.AUTH_ERROR, why=f"mechanism {_shown(mechanism)} is not offered here")
+        elif len(value) > MAX_VALUE:
+            step = _too_long(value)
+        elif name == PLAIN:
+            step = self._plain(value)
+        else:
+            exchange = _Scram(self.access.users, name, self._nonce)
+            step = exchange.first(value)
+            if step.status is Status.AUTH_CONTINUE:
+                self._exchange = exchange
+        return self._after(_AUTH, step)
+
+    def step(self, mechanism: bytes, value: bytes) -> Step:
+        """Take a SASL_STEP. mechanism: the request's key, which has to be the one of SASL_AUTH."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return Step(Status.EINVAL, why="SASL_STEP without SASL_AUTH before it")
+        if exchange.mechanism != _mechanism(mechanism):
+            step = Step(Status.EINVAL, why=f"SASL_STEP with {_shown(mechanism)}, begun with {exchange.mechanism}")
+        elif len(value) > MAX_VALUE:
+            step = _too_long(value)
+        else:
+            step = exchange.final(value)
+            self.user = exchange.user if step.status is Status.SUCCESS else None
+        return self._after(_STEP, step)
+
+    def present(self, certificate: Mapping[str, Any] | None) -> User | None:
+        """Log in who has this certificate, if they are a user here. certificate: as `SSLObject.getpeercert` has it."""
+        found = (self.access.users.find(name) for name in names_in(certificate or {}))
+        user = next((user for user in found if user is not None), None)
+        if user is not None:
+            self.user, self.state = user, AuthState.LOGGED_IN
+        return user
+
+    def _after(self, opcode: Opcode, step: Step) -> Step:
+        self.state = TRANSITIONS[self.state][opcode, step.status]
+        return step
+
+    def _plain(self, value: bytes) -> Step:
+        try:
+            authzid, name, password = value.decode().split("\0")
+        except ValueError:
+            return Step(Status.EINVAL, why="PLAIN: expected [authzid] NUL user NUL password in UTF-8")
+        if authzid not in ("", name):
+            return Step(Status.AUTH_ERROR, why="PLAIN: in another's name")
+        if len(name.encode()) > MAX_NAME:
+            return Step(Status.EINVAL, why=f"PLAIN: a user name of more than {MAX_NAME} bytes")
+        self.user = self.access.users.check(name, password)
+        if self.user is None:
+            return Step(Status.AUTH_ERROR, why=f"PLAIN: no such user or another password: {name!r}", judged=True)
+        return Step(Status.SUCCESS, judged=True)
+
+
+class _Scram:
+    """One exchange: first message, challenge, proof, verdict. user: whose proof was right."""
+
+    def __init__(self, users: Users, mechanism: str, nonce: str | None) -> None:
+        from scramp import ScramMechanism  # type: ignore[import-untyped]
+
+        self.mechanism = mechanism
+        self.user: User | None = None
+        self._users = users
+        self._name = ""
+        self._server = ScramMechanism(scramp_name(mechanism)).make_server(self._verifier, s_nonce=nonce)
+
+    def _verifier(self, name: str) -> tuple[bytes, bytes, bytes, int]:
+        self._name = name  # as SASLprep has it
+        one = self._users.verifier(self.mechanism, name)
+        return one.salt, one.stored_key, one.server_key, one.iterations
+
+    def first(self, value: bytes) -> Step:
+        from scramp import ScramException
+
+        parts = value.split(b",", 3)
+        if len(parts) > 2 and len(parts[2]) > _LONGEST_ESCAPED:
+            return Step(Status.EINVAL, why=f"{self.mechanism}: a user name of more than {MAX_NAME} bytes")
+        try:
+            self._server.set_client_first(value.decode())
+            proper_name(self._name)
+            return Step(Status.AUTH_CONTINUE, self._server.get_server_first().encode())
+        except UnicodeDecodeError:
+            return Step(Status.EINVAL, why=f"{self.mechanism}: a first message that is not UTF-8")
+        except (ScramException, UsageError) as error:
+            return Step(Status.EINVAL, why=f"{self.mechanism}: {error.args[0]}")
+
+    def final(self, value: bytes) -> Step:
+        from scramp import ScramException
+        from scramp.utils import ServerError  # type: ignore[import-untyped]
+
+        try:
+            self._server.set_client_final(value.decode())
+            verdict = self._server.get_server_final().encode()
+        except UnicodeDecodeError:
+            return Step(Status.EINVAL, why=f"{self.mechanism}: a final message that is not UTF-8")
+        except ScramException as error:
+            if error.server_error is ServerError.INVALID_PROOF:
+                why = f"{self.mechanism}: no such user or another password: {self._name!r}"
+                return Step(Status.AUTH_ERROR, why=why, judged=True)
+            return Step(Status.EINVAL, why=f"{self.mechanism}: {error.args[0]}")
+        self.user = self._users.find(self._name)
+        if self.user is None:  # removed since the challenge
+            return Step(Status.AUTH_ERROR, why=f"{self.mechanism}: no such user any more: {self._name!r}", judged=True)
+        return Step(Status.SUCCESS, verdict, judged=True)
+
+
+def _mechanism(key: bytes) -> str:
+    """Return a mechanism's name as it is listed: clients need not write it in capitals."""
+    return key.decode("ascii", "replace").upper()
+
+
+def _shown(mechanism: bytes) -> str:
+    return repr(mechanism[:20].decode("ascii", "replace"))
+
+
+def _too_long(value: bytes) -> Step:
+    return Step(Status.EINVAL, why=f"{len(value)} bytes in one step of the login, expected at most {MAX_VALUE}")

@@ -1,0 +1,119 @@
+"""The users that a node knows: who they are, what checks their passwords, and what they may do."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.client.login import SCRAM, prepared
+from penstock.errors import UsageError
+from penstock.node.login.roles import User
+from penstock.node.login.verifier import ITERATIONS, MIN_ITERATIONS, Verifier, verifiers_of
+
+__all__ = ["MAX_NAME", "Account", "Users", "account_of", "development_users", "proper_name"]
+
+MAX_NAME = 128
+"""Bytes of a user's name."""
+
+DEVELOPER, DEVELOPER_PASSWORD = "Administrator", "password"
+"""The one user of a node without users, whom clients that have to log in can be."""
+
+_CHECKED_WITH = "SCRAM-SHA256"
+"""Which of a user's verifiers checks a password that is given as it is: one is enough."""
+
+_REMEMBERED = 1000
+"""Users whose password was right and is checked without the iterations the next time: HTTP has it in every request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A user, and their verifiers by mechanism: one for each of SCRAM."""
+
+    user: User
+    verifiers: Mapping[str, Verifier]
+
+
+def proper_name(name: str) -> str:
+    """Return a user's name as it is kept. Raises UsageError for one that cannot be a user's."""
+    kept = prepared(name)
+    if not 0 < len(kept.encode()) <= MAX_NAME:
+        raise UsageError(f"user name of {len(kept.encode())} bytes, expected 1 to {MAX_NAME}")
+    return kept
+
+
+def account_of(user: User, password: str, iterations: int = ITERATIONS) -> Account:
+    """Return a user with this password. Raises UsageError for an empty one, and as Verifier.derive does."""
+    if not password:
+        raise UsageError("an empty password")
+    return Account(user, verifiers_of(password, iterations))
+
+
+class Users:
+    """Accounts by name. version: another number whenever they may have changed.
+
+    secret: what the challenges of users who do not exist are made with; to be kept as long as the salts of the others.
+    """
+
+    def __init__(self, accounts: Mapping[str, Account], secret: bytes) -> None:
+        self.version = 0
+        self._memory_key = secrets.token_bytes(32)
+        self._replace(accounts, secret)
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def _replace(self, accounts: Mapping[str, Account], secret: bytes) -> None:
+        """Have these accounts from now on, and forget what was known of the passwords of others."""
+        self._accounts, self._secret = dict(accounts), secret
+        counts = Counter(one.iterations for account in accounts.values() for one in account.verifiers.values())
+        self._iterations = counts.most_common(1)[0][0] if counts else ITERATIONS
+        self._remembered: OrderedDict[str, bytes] = OrderedDict()
+        self.version += 1
+
+    def refresh(self) -> None:
+        """Look for changes, where there is something to look at."""
+
+    def find(self, name: str) -> User | None:
+        """Return a user as they are now."""
+        self.refresh()
+        account = self._accounts.get(name)
+        return None if account is None else account.user
+
+    def verifier(self, mechanism: str, name: str) -> Verifier:
+        """Return what checks a user's proof; for a name that nobody has, what no proof fits."""
+        self.refresh()
+        account = self._accounts.get(name)
+        if account is None:
+            return Verifier.invented(mechanism, name, self._iterations, self._secret)
+        return account.verifiers[mechanism]
+
+    def check(self, name: str, password: str) -> User | None:
+        """Return the user whose password this is. Takes milliseconds, unless it was right before."""
+        try:
+            name = proper_name(name)
+        except UsageError:
+            return None
+        self.refresh()
+        account = self._accounts.get(name)
+        digest = hmac.digest(self._memory_key, password.encode("utf-8", "surrogatepass"), "sha256")
+        if account is not None and hmac.compare_digest(self._remembered.get(name, b""), digest):
+            self._remembered.move_to_end(name)
+            return account.user
+        if not self.verifier(_CHECKED_WITH, name).fits(password) or account is None:
+            return None
+        self._remembered[name] = digest
+        self._remembered.move_to_end(name)
+        if len(self._remembered) > _REMEMBERED:
+            self._remembered.popitem(last=False)
+        return account.user
+
+
+def development_users() -> Users:
+    """Return the users of a node that was given none: one, with a password that everybody knows."""
+    user = User.of(DEVELOPER, ["admin"])
+    account = Account(user, verifiers_of(DEVELOPER_PASSWORD, MIN_ITERATIONS))
+    assert account.verifiers.keys() == SCRAM.keys()
+    return Users({DEVELOPER: account}, secrets.token_bytes(32))

@@ -1,0 +1,275 @@
+"""The file of users: what is in it, what it survives, and what a node does when it changes."""
+
+import hashlib
+import json
+import logging
+import os
+import stat
+from threading import Thread
+
+import pytest
+
+from penstock.errors import Error, UsageError
+from penstock.node.login import User, UsersFile
+from penstock.node.login.users import account_of
+from penstock.node.login.users_file import CHECK_SECONDS, change_users, read_users
+from penstock.node.login.verifier import MIN_ITERATIONS
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def add(path, name, password, *roles):
+    with change_users(path) as accounts:
+        accounts[name] = account_of(User.of(name, roles or ["admin"]), password, MIN_ITERATIONS)
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "users.json"
+    add(path, "alice", "wonderland", "data_reader[beer:s]", "data_writer[*]")
+    return path
+
+
+def test_what_is_kept(path):
+    add(path, "Zoë", "hunter2")
+    accounts, secret = read_users(path)
+    assert sorted(accounts) == ["Zoë", "alice"]
+    assert list(map(str, accounts["alice"].user.roles)) == ["data_reader[beer:s]", "data_writer[*]"]
+    assert all(one.fits("wonderland") and not one.fits("x") for one in accounts["alice"].verifiers.values())
+    assert len(secret) == 32
+    text = path.read_text()
+    assert "wonderland" not in text
+    assert "hunter2" not in text
+    assert "Zoë" in text
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(path.parent) == ["users.json"]
+
+
+def test_the_secret_stays_when_users_change(path):
+    _, before = read_users(path)
+    add(path, "bob", "x")
+    with change_users(path) as accounts:
+        del accounts["alice"]
+    accounts, after = read_users(path)
+    assert (list(accounts), after) == (["bob"], before)
+
+
+def test_a_link_to_the_file_stays_one(path, tmp_path):
+    link = tmp_path / "link.json"
+    link.symlink_to(path.name)
+    add(link, "bob", "x")
+    assert link.is_symlink()
+    assert sorted(read_users(path)[0]) == ["alice", "bob"]
+
+
+def test_changes_at_the_same_time_are_all_there(path):
+    threads = [Thread(target=add, args=(path, f"user{n}", "x")) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(read_users(path)[0]) == ["alice", *(f"user{n}" for n in range(6))]
+
+
+def test_a_change_that_fails_changes_nothing(path):
+    before = path.read_bytes()
+
+    def stumble():
+        with change_users(path) as accounts:
+            accounts.clear()
+            raise UsageError("stumbled")
+
+    with pytest.raises(UsageError, match="stumbled"):
+        stumble()
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_cannot_be_written(tmp_path):
+    with pytest.raises(Error, match="cannot be written: File name too long"):
+        add(tmp_path / ("x" * 250), "bob", "x")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_that_is_not_there(tmp_path):
+    with pytest.raises(UsageError, match="expected a directory: No such file"):
+        add(tmp_path / "none" / "users.json", "bob", "x")
+
+
+def test_a_file_that_others_may_read_is_warned_about(path, caplog):
+    path.chmod(0o640)
+    with caplog.at_level(logging.WARNING, "penstock.node"):
+        read_users(path)
+    assert "others may read or change it (mode 640), expected 600" in caplog.text
+    add(path, "bob", "x")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def edited(path, change):
+    said = json.loads(path.read_text())
+    change(said)
+    path.write_text(json.dumps(said))
+
+
+def verifier_in(said):
+    return said["users"]["alice"]["verifiers"]["SCRAM-SHA256"]
+
+
+DAMAGE = [
+    (lambda said: said.update(format=2), "format 2, this version knows 1"),
+    (lambda said: said.pop("format"), "there is no 'format'"),
+    (lambda said: said.update(secret="AAAA"), "a secret of 3 bytes"),
+    (lambda said: said.update(secret=7), "no file of users, or a damaged one"),
+    (lambda said: said.pop("users"), "there is no 'users'"),
+    (lambda said: said.update(users=[]), "no file of users, or a damaged one"),
+    (lambda said: said["users"].update({"\u2168": said["users"]["alice"]}), "in another form than SASLprep gives"),
+    (lambda said: said["users"].update({"": said["users"]["alice"]}), "user name of 0 bytes, expected 1 to 128"),
+    (lambda said: said["users"]["alice"].update(roles=["king"]), "role 'king': expected data_reader"),
+    (lambda said: said["users"]["alice"].update(roles=7), "no file of users, or a damaged one"),
+    (lambda said: said["users"]["alice"]["verifiers"].pop("SCRAM-SHA1"), "there is no 'SCRAM-SHA1'"),
+    (lambda said: verifier_in(said).update(iterations=1), "1 iterations, expected 4096 to 1000000"),
+    (lambda said: verifier_in(said).update(iterations=True), "True iterations"),
+    (lambda said: verifier_in(said).update(stored_key="AAAA"), "keys of 3 and 32 bytes, expected 32"),
+    (lambda said: verifier_in(said).update(salt="AAAA"), "salt of 3"),
+    (lambda said: verifier_in(said).update(salt="!"), "no file of users, or a damaged one"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), DAMAGE)
+def test_damage_is_one_sentence(path, change, said):
+    edited(path, change)
+    with pytest.raises(UsageError) as caught:
+        read_users(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"7", b"null", b"{", b"\xff", b"[" * 100_000, b'{"format": 1}'])
+def test_what_is_no_file_of_users_at_all(path, text):
+    path.write_bytes(text)
+    with pytest.raises(UsageError, match=r"users\.json: no file of users, or a damaged one"):
+        read_users(path)
+
+
+def test_a_file_that_is_not_there_or_cannot_be_read(tmp_path):
+    with pytest.raises(UsageError, match="there is no such file; `penstock user add NAME --users"):
+        UsersFile(tmp_path / "none.json")
+    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+        UsersFile(tmp_path)
+
+
+# While a node has it
+
+
+def test_a_change_is_noticed_within_a_second(path, clock):
+    users = UsersFile(path, clock)
+    version = users.version
+    add(path, "bob", "x", "data_reader[wine]")
+    assert users.find("bob") is None  # not looked again yet
+    clock.now += CHECK_SECONDS
+    bob = users.find("bob")
+    assert bob is not None
+    assert bob.sees("wine")
+    assert users.version > version
+    version = users.version
+    clock.now += CHECK_SECONDS
+    assert users.find("bob") is bob  # nothing was read again
+    assert users.version == version
+
+
+def test_a_node_that_is_told_reads_it_at_once(path, clock):
+    users = UsersFile(path, clock)
+    add(path, "bob", "x")
+    assert users.reload()
+    assert users.find("bob") is not None
+
+
+def test_what_cannot_be_read_leaves_the_users_as_they_were(path, clock, caplog):
+    users = UsersFile(path, clock)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    with caplog.at_level(logging.ERROR, "penstock.node"):
+        for _ in range(5):
+            clock.now += CHECK_SECONDS
+            assert users.check("alice", "wonderland") is users.find("alice")
+    assert caplog.text.count("the users stay as they were") == 1
+    path.unlink()
+    assert not users.reload()
+    assert users.find("alice") is not None
+    path.write_bytes(whole)
+    clock.now += CHECK_SECONDS
+    version = users.version
+    assert users.find("alice") is not None
+    assert users.version > version
+
+
+# Passwords that are given as they are
+
+
+@pytest.fixture
+def derivations(monkeypatch):
+    """The hashes for which a password was run through the iterations."""
+    found = []
+    pbkdf2_hmac = hashlib.pbkdf2_hmac
+
+    def counted(name, *rest):
+        found.append(name)
+        return pbkdf2_hmac(name, *rest)
+
+    monkeypatch.setattr(hashlib, "pbkdf2_hmac", counted)
+    return found
+
+
+def test_a_password_that_was_right_is_not_derived_again(path, clock, derivations):
+    users = UsersFile(path, clock)
+    for _ in range(3):
+        user = users.check("alice", "wonderland")
+        assert user is users.find("alice")
+    assert len(derivations) == 1
+    assert users.check("alice", "Wonderland") is None
+    assert users.check("alice", "wonderland") is not None
+    assert len(derivations) == 2
+    for _ in range(2):
+        assert users.check("nobody", "wonderland") is None  # takes as long each time
+    assert len(derivations) == 4
+
+
+def test_a_new_password_counts_and_the_old_one_does_not(path, clock):
+    users = UsersFile(path, clock)
+    assert users.check("alice", "wonderland") is not None
+    add(path, "alice", "mirror")
+    clock.now += CHECK_SECONDS
+    assert users.check("alice", "wonderland") is None
+    assert users.check("alice", "mirror") is not None
+    with change_users(path) as accounts:
+        del accounts["alice"]
+    clock.now += CHECK_SECONDS
+    assert users.check("alice", "mirror") is None
+
+
+def test_what_is_remembered_of_passwords_has_a_bound(path, clock, monkeypatch, derivations):
+    monkeypatch.setattr("penstock.node.login.users._REMEMBERED", 2)
+    for name in ("bob", "carol"):
+        add(path, name, "x")
+    users = UsersFile(path, clock)
+    for name, password in (("alice", "wonderland"), ("bob", "x"), ("alice", "wonderland"), ("carol", "x")):
+        assert users.check(name, password) is not None
+    derivations.clear()
+    assert users.check("alice", "wonderland") is not None
+    assert derivations == []
+    assert users.check("bob", "x") is not None
+    assert len(derivations) == 1
+
+
+def test_an_empty_password_is_none():
+    with pytest.raises(UsageError, match="an empty password"):
+        account_of(User.of("u", []), "")
