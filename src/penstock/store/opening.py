@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import StoreDamaged, StoreRefused
+from penstock.errors import InvalidArguments, StoreDamaged, StoreRefused
 from penstock.store.files import Directory
+from penstock.store.manifest import DEFAULT_MANIFEST, Manifest
 
-__all__ = ["FORMAT", "check_same", "enter", "make", "said_by", "write"]
+__all__ = ["FORMAT", "check_same", "enter", "is_there", "make", "said_by", "write"]
 
-FORMAT = 1
-"""Of the files; a directory of another one is refused."""
+FORMAT = 2
+"""Of the files; a directory of another one is refused. Since 2 keys begin with their collection."""
 
 _BUCKET = "bucket.json"
 _DRAFT = f"{_BUCKET}.new"
@@ -30,9 +31,21 @@ def enter(directory: Directory) -> None:
         raise StoreRefused(f"{directory.path}: in use by process {directory.owner()}")
 
 
+def is_there(directory: Directory) -> bool:
+    """Tell whether a bucket has been made in the directory."""
+    return (directory.path / _BUCKET).exists()
+
+
 def make(directory: Directory, *, name: str, uuid: bytes, vbuckets: int) -> Mapping[str, Any]:
     """Write down whose directory it is, and return that. uuid: 16 bytes."""
-    said = {"format": FORMAT, "name": name, "uuid": uuid.hex(), "vbuckets": vbuckets}
+    said = {
+        "format": FORMAT,
+        "name": name,
+        "uuid": uuid.hex(),
+        "vbuckets": vbuckets,
+        "manifest": DEFAULT_MANIFEST.described(),
+        "properties": {},
+    }
     try:
         write(directory, said)
     except OSError as error:
@@ -65,7 +78,9 @@ def said_by(directory: Directory, *, repairs: bool = False) -> Mapping[str, Any]
             raise StoreRefused(f"{directory.path}: format {said['format']}, this version knows {FORMAT}")
         _, _ = bytes.fromhex(said["uuid"]), said["vbuckets"] + 0
         said["name"].encode()
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        Manifest.restored(said["manifest"])
+        said["properties"].items()
+    except (ValueError, LookupError, TypeError, AttributeError, InvalidArguments) as error:
         raise StoreDamaged(f"{directory.path / _BUCKET}: does not say what a bucket is: {error}") from error
     if "repair" in said and not repairs:
         raise StoreRefused(f"{directory.path}: a repair was interrupted; `penstock check --repair` ends it")
