@@ -119,6 +119,13 @@ def test_the_examples_of_the_specifications(mechanism, nonce, challenge, final, 
     assert (step.status, step.value) == (Status.SUCCESS, verifier.encode())
 
 
+def test_a_nonce_as_couchbases_clients_draw_it(access):
+    """It has spaces, which the specification does not allow."""
+    nonce = "0x29 0xffffffc6 0x4f 0x74 0xfffffffb 0x27 0x6f 0x2d"
+    login, client = Login(access), ScramLogin(["SCRAM-SHA512"], "alice", "wonderland", nonce=nonce)
+    assert talk(login, client).status is Status.SUCCESS
+
+
 def test_small_letters_and_a_nonce_that_is_long(access):
     login, client = Login(access), ScramLogin(["SCRAM-SHA256"], "alice", "wonderland", nonce="N" * 400)
     step = login.begin(b"scram-sha256", client.initial())

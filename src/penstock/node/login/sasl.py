@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.client.login import PLAIN
 from penstock.errors import UsageError
 from penstock.node.login.roles import User
+from penstock.node.login.scram import Exchange
 from penstock.node.login.tls import names_in
 from penstock.node.login.users import MAX_NAME, Users, proper_name
-from penstock.node.login.verifier import scramp_name
+from penstock.node.login.verifier import Verifier
 from penstock.wire.constants import Opcode, Status
 
 if TYPE_CHECKING:
@@ -93,6 +94,12 @@ class Login:
         """Who is behind this connection's requests; None: somebody who must log in first."""
         return self.user or self.access.anonymous_user
 
+    @property
+    def acting_name(self) -> str:
+        """Who that is, in messages."""
+        acting = self.acting
+        return "somebody who has not logged in" if acting is None else acting.name or "anybody"
+
     def begin(self, mechanism: bytes, value: bytes) -> Step:
         """Take a SASL_AUTH. mechanism: the request's key."""
         self.user = self._exchange = None
@@ -155,48 +162,37 @@ class _Scram:
     """One exchange: first message, challenge, proof, verdict. user: whose proof was right."""
 
     def __init__(self, users: Users, mechanism: str, nonce: str | None) -> None:
-        from scramp import ScramMechanism  # type: ignore[import-untyped]
-
         self.mechanism = mechanism
         self.user: User | None = None
         self._users = users
         self._name = ""
-        self._server = ScramMechanism(scramp_name(mechanism)).make_server(self._verifier, s_nonce=nonce)
+        self._exchange = Exchange(mechanism, self._verifier, nonce)
 
-    def _verifier(self, name: str) -> tuple[bytes, bytes, bytes, int]:
-        self._name = name  # as SASLprep has it
-        one = self._users.verifier(self.mechanism, name)
-        return one.salt, one.stored_key, one.server_key, one.iterations
+    def _verifier(self, name: str) -> Verifier:
+        self._name = proper_name(name)
+        return self._users.verifier(self.mechanism, self._name)
 
     def first(self, value: bytes) -> Step:
-        from scramp import ScramException
-
         parts = value.split(b",", 3)
         if len(parts) > 2 and len(parts[2]) > _LONGEST_ESCAPED:
             return Step(Status.EINVAL, why=f"{self.mechanism}: a user name of more than {MAX_NAME} bytes")
         try:
-            self._server.set_client_first(value.decode())
-            proper_name(self._name)
-            return Step(Status.AUTH_CONTINUE, self._server.get_server_first().encode())
+            return Step(Status.AUTH_CONTINUE, self._exchange.first(value))
         except UnicodeDecodeError:
             return Step(Status.EINVAL, why=f"{self.mechanism}: a first message that is not UTF-8")
-        except (ScramException, UsageError) as error:
-            return Step(Status.EINVAL, why=f"{self.mechanism}: {error.args[0]}")
+        except (ValueError, UsageError) as error:
+            return Step(Status.EINVAL, why=f"{self.mechanism}: {error}")
 
     def final(self, value: bytes) -> Step:
-        from scramp import ScramException
-        from scramp.utils import ServerError  # type: ignore[import-untyped]
-
         try:
-            self._server.set_client_final(value.decode())
-            verdict = self._server.get_server_final().encode()
+            verdict = self._exchange.final(value)
         except UnicodeDecodeError:
             return Step(Status.EINVAL, why=f"{self.mechanism}: a final message that is not UTF-8")
-        except ScramException as error:
-            if error.server_error is ServerError.INVALID_PROOF:
-                why = f"{self.mechanism}: no such user or another password: {self._name!r}"
-                return Step(Status.AUTH_ERROR, why=why, judged=True)
-            return Step(Status.EINVAL, why=f"{self.mechanism}: {error.args[0]}")
+        except ValueError as error:
+            return Step(Status.EINVAL, why=f"{self.mechanism}: {error}")
+        if verdict is None:
+            why = f"{self.mechanism}: no such user or another password: {self._name!r}"
+            return Step(Status.AUTH_ERROR, why=why, judged=True)
         self.user = self._users.find(self._name)
         if self.user is None:  # removed since the challenge
             return Step(Status.AUTH_ERROR, why=f"{self.mechanism}: no such user any more: {self._name!r}", judged=True)
