@@ -40,6 +40,9 @@ EVERY_FORM = {
     "native": NATIVE,
     "native, bare keys": replace(NATIVE, bare_keys=True),
     "dcp, with collections": replace(DCP, bare_keys=False),
+    "dcp, with a stream id": replace(DCP, bare_keys=False, stream_id=0x1234),
+    "native, with a stream id": replace(NATIVE, stream_id=1),
+    "keys only, with a stream id": replace(DCP, keys_only=True, stream_id=65535),
     "keys only": replace(DCP, keys_only=True),
     "keys only, with collections": replace(DCP, keys_only=True, bare_keys=False),
     "keys only, no datatype": replace(NATIVE, keys_only=True, datatypes=0),
@@ -86,6 +89,7 @@ def test_a_consumer_reads_what_was_stored(form: Form, messages: list[Message]) -
             assert type(got) is kinds.get(int(stored.opcode), form.expiration)
         if not as_they_are:
             assert got.opaque == number + 7
+        assert got.framing == (b"" if form.stream_id is None else b"\x22" + form.stream_id.to_bytes(2, "big"))
         assert (got.key, got.cas, got.vbucket) == (stored.key[form.bare_keys :], stored.cas, stored.vbucket)
         assert got.value == (b"" if form.keys_only else stored.value)
         for name in ("by_seqno", "rev_seqno", "expiry", "nru", "delete_time"):

@@ -21,9 +21,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.wire.collection_key import DEFAULT_PREFIX
-from penstock.wire.constants import Dialect, DraftCode, Opcode
+from penstock.wire.constants import Dialect, DraftCode, Magic, Opcode
 from penstock.wire.dcp import Deletion, DeletionV2, Expiration, Mutation, head_fields
-from penstock.wire.frame import BODY_LENGTH, HEADER_BYTES, cut_frame
+from penstock.wire.dcp_values import framing_of
+from penstock.wire.frame import BODY_LENGTH, HEADER_BYTES, HEADER_NAMES, Buffer, cut_frame
 from penstock.wire.layout import Message, decode
 from penstock.wire.shapes import BODY_AT, EXTRAS_LENGTH_AT, KEY_LENGTH_AT, OPCODE_AT, head_dtype
 from penstock.wire.tap import TapDelete, TapMutation
@@ -47,6 +48,11 @@ _STORED_ONLY = ("flags", "expiry", "lock_time", "nmeta", "nru")
 _PRIVATE = {TapMutation: [("rev_seqno", ">u8"), ("nru", "u1")], TapDelete: [("rev_seqno", ">u8")]}
 """The engine-private data of TAP, as ep-engine has it: between extras and key."""
 
+_FRAMING = [("frame_info", "u1"), ("framing", ">u2")]
+_STREAM_ID_INFO = framing_of(1)[0]
+"""How framing extras with a stream's id begin: they lie between header and extras, whose length is then in the upper
+byte of the key's."""
+
 _KEY_LENGTH_LOW, _BODY_LOW = KEY_LENGTH_AT + 1, BODY_AT + 3
 _BODY = Struct(">I")
 
@@ -60,7 +66,8 @@ class Form:
 
     keys_only: without values. datatypes: the bits that the consumer understands; None: all, also of values that are
     left out. reversed_flags: item flags in the order of bytes that little-endian TAP servers send them. bare_keys:
-    without their collection's id; all frames are then the default collection's.
+    without their collection's id; all frames are then the default collection's. stream_id: stands in each frame, where
+    one vbucket may have several streams.
     """
 
     mutation: type[Message]
@@ -70,20 +77,22 @@ class Form:
     datatypes: int | None = None
     reversed_flags: bool = False
     bare_keys: bool = False
+    stream_id: int | None = None
     _targets: dict[int, Target] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         targets = {
-            int(Opcode.DCP_MUTATION): Target(self.mutation),
-            int(Opcode.DCP_DELETION): Target(self.deletion),
-            int(Opcode.DCP_EXPIRATION): Target(self.expiration),
+            int(Opcode.DCP_MUTATION): Target(self.mutation, self.stream_id),
+            int(Opcode.DCP_DELETION): Target(self.deletion, self.stream_id),
+            int(Opcode.DCP_EXPIRATION): Target(self.expiration, self.stream_id),
         }
         object.__setattr__(self, "_targets", targets)
 
     @cached_property
     def keeps_mutations(self) -> bool:
         """Do mutations go out as the log has them, but for the collection's id?"""
-        return self.mutation is Mutation and not self.keys_only and self.datatypes is None
+        changed = self.keys_only or self.datatypes is not None or self.stream_id is not None
+        return self.mutation is Mutation and not changed
 
     @cached_property
     def is_native(self) -> bool:
@@ -97,14 +106,17 @@ class Form:
 
 
 class Target:
-    """A message to be written in columns: its head, with what stands between extras and key."""
+    """A message to be written in columns: its head, with what stands in front of extras and key."""
 
-    def __init__(self, cls: type[Message]) -> None:
+    def __init__(self, cls: type[Message], stream_id: int | None = None) -> None:
         private = _PRIVATE.get(cls, [])
+        framing = _FRAMING if stream_id is not None else []
+        fields = head_dtype(cls).descr
         self.cls = cls
         self.extras_length = cls.layouts[max(cls.layouts)].extras.size
         self.private_length = np.dtype(private).itemsize
-        self.dtype = np.dtype([*head_dtype(cls).descr, *private])
+        self.framing_length = np.dtype(framing).itemsize
+        self.dtype = np.dtype([*fields[: len(HEADER_NAMES)], *framing, *fields[len(HEADER_NAMES) :], *private])
         code = cls.opcode
         draft = isinstance(code, DraftCode)
         self.constant = {
@@ -113,6 +125,7 @@ class Target:
             "extras_length": self.extras_length,
             **({"datatype": code & 0xFF} if draft else {}),
             **({"engine_length": self.private_length, "ttl": 0xFF} if private else {}),
+            **({"magic": int(Magic.ALT_REQUEST), "framing": stream_id} if stream_id is not None else {}),
         }
 
 
@@ -131,9 +144,7 @@ FORMS = {
 """By dialect, the form of a connection without options."""
 
 
-def reframe(
-    data: bytes | bytearray, begins: Sequence[int] | Column, form: Form, **said: Numbers
-) -> bytes | bytearray | memoryview:
+def reframe(data: Buffer, begins: Sequence[int] | Column, form: Form, **said: Numbers) -> Buffer:
     """Return the frames in another form.
 
     data: whole frames of the log, one behind the other, 2 GiB at most; a bytearray may be changed. begins: where each
@@ -151,13 +162,13 @@ def reframe(
     return _in_columns(data, np.asarray(begins, np.int64), form, said)
 
 
-def _mutations_alone(data: bytes | bytearray, begins: Sequence[int] | Column) -> bool:
+def _mutations_alone(data: Buffer, begins: Sequence[int] | Column) -> bool:
     if len(begins) < SMALL:
         return all(data[begin + OPCODE_AT] == _MUTATION for begin in begins)
     return bool((np.frombuffer(data, np.uint8)[np.asarray(begins) + OPCODE_AT] == _MUTATION).all())
 
 
-def _without_prefixes(data: bytes | bytearray, begins: Sequence[int] | Column) -> bytes | memoryview:
+def _without_prefixes(data: Buffer, begins: Sequence[int] | Column) -> Buffer:
     """Return the frames with a byte less each, the first of their keys."""
     if not isinstance(data, bytearray):
         data = bytearray(data)
@@ -198,7 +209,7 @@ def _pieces_without_prefixes(data: bytearray, begins: Sequence[int] | Column) ->
     yield view[start:]
 
 
-def _in_columns(data: bytes | bytearray, begins: Column, form: Form, said: Mapping[str, Numbers]) -> memoryview:
+def _in_columns(data: Buffer, begins: Column, form: Form, said: Mapping[str, Numbers]) -> memoryview:
     count = len(begins)
     opcodes = np.frombuffer(data, np.uint8)[begins + 1]
     targets = {opcode: target for opcode, target in form._targets.items() if (opcodes == opcode).any()}
@@ -234,19 +245,21 @@ def _write_heads(
     """Write the heads of frames of one kind, every byte of them."""
     gone = target.cls is not form.mutation
     constant: dict[str, Numbers] = {**target.constant, **said}
-    constant["body"] = target.extras_length + target.private_length + tail_bytes
+    constant["body"] = target.framing_length + target.extras_length + target.private_length + tail_bytes
     if form.keys_only and form.datatypes is not None:
         constant.setdefault("datatype", 0)
     for name in target.dtype.names or ():
         if name in constant:
             heads[name] = constant[name]
+        elif name == "frame_info":
+            heads[name] = _STREAM_ID_INFO
         elif name == "delete_time":
             timed = source["extras_length"] >= Expiration.layouts[3].extras.size
             heads[name] = np.where(timed, source["flags"], 0)
         elif name not in _SOURCE_NAMES or (gone and name in _STORED_ONLY):
             heads[name] = 0
         elif name == "key_length":
-            heads[name] = source[name] - form.prefix_bytes
+            heads[name] = source[name] - form.prefix_bytes | target.framing_length << 8
         elif name == "flags" and form.reversed_flags:
             heads[name] = source[name].byteswap()
         elif name == "datatype" and form.datatypes is not None:
@@ -287,9 +300,7 @@ def _interleaved(count: int) -> pa.Array:
     return pa.array(order)
 
 
-def _one_by_one(
-    data: bytes | bytearray, begins: Sequence[int] | Column, form: Form, said: Mapping[str, Numbers]
-) -> bytes:
+def _one_by_one(data: Buffer, begins: Sequence[int] | Column, form: Form, said: Mapping[str, Numbers]) -> bytes:
     view = memoryview(data)
     return b"".join(
         [
@@ -321,4 +332,6 @@ def _message(source: Any, form: Form, said: Mapping[str, int]) -> Message:
         taken["engine_private"] = private.tobytes()
     for name in ("magic", "opcode", "key_length", "extras_length", "body", "engine_length"):
         taken.pop(name, None)
+    if form.stream_id is not None:
+        taken["framing"] = framing_of(form.stream_id)
     return cls(**{**taken, "key": source.key[form.prefix_bytes :], "value": value, **said})
