@@ -19,9 +19,10 @@ from operator import length_hint
 from typing import TYPE_CHECKING, cast
 
 from penstock.errors import NoBucket, RemoteProtocolError, StatusError
-from penstock.node.dispatch import NO_INFOS, TABLES, answer_malformed, unusual
+from penstock.node.dispatch import NO_INFOS, answer_malformed, handlers_for, unusual
 from penstock.node.features import datatypes_of
 from penstock.node.keys import key_reader
+from penstock.node.login import Login, Privilege
 from penstock.node.map_reader import MapReader
 from penstock.node.producers import ChangeProducer
 from penstock.node.replies import GiveUp, Goodbye, Parked, refusal, reply
@@ -29,7 +30,7 @@ from penstock.node.served import Counters, ServedBucket
 from penstock.store.vbucket import Vbucket
 from penstock.wire.collection_key import DEFAULT_PREFIX
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent
-from penstock.wire.constants import Dialect, Feature, Magic, Status
+from penstock.wire.constants import MAX_FRAME, Dialect, Feature, Magic, Status
 from penstock.wire.frame import Frame, opcode_name
 
 if TYPE_CHECKING:
@@ -41,6 +42,12 @@ logger = logging.getLogger("penstock.node")
 
 WRITE_BUFFER_BYTES = 2 * 1024 * 1024
 """What the transport holds before the connection counts as paused; it goes on at a quarter."""
+
+MAX_BEFORE_LOGIN = 1024 * 1024
+"""Bytes of a frame, where a login is asked for."""
+
+DEFAULT_BUCKET = "default"
+"""The one that a connection has without selecting it."""
 
 MOST_PARKED = 256
 """Requests of one connection that may wait at once, where it takes replies in any order."""
@@ -60,11 +67,12 @@ class NodeConnection(asyncio.BufferedProtocol):
     """bucket: the one selected; vbuckets, counters and changed are its, or empty. features: those agreed on; of them,
     tokens: stores answer with vbuuid and seqno; datatypes: those that it understands; xerror: it knows the newer
     statuses. dialect: None until the first change-stream request, unless the listener has one; handlers: of its
-    requests. read_key, write_key: make the store's key of a request's, to read the document and to change it. map: the
-    cluster map, as it knows it. infos: what the request that is served says in its framing extras.
-    producer: there from the first change-stream request on. paused: the peer does not take what is sent. frame_began:
-    when, by the event loop's clock, the frame did that has not ended yet; 0 for none. peer: its address and port.
-    agent: what HELLO called it. user: who logged in.
+    requests, as far as its user may make them. login: who the user is. read_key, write_key, change_key, meta_key: make
+    the store's key of a request's, to read the document, to change it, to do both, and to change it with its meta data;
+    they raise what is wrong with the key, or AccessDenied. map: the cluster map, as it knows it. infos: what the
+    request that is served says in its framing extras. producer: there from the first change-stream request on. paused:
+    the peer does not take what is sent. frame_began: when, by the event loop's clock, the frame did that has not ended
+    yet; 0 for none. host, peer: the peer's address, and it with the port. agent: what HELLO called it.
     """
 
     def __init__(self, node: Node, listener: Listener) -> None:
@@ -79,16 +87,16 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.datatypes = 0
         self.xerror = False
         self.dialect: Dialect | None = None
-        self.handlers = TABLES[None]
-        self.read_key = self.write_key = key_reader(self)
+        self.login = Login(listener.access)
+        self.handlers = handlers_for(None, None)
+        self.read_key = self.write_key = self.change_key = self.meta_key = key_reader(self)
         self.map = MapReader(self)
         self.infos = NO_INFOS
         self.producer: ChangeProducer | None = None
         self.paused = False
         self.frame_began = 0.0
-        self.peer = ""
+        self.host = self.peer = ""
         self.agent = ""
-        self.user: str | None = None
         self._transport: asyncio.Transport
         self._received = Connection(node.slab, runs=None)
         self._requests: Iterator[ReceiveEvent] = iter(())
@@ -107,12 +115,12 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES // 4)
         _keep_alive(transport.get_extra_info("socket"))
-        self.peer = _address(transport.get_extra_info("peername"))
-        if "default" in self.node.buckets:
-            self.select(self.node.buckets["default"])
-        if self.listener.dialect is not None:
-            self.speak(self.listener.dialect)
+        peername = transport.get_extra_info("peername")
+        self.host, self.peer = "" if peername is None else peername[0], _address(peername)
+        self.dialect = self.listener.dialect
+        self.login.present(transport.get_extra_info("peercert"))
         self.node.enter(self)
+        self.enter()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._received.get_buffer()
@@ -165,6 +173,51 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.bucket, self.vbuckets = bucket, bucket.store.vbuckets
         self.counters, self.changed = bucket.counters, bucket.changed
         self.map.follow()
+        self._permit()
+
+    @property
+    def user(self) -> str | None:
+        """Who has logged in."""
+        return None if self.login.user is None else self.login.user.name
+
+    def enter(self) -> None:
+        """Go on as who has logged in, or as nobody: with the bucket that is there unless another is selected."""
+        if self.bucket is not None:
+            self.bucket.notify()
+        self.bucket, self.vbuckets = None, ()
+        self.counters, self.changed = Counters(), set()
+        user = self.login.acting
+        if user is None:
+            self._received.max_frame = MAX_BEFORE_LOGIN
+            self.node.guests.wait_for_login(self)
+        else:
+            self._received.max_frame = MAX_FRAME
+            self.node.guests.logged_in(self)
+            if DEFAULT_BUCKET in self.node.buckets and user.sees(DEFAULT_BUCKET):
+                self.select(self.node.buckets[DEFAULT_BUCKET])
+        self.map.follow()
+        self._permit()
+
+    def may(self, privilege: Privilege, scope: str | None = None, collection: str | None = None) -> bool:
+        """Tell whether the user has a privilege for the bucket, or one scope or collection in it."""
+        user, bucket = self.login.acting, self.bucket
+        return user is not None and user.may(
+            privilege, None if bucket is None else bucket.store.name, scope, collection
+        )
+
+    def _permit(self) -> None:
+        """Serve what the user may do, as far as that is known before a key is."""
+        user, bucket = self.login.acting, self.bucket
+        if user is None:
+            self.handlers = handlers_for(self.dialect, None)
+            return
+        name = None if bucket is None else bucket.store.name
+        allowed = {one for one in Privilege if (user.may(one) if name is None else user.may_somewhere(one, name))}
+        self.handlers = handlers_for(self.dialect, frozenset(allowed))
+        self.read_key = key_reader(self, Privilege.READ)
+        self.write_key = key_reader(self, Privilege.WRITE)
+        self.change_key = key_reader(self, Privilege.READ, Privilege.WRITE)
+        self.meta_key = key_reader(self, Privilege.META_WRITE)
 
     def agree(self, features: frozenset[int]) -> None:
         """Go on with these features, and no others."""
@@ -173,12 +226,13 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.xerror = Feature.XERROR in features
         self.datatypes = datatypes_of(features)
         self._most_parked = MOST_PARKED if Feature.UNORDERED_EXECUTION in features else 1
-        self.read_key = self.write_key = key_reader(self)
         self.map.follow()
+        self._permit()
 
     def speak(self, dialect: Dialect) -> None:
         """Take this connection's change-stream requests as a dialect's, from now on and for good."""
-        self.dialect, self.handlers = dialect, TABLES[dialect]
+        self.dialect = dialect
+        self._permit()
 
     def selected(self) -> ServedBucket:
         """Return the bucket. Raises NoBucket."""

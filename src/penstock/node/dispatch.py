@@ -5,21 +5,23 @@ cas are empty. `shapes` lists, from the declared layouts, every shape in which a
 A frame whose shape is in the table needs no other check but those of its handler; any other frame takes the slow way
 of `unusual`, which finds out what it is and, mostly, what is wrong with it.
 
-There is a table for each dialect: opcodes overlap. The one of a connection without a dialect has the first requests of
-all, which no shape confuses: UPR's stream request has DCP OPEN's opcode, but longer extras, and the draft's has SET's,
-but a datatype and extras of another length.
+There is a table for each dialect, since opcodes overlap, and for what its user may do. The one of a connection without
+a dialect has the first requests of all, which no shape confuses: UPR's stream request has DCP OPEN's opcode, but longer
+extras, and the draft's has SET's, but a datatype and extras of another length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import AccessDenied, InvalidArguments, RemoteProtocolError
-from penstock.node import dcp, kv, kv_meta, session, upr, upr_draft, vbuckets
+from penstock.node import dcp, kv, kv_meta, sasl, session, upr, upr_draft, vbuckets
 from penstock.node.disk import commands as disk
 from penstock.node.durability import check_durability, when_durable
+from penstock.node.login import BEFORE_LOGIN, Privilege, needed
 from penstock.node.replies import Goodbye, Handler, reply
 from penstock.node.tap import commands as tap
 from penstock.wire.connection import Malformed
@@ -31,7 +33,7 @@ from penstock.wire.layout import ABSENT, MAYBE, PRESENT, Code, layout_of, layout
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
 
-__all__ = ["NO_INFOS", "TABLES", "answer_malformed", "take_response", "unusual"]
+__all__ = ["NO_INFOS", "answer_malformed", "handlers_for", "take_response", "unusual"]
 
 Shape = tuple[int, int, int, int, bool, bool, bool]
 
@@ -66,6 +68,7 @@ COMMANDS: tuple[Mapping[Opcode, Handler], ...] = (
     kv.HANDLERS,
     kv_meta.HANDLERS,
     session.HANDLERS,
+    sasl.HANDLERS,
     vbuckets.HANDLERS,
     disk.HANDLERS,
     tap.COMMANDS,
@@ -91,21 +94,36 @@ def _first(dialect: Dialect, handler: Handler) -> Handler:
     return begin
 
 
-def _table(*all_handlers: Handlers) -> dict[Shape, Handler]:
-    return {shape: handler for handlers in all_handlers for code, handler in handlers.items() for shape in shapes(code)}
+def _denied(connection: NodeConnection, frame: Frame) -> bytes:
+    raise AccessDenied(f"{opcode_name(frame.opcode)}: not for {connection.login.acting_name}")
 
 
-TABLES: dict[Dialect | None, dict[Shape, Handler]] = {
-    None: _table(
-        *COMMANDS,
-        *(
-            {code: _first(dialect, handler) for code, handler in speech.handlers.items() if code in speech.first}
-            for dialect, speech in SPEECHES.items()
-        ),
-    ),
-    **{dialect: _table(*COMMANDS, speech.handlers) for dialect, speech in SPEECHES.items()},
-}
-"""By the dialect of a connection, None before it has one."""
+def _table(allowed: frozenset[Privilege] | None, *all_handlers: Handlers) -> dict[Shape, Handler]:
+    return {
+        shape: handler if _is_allowed(code, allowed) else _denied
+        for handlers in all_handlers
+        for code, handler in handlers.items()
+        for shape in shapes(code)
+    }
+
+
+def _is_allowed(code: Code, allowed: frozenset[Privilege] | None) -> bool:
+    needs = needed(code)
+    return needs is None or (allowed is not None and needs <= allowed)
+
+
+@lru_cache(maxsize=256)
+def handlers_for(dialect: Dialect | None, allowed: frozenset[Privilege] | None) -> Mapping[Shape, Handler]:
+    """Return the handlers of a connection. dialect: None before it has one. allowed: what its user may do, if not
+    everywhere, then somewhere; None: it has to log in first.
+    """
+    if dialect is not None:
+        return _table(allowed, *COMMANDS, SPEECHES[dialect].handlers)
+    firsts = (
+        {code: _first(dialect, handler) for code, handler in speech.handlers.items() if code in speech.first}
+        for dialect, speech in SPEECHES.items()
+    )
+    return _table(allowed, *COMMANDS, *firsts)
 
 
 def unusual(connection: NodeConnection, frame: Frame) -> bytes:
@@ -114,6 +132,8 @@ def unusual(connection: NodeConnection, frame: Frame) -> bytes:
     Raises Goodbye for what must not arrive here, StatusError or RemoteProtocolError for what is refused.
     """
     magic, opcode, _, datatype, _, cas, extras, key, value, framing = frame
+    if connection.login.acting is None and opcode not in BEFORE_LOGIN:
+        return _denied(connection, frame)
     if magic == Magic.RESPONSE:
         return take_response(connection, frame)
     if magic == Magic.SERVER_RESPONSE and Feature.DUPLEX in connection.features:

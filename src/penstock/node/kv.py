@@ -93,7 +93,7 @@ def _getting(read: Read | None = None, with_key: bool = False, *, quiet: bool) -
     def get(connection: NodeConnection, frame: Frame) -> bytes:
         _, opcode, vbid, _, opaque, _, _, key, _, _ = frame
         vbuckets = connection.vbuckets
-        stored_key = (connection.read_key if read is None else connection.write_key)(key)
+        stored_key = (connection.read_key if read is None else connection.change_key)(key)
         if vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).state is not _ACTIVE:
             vbucket = serving(connection, frame)  # raises
         item = vbucket.get(stored_key) if read is None else read(connection, vbucket, stored_key, frame)
@@ -187,7 +187,7 @@ def _counting(sign: int, *, quiet: bool) -> Handler:
     """Make the handler of an INCREMENT or DECREMENT."""
 
     def count(connection: NodeConnection, frame: Frame) -> bytes:
-        vbucket, key = serving(connection, frame), connection.write_key(frame.key)
+        vbucket, key = serving(connection, frame), connection.change_key(frame.key)
         delta, initial, expiry = _COUNT_EXTRAS.unpack(frame.extras)
         cas, seqno, number = vbucket.count(
             key, sign * delta, initial=initial, expiry=None if expiry == _MAKE_NONE else expiry

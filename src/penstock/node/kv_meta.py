@@ -61,7 +61,7 @@ def _with_meta(event: Event, add: bool = False, *, quiet: bool) -> Handler:
     forms = layouts_of((DelWithMeta if deletes else SetWithMeta).opcode, SetWithMeta.magic)
 
     def store(connection: NodeConnection, frame: Frame) -> bytes:
-        vbucket, key = serving(connection, frame), connection.write_key(frame.key)
+        vbucket, key = serving(connection, frame), connection.meta_key(frame.key)
         said = _said(forms[len(frame.extras)], frame.extras)
         options = said.get("options", 0)
         _check_options(options, vbucket.conflict_resolution, event)

@@ -64,7 +64,7 @@ class Options:
     client_ca: str | os.PathLike[str] | None = None
     tls_port: int | None = None
     mechanisms: Sequence[str] | None = None
-    allow_plain: bool | None = None
+    allow_plain: bool = False
     login_timeout: float = 30.0
     frame_timeout: float = 120.0
     most_connections: int = 60_000
@@ -81,6 +81,8 @@ class Options:
             )
         if (self.certificate is None) != (self.key is None):
             raise UsageError("a certificate and its key: expected both or neither")
+        if self.certificate is not None and self.tls_port is None:
+            raise UsageError("a certificate without a port for TLS: expected a port, 0 for any that is free")
         if self.tls_port is not None and self.certificate is None:
             raise UsageError("a port for TLS without a certificate: expected a certificate and its key")
         if self.client_ca is not None and self.certificate is None:

@@ -7,6 +7,7 @@ import ipaddress
 import logging
 import os
 import re
+import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from penstock.node.disk.opening import Storage, close_bucket, open_bucket
 from penstock.node.follow import Bridge, find_upstream
 from penstock.node.guests import Guests
 from penstock.node.live_map import LiveMap
+from penstock.node.login import Access, Attempts, UsersFile, decide_access, load_certificate, server_context
 from penstock.node.options import DEFAULT_PORT, PINS, Options
 from penstock.node.producers import ProducerReport
 from penstock.node.served import ServedBucket
@@ -35,6 +37,7 @@ __all__ = ["Listener", "Node"]
 logger = logging.getLogger("penstock.node")
 
 DEFAULT_BUCKETS = ("default",)
+_HANDSHAKE_SECONDS = 10.0
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 _DISK_SECONDS = 600.0  # for buckets to be read when they are opened, and to be written when they are closed
@@ -46,12 +49,14 @@ _BUCKET_NAME = re.compile(r"[A-Za-z0-9_.%-]{1,100}")
 @dataclass(frozen=True, slots=True)
 class Listener:
     """What a connection has come in by. dialect: the one that it is pinned to, None for none. prototype: mutations are
-    sent as the collections prototype of DCP did. tls: bytes are encrypted.
+    sent as the collections prototype of DCP did. access: who may do that, and how they log in. tls: what encrypts the
+    bytes, None if nothing does.
     """
 
+    access: Access
     dialect: Dialect | None = None
     prototype: bool = False
-    tls: bool = False
+    tls: ssl.SSLContext | None = None
 
 
 class Node:
@@ -59,13 +64,16 @@ class Node:
 
     All but `url`, `host`, `kv_port` and `tls_port` belongs to the event loop's thread. bridge: what follows another
     node, None where nothing does. storage: how the buckets are kept. guests: its connections.
-    topology: the nodes of its buckets, and where this one is.
+    topology: the nodes of its buckets, and where this one is; map: the cluster map of who has no bucket. users: who can
+    log in, None where nobody has to. is_loopback: only this machine reaches it. attempts: wrong passwords, by address.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: Options) -> None:
         self.loop = loop
         self.options = options
-        self.host = _loopback(options.host)
+        self.host, self.is_loopback = _address(options.host)
+        self.users = None if options.users is None else UsersFile(Path(options.users))
+        self.attempts = Attempts(loop.time)
         self.storage = Storage(
             data_dir=None if options.data_dir is None else Path(options.data_dir),
             settings=options.settings or Settings(),
@@ -82,6 +90,7 @@ class Node:
         self.buckets: dict[str, ServedBucket] = {}
         self.guests = Guests(loop, options)
         self.started_at = loop.time()
+        self._tls = _context(options)
         self._servers: list[asyncio.Server] = []
         self._stopping = False
         self._empty = asyncio.Event()
@@ -105,6 +114,7 @@ class Node:
         for an address that is taken; and as find_upstream does, where there is a bucket to follow.
         """
         node = cls(asyncio.get_running_loop(), Options(host=host, port=port, **options))
+        node.access(tls=False)  # before anything is opened
         follow = node.options.follow
         if buckets is None:
             buckets = DEFAULT_BUCKETS if follow is None else ()
@@ -127,23 +137,53 @@ class Node:
         return node
 
     async def _listen(self) -> None:
-        dialect, prototype = PINS[self.options.pin] if self.options.pin is not None else (None, False)
-        self.kv_port = await self._open_port(self.options.port, Listener(dialect, prototype))
-        self.topology = self.topology.moved(NodePlace(kv=self.kv_port))
+        if self.options.tls_port is not None:
+            self.tls_port = await self._open_port(self.options.tls_port, self._listener(self._tls))
+        self.kv_port = await self._open_port(self.options.port, self._listener(None))
+        self.topology = self.topology.moved(NodePlace(kv=self.kv_port, kv_tls=self.tls_port))
         self.map.change()
         for served in self.buckets.values():
             served.place(self.topology)
 
+    def _listener(self, tls: ssl.SSLContext | None) -> Listener:
+        dialect, prototype = PINS[self.options.pin] if self.options.pin is not None else (None, False)
+        return Listener(self.access(tls is not None), dialect, prototype, tls)
+
+    def access(self, tls: bool) -> Access:
+        """Return who may use a listener, with TLS or without. Raises UsageError for one that would be open to all."""
+        options = self.options
+        return decide_access(
+            self.users,
+            loopback=self.is_loopback,
+            tls=tls,
+            mechanisms=options.mechanisms,
+            allow_plain=options.allow_plain,
+        )
+
     async def _open_port(self, port: int, listener: Listener) -> int:
         """Accept connections on a port, and return its number. Raises Error if that cannot be."""
+        patience = None if listener.tls is None else _HANDSHAKE_SECONDS
         try:
-            server = await self.loop.create_server(lambda: NodeConnection(self, listener), self.host, port)
+            server = await self.loop.create_server(
+                lambda: NodeConnection(self, listener),
+                *(self.host, port),
+                ssl=listener.tls,
+                ssl_handshake_timeout=patience,
+            )
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else error
             raise Error(f"cannot listen on {self.host} port {port}: {why}") from error
         self._servers.append(server)
         number: int = server.sockets[0].getsockname()[1]
         return number
+
+    def reload(self) -> None:
+        """Read the users and the certificate anew. Raises UsageError for what cannot be; then it stays as it was."""
+        options = self.options
+        if self.users is not None:
+            self.users.reload()
+        if self._tls is not None and options.certificate is not None and options.key is not None:
+            load_certificate(self._tls, Path(options.certificate), Path(options.key))
 
     @classmethod
     @contextmanager
@@ -263,15 +303,21 @@ async def _settle() -> None:
         await asyncio.wait(others, timeout=_GOODBYE_SECONDS)
 
 
-def _loopback(host: str) -> str:
-    """Return the address of a host. Raises UsageError unless only this machine reaches it: there is no login yet."""
+def _address(host: str) -> tuple[str, bool]:
+    """Return the address of a host, and whether only this machine reaches it. Raises UsageError."""
     address = "127.0.0.1" if host == "localhost" else host
     try:
-        if ipaddress.ip_address(address).is_loopback:
-            return address
+        return address, ipaddress.ip_address(address).is_loopback
     except ValueError:
         raise UsageError(f"host {host!r}: expected an address, such as 127.0.0.1 or ::1") from None
-    raise UsageError(f"host {host}: without login a node listens on a loopback address only, such as 127.0.0.1 or ::1")
+
+
+def _context(options: Options) -> ssl.SSLContext | None:
+    """Return what encrypts connections, if there is a certificate. Raises UsageError for files that are none."""
+    if options.certificate is None or options.key is None:
+        return None
+    client_ca = None if options.client_ca is None else Path(options.client_ca)
+    return server_context(Path(options.certificate), Path(options.key), client_ca)
 
 
 def _check(buckets: Sequence[str], vbuckets: int) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.errors import InvalidArguments, KeyNotFound, NotSupported, status_error
+from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, NotSupported, status_error
 from penstock.node import stats
 from penstock.node.features import grant
 from penstock.node.release import VERSION
 from penstock.node.replies import Goodbye, reply
 from penstock.wire.constants import Datatype, Opcode, Status, VbucketState
+from penstock.wire.error_map import error_map
 from penstock.wire.frame import Frame
 from penstock.wire.kv import (
     GetAllVbSeqnos,
@@ -22,6 +23,7 @@ from penstock.wire.kv import (
     unpack_features,
 )
 from penstock.wire.layout import decode
+from penstock.wire.session import GetErrorMap
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
@@ -60,7 +62,10 @@ def _hello(connection: NodeConnection, frame: Frame) -> bytes:
 def _select_bucket(connection: NodeConnection, frame: Frame) -> bytes:
     if connection.producer is not None:
         raise NotSupported("the streams of this connection belong to its bucket")
-    bucket = connection.node.buckets.get(frame.key.decode("utf-8", "replace"))
+    name, user = frame.key.decode("utf-8", "replace"), connection.login.acting
+    if user is None or not user.sees(name):
+        raise AccessDenied(f"bucket {name!r}: not for {connection.login.acting_name}")
+    bucket = connection.node.buckets.get(name)
     if bucket is None:
         raise KeyNotFound(f"no bucket {frame.key!r}")
     connection.select(bucket)
@@ -91,7 +96,16 @@ def _cluster_config(connection: NodeConnection, frame: Frame) -> bytes:
 
 
 def _list_buckets(connection: NodeConnection, frame: Frame) -> bytes:
-    return reply(frame, value=" ".join(sorted(connection.node.buckets)).encode())
+    """Those that the user has to do with."""
+    user = connection.login.acting
+    names = (name for name in sorted(connection.node.buckets) if user is not None and user.sees(name))
+    return reply(frame, value=" ".join(names).encode())
+
+
+def _error_map(connection: NodeConnection, frame: Frame) -> bytes:
+    request = decode(frame)
+    assert isinstance(request, GetErrorMap)
+    return reply(frame, value=error_map(request.version), datatype=connection.datatypes & Datatype.JSON)
 
 
 def _all_vb_seqnos(connection: NodeConnection, frame: Frame) -> bytes:
@@ -124,6 +138,7 @@ HANDLERS: dict[Opcode, Callable[[NodeConnection, Frame], bytes]] = {
     Opcode.STAT: _stat,
     Opcode.CLOSE_PRODUCER: _close_producer,
     Opcode.GET_CLUSTER_CONFIG: _cluster_config,
+    Opcode.GET_ERROR_MAP: _error_map,
     Opcode.LIST_BUCKETS: _list_buckets,
     Opcode.GET_ALL_VB_SEQNOS: _all_vb_seqnos,
     Opcode.GET_FAILOVER_LOG: _failover_log,

@@ -58,14 +58,13 @@ class Connection:
     """What one peer sent so far.
 
     runs: hand consecutive data messages of this dialect on as Run events; None: each is a Frame like any other.
+    max_frame: bytes of a frame that is waited for; one that a single read brings may have as many as the slab.
     """
 
     def __init__(self, slab: Slab, *, runs: Dialect | None, max_frame: int = MAX_FRAME) -> None:
-        if slab.nbytes > max_frame:
-            raise ValueError(f"slab of {slab.nbytes} bytes, above the longest frame ({max_frame})")
         self.slab = slab
         self._runs = runs
-        self._max_frame = max_frame
+        self.max_frame = max_frame
         self._kept = b""
         self._own: Slab | None = None
         self._own_filled = 0
@@ -125,7 +124,7 @@ class Connection:
         self._kept = b""
         if end - position >= HEADER_BYTES:
             try:
-                size = frame_length(slab.buffer, position, self._max_frame)
+                size = frame_length(slab.buffer, position, self.max_frame)
             except RemoteProtocolError as error:
                 self._break(events, error)
                 return

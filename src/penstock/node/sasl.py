@@ -1,0 +1,67 @@
+"""The commands of logging in: what penstock.node.login decides, and when it is told."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from penstock.errors import NotSupported
+from penstock.node.login import Step
+from penstock.node.replies import GiveUp, Handler, Parked, Resume, reply
+from penstock.wire.constants import Opcode, Status
+from penstock.wire.frame import Frame
+
+if TYPE_CHECKING:
+    from penstock.node.connection import NodeConnection
+
+__all__ = ["HANDLERS"]
+
+logger = logging.getLogger("penstock.node")
+
+
+def _list(connection: NodeConnection, frame: Frame) -> bytes:
+    return reply(frame, value=connection.listener.access.mechanism_list)
+
+
+def _auth(connection: NodeConnection, frame: Frame) -> bytes:
+    """Begin a login. Who was logged in is so no more, whatever comes of it."""
+    if connection.producer is not None:
+        raise NotSupported("the streams of this connection belong to its user")
+    was = connection.login.acting
+    step = connection.login.begin(frame.key, frame.value)
+    if connection.login.acting != was and step.status != Status.SUCCESS:
+        connection.enter()
+    return _verdict(connection, frame, step)
+
+
+def _step(connection: NodeConnection, frame: Frame) -> bytes:
+    return _verdict(connection, frame, connection.login.step(frame.key, frame.value))
+
+
+def _verdict(connection: NodeConnection, frame: Frame, step: Step) -> bytes:
+    """Return what a step comes to. Raises Parked where guesses were made from the peer's address before."""
+    seconds = connection.node.attempts.after(step, connection.host)
+    if not seconds:
+        return _told(connection, frame, step)
+
+    def begin(resume: Resume) -> GiveUp:
+        return connection.node.loop.call_later(seconds, lambda: resume(_told(connection, frame, step))).cancel
+
+    raise Parked(begin)
+
+
+def _told(connection: NodeConnection, frame: Frame, step: Step) -> bytes:
+    if step.status == Status.SUCCESS:
+        connection.enter()
+    elif step.status == Status.EINVAL:
+        logger.info("login from %s: %s", connection.peer, step.why)
+    elif step.status != Status.AUTH_CONTINUE:
+        logger.warning("login from %s refused: %s", connection.peer, step.why)
+    return reply(frame, step.status, value=step.value)
+
+
+HANDLERS: dict[Opcode, Handler] = {
+    Opcode.SASL_LIST_MECHS: _list,
+    Opcode.SASL_AUTH: _auth,
+    Opcode.SASL_STEP: _step,
+}
