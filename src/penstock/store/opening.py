@@ -36,7 +36,9 @@ def is_there(directory: Directory) -> bool:
     return (directory.path / _BUCKET).exists()
 
 
-def make(directory: Directory, *, name: str, uuid: bytes, vbuckets: int) -> Mapping[str, Any]:
+def make(
+    directory: Directory, *, name: str, uuid: bytes, vbuckets: int, properties: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
     """Write down whose directory it is, and return that. uuid: 16 bytes."""
     said = {
         "format": FORMAT,
@@ -44,7 +46,7 @@ def make(directory: Directory, *, name: str, uuid: bytes, vbuckets: int) -> Mapp
         "uuid": uuid.hex(),
         "vbuckets": vbuckets,
         "manifest": DEFAULT_MANIFEST.described(),
-        "properties": {},
+        "properties": properties or {},
     }
     try:
         write(directory, said)
