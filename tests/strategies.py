@@ -5,12 +5,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from penstock.errors import RemoteProtocolError
 from penstock.wire.constants import Dialect, DraftCode, Opcode
 from penstock.wire.dcp import COLLECTION_SEPARATOR, Deletion, Mutation, PrototypeMutation, SnapshotMarkerV2
 from penstock.wire.frame import Frame
-from penstock.wire.kv import NoDocument
 from penstock.wire.layout import LAYOUTS, PRIVATE, Code, Layout, Message, Part
 from penstock.wire.shapes import SHAPES
+from penstock.wire.subdoc import SubdocLookup, SubdocMutation
 from tests.golden import GOLDEN_OF, frame_of
 
 BYTES = {"B": 1, "H": 2, "I": 4, "Q": 8}
@@ -43,17 +44,35 @@ def of_layout(layout: Layout) -> st.SearchStrategy[Message]:
     if not layout.tails:
         fields["value"] = _part(parts["value"], st.binary(max_size=200), b"")
     return st.sampled_from([*layout.tails.values(), *([] if layout.tails else [None])]).flatmap(
-        lambda tail: st.builds(
-            layout.cls,
-            opaque=unsigned("I"),
-            datatype=st.just(0) if isinstance(layout.cls.opcode, DraftCode) else unsigned("B"),
-            cas=_part(parts["cas"], unsigned("Q"), 0),
-            key=_part(parts["key"], st.binary(max_size=40), b""),
-            **{layout.third: unsigned("H")},
-            **fields,
-            **({name: unsigned(code) for name, code in zip(tail[1], tail[0].format[1:], strict=True)} if tail else {}),
-        ).filter(lambda message: message.fault() is None)
+        lambda tail: (
+            st.builds(
+                layout.cls,
+                opaque=unsigned("I"),
+                datatype=st.just(0) if isinstance(layout.cls.opcode, DraftCode) else unsigned("B"),
+                cas=_part(parts["cas"], unsigned("Q"), 0),
+                key=_part(parts["key"], st.binary(max_size=40), b""),
+                **{layout.third: unsigned("H")},
+                **fields,
+                **(
+                    {name: unsigned(code) for name, code in zip(tail[1], tail[0].format[1:], strict=True)}
+                    if tail
+                    else {}
+                ),
+            )
+            .map(_with_a_path)
+            .filter(lambda message: message.fault() is None)
+        )
     )
+
+
+def _with_a_path(message: Message) -> Message:
+    """Let a path be no longer than the value that it begins, and a lookup's as long."""
+    match message:
+        case SubdocLookup():
+            return replace(message, path_length=len(message.value))
+        case SubdocMutation():
+            return replace(message, path_length=message.path_length % (len(message.value) + 1))
+    return message
 
 
 FORMS: list[tuple[Dialect, Code, Layout]] = [
@@ -74,21 +93,28 @@ def messages() -> st.SearchStrategy[tuple[Dialect, Code, Message]]:
 
 
 def plain_frame(code: Code, layout: Layout) -> Frame:
-    """Return the shortest frame of a form, all numbers 0 but those that say which form it is."""
+    """Return the shortest frame of a form, all numbers 0 but those that say which form it is.
+
+    A reply that SUCCESS cannot be has another status.
+    """
     parts = dict(layout.parts)
     tail = max(layout.tails, default=0)
     value = bytes(tail) or (b"v" if parts["value"] is Part.PRESENT else b"")
     extras = bytes(layout.extras.size)
-    return Frame(
+    frame = Frame(
         magic=layout.cls.magic,
         opcode=code >> 8 if isinstance(code, DraftCode) else code,
         datatype=code & 0xFF if isinstance(code, DraftCode) else 0,
-        specific=int(issubclass(layout.cls, NoDocument)),
         cas=int(parts["cas"] is Part.PRESENT),
         extras=b"\2" if layout.cls is SnapshotMarkerV2 else extras,
         key=b"k" if parts["key"] is Part.PRESENT else b"",
         value=value,
     )
+    try:
+        layout.message_of(frame)
+    except RemoteProtocolError:
+        return frame._replace(specific=1)
+    return frame
 
 
 def frames() -> st.SearchStrategy[Frame]:

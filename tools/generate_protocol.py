@@ -14,12 +14,24 @@ from typing import Any, NamedTuple
 
 from generated import publish
 
-from penstock.wire import constants, dcp, kv, observe, tap, upr, upr_draft
+from penstock.wire import (
+    collections,
+    constants,
+    dcp,
+    kv,
+    login,
+    observe,
+    session,
+    subdoc,
+    tap,
+    upr,
+    upr_draft,
+)
 from penstock.wire.constants import Dialect, DraftCode, Magic, Opcode, Status
 from penstock.wire.describe import describe, wire_fields
 from penstock.wire.detect import FIRST_DRAFT_REQUESTS, FIRST_REQUESTS
 from penstock.wire.frame import HEADER, HEADER_BYTES, cut_frame
-from penstock.wire.layout import LAYOUTS, PRIVATE, Code, Layout, Message, Part
+from penstock.wire.layout import LAYOUTS, PRIVATE, Code, Layout, Message, Part, Response
 from penstock.wire.stream import EVENTS, TRANSITIONS
 
 ROOT = Path(__file__).parent.parent
@@ -43,7 +55,8 @@ All messages are frames of the memcached binary protocol: a header of 24 bytes, 
 
 | offset | size | field | |
 | --- | --- | --- | --- |
-| 0 | 1 | magic | 0x80 request, 0x81 response; with framing extras 0x08 and 0x18 |
+| 0 | 1 | magic | 0x80 request, 0x81 response; with framing extras 0x08 and 0x18; 0x82 a server's request, 0x83 its \
+response |
 | 1 | 1 | opcode | what is asked, and of a response, what was asked |
 | 2 | 2 | key length | with framing extras: 1 byte their length, 1 byte the key's |
 | 4 | 1 | extras length | |
@@ -81,6 +94,10 @@ CHAPTERS = (
     Chapter("UPR", Dialect.UPR, upr),
     Chapter("DCP", Dialect.DCP, dcp),
     Chapter("Key-value and bucket commands", Dialect.DCP, kv, streams=False),
+    Chapter("Parts of documents", Dialect.DCP, subdoc, streams=False),
+    Chapter("Collections", Dialect.DCP, collections, streams=False),
+    Chapter("Logging in", Dialect.DCP, login, streams=False),
+    Chapter("The node, and what it says unasked", Dialect.DCP, session, streams=False),
     Chapter("Commands about the disk", Dialect.DCP, observe, streams=False),
 )
 
@@ -107,14 +124,14 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """The heading: the message's name; of a reply to many commands, the class's."""
-        if self.is_reply:
-            return self.cls.__name__ if len(self.codes) > MANY else f"{self.name} reply"
-        return self.name
+        """The heading: the message's name; of one of many commands, and of a reply to many, the class's."""
+        if len(self.codes) > (MANY if self.is_reply else 2 * MANY):
+            return self.cls.__name__
+        return f"{self.name} reply" if self.is_reply else self.name
 
     @property
     def is_reply(self) -> bool:
-        return self.cls.magic is Magic.RESPONSE and not isinstance(self.codes[0], DraftCode)
+        return issubclass(self.cls, Response) and not isinstance(self.codes[0], DraftCode)
 
 
 def entries(chapter: Chapter) -> list[Entry]:

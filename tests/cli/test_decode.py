@@ -17,9 +17,13 @@ from hypothesis import strategies as st
 from penstock.cli.frames import Chunk, Cut, Splitter, format_of, lines_of, peekable, read_hex, read_raw
 from penstock.cli.packets import MAX_HELD, MAX_WAITING, Direction, read_packets
 from penstock.errors import UsageError
-from penstock.wire.constants import Opcode
+from penstock.wire.constants import DurabilityLevel, Opcode
 from penstock.wire.dcp import DcpReply, Mutation, Open, SnapshotMarker, StreamReq
-from penstock.wire.kv import Noop, Set, pack_failover_log
+from penstock.wire.frame_info import Durability, RequestInfos, pack_request_infos
+from penstock.wire.kv import Hello, Noop, Reply, Set, pack_failover_log, pack_features, pack_key_list
+from penstock.wire.login import SaslAuth
+from penstock.wire.session import ClustermapChanged
+from penstock.wire.subdoc import LookupReply, MultiLookup, SubdocMutation, pack_lookup_results, pack_lookup_specs
 from penstock.wire.tap import TapConnect, TapMutation
 from penstock.wire.upr import UprSnapshotStart, UprStreamReq
 from penstock.wire.upr_draft import DraftOk, DraftStreamReq
@@ -84,6 +88,41 @@ def test_as_json_every_field(run, tmp_path):
     assert done.json_lines[3]["fields"] == {"failover_log": [{"vbuuid": "9", "seqno": 0}]}
     assert done.json_lines[3]["status"] == "SUCCESS"
     assert done.json_lines[4]["fields"]["flags"] == ["MEMORY", "CHECKPOINT"]
+
+
+DURABLE = RequestInfos(Durability(DurabilityLevel.PERSIST_TO_MAJORITY, 2500), preserve_ttl=True)
+COMMANDS = [
+    (Hello(key=b"me", value=pack_features([0x12, 0x99])), "features=[COLLECTIONS, 153] key=me"),
+    (SaslAuth(key=b"PLAIN", value=b"\0joe\0pencil"), "value_bytes=11 key=PLAIN"),
+    (
+        Set(key=b"k", framing=pack_request_infos(DURABLE)),
+        "durability=level PERSIST_TO_MAJORITY timeout_ms 2500 preserve_ttl=true key=k",
+    ),
+    (
+        (SubdocMutation.at(b"a.b", b"1", key=b"k", flags=1), Opcode.SUBDOC_COUNTER),
+        "path_length=3 flags=MKDIR_P path=a.b content=1 key=k",
+    ),
+    (
+        MultiLookup(key=b"k", value=pack_lookup_specs([(0xC5, 4, b"_a"), (0, 0, b"")])),
+        "operations=[opcode SUBDOC_GET flags XATTR path _a, opcode GET] key=k",
+    ),
+    (
+        (LookupReply(value=pack_lookup_results([(0, b"1"), (0xC0, b"")])), Opcode.SUBDOC_MULTI_LOOKUP),
+        "results=[status SUCCESS value 1, status SUBDOC_PATH_ENOENT]",
+    ),
+    ((Reply(value=pack_key_list([b"a", b"\xff"])), Opcode.GET_KEYS), "keys=[key a, key 0xff]"),
+    (ClustermapChanged(epoch=1, revision=2, key=b"beer"), "epoch=1 revision=2 key=beer"),
+]
+
+
+@pytest.mark.parametrize(("message", "expected"), COMMANDS, ids=[expected for _, expected in COMMANDS])
+def test_commands(run, message, expected):
+    done = run("decode", stdin=encoded(message))
+    assert (done.code, done.err) == (0, "")
+    assert done.out.endswith(f" opaque 0x0 {expected}\n")
+    (row,) = run("decode", "--json", stdin=encoded(message)).json_lines
+    assert {word.partition("=")[0] for word in expected.split() if "=" in word} <= row["fields"].keys() | {"key"}
+    assert "pencil" not in json.dumps(row)
 
 
 NOOP = Noop(opaque=7).encode()

@@ -6,9 +6,12 @@ Then come the framing extras, the extras field by field, engine-private data, ke
 
 from penstock.wire.constants import Dialect
 from penstock.wire.layout import Message
-from tests.golden import dcp, kv, observe, tap, upr, upr_draft
+from tests.golden import collections, dcp, kv, login, observe, session, subdoc, tap, upr, upr_draft
 
-GOLDEN: list[tuple[str, Message, str]] = [*kv.ROWS, *observe.ROWS, *dcp.ROWS, *tap.ROWS]
+GOLDEN: list[tuple[str, Message, str]] = [
+    *(*kv.ROWS, *subdoc.ROWS, *collections.ROWS, *login.ROWS, *session.ROWS, *observe.ROWS),
+    *(*dcp.ROWS, *tap.ROWS),
+]
 """What has its opcode to itself: key-value commands, DCP and TAP."""
 
 GOLDEN_OF: dict[Dialect, list[tuple[str, Message, str]]] = {

@@ -170,6 +170,51 @@ COMMANDS: list[Row] = [
         "80b50000 00000000 00000000 00000002 0000000000000000",
     ),
     (
+        "get cluster config, if it is newer",
+        kv.GetClusterConfig(opaque=2, epoch=1, revision=2**64 - 1),
+        "80b50000 10000000 00000010 00000002 0000000000000000 0000000000000001 ffffffffffffffff",
+    ),
+    (
+        "get from a replica",
+        kv.GetReplica(vbucket=7, opaque=9, key=b"hello"),
+        "80830005 00000007 00000005 00000009 0000000000000000 68656c6c6f",
+    ),
+    (
+        "any document",
+        kv.GetRandomKey(opaque=9),
+        "80b60000 00000000 00000000 00000009 0000000000000000",
+    ),
+    (
+        "any document of a collection",
+        kv.GetRandomKey(opaque=9, collection_id=0x1234),
+        "80b60000 04000000 00000004 00000009 0000000000000000 00001234",
+    ),
+    (
+        "any document of a collection, with its extended attributes",
+        kv.GetRandomKey(opaque=9, collection_id=8, include_xattrs=1),
+        "80b60000 05000000 00000005 00000009 0000000000000000 00000008 01",
+    ),
+    (
+        "any document, reply",
+        kv.GetReply(opaque=9, cas=1, key=b"\x08k", value=b"v", flags=2),
+        "81b60002 04000000 00000007 00000009 0000000000000001 00000002 086b 76",
+    ),
+    (
+        "keys",
+        kv.GetKeys(vbucket=7, opaque=9, key=b"a"),
+        "80b80001 00000007 00000001 00000009 0000000000000000 61",
+    ),
+    (
+        "two keys",
+        kv.GetKeys(vbucket=7, opaque=9, key=b"a", count=2),
+        "80b80001 04000007 00000005 00000009 0000000000000000 00000002 61",
+    ),
+    (
+        "two keys, reply",
+        kv.Reply(opaque=9, value=kv.pack_key_list([b"ab", b"c"])),
+        "81b80000 00000000 00000007 00000009 0000000000000000 0002 6162 0001 63",
+    ),
+    (
         "cluster config",
         kv.Reply(opaque=2, datatype=1, value=b"{}"),
         "81b50000 00010000 00000002 00000002 0000000000000000 7b7d",

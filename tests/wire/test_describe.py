@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.wire import constants
-from penstock.wire.constants import Dialect, DraftCode, Opcode, SnapshotFlag, Status, StreamEndReason, UprOpcode
+from penstock.wire.constants import (
+    Dialect,
+    DraftCode,
+    DurabilityLevel,
+    Opcode,
+    SnapshotFlag,
+    Status,
+    StreamEndReason,
+    UprOpcode,
+)
 from penstock.wire.dcp import (
     CacheTransfer,
     CloseStream,
@@ -23,6 +32,14 @@ from penstock.wire.dcp_values import CachedDocument, framing_of, pack_cached, pa
 from penstock.wire.describe import INSIDES, code_of, describe, enum_of, fitting, named, wire_fields
 from penstock.wire.detect import detect
 from penstock.wire.frame import Frame, cut_frame
+from penstock.wire.frame_info import (
+    Durability,
+    RequestInfos,
+    ResponseInfos,
+    duration_framing,
+    pack_request_infos,
+    pack_response_infos,
+)
 from penstock.wire.kv import (
     CountReply,
     Get,
@@ -32,9 +49,24 @@ from penstock.wire.kv import (
     Reply,
     Set,
     pack_failover_log,
+    pack_key_list,
     pack_vb_seqnos,
 )
 from penstock.wire.layout import Message
+from penstock.wire.login import SaslAuth, SaslListMechs, SaslReply, SaslStep
+from penstock.wire.session import ClustermapChanged, ServerReply
+from penstock.wire.subdoc import (
+    LookupReply,
+    MultiLookup,
+    MultiMutation,
+    MutationReply,
+    SubdocLookup,
+    SubdocMutation,
+    pack_lookup_results,
+    pack_lookup_specs,
+    pack_mutation_results,
+    pack_mutation_specs,
+)
 from penstock.wire.system_event import Collection, pack_system_event
 from penstock.wire.tap import (
     TapCheckpointStart,
@@ -139,6 +171,48 @@ INSIDE = [
         Observed(1, 2, 3, 4)._asdict(),
     ),
     (CountReply(value=bytes(7) + b"\x0b"), Opcode.DECREMENTQ, "DECREMENTQ", {"number": 11}),
+    (
+        Reply(value=pack_key_list([b"a", b"bc"])),
+        Opcode.GET_KEYS,
+        "GET_KEYS",
+        {"keys": [{"key": b"a"}, {"key": b"bc"}]},
+    ),
+    (SubdocLookup.at(b"a.b", key=b"k"), None, "SUBDOC_GET", {"path": b"a.b", "flags": (), "doc_flags": None}),
+    (
+        SubdocMutation.at(b"_a", b"1", key=b"k", flags=5, doc_flags=2),
+        Opcode.SUBDOC_COUNTER,
+        "SUBDOC_COUNTER",
+        {"path": b"_a", "content": b"1", "flags": ("MKDIR_P", "XATTR"), "doc_flags": ("ADD",)},
+    ),
+    (
+        MultiLookup(key=b"k", value=pack_lookup_specs([(0xC5, 4, b"_a"), (0, 0, b"")])),
+        None,
+        "SUBDOC_MULTI_LOOKUP",
+        {
+            "operations": [
+                {"opcode": "SUBDOC_GET", "flags": ("XATTR",), "path": b"_a"},
+                {"opcode": "GET", "flags": (), "path": b""},
+            ]
+        },
+    ),
+    (
+        MultiMutation(key=b"k", value=pack_mutation_specs([(0xC8, 0, b"a", b"1")])),
+        None,
+        "SUBDOC_MULTI_MUTATION",
+        {"operations": [{"opcode": "SUBDOC_DICT_UPSERT", "flags": (), "path": b"a", "value": b"1"}]},
+    ),
+    (
+        LookupReply(status=0xCC, value=pack_lookup_results([(0, b"1"), (0xC0, b"")])),
+        Opcode.SUBDOC_MULTI_LOOKUP,
+        "SUBDOC_MULTI_LOOKUP",
+        {"results": [{"status": "SUCCESS", "value": b"1"}, {"status": "SUBDOC_PATH_ENOENT", "value": b""}]},
+    ),
+    (
+        MutationReply(status=0xCC, value=pack_mutation_results([(1, 0xC0, b"")])),
+        Opcode.SUBDOC_MULTI_MUTATION,
+        "SUBDOC_MULTI_MUTATION",
+        {"results": [{"operation": 1, "status": "SUBDOC_PATH_ENOENT", "value": b""}]},
+    ),
     (TapCommandReply(value=bytes(7) + b"\x09"), None, "LAST_CLOSED_CHECKPOINT", {"checkpoint_id": 9}),
     (
         TapConnect(flags=0x1C5, value=OPTIONS.pack()),
@@ -209,7 +283,8 @@ def test_what_does_not_fit_is_a_fault_with_its_parts():
 def test_a_command_that_is_not_declared_is_unknown_not_wrong():
     said = describe(Frame(0x80, 0xEE, 4, extras=b"\0\0\0\1"), Dialect.DCP)
     assert (said.name, said.unknown, said.fault, said.vbucket) == ("opcode 0xee", True, None, 4)
-    assert describe(Frame(0x82, Opcode.SET), Dialect.DCP).name == "server opcode 0x01"
+    asked = describe(Frame(0x82, Opcode.GET_FAILOVER_LOG), Dialect.DCP)
+    assert (asked.name, asked.unknown, asked.fault) == ("server opcode 0x96", True, None)
 
 
 @given(frames(), st.sampled_from(Dialect))
@@ -246,8 +321,76 @@ def test_extended_attributes_are_taken_off_the_value_unless_it_is_compressed():
 def test_the_stream_id_of_framing_extras():
     said = describe(frame_of(CloseStream(framing=framing_of(9))), Dialect.DCP)
     assert (said.fields["stream_id"], said.parts) == (9, {})
-    other = pack_framing([(2, b"\0\1"), (7, b"x")])
+    other = pack_framing([(2, b"\0\1"), (9, b"x")])
     assert describe(frame_of(CloseStream(framing=other)), Dialect.DCP).parts == {"framing": other}
+
+
+def test_a_refusal_of_several_operations_has_no_results():
+    refused = LookupReply(status=Status.KEY_ENOENT, value=b"{}")
+    said = describe(frame_of(refused, Opcode.SUBDOC_MULTI_LOOKUP), Dialect.DCP)
+    assert (said.fault, said.parts) == (None, {"value": b"{}"})
+
+
+def test_what_framing_extras_ask_for():
+    infos = RequestInfos(Durability(DurabilityLevel.MAJORITY, 9000), preserve_ttl=True, impersonate="joe")
+    said = describe(frame_of(Set(key=b"k", framing=pack_request_infos(infos))), Dialect.DCP)
+    assert said.fields == {
+        "flags": 0,
+        "expiry": 0,
+        "durability": {"level": "MAJORITY", "timeout_ms": 9000},
+        "preserve_ttl": True,
+        "impersonate": "joe",
+    }
+    assert said.parts == {"key": b"k"}
+    wrong = describe(frame_of(Set(key=b"k", framing=b"\x11\x07")), Dialect.DCP)
+    assert wrong.fault == "framing extras: durability level 7, expected 1 to 3"
+
+
+def test_what_framing_extras_of_a_reply_say():
+    said = describe(frame_of(CountReply(status=1, framing=duration_framing(100))), Dialect.DCP)
+    assert (said.fields["server_us"], said.parts) == (99.9, {})
+    units = pack_response_infos(ResponseInfos(read_units=1, throttle_us=0.5))
+    said = describe(frame_of(CountReply(status=1, framing=units)), Dialect.DCP)
+    assert (said.fields["read_units"], said.fields["throttle_us"]) == (1, 0.5)
+    unknown = pack_framing([(0, b"\0\1"), (9, b"x")])
+    assert describe(frame_of(CountReply(status=1, framing=unknown)), Dialect.DCP).parts == {"framing": unknown}
+
+
+SECRET = b"\0user\0pencil"
+LOGINS = [
+    frame_of(SaslAuth(key=b"PLAIN", value=SECRET)),
+    frame_of(SaslStep(key=b"PLAIN", value=SECRET)),
+    frame_of(SaslReply(value=SECRET), Opcode.SASL_AUTH),
+    frame_of(SaslReply(value=SECRET, status=Status.AUTH_CONTINUE), Opcode.SASL_STEP),
+    Frame(0x80, Opcode.SASL_AUTH, extras=b"PLAIN", value=SECRET),
+    Frame(0x80, Opcode.SASL_STEP, key=b"PLAIN" + SECRET, cas=1),
+    Frame(0x80, Opcode.SASL_AUTH, extras=SECRET),
+    Frame(0x08, Opcode.SASL_AUTH, framing=SECRET, key=b"PLAIN"),
+]
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("frame", LOGINS)
+def test_secrets_are_not_shown(frame, dialect):
+    said = describe(frame, dialect)
+    assert "pencil" not in str(said)
+    assert any(name.endswith("_bytes") for name in said.fields)
+    if said.fault is None:
+        assert said.fields == {"value_bytes": len(SECRET)}
+        assert said.parts.keys() <= {"key"}
+
+
+def test_mechanisms_are_no_secret():
+    assert describe(frame_of(SaslReply(value=b"PLAIN")), Dialect.DCP).parts == {"value": b"PLAIN"}
+    assert describe(frame_of(SaslListMechs()), Dialect.DCP).fields == {}
+
+
+def test_what_a_server_asks_and_what_it_is_told():
+    asked = describe(frame_of(ClustermapChanged(epoch=1, revision=2, key=b"beer")), Dialect.DCP)
+    assert (asked.name, asked.reply, asked.unknown) == ("CLUSTERMAP_CHANGE_NOTIFICATION", False, False)
+    assert (asked.fields, asked.parts) == ({"epoch": 1, "revision": 2}, {"key": b"beer"})
+    told = describe(frame_of(ServerReply(status=4)), Dialect.UPR_DRAFT)
+    assert (told.name, told.reply, told.status) == ("CLUSTERMAP_CHANGE_NOTIFICATION", True, "EINVAL")
 
 
 def test_system_events_and_cached_documents():

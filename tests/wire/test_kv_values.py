@@ -11,9 +11,11 @@ from penstock.wire.kv import (
     Observed,
     pack_failover_log,
     pack_features,
+    pack_key_list,
     pack_vb_seqnos,
     unpack_failover_log,
     unpack_features,
+    unpack_key_list,
     unpack_observed,
     unpack_vb_seqnos,
 )
@@ -53,6 +55,19 @@ def test_features_are_big_endian() -> None:
     assert pack_features([0x04, 0x1234]) == b"\x00\x04\x12\x34"
 
 
+@given(st.lists(st.binary(max_size=251), max_size=20))
+def test_key_list(keys: list[bytes]) -> None:
+    packed = pack_key_list(keys)
+    assert unpack_key_list(packed) == keys
+
+
+@pytest.mark.parametrize("value", [b"\0", b"\0\1", b"\0\2a", b"\0\1ab", b"\0\0\1"])
+def test_a_part_of_a_key(value: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"of {len(value)} bytes, the last key is a part") as caught:
+        unpack_key_list(value)
+    assert not caught.value.fatal
+
+
 @given(st.tuples(U16, U64, U64, U64) | st.tuples(U16, U64, U64, U64, U64, U64))
 def test_observed(numbers: tuple[int, ...]) -> None:
     observed = Observed(*numbers)
@@ -89,6 +104,6 @@ def test_observed_of_another_format() -> None:
 
 @given(st.binary(max_size=64))
 def test_any_value_unpacks_or_is_refused(value: bytes) -> None:
-    for unpack in (unpack_failover_log, unpack_vb_seqnos, unpack_features, unpack_observed):
+    for unpack in (unpack_failover_log, unpack_vb_seqnos, unpack_features, unpack_observed, unpack_key_list):
         with contextlib.suppress(RemoteProtocolError):
             unpack(value)

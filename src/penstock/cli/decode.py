@@ -195,7 +195,7 @@ def _text(content: Any) -> str:
         case bytes():
             return _key(content)
         case Mapping():
-            return " ".join(f"{name} {_text(each)}" for name, each in content.items())
+            return " ".join(f"{name} {_text(each)}" for name, each in content.items() if each not in (None, (), b""))
         case tuple() if all(isinstance(each, str) for each in content):
             return "|".join(content)
         case list() | tuple():

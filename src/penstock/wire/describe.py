@@ -14,9 +14,10 @@ from struct import Struct
 from typing import Any
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire import constants, dcp, dcp_values, kv, observe, system_event, tap, upr
+from penstock.wire import constants, dcp, dcp_values, kv, login, observe, subdoc, system_event, tap, upr
 from penstock.wire.constants import Dialect, DraftCode, Magic, Opcode, Status, TapOpaque, UprOpcode, VbucketState
 from penstock.wire.frame import PLAIN_OF, SERVER_MAGICS, Frame, opcode_name, status_name
+from penstock.wire.frame_info import Durability, unpack_request_infos, unpack_response_infos
 from penstock.wire.layout import PRIVATE, Code, Message, decode, forms_of, layout_of
 
 
@@ -26,7 +27,8 @@ class Description:
 
     fields: those of the extras and what the value or the engine-private data is made of, in the order of the bytes.
     Flags are tuples of names, enums names, or numbers where they have none. parts: what else there is, as bytes: key,
-    value, framing, engine_private; of a frame that is not understood also extras. status: of a response, its name.
+    value, framing, engine_private; of a frame that is not understood also extras. Of what is secret there are only
+    the lengths, as fields. status: of a response, its name.
     datatype: names, as of flags. fault: why the frame is not the message that its opcode says; None if it is.
     unknown: no such opcode is declared.
     """
@@ -55,9 +57,11 @@ def describe(frame: Frame, dialect: Dialect) -> Description:
             message = decode(frame, dialect)
             found = {each.name: readable(each, getattr(message, each.name)) for each in wire_fields(type(message))}
             parts = _parts(message)
-            found |= _framing(parts) | _insides(code, message, parts) | _xattrs(message, parts)
+            found |= _framing(reply, parts) | _insides(code, message, parts) | _xattrs(message, parts)
         except RemoteProtocolError as error:
             fault = str(error)
+        if code in login.SECRETS:
+            found |= _hidden(parts, ("value",) if fault is None else (*parts,))
     return Description(
         name=_name(frame, code),
         reply=reply,
@@ -144,6 +148,11 @@ def named(kind: type[IntEnum] | type[IntFlag], number: int) -> Any:
 def _parts(message: Message) -> dict[str, bytes]:
     parts = {"framing": message.framing, PRIVATE: getattr(message, PRIVATE, b"")}
     return parts | {"key": message.key, "value": message.value}
+
+
+def _hidden(parts: dict[str, bytes], names: tuple[str, ...]) -> dict[str, int]:
+    """Take parts away and return how long they were. Where lengths are wrong, the secret may be in any part."""
+    return {f"{name}_bytes": len(content) for name in names if (content := parts.pop(name, b""))}
 
 
 # What stands in values and engine-private data
@@ -247,6 +256,43 @@ def _cached(message: Message) -> Mapping[str, Any]:
     return {"documents": [document._asdict() for document in dcp_values.unpack_cached(message.value)]}
 
 
+def _key_list(message: Message) -> Mapping[str, Any]:
+    return {"keys": [{"key": key} for key in kv.unpack_key_list(message.value)]}
+
+
+def _one_path(message: subdoc.SubdocLookup | subdoc.SubdocMutation) -> Mapping[str, Any]:
+    return {"path": message.path} | ({"content": message.content} if message.content else {})
+
+
+def _lookups(message: Message) -> Mapping[str, Any]:
+    return {"operations": [_operation(spec) for spec in subdoc.unpack_lookup_specs(message.value)]}
+
+
+def _mutations(message: Message) -> Mapping[str, Any]:
+    return {"operations": [_operation(spec) for spec in subdoc.unpack_mutation_specs(message.value)]}
+
+
+def _operation(spec: subdoc.LookupSpec | subdoc.MutationSpec) -> dict[str, Any]:
+    told = {"opcode": opcode_name(spec.opcode), "flags": named(constants.PathFlag, spec.flags)}
+    return spec._asdict() | told
+
+
+def _with_results(read: Reader) -> Reader:
+    return lambda message: read(message) if message.status in subdoc.RESULTS else None
+
+
+def _found(message: Message) -> Mapping[str, Any]:
+    return {"results": [_result(each) for each in subdoc.unpack_lookup_results(message.value)]}
+
+
+def _changed(message: Message) -> Mapping[str, Any]:
+    return {"results": [_result(each) for each in subdoc.unpack_mutation_results(message.value)]}
+
+
+def _result(result: subdoc.LookupResult | subdoc.MutationResult) -> dict[str, Any]:
+    return result._asdict() | {"status": status_name(result.status)}
+
+
 _ASKED, _SAID = Magic.REQUEST, Magic.RESPONSE
 
 INSIDES: dict[tuple[Magic, Code], tuple[tuple[str, Reader], ...]] = {
@@ -281,6 +327,12 @@ INSIDES: dict[tuple[Magic, Code], tuple[tuple[str, Reader], ...]] = {
     (_SAID, Opcode.DECREMENTQ): (("value", _on_success(_integer("number"))),),
     (_ASKED, Opcode.OBSERVE): (("value", _keys),),
     (_SAID, Opcode.OBSERVE): (("value", _on_success(_observed_keys)),),
+    (_SAID, Opcode.GET_KEYS): (("value", _on_success(_key_list)),),
+    **{(_ASKED, opcode): (("value", _one_path),) for opcode in subdoc.WITH_ONE_PATH},
+    (_ASKED, Opcode.SUBDOC_MULTI_LOOKUP): (("value", _lookups),),
+    (_ASKED, Opcode.SUBDOC_MULTI_MUTATION): (("value", _mutations),),
+    (_SAID, Opcode.SUBDOC_MULTI_LOOKUP): (("value", _with_results(_found)),),
+    (_SAID, Opcode.SUBDOC_MULTI_MUTATION): (("value", _with_results(_changed)),),
 }
 """By direction and code: which parts are made of what. A part that was read so is left out of the bytes."""
 
@@ -298,14 +350,21 @@ def _insides(code: Code, message: Message, parts: dict[str, bytes]) -> dict[str,
     return found
 
 
-def _framing(parts: dict[str, bytes]) -> dict[str, Any]:
-    """Return the stream that framing extras name, where they hold that alone."""
-    framing = parts["framing"]
-    stream = dcp_values.stream_id(framing)
-    if stream is None or framing != dcp_values.framing_of(stream):
+def _framing(reply: bool, parts: dict[str, bytes]) -> dict[str, Any]:
+    """Return what framing extras say, where all their elements are known."""
+    known: type[IntEnum] = constants.ResponseFrameInfo if reply else constants.FrameInfo
+    elements = dcp_values.unpack_framing(parts["framing"])
+    if not elements or any(element.id not in known._value2member_map_ for element in elements):
         return {}
-    del parts["framing"]
-    return {"stream_id": stream}
+    framing = parts.pop("framing")
+    infos = unpack_response_infos(framing) if reply else unpack_request_infos(framing)
+    return {name: _told(said) for name, said in infos._asdict().items() if said != infos._field_defaults[name]}
+
+
+def _told(said: Any) -> Any:
+    if isinstance(said, Durability):
+        return {"level": said.level.name, "timeout_ms": said.timeout_ms}
+    return round(said, 1) if isinstance(said, float) else said
 
 
 _XATTRS = int(constants.Datatype.XATTR)

@@ -38,7 +38,7 @@ class GetReplica(Request):
 
 @message(Opcode.GET_RANDOM_KEY, extras=(0, 4, 5))
 class GetRandomKey(Request):
-    """Read a document, whichever. Answered as GET with the key, whatever the status says."""
+    """Read a document, whichever. Answered as GETK is."""
 
     collection_id: int | None = u32("of this collection; missing: of the default one", default=None)
     include_xattrs: int | None = u8("1: its extended attributes too, in front of the value", default=None)

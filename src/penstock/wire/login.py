@@ -1,7 +1,7 @@
-"""Logging in: the list of mechanisms, and the exchange of one.
+"""The list of mechanisms, and the exchange of one.
 
-Source: kv_engine docs/sasl.md; RFC 4616 (PLAIN), RFC 5802 and 7677 (SCRAM). What the exchange says, passwords and
-proofs among it, stands in values, which are never shown.
+Source: kv_engine docs/BinaryProtocol.md, "SASL"; RFC 4616 (PLAIN), RFC 5802 and 7677 (SCRAM). The exchange stands in
+values, passwords and proofs among it: no repr and no `penstock decode` shows them.
 """
 
 from __future__ import annotations

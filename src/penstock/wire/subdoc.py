@@ -1,9 +1,6 @@
 """The sub-document commands: read and change parts of a JSON document, named by paths.
 
-Source: kv_engine docs/SubDocument.md; memcached daemon/subdocument_validators.cc. What paths mean and what is done at
-them is not known here.
-
-Every `unpack_` takes what a peer sent: it raises RemoteProtocolError, not fatal, for what is not well formed.
+Source: kv_engine docs/SubDocument.md; memcached daemon/subdocument_validators.cc.
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ __all__ = [
     "MAX_PATHS",
     "MUTATIONS",
     "RESULTS",
+    "WITH_ONE_PATH",
     "LookupReply",
     "LookupResult",
     "LookupSpec",
@@ -74,6 +72,8 @@ _WRITES: dict[int, Needs] = {
     Opcode.SUBDOC_COUNTER: Needs(PRESENT, PRESENT),
     Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR: Needs(PRESENT, ABSENT),
 }
+
+WITH_ONE_PATH: Final = (*map(Opcode, _READS), *map(Opcode, _WRITES))
 
 LOOKUPS: Final[dict[int, Needs]] = {Opcode.GET: Needs(ABSENT, ABSENT), **_READS}
 """What may stand in a MULTI_LOOKUP. GET: the whole document."""
@@ -183,7 +183,8 @@ class MutationReply(Response):
     seqno: int | None = u64("by_seqno of this change, with MUTATION_SEQNO only", default=None)
 
 
-# What stands in the values of commands with several paths
+# What stands in the values of commands with several paths. Every `unpack_` takes what a peer sent: it raises
+# RemoteProtocolError, not fatal, for what is not well formed.
 
 
 class LookupSpec(NamedTuple):

@@ -1,0 +1,71 @@
+"""Logging in, collections, and what a server asks: what their layouts do not say by themselves."""
+
+import pytest
+
+from penstock.errors import LocalProtocolError, RemoteProtocolError
+from penstock.wire.collections import CollectionIdReply, GetCollectionId, GetScopeId, ScopeIdReply
+from penstock.wire.constants import Dialect, Magic, Opcode, ServerOpcode, Status
+from penstock.wire.frame import Frame, cut_frame
+from penstock.wire.kv import GetRandomKey, Set
+from penstock.wire.layout import decode
+from penstock.wire.login import SaslAuth, SaslReply, SaslStep
+from penstock.wire.session import ClustermapChanged, ServerReply
+
+SECRET = b"\0user\0pencil"
+
+
+@pytest.mark.parametrize("message", [SaslAuth(key=b"PLAIN", value=SECRET), SaslStep(key=b"X", value=SECRET)])
+def test_secrets_are_not_shown(message):
+    assert "pencil" not in f"{message}{message!r}"
+    assert "value=12 bytes" in repr(message)
+
+
+def test_proofs_are_not_shown():
+    assert "abc" not in repr(SaslReply(value=b"v=abc"))
+
+
+@pytest.mark.parametrize("cls", [GetCollectionId, GetScopeId])
+def test_names_stand_in_the_value_or_in_the_key(cls):
+    assert cls(value=b"a.b").path == cls(key=b"a.b").path == b"a.b"
+
+
+@pytest.mark.parametrize("reply", [CollectionIdReply(), ScopeIdReply()])
+def test_success_has_an_id(reply):
+    with pytest.raises(RemoteProtocolError, match="extras of 0 bytes, expected 12 with status SUCCESS"):
+        decode(cut_frame(memoryview(reply.encode()), 0))
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_what_a_server_asks_is_the_same_in_all_dialects(dialect):
+    asked = ClustermapChanged(epoch=1, revision=2, key=b"beer")
+    frame = cut_frame(memoryview(asked.encode()), 0)
+    assert (frame.magic, frame.opcode) == (Magic.SERVER_REQUEST, ServerOpcode.CLUSTERMAP_CHANGE_NOTIFICATION)
+    assert decode(frame, dialect) == asked
+    assert decode(cut_frame(memoryview(ServerReply(status=4).encode()), 0), dialect) == ServerReply(status=4)
+
+
+def test_the_same_opcode_asked_by_a_client_is_another_message():
+    frame = cut_frame(memoryview(Set(key=b"k").encode()), 0)
+    assert frame.opcode == ServerOpcode.CLUSTERMAP_CHANGE_NOTIFICATION
+    with pytest.raises(
+        RemoteProtocolError, match="CLUSTERMAP_CHANGE_NOTIFICATION: extras of 8 bytes, expected 4 or 16"
+    ):
+        decode(frame._replace(magic=Magic.SERVER_REQUEST))
+
+
+def test_a_server_asks_nothing_else():
+    with pytest.raises(RemoteProtocolError, match="server opcode 0x00 is not served here") as caught:
+        decode(Frame(Magic.SERVER_REQUEST, Opcode.GET, key=b"k"))
+    assert (caught.value.status, caught.value.fatal) == (Status.UNKNOWN_COMMAND, False)
+
+
+def test_framing_extras_have_no_place_there():
+    with pytest.raises(LocalProtocolError, match="ClustermapChanged"):
+        ClustermapChanged(epoch=1, revision=2, framing=b"\0").encode()
+
+
+def test_attributes_of_any_document_of_any_collection():
+    with pytest.raises(LocalProtocolError, match="GetRandomKey"):
+        GetRandomKey(include_xattrs=1).encode()
+    with pytest.raises(RemoteProtocolError, match="extras of 1 bytes, expected 0 or 4 or 5"):
+        decode(Frame(0x80, Opcode.GET_RANDOM_KEY, extras=b"\1"))
