@@ -270,6 +270,7 @@ def test_what_is_remembered_of_passwords_has_a_bound(path, clock, monkeypatch, d
     assert len(derivations) == 1
 
 
-def test_an_empty_password_is_none():
-    with pytest.raises(UsageError, match="an empty password"):
-        account_of(User.of("u", []), "")
+@pytest.mark.parametrize(("password", "said"), [("", "0 bytes"), ("x" * 513, "513 bytes"), ("\x07", "RFC 4013")])
+def test_passwords_that_cannot_be(password, said):
+    with pytest.raises(UsageError, match=said):
+        account_of(User.of("u", []), password)

@@ -13,10 +13,10 @@ from penstock.errors import UsageError
 from penstock.node.login.roles import User
 from penstock.node.login.verifier import ITERATIONS, MIN_ITERATIONS, Verifier, verifiers_of
 
-__all__ = ["MAX_NAME", "Account", "Users", "account_of", "development_users", "proper_name"]
+__all__ = ["MAX_NAME", "MAX_PASSWORD", "Account", "Users", "account_of", "development_users", "proper_name"]
 
-MAX_NAME = 128
-"""Bytes of a user's name."""
+MAX_NAME, MAX_PASSWORD = 128, 512
+"""Bytes of a user's name and of a password: so that PLAIN has room for them in one step."""
 
 DEVELOPER, DEVELOPER_PASSWORD = "Administrator", "password"
 """The one user of a node without users, whom clients that have to log in can be."""
@@ -45,9 +45,9 @@ def proper_name(name: str) -> str:
 
 
 def account_of(user: User, password: str, iterations: int = ITERATIONS) -> Account:
-    """Return a user with this password. Raises UsageError for an empty one, and as Verifier.derive does."""
-    if not password:
-        raise UsageError("an empty password")
+    """Return a user with this password. Raises UsageError for an empty or long one, and as Verifier.derive does."""
+    if not 0 < len(password.encode()) <= MAX_PASSWORD:
+        raise UsageError(f"password of {len(password.encode())} bytes, expected 1 to {MAX_PASSWORD}")
     return Account(user, verifiers_of(password, iterations))
 
 
