@@ -73,7 +73,7 @@ def section(name: str, command: Any) -> str:
             command.help,
             code(" ".join([name, "[OPTIONS]", *arguments])),
             "| option | means |\n| --- | --- |\n" + "\n".join(rows),
-            code("\n".join(line.removeprefix("$ ") for line in lines.splitlines())),
+            code("\n".join(line.removeprefix("$ ").replace("\\[", "[") for line in lines.splitlines())),
         ]
     )
 

@@ -81,7 +81,7 @@ WRONG = [
     ("tail --limit 0", "greater than or equal to 1, found '0'"),
     ("tail --vbucket x", "found 'x'"),
     ("stats --url couchbase://127.0.0.1:0/beer", "port '0' in the connection string"),
-    ("serve --host 0.0.0.0", "without login a node listens on a loopback address only"),
+    ("serve --host 0.0.0.0", "without users a node listens on a loopback address only"),
     ("serve --host example.org", "expected an address, such as 127.0.0.1"),
     ("serve --port 65536", "less than or equal to 65535, found '65536'"),
     ("serve --port 0 --vbuckets 1000", "expected a power of two"),

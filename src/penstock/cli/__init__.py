@@ -8,7 +8,7 @@ __all__ = ["main"]
 
 # Importing a command's module registers it; help lists them in this order.
 COMMANDS = (
-    *("serve", "stats", "streams", "compact", "check"),
+    *("serve", "user", "tls", "stats", "streams", "compact", "check"),
     *("load", "tail", "decode", "workload", "pipeline", "demo"),
 )
 for command in COMMANDS:

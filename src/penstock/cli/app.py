@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated
 
@@ -21,9 +22,12 @@ class Panel(StrEnum):
     SPARK = "Spark"
 
 
+_LIKE_MARKUP = re.compile(r"\[(?=[a-z#/@])")
+
+
 def examples(*lines: str) -> str:
-    """Return command lines as the end of a command's help."""
-    return "Example:\n" + "\n".join(f"$ {line}" for line in lines)
+    """Return command lines as the end of a command's help, in which brackets would be rich's."""
+    return "Example:\n" + "\n".join("$ " + _LIKE_MARKUP.sub(r"\\[", line) for line in lines)
 
 
 Url = Annotated[

@@ -7,6 +7,7 @@ import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from penstock.client.login import SCRAM, prepared
 from penstock.errors import UsageError
@@ -111,8 +112,9 @@ class Users:
         return account.user
 
 
+@cache
 def development_users() -> Users:
-    """Return the users of a node that was given none: one, with a password that everybody knows."""
+    """Return the users of every node that was given none: one, with a password that everybody knows."""
     user = User.of(DEVELOPER, ["admin"])
     account = Account(user, verifiers_of(DEVELOPER_PASSWORD, MIN_ITERATIONS))
     assert account.verifiers.keys() == SCRAM.keys()

@@ -1,0 +1,91 @@
+"""Certificates for development, as a command makes them."""
+
+import ssl
+import stat
+
+import pytest
+
+from penstock.node.login import server_context
+
+NAMES = ["ca.key", "ca.pem", "client.key", "client.pem", "server.key", "server.pem"]
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_six_files_that_a_node_can_be_given(run, tmp_path):
+    directory = tmp_path / "some where"
+    done = run("tls", "init", directory)
+    assert (done.code, done.err) == (0, "")
+    assert sorted(contents(directory)) == NAMES
+    assert {mode(path) for path in directory.glob("*.key")} == {0o600}
+    server_context(directory / "server.pem", directory / "server.key", directory / "ca.pem")
+    assert f"--tls-cert {directory}/server.pem --tls-key {directory}/server.key" in done.out
+    assert "couchbases://localhost/default?ca=" in done.out
+    assert "some%20where/ca.pem" in done.out
+    assert "PRIVATE KEY" not in done.out
+    assert "as Administrator, without a password" in done.out
+
+
+def test_json(run, tmp_path):
+    done = run("tls", "init", tmp_path, "--host", "a.example", "--user", "alice", "--days", "2", "--json")
+    found = done.json
+    assert found.pop("user") == "alice"
+    assert found.pop("expires").endswith("+00:00")
+    assert found == {
+        "ca": f"{tmp_path}/ca.pem",
+        "server": f"{tmp_path}/server.pem",
+        "server_key": f"{tmp_path}/server.key",
+        "client": f"{tmp_path}/client.pem",
+        "client_key": f"{tmp_path}/client.key",
+    }
+    context = ssl.create_default_context(cafile=found["ca"])
+    context.load_cert_chain(found["client"], found["client_key"])
+
+
+def test_what_is_there_stays_unless_it_is_to_go(run, tmp_path):
+    run("tls", "init", tmp_path)
+    before = contents(tmp_path)
+    done = run("tls", "init", tmp_path)
+    assert (done.code, done.out) == (2, "")
+    assert "is there already; --force makes all of them anew" in done.err
+    (tmp_path / "ca.pem").unlink()
+    assert "ca.key is there already" in run("tls", "init", tmp_path).err
+    assert contents(tmp_path) == {name: content for name, content in before.items() if name != "ca.pem"}
+    (tmp_path / "server.key").chmod(0o644)
+    assert run("tls", "init", tmp_path, "--force").code == 0
+    after = contents(tmp_path)
+    assert sorted(after) == NAMES
+    assert not any(after[name] == before[name] for name in NAMES)
+    assert mode(tmp_path / "server.key") == 0o600
+
+
+WRONG = [
+    (("--days", "0"), "'0'"),
+    (("--host", "a b"), "host 'a b': expected a name or an address"),
+    (("--user", "u" * 65), "user name of 65 characters"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), WRONG)
+def test_wrong_usage(run, tmp_path, options, said):
+    done = run("tls", "init", tmp_path / "new", *options)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert not (tmp_path / "new").exists()
+
+
+def test_where_nothing_can_be_made(run, tmp_path):
+    (tmp_path / "file").touch()
+    done = run("tls", "init", tmp_path / "file" / "tls")
+    assert (done.code, done.out) == (1, "")
+    assert "cannot be written: Not a directory" in done.err
+
+
+def test_the_group_alone_shows_its_commands(run):
+    assert "init" in run("tls").out

@@ -1,0 +1,169 @@
+"""Users from the command line: added, listed, removed; and a password is nowhere to be seen."""
+
+import os
+import pty
+import select
+import subprocess
+import sys
+
+import pytest
+
+from penstock.node.login import UsersFile
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "users.json"
+
+
+@pytest.fixture
+def on_users(run, path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_USERS", str(path))
+    return run
+
+
+@pytest.fixture
+def alice(on_users):
+    assert on_users("user", "add", "alice", "--role", "data_reader[beer:s:c]", stdin=b"wonderland\n").code == 0
+
+
+@pytest.mark.parametrize("ending", [b"", b"\n", b"\r\n"])
+def test_added_with_a_password_from_a_pipe(on_users, path, ending):
+    roles = ("--role", "data_reader[beer]", "--role", "data_writer[beer:s]")
+    done = on_users("user", "add", "alice", *roles, stdin=b"wonder land" + ending)
+    assert done == (0, "alice: data_reader[beer] data_writer[beer:s]\n", "")
+    users = UsersFile(path)
+    user = users.check("alice", "wonder land")
+    assert user is not None
+    assert list(map(str, user.roles)) == ["data_reader[beer]", "data_writer[beer:s]"]
+    assert users.check("alice", "wonderland") is None
+
+
+@pytest.mark.parametrize("source", ["a file", "-"])
+def test_added_with_a_password_from_a_file(run, path, tmp_path, source):
+    secret = tmp_path / "secret"
+    secret.write_bytes("naïve\n".encode())
+    where = secret if source == "a file" else "-"
+    options = ("--role", "admin", "--users", path, "--password-file", where, "--json")
+    done = run("user", "add", "root", *options, stdin="naïve".encode())
+    assert (done.code, done.err, done.json) == (0, "", {"user": "root", "roles": ["admin"]})
+    assert UsersFile(path).check("root", "naïve") is not None
+
+
+def prompted(path, *lines):
+    """Add a user at a terminal, with these lines typed when it asks; return the exit code and what was to be seen."""
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "penstock", "user", "add", "alice", "--role", "admin", "--users", str(path)]
+    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True) as process:
+        os.close(slave)
+        seen = b""
+        for line in lines:
+            before = seen.count(b": ")
+            while seen.count(b": ") == before:
+                assert select.select([master], [], [], 30)[0], seen
+                seen += os.read(master, 4096)
+            os.write(master, line + b"\n")
+        try:
+            while select.select([master], [], [], 30)[0]:
+                seen += os.read(master, 4096)
+        except OSError:
+            pass  # the other end is closed
+        code = process.wait(30)
+    os.close(master)
+    return code, seen.decode()
+
+
+def test_added_with_a_password_that_is_asked_for(path):
+    code, seen = prompted(path, b"wonderland", b"wonderland")
+    assert (code, "alice: admin" in seen) == (0, True)
+    assert "wonderland" not in seen
+    assert UsersFile(path).check("alice", "wonderland") is not None
+
+
+@pytest.mark.usefixtures("alice")
+def test_another_password_and_other_roles_only_when_that_is_said(on_users, path):
+    before = path.read_bytes()
+    done = on_users("user", "add", "alice", "--role", "admin", stdin=b"mirror")
+    assert (done.code, done.out) == (2, "")
+    assert "--replace gives them another password" in done.err
+    assert path.read_bytes() == before
+    assert on_users("user", "add", "alice", "--role", "admin", "--replace", stdin=b"mirror").code == 0
+    assert UsersFile(path).check("alice", "wonderland") is None
+    assert on_users("user", "list").lines == ["alice  admin"]
+
+
+@pytest.mark.usefixtures("alice")
+def test_listed(on_users):
+    on_users("user", "add", "Zoë", "--role", "admin", stdin=b"x")
+    assert on_users("user", "list").lines == ["Zoë    admin", "alice  data_reader[beer:s:c]"]
+    assert on_users("user", "list", "--json").json_lines == [
+        {"user": "Zoë", "roles": ["admin"]},
+        {"user": "alice", "roles": ["data_reader[beer:s:c]"]},
+    ]
+
+
+@pytest.mark.usefixtures("alice")
+def test_removed(on_users):
+    on_users("user", "add", "bob", "--role", "admin", stdin=b"x")
+    assert on_users("user", "remove", "bob").out == "Removed bob.\n"
+    assert on_users("user", "remove", "alice", "--json").json == {"removed": "alice"}
+    done = on_users("user", "list")
+    assert done == (0, "", "")
+    done = on_users("user", "remove", "alice")
+    assert (done.code, done.out) == (2, "")
+    assert "there is none" in done.err
+
+
+ADD = ("user", "add", "bob", "--role")
+WRONG = [
+    (("user", "add", "bob"), b"x", "Missing option '--role'"),
+    ((*ADD, "king"), b"x", "role 'king': expected data_reader, data_writer, stream_reader, replicator, admin"),
+    ((*ADD, "data_reader"), b"x", "or data_reader[*] for all buckets"),
+    ((*ADD, "admin"), b"", "standard input: 0 lines, expected one: the password"),
+    ((*ADD, "admin"), b"\n", "password of 0 bytes"),
+    ((*ADD, "admin"), b"hunter2\nhunter3\n", "standard input: 2 lines"),
+    ((*ADD, "admin"), b"hunter2\xff", "standard input: the password is not UTF-8"),
+    ((*ADD, "admin"), b"hunter2" * 1000, "standard input: more than 1024 bytes"),
+    ((*ADD, "admin"), b"hunter2" * 100, "password of 700 bytes, expected 1 to 512"),
+    ((*ADD, "admin"), b"hunter2\x07", "a password that SASLprep (RFC 4013) refuses: control characters"),
+    ((*ADD, "admin", "--password-file", "/none"), b"", "/none: the password cannot be read: No such file"),
+    (("user", "add", "b\x07b", "--role", "admin"), b"hunter2", "RFC 4013"),
+    (("user", "add", "b" * 129, "--role", "admin"), b"hunter2", "user name of 129 bytes, expected 1 to 128"),
+    (("user", "list"), b"", "there is no such file; `penstock user add NAME"),
+    (("user", "remove", "alice"), b"", "there is no such file"),
+]
+
+
+@pytest.mark.parametrize(("command", "stdin", "said"), WRONG)
+def test_wrong_usage_is_one_sentence_without_the_password(on_users, path, command, stdin, said):
+    done = on_users(*command, stdin=stdin)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert done.err.count("\n") == 1
+    assert "hunter" not in done.err
+    assert not path.exists()
+
+
+def test_without_a_file_of_users(run, monkeypatch):
+    monkeypatch.delenv("PENSTOCK_USERS", raising=False)
+    done = run("user", "list")
+    assert (done.code, done.out) == (2, "")
+    assert "--users" in done.err
+
+
+def test_a_file_of_something_else(on_users, path):
+    path.write_text("{}")
+    for command in (("user", "list"), ("user", "remove", "x"), (*ADD, "admin")):
+        done = on_users(*command, stdin=b"x")
+        assert (done.code, done.out) == (2, "")
+        assert "no file of users" in done.err
+    assert path.read_text() == "{}"
+
+
+def test_the_group_alone_shows_its_commands(run):
+    assert "remove" in run("user").out
+
+
+def test_the_example_shows_its_brackets(run):
+    words = " ".join(run("user", "add", "--help").out.split())
+    assert "--role 'data_reader[beer]' --role 'data_writer[beer:tasting]' --users users.json" in words
