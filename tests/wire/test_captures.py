@@ -50,7 +50,7 @@ MALFORMED = {
         "DCP_GET_FAILOVER_LOG: extras of 0 and key of 10 bytes in a body of 0",
     ),
     ("dcp_bad_magic_00", 2): (Status.EINVAL, "first byte of a frame is 0x00, not a known magic"),
-    ("dcp_bad_magic_82", 2): (Status.UNKNOWN_COMMAND, "DCP_GET_FAILOVER_LOG is not served here"),
+    ("dcp_bad_magic_82", 2): (Status.UNKNOWN_COMMAND, "server opcode 0x54 is not served here"),
     ("dcp_bad_op5f", 2): (Status.EINVAL, "DCP_SYSTEM_EVENT: extras of 0 bytes, expected 13"),
     ("dcp_bad_open_ext0", 0): (Status.EINVAL, "DCP_OPEN: extras of 0 bytes, expected 8"),
     ("dcp_bad_open_ext4", 0): (Status.EINVAL, "DCP_OPEN: extras of 4 bytes, expected 8"),
