@@ -284,7 +284,7 @@ def _error(status: Status, path: Path, what: str) -> StatusError:
     return status_error(status, f"{spelled(path)} {what}")
 
 
-def makes_array(opcode: Opcode, path: bytes) -> bool:
+def makes_array(opcode: int, path: bytes) -> bool:
     """Whether a document is an array, and no object, that is made because there is none for this operation."""
     return path[:1] == b"[" or (not path and opcode in _PUSHES)
 

@@ -1,0 +1,251 @@
+"""All operations of a command on one document.
+
+A document is looked up, `begin` says whether the command may have it and makes a new one where it is to, and `look_up`
+or `change` do the operations. They raise no StatusError for an operation that fails but give its status: a reply has it
+beside those of others. What stands in an attribute is a member of an object of one, of the attribute's name, so that
+the operations are the same there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import NamedTuple
+
+from penstock.errors import KeyExists, KeyNotFound, StatusError, status_error
+from penstock.store.subdoc.attributes import (
+    MUTATION_MACROS,
+    Around,
+    Document,
+    decode_binary,
+    document_macro,
+    encode_binary,
+    is_system,
+    is_virtual,
+    virtual_text,
+    xattr_name,
+)
+from penstock.store.subdoc.edit import EDITS, READS, makes_array
+from penstock.store.subdoc.path import Key, parse_path
+from penstock.store.subdoc.text import is_json, read_text
+from penstock.wire.constants import Datatype, DocFlag, Opcode, PathFlag, Status
+from penstock.wire.dcp_values import pack_xattrs
+from penstock.wire.subdoc import LookupResult, LookupSpec, MutationResult, MutationSpec
+
+__all__ = ["Changed", "begin", "change", "look_up"]
+
+_MKDIR_P, _XATTR, _BINARY = int(PathFlag.MKDIR_P), int(PathFlag.XATTR), int(PathFlag.BINARY)
+_EXPAND = int(PathFlag.EXPAND_MACROS)
+_ADD, _REVIVE, _ACCESS = int(DocFlag.ADD), int(DocFlag.REVIVE), int(DocFlag.ACCESS_DELETED)
+_CREATES = int(DocFlag.MKDOC) | _ADD
+_AS_DELETED = int(DocFlag.CREATE_AS_DELETED)
+_JSON_BODY, _XATTRS = int(Datatype.JSON), int(Datatype.XATTR)
+_WHOLE = {Opcode.GET, Opcode.SET, Opcode.ADD, Opcode.DELETE}
+
+
+class Changed(NamedTuple):
+    """What a command makes of a document. deleted: whether it is, or stays, one.
+
+    answers: of the operations that have one. macros: text of the attributes, and the macro that it stands for.
+    """
+
+    body: bytes
+    xattrs: dict[str, bytes]
+    datatype: int
+    deleted: bool
+    answers: list[MutationResult]
+    macros: dict[bytes, bytes]
+
+    def value(self, cas: int = 0, seqno: int = 0) -> bytes:
+        """Return the value to be stored, not compressed, for a change with this cas and seqno: always as long."""
+        if not self.xattrs:
+            return self.body
+        front = pack_xattrs(self.xattrs)
+        for stand_in, macro in self.macros.items():
+            front = front.replace(stand_in, MUTATION_MACROS[macro](cas, seqno, self.body))
+        return front + self.body
+
+
+# Which document
+
+
+def begin(
+    found: Document | None, specs: Sequence[LookupSpec | MutationSpec], doc_flags: int, *, cas: int = 0
+) -> Document:
+    """Return the document that checked operations are for: the one that was found, or a new one.
+
+    found: also a deleted one, whose body is empty. cas: the request's.
+    Raises KeyNotFound if there is none and is not to be, KeyExists if there must be none or one with another cas, and
+    StatusError with SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS.
+    """
+    if found is not None and found.deleted and not doc_flags & _ACCESS:
+        found = None
+    if found is None:
+        if cas or not doc_flags & _CREATES:
+            raise KeyNotFound
+        return _new(specs, doc_flags)
+    if doc_flags & _ADD:
+        raise KeyExists("a document that is to be added is there")
+    if cas and cas != found.cas:
+        raise KeyExists(f"cas {cas}, the document has {found.cas}")
+    if doc_flags & _REVIVE and not found.deleted:
+        raise status_error(Status.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS, "the document is not deleted")
+    return found
+
+
+def _new(specs: Sequence[LookupSpec | MutationSpec], doc_flags: int) -> Document:
+    if doc_flags & _AS_DELETED:
+        return Document(deleted=True)
+    for spec in specs:
+        if spec.opcode not in _WHOLE:
+            return Document(b"[]" if makes_array(spec.opcode, spec.path) else b"{}", datatype=_JSON_BODY)
+    return Document()
+
+
+# What the operations do
+
+
+def look_up(document: Document, specs: Sequence[LookupSpec], around: Around) -> list[LookupResult]:
+    """Return what checked lookups find, one after the other: those that find nothing hinder none."""
+    work = _Work(document, around)
+    results = []
+    for spec in specs:
+        try:
+            results.append(LookupResult(Status.SUCCESS, work.read(spec)))
+        except StatusError as error:
+            results.append(LookupResult(error.status))
+    return results
+
+
+def change(
+    document: Document, specs: Sequence[MutationSpec], doc_flags: int, around: Around
+) -> Changed | MutationResult:
+    """Return what checked operations make of a document, or the one of them that fails.
+
+    Raises StatusError with SUBDOC_DELETED_DOCUMENT_CANT_HAVE_VALUE for a body in a document that stays deleted.
+    """
+    work = _Work(document, around)
+    mkdir_p = _MKDIR_P if doc_flags & _CREATES else 0
+    work.reserve(specs)
+    answers = []
+    for index, spec in enumerate(specs):
+        try:
+            answer = work.write(spec._replace(flags=spec.flags | mkdir_p))
+        except StatusError as error:
+            return MutationResult(index, error.status)
+        if answer:
+            answers.append(MutationResult(index, Status.SUCCESS, answer))
+    deleted = any(spec.opcode == Opcode.DELETE for spec in specs)
+    if document.deleted and not doc_flags & _REVIVE:
+        deleted = True
+    if deleted and work.body:
+        raise status_error(
+            Status.SUBDOC_DELETED_DOCUMENT_CANT_HAVE_VALUE, f"a body of {len(work.body)} bytes in a deleted document"
+        )
+    datatype = _JSON_BODY if work.json and work.body else 0
+    return Changed(work.body, work.xattrs, datatype | (_XATTRS if work.xattrs else 0), deleted, answers, work.macros)
+
+
+class _Work:
+    """A document that operations are done on."""
+
+    def __init__(self, document: Document, around: Around) -> None:
+        self._document = document
+        self._around = around
+        self._text: str | None = None
+        self.body = document.body
+        self.json = bool(document.datatype & _JSON_BODY)
+        self.xattrs = dict(document.xattrs)
+        self.macros: dict[bytes, bytes] = {}
+
+    def read(self, spec: LookupSpec) -> bytes:
+        """Do a lookup and return what it finds. Raises StatusError."""
+        if spec.opcode == Opcode.GET:
+            if not self.body:
+                raise status_error(Status.SUBDOC_PATH_ENOENT, "the document has no body")
+            return self.body
+        if not spec.flags & _XATTR:
+            return READS[spec.opcode](self._body_text(), parse_path(spec.path)).encode()
+        name = xattr_name(spec.path)
+        if is_virtual(name.name):
+            text = virtual_text(name.name, self._document, self._around)
+        else:
+            text = self._xattr_text(name)
+        found = READS[spec.opcode](text, parse_path(spec.path)).encode()
+        return decode_binary(found) if spec.flags & _BINARY else found
+
+    def write(self, spec: MutationSpec) -> bytes:
+        """Do a change and return its answer. Raises StatusError."""
+        if spec.opcode in _WHOLE:
+            self._write_whole(spec)
+            return b""
+        if spec.opcode == Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR:
+            self._set_body(self.read(LookupSpec(Opcode.SUBDOC_GET, spec.flags, spec.path)))
+            return b""
+        path, mkdir_p = parse_path(spec.path), bool(spec.flags & _MKDIR_P)
+        edit = EDITS[spec.opcode]
+        if spec.flags & _XATTR:
+            name = xattr_name(spec.path)
+            edited = edit(self._xattr_text(name), path, self._meant(spec), mkdir_p)
+            self._keep(name, edited.text)
+        else:
+            edited = edit(self._body_text(), path, spec.value, mkdir_p)
+            self._text, self.body, self.json = edited.text, edited.text.encode(), True
+        return edited.answer.encode()
+
+    def reserve(self, specs: Sequence[MutationSpec]) -> None:
+        """Choose what stands in the attributes for what only a change gives: texts that stand nowhere else in them."""
+        wanted = {spec.value for spec in specs if spec.flags & _EXPAND and spec.value in MUTATION_MACROS}
+        if not wanted:
+            return
+        taken = b"\0".join([*self.xattrs.values(), *(part for spec in specs for part in (spec.path, spec.value))])
+        chance = sha256(taken)  # which nobody can have put there
+        for macro in sorted(wanted):
+            digits = len(MUTATION_MACROS[macro](0, 0, b"")) - 2
+            while (stand_in := chance.hexdigest()[:digits].encode()) in taken or b'"%s"' % stand_in in self.macros:
+                chance.update(b"\0")
+            self.macros[b'"%s"' % stand_in] = macro
+            chance.update(macro)
+
+    def _body_text(self) -> str:
+        if self._text is None:
+            self._text = read_text(self.body)
+        return self._text
+
+    def _set_body(self, body: bytes) -> None:
+        self._text, self.body, self.json = None, body, is_json(body)
+
+    def _write_whole(self, spec: MutationSpec) -> None:
+        if spec.opcode == Opcode.ADD and self.body:
+            raise status_error(Status.SUBDOC_PATH_EEXISTS, "the document has a body")
+        self._set_body(spec.value)
+        if spec.opcode == Opcode.DELETE:
+            self.xattrs = {name: value for name, value in self.xattrs.items() if is_system(name)}
+
+    def _xattr_text(self, name: Key) -> str:
+        value = self.xattrs.get(name.name)
+        return "{}" if value is None else read_text(b"%s%s}" % (_front(name), value))
+
+    def _keep(self, name: Key, text: str) -> None:
+        """Take an attribute's value out of the object in which an operation has put it, or left none."""
+        object_ = text.encode()
+        front = _front(name)
+        if object_.startswith(front):
+            self.xattrs[name.name] = object_[len(front) : -1]
+        else:
+            self.xattrs.pop(name.name, None)
+
+    def _meant(self, spec: MutationSpec) -> bytes:
+        """Return what is to be put in for a value."""
+        if spec.flags & _BINARY:
+            return encode_binary(spec.value)
+        if not spec.flags & _EXPAND:
+            return spec.value
+        for stand_in, macro in self.macros.items():
+            if macro == spec.value:
+                return stand_in
+        return document_macro(spec.value, self._document, self._around)
+
+
+def _front(name: Key) -> bytes:
+    return f'{{"{name.text}":'.encode()

@@ -1,0 +1,134 @@
+"""Which operations, flags and paths may stand together in a command.
+
+That an operation is one of a lookup or of a change, and has the path and value that it needs, is seen to where a
+command is taken from its bytes.
+Source: memcached daemon/subdocument_traits.h and subdocument_validators.cc, their statuses included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.errors import InvalidArguments, status_error
+from penstock.store.subdoc.attributes import check_macro, is_virtual, xattr_name
+from penstock.store.subdoc.path import MAX_PATH
+from penstock.wire.constants import DocFlag, Opcode, PathFlag, Status
+from penstock.wire.frame import opcode_name
+from penstock.wire.subdoc import LookupSpec, MutationSpec
+
+__all__ = ["check_changes", "check_lookups", "xattrs_named"]
+
+# Plain numbers: this runs for every operation, and a flag's operators cost as much as ten of those.
+MKDIR_P, XATTR, BINARY = int(PathFlag.MKDIR_P), int(PathFlag.XATTR), int(PathFlag.BINARY)
+EXPAND = int(PathFlag.EXPAND_MACROS)
+MKDOC, ADD, REVIVE = int(DocFlag.MKDOC), int(DocFlag.ADD), int(DocFlag.REVIVE)
+ACCESS, AS_DELETED = int(DocFlag.ACCESS_DELETED), int(DocFlag.CREATE_AS_DELETED)
+
+_LOOKUP = ACCESS | int(DocFlag.REPLICA_READ)
+_CHANGE = ACCESS | REVIVE
+_CREATE = MKDOC | ADD | AS_DELETED | _CHANGE
+
+
+class Allowed(NamedTuple):
+    """What flags an operation may have, and the command that it stands in."""
+
+    flags: int
+    doc_flags: int
+
+
+_ALLOWED: dict[int, Allowed] = {
+    Opcode.GET: Allowed(0, _LOOKUP),
+    Opcode.SUBDOC_GET: Allowed(XATTR | BINARY, _LOOKUP),
+    Opcode.SUBDOC_EXISTS: Allowed(XATTR, _LOOKUP),
+    Opcode.SUBDOC_GET_COUNT: Allowed(XATTR, _LOOKUP),
+    Opcode.SET: Allowed(0, MKDOC | ADD),
+    Opcode.ADD: Allowed(0, MKDOC | ADD),
+    Opcode.DELETE: Allowed(0, _CHANGE),
+    Opcode.SUBDOC_DICT_ADD: Allowed(MKDIR_P | XATTR | EXPAND | BINARY, _CREATE),
+    Opcode.SUBDOC_DICT_UPSERT: Allowed(MKDIR_P | XATTR | EXPAND | BINARY, _CREATE),
+    Opcode.SUBDOC_DELETE: Allowed(XATTR, _CHANGE),
+    Opcode.SUBDOC_REPLACE: Allowed(XATTR | EXPAND | BINARY, _CHANGE | ADD),
+    Opcode.SUBDOC_ARRAY_PUSH_LAST: Allowed(MKDIR_P | XATTR | EXPAND | BINARY, _CREATE),
+    Opcode.SUBDOC_ARRAY_PUSH_FIRST: Allowed(MKDIR_P | XATTR | EXPAND | BINARY, _CREATE),
+    Opcode.SUBDOC_ARRAY_INSERT: Allowed(XATTR | EXPAND | BINARY, _CHANGE | ADD | AS_DELETED),
+    Opcode.SUBDOC_ARRAY_ADD_UNIQUE: Allowed(MKDIR_P | XATTR, _CREATE),
+    Opcode.SUBDOC_COUNTER: Allowed(MKDIR_P | XATTR, _CREATE),
+    Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR: Allowed(XATTR | BINARY, _CHANGE),
+}
+
+
+def check_lookups(specs: Sequence[LookupSpec], doc_flags: int, *, several_xattrs: bool = True) -> None:
+    """Raise StatusError for lookups that cannot be one command. several_xattrs: whether it may read more than one."""
+    _check_paths([MutationSpec(*spec) for spec in specs], doc_flags, several_xattrs)
+
+
+def check_changes(specs: Sequence[MutationSpec], doc_flags: int, *, cas: int = 0, several_xattrs: bool = True) -> None:
+    """Raise StatusError for changes that cannot be one command. cas: the request's. several_xattrs: as of lookups."""
+    if doc_flags & ADD and cas:
+        raise InvalidArguments("a cas, and the flag ADD: there is to be no document that could have it")
+    if doc_flags & ADD and doc_flags & MKDOC:
+        raise InvalidArguments("the flags ADD and MKDOC, expected one of them")
+    if doc_flags & AS_DELETED and not doc_flags & (ADD | MKDOC):
+        raise InvalidArguments("the flag CREATE_AS_DELETED without ADD or MKDOC")
+    if doc_flags & REVIVE and not doc_flags & ACCESS:
+        raise InvalidArguments("the flag REVIVE without ACCESS_DELETED")
+    if doc_flags & REVIVE and doc_flags & AS_DELETED:
+        raise InvalidArguments("the flags REVIVE and CREATE_AS_DELETED, expected one of them")
+    _check_paths(specs, doc_flags, several_xattrs)
+
+
+def xattrs_named(specs: Sequence[LookupSpec | MutationSpec]) -> set[str]:
+    """Return the attributes that checked operations name, without virtual ones."""
+    names = {xattr_name(spec.path).name for spec in specs if spec.flags & XATTR}
+    return {name for name in names if not is_virtual(name)}
+
+
+def _check_paths(specs: Sequence[MutationSpec], doc_flags: int, several_xattrs: bool) -> None:
+    in_body = 0
+    for spec in specs:
+        _check(spec, doc_flags)
+        if spec.flags & XATTR and in_body:
+            raise status_error(Status.SUBDOC_INVALID_XATTR_ORDER, "an extended attribute behind a path of the body")
+        in_body += not spec.flags & XATTR
+    if in_body > 1 and any(spec.opcode == Opcode.DELETE for spec in specs):
+        raise status_error(Status.SUBDOC_INVALID_COMBO, "the document is deleted, and something in its body changed")
+    if doc_flags & AS_DELETED and in_body:
+        raise InvalidArguments("the flag CREATE_AS_DELETED with a path of the body, which it is not to have")
+    if not several_xattrs and len(xattrs_named(specs)) > 1:
+        raise status_error(
+            Status.SUBDOC_XATTR_INVALID_KEY_COMBO, f"{len(xattrs_named(specs))} extended attributes, expected one"
+        )
+
+
+def _check(spec: MutationSpec, doc_flags: int) -> None:
+    allowed = _ALLOWED[spec.opcode]
+    for kind, flags, some in (("path", spec.flags, allowed.flags), ("document", doc_flags, allowed.doc_flags)):
+        if excess := flags & ~some:
+            name = opcode_name(spec.opcode)
+            raise InvalidArguments(f"{name} with {kind} flags 0x{excess:02x}, expected none but 0x{some:02x}")
+    if len(spec.path) > MAX_PATH:
+        raise InvalidArguments(f"{opcode_name(spec.opcode)} with a path of {len(spec.path)} bytes, limit {MAX_PATH}")
+    if spec.opcode == Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR and not spec.flags & XATTR:
+        raise InvalidArguments(f"{opcode_name(spec.opcode)} without the flag XATTR")
+    if spec.flags & XATTR:
+        _check_xattr(spec)
+    elif spec.flags & (EXPAND | BINARY):
+        raise status_error(
+            Status.SUBDOC_XATTR_INVALID_FLAG_COMBO, f"path flags 0x{spec.flags:02x}: those are for extended attributes"
+        )
+
+
+def _check_xattr(spec: MutationSpec) -> None:
+    if spec.flags & EXPAND and spec.flags & BINARY:
+        raise status_error(
+            Status.SUBDOC_XATTR_INVALID_FLAG_COMBO, "the flags EXPAND_MACROS and BINARY, expected one of them"
+        )
+    name = xattr_name(spec.path).name
+    if is_virtual(name) and spec.opcode not in _READ:
+        raise status_error(Status.SUBDOC_XATTR_CANT_MODIFY_VATTR, f"{name} is made when it is read")
+    if spec.flags & EXPAND:
+        check_macro(spec.value)
+
+
+_READ = {Opcode.SUBDOC_GET, Opcode.SUBDOC_EXISTS, Opcode.SUBDOC_GET_COUNT}

@@ -1,0 +1,342 @@
+"""Commands: all operations on one document, its attributes included."""
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import KeyExists, KeyNotFound, StatusError
+from penstock.store.subdoc.attributes import Around, Document
+from penstock.store.subdoc.command import Changed, begin, change, look_up
+from penstock.store.subdoc.rules import check_changes, check_lookups
+from penstock.store.subdoc.text import read_text
+from penstock.wire.constants import Datatype, DocFlag, Opcode, PathFlag, Status
+from penstock.wire.dcp_values import unpack_xattrs
+from penstock.wire.subdoc import LOOKUPS, MUTATIONS, LookupSpec, MutationResult, MutationSpec
+
+GET, EXISTS, COUNT = Opcode.SUBDOC_GET, Opcode.SUBDOC_EXISTS, Opcode.SUBDOC_GET_COUNT
+UPSERT, ADD, DELETE, REPLACE = (
+    Opcode.SUBDOC_DICT_UPSERT,
+    Opcode.SUBDOC_DICT_ADD,
+    Opcode.SUBDOC_DELETE,
+    Opcode.SUBDOC_REPLACE,
+)
+COUNTER, PUSH = Opcode.SUBDOC_COUNTER, Opcode.SUBDOC_ARRAY_PUSH_LAST
+TO_BODY = Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR
+XATTR, BINARY, P = PathFlag.XATTR, PathFlag.BINARY, PathFlag.MKDIR_P
+MACROS = XATTR | PathFlag.EXPAND_MACROS
+JSON = Datatype.JSON
+
+AROUND = Around(vbuuid=0xABC, now=1_700_000_000_123_456_789)
+PLAIN = Document(
+    b'{"a": 1}',
+    {"_sys": b'{"x":[1]}', "user": b"5"},
+    int(Datatype.JSON | Datatype.XATTR | Datatype.SNAPPY),
+    cas=0x1122334455667788,
+    seqno=9,
+    rev_seqno=3,
+    flags=0x02000006,
+    expiry=1_800_000_000,
+)
+TOMBSTONE = Document(b"", {"_sys": b"1"}, int(Datatype.XATTR), deleted=True, cas=7)
+
+
+def looked_up(*specs: tuple[int, int, bytes], document: Document = PLAIN, around: Around = AROUND) -> list[Any]:
+    return [(status, value) for status, value in look_up(document, [LookupSpec(*spec) for spec in specs], around)]
+
+
+def changed(*specs: tuple[Any, ...], document: Document = PLAIN, doc_flags: int = 0) -> Changed:
+    result = change(document, [MutationSpec(*spec) for spec in specs], doc_flags, AROUND)
+    assert isinstance(result, Changed), result
+    return result
+
+
+def failed(*specs: tuple[Any, ...], document: Document = PLAIN, doc_flags: int = 0) -> tuple[int, int]:
+    result = change(document, [MutationSpec(*spec) for spec in specs], doc_flags, AROUND)
+    assert isinstance(result, MutationResult), result
+    assert not result.value
+    return result.operation, result.status
+
+
+# Which document
+
+
+def begun(found: Document | None, doc_flags: int = 0, cas: int = 0, *, opcode: int = UPSERT, path: bytes = b"a") -> Any:
+    return begin(found, [MutationSpec(opcode, 0, path, b"1")], doc_flags, cas=cas)
+
+
+def test_a_document_is_there_or_not() -> None:
+    assert begun(PLAIN) is PLAIN
+    assert begun(PLAIN, DocFlag.MKDOC) is PLAIN
+    assert begun(PLAIN, cas=PLAIN.cas) is PLAIN
+    assert begun(TOMBSTONE, DocFlag.ACCESS_DELETED) is TOMBSTONE
+    assert begun(TOMBSTONE, DocFlag.ACCESS_DELETED | DocFlag.REVIVE) is TOMBSTONE
+    for found, flags, cas in [(None, 0, 0), (TOMBSTONE, 0, 0), (None, DocFlag.MKDOC, 5), (TOMBSTONE, DocFlag.MKDOC, 7)]:
+        with pytest.raises(KeyNotFound):
+            begun(found, flags, cas)
+    for found, flags, cas in [
+        (PLAIN, DocFlag.ADD, 0),
+        (TOMBSTONE, DocFlag.ADD | DocFlag.ACCESS_DELETED, 0),
+        (PLAIN, 0, 1),
+    ]:
+        with pytest.raises(KeyExists):
+            begun(found, flags, cas)
+    with pytest.raises(StatusError) as caught:
+        begun(PLAIN, DocFlag.ACCESS_DELETED | DocFlag.REVIVE)
+    assert caught.value.status == Status.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS
+
+
+@pytest.mark.parametrize("flags", [DocFlag.MKDOC, DocFlag.ADD])
+@pytest.mark.parametrize("found", [None, TOMBSTONE])
+def test_a_new_document(found: Document | None, flags: DocFlag) -> None:
+    assert begun(found, flags) == Document(b"{}", datatype=JSON)
+    assert begun(found, flags, opcode=PUSH, path=b"") == Document(b"[]", datatype=JSON)
+    assert begun(found, flags, opcode=PUSH, path=b"[0]") == Document(b"[]", datatype=JSON)
+    assert begun(found, flags, opcode=PUSH, path=b"a[0]") == Document(b"{}", datatype=JSON)
+    assert begun(found, flags, opcode=Opcode.SET, path=b"") == Document()
+    assert begun(found, flags | DocFlag.CREATE_AS_DELETED) == Document(deleted=True)
+
+
+# Lookups
+
+
+def test_lookups_do_not_hinder_one_another() -> None:
+    assert looked_up((GET, 0, b"a"), (EXISTS, 0, b"b"), (EXISTS, 0, b"a"), (COUNT, 0, b""), (Opcode.GET, 0, b"")) == [
+        *((Status.SUCCESS, b"1"), (Status.SUBDOC_PATH_ENOENT, b""), (Status.SUCCESS, b"")),
+        *((Status.SUCCESS, b"1"), (Status.SUCCESS, b'{"a": 1}')),
+    ]
+
+
+def test_lookups_in_attributes() -> None:
+    assert looked_up(
+        (GET, XATTR, b"_sys.x[0]"), (GET, XATTR, b"user"), (COUNT, XATTR, b"_sys"), (GET, XATTR, b"no")
+    ) == [
+        *((Status.SUCCESS, b"1"), (Status.SUCCESS, b"5"), (Status.SUCCESS, b"1"), (Status.SUBDOC_PATH_ENOENT, b"")),
+    ]
+    assert looked_up((GET, XATTR, b"user.x"), (GET, XATTR, b"user[0]")) == [(Status.SUBDOC_PATH_MISMATCH, b"")] * 2
+    assert looked_up((GET, XATTR, b"user.")) == [(Status.SUBDOC_PATH_EINVAL, b"")]
+
+
+@pytest.mark.parametrize("body", [b"", b"plain", b"{", b"[NaN]"])
+def test_lookups_in_what_is_no_json(body: bytes) -> None:
+    document = Document(body, {"x": b"{"})
+    assert looked_up((GET, 0, b"a"), (GET, XATTR, b"x"), document=document) == [(Status.SUBDOC_DOC_NOTJSON, b"")] * 2
+    whole = (Status.SUCCESS, body) if body else (Status.SUBDOC_PATH_ENOENT, b"")
+    assert looked_up((Opcode.GET, 0, b""), document=document) == [whole]
+
+
+def test_virtual_attributes() -> None:
+    ((status, text),) = looked_up((GET, XATTR, b"$document"))
+    assert status == Status.SUCCESS
+    assert json.loads(text) == {
+        "CAS": "0x1122334455667788",
+        "datatype": ["snappy", "json", "xattr"],
+        "deleted": False,
+        "exptime": 1_800_000_000,
+        "flags": 0x02000006,
+        "last_modified": "1234605616",
+        "revid": "3",
+        "seqno": "0x0000000000000009",
+        "value_bytes": 8,
+        "value_crc32c": f"0x{crc32c(PLAIN.body):08x}",
+        "vbucket_uuid": "0x0000000000000abc",
+    }
+    assert looked_up(
+        *((GET, XATTR, b"$document.exptime"), (GET, XATTR, b"$document.datatype[-1]"), (GET, XATTR, b"$vbucket.HLC")),
+        *(
+            (GET, XATTR, b"$XTOC"),
+            (COUNT, XATTR, b"$XTOC"),
+            (EXISTS, XATTR, b"$document.no"),
+            (GET, XATTR, b"$other.x"),
+        ),
+    ) == [
+        *((Status.SUCCESS, b"1800000000"), (Status.SUCCESS, b'"xattr"')),
+        (Status.SUCCESS, b'{"mode":"real","now":"1700000000"}'),
+        *((Status.SUCCESS, b'["_sys","user"]'), (Status.SUCCESS, b"2"), (Status.SUBDOC_PATH_ENOENT, b"")),
+        (Status.SUBDOC_XATTR_UNKNOWN_VATTR, b""),
+    ]
+    assert looked_up((GET, XATTR, b"$XTOC"), around=Around(all_names=False)) == [(Status.SUCCESS, b'["user"]')]
+    assert looked_up((GET, XATTR, b"$document.datatype"), document=Document(b"x")) == [(Status.SUCCESS, b'["raw"]')]
+    assert looked_up((GET, XATTR, b"$document.deleted"), document=TOMBSTONE) == [(Status.SUCCESS, b"true")]
+
+
+# Changes
+
+
+def test_changes_follow_one_another() -> None:
+    after = changed(
+        *((UPSERT, XATTR, b"user", b"6"), (ADD, XATTR | P, b"new.a.b", b"[ ]"), (UPSERT, XATTR, b"_sys.y", b"2")),
+        *((UPSERT, 0, b"b", b"[]"), (PUSH, 0, b"b", b"1,2"), (COUNTER, 0, b"b[1]", b"5"), (COUNTER, 0, b"a", b"1")),
+    )
+    assert after.body == b'{"a": 2,"b":[1,7]}'
+    assert after.xattrs == {"_sys": b'{"x":[1],"y":2}', "user": b"6", "new": b'{"a":{"b":[ ]}}'}
+    assert after.answers == [MutationResult(5, Status.SUCCESS, b"7"), MutationResult(6, Status.SUCCESS, b"2")]
+    assert after.datatype == Datatype.JSON | Datatype.XATTR
+    assert unpack_xattrs(after.value()) == (after.xattrs, after.body)
+    assert not after.deleted
+    assert PLAIN.xattrs == {"_sys": b'{"x":[1]}', "user": b"5"}
+
+
+def test_the_first_change_that_fails_is_named() -> None:
+    assert failed((UPSERT, 0, b"x", b"1"), (REPLACE, 0, b"y", b"1"), (DELETE, 0, b"z")) == (
+        1,
+        Status.SUBDOC_PATH_ENOENT,
+    )
+    assert failed((UPSERT, XATTR, b"user.x", b"1")) == (0, Status.SUBDOC_PATH_MISMATCH)
+    assert failed((UPSERT, 0, b"x", b"1"), document=Document(b"plain")) == (0, Status.SUBDOC_DOC_NOTJSON)
+    assert failed((Opcode.ADD, 0, b"", b"1")) == (0, Status.SUBDOC_PATH_EEXISTS)
+
+
+def test_an_attribute_is_removed() -> None:
+    after = changed((DELETE, XATTR, b"user"), (DELETE, XATTR, b"_sys"))
+    assert (after.xattrs, after.datatype, after.value()) == ({}, JSON, b'{"a": 1}')
+
+
+def test_names_of_attributes_may_have_escapes() -> None:
+    after = changed((UPSERT, XATTR, b'q\\"', b"1"), (UPSERT, XATTR | P, "ä.b".encode(), b"2"))
+    assert after.xattrs['q"'] == b"1"
+    assert after.xattrs["ä"] == b'{"b":2}'
+    again = Document(b"{}", after.xattrs)
+    assert looked_up((GET, XATTR, b'q\\"'), (GET, XATTR, "ä.b".encode()), document=again) == [
+        (Status.SUCCESS, b"1"),
+        (Status.SUCCESS, b"2"),
+    ]
+
+
+def test_the_whole_body() -> None:
+    assert changed((Opcode.SET, 0, b"", b" {}")).datatype == Datatype.JSON | Datatype.XATTR
+    after = changed((Opcode.SET, 0, b"", b"no json"), document=Document())
+    assert (after.body, after.datatype, after.value()) == (b"no json", 0, b"no json")
+    assert changed((Opcode.ADD, 0, b"", b"1"), document=Document()).body == b"1"
+
+
+def test_a_document_is_deleted() -> None:
+    after = changed((UPSERT, XATTR, b"_sys", b"2"), (UPSERT, XATTR, b"own", b"2"), (Opcode.DELETE, 0, b""))
+    assert (after.body, after.xattrs, after.datatype, after.deleted) == (b"", {"_sys": b"2"}, Datatype.XATTR, True)
+    after = changed((Opcode.DELETE, 0, b""), document=Document(b"x", {"user": b"1"}))
+    assert (after.value(), after.datatype, after.deleted) == (b"", 0, True)
+
+
+def test_a_deleted_document_stays_so_unless_it_is_revived() -> None:
+    after = changed((UPSERT, XATTR, b"_sys", b"2"), document=TOMBSTONE, doc_flags=DocFlag.ACCESS_DELETED)
+    assert (after.xattrs, after.deleted, after.datatype) == ({"_sys": b"2"}, True, Datatype.XATTR)
+    revive = DocFlag.ACCESS_DELETED | DocFlag.REVIVE
+    after = changed((TO_BODY, XATTR, b"_sys"), document=TOMBSTONE, doc_flags=revive)
+    assert (after.body, after.deleted, after.datatype) == (b"1", False, Datatype.JSON | Datatype.XATTR)
+    with pytest.raises(StatusError) as caught:
+        changed((TO_BODY, XATTR, b"_sys"), document=TOMBSTONE, doc_flags=DocFlag.ACCESS_DELETED)
+    assert caught.value.status == Status.SUBDOC_DELETED_DOCUMENT_CANT_HAVE_VALUE
+
+
+def test_objects_on_the_way_are_made_in_documents_that_may_be_new() -> None:
+    for flags in (DocFlag.MKDOC, DocFlag.ADD):
+        assert changed((UPSERT, 0, b"x.y", b"1"), document=Document(b"{}"), doc_flags=flags).body == b'{"x":{"y":1}}'
+    assert failed((UPSERT, 0, b"x.y", b"1")) == (0, Status.SUBDOC_PATH_ENOENT)
+
+
+# Values that stand for others
+
+
+def test_a_change_names_itself() -> None:
+    after = changed(
+        *((UPSERT, MACROS, b"_s", b'"${Mutation.CAS}"'), (UPSERT, MACROS | P, b"t.seqno", b'"${Mutation.seqno}"')),
+        *((UPSERT, MACROS, b"t.crc", b'"${Mutation.value_crc32c}"'), (UPSERT, MACROS, b"t.c", b'"${Mutation.CAS}"')),
+        *((UPSERT, XATTR, b"t.as_is", b'"${Mutation.CAS}"'), (UPSERT, 0, b"a", b"2")),
+    )
+    assert len(after.value()) == len(after.value(2**64 - 1, 2**63))
+    xattrs, body = unpack_xattrs(after.value(0x0102030405060708, 0x2A))
+    assert body == b'{"a": 2}'
+    assert xattrs["_s"] == b'"0x0807060504030201"'
+    assert json.loads(xattrs["t"]) == {
+        "seqno": "0x000000000000002a",
+        "crc": f"0x{crc32c(body):08x}",
+        "c": "0x0807060504030201",
+        "as_is": "${Mutation.CAS}",
+    }
+
+
+def test_values_that_show_what_the_document_was() -> None:
+    after = changed(
+        (UPSERT, 0, b"a", b"2"),
+        *((UPSERT, MACROS, name, b'"${$document.%s}"' % field) for name, field in ((b"x", b"CAS"), (b"y", b"exptime"))),
+        *((UPSERT, MACROS, b"z", b'"${$document}"'), (UPSERT, MACROS, b"d", b'"${$document.datatype}"')),
+    )
+    assert after.xattrs["x"] == b'"0x1122334455667788"'
+    assert after.xattrs["y"] == b"1800000000"
+    assert json.loads(after.xattrs["z"])["seqno"] == "0x0000000000000009"
+    assert after.xattrs["d"] == b'["snappy","json","xattr"]'
+    assert failed((UPSERT, MACROS, b"x", b'"${$document.no}"')) == (0, Status.SUBDOC_XATTR_UNKNOWN_VATTR_MACRO)
+
+
+@given(st.binary(max_size=200))
+def test_what_stands_for_a_cas_stands_nowhere_else(junk: bytes) -> None:
+    before = Document(b"{}", {"junk": json.dumps(junk.hex()).encode()})
+    specs = [(UPSERT, MACROS, b"a", b'"${Mutation.CAS}"'), (UPSERT, MACROS, b"b", b'"${Mutation.value_crc32c}"')]
+    for _ in range(2):  # what stood for it the first time is part of the document the second time
+        after = changed(*specs, document=before)
+        xattrs = unpack_xattrs(after.value(1, 1)).xattrs
+        assert xattrs == {**before.xattrs, "a": b'"0x0100000000000000"', "b": b'"0x%08x"' % crc32c(b"{}")}
+        before = Document(b"{}", {"junk": b"[" + b",".join(after.macros) + b"]"})
+
+
+# Values that are no JSON
+
+
+def test_bytes_in_attributes() -> None:
+    after = changed((UPSERT, XATTR | BINARY, b"bin", b"\xff\x00"), (UPSERT, XATTR | BINARY | P, b"t.b", b""))
+    assert after.xattrs["bin"] == b'"cb-content-base64-encoded:/wA="'
+    document = Document(b"{}", {**after.xattrs, "bad": b'"cb-content-base64-encoded:!"'})
+    no = (Status.SUBDOC_NOT_BINARY, b"")
+    assert looked_up(
+        *((GET, XATTR | BINARY, b"bin"), (GET, XATTR | BINARY, b"t.b"), (GET, XATTR, b"bin")),
+        *((GET, XATTR | BINARY, b"t"), (GET, XATTR | BINARY, b"bad"), (GET, XATTR | BINARY, b"no")),
+        document=document,
+    ) == [
+        *((Status.SUCCESS, b"\xff\x00"), (Status.SUCCESS, b""), (Status.SUCCESS, after.xattrs["bin"])),
+        *(no, no, (Status.SUBDOC_PATH_ENOENT, b"")),
+    ]
+    body = changed((TO_BODY, XATTR | BINARY, b"bin"), document=document)
+    assert (body.body, body.datatype) == (b"\xff\x00", Datatype.XATTR)
+
+
+# Anything
+
+PATHS = st.sampled_from(
+    [b"", b"a", b"a.b", b"a[0]", b"_sys", b"_sys.x[-1]", b"user", b"$document.CAS", b"$XTOC", b"a."]
+)
+ANY_PATHS = PATHS | st.binary(max_size=6)
+VALUES = st.sampled_from([b"", b"1", b"{}", b"[1,{}]", b'"s"', b"x", b'"${Mutation.CAS}"', b'"${$document.seqno}"'])
+FLAGS = st.sampled_from([0, XATTR, XATTR | P, P, MACROS, XATTR | BINARY]) | st.integers(0, 255)
+DOC_FLAGS = st.sampled_from([0, DocFlag.MKDOC, DocFlag.ADD, DocFlag.ACCESS_DELETED]) | st.integers(0, 255)
+CHANGES = st.builds(MutationSpec, st.sampled_from(sorted(MUTATIONS)), FLAGS, ANY_PATHS, VALUES)
+LOOKUP_SPECS = st.builds(LookupSpec, st.sampled_from(sorted(LOOKUPS)), FLAGS, ANY_PATHS)
+FOUND = st.sampled_from([None, PLAIN, TOMBSTONE, Document(b"[1]"), Document(b"junk", {"a": b"junk"})])
+
+
+@given(FOUND, st.lists(CHANGES, min_size=1, max_size=4), DOC_FLAGS)
+def test_any_changes_are_made_or_refused(found: Document | None, specs: list[MutationSpec], doc_flags: int) -> None:
+    with suppress(StatusError):
+        check_changes(specs, doc_flags)
+        after = change(begin(found, specs, doc_flags), specs, doc_flags, AROUND)
+        if isinstance(after, MutationResult):
+            assert specs[after.operation]
+            assert after.status in set(Status)
+        else:
+            value = after.value(5, 6)
+            xattrs, body = unpack_xattrs(value) if after.datatype & Datatype.XATTR else ({}, value)
+            assert (list(xattrs), body) == (list(after.xattrs), after.body)
+            assert not (after.deleted and body)
+            assert not after.datatype & JSON or read_text(body)
+
+
+@given(FOUND, st.lists(LOOKUP_SPECS, min_size=1, max_size=4), DOC_FLAGS)
+def test_any_lookups_are_answered_or_refused(found: Document | None, specs: list[LookupSpec], doc_flags: int) -> None:
+    with suppress(StatusError):
+        check_lookups(specs, doc_flags)
+        results = look_up(begin(found, specs, doc_flags), specs, AROUND)
+        assert len(results) == len(specs)
+        assert all(result.status == Status.SUCCESS or not result.value for result in results)
