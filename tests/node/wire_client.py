@@ -21,12 +21,14 @@ SECONDS = 10.0
 class WireClient:
     """One connection. Frames that are not awaited stay in `frames` in the order of their arrival."""
 
-    def __init__(self, node, bucket=None, *, receive_buffer=None):
+    def __init__(self, node, bucket=None, *, receive_buffer=None, tls=None):
         self.socket = socket.socket()
         if receive_buffer is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.settimeout(SECONDS)
-        self.socket.connect((node.host, node.kv_port))
+        self.socket.connect((node.host, node.kv_port if tls is None else node.tls_port))
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname=node.host)
         self.connection = Connection(Slab(1 << 16), runs=None)
         self.frames: list[Frame] = []
         self.opaques = count(1)

@@ -231,10 +231,5 @@ def test_a_run_may_be_read_a_mutation_head_behind_its_end() -> None:
     assert len(run.buffer) >= int(run.offsets[-1]) + SLACK
 
 
-def test_a_slab_must_not_hold_more_than_a_frame_may_have() -> None:
-    with pytest.raises(ValueError, match=r"slab of 2048 bytes, above the longest frame \(1000\)"):
-        Connection(Slab(2048), runs=Dialect.DCP, max_frame=1000)
-
-
 def test_an_error_says_what_it_is_answered_with() -> None:
     assert RemoteProtocolError("").status == Status.EINVAL

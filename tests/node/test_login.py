@@ -1,0 +1,274 @@
+"""Logging in over a connection, and what that changes: commands, buckets, documents; with TLS and without."""
+
+import logging
+import socket
+import ssl
+from datetime import UTC, datetime
+
+import pytest
+from scramp import ScramClient
+
+from penstock.errors import UsageError
+from penstock.node import Node
+from penstock.node.login import User
+from penstock.node.login.certificates import make_certificates
+from penstock.node.login.users import account_of
+from penstock.node.login.users_file import change_users
+from penstock.wire.constants import Feature, Opcode, Status
+from penstock.wire.dcp import Open
+from penstock.wire.kv import Get, GetAllVbSeqnos, GetClusterConfig, Hello, Noop, SelectBucket, Set, Stat, pack_features
+from penstock.wire.login import SaslAuth, SaslListMechs, SaslStep
+from penstock.wire.session import GetErrorMap, ListBuckets
+from tests.node.wire_client import connected, served
+
+S = Status
+ITERATIONS = 4096
+
+ROLES = {
+    "root": ["admin"],
+    "reader": ["data_reader[beer]"],
+    "writer": ["data_writer[beer]"],
+    "follower": ["stream_reader[beer]"],
+}
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory):
+    path = tmp_path_factory.mktemp("users") / "users.json"
+    with change_users(path) as accounts:
+        for name, roles in ROLES.items():
+            accounts[name] = account_of(User.of(name, roles), f"{name}'s", ITERATIONS)
+    return path
+
+
+@pytest.fixture
+def guarded(users):
+    with Node.running(["default", "beer", "wine"], vbuckets=4, users=users) as node:
+        yield node
+
+
+def log_in(client, name, password=None, mechanism="SCRAM-SHA512"):
+    """Log in by SCRAM, and return the last status."""
+    scram = ScramClient([mechanism.replace("SHA", "SHA-")], name, password or f"{name}'s")
+    key = mechanism.encode()
+    reply = client.ask(SaslAuth(key=key, value=scram.get_client_first().encode()))
+    if reply.specific != S.AUTH_CONTINUE:
+        return reply.specific
+    scram.set_server_first(reply.value.decode())
+    reply = client.ask(SaslStep(key=key, value=scram.get_client_final().encode()))
+    if reply.specific == S.SUCCESS:
+        scram.set_server_final(reply.value.decode())
+    return reply.specific
+
+
+def test_before_login_there_is_nothing_but_that(guarded):
+    with connected(guarded) as client:
+        assert client.ask(SaslListMechs()).value == b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1"
+        assert client.status(Noop()) == S.SUCCESS
+        assert client.status(Hello(value=pack_features([Feature.XERROR]))) == S.SUCCESS
+        assert client.status(GetErrorMap(version=2)) == S.SUCCESS
+        for message in (
+            *(Get(key=b"k"), Set(key=b"k", value=b"v"), Stat(), SelectBucket(key=b"beer"), SelectBucket(key=b"none")),
+            *(ListBuckets(), GetClusterConfig(), Open(key=b"name", flags=1), GetAllVbSeqnos()),
+        ):
+            reply = client.ask(message)
+            assert (reply.specific, reply.value) == (S.EACCESS, b""), message
+
+
+def test_no_command_but_those_is_served_before_login(guarded):
+    """Whatever its frame looks like."""
+    before = {
+        *(Opcode.NOOP, Opcode.VERSION, Opcode.QUIT, Opcode.QUITQ, Opcode.HELLO, Opcode.GET_ERROR_MAP),
+        *(Opcode.SASL_LIST_MECHS, Opcode.SASL_AUTH, Opcode.SASL_STEP),
+    }
+    with connected(guarded) as client:
+        for opcode in sorted(set(range(256)) - before):
+            for extras in (0, 4, 8, 31, 48):
+                header = bytes((0x80, opcode, 0, 1, extras, 0, 0, 0)) + (extras + 2).to_bytes(4, "big") + bytes(12)
+                client.send(header + bytes(extras) + b"kv")
+                reply = client.receive()
+                assert (reply.opcode, reply.specific, reply.value) == (opcode, S.EACCESS, b"")
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1"])
+def test_who_logs_in_has_what_the_roles_give(guarded, mechanism):
+    with connected(guarded) as client:
+        assert log_in(client, "root", mechanism=mechanism) == S.SUCCESS
+        assert client.ask(ListBuckets()).value == b"beer default wine"
+        assert client.set(b"k", b"v").specific == S.SUCCESS  # in the bucket that needs no selecting
+        assert served(guarded, client).user == "root"
+
+
+@pytest.mark.parametrize(
+    ("name", "get", "set_", "stream", "stats"),
+    [
+        ("root", S.SUCCESS, S.SUCCESS, S.SUCCESS, S.SUCCESS),
+        ("reader", S.SUCCESS, S.EACCESS, S.EACCESS, S.EACCESS),
+        ("writer", S.EACCESS, S.SUCCESS, S.EACCESS, S.EACCESS),
+        ("follower", S.SUCCESS, S.EACCESS, S.SUCCESS, S.SUCCESS),
+    ],
+)
+def test_a_role_is_held_to(guarded, name, get, set_, stream, stats):
+    with connected(guarded) as root:
+        log_in(root, "root")
+        root.ask(SelectBucket(key=b"beer"))
+        root.set(b"k", b"v")
+    with connected(guarded) as client:
+        log_in(client, name)
+        if name != "root":
+            assert client.ask(ListBuckets()).value == b"beer"
+            assert client.status(SelectBucket(key=b"wine")) == S.EACCESS
+            assert client.status(SelectBucket(key=b"none")) == S.EACCESS
+        assert client.status(SelectBucket(key=b"beer")) == S.SUCCESS
+        assert client.get(b"k").specific == get
+        assert client.set(b"k", b"v").specific == set_
+        assert client.status(Stat(key=b"vbucket")) == stats
+        assert client.status(Open(key=b"name", flags=1)) == stream
+
+
+def test_a_wrong_password_is_refused_and_makes_the_next_one_wait(guarded, caplog):
+    caplog.set_level(logging.INFO)
+    with connected(guarded) as client:
+        assert log_in(client, "root", "sesame") == S.AUTH_ERROR
+        assert log_in(client, "nobody") == S.AUTH_ERROR
+        assert guarded.attempts.delay("127.0.0.1") > 0
+        assert client.status(Get(key=b"k")) == S.EACCESS
+        assert log_in(client, "root") == S.SUCCESS
+        assert guarded.attempts.delay("127.0.0.1") == 0
+    said = [record.getMessage() for record in caplog.records if "login" in record.getMessage()]
+    assert len(said) == 2
+    assert "sesame" not in " ".join(said)
+    caplog.clear()
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        (SaslAuth(key=b"SCRAM-SHA3", value=b"x"), S.AUTH_ERROR),
+        (SaslAuth(key=b"PLAIN", value=b"\0root\0root's"), S.AUTH_ERROR),
+        (SaslStep(key=b"SCRAM-SHA512", value=b"c=biws"), S.EINVAL),
+        (SaslAuth(key=b"SCRAM-SHA512", value=b"n,,n=" + b"u" * 500 + b",r=abc"), S.EINVAL),
+        (SaslAuth(key=b"SCRAM-SHA512", value=b"n" * 100_000), S.EINVAL),
+        (SaslAuth(key=b"SCRAM-SHA512", value=b"garbage"), S.EINVAL),
+    ],
+)
+def test_what_is_no_login(guarded, message, status):
+    with connected(guarded) as client:
+        assert client.status(message) == status
+        assert client.status(Get(key=b"k")) == S.EACCESS
+        assert log_in(client, "root") == S.SUCCESS
+
+
+def test_logging_in_anew_ends_what_was(guarded):
+    with connected(guarded) as client:
+        log_in(client, "root")
+        client.ask(SelectBucket(key=b"wine"))
+        assert client.status(SaslAuth(key=b"SCRAM-SHA512", value=b"garbage")) == S.EINVAL
+        assert client.status(Get(key=b"k")) == S.EACCESS
+        log_in(client, "reader")
+        assert client.status(Get(key=b"k")) == S.NO_BUCKET
+
+
+def test_streams_belong_to_who_opened_them(guarded):
+    with connected(guarded) as client:
+        log_in(client, "root")
+        assert client.status(Open(key=b"name", flags=1)) == S.SUCCESS
+        assert client.status(SaslAuth(key=b"SCRAM-SHA512", value=b"n,,n=root,r=abc")) == S.NOT_SUPPORTED
+
+
+def test_without_users_nobody_has_to_and_one_can(node, client):
+    assert client.ask(SaslListMechs()).value == b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN"
+    assert client.set(b"k", b"v").specific == S.SUCCESS
+    assert log_in(client, "Administrator", "password") == S.SUCCESS
+    assert client.get(b"k").value == b"v"
+    assert client.status(SaslAuth(key=b"PLAIN", value=b"\0Administrator\0password")) == S.SUCCESS
+    assert served(node, client).user == "Administrator"
+
+
+def test_without_users_there_is_no_way_in_from_elsewhere():
+    with pytest.raises(UsageError, match="penstock user add"), Node.running(host="0.0.0.0"):
+        pass
+
+
+def test_with_users_there_is(users):
+    with Node.running(host="0.0.0.0", users=users, vbuckets=1) as node:
+        assert node.kv_port
+
+
+def test_nothing_long_is_waited_for_before_login(guarded):
+    with connected(guarded) as client:
+        client.send(bytes((0x80, Opcode.HELLO, 0, 0, 0, 0, 0, 0)) + (2 << 20).to_bytes(4, "big") + bytes(12))
+        assert client.ended()
+
+
+def test_who_does_not_log_in_goes(users):
+    with Node.running(users=users, vbuckets=1, login_timeout=0.1) as node, connected(node) as client:
+        assert client.ended()
+
+
+@pytest.fixture
+def certificates(tmp_path):
+    """Paths by name: of the authority, the node and a client, `reader`; certificates, and keys as NAME_key."""
+    paths = {}
+    for name, made in make_certificates([], "reader", 2, datetime.now(UTC)).items():
+        for kind, pem in ((name, made.certificate), (f"{name}_key", made.key)):
+            paths[kind] = tmp_path / f"{kind}.pem"
+            paths[kind].write_bytes(pem)
+    return paths
+
+
+@pytest.fixture
+def encrypted(users, certificates):
+    files = {"certificate": certificates["server"], "key": certificates["server_key"], "client_ca": certificates["ca"]}
+    with Node.running(["default", "beer"], users=users, vbuckets=1, tls_port=0, **files) as node:
+        yield node
+
+
+def test_with_tls_a_password_may_be_sent(encrypted, certificates):
+    with connected(encrypted, tls=ssl.create_default_context(cafile=certificates["ca"])) as client:
+        assert client.ask(SaslListMechs()).value == b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN"
+        assert client.status(Get(key=b"k")) == S.EACCESS
+        assert client.status(SaslAuth(key=b"PLAIN", value=b"\0root\0root's")) == S.SUCCESS
+        big = b"v" * 3_000_000
+        assert client.set(b"k", big).specific == S.SUCCESS
+        assert client.get(b"k").value == big
+    with connected(encrypted) as client:
+        assert b"PLAIN" not in client.ask(SaslListMechs()).value
+
+
+def test_a_certificate_logs_its_owner_in(encrypted, certificates):
+    context = ssl.create_default_context(cafile=certificates["ca"])
+    context.load_cert_chain(certificates["client"], certificates["client_key"])
+    with connected(encrypted, "beer", tls=context) as client:
+        assert served(encrypted, client).user == "reader"
+        assert client.get(b"k").specific == S.KEY_ENOENT
+        assert client.set(b"k").specific == S.EACCESS
+
+
+def test_old_versions_of_tls_are_refused(encrypted, certificates):
+    context = ssl.create_default_context(cafile=certificates["ca"])
+    with pytest.deprecated_call():
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises((ssl.SSLError, ConnectionResetError)):
+        connected(encrypted, tls=context).__enter__()
+
+
+def test_a_certificate_is_read_anew(encrypted, certificates, tmp_path):
+    context = ssl.create_default_context(cafile=certificates["ca"])
+    with connected(encrypted, tls=context) as before:
+        made = make_certificates([], "reader", 2, datetime.now(UTC))
+        certificates["server"].write_bytes(made["server"].certificate)
+        certificates["server_key"].write_bytes(made["server"].key)
+        encrypted.loop.call_soon_threadsafe(encrypted.reload)
+        (tmp_path / "ca").write_bytes(made["ca"].certificate)
+        newer = ssl.create_default_context(cafile=tmp_path / "ca")
+        assert before.status(Noop()) == S.SUCCESS
+        with connected(encrypted, tls=newer) as after:
+            assert after.status(Noop()) == S.SUCCESS
+
+
+def test_a_peer_that_never_shakes_hands_holds_nobody_up(encrypted, certificates):
+    with socket.create_connection((encrypted.host, encrypted.tls_port)) as silent:
+        silent.sendall(b"\x80\x0a" + bytes(22))  # not TLS at all
+        with connected(encrypted, tls=ssl.create_default_context(cafile=certificates["ca"])) as client:
+            assert client.status(Noop()) == S.SUCCESS
