@@ -274,3 +274,11 @@ def test_what_is_remembered_of_passwords_has_a_bound(path, clock, monkeypatch, d
 def test_passwords_that_cannot_be(password, said):
     with pytest.raises(UsageError, match=said):
         account_of(User.of("u", []), password)
+
+
+@pytest.mark.parametrize(
+    ("name", "password"),
+    [("alice", "x" * 513), ("x" * 129, "x"), ("", ""), ("\ud800", "x"), ("alice", "\ud800"), ("\ufdfa" * 42, "x")],
+)
+def test_what_nobody_is_called_and_no_password_is(path, name, password):
+    assert UsersFile(path).check(name, password) is None

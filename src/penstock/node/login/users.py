@@ -39,16 +39,22 @@ class Account:
 
 def proper_name(name: str) -> str:
     """Return a user's name as it is kept. Raises UsageError for one that cannot be a user's."""
+    if _bytes_of(name) > MAX_NAME:  # before it is prepared, which may make it longer, and takes time
+        raise UsageError(f"user name of {_bytes_of(name)} bytes, expected 1 to {MAX_NAME}")
     kept = prepared(name)
-    if not 0 < len(kept.encode()) <= MAX_NAME:
-        raise UsageError(f"user name of {len(kept.encode())} bytes, expected 1 to {MAX_NAME}")
+    if not 0 < _bytes_of(kept) <= MAX_NAME:
+        raise UsageError(f"user name of {_bytes_of(kept)} bytes, expected 1 to {MAX_NAME}")
     return kept
+
+
+def _bytes_of(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def account_of(user: User, password: str, iterations: int = ITERATIONS) -> Account:
     """Return a user with this password. Raises UsageError for an empty or long one, and as Verifier.derive does."""
-    if not 0 < len(password.encode()) <= MAX_PASSWORD:
-        raise UsageError(f"password of {len(password.encode())} bytes, expected 1 to {MAX_PASSWORD}")
+    if not 0 < _bytes_of(password) <= MAX_PASSWORD:
+        raise UsageError(f"password of {_bytes_of(password)} bytes, expected 1 to {MAX_PASSWORD}")
     return Account(user, verifiers_of(password, iterations))
 
 
@@ -96,6 +102,8 @@ class Users:
         try:
             name = proper_name(name)
         except UsageError:
+            return None
+        if _bytes_of(password) > MAX_PASSWORD:
             return None
         self.refresh()
         account = self._accounts.get(name)
