@@ -249,8 +249,12 @@ def test_old_versions_of_tls_are_refused(encrypted, certificates):
     context = ssl.create_default_context(cafile=certificates["ca"])
     with pytest.deprecated_call():
         context.maximum_version = ssl.TLSVersion.TLSv1_1
-    with pytest.raises((ssl.SSLError, ConnectionResetError)):
-        connected(encrypted, tls=context).__enter__()
+    with (
+        socket.create_connection((encrypted.host, encrypted.tls_port), timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname=encrypted.host, do_handshake_on_connect=False) as wrapped,
+        pytest.raises((ssl.SSLError, ConnectionResetError)),
+    ):
+        wrapped.do_handshake()
 
 
 def test_a_certificate_is_read_anew(encrypted, certificates, tmp_path):
