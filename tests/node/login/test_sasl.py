@@ -290,6 +290,23 @@ def test_who_is_removed_in_between_does_not_get_in():
     assert (step.status, login.user, login.state) == (Status.AUTH_ERROR, None, AuthState.FAILED)
 
 
+def test_who_has_logged_in_is_looked_up_again_when_users_change():
+    users = users_of(PASSWORDS)
+    login = Login(decide_access(users, loopback=True))
+    assert not login.renew()
+    talk(login, ScramLogin(["SCRAM-SHA1"], "alice", "wonderland"))
+    accounts = dict(users._accounts)
+    users._replace(accounts, SECRET)
+    assert not login.renew()
+    other = User.of("alice", ["admin"])
+    users._replace(accounts | {"alice": Account(other, accounts["alice"].verifiers)}, SECRET)
+    assert login.renew()
+    assert (login.user, login.state) == (other, AuthState.LOGGED_IN)
+    users._replace({}, SECRET)
+    assert login.renew()
+    assert (login.user, login.acting, login.state) == (None, None, AuthState.NOTHING)
+
+
 def test_nothing_secret_is_said_for_the_log(access):
     for client in (PlainLogin("alice", "hunter2"), ScramLogin(["SCRAM-SHA1"], "alice", "hunter2")):
         step = talk(Login(access), client)

@@ -139,6 +139,19 @@ class Login:
             self.user, self.state = user, AuthState.LOGGED_IN
         return user
 
+    def renew(self) -> bool:
+        """Look again what who has logged in may do, as the users have changed. True: it is another thing than before.
+
+        Who is no user any more has not logged in.
+        """
+        if self.user is None:
+            return False
+        found = self.access.users.find(self.user.name)
+        if found == self.user:
+            return False
+        self.user, self.state = found, AuthState.NOTHING if found is None else AuthState.LOGGED_IN
+        return True
+
     def _after(self, opcode: Opcode, step: Step) -> Step:
         self.state = TRANSITIONS[self.state][opcode, step.status]
         return step
