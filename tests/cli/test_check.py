@@ -10,7 +10,9 @@ import pytest
 
 import penstock
 from penstock import Node
+from penstock.store import opening
 from penstock.store.durable import log_name
+from penstock.store.files import Directory
 from tests.store.failing import Place, contents
 from tests.store.written import flipped, of_all_kinds, of_one_file, put
 
@@ -144,7 +146,7 @@ def test_a_bucket_in_use_is_left_alone(run, tmp_path):
     [
         (lambda path: None, "data is no directory, expected one of a bucket, or of a node's buckets"),
         (lambda path: path.mkdir(), "data has no bucket in it, expected one of a bucket, or of a node's buckets"),
-        (lambda path: put(path, {"bucket.json": b'{"format": 2}'}), "data: format 2, this version knows 1"),
+        (lambda path: put(path, {"bucket.json": b'{"format": 3}'}), "data: format 3, this version knows 2"),
     ],
 )
 def test_what_cannot_be_checked(run, tmp_path, prepare, reason):
@@ -169,7 +171,8 @@ def test_a_repair_that_was_interrupted_is_ended(run, beer):
     (beer / "damaged").mkdir()
     damage(beer, 700)
     (beer / f"{written.last}.repaired").write_bytes(written.files[written.last])
-    (beer / "bucket.json").write_text(json.dumps(said))
+    del said["crc32c"]
+    opening.write(Directory(beer), said)
     code, _, err = run("check", beer)
     assert (code, err) == (2, f"penstock: {beer}: a repair was interrupted; `penstock check --repair` ends it\n")
     code, out, _ = run("check", beer, "--repair")

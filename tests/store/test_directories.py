@@ -1,7 +1,6 @@
 """Directories that a bucket cannot be in: one sentence each, and nothing is changed."""
 
 import errno
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import StoreDamaged, StoreRefused
+from penstock.store.files import Directory
+from penstock.store.opening import said_by, write
 from tests.store.failing import Place, contents, shown
 from tests.store.mounts import run_with_mounts
 
@@ -29,8 +30,8 @@ def place(memory: Path) -> Place:
 
 def say(place: Place, **said: Any) -> None:
     """Change what a directory says about its bucket."""
-    path = place.path / "bucket.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+    directory = Directory(place.path)
+    write(directory, {**(said_by(directory) or {}), **said})
 
 
 def empty(path: Path) -> None:
@@ -64,7 +65,7 @@ def a_directory_in_the_way(place: Place) -> None:
 
 
 def newer(place: Place) -> None:
-    (place.path / "bucket.json").write_text('{"format": 2, "shards": []}')
+    (place.path / "bucket.json").write_text('{"format": 3, "shards": []}')
 
 
 def failing(operation: str, number: int) -> Callable[[Place], None]:
@@ -76,8 +77,9 @@ def failing(operation: str, number: int) -> Callable[[Place], None]:
 
 NOT_TAKEN = "the disk does not take what is to be written"
 REFUSED: list[tuple[str, Callable[[Place], None], str]] = [
-    ("another format", lambda place: say(place, format=0), "beer: format 0, this version knows 1"),
-    ("a newer format", newer, "beer: format 2, this version knows 1"),
+    ("another format", lambda place: say(place, format=0), "beer: format 0, this version knows 2"),
+    ("an older format", lambda place: say(place, format=1), "beer: format 1, this version knows 2"),
+    ("a newer format", newer, "beer: format 3, this version knows 2"),
     ("another bucket's", lambda place: say(place, name="wine"), "beer: of bucket 'wine', not 'beer'"),
     ("other vbuckets", lambda place: say(place, vbuckets=1024), "beer: 1024 vbuckets, not 4"),
     ("something else's", foreign, "beer: has photo.jpg, but no bucket.json: it is no bucket's directory"),
@@ -103,7 +105,7 @@ def test_a_directory_that_is_refused(place: Place, prepare: Callable[[Place], No
         assert str(raised.value).startswith(str(place.path))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "7", "null", "{}", '{"format": 1}', "\xff"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", "null", "{}", '{"format": 2}', "\xff"])
 def test_a_directory_that_does_not_say_whose_it_is(place: Place, text: str) -> None:
     (place.path / "bucket.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(StoreDamaged, match=r"/beer/bucket\.json: does not say what a bucket is: [^\n]*$"):

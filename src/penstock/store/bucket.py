@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.errors import NotMyVbucket, StoreDamaged, StoreRefused, TemporaryFailure
 from penstock.store import opening
 from penstock.store.compaction import Compaction
 from penstock.store.durable import DurableLog
+from penstock.store.events import SystemEvent, packed_events
 from penstock.store.fields import expiries, keys
 from penstock.store.files import Directory
 from penstock.store.index import RowIndex
 from penstock.store.log import SEGMENT_BYTES, Log
+from penstock.store.manifest import DEFAULT_MANIFEST, Manifest, changes_between, subjects_of
 from penstock.store.recovery import recover
+from penstock.store.scoped import REFUSED
 from penstock.store.settings import Settings
 from penstock.store.survey import Found, look
+from penstock.store.time_to_live import time_limits
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import VbucketState
 
@@ -42,7 +47,7 @@ class Bucket:
 
     changed: numbers of vbuckets in which an access has found a document expired, so that its deletion is the newest
     change; for the caller to take out. recovered: what opening it found, in words; empty where there was nothing.
-    uuid: of the bucket on disk, in hexadecimal, else empty.
+    uuid: of the bucket on disk, in hexadecimal, else empty. manifest: which scopes and collections there are.
 
     vbuckets: how many, a power of two up to 65536. clock: nanoseconds since the epoch. new_vbuuid: a random number
     from 1 to 2^48-1 at each call. settings: in memory only conflict_resolution and memory_bytes matter. Raises
@@ -75,6 +80,7 @@ class Bucket:
         self.settings = settings
         self.log = log
         self.changed: set[int] = set()
+        self.manifest = DEFAULT_MANIFEST
         self.recovered = ""
         self.uuid = ""
         self.vbuckets = [
@@ -82,6 +88,11 @@ class Bucket:
         ]
         for vbucket in self.vbuckets:
             vbucket.conflict_resolution = settings.conflict_resolution
+            vbucket.catch_up = self._catch_up
+        self._directory: Directory | None = None
+        self._said: dict[str, Any] = {"properties": {}}
+        self._behind: set[int] = set()  # vbuckets that did not take what they were to be told
+        self._limit_times()
         log.quota = settings.memory_bytes
         log.occupied = self._occupied
         self._clock = clock
@@ -124,6 +135,9 @@ class Bucket:
                 bucket = cls.__new__(cls)
                 bucket._set_up(settings, log, name=name, clock=clock, new_vbuuid=new_vbuuid)
                 bucket.uuid = said["uuid"]
+                bucket._directory, bucket._said = files, dict(said)
+                bucket.manifest = Manifest.restored(said["manifest"])
+                bucket._limit_times()
                 bucket._recover(look(files, uuid, vbuckets), log)
             except OSError as error:
                 raise StoreRefused(f"{path}: cannot be read and written to: {error.strerror or error}") from error
@@ -145,6 +159,11 @@ class Bucket:
                     if vbucket.state is VbucketState.ACTIVE:
                         vbucket.begin_branch()
             log.mark_opened()
+            for vbucket in self.vbuckets:
+                if vbucket.state is VbucketState.ACTIVE:
+                    self._catch_up(vbucket.id)
+                elif vbucket.manifest_uid is None:
+                    vbucket.relearn()
         else:
             self.recovered = found.summary if found.torn else ""
             log.begin_file(1, 0)
@@ -179,6 +198,94 @@ class Bucket:
     def _occupied(self) -> int:
         stats = self.stats()
         return stats.index_bytes + (0 if self.durable else stats.live_bytes + stats.dead_bytes)
+
+    # What it is to be like
+
+    def set_manifest(self, manifest: Manifest) -> None:
+        """Let these be the scopes and collections: on disk first, then all active vbuckets tell of what has changed.
+
+        What was in a dropped collection goes with `erase`. Raises as Manifest.followed_by does, and TemporaryFailure,
+        with nothing changed, where the disk does not take it.
+        """
+        old, new = self.manifest, self.manifest.followed_by(manifest)
+        if new.uid == old.uid:
+            return
+        if self.fault is not None:
+            raise TemporaryFailure(self.fault)
+        self._write_down("manifest", new.described())
+        self.manifest = new
+        self._limit_times()
+        events = packed_events(subjects_of(changes_between(old, new), old.uid, new.uid))
+        for vbucket in self.vbuckets:
+            if vbucket.state is VbucketState.ACTIVE:
+                self._catch_up(vbucket.id, events if vbucket.manifest_uid == old.uid else None)
+
+    def set_settings(self, settings: Settings) -> None:
+        """Take other settings from now on: of segments those that are begun, of expiry times those that are set."""
+        self.settings = settings
+        if isinstance(self.log, DurableLog):
+            self.log.settings = settings
+        self.log.quota = settings.memory_bytes
+        for vbucket in self.vbuckets:
+            vbucket.conflict_resolution = settings.conflict_resolution
+        self._limit_times()
+
+    def _limit_times(self) -> None:
+        limits = time_limits(self.manifest, self.settings.max_ttl)
+        for vbucket in self.vbuckets:
+            vbucket.time_limits = limits
+
+    def _catch_up(self, number: int, events: Sequence[SystemEvent] | None = None) -> None:
+        """Let an active vbucket tell what it has not told of the manifest. events: if it is known what that is.
+
+        A vbucket that has a newer manifest, from where it is a copy of, keeps that.
+        """
+        vbucket, manifest = self.vbuckets[number], self.manifest
+        if vbucket.manifest_uid == manifest.uid:
+            return
+        self._behind.discard(number)
+        try:
+            if events is None:
+                if vbucket.manifest_uid is None:
+                    vbucket.relearn()
+                before = vbucket.manifest_uid or 0
+                if before > manifest.uid:
+                    return
+                events = packed_events(subjects_of(changes_between(vbucket.manifest(), manifest), before, manifest.uid))
+            if events:
+                vbucket.tell(events)
+            vbucket.up_to(manifest.uid)
+        except REFUSED:
+            self._behind.add(number)
+
+    def erase(self) -> bool:
+        """Go on with what is left of dropped collections, a few milliseconds' worth; False: nothing is left."""
+        for number in sorted(self._behind):
+            if self.vbuckets[number].state is VbucketState.ACTIVE:
+                self._catch_up(number)
+        rows = 0
+        for vbucket in self.vbuckets:
+            while rows < _ROWS_AT_ONCE and (taken := vbucket.erase_some(_ROWS_AT_ONCE - rows)):
+                rows += taken
+        return rows >= _ROWS_AT_ONCE
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        """What `set_properties` was given last; at first there are none."""
+        return dict(self._said["properties"])
+
+    def set_properties(self, properties: Mapping[str, Any]) -> None:
+        """Keep a JSON object for the caller. Raises TemporaryFailure where the disk does not take it."""
+        self._write_down("properties", json.loads(json.dumps(properties)))
+
+    def _write_down(self, name: str, what: object) -> None:
+        said = {**self._said, name: what}
+        if self._directory is not None:
+            try:
+                opening.write(self._directory, said)
+            except OSError as error:
+                raise TemporaryFailure(f"the disk does not take it: {error.strerror or error}") from error
+        self._said = said
 
     # On disk
 
@@ -219,6 +326,8 @@ class Bucket:
         for vbucket, key, seqno, _ in purged[-_ROWS_AT_ONCE:]:
             self.vbuckets[vbucket].forget_key(key, seqno)
         del purged[-_ROWS_AT_ONCE:]
+        if any(vbucket.erasing for vbucket in self.vbuckets):
+            return None  # the event that ended a collection stays until nothing of it counts
         return self.log.compaction(everything)
 
     def seal(self) -> None:
@@ -227,6 +336,8 @@ class Bucket:
 
     def compact(self) -> None:
         """Rewrite everything, here and now. Raises TemporaryFailure where the disk does not take it."""
+        while self.erase():
+            pass
         self.seal()
         self.commit()
         while (compaction := self.compaction(everything=True)) is not None:
@@ -256,6 +367,8 @@ class Bucket:
 
     def expire(self) -> bool:
         """Turn documents whose time is over into tombstones, a few milliseconds' worth; False: that was the last."""
+        if self.erase():
+            return True  # nothing may come of a collection behind the event that it has ended
         if self._pager is None:
             self._pager = self._expiring()
         rows = 0

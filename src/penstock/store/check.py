@@ -353,6 +353,8 @@ def settle(histories: Sequence[History], plan: Plan) -> dict[int, int]:
         seqno = history.high_seqno if first is None else min(first - 1, history.high_seqno)
         starts_over = plan.starts_over or (first is not None and seqno < index.lowest_snapshot_end)
         index.raise_floors(plan.floors.get(history.id, 0))
+        if starts_over or first is not None:
+            history.doubt()
         if starts_over:
             history.begin_anew()
             rollbacks[history.id] = 0

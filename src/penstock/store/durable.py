@@ -29,6 +29,7 @@ from penstock.store.index import RowIndex
 from penstock.store.log import Log
 from penstock.store.record import RECORD_BYTES, pack_file_header, pack_record, seed_of
 from penstock.store.rewrite import Limits, Rewritten, superseding
+from penstock.store.rewrite import name as name_of
 from penstock.store.sealed import draft_name, load, save, segment_name
 from penstock.store.segment import Column, Rows, Segment, new_buffer
 from penstock.store.settings import Settings
@@ -402,14 +403,25 @@ class DurableLog(Log):
         return slice(start, end)
 
     def limits(self) -> Limits:
-        """Return what a rewrite may drop: what is superseded by a change on disk that is older than the retention."""
+        """Return what a rewrite may drop: what is superseded by a change on disk that is older than the retention.
+
+        Of tombstones the newest change of a vbucket stays, and of each collection.
+        """
         now = self._clock()
         window = self._window(now)
         floors = [min(self.persisted(index), self._before(index, window)) for index in self.indexes]
+        newest = [
+            (history.id, seqno)
+            for history in self.histories
+            if history.ledger is not None
+            for seqno in history.ledger.highs.values()
+        ]
+        of, seqnos = np.array(newest, np.int64).reshape(-1, 2).T
         return Limits(
             floors=np.array(floors, np.int64),
             last_seqnos=np.array([index.last_seqno for index in self.indexes], np.int64),
             purge_before=max(now // _NANOSECONDS - int(self.settings.purge_age), 0),
+            kept=name_of(of.astype(np.uint16), seqnos),
         )
 
     def _window(self, now: int) -> int:

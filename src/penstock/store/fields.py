@@ -14,6 +14,7 @@ from penstock.wire.shapes import head_dtype
 __all__ = [
     "by_seqnos",
     "cas",
+    "collection_ids",
     "delete_times",
     "expiries",
     "field",
@@ -25,6 +26,8 @@ __all__ = [
 
 _MUTATION = int(Opcode.DCP_MUTATION)
 _MUTATION_EXTRAS = head_dtype(Mutation).itemsize - HEADER_BYTES
+_LEB_BITS, _LEB_BYTES = 0x7F, 5  # of an id in front of a key
+_LARGEST_COLLECTION = 2**32 - 1
 
 
 def _place(name: str, cls: type[Mutation] | type[DeletionV2]) -> tuple[int, str]:
@@ -90,8 +93,34 @@ def keys(buffer: memoryview, offsets: Column | Lengths) -> list[bytes]:
     """Return the keys of frames whose offsets ascend."""
     if not len(offsets):
         return []
-    begins = offsets.astype(np.int64) + HEADER_BYTES
-    begins += field(buffer, offsets, _EXTRAS_LENGTH).astype(np.int64)
+    begins = _key_begins(buffer, offsets)
     lengths = field(buffer, offsets, _KEY_LENGTH).astype(np.uint32)
     found: list[bytes] = values_of(buffer, begins, lengths).take(np.arange(0, 2 * len(begins), 2)).to_pylist()
     return found
+
+
+def collection_ids(buffer: memoryview, offsets: Column | Lengths) -> Column:
+    """Return the collection that each frame's key begins with, -1 where that is none."""
+    if not len(offsets):
+        return np.zeros(0, np.int64)
+    data = np.frombuffer(buffer, np.uint8)
+    begins = _key_begins(buffer, offsets)
+    found = data[begins].astype(np.int64)
+    more = np.flatnonzero(found > _LEB_BITS)
+    found &= _LEB_BITS
+    for place in range(1, _LEB_BYTES):
+        if not len(more):
+            return found
+        byte = data[np.minimum(begins[more] + place, len(data) - 1)].astype(np.int64)
+        found[more] |= (byte & _LEB_BITS) << (7 * place)
+        found[more[byte == 0]] = -1
+        more = more[byte > _LEB_BITS]
+    found[more] = -1
+    found[found > _LARGEST_COLLECTION] = -1
+    return found
+
+
+def _key_begins(buffer: memoryview, offsets: Column | Lengths) -> Column:
+    begins = offsets.astype(np.int64) + HEADER_BYTES
+    begins += field(buffer, offsets, _EXTRAS_LENGTH).astype(np.int64)
+    return begins

@@ -15,6 +15,7 @@ from penstock.store.clock import HybridClock
 from penstock.store.failover import FailoverEntry, FailoverLog, create_entry, prune, sanitised
 from penstock.store.fields import is_mutation, keys
 from penstock.store.index import RowIndex
+from penstock.store.ledger import Ledger
 from penstock.store.log import Log
 from penstock.store.segment import Column, Segment
 from penstock.store.snapshot import Snapshot
@@ -75,13 +76,14 @@ class History:
     """What a Vbucket is beneath its documents.
 
     state: a VbucketState, None while it is deleted. failover_log: newest entry first. high_seqno: the newest change's,
-    0 if there is none. items: documents there are (deleted ones are not). changed: gets this vbucket's number when a
-    document is found expired. conflict_resolution: as in Settings.
+    0 if there is none. items: documents there are (deleted ones are not, nor are system events). changed: gets this
+    vbucket's number when a change comes that nobody has asked for. conflict_resolution: as in Settings.
     """
 
     __slots__ = (
         "_changed",
         "_clock",
+        "_ledger",
         "_log",
         "_new_vbuuid",
         "_newest",
@@ -122,6 +124,7 @@ class History:
         self.items = 0
         self._newest: dict[bytes, int] = {}  # of every key the seqno of its newest change, tombstones included
         self._whole_seqno: int | None = None  # inside a snapshot: the end of the one before
+        self._ledger: Ledger | None = None  # from the first system event on
 
     @property
     def vbuuid(self) -> int:
@@ -146,6 +149,16 @@ class History:
     def purge_seqno(self) -> int:
         """The highest seqno of a tombstone that was dropped."""
         return self.index.purge_seqno
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """What it knows of its collections; None as long as no system event has said anything of them."""
+        return self._ledger
+
+    def doubt(self) -> None:
+        """Take note that what it knows of its collections may not be what its changes say."""
+        self._ledger = self._ledger or Ledger({})
+        self._ledger.uid = None
 
     @property
     def persisted_seqno(self) -> int:
@@ -206,6 +219,7 @@ class History:
         self.index.purged_rev_seqno = said["purged_rev_seqno"]
         self.index.lowest_snapshot_end = said["lowest_snapshot_end"]
         self.index.cuts = [(number, seqno) for number, seqno in said["cuts"]]
+        self._ledger = Ledger.restored(said["collections"]) if "collections" in said else None
 
     def rollback(self, seqno: int) -> int:
         """Go back to `seqno` and return how far that was. Nothing above counts any more; what it superseded is back.
@@ -238,10 +252,15 @@ class History:
     def load_keys(self) -> None:
         """Read from the frames which keys there are, and where. Takes time in proportion to the vbucket."""
         UnloadedKeys(self).load()
-        self.items = sum(int(np.count_nonzero(is_mutation(buffer, at))) for buffer, at, _ in self.index.live())
+        if self._ledger is None:
+            self.items = sum(int(np.count_nonzero(is_mutation(buffer, at))) for buffer, at, _ in self.index.live())
+        else:
+            self._ledger, self.items = Ledger.read(self.index, self._ledger)
 
     def forget_key(self, key: bytes, seqno: int) -> None:
         """Forget a key whose newest change is the one at `seqno`, which was dropped."""
+        if self._ledger is not None:
+            self._ledger.forget(key, seqno)
         if not isinstance(self._newest, UnloadedKeys) and self._newest.get(key) == seqno:
             del self._newest[key]
 
@@ -260,6 +279,8 @@ class History:
         self.items = items
         self._clock.see(max_cas)
         self._newest = UnloadedKeys(self)
+        if self._ledger is not None and self._ledger.seqno > self.high_seqno:  # the event was lost, the note was not
+            self._ledger.uid = None
 
     def begin_branch(self, seqno: int | None = None) -> None:
         """Begin a branch at a change, None: the newest: what came behind it may have been seen, and was lost."""
@@ -276,6 +297,7 @@ class History:
 
     def described(self) -> dict[str, Any]:
         """Return what `restore` needs besides the changes."""
+        collections = {} if self._ledger is None else {"collections": self._ledger.described()}
         return {
             "vbucket": self.id,
             "state": self.state,
@@ -286,6 +308,7 @@ class History:
             "whole_seqno": self._whole_seqno,
             "max_cas": self._clock.last,
             "cuts": self.index.cuts,
+            **collections,
         }
 
     def _begin_change(self, seqno: int, snapshot_end: int | None) -> None:
@@ -363,3 +386,6 @@ class History:
         index.superseded_at.append(0)
         index.seqnos_at.append(seqno)
         self._newest[key] = self.high_seqno = seqno
+        if self._ledger is not None:
+            was = old is not None and old[2][OPCODE] == _MUTATION
+            self._ledger.count(key, seqno, (frame[OPCODE] == _MUTATION) - was)

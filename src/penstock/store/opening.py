@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from crc32c import crc32c
+
 from penstock.errors import InvalidArguments, StoreDamaged, StoreRefused
 from penstock.store.files import Directory
 from penstock.store.manifest import DEFAULT_MANIFEST, Manifest
@@ -18,6 +20,7 @@ FORMAT = 2
 
 _BUCKET = "bucket.json"
 _DRAFT = f"{_BUCKET}.new"
+_CHECKSUM = "crc32c"
 
 
 def enter(directory: Directory) -> None:
@@ -57,10 +60,16 @@ def make(
 
 def write(directory: Directory, said: Mapping[str, Any]) -> None:
     """Let the directory say that from now on. What it says is never half of it."""
-    text = json.dumps(said, indent=2).encode() + b"\n"
+    text = json.dumps({**said, _CHECKSUM: _checksum(said)}, indent=2).encode() + b"\n"
     directory.put(_DRAFT, (0, memoryview(text)))
     directory.rename(_DRAFT, _BUCKET)
     directory.sync_names()
+
+
+def _checksum(said: Mapping[str, Any]) -> int:
+    """Return a checksum of what is said, in whatever order and with whatever space between."""
+    found: int = crc32c(json.dumps(said, sort_keys=True).encode())
+    return found
 
 
 def said_by(directory: Directory, *, repairs: bool = False) -> Mapping[str, Any] | None:
@@ -75,9 +84,12 @@ def said_by(directory: Directory, *, repairs: bool = False) -> Mapping[str, Any]
     if _BUCKET not in names:
         raise StoreRefused(f"{directory.path}: has {names[0]}, but no {_BUCKET}: it is no bucket's directory")
     try:
-        said: Mapping[str, Any] = json.loads(directory.read(_BUCKET))
+        said: dict[str, Any] = json.loads(directory.read(_BUCKET))
         if said["format"] != FORMAT:
             raise StoreRefused(f"{directory.path}: format {said['format']}, this version knows {FORMAT}")
+        checksum = said.pop(_CHECKSUM)
+        if checksum != _checksum(said):
+            raise ValueError(f"its checksum is {checksum}, expected {_checksum(said)}")
         _, _ = bytes.fromhex(said["uuid"]), said["vbuckets"] + 0
         said["name"].encode()
         Manifest.restored(said["manifest"])

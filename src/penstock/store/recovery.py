@@ -17,6 +17,7 @@ from penstock.store.clock import LAST_SEEN
 from penstock.store.durable import DurableLog, log_name
 from penstock.store.fields import by_seqnos, cas, is_mutation, vbuckets_of
 from penstock.store.history import History
+from penstock.store.ledger import count_segment, mark_emptied
 from penstock.store.lookup import find_rows
 from penstock.store.record import supersedes_of
 from penstock.store.segment import CUT, Column, Rows, Segment
@@ -54,6 +55,8 @@ def recover(log: DurableLog, histories: Sequence[History], found: Found) -> None
         later = [cut._replace(offset=len(read.data)) for more in cuts[place + 1 :] for cut in more]
         unclustered.append(_segment_of(read, len(histories), [*cuts[place], *later]))
     supersede([*log.sealed, *unclustered])
+    ledgers = {history.id: history.ledger for history in histories if history.ledger is not None}
+    mark_emptied([*log.sealed, *unclustered], ledgers)
     for segment in [*log.sealed, *unclustered[:-1]]:
         for history in histories:
             history.index.replace([], segment)
@@ -64,6 +67,8 @@ def recover(log: DurableLog, histories: Sequence[History], found: Found) -> None
     items, newest = np.zeros(len(histories), np.int64), np.zeros(len(histories), np.uint64)
     for segment in [*log.sealed, *unclustered[-1:]]:
         items += _items(segment)
+        if ledgers:
+            items -= count_segment(segment, ledgers)
     for segment in unclustered or log.sealed:
         newest = np.maximum(newest, _newest_cas(segment))
     for history, count, max_cas in zip(histories, items.tolist(), newest.tolist(), strict=True):
@@ -142,7 +147,7 @@ def _targets(segment: Segment) -> Column:
 
 
 def _items(segment: Segment) -> Column:
-    """Return how many live documents a segment has of each vbucket."""
+    """Return how many live documents a segment has of each vbucket, system events included."""
     live = np.flatnonzero(segment.fate == 0)
     documents = live[is_mutation(segment.buffer, segment.offsets[live])]
     counts: Column = np.bincount(segment.vbuckets[documents], minlength=len(segment.ends))

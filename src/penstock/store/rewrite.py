@@ -22,18 +22,20 @@ __all__ = ["Choice", "Limits", "Purged", "Rewritten", "choose", "rewrite"]
 Numbers = npt.NDArray[np.uint16]
 Mask = npt.NDArray[np.bool_]
 
+_NONE = np.zeros(0, np.int64)
 _VBUCKET_AT = 47  # the bit, in one number of vbucket and seqno
 
 
 class Limits(NamedTuple):
     """What may go. floors: for each vbucket the highest seqno whose superseded frame may be dropped. last_seqnos: for
     each the seqno of its newest change, which stays. purge_before: tombstones of documents deleted before this epoch
-    second may be dropped; 0 for none.
+    second may be dropped; 0 for none. kept: names (as `name`) of tombstones that stay all the same.
     """
 
     floors: Column
     last_seqnos: Column
     purge_before: int = 0
+    kept: Column = _NONE
 
 
 class Joined(NamedTuple):
@@ -96,6 +98,8 @@ def choose(rows: Joined, limits: Limits, purgeable: Mask | None = None, held: Co
     expendable = superseded.copy()
     if purgeable is not None:
         purgeable &= (fates == 0) & (rows.seqnos != limits.last_seqnos[rows.vbuckets])
+        if len(limits.kept):
+            purgeable &= ~_among(name(rows.vbuckets, rows.seqnos), limits.kept)
         expendable |= purgeable
     if held is not None:
         _hold(rows, expendable, held)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.errors import UsageError
+from penstock.store.manifest import MAX_TTL
 
 __all__ = ["Settings"]
 
@@ -14,14 +15,15 @@ _MODES = ("seqno", "lww")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Of a bucket on disk.
+    """Of a bucket; in memory those about files do not matter.
 
     segment_bytes: of a file of the log, at most, 1 byte to 1 GiB. commit_seconds, commit_count: changes are written and
     synced together once the oldest has waited so long, or so many have gathered. purge_age: seconds that a tombstone
     stays. retention_seconds, retention_bytes: frames that were superseded stay while that was less than so many
     seconds ago, and the log since then has at most so many bytes; None: no limit of that kind. conflict_resolution:
     `seqno` or `lww` (last write wins), for changes that come with their meta data. memory_bytes: what keys and rows may
-    occupy, None for any.
+    occupy, None for any. max_ttl: seconds that documents live at most, where their collection does not say; 0: any
+    time.
     """
 
     segment_bytes: int = 64 * 1024 * 1024
@@ -32,6 +34,7 @@ class Settings:
     retention_bytes: int | None = None
     conflict_resolution: str = "seqno"
     memory_bytes: int | None = None
+    max_ttl: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.segment_bytes <= _LARGEST_SEGMENT:
@@ -42,5 +45,7 @@ class Settings:
             number = getattr(self, name)
             if number is not None and not number >= 0:
                 raise UsageError(f"{name} {number}: expected 0 or more")
+        if not 0 <= self.max_ttl <= MAX_TTL:
+            raise UsageError(f"a max_ttl of {self.max_ttl} seconds: expected 0 to {MAX_TTL}")
         if self.conflict_resolution not in _MODES:
             raise UsageError(f"conflict resolution {self.conflict_resolution!r}: expected {' or '.join(_MODES)}")

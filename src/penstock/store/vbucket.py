@@ -23,6 +23,7 @@ from penstock.store.index import RowIndex
 from penstock.store.locks import LOCKED_CAS, Lock
 from penstock.store.log import Log
 from penstock.store.scoped import REFUSED, ScopedHistory
+from penstock.store.time_to_live import TimeLimits
 from penstock.store.tombstone import TOMBSTONE_BYTES, tombstone_head
 from penstock.store.values import counted, extended
 from penstock.wire.constants import MAX_VALUE, Datatype, Magic, Opcode, VbucketState
@@ -88,9 +89,10 @@ class Vbucket(ScopedHistory):
 
     Methods that store raise TemporaryFailure or OutOfMemory, and change nothing, while the log takes nothing. They
     raise Locked for a document that somebody has locked, unless they come with the lock's cas; a change ends the lock.
+    time_limits: for documents that are stored here; None: there are none.
     """
 
-    __slots__ = ("_locks",)
+    __slots__ = ("_locks", "time_limits")
 
     def __init__(
         self,
@@ -103,6 +105,7 @@ class Vbucket(ScopedHistory):
     ) -> None:
         super().__init__(index, log, clock=clock, new_vbuuid=new_vbuuid, changed=changed)
         self._locks: dict[bytes, Lock] = {}
+        self.time_limits: TimeLimits | None = None
 
     # What ends all locks
 
@@ -183,6 +186,8 @@ class Vbucket(ScopedHistory):
         if item is None:
             return None
         expiry = absolute_expiry(expiry, self._now())
+        if self.time_limits is not None:
+            expiry = self.time_limits.applied(key, expiry, self._now() // _NANOSECONDS)
         if expiry == item.expiry:
             return item
         item = item._replace(expiry=expiry, rev_seqno=item.rev_seqno + 1)
@@ -470,6 +475,8 @@ class Vbucket(ScopedHistory):
         rev_seqno = (self.index.purged_rev_seqno if old is None else old[2][REV_SEQNO]) + 1
         if expiry:
             expiry = absolute_expiry(expiry, self._now())
+        if self.time_limits is not None:
+            expiry = self.time_limits.applied(key, expiry, self._now() // _NANOSECONDS)
         key_length = len(key)
         body = _MUTATION_EXTRAS + key_length + len(value)
         head = MUTATION_HEAD.pack(

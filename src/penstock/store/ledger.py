@@ -1,0 +1,215 @@
+"""What a vbucket knows of its collections, beside their documents: which there are, and how much is in each.
+
+It has a ledger from its first system event on. Until then all is the default collection, and nothing is counted.
+All of it can be read from the vbucket's changes; on disk most of it is in the notes too, so that a bucket that is
+opened need not read its keys for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import RemoteProtocolError
+from penstock.store.events import SystemEvent, subject_of_key, system_events
+from penstock.store.fields import collection_ids, is_mutation, keys
+from penstock.store.index import RowIndex
+from penstock.store.segment import Column, Segment
+from penstock.wire.collection_key import DEFAULT_COLLECTION, SYSTEM_COLLECTION, split_collection_key
+from penstock.wire.constants import SystemEventKind
+
+__all__ = ["Ledger", "collection_of", "count_segment", "mark_emptied"]
+
+_ONE_BYTE = 0x80  # ids below take one byte in front of a key
+_ID_BITS = 32
+
+
+def collection_of(key: bytes) -> int:
+    """Return the collection that a key begins with, -1 if that is none."""
+    try:
+        return split_collection_key(key)[0]
+    except RemoteProtocolError:
+        return -1
+
+
+class Ledger:
+    """uid: of the manifest that the vbucket is up to; None: that has to be found out. seqno: of its newest event.
+
+    items, highs: by collection that is there, how many documents it has, and the seqno of its newest change, of which
+    its events are some. emptied: by collection, the seqno of the event before which nothing in it counts any more.
+    erasing: of these the ones for which that is not yet done, and up to which seqno it is.
+    """
+
+    __slots__ = ("emptied", "erasing", "highs", "items", "seqno", "uid")
+
+    def __init__(self, highs: Mapping[int, int], items: Mapping[int, int] | None = None) -> None:
+        self.uid: int | None = 0
+        self.seqno = 0
+        self.highs = dict(highs)
+        self.items = dict(items) if items is not None else dict.fromkeys(self.highs, 0)
+        self.emptied: dict[int, int] = {}
+        self.erasing: dict[int, int] = {}
+
+    def copy(self) -> Ledger:
+        other = Ledger(self.highs, self.items)
+        other.uid, other.seqno = self.uid, self.seqno
+        other.emptied, other.erasing = dict(self.emptied), dict(self.erasing)
+        return other
+
+    def count(self, key: bytes, seqno: int, items: int) -> None:
+        """Count a change of a document. items: how many documents there are more. Runs for every change."""
+        collection = key[0]
+        if collection >= _ONE_BYTE:
+            collection = collection_of(key)
+        if collection in self.highs:
+            self.highs[collection] = seqno
+            self.items[collection] += items
+
+    def take(self, event: SystemEvent, seqno: int) -> None:
+        """Count a system event. A collection that begins although it is there is emptied."""
+        self.uid, self.seqno = event.subject.manifest_uid, seqno
+        collection = event.collection_id
+        if collection is None:
+            return
+        begins = event.kind is SystemEventKind.COLLECTION_BEGIN
+        if event.is_end or (begins and collection in self.highs):
+            self.highs.pop(collection, None)
+            self.items.pop(collection, None)
+            self.emptied[collection] = seqno
+            self.erasing[collection] = 0
+        if not event.is_end:
+            self.items.setdefault(collection, 0)
+            self.highs[collection] = seqno
+
+    def forget(self, key: bytes, seqno: int) -> None:
+        """Forget what ended at a tombstone that was dropped: nothing is left of it."""
+        about = subject_of_key(key)
+        if about is not None and about[0] and self.emptied.get(about[1]) == seqno:
+            del self.emptied[about[1]]
+
+    # Notes
+
+    def described(self) -> dict[str, Any]:
+        return {"uid": self.uid, "seqno": self.seqno, "known": [*self.highs], "emptied": [*self.emptied.items()]}
+
+    @classmethod
+    def restored(cls, said: Mapping[str, Any]) -> Ledger:
+        """Raises LookupError, TypeError or ValueError for what `described` never returned."""
+        ledger = cls({int(collection): 0 for collection in said["known"]})
+        ledger.uid = None if said["uid"] is None else int(said["uid"])
+        ledger.seqno = int(said["seqno"])
+        ledger.emptied = {int(collection): int(seqno) for collection, seqno in said["emptied"]}
+        return ledger
+
+    # From the changes
+
+    @classmethod
+    def read(cls, index: RowIndex, before: Ledger) -> tuple[Ledger | None, int]:
+        """Return what the changes say, None if they say nothing of collections, and how many documents there are.
+
+        before: what was known when there were more changes.
+        """
+        ledger = cls({DEFAULT_COLLECTION: 0})
+        ledger.emptied = {
+            collection: seqno
+            for collection, seqno in before.emptied.items()
+            if seqno <= index.last_seqno and index.find(seqno) is not None
+        }
+        for seqno, event in system_events(index):
+            ledger._see(event, seqno)
+        ledger.erasing = {
+            collection: done
+            for collection, done in before.erasing.items()
+            if ledger.emptied.get(collection) == before.emptied[collection]
+        }
+        total = 0
+        for buffer, offsets, seqnos in index.live():
+            ids, documents = collection_ids(buffer, offsets), is_mutation(buffer, offsets)
+            total += int(np.count_nonzero(documents & (ids != SYSTEM_COLLECTION)))
+            for collection, items, high in _sums(ids, seqnos, documents):
+                ledger.add(collection, items, high)
+        return ledger if ledger.seqno or ledger.emptied else None, total
+
+    def _see(self, event: SystemEvent, seqno: int) -> None:
+        """Count the newest event about something; the events come in their order."""
+        self.uid, self.seqno = max(self.uid or 0, event.subject.manifest_uid), seqno
+        collection = event.collection_id
+        if collection is not None and event.is_end:
+            self.highs.pop(collection, None)
+            self.items.pop(collection, None)
+            self.emptied[collection] = seqno
+        elif collection is not None:
+            self.highs[collection] = seqno
+            self.items[collection] = 0
+
+    def add(self, collection: int, items: int, high: int) -> None:
+        """Count changes that nothing has superseded. high: the highest seqno of them."""
+        if collection in self.highs:
+            self.items[collection] += items
+            self.highs[collection] = max(self.highs[collection], high)
+
+
+def _sums(names: Column, seqnos: Column, documents: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int, int]]:
+    """Yield of each name how many documents have it, and the highest seqno of any change that has."""
+    found, places = np.unique(names, return_inverse=True)
+    items = np.bincount(places, documents, minlength=len(found)).astype(np.int64)
+    highs = np.zeros(len(found), np.int64)
+    np.maximum.at(highs, places, seqnos)
+    return zip(found.tolist(), items.tolist(), highs.tolist(), strict=True)
+
+
+# Opening
+
+
+def mark_emptied(segments: Sequence[Segment], ledgers: Mapping[int, Ledger]) -> None:
+    """Let nothing count that was in a collection before that was emptied, if the event that says so is there.
+
+    segments: all there are. ledgers: by vbucket. Changes that have been superseded stay so by what has done that.
+    """
+    for vbucket, ledger in ledgers.items():
+        ledger.emptied = {
+            collection: seqno for collection, seqno in ledger.emptied.items() if _has(segments, vbucket, seqno)
+        }
+        if not ledger.emptied:
+            continue
+        for segment in segments:
+            start, end = segment.starts[vbucket], segment.ends[vbucket]
+            live = start + np.flatnonzero(segment.superseded[start:end] == 0)
+            ids = collection_ids(segment.buffer, segment.offsets[live])
+            for collection, seqno in ledger.emptied.items():
+                gone = live[(ids == collection) & (segment.seqnos[live] < seqno)]
+                segment.superseded[gone] = seqno
+                segment.dead += int(segment.lengths[gone].sum(dtype=np.int64))
+
+
+def _has(segments: Sequence[Segment], vbucket: int, seqno: int) -> bool:
+    for segment in reversed(segments):
+        start, end = segment.starts[vbucket], segment.ends[vbucket]
+        if start < end and segment.seqnos_at[start] <= seqno <= segment.seqnos_at[end - 1]:
+            place = start + int(np.searchsorted(segment.seqnos[start:end], seqno))
+            return bool(segment.seqnos_at[place] == seqno)
+    return False
+
+
+def count_segment(segment: Segment, ledgers: Mapping[int, Ledger]) -> Column:
+    """Add what is in a segment to ledgers, by vbucket. Returns how many system events look like documents, of each."""
+    has = np.zeros(len(segment.ends), bool)
+    has[[*ledgers]] = True
+    rows = np.flatnonzero(has[segment.vbuckets] & (segment.fate == 0))
+    rows = rows[np.argsort(segment.offsets[rows])]
+    vbuckets, offsets, seqnos = segment.vbuckets[rows], segment.offsets[rows], segment.seqnos[rows]
+    ids, documents = collection_ids(segment.buffer, offsets), is_mutation(segment.buffer, offsets)
+    system = ids == SYSTEM_COLLECTION
+    names = (vbuckets.astype(np.int64) << _ID_BITS) | np.where(ids < 0, SYSTEM_COLLECTION, ids)
+    for name, items, high in _sums(names[~system], seqnos[~system], documents[~system]):
+        ledgers[name >> _ID_BITS].add(name & (2**_ID_BITS - 1), items, high)
+    told = zip(vbuckets[system].tolist(), keys(segment.buffer, offsets[system]), seqnos[system].tolist(), strict=True)
+    for vbucket, key, seqno in told:
+        about = subject_of_key(key)
+        if about is not None and about[0]:
+            ledgers[vbucket].add(about[1], 0, seqno)
+    counts: Column = np.bincount(vbuckets[system & documents], minlength=len(segment.ends))
+    return counts

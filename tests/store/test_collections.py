@@ -1,0 +1,489 @@
+"""Collections in a bucket: what vbuckets tell of them, what is counted, and what goes with one that is dropped."""
+
+import errno
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import CannotApplyManifest, OutOfRange, RemoteProtocolError, TemporaryFailure, UsageError
+from penstock.store.bucket import Bucket
+from penstock.store.events import SystemEvent, packed_events, read_event
+from penstock.store.manifest import DEFAULT_MANIFEST, Manifest, changes_between, subjects_of
+from penstock.store.settings import Settings
+from penstock.store.vbucket import Vbucket
+from penstock.wire import system_event
+from penstock.wire.collection_key import pack_collection_id
+from penstock.wire.constants import SystemEventKind, VbucketState
+from penstock.wire.dcp import DeletionV2, Mutation
+from penstock.wire.schema import Event
+from tests.store.failing import Place, directory_in_memory
+from tests.store.model import START, Tombstone, new_bucket, read_all
+
+NOW = START // 10**9
+SHOP = DEFAULT_MANIFEST.with_scope("shop").with_collection("shop", "items").with_collection("shop", "users")
+ITEMS, USERS = 9, 10
+
+
+def key(collection: int, name: str = "k") -> bytes:
+    return pack_collection_id(collection) + name.encode()
+
+
+def all_of(vbucket: Vbucket, start: int = 0) -> list[Mutation | Tombstone]:
+    return read_all(vbucket.snapshot(start, vbucket.high_seqno))
+
+
+def told(vbucket: Vbucket, start: int = 0) -> list[SystemEvent]:
+    """Return the system events among a vbucket's changes."""
+    events = []
+    for change in all_of(vbucket, start):
+        event = read_event(change.key, change.value, change.flags if isinstance(change, Mutation) else None)
+        events += [] if event is None else [event]
+    return events
+
+
+def erase(bucket: Bucket) -> None:
+    while bucket.erase():
+        pass
+
+
+@pytest.fixture(params=["in memory", "on disk"])
+def place(request: pytest.FixtureRequest) -> Iterator[Callable[[], Bucket]]:
+    """Opens a bucket of four vbuckets; what was on disk is there again."""
+    if request.param == "in memory":
+        yield new_bucket
+    else:
+        with directory_in_memory() as path:
+            yield Place(path / "beer")
+
+
+@pytest.fixture
+def bucket(place: Callable[[], Bucket]) -> Iterator[Bucket]:
+    bucket = place()
+    yield bucket
+    bucket.close()
+
+
+@pytest.fixture
+def disk() -> Iterator[Place]:
+    with directory_in_memory() as path:
+        yield Place(path / "beer")
+
+
+def test_active_vbuckets_tell_what_the_manifest_has(bucket: Bucket) -> None:
+    bucket.vbuckets[1].set_state(VbucketState.REPLICA)
+    bucket.set_manifest(SHOP)
+    assert bucket.manifest == SHOP
+    vbucket = bucket.vbuckets[0]
+    assert [event.subject for event in told(vbucket)] == [
+        system_event.Scope(0, 8, "shop"),
+        system_event.Collection(0, 8, ITEMS, "items"),
+        system_event.Collection(3, 8, USERS, "users"),
+    ]
+    first = all_of(vbucket)[0]
+    assert isinstance(first, Mutation)
+    assert (first.key, first.by_seqno, first.rev_seqno, first.flags) == (b"\1_scope\x08", 1, 1, 3)
+    assert (vbucket.collections, vbucket.manifest_uid, vbucket.items) == ({0, ITEMS, USERS}, 3, 0)
+    assert vbucket.manifest() == SHOP
+    assert bucket.vbuckets[1].high_seqno == 0
+    assert bucket.changed == {0, 2, 3}
+
+
+def test_the_same_manifest_again_tells_nothing(bucket: Bucket) -> None:
+    bucket.set_manifest(SHOP)
+    bucket.set_manifest(Manifest.from_json(SHOP.to_json()))
+    assert bucket.vbuckets[0].high_seqno == 3
+
+
+def test_a_manifest_that_cannot_follow_changes_nothing(bucket: Bucket) -> None:
+    bucket.set_manifest(SHOP)
+    with pytest.raises(OutOfRange):
+        bucket.set_manifest(DEFAULT_MANIFEST)
+    with pytest.raises(CannotApplyManifest):
+        bucket.set_manifest(Manifest(3, DEFAULT_MANIFEST.scopes))
+    assert bucket.manifest == SHOP
+
+
+def test_what_is_in_each_collection_is_counted(bucket: Bucket) -> None:
+    vbucket = bucket.vbuckets[0]
+    vbucket.set(key(0), b"1")
+    assert (vbucket.collection_items(0), vbucket.collection_high_seqno(0)) == (1, 1)
+    assert (vbucket.collection_items(ITEMS), vbucket.collection_high_seqno(ITEMS)) == (0, 0)
+    bucket.set_manifest(SHOP)
+    assert [vbucket.collection_high_seqno(one) for one in (0, ITEMS, USERS)] == [1, 3, 4]
+    vbucket.set(key(ITEMS, "a"), b"1")
+    vbucket.set(key(ITEMS, "b"), b"1")
+    vbucket.set(key(ITEMS, "a"), b"2")
+    vbucket.delete(key(ITEMS, "b"))
+    vbucket.set(key(107), b"in a collection that nobody knows")
+    assert [vbucket.collection_items(one) for one in (0, ITEMS, USERS, 107)] == [1, 1, 0, 0]
+    assert [vbucket.collection_high_seqno(one) for one in (0, ITEMS, USERS, 107)] == [1, 8, 4, 0]
+    assert vbucket.items == 3
+
+
+def test_a_collection_with_a_long_id_is_counted(bucket: Bucket) -> None:
+    many = Manifest(1, DEFAULT_MANIFEST.scopes, 2**31).with_collection("_default", "far")
+    bucket.set_manifest(many)
+    vbucket = bucket.vbuckets[0]
+    vbucket.set(key(2**31), b"1")
+    assert vbucket.collection_items(2**31) == 1
+    bucket.set_manifest(many.without_collection("_default", "far"))
+    erase(bucket)
+    assert (vbucket.items, vbucket.get(key(2**31))) == (0, None)
+
+
+def test_what_was_in_a_dropped_collection_is_erased(bucket: Bucket) -> None:
+    bucket.set_manifest(SHOP)
+    vbucket = bucket.vbuckets[0]
+    for collection in (0, ITEMS, USERS):
+        vbucket.set(key(collection), b"%d" % collection)
+    vbucket.delete(key(USERS))
+    before = vbucket.snapshot(0, vbucket.high_seqno)
+    bucket.set_manifest(SHOP.without_scope("shop"))
+    assert vbucket.collections == {0}
+    assert [event.kind for event in told(vbucket, 7)] == [1, 1, 4]
+    erase(bucket)
+    assert (vbucket.items, vbucket.get(key(ITEMS)), vbucket.collection_items(ITEMS)) == (1, None, 0)
+    assert [change.key for change in read_all(before)][-3:] == [key(0), key(ITEMS), key(USERS)]
+    assert [change.key[:1] for change in all_of(vbucket)] == [b"\0", b"\1", b"\1", b"\1"]
+    assert all(isinstance(change, DeletionV2) for change in all_of(vbucket)[1:])
+    assert vbucket.newest_seqno(key(USERS)) is None
+
+
+def test_erasing_is_done_bit_by_bit() -> None:
+    bucket = new_bucket(segment_bytes=1500)
+    bucket.set_manifest(SHOP)
+    vbucket = bucket.vbuckets[0]
+    for number in range(60):
+        vbucket.set(key(ITEMS, f"{number}"), b"." * 40)
+        vbucket.set(key(USERS, f"{number}"), b"." * 40)
+    bucket.set_manifest(SHOP.without_collection("shop", "items"))
+    counts = []
+    while vbucket.erase_some(7):
+        counts.append(vbucket.items)
+        vbucket.set(key(USERS, "0"), b"." * 40)  # segments come and go meanwhile
+    assert counts[0] > counts[-1] == 60
+    assert counts == sorted(counts, reverse=True)
+    assert len(counts) > 15
+    live = sum(len(change.encode()) for change in all_of(vbucket))
+    live += sum(len(change.encode()) for other in bucket.vbuckets[1:] for change in all_of(other))
+    assert bucket.log.frame_bytes - bucket.log.dead_bytes == live
+
+
+def test_locks_go_with_the_documents(bucket: Bucket) -> None:
+    bucket.set_manifest(SHOP)
+    vbucket = bucket.vbuckets[0]
+    vbucket.set(key(ITEMS), b"1")
+    assert vbucket.lock(key(ITEMS), 15) is not None
+    bucket.set_manifest(SHOP.without_collection("shop", "items"))
+    erase(bucket)
+    assert not vbucket._locks
+
+
+def test_a_rollback_behind_a_drop_brings_all_back(bucket: Bucket) -> None:
+    bucket.set_manifest(SHOP)
+    vbucket = bucket.vbuckets[0]
+    vbucket.set(key(ITEMS), b"1")
+    bucket.set_manifest(SHOP.without_collection("shop", "items"))
+    erase(bucket)
+    vbucket.set_state(VbucketState.REPLICA)
+    assert vbucket.rollback(4) == 4
+    assert (vbucket.collections, vbucket.items, vbucket.collection_items(ITEMS)) == ({0, ITEMS, USERS}, 1, 1)
+    assert vbucket.get(key(ITEMS)) is not None
+    assert vbucket.manifest() == SHOP
+    vbucket.set_state(VbucketState.ACTIVE)
+    erase(bucket)
+    assert (vbucket.collections, vbucket.items, vbucket.high_seqno) == ({0, USERS}, 0, 5)
+
+
+def test_a_rollback_while_there_is_something_to_erase(bucket: Bucket) -> None:
+    bucket.set_manifest(SHOP)
+    vbucket = bucket.vbuckets[0]
+    for number in range(9):
+        vbucket.set(key(ITEMS, f"{number}"), b"1")
+    bucket.set_manifest(SHOP.without_collection("shop", "items"))
+    vbucket.set(key(0), b"1")
+    vbucket.set(key(0), b"2")
+    vbucket.erase_some(5)
+    vbucket.set_state(VbucketState.REPLICA)
+    vbucket.rollback(14)
+    assert vbucket.erasing
+    erase(bucket)
+    assert (vbucket.items, vbucket.high_seqno) == (1, 14)
+    vbucket.rollback(12)
+    assert (vbucket.items, vbucket.erasing) == (9, False)
+
+
+@pytest.mark.parametrize("how", ["reset", "remove"])
+def test_a_new_history_begins_with_what_there_is(bucket: Bucket, how: str) -> None:
+    bucket.set_manifest(SHOP)
+    vbucket = bucket.vbuckets[0]
+    vbucket.set(key(ITEMS), b"1")
+    getattr(vbucket, how)()
+    vbucket.set_state(VbucketState.ACTIVE)
+    assert [event.subject.manifest_uid for event in told(vbucket)] == [0, 0, 3]
+    assert (vbucket.high_seqno, vbucket.items, vbucket.collections) == (3, 0, {0, ITEMS, USERS})
+
+
+def test_a_copy_tells_what_it_is_told(bucket: Bucket) -> None:
+    source = new_bucket()
+    source.set_manifest(SHOP)
+    source.vbuckets[0].set(key(ITEMS), b"1")
+    source.set_manifest(SHOP.without_collection("shop", "items").with_max_ttl("shop", "users", 9))
+    copy = bucket.vbuckets[0]
+    copy.set_state(VbucketState.REPLICA)
+    follow(source.vbuckets[0], copy)
+    assert (copy.collections, copy.manifest_uid, copy.items) == ({0, USERS}, 5, 1)
+    assert [change.encode() for change in all_of(copy)] == [change.encode() for change in all_of(source.vbuckets[0])]
+    erase(bucket)
+    assert copy.items == 0
+    copy.set_state(VbucketState.ACTIVE)  # the bucket knows of no collection; the copy knows better
+    assert copy.manifest() == Manifest(5, source.manifest.scopes, 11)
+    bucket.set_manifest(copy.manifest())
+    assert copy.high_seqno == source.vbuckets[0].high_seqno
+    bucket.set_manifest(bucket.manifest.without_scope("shop"))
+    assert copy.collections == {0}
+
+
+def follow(source: Vbucket, copy: Vbucket) -> None:
+    for change in all_of(source, copy.high_seqno):
+        mutation = isinstance(change, Mutation)
+        copy.apply(
+            Event.MUTATION if mutation else Event.DELETION,
+            *(change.key, change.value),
+            cas=change.cas,
+            rev_seqno=change.rev_seqno,
+            seqno=change.by_seqno,
+            flags=change.flags if isinstance(change, Mutation) else 0,
+            delete_time=0 if isinstance(change, Mutation) else change.delete_time,
+        )
+
+
+def test_a_copy_that_was_behind_catches_up_when_it_is_active(bucket: Bucket) -> None:
+    vbucket = bucket.vbuckets[0]
+    bucket.set_manifest(SHOP)
+    vbucket.set(key(ITEMS), b"1")
+    vbucket.set_state(VbucketState.REPLICA)
+    bucket.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
+    assert vbucket.high_seqno == 4
+    vbucket.set_state(VbucketState.ACTIVE)
+    assert [(event.kind, event.subject.manifest_uid) for event in told(vbucket, 4)] == [(1, 3), (0, 5)]
+    erase(bucket)
+    assert (vbucket.collections, vbucket.items) == ({0, USERS, 11}, 0)
+
+
+def test_a_collection_that_begins_again_is_emptied(bucket: Bucket) -> None:
+    """So a flush of a collection comes from a producer."""
+    copy = bucket.vbuckets[0]
+    copy.set_state(VbucketState.REPLICA)
+    source = new_bucket()
+    source.set_manifest(SHOP)
+    follow(source.vbuckets[0], copy)
+    copy.apply(Event.MUTATION, key(ITEMS), b"1", cas=7, rev_seqno=1, seqno=5)
+    (begin,) = packed_events([(SystemEventKind.COLLECTION_BEGIN, system_event.Collection(4, 8, ITEMS, "items"))])
+    copy.apply(Event.MUTATION, begin.key, begin.value, cas=9, rev_seqno=2, seqno=8, flags=0)
+    assert (copy.items, copy.get(key(ITEMS)), copy.erasing) == (0, None, False)
+    assert (copy.collection_items(ITEMS), copy.collection_high_seqno(ITEMS)) == (0, 8)
+    copy.apply(Event.MUTATION, key(ITEMS), b"2", cas=8, rev_seqno=1, seqno=9)
+    assert (copy.items, copy.collection_items(ITEMS), copy.collection_high_seqno(ITEMS)) == (1, 1, 9)
+
+
+(_SCOPE,) = packed_events([(SystemEventKind.SCOPE_CREATE, system_event.Scope(1, 9, "s"))])
+SCOPE_9 = _SCOPE.value
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "flags"),
+    [
+        (b"\1_collection\x09", b"no table", 0),
+        (b"\1_collection\x09", SCOPE_9, 2),
+        (b"\1_collection\x09", SCOPE_9, 3),
+        (b"\1_scope\x08", SCOPE_9, 3),
+    ],
+)
+def test_an_event_from_elsewhere_that_is_none(bucket: Bucket, name: bytes, value: bytes, flags: int) -> None:
+    copy = bucket.vbuckets[0]
+    with pytest.raises(RemoteProtocolError) as raised:
+        copy.apply(Event.MUTATION, name, value, cas=1, rev_seqno=1, seqno=1, flags=flags)
+    assert not raised.value.fatal
+    assert (copy.high_seqno, copy.collections) == (0, {0})
+
+
+# How long documents live
+
+
+def test_a_collections_time_limit_is_over_the_buckets() -> None:
+    vbuuids = count(1)
+    bucket = Bucket(
+        "b", vbuckets=1, clock=lambda: START, new_vbuuid=lambda: next(vbuuids), settings=Settings(max_ttl=100)
+    )
+    manifest = SHOP.with_max_ttl("shop", "items", 10).with_max_ttl("shop", "users", 0)
+    bucket.set_manifest(manifest)
+    vbucket = bucket.vbuckets[0]
+    asked = {0: 0, 5: 5, 50: 50, 500: 500}
+    expected = {0: [100, 5, 50, 100], ITEMS: [10, 5, 10, 10], USERS: [0, 5, 50, 500]}
+    for collection, seconds in expected.items():
+        for expiry, expires in zip(asked, seconds, strict=True):
+            vbucket.set(key(collection), b"1", expiry=expiry)
+            item = vbucket.get(key(collection))
+            assert item is not None
+            assert item.expiry == (NOW + expires if expires else 0)
+    item = vbucket.touch(key(ITEMS), 0)
+    assert item is not None
+    assert item.expiry == NOW + 10
+    vbucket.apply(Event.MUTATION, key(ITEMS), b"1", cas=1, rev_seqno=1)
+    assert vbucket.get(key(ITEMS)).expiry == 0  # type: ignore[union-attr]
+    bucket.set_settings(Settings())
+    bucket.set_manifest(manifest.without_collection("shop", "items"))
+    assert vbucket.time_limits is None
+
+
+def test_a_time_limit_is_told_to_those_who_have_the_collection(bucket: Bucket) -> None:
+    bucket.set_manifest(SHOP)
+    bucket.set_manifest(SHOP.with_max_ttl("shop", "items", 7))
+    (event,) = told(bucket.vbuckets[0], 3)
+    assert event.subject == system_event.Collection(4, 8, ITEMS, "items", max_ttl=7)
+    assert event.kind is SystemEventKind.COLLECTION_MODIFY
+
+
+@pytest.mark.parametrize("seconds", [-1, 2**31])
+def test_a_time_limit_out_of_range_is_refused(seconds: int) -> None:
+    with pytest.raises(UsageError, match="max_ttl"):
+        Settings(max_ttl=seconds)
+
+
+# On disk
+
+
+def test_all_is_there_again_when_the_bucket_is_opened_again(disk: Place) -> None:
+    bucket = disk()
+    bucket.set_properties({"replicas": 1, "flush": True})
+    bucket.set_manifest(SHOP)
+    for vbucket in bucket.vbuckets:
+        for number in range(20):
+            vbucket.set(key(ITEMS, f"{number}"), b"." * 50)
+            vbucket.set(key(USERS, f"{number}"), b"." * 50)
+        vbucket.set(key(0), b"1")
+    bucket.set_manifest(SHOP.without_collection("shop", "items"))
+    bucket.vbuckets[0].erase_some()
+    expected = [
+        [(vbucket.collection_items(one), vbucket.collection_high_seqno(one)) for one in (0, ITEMS, USERS)]
+        for vbucket in bucket.vbuckets
+    ]
+    bucket.close()
+    again = disk()
+    assert (again.manifest, again.properties) == (bucket.manifest, {"replicas": 1, "flush": True})
+    for vbucket, counts in zip(again.vbuckets, expected, strict=True):
+        assert (vbucket.items, vbucket.erasing, vbucket.collections) == (21, False, {0, USERS})
+        assert [(vbucket.collection_items(one), vbucket.collection_high_seqno(one)) for one in (0, ITEMS, USERS)] == (
+            counts
+        )
+        assert vbucket.get(key(ITEMS, "3")) is None
+        assert vbucket.get(key(USERS, "3")) is not None
+    again.compact()
+    assert again.stats().dead_bytes == 0
+    again.close()
+    last = disk()
+    assert [vbucket.items for vbucket in last.vbuckets] == [21] * 4
+    last.close()
+
+
+def test_vbuckets_that_a_kill_has_left_behind_catch_up(disk: Place) -> None:
+    bucket = disk()
+    bucket.set_manifest(SHOP)
+    for vbucket in bucket.vbuckets:
+        vbucket.set(key(ITEMS), b"1")
+    bucket.commit()
+    bucket.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
+    disk.directory.let_go()
+    again = disk()
+    assert again.manifest == bucket.manifest
+    for vbucket in again.vbuckets:
+        assert [(event.kind, event.subject.manifest_uid) for event in told(vbucket, 4)] == [(1, 3), (0, 5)]
+    erase(again)
+    assert again.stats().items == 0
+    again.close()
+
+
+def test_a_disk_that_does_not_take_the_manifest(disk: Place) -> None:
+    bucket = disk()
+    disk.directory.fail("rename", errno.ENOSPC)
+    with pytest.raises(TemporaryFailure, match="the disk does not take it: No space left on device"):
+        bucket.set_manifest(SHOP)
+    assert (bucket.manifest, bucket.vbuckets[0].high_seqno) == (DEFAULT_MANIFEST, 0)
+    disk.directory.heal()
+    bucket.set_manifest(SHOP)
+    bucket.close()
+
+
+def test_vbuckets_that_could_not_be_told_are_told_later(disk: Place) -> None:
+    bucket = disk(memory_bytes=10**9)
+    bucket.log.quota = 0
+    bucket.log.limit = 0
+    bucket.set_manifest(SHOP)
+    assert bucket.vbuckets[0].collections == {0}
+    bucket.log.quota = None
+    assert not bucket.erase()
+    assert [vbucket.collections for vbucket in bucket.vbuckets] == [{0, ITEMS, USERS}] * 4
+    bucket.close()
+
+
+def test_the_newest_tombstone_of_a_collection_is_not_purged(disk: Place) -> None:
+    bucket = disk(purge_age=0)
+    bucket.set_manifest(SHOP)
+    vbucket = bucket.vbuckets[0]
+    for collection in (ITEMS, USERS):
+        for name in "ab":
+            vbucket.set(key(collection, name), b"1")
+            vbucket.delete(key(collection, name))
+    vbucket.set(key(0), b"1")
+    disk.now += 10**10
+    bucket.compact()
+    tombstones = [change.key for change in all_of(vbucket) if isinstance(change, DeletionV2)]
+    assert tombstones == [key(ITEMS, "b"), key(USERS, "b")]
+    assert vbucket.purge_seqno == 9
+    bucket.close()
+    again = disk(purge_age=0)
+    assert [again.vbuckets[0].collection_high_seqno(one) for one in (0, ITEMS, USERS)] == [12, 7, 11]
+    again.close()
+
+
+def test_the_end_of_a_collection_is_purged_once_nothing_of_it_is_there(disk: Place) -> None:
+    bucket = disk(purge_age=0)
+    bucket.set_manifest(SHOP)
+    vbucket = bucket.vbuckets[0]
+    vbucket.set(key(ITEMS), b"1")
+    bucket.set_manifest(SHOP.without_collection("shop", "items"))
+    bucket.vbuckets[0].set(key(0), b"1")
+    disk.now += 10**10
+    bucket.compact()
+    bucket.compact()
+    assert [event.kind for event in told(vbucket)] == [3, 0]
+    bucket.close()
+    again = disk(purge_age=0)
+    assert (again.vbuckets[0].items, again.vbuckets[0].collections) == (1, {0, USERS})
+    assert again.vbuckets[0].ledger is not None
+    assert again.vbuckets[0].ledger.emptied == {}
+    again.close()
+
+
+def test_what_leads_to_the_manifest_is_what_vbuckets_tell() -> None:
+    bucket = new_bucket()
+    manifests = [SHOP, SHOP.with_max_ttl("shop", "items", 5), SHOP.without_scope("shop").with_scope("other")]
+    for number, manifest in enumerate(manifests):
+        before, high = bucket.manifest, bucket.vbuckets[0].high_seqno
+        bucket.set_manifest(Manifest(10 + number, manifest.scopes, manifest.next_id))
+        expected = packed_events(subjects_of(changes_between(before, bucket.manifest), before.uid, 10 + number))
+        assert told(bucket.vbuckets[0], high) == expected
+        assert bucket.vbuckets[0].manifest().says_the_same_as(bucket.manifest)
+
+
+def test_a_directory_keeps_its_own(tmp_path: Path) -> None:
+    place = Place(tmp_path / "beer")
+    bucket = place()
+    properties = {"type": "membase", "more": {"a": [1]}}
+    bucket.set_properties(properties)
+    properties["type"] = "changed"
+    assert bucket.properties == {"type": "membase", "more": {"a": [1]}}
+    bucket.close()
