@@ -25,7 +25,7 @@ def test_six_files_that_a_node_can_be_given(run, tmp_path):
     assert sorted(contents(directory)) == NAMES
     assert {mode(path) for path in directory.glob("*.key")} == {0o600}
     server_context(directory / "server.pem", directory / "server.key", directory / "ca.pem")
-    assert f"--tls-cert {directory}/server.pem --tls-key {directory}/server.key" in done.out
+    assert f"--tls-port 11207 --tls-cert '{directory}/server.pem' --tls-key '{directory}/server.key'" in done.out
     assert "couchbases://localhost/default?ca=" in done.out
     assert "some%20where/ca.pem" in done.out
     assert "PRIVATE KEY" not in done.out

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
+import shlex
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
@@ -12,11 +13,12 @@ import typer
 
 from penstock.cli.app import AsJson, Panel, app, examples
 from penstock.cli.show import json_line
-from penstock.client.address import DEFAULT_URL
 from penstock.errors import Error, UsageError
 
 commands = typer.Typer(help="Make certificates to try TLS with.", no_args_is_help=False, rich_markup_mode="rich")
 app.add_typer(commands, name="tls", rich_help_panel=Panel.NODE)
+
+TLS_PORT = 11207  # where couchbases:// looks for a node
 
 
 @commands.callback(invoke_without_command=True)
@@ -68,18 +70,16 @@ def init(
         raise Error(f"{error.filename or directory}: cannot be written: {error.strerror or error}") from error
     files = {
         "ca": directory / "ca.pem",
-        **{f"{name}{end}": directory / f"{name}.{kind}" for name in made if name != "ca" for end, kind in _ENDINGS},
+        "server": directory / "server.pem",
+        "server_key": directory / "server.key",
+        "client": directory / "client.pem",
+        "client_key": directory / "client.key",
     }
     if as_json:
-        from datetime import timedelta
-
         expires = (now + timedelta(days=days)).isoformat()
         print(json_line({name: str(path) for name, path in files.items()} | {"user": user, "expires": expires}))
     else:
         _tell(files, user, days)
-
-
-_ENDINGS = (("", "pem"), ("_key", "key"))
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
@@ -95,10 +95,12 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 
 
 def _tell(files: dict[str, Path], user: str, days: int) -> None:
-    options = f"--tls-cert {files['server']} --tls-key {files['server_key']} --tls-client-ca {files['ca']}"
-    url = f"{DEFAULT_URL.replace('couchbase:', 'couchbases:').replace('127.0.0.1:11210', 'localhost')}"
-    client = f"&certificate={quote(str(files['client']))}&certificateKey={quote(str(files['client_key']))}"
-    print(f"Made {', '.join(str(path) for path in files.values())}; good for {days} days.")
-    print(f"A node:    penstock serve {options}")
-    print(f"A client:  {url}?ca={quote(str(files['ca']))}")
-    print(f"as {user}, without a password:  {url}?ca={quote(str(files['ca']))}{client}")
+    quoted = {name: shlex.quote(str(path)) for name, path in files.items()}
+    inside = {name: quote(str(path)) for name, path in files.items()}
+    node = f"--tls-cert {quoted['server']} --tls-key {quoted['server_key']} --tls-client-ca {quoted['ca']}"
+    client = f"couchbases://localhost/default?ca={inside['ca']}"
+    shown = f"&certificate={inside['client']}&certificateKey={inside['client_key']}"
+    print(f"Made {', '.join(map(str, files.values()))}; good for {days} days.")
+    print(f"A node:    penstock serve --tls-port {TLS_PORT} {node}")
+    print(f"A client:  {client}")
+    print(f"as {user}, without a password:  {client}{shown}")
