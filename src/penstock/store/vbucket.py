@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
 
 from penstock.errors import (
     KeyExists,
@@ -20,6 +19,17 @@ from penstock.store.conflict import Meta, wins
 from penstock.store.events import SYSTEM_PREFIX, read_event
 from penstock.store.history import CAS, OPCODE, REV_SEQNO, Newest
 from penstock.store.index import RowIndex
+from penstock.store.item import (
+    Counted,
+    Item,
+    Stored,
+    Version,
+    is_document,
+    meta_of,
+    read_document,
+    remains_of,
+    version_of,
+)
 from penstock.store.locks import LOCKED_CAS, Lock
 from penstock.store.log import Log
 from penstock.store.scoped import REFUSED, ScopedHistory
@@ -27,11 +37,11 @@ from penstock.store.time_to_live import TimeLimits
 from penstock.store.tombstone import TOMBSTONE_BYTES, tombstone_head
 from penstock.store.values import counted, extended
 from penstock.wire.constants import MAX_VALUE, Datatype, Magic, Opcode, VbucketState
-from penstock.wire.dcp import DELETION_HEAD, MUTATION_HEAD, DeletionV2, Mutation, head_struct
+from penstock.wire.dcp import DELETION_HEAD, MUTATION_HEAD, Mutation, head_struct
 from penstock.wire.frame import HEADER_BYTES
 from penstock.wire.schema import Event
 
-__all__ = ["LAST_SEQNO", "Counted", "Item", "Stored", "Vbucket"]
+__all__ = ["LAST_SEQNO", "Counted", "Item", "Stored", "Vbucket", "Version"]
 
 LAST_SEQNO = 2**63 - 1
 """The highest seqno that a vbucket can hold: the columns are signed."""
@@ -43,45 +53,10 @@ _MUTATION_EXTRAS = MUTATION_HEAD.size - HEADER_BYTES
 _NANOSECONDS = 10**9
 
 
-class Item(NamedTuple):
-    """A document. expiry: epoch seconds, 0 for never. rev_seqno: how often the key has changed."""
-
-    cas: int
-    flags: int
-    datatype: int
-    value: bytes
-    expiry: int
-    rev_seqno: int
-    seqno: int
-
-
-class Stored(NamedTuple):
-    """What a change was given: the document's new cas, and its place in the vbucket's history."""
-
-    cas: int
-    seqno: int
-
-
-class Counted(NamedTuple):
-    """As Stored, with the number that the document is now."""
-
-    cas: int
-    seqno: int
-    number: int
-
-
 # Without the constructors' handling of keywords, these cost a third; both run for every command.
 _new_item = _new_stored = tuple.__new__
 
-
-_read_document = head_struct(
-    Mutation, "key_length", "datatype", "body", "cas", "by_seqno", "rev_seqno", "flags", "expiry"
-).unpack_from
-"""Reads what an Item is made of, and no more: this runs for every GET."""
-
 _read_expiry = head_struct(Mutation, "expiry").unpack_from
-_read_meta = head_struct(Mutation, "datatype", "cas", "rev_seqno", "flags", "expiry").unpack_from
-_read_tombstone = head_struct(DeletionV2, "datatype", "cas", "rev_seqno", "delete_time").unpack_from
 
 
 class Vbucket(ScopedHistory):
@@ -141,7 +116,7 @@ class Vbucket(ScopedHistory):
         buffer, at = rows.buffer, rows.offsets_at[row]
         if buffer[at + 1] != _MUTATION:
             return None
-        key_length, datatype, body, cas, seqno, rev_seqno, flags, expiry = _read_document(buffer, at)
+        key_length, datatype, body, cas, seqno, rev_seqno, flags, expiry = read_document(buffer, at)
         if expiry and expiry <= self._now() // _NANOSECONDS:
             with suppress(*REFUSED):  # it is no document any more, whether or not that can be written down
                 self._expire(key)
@@ -151,16 +126,35 @@ class Vbucket(ScopedHistory):
         value = buffer[at + _MUTATION_BYTES + key_length : at + HEADER_BYTES + body].tobytes()
         return _new_item(Item, (cas, flags, datatype, value, expiry, rev_seqno, seqno))
 
+    def version(self, key: bytes) -> Version | None:
+        """Return the newest version of a key, also if it is deleted; None if there never was one. cas: as of `get`."""
+        newest = self._look_now(key)
+        if newest is None:
+            return None
+        item, deleted = version_of(newest)
+        return Version(item._replace(cas=self._shown_cas(key, item.cas)), deleted)
+
     def set(
-        self, key: bytes, value: bytes, *, flags: int = 0, expiry: int = 0, datatype: int = 0, cas: int = 0
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        flags: int = 0,
+        expiry: int = 0,
+        datatype: int = 0,
+        cas: int = 0,
+        preserve_expiry: bool = False,
     ) -> Stored:
         """Store a document. cas: what it must have now, 0 for whatever it has, if it is there.
 
-        expiry: 0 for never, up to 30 days as seconds from now, above as epoch seconds.
+        expiry: 0 for never, up to 30 days as seconds from now, above as epoch seconds. preserve_expiry: a document that
+        is there keeps the time that it has.
         Raises KeyNotFound if a cas is given and there is no document, KeyExists if it has another cas.
         """
         nbytes = _MUTATION_BYTES + len(key) + len(value)
         old = self._claim(key, nbytes, cas) if cas or self._locks else self._find(key, nbytes)
+        if preserve_expiry:
+            expiry = self._preserved(old, expiry)
         return self._store(old, key, value, flags=flags, expiry=expiry, datatype=datatype)
 
     def add(self, key: bytes, value: bytes, *, flags: int = 0, expiry: int = 0, datatype: int = 0) -> Stored:
@@ -171,10 +165,20 @@ class Vbucket(ScopedHistory):
         return self._store(old, key, value, flags=flags, expiry=expiry, datatype=datatype)
 
     def replace(
-        self, key: bytes, value: bytes, *, flags: int = 0, expiry: int = 0, datatype: int = 0, cas: int = 0
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        flags: int = 0,
+        expiry: int = 0,
+        datatype: int = 0,
+        cas: int = 0,
+        preserve_expiry: bool = False,
     ) -> Stored:
         """As set, but raises KeyNotFound if there is no document, whether or not a cas is given."""
         old = self._require(self._present(key, _MUTATION_BYTES + len(key) + len(value)), key, cas)
+        if preserve_expiry:
+            expiry = self._preserved(old, expiry)
         return self._store(old, key, value, flags=flags, expiry=expiry, datatype=datatype)
 
     def touch(self, key: bytes, expiry: int) -> Item | None:
@@ -228,6 +232,87 @@ class Vbucket(ScopedHistory):
         old = self._require(self._present(key, TOMBSTONE_BYTES + len(key)), key, cas)
         return self._bury(old, key, Event.DELETION)
 
+    # Parts of documents
+
+    def tombstone(self, key: bytes) -> Item | None:
+        """Return what is left of a deleted document, None for any other. expiry: when it was deleted. flags: 0."""
+        newest = self._look(key)
+        if newest is None or is_document(newest):
+            return None
+        rows, row, _ = newest
+        buffer, at = rows.buffer, rows.offsets_at[row]
+        key_length, extras, datatype, body, cas, seqno, rev_seqno, delete_time = _read_deleted(buffer, at)
+        value = buffer[at + HEADER_BYTES + extras + key_length : at + HEADER_BYTES + body].tobytes()
+        return Item(cas, 0, datatype, value, delete_time, rev_seqno, seqno)
+
+    def rewrite(
+        self,
+        key: bytes,
+        make: Callable[[int, int], bytes],
+        *,
+        cas: int = 0,
+        deleted: bool = False,
+        flags: int = 0,
+        expiry: int = 0,
+        datatype: int = 0,
+    ) -> Stored:
+        """Store a document whose value has to do with its own change; or, `deleted`, leave a tombstone with it.
+
+        make: returns the value for a cas and seqno. cas: of a document, what it must have now, 0 for whatever it has.
+        expiry: as of `set`. Raises KeyExists for another cas.
+        """
+        old = self._present(key, 0)
+        if old is not None and is_document(old):
+            self._check(key, cas, old[2][CAS])
+        new_cas = self._clock.tick()
+        if not deleted:
+            expiry = absolute_expiry(expiry, self._now())
+            if self.time_limits is not None:
+                expiry = self.time_limits.applied(key, expiry, self._now() // _NANOSECONDS)
+        return self.apply(
+            Event.DELETION if deleted else Event.MUTATION,
+            key,
+            make(new_cas, self.high_seqno + 1),
+            cas=new_cas,
+            rev_seqno=(self.index.purged_rev_seqno if old is None else old[2][REV_SEQNO]) + 1,
+            flags=flags,
+            expiry=expiry,
+            datatype=datatype,
+        )
+
+    def store_version(
+        self,
+        key: bytes,
+        value: Callable[[int, int], bytes],
+        *,
+        deleted: bool = False,
+        flags: int = 0,
+        expiry: int = 0,
+        datatype: int = 0,
+        cas: int = 0,
+        preserve_expiry: bool = False,
+    ) -> Stored:
+        """Store a document or, with `deleted`, a tombstone with a value, over whatever version there is, or none.
+
+        value: of a cas and a seqno, which are the new version's; always as long. cas: what the newest version must
+        have, be it a tombstone, 0 for whatever it has. flags, expiry: of a document.
+        Raises KeyNotFound if a cas is given and there is no version, KeyExists if it has another cas.
+        """
+        head = TOMBSTONE_BYTES if deleted else _MUTATION_BYTES
+        old = self._present(key, head + len(key) + len(value(0, 0)))
+        if old is not None:
+            self._check(key, cas, old[2][CAS])
+        elif cas:
+            raise KeyNotFound(vbucket=self.id)
+        self._locks.pop(key, None)
+        if preserve_expiry:
+            expiry = self._preserved(old, expiry)
+        seqno, new_cas = self.high_seqno + 1, self._clock.tick()
+        said = value(new_cas, seqno)
+        if deleted:
+            return self._bury(old, key, Event.DELETION, value=said, datatype=datatype, cas=new_cas)
+        return self._store(old, key, said, flags=flags, expiry=expiry, datatype=datatype, cas=new_cas)
+
     # Locks
 
     def lock(self, key: bytes, seconds: int) -> Item | None:
@@ -257,17 +342,11 @@ class Vbucket(ScopedHistory):
 
     def meta(self, key: bytes) -> Meta | None:
         """Return the meta data of a document, or of its tombstone; None if there never was one. cas: as of `get`."""
-        newest = self._look(key)
-        if self._is_over(newest):
-            with suppress(*REFUSED):
-                self._expire(key)
-                newest = self._look(key)
+        newest = self._look_now(key)
         if newest is None:
             return None
-        meta = _meta_of(newest)
-        if self._locks and (lock := self._locks.get(key)) is not None:
-            meta = meta._replace(cas=LOCKED_CAS if self._now() < lock.until else lock.cas)
-        return meta
+        meta = meta_of(newest)
+        return meta._replace(cas=self._shown_cas(key, meta.cas))
 
     def newest_seqno(self, key: bytes) -> int | None:
         """Return the seqno of a key's newest change, its deletion included; None if there is none."""
@@ -295,9 +374,9 @@ class Vbucket(ScopedHistory):
         is given and there is no document; OutOfRange for a rev_seqno above LAST_SEQNO.
         """
         newest = self._find(key, _MUTATION_BYTES + len(key) + len(value))
-        is_there = _is_document(newest) and not self._is_over(newest)
+        is_there = is_document(newest) and not self._is_over(newest)
         if newest is not None:
-            if (add and is_there) or (resolve and not wins(meta, _meta_of(newest), self.conflict_resolution)):
+            if (add and is_there) or (resolve and not wins(meta, meta_of(newest), self.conflict_resolution)):
                 raise KeyExists(vbucket=self.id)
             if is_there:
                 self._check(key, cas, newest[2][CAS])
@@ -402,6 +481,21 @@ class Vbucket(ScopedHistory):
         rows, row = found
         return rows, row, DELETION_HEAD.unpack_from(rows.buffer, rows.offsets_at[row])
 
+    def _look_now(self, key: bytes) -> Newest | None:
+        """As _look, after a document that has expired has become a tombstone, if that can be written down."""
+        newest = self._look(key)
+        if self._is_over(newest):
+            with suppress(*REFUSED):
+                self._expire(key)
+                newest = self._look(key)
+        return newest
+
+    def _shown_cas(self, key: bytes, logged: int) -> int:
+        """Return what a reader sees as the cas of a version that has this one in the log."""
+        if self._locks and (lock := self._locks.get(key)) is not None:
+            return LOCKED_CAS if self._now() < lock.until else lock.cas
+        return logged
+
     def _is_over(self, newest: Newest | None) -> bool:
         """Tell whether this is a document whose time is over."""
         if newest is None or newest[2][OPCODE] != _MUTATION:
@@ -418,7 +512,7 @@ class Vbucket(ScopedHistory):
         if self.state is VbucketState.ACTIVE:
             newest = self._find(key, TOMBSTONE_BYTES + len(key) + nbytes)
             assert newest is not None
-            self._bury(newest, key, Event.EXPIRATION)
+            self._bury(newest, key, Event.EXPIRATION, nbytes=nbytes)
             self._locks.pop(key, None)
             self._changed.add(self.id)
 
@@ -437,7 +531,7 @@ class Vbucket(ScopedHistory):
             return self._require(self._present(key, nbytes), key, cas)
         newest = self._find(key, nbytes)
         if key in self._locks:
-            if newest is not None and _is_document(newest) and not self._is_over(newest):
+            if newest is not None and is_document(newest) and not self._is_over(newest):
                 self._check(key, cas, newest[2][CAS])
             del self._locks[key]
         return newest
@@ -469,9 +563,18 @@ class Vbucket(ScopedHistory):
         self._locks.pop(key, None)
         return self._store(old, key, item.value, flags=item.flags, expiry=item.expiry, datatype=item.datatype)
 
-    def _store(self, old: Newest | None, key: bytes, value: bytes, *, flags: int, expiry: int, datatype: int) -> Stored:
-        """Write a document as a change of this vbucket's own."""
-        seqno, cas = self.high_seqno + 1, self._clock.tick()
+    def _preserved(self, old: Newest | None, expiry: int) -> int:
+        """Return when a document that is there expires; where there is none, what is to be for a new one."""
+        if old is None or not is_document(old) or self._is_over(old):
+            return expiry
+        found: int = _read_expiry(old[0].buffer, old[0].offsets_at[old[1]])[0]
+        return found
+
+    def _store(
+        self, old: Newest | None, key: bytes, value: bytes, *, flags: int, expiry: int, datatype: int, cas: int = 0
+    ) -> Stored:
+        """Write a document as a change of this vbucket's own. cas: the clock's newest, 0: its next one."""
+        seqno, cas = self.high_seqno + 1, cas or self._clock.tick()
         rev_seqno = (self.index.purged_rev_seqno if old is None else old[2][REV_SEQNO]) + 1
         if expiry:
             expiry = absolute_expiry(expiry, self._now())
@@ -486,32 +589,36 @@ class Vbucket(ScopedHistory):
         self._commit(old, key, seqno, b"".join((head, key, value)))
         return _new_stored(Stored, (cas, seqno))
 
-    def _bury(self, old: Newest, key: bytes, event: Event) -> Stored:
-        """Write a tombstone as a change of this vbucket's own."""
-        seqno, cas = self.high_seqno + 1, self._clock.tick()
+    def _bury(
+        self,
+        old: Newest | None,
+        key: bytes,
+        event: Event,
+        *,
+        value: bytes | None = None,
+        datatype: int = int(Datatype.XATTR),
+        cas: int = 0,
+        nbytes: int = 0,
+    ) -> Stored:
+        """Write a tombstone as a change of this vbucket's own. value: None: what the document leaves. cas: as of _store.
+
+        nbytes: of what is to be written next, if that has to be for the document to leave something.
+        """
+        if value is None:
+            value = b"" if old is None else remains_of(old)
+            if value:
+                old = self._find(key, TOMBSTONE_BYTES + len(key) + len(value) + nbytes)
+        seqno, cas = self.high_seqno + 1, cas or self._clock.tick()
         head = tombstone_head(
             event,
             vbucket=self.id,
             key_length=len(key),
+            value_length=len(value),
+            datatype=datatype if value else 0,
             cas=cas,
             seqno=seqno,
-            rev_seqno=old[2][REV_SEQNO] + 1,
+            rev_seqno=(self.index.purged_rev_seqno if old is None else old[2][REV_SEQNO]) + 1,
             delete_time=self._now() // _NANOSECONDS,
         )
-        self._commit(old, key, seqno, head + key)
+        self._commit(old, key, seqno, b"".join((head, key, value)))
         return _new_stored(Stored, (cas, seqno))
-
-
-def _is_document(newest: Newest | None) -> bool:
-    return newest is not None and newest[2][OPCODE] == _MUTATION
-
-
-def _meta_of(newest: Newest) -> Meta:
-    """Return the meta data that the log has of a change."""
-    rows, row, head = newest
-    buffer, at = rows.buffer, rows.offsets_at[row]
-    if head[OPCODE] == _MUTATION:
-        datatype, cas, rev_seqno, flags, expiry = _read_meta(buffer, at)
-        return Meta(cas, rev_seqno, flags, expiry, datatype)
-    datatype, cas, rev_seqno, delete_time = _read_tombstone(buffer, at)
-    return Meta(cas, rev_seqno, expiry=delete_time, datatype=datatype, deleted=True)

@@ -1,0 +1,96 @@
+"""What a vbucket does for sub-document commands: tombstones with values, and values that know their own change."""
+
+import pytest
+
+from penstock.errors import KeyExists, Locked
+from penstock.store.conflict import Meta
+from penstock.store.locks import LOCKED_CAS
+from penstock.store.vbucket import Item, Stored, Vbucket
+from penstock.wire.constants import MAX_SEQNO, Datatype
+from penstock.wire.dcp import Mutation
+from penstock.wire.schema import Event
+from tests.store.documents import SECOND, Clock, timed_bucket
+from tests.store.model import START, read_all, tombstone
+
+BASE = START & ~0xFFFF
+NOW = START // SECOND
+
+
+def named(cas: int, seqno: int) -> bytes:
+    return b"%d of %d" % (seqno, cas)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def vbucket(clock: Clock) -> Vbucket:
+    return timed_bucket(clock).find(2)
+
+
+def test_a_value_knows_its_own_change(vbucket: Vbucket) -> None:
+    vbucket.set(b"other", b"")
+    assert vbucket.rewrite(b"k", named, flags=5, expiry=100, datatype=1) == Stored(BASE + 1, 2)
+    assert vbucket.get(b"k") == Item(BASE + 1, 5, 1, b"2 of %d" % (BASE + 1), NOW + 100, 1, 2)
+    assert vbucket.rewrite(b"k", named, cas=BASE + 1) == Stored(BASE + 2, 3)
+    assert vbucket.get(b"k") == Item(BASE + 2, 0, 0, b"3 of %d" % (BASE + 2), 0, 2, 3)
+    assert vbucket.items == 2
+    with pytest.raises(KeyExists):
+        vbucket.rewrite(b"k", named, cas=BASE + 1)
+    assert vbucket.high_seqno == 3
+
+
+@pytest.mark.parametrize("event", [Event.DELETION, Event.EXPIRATION])
+def test_what_is_left_of_a_deleted_document(vbucket: Vbucket, event: Event) -> None:
+    assert vbucket.tombstone(b"k") is None
+    vbucket.store_with_meta(event, b"k", b"left", Meta(BASE + 9, 4, expiry=77, datatype=4))
+    assert vbucket.tombstone(b"k") == Item(BASE + 9, 0, 4, b"left", 77, 4, 1)
+    vbucket.set(b"k", b"again")
+    assert vbucket.tombstone(b"k") is None
+    vbucket.delete(b"k")
+    assert vbucket.tombstone(b"k") == Item(BASE + 11, 0, 0, b"", NOW, 6, 3)
+
+
+def test_a_tombstone_with_a_value(vbucket: Vbucket) -> None:
+    xattr = int(Datatype.XATTR)
+    assert vbucket.rewrite(b"k", named, deleted=True, datatype=xattr) == Stored(BASE, 1)
+    assert vbucket.get(b"k") is None
+    assert vbucket.items == 0
+    assert vbucket.tombstone(b"k") == Item(BASE, 0, xattr, b"1 of %d" % BASE, NOW, 1, 1)
+    vbucket.rewrite(b"k", named)
+    vbucket.rewrite(b"k", named, deleted=True, datatype=xattr)
+    assert read_all(vbucket.snapshot(1, MAX_SEQNO)) == [
+        tombstone(
+            vbucket=2,
+            key=b"k",
+            value=b"3 of %d" % (BASE + 2),
+            cas=BASE + 2,
+            datatype=xattr,
+            by_seqno=3,
+            rev_seqno=3,
+        )
+    ]
+
+
+def test_an_expired_document_becomes_a_tombstone_first(vbucket: Vbucket, clock: Clock) -> None:
+    vbucket.set(b"k", b"", expiry=5)
+    clock.wait(6)
+    vbucket.rewrite(b"k", named)
+    (change,) = read_all(vbucket.snapshot(1, MAX_SEQNO))
+    assert isinstance(change, Mutation)
+    assert (change.by_seqno, change.rev_seqno) == (3, 3)
+
+
+def test_a_locked_document_is_changed_with_the_locks_cas(vbucket: Vbucket) -> None:
+    vbucket.set(b"k", b"")
+    lock = vbucket.lock(b"k", 15)
+    assert lock is not None
+    for cas in (0, 1, BASE, LOCKED_CAS):
+        with pytest.raises(Locked):
+            vbucket.rewrite(b"k", named, cas=cas)
+    stored = vbucket.rewrite(b"k", named, cas=lock.cas)
+    item = vbucket.get(b"k")
+    assert item is not None
+    assert item.cas == stored.cas
