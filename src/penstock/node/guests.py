@@ -56,7 +56,9 @@ class Guests:
     def wait_for_login(self, connection: NodeConnection) -> None:
         """Let a connection log in within the time that there is for that."""
         if len(self._strangers) >= MOST_STRANGERS:
-            next(iter(self._strangers)).abort(f"{MOST_STRANGERS} others came after it, and it had not logged in")
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]  # not when it is gone, or the next would end it once more
+            oldest.abort(f"{MOST_STRANGERS} others came after it, and it had not logged in")
         self._strangers[connection] = self._loop.time()
 
     def logged_in(self, connection: NodeConnection) -> None:
