@@ -23,7 +23,17 @@ from penstock.wire.constants import Opcode, VbucketState
 from penstock.wire.dcp import DELETION_HEAD
 from penstock.wire.frame import HEADER_BYTES
 
-__all__ = ["BODY", "CAS", "OPCODE", "REV_SEQNO", "History", "Newest"]
+__all__ = [
+    "BODY",
+    "CAS",
+    "DATATYPE",
+    "EXTRAS_LENGTH",
+    "KEY_LENGTH",
+    "OPCODE",
+    "REV_SEQNO",
+    "History",
+    "Newest",
+]
 
 _MUTATION = int(Opcode.DCP_MUTATION)
 _LOADED_AT_ONCE = 8192
@@ -32,7 +42,7 @@ _KEY_BYTES = 64 + 32  # of a key of 16 to 31 bytes
 Newest = tuple[Segment | RowIndex, int, tuple[int, ...]]
 """The newest change of a key: its row, and its head up to rev_seqno, where deletions and mutations look the same."""
 
-OPCODE, BODY, CAS, REV_SEQNO = 1, 6, 8, 10
+OPCODE, KEY_LENGTH, EXTRAS_LENGTH, DATATYPE, BODY, CAS, REV_SEQNO = 1, 2, 3, 4, 6, 8, 10
 """Places in a head."""
 
 
@@ -267,6 +277,10 @@ class History:
     def load_some_keys(self) -> int:
         """Go on with the keys that were left for later; returns how many rows that took, 0 if all are there."""
         return self._newest.load_some() if isinstance(self._newest, UnloadedKeys) else 0
+
+    def loaded_keys(self) -> Mapping[bytes, int]:
+        """Return of every key the seqno of its newest change, tombstones and system events included."""
+        return self._newest.load() if isinstance(self._newest, UnloadedKeys) else self._newest
 
     def take_keys(self, newest: dict[bytes, int]) -> None:
         self._newest = newest

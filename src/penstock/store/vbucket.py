@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from heapq import heapify, heappop
+from itertools import chain, islice
 
 from penstock.errors import (
     KeyExists,
@@ -23,12 +25,11 @@ from penstock.store.item import (
     Counted,
     Item,
     Stored,
-    Version,
     is_document,
     meta_of,
     read_document,
     remains_of,
-    version_of,
+    tombstone_of,
 )
 from penstock.store.locks import LOCKED_CAS, Lock
 from penstock.store.log import Log
@@ -36,12 +37,13 @@ from penstock.store.scoped import REFUSED, ScopedHistory
 from penstock.store.time_to_live import TimeLimits
 from penstock.store.tombstone import TOMBSTONE_BYTES, tombstone_head
 from penstock.store.values import counted, extended
+from penstock.wire.collection_key import pack_collection_id, split_collection_key
 from penstock.wire.constants import MAX_VALUE, Datatype, Magic, Opcode, VbucketState
 from penstock.wire.dcp import DELETION_HEAD, MUTATION_HEAD, Mutation, head_struct
 from penstock.wire.frame import HEADER_BYTES
 from penstock.wire.schema import Event
 
-__all__ = ["LAST_SEQNO", "Counted", "Item", "Stored", "Vbucket", "Version"]
+__all__ = ["LAST_SEQNO", "Counted", "Item", "Stored", "Vbucket"]
 
 LAST_SEQNO = 2**63 - 1
 """The highest seqno that a vbucket can hold: the columns are signed."""
@@ -125,14 +127,6 @@ class Vbucket(ScopedHistory):
             cas = LOCKED_CAS if self._now() < lock.until else lock.cas
         value = buffer[at + _MUTATION_BYTES + key_length : at + HEADER_BYTES + body].tobytes()
         return _new_item(Item, (cas, flags, datatype, value, expiry, rev_seqno, seqno))
-
-    def version(self, key: bytes) -> Version | None:
-        """Return the newest version of a key, also if it is deleted; None if there never was one. cas: as of `get`."""
-        newest = self._look_now(key)
-        if newest is None:
-            return None
-        item, deleted = version_of(newest)
-        return Version(item._replace(cas=self._shown_cas(key, item.cas)), deleted)
 
     def set(
         self,
@@ -232,18 +226,46 @@ class Vbucket(ScopedHistory):
         old = self._require(self._present(key, TOMBSTONE_BYTES + len(key)), key, cas)
         return self._bury(old, key, Event.DELETION)
 
+    # Keys
+
+    def random_key(self, prefix: bytes, choose: Callable[[int], int]) -> bytes | None:
+        """Return the key of some document with this prefix, None if there is none.
+
+        choose: returns a random number from 0 to below another. The key is that of the first document from a random
+        place on, so those behind many others that do not count come more often.
+        """
+        keys = self.loaded_keys()
+        start = choose(len(keys)) if keys else 0
+        for key in chain(islice(keys, start, None), islice(keys, start)):
+            if key.startswith(prefix) and self._is_there(key):
+                return key
+        return None
+
+    def keys_from(self, start: bytes, count: int) -> list[bytes]:
+        """Return the keys of documents in a collection, in order, from `start` on, which begins with it; at most count.
+
+        Takes time in proportion to the vbucket.
+        """
+        prefix = pack_collection_id(split_collection_key(start)[0])
+        keys = [key for key in self.loaded_keys() if key >= start and key.startswith(prefix)]
+        heapify(keys)
+        found: list[bytes] = []
+        while keys and len(found) < count:
+            key = heappop(keys)
+            if self._is_there(key):
+                found.append(key)
+        return found
+
+    def _is_there(self, key: bytes) -> bool:
+        newest = self._look(key)
+        return is_document(newest) and not self._is_over(newest)
+
     # Parts of documents
 
     def tombstone(self, key: bytes) -> Item | None:
         """Return what is left of a deleted document, None for any other. expiry: when it was deleted. flags: 0."""
         newest = self._look(key)
-        if newest is None or is_document(newest):
-            return None
-        rows, row, _ = newest
-        buffer, at = rows.buffer, rows.offsets_at[row]
-        key_length, extras, datatype, body, cas, seqno, rev_seqno, delete_time = _read_deleted(buffer, at)
-        value = buffer[at + HEADER_BYTES + extras + key_length : at + HEADER_BYTES + body].tobytes()
-        return Item(cas, 0, datatype, value, delete_time, rev_seqno, seqno)
+        return None if newest is None or is_document(newest) else tombstone_of(newest)
 
     def rewrite(
         self,
@@ -255,63 +277,25 @@ class Vbucket(ScopedHistory):
         flags: int = 0,
         expiry: int = 0,
         datatype: int = 0,
+        preserve_expiry: bool = False,
     ) -> Stored:
         """Store a document whose value has to do with its own change; or, `deleted`, leave a tombstone with it.
 
-        make: returns the value for a cas and seqno. cas: of a document, what it must have now, 0 for whatever it has.
-        expiry: as of `set`. Raises KeyExists for another cas.
+        make: returns the value for a cas and seqno, always as long. cas: what the newest version must have now, be it a
+        tombstone, 0 for whatever it has. expiry, preserve_expiry: as of `set`. Raises KeyExists for another cas.
         """
-        old = self._present(key, 0)
-        if old is not None and is_document(old):
-            self._check(key, cas, old[2][CAS])
-        new_cas = self._clock.tick()
-        if not deleted:
-            expiry = absolute_expiry(expiry, self._now())
-            if self.time_limits is not None:
-                expiry = self.time_limits.applied(key, expiry, self._now() // _NANOSECONDS)
-        return self.apply(
-            Event.DELETION if deleted else Event.MUTATION,
-            key,
-            make(new_cas, self.high_seqno + 1),
-            cas=new_cas,
-            rev_seqno=(self.index.purged_rev_seqno if old is None else old[2][REV_SEQNO]) + 1,
-            flags=flags,
-            expiry=expiry,
-            datatype=datatype,
-        )
-
-    def store_version(
-        self,
-        key: bytes,
-        value: Callable[[int, int], bytes],
-        *,
-        deleted: bool = False,
-        flags: int = 0,
-        expiry: int = 0,
-        datatype: int = 0,
-        cas: int = 0,
-        preserve_expiry: bool = False,
-    ) -> Stored:
-        """Store a document or, with `deleted`, a tombstone with a value, over whatever version there is, or none.
-
-        value: of a cas and a seqno, which are the new version's; always as long. cas: what the newest version must
-        have, be it a tombstone, 0 for whatever it has. flags, expiry: of a document.
-        Raises KeyNotFound if a cas is given and there is no version, KeyExists if it has another cas.
-        """
-        head = TOMBSTONE_BYTES if deleted else _MUTATION_BYTES
-        old = self._present(key, head + len(key) + len(value(0, 0)))
+        nbytes = TOMBSTONE_BYTES if deleted else _MUTATION_BYTES
+        old = self._present(key, nbytes + len(key) + len(make(0, 0)))
         if old is not None:
             self._check(key, cas, old[2][CAS])
-        elif cas:
-            raise KeyNotFound(vbucket=self.id)
         self._locks.pop(key, None)
         if preserve_expiry:
             expiry = self._preserved(old, expiry)
-        seqno, new_cas = self.high_seqno + 1, self._clock.tick()
-        said = value(new_cas, seqno)
+        new_cas = self._clock.tick()
+        value = make(new_cas, self.high_seqno + 1)
         if deleted:
-            return self._bury(old, key, Event.DELETION, value=said, datatype=datatype, cas=new_cas)
-        return self._store(old, key, said, flags=flags, expiry=expiry, datatype=datatype, cas=new_cas)
+            return self._bury(old, key, Event.DELETION, value, datatype=datatype, cas=new_cas)
+        return self._store(old, key, value, flags=flags, expiry=expiry, datatype=datatype, cas=new_cas)
 
     # Locks
 
@@ -342,11 +326,17 @@ class Vbucket(ScopedHistory):
 
     def meta(self, key: bytes) -> Meta | None:
         """Return the meta data of a document, or of its tombstone; None if there never was one. cas: as of `get`."""
-        newest = self._look_now(key)
+        newest = self._look(key)
+        if self._is_over(newest):
+            with suppress(*REFUSED):
+                self._expire(key)
+                newest = self._look(key)
         if newest is None:
             return None
         meta = meta_of(newest)
-        return meta._replace(cas=self._shown_cas(key, meta.cas))
+        if self._locks and (lock := self._locks.get(key)) is not None:
+            meta = meta._replace(cas=LOCKED_CAS if self._now() < lock.until else lock.cas)
+        return meta
 
     def newest_seqno(self, key: bytes) -> int | None:
         """Return the seqno of a key's newest change, its deletion included; None if there is none."""
@@ -481,21 +471,6 @@ class Vbucket(ScopedHistory):
         rows, row = found
         return rows, row, DELETION_HEAD.unpack_from(rows.buffer, rows.offsets_at[row])
 
-    def _look_now(self, key: bytes) -> Newest | None:
-        """As _look, after a document that has expired has become a tombstone, if that can be written down."""
-        newest = self._look(key)
-        if self._is_over(newest):
-            with suppress(*REFUSED):
-                self._expire(key)
-                newest = self._look(key)
-        return newest
-
-    def _shown_cas(self, key: bytes, logged: int) -> int:
-        """Return what a reader sees as the cas of a version that has this one in the log."""
-        if self._locks and (lock := self._locks.get(key)) is not None:
-            return LOCKED_CAS if self._now() < lock.until else lock.cas
-        return logged
-
     def _is_over(self, newest: Newest | None) -> bool:
         """Tell whether this is a document whose time is over."""
         if newest is None or newest[2][OPCODE] != _MUTATION:
@@ -594,15 +569,15 @@ class Vbucket(ScopedHistory):
         old: Newest | None,
         key: bytes,
         event: Event,
-        *,
         value: bytes | None = None,
+        *,
         datatype: int = int(Datatype.XATTR),
         cas: int = 0,
         nbytes: int = 0,
     ) -> Stored:
-        """Write a tombstone as a change of this vbucket's own. value: None: what the document leaves. cas: as of _store.
+        """Write a tombstone as a change of this vbucket's own. value: None: what the document leaves.
 
-        nbytes: of what is to be written next, if that has to be for the document to leave something.
+        cas: as of _store. nbytes: of what is to be written next, so that there is room for both.
         """
         if value is None:
             value = b"" if old is None else remains_of(old)

@@ -1,0 +1,108 @@
+"""A document, or what is left of one, as it is read from its frame in the log."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.errors import RemoteProtocolError
+from penstock.store.conflict import Meta
+from penstock.store.history import BODY, DATATYPE, EXTRAS_LENGTH, KEY_LENGTH, OPCODE, Newest
+from penstock.wire.constants import Datatype, Opcode
+from penstock.wire.dcp import DeletionV2, Mutation, head_struct
+from penstock.wire.dcp_values import pack_xattrs, unpack_xattrs
+from penstock.wire.frame import HEADER_BYTES
+from penstock.wire.snappy import inflate
+
+__all__ = [
+    "Counted",
+    "Item",
+    "Stored",
+    "is_document",
+    "meta_of",
+    "read_document",
+    "remains_of",
+    "tombstone_of",
+]
+
+_MUTATION = int(Opcode.DCP_MUTATION)
+
+
+class Item(NamedTuple):
+    """A document. expiry: epoch seconds, 0 for never. rev_seqno: how often the key has changed."""
+
+    cas: int
+    flags: int
+    datatype: int
+    value: bytes
+    expiry: int
+    rev_seqno: int
+    seqno: int
+
+
+class Stored(NamedTuple):
+    """What a change was given: the document's new cas, and its place in the vbucket's history."""
+
+    cas: int
+    seqno: int
+
+
+class Counted(NamedTuple):
+    """As Stored, with the number that the document is now."""
+
+    cas: int
+    seqno: int
+    number: int
+
+
+read_document = head_struct(
+    Mutation, "key_length", "datatype", "body", "cas", "by_seqno", "rev_seqno", "flags", "expiry"
+).unpack_from
+"""Reads what an Item is made of, and no more: this runs for every GET."""
+
+_read_meta = head_struct(Mutation, "datatype", "cas", "rev_seqno", "flags", "expiry").unpack_from
+_read_tombstone = head_struct(DeletionV2, "datatype", "cas", "by_seqno", "rev_seqno", "delete_time").unpack_from
+
+
+def is_document(newest: Newest | None) -> bool:
+    return newest is not None and newest[2][OPCODE] == _MUTATION
+
+
+def _value_of(newest: Newest) -> bytes:
+    rows, row, head = newest
+    at = rows.offsets_at[row] + HEADER_BYTES
+    return rows.buffer[at + head[EXTRAS_LENGTH] + head[KEY_LENGTH] : at + head[BODY]].tobytes()
+
+
+def tombstone_of(newest: Newest) -> Item:
+    """Return what is left of a deleted document. expiry: when it was deleted. flags: 0."""
+    rows, row, _ = newest
+    datatype, cas, seqno, rev_seqno, delete_time = _read_tombstone(rows.buffer, rows.offsets_at[row])
+    return Item(cas, 0, datatype, _value_of(newest), delete_time, rev_seqno, seqno)
+
+
+def meta_of(newest: Newest) -> Meta:
+    """Return the meta data that the log has of a change."""
+    rows, row, head = newest
+    buffer, at = rows.buffer, rows.offsets_at[row]
+    if head[OPCODE] == _MUTATION:
+        datatype, cas, rev_seqno, flags, expiry = _read_meta(buffer, at)
+        return Meta(cas, rev_seqno, flags, expiry, datatype)
+    datatype, cas, _, rev_seqno, delete_time = _read_tombstone(buffer, at)
+    return Meta(cas, rev_seqno, expiry=delete_time, datatype=datatype, deleted=True)
+
+
+def remains_of(newest: Newest) -> bytes:
+    """Return the value of the tombstone that a document leaves: the system's extended attributes, if it has any.
+
+    Source: kv_engine VBucket::pruneXattrDocument.
+    """
+    datatype = newest[2][DATATYPE]
+    if not datatype & Datatype.XATTR:
+        return b""
+    value = _value_of(newest)
+    try:
+        attributes = unpack_xattrs(inflate(value) if datatype & Datatype.SNAPPY else value).xattrs
+    except RemoteProtocolError:  # it came from elsewhere, and nobody can read it
+        return b""
+    kept = {name: attribute for name, attribute in attributes.items() if name.startswith("_")}
+    return pack_xattrs(kept) if kept else b""

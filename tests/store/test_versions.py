@@ -1,0 +1,180 @@
+"""What the commands beyond plain ones need: which keys there are, times that stay, and what deleted documents leave."""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import KeyExists, Locked
+from penstock.store.bucket import Bucket
+from penstock.store.manifest import DEFAULT_MANIFEST
+from penstock.store.vbucket import Item, Vbucket
+from penstock.wire.constants import Datatype
+from penstock.wire.dcp import DeletionV2
+from penstock.wire.dcp_values import pack_xattrs
+from penstock.wire.schema import Event
+from penstock.wire.snappy import deflate
+from tests.store.documents import Clock, timed_bucket
+from tests.store.failing import Place, directory_in_memory
+from tests.store.model import START, read_all
+
+NOW = START // 10**9
+XATTR, SNAPPY = int(Datatype.XATTR), int(Datatype.SNAPPY)
+BOTH = pack_xattrs({"_sync": b"1", "mine": b"2", "_more": b"3"}, b"body")
+SYSTEM = pack_xattrs({"_sync": b"1", "_more": b"3"})
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def bucket(clock: Clock) -> Bucket:
+    return timed_bucket(clock)
+
+
+@pytest.fixture
+def vbucket(bucket: Bucket) -> Vbucket:
+    return bucket.vbuckets[0]
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with directory_in_memory() as path:
+        yield Place(path / "beer")
+
+
+# Keys
+
+
+names = st.binary(max_size=3)
+
+
+@given(st.lists(st.tuples(names, st.sampled_from(["set", "set", "delete", "expire"]))), names, st.integers(0, 9))
+def test_keys_are_listed_in_order(changes: list[tuple[bytes, str]], start: bytes, most: int) -> None:
+    clock = Clock()
+    bucket = timed_bucket(clock)
+    bucket.set_manifest(DEFAULT_MANIFEST.with_collection("_default", "c"))
+    vbucket = bucket.vbuckets[0]
+    there: set[bytes | None] = set()
+    for name, what in changes:
+        vbucket.set(b"\x08" + name, b"v", expiry=1 if what == "expire" else 0)
+        vbucket.set(b"\0" + name, b"v")
+        there.add(b"\x08" + name)
+        if what == "delete":
+            vbucket.delete(b"\x08" + name)
+        if what != "set":
+            there.discard(b"\x08" + name)
+    clock.wait(2)
+    assert vbucket.keys_from(b"\x08" + start, most) == sorted(key for key in there if key and key[1:] >= start)[:most]
+    high = vbucket.high_seqno
+    numbers = count()
+    found = {vbucket.random_key(b"\x08", lambda below: next(numbers) % below) for _ in range(2 * len(changes) + 3)}
+    assert found == there | ({None} if not there else set())
+    assert vbucket.high_seqno == high
+
+
+def test_keys_that_are_not_loaded_yet_are_found(place: Place) -> None:
+    bucket = place()
+    for number in range(5):
+        bucket.vbuckets[0].set(b"\0%d" % number, b"v")
+    bucket.close()
+    for find in (lambda vbucket: vbucket.keys_from(b"\0", 1), lambda vbucket: [vbucket.random_key(b"\0", lambda _: 0)]):
+        again = place()
+        assert find(again.vbuckets[0]) == [b"\x000"]
+        again.close()
+
+
+def test_no_key_is_chosen_among_none(vbucket: Vbucket) -> None:
+    assert vbucket.random_key(b"\0", lambda below: 1 // below) is None
+
+
+# Times that stay
+
+
+@pytest.mark.parametrize("command", ["set", "replace", "rewrite"])
+def test_a_document_keeps_its_time_if_that_is_asked_for(vbucket: Vbucket, clock: Clock, command: str) -> None:
+    def store(key: bytes, **fields: int) -> None:
+        value: bytes | Callable[[int, int], bytes] = b"new" if command != "rewrite" else lambda cas, seqno: b"new"
+        getattr(vbucket, command)(key, value, **fields)
+
+    for expiry in (0, 100):
+        vbucket.set(b"k", b"old", expiry=expiry)
+        store(b"k", expiry=7, preserve_expiry=True)
+        assert vbucket.get(b"k").expiry == (NOW + expiry if expiry else 0)  # type: ignore[union-attr]
+    store(b"k", expiry=7)
+    assert vbucket.get(b"k").expiry == NOW + 7  # type: ignore[union-attr]
+    if command != "replace":
+        store(b"other", expiry=9, preserve_expiry=True)
+        assert vbucket.get(b"other").expiry == NOW + 9  # type: ignore[union-attr]
+        clock.wait(10)
+        store(b"other", expiry=9, preserve_expiry=True)
+        assert vbucket.get(b"other").expiry == NOW + 19  # type: ignore[union-attr]
+
+
+# What deleted documents leave
+
+
+@pytest.mark.parametrize("how", ["delete", "expire"])
+@pytest.mark.parametrize(
+    ("value", "datatype", "left"),
+    [
+        (b"body", 0, b""),
+        (BOTH, XATTR, SYSTEM),
+        (deflate(BOTH), XATTR | SNAPPY, SYSTEM),
+        (pack_xattrs({"mine": b"2"}, b"body"), XATTR, b""),
+        (b"\xff\xff\xff\xffnone", XATTR, b""),
+    ],
+)
+def test_the_systems_attributes_stay(
+    vbucket: Vbucket, clock: Clock, how: str, value: bytes, datatype: int, left: bytes
+) -> None:
+    vbucket.set(b"k", value, datatype=datatype, expiry=5, flags=9)
+    if how == "delete":
+        vbucket.delete(b"k")
+    else:
+        clock.wait(5)
+        assert vbucket.get(b"k") is None
+    found = vbucket.tombstone(b"k")
+    assert found is not None
+    assert (found.value, found.datatype, found.flags) == (left, XATTR if left else 0, 0)
+    assert found.expiry == clock.now // 10**9
+    (change,) = read_all(vbucket.snapshot(0, 2))
+    assert (change.value, isinstance(change, DeletionV2)) == (left, how == "delete")
+
+
+def test_what_stays_fits_wherever_the_segment_ends(bucket: Bucket, clock: Clock) -> None:
+    vbucket = bucket.vbuckets[0]
+    for size in range(60):
+        key = b"k%d" % size
+        vbucket.set(key, pack_xattrs({"_s": b"." * size}, b"body"), datatype=XATTR, expiry=5)
+        clock.wait(6)
+        vbucket.set(key, b"." * size)
+        vbucket.delete(key)
+    assert vbucket.items == 0
+    assert len(read_all(vbucket.snapshot(0, vbucket.high_seqno))) == 60
+
+
+def test_a_version_may_be_deleted_and_be_found_again(vbucket: Vbucket) -> None:
+    def said(cas: int, seqno: int) -> bytes:
+        return pack_xattrs({"_x": b"%020d %09d" % (cas, seqno)})
+
+    first = vbucket.rewrite(b"k", said, deleted=True, datatype=XATTR)
+    assert vbucket.tombstone(b"k") == Item(first.cas, 0, XATTR, said(*first), NOW, 1, 1)
+    assert (vbucket.get(b"k"), vbucket.items) == (None, 0)
+    with pytest.raises(KeyExists):
+        vbucket.rewrite(b"k", said, cas=first.cas + 1)
+    second = vbucket.rewrite(b"k", said, cas=first.cas, datatype=XATTR, flags=3, expiry=60)
+    assert vbucket.tombstone(b"k") is None
+    assert vbucket.get(b"k") == Item(second.cas, 3, XATTR, said(*second), NOW + 60, 2, 2)
+    vbucket.lock(b"k", 15)
+    with pytest.raises(Locked):
+        vbucket.rewrite(b"k", said)
+
+
+def test_a_tombstone_from_elsewhere_keeps_what_it_came_with(vbucket: Vbucket) -> None:
+    vbucket.apply(Event.DELETION, b"k", SYSTEM, cas=5, rev_seqno=4, datatype=XATTR, delete_time=77)
+    assert vbucket.tombstone(b"k") == Item(5, 0, XATTR, SYSTEM, 77, 4, 1)
