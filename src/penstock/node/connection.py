@@ -22,7 +22,7 @@ from penstock.errors import NoBucket, RemoteProtocolError, StatusError
 from penstock.node.dispatch import NO_INFOS, answer_malformed, handlers_for, unusual
 from penstock.node.features import datatypes_of
 from penstock.node.keys import key_reader
-from penstock.node.login import Login, Privilege
+from penstock.node.login import OF_DOCUMENTS, Login, Privilege
 from penstock.node.map_reader import MapReader
 from penstock.node.producers import ChangeProducer
 from penstock.node.replies import GiveUp, Goodbye, Parked, refusal, reply
@@ -204,6 +204,13 @@ class NodeConnection(asyncio.BufferedProtocol):
         return user is not None and user.may(
             privilege, None if bucket is None else bucket.store.name, scope, collection
         )
+
+    def sees(self, scope: str, collection: str | None = None) -> bool:
+        """Tell whether the user has anything to do with the documents of a collection, or of some in a scope."""
+        if any(self.may(privilege, scope, collection) for privilege in OF_DOCUMENTS):
+            return True
+        inside = () if collection else self.selected().store.manifest.find_scope(scope).collections
+        return any(self.sees(scope, one.name) for one in inside)
 
     def _permit(self) -> None:
         """Serve what the user may do, as far as that is known before a key is."""

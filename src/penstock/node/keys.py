@@ -7,29 +7,75 @@ it. To one that has not, all there is is the default collection, and its keys ar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from penstock.errors import InvalidArguments
+from penstock.errors import AccessDenied, InvalidArguments, NoBucket, StatusError, UnknownCollection
 from penstock.node.login import Privilege
-from penstock.wire.collection_key import DEFAULT_PREFIX
+from penstock.store.manifest import Manifest
+from penstock.wire.collection_key import DEFAULT_COLLECTION, DEFAULT_PREFIX, split_collection_key
 from penstock.wire.constants import MAX_KEY
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
 
-__all__ = ["KeyReader", "key_reader"]
+__all__ = ["MAX_COLLECTION_KEY", "KeyReader", "key_reader", "unknown_collection"]
 
 KeyReader = Callable[[bytes], bytes]
 """Returns what the store knows a request's document by. Raises StatusError for a key that cannot be."""
 
+MAX_COLLECTION_KEY: Final = 246
+"""Bytes of a key behind the id of a collection that is not the default one. Source: kv_engine limits.h."""
+
 
 def key_reader(connection: NodeConnection, *privileges: Privilege) -> KeyReader:
-    """Return how a connection's keys are to be read. privileges: those that a document needs, all of them."""
-    return _bare
+    """Return how a connection's keys are to be read, until its user, bucket or features are others.
+
+    privileges: those that a document needs, all of them. What is read raises InvalidArguments for a key that is empty
+    or too long, UnknownCollection, AccessDenied, NoBucket, and RemoteProtocolError for a prefix that is none.
+    """
+    user, bucket = connection.login.acting, connection.bucket
+    if user is None or bucket is None:
+        return _nowhere
+    name, store = bucket.store.name, bucket.store
+    everywhere = all(user.may(privilege, name) for privilege in privileges)
+
+    def check(collection_id: int) -> None:
+        collection = store.manifest.collections.get(collection_id)
+        if collection is None:
+            raise unknown_collection(collection_id, store.manifest)
+        if not everywhere:
+            scope = store.manifest.scopes_by_id[collection.scope_id].name
+            if not all(user.may(privilege, name, scope, collection.name) for privilege in privileges):
+                raise AccessDenied(f"collection {scope}.{collection.name}: not for {connection.login.acting_name}")
+
+    def bare(key: bytes) -> bytes:
+        if not everywhere or DEFAULT_COLLECTION not in store.manifest.collections:
+            check(DEFAULT_COLLECTION)
+        if len(key) > MAX_KEY:
+            raise _too_long(key, MAX_KEY)
+        return DEFAULT_PREFIX + key
+
+    def prefixed(key: bytes) -> bytes:
+        collection_id, rest = split_collection_key(key)
+        if not everywhere or collection_id not in store.manifest.collections:
+            check(collection_id)
+        if len(rest) > MAX_COLLECTION_KEY and (collection_id or len(rest) > MAX_KEY):
+            raise _too_long(rest, MAX_COLLECTION_KEY if collection_id else MAX_KEY)
+        if not rest:
+            raise InvalidArguments("a collection's id without a key behind it")
+        return key
+
+    return prefixed if connection.collections else bare
 
 
-def _bare(key: bytes) -> bytes:
-    """Take a key of the default collection."""
-    if len(key) > MAX_KEY:
-        raise InvalidArguments(f"key of {len(key)} bytes, limit {MAX_KEY}")
-    return DEFAULT_PREFIX + key
+def _nowhere(key: bytes) -> bytes:
+    raise NoBucket
+
+
+def _too_long(key: bytes, limit: int) -> StatusError:
+    return InvalidArguments(f"key of {len(key)} bytes, limit {limit}")
+
+
+def unknown_collection(collection_id: int, manifest: Manifest) -> UnknownCollection:
+    text = f"no collection 0x{collection_id:x} in manifest {manifest.uid:x}"
+    return UnknownCollection(text, body=manifest.said_uid)

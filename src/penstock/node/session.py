@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, NotSupported, status_error
+from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, NotSupported
 from penstock.node import stats
 from penstock.node.features import grant
+from penstock.node.keys import unknown_collection
 from penstock.node.release import VERSION
 from penstock.node.replies import Goodbye, reply
-from penstock.wire.constants import Datatype, Opcode, Status, VbucketState
+from penstock.store.vbucket import Vbucket
+from penstock.wire.collection_key import DEFAULT_COLLECTION
+from penstock.wire.constants import Datatype, Opcode, VbucketState
 from penstock.wire.error_map import error_map
 from penstock.wire.frame import Frame
 from penstock.wire.kv import (
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["HANDLERS"]
 
 ALIVE = frozenset(VbucketState) - {VbucketState.DEAD}
-DEFAULT_COLLECTION = 0
 MAX_AGENT = 250  # bytes that are kept of a client's name for itself
 
 
@@ -109,17 +111,28 @@ def _error_map(connection: NodeConnection, frame: Frame) -> bytes:
 
 
 def _all_vb_seqnos(connection: NodeConnection, frame: Frame) -> bytes:
-    """All of a bucket lies in the default collection, and all of a copy is visible as soon as it is there."""
+    """Where a stream of this connection would end now. All of a copy is visible as soon as it is there."""
     request = decode(frame)
     assert isinstance(request, GetAllVbSeqnos | GetCollectionSeqnos)
     state = request.state or 0
     if state > max(VbucketState):
         raise InvalidArguments(f"vbucket state {state}, expected 0 to {max(VbucketState)}")
-    if isinstance(request, GetCollectionSeqnos) and request.collection_id != DEFAULT_COLLECTION:
-        raise status_error(Status.UNKNOWN_COLLECTION, f"collection 0x{request.collection_id:x} of a bucket without any")
+    store = connection.selected().store
+    collection = None if connection.collections else DEFAULT_COLLECTION
+    if isinstance(request, GetCollectionSeqnos):
+        collection = request.collection_id
+        if collection not in store.manifest.collections:
+            raise unknown_collection(collection, store.manifest)
     wanted = {VbucketState(state)} if state else ALIVE
-    vbuckets = connection.selected().store.vbuckets
-    return reply(frame, value=pack_vb_seqnos((v.id, v.high_seqno) for v in vbuckets if v.state in wanted))
+    found = ((v, _high_seqno(v, collection)) for v in store.vbuckets if v.state in wanted)
+    return reply(frame, value=pack_vb_seqnos((v.id, seqno) for v, seqno in found if seqno is not None))
+
+
+def _high_seqno(vbucket: Vbucket, collection: int | None) -> int | None:
+    """Return how far a vbucket's changes go, or those of one collection; None if it has no such collection."""
+    if collection is None:
+        return vbucket.high_seqno
+    return vbucket.collection_high_seqno(collection) if collection in vbucket.collections else None
 
 
 def _failover_log(connection: NodeConnection, frame: Frame) -> bytes:

@@ -6,7 +6,7 @@ Nothing in here does I/O, but for the file of users and those of TLS.
 from penstock.node.login.access import MECHANISMS, Access, decide_access
 from penstock.node.login.attempts import Attempts
 from penstock.node.login.privileges import BEFORE_LOGIN, needed, needed_to_open
-from penstock.node.login.roles import ANONYMOUS, Privilege, Role, RoleName, Target, User, parse_role
+from penstock.node.login.roles import ANONYMOUS, OF_DOCUMENTS, Privilege, Role, RoleName, Target, User, parse_role
 from penstock.node.login.sasl import AuthState, Login, Step
 from penstock.node.login.tls import load_certificate, server_context
 from penstock.node.login.users import Users
@@ -16,6 +16,7 @@ __all__ = [
     "ANONYMOUS",
     "BEFORE_LOGIN",
     "MECHANISMS",
+    "OF_DOCUMENTS",
     "Access",
     "Attempts",
     "AuthState",

@@ -10,11 +10,22 @@ from typing import NamedTuple, Self
 
 from penstock.errors import UsageError
 
-__all__ = ["ANONYMOUS", "EVERYTHING", "ROLE_NAMES", "Privilege", "Role", "RoleName", "Target", "User", "parse_role"]
+__all__ = [
+    "ANONYMOUS",
+    "EVERYTHING",
+    "OF_DOCUMENTS",
+    "ROLE_NAMES",
+    "Privilege",
+    "Role",
+    "RoleName",
+    "Target",
+    "User",
+    "parse_role",
+]
 
 
 class Privilege(Enum):
-    """What a command needs. The first four are about documents: a user may have them for some collections only.
+    """What a command needs.
 
     META_READ: sequence numbers and failover logs. META_WRITE: documents with the metadata of another bucket.
     SETTINGS: states of vbuckets, connections of others, checkpoints.
@@ -33,6 +44,8 @@ class Privilege(Enum):
 
 
 EVERYTHING = frozenset(Privilege)
+OF_DOCUMENTS = frozenset((Privilege.READ, Privilege.WRITE, Privilege.STREAM, Privilege.META_WRITE))
+"""What a user may have for some collections only."""
 
 
 class RoleName(StrEnum):

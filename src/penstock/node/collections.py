@@ -1,0 +1,72 @@
+"""The commands about a bucket's scopes and collections."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import InvalidArguments, UnknownCollection, UnknownScope
+from penstock.node.replies import Handler, reply
+from penstock.store.manifest import DEFAULT_NAME, Manifest
+from penstock.wire.collections import GetCollectionId, GetScopeId
+from penstock.wire.constants import Datatype, Opcode
+from penstock.wire.frame import Frame
+from penstock.wire.layout import decode
+
+if TYPE_CHECKING:
+    from penstock.node.connection import NodeConnection
+
+__all__ = ["HANDLERS"]
+
+_ID = Struct(">QI")
+_LONGEST_PATH: Final = 2 * 251 + 1
+
+
+def _manifest(connection: NodeConnection, frame: Frame) -> bytes:
+    value = connection.selected().store.manifest.to_json()
+    return reply(frame, value=value, datatype=connection.datatypes & Datatype.JSON)
+
+
+def _set_manifest(connection: NodeConnection, frame: Frame) -> bytes:
+    connection.selected().change_manifest(Manifest.from_json(frame.value))
+    return reply(frame)
+
+
+def _collection_id(connection: NodeConnection, frame: Frame) -> bytes:
+    request = decode(frame)
+    assert isinstance(request, GetCollectionId)
+    manifest = connection.selected().store.manifest
+    scope, collection = _names(request.path, 2)
+    found = manifest.find(scope, collection)
+    if not connection.sees(scope, collection):
+        raise UnknownCollection(f"no collection {scope}.{collection} for you", body=manifest.said_uid)
+    return reply(frame, extras=_ID.pack(manifest.uid, found.id))
+
+
+def _scope_id(connection: NodeConnection, frame: Frame) -> bytes:
+    request = decode(frame)
+    assert isinstance(request, GetScopeId)
+    manifest = connection.selected().store.manifest
+    (scope,) = _names(request.path.partition(b".")[0], 1)
+    found = manifest.find_scope(scope)
+    if not connection.sees(scope):
+        raise UnknownScope(f"no scope {scope} for you", body=manifest.said_uid)
+    return reply(frame, extras=_ID.pack(manifest.uid, found.id))
+
+
+def _names(path: bytes, count: int) -> list[str]:
+    """Return the names that a path is made of. Raises InvalidArguments for another number of them."""
+    if len(path) > _LONGEST_PATH:
+        raise InvalidArguments(f"name of {len(path)} bytes, limit {_LONGEST_PATH}")
+    names = path.decode("utf-8", "replace").split(".")
+    if len(names) != count:
+        raise InvalidArguments(f"name {path[:40]!r}: expected {'scope.collection' if count > 1 else 'a scope'}")
+    return [name or DEFAULT_NAME for name in names]
+
+
+HANDLERS: dict[Opcode, Handler] = {
+    Opcode.COLLECTIONS_GET_MANIFEST: _manifest,
+    Opcode.COLLECTIONS_SET_MANIFEST: _set_manifest,
+    Opcode.COLLECTIONS_GET_ID: _collection_id,
+    Opcode.COLLECTIONS_GET_SCOPE_ID: _scope_id,
+}

@@ -1,0 +1,198 @@
+"""Scopes and collections over the binary commands: made, named, used, dropped."""
+
+import json
+
+import pytest
+
+from penstock.node import Node
+from penstock.node.login import User
+from penstock.node.login.users import account_of
+from penstock.node.login.users_file import change_users
+from penstock.wire.collection_key import pack_collection_id
+from penstock.wire.collections import GetCollectionId, GetManifest, GetScopeId, SetManifest
+from penstock.wire.constants import Feature, Status, VbucketState
+from penstock.wire.kv import (
+    GetAllVbSeqnos,
+    GetCollectionSeqnos,
+    Hello,
+    SelectBucket,
+    SetVbucket,
+    pack_features,
+    unpack_vb_seqnos,
+)
+from penstock.wire.layout import decode
+from tests.node.test_login import ITERATIONS, log_in
+from tests.node.wire_client import connected
+
+S = Status
+BEERS = 8  # the ids that the manifest below gives
+ALES, LAGERS = 9, 10
+MANIFEST = {
+    "uid": "1",
+    "scopes": [
+        {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]},
+        {"name": "beers", "uid": "8", "collections": [{"name": "ales", "uid": "9"}, {"name": "lagers", "uid": "a"}]},
+    ],
+}
+
+
+def prefixed(collection, key):
+    return pack_collection_id(collection) + key
+
+
+def without(manifest, name):
+    """Return the manifest after a collection was dropped."""
+    scopes = [
+        {**scope, "collections": [one for one in scope["collections"] if one["name"] != name]}
+        for scope in manifest["scopes"]
+    ]
+    return {"uid": f"{int(manifest['uid'], 16) + 1:x}", "scopes": scopes}
+
+
+def set_manifest(client, manifest):
+    return client.status(SetManifest(value=json.dumps(manifest).encode()))
+
+
+@pytest.fixture
+def modern(node):
+    """A connection that has agreed on collections, in a bucket that has some."""
+    with connected(node) as client:
+        client.ask(Hello(value=pack_features([Feature.COLLECTIONS, Feature.XERROR, Feature.JSON])))
+        assert set_manifest(client, MANIFEST) == S.SUCCESS
+        yield client
+
+
+def test_what_there_is_to_begin_with(client):
+    said = json.loads(client.ask(GetManifest()).value)
+    assert said == {"uid": "0", "scopes": MANIFEST["scopes"][:1]}
+
+
+def test_the_manifest_is_what_was_set(modern, client):
+    assert json.loads(modern.ask(GetManifest()).value) == MANIFEST
+    assert json.loads(client.ask(GetManifest()).value) == MANIFEST
+
+
+@pytest.mark.parametrize("as_key", [False, True])
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [(b"beers.ales", ALES), (b"beers.lagers", LAGERS), (b".", 0), (b"._default", 0), (b"_default._default", 0)],
+)
+def test_a_collection_s_id(modern, path, found, as_key):
+    reply = decode(modern.ask(GetCollectionId(key=path) if as_key else GetCollectionId(value=path)))
+    assert (reply.manifest_uid, reply.collection_id) == (1, found)
+
+
+@pytest.mark.parametrize(("path", "found"), [(b"beers", BEERS), (b"beers.any", BEERS), (b"_default", 0), (b"", 0)])
+def test_a_scope_s_id(modern, path, found):
+    reply = decode(modern.ask(GetScopeId(value=path)))
+    assert (reply.manifest_uid, reply.scope_id) == (1, found)
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        (GetCollectionId(value=b"beers.porters"), S.UNKNOWN_COLLECTION),
+        (GetCollectionId(value=b"wines.ales"), S.UNKNOWN_SCOPE),
+        (GetScopeId(value=b"wines"), S.UNKNOWN_SCOPE),
+        (GetCollectionId(value=b"beers"), S.EINVAL),
+        (GetCollectionId(value=b"a.b.c"), S.EINVAL),
+        (GetCollectionId(value=b"x" * 600 + b".y"), S.EINVAL),
+        (SetManifest(value=b"{"), S.EINVAL),
+        (SetManifest(value=json.dumps({**MANIFEST, "uid": "0"}).encode()), S.ERANGE),
+    ],
+)
+def test_what_is_refused(modern, message, status):
+    reply = modern.ask(message)
+    assert reply.specific == status
+    if status in (S.UNKNOWN_COLLECTION, S.UNKNOWN_SCOPE):
+        assert json.loads(reply.value)["manifest_uid"] == "1"
+
+
+def test_each_collection_has_documents_of_its_own(modern, client):
+    for collection in (0, ALES, LAGERS):
+        assert modern.set(prefixed(collection, b"k"), b"of %d" % collection).specific == S.SUCCESS
+    for collection in (0, ALES, LAGERS):
+        assert modern.get(prefixed(collection, b"k")).value == b"of %d" % collection
+    assert client.get(b"k").value == b"of 0"
+    client.delete(b"k")
+    assert modern.get(prefixed(0, b"k")).specific == S.KEY_ENOENT
+    assert modern.get(prefixed(ALES, b"k")).value == b"of 9"
+
+
+@pytest.mark.parametrize(
+    ("key", "status"),
+    [
+        (prefixed(11, b"k"), S.UNKNOWN_COLLECTION),
+        (prefixed(1, b"k"), S.UNKNOWN_COLLECTION),
+        (b"\x80", S.EINVAL),
+        (b"\x80\x00k", S.EINVAL),
+        (b"\x00", S.EINVAL),
+        (b"\x00" + b"k" * 250, S.KEY_ENOENT),
+        (b"\x00" + b"k" * 251, S.EINVAL),
+        (prefixed(ALES, b"k" * 246), S.KEY_ENOENT),
+        (prefixed(ALES, b"k" * 247), S.EINVAL),
+    ],
+)
+def test_keys_that_can_and_cannot_be(modern, key, status):
+    reply = modern.get(key)
+    assert reply.specific == status
+    if status == S.UNKNOWN_COLLECTION:
+        assert json.loads(reply.value)["manifest_uid"] == "1"
+    assert modern.set(key).specific == (S.SUCCESS if status == S.KEY_ENOENT else status)
+
+
+def test_what_was_dropped_is_gone_at_once(modern):
+    modern.set(prefixed(ALES, b"k"), b"v")
+    modern.set(prefixed(LAGERS, b"k"), b"v")
+    assert set_manifest(modern, without(MANIFEST, "ales")) == S.SUCCESS
+    assert modern.get(prefixed(ALES, b"k")).specific == S.UNKNOWN_COLLECTION
+    assert modern.get(prefixed(LAGERS, b"k")).value == b"v"
+    while int(modern.stats()["curr_items"]) != 1:
+        pass
+
+
+def test_the_default_collection_can_be_dropped(modern, client):
+    client.set(b"k", b"v")
+    assert set_manifest(modern, without(MANIFEST, "_default")) == S.SUCCESS
+    assert client.get(b"k").specific == S.UNKNOWN_COLLECTION
+    assert client.set(b"k").specific == S.UNKNOWN_COLLECTION
+
+
+def test_seqnos_by_collection(modern, client):
+    modern.set(prefixed(ALES, b"k"), vbucket=3)
+    client.set(b"k", vbucket=4)
+
+    def seqnos(connection, message):
+        return unpack_vb_seqnos(connection.ask(message).value)
+
+    everything = seqnos(modern, GetAllVbSeqnos())
+    assert (everything[3], everything[4], len(everything)) == (4, 4, 16)  # behind three events each
+    assert seqnos(modern, GetCollectionSeqnos(collection_id=ALES))[3] == 4
+    assert seqnos(modern, GetCollectionSeqnos(collection_id=0))[4] == 4
+    plain = seqnos(client, GetAllVbSeqnos())
+    assert (plain[3], plain[4]) == (0, 4)
+    assert modern.ask(GetCollectionSeqnos(collection_id=77)).specific == S.UNKNOWN_COLLECTION
+    client.ask(SetVbucket(state=VbucketState.DEAD, vbucket=3))
+    assert 3 not in seqnos(modern, GetAllVbSeqnos())
+
+
+def test_a_role_may_be_about_one_collection(tmp_path):
+    path = tmp_path / "users.json"
+    roles = ["data_reader[default:beers]", "data_writer[default:beers:ales]"]
+    with change_users(path) as accounts:
+        for name, some in {"root": ["admin"], "brewer": roles}.items():
+            accounts[name] = account_of(User.of(name, some), f"{name}'s", ITERATIONS)
+    with Node.running(vbuckets=1, users=path) as node, connected(node) as root, connected(node) as brewer:
+        for client, name in ((root, "root"), (brewer, "brewer")):
+            client.ask(Hello(value=pack_features([Feature.COLLECTIONS])))
+            assert log_in(client, name) == S.SUCCESS
+        assert set_manifest(root, MANIFEST) == S.SUCCESS
+        assert brewer.status(SelectBucket(key=b"default")) == S.SUCCESS
+        assert set_manifest(brewer, without(MANIFEST, "ales")) == S.EACCESS
+        statuses = [
+            (brewer.get(prefixed(number, b"k")).specific, brewer.set(prefixed(number, b"k")).specific)
+            for number in (0, ALES, LAGERS)
+        ]
+        assert statuses == [(S.EACCESS, S.EACCESS), (S.KEY_ENOENT, S.SUCCESS), (S.KEY_ENOENT, S.EACCESS)]
+        assert brewer.status(GetCollectionId(value=b"beers.lagers")) == S.SUCCESS
+        assert brewer.status(GetCollectionId(value=b".")) == S.UNKNOWN_COLLECTION
