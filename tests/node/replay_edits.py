@@ -53,6 +53,12 @@ def with_map(step: Step) -> Step:
     return step.change(value=b"a map") if refused and frame.opcode not in _STREAMING else step
 
 
+def without_cas(step: Step) -> Step:
+    frame = step.frame
+    deleted = frame[:3] == (Magic.RESPONSE, Opcode.DELETE, Status.SUCCESS)
+    return step.change(cas=0) if deleted else step
+
+
 def of_memory(step: Step) -> Step:
     if step.frame[:2] != (Magic.REQUEST, Opcode.DCP_SNAPSHOT_MARKER):
         return step
@@ -247,6 +253,17 @@ def statistics(ours: Mapping[str, str | None]) -> Edit:
 
         first = next(place for place, step in enumerate(steps) if step.kind == EXPECT)
         return [*steps[:first], Step(DO, action=check), *(step for step in steps[first:] if step.kind != EXPECT)]
+
+    return edit
+
+
+def both(*edits: Edit) -> Edit:
+    """Edit what another edit has made."""
+
+    def edit(steps: Script) -> Script:
+        for each_of_them in edits:
+            steps = each_of_them(steps)
+        return steps
 
     return edit
 

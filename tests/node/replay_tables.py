@@ -14,6 +14,7 @@ from tests.node.replay_edits import (
     after_do,
     answered,
     as_written,
+    both,
     closed,
     each,
     goes_on,
@@ -31,6 +32,7 @@ from tests.node.replay_edits import (
     to_the_end,
     with_map,
     without,
+    without_cas,
     without_text,
 )
 
@@ -68,6 +70,10 @@ DIFFERENCES: dict[str, Difference] = {
         "The status of a refusal says it; newer releases do not send these texts either.",
         each(without_text),
     ),
+    "deletions": Difference(
+        "Who has not said HELLO is told no cas of a deletion, as by memcached.",
+        each(without_cas),
+    ),
     "memory": Difference(
         "Each of our snapshots shows a document once, wherever it lies: MEMORY | CHECKPOINT, never DISK.",
         each(of_memory),
@@ -91,6 +97,11 @@ DIFFERENCES: dict[str, Difference] = {
         "Whether a document is JSON is what its writer says; theirs looked.",
         each(as_written),
         where=("dcp_disk_backfill_after_clean_restart",),
+    ),
+    "compressed": Difference(
+        "Newer releases send compressed values only to who has agreed on that; theirs sent what it had.",
+        instead(8, datatype=0, value=b"hello world"),
+        where=("dcp_datatypes",),
     ),
     "keys only": Difference("KEYS_ONLY is honoured; theirs passed it over.", keys_only, where=("tap_keys_only_live",)),
     "from now on": Difference(
@@ -176,6 +187,11 @@ DIFFERENCES: dict[str, Difference] = {
         instead(1, value=bytes((0, 3, 0, 4, 0, 6, 0, 7, 0, 8))),
         where=("dcp_hello_features",),
     ),
+    "datatype": Difference(
+        "Datatype (1) has come to be two newer features: it is not agreed on, so no value may have one.",
+        both(instead(1, value=b""), *(instead(index, specific=Status.EINVAL, cas=0) for index in (3, 5))),
+        where=("tap_datatype_hello",),
+    ),
     "flags of open": Difference(
         "Newer releases answer EINVAL to flags that they do not know, and notifiers (2) are among these.",
         never_opened,
@@ -209,6 +225,5 @@ NOT_YET: dict[str, Collection[str]] = {
         *(name for name in NAMES if name.startswith("dcpcons_") and name != "dcpcons_single_readback"),
     ),
     "plain cache engine": tuple(name for name in NAMES if name.startswith("defengine_")),
-    "Snappy": ("tap_datatype_hello",),
 }
 """By capability the recordings whose replay needs it."""

@@ -196,11 +196,8 @@ def test_a_flush_ends_streams(client, consumer):
 ASK: dict[str, Any] = {"start_seqno": 0, "end_seqno": 5}
 REFUSED = {
     "OPEN without PRODUCER": Open(key=b"other"),
-    "INCLUDE_DELETED_USER_XATTRS": Open(key=b"other", flags=F.PRODUCER | F.INCLUDE_XATTRS | 0x100),
-    "SKIP_DELETES_IN_INITIAL_BACKFILL": Open(key=b"other", flags=F.PRODUCER | 0x200),
     "TAKEOVER": StreamReq(**ASK, flags=StreamFlag.TAKEOVER),
     "CACHE_TRANSFER": StreamReq(**ASK, flags=StreamFlag.CACHE_TRANSFER),
-    "a stream's filter": StreamReq(**ASK, value=b'{"collections":["8"]}'),
     "SEQNO_ACKNOWLEDGED": SeqnoAcknowledged(prepared_seqno=1),
 }
 
@@ -210,8 +207,7 @@ def test_what_is_refused_for_now(consumer, name):
     status, _ = NOT_YET[name]
     if name in CONTROLS:
         consumer.open()
-        value = "2.2" if name == "max_marker_version" else "true"
-        assert consumer.control(name, value) == status
+        assert consumer.control(name, "true") == status
     else:
         message = REFUSED[name]
         if not isinstance(message, Open):

@@ -20,7 +20,9 @@ END_BYTES = 28
 
 def test_from_the_beginning_to_now_and_on(client, consumer):
     stored = [client.set(b"a", b"1", vbucket=3, flags=7), client.set(b"b", b"2", vbucket=3)]
-    stored += [client.set(b"a", b"3", vbucket=3), client.delete(b"b", vbucket=3)]
+    stored += [client.set(b"a", b"3", vbucket=3)]
+    client.delete(b"b", vbucket=3)
+    stored += [client.meta(b"b", vbucket=3)]
     consumer.stream(3, opaque=0xABCD)
     marker, *changes = (consumer.message() for _ in range(3))
     same: dict[str, Any] = {"vbucket": 3, "opaque": 0xABCD}

@@ -61,7 +61,8 @@ def test_the_failover_log(node, client, consumer):
 def test_a_stream_from_beginning_to_now_and_on(client, consumer):
     first = client.set(b"a", b"1", vbucket=2, flags=7, expiry=4_000_000_000)
     client.set(b"b", b"2", vbucket=2)
-    gone = client.delete(b"b", vbucket=2)
+    client.delete(b"b", vbucket=2)
+    gone = client.meta(b"b", vbucket=2)
     reply = consumer.ask(ask(2, key=b"replication_2"))
     assert (reply.specific, reply.extras, reply.value) == (S.SUCCESS, b"", b"")
     same: dict[str, Any] = {"vbucket": 2, "opaque": OPAQUE}

@@ -61,7 +61,8 @@ def test_the_failover_log(node, client, consumer):
 def test_a_stream(client, consumer, reserved):
     stored = client.set(b"mykey", b"myvalue", vbucket=12, flags=9, expiry=4_000_000_000)
     client.set(b"other", vbucket=12)
-    gone = client.delete(b"other", vbucket=12)
+    client.delete(b"other", vbucket=12)
+    gone = client.meta(b"other", vbucket=12)
     same: dict[str, Any] = {"vbucket": 12, "opaque": 0x2D}
     consumer.send(ask(12, key=b"replication_12", reserved=reserved))
     common = {**same, "by_seqno": 1, "rev_seqno": 1, "flags": 9, "expiry": 4_000_000_000}

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from penstock.errors import InvalidArguments, NotSupported
 from penstock.node.dcp_producer import DcpProducer
 from penstock.node.not_yet import NOT_YET, refuse
+from penstock.wire.constants import Datatype, OpenFlag
 
 __all__ = ["control"]
 
@@ -95,12 +96,52 @@ def _one_of(*values: str) -> Setter:
 def _expiries(producer: DcpProducer, value: str) -> None:
     _one_of(*_BOOLEAN)(producer, value)
     producer.expiries = value == "true"
-    producer.choose_form()
+    producer.choose_look()
 
 
 def _ext_metadata(producer: DcpProducer, value: str) -> None:
     _one_of(*_BOOLEAN)(producer, value)
     producer.ext_metadata = value == "true"
+    producer.choose_look()
+
+
+def _compression(producer: DcpProducer, value: str) -> None:
+    _one_of(*_BOOLEAN)(producer, value)
+    if not producer.connection.datatypes & Datatype.SNAPPY:
+        raise InvalidArguments("compressed values, which this connection has not agreed on")
+    producer.compress = value == "true"
+    producer.choose_look()
+
+
+def _old_compression(producer: DcpProducer, value: str) -> None:
+    """Take what releases 4.5 to 5.1 called it: values stay compressed, as they do for whoever has agreed on that."""
+    _one_of(*_BOOLEAN)(producer, value)
+    if not producer.connection.datatypes & Datatype.SNAPPY:
+        raise InvalidArguments("compressed values, which this connection has not agreed on")
+
+
+def _stream_ids(producer: DcpProducer, value: str) -> None:
+    _one_of("true")(producer, value)
+    producer.several_streams = True
+
+
+def _deleted_user_xattrs(producer: DcpProducer, value: str) -> None:
+    _one_of("true")(producer, value)
+    if not producer.flags & OpenFlag.INCLUDE_DELETED_USER_XATTRS:
+        raise InvalidArguments("deleted user xattrs, which OPEN has not asked for")
+
+
+def _tables(producer: DcpProducer, value: str) -> None:
+    _one_of("true")(producer, value)
+    producer.tables = True
+    producer.choose_look()
+
+
+def _marker_version(producer: DcpProducer, value: str) -> None:
+    _one_of("2.2")(producer, value)
+    if not producer.connection.collections:
+        raise NotSupported("markers of version 2.2 without collections")
+    producer.tells_purge_seqno = True
 
 
 def _v7_codes(producer: DcpProducer, value: str) -> None:
@@ -115,22 +156,22 @@ CONTROLS: dict[str, Setter] = {
     "set_noop_interval": _noop_interval,
     "set_priority": _one_of("high", "medium", "low"),
     "enable_ext_metadata": _ext_metadata,
-    "enable_value_compression": _one_of(*_BOOLEAN),
-    "force_value_compression": _one_of(*_BOOLEAN),
+    "enable_value_compression": _old_compression,
+    "force_value_compression": _compression,
     "supports_cursor_dropping": _one_of(*_BOOLEAN),
     "supports_cursor_dropping_vulcan": _one_of(*_BOOLEAN),
     "supports_hifi_MFU": _one_of(*_BOOLEAN),
     "send_stream_end_on_client_close_stream": _end_on_close,
     "enable_expiry_opcode": _expiries,
-    "enable_stream_id": _one_of("true"),
+    "enable_stream_id": _stream_ids,
     "enable_sync_writes": _one_of("true"),
     "consumer_name": _consumer_name,
-    "include_deleted_user_xattrs": _one_of("true"),
+    "include_deleted_user_xattrs": _deleted_user_xattrs,
     "backfill_order": _backfill_order,
     "enable_out_of_order_snapshots": _one_of("true", "true_with_seqno_advanced"),
     "v7_dcp_status_codes": _v7_codes,
-    "flatbuffers_system_events": _one_of("true"),
+    "flatbuffers_system_events": _tables,
     "change_streams": _one_of("true"),
-    "max_marker_version": _one_of("2.2"),
+    "max_marker_version": _marker_version,
     "cache_transfer": _one_of(),
 }

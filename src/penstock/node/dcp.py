@@ -31,8 +31,9 @@ _OPEN_OFFERED = int(
     | OpenFlag.NO_VALUE
     | OpenFlag.INCLUDE_DELETE_TIMES
     | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE
+    | OpenFlag.INCLUDE_DELETED_USER_XATTRS
+    | OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL
 )
-_OPEN_LATER = (OpenFlag.INCLUDE_DELETED_USER_XATTRS, OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL)
 _STREAM_OFFERED = int(
     StreamFlag.DISK_ONLY
     | StreamFlag.TO_LATEST
@@ -51,7 +52,7 @@ _ONLY_WITH = (
 )
 
 
-def _check_flags(flags: int, offered: int, later: tuple[OpenFlag, ...] | tuple[StreamFlag, ...]) -> None:
+def _check_flags(flags: int, offered: int, later: tuple[StreamFlag, ...] = ()) -> None:
     """Raise InvalidArguments for an unknown flag, and the StatusError of one that waits for something."""
     if unknown := flags & ~offered & ~sum(later):
         raise InvalidArguments(f"flags 0x{flags:x}, of which 0x{unknown:x} are unknown")
@@ -66,7 +67,7 @@ def _check_open(flags: int) -> None:
     for flag, needed in _ONLY_WITH:
         if flags & flag and not flags & needed:
             raise InvalidArguments(f"{flag.name} without {needed.name}")
-    _check_flags(flags, _OPEN_OFFERED, _OPEN_LATER)
+    _check_flags(flags, _OPEN_OFFERED)
     if not flags & OpenFlag.PRODUCER:
         refuse_for_now("OPEN without PRODUCER")
 
@@ -99,8 +100,6 @@ def _stream_req(connection: NodeConnection, frame: Frame) -> bytes:
     producer = _opened(connection)
     request = decode(frame)
     assert isinstance(request, StreamReq)
-    if request.value:
-        refuse_for_now("a stream's filter")
     _check_flags(request.flags, _STREAM_OFFERED, _STREAM_LATER)
     vbucket, point = producer.open(request)
     if point is not None:
@@ -114,7 +113,7 @@ def _failover_log(connection: NodeConnection, frame: Frame) -> bytes:
 
 
 def _close_stream(connection: NodeConnection, frame: Frame) -> bytes:
-    _opened(connection).close_stream(frame.specific)
+    _opened(connection).close_stream(frame.specific, connection.infos.stream_id)
     return reply(frame)
 
 

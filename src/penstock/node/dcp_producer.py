@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import KeyNotFound, NotSupported, StatusError
+from penstock.errors import InvalidArguments, KeyNotFound, NotSupported, OutOfRange, StatusError
+from penstock.node.filters import Wish, read_wish
+from penstock.node.outlet import Look, Outlet
 from penstock.node.producer import Producer
 from penstock.node.replies import Goodbye
 from penstock.node.served import ServedBucket
-from penstock.store.rollback import StreamRequest
+from penstock.store.rollback import StreamRequest, range_error
 from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import Dialect, Opcode, OpenFlag, Status, StreamEndReason, StreamFlag
+from penstock.wire.constants import Datatype, Dialect, Opcode, OpenFlag, Status, StreamEndReason, StreamFlag
 from penstock.wire.dcp import DcpNoop, Deletion, DeletionV2, Expiration, Mutation, PrototypeMutation, StreamReq
 from penstock.wire.frame import Frame, opcode_name
 from penstock.wire.reframe import Form
+from penstock.wire.revalue import Content
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["DcpProducer"]
 
 _NOOP_OPAQUES = 10_000_000  # the first one is the next
+_VBUCKET_BITS = 16
 
 _DATA = frozenset(
     (
@@ -29,6 +34,8 @@ _DATA = frozenset(
         Opcode.DCP_MUTATION,
         Opcode.DCP_DELETION,
         Opcode.DCP_EXPIRATION,
+        Opcode.DCP_SYSTEM_EVENT,
+        Opcode.DCP_SEQNO_ADVANCED,
         Opcode.DCP_STREAM_END,
     )
 )
@@ -41,7 +48,9 @@ _LATE_BEFORE_7 = _LATE | {Status.KEY_ENOENT, Status.KEY_EEXISTS}
 
 class DcpProducer(Producer):
     """flags: an OpenFlag. expiries: they are told apart from deletions, if times are told. v7_codes: streams that are
-    not there have a status of their own. end_on_close: a closed stream is told its end.
+    not there have a status of their own. end_on_close: a closed stream is told its end. tables: system events come as
+    FlatBuffers. compress: values come compressed, if they get smaller. ext_metadata: a section comes behind them.
+    several_streams: each has an id, and a vbucket any number of them.
 
     A NOOP goes out `noop_interval` seconds after the last one, from the first stream on; a peer that leaves one
     unanswered for the node's idle timeout (360 s, as kv_engine's dcp_idle_timeout) is gone.
@@ -51,6 +60,8 @@ class DcpProducer(Producer):
         super().__init__(connection, bucket, Dialect.DCP, name)
         self.flags = flags
         self.expiries = False
+        self.ext_metadata = self.tables = self.compress = False
+        self.several_streams = False
         self.v7_codes = False
         self.end_on_close = False
         self.noop = False
@@ -59,49 +70,86 @@ class DcpProducer(Producer):
         self._noop_opaque = _NOOP_OPAQUES
         self._timer: asyncio.TimerHandle | None = None  # the next NOOP
         self._deadline: asyncio.TimerHandle | None = None  # the end, while a NOOP is unanswered
-        self.choose_form()
+        self.skips_deletions = bool(flags & OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL)
+        self.advances = connection.collections or self.skips_deletions
+        self.choose_look()
 
-    def choose_form(self) -> None:
+    def choose_look(self) -> None:
         """Let changes look as the flags and settings say."""
-        deletion = DeletionV2 if self.flags & OpenFlag.INCLUDE_DELETE_TIMES else Deletion
-        without = OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE
-        self.form = Form(
-            PrototypeMutation if self.connection.listener.prototype else Mutation,
+        flags, connection = self.flags, self.connection
+        deletion = DeletionV2 if flags & OpenFlag.INCLUDE_DELETE_TIMES else Deletion
+        without = bool(flags & (OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE))
+        form = Form(
+            PrototypeMutation if connection.listener.prototype else Mutation,
             deletion,
             Expiration if self.expiries and deletion is DeletionV2 else deletion,
-            keys_only=bool(self.flags & without),
-            datatypes=0 if self.flags & OpenFlag.NO_VALUE else None,
-            bare_keys=not self.connection.collections,
+            keys_only=without,
+            datatypes=0 if flags & OpenFlag.NO_VALUE else None,
+            bare_keys=not connection.collections,
         )
+        content = Content(
+            body=not without,
+            xattrs=bool(flags & OpenFlag.INCLUDE_XATTRS),
+            deleted_user_xattrs=bool(flags & OpenFlag.INCLUDE_DELETED_USER_XATTRS),
+            snappy=bool(connection.datatypes & Datatype.SNAPPY),
+            compress=self.compress,
+            underlying=bool(flags & OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE),
+        )
+        self.look = Look(form, content, self.tables, self.ext_metadata)
 
     # Streams
 
     def open(self, request: StreamReq) -> tuple[Vbucket, int | None]:
         """Open a stream. Returns its vbucket, and None or the seqno that the consumer has to roll back to first.
 
-        Raises NotMyVbucket and NotSupported, and as open_stream does.
+        Raises NotMyVbucket and NotSupported, InvalidArguments for a value that says nothing, UnknownCollection and
+        UnknownScope for a filter that lets nothing through, and as open_stream does.
         """
+        if request.value and not self.connection.collections:
+            raise InvalidArguments("a stream request with a value, without collections")
         flags, store = StreamFlag(request.flags), self.bucket.store
         vbucket = (store.find if flags & StreamFlag.ACTIVE_VB_ONLY else store.existing)(request.vbucket)
-        if self.flags & OpenFlag.INCLUDE_XATTRS and not self.noop:
-            raise NotSupported("xattrs are streamed only with noop enabled")
+        if not self.noop and (self.flags & OpenFlag.INCLUDE_XATTRS or self.connection.collections):
+            raise NotSupported("xattrs and collections are streamed only with noop enabled")
         asked = _asked(vbucket, request, flags)
+        if error := range_error(asked):
+            raise OutOfRange(error)
+        wish = read_wish(request.value)
+        self._check_stream_id(wish.stream_id)
+        outlet = self._outlet(wish)
+        high = outlet.chosen.high_seqno(vbucket) if outlet is not None else None
+        asked = replace(asked, purge_seqno=wish.purge_seqno, collections_high_seqno=high)
         last = None
         if flags & StreamFlag.DISK_ONLY and store.durable:
             last = max(vbucket.persisted_seqno, asked.start_seqno)
         elif flags & (StreamFlag.TO_LATEST | StreamFlag.DISK_ONLY):  # what is in memory alone counts as on disk
-            last = vbucket.high_seqno
-        point = self.open_stream(vbucket, vbucket.id, request.opaque, asked, last=last)
+            last = vbucket.high_seqno if high is None else max(high, asked.start_seqno)
+        key = _key(vbucket.id, wish.stream_id)
+        point = self.open_stream(vbucket, key, request.opaque, asked, last=last, outlet=outlet)
         if point is None and not self._streamed:
             self._streamed = True
             self.set_noop()
         return vbucket, point
 
-    def close_stream(self, vbucket: int) -> None:
+    def _check_stream_id(self, stream_id: int | None) -> None:
+        if (stream_id is None) == self.several_streams:
+            text = "no stream id, on a connection that has them" if self.several_streams else f"stream id {stream_id}"
+            raise StatusError(text, status=Status.DCP_STREAMID_INVALID)
+
+    def _outlet(self, wish: Wish) -> Outlet | None:
+        """Return what a stream is to send, None for what who knows no collections sees."""
+        if not self.connection.collections:
+            return None
+        return Outlet(wish.filter(self.bucket.store.manifest), wish.stream_id)
+
+    def close_stream(self, vbucket: int, stream_id: int | None = None) -> None:
         """Close a stream at the consumer's wish. Raises StatusError if it has none, or none that goes on."""
-        stream = self.streams.get(vbucket)
+        self._check_stream_id(stream_id)
+        stream = self.streams.get(_key(vbucket, stream_id))
         if stream is None or stream.reason is not None:
             text = f"vbucket {vbucket} has no stream"
+            if stream_id is not None and self._of_vbucket[vbucket]:
+                raise StatusError(f"{text} {stream_id}", status=Status.DCP_STREAMID_INVALID)
             raise StatusError(text, status=Status.DCP_STREAM_NOT_FOUND) if self.v7_codes else KeyNotFound(text)
         if self.end_on_close:
             self.end_stream(stream, StreamEndReason.CLOSED)
@@ -161,6 +209,11 @@ class DcpProducer(Producer):
             seconds = self.connection.node.idle_timeout
             self._deadline = self._loop.call_later(seconds, self.connection.abort, f"NOOP unanswered for {seconds:g} s")
         self.set_noop()
+
+
+def _key(vbucket: int, stream_id: int | None) -> int:
+    """Return what a stream is known by."""
+    return vbucket | (stream_id or 0) << _VBUCKET_BITS
 
 
 def _asked(vbucket: Vbucket, request: StreamReq, flags: StreamFlag) -> StreamRequest:

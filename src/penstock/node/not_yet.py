@@ -12,22 +12,14 @@ __all__ = ["NOT_YET", "refuse"]
 NOT_YET: dict[str, tuple[Status, str]] = {
     # OPEN
     "OPEN without PRODUCER": (Status.NOT_SUPPORTED, "the node as consumer"),
-    "INCLUDE_DELETED_USER_XATTRS": (Status.NOT_SUPPORTED, "xattrs"),
-    "SKIP_DELETES_IN_INITIAL_BACKFILL": (Status.NOT_SUPPORTED, "collections"),
     # STREAM_REQ
     "TAKEOVER": (Status.NOT_SUPPORTED, "takeover"),
     "CACHE_TRANSFER": (Status.NOT_SUPPORTED, "cache transfer"),
-    "a stream's filter": (Status.EINVAL, "collections"),
     # TAP_CONNECT
     "TAKEOVER_VBUCKETS": (Status.NOT_SUPPORTED, "takeover"),
     # CONTROL
-    "force_value_compression": (Status.EINVAL, "Snappy"),
-    "enable_value_compression": (Status.EINVAL, "Snappy"),
-    "enable_stream_id": (Status.NOT_SUPPORTED, "collections"),
     "enable_sync_writes": (Status.NOT_SUPPORTED, "sync writes"),
-    "include_deleted_user_xattrs": (Status.EINVAL, "xattrs"),
     "change_streams": (Status.NOT_SUPPORTED, "change history"),
-    "max_marker_version": (Status.NOT_SUPPORTED, "collections"),
     "cache_transfer": (Status.NOT_SUPPORTED, "cache transfer"),
     # other requests
     "SEQNO_ACKNOWLEDGED": (Status.EINVAL, "sync writes"),

@@ -16,17 +16,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.errors import KeyExists, OutOfRange, status_error
+from penstock.node.filters import Filter
+from penstock.node.outlet import Look, Outlet
 from penstock.node.producers import CHUNK_BYTES, TURN_BYTES, WRITE_BYTES, ChangeProducer, Load, StreamReport
 from penstock.node.replies import Goodbye
 from penstock.node.served import ServedBucket, VbucketEvent
-from penstock.node.stream import Piece, ProducerStream
+from penstock.node.stream import ProducerStream
 from penstock.node.voice import VOICES
 from penstock.store.rollback import StreamRequest, range_error, rollback_point
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Dialect, Status, StreamEndReason
-from penstock.wire.dcp import PrototypeMutation
-from penstock.wire.frame import Frame, opcode_name
+from penstock.wire.frame import Buffer, Frame, opcode_name
 from penstock.wire.reframe import FORMS
+from penstock.wire.revalue import Content
 from penstock.wire.stream import StreamEvent, StreamState
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Producer"]
 
 _VISIT_BYTES = 8 * 1024  # what it costs to look at a stream, in bytes sent
+_SIFT_BYTES = 128 * 1024  # what it costs to look at changes of which none is sent, in bytes sent
 _NO_WINDOW = 2**62
 
 MAX_STREAMS = 65536
@@ -46,14 +49,16 @@ class Producer(ChangeProducer):
 
     streams: by what they are known by: the vbucket, in the draft the request's id. ready: those with something to
     send. window: bytes that the peer takes before it acknowledges, 0 for any number. unacked: how many of them it has
-    not acknowledged, acked: how many it has. turns: how many there were. form: what the changes look like.
-    ext_metadata: changes carry it.
+    not acknowledged, acked: how many it has. turns: how many there were. look: what the changes look like. advances:
+    it can be told of a snapshot's end without a change; tells_purge_seqno: the first marker of a stream does;
+    skips_deletions: the first snapshot of a history leaves them out.
     """
 
     def __init__(self, connection: NodeConnection, bucket: ServedBucket, dialect: Dialect, name: bytes = b"") -> None:
         super().__init__(connection, bucket, dialect, name)
         self.voice = VOICES[dialect]
-        self.form = replace(FORMS[dialect], datatypes=connection.datatypes)
+        self.look = Look(replace(FORMS[dialect], datatypes=connection.datatypes), Content())
+        self.advances = self.tells_purge_seqno = self.skips_deletions = False
         self.sent = bucket.sent[dialect]
         self.streams: dict[int, ProducerStream] = {}
         self.ready: OrderedDict[ProducerStream, None] = OrderedDict()
@@ -61,7 +66,6 @@ class Producer(ChangeProducer):
         self.unacked = 0
         self.acked = 0
         self.window = 0
-        self.ext_metadata = False
         self.sequential = False
         self._loop = connection.node.loop
         self._turn_asked = False
@@ -77,15 +81,19 @@ class Producer(ChangeProducer):
         asked: StreamRequest,
         *,
         last: int | None = None,
+        outlet: Outlet | None = None,
         group: bytes = b"",
     ) -> int | None:
         """Open a stream. Returns None, or the seqno that the consumer has to roll back to first.
 
-        last: it ends there, whatever was asked for. Raises OutOfRange, KeyExists, and StatusError for a stream too
-        many; the checks stand in kv_engine's order.
+        last: it ends there, whatever was asked for. outlet: what it sends; None: what who knows no collections sees.
+        Raises OutOfRange, KeyExists, UnknownCollection, and StatusError for a stream too many; the checks stand in
+        kv_engine's order.
         """
         if error := range_error(asked):
             raise OutOfRange(error)
+        if outlet is None:
+            outlet = Outlet(Filter.bare(self.bucket.store.manifest))
         if key in self.streams:
             raise KeyExists(f"vbucket {vbucket.id} has a stream")
         high = vbucket.high_seqno
@@ -97,7 +105,7 @@ class Producer(ChangeProducer):
             raise OutOfRange(f"start seqno {asked.start_seqno}, high seqno {high}, end seqno {end}")
         if len(self.streams) >= MAX_STREAMS:
             raise status_error(Status.ENOMEM, f"{len(self.streams)} streams on one connection, limit {MAX_STREAMS}")
-        stream = ProducerStream(self, vbucket, key, opaque, asked, end_seqno=end, group=group)
+        stream = ProducerStream(self, vbucket, key, opaque, asked, end_seqno=end, outlet=outlet, group=group)
         self.streams[key] = self._of_vbucket[vbucket.id][key] = stream
         self.sent.streams_opened += 1
         self.add(stream)
@@ -152,11 +160,6 @@ class Producer(ChangeProducer):
     # Sending
 
     @property
-    def grows(self) -> bool:
-        """May a change have more bytes when it is sent than it has in the log?"""
-        return self.ext_metadata or self.form.mutation is PrototypeMutation
-
-    @property
     def room(self) -> int:
         """How many bytes the peer can still take. A frame may go out while this is above 0."""
         return self.window - self.unacked if self.window else _NO_WINDOW
@@ -189,18 +192,19 @@ class Producer(ChangeProducer):
         self.resume()
 
     def _visit(self, stream: ProducerStream) -> int:
-        """Send some of a stream and put it where it belongs then. Returns how many bytes were sent."""
-        pieces: list[Piece] = []
-        nbytes = 0
-        while nbytes < WRITE_BYTES and self.room > 0:
+        """Send some of a stream and put it where it belongs then. Returns what that cost, in bytes sent."""
+        pieces: list[Buffer] = []
+        nbytes = cost = 0
+        while cost < WRITE_BYTES and self.room > 0:
             piece = stream.pull(CHUNK_BYTES, self.room)
-            pieces.append(piece)
-            nbytes += len(piece)
-            if self.window:
-                self.unacked += len(piece)
-            if not piece:
+            if piece is None:
                 self.bucket.wait(stream)
                 break
+            pieces.append(piece)
+            nbytes += len(piece)
+            cost += len(piece) or _SIFT_BYTES
+            if self.window:
+                self.unacked += len(piece)
             if stream.state is StreamState.ENDED:
                 self.drop(stream)
                 break
@@ -209,4 +213,4 @@ class Producer(ChangeProducer):
             self.ready.move_to_end(stream, last=not self.sequential)
         self.sent.nbytes += nbytes
         self.connection.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-        return nbytes
+        return cost

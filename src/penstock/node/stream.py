@@ -5,16 +5,17 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from penstock.node.ext_metadata import with_ext_metadata
+from penstock.node.outlet import Outlet, chosen, owners_of, seqno_of_last
 from penstock.node.producers import StreamReport
 from penstock.store.frames import Chunk
 from penstock.store.rollback import StreamRequest
 from penstock.store.snapshot import Snapshot
 from penstock.store.vbucket import Vbucket
+from penstock.wire.collection_key import DEFAULT_COLLECTION
 from penstock.wire.constants import Magic, Opcode, StreamEndReason
-from penstock.wire.dcp import SnapshotMarker
-from penstock.wire.frame import HEADER, HEADER_BYTES
-from penstock.wire.reframe import reframe
+from penstock.wire.dcp import SeqnoAdvanced, SnapshotMarker, SnapshotMarkerV2
+from penstock.wire.frame import HEADER, HEADER_BYTES, Buffer
+from penstock.wire.hop import hop
 from penstock.wire.stream import StreamEvent, StreamState, advance
 
 if TYPE_CHECKING:
@@ -25,23 +26,29 @@ __all__ = ["ProducerStream"]
 _MARKER = Struct(HEADER.format + SnapshotMarker.layouts[3].extras.format[1:])
 _MARKER_EXTRAS = _MARKER.size - HEADER_BYTES
 
-Piece = bytes | bytearray | memoryview
-"""Whole frames."""
+_LOOK_BACK = (1024, 64 * 1024)
+_LOOK_BACK_BYTES = 1024 * 1024
+"""How many seqnos are searched for the last one that a consumer sees, and how many bytes at once."""
 
 
 class ProducerStream:
     """A stream that was accepted.
 
     key: its own among the producer's streams. asked: where the consumer is. end_seqno: the last change it wants; a
-    snapshot that cannot end there is sent to its own end all the same. group: the name that the consumer gave the
-    stream, empty without. seqno: the last one of the newest snapshot. reason: why the stream is to end with the next
-    piece, None while it goes on.
+    snapshot that cannot end there is sent to its own end all the same. outlet: what it sends of the changes. group: the
+    name that the consumer gave the stream, empty without. seqno: the last one of the newest snapshot. reason: why the
+    stream is to end with the next piece, None while it goes on.
 
     Snapshots are opened when the stream's turn comes, so a thousand streams that wait for theirs hold nothing.
     """
 
     __slots__ = (
+        "_end_shown",
         "_flushed",
+        "_held",
+        "_is_first",
+        "_is_plain",
+        "_last_sent",
         "_resumed",
         "_snapshot",
         "asked",
@@ -51,6 +58,7 @@ class ProducerStream:
         "items_sent",
         "key",
         "opaque",
+        "outlet",
         "producer",
         "reason",
         "seqno",
@@ -67,6 +75,7 @@ class ProducerStream:
         asked: StreamRequest,
         *,
         end_seqno: int,
+        outlet: Outlet,
         group: bytes,
     ) -> None:
         self.producer = producer
@@ -76,6 +85,7 @@ class ProducerStream:
         self.asked = asked
         self.seqno = asked.start_seqno
         self.end_seqno = end_seqno
+        self.outlet = outlet
         self.group = group
         self.items_sent = 0
         self.bytes_sent = 0
@@ -83,7 +93,12 @@ class ProducerStream:
         self.state = StreamState.REQUESTED
         self._advance(StreamEvent.ACCEPTED)
         self._flushed = False
+        self._held: Buffer = b""  # frames for which there was no room: there are more bytes in them than in the log
         self._snapshot: Snapshot | None = None
+        self._is_first = True  # so is the snapshot, or the next one
+        self._is_plain = False  # it has only documents of the default collection
+        self._end_shown = 0  # of the snapshot, as the consumer was told
+        self._last_sent = 0
         # The first snapshot completes the one that the consumer is in: it goes back to where that began, and on to
         # where that ended at least, since what the consumer has of it may lack versions that came up to there.
         self._resumed: tuple[int, int] | None = asked.snap_start, asked.snap_end
@@ -98,35 +113,45 @@ class ProducerStream:
         """Tell the producer that there is something to send."""
         self.producer.add(self)
 
-    def pull(self, max_bytes: int, window: int) -> Piece:
-        """Return the next frames, about max_bytes of them; nothing when the consumer has everything.
+    def pull(self, max_bytes: int, window: int) -> Buffer | None:
+        """Return the next frames, about max_bytes of them; None when the consumer has everything.
 
-        window: how many bytes the consumer can still take, at least 1. The last frame may exceed it.
+        There may be none in what was looked at: then the stream is to be asked again. window: how many bytes the
+        consumer can still take, at least 1. The last frame may exceed it.
         """
-        piece = self._next(max_bytes, window)
-        self.bytes_sent += len(piece)
+        piece = self._held if self._held else self._next(max_bytes, window)
+        if piece:
+            piece = self._within(piece, window)
+            self.bytes_sent += len(piece)
         return piece
 
-    def _next(self, max_bytes: int, window: int) -> Piece:
+    def _within(self, piece: Buffer, window: int) -> Buffer:
+        """Return as many frames as there is room for, and hold the others back."""
+        self._held = b""
+        if self.producer.window and len(piece) > window:
+            offsets, end = hop(piece, 0, len(piece))
+            cut = next((offset for offset in offsets if offset >= window), end)
+            piece, self._held = piece[:cut], piece[cut:]
+        return piece
+
+    def _next(self, max_bytes: int, window: int) -> Buffer | None:
         if self.reason is not None:
             return self._end(self.reason)
         if self._snapshot is not None:
-            if self.producer.window and self.producer.grows:
-                window = 1  # one frame at a time: the next may go out only if there is room behind this one
             chunk = self._snapshot.read(self.opaque, max_bytes, window)
             if chunk.frames:
                 return self._changes(chunk)
             self._snapshot = None
-            if said := self._say(StreamEvent.SNAPSHOT_END):
+            if said := self._advanced() or self._say(StreamEvent.SNAPSHOT_END):
                 return said
         elif self.state is StreamState.ACCEPTED:
             return self._say(StreamEvent.START)
         elif self._flushed:
             self._flushed = False
             return self._say(StreamEvent.FLUSH)
-        if self.seqno >= self.end_seqno:
-            return self._end(StreamEndReason.OK)
-        return self._open_snapshot()
+        if self.seqno < self.end_seqno and (said := self._open_snapshot()):
+            return said
+        return self._end(StreamEndReason.OK) if self.seqno >= self.end_seqno else None
 
     def close(self) -> None:
         """End without a word: the consumer asked for it."""
@@ -136,6 +161,7 @@ class ProducerStream:
     def flush(self) -> None:
         """Go on with the vbucket's new history, from its beginning, once the flush has been said."""
         self._snapshot = self._resumed = None
+        self._held = b""
         self._flushed = True
         self.seqno = 0
 
@@ -150,7 +176,7 @@ class ProducerStream:
             items_sent=self.items_sent,
             bytes_sent=self.bytes_sent,
             items_remaining=self.remaining,
-            filters=("values",) if self.producer.form.keys_only else (),
+            filters=("values",) if self.producer.look.form.keys_only else (),
             details={
                 "vb_uuid": asked.vbuuid,
                 "snap_start_seqno": asked.snap_start,
@@ -160,31 +186,103 @@ class ProducerStream:
             },
         )
 
-    def _changes(self, chunk: Chunk) -> Piece:
-        self._advance(StreamEvent.DATA)
-        self.items_sent += chunk.frames
-        self.producer.sent.items += chunk.frames
-        data = reframe(chunk.data, chunk.begins, self.producer.form)
-        return with_ext_metadata(data) if self.producer.ext_metadata else data
+    def _changes(self, chunk: Chunk) -> Buffer:
+        """Return what is sent of some changes. Where nothing is left that could be, the stream is to end with them."""
+        producer, outlet = self.producer, self.outlet
+        skips = producer.skips_deletions and self._is_first and not self.asked.start_seqno
+        sent = outlet.send(chunk, producer.look, is_plain=self._is_plain, skip_deletions=skips)
+        if sent.items:
+            self._advance(StreamEvent.DATA)
+            self._last_sent = sent.seqno
+            self.items_sent += sent.items
+            producer.sent.items += sent.items
+        if outlet.chosen.is_empty:
+            self.reason = StreamEndReason.FILTER_EMPTY if outlet.chosen.tells_events else StreamEndReason.OK
+        return sent.data
 
     def _open_snapshot(self) -> bytes:
-        """Return what begins the next snapshot, nothing if there is none."""
+        """Return what begins the next snapshot, nothing if there is none, or the consumer would see nothing of it."""
         start, end = self.seqno + 1, self.end_seqno
         if self._resumed is not None:
             start, end = min(start, self._resumed[0]), max(end, self._resumed[1])
+        is_plain = self.vbucket.ledger is None
         snapshot = self.vbucket.snapshot(self.seqno, end)
-        end = snapshot.end_seqno
-        if end <= self.seqno:
+        shown = snapshot.end_seqno
+        if not is_plain and not self.producer.advances and shown > self.seqno:
+            snapshot, shown = self._shown(snapshot)
+        before, self.seqno = self.seqno, snapshot.end_seqno
+        if shown <= before:
             return b""
+        self._is_first = self._resumed is not None
         self._resumed = None
-        self._snapshot, self.seqno = snapshot, end
+        self._snapshot, self._is_plain, self._end_shown = snapshot, is_plain, shown
         if said := self._say(StreamEvent.SNAPSHOT_START):
             return said
         self._advance(StreamEvent.MARKER)
+        return self._marker(start, shown, snapshot.flags)
+
+    def _shown(self, snapshot: Snapshot) -> tuple[Snapshot, int]:
+        """Return a snapshot like this one, and the last seqno that the consumer sees of it; its start, if it sees none.
+
+        Who knows no collections cannot be told that something else is at its end. Where that one is hard to find, the
+        snapshot goes on to one that is known.
+        """
+        vbucket, start, end = self.vbucket, snapshot.start_seqno, snapshot.end_seqno
+        high = vbucket.collection_high_seqno(DEFAULT_COLLECTION)
+        if high <= end:
+            return snapshot, max(high, start)
+        for width in _LOOK_BACK:
+            if last := self._last_shown(max(start, end - width), end):
+                return snapshot, last
+            if end - width <= start:
+                return snapshot, start
+        longer = vbucket.snapshot(start, high)
+        return longer, longer.end_seqno
+
+    def _last_shown(self, start: int, end: int) -> int:
+        """Return the last seqno of a range that the consumer sees, 0 if there is none."""
+        part, last = self.vbucket.snapshot(start, end), 0
+        while (chunk := part.read(0, _LOOK_BACK_BYTES)).frames:
+            if (mine := chosen(chunk, self.outlet.chosen.of(owners_of(chunk)))).frames:
+                last = seqno_of_last(mine)
+        return last
+
+    def _marker(self, start: int, end: int, flags: int) -> bytes:
+        vbucket, opaque, framing = self.vbucket.id, self.opaque, self.outlet.framing
+        if self._is_first and self.producer.tells_purge_seqno:
+            return SnapshotMarkerV2(
+                vbucket=vbucket,
+                opaque=opaque,
+                framing=framing,
+                version=2,
+                start_seqno=start,
+                end_seqno=end,
+                flags=flags,
+                max_visible_seqno=end,
+                purge_seqno=self.vbucket.purge_seqno,
+                high_prepared_seqno=0,
+            ).encode()
+        if framing:
+            return SnapshotMarker(
+                vbucket=vbucket, opaque=opaque, framing=framing, start_seqno=start, end_seqno=end, flags=flags
+            ).encode()
         return _MARKER.pack(
-            *(Magic.REQUEST, Opcode.DCP_SNAPSHOT_MARKER, 0, _MARKER_EXTRAS, 0, self.vbucket.id),
-            *(_MARKER_EXTRAS, self.opaque, 0, start, end, snapshot.flags),
+            *(Magic.REQUEST, Opcode.DCP_SNAPSHOT_MARKER, 0, _MARKER_EXTRAS, 0, vbucket),
+            *(_MARKER_EXTRAS, opaque, 0, start, end, flags),
         )
+
+    def _advanced(self) -> bytes:
+        """Return what says that there is nothing more up to the snapshot's end, nothing where its last change was sent.
+
+        Consumers take a snapshot as complete with the seqno at which it ends.
+        """
+        if not self.producer.advances or self._last_sent >= self._end_shown:
+            return b""
+        self._advance(StreamEvent.DATA)
+        self._last_sent = self._end_shown
+        return SeqnoAdvanced(
+            vbucket=self.vbucket.id, opaque=self.opaque, framing=self.outlet.framing, by_seqno=self._end_shown
+        ).encode()
 
     def _say(self, event: StreamEvent) -> bytes:
         """Return the message of an event, nothing where the dialect has none."""
@@ -192,12 +290,13 @@ class ProducerStream:
         if message is None:
             return b""
         self._advance(event)
-        return message(vbucket=self.vbucket.id, opaque=self.opaque).encode()
+        return message(vbucket=self.vbucket.id, opaque=self.opaque, framing=self.outlet.framing).encode()
 
     def _end(self, reason: StreamEndReason) -> bytes:
         self._advance(StreamEvent.END)
         self._snapshot = None
-        return self.producer.voice.ends[reason](vbucket=self.vbucket.id, opaque=self.opaque).encode()
+        end = self.producer.voice.ends[reason]
+        return end(vbucket=self.vbucket.id, opaque=self.opaque, framing=self.outlet.framing).encode()
 
     def _advance(self, event: StreamEvent) -> None:
         self.state = advance(self.state, event, self.vbucket.id, self.producer.dialect)

@@ -64,12 +64,12 @@ class Content:
 class Revalued(NamedTuple):
     """Frames, and where each begins. bodies_gone: those without a body have lost it here."""
 
-    data: Buffer
+    data: bytes | bytearray
     begins: Begins
     bodies_gone: bool = False
 
 
-def revalue(data: Buffer, begins: Begins, content: Content) -> Revalued:
+def revalue(data: bytes | bytearray, begins: Begins, content: Content) -> Revalued:
     """Return the frames with values as they are wanted; the same frames if none is to be changed.
 
     Documents without a body and without extended attributes are left to `reframe`, unless there are others between.

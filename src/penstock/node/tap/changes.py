@@ -7,17 +7,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.node.outlet import chosen, owners_of
 from penstock.node.tap.hops import Hops
 from penstock.store.frames import Chunk
+from penstock.store.vbucket import Vbucket
+from penstock.wire.collection_key import DEFAULT_COLLECTION
 from penstock.wire.constants import Opcode, TapFlag
-from penstock.wire.frame import HEADER_BYTES
-from penstock.wire.hop import hop
+from penstock.wire.frame import HEADER_BYTES, Buffer
 from penstock.wire.reframe import Form, reframe
+from penstock.wire.revalue import Content, revalue
 
-__all__ = ["Column", "Piece", "encode_changes", "mutations_of", "seqnos_of", "without_spent"]
+__all__ = ["Column", "encode_changes", "mutations_of", "seqnos_of", "shown", "without_spent"]
+
+_CONTENT = Content()
 
 Column = npt.NDArray[Any]
-Piece = bytes | bytearray | memoryview
 
 
 def seqnos_of(chunk: Chunk) -> Column:
@@ -30,18 +34,20 @@ def mutations_of(chunk: Chunk) -> Column:
     return mutations
 
 
+def shown(chunk: Chunk, vbucket: Vbucket) -> Chunk:
+    """Return what TAP can say: of the default collection, without extended attributes, and not compressed."""
+    if vbucket.ledger is not None:
+        chunk = chosen(chunk, owners_of(chunk) == DEFAULT_COLLECTION)
+    data, begins, _ = revalue(chunk.data, chunk.begins, _CONTENT)
+    return Chunk(data, begins)
+
+
 def without_spent(chunk: Chunk, hops: Hops) -> Chunk:
     """Leave out changes that have come as far as they may."""
-    left = hops.of(seqnos_of(chunk)) > 0
-    if left.all():
-        return chunk
-    begins = np.asarray(chunk.begins, np.int64)
-    ends = np.append(begins[1:], len(chunk.data))
-    data = b"".join([chunk.data[begin:end] for begin, end in zip(begins[left], ends[left], strict=True)])
-    return Chunk(data, hop(data, 0, len(data))[0])
+    return chosen(chunk, hops.of(seqnos_of(chunk)) > 0)
 
 
-def encode_changes(chunk: Chunk, form: Form, sequences: Column, flags: Column, hops: Hops | None) -> Piece:
+def encode_changes(chunk: Chunk, form: Form, sequences: Column, flags: Column, hops: Hops | None) -> Buffer:
     """Return changes as messages. sequences, flags: what numbering them gave; hops: of those that came over TAP."""
     # A plain number: numpy takes a flag for an int64, which does not go into a u16.
     flags[mutations_of(chunk)] |= int(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.node.producers import CHUNK_BYTES, TURN_BYTES, WRITE_BYTES, ChangeProducer, Load, StreamReport
 from penstock.node.replies import Goodbye
 from penstock.node.served import ServedBucket, VbucketEvent
-from penstock.node.tap.changes import Column, Piece, encode_changes, mutations_of, seqnos_of, without_spent
+from penstock.node.tap.changes import Column, encode_changes, mutations_of, seqnos_of, shown, without_spent
 from penstock.node.tap.clients import Phase, Place, TapClient
 from penstock.node.tap.log import TapLog
 from penstock.node.tap.request import TapRequest
@@ -27,7 +27,7 @@ from penstock.node.tap.stream import TapStream, opaque_message
 from penstock.store.frames import Chunk
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Dialect, Opcode, Status, TapOpaque
-from penstock.wire.frame import Frame, opcode_name
+from penstock.wire.frame import Buffer, Frame, opcode_name
 from penstock.wire.kv import Noop
 from penstock.wire.tap import TapFlush, TapMessage, TapOptions
 
@@ -293,7 +293,7 @@ class TapProducer(ChangeProducer):
             return
         self.turns += 1
         share = TURN_BYTES
-        pieces: list[Piece] = []
+        pieces: list[Buffer] = []
         waiting = 0
         while share > 0 and not self.connection.paused:
             cost = _AGAIN_BYTES if self._again else _STEP_BYTES
@@ -318,7 +318,7 @@ class TapProducer(ChangeProducer):
         waiting = self._to_say or self._again or self._backfill or self._filled
         return not (waiting or self.log.unacked or self.connection.paused)
 
-    def _next(self) -> Piece | None:
+    def _next(self) -> Buffer | None:
         """Return what comes next, nothing where only the state went on; None if it has to wait for something."""
         if self._suspended is not None or self.log.room <= 0:
             return None
@@ -338,7 +338,7 @@ class TapProducer(ChangeProducer):
             return self._next_of(self._ready.popleft())
         return None
 
-    def _next_of_backfill(self, stream: TapStream) -> Piece:
+    def _next_of_backfill(self, stream: TapStream) -> Buffer:
         if stream.is_lost:
             self._restart(stream)
             return b""
@@ -359,7 +359,7 @@ class TapProducer(ChangeProducer):
         self._filled.clear()
         return b""
 
-    def _next_of(self, stream: TapStream) -> Piece:
+    def _next_of(self, stream: TapStream) -> Buffer:
         if stream.is_lost:
             self._restart(stream)
             return b""
@@ -378,7 +378,7 @@ class TapProducer(ChangeProducer):
     def _other_has_more(self, stream: TapStream) -> bool:
         return any(other is not stream and other.remaining for other in self._ready)
 
-    def _resent(self, vbucket: int, seqno: int) -> Piece:
+    def _resent(self, vbucket: int, seqno: int) -> Buffer:
         stream = self.streams[vbucket]
         chunk = stream.one(seqno)
         if not chunk.frames:
@@ -417,8 +417,9 @@ class TapProducer(ChangeProducer):
                 stream.acked = place
         return replace(said.message, opaque=int(sequences[0]), tap_flags=int(flags[0])).encode()
 
-    def _changes(self, stream: TapStream, chunk: Chunk, *, last: bool, again: bool = False) -> Piece:
+    def _changes(self, stream: TapStream, chunk: Chunk, *, last: bool, again: bool = False) -> Buffer:
         """Return changes as TAP has them. last: nothing follows for now."""
+        chunk = shown(chunk, stream.vbucket)
         hops = self.bucket.tap.hops.get(stream.vbucket.id)
         if hops is not None:
             chunk = without_spent(chunk, hops)
@@ -436,7 +437,7 @@ class TapProducer(ChangeProducer):
         self.bucket.tap.deletes_sent += chunk.frames - int(mutations_of(chunk).sum())
         return piece
 
-    def _write(self, pieces: Sequence[Piece]) -> None:
+    def _write(self, pieces: Sequence[Buffer]) -> None:
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if data:
             self._quiet = False

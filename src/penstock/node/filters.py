@@ -1,0 +1,191 @@
+"""Which of a vbucket's changes a stream sends, as the value of its request says, and as collections come and go.
+
+Source: kv_engine docs/dcp, commands/stream-request.md, "Filter"; collections/vbucket_filter.cc.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InvalidArguments, StatusError, UnknownCollection, UnknownScope
+from penstock.store.events import SystemEvent
+from penstock.store.manifest import Manifest
+from penstock.store.rollback import MAX_SEQNO
+from penstock.store.vbucket import Vbucket
+from penstock.wire.collection_key import DEFAULT_COLLECTION
+from penstock.wire.constants import Status, SystemEventKind
+
+__all__ = ["Filter", "Wish", "read_wish"]
+
+_HEX = re.compile(r"(0x)?[0-9a-fA-F]{1,8}")
+_HIGHEST_STREAM_ID: Final = 0xFFFF
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the value of a stream request says.
+
+    collections: ids, None for all; scope: an id, in place of those. stream_id: of the stream among those of its
+    vbucket. purge_seqno: the one that the consumer saw last, 0 if unknown.
+    """
+
+    collections: tuple[int, ...] | None = None
+    scope: int | None = None
+    stream_id: int | None = None
+    purge_seqno: int = 0
+
+    def filter(self, manifest: Manifest) -> Filter:
+        """Raises UnknownCollection, UnknownScope for what is not in the manifest."""
+        if self.scope is not None:
+            scope = manifest.scopes_by_id.get(self.scope)
+            if scope is None:
+                raise UnknownScope(f"no scope {self.scope:x}", body=manifest.said_uid)
+            return Filter((collection.id for collection in scope.collections), scope=self.scope)
+        for collection in self.collections or ():
+            if collection not in manifest.collections:
+                raise UnknownCollection(f"no collection {collection:x}", body=manifest.said_uid)
+        return Filter(self.collections)
+
+
+def read_wish(text: bytes) -> Wish:
+    """Read the value of a stream request. Raises InvalidArguments, and StatusError for a stream id that cannot be."""
+    if not text:
+        return Wish()
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArguments(f"value of a stream request: {error}") from None
+    if not isinstance(said, dict):
+        raise InvalidArguments(f"value of a stream request: {text[:40]!r}, expected an object")
+    known = {name: read(said[name]) for name, read in _READERS.items() if name in said}
+    if said and not known:
+        raise InvalidArguments(f"value of a stream request: none of {', '.join(_READERS)} in {text[:80]!r}")
+    if "scope" in known and "collections" in known:
+        raise InvalidArguments("value of a stream request: a scope and collections, expected one of them")
+    return Wish(
+        collections=known.get("collections"),
+        scope=known.get("scope"),
+        stream_id=known.get("sid"),
+        purge_seqno=known.get("purge_seqno", 0),
+    )
+
+
+def _hexadecimal(said: Any) -> int:
+    if not isinstance(said, str) or not _HEX.fullmatch(said):
+        raise InvalidArguments(f"value of a stream request: id {str(said)[:40]!r}, expected a string of hexadecimals")
+    return int(said, 16)
+
+
+def _collections(said: Any) -> tuple[int, ...]:
+    if not isinstance(said, list) or not said:
+        raise InvalidArguments(f"value of a stream request: collections {str(said)[:40]!r}, expected a list of ids")
+    return tuple(dict.fromkeys(map(_hexadecimal, said)))
+
+
+def _stream_id(said: Any) -> int:
+    if type(said) is not int:
+        raise InvalidArguments(f"value of a stream request: sid {str(said)[:40]!r}, expected a number")
+    if not 1 <= said <= _HIGHEST_STREAM_ID:
+        raise StatusError(f"stream id {said}, expected 1 to {_HIGHEST_STREAM_ID}", status=Status.DCP_STREAMID_INVALID)
+    return said
+
+
+def _purge_seqno(said: Any) -> int:
+    digits = said if isinstance(said, str) and said.isascii() and said.isdigit() and len(said) <= 20 else ""
+    if not digits or int(digits) > MAX_SEQNO:
+        raise InvalidArguments(
+            f"value of a stream request: purge_seqno {str(said)[:40]!r}, expected digits as a string"
+        )
+    return int(digits)
+
+
+def _uid(said: Any) -> str:
+    """Take the uid of the manifest that the consumer knows, which is there to be read by people."""
+    if not isinstance(said, str) or not re.fullmatch(r"(0x)?[0-9a-fA-F]{1,16}", said):
+        raise InvalidArguments(f"value of a stream request: uid {str(said)[:40]!r}, expected a string of hexadecimals")
+    return said
+
+
+def _cache_transfer(said: Any) -> dict[str, Any]:
+    if not isinstance(said, dict):
+        raise InvalidArguments(f"value of a stream request: cts {str(said)[:40]!r}, expected an object")
+    return said
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "uid": _uid,
+    "sid": _stream_id,
+    "collections": _collections,
+    "scope": _hexadecimal,
+    "purge_seqno": _purge_seqno,
+    "cts": _cache_transfer,
+}
+"""By name what the value may say. Other names are passed over, if one of these is there too."""
+
+
+class Filter:
+    """ids: the collections whose changes are sent, None for all. scope: the one whose collections they are, where it
+    was asked for. tells_events: the consumer knows collections at all.
+    """
+
+    def __init__(
+        self, ids: Iterable[int] | None = None, *, scope: int | None = None, tells_events: bool = True
+    ) -> None:
+        self.ids = None if ids is None else set(ids)
+        self.scope = scope
+        self.tells_events = tells_events
+        self._scope_ended = False
+
+    @classmethod
+    def bare(cls, manifest: Manifest) -> Filter:
+        """Return that of a connection without collections. Raises UnknownCollection if the default one was dropped."""
+        if DEFAULT_COLLECTION not in manifest.collections:
+            raise UnknownCollection("the default collection was dropped", body=manifest.said_uid)
+        return cls((DEFAULT_COLLECTION,), tells_events=False)
+
+    @property
+    def is_empty(self) -> bool:
+        """Is there nothing any more that could be sent?"""
+        return self._scope_ended if self.scope is not None else self.ids is not None and not self.ids
+
+    @property
+    def has_default(self) -> bool:
+        """Is the default collection sent?"""
+        return self.ids is None or DEFAULT_COLLECTION in self.ids
+
+    def high_seqno(self, vbucket: Vbucket) -> int | None:
+        """Return the newest seqno of what is asked for, None where that is everything."""
+        if self.ids is None:
+            return None
+        return max((vbucket.collection_high_seqno(collection) for collection in self.ids), default=0)
+
+    def of(self, owners: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which of some changes are sent. owners: their collections."""
+        wanted: npt.NDArray[np.bool_]
+        if self.ids is None:
+            wanted = owners >= 0
+        elif len(self.ids) == 1:
+            wanted = owners == next(iter(self.ids))
+        else:
+            wanted = np.isin(owners, np.fromiter(self.ids, np.int64, len(self.ids)))
+        return wanted
+
+    def take(self, event: SystemEvent) -> bool:
+        """Take note of a system event. Returns whether it is told."""
+        collection, inside = event.collection_id, event.subject.scope_id == self.scope
+        if collection is None:
+            self._scope_ended |= inside and event.is_end
+            return self.tells_events and (self.ids is None or inside)
+        if inside and self.ids is not None and event.kind is SystemEventKind.COLLECTION_BEGIN:
+            self.ids.add(collection)
+        told = self.ids is None or inside or collection in self.ids
+        if event.is_end and self.ids is not None:
+            self.ids.discard(collection)
+        return told and self.tells_events
