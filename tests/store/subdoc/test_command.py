@@ -81,6 +81,7 @@ def test_a_document_is_there_or_not() -> None:
     for found, flags, cas in [
         (PLAIN, DocFlag.ADD, 0),
         (TOMBSTONE, DocFlag.ADD | DocFlag.ACCESS_DELETED, 0),
+        (TOMBSTONE, DocFlag.ADD | DocFlag.CREATE_AS_DELETED, 0),
         (PLAIN, 0, 1),
     ]:
         with pytest.raises(KeyExists):
@@ -98,7 +99,8 @@ def test_a_new_document(found: Document | None, flags: DocFlag) -> None:
     assert begun(found, flags, opcode=PUSH, path=b"[0]") == Document(b"[]", datatype=JSON)
     assert begun(found, flags, opcode=PUSH, path=b"a[0]") == Document(b"{}", datatype=JSON)
     assert begun(found, flags, opcode=Opcode.SET, path=b"") == Document()
-    assert begun(found, flags | DocFlag.CREATE_AS_DELETED) == Document(deleted=True)
+    if found is None or flags == DocFlag.MKDOC:
+        assert begun(found, flags | DocFlag.CREATE_AS_DELETED) == Document(deleted=True)
 
 
 # Lookups

@@ -39,6 +39,7 @@ _EXPAND = int(PathFlag.EXPAND_MACROS)
 _ADD, _REVIVE, _ACCESS = int(DocFlag.ADD), int(DocFlag.REVIVE), int(DocFlag.ACCESS_DELETED)
 _CREATES = int(DocFlag.MKDOC) | _ADD
 _AS_DELETED = int(DocFlag.CREATE_AS_DELETED)
+_STAGES = _ADD | _AS_DELETED  # which needs that there is no deleted document either
 _JSON_BODY, _XATTRS = int(Datatype.JSON), int(Datatype.XATTR)
 _WHOLE = {Opcode.GET, Opcode.SET, Opcode.ADD, Opcode.DELETE}
 
@@ -78,7 +79,7 @@ def begin(
     Raises KeyNotFound if there is none and is not to be, KeyExists if there must be none or one with another cas, and
     StatusError with SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS.
     """
-    if found is not None and found.deleted and not doc_flags & _ACCESS:
+    if found is not None and found.deleted and not doc_flags & _ACCESS and doc_flags & _STAGES != _STAGES:
         found = None
     if found is None:
         if cas or not doc_flags & _CREATES:

@@ -1,0 +1,260 @@
+"""The sub-document commands: a document is fetched, what they do is done to it, and it is stored, in one go.
+
+What they do is penstock.store.subdoc's. A document is stored inflated, with the datatype that it has now; lookups
+inflate what they read.
+Source: memcached daemon/protocol/mcbp/subdocument_context.cc and what executes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from time import time_ns
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.errors import InvalidArguments, Locked, NotMyVbucket, NotSupported, StatusError, TooBig, status_error
+from penstock.node.kv import check_value, serving
+from penstock.node.replies import Handler, reply
+from penstock.store.locks import LOCKED_CAS
+from penstock.store.subdoc.attributes import Around, Document
+from penstock.store.subdoc.command import Changed, begin, change, look_up
+from penstock.store.subdoc.rules import check_changes, check_lookups
+from penstock.store.vbucket import Item, Stored, Vbucket
+from penstock.wire.constants import Datatype, DocFlag, Opcode, PathFlag, Status, VbucketState
+from penstock.wire.dcp_values import unpack_xattrs
+from penstock.wire.frame import Frame, opcode_name
+from penstock.wire.snappy import MAX_INFLATED, inflate
+from penstock.wire.subdoc import (
+    LOOKUPS,
+    MUTATIONS,
+    LookupSpec,
+    MutationReply,
+    MutationResult,
+    MutationSpec,
+    pack_lookup_results,
+    pack_mutation_results,
+    unmet,
+    unpack_lookup_specs,
+    unpack_mutation_specs,
+)
+
+if TYPE_CHECKING:
+    from penstock.node.connection import NodeConnection
+
+__all__ = ["HANDLERS"]
+
+_XATTR, _BINARY = int(PathFlag.XATTR), int(PathFlag.BINARY)
+_ADD, _REVIVE = int(DocFlag.ADD), int(DocFlag.REVIVE)
+_REPLICA = int(DocFlag.REPLICA_READ)
+_DELETED_TOO = int(DocFlag.ACCESS_DELETED | DocFlag.CREATE_AS_DELETED)
+_PATH = Struct(">HB")
+_EXPIRY = Struct(">I")
+_TOKEN = MutationReply.layouts[2].extras
+
+
+class Options(NamedTuple):
+    """What stands behind the path in a command's extras."""
+
+    expiry: int = 0
+    doc_flags: int = 0
+
+
+def _options(extras: bytes, at: int) -> Options:
+    """Return what extras say from `at` on: an expiry if there are 4 bytes or more, and a DocFlag if one is left."""
+    with_expiry = len(extras) - at >= _EXPIRY.size
+    with_flags = (len(extras) - at) % _EXPIRY.size
+    return Options(_EXPIRY.unpack_from(extras, at)[0] if with_expiry else 0, extras[-1] if with_flags else 0)
+
+
+def _one_path(frame: Frame) -> tuple[int, bytes, bytes]:
+    """Return flags, path and value of a command with one path. Raises InvalidArguments."""
+    length, flags = _PATH.unpack_from(frame.extras)
+    if length > len(frame.value):
+        raise InvalidArguments(f"path of {length} bytes in {len(frame.value)}")
+    path, value = frame.value[:length], frame.value[length:]
+    needs = (LOOKUPS if frame.opcode in LOOKUPS else MUTATIONS)[frame.opcode]
+    if (wrong := unmet(needs, path, value)) is not None:
+        raise InvalidArguments(f"{opcode_name(frame.opcode)}: {wrong}")
+    return flags, path, value
+
+
+# The document
+
+
+def _version(vbucket: Vbucket, key: bytes, doc_flags: int, cas: int) -> Document | None:
+    """Return a document, or what is left of a deleted one if flags ask for that.
+
+    Raises Locked for a command that has no cas, unless it is to add the document: then that it is there matters more.
+    """
+    item, deleted = vbucket.get(key), False
+    if item is None and doc_flags & _DELETED_TOO:
+        item, deleted = vbucket.tombstone(key), True
+    if item is None:
+        return None
+    if item.cas == LOCKED_CAS and not doc_flags & _ADD:
+        if cas in (0, LOCKED_CAS):
+            raise Locked(vbucket=vbucket.id)
+        item = item._replace(cas=cas)  # whether it is the lock's shows when the document is stored
+    return _document(item, deleted)
+
+
+def _document(item: Item, deleted: bool) -> Document:
+    cas, flags, datatype, value, expiry, rev_seqno, seqno = item
+    if datatype & Datatype.SNAPPY:
+        value = inflate(value)
+    xattrs, body = unpack_xattrs(value) if datatype & Datatype.XATTR else ({}, value)
+    return Document(body, xattrs, datatype, deleted, cas, seqno, rev_seqno, flags, expiry)
+
+
+def _around(vbucket: Vbucket) -> Around:
+    return Around(vbucket.vbuuid, max(time_ns(), vbucket.max_cas))
+
+
+def _check_xattrs(connection: NodeConnection, specs: Sequence[LookupSpec | MutationSpec]) -> None:
+    if not connection.datatypes & Datatype.XATTR and any(spec.flags & _XATTR for spec in specs):
+        raise NotSupported("extended attributes: this connection has not agreed on XATTR")
+
+
+def _failure(spec: LookupSpec | MutationSpec, status: int) -> StatusError:
+    return status_error(status, f"{opcode_name(spec.opcode)} of {spec.path[:80]!r}: {Status(status).name}")
+
+
+# Lookups
+
+
+def _readable(connection: NodeConnection, frame: Frame, doc_flags: int) -> Vbucket:
+    if not doc_flags & _REPLICA:
+        return serving(connection, frame)
+    vbucket = connection.selected().store.existing(frame.specific)
+    if vbucket.state is not VbucketState.REPLICA:
+        raise NotMyVbucket(vbucket=vbucket.id)
+    return vbucket
+
+
+def _look_up(connection: NodeConnection, frame: Frame, specs: list[LookupSpec], doc_flags: int) -> bytes:
+    """Serve lookups, of a command with one path or several."""
+    check_lookups(specs, doc_flags)
+    _check_xattrs(connection, specs)
+    key = connection.read_key(frame.key)
+    vbucket = _readable(connection, frame, doc_flags)
+    connection.counters.cmd_get += 1
+    found = _version(vbucket, key, doc_flags, frame.cas)
+    if found is None:
+        connection.counters.get_misses += 1
+    document = begin(found, specs, doc_flags, cas=frame.cas)
+    results = look_up(document, specs, _around(vbucket))
+    if frame.opcode != Opcode.SUBDOC_MULTI_LOOKUP:
+        ((status, value),) = results
+        if status:
+            raise _failure(specs[0], status)
+        return _found(connection, frame, specs[0], document, value)
+    failed = any(result.status for result in results)
+    if document.deleted:
+        status = Status.SUBDOC_MULTI_PATH_FAILURE_DELETED if failed else Status.SUBDOC_SUCCESS_DELETED
+    else:
+        status = Status.SUBDOC_MULTI_PATH_FAILURE if failed else Status.SUCCESS
+    return reply(frame, status, value=pack_lookup_results(results), cas=document.cas)
+
+
+def _found(connection: NodeConnection, frame: Frame, spec: LookupSpec, document: Document, value: bytes) -> bytes:
+    is_json = value and not spec.flags & _BINARY
+    return reply(
+        frame,
+        Status.SUBDOC_SUCCESS_DELETED if document.deleted else Status.SUCCESS,
+        value=value,
+        cas=document.cas,
+        datatype=Datatype.JSON & connection.datatypes if is_json else 0,
+    )
+
+
+def _lookup(connection: NodeConnection, frame: Frame) -> bytes:
+    flags, path, _ = _one_path(frame)
+    options = _options(frame.extras, _PATH.size)
+    return _look_up(connection, frame, [LookupSpec(frame.opcode, flags, path)], options.doc_flags)
+
+
+def _multi_lookup(connection: NodeConnection, frame: Frame) -> bytes:
+    return _look_up(connection, frame, unpack_lookup_specs(frame.value), _options(frame.extras, 0).doc_flags)
+
+
+# Changes
+
+
+def _change(connection: NodeConnection, frame: Frame, specs: list[MutationSpec], options: Options) -> bytes:
+    """Serve changes, of a command with one path or several."""
+    doc_flags = options.doc_flags
+    check_changes(specs, doc_flags, cas=frame.cas)
+    _check_xattrs(connection, specs)
+    tells = any(spec.opcode == Opcode.SUBDOC_COUNTER for spec in specs)  # what the document has
+    key = (connection.change_key if tells else connection.write_key)(frame.key)
+    vbucket = serving(connection, frame)
+    document = begin(_version(vbucket, key, doc_flags, frame.cas), specs, doc_flags, cas=frame.cas)
+    result = change(document, specs, doc_flags, _around(vbucket))
+    if isinstance(result, MutationResult):
+        if frame.opcode != Opcode.SUBDOC_MULTI_MUTATION:
+            raise _failure(specs[0], result.status)
+        return reply(frame, Status.SUBDOC_MULTI_PATH_FAILURE, value=pack_mutation_results([result]))
+    stored = _store(connection, vbucket, key, document, result, frame.cas, options.expiry)
+    is_deleted = document.deleted and not doc_flags & _REVIVE
+    return reply(
+        frame,
+        Status.SUBDOC_SUCCESS_DELETED if is_deleted else Status.SUCCESS,
+        extras=_TOKEN.pack(vbucket.vbuuid, stored.seqno) if connection.tokens else b"",
+        value=_answer(frame, result.answers),
+        cas=stored.cas,
+        datatype=Datatype.JSON & connection.datatypes if frame.opcode == Opcode.SUBDOC_COUNTER else 0,
+    )
+
+
+def _store(  # noqa: PLR0917 - all of them are what is stored, and where
+    connection: NodeConnection,
+    vbucket: Vbucket,
+    key: bytes,
+    document: Document,
+    result: Changed,
+    cas: int,
+    expiry: int,
+) -> Stored:
+    """Store what was made of a document; without an expiry it never expires, as with a SET."""
+    check_value(result.body)
+    if (nbytes := len(result.value())) > MAX_INFLATED:
+        raise TooBig(f"value of {nbytes} bytes with its extended attributes, limit {MAX_INFLATED}")
+    preserves = connection.infos.preserve_ttl and document.cas and not document.deleted  # a new one has no cas yet
+    stored = vbucket.rewrite(
+        key,
+        result.value,
+        cas=0 if document.deleted else cas,
+        deleted=result.deleted,
+        flags=document.flags,
+        expiry=document.expiry if preserves else expiry,
+        datatype=result.datatype,
+    )
+    connection.changed.add(vbucket.id)
+    connection.counters.cmd_set += 1
+    return stored
+
+
+def _answer(frame: Frame, answers: list[MutationResult]) -> bytes:
+    if frame.opcode == Opcode.SUBDOC_MULTI_MUTATION:
+        return pack_mutation_results(answers)
+    return answers[0].value if answers else b""
+
+
+def _mutation(connection: NodeConnection, frame: Frame) -> bytes:
+    flags, path, value = _one_path(frame)
+    options = _options(frame.extras, _PATH.size)
+    return _change(connection, frame, [MutationSpec(frame.opcode, flags, path, value)], options)
+
+
+def _multi_mutation(connection: NodeConnection, frame: Frame) -> bytes:
+    return _change(connection, frame, unpack_mutation_specs(frame.value), _options(frame.extras, 0))
+
+
+_WHOLE = {Opcode.GET, Opcode.SET, Opcode.ADD, Opcode.DELETE}
+
+HANDLERS: dict[Opcode, Handler] = {
+    **{Opcode(opcode): _lookup for opcode in LOOKUPS if opcode not in _WHOLE},
+    **{Opcode(opcode): _mutation for opcode in MUTATIONS if opcode not in _WHOLE},
+    Opcode.SUBDOC_MULTI_LOOKUP: _multi_lookup,
+    Opcode.SUBDOC_MULTI_MUTATION: _multi_mutation,
+}

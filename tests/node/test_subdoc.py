@@ -1,0 +1,458 @@
+"""Sub-document commands over a real connection."""
+
+import json
+import struct
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.wire.constants import (
+    MAX_VALUE,
+    Datatype,
+    DocFlag,
+    Feature,
+    FrameInfo,
+    Magic,
+    Opcode,
+    OpenFlag,
+    PathFlag,
+    Status,
+    VbucketState,
+)
+from penstock.wire.dcp import DeletionV2
+from penstock.wire.dcp_values import pack_framing, pack_xattrs, unpack_xattrs
+from penstock.wire.frame import Frame
+from penstock.wire.kv import GetLocked, Hello, Noop, SetVbucket, SetWithMeta, Unlock, pack_features
+from penstock.wire.snappy import deflate
+from penstock.wire.subdoc import (
+    RESULTS,
+    LookupResult,
+    MultiLookup,
+    MultiMutation,
+    MutationResult,
+    SubdocLookup,
+    SubdocMutation,
+    pack_lookup_specs,
+    pack_mutation_specs,
+    unpack_lookup_results,
+    unpack_mutation_results,
+)
+from tests.node.wire_client import connected
+
+S, F, D = Status, Feature, Datatype
+GET, EXISTS, COUNT = Opcode.SUBDOC_GET, Opcode.SUBDOC_EXISTS, Opcode.SUBDOC_GET_COUNT
+UPSERT, COUNTER, PUSH = Opcode.SUBDOC_DICT_UPSERT, Opcode.SUBDOC_COUNTER, Opcode.SUBDOC_ARRAY_PUSH_LAST
+DELETE, TO_BODY = Opcode.SUBDOC_DELETE, Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR
+XATTR, MKDIR_P, MACROS = PathFlag.XATTR, PathFlag.MKDIR_P, PathFlag.XATTR | PathFlag.EXPAND_MACROS
+MKDOC, ADD, ACCESS, REVIVE = DocFlag.MKDOC, DocFlag.ADD, DocFlag.ACCESS_DELETED, DocFlag.REVIVE
+AS_DELETED = DocFlag.CREATE_AS_DELETED
+TEXT = b'{"a": [1, {"b": null}], "n": 5}'
+
+
+def hello(client, *features):
+    assert client.status(Hello(value=pack_features(features))) == S.SUCCESS
+
+
+@pytest.fixture
+def modern(node):
+    """A connection that has agreed on what SDKs do, but for collections."""
+    with connected(node) as client:
+        hello(client, F.JSON, F.XATTR, F.XERROR, F.SNAPPY, F.MUTATION_SEQNO)
+        yield client
+
+
+def look(client, opcode, path, flags=0, *, key=b"k", **said):
+    return client.ask(SubdocLookup.at(path, key=key, flags=flags, **said).encode(opcode))
+
+
+def change(client, opcode, path, value=b"", flags=0, *, key=b"k", **said):
+    return client.ask(SubdocMutation.at(path, value, key=key, flags=flags, **said).encode(opcode))
+
+
+def look_all(client, *specs, **said):
+    reply = client.ask(MultiLookup(**{"key": b"k", "value": pack_lookup_specs(specs), **said}))
+    results = unpack_lookup_results(reply.value) if reply.specific in RESULTS else []
+    return reply.specific, [tuple(result) for result in results]
+
+
+def change_all(client, *specs, **said):
+    whole = [(*spec, b"")[:4] for spec in specs]
+    return client.ask(MultiMutation(**{"key": b"k", "value": pack_mutation_specs(whole), **said}))
+
+
+def attributes(client, *names, **said):
+    """Return what attributes hold, parsed, None for one that is not there."""
+    _, results = look_all(client, *((GET, XATTR, name) for name in names), **said)
+    return [json.loads(value) if status == S.SUCCESS else None for status, value in results]
+
+
+# Lookups
+
+
+def test_a_part_is_read(modern):
+    stored = modern.set(b"k", TEXT)
+    found = look(modern, GET, b"a[1]")
+    assert (found.specific, found.value, found.datatype) == (S.SUCCESS, b'{"b": null}', D.JSON)
+    assert (found.cas, found.extras, found.key) == (stored.cas, b"", b"")
+    assert look(modern, COUNT, b"a").value == b"2"
+    exists = look(modern, EXISTS, b"n")
+    assert (exists.specific, exists.value, exists.datatype) == (S.SUCCESS, b"", 0)
+    assert look(modern, EXISTS, b"m").specific == S.SUBDOC_PATH_ENOENT
+
+
+def test_who_knows_no_json_is_told_of_none(client):
+    client.set(b"k", TEXT)
+    found = look(client, GET, b"n")
+    assert (found.value, found.datatype) == (b"5", 0)
+    missing = look(client, GET, b"m")
+    assert (missing.specific, missing.value) == (S.SUBDOC_PATH_ENOENT, b"")
+
+
+def test_who_knows_json_is_told_why(modern):
+    modern.set(b"k", TEXT)
+    refused = look(modern, GET, b"n.x")
+    assert refused.specific == S.SUBDOC_PATH_MISMATCH
+    assert "SUBDOC_PATH_MISMATCH" in json.loads(refused.value)["error"]["context"]
+
+
+NOT_READ = [
+    (b"no", b"a", {}, S.KEY_ENOENT),
+    (b"plain", b"a", {}, S.SUBDOC_DOC_NOTJSON),
+    (b"k", b"a..b", {}, S.SUBDOC_PATH_EINVAL),
+    (b"k", b"x" * 1025, {}, S.EINVAL),
+    (b"k", b"", {}, S.EINVAL),
+    (b"k", b"a", {"flags": MKDIR_P}, S.EINVAL),
+    (b"k", b"a", {"doc_flags": MKDOC}, S.EINVAL),
+    (b"k", b"a", {"cas": 5}, S.KEY_EEXISTS),
+    (b"k", b"a", {"vbucket": 99}, S.NOT_MY_VBUCKET),
+    (b"k" * 251, b"a", {}, S.EINVAL),
+]
+
+
+@pytest.mark.parametrize(("key", "path", "said", "status"), NOT_READ)
+def test_what_is_not_read(modern, key, path, said, status):
+    modern.set(b"k", TEXT)
+    modern.set(b"plain", b"text")
+    assert look(modern, GET, path, key=key, **said).specific == status
+
+
+def test_a_path_ends_within_the_value(client):
+    bad = Frame(Magic.REQUEST, GET, extras=b"\0\5\0", key=b"k", value=b"a.b")
+    assert client.status(bad) == S.EINVAL
+    assert client.status(bad._replace(opcode=UPSERT)) == S.EINVAL
+    assert client.status(bad._replace(extras=b"\0\2\0")) == S.EINVAL  # a lookup has nothing behind the path
+
+
+def test_compressed_documents_are_read_and_stored_inflated(modern):
+    modern.set(b"k", deflate(TEXT), datatype=D.SNAPPY | D.JSON)
+    assert look(modern, GET, b"n").value == b"5"
+    assert change(modern, UPSERT, b"n", b"6").specific == S.SUCCESS
+    after = modern.get(b"k")
+    assert (after.value, after.datatype) == (TEXT.replace(b"5", b"6"), D.JSON)
+
+
+def test_many_lookups(modern):
+    stored = modern.set(b"k", TEXT, flags=7)
+    reply = modern.ask(MultiLookup(key=b"k", value=pack_lookup_specs([(GET, 0, b"n"), (EXISTS, 0, b"n")])))
+    assert (reply.specific, reply.cas, reply.datatype) == (S.SUCCESS, stored.cas, 0)
+    assert unpack_lookup_results(reply.value) == [LookupResult(0, b"5"), LookupResult(0)]
+    status, results = look_all(modern, (GET, XATTR, b"$document.flags"), (GET, 0, b"no"), (Opcode.GET, 0, b""))
+    assert status == S.SUBDOC_MULTI_PATH_FAILURE
+    assert results == [(0, b"7"), (S.SUBDOC_PATH_ENOENT, b""), (0, TEXT)]
+    assert look_all(modern, (GET, 0, b"n"), key=b"no")[0] == S.KEY_ENOENT
+    reply = modern.ask(MultiLookup(key=b"k", value=pack_lookup_specs([(GET, 0, b"n")] * 17)))
+    assert reply.specific == S.SUBDOC_INVALID_COMBO
+
+
+def test_the_virtual_document(modern):
+    expiry = int(time.time()) + 1000
+    stored = modern.set(b"k", TEXT, flags=7, expiry=expiry)
+    shown, vbucket = attributes(modern, b"$document", b"$vbucket.HLC")
+    assert (shown["CAS"], shown["flags"], shown["exptime"]) == (f"0x{stored.cas:016x}", 7, expiry)
+    vbuuid, seqno = (int.from_bytes(part, "big") for part in (stored.extras[:8], stored.extras[8:]))
+    assert (int(shown["vbucket_uuid"], 16), int(shown["seqno"], 16)) == (vbuuid, seqno)
+    assert (shown["deleted"], shown["revid"], shown["value_bytes"]) == (False, "1", len(TEXT))
+    assert abs(int(vbucket["now"]) - time.time()) < 60
+    assert int(shown["last_modified"]) == stored.cas // 10**9
+
+
+# Changes
+
+
+def test_a_part_is_changed(modern):
+    before = modern.set(b"k", TEXT, flags=9)
+    changed = change(modern, UPSERT, b"a[1].c", b"[ ]")
+    assert (changed.specific, changed.value, changed.datatype) == (S.SUCCESS, b"", 0)
+    assert (len(changed.extras), int.from_bytes(changed.extras[8:], "big")) == (16, 2)
+    after = modern.get(b"k")
+    assert after.value == b'{"a": [1, {"b": null,"c":[ ]}], "n": 5}'
+    assert (after.cas, after.extras, after.datatype) == (changed.cas, b"\0\0\0\x09", D.JSON)
+    assert changed.cas > before.cas
+    counted = change(modern, COUNTER, b"n", b"-6")
+    assert (counted.value, counted.datatype, len(counted.extras)) == (b"-1", D.JSON, 16)
+    assert change(modern, DELETE, b"a").specific == S.SUCCESS
+    assert modern.get(b"k").value == b'{ "n": -1}'
+    assert change(modern, DELETE, b"a").specific == S.SUBDOC_PATH_ENOENT
+
+
+def test_there_are_tokens_for_those_who_want_them(client):
+    client.set(b"k", b"{}")
+    assert change(client, UPSERT, b"a", b"1").extras == b""
+
+
+def test_a_document_is_changed_in_one_version_only(modern):
+    stored = modern.set(b"k", TEXT)
+    assert change(modern, UPSERT, b"n", b"1", cas=stored.cas + 1).specific == S.KEY_EEXISTS
+    assert change(modern, UPSERT, b"n", b"1", cas=stored.cas).specific == S.SUCCESS
+    assert change(modern, UPSERT, b"n", b"1", cas=stored.cas).specific == S.KEY_EEXISTS
+    assert change(modern, UPSERT, b"n", b"1", cas=5, key=b"no").specific == S.KEY_ENOENT
+
+
+def test_a_locked_document(modern):
+    modern.set(b"k", TEXT)
+    lock = modern.ask(GetLocked(key=b"k")).cas
+    for said in ({}, {"cas": 5}, {"cas": 2**64 - 1}):
+        assert change(modern, UPSERT, b"n", b"1", **said).specific == S.LOCKED
+    assert look(modern, GET, b"n").specific == S.LOCKED
+    assert look_all(modern, (GET, 0, b"n"))[0] == S.LOCKED
+    assert change(modern, UPSERT, b"n", b"1", doc_flags=ADD).specific == S.KEY_EEXISTS
+    assert change(modern, UPSERT, b"n", b"1", cas=lock).specific == S.SUCCESS
+    assert modern.status(Unlock(key=b"k", cas=lock)) == S.NOT_LOCKED
+    assert look(modern, GET, b"n").value == b"1"
+
+
+def test_a_document_is_made(modern):
+    assert change(modern, UPSERT, b"a.b", b"1").specific == S.KEY_ENOENT
+    made = change(modern, UPSERT, b"a.b", b"1", doc_flags=MKDOC)
+    assert made.specific == S.SUCCESS
+    after = modern.get(b"k")
+    assert (after.value, after.datatype, after.extras, after.cas) == (b'{"a":{"b":1}}', D.JSON, bytes(4), made.cas)
+    assert change(modern, UPSERT, b"a.c", b"1", doc_flags=MKDOC).specific == S.SUCCESS
+    assert change(modern, UPSERT, b"a.b", b"1", doc_flags=ADD).specific == S.KEY_EEXISTS
+    assert change(modern, PUSH, b"", b"1,2", doc_flags=ADD, key=b"list").specific == S.SUCCESS
+    assert modern.get(b"list").value == b"[1,2]"
+
+
+def test_many_changes(modern):
+    reply = change_all(modern, (UPSERT, 0, b"a.b", b"1"), (COUNTER, 0, b"n", b"5"), doc_flags=MKDOC)
+    assert (reply.specific, len(reply.extras), reply.datatype) == (S.SUCCESS, 16, 0)
+    assert unpack_mutation_results(reply.value) == [MutationResult(1, 0, b"5")]
+    before = modern.get(b"k")
+    assert before.value == b'{"a":{"b":1},"n":5}'
+    reply = change_all(modern, (UPSERT, 0, b"x", b"1"), (UPSERT, 0, b"n.x", b"1"), (UPSERT, 0, b"m.x", b"1"))
+    assert (reply.specific, reply.extras) == (S.SUBDOC_MULTI_PATH_FAILURE, b"")
+    assert unpack_mutation_results(reply.value) == [MutationResult(1, S.SUBDOC_PATH_MISMATCH)]
+    assert modern.get(b"k") == before._replace(opaque=modern.get(b"k").opaque)
+    assert change_all(modern, (Opcode.SET, 0, b"", b"plain")).specific == S.SUCCESS
+    after = modern.get(b"k")
+    assert (after.value, after.datatype) == (b"plain", 0)
+
+
+def expiry_of(client, key=b"k"):
+    return client.meta(key).expiry
+
+
+def test_a_change_brings_an_expiry_or_takes_it(modern):
+    soon = int(time.time()) + 500
+    modern.set(b"k", TEXT, expiry=soon)
+    assert change(modern, UPSERT, b"n", b"1").specific == S.SUCCESS
+    assert expiry_of(modern) == 0
+    assert change(modern, UPSERT, b"n", b"1", expiry=soon).specific == S.SUCCESS
+    assert expiry_of(modern) == soon
+    assert change(modern, UPSERT, b"n", b"1", expiry=soon + 1, doc_flags=MKDOC).specific == S.SUCCESS
+    assert expiry_of(modern) == soon + 1
+    assert change_all(modern, (UPSERT, 0, b"n", b"1"), expiry=soon).specific == S.SUCCESS
+    assert expiry_of(modern) == soon
+    assert change_all(modern, (UPSERT, 0, b"n", b"1"), expiry=100, doc_flags=MKDOC).specific == S.SUCCESS
+    assert abs(expiry_of(modern) - time.time() - 100) < 60
+
+
+def test_an_expiry_is_preserved_if_that_is_asked_for(modern):
+    soon = int(time.time()) + 500
+    modern.set(b"k", TEXT, expiry=soon)
+    for key, expected in ((b"k", soon), (b"new", soon + 7)):
+        extras = struct.pack(">HBIB", 1, 0, soon + 7, MKDOC)
+        framing = pack_framing([(FrameInfo.PRESERVE_TTL, b"")])
+        request = Frame(Magic.ALT_REQUEST, UPSERT, extras=extras, key=key, value=b"n1", framing=framing)
+        assert modern.ask(request).specific == S.SUCCESS
+        assert expiry_of(modern, key) == expected
+
+
+def test_a_document_has_an_end(modern):
+    half = b'"' + b"x" * (MAX_VALUE // 2) + b'"'
+    assert change(modern, UPSERT, b"a", half, doc_flags=MKDOC).specific == S.SUCCESS
+    assert change(modern, UPSERT, b"b", half).specific == S.E2BIG
+    assert look(modern, EXISTS, b"b").specific == S.SUBDOC_PATH_ENOENT
+
+
+# Extended attributes
+
+
+def test_attributes_need_the_feature(client):
+    client.set(b"k", TEXT)
+    assert look(client, GET, b"_sync", XATTR).specific == S.NOT_SUPPORTED
+    assert look_all(client, (GET, XATTR, b"_sync"), (GET, 0, b"n"))[0] == S.NOT_SUPPORTED
+    assert change(client, UPSERT, b"_sync", b"1", XATTR).specific == S.NOT_SUPPORTED
+    assert look_all(client, (GET, 0, b"n")) == (S.SUCCESS, [(S.SUCCESS, b"5")])
+
+
+def test_attributes_are_beside_the_document(modern):
+    modern.set(b"k", TEXT)
+    assert change(modern, UPSERT, b"_sync.rev", b'"1-a"', XATTR | MKDIR_P).specific == S.SUCCESS
+    assert change_all(modern, (UPSERT, XATTR, b"mine", b"[1]"), (UPSERT, 0, b"n", b"6")).specific == S.SUCCESS
+    read = modern.get(b"k")
+    assert (read.value, read.datatype) == (TEXT.replace(b"5", b"6"), D.JSON)
+    assert attributes(modern, b"_sync", b"mine[0]", b"$XTOC", b"no") == [{"rev": "1-a"}, 1, ["_sync", "mine"], None]
+    assert modern.meta(b"k").value_datatype == D.JSON | D.XATTR
+    assert change(modern, DELETE, b"mine", flags=XATTR).specific == S.SUCCESS
+    assert attributes(modern, b"$XTOC") == [["_sync"]]
+    modern.set(b"k", TEXT)
+    assert attributes(modern, b"_sync") == [None]
+
+
+def test_attributes_that_came_from_elsewhere(modern):
+    value = deflate(pack_xattrs({"_sync": b'{"rev":3}'}, TEXT))
+    datatype = D.SNAPPY | D.XATTR | D.JSON
+    meta = SetWithMeta(key=b"k", value=value, datatype=datatype, new_cas=time.time_ns(), rev_seqno=4, flags=0, expiry=0)
+    assert modern.ask(meta).specific == S.SUCCESS
+    assert attributes(modern, b"_sync.rev", b"$document.datatype") == [3, ["snappy", "json", "xattr"]]
+    assert look(modern, GET, b"n").value == b"5"
+    assert change(modern, COUNTER, b"_sync.rev", b"1", XATTR).value == b"4"
+    assert modern.meta(b"k").value_datatype == D.XATTR | D.JSON
+
+
+def test_a_change_writes_down_its_own_cas_and_seqno(modern):
+    specs = [
+        (UPSERT, MACROS, b"_m", b'"${Mutation.CAS}"'),
+        (UPSERT, MACROS | MKDIR_P, b"t.seqno", b'"${Mutation.seqno}"'),
+        (UPSERT, 0, b"n", b"1"),
+    ]
+    made = change_all(modern, *specs, doc_flags=MKDOC)
+    assert made.specific == S.SUCCESS
+    cas, seqno = attributes(modern, b"_m", b"t.seqno")
+    assert bytes.fromhex(cas[2:]) == made.cas.to_bytes(8, "little")
+    assert int(seqno, 16) == int.from_bytes(made.extras[8:], "big")
+    assert modern.get(b"k").cas == made.cas
+    assert change_all(modern, *specs).specific == S.SUCCESS
+    assert int(attributes(modern, b"t.seqno")[0], 16) == 2
+
+
+# Deleted documents
+
+
+def test_attributes_of_deleted_documents(modern):
+    modern.set(b"k", TEXT)
+    specs = [(UPSERT, XATTR, b"_s", b"1"), (UPSERT, XATTR, b"user", b"2"), (Opcode.DELETE, 0, b"")]
+    gone = change_all(modern, *specs)
+    assert (gone.specific, len(gone.extras)) == (S.SUCCESS, 16)
+    assert modern.get(b"k").specific == S.KEY_ENOENT
+    assert look(modern, GET, b"_s", XATTR).specific == S.KEY_ENOENT
+    found = look(modern, GET, b"_s", XATTR, doc_flags=ACCESS)
+    assert (found.specific, found.value, found.cas) == (S.SUBDOC_SUCCESS_DELETED, b"1", gone.cas)
+    both = ((GET, XATTR, b"_s"), (GET, XATTR, b"user"))
+    assert look_all(modern, both[0], doc_flags=ACCESS)[0] == S.SUBDOC_SUCCESS_DELETED
+    assert look_all(modern, *both, doc_flags=ACCESS) == (
+        S.SUBDOC_MULTI_PATH_FAILURE_DELETED,
+        [(S.SUCCESS, b"1"), (S.SUBDOC_PATH_ENOENT, b"")],
+    )
+    changed = change(modern, COUNTER, b"_s", b"1", XATTR, doc_flags=ACCESS, cas=gone.cas)
+    assert (changed.specific, changed.value) == (S.SUBDOC_SUCCESS_DELETED, b"2")
+    assert modern.get(b"k").specific == S.KEY_ENOENT
+    assert change(modern, COUNTER, b"_s", b"1", XATTR, doc_flags=ACCESS, cas=gone.cas).specific == S.KEY_EEXISTS
+    assert look(modern, GET, b"a", doc_flags=ACCESS).specific == S.SUBDOC_DOC_NOTJSON
+    assert look_all(modern, (GET, XATTR, b"_s"), key=b"never", doc_flags=ACCESS)[0] == S.KEY_ENOENT
+
+
+def test_a_document_that_begins_as_a_deleted_one_and_is_revived(modern):
+    flags = AS_DELETED | ADD | ACCESS
+    staged = change_all(modern, (UPSERT, XATTR | MKDIR_P, b"txn.op", b'{"x":1}'), doc_flags=flags)
+    assert staged.specific == S.SUBDOC_SUCCESS_DELETED
+    assert modern.get(b"k").specific == S.KEY_ENOENT
+    assert modern.meta(b"k").deleted == 1
+    assert change_all(modern, (UPSERT, XATTR | MKDIR_P, b"txn.op", b"1"), doc_flags=flags).specific == S.KEY_EEXISTS
+    without = change_all(modern, (UPSERT, XATTR, b"t", b"1"), doc_flags=AS_DELETED | ADD)
+    assert without.specific == S.KEY_EEXISTS
+    staged = look(modern, GET, b"txn.op.x", XATTR, doc_flags=ACCESS)
+    assert (staged.value, staged.specific) == (b"1", S.SUBDOC_SUCCESS_DELETED)
+    reply = change_all(
+        modern, (TO_BODY, XATTR, b"txn.op"), (DELETE, XATTR, b"txn"), doc_flags=ACCESS | REVIVE, cas=staged.cas
+    )
+    assert reply.specific == S.SUCCESS
+    read = modern.get(b"k")
+    assert (read.value, read.datatype) == (b'{"x":1}', D.JSON)
+    assert modern.meta(b"k").value_datatype == D.JSON
+    again = change_all(modern, (UPSERT, XATTR, b"t", b"1"), doc_flags=ACCESS | REVIVE)
+    assert again.specific == S.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS
+
+
+def test_a_deleted_document_has_no_body(modern):
+    change(modern, UPSERT, b"t", b"1", XATTR, doc_flags=AS_DELETED | MKDOC)
+    refused = change(modern, TO_BODY, b"t", flags=XATTR, doc_flags=ACCESS)
+    assert refused.specific == S.SUBDOC_DELETED_DOCUMENT_CANT_HAVE_VALUE
+    assert change(modern, UPSERT, b"a", b"1", doc_flags=AS_DELETED | MKDOC).specific == S.EINVAL
+
+
+def test_streams_get_the_attributes_of_tombstones(modern, node):
+    modern.set(b"k", TEXT)
+    gone = change_all(modern, (UPSERT, XATTR, b"_s", b"1"), (Opcode.DELETE, 0, b""))
+    with connected(node) as consumer:
+        hello(consumer, F.XATTR, F.JSON)
+        consumer.open("c", OpenFlag.PRODUCER | OpenFlag.INCLUDE_XATTRS | OpenFlag.INCLUDE_DELETE_TIMES)
+        assert consumer.control("enable_noop", "true") == S.SUCCESS
+        assert consumer.stream(end=2).specific == S.SUCCESS
+        (deletion,) = [each for each in consumer.changes() if isinstance(each, DeletionV2)]
+    assert (deletion.cas, deletion.datatype) == (gone.cas, D.XATTR)
+    assert unpack_xattrs(deletion.value) == ({"_s": b"1"}, b"")
+
+
+# Replicas
+
+
+def test_lookups_in_a_replica(modern):
+    modern.set(b"k", TEXT)
+    replica = {"doc_flags": DocFlag.REPLICA_READ}
+    assert look(modern, GET, b"n", **replica).specific == S.NOT_MY_VBUCKET
+    assert modern.status(SetVbucket(state=VbucketState.REPLICA)) == S.SUCCESS
+    assert look(modern, GET, b"n", **replica).value == b"5"
+    assert look_all(modern, (GET, 0, b"n"), **replica)[1] == [(S.SUCCESS, b"5")]
+    assert look(modern, GET, b"n").specific == S.NOT_MY_VBUCKET
+    assert change(modern, UPSERT, b"n", b"5").specific == S.NOT_MY_VBUCKET
+
+
+# Anything
+
+
+OPCODES = [each for each in Opcode if each.name.startswith("SUBDOC")]
+EXTRAS = st.sampled_from([b"", b"\0\1\0", b"\0\1\4", b"\0\1\0\1", b"\0\1\4\0\0\0\0\4", b"\1"]) | st.binary(max_size=9)
+SPECS = st.tuples(
+    st.integers(0, 255) | st.sampled_from([GET, UPSERT, Opcode.SET, Opcode.DELETE, TO_BODY]),
+    st.integers(0, 63) | st.just(0),
+    st.sampled_from([b"", b"a", b"_s.b", b"$document"]),
+    st.sampled_from([b"", b"1", b"{}", b'"${Mutation.CAS}"']),
+)
+VALUES = (
+    st.binary(max_size=60)
+    | st.lists(SPECS, min_size=1, max_size=3).map(pack_mutation_specs)
+    | st.lists(SPECS.map(lambda spec: spec[:3]), min_size=1, max_size=3).map(pack_lookup_specs)
+)
+
+
+@st.composite
+def anything(draw):
+    opcode, extras, value = draw(st.sampled_from(OPCODES)), draw(EXTRAS), draw(VALUES)
+    key, cas = draw(st.sampled_from([b"k", b"json", b"gone", b""])), draw(st.sampled_from([0, 1]))
+    return Frame(Magic.REQUEST, opcode, extras=extras, key=key, value=value, cas=cas)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(requests=st.lists(anything(), min_size=1, max_size=8))
+def test_whatever_is_asked_is_answered(modern, requests):
+    modern.set(b"json", b'{"a":[1]}')
+    modern.set(b"k", b"text")
+    modern.send(*requests, Noop())
+    answered = [modern.receive() for _ in range(len(requests) + 1)]
+    assert [frame.opcode for frame in answered] == [*(request.opcode for request in requests), Opcode.NOOP]
+    assert all(Status(frame.specific) != S.EINTERNAL for frame in answered)
+    assert modern.set(b"k", b"{}").specific == S.SUCCESS
