@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["HANDLERS"]
 
 _XATTR, _BINARY = int(PathFlag.XATTR), int(PathFlag.BINARY)
+_JSON, _SNAPPY, _XATTRS = int(Datatype.JSON), int(Datatype.SNAPPY), int(Datatype.XATTR)
 _ADD, _REVIVE = int(DocFlag.ADD), int(DocFlag.REVIVE)
 _REPLICA = int(DocFlag.REPLICA_READ)
 _DELETED_TOO = int(DocFlag.ACCESS_DELETED | DocFlag.CREATE_AS_DELETED)
@@ -100,9 +101,9 @@ def _version(vbucket: Vbucket, key: bytes, doc_flags: int, cas: int) -> Document
 
 def _document(item: Item, deleted: bool) -> Document:
     cas, flags, datatype, value, expiry, rev_seqno, seqno = item
-    if datatype & Datatype.SNAPPY:
+    if datatype & _SNAPPY:
         value = inflate(value)
-    xattrs, body = unpack_xattrs(value) if datatype & Datatype.XATTR else ({}, value)
+    xattrs, body = unpack_xattrs(value) if datatype & _XATTRS else ({}, value)
     return Document(body, xattrs, datatype, deleted, cas, seqno, rev_seqno, flags, expiry)
 
 
@@ -111,7 +112,7 @@ def _around(vbucket: Vbucket) -> Around:
 
 
 def _check_xattrs(connection: NodeConnection, specs: Sequence[LookupSpec | MutationSpec]) -> None:
-    if not connection.datatypes & Datatype.XATTR and any(spec.flags & _XATTR for spec in specs):
+    if not connection.datatypes & _XATTRS and any(spec.flags & _XATTR for spec in specs):
         raise NotSupported("extended attributes: this connection has not agreed on XATTR")
 
 
@@ -163,7 +164,7 @@ def _found(connection: NodeConnection, frame: Frame, spec: LookupSpec, document:
         Status.SUBDOC_SUCCESS_DELETED if document.deleted else Status.SUCCESS,
         value=value,
         cas=document.cas,
-        datatype=Datatype.JSON & connection.datatypes if is_json else 0,
+        datatype=_JSON & connection.datatypes if is_json else 0,
     )
 
 
@@ -202,7 +203,7 @@ def _change(connection: NodeConnection, frame: Frame, specs: list[MutationSpec],
         extras=_TOKEN.pack(vbucket.vbuuid, stored.seqno) if connection.tokens else b"",
         value=_answer(frame, result.answers),
         cas=stored.cas,
-        datatype=Datatype.JSON & connection.datatypes if frame.opcode == Opcode.SUBDOC_COUNTER else 0,
+        datatype=_JSON & connection.datatypes if frame.opcode == Opcode.SUBDOC_COUNTER else 0,
     )
 
 
@@ -219,15 +220,15 @@ def _store(  # noqa: PLR0917 - all of them are what is stored, and where
     check_value(result.body)
     if (nbytes := len(result.value())) > MAX_INFLATED:
         raise TooBig(f"value of {nbytes} bytes with its extended attributes, limit {MAX_INFLATED}")
-    preserves = connection.infos.preserve_ttl and document.cas and not document.deleted  # a new one has no cas yet
     stored = vbucket.rewrite(
         key,
         result.value,
-        cas=0 if document.deleted else cas,
+        cas=cas,
         deleted=result.deleted,
         flags=document.flags,
-        expiry=document.expiry if preserves else expiry,
+        expiry=expiry,
         datatype=result.datatype,
+        preserve_expiry=connection.infos.preserve_ttl,
     )
     connection.changed.add(vbucket.id)
     connection.counters.cmd_set += 1
