@@ -154,6 +154,7 @@ class _Work:
         self._document = document
         self._around = around
         self._text: str | None = None
+        self._virtual: dict[str, str] = {}
         self.body = document.body
         self.json = bool(document.datatype & _JSON_BODY)
         self.xattrs = dict(document.xattrs)
@@ -169,7 +170,7 @@ class _Work:
             return READS[spec.opcode](self._body_text(), parse_path(spec.path)).encode()
         name = xattr_name(spec.path)
         if is_virtual(name.name):
-            text = virtual_text(name.name, self._document, self._around)
+            text = self._virtual.get(name.name) or self._virtual_text(name.name)
         else:
             text = self._xattr_text(name)
         found = READS[spec.opcode](text, parse_path(spec.path)).encode()
@@ -222,6 +223,10 @@ class _Work:
         self._set_body(spec.value)
         if spec.opcode == Opcode.DELETE:
             self.xattrs = {name: value for name, value in self.xattrs.items() if is_system(name)}
+
+    def _virtual_text(self, name: str) -> str:
+        self._virtual[name] = text = virtual_text(name, self._document, self._around)
+        return text
 
     def _xattr_text(self, name: Key) -> str:
         value = self.xattrs.get(name.name)
