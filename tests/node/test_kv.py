@@ -6,6 +6,7 @@ import pytest
 from penstock.node import Node
 from penstock.wire.constants import MAX_KEY, MAX_VALUE, Datatype, Feature, Magic, Opcode, Status
 from penstock.wire.frame import HEADER, Frame, join_frame
+from penstock.wire.frame_info import RequestInfos, pack_request_infos
 from penstock.wire.kv import (
     Add,
     Delete,
@@ -261,3 +262,18 @@ def test_half_a_frame_is_waited_for_while_others_are_served(node, client):
         assert other.stats()["curr_items"] == "2"
     assert client.receive().specific == S.SUCCESS
     assert client.get(b"k").value == b"v" * 100_000
+
+
+def test_a_document_may_keep_its_time(client):
+    keep = pack_request_infos(RequestInfos(preserve_ttl=True))
+    client.ask(Set(key=b"k", expiry=1000))
+    expiry = client.meta(b"k").expiry
+    assert expiry > 0
+    assert client.status(Set(key=b"k", value=b"2", framing=keep)) == S.SUCCESS
+    assert client.status(Set(key=b"k", value=b"3", expiry=50, framing=keep)) == S.SUCCESS
+    assert (client.meta(b"k").expiry, client.get(b"k").value) == (expiry, b"3")
+    assert client.status(Set(key=b"new", expiry=1000, framing=keep)) == S.SUCCESS
+    assert client.meta(b"new").expiry >= expiry
+    assert client.status(Set(key=b"k")) == S.SUCCESS
+    assert client.meta(b"k").expiry == 0
+    assert client.status(Add(key=b"other", framing=keep)) == S.EINVAL

@@ -18,7 +18,7 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import AccessDenied, InvalidArguments, RemoteProtocolError
-from penstock.node import collections, dcp, kv, kv_meta, sasl, session, subdoc, upr, upr_draft, vbuckets
+from penstock.node import collections, dcp, kv, kv_find, kv_meta, sasl, session, subdoc, upr, upr_draft, vbuckets
 from penstock.node.disk import commands as disk
 from penstock.node.durability import check_durability, when_durable
 from penstock.node.login import BEFORE_LOGIN, Privilege, needed
@@ -66,6 +66,7 @@ SPEECHES: dict[Dialect, Speech] = {
 
 COMMANDS: tuple[Mapping[Opcode, Handler], ...] = (
     kv.HANDLERS,
+    kv_find.HANDLERS,
     kv_meta.HANDLERS,
     subdoc.HANDLERS,
     session.HANDLERS,

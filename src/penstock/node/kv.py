@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from penstock.errors import KeyNotFound, TooBig
+from penstock.errors import InvalidArguments, KeyNotFound, TooBig
 from penstock.node.replies import Handler, reply
 from penstock.node.values import check_stored, shown
 from penstock.store.locks import lock_seconds
@@ -143,8 +144,9 @@ def _unlock(connection: NodeConnection, frame: Frame) -> bytes:
 # Storing; quiet: success is not answered
 
 
-def _storing(store: Callable[..., Stored], *, quiet: bool) -> Handler:
+def _storing(plain: Callable[..., Stored], *, quiet: bool) -> Handler:
     """Make the handler of a SET, ADD or REPLACE."""
+    keeping_expiry = partial(plain, preserve_expiry=True)
 
     def handle(connection: NodeConnection, frame: Frame) -> bytes:
         _, _, vbid, datatype, _, cas, extras, key, value, _ = frame
@@ -157,6 +159,7 @@ def _storing(store: Callable[..., Stored], *, quiet: bool) -> Handler:
         if datatype:
             check_stored(datatype, value)
         flags, expiry = _SET_EXTRAS.unpack(extras)
+        store = keeping_expiry if connection.infos.preserve_ttl else plain
         stored = store(vbucket, key, value, flags=flags, expiry=expiry, datatype=datatype, cas=cas)
         connection.counters.cmd_set += 1
         return changed(connection, vbucket, stored, frame, quiet)
@@ -164,9 +167,11 @@ def _storing(store: Callable[..., Stored], *, quiet: bool) -> Handler:
     return handle
 
 
-def _add(vbucket: Vbucket, key: bytes, value: bytes, *, flags: int, expiry: int, datatype: int, cas: int) -> Stored:
+def _add(vbucket: Vbucket, key: bytes, value: bytes, *, cas: int, preserve_expiry: bool = False, **said: int) -> Stored:
     assert cas == 0, "the layout of ADD has no cas"
-    return vbucket.add(key, value, flags=flags, expiry=expiry, datatype=datatype)
+    if preserve_expiry:
+        raise InvalidArguments("ADD: there is no time to live that it could preserve")
+    return vbucket.add(key, value, **said)
 
 
 def _extending(in_front: bool, *, quiet: bool) -> Handler:

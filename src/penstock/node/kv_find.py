@@ -1,0 +1,96 @@
+"""The commands that read documents in other ways than by an active vbucket's key."""
+
+from __future__ import annotations
+
+from random import randrange
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import InvalidArguments, KeyNotFound, NotMyVbucket, OutOfRange
+from penstock.node.kv import serving
+from penstock.node.replies import Handler, reply
+from penstock.node.values import shown
+from penstock.store.vbucket import Item
+from penstock.wire.collection_key import DEFAULT_COLLECTION, pack_collection_id
+from penstock.wire.constants import Datatype, Opcode, VbucketState
+from penstock.wire.frame import Frame
+from penstock.wire.kv import GetKeys, GetRandomKey, GetReply, pack_key_list
+from penstock.wire.layout import decode
+from penstock.wire.snappy import inflate
+
+if TYPE_CHECKING:
+    from penstock.node.connection import NodeConnection
+
+__all__ = ["HANDLERS"]
+
+_FLAGS = GetReply.layouts[1].extras
+
+DEFAULT_COUNT: Final = 1000
+MAX_COUNT: Final = 10_000
+"""Keys of one GET_KEYS."""
+
+_PROBE = b"k"
+"""A key as good as any: whether a collection may be read does not depend on it."""
+
+
+def _get_replica(connection: NodeConnection, frame: Frame) -> bytes:
+    bucket, key = connection.selected(), connection.read_key(frame.key)
+    vbucket = bucket.store.existing(frame.specific)
+    if vbucket.state is not VbucketState.REPLICA:
+        raise NotMyVbucket(f"vbucket {vbucket.id} is no replica here", vbucket=vbucket.id)
+    connection.counters.cmd_get += 1
+    item = vbucket.get(key)
+    if item is None:
+        connection.counters.get_misses += 1
+        raise KeyNotFound
+    return _document(connection, frame, item)
+
+
+def _random(connection: NodeConnection, frame: Frame) -> bytes:
+    """Some document of a collection, from vbuckets in turn, beginning with any."""
+    request = decode(frame)
+    assert isinstance(request, GetRandomKey)
+    collection = request.collection_id or DEFAULT_COLLECTION
+    if collection and not connection.collections:
+        raise InvalidArguments(f"collection 0x{collection:x} on a connection that has not agreed on any")
+    prefix = pack_collection_id(collection)
+    connection.read_key(prefix + _PROBE if connection.collections else _PROBE)  # raises
+    vbuckets = connection.selected().store.vbuckets
+    first = randrange(len(vbuckets))
+    for vbucket in (*vbuckets[first:], *vbuckets[:first]):
+        if vbucket.state is not VbucketState.ACTIVE or not vbucket.collection_items(collection):
+            continue
+        key = vbucket.random_key(prefix, randrange)
+        item = None if key is None else vbucket.get(key)
+        if key is not None and item is not None:
+            return _document(connection, frame, item, connection.shown_key(key), bool(request.include_xattrs))
+    raise KeyNotFound(f"no document in collection 0x{collection:x}")
+
+
+def _document(connection: NodeConnection, frame: Frame, item: Item, key: bytes = b"", whole: bool = False) -> bytes:
+    """Return a document as the reply to a request. whole: with its extended attributes."""
+    datatype, value = item.datatype, item.value
+    if not whole or not connection.datatypes & Datatype.XATTR:
+        datatype, value = shown(connection.datatypes, datatype, value)
+    elif datatype & Datatype.SNAPPY and not connection.datatypes & Datatype.SNAPPY:
+        datatype, value = datatype & ~Datatype.SNAPPY, inflate(value)
+    return reply(frame, extras=_FLAGS.pack(item.flags), key=key, value=value, cas=item.cas, datatype=datatype)
+
+
+def _keys(connection: NodeConnection, frame: Frame) -> bytes:
+    request = decode(frame)
+    assert isinstance(request, GetKeys)
+    count = DEFAULT_COUNT if request.count is None else request.count
+    if not 0 < count <= MAX_COUNT:
+        raise OutOfRange(f"{count} keys: expected 1 to {MAX_COUNT}")
+    start = connection.read_key(frame.key)
+    found = serving(connection, frame).keys_from(start, count)
+    if not found:
+        raise KeyNotFound("no key from there on")
+    return reply(frame, value=pack_key_list(connection.shown_key(key) for key in found))
+
+
+HANDLERS: dict[Opcode, Handler] = {
+    Opcode.GET_REPLICA: _get_replica,
+    Opcode.GET_RANDOM_KEY: _random,
+    Opcode.GET_KEYS: _keys,
+}
