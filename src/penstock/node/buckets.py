@@ -25,10 +25,10 @@ class BucketSpec:
     is a plain cache of one vbucket for clients that know nothing of vbuckets.
 
     vbuckets: a power of two up to 65536. conflict_resolution: `seqno` or `lww`; quota_bytes: what it may take up in
-    memory; both None: as the node's others. flush_enabled: whether all of it may be deleted at once; None: where only
-    this machine reaches the node. replicas: how many copies it is to have; there are none on one node. max_ttl: seconds
-    that a document lives at most, 0 for any. storage_backend: a name that clients ask for and want to see again. Raises
-    UsageError for anything else.
+    memory; retention_seconds, retention_bytes: of the history, as in Settings; all of these None: as the node's others.
+    flush_enabled: whether all of it may be deleted at once; None: where only this machine reaches the node. replicas:
+    how many copies it is to have; there are none on one node. max_ttl: seconds that a document lives at most, 0 for
+    any. storage_backend: a name that clients ask for and want to see again. Raises UsageError for anything else.
     """
 
     name: str
@@ -39,6 +39,8 @@ class BucketSpec:
     flush_enabled: bool | None = None
     replicas: int = 0
     max_ttl: int = 0
+    retention_seconds: float | None = None
+    retention_bytes: int | None = None
     storage_backend: str = "couchstore"
 
     def __post_init__(self) -> None:
@@ -53,8 +55,12 @@ class BucketSpec:
             raise UsageError(f"{self.replicas} replicas: expected 0 to {MAX_REPLICAS}")
         if not 0 <= self.max_ttl <= _MAX_TTL:
             raise UsageError(f"a time to live of {self.max_ttl} s: expected 0 to {_MAX_TTL}")
-        if self.quota_bytes is not None and self.quota_bytes < 1:
-            raise UsageError(f"a quota of {self.quota_bytes} bytes: expected at least 1")
+        for what in ("quota_bytes", "retention_seconds", "retention_bytes"):
+            number = getattr(self, what)
+            if number is not None and not number >= 0:
+                raise UsageError(f"{what} {number}: expected 0 or more")
+        if self.flush_enabled not in (None, False, True):
+            raise UsageError(f"flush_enabled {self.flush_enabled!r}: expected true or false")
         if self.conflict_resolution not in (None, "seqno", "lww"):
             raise UsageError(f"conflict resolution {self.conflict_resolution!r}: expected seqno or lww")
         if self.storage_backend not in _BACKENDS:
@@ -71,11 +77,14 @@ class BucketSpec:
 
     def settings(self, base: Settings) -> Settings:
         """Return what the store is to do, from what it does for buckets that do not say it."""
-        return replace(
-            base,
-            conflict_resolution=self.conflict_resolution or base.conflict_resolution,
-            memory_bytes=self.quota_bytes or base.memory_bytes,
-        )
+        own: dict[str, Any] = {
+            "conflict_resolution": self.conflict_resolution,
+            "memory_bytes": self.quota_bytes,
+            "retention_seconds": self.retention_seconds,
+            "retention_bytes": self.retention_bytes,
+            "max_ttl": self.max_ttl or None,
+        }
+        return replace(base, **{name: value for name, value in own.items() if value is not None})
 
     def properties(self) -> dict[str, Any]:
         """Return what is kept with the bucket: all that is not as it is unless said, and not said there already."""

@@ -23,6 +23,7 @@ class LiveMap:
 
     def __init__(self, build: Callable[[], Mapping[str, Any]]) -> None:
         self._build = build
+        self._said: Mapping[str, Any] = {}
         self._body = b""
         self._revision = 0
         self._text = b""
@@ -42,6 +43,12 @@ class LiveMap:
         """The newest map as JSON, without spaces; `rev` and `revEpoch` come first."""
         self._refresh()
         return self._text
+
+    @property
+    def said(self) -> Mapping[str, Any]:
+        """The newest map but for its revision."""
+        self._refresh()
+        return self._said
 
     def is_known(self, epoch: int, revision: int) -> bool:
         """Whether somebody who has this revision has nothing to learn. epoch, revision: as the peer sent them."""
@@ -69,23 +76,20 @@ class LiveMap:
 
         return unwatch
 
-    def wake(self) -> None:
-        """Call all watchers now, whether or not there is a change: what they watch has come to its end."""
-        for callback in tuple(self._watchers.values()):
-            callback()
-
     def _tell(self) -> None:
         self._telling = False
         if self.revision != self._told:
             self._told = self._revision
-            self.wake()
+            for callback in tuple(self._watchers.values()):
+                callback()
 
     def _refresh(self) -> None:
         if not self._stale:
             return
         self._stale = False
-        body = dump(self._build())
+        said = self._build()
+        body = dump(said)
         if body != self._body:
-            self._body = body
+            self._said, self._body = said, body
             self._revision = revised(self._revision, time.time_ns())
             self._text = b'{"rev":%d,"revEpoch":%d,%s' % (self._revision, EPOCH, body[1:])

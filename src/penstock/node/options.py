@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from penstock.errors import UsageError
 from penstock.node.disk.flusher import PERSISTENCE_TIMEOUT
 from penstock.node.disk.upkeep import PAGER_SECONDS
+from penstock.node.topology import NodePlace, Topology
 from penstock.store.settings import Settings
 from penstock.wire.constants import Dialect
 
-__all__ = ["DEFAULT_PORT", "IDLE_TIMEOUT", "PINS", "Options"]
+__all__ = ["DEFAULT_PORT", "HTTPS_PORT", "HTTP_PORT", "IDLE_TIMEOUT", "PINS", "Options"]
 
 DEFAULT_PORT = 11210
+HTTP_PORT, HTTPS_PORT = 8091, 18091
 IDLE_TIMEOUT = 360.0
 
 PINS: dict[str, tuple[Dialect, bool]] = {
@@ -32,6 +34,10 @@ class Options:
     of what is to be sent. pin: one of PINS; None: the first change-stream request of each connection decides its
     dialect. follow: the connection string of a bucket, which the node then has as well, kept like it by a Bridge;
     protocol: the dialect to follow in, if the string does not say it.
+
+    http_port: for management over HTTP; None: HTTP_PORT if port is DEFAULT_PORT, else any that is free. https_port: the
+    same with TLS, where there is that. nodes: all nodes that the buckets are on, in the same order for each of them;
+    empty: this one alone. this_node: its place among them.
 
     data_dir: where the buckets are kept, each in a directory of its own; what is there is read before the node listens.
     None: in memory, gone with the node. settings: of each bucket that does not say it otherwise. pager_seconds: from
@@ -51,6 +57,10 @@ class Options:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     idle_timeout: float = IDLE_TIMEOUT
+    http_port: int | None = None
+    https_port: int | None = None
+    nodes: Sequence[NodePlace] = ()
+    this_node: int = 0
     pin: str | None = None
     follow: str | None = None
     protocol: str | None = None
@@ -70,7 +80,7 @@ class Options:
     most_connections: int = 60_000
 
     def __post_init__(self) -> None:
-        for port in (self.port, self.tls_port):
+        for port in (self.port, self.tls_port, self.http_port, self.https_port):
             if port is not None and not 0 <= port <= 65535:
                 raise UsageError(f"port {port}: expected 0 to 65535")
         if self.pin is not None and self.pin not in PINS:
@@ -83,7 +93,21 @@ class Options:
             raise UsageError("a certificate and its key: expected both or neither")
         if self.certificate is not None and self.tls_port is None:
             raise UsageError("a certificate without a port for TLS: expected a port, 0 for any that is free")
+        if self.https_port is not None and self.certificate is None:
+            raise UsageError("a port for HTTPS without a certificate: expected a certificate and its key")
         if self.tls_port is not None and self.certificate is None:
             raise UsageError("a port for TLS without a certificate: expected a certificate and its key")
         if self.client_ca is not None and self.certificate is None:
             raise UsageError("certificates of clients without one of the node: expected a certificate and its key")
+
+    @property
+    def topology(self) -> Topology:
+        """Raises UsageError for nodes that cannot be together."""
+        return Topology(tuple(self.nodes) or (NodePlace(),), self.this_node)
+
+    def management_port(self, *, tls: bool) -> int:
+        """Return the port to have for HTTP, 0 for any that is free."""
+        wanted, usual = (self.https_port, HTTPS_PORT) if tls else (self.http_port, HTTP_PORT)
+        if wanted is not None:
+            return wanted
+        return usual if self.port == DEFAULT_PORT else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
@@ -14,11 +15,14 @@ from penstock.node.live_map import LiveMap
 from penstock.node.tap.clients import TapBucket
 from penstock.node.topology import Topology, bucket_map
 from penstock.store.bucket import Bucket
+from penstock.store.manifest import Manifest
+from penstock.store.settings import Settings
 from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import Dialect
+from penstock.wire.constants import Dialect, VbucketState
 
 if TYPE_CHECKING:
     from penstock.node.disk.compactor import Compactor
+    from penstock.node.disk.definitions import Definition
     from penstock.node.disk.flusher import Flusher
     from penstock.node.disk.upkeep import Upkeep
     from penstock.node.follow import Bridge
@@ -70,21 +74,26 @@ class Waiting(Protocol):
 
 
 class ServedBucket:
-    """spec: what it is to be like. topology: the nodes that it is on; map: its cluster map. changed: vbuckets that
-    changed since the last `notify`. producers: the change-stream connections, by dialect and name. sent: by dialect,
-    in total. listeners: who is told what happens to whole vbuckets, all producers among them. bridge: keeps the bucket
-    like another node's, None where nothing does. upkeep: what it needs now and then. flusher and compactor: bring it to
-    disk and keep that small, None where it is in memory.
+    """spec: what it is to be like. definition: where that is kept, None where the store keeps it or nothing does.
+    may_be_flushed: all of it may be deleted at once. deleted: it is no bucket of the node's any more. topology: the
+    nodes that it is on; map: its cluster map. changed: vbuckets that changed since the last `notify`. producers: the
+    change-stream connections, by dialect and name. sent: by dialect, in total. listeners: who is told what happens to
+    whole vbuckets, all producers among them. bridge: keeps the bucket like another node's, None where nothing does.
+    upkeep: what it needs now and then. flusher and compactor: bring it to disk and keep that small, None where it is in
+    memory.
     """
 
     upkeep: Upkeep
 
-    def __init__(self, store: Bucket, spec: BucketSpec | None = None) -> None:
+    def __init__(self, store: Bucket, spec: BucketSpec | None = None, definition: Definition | None = None) -> None:
         self.store = store
         self.spec = spec or BucketSpec(name=store.name, vbuckets=len(store.vbuckets))
         self.topology = Topology()
         self.map = LiveMap(self._map)
-        self.uuid = store.uuid or secrets.token_hex(16)
+        self.uuid = store.uuid or (definition.uuid if definition is not None else secrets.token_hex(16))
+        self.definition = definition
+        self.may_be_flushed = True
+        self.deleted = False
         self.counters = Counters()
         self.changed = self.store.changed
         self.producers: dict[tuple[Dialect, bytes], ChangeProducer] = {}
@@ -163,6 +172,35 @@ class ServedBucket:
         for listener in tuple(self.listeners):
             listener.vbucket_changed(vbucket, event)
 
+    # What it is like
+
+    def change_manifest(self, manifest: Manifest) -> None:
+        """Let these be the scopes and collections, and let everybody know. Raises as Bucket.set_manifest does."""
+        if self.definition is not None:
+            self.definition.keep("manifest", self.store.manifest.followed_by(manifest).described())
+        self.store.set_manifest(manifest)
+        self.map.change()
+        self.changed.update(vbucket.id for vbucket in self.store.vbuckets if vbucket.state is VbucketState.ACTIVE)
+        self.upkeep.page()  # what was dropped is erased, and consumers are told
+
+    def change_spec(self, spec: BucketSpec, settings: Settings) -> None:
+        """Let the bucket be like that from now on. settings: of the store. Raises TemporaryFailure."""
+        (self.store.set_properties if self.definition is None else self._define)(spec.properties())
+        self.store.set_settings(settings)
+        self.spec = spec
+        self.map.change()
+
+    def _define(self, properties: Mapping[str, Any]) -> None:
+        assert self.definition is not None
+        self.definition.keep("properties", properties)
+
+    def flush(self) -> None:
+        """Delete all documents of the active vbuckets. Copies of others' vbuckets are left to those."""
+        for vbucket in self.store.vbuckets:
+            if vbucket.state is VbucketState.ACTIVE:
+                vbucket.reset()
+                self.tell(vbucket, VbucketEvent.FLUSHED)
+
     # The cluster map
 
     def place(self, topology: Topology) -> None:
@@ -170,17 +208,13 @@ class ServedBucket:
         self.topology = topology
         self.map.change()
 
-    def config(self, port: int = 0) -> bytes:
-        """Return the newest cluster map, as JSON; `$HOST` in it stands for the address that the client has dialled."""
-        return self.map.text
-
     def _map(self) -> dict[str, Any]:
         return bucket_map(
             self.topology,
             self.store.vbuckets,
             name=self.store.name,
             uuid=self.uuid,
-            manifest_uid=0,
+            manifest_uid=self.store.manifest.uid,
             replicas=self.spec.replicas,
             plain_cache=self.spec.plain_cache,
         )

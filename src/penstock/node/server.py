@@ -6,19 +6,21 @@ import asyncio
 import ipaddress
 import logging
 import os
-import re
+import secrets
 import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.client.address import parse_address
 from penstock.errors import Error, OperationTimeout, UsageError
+from penstock.node.bucket_list import BucketList, check_names
+from penstock.node.buckets import BucketSpec
 from penstock.node.connection import NodeConnection
-from penstock.node.disk.opening import Storage, close_bucket, open_bucket
+from penstock.node.disk.opening import Storage
 from penstock.node.follow import Bridge, find_upstream
 from penstock.node.guests import Guests
 from penstock.node.live_map import LiveMap
@@ -27,10 +29,13 @@ from penstock.node.options import DEFAULT_PORT, PINS, Options
 from penstock.node.producers import ProducerReport
 from penstock.node.served import ServedBucket
 from penstock.node.tap.settings import TapSettings
-from penstock.node.topology import NodePlace, Topology, node_map
+from penstock.node.topology import node_map
 from penstock.store.settings import Settings
 from penstock.wire.connection import Slab
 from penstock.wire.constants import Dialect
+
+if TYPE_CHECKING:
+    from penstock.node.http.listening import HttpServer
 
 __all__ = ["Listener", "Node"]
 
@@ -38,12 +43,12 @@ logger = logging.getLogger("penstock.node")
 
 DEFAULT_BUCKETS = ("default",)
 _HANDSHAKE_SECONDS = 10.0
+_BACKLOG = 4096  # connections that wait to be accepted; with asyncio's 100 a crowd waits a second for every 100 of it
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 _DISK_SECONDS = 600.0  # for buckets to be read when they are opened, and to be written when they are closed
+_LAST_TURNS = 3  # in which the loop lets go of transports that have just been closed
 _GOODBYE_SECONDS = 1.0  # for peers to take the last replies
-
-_BUCKET_NAME = re.compile(r"[A-Za-z0-9_.%-]{1,100}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +67,9 @@ class Listener:
 class Node:
     """A running node. Made by `start` on the running event loop, or by `running` on a thread of its own.
 
-    All but `url`, `host`, `kv_port` and `tls_port` belongs to the event loop's thread. bridge: what follows another
-    node, None where nothing does. storage: how the buckets are kept. guests: its connections.
+    All but `url`, `host` and the ports belongs to the event loop's thread. bridge: what follows another
+    node, None where nothing does. storage: how the buckets are kept. guests: its connections. http: management, None
+    before the node listens. uuid: of what clients take for a cluster. usual_vbuckets: of a bucket that does not say.
     topology: the nodes of its buckets, and where this one is; map: the cluster map of who has no bucket. users: who can
     log in, None where nobody has to. is_loopback: only this machine reaches it. attempts: wrong passwords, by address.
     """
@@ -79,15 +85,19 @@ class Node:
             settings=options.settings or Settings(),
             pager_seconds=options.pager_seconds,
             persistence_timeout=options.persistence_timeout,
+            flush=self.is_loopback,
         )
-        self.kv_port = self.tls_port = 0
-        self.topology = Topology()
+        self.uuid = secrets.token_hex(16)
+        self.kv_port = self.tls_port = self.http_port = self.https_port = 0
+        self.topology = options.topology
         self.map = LiveMap(lambda: node_map(self.topology))
         self.idle_timeout = options.idle_timeout
         self.tap = TapSettings()
         self.bridge: Bridge | None = None
         self.slab = Slab()  # one for all: a read fills it and is dealt with before the next
-        self.buckets: dict[str, ServedBucket] = {}
+        self.buckets = BucketList(self)
+        self.usual_vbuckets = 1024
+        self.http: HttpServer | None = None
         self.guests = Guests(loop, options)
         self.started_at = loop.time()
         self._tls = _context(options)
@@ -107,43 +117,69 @@ class Node:
     ) -> Node:
         """Start a node that accepts connections.
 
-        host, port, options: as of Options. buckets: names; `default` unless there is one to follow. vbuckets: of each,
-        a power of two up to 65536.
+        host, port, options: as of Options. buckets: names; None: those that are kept in the data directory, or the one
+        to follow, or `default`. What is kept is opened in any case. vbuckets: of each that is named or made later, a
+        power of two up to 65536.
         Raises UsageError for an address that is not of this machine alone, a wrong bucket or number; StoreRefused (a
         UsageError) for a data directory that cannot be used, StoreDamaged for one that is not as it was written; Error
         for an address that is taken; and as find_upstream does, where there is a bucket to follow.
         """
         node = cls(asyncio.get_running_loop(), Options(host=host, port=port, **options))
         node.access(tls=False)  # before anything is opened
-        follow = node.options.follow
-        if buckets is None:
-            buckets = DEFAULT_BUCKETS if follow is None else ()
-        followed = [] if follow is None else [parse_address(follow).bucket]
-        _check([*buckets, *followed], vbuckets)
         try:
-            upstream = None if follow is None else await find_upstream(follow, node.options.protocol)
-            for name in buckets:
-                node.buckets[name] = await open_bucket(name, vbuckets, node.storage)
-            if upstream is not None:
-                name = upstream.address.bucket
-                served = node.buckets[name] = await open_bucket(name, upstream.vbuckets, node.storage)
-                node.bridge = Bridge(served, upstream.address)
-                if served.flusher is not None:
-                    await served.flusher.flush()  # that it is a copy
+            await node._open_buckets(buckets, vbuckets)
             await node._listen()
         except BaseException:
+            await node._stop_listening()
             await node._let_go()
             raise
         return node
 
+    async def _open_buckets(self, names: Sequence[str] | None, vbuckets: int) -> None:
+        follow, followed = self.options.follow, None
+        if follow is not None:
+            followed = BucketSpec(name=parse_address(follow).bucket, vbuckets=vbuckets)
+        elif names is not None and not names:
+            raise UsageError("no bucket: expected the name of at least one")
+        self.usual_vbuckets = BucketSpec(name="default", vbuckets=vbuckets).vbuckets
+        check_names([*(names or ()), *([followed.name] if followed else ())])
+        upstream = None if follow is None else await find_upstream(follow, self.options.protocol)
+        await self.buckets.open_all(
+            names or (),
+            vbuckets,
+            usual=() if followed else DEFAULT_BUCKETS,
+            without=followed.name if followed else None,
+        )
+        if upstream is not None and followed is not None:
+            served = await self.buckets.open(replace(followed, vbuckets=upstream.vbuckets))
+            self.bridge = Bridge(served, upstream.address)
+            if served.flusher is not None:
+                await served.flusher.flush()  # that it is a copy
+
     async def _listen(self) -> None:
-        if self.options.tls_port is not None:
-            self.tls_port = await self._open_port(self.options.tls_port, self._listener(self._tls))
-        self.kv_port = await self._open_port(self.options.port, self._listener(None))
-        self.topology = self.topology.moved(NodePlace(kv=self.kv_port, kv_tls=self.tls_port))
+        from penstock.node.http.listening import HttpServer
+
+        self.http = http = HttpServer(self)
+        options = self.options
+        self.http_port = await http.listen(self.host, options.management_port(tls=False), self._listener(None))
+        if options.tls_port is not None:
+            listener = self._listener(self._tls)
+            self.https_port = await http.listen(self.host, options.management_port(tls=True), listener)
+            self.tls_port = await self._open_port(options.tls_port, listener)
+        self.kv_port = await self._open_port(options.port, self._listener(None))
+        here = replace(
+            self.topology.here,
+            kv=self.kv_port,
+            kv_tls=self.tls_port,
+            mgmt=self.http_port,
+            mgmt_tls=self.https_port,
+        )
+        self.topology = self.topology.moved(here)
         self.map.change()
         for served in self.buckets.values():
             served.place(self.topology)
+        for server in (*http.servers, *self._servers):  # nobody is told of a port that is not known yet
+            await server.start_serving()
 
     def _listener(self, tls: ssl.SSLContext | None) -> Listener:
         dialect, prototype = PINS[self.options.pin] if self.options.pin is not None else (None, False)
@@ -167,8 +203,10 @@ class Node:
             server = await self.loop.create_server(
                 lambda: NodeConnection(self, listener),
                 *(self.host, port),
+                backlog=_BACKLOG,
                 ssl=listener.tls,
                 ssl_handshake_timeout=patience,
+                start_serving=False,
             )
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else error
@@ -223,20 +261,20 @@ class Node:
 
     def url(self, bucket: str) -> str:
         """Return the connection string of one of the node's buckets. Raises UsageError for another."""
-        self._bucket(bucket)
+        self.buckets.find(bucket)
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"couchbase://{host}:{self.kv_port}/{bucket}"
 
     def streams(self, bucket: str) -> list[ProducerReport]:
         """Return what the producers of a bucket report. Raises UsageError for a bucket that there is not."""
-        return [producer.report() for producer in self._bucket(bucket).producers.values()]
+        return [producer.report() for producer in self.buckets.find(bucket).producers.values()]
 
     def close_streams(self, name: str, bucket: str) -> int:
         """End the change-stream connections of this name, `anon_N` included, and return how many there were.
 
         Raises KeyNotFound if there is none, UsageError for a bucket that there is not.
         """
-        return self._bucket(bucket).close_producers(name.encode())
+        return self.buckets.find(bucket).close_producers(name.encode())
 
     async def stop(self) -> None:
         """Stop listening and end all connections; what was answered is sent if the peers take it within a second.
@@ -245,14 +283,19 @@ class Node:
         """
         self._stopping = True
         try:
-            for server in self._servers:
-                server.close()
-            await self._end_connections()
-            for server in self._servers:
-                await server.wait_closed()
+            await self._stop_listening()
         finally:
             await self._let_go()
             self._stopped.set()
+
+    async def _stop_listening(self) -> None:
+        for server in self._servers:
+            server.close()
+        if self.http is not None:
+            await self.http.close()
+        await self._end_connections()
+        for server in self._servers:
+            await server.wait_closed()
 
     async def _end_connections(self) -> None:
         if not self.guests.present:
@@ -271,17 +314,29 @@ class Node:
         self.guests.close()
         if self.bridge is not None:
             await self.bridge.stop()
-        for served in self.buckets.values():
-            await close_bucket(served)
+        await self.buckets.close()
 
     async def wait_closed(self) -> None:
         """Wait until the node has been stopped."""
         await self._stopped.wait()
 
-    def _bucket(self, name: str) -> ServedBucket:
-        if name not in self.buckets:
-            raise UsageError(f"no bucket {name!r}; there is {', '.join(self.buckets)}")
-        return self.buckets[name]
+    # Buckets, on the event loop's thread
+
+    async def create_bucket(self, spec: BucketSpec) -> ServedBucket:
+        """Make a bucket. Raises UsageError if it cannot be, or is there already."""
+        return await self.buckets.create(spec)
+
+    async def change_bucket(self, spec: BucketSpec) -> None:
+        """Let the bucket of this name be like that, as far as that can change. Raises UsageError."""
+        self.buckets.change(spec)
+
+    async def delete_bucket(self, name: str) -> None:
+        """End what uses a bucket, and delete it. Raises UsageError if there is none, or it is one that follows."""
+        await self.buckets.delete(name)
+
+    async def flush_bucket(self, name: str) -> None:
+        """Delete all documents of a bucket. Raises UsageError, NotSupported where that may not be, TemporaryFailure."""
+        await self.buckets.flush(name)
 
     # What connections call
 
@@ -300,7 +355,11 @@ async def _settle() -> None:
     """Let connections that were being accepted when the node stopped come to their end."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
-        await asyncio.wait(others, timeout=_GOODBYE_SECONDS)
+        _, handshakes = await asyncio.wait(others, timeout=_GOODBYE_SECONDS)
+        for handshake in handshakes:
+            handshake.cancel()
+    for _ in range(_LAST_TURNS):
+        await asyncio.sleep(0)
 
 
 def _address(host: str) -> tuple[str, bool]:
@@ -318,17 +377,3 @@ def _context(options: Options) -> ssl.SSLContext | None:
         return None
     client_ca = None if options.client_ca is None else Path(options.client_ca)
     return server_context(Path(options.certificate), Path(options.key), client_ca)
-
-
-def _check(buckets: Sequence[str], vbuckets: int) -> None:
-    if not 1 <= vbuckets <= 65536 or vbuckets & (vbuckets - 1):
-        raise UsageError(f"{vbuckets} vbuckets: expected a power of two from 1 to 65536")
-    if not buckets:
-        raise UsageError("no bucket: expected the name of at least one")
-    for name in buckets:
-        if not _BUCKET_NAME.fullmatch(name):
-            raise UsageError(f"bucket {name!r}: expected 1 to 100 of the characters A-Z a-z 0-9 _ . % -")
-        if not name.strip("."):
-            raise UsageError(f"bucket {name!r}: expected a name that is not dots alone")
-    if len(set(buckets)) < len(buckets):
-        raise UsageError(f"a bucket is named twice: {', '.join(buckets)}")

@@ -75,16 +75,14 @@ def _del_vbucket(connection: NodeConnection, frame: Frame) -> bytes:
 
 def _flushing(*, quiet: bool) -> Callable[[NodeConnection, Frame], bytes]:
     def flush(connection: NodeConnection, frame: Frame) -> bytes:
-        """Reset every active vbucket. Copies of others' vbuckets are left to those."""
         request = decode(frame)
         assert isinstance(request, Flush)
         bucket = connection.selected()
         if request.delay:
             raise NotSupported(f"a flush in {request.delay} s; only at once")
-        for vbucket in bucket.store.vbuckets:
-            if vbucket.state is VbucketState.ACTIVE:
-                vbucket.reset()
-                bucket.tell(vbucket, VbucketEvent.FLUSHED)
+        if not bucket.may_be_flushed:
+            raise NotSupported("this bucket may not be flushed")
+        bucket.flush()
         return b"" if quiet else reply(frame)
 
     return flush

@@ -1,4 +1,4 @@
-"""Opening the buckets of a node, in memory or each in a directory of its own, and closing them."""
+"""Opening the buckets of a node, in memory or each in a directory of its own, closing and deleting them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,29 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from penstock.errors import Error
+from penstock.node.buckets import BucketSpec
+from penstock.node.disk import definitions
 from penstock.node.disk.compactor import Compactor
+from penstock.node.disk.definitions import Definition
 from penstock.node.disk.flusher import PERSISTENCE_TIMEOUT, Flusher
 from penstock.node.disk.upkeep import PAGER_SECONDS, Upkeep
 from penstock.node.served import ServedBucket
 from penstock.store.bucket import Bucket
 from penstock.store.settings import Settings
 
-__all__ = ["Storage", "close_bucket", "file_bytes", "new_vbuuid", "open_bucket"]
+__all__ = ["Storage", "close_bucket", "file_bytes", "find_buckets", "new_vbuuid", "open_bucket", "remove_bucket"]
 
 logger = logging.getLogger("penstock.node")
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +39,14 @@ class Storage:
 
     data_dir: the directory in which each has one of its own, by its name; None: in memory. settings: of each.
     pager_seconds: from one round of the expiry pager to the next. persistence_timeout: seconds that a request waits
-    for the disk.
+    for the disk. flush: whether buckets that do not say it may be flushed.
     """
 
     data_dir: Path | None = None
     settings: Settings = field(default_factory=Settings)
     pager_seconds: float = PAGER_SECONDS
     persistence_timeout: float = PERSISTENCE_TIMEOUT
+    flush: bool = True
 
 
 def new_vbuuid() -> int:
@@ -55,10 +63,18 @@ def file_bytes(path: Path) -> int:
     return total
 
 
-async def open_bucket(name: str, vbuckets: int, storage: Storage) -> ServedBucket:
+async def find_buckets(storage: Storage) -> dict[str, BucketSpec | Error]:
+    """Return the buckets that are kept, by name, or why there is none to be had. Raises StoreRefused."""
+    if storage.data_dir is None:
+        return {}
+    return await _on_thread("find", partial(definitions.find, storage.data_dir))
+
+
+async def open_bucket(spec: BucketSpec, storage: Storage) -> ServedBucket:
     """Open a bucket, or make it where it is not there. Raises StoreRefused or StoreDamaged."""
-    store = await _open_store(name, vbuckets, storage)
-    served = ServedBucket(store)
+    served = await (_open_on_disk if storage.data_dir and spec.persistent else _open_in_memory)(spec, storage)
+    store = served.store
+    served.may_be_flushed = storage.flush if spec.flush_enabled is None else spec.flush_enabled
     served.upkeep = Upkeep(store, pager_seconds=storage.pager_seconds, look=served.look)
     if store.durable:
         served.flusher = flusher = Flusher(store, patience=storage.persistence_timeout)
@@ -66,30 +82,58 @@ async def open_bucket(name: str, vbuckets: int, storage: Storage) -> ServedBucke
         flusher.after = served.compactor.look
         served.listeners.add(flusher)
     if store.recovered:
-        logger.info("bucket %s: %s", name, store.recovered)
+        logger.info("bucket %s: %s", spec.name, store.recovered)
     return served
 
 
-async def _open_store(name: str, vbuckets: int, storage: Storage) -> Bucket:
-    if storage.data_dir is None:
-        return Bucket(name, vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=new_vbuuid, settings=storage.settings)
-    recover = partial(
-        Bucket.open,
-        *(storage.data_dir / name, name),
-        vbuckets=vbuckets,
+async def _open_in_memory(spec: BucketSpec, storage: Storage) -> ServedBucket:
+    store = Bucket(
+        spec.name,
+        vbuckets=spec.vbuckets,
         clock=time.time_ns,
         new_vbuuid=new_vbuuid,
-        settings=storage.settings,
+        settings=spec.settings(storage.settings),
     )
-    thread = ThreadPoolExecutor(1, thread_name_prefix=f"penstock-open-{name}")
-    opening = asyncio.get_running_loop().run_in_executor(thread, recover)
+    if storage.data_dir is None:
+        return ServedBucket(store, spec)
+    define = partial(Definition, storage.data_dir / spec.name, spec)
+    definition = await _on_thread(f"define-{spec.name}", define, Definition.close)
+    store.set_manifest(definition.manifest)
+    return ServedBucket(store, spec, definition)
+
+
+async def _open_on_disk(spec: BucketSpec, storage: Storage) -> ServedBucket:
+    assert storage.data_dir is not None
+    path, settings = storage.data_dir / spec.name, spec.settings(storage.settings)
+
+    def recover() -> Bucket:
+        store = Bucket.open(
+            *(path, spec.name),
+            vbuckets=spec.vbuckets,
+            clock=time.time_ns,
+            new_vbuuid=new_vbuuid,
+            settings=settings,
+        )
+        if not store.properties:
+            store.set_properties(spec.properties())
+        return store
+
+    return ServedBucket(await _on_thread(f"open-{spec.name}", recover, Bucket.close), spec)
+
+
+async def _on_thread(
+    name: str, work: Callable[[], _Result], undo: Callable[[_Result], None] = lambda _: None
+) -> _Result:
+    """Do something that blocks on a thread of its own. undo: what becomes of the result if nobody waits for it."""
+    thread = ThreadPoolExecutor(1, thread_name_prefix=f"penstock-{name}")
+    working = asyncio.get_running_loop().run_in_executor(thread, work)
     thread.shutdown(wait=False)
     try:
-        return await asyncio.shield(opening)
+        return await asyncio.shield(working)
     except asyncio.CancelledError:
         # There is no way to interrupt it, and what it opens has to be let go of.
         with contextlib.suppress(Error):
-            (await opening).close()
+            undo(await working)
         raise
 
 
@@ -100,3 +144,11 @@ async def close_bucket(served: ServedBucket) -> None:
         await served.compactor.close()
     if served.flusher is not None:
         await served.flusher.close()
+    if served.definition is not None:
+        served.definition.close()
+
+
+async def remove_bucket(name: str, storage: Storage) -> None:
+    """Delete the files of a bucket that is closed. Raises StoreRefused if they stay."""
+    if storage.data_dir is not None:
+        await _on_thread(f"remove-{name}", partial(definitions.remove, storage.data_dir / name))

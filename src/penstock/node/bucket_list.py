@@ -1,0 +1,151 @@
+"""The buckets that a node has: opened at its start, made, changed, emptied and deleted while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from penstock.errors import Error, NotSupported, StoreDamaged, StoreRefused, TemporaryFailure, UsageError
+from penstock.node.buckets import BucketSpec, check_name
+from penstock.node.disk.opening import close_bucket, find_buckets, open_bucket, remove_bucket
+from penstock.node.served import ServedBucket
+
+if TYPE_CHECKING:
+    from penstock.node.server import Node
+
+__all__ = ["MAX_BUCKETS", "BucketList", "check_names"]
+
+logger = logging.getLogger("penstock.node")
+
+MAX_BUCKETS = 100
+"""That a running node makes. Each costs memory for its vbuckets, empty or not."""
+
+
+class BucketList(dict[str, ServedBucket]):
+    """The open buckets by name. One at a time is opened or closed; what others do meanwhile sees it done or not."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self._node = node
+        self._turn = asyncio.Lock()
+
+    async def open_all(
+        self, names: Sequence[str], vbuckets: int, *, usual: Sequence[str], without: str | None = None
+    ) -> None:
+        """Open buckets by name, and those that are kept but for one; usual: which, where there would be none.
+
+        Raises UsageError and StoreDamaged as `open` does. A kept one that nobody has named is left out if it cannot be
+        opened: the others are not to suffer.
+        """
+        kept = await find_buckets(self._node.storage)
+        others = [name for name in kept if name not in names and name != without]
+        for name in names or (() if others else usual):
+            spec = kept.get(name)
+            if not isinstance(spec, BucketSpec):  # if there is something wrong with it, opening it says so
+                spec = BucketSpec(name=name, vbuckets=vbuckets)
+            await self.open(spec if spec.plain_cache else replace(spec, vbuckets=vbuckets))
+        problem = None
+        for name in others:
+            problem = await self._try_to_open(kept[name]) or problem
+        if problem is not None and not self:
+            raise problem
+
+    async def _try_to_open(self, spec: BucketSpec | Error) -> Error | None:
+        """Open a bucket that nobody has named. Returns what prevents it, None if nothing does."""
+        try:
+            if isinstance(spec, Error):
+                raise spec
+            await self.open(spec)
+        except (StoreRefused, StoreDamaged) as error:
+            logger.error("a bucket is left out: %s", error)
+            return error
+        return None
+
+    async def open(self, spec: BucketSpec) -> ServedBucket:
+        """Open a bucket, made where it is not there, and have it. Raises UsageError, StoreDamaged."""
+        async with self._turn:
+            node = self._node
+            if spec.name in self:
+                raise UsageError(f"there is a bucket {spec.name!r} already")
+            if not spec.plain_cache:
+                node.topology.check(spec.vbuckets)
+            served = await open_bucket(spec, node.storage)
+            for number in _of_others(node, served):
+                served.store.vbuckets[number].remove()
+            served.place(node.topology)
+            self[spec.name] = served
+            return served
+
+    async def create(self, spec: BucketSpec) -> ServedBucket:
+        """As `open`, for one that there is not yet. Raises UsageError also where there are too many."""
+        if len(self) >= MAX_BUCKETS:
+            raise UsageError(f"there are {len(self)} buckets: expected less than {MAX_BUCKETS}")
+        return await self.open(spec)
+
+    async def delete(self, name: str) -> None:
+        """End all that uses a bucket, and delete what there is of it. Raises UsageError if it is not there or stays."""
+        async with self._turn:
+            node, served = self._node, self.find(name)
+            if served.bridge is not None:
+                raise UsageError(f"bucket {name!r} follows another node's: it is there as long as the node")
+            del self[name]
+            served.deleted = True
+            for connection in tuple(node.guests.present):
+                if connection.bucket is served:
+                    connection.close()
+            if node.http is not None:
+                node.http.wake()
+            await close_bucket(served)
+            await remove_bucket(name, node.storage)
+
+    async def flush(self, name: str) -> None:
+        """Delete all documents of a bucket. Raises UsageError, NotSupported where it may not be, TemporaryFailure."""
+        served = self.find(name)
+        if not served.may_be_flushed:
+            raise NotSupported(f"bucket {name!r} may not be flushed")
+        served.flush()
+        served.notify()
+        if served.flusher is not None:
+            await served.flusher.flush()
+
+    def change(self, spec: BucketSpec) -> None:
+        """Let the bucket of this name be like that. Raises UsageError."""
+        served, storage = self.find(spec.name), self._node.storage
+        try:
+            served.change_spec(spec, spec.settings(storage.settings))
+        except TemporaryFailure as error:
+            raise UsageError(f"bucket {spec.name!r}: {error}") from error
+        served.may_be_flushed = storage.flush if spec.flush_enabled is None else spec.flush_enabled
+
+    async def close(self) -> None:
+        """Bring all to disk and let go of it. What is being opened or deleted is waited for."""
+        async with self._turn:
+            for served in self.values():
+                await close_bucket(served)
+
+    def find(self, name: str) -> ServedBucket:
+        """Raises UsageError."""
+        if name not in self:
+            raise UsageError(f"no bucket {name!r}; there is {', '.join(self)}")
+        return self[name]
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise UsageError for names that buckets cannot have together."""
+    for name in names:
+        check_name(name)
+    if len(set(names)) < len(names):
+        raise UsageError(f"a bucket is named twice: {', '.join(names)}")
+
+
+def _of_others(node: Node, served: ServedBucket) -> Iterator[int]:
+    """Yield the vbuckets that other nodes have, as far as they are here. A plain cache is split by its clients."""
+    if len(node.topology.places) == 1 or served.spec.plain_cache:
+        return
+    own = node.topology.owned(len(served.store.vbuckets))
+    for vbucket in served.store.vbuckets:
+        if vbucket.id not in own and vbucket.state is not None:
+            yield vbucket.id

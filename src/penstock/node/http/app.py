@@ -1,0 +1,44 @@
+"""All pages, and what is answered where one raises."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+
+from penstock.node.http import bucket_pages, cluster_pages, collection_pages
+from penstock.node.http.forms import FormErrors
+from penstock.node.http.visits import json_response, route_of
+from penstock.node.topology import dump
+
+if TYPE_CHECKING:
+    from penstock.node.http.listening import HttpServer
+
+__all__ = ["PAGES", "make_app"]
+
+PAGES = (*cluster_pages.PAGES, *bucket_pages.PAGES, *collection_pages.PAGES)
+
+
+def make_app(http: HttpServer) -> Starlette:
+    return Starlette(
+        routes=[route_of(http, page) for page in PAGES],
+        exception_handlers={HTTPException: _refused, FormErrors: _wrong_form, ClientDisconnect: _left},
+    )
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return PlainTextResponse(f"{error.detail}\n", error.status_code, headers=dict(error.headers or {}))
+
+
+async def _wrong_form(request: Request, error: Exception) -> Response:
+    assert isinstance(error, FormErrors)
+    return json_response(dump({"errors": dict(error.errors)}), error.status)
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    """Nobody gets this: the peer has gone before its request was whole."""
+    return Response(status_code=400)

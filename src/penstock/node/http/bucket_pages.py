@@ -1,0 +1,112 @@
+"""Buckets over HTTP: looked up, made, changed, emptied and deleted."""
+
+from __future__ import annotations
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from penstock.errors import Busy, UsageError
+from penstock.node.http import documents
+from penstock.node.http.forms import FormErrors, changed_spec, new_spec, read_form
+from penstock.node.http.streaming import MapStream
+from penstock.node.http.visits import Page, Visit, json_response
+from penstock.node.login.roles import Privilege
+from penstock.node.topology import at_host, dump
+
+__all__ = ["PAGES"]
+
+
+async def _buckets(visit: Visit) -> Response:
+    node = visit.node
+    seen = [served for name, served in node.buckets.items() if visit.user.sees(name)]
+    return visit.json([documents.bucket(node, served) for served in seen])
+
+
+async def _bucket(visit: Visit) -> Response:
+    return visit.json(documents.bucket(visit.node, visit.bucket()))
+
+
+async def _terse(visit: Visit) -> Response:
+    return json_response(at_host(visit.bucket().map.text, visit.host))
+
+
+async def _terse_stream(visit: Visit) -> Response:
+    served = visit.bucket()
+    return MapStream(visit.http, served, lambda: at_host(served.map.text, visit.host))
+
+
+async def _stream(visit: Visit) -> Response:
+    served, node = visit.bucket(), visit.node
+    return MapStream(visit.http, served, lambda: at_host(dump(documents.bucket(node, served)), visit.host))
+
+
+async def _stats(visit: Visit) -> Response:
+    return visit.json(documents.bucket_stats(visit.bucket()))
+
+
+async def _create(visit: Visit) -> Response:
+    form = await read_form(visit.request)
+    spec = new_spec(form, visit.node.usual_vbuckets)
+    if spec.name in visit.node.buckets:
+        raise FormErrors({"name": "Bucket with given name already exists"})
+    try:
+        await visit.node.create_bucket(spec)
+    except UsageError as error:
+        raise FormErrors({"_": str(error)}) from None
+    return Response(status_code=202, headers={"location": f"/pools/default/buckets/{spec.name}"})
+
+
+async def _change(visit: Visit) -> Response:
+    served = visit.bucket()
+    spec = changed_spec(served.spec, await read_form(visit.request))
+    try:
+        await visit.node.change_bucket(spec)
+    except UsageError as error:
+        raise FormErrors({"_": str(error)}) from None
+    return Response(status_code=200)
+
+
+async def _delete(visit: Visit) -> Response:
+    name = visit.bucket().store.name
+    try:
+        await visit.node.delete_bucket(name)
+    except UsageError as error:
+        raise FormErrors({"_": str(error)}) from None
+    return Response(status_code=200)
+
+
+async def _flush(visit: Visit) -> Response:
+    served = visit.bucket()
+    if not served.may_be_flushed:
+        raise FormErrors({"_": "Flush is disabled for the bucket"})
+    await visit.node.flush_bucket(served.store.name)
+    return Response(status_code=200)
+
+
+async def _compact(visit: Visit) -> Response:
+    """Begin to rewrite all of the log; nobody waits for the end."""
+    served = visit.bucket()
+    if served.compactor is not None:
+        try:
+            served.compactor.everything(b"").begin(lambda _: None)
+        except Busy as error:
+            raise HTTPException(503, str(error)) from None
+    return Response(status_code=200)
+
+
+_BUCKETS = "/pools/default/buckets"
+_BUCKET = f"{_BUCKETS}/{{bucket}}"
+
+PAGES = (
+    Page("GET", _BUCKETS, _buckets),
+    Page("POST", _BUCKETS, _create, Privilege.MANAGE_BUCKETS),
+    Page("GET", _BUCKET, _bucket),
+    Page("POST", _BUCKET, _change, Privilege.MANAGE_BUCKETS),
+    Page("DELETE", _BUCKET, _delete, Privilege.MANAGE_BUCKETS),
+    Page("GET", "/pools/default/b/{bucket}", _terse),
+    Page("GET", "/pools/default/bs/{bucket}", _terse_stream),
+    Page("GET", "/pools/default/bucketsStreaming/{bucket}", _stream),
+    Page("GET", f"{_BUCKET}/stats", _stats, Privilege.SIMPLE_STATS),
+    Page("POST", f"{_BUCKET}/controller/doFlush", _flush, Privilege.MANAGE_BUCKETS),
+    Page("POST", f"{_BUCKET}/controller/compactBucket", _compact, Privilege.MANAGE_BUCKETS),
+)

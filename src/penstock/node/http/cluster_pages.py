@@ -1,0 +1,50 @@
+"""The node over HTTP: what it is, what there is to find, who is asking."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from penstock.node.http import documents
+from penstock.node.http.visits import Page, Visit, json_response
+from penstock.node.release import VERSION
+from penstock.node.topology import at_host
+
+__all__ = ["PAGES"]
+
+
+async def _root(visit: Visit) -> Response:
+    return visit.json({"name": "penstock", "version": VERSION, "pools": "/pools"})
+
+
+async def _pools(visit: Visit) -> Response:
+    return visit.json(documents.pools(visit.node))
+
+
+async def _pool(visit: Visit) -> Response:
+    said = documents.pool(visit.node)
+    said["bucketNames"] = [bucket for bucket in said["bucketNames"] if visit.user.sees(bucket["bucketName"])]
+    return visit.json(said)
+
+
+async def _nodes(visit: Visit) -> Response:
+    return visit.json({"name": "default", "nodes": documents.nodes(visit.node)})
+
+
+async def _services(visit: Visit) -> Response:
+    return json_response(at_host(visit.node.map.text, visit.host))
+
+
+async def _whoami(visit: Visit) -> Response:
+    user = visit.user
+    roles = [{"role": role.name.value, "target": str(role.target)} for role in user.roles]
+    return visit.json({"id": user.name, "domain": "local" if user.name else "anonymous", "roles": roles})
+
+
+PAGES = (
+    Page("GET", "/", _root, open=True),
+    Page("GET", "/pools", _pools, open=True),
+    Page("GET", "/pools/default", _pool),
+    Page("GET", "/pools/nodes", _nodes),
+    Page("GET", "/pools/default/nodeServices", _services),
+    Page("GET", "/whoami", _whoami),
+)

@@ -1,0 +1,183 @@
+"""What is said about the node and its buckets, as clients of Couchbase expect it.
+
+Fields that say nothing here are those without which a client fails. `$HOST` in them stands for the host that the client
+knows the node by.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from penstock.node.disk.opening import file_bytes
+from penstock.node.release import RELEASE
+from penstock.node.served import ServedBucket
+from penstock.node.topology import EPOCH
+from penstock.wire.constants import VbucketState
+
+if TYPE_CHECKING:
+    from penstock.node.server import Node
+
+__all__ = ["bucket", "bucket_stats", "nodes", "pool", "pools"]
+
+_COMPATIBILITY = (7 << 16) + 6
+_MEGABYTE = 1024 * 1024
+_TYPES = {"couchbase": "membase"}  # what the others are called is what they are
+
+
+def pools(node: Node) -> dict[str, Any]:
+    return {
+        "isAdminCreds": True,
+        "isEnterprise": True,
+        "allowedServices": ["kv"],
+        "pools": [
+            {
+                "name": "default",
+                "uri": f"/pools/default?uuid={node.uuid}",
+                "streamingUri": f"/poolsStreaming/default?uuid={node.uuid}",
+            }
+        ],
+        "settings": {},
+        "uuid": node.uuid,
+        "implementationVersion": RELEASE,
+        "componentsVersion": {"ns_server": RELEASE},
+    }
+
+
+def pool(node: Node) -> dict[str, Any]:
+    return {
+        "name": "default",
+        "clusterName": "",
+        "nodes": nodes(node),
+        "buckets": {
+            "uri": f"/pools/default/buckets?uuid={node.uuid}",
+            "terseBucketsBase": "/pools/default/b/",
+            "terseStreamingBucketsBase": "/pools/default/bs/",
+        },
+        "bucketNames": [{"bucketName": name, "uuid": served.uuid} for name, served in node.buckets.items()],
+        "nodeServicesUri": "/pools/default/nodeServices",
+        "balanced": True,
+        "rebalanceStatus": "none",
+        "rebalanceProgressUri": "/pools/default/rebalanceProgress",
+        "memoryQuota": _memory() // _MEGABYTE,
+        "counters": {},
+        "alerts": [],
+        "storageTotals": {"ram": {"total": _memory(), "quotaTotal": _memory()}},
+    }
+
+
+def nodes(node: Node) -> list[dict[str, Any]]:
+    """Return what there is to say of each node: of others only where they are, they are taken to be well."""
+    topology = node.topology
+    found: list[dict[str, Any]] = []
+    for number, place in enumerate(topology.places):
+        ports = {"direct": place.kv, "httpsMgmt": place.mgmt_tls}
+        said: dict[str, Any] = {
+            "hostname": place.address,
+            "ports": {name: port for name, port in ports.items() if port},
+            "otpNode": f"ns_{number + 1}@{place.host}",
+            "nodeUUID": f"{number + 1:032x}",
+            "clusterMembership": "active",
+            "clusterCompatibility": _COMPATIBILITY,
+            "recoveryType": "none",
+            "services": ["kv"],
+            "status": "healthy",
+            "version": RELEASE,
+            "os": platform.platform(),
+            "cpuCount": os.cpu_count() or 1,
+            "memoryTotal": _memory(),
+            "systemStats": {"mem_total": _memory()},
+            "interestingStats": {},
+            "uptime": str(int(node.loop.time() - node.started_at)),
+        }
+        if number == topology.this:
+            said["thisNode"] = True
+            said["interestingStats"] = {"curr_items": sum(map(_items, node.buckets.values()))}
+        found.append(said)
+    return found
+
+
+def bucket(node: Node, served: ServedBucket) -> dict[str, Any]:
+    """Return all that is said of a bucket; what the cluster map has is in it too."""
+    spec, base = served.spec, f"/pools/default/buckets/{quote(served.store.name)}"
+    stats = served.store.stats()
+    used = stats.index_bytes + stats.live_bytes + stats.dead_bytes
+    quota = spec.settings(node.storage.settings).memory_bytes or 0
+    said: dict[str, Any] = {
+        "rev": served.map.revision,
+        "revEpoch": EPOCH,
+        **served.map.said,
+        "nodes": nodes(node),
+        "bucketType": _TYPES.get(spec.kind, spec.kind),
+        "storageBackend": spec.storage_backend if spec.persistent else "undefined",
+        "localRandomKeyUri": f"{base}/localRandomKey",
+        "stats": {"uri": f"{base}/stats"},
+        "ddocs": {"uri": f"{base}/ddocs"},
+        "controllers": {"compactAll": f"{base}/controller/compactBucket"},
+        "replicaNumber": spec.replicas,
+        "replicaIndex": False,
+        "numVBuckets": len(served.store.vbuckets),
+        "threadsNumber": 1,
+        "quota": {"ram": quota, "rawRAM": quota},
+        "maxTTL": spec.max_ttl,
+        "compressionMode": "passive",
+        "evictionPolicy": "valueOnly" if spec.persistent else "noEviction",
+        "durabilityMinLevel": "none",
+        "conflictResolutionType": served.store.settings.conflict_resolution,
+        "historyRetentionSeconds": int(served.store.settings.retention_seconds or 0),
+        "historyRetentionBytes": served.store.settings.retention_bytes or 0,
+        "basicStats": {
+            "quotaPercentUsed": round(100 * used / quota, 3) if quota else 0,
+            "opsPerSec": 0,
+            "diskFetches": 0,
+            "itemCount": _items(served),
+            "diskUsed": _on_disk(node, served),
+            "dataUsed": stats.live_bytes,
+            "memUsed": used,
+        },
+    }
+    if served.may_be_flushed:
+        said["controllers"]["flush"] = f"{base}/controller/doFlush"
+    return said
+
+
+def bucket_stats(served: ServedBucket) -> dict[str, Any]:
+    """Return the newest sample of some statistics, by the names that charts of them have."""
+    stats, counters = served.store.stats(), served.counters
+    now = int(time.time() * 1000)
+    samples = {
+        "timestamp": now,
+        "curr_items": _items(served),
+        "curr_items_tot": stats.items,
+        "mem_used": stats.index_bytes + stats.live_bytes + stats.dead_bytes,
+        "cmd_get": counters.cmd_get,
+        "cmd_set": counters.cmd_set,
+        "get_misses": counters.get_misses,
+        "get_hits": counters.cmd_get - counters.get_misses,
+        "ep_queue_size": served.store.uncommitted,
+    }
+    return {
+        "op": {
+            "samples": {name: [value] for name, value in samples.items()},
+            "samplesCount": 1,
+            "isPersistent": served.store.durable,
+            "lastTStamp": now,
+            "interval": 1000,
+        }
+    }
+
+
+def _items(served: ServedBucket) -> int:
+    return sum(vbucket.items for vbucket in served.store.vbuckets if vbucket.state is VbucketState.ACTIVE)
+
+
+def _on_disk(node: Node, served: ServedBucket) -> int:
+    data_dir = node.storage.data_dir
+    return 0 if data_dir is None or not served.store.durable else file_bytes(data_dir / served.store.name)
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,175 @@
+"""A request on its way to what answers it: who sends it, whether they may, and where they think that the node is.
+
+A node without users belongs to whoever reaches it. A browser on the same machine does, and runs programs of strangers;
+so a request must not come from a page of another site, and not by a name that somebody else may have pointed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from penstock.node.login.access import Access
+from penstock.node.login.roles import Privilege, User
+from penstock.node.served import ServedBucket
+from penstock.node.topology import at_host, dump
+
+if TYPE_CHECKING:
+    from penstock.node.http.listening import HttpServer
+    from penstock.node.server import Node
+
+__all__ = ["Page", "Visit", "json_response", "route_of"]
+
+_HOST = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,253}))(:[0-9]{1,5})?")
+_SAFE_METHODS = ("GET", "HEAD")
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """host: the name or address of the node that the peer knows, without port or brackets."""
+
+    request: Request
+    http: HttpServer
+    user: User
+    host: str
+
+    @property
+    def node(self) -> Node:
+        return self.http.node
+
+    def argument(self, name: str) -> str:
+        """Return a part of the path."""
+        return str(self.request.path_params[name])
+
+    def bucket(self) -> ServedBucket:
+        """Return the bucket in the path. Raises HTTPException, the same for one that the user must not know of."""
+        name = self.argument("bucket")
+        served = self.node.buckets.get(name)
+        if served is None or not self.user.sees(name):
+            raise HTTPException(404, "Requested resource not found.")
+        wanted = self.request.query_params.get("bucket_uuid")
+        if wanted is not None and wanted != served.uuid:
+            raise HTTPException(404, "Bucket uuid does not match the requested.")
+        return served
+
+    def json(self, said: Any, status: int = 200) -> Response:
+        return json_response(at_host(dump(said), self.host), status)
+
+
+def json_response(text: bytes, status: int = 200) -> Response:
+    return Response(text, status, media_type="application/json", headers={"cache-control": "no-store"})
+
+
+Handler = Callable[[Visit], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """needs: what one must be allowed to do, with the bucket of the path where there is one; None: to log in is enough.
+    open: not even that.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    needs: Privilege | None = None
+    open: bool = False
+
+
+def route_of(http: HttpServer, page: Page) -> Route:
+    async def endpoint(request: Request) -> Response:
+        host = _host(request)
+        user = await _user(http, page, request, host)
+        if page.needs is not None and not user.may(page.needs, request.path_params.get("bucket")):
+            said = {"message": "Forbidden. User needs the following permissions", "permissions": [page.needs.name]}
+            return json_response(dump(said), 403)
+        return await page.handler(Visit(request, http, user, host))
+
+    return Route(page.path, endpoint, methods=[page.method])
+
+
+def _host(request: Request) -> str:
+    """Return what the peer calls this node. Raises HTTPException for what is no host."""
+    said = request.headers.get("host")
+    if said is None:
+        return str(request.scope["server"][0])
+    parts = _HOST.fullmatch(said)
+    if parts is None:
+        raise HTTPException(400, "a Host that is none")
+    return parts["address"] or parts["name"]
+
+
+async def _user(http: HttpServer, page: Page, request: Request, host: str) -> User:
+    """Return who sends a request. Raises HTTPException where that is not said, not true, or not to be believed."""
+    origin = request.headers.get("origin")
+    if request.method not in _SAFE_METHODS and origin is not None:
+        _, _, site = origin.partition("://")
+        if site != request.headers.get("host"):
+            raise HTTPException(403, "a request from the page of another site")
+    access = http.accesses[request.scope["scheme"]]
+    said = request.headers.get("authorization")
+    if said is None:
+        if access.anonymous_user is None:
+            if page.open:
+                return User("", ())
+            raise _unauthorized()
+        if not _is_own(host, http.node):
+            raise HTTPException(403, f"a node without users is not called {host}; ask for it by its address")
+        return access.anonymous_user
+    if request.scope["scheme"] == "http" and not (http.node.is_loopback or http.node.options.allow_plain):
+        raise HTTPException(403, "a password that others on the way can read; there is another port, with TLS")
+    return await _logged_in(http, access, request, *_credentials(said))
+
+
+async def _logged_in(http: HttpServer, access: Access, request: Request, name: str, password: str) -> User:
+    """Return who has this password. Raises HTTPException. Whoever guesses waits, and costs others half their time."""
+    address = request.client.host if request.client is not None else ""
+    attempts, loop = http.node.attempts, http.node.loop
+    await asyncio.sleep(attempts.delay(address))
+    async with http.checking:
+        began = loop.time()
+        user = access.users.check(name, password)
+        await asyncio.sleep(loop.time() - began)
+    if user is None:
+        attempts.failed(address)
+        raise _unauthorized()
+    attempts.succeeded(address)
+    return user
+
+
+def _is_own(host: str, node: Node) -> bool:
+    if host.lower() in ("localhost", node.host, *(place.host.lower() for place in node.topology.places)):
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _credentials(said: str) -> tuple[str, str]:
+    scheme, _, text = said.partition(" ")
+    try:
+        if scheme.lower() != "basic":
+            raise _unauthorized()
+        name, colon, password = base64.b64decode(text.strip(), validate=True).decode("utf-8").partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        raise _unauthorized() from None
+    if not colon:
+        raise _unauthorized()
+    return name, password
+
+
+def _unauthorized() -> HTTPException:
+    return HTTPException(401, "Unauthorized", {"WWW-Authenticate": 'Basic realm="Penstock"'})

@@ -1,0 +1,152 @@
+"""Buckets made, changed, emptied and deleted over HTTP."""
+
+import pytest
+
+from penstock.node import Node
+from penstock.wire.constants import Status
+from penstock.wire.kv import GetClusterConfig
+from tests.node.http.web_client import WebClient
+from tests.node.wire_client import connected
+
+BUCKETS = "/pools/default/buckets"
+
+
+def test_a_bucket_as_a_client_makes_it(node, web):
+    form = {
+        "name": "wine",
+        "bucketType": "membase",
+        "ramQuotaMB": "256",
+        "replicaNumber": "1",
+        "flushEnabled": "1",
+        "conflictResolutionType": "lww",
+        "maxTTL": "3600",
+        "compressionMode": "active",
+        "evictionPolicy": "valueOnly",
+        "durabilityMinLevel": "none",
+        "storageBackend": "magma",
+        "replicaIndex": "0",
+        "numVBuckets": "64",
+        "historyRetentionCollectionDefault": "true",
+        "historyRetentionSeconds": "60",
+        "of a later release": "anything",
+    }
+    answer = web.post(BUCKETS, **form)
+    assert (answer.status, answer.body) == (202, b"")
+    said = web.said(answer.headers["location"])
+    assert (said["bucketType"], said["storageBackend"], said["conflictResolutionType"]) == ("membase", "magma", "lww")
+    assert said["quota"]["rawRAM"] == 256 << 20
+    assert (said["replicaNumber"], said["maxTTL"], said["historyRetentionSeconds"]) == (1, 3600, 60)
+    assert said["vBucketServerMap"]["vBucketMap"] == [[0, -1]] * 64
+    with connected(node, "wine") as client:
+        assert client.set(b"k", b"v", vbucket=63).specific == Status.SUCCESS
+
+
+def test_the_least_that_makes_a_bucket(web):
+    assert web.post(BUCKETS, name="wine").status == 202
+    assert len(web.said(f"{BUCKETS}/wine")["vBucketServerMap"]["vBucketMap"]) == 16  # as the node's others
+
+
+@pytest.mark.parametrize("kind", ["ephemeral", "memcached"])
+def test_buckets_of_other_types(node, web, kind):
+    assert web.post(BUCKETS, name="wine", bucketType=kind, ramQuota="100").status == 202
+    said = web.said(f"{BUCKETS}/wine")
+    assert said["bucketType"] == kind
+    assert said["nodeLocator"] == ("ketama" if kind == "memcached" else "vbucket")
+    assert ("vBucketServerMap" in said) is (kind == "ephemeral")
+    with connected(node, "wine") as client:
+        assert client.set(b"k", b"v").specific == Status.SUCCESS
+
+
+WRONG = [
+    ({}, "name"),
+    ({"name": ""}, "name"),
+    ({"name": "with space"}, "name"),
+    ({"name": "../../etc"}, "name"),
+    ({"name": "~wine"}, "name"),
+    ({"name": "x" * 101}, "name"),
+    ({"name": "beer"}, "name"),
+    ({"name": "wine", "bucketType": "sasl"}, "bucketType"),
+    ({"name": "wine", "ramQuotaMB": "-1"}, "ramQuotaMB"),
+    ({"name": "wine", "ramQuotaMB": "much"}, "ramQuotaMB"),
+    ({"name": "wine", "ramQuota": "9" * 30}, "ramQuota"),
+    ({"name": "wine", "replicaNumber": "4"}, "replicaNumber"),
+    ({"name": "wine", "flushEnabled": "yes"}, "flushEnabled"),
+    ({"name": "wine", "conflictResolutionType": "custom"}, "conflictResolutionType"),
+    ({"name": "wine", "maxTTL": str(2**31)}, "maxTTL"),
+    ({"name": "wine", "maxTTL": "\u0661"}, "maxTTL"),
+    ({"name": "wine", "numVBuckets": "100"}, "numVBuckets"),
+    ({"name": "wine", "numVBuckets": "0"}, "numVBuckets"),
+    ({"name": "wine", "durabilityMinLevel": "majority"}, "durabilityMinLevel"),
+    ({"name": "wine", "compressionMode": "zip"}, "compressionMode"),
+]
+
+
+@pytest.mark.parametrize(("form", "field"), WRONG)
+def test_what_cannot_be_made(node, web, form, field):
+    answer = web.post(BUCKETS, **form)
+    assert answer.status == 400
+    assert list(answer.said["errors"]) == [field]
+    assert answer.said["errors"][field]
+    assert list(node.buckets) == ["default", "beer"]
+
+
+def test_all_that_is_wrong_is_said_at_once(web):
+    answer = web.post(BUCKETS, name="wine", maxTTL="x", flushEnabled="x")
+    assert set(answer.said["errors"]) == {"maxTTL", "flushEnabled"}
+
+
+def test_the_words_by_which_clients_know_a_bucket_that_is_there(web):
+    assert web.post(BUCKETS, name="beer").said["errors"]["name"] == "Bucket with given name already exists"
+
+
+def test_a_bucket_is_changed(node, web):
+    answer = web.post(f"{BUCKETS}/beer", ramQuotaMB="512", flushEnabled="0", maxTTL="5", bucketType="couchbase")
+    assert answer.status == 200
+    said = web.said(f"{BUCKETS}/beer")
+    assert (said["quota"]["ram"], said["maxTTL"]) == (512 << 20, 5)
+    assert "flush" not in said["controllers"]
+    refused = web.post(f"{BUCKETS}/beer/controller/doFlush")
+    assert refused.status == 400
+    assert "Flush is disabled" in refused.said["errors"]["_"]
+
+
+@pytest.mark.parametrize(
+    "form", [{"bucketType": "memcached"}, {"numVBuckets": "32"}, {"storageBackend": "magma"}, {"name": "wine"}]
+)
+def test_what_cannot_be_changed(web, form):
+    answer = web.post(f"{BUCKETS}/beer", **form)
+    assert answer.status == 400
+    assert answer.said["errors"] == dict.fromkeys(form, "cannot be changed")
+
+
+def test_a_bucket_is_emptied(node, web):
+    with connected(node, "beer") as client:
+        client.set(b"k", b"v")
+        assert web.post(f"{BUCKETS}/beer/controller/doFlush").status == 200
+        assert client.get(b"k").specific == Status.KEY_ENOENT
+
+
+def test_a_bucket_is_deleted(node, web):
+    with connected(node, "beer") as client:
+        assert web.delete(f"{BUCKETS}/beer").status == 200
+        assert client.ended()
+    assert web.get(f"{BUCKETS}/beer").status == 404
+    assert web.delete(f"{BUCKETS}/beer").status == 404
+    assert web.post(BUCKETS, name="beer").status == 202
+
+
+def test_buckets_made_over_http_are_there_after_a_restart(tmp_path):
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
+        web = WebClient(node)
+        assert web.post(BUCKETS, name="wine", numVBuckets="8", ramQuotaMB="100").status == 202
+        assert web.post(f"{BUCKETS}/wine/controller/compactBucket").status == 200
+        said = web.said(f"{BUCKETS}/wine")
+        assert said["basicStats"]["diskUsed"] > 0
+        with connected(node, "wine") as client:
+            client.set(b"k", b"v", vbucket=7)
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
+        again = WebClient(node).said(f"{BUCKETS}/wine")
+        assert (again["uuid"], again["quota"]) == (said["uuid"], said["quota"])
+        with connected(node, "wine") as client:
+            assert client.get(b"k", vbucket=7).value == b"v"
+            assert client.ask(GetClusterConfig()).specific == Status.SUCCESS

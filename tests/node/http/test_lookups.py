@@ -1,0 +1,162 @@
+"""What clients look up, with the fields that they insist on."""
+
+import json
+import re
+
+import pytest
+
+from penstock.node import Node
+from penstock.node.topology import NodePlace
+from penstock.wire.constants import VbucketState
+from penstock.wire.kv import GetClusterConfig, SetVbucket
+from tests.node.http.web_client import WebClient
+from tests.node.wire_client import connected
+
+RELEASE = re.compile(r"7\.6\.0-\d+-enterprise")
+
+
+def test_the_way_of_older_clients_from_pools_to_a_bucket(node, web):
+    pools = web.said("/pools")
+    assert RELEASE.fullmatch(pools["implementationVersion"])
+    (pool,) = pools["pools"]
+    assert pool["name"] == "default"
+    said = web.said(pool["uri"])
+    buckets = web.said(said["buckets"]["uri"])
+    assert [bucket["name"] for bucket in buckets] == ["default", "beer"]
+    bucket = web.said(buckets[1]["uri"])
+    assert bucket["name"] == "beer"
+    (found,) = bucket["nodes"]
+    assert found["hostname"] == f"127.0.0.1:{node.http_port}"
+    assert found["ports"]["direct"] == node.kv_port
+    assert RELEASE.fullmatch(found["version"])
+    assert int(found["uptime"]) >= 0
+    assert isinstance(found["uptime"], str)
+    assert (found["status"], found["clusterMembership"], found["thisNode"]) == ("healthy", "active", True)
+    assert bucket["vBucketServerMap"]["serverList"] == [f"127.0.0.1:{node.kv_port}"]
+    assert bucket["vBucketServerMap"]["vBucketMap"] == [[0]] * 16
+    assert "cccp" in bucket["bucketCapabilities"]
+    assert bucket["streamingUri"].startswith("/pools/default/bucketsStreaming/beer")
+
+
+def test_what_is_said_of_a_bucket(node, web):
+    with connected(node, "beer") as client:
+        for number in range(3):
+            client.set(b"key-%d" % number, b"v")
+    said = web.said("/pools/default/buckets/beer")
+    assert (said["bucketType"], said["storageBackend"], said["nodeLocator"]) == ("membase", "couchstore", "vbucket")
+    assert said["uuid"] == node.buckets["beer"].uuid
+    assert said["ddocs"]["uri"].endswith("/beer/ddocs")
+    assert said["basicStats"]["itemCount"] == 3
+    assert said["basicStats"]["memUsed"] > 0
+    assert said["quota"] == {"ram": 0, "rawRAM": 0}
+    assert (said["replicaNumber"], said["maxTTL"], said["conflictResolutionType"]) == (0, 0, "seqno")
+    assert int(said["collectionsManifestUid"], 16) == 0
+    assert said["controllers"]["flush"] == "/pools/default/buckets/beer/controller/doFlush"
+    assert web.said("/pools/default/buckets") == [web.said("/pools/default/buckets/default"), said]
+
+
+@pytest.mark.parametrize("path", ["/pools/default/b/beer", "/pools/default/bs/beer"])
+def test_the_terse_map_is_that_of_the_data_port(node, web, path):
+    with connected(node, "beer") as client:
+        there = client.ask(GetClusterConfig()).value
+    if path.endswith("b/beer"):
+        text = web.get(path).body
+        assert b'"rev":' in text
+        said = json.loads(text)
+    else:
+        with web.stream(path) as stream:
+            said = stream.next()
+    assert said == json.loads(there.replace(b"$HOST", b"127.0.0.1"))
+    (place,) = said["nodesExt"]
+    assert place["services"] == {"kv": node.kv_port, "mgmt": node.http_port}
+    assert place["thisNode"] is True
+
+
+def test_the_nodes(node, web):
+    services = web.said("/pools/default/nodeServices")
+    assert services["nodesExt"] == [
+        {
+            "services": {"kv": node.kv_port, "mgmt": node.http_port},
+            "thisNode": True,
+            "hostname": "127.0.0.1",
+        }
+    ]
+    assert services["rev"] > 0
+    (found,) = web.said("/pools/nodes")["nodes"]
+    assert found["hostname"] == f"127.0.0.1:{node.http_port}"
+
+
+def test_who_asks_and_what_answers(web):
+    assert web.said("/")["pools"] == "/pools"
+    assert web.said("/whoami")["roles"] == [{"role": "admin", "target": "*"}]
+
+
+def test_statistics_of_a_bucket(node, web):
+    with connected(node, "beer") as client:
+        client.set(b"k", b"v")
+        client.get(b"k")
+    samples = web.said("/pools/default/buckets/beer/stats")["op"]["samples"]
+    assert samples["curr_items"] == [1]
+    assert samples["cmd_get"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"), [("localhost", "localhost"), ("127.0.0.1:5", "127.0.0.1"), ("[::1]:8091", "::1")]
+)
+def test_the_map_has_the_host_that_was_asked_for(node, web, host, shown):
+    said = web.get("/pools/default/b/beer", headers={"Host": host}).said
+    assert said["nodesExt"][0]["hostname"] == shown
+    joined = f"[{shown}]" if ":" in shown else shown
+    assert said["vBucketServerMap"]["serverList"] == [f"{joined}:{node.kv_port}"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/pools/default/buckets/wine",
+        "/pools/default/b/wine",
+        "/pools/default/bs/wine",
+        "/pools/default/bucketsStreaming/wine",
+        "/pools/default/buckets/wine/scopes",
+        "/pools/default/buckets/wine/stats",
+        "/pools/default/buckets/beer?bucket_uuid=0123",
+        "/pools/default/buckets/%2e%2e",
+        "/nowhere",
+        "/pools/default/buckets/beer/nowhere",
+    ],
+)
+def test_what_is_not_there(web, path):
+    answer = web.get(path)
+    assert answer.status == 404
+    assert answer.body.strip()
+    assert b"Traceback" not in answer.body
+
+
+def test_other_methods_are_refused(web):
+    assert web.ask("DELETE", "/pools").status == 405
+    assert web.ask("PUT", "/pools/default/buckets/beer").status == 405
+
+
+def test_a_head_has_no_body_and_a_stream_ends_then(web):
+    for path in ("/pools", "/pools/default/bs/beer"):
+        answer = web.ask("HEAD", path)
+        assert (answer.status, answer.body) == (200, b"")
+
+
+def test_a_vbucket_that_is_not_active_is_nowhere(node, web):
+    with connected(node, "beer") as client:
+        client.ask(SetVbucket(vbucket=3, state=VbucketState.REPLICA))
+    places = web.said("/pools/default/buckets/beer")["vBucketServerMap"]["vBucketMap"]
+    assert places == [[0]] * 3 + [[-1]] + [[0]] * 12
+
+
+def test_several_nodes_are_all_shown():
+    places = tuple(NodePlace(host=f"10.0.0.{number}", kv=11210, mgmt=8091) for number in (1, 2, 3))
+    with Node.running(["beer"], vbuckets=16, nodes=places, this_node=1) as node:
+        web = WebClient(node)
+        said = web.said("/pools/default/buckets/beer")
+        addresses = [found["hostname"] for found in said["nodes"]]
+        assert addresses == ["10.0.0.1:8091", f"10.0.0.2:{node.http_port}", "10.0.0.3:8091"]
+        assert [found.get("thisNode", False) for found in said["nodes"]] == [False, True, False]
+        assert said["vBucketServerMap"]["serverList"][0] == "10.0.0.1:11210"
+        assert len(web.said("/pools/default")["nodes"]) == 3

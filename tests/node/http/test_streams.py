@@ -1,0 +1,121 @@
+"""Documents that come again when they change."""
+
+import asyncio
+import time
+
+import pytest
+
+from penstock.node import Node
+from penstock.node.buckets import BucketSpec
+from penstock.wire.constants import Status, VbucketState
+from penstock.wire.kv import SetVbucket
+from tests.node.http.web_client import SECONDS, WebClient, all_of, raw
+from tests.node.wire_client import connected
+
+STREAMS = ["/pools/default/bs/beer", "/pools/default/bucketsStreaming/beer"]
+
+
+def on_loop(node, coroutine):
+    return asyncio.run_coroutine_threadsafe(coroutine, node.loop).result(SECONDS)
+
+
+def place(said, vbucket):
+    return said["vBucketServerMap"]["vBucketMap"][vbucket]
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_the_first_document_comes_at_once_and_the_next_with_each_change(node, web, path):
+    with web.stream(path) as stream, connected(node, "beer") as client:
+        first = stream.next()
+        assert (first["name"], place(first, 5)) == ("beer", [0])
+        seen = [first["rev"]]
+        for state, expected in ((VbucketState.REPLICA, [-1]), (VbucketState.ACTIVE, [0])):
+            assert client.status(SetVbucket(vbucket=5, state=state)) == Status.SUCCESS
+            said = stream.next()
+            assert place(said, 5) == expected
+            seen.append(said["rev"])
+        assert seen == sorted(set(seen))
+
+
+def test_many_changes_at_once_end_in_the_newest(node, web):
+    with web.stream(STREAMS[0]) as stream, connected(node, "beer") as client:
+        stream.next()
+        client.send(*(SetVbucket(vbucket=vbucket, state=VbucketState.DEAD) for vbucket in range(16)))
+        while place(said := stream.next(), 15) != [-1]:
+            continue
+        assert said["vBucketServerMap"]["vBucketMap"] == [[-1]] * 16
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_change_of_the_collections_is_told(web, path):
+    with web.stream(path) as stream:
+        assert stream.next()["collectionsManifestUid"] == "0"
+        assert web.post("/pools/default/buckets/beer/scopes", name="cellar").status == 200
+        assert stream.next()["collectionsManifestUid"] == "1"
+
+
+def test_a_stream_ends_with_its_bucket(node, web):
+    with web.stream(STREAMS[0]) as stream, web.stream("/pools/default/bs/default") as other:
+        stream.next()
+        other.next()
+        assert web.delete("/pools/default/buckets/beer").status == 200
+        with pytest.raises(EOFError):
+            stream.next()
+        assert web.post("/pools/default/buckets/default/scopes", name="cellar").status == 200
+        assert other.next()["collectionsManifestUid"] == "1"
+
+
+def test_who_leaves_is_forgotten(node, web):
+    for path in STREAMS:
+        with web.stream(path) as stream:
+            stream.next()
+            assert len(node.http.streams) == 1
+        until = time.monotonic() + SECONDS
+        while node.http.streams and time.monotonic() < until:
+            web.said("/pools")
+        assert not node.http.streams
+
+
+def test_a_node_stops_although_streams_are_open():
+    with Node.running(["beer"], vbuckets=16) as node:
+        web = WebClient(node)
+        streams = [web.stream(STREAMS[0]) for _ in range(3)]
+        opened = [stream.__enter__() for stream in streams]
+        for stream in opened:
+            stream.next()
+        on_loop(node, node.create_bucket(BucketSpec(name="wine", vbuckets=1)))
+    for stream in opened:
+        with pytest.raises(EOFError):
+            stream.next()
+    for stream in streams:
+        stream.__exit__(None, None, None)
+    assert not node.http.streams
+
+
+def test_a_peer_that_does_not_read_gets_the_newest_and_costs_no_memory(node):
+    request = b"GET /pools/default/bs/beer HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with raw(node, request) as connection, connected(node, "beer") as client:
+        assert connection.recv(1)
+        for number in range(300):
+            state = VbucketState.DEAD if number % 2 else VbucketState.ACTIVE
+            client.ask(SetVbucket(vbucket=0, state=state))
+        assert client.status(SetVbucket(vbucket=1, state=VbucketState.DEAD)) == Status.SUCCESS
+        text = b""
+        while b"[[-1],[-1],[0]" not in text:
+            piece = connection.recv(1 << 16)
+            assert piece
+            text += piece
+    # The node goes on without it.
+    assert WebClient(node).said("/pools/default/b/beer")["name"] == "beer"
+
+
+def test_streams_are_http_1_0_too(node):
+    request = b"GET /pools/default/bs/beer HTTP/1.0\r\n\r\n"
+    with raw(node, request) as connection:
+        text = b""
+        while b"\n\n\n\n" not in text:
+            text += connection.recv(1 << 16)
+        assert text.startswith(b"HTTP/1.1 200")
+        assert b'"name":"beer"' in text
+        on_loop(node, node.delete_bucket("beer"))
+        assert all_of(connection) == b""

@@ -1,0 +1,301 @@
+"""Buckets that are made, changed, emptied and deleted while a node runs."""
+
+import asyncio
+import json
+
+import pytest
+
+from penstock.errors import NotSupported, StoreDamaged, StoreRefused, UsageError
+from penstock.node import Node
+from penstock.node.bucket_list import MAX_BUCKETS
+from penstock.node.buckets import BucketSpec
+from penstock.node.topology import NodePlace
+from penstock.store.settings import Settings
+from penstock.wire.constants import Status, VbucketState
+from penstock.wire.kv import Flush, GetClusterConfig, Noop, SelectBucket, SetVbucket
+from tests.node.wire_client import SECONDS, connected
+
+S = Status
+
+
+def on_loop(node, coroutine):
+    """Run a coroutine where the node runs, and return what comes of it."""
+    return asyncio.run_coroutine_threadsafe(coroutine, node.loop).result(SECONDS)
+
+
+def create(node, name, **spec):
+    return on_loop(node, node.create_bucket(BucketSpec(**{"name": name, "vbuckets": 4, **spec})))
+
+
+def delete(node, name):
+    on_loop(node, node.delete_bucket(name))
+
+
+WRONG = [
+    ({"name": "with space"}, "'with space'"),
+    ({"name": ".."}, "dots alone"),
+    ({"name": "~beer"}, "'~beer'"),
+    ({"kind": "sasl"}, "'sasl'"),
+    ({"vbuckets": 3}, "3 vbuckets"),
+    ({"vbuckets": 131072}, "131072"),
+    ({"replicas": 4}, "4 replicas"),
+    ({"max_ttl": -1}, "-1 s"),
+    ({"quota_bytes": -5}, "-5"),
+    ({"retention_seconds": -1.0}, "-1.0"),
+    ({"conflict_resolution": "custom"}, "'custom'"),
+    ({"storage_backend": "tape"}, "'tape'"),
+]
+
+
+@pytest.mark.parametrize(("fields", "found"), WRONG)
+def test_wrong_specs_get_one_sentence(fields, found):
+    with pytest.raises(UsageError, match="expected") as raised:
+        BucketSpec(**{"name": "beer", **fields})
+    assert found in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+SPECS = [
+    BucketSpec(name="beer"),
+    BucketSpec(name="beer", kind="ephemeral", vbuckets=16, flush_enabled=False, replicas=2),
+    BucketSpec(name="beer", kind="memcached", vbuckets=64),
+    BucketSpec(name="beer", conflict_resolution="lww", quota_bytes=5, max_ttl=7, retention_seconds=0.5),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_spec_is_what_was_kept_of_it(spec):
+    kept = json.loads(json.dumps(spec.properties()))
+    assert BucketSpec.of("beer", spec.vbuckets, {**kept, "of a later version": 1}) == spec
+
+
+@pytest.mark.parametrize("properties", [{"kind": 5}, {"max_ttl": "x"}, {"quota_bytes": []}, {"flush_enabled": "maybe"}])
+def test_properties_that_are_none_of_a_bucket(properties):
+    with pytest.raises(UsageError):
+        BucketSpec.of("beer", 4, properties)
+
+
+def test_a_spec_says_what_differs_from_other_buckets():
+    base = Settings(memory_bytes=9, retention_seconds=3.0, conflict_resolution="lww")
+    assert BucketSpec(name="beer").settings(base) == base
+    own = BucketSpec(name="beer", conflict_resolution="seqno", quota_bytes=5, retention_seconds=0.0, max_ttl=7)
+    settings = own.settings(base)
+    assert (settings.conflict_resolution, settings.memory_bytes, settings.max_ttl) == ("seqno", 5, 7)
+    assert settings.retention_seconds == 0.0
+
+
+def test_a_bucket_is_made_used_and_deleted(node):
+    create(node, "wine", conflict_resolution="lww")
+    with connected(node, "wine") as client, connected(node, "beer") as other:
+        assert client.set(b"k", b"v").specific == S.SUCCESS
+        assert node.url("wine").endswith("/wine")
+        assert json.loads(client.ask(GetClusterConfig()).value)["nodesExt"][0]["services"]["kv"] == node.kv_port
+        delete(node, "wine")
+        assert client.ended()
+        assert other.status(Noop()) == S.SUCCESS
+        assert other.status(SelectBucket(key=b"wine")) == S.KEY_ENOENT
+    create(node, "wine")
+    with connected(node, "wine") as client:
+        assert client.get(b"k").specific == S.KEY_ENOENT
+
+
+def test_the_streams_of_a_deleted_bucket_end(node):
+    create(node, "wine")
+    with connected(node, "wine") as client:
+        client.open()
+        assert client.stream(0).specific == S.SUCCESS
+        delete(node, "wine")
+        assert client.ended()
+
+
+def test_what_cannot_be_made_or_deleted(node):
+    with pytest.raises(UsageError, match="there is a bucket 'beer' already"):
+        create(node, "beer")
+    with pytest.raises(UsageError, match="no bucket 'wine'; there is default, beer"):
+        delete(node, "wine")
+    for number in range(MAX_BUCKETS - 2):
+        create(node, f"one-{number}", vbuckets=1)
+    with pytest.raises(UsageError, match=f"there are {MAX_BUCKETS} buckets"):
+        create(node, "wine")
+
+
+def test_at_the_same_time_a_bucket_is_made_once(node):
+    async def all_at_once():
+        making = [node.create_bucket(BucketSpec(name="wine", vbuckets=1)) for _ in range(10)]
+        return await asyncio.gather(*making, return_exceptions=True)
+
+    made = on_loop(node, all_at_once())
+    assert sorted(isinstance(one, UsageError) for one in made) == [False] + [True] * 9
+
+
+def test_a_bucket_of_a_node_that_follows_stays(node):
+    with Node.running(follow=node.url("beer")) as follower:
+        with pytest.raises(UsageError, match="follows"):
+            delete(follower, "beer")
+        assert "beer" in follower.buckets
+
+
+@pytest.mark.parametrize("kind", ["couchbase", "ephemeral", "memcached"])
+def test_what_is_kept_of_a_bucket(tmp_path, kind):
+    spec = BucketSpec(name="wine", kind=kind, vbuckets=8, flush_enabled=False, replicas=1, quota_bytes=1 << 30)
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
+        made = on_loop(node, node.create_bucket(spec))
+        uuid = made.uuid
+        with connected(node, "wine") as client:
+            client.set(b"k", b"v")
+
+        async def collect():
+            made.change_manifest(made.store.manifest.with_scope("cellar").with_collection("cellar", "red"))
+
+        on_loop(node, collect())
+    with Node.running(data_dir=tmp_path) as node:
+        assert list(node.buckets) == ["beer", "wine"]
+        served = node.buckets["wine"]
+        assert (served.spec, served.uuid) == (spec, uuid)
+        assert len(served.store.vbuckets) == (1 if kind == "memcached" else 8)
+        assert served.store.manifest.find("cellar", "red").id == 9
+        assert served.store.settings.memory_bytes == 1 << 30
+        with connected(node, "wine") as client:
+            assert client.status(Flush()) == S.NOT_SUPPORTED
+            assert (client.get(b"k").value == b"v") is (kind == "couchbase")
+        delete(node, "wine")
+        delete(node, "beer")
+    assert not list(tmp_path.iterdir())
+    with Node.running(data_dir=tmp_path) as node:
+        assert list(node.buckets) == ["default"]
+
+
+def test_what_a_kill_leaves_of_a_deleted_bucket_is_removed(tmp_path):
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path):
+        pass
+    (tmp_path / "beer").rename(tmp_path / "~beer-0badcafe")
+    (tmp_path / "half").mkdir()  # a bucket that was being made
+    (tmp_path / "half" / "lock").touch()
+    (tmp_path / "notes.txt").write_text("not a bucket")
+    with Node.running(["wine"], vbuckets=4, data_dir=tmp_path) as node:
+        assert list(node.buckets) == ["wine"]
+        create(node, "half")
+    assert {path.name for path in tmp_path.iterdir()} == {"half", "wine", "notes.txt"}
+
+
+def test_a_copy_of_a_bucket_is_left_alone(tmp_path, caplog):
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path):
+        pass
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "bucket.json").write_bytes((tmp_path / "beer" / "bucket.json").read_bytes())
+    with Node.running(data_dir=tmp_path) as node:
+        assert list(node.buckets) == ["beer"]
+    assert "says that it is bucket beer: it is left alone" in caplog.text
+
+
+def test_two_nodes_share_a_data_directory_but_no_bucket(tmp_path, caplog):
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as first:
+        create(first, "fleeting", kind="ephemeral")
+        with Node.running(["wine"], vbuckets=4, data_dir=tmp_path) as second:
+            assert list(second.buckets) == ["wine"]
+            assert caplog.text.count("is left out") == 2
+            with pytest.raises(StoreRefused, match="in use"):
+                create(second, "fleeting", kind="ephemeral")
+    with pytest.raises(StoreRefused, match="4 vbuckets, not"), Node.running(["beer"], data_dir=tmp_path, vbuckets=16):
+        pass
+
+
+def test_a_bucket_that_does_not_say_what_it_is(tmp_path, caplog):
+    with Node.running(["beer", "wine"], vbuckets=4, data_dir=tmp_path) as node:
+        node.buckets["wine"].store.set_properties({"kind": "tape"})
+    (tmp_path / "beer" / "bucket.json").write_text("{}")
+    with pytest.raises(StoreRefused, match="'tape'"), Node.running(data_dir=tmp_path):
+        pass
+    with pytest.raises(StoreDamaged, match="does not say"), Node.running(["beer"], vbuckets=4, data_dir=tmp_path):
+        pass
+    caplog.clear()
+    with Node.running(["water"], vbuckets=4, data_dir=tmp_path) as node:
+        assert list(node.buckets) == ["water"]
+    assert caplog.text.count("a bucket is left out") == 2
+
+
+def test_a_flush_is_up_to_the_bucket(node):
+    create(node, "open", flush_enabled=True)
+    create(node, "shut", flush_enabled=False)
+    for name, status in (("open", S.SUCCESS), ("shut", S.NOT_SUPPORTED)):
+        with connected(node, name) as client:
+            client.set(b"k", b"v")
+            assert client.status(Flush()) == status
+            assert (client.get(b"k").specific == S.SUCCESS) is (name == "shut")
+    with pytest.raises(NotSupported, match="may not be flushed"):
+        on_loop(node, node.flush_bucket("shut"))
+    with connected(node, "open") as client:
+        client.set(b"k", b"v")
+        on_loop(node, node.flush_bucket("open"))
+        assert client.get(b"k").specific == S.KEY_ENOENT
+
+
+def test_a_bucket_is_changed_while_it_runs(tmp_path):
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
+        served = node.buckets["beer"]
+        before = served.map.revision
+        changed = BucketSpec(name="beer", vbuckets=4, quota_bytes=1 << 30, flush_enabled=False, replicas=1, max_ttl=9)
+        on_loop(node, node.change_bucket(changed))
+        assert served.store.settings.memory_bytes == 1 << 30
+        assert served.store.settings.max_ttl == 9
+        assert not served.may_be_flushed
+        with connected(node, "beer") as client:
+            said = json.loads(client.ask(GetClusterConfig()).value)
+        assert said["rev"] > before
+        assert said["vBucketServerMap"]["vBucketMap"] == [[0, -1]] * 4
+    with Node.running(data_dir=tmp_path) as node:
+        assert node.buckets["beer"].spec == changed
+
+
+def test_a_plain_cache_has_one_vbucket_and_takes_everything(node):
+    create(node, "cache", kind="memcached", vbuckets=1024)
+    with connected(node, "cache") as client:
+        for number in range(10):
+            assert client.set(b"key-%d" % number, b"v").specific == S.SUCCESS
+            assert client.get(b"key-%d" % number).value == b"v"
+        said = json.loads(client.ask(GetClusterConfig()).value)
+    assert said["nodeLocator"] == "ketama"
+    assert "vBucketServerMap" not in said
+
+
+# Several nodes
+
+
+def two_nodes(ports=(1, 2)):
+    return tuple(NodePlace(host="127.0.0.1", kv=port) for port in ports)
+
+
+@pytest.mark.parametrize("this", [0, 1])
+def test_a_node_has_its_share_of_the_vbuckets(this):
+    with (
+        Node.running(["beer"], vbuckets=8, nodes=two_nodes(), this_node=this) as node,
+        connected(node, "beer") as client,
+    ):
+        for vbucket in range(8):
+            own = vbucket // 4 == this
+            answer = client.set(b"k", vbucket=vbucket)
+            assert answer.specific == (S.SUCCESS if own else S.NOT_MY_VBUCKET)
+            if not own:
+                said = json.loads(answer.value)
+                assert said["vBucketServerMap"]["vBucketMap"] == [[0]] * 4 + [[1]] * 4
+                assert said["vBucketServerMap"]["serverList"][this] == f"127.0.0.1:{node.kv_port}"
+                assert said["vBucketServerMap"]["serverList"][1 - this] == f"127.0.0.1:{2 - this}"
+        assert client.status(SetVbucket(vbucket=this * 4, state=VbucketState.REPLICA)) == S.SUCCESS
+        said = json.loads(client.ask(GetClusterConfig()).value)
+        assert said["vBucketServerMap"]["vBucketMap"][this * 4] == [-1]
+        cache = create(node, "cache", kind="memcached")
+        assert cache.store.vbuckets[0].state is VbucketState.ACTIVE
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"nodes": two_nodes(), "this_node": 2}, "node 2 of 2"),
+        ({"nodes": two_nodes((1, 1))}, "two nodes in one place"),
+        ({"nodes": two_nodes(), "vbuckets": 2048}, "at most 1024"),
+        ({"nodes": two_nodes(), "vbuckets": 1}, "at least one for each"),
+    ],
+)
+def test_nodes_that_cannot_be_together(options, found):
+    with pytest.raises(UsageError, match=found), Node.running(["beer"], **options):
+        pass
