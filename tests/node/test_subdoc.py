@@ -24,7 +24,7 @@ from penstock.wire.constants import (
 from penstock.wire.dcp import DeletionV2
 from penstock.wire.dcp_values import pack_framing, pack_xattrs, unpack_xattrs
 from penstock.wire.frame import Frame
-from penstock.wire.kv import GetLocked, Hello, Noop, SetVbucket, SetWithMeta, Unlock, pack_features
+from penstock.wire.kv import GetLocked, Hello, Noop, SetVbucket, SetWithMeta, Unlock, pack_features, unpack_features
 from penstock.wire.snappy import deflate
 from penstock.wire.subdoc import (
     RESULTS,
@@ -337,6 +337,18 @@ def test_a_change_writes_down_its_own_cas_and_seqno(modern):
     assert modern.get(b"k").cas == made.cas
     assert change_all(modern, *specs).specific == S.SUCCESS
     assert int(attributes(modern, b"t.seqno")[0], 16) == 2
+
+
+def test_bytes_in_attributes(modern):
+    agreed = modern.ask(Hello(value=pack_features([F.JSON, F.XATTR, F.SUBDOC_BINARY_XATTR])))
+    assert F.SUBDOC_BINARY_XATTR in unpack_features(agreed.value)
+    binary = XATTR | PathFlag.BINARY
+    assert change(modern, UPSERT, b"bin", b"\xff\0", binary, doc_flags=MKDOC).specific == S.SUCCESS
+    found = look(modern, GET, b"bin", binary)
+    assert (found.specific, found.value, found.datatype) == (S.SUCCESS, b"\xff\0", 0)
+    assert look_all(modern, (GET, binary, b"bin")) == (S.SUCCESS, [(S.SUCCESS, b"\xff\0")])
+    assert change(modern, UPSERT, b"text", b'"a"', XATTR).specific == S.SUCCESS
+    assert look(modern, GET, b"text", binary).specific == S.SUBDOC_NOT_BINARY
 
 
 # Deleted documents

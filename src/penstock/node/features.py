@@ -40,13 +40,14 @@ GRANTED: Final = frozenset(
         F.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP,
         F.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF,
         F.SUBDOC_ALLOWS_ACCESSING_MULTIPLE_XATTR_KEYS,
+        F.SUBDOC_BINARY_XATTR,
         F.SUBDOC_REPLICA_READ_ON_DELETED,
         F.GET_RANDOM_KEY_INCLUDE_XATTR,
         F.DCP_SKIP_DELETES_IN_INITIAL_BACKFILL,
     }
 )
-"""Not here: TLS is never agreed on; delayed sending; tracing, units and throttling, which nothing measures; binary
-extended attributes; range scans; MUTATE_WITH_META."""
+"""Not here: TLS is never agreed on; delayed sending; tracing, units and throttling, which nothing measures; range
+scans; MUTATE_WITH_META."""
 
 _NEEDS: Final = {
     F.CLUSTERMAP_CHANGE_NOTIFICATION: {F.DUPLEX},
