@@ -145,6 +145,13 @@ def test_a_path_ends_within_the_value(client):
     assert client.status(bad._replace(extras=b"\0\2\0")) == S.EINVAL  # a lookup has nothing behind the path
 
 
+def test_requests_are_as_they_are(modern):
+    modern.set(b"k", TEXT)
+    for datatype in (D.JSON, D.SNAPPY):
+        assert look(modern, GET, b"n", datatype=datatype).specific == S.EINVAL
+        assert change(modern, UPSERT, b"n", b"1", datatype=datatype).specific == S.EINVAL
+
+
 def test_compressed_documents_are_read_and_stored_inflated(modern):
     modern.set(b"k", deflate(TEXT), datatype=D.SNAPPY | D.JSON)
     assert look(modern, GET, b"n").value == b"5"

@@ -111,7 +111,9 @@ def _around(vbucket: Vbucket) -> Around:
     return Around(vbucket.vbuuid, max(time_ns(), vbucket.max_cas))
 
 
-def _check_xattrs(connection: NodeConnection, specs: Sequence[LookupSpec | MutationSpec]) -> None:
+def _check(connection: NodeConnection, frame: Frame, specs: Sequence[LookupSpec | MutationSpec]) -> None:
+    if frame.datatype:
+        raise InvalidArguments(f"datatype 0x{frame.datatype:02x}, expected paths and values as they are")
     if not connection.datatypes & _XATTRS and any(spec.flags & _XATTR for spec in specs):
         raise NotSupported("extended attributes: this connection has not agreed on XATTR")
 
@@ -135,7 +137,7 @@ def _readable(connection: NodeConnection, frame: Frame, doc_flags: int) -> Vbuck
 def _look_up(connection: NodeConnection, frame: Frame, specs: list[LookupSpec], doc_flags: int) -> bytes:
     """Serve lookups, of a command with one path or several."""
     check_lookups(specs, doc_flags)
-    _check_xattrs(connection, specs)
+    _check(connection, frame, specs)
     key = connection.read_key(frame.key)
     vbucket = _readable(connection, frame, doc_flags)
     connection.counters.cmd_get += 1
@@ -185,7 +187,7 @@ def _change(connection: NodeConnection, frame: Frame, specs: list[MutationSpec],
     """Serve changes, of a command with one path or several."""
     doc_flags = options.doc_flags
     check_changes(specs, doc_flags, cas=frame.cas)
-    _check_xattrs(connection, specs)
+    _check(connection, frame, specs)
     tells = any(spec.opcode == Opcode.SUBDOC_COUNTER for spec in specs)  # what the document has
     key = (connection.change_key if tells else connection.write_key)(frame.key)
     vbucket = serving(connection, frame)
