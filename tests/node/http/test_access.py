@@ -1,0 +1,186 @@
+"""Who may look and change, over HTTP and HTTPS."""
+
+import ssl
+from datetime import UTC, datetime
+
+import pytest
+
+from penstock.node import Node
+from penstock.node.login import User
+from penstock.node.login.certificates import make_certificates
+from penstock.node.login.users import account_of
+from penstock.node.login.users_file import change_users
+from tests.node.http.web_client import WebClient
+
+BUCKETS = "/pools/default/buckets"
+ROLES = {"root": ["admin"], "reader": ["data_reader[beer]"], "follower": ["stream_reader[beer]"]}
+ITERATIONS = 4096
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory):
+    path = tmp_path_factory.mktemp("users") / "users.json"
+    with change_users(path) as accounts:
+        for name, roles in ROLES.items():
+            accounts[name] = account_of(User.of(name, roles), f"{name}'s", ITERATIONS)
+    return path
+
+
+@pytest.fixture
+def guarded(users):
+    with Node.running(["beer", "wine"], vbuckets=4, users=users) as node:
+        yield node
+
+
+def as_user(node, name, **options):
+    return WebClient(node, (name, f"{name}'s"), **options)
+
+
+PATHS = [
+    "/pools/default",
+    BUCKETS,
+    f"{BUCKETS}/beer",
+    "/pools/default/bs/beer",
+    "/whoami",
+    "/pools/default/nodeServices",
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("login", [None, ("root", "wrong"), ("nobody", "root's"), ("", ""), ("root", "root's" * 1000)])
+def test_without_the_password_nothing_is_said(guarded, path, login):
+    answer = WebClient(guarded, login).get(path)
+    assert answer.status == 401
+    assert answer.headers["WWW-Authenticate"].startswith("Basic ")
+    assert b"beer" not in answer.body
+
+
+@pytest.mark.parametrize("said", ["Basic", "Basic !", "Basic cm9vdA==", "Basic /w==", "Bearer cm9vdDpyb290J3M=", ""])
+def test_what_is_no_login(guarded, said):
+    assert WebClient(guarded).get("/pools/default", headers={"Authorization": said}).status == 401
+
+
+def test_the_first_steps_need_no_login(guarded):
+    assert WebClient(guarded).said("/pools")["implementationVersion"]
+    assert WebClient(guarded).said("/")["name"] == "penstock"
+
+
+def test_everybody_sees_their_buckets(guarded):
+    root, reader = as_user(guarded, "root"), as_user(guarded, "reader")
+    assert [bucket["name"] for bucket in root.said(BUCKETS)] == ["beer", "wine"]
+    assert [bucket["name"] for bucket in reader.said(BUCKETS)] == ["beer"]
+    assert [bucket["bucketName"] for bucket in reader.said("/pools/default")["bucketNames"]] == ["beer"]
+    assert reader.said("/pools/default/b/beer")["name"] == "beer"
+    for path in (f"{BUCKETS}/wine", "/pools/default/b/wine", f"{BUCKETS}/wine/scopes", f"{BUCKETS}/water"):
+        answer = reader.get(path)
+        assert (answer.status, answer.body) == (404, b"Requested resource not found.\n")
+    assert reader.said("/whoami") == {
+        "id": "reader",
+        "domain": "local",
+        "roles": [{"role": "data_reader", "target": "beer"}],
+    }
+
+
+CHANGES = [
+    ("POST", BUCKETS, {"name": "water"}),
+    ("POST", f"{BUCKETS}/beer", {"maxTTL": "5"}),
+    ("DELETE", f"{BUCKETS}/beer", None),
+    ("POST", f"{BUCKETS}/beer/controller/doFlush", {}),
+    ("POST", f"{BUCKETS}/beer/scopes", {"name": "cellar"}),
+    ("DELETE", f"{BUCKETS}/beer/scopes/_default", None),
+    ("POST", f"{BUCKETS}/beer/scopes/_default/collections", {"name": "red"}),
+    ("PATCH", f"{BUCKETS}/beer/scopes/_default/collections/_default", {"maxTTL": "5"}),
+    ("DELETE", f"{BUCKETS}/beer/scopes/_default/collections/_default", None),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "form"), CHANGES)
+@pytest.mark.parametrize("name", ["reader", "follower"])
+def test_only_admins_change(guarded, name, method, path, form):
+    answer = as_user(guarded, name).ask(method, path, form)
+    assert answer.status == 403
+    assert answer.said["permissions"]
+    assert list(guarded.buckets) == ["beer", "wine"]
+    assert guarded.buckets["beer"].store.manifest.uid == 0
+
+
+@pytest.mark.parametrize(("method", "path", "form"), CHANGES[:6])
+def test_admins_do(guarded, method, path, form):
+    assert as_user(guarded, "root").ask(method, path, form).status != 403
+
+
+def test_statistics_are_for_some(guarded):
+    assert as_user(guarded, "reader").get(f"{BUCKETS}/beer/stats").status == 403
+    assert as_user(guarded, "follower").get(f"{BUCKETS}/beer/stats").status == 200
+
+
+# A node without users
+
+
+def test_who_need_not_log_in_may_do_so_but_not_wrongly(node):
+    assert WebClient(node, ("Administrator", "password")).said("/whoami")["id"] == "Administrator"
+    assert WebClient(node, ("Administrator", "guess")).get("/whoami").status == 401
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:8091", "127.0.0.1.evil.example"])
+def test_a_name_that_others_point_here_is_not_believed(node, web, host):
+    assert web.get("/pools/default", headers={"Host": host}).status == 403
+    assert web.ask("POST", BUCKETS, {"name": "wine"}, headers={"Host": host}).status == 403
+    assert "wine" not in node.buckets
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "file://"])
+def test_pages_of_other_sites_change_nothing(node, web, origin):
+    answer = web.ask("POST", BUCKETS, {"name": "wine"}, headers={"Origin": origin})
+    assert answer.status == 403
+    assert "wine" not in node.buckets
+
+
+def test_a_page_of_our_own_may(node, web):
+    own = f"http://{node.host}:{node.http_port}"
+    assert web.ask("POST", BUCKETS, {"name": "wine"}, headers={"Origin": own}).status == 202
+
+
+# Passwords on the way
+
+
+@pytest.fixture
+def secured(users, tmp_path):
+    """Options of a node with TLS, and what believes its certificate."""
+    made = make_certificates([], "reader", 2, datetime.now(UTC))
+    for name, one in made.items():
+        (tmp_path / f"{name}.pem").write_bytes(one.certificate)
+        (tmp_path / f"{name}.key").write_bytes(one.key)
+    options = {"users": users, "certificate": tmp_path / "server.pem", "key": tmp_path / "server.key", "tls_port": 0}
+    return options, ssl.create_default_context(cafile=tmp_path / "ca.pem")
+
+
+def test_https(secured):
+    options, context = secured
+    with Node.running(["beer"], vbuckets=4, **options) as node:
+        web = as_user(node, "root", port=node.https_port, context=context)
+        (place,) = web.said("/pools/default/b/beer")["nodesExt"]
+        assert place["services"] == {
+            "kv": node.kv_port,
+            "kvSSL": node.tls_port,
+            "mgmt": node.http_port,
+            "mgmtSSL": node.https_port,
+        }
+        with web.stream("/pools/default/bs/beer") as stream:
+            stream.next()
+            assert web.post(f"{BUCKETS}/beer/scopes", name="cellar").status == 200
+            assert stream.next()["collectionsManifestUid"] == "1"
+
+
+def test_passwords_are_not_taken_where_others_can_read_them(secured):
+    options, context = secured
+    with Node.running(["beer"], vbuckets=4, host="0.0.0.0", **options) as node:
+        node.host = "127.0.0.1"  # for this client; it listens everywhere
+        answer = as_user(node, "root").get("/pools/default")
+        assert answer.status == 403
+        assert b"TLS" in answer.body
+        assert WebClient(node).get("/pools/default").status == 401
+        assert as_user(node, "root", port=node.https_port, context=context).get("/pools/default").status == 200
+    with Node.running(["beer"], vbuckets=4, host="0.0.0.0", allow_plain=True, **options) as node:
+        node.host = "127.0.0.1"
+        assert as_user(node, "root").get("/pools/default").status == 200

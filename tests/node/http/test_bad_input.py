@@ -1,0 +1,171 @@
+"""What is no request, or too much of one."""
+
+import asyncio
+import contextlib
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.node import Node
+from penstock.node.http import forms
+from penstock.node.http.listening import MAX_HEAD_BYTES
+from tests.node.http.web_client import SECONDS, WebClient, all_of, raw
+
+BUCKETS = "/pools/default/buckets"
+FORM = "application/x-www-form-urlencoded"
+
+
+def is_served(node):
+    return WebClient(node).said("/pools/default/b/beer")["name"] == "beer"
+
+
+BODIES = [
+    (b"name=%ff", 400, b"UTF-8"),
+    (b"\xff\xfe", 400, b"UTF-8"),
+    (b"&".join(b"f%d=1" % number for number in range(forms.MAX_FIELDS + 1)), 400, b"fields"),
+    (b"name=wine&name=water", 400, b"twice"),
+    (b'{"name": "wine"}', 400, b"name"),
+    (b"", 400, b"name"),
+    (b"name=" + b"x" * forms.MAX_BODY, 413, b"1048576"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "why"), BODIES, ids=[str(row[1:]) for row in BODIES])
+def test_bodies_that_are_no_form(node, web, body, status, why):
+    answer = web.ask("POST", BUCKETS, body=body, headers={"Content-Type": FORM})
+    assert answer.status == status
+    assert why in answer.body
+    assert list(node.buckets) == ["default", "beer"]
+
+
+def test_a_body_without_end_is_cut_off(node):
+    head = b"POST /pools/default/buckets HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
+    with raw(node, head) as connection:
+        with contextlib.suppress(ConnectionError):
+            for _ in range(64):
+                connection.sendall(chunk)
+        answer = all_of(connection)
+    assert answer.startswith(b"HTTP/1.1 413") or not answer  # the system may drop it when the connection ends
+    assert is_served(node)
+
+
+REQUESTS = [
+    b"\r\n\r\n\r\n",
+    b"GET\r\n\r\n",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: local host\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\x00y\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * (MAX_HEAD_BYTES + 1),
+    b"GET /" + b"x" * (MAX_HEAD_BYTES + 1),
+    b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+    b"\x80\x00\x00\x00" + bytes(20),
+    b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03" + bytes(200),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_what_is_no_request(node, request_):
+    with raw(node, request_) as connection:
+        connection.shutdown(1)
+        answer = all_of(connection)
+    assert not answer or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 404", b"HTTP/1.1 405"))
+    assert is_served(node)
+
+
+PATHS = st.lists(
+    st.sampled_from(
+        ["pools", "default", "buckets", "b", "bs", "beer", "scopes", "_default", "collections", "..", "%00", "%2f", "*"]
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    method=st.sampled_from(["GET", "POST", "PATCH", "PUT", "OPTIONS", "HEAD", "TRACE"]),
+    path=PATHS,
+    body=st.binary(max_size=100),
+)
+def test_any_path_and_any_body_get_an_answer(node, method, path, body):
+    where = "/" + "/".join(path)
+    if "bs" in path and method in ("GET", "HEAD"):
+        return  # that one does not end
+    answer = WebClient(node).ask(method, where, body=body, headers={"Content-Type": FORM})
+    assert 200 <= answer.status < 500
+    assert b"Traceback" not in answer.body
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=300))
+def test_any_bytes_leave_the_node_up(node, data):
+    with raw(node, data) as connection:
+        connection.shutdown(1)
+        all_of(connection)
+    assert is_served(node)
+
+
+SLOW = [
+    b"",
+    b"GET / HTTP/1.1\r\nHost: local",
+    b"POST /pools/default/buckets HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nname=",
+]
+
+
+@pytest.mark.parametrize("begun", SLOW)
+def test_a_request_that_does_not_end_costs_a_connection_for_some_seconds_only(begun):
+    with Node.running(["beer"], vbuckets=4) as node:
+        node.http.seconds = 0.05
+        with raw(node, begun) as connection:
+            assert not all_of(connection)
+        assert is_served(node)
+
+
+def test_after_an_answer_a_connection_is_watched_too():
+    with Node.running(["beer"], vbuckets=4) as node:
+        node.http.seconds = 0.05
+        with raw(node, b"GET /pools HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
+            answer = b""
+            while b"}]" not in answer:
+                answer += connection.recv(1 << 16)
+            connection.sendall(b"GET /po")
+            all_of(connection)
+        with raw(node, b"GET /pools/default/bs/beer HTTP/1.1\r\nHost: localhost\r\n\r\n") as streaming:
+            answer = b""
+            while b"\n\n\n\n" not in answer:
+                answer += streaming.recv(1 << 16)
+            with raw(node) as other:
+                assert not all_of(other)
+            # As long again as the other was given: a stream may go on for ever.
+            assert asyncio.run_coroutine_threadsafe(_open(node), node.loop).result(SECONDS) == 1
+
+
+async def _open(node):
+    return len(node.http.streams)
+
+
+def test_there_are_so_many_connections_at_most():
+    with Node.running(["beer"], vbuckets=4) as node:
+        node.http.most = 3
+        with contextlib.ExitStack() as opened:
+            request = b"GET /pools/default/bs/beer HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            for _ in range(3):
+                connection = opened.enter_context(raw(node, request))
+                assert connection.recv(1)
+            assert not all_of(opened.enter_context(raw(node, request)))
+        web = WebClient(node)
+        for _ in range(100):
+            with contextlib.suppress(ConnectionError):
+                assert web.get("/pools").status == 200
+                break
+        else:
+            raise AssertionError("no connection is accepted any more")
+
+
+def test_many_requests_on_one_connection(node):
+    request = b"GET /pools/default/b/beer HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET /pools/default/b/beer HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with raw(node, request * 49 + last) as connection:
+        assert all_of(connection).count(b"HTTP/1.1 200") == 50
