@@ -1,6 +1,22 @@
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
 import pytest
 
 from penstock.node import Node
+from penstock.node.login import User
+from penstock.node.login.certificates import make_certificates
+from penstock.node.login.users import account_of
+from penstock.node.login.users_file import change_users
+from penstock.wire.constants import Status
+from penstock.wire.kv import Flush
+from tests.compat.serving import Serving
+from tests.node.wire_client import connected as memcached_client
+
+PATIENCE = 20.0
 
 
 @pytest.fixture
@@ -8,3 +24,115 @@ def open_node():
     """A node that asks nobody to log in: programs of memcached's time do not know how, and use vbucket 0 only."""
     with Node.running(["default"], vbuckets=16) as node:
         yield node
+
+
+@pytest.fixture(scope="session")
+def node():
+    """A node with the buckets `default` and `beer` in memory; tests share it, and tell their documents apart by key."""
+    with Serving.running("--bucket", "default", "--bucket", "beer", "--vbuckets", 64) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="session")
+def durable_node(tmp_path_factory):
+    """A node with the bucket `default` on disk."""
+    with Serving.running("--vbuckets", 64, "--data-dir", tmp_path_factory.mktemp("data")) as serving:
+        yield serving
+
+
+class Certified(NamedTuple):
+    """A node with TLS. files: where the certificates are that `penstock tls init` makes; alice is a user."""
+
+    url: str
+    plain_url: str
+    files: Path
+
+
+@pytest.fixture(scope="session")
+def tls_node(tmp_path_factory):
+    """A node with TLS and users of its own."""
+    directory = tmp_path_factory.mktemp("tls")
+    for name, made in make_certificates([], "alice", 7, datetime.now(UTC)).items():
+        (directory / f"{name}.pem").write_bytes(made.certificate)
+        (directory / f"{name}.key").write_bytes(made.key)
+    with change_users(directory / "users.json") as accounts:
+        accounts["alice"] = account_of(User.of("alice", ["admin"]), "wonderland")
+        accounts["reader"] = account_of(User.of("reader", ["data_reader[*]"]), "only-that")
+    options = {
+        "users": directory / "users.json",
+        "certificate": directory / "server.pem",
+        "key": directory / "server.key",
+        "client_ca": directory / "ca.pem",
+        "tls_port": 0,
+    }
+    with Node.running(["default"], vbuckets=64, **options) as node:
+        yield Certified(f"couchbases://127.0.0.1:{node.tls_port}", f"couchbase://127.0.0.1:{node.kv_port}", directory)
+
+
+@pytest.fixture(scope="module")
+def connected():
+    """Connect Couchbase's Python client: once for each module, place and user. who: None for the one of a node without
+    users; else a name and a password. certificates: for TLS, as the client's authenticators have them.
+    """
+    from couchbase.auth import CertificateAuthenticator, PasswordAuthenticator
+    from couchbase.cluster import Cluster
+    from couchbase.options import ClusterOptions
+
+    clusters = {}
+
+    def connected(url, *who, **certificates):
+        if (url, who) not in clusters:
+            if who:
+                authenticator = PasswordAuthenticator(*who, **certificates)
+            elif certificates:
+                authenticator = CertificateAuthenticator(**certificates)
+            else:
+                authenticator = PasswordAuthenticator(Serving.user, Serving.password)
+            cluster = Cluster(url, ClusterOptions(authenticator))
+            cluster.wait_until_ready(timedelta(seconds=PATIENCE))
+            clusters[url, who] = cluster
+        return clusters[url, who]
+
+    yield connected
+    for cluster in clusters.values():
+        cluster.close()
+
+
+@pytest.fixture
+def cluster(connected, node):
+    return connected(node.url)
+
+
+@pytest.fixture
+def bucket(cluster):
+    return cluster.bucket("default")
+
+
+@pytest.fixture
+def collection(node, bucket):
+    """The default collection, empty."""
+    with memcached_client(node) as client:
+        assert client.status(Flush()) == Status.SUCCESS
+    return bucket.default_collection()
+
+
+@pytest.fixture
+def durable_collection(connected, durable_node):
+    return connected(durable_node.url).bucket("default").default_collection()
+
+
+@pytest.fixture
+def now() -> Callable[[], float]:
+    return time.time
+
+
+@pytest.fixture
+def until():
+    """Ask until the answer is yes."""
+
+    def until(question: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not question():
+            assert time.monotonic() < deadline, "it never became so"
+
+    return until

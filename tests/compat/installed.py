@@ -13,12 +13,11 @@ from typing import NoReturn
 
 import pytest
 
-__all__ = ["NPM", "need", "program", "shared_libraries"]
+__all__ = ["need", "npm_package", "program", "shared_libraries"]
 
 _PLACE = Path(__file__).parent.parent.parent / "build" / "compat"
 _DEBIAN = _PLACE / "debian" / "usr"
-NPM = _PLACE / "npm"
-"""Where npm has installed its packages, in `node_modules`."""
+_NPM = _PLACE / "npm" / "node_modules"
 
 
 def need(module: str) -> None:
@@ -33,6 +32,13 @@ def program(name: str) -> str:
     if found is None:
         _missing(name)
     return found
+
+
+def npm_package(name: str) -> dict[str, str]:
+    """Return an environment in which Node.js finds the packages that npm has installed, this one among them."""
+    if not (_NPM / name / "package.json").exists():
+        _missing(f"the npm package {name}")
+    return os.environ | {"NODE_PATH": str(_NPM)}
 
 
 def shared_libraries() -> dict[str, str]:

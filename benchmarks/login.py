@@ -1,0 +1,112 @@
+"""How many clients can log in each second, by SCRAM and by PLAIN?
+
+A login is a new connection, SASL_AUTH, and for SCRAM SASL_STEP; so many are under way at a time. The clients know the
+salted password from the login before, as those do that come again: the iterations are theirs, and would hide what the
+node does. PLAIN is the other way round: the node has to hash the password, unless it remembers that it was right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import hashlib
+import hmac
+import secrets
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Awaitable, Callable
+
+from benchmarks.process import Process, penstock
+from benchmarks.report import Report, options
+from penstock.wire.constants import Magic, Opcode, Status
+from penstock.wire.frame import HEADER, HEADER_BYTES, Frame, join_frame
+
+HASHES = {"SCRAM-SHA512": "sha512", "SCRAM-SHA256": "sha256", "SCRAM-SHA1": "sha1"}
+
+salted = functools.lru_cache(100)(hashlib.pbkdf2_hmac)
+
+
+class Peer:
+    """A connection that logs in."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def ask(self, opcode: Opcode, mechanism: str, value: bytes, status: Status) -> bytes:
+        """Send a step and return what the node says to it. Raises ConnectionError for another status than expected."""
+        self.writer.write(join_frame(Frame(Magic.REQUEST, opcode, key=mechanism.encode(), value=value)))
+        head = HEADER.unpack(await self.reader.readexactly(HEADER_BYTES))
+        said = await self.reader.readexactly(head[6])
+        if head[5] != status:
+            raise ConnectionError(f"{mechanism}: status 0x{head[5]:x}, expected {status.name}")
+        return said
+
+
+async def scram(peer: Peer, user: str, password: str, mechanism: str) -> None:
+    name = HASHES[mechanism]
+    bare = f"n={user},r={secrets.token_urlsafe(18)}"
+    said = await peer.ask(Opcode.SASL_AUTH, mechanism, f"n,,{bare}".encode(), Status.AUTH_CONTINUE)
+    fields = dict(part.split("=", 1) for part in said.decode().split(","))
+    final = f"c=biws,r={fields['r']}"
+    whole = f"{bare},{said.decode()},{final}".encode()
+    key = hmac.digest(salted(name, password.encode(), b64decode(fields["s"]), int(fields["i"])), b"Client Key", name)
+    signature = hmac.digest(hashlib.new(name, key).digest(), whole, name)
+    proof = b64encode(bytes(a ^ b for a, b in zip(key, signature, strict=True))).decode()
+    await peer.ask(Opcode.SASL_STEP, mechanism, f"{final},p={proof}".encode(), Status.SUCCESS)
+
+
+async def plain(peer: Peer, user: str, password: str, mechanism: str) -> None:
+    await peer.ask(Opcode.SASL_AUTH, mechanism, f"\0{user}\0{password}".encode(), Status.SUCCESS)
+
+
+LOGINS: dict[str, Callable[[Peer, str, str, str], Awaitable[None]]] = {**dict.fromkeys(HASHES, scram), "PLAIN": plain}
+
+
+async def log_in(port: int, mechanism: str, *, user: str, password: str, count: int, together: int) -> None:
+    """Log in so many times, so many at once, each time on a new connection."""
+    numbers = iter(range(count))
+
+    async def work() -> None:
+        for _ in numbers:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            await LOGINS[mechanism](Peer(reader, writer), user, password, mechanism)
+            writer.transport.abort()
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(together):
+            tasks.create_task(work())
+
+
+def measure(report: Report, node: Process, chosen: argparse.Namespace) -> None:
+    who = {"user": "Administrator", "password": "password"}
+    rates: dict[str, list[tuple[float, float]]] = {mechanism: [] for mechanism in LOGINS}
+    for mechanism in LOGINS:
+        asyncio.run(log_in(node.port, mechanism, **who, count=10, together=1))
+    for _ in range(chosen.rounds):
+        for mechanism, found in rates.items():
+            started, cpu = time.perf_counter(), node.cpu()
+            asyncio.run(log_in(node.port, mechanism, **who, count=chosen.logins, together=chosen.together))
+            found.append((time.perf_counter() - started, node.cpu() - cpu))
+    for mechanism, found in rates.items():
+        wall, cpu = sorted(found)[len(found) // 2]
+        report.row(
+            mechanism,
+            f"{chosen.logins / wall:.0f} logins/s, {cpu / chosen.logins * 1e6:.0f} us of the node's CPU time each",
+        )
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--logins", type=int, default=2000)
+    parser.add_argument("--together", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3)
+    chosen = parser.parse_args()
+    report = Report(f"Logins, {chosen.together} at a time, each on a new connection", chosen)
+    with penstock() as node:
+        measure(report, node, chosen)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""What does Couchbase's own Python client get out of a node, in operations a second?
+
+The client runs in this process, the node in one of its own. Most of the time is the client's: so each figure has the
+node's share, the processor time that it used over the time that passed. For a measure, python-binary-memcached does the
+same, one operation after the other, to the node and to memcached: what the two differ by is the server's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import bmemcached
+from acouchbase.cluster import AsyncCluster
+from couchbase.auth import PasswordAuthenticator
+from couchbase.cluster import Cluster
+from couchbase.options import ClusterOptions
+
+from benchmarks.process import Process, memcached, penstock
+from benchmarks.report import Report, options
+
+USER, PASSWORD = "Administrator", "password"
+
+
+class Figures(NamedTuple):
+    """rate: operations a second. share: of one processor, that the server used meanwhile."""
+
+    rate: float
+    share: float
+
+    def __str__(self) -> str:
+        return f"{self.rate:.0f} operations/s, the server busy for {self.share:.0%} of the time"
+
+
+@contextmanager
+def timed(server: Process, count: int) -> Iterator[Callable[[], Figures]]:
+    """Time the block, in which there are so many operations. Yields what tells the figures after it."""
+    started, used = time.perf_counter(), server.cpu()
+    found: list[Figures] = []
+    yield lambda: found[0]
+    wall = time.perf_counter() - started
+    found.append(Figures(count / wall, (server.cpu() - used) / wall))
+
+
+def median(figures: list[Figures]) -> Figures:
+    return sorted(figures)[len(figures) // 2]
+
+
+def one_after_the_other(node: Process, count: int, rounds: int, document: Any) -> dict[str, Figures]:
+    cluster = Cluster(f"couchbase://127.0.0.1:{node.port}", ClusterOptions(PasswordAuthenticator(USER, PASSWORD)))
+    try:
+        collection = cluster.bucket("default").default_collection()
+        keys = [f"key-{number}" for number in range(count)]
+        found: dict[str, list[Figures]] = {"upsert": [], "get": []}
+        for _ in range(rounds):
+            with timed(node, count) as figures:
+                for key in keys:
+                    collection.upsert(key, document)
+            found["upsert"].append(figures())
+            with timed(node, count) as figures:
+                for key in keys:
+                    collection.get(key)
+            found["get"].append(figures())
+    finally:
+        cluster.close()
+    return {what: median(all_figures) for what, all_figures in found.items()}
+
+
+async def together(node: Process, tasks: int, count: int, rounds: int, document: Any) -> dict[str, Figures]:
+    url = f"couchbase://127.0.0.1:{node.port}"
+    cluster = await AsyncCluster.connect(url, ClusterOptions(PasswordAuthenticator(USER, PASSWORD)))
+    found: dict[str, list[Figures]] = {"upsert": [], "get": []}
+    try:
+        bucket = cluster.bucket("default")
+        await bucket.on_connect()
+        collection = bucket.default_collection()
+        acts = {"upsert": lambda key: collection.upsert(key, document), "get": collection.get}
+        for _ in range(rounds):
+            for what, act in acts.items():
+                numbers = iter(range(count))
+
+                async def work(act: Any, numbers: Iterator[int]) -> None:
+                    for number in numbers:
+                        await act(f"key-{number}")
+
+                with timed(node, count) as figures:
+                    async with asyncio.TaskGroup() as group:
+                        for _ in range(tasks):
+                            group.create_task(work(act, numbers))
+                found[what].append(figures())
+    finally:
+        await cluster.close()
+    return {what: median(all_figures) for what, all_figures in found.items()}
+
+
+def by_bmemcached(server: Process, count: int, rounds: int, value: str) -> dict[str, Figures]:
+    client = bmemcached.Client((f"127.0.0.1:{server.port}",))
+    keys = [f"key-{number}" for number in range(count)]
+    found: dict[str, list[Figures]] = {"set": [], "get": []}
+    for _ in range(rounds):
+        with timed(server, count) as figures:
+            for key in keys:
+                client.set(key, value, compress_level=0)
+        found["set"].append(figures())
+        with timed(server, count) as figures:
+            for key in keys:
+                client.get(key)
+        found["get"].append(figures())
+    client.disconnect_all()
+    return {what: median(all_figures) for what, all_figures in found.items()}
+
+
+def run(chosen: argparse.Namespace) -> None:
+    report = Report(f"Couchbase's Python client, values of {chosen.value_bytes} B", chosen)
+    document = {"text": "v" * chosen.value_bytes}
+    count, rounds = chosen.operations, chosen.rounds
+    with penstock() as node:
+        for what, figures in one_after_the_other(node, count, rounds, document).items():
+            report.row(f"{what}, one after the other", str(figures))
+        for what, figures in asyncio.run(together(node, chosen.tasks, count, rounds, document)).items():
+            report.row(f"{what}, {chosen.tasks} at a time", str(figures))
+    value = "v" * chosen.value_bytes
+    with penstock("--vbuckets", 1) as node, memcached() as other:
+        ours = by_bmemcached(node, count, rounds, value)
+        theirs = {} if other is None else by_bmemcached(other, count, rounds, value)
+    for what, figures in ours.items():
+        ratio = f"; {figures.rate / theirs[what].rate:.2f}x memcached" if theirs else ""
+        report.row(f"{what} by bmemcached, Penstock", f"{figures}{ratio}")
+    for what, figures in theirs.items():
+        report.row(f"{what} by bmemcached, memcached", str(figures))
+    report.finish()
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--operations", type=int, default=20_000)
+    parser.add_argument("--tasks", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--value-bytes", type=int, default=100)
+    run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

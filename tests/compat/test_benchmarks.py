@@ -1,0 +1,37 @@
+"""The benchmarks that need programs of others run. Nothing is timed here."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.compat.installed import need, program
+
+ROOT = Path(__file__).parent.parent.parent
+BENCHMARKS = [
+    ("idle", ["--connections", "50", "--vbuckets", "16"], ["Penstock, 16 vbuckets ", "memcached, one thread "]),
+    ("login", ["--logins", "20", "--together", "4", "--rounds", "1"], ["SCRAM-SHA512 ", "SCRAM-SHA1 ", "PLAIN "]),
+    (
+        "sdk",
+        ["--operations", "50", "--tasks", "4", "--rounds", "1"],
+        [
+            "upsert, one after the other ",
+            "get, 4 at a time ",
+            "set by bmemcached, Penstock ",
+            "by bmemcached, memcached ",
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("benchmark", "options", "rows"), BENCHMARKS, ids=[row[0] for row in BENCHMARKS])
+def test_a_benchmark_runs(benchmark, options, rows):
+    need("couchbase")
+    need("bmemcached")
+    program("memcached")
+    run = [sys.executable, "-m", f"benchmarks.{benchmark}", *options]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False, timeout=50)
+    assert (done.returncode, done.stderr) == (0, "")
+    for row in rows:
+        assert row in done.stdout

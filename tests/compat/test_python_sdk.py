@@ -1,0 +1,269 @@
+"""Couchbase's own Python client: documents, counters, times to live, locks and durability."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.compat.installed import need
+
+need("couchbase")
+
+from couchbase.auth import PasswordAuthenticator  # noqa: E402
+from couchbase.cluster import Cluster  # noqa: E402
+from couchbase.diagnostics import ClusterState, PingState, ServiceType  # noqa: E402
+from couchbase.durability import DurabilityLevel, ServerDurability  # noqa: E402
+from couchbase.exceptions import (  # noqa: E402
+    AuthenticationException,
+    BucketNotFoundException,
+    CasMismatchException,
+    CouchbaseException,
+    DocumentExistsException,
+    DocumentLockedException,
+    DocumentNotFoundException,
+    DocumentNotLockedException,
+    DurabilityInvalidLevelException,
+    InvalidArgumentException,
+    UnAmbiguousTimeoutException,
+)
+from couchbase.options import (  # noqa: E402
+    ClusterOptions,
+    ClusterTimeoutOptions,
+    DecrementOptions,
+    DeltaValue,
+    GetOptions,
+    IncrementOptions,
+    PingOptions,
+    ReplaceOptions,
+    SignedInt64,
+    UpsertOptions,
+)
+from couchbase.transcoder import RawBinaryTranscoder, RawStringTranscoder  # noqa: E402
+
+DURABLE = [
+    DurabilityLevel.MAJORITY,
+    DurabilityLevel.MAJORITY_AND_PERSIST_TO_ACTIVE,
+    DurabilityLevel.PERSIST_TO_MAJORITY,
+]
+
+
+def test_a_document_from_beginning_to_end(collection):
+    inserted = collection.insert("k", {"n": 1})
+    found = collection.get("k")
+    assert found.content_as[dict] == {"n": 1}
+    assert found.cas == inserted.cas
+    replaced = collection.replace("k", {"n": 2}, ReplaceOptions(cas=found.cas))
+    assert replaced.cas > inserted.cas
+    assert collection.exists("k").exists
+    removed = collection.remove("k")
+    assert removed.cas > replaced.cas
+    assert not collection.exists("k").exists
+    with pytest.raises(DocumentNotFoundException):
+        collection.get("k")
+
+
+def test_a_change_is_told_where_it_is_in_the_history(collection, bucket):
+    first, second = (collection.upsert("k", n).mutation_token() for n in range(2))
+    assert first.bucket_name == bucket.name
+    assert (first.partition_id, first.partition_uuid) == (second.partition_id, second.partition_uuid)
+    assert second.sequence_number > first.sequence_number
+
+
+def test_what_must_not_be_is_refused(collection):
+    collection.upsert("k", 1)
+    cas = collection.get("k").cas
+    with pytest.raises(DocumentExistsException):
+        collection.insert("k", 2)
+    with pytest.raises(DocumentNotFoundException):
+        collection.replace("nowhere", 2)
+    with pytest.raises(DocumentNotFoundException):
+        collection.remove("nowhere")
+    with pytest.raises(CasMismatchException):
+        collection.replace("k", 2, ReplaceOptions(cas=cas - 1))
+    with pytest.raises(CasMismatchException):
+        collection.remove("k", cas=cas - 1)
+    assert collection.get("k").cas == cas
+
+
+def test_a_document_as_it_is(collection):
+    binary, text = bytes(range(256)), "über den Dächern"
+    collection.upsert("binary", binary, UpsertOptions(transcoder=RawBinaryTranscoder()))
+    collection.upsert("text", text, UpsertOptions(transcoder=RawStringTranscoder()))
+    assert collection.get("binary", GetOptions(transcoder=RawBinaryTranscoder())).value == binary
+    assert collection.get("text", GetOptions(transcoder=RawStringTranscoder())).value == text
+
+
+def test_a_document_that_the_client_compresses(collection):
+    large = {"lines": ["the same again and again"] * 20_000}
+    collection.upsert("large", large)
+    assert collection.get("large").content_as[dict] == large
+
+
+def test_a_part_of_a_document(collection):
+    collection.upsert("k", {"a": 1, "b": {"c": 2, "d": 3}})
+    assert collection.get("k", GetOptions(project=["a", "b.c"])).content_as[dict] == {"a": 1, "b": {"c": 2}}
+
+
+def test_appending_and_prepending(collection):
+    raw = RawStringTranscoder()
+    collection.upsert("k", "b", UpsertOptions(transcoder=raw))
+    collection.binary().append("k", "c")
+    collection.binary().prepend("k", "a")
+    assert collection.get("k", GetOptions(transcoder=raw)).value == "abc"
+    with pytest.raises(DocumentNotFoundException):
+        collection.binary().append("nowhere", "c")
+
+
+def test_counters(collection):
+    binary = collection.binary()
+    assert binary.increment("n", IncrementOptions(initial=SignedInt64(7))).content == 7
+    assert binary.increment("n", IncrementOptions(delta=DeltaValue(5))).content == 12
+    assert binary.decrement("n", DecrementOptions(delta=DeltaValue(2))).content == 10
+    assert binary.decrement("n", DecrementOptions(delta=DeltaValue(99))).content == 0
+    assert collection.get("n").value == 0
+    with pytest.raises(DocumentNotFoundException):
+        binary.increment("nowhere", IncrementOptions(initial=SignedInt64(-1)))
+
+
+def expiry_of(collection, key):
+    """Return the seconds since the epoch at which a document expires, None for never."""
+    found = collection.get(key, GetOptions(with_expiry=True)).expiry_time
+    return None if found is None else found.timestamp()
+
+
+def test_times_to_live(collection, now):
+    collection.upsert("k", 1, UpsertOptions(expiry=timedelta(hours=1)))
+    assert expiry_of(collection, "k") == pytest.approx(now() + 3600, abs=60)
+    collection.touch("k", timedelta(hours=2))
+    assert expiry_of(collection, "k") == pytest.approx(now() + 7200, abs=60)
+    assert collection.get_and_touch("k", timedelta(days=60)).value == 1
+    assert expiry_of(collection, "k") == pytest.approx(now() + 60 * 86400, abs=60)
+    collection.replace("k", 2, ReplaceOptions(preserve_expiry=True))
+    assert expiry_of(collection, "k") == pytest.approx(now() + 60 * 86400, abs=60)
+    collection.replace("k", 3)
+    assert expiry_of(collection, "k") is None
+    with pytest.raises(DocumentNotFoundException):
+        collection.touch("nowhere", timedelta(hours=1))
+
+
+def test_a_document_that_expires(collection, until):
+    collection.upsert("k", 1, UpsertOptions(expiry=timedelta(seconds=1)))
+    until(lambda: not collection.exists("k").exists)
+    with pytest.raises(DocumentNotFoundException):
+        collection.get("k")
+
+
+def test_locks(collection):
+    collection.upsert("k", 1)
+    locked = collection.get_and_lock("k", timedelta(seconds=20))
+    assert locked.value == 1
+    with pytest.raises((DocumentLockedException, UnAmbiguousTimeoutException)):
+        collection.get_and_lock("k", timedelta(seconds=20), timeout=timedelta(milliseconds=300))
+    with pytest.raises((DocumentLockedException, CasMismatchException)):
+        collection.unlock("k", locked.cas + 1)
+    collection.unlock("k", locked.cas)
+    with pytest.raises(DocumentNotLockedException):
+        collection.unlock("k", locked.cas)
+    again = collection.get_and_lock("k", timedelta(seconds=20))
+    assert collection.replace("k", 2, ReplaceOptions(cas=again.cas)).success
+    assert collection.upsert("k", 3).success  # the replace has unlocked it
+
+
+@pytest.mark.parametrize("level", DURABLE)
+def test_durable_writes_to_a_bucket_on_disk(durable_collection, level):
+    durable = ServerDurability(level)
+    cas = durable_collection.upsert("k", 1, UpsertOptions(durability=durable)).cas
+    assert durable_collection.replace("k", 2, ReplaceOptions(cas=cas, durability=durable)).success
+    counting = IncrementOptions(durability=durable, initial=SignedInt64(7))
+    assert durable_collection.binary().increment(f"n-{level}", counting).content == 7
+    assert durable_collection.remove("k", durability=durable).success
+
+
+@pytest.mark.parametrize("level", DURABLE[1:])
+def test_a_bucket_in_memory_persists_nothing(collection, level):
+    with pytest.raises(DurabilityInvalidLevelException):
+        collection.upsert("k", 1, UpsertOptions(durability=ServerDurability(level)))
+    assert not collection.exists("k").exists
+
+
+def test_many_documents_at_once(collection):
+    documents = {f"key-{number}": {"n": number, "text": "x" * number} for number in range(1000)}
+    assert collection.upsert_multi(documents).all_ok
+    found = collection.get_multi(list(documents))
+    assert found.all_ok
+    assert {key: result.value for key, result in found.results.items()} == documents
+    missing = collection.get_multi(["key-1", "nowhere"])
+    assert not missing.all_ok
+    assert isinstance(missing.exceptions["nowhere"], DocumentNotFoundException)
+
+
+def test_bounds_of_keys_and_values(collection):
+    raw = RawBinaryTranscoder()
+    for length in (1, 246):
+        collection.upsert("k" * length, length)
+        assert collection.get("k" * length).value == length
+    with pytest.raises(InvalidArgumentException):
+        collection.upsert("k" * 251, 1)
+    big = bytes(range(256)) * (20 * 4096)
+    collection.upsert("big", big, UpsertOptions(transcoder=raw))
+    assert collection.get("big", GetOptions(transcoder=raw)).value == big
+
+
+def test_ping_and_diagnostics(cluster, bucket, collection):
+    collection.upsert("k", 1)  # so that there is a connection
+    reports = bucket.ping(PingOptions(service_types=[ServiceType.KeyValue])).endpoints[ServiceType.KeyValue]
+    assert reports
+    assert {report.state for report in reports} == {PingState.OK}
+    assert cluster.diagnostics().state is ClusterState.Online
+
+
+def test_a_replica_that_there_is_not(collection):
+    collection.upsert("k", 1)
+    assert collection.get_any_replica("k").value == 1
+    assert [(found.value, found.is_replica) for found in collection.get_all_replicas("k")] == [(1, False)]
+
+
+def test_a_bucket_that_there_is_not(cluster):
+    with pytest.raises((BucketNotFoundException, UnAmbiguousTimeoutException)):
+        cluster.bucket("nowhere").default_collection().get("k", timeout=timedelta(seconds=2))
+
+
+@pytest.mark.parametrize("user", ["alice", "nobody"])
+def test_a_wrong_password(tls_node, user):
+    patience = ClusterTimeoutOptions(bootstrap_timeout=timedelta(seconds=5), connect_timeout=timedelta(seconds=5))
+    options = ClusterOptions(PasswordAuthenticator(user, "wrong"), timeout_options=patience)
+    with pytest.raises(AuthenticationException):
+        Cluster(tls_node.plain_url, options)
+
+
+def test_over_tls(tls_node, connected):
+    cluster = connected(tls_node.url, "alice", "wonderland", cert_path=str(tls_node.files / "ca.pem"))
+    collection = cluster.bucket("default").default_collection()
+    collection.upsert("over TLS", {"n": 1})
+    assert collection.get("over TLS").content_as[dict] == {"n": 1}
+    assert [scope.name for scope in cluster.bucket("default").collections().get_all_scopes()] == ["_default"]
+
+
+def test_a_certificate_instead_of_a_password(tls_node, connected):
+    files = {
+        name: str(tls_node.files / file)
+        for name, file in (("cert_path", "client.pem"), ("key_path", "client.key"), ("trust_store_path", "ca.pem"))
+    }
+    collection = connected(tls_node.url, **files).bucket("default").default_collection()
+    collection.upsert("by certificate", 1)
+    assert collection.get("by certificate").value == 1
+
+
+def test_without_a_certificate_to_believe(tls_node):
+    patience = ClusterTimeoutOptions(bootstrap_timeout=timedelta(seconds=5), connect_timeout=timedelta(seconds=5))
+    options = ClusterOptions(PasswordAuthenticator("alice", "wonderland"), timeout_options=patience)
+    with pytest.raises((CouchbaseException, UnAmbiguousTimeoutException)):
+        Cluster(tls_node.url, options)
+
+
+def test_who_may_only_read(tls_node, connected):
+    connected(tls_node.plain_url, "alice", "wonderland").bucket("default").default_collection().upsert("read me", 1)
+    collection = connected(tls_node.plain_url, "reader", "only-that").bucket("default").default_collection()
+    assert collection.get("read me").value == 1
+    with pytest.raises(AuthenticationException):
+        collection.upsert("read me", 2)
+    assert collection.get("read me").value == 1

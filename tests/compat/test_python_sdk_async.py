@@ -1,0 +1,47 @@
+"""Couchbase's own Python client, on asyncio: many requests under way at once."""
+
+import asyncio
+
+import pytest
+
+from tests.compat.installed import need
+
+need("couchbase")
+
+from acouchbase.cluster import AsyncCluster  # noqa: E402
+from couchbase.auth import PasswordAuthenticator  # noqa: E402
+from couchbase.options import ClusterOptions  # noqa: E402
+
+DOCUMENTS = 10_000
+TASKS = 32
+
+
+@pytest.mark.timeout(180)
+def test_ten_thousand_documents_by_32_tasks_at_once(node):
+    asyncio.run(write_and_read(node))
+
+
+async def write_and_read(node):
+    authenticator = PasswordAuthenticator(node.user, node.password)
+    cluster = await AsyncCluster.connect(node.url, ClusterOptions(authenticator))
+    try:
+        bucket = cluster.bucket("beer")
+        await bucket.on_connect()
+        collection = bucket.default_collection()
+        numbers = iter(range(DOCUMENTS))
+
+        async def work():
+            for number in numbers:
+                document = {"number": number, "text": "x" * (number % 500)}
+                stored = await collection.upsert(f"async-{number}", document)
+                found = await collection.get(f"async-{number}")
+                assert (found.cas, found.content_as[dict]) == (stored.cas, document)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(TASKS):
+                tasks.create_task(work())
+        assert next(numbers, None) is None
+        exists = await asyncio.gather(*(collection.exists(f"async-{number}") for number in range(0, DOCUMENTS, 100)))
+        assert all(result.exists for result in exists)
+    finally:
+        await cluster.close()

@@ -1,0 +1,123 @@
+"""Couchbase's own Python client: scopes, collections and buckets, which it manages over HTTP."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.compat.installed import need
+
+need("couchbase")
+
+from couchbase.exceptions import (  # noqa: E402
+    BucketAlreadyExistsException,
+    BucketDoesNotExistException,
+    BucketNotFlushableException,
+    CollectionAlreadyExistsException,
+    CollectionNotFoundException,
+    DocumentNotFoundException,
+    KeyspaceNotFoundException,
+    ScopeAlreadyExistsException,
+    ScopeNotFoundException,
+    UnAmbiguousTimeoutException,
+)
+from couchbase.management.buckets import BucketSettings, BucketType, CreateBucketSettings  # noqa: E402
+from couchbase.management.collections import CreateCollectionSettings, UpdateCollectionSettings  # noqa: E402
+
+GONE = (KeyspaceNotFoundException, CollectionNotFoundException, ScopeNotFoundException, UnAmbiguousTimeoutException)
+SHORT = timedelta(seconds=2)
+
+
+@pytest.fixture
+def manager(bucket):
+    return bucket.collections()
+
+
+def names(manager):
+    """Return the names of all collections as scope.collection."""
+    return {f"{scope.name}.{one.name}" for scope in manager.get_all_scopes() for one in scope.collections}
+
+
+def test_collections_from_beginning_to_end(bucket, manager, collection):
+    manager.create_scope("brewing")
+    manager.create_collection("brewing", "beers")
+    manager.create_collection("brewing", "hops")
+    assert {"_default._default", "brewing.beers", "brewing.hops"} <= names(manager)
+    beers, hops = (bucket.scope("brewing").collection(name) for name in ("beers", "hops"))
+    beers.upsert("k", "a beer")
+    hops.upsert("k", "a hop")
+    assert (beers.get("k").value, hops.get("k").value) == ("a beer", "a hop")
+    assert not collection.exists("k").exists
+    manager.drop_collection("brewing", "hops")
+    assert "brewing.hops" not in names(manager)
+    with pytest.raises(GONE):
+        hops.get("k", timeout=SHORT)
+    assert beers.get("k").value == "a beer"
+    manager.create_collection("brewing", "hops")  # again, and another one
+    with pytest.raises(DocumentNotFoundException):
+        hops.get("k")
+    manager.drop_scope("brewing")
+    assert not {name for name in names(manager) if name.startswith("brewing.")}
+    with pytest.raises(GONE):
+        beers.get("k", timeout=SHORT)
+
+
+def test_what_there_is_or_is_not(manager):
+    manager.create_scope("twice")
+    with pytest.raises(ScopeAlreadyExistsException):
+        manager.create_scope("twice")
+    manager.create_collection("twice", "c")
+    with pytest.raises(CollectionAlreadyExistsException):
+        manager.create_collection("twice", "c")
+    with pytest.raises(ScopeNotFoundException):
+        manager.create_collection("nowhere", "c")
+    with pytest.raises(CollectionNotFoundException):
+        manager.drop_collection("twice", "nothing")
+    with pytest.raises(ScopeNotFoundException):
+        manager.drop_scope("nowhere")
+    manager.drop_scope("twice")
+
+
+def test_a_collection_in_which_documents_expire(bucket, manager, until):
+    manager.create_scope("short")
+    manager.create_collection("short", "lived", CreateCollectionSettings(max_expiry=timedelta(seconds=1)))
+    (scope,) = [scope for scope in manager.get_all_scopes() if scope.name == "short"]
+    assert [one.max_expiry for one in scope.collections] == [timedelta(seconds=1)]
+    collection = bucket.scope("short").collection("lived")
+    collection.upsert("k", 1)
+    until(lambda: not collection.exists("k").exists)
+    manager.update_collection("short", "lived", UpdateCollectionSettings(max_expiry=timedelta(hours=1)))
+    (scope,) = [scope for scope in manager.get_all_scopes() if scope.name == "short"]
+    assert [one.max_expiry for one in scope.collections] == [timedelta(hours=1)]
+    manager.drop_scope("short")
+
+
+def test_buckets_from_beginning_to_end(cluster, until):
+    manager = cluster.buckets()
+    settings = CreateBucketSettings(
+        name="made", bucket_type=BucketType.EPHEMERAL, ram_quota_mb=100, num_replicas=0, flush_enabled=True
+    )
+    manager.create_bucket(settings)
+    with pytest.raises(BucketAlreadyExistsException):
+        manager.create_bucket(settings)
+    until(lambda: "made" in {one.name for one in manager.get_all_buckets()})
+    found = manager.get_bucket("made")
+    assert (found.name, found.bucket_type, found.num_replicas) == ("made", BucketType.EPHEMERAL, 0)
+    assert found.flush_enabled
+    collection = cluster.bucket("made").default_collection()
+    collection.upsert("k", 1)
+    manager.flush_bucket("made")
+    until(lambda: not collection.exists("k").exists)
+    collection.upsert("k", 2)
+    manager.update_bucket(BucketSettings(name="made", flush_enabled=False, ram_quota_mb=128))
+    with pytest.raises(BucketNotFlushableException):
+        manager.flush_bucket("made")
+    assert collection.get("k").value == 2
+    manager.drop_bucket("made")
+    with pytest.raises(BucketDoesNotExistException):
+        manager.get_bucket("made")
+    with pytest.raises(BucketDoesNotExistException):
+        manager.drop_bucket("made")
+
+
+def test_the_buckets_that_were_there_from_the_beginning(cluster):
+    assert {"default", "beer"} <= {one.name for one in cluster.buckets().get_all_buckets()}
