@@ -8,6 +8,7 @@ only while they are active; those of others are where the split puts them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,7 @@ __all__ = [
     "bucket_map",
     "dump",
     "node_map",
+    "parse_places",
     "revised",
 ]
 
@@ -125,6 +127,30 @@ class Topology:
             raise UsageError(f"{vbuckets} vbuckets on {nodes} nodes: expected at most {MAX_SHARED_VBUCKETS}")
         if vbuckets < nodes:
             raise UsageError(f"{vbuckets} vbuckets on {nodes} nodes: expected at least one for each")
+
+
+def parse_places(texts: Sequence[str], host: str, port: int) -> tuple[tuple[NodePlace, ...], int]:
+    """Read places, `host:kv[:mgmt[:kv_tls[:mgmt_tls]]]`, and return them with the number of the one at host and port.
+
+    Raises UsageError for a text that is none, and if none of them is here.
+    """
+    places = []
+    for text in texts:
+        parts = _PLACE.fullmatch(text)
+        if parts is None:
+            raise UsageError(f"node {text!r}: expected HOST:PORT or HOST:PORT:HTTP, an IPv6 address in brackets")
+        ports = {name: int(parts[name] or 0) for name in ("kv", "mgmt", "kv_tls", "mgmt_tls")}
+        places.append(NodePlace(host=parts["address"] or parts["name"], **ports))
+    here = [number for number, place in enumerate(places) if (place.host, place.kv) == (host, port)]
+    if not here:
+        raise UsageError(f"nodes {', '.join(texts)}: expected this one among them, {host}:{port}")
+    return tuple(places), here[0]
+
+
+_PLACE = re.compile(
+    r"(\[(?P<address>[^\[\]]+)\]|(?P<name>[^\[\]:]+)):(?P<kv>\d{1,5})"
+    r"(:(?P<mgmt>\d{1,5}))?(:(?P<kv_tls>\d{1,5}))?(:(?P<mgmt_tls>\d{1,5}))?"
+)
 
 
 def revised(revision: int, now_ns: int) -> int:
