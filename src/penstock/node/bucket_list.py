@@ -96,8 +96,7 @@ class BucketList(dict[str, ServedBucket]):
             for connection in tuple(node.guests.present):
                 if connection.bucket is served:
                     connection.close()
-            if node.http is not None:
-                node.http.wake()
+            node.http.wake()
             await close_bucket(served)
             await remove_bucket(name, node.storage)
 

@@ -68,8 +68,8 @@ class Node:
     """A running node. Made by `start` on the running event loop, or by `running` on a thread of its own.
 
     All but `url`, `host` and the ports belongs to the event loop's thread. bridge: what follows another
-    node, None where nothing does. storage: how the buckets are kept. guests: its connections. http: management, None
-    before the node listens. uuid: of what clients take for a cluster. usual_vbuckets: of a bucket that does not say.
+    node, None where nothing does. storage: how the buckets are kept. guests: its connections. http: management.
+    uuid: of what clients take for a cluster. usual_vbuckets: of a bucket that does not say.
     topology: the nodes of its buckets, and where this one is; map: the cluster map of who has no bucket. users: who can
     log in, None where nobody has to. is_loopback: only this machine reaches it. attempts: wrong passwords, by address.
     """
@@ -97,7 +97,7 @@ class Node:
         self.slab = Slab()  # one for all: a read fills it and is dealt with before the next
         self.buckets = BucketList(self)
         self.usual_vbuckets = 1024
-        self.http: HttpServer | None = None
+        self.http: HttpServer = _http_server(self)
         self.guests = Guests(loop, options)
         self.started_at = loop.time()
         self._tls = _context(options)
@@ -157,10 +157,7 @@ class Node:
                 await served.flusher.flush()  # that it is a copy
 
     async def _listen(self) -> None:
-        from penstock.node.http.listening import HttpServer
-
-        self.http = http = HttpServer(self)
-        options = self.options
+        http, options = self.http, self.options
         self.http_port = await http.listen(self.host, options.management_port(tls=False), self._listener(None))
         if options.tls_port is not None:
             listener = self._listener(self._tls)
@@ -291,8 +288,7 @@ class Node:
     async def _stop_listening(self) -> None:
         for server in self._servers:
             server.close()
-        if self.http is not None:
-            await self.http.close()
+        await self.http.close()
         await self._end_connections()
         for server in self._servers:
             await server.wait_closed()
@@ -349,6 +345,12 @@ class Node:
         self.guests.leave(connection)
         if self._stopping and not self.guests.present:
             self._empty.set()
+
+
+def _http_server(node: Node) -> HttpServer:
+    from penstock.node.http.listening import HttpServer
+
+    return HttpServer(node)
 
 
 async def _settle() -> None:
