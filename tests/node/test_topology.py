@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from penstock.errors import UsageError
 from penstock.node.live_map import LiveMap
-from penstock.node.topology import EPOCH, NodePlace, Topology, at_host, bucket_map, dump, node_map, revised
+from penstock.node.topology import (
+    EPOCH,
+    NodePlace,
+    Topology,
+    at_host,
+    bucket_map,
+    dump,
+    node_map,
+    parse_places,
+    revised,
+)
 from penstock.store.bucket import Bucket
 from penstock.wire.constants import VbucketState
 
@@ -121,6 +131,41 @@ WRONG = [
 def test_wrong_topologies_get_one_sentence(make, found):
     with pytest.raises(UsageError, match=found):
         make()
+
+
+NODES = ["127.0.0.1:11210:8091", "db.example:11211", "[::1]:11212:8092:11207:18091", "[::1]:11210"]
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "this"),
+    [("127.0.0.1", 11210, 0), ("0.0.0.0", 11211, 1), ("::1", 11212, 2), ("::1", 11210, 3)],
+)
+def test_nodes_as_they_are_written(host, port, this):
+    places, found = parse_places(NODES, host, port)
+    assert found == this
+    assert places == (
+        NodePlace(host="127.0.0.1", kv=11210, mgmt=8091),
+        NodePlace(host="db.example", kv=11211),
+        NodePlace(host="::1", kv=11212, mgmt=8092, kv_tls=11207, mgmt_tls=18091),
+        NodePlace(host="::1", kv=11210),
+    )
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        (["127.0.0.1"], "'127.0.0.1'"),
+        (["::1:11210"], "'::1:11210'"),
+        (["a:b"], "'a:b'"),
+        (["a:99999"], "99999"),
+        (["a:1", "b:2"], "127.0.0.1:11210"),
+        (["a:11210", "b:11210"], "127.0.0.1:11210"),
+    ],
+)
+def test_nodes_that_cannot_be_read(texts, found):
+    with pytest.raises(UsageError, match="expected") as raised:
+        parse_places(texts, "127.0.0.1", 11210)
+    assert found in str(raised.value)
 
 
 def test_one_node_may_have_as_many_vbuckets_as_there_are_numbers():

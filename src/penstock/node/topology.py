@@ -130,9 +130,17 @@ class Topology:
 
 
 def parse_places(texts: Sequence[str], host: str, port: int) -> tuple[tuple[NodePlace, ...], int]:
+_PLACE = re.compile(
+    r"(\[(?P<address>[^\[\]]+)\]|(?P<name>[^\[\]:]+)):(?P<kv>[0-9]{1,5})"
+    r"(:(?P<mgmt>[0-9]{1,5}))?(:(?P<kv_tls>[0-9]{1,5}))?(:(?P<mgmt_tls>[0-9]{1,5}))?"
+)
+
+
+def parse_places(texts: Sequence[str], host: str, port: int) -> tuple[tuple[NodePlace, ...], int]:
     """Read places, `host:kv[:mgmt[:kv_tls[:mgmt_tls]]]`, and return them with the number of the one at host and port.
 
-    Raises UsageError for a text that is none, and if none of them is here.
+    The host only matters where several have the port: others may know this node by a name, or it listens everywhere.
+    Raises UsageError for a text that is none, and if it cannot be told which one is here.
     """
     places = []
     for text in texts:
@@ -141,16 +149,12 @@ def parse_places(texts: Sequence[str], host: str, port: int) -> tuple[tuple[Node
             raise UsageError(f"node {text!r}: expected HOST:PORT or HOST:PORT:HTTP, an IPv6 address in brackets")
         ports = {name: int(parts[name] or 0) for name in ("kv", "mgmt", "kv_tls", "mgmt_tls")}
         places.append(NodePlace(host=parts["address"] or parts["name"], **ports))
-    here = [number for number, place in enumerate(places) if (place.host, place.kv) == (host, port)]
-    if not here:
+    here = [number for number, place in enumerate(places) if place.kv == port]
+    if len(here) > 1:
+        here = [number for number in here if places[number].host == host]
+    if len(here) != 1:
         raise UsageError(f"nodes {', '.join(texts)}: expected this one among them, {host}:{port}")
     return tuple(places), here[0]
-
-
-_PLACE = re.compile(
-    r"(\[(?P<address>[^\[\]]+)\]|(?P<name>[^\[\]:]+)):(?P<kv>\d{1,5})"
-    r"(:(?P<mgmt>\d{1,5}))?(:(?P<kv_tls>\d{1,5}))?(:(?P<mgmt_tls>\d{1,5}))?"
-)
 
 
 def revised(revision: int, now_ns: int) -> int:
