@@ -47,18 +47,21 @@ def first_line(stream, wait=WAIT) -> str:
     return str(stream.readline())
 
 
+NO_USERS = "penstock: no users: everybody on this machine may do everything; to log in: Administrator, password\n"
+
+
 def ended(process, number) -> tuple[int, str, str]:
-    """Send a signal; return the exit code and what else was printed."""
+    """Send a signal; return the exit code and what else was printed, but for what every node without users says."""
     process.send_signal(number)
     out, err = process.communicate(timeout=WAIT)
-    return process.returncode, out, err
+    return process.returncode, out, err.removeprefix(NO_USERS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_says_where_it_is_and_ends_cleanly(number, run):
     with started("serve", "--port", 0, "--bucket", "beer", "--bucket", "wine", "--vbuckets", 8, "--json") as process:
         where = json.loads(first_line(process.stdout))
-        assert where.keys() == {"url", "kv_port", "pid"}
+        assert where.keys() == {"url", "kv_port", "http_port", "pid"}
         assert where["url"] == f"couchbase://127.0.0.1:{where['kv_port']}/beer"
         assert where["pid"] == process.pid
         assert run("stats", "--url", where["url"].replace("beer", "wine"), "--json").json["ep_max_vbuckets"] == "8"
@@ -106,7 +109,7 @@ def test_what_is_about_a_directory_needs_one(run):
 
 def test_serve_in_words_with_a_directory(tmp_path):
     with started("serve", "--port", 0, "--data-dir", tmp_path / "data") as process:
-        assert f", kept in {tmp_path / 'data'}; Ctrl-C stops." in first_line(process.stdout)
+        assert f", kept in {tmp_path / 'data'}; management on port" in first_line(process.stdout)
         assert ended(process, signal.SIGTERM) == (0, "", "")
 
 
@@ -136,6 +139,7 @@ def test_a_disk_that_takes_no_more_is_told_and_waited_for(tmp_path):
     """Of a file no larger than there is one now nothing more can be written, as on a disk that is full."""
     with serving(tmp_path) as (node, where):
         address = SimpleNamespace(host="127.0.0.1", kv_port=where["kv_port"])
+        assert first_line(node.stderr) == NO_USERS
         with connected(address, "beer") as client:
             _, most = resource.prlimit(node.pid, resource.RLIMIT_FSIZE)
             resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (1, most))

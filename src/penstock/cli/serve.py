@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +16,11 @@ from penstock.cli.app import AsJson, Panel, app, examples
 from penstock.cli.show import json_line
 from penstock.client.address import DEFAULT_PORT
 from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.node import Node
+
+HTTP_PORT = 8091
 
 Pin = Literal["tap", "upr-draft", "upr", "dcp", "dcp-prototype"]
 Resolution = Literal["seqno", "lww"]
@@ -27,6 +32,7 @@ Resolution = Literal["seqno", "lww"]
         "penstock serve --bucket beer",
         "penstock serve --port 0 --json",
         "penstock serve --bucket beer --data-dir ./data",
+        "penstock serve --users users.json --tls-port 11207 --tls-cert tls/server.pem --tls-key tls/server.key",
         "penstock serve --pin tap",
         "penstock serve --port 0 --follow couchbase://127.0.0.1:11210/beer --protocol upr",
     ),
@@ -49,6 +55,58 @@ def serve(
     protocol: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="The dialect to follow in: tap, upr-draft, upr or, unless said, dcp."),
+    ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="For management over HTTP; 0 picks a free one.",
+            show_default=f"{HTTP_PORT}, 0 with --port 0",
+        ),
+    ] = None,
+    users: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            envvar="PENSTOCK_USERS",
+            help="Who may log in, as `penstock user` keeps it.",
+            show_default=False,
+        ),
+    ] = None,
+    tls_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, metavar="PORT", help="Serve TLS here too; 0 picks a free one.", show_default="none"
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The node's certificate, PEM.", show_default=False)
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.", show_default=False)
+    ] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Clients with a certificate of this authority need no password.", show_default=False
+        ),
+    ] = None,
+    mechanism: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A way to log in, may be given again.", show_default="all that are safe"),
+    ] = None,
+    allow_plain: Annotated[
+        bool, typer.Option("--allow-plain", help="Take passwords without TLS, for old clients: others may read them.")
+    ] = False,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT[:HTTP]",
+            help="A node that has part of the buckets, this one included; may be given again, the same for each.",
+            show_default="this one alone",
+        ),
     ] = None,
     data_dir: Annotated[
         Path | None,
@@ -112,9 +170,12 @@ def serve(
     With --follow it has a copy of another node's bucket, whatever dialect that one speaks, and serves its
     changes in all of them; its vbuckets are replicas until one is made active.
 
-    SIGINT (Ctrl-C) and SIGTERM stop it. With --json the first line is
-    {"url": …, "kv_port": …, "pid": …}, "follow" where it follows and "data_dir" where there is one, printed once
-    it accepts connections.
+    Without --users it is for this machine alone, and nobody has to log in; clients that must can, as Administrator
+    with the password `password`. With --users everybody logs in, and may do what their roles say.
+
+    SIGINT (Ctrl-C) and SIGTERM stop it; with SIGHUP it reads users and certificate anew. With --json the first line is
+    {"url": …, "kv_port": …, "http_port": …, "pid": …}, "follow" where it follows, "data_dir" and "tls_port" where
+    there is one, printed once it accepts connections.
     """
     settings = {
         "commit_seconds": None if commit_ms is None else commit_ms / 1000,
@@ -125,8 +186,25 @@ def serve(
         "conflict_resolution": conflict_resolution,
         "memory_bytes": memory,
     }
-    options = {"host": host, "port": port, "buckets": bucket, "vbuckets": vbuckets, "pin": pin, "data_dir": data_dir}
-    asyncio.run(_serve(as_json, _given(settings, data_dir), **options, follow=follow, protocol=protocol))
+    options = {
+        "host": host,
+        "port": port,
+        "http_port": http_port if http_port is not None else HTTP_PORT if port else 0,
+        "buckets": bucket,
+        "vbuckets": vbuckets,
+        "pin": pin,
+        "follow": follow,
+        "protocol": protocol,
+        "data_dir": data_dir,
+        "users": users,
+        "certificate": tls_cert,
+        "key": tls_key,
+        "client_ca": tls_client_ca,
+        "tls_port": tls_port,
+        "mechanisms": mechanism,
+        "allow_plain": allow_plain,
+    }
+    asyncio.run(_serve(as_json, _given(settings, data_dir), node or [], **options))
 
 
 def _given(settings: Mapping[str, float | str | None], data_dir: Path | None) -> dict[str, Any]:
@@ -137,9 +215,10 @@ def _given(settings: Mapping[str, float | str | None], data_dir: Path | None) ->
     return given
 
 
-async def _serve(as_json: bool, settings: dict[str, Any], **options: Any) -> None:
+async def _serve(as_json: bool, settings: dict[str, Any], nodes: list[str], **options: Any) -> None:
     """settings: those of Settings that differ from what it says. options: those of Node.start."""
     from penstock.node import Node
+    from penstock.node.topology import parse_places
     from penstock.store.settings import Settings
 
     stopping = asyncio.Event()
@@ -147,12 +226,17 @@ async def _serve(as_json: bool, settings: dict[str, Any], **options: Any) -> Non
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
     stop = loop.create_task(stopping.wait())
+    if nodes:
+        options["nodes"], options["this_node"] = parse_places(nodes, options["host"], options["port"])
     starting = loop.create_task(Node.start(**options, settings=Settings(**settings) if settings else None))
     await asyncio.wait([stop, starting], return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():  # it may wait long for what it follows
         starting.cancel()
         return
     node = starting.result()
+    loop.add_signal_handler(signal.SIGHUP, _reload, node)
+    if notice := node.access(tls=False).notice:
+        print(f"penstock: {notice}", file=sys.stderr)
     try:
         urls = [node.url(name) for name in node.buckets]
         for name, served in node.buckets.items():
@@ -161,12 +245,17 @@ async def _serve(as_json: bool, settings: dict[str, Any], **options: Any) -> Non
         source = {"follow": str(node.bridge.address), "dialect": node.bridge.dialect.value} if node.bridge else {}
         data_dir = node.storage.data_dir
         if as_json:
-            where = {"url": urls[0], "kv_port": node.kv_port, "pid": os.getpid(), **source}
+            ports = {"kv_port": node.kv_port, "http_port": node.http_port}
+            ports |= {"tls_port": node.tls_port} if node.tls_port else {}
+            where = {"url": urls[0], **ports, "pid": os.getpid(), **source}
             print(json_line(where | ({"data_dir": str(data_dir)} if data_dir else {})), flush=True)
         else:
             following = f", following {source['follow']} over {source['dialect']}" if source else ""
             kept = f", kept in {data_dir}" if data_dir else ""
-            print(f"Serving {', '.join(urls)}{following}{kept}; Ctrl-C stops.", flush=True)
+            print(
+                f"Serving {', '.join(urls)}{following}{kept}; management on port {node.http_port}; Ctrl-C stops.",
+                flush=True,
+            )
         ends: list[asyncio.Task[Any]] = [stop, *([node.bridge.task] if node.bridge else [])]
         done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -174,3 +263,10 @@ async def _serve(as_json: bool, settings: dict[str, Any], **options: Any) -> Non
     finally:
         stop.cancel()
         await node.stop()
+
+
+def _reload(node: Node) -> None:
+    try:
+        node.reload()
+    except UsageError as error:
+        print(f"penstock: {error}", file=sys.stderr)
