@@ -129,7 +129,6 @@ class Topology:
             raise UsageError(f"{vbuckets} vbuckets on {nodes} nodes: expected at least one for each")
 
 
-def parse_places(texts: Sequence[str], host: str, port: int) -> tuple[tuple[NodePlace, ...], int]:
 _PLACE = re.compile(
     r"(\[(?P<address>[^\[\]]+)\]|(?P<name>[^\[\]:]+)):(?P<kv>[0-9]{1,5})"
     r"(:(?P<mgmt>[0-9]{1,5}))?(:(?P<kv_tls>[0-9]{1,5}))?(:(?P<mgmt_tls>[0-9]{1,5}))?"
