@@ -11,7 +11,7 @@ from penstock.wire.connection import Connection, Slab
 from penstock.wire.constants import MAX_SEQNO, Magic, Opcode, OpenFlag, Status
 from penstock.wire.dcp import BufferAck, CloseStream, Control, Open, StreamReq
 from penstock.wire.frame import Frame, join_frame
-from penstock.wire.kv import Delete, Get, GetMeta, Noop, SelectBucket, Set, Stat
+from penstock.wire.kv import Delete, Get, GetMeta, Hello, Noop, SelectBucket, Set, Stat, pack_features
 from penstock.wire.layout import Message, decode
 
 SECONDS = 10.0
@@ -79,6 +79,12 @@ class WireClient:
             return True
         return False
 
+    def hello(self, *features):
+        """Agree on features, all of them."""
+        reply = self.ask(Hello(value=pack_features(features)))
+        assert reply.value == pack_features(features)
+        return self
+
     # KV
 
     def set(self, key, value=b"", **fields) -> Frame:
@@ -113,7 +119,9 @@ class WireClient:
     def control(self, key, value) -> int:
         return self.status(Control(key=key.encode(), value=value.encode()))
 
-    def stream(self, vbucket=0, start=0, end=MAX_SEQNO, *, vbuuid=0, snap=None, flags=0, opaque=None) -> Frame:
+    def stream(
+        self, vbucket=0, start=0, end=MAX_SEQNO, *, vbuuid=0, snap=None, flags=0, opaque=None, value=b""
+    ) -> Frame:
         """Ask for a stream and return the reply. snap: of the request, (start, start) unless given."""
         low, high = snap if snap is not None else (start, start)
         return self.ask(
@@ -125,6 +133,7 @@ class WireClient:
                 vbuuid=vbuuid,
                 snap_start=low,
                 snap_end=high,
+                value=value,
                 opaque=next(self.opaques) if opaque is None else opaque,
             )
         )

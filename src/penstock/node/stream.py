@@ -209,6 +209,9 @@ class ProducerStream:
         snapshot = self.vbucket.snapshot(self.seqno, end)
         shown = snapshot.end_seqno
         if not is_plain and not self.producer.advances and shown > self.seqno:
+            if DEFAULT_COLLECTION not in self.vbucket.collections:
+                self.end_seqno = self.seqno  # what there is of it is going to be erased, and nothing can follow
+                return b""
             snapshot, shown = self._shown(snapshot)
         before, self.seqno = self.seqno, snapshot.end_seqno
         if shown <= before:

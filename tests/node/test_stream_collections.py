@@ -1,0 +1,475 @@
+"""Streams of buckets with collections: what who sees, and how a snapshot ends whose last change is somebody else's."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.node import Node
+from penstock.wire.collection_key import pack_collection_id, split_collection_key
+from penstock.wire.collections import SetManifest
+from penstock.wire.constants import Feature, Opcode, OpenFlag, Status, StreamEndReason, StreamFlag, SystemEventKind
+from penstock.wire.dcp import (
+    CloseStream,
+    Deletion,
+    Mutation,
+    SeqnoAdvanced,
+    SnapshotMarker,
+    SnapshotMarkerV2,
+    StreamEnd,
+    SystemEvent,
+)
+from penstock.wire.dcp_values import framing_of
+from penstock.wire.kv import Set
+from penstock.wire.layout import decode
+from penstock.wire.system_event import Collection, DroppedCollection, Scope, unpack_system_event
+from tests.node.wire_client import connected
+
+S, F, K, R = Status, OpenFlag, SystemEventKind, StreamEndReason
+BEERS, ALES, LAGERS = 8, 9, 300  # a scope, and its collections: one whose id takes a byte, one whose id takes two
+
+DEFAULT = {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}
+ALE = {"name": "ales", "uid": f"{ALES:x}"}
+LAGER = {"name": "lagers", "uid": f"{LAGERS:x}", "maxTTL": 100}
+
+
+def give(client, uid, *scopes):
+    assert client.status(SetManifest(value=json.dumps({"uid": f"{uid:x}", "scopes": scopes}).encode())) == S.SUCCESS
+
+
+def beers(*collections):
+    return {"name": "beers", "uid": f"{BEERS:x}", "collections": [*collections]}
+
+
+def key(collection, name=b"k"):
+    return pack_collection_id(collection) + name
+
+
+@pytest.fixture
+def writer(node):
+    """A connection with collections, in a bucket that has three. vbucket 0 has seqnos 1 to 3: two begin, one scope."""
+    with connected(node) as client:
+        client.hello(Feature.COLLECTIONS)
+        give(client, 1, DEFAULT, beers(ALE, LAGER))
+        yield client
+
+
+@pytest.fixture
+def modern(node, writer):
+    """A consumer that has agreed on collections."""
+    with connected(node) as client:
+        client.hello(Feature.COLLECTIONS).open("modern")
+        client.control("enable_noop", "true")
+        yield client
+
+
+@pytest.fixture
+def legacy(node, writer):
+    with connected(node) as client:
+        yield client.open("legacy")
+
+
+def wish(**said):
+    return json.dumps(said).encode()
+
+
+def ids(*collections):
+    return wish(collections=[f"{collection:x}" for collection in collections])
+
+
+def to_now(consumer, **asked):
+    """Stream what there is; return the messages, without the end."""
+    assert consumer.stream(flags=StreamFlag.TO_LATEST, **asked).specific == S.SUCCESS
+    return list(consumer.changes())
+
+
+def seen(messages):
+    """What came, as (kind, seqno, key or name)."""
+    return [(type(each).__name__, getattr(each, "by_seqno", None) or each.end_seqno, each.key) for each in messages]
+
+
+def test_all_with_events(writer, modern):
+    writer.set(key(0))
+    writer.set(key(LAGERS), b"v")
+    marker, scope, ale, lager, first, second = to_now(modern)
+    assert (marker.start_seqno, marker.end_seqno) == (0, 5)
+    assert [(each.by_seqno, each.event, each.version, each.key) for each in (scope, ale, lager)] == [
+        (1, K.SCOPE_CREATE, 0, b"beers"),
+        (2, K.COLLECTION_BEGIN, 0, b"ales"),
+        (3, K.COLLECTION_BEGIN, 1, b"lagers"),
+    ]
+    assert unpack_system_event(scope.event, scope.version, scope.key, scope.value) == Scope(0, BEERS, "beers")
+    assert unpack_system_event(ale.event, ale.version, ale.key, ale.value) == Collection(0, BEERS, ALES, "ales")
+    said = unpack_system_event(lager.event, lager.version, lager.key, lager.value)
+    assert said == Collection(1, BEERS, LAGERS, "lagers", max_ttl=100)
+    assert [(each.key, each.value) for each in (first, second)] == [(key(0), b""), (key(LAGERS), b"v")]
+
+
+def test_events_as_tables(modern):
+    assert modern.control("flatbuffers_system_events", "true") == S.SUCCESS
+    _, scope, _, lager = to_now(modern)
+    assert (scope.version, lager.version) == (2, 2)
+    said = unpack_system_event(lager.event, lager.version, lager.key, lager.value)
+    assert said == Collection(1, BEERS, LAGERS, "lagers", max_ttl=100)
+
+
+def test_who_knows_no_collections_sees_the_default_one_in_snapshots_that_end_with_it(writer, legacy):
+    for collection in (0, ALES, 0, LAGERS):
+        writer.set(key(collection, b"%d" % collection))
+    writer.set(key(0, b"last"))
+    writer.set(key(ALES))
+    legacy.stream()
+    assert seen([legacy.message() for _ in range(3)]) == [
+        ("SnapshotMarker", 8, b""),
+        ("Mutation", 6, b"0"),
+        ("Mutation", 8, b"last"),
+    ]
+    writer.set(key(LAGERS))
+    writer.delete(key(0, b"last"))
+    marker, gone = legacy.message(), legacy.message()
+    assert marker.start_seqno in {10, 11}  # whether it has looked in between is timing
+    assert marker.end_seqno == 11
+    assert (type(gone), gone.key, gone.by_seqno) == (Deletion, b"last", 11)
+
+
+def test_who_knows_no_collections_is_told_nothing_where_there_is_nothing(writer, legacy):
+    assert to_now(legacy) == []
+    writer.set(key(ALES))
+    assert to_now(legacy) == []
+
+
+@pytest.mark.parametrize("end", [4, 5, 6, 7])
+def test_an_end_at_somebody_else_s_change(writer, legacy, end):
+    for collection in (0, ALES, ALES, 0):
+        writer.set(key(collection, b"%d" % collection), b"v")
+    writer.set(key(0, b"another"))
+    legacy.stream(end=end)
+    marker, *changes = legacy.changes()
+    # The change at 4 is superseded by that at 7 in whatever goes so far.
+    expected = {4: [4], 5: [4], 6: [4], 7: [7]}[end]
+    assert (marker.end_seqno, [change.by_seqno for change in changes]) == (expected[-1], expected)
+
+
+def test_an_end_far_behind_the_last_change_that_is_seen(writer, legacy):
+    writer.set(key(0, b"first"))
+    for number in range(70_000):
+        writer.send(Set(key=key(ALES, b"%d" % (number % 7)), opaque=number))
+    for _ in range(70_000):
+        writer.receive()
+    writer.set(key(0, b"second"))
+    legacy.stream(end=70_003)
+    marker, *changes = legacy.changes()
+    assert marker.end_seqno == changes[-1].by_seqno
+    assert changes[0].key == b"first"
+
+
+FILTERS = [
+    (ids(ALES), [(ALES, b"a")], [b"ales"], 7),
+    (ids(LAGERS), [(LAGERS, b"l")], [b"lagers"], 6),
+    (ids(0), [(0, b"d")], [], 4),
+    (ids(0, LAGERS), [(0, b"d"), (LAGERS, b"l")], [b"lagers"], 6),
+    (wish(scope=f"{BEERS:x}"), [(LAGERS, b"l"), (ALES, b"a")], [b"beers", b"ales", b"lagers"], 7),
+    (wish(scope="0"), [(0, b"d")], [], 4),
+    (b"{}", [(0, b"d"), (LAGERS, b"l"), (ALES, b"a")], [b"beers", b"ales", b"lagers"], 7),
+    (wish(uid="1"), [(0, b"d"), (LAGERS, b"l"), (ALES, b"a")], [b"beers", b"ales", b"lagers"], 7),
+]
+
+
+@pytest.mark.parametrize(("value", "documents", "events", "end"), FILTERS)
+def test_filters(writer, modern, value, documents, events, end):
+    for collection, name in ((0, b"d"), (ALES, b"old"), (LAGERS, b"l"), (ALES, b"a")):
+        writer.set(key(collection, name))
+    marker, *messages = to_now(modern, value=value)
+    assert marker.end_seqno >= end
+    keys = [split_collection_key(each.key) for each in messages if isinstance(each, Mutation)]
+    assert [each for each in keys if each[1] != b"old"] == documents
+    assert [each.key for each in messages if isinstance(each, SystemEvent)] == events
+    assert messages[-1].by_seqno == marker.end_seqno
+
+
+def test_the_end_of_a_snapshot_that_is_all_somebody_else_s(writer, modern):
+    writer.set(key(ALES))
+    modern.stream(value=ids(0))
+    assert seen([modern.message() for _ in range(2)]) == [("SnapshotMarker", 4, b""), ("SeqnoAdvanced", 4, b"")]
+    writer.set(key(LAGERS))
+    writer.set(key(0))
+    messages = []
+    while not (messages and isinstance(messages[-1], Mutation)):
+        messages.append(modern.message())
+    assert messages[-1].by_seqno == 6
+    assert {type(each) for each in messages[:-1]} <= {SnapshotMarker, SeqnoAdvanced}
+
+
+def test_a_scope_s_stream_follows_what_begins_in_it_and_ends_with_it(writer, modern):
+    modern.stream(value=wish(scope=f"{BEERS:x}"))
+    assert [each.key for each in (modern.message() for _ in range(4))] == [b"", b"beers", b"ales", b"lagers"]
+    stout = {"name": "stouts", "uid": "200"}
+    elsewhere = {"name": "wines", "uid": "201", "collections": [{"name": "reds", "uid": "202"}]}
+    give(writer, 2, DEFAULT, beers(ALE, LAGER, stout), elsewhere)
+    for collection in (0x202, 0x200, 0):
+        writer.set(key(collection, b"new"))
+    messages = []
+    while not (messages and isinstance(messages[-1], Mutation)):
+        messages.append(modern.message())
+    told = [each.key for each in messages if isinstance(each, SystemEvent | Mutation)]
+    assert told == [b"stouts", key(0x200, b"new")]
+    give(writer, 3, DEFAULT, elsewhere)
+    while not isinstance(messages[-1], StreamEnd):
+        messages.append(modern.message())
+    ends = [each.event for each in messages if isinstance(each, SystemEvent)][-4:]
+    assert ends == [K.COLLECTION_END, K.COLLECTION_END, K.COLLECTION_END, K.SCOPE_DROP]
+    assert messages[-1].reason == R.FILTER_EMPTY
+
+
+def test_a_stream_ends_when_its_last_collection_is_dropped(writer, modern):
+    modern.stream(value=ids(ALES, LAGERS))
+    assert [each.key for each in (modern.message() for _ in range(3))] == [b"", b"ales", b"lagers"]
+    give(writer, 2, DEFAULT, beers(LAGER))
+    _, ended = modern.message(), modern.message()
+    said = unpack_system_event(ended.event, ended.version, ended.key, ended.value)
+    assert (ended.key, said) == (b"", DroppedCollection(2, BEERS, ALES))
+    give(writer, 3, DEFAULT)
+    messages = list(modern.changes())
+    assert [each.event for each in messages if isinstance(each, SystemEvent)] == [K.COLLECTION_END]
+    assert modern.stream(value=ids(ALES)).specific == S.UNKNOWN_COLLECTION
+
+
+def test_the_default_collection_may_be_dropped(node, writer, legacy):
+    legacy.stream()
+    with connected(node) as other:
+        other.open("other")
+        give(writer, 2, {**DEFAULT, "collections": []}, beers(ALE))
+        assert legacy.message().reason == R.OK  # such consumers know no other reason
+        assert other.stream().specific == S.UNKNOWN_COLLECTION
+
+
+def test_who_knows_no_tables_is_not_told_that_a_collection_has_changed(node, writer, modern):
+    with connected(node) as client:
+        client.hello(Feature.COLLECTIONS).open("with tables")
+        for name in ("enable_noop", "flatbuffers_system_events"):
+            client.control(name, "true")
+        for consumer in (modern, client):
+            consumer.stream()
+            for _ in range(4):
+                consumer.message()
+        give(writer, 2, DEFAULT, beers({**ALE, "maxTTL": 7}, LAGER))
+        assert seen([modern.message() for _ in range(2)]) == [("SnapshotMarker", 4, b""), ("SeqnoAdvanced", 4, b"")]
+        marker, event = client.message(), client.message()
+        assert (marker.end_seqno, event.by_seqno, event.event, event.version) == (4, 4, K.COLLECTION_MODIFY, 2)
+        said = unpack_system_event(event.event, event.version, event.key, event.value)
+        assert said == Collection(2, BEERS, ALES, "ales", max_ttl=7)
+
+
+REFUSED = [
+    (b"[]", S.EINVAL),
+    (b"1", S.EINVAL),
+    (b"{", S.EINVAL),
+    (b"[" * 100_000, S.EINVAL),
+    (b"\xff", S.EINVAL),
+    (wish(whatever=1), S.EINVAL),
+    (wish(collections=[]), S.EINVAL),
+    (wish(collections="8"), S.EINVAL),
+    (wish(collections=[8]), S.EINVAL),
+    (wish(collections=["x"]), S.EINVAL),
+    (wish(collections=["123456789"]), S.EINVAL),
+    (wish(collections=["8"], scope="8"), S.EINVAL),
+    (wish(scope=8), S.EINVAL),
+    (wish(uid=1), S.EINVAL),
+    (wish(purge_seqno=1), S.EINVAL),
+    (wish(purge_seqno="-1"), S.EINVAL),
+    (wish(purge_seqno=str(2**64)), S.EINVAL),
+    (wish(cts=1), S.EINVAL),
+    (wish(sid="1"), S.EINVAL),
+    (wish(sid=True), S.EINVAL),
+    (wish(sid=0), S.DCP_STREAMID_INVALID),
+    (wish(sid=65536), S.DCP_STREAMID_INVALID),
+    (wish(sid=1), S.DCP_STREAMID_INVALID),
+    (wish(collections=["7"]), S.UNKNOWN_COLLECTION),
+    (wish(collections=["0", "ffffffff"]), S.UNKNOWN_COLLECTION),
+    (wish(scope="9"), S.UNKNOWN_SCOPE),
+]
+
+
+@pytest.mark.parametrize(("value", "status"), REFUSED)
+def test_values_that_are_refused(modern, value, status):
+    reply = modern.stream(value=value)
+    assert Status(reply.specific) == status
+    if status in (S.UNKNOWN_COLLECTION, S.UNKNOWN_SCOPE):
+        assert json.loads(reply.value) == {"manifest_uid": "1"}
+    assert modern.stream(value=wish(uid="1", whatever=[], cts={}, purge_seqno="5")).specific == S.SUCCESS
+
+
+def test_who_knows_no_collections_must_not_name_any(legacy):
+    assert legacy.stream(value=b"{}").specific == S.EINVAL
+
+
+def test_noops_must_be_on(node, writer):
+    with connected(node) as client:
+        client.hello(Feature.COLLECTIONS).open("quiet")
+        assert client.stream().specific == S.NOT_SUPPORTED
+        client.control("enable_noop", "true")
+        assert client.stream().specific == S.SUCCESS
+
+
+def test_several_streams_of_a_vbucket(writer, modern):
+    assert modern.control("enable_stream_id", "true") == S.SUCCESS
+    writer.set(key(ALES))
+    writer.set(key(LAGERS))
+    for stream_id, collection in ((1, ALES), (0xFFFF, LAGERS)):
+        value = wish(collections=[f"{collection:x}"], sid=stream_id)
+        assert modern.stream(value=value, opaque=stream_id).specific == S.SUCCESS
+        assert modern.stream(value=value).specific == S.KEY_EEXISTS
+        assert modern.stream(value=ids(collection)).specific == S.DCP_STREAMID_INVALID
+        messages = [modern.message() for _ in range(4 if collection == ALES else 3)]
+        assert {(each.opaque, each.framing) for each in messages} == {(stream_id, framing_of(stream_id))}
+        assert isinstance(messages[0], SnapshotMarker)
+        assert messages[2].key == key(collection)
+    assert modern.status(CloseStream()) == S.DCP_STREAMID_INVALID
+    assert modern.status(CloseStream(framing=framing_of(2))) == S.DCP_STREAMID_INVALID
+    assert modern.status(CloseStream(vbucket=1, framing=framing_of(1))) == S.KEY_ENOENT
+    assert modern.status(CloseStream(framing=framing_of(1))) == S.SUCCESS
+    assert modern.control("send_stream_end_on_client_close_stream", "true") == S.SUCCESS
+    assert modern.status(CloseStream(framing=framing_of(0xFFFF))) == S.SUCCESS
+    assert modern.message() == StreamEnd(opaque=0xFFFF, framing=framing_of(0xFFFF), reason=R.CLOSED)
+
+
+def test_stream_ids_without_having_asked_for_them(modern):
+    assert modern.status(CloseStream(framing=framing_of(1))) == S.DCP_STREAMID_INVALID
+
+
+def test_the_framing_counts_for_flow_control(node, writer, modern):
+    modern.control("enable_stream_id", "true")
+    modern.control("connection_buffer_size", "1")
+    modern.stream(value=wish(sid=3))
+    for size in (44 + 3, 37 + 3 + 5 + 12, 37 + 3 + 4 + 16, 37 + 3 + 6 + 20):
+        frame = modern.receive()
+        assert frame.size == size
+        assert int(writer.stats()["ep_dcp_unacked_bytes"]) == size
+        modern.acknowledge(size)
+
+
+def test_markers_that_tell_the_purge_seqno(writer, legacy, modern):
+    assert legacy.control("max_marker_version", "2.2") == S.NOT_SUPPORTED
+    assert modern.control("max_marker_version", "2.2") == S.SUCCESS
+    modern.stream()
+    marker = modern.message()
+    assert isinstance(marker, SnapshotMarkerV2)
+    assert (marker.start_seqno, marker.end_seqno, marker.max_visible_seqno, marker.purge_seqno) == (0, 3, 3, 0)
+    writer.set(key(0))
+    while not isinstance(modern.message(), SystemEvent | Mutation):
+        pass
+    writer.set(key(0))
+    messages = [modern.message() for _ in range(3)]
+    assert any(type(each) is SnapshotMarker for each in messages)
+
+
+@pytest.mark.parametrize("collections", [True, False])
+def test_without_what_was_deleted_before(node, writer, collections):
+    writer.set(key(0, b"kept"))
+    writer.set(key(0, b"gone"))
+    writer.delete(key(0, b"gone"))
+    with connected(node) as client:
+        if collections:
+            client.hello(Feature.COLLECTIONS)
+        client.open("fresh", flags=F.PRODUCER | F.SKIP_DELETES_IN_INITIAL_BACKFILL)
+        client.control("enable_noop", "true")
+        client.stream()
+        messages = [client.message()]
+        while not isinstance(messages[-1], SeqnoAdvanced):
+            messages.append(client.message())
+        assert messages[-1].by_seqno == messages[0].end_seqno == 6
+        assert [each.by_seqno for each in messages if isinstance(each, Mutation)] == [4]
+        writer.delete(key(0, b"kept"))
+        while not isinstance(messages[-1], Deletion):
+            messages.append(client.message())
+
+
+# Whatever is written
+
+KEYS = st.sampled_from([b"a", b"b", b"c"])
+WHERE = st.sampled_from([0, ALES, LAGERS])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), WHERE, KEYS),
+        st.tuples(st.just("delete"), WHERE, KEYS),
+        st.tuples(st.just("drop"), st.sampled_from([ALES, LAGERS]), KEYS),
+    ),
+    max_size=30,
+)
+VIEWS = {
+    "bare": (None, {0}),
+    "all": (b"", {0, ALES, LAGERS}),
+    "ales": (ids(ALES), {ALES}),
+    "lagers and default": (ids(LAGERS, 0), {LAGERS, 0}),
+    "scope": (wish(scope=f"{BEERS:x}"), {ALES, LAGERS}),
+}
+
+
+class Bucket:
+    """One vbucket's documents as a consumer rebuilds them, snapshot by snapshot."""
+
+    def __init__(self):
+        self.documents, self.end, self.seqno = {}, 0, 0
+
+    def take(self, message, bare):
+        if isinstance(message, SnapshotMarker):
+            assert self.seqno == self.end, "the snapshot before was complete"
+            assert message.end_seqno > self.seqno
+            self.end = message.end_seqno
+            return
+        assert self.seqno < message.by_seqno <= self.end
+        self.seqno = message.by_seqno
+        if isinstance(message, Mutation | Deletion):
+            owner, name = (0, message.key) if bare else split_collection_key(message.key)
+            self.documents.pop((owner, name), None)
+            if isinstance(message, Mutation):
+                self.documents[owner, name] = message.value
+        elif isinstance(message, SystemEvent) and message.event == K.COLLECTION_END:
+            gone = unpack_system_event(message.event, message.version, message.key, message.value).collection_id
+            self.documents = {each: value for each, value in self.documents.items() if each[0] != gone}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    steps=STEPS,
+    views=st.lists(st.sampled_from(sorted(VIEWS)), min_size=1, max_size=3),
+    window=st.sampled_from([None, "100", "1000"]),
+)
+def test_every_consumer_has_what_is_its_own(steps, views, window):
+    with Node.running(vbuckets=1) as node, connected(node) as writer:
+        writer.hello(Feature.COLLECTIONS)
+        left = {ALES: ALE, LAGERS: LAGER}
+        give(writer, 1, DEFAULT, beers(*left.values()))
+        documents, uid = {}, 1
+        for number, (what, where, name) in enumerate(steps):
+            if what == "drop":
+                if left.pop(where, None):
+                    uid += 1
+                    give(writer, uid, DEFAULT, beers(*left.values()))
+                documents = {each: value for each, value in documents.items() if each[0] != where}
+            elif where in left or where == 0:
+                documents.pop((where, name), None)
+                if what == "set":
+                    value = documents[where, name] = b"%d" % number
+                    assert writer.set(key(where, name), value).specific == S.SUCCESS
+                else:
+                    writer.delete(key(where, name))
+        for view in views:
+            value, owners = VIEWS[view]
+            with connected(node) as consumer:
+                if value is not None:
+                    consumer.hello(Feature.COLLECTIONS)
+                consumer.open(view).control("enable_noop", "true")
+                if window is not None:
+                    consumer.control("connection_buffer_size", window)
+                reply = consumer.stream(flags=StreamFlag.TO_LATEST, value=value or b"")
+                if reply.specific == S.UNKNOWN_COLLECTION:
+                    assert owners - left.keys() - {0}
+                    continue
+                bucket = Bucket()
+                while (frame := consumer.receive()).opcode != Opcode.DCP_STREAM_END:
+                    consumer.acknowledge(frame.size)
+                    bucket.take(decode(frame), value is None)
+                assert bucket.seqno == bucket.end
+                assert bucket.documents == {each: v for each, v in documents.items() if each[0] in owners}
