@@ -2,7 +2,8 @@
 
 import pytest
 
-from penstock.client.address import DEFAULT_URL, Address, Options, parse_address
+from penstock.client.address import DEFAULT_URL, Address, Options, TlsVerify, parse_address
+from penstock.client.credentials import Credentials
 from penstock.errors import UsageError
 from penstock.wire.constants import Dialect
 
@@ -32,7 +33,28 @@ def test_the_default():
     assert parse_address(DEFAULT_URL) == Address(hosts=(("127.0.0.1", 11210),), bucket="default", options=Options())
 
 
+def test_with_tls():
+    address = parse_address(
+        "couchbases://a,b:4433/beer?ca=ca.pem&certificate=c.pem&certificateKey=k.pem&tlsVerify=none"
+    )
+    assert address.hosts == (("a", 11207), ("b", 4433))
+    assert address.tls
+    assert str(address) == "couchbases://a:11207,b:4433/beer"
+    assert address.options == Options(
+        ca="ca.pem", certificate="c.pem", certificate_key="k.pem", tls_verify=TlsVerify.NONE
+    )
+
+
+def test_credentials_stand_apart_and_are_not_shown():
+    address = parse_address("couchbase://h/beer", Credentials("ada", "secret"))
+    assert address.credentials == Credentials("ada", "secret")
+    assert "ada" in repr(address)
+    assert "secret" not in f"{address} {address!r} {address.credentials}"
+
+
 OPTIONS = [
+    ("scope=inventory&collections=airline,hotel,airline", {"scope": "inventory", "collections": ("airline", "hotel")}),
+    ("xattrs=true", {"xattrs": True}),
     ("connectTimeout=2.5", {"connect_timeout": 2.5}),
     ("operationTimeout=1e-3", {"operation_timeout": 0.001}),
     ("retrySeconds=86400", {"retry_seconds": 86400.0}),
@@ -52,7 +74,15 @@ WRONG = [
     ("localhost:11210", "'localhost:11210'", "couchbase://host:port/bucket"),
     ("http://localhost/beer", "http://", "couchbase://"),
     ("COUCHBASE://localhost/beer", "COUCHBASE://", "couchbase://"),
-    ("couchbases://localhost/beer", "TLS", "couchbase://"),
+    ("couchbase://a/beer?scope", "option scope is empty", "a name"),
+    ("couchbase://a/beer?collections=a,,b", "collections is 'a,,b'", "names with commas"),
+    ("couchbase://a/beer?xattrs=1", "xattrs is '1'", "true or false"),
+    ("couchbase://a/beer?ca=x.pem", "ca is about TLS", "couchbases://"),
+    ("couchbase://a/beer?tlsVerify=none", "tlsVerify is about TLS", "couchbases://"),
+    ("couchbases://a/beer?tlsVerify=no", "tlsVerify is 'no'", "full, none"),
+    ("couchbases://a/beer?ca=", "ca is empty", "a file"),
+    ("couchbases://a/beer?certificateKey=k.pem", "certificateKey", "without certificate"),
+    ("couchbase://a/beer?username=u", "unknown option 'username'", "connectTimeout"),
     ("couchbase:///beer", "no host", "couchbase://host:port/bucket"),
     ("couchbase://a,,b/beer", "no host", "couchbase://host:port/bucket"),
     ("couchbase://:11210/beer", "no host", "couchbase://host:port/bucket"),

@@ -15,7 +15,7 @@ from penstock.client.position import Position
 from penstock.errors import ConnectionClosed, UsageError
 from penstock.wire.constants import Dialect, Opcode, OpenFlag, Status, VbucketState
 from penstock.wire.dcp import Open
-from penstock.wire.kv import Flush, SetVbucket
+from penstock.wire.kv import SetVbucket
 from penstock.wire.layout import decode
 from penstock.wire.schema import Change, Event
 from tests.client.peer import Script, documents, in_loop, reply
@@ -159,7 +159,7 @@ async def test_positions_of_one_dialect_go_on_in_another(running, protocol):
 async def test_a_failover_is_a_new_branch_and_loses_nothing(running, protocol):
     async with following(running, protocol, 200) as here:
         for state in (VbucketState.REPLICA, VbucketState.ACTIVE):
-            await here.bucket._once([SetVbucket(vbucket=vb, state=state) for vb in range(4)])
+            await here.bucket._call([SetVbucket(vbucket=vb, state=state) for vb in range(4)])
         await here.bucket.upsert_many(documents(200, 300))
         await here.until(documents(0, 300))
         logs = await here.bucket.failover_logs(range(4))
@@ -174,7 +174,7 @@ async def test_a_failover_is_a_new_branch_and_loses_nothing(running, protocol):
 @in_loop
 async def test_a_flushed_bucket_is_rolled_back(running, protocol):
     async with following(running, protocol, 200) as here:
-        await here.bucket._once([Flush()])
+        await here.bucket.flush()
         await here.bucket.upsert_many(documents(100, 150))
         await here.until(documents(100, 150))
     rollbacks = [row for row in here.rows if row.event == Event.ROLLBACK]
@@ -258,8 +258,7 @@ async def test_the_kernel_watches_where_the_dialect_does_not(running, protocol):
         await bucket.upsert("k", b"")
         async with await bucket.stream() as stream:
             await anext(stream.changes())
-            link = stream._link
-            assert link is not None
+            (link,) = stream._links
             assert link._transport is not None
             sock = link._transport.get_extra_info("socket")
             assert bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) == (protocol != "dcp")

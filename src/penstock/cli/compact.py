@@ -69,7 +69,7 @@ async def _ask(url: str) -> Compacted:
 
     async with connect(url) as bucket:
         before = await bucket.stats()
-        link, _ = await retrying(lambda: open_session(bucket.address), bucket.address)
+        link = (await retrying(lambda: open_session(bucket.address), bucket.address)).link
         try:
             await link.request(CompactDb(), _PATIENCE)
         except NotSupported as error:

@@ -1,19 +1,29 @@
-"""Connection strings: `couchbase://host[:port][,host...]/bucket?option=value`."""
+"""Connection strings: `couchbase://host[:port][,host...]/bucket?option=value`, with TLS `couchbases://`."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import Any, Self
 from urllib.parse import parse_qsl, quote, unquote
 
+from penstock.client.credentials import Credentials
 from penstock.errors import UsageError
 from penstock.wire.constants import Dialect
 
-DEFAULT_PORT = 11210
+DEFAULT_PORT, DEFAULT_TLS_PORT = 11210, 11207
 DEFAULT_URL = f"couchbase://127.0.0.1:{DEFAULT_PORT}/default"
 _EXPECTED = "couchbase://host:port/bucket"
+
+
+class TlsVerify(StrEnum):
+    """What is checked of a node that is connected to by TLS. NONE: nothing, so that anybody may answer in its place."""
+
+    FULL = "full"
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +37,12 @@ class Options:
     noop_interval: seconds between the producer's liveness checks; silence of twice that ends the connection
     (noopInterval).
     protocol: the dialect of change streams: tap, upr-draft, upr or dcp (protocol).
+    scope, collections: the part of the bucket whose changes are wanted: one scope, or collections as `name` of that
+    scope (`_default` if there is none) or `scope.name`, with commas between them (scope, collections).
+    xattrs: changes come with the documents' extended attributes (xattrs).
+    ca: a PEM file with the authorities that are believed instead of the system's (ca). certificate, certificate_key:
+    PEM files with what the client shows of itself; a key may also stand in the first (certificate, certificateKey).
+    tls_verify: a TlsVerify (tlsVerify). These four are for couchbases:// only.
     """
 
     connect_timeout: float = 10.0
@@ -35,6 +51,13 @@ class Options:
     flow_control_bytes: int = 20 * 1024 * 1024
     noop_interval: int = 20
     protocol: Dialect = Dialect.DCP
+    scope: str = ""
+    collections: tuple[str, ...] = ()
+    xattrs: bool = False
+    ca: str = ""
+    certificate: str = ""
+    certificate_key: str = ""
+    tls_verify: TlsVerify = TlsVerify.FULL
 
     @classmethod
     def from_text(cls, given: dict[str, str]) -> Self:
@@ -43,12 +66,15 @@ class Options:
         for name in given:
             if name not in names:
                 raise UsageError(f"unknown option {name!r} in the connection string; known are {', '.join(names)}")
-        read = {"protocol": dialect_of}
         values: dict[str, Any] = {
-            names[name]: read[name](text) if name in read else _number(names[name], text)
+            names[name]: _READ[name](text) if name in _READ else _number(names[name], text)
             for name, text in given.items()
         }
         return cls(**values)
+
+    def tls_names(self) -> list[str]:
+        """Return the outside names of those options that are given and say something of TLS."""
+        return [outside_name(name) for name in _FOR_TLS if getattr(self, name) != getattr(Options(), name)]
 
 
 def dialect_of(name: str) -> Dialect:
@@ -56,6 +82,50 @@ def dialect_of(name: str) -> Dialect:
     if name not in Dialect._value2member_map_:
         raise UsageError(f"option protocol is {name!r}, expected one of {', '.join(Dialect)}")
     return Dialect(name)
+
+
+def collection_names(text: str) -> tuple[str, ...]:
+    """Return the names in a list with commas, each once. Raises UsageError for an empty one."""
+    names = tuple(dict.fromkeys(text.split(",")))
+    if "" in names:
+        raise UsageError(f"option collections is {text!r}, expected names with commas between them")
+    return names
+
+
+def truth_of(name: str, text: str) -> bool:
+    """Return what the text of an option says. Raises UsageError."""
+    if text not in ("true", "false"):
+        raise UsageError(f"option {name} is {text!r}, expected true or false")
+    return text == "true"
+
+
+def _verify_of(name: str) -> TlsVerify:
+    if name not in TlsVerify._value2member_map_:
+        raise UsageError(f"option tlsVerify is {name!r}, expected one of {', '.join(TlsVerify)}")
+    return TlsVerify(name)
+
+
+def _not_empty(name: str, what: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if not text:
+            raise UsageError(f"option {name} is empty, expected {what}")
+        return text
+
+    return read
+
+
+_FOR_TLS = ("ca", "certificate", "certificate_key", "tls_verify")
+_READ: dict[str, Callable[[str], Any]] = {
+    "protocol": dialect_of,
+    "scope": _not_empty("scope", "a name"),
+    "collections": collection_names,
+    "xattrs": lambda text: truth_of("xattrs", text),
+    "ca": _not_empty("ca", "a file"),
+    "certificate": _not_empty("certificate", "a file"),
+    "certificateKey": _not_empty("certificateKey", "a file"),
+    "tlsVerify": _verify_of,
+}
+"""By outside name, how an option is read that is no number."""
 
 
 def outside_name(field: str) -> str:
@@ -83,37 +153,47 @@ def _number(field: str, text: str) -> int | float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a bucket is, and how to talk to it. hosts: names or addresses, and ports."""
+    """Where a bucket is, and how to talk to it. hosts: names or addresses, and ports. credentials: who logs in."""
 
     hosts: tuple[tuple[str, int], ...]
     bucket: str
     options: Options
+    tls: bool = False
+    credentials: Credentials | None = None
 
     def __str__(self) -> str:
         hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
-        return f"couchbase://{hosts}/{quote(self.bucket)}"
+        return f"couchbase{'s' * self.tls}://{hosts}/{quote(self.bucket)}"
 
 
-def parse_address(url: str) -> Address:
+def parse_address(url: str, credentials: Credentials | None = None) -> Address:
     """Read a connection string. Raises UsageError with what was found and what was expected, never with a password."""
     scheme, found, rest = url.partition("://")
     if "@" in url:  # first of all, and wherever it stands: no other message may show what could be a password
-        raise UsageError("connection string holds a login, which this version does not speak yet; remove it")
+        raise UsageError("connection string holds a login; a username and its password are given apart from it")
     if not found:
         raise UsageError(f"connection string {url!r} has no scheme, expected {_EXPECTED}")
-    if scheme == "couchbases":
-        raise UsageError("couchbases:// needs TLS, which this version does not speak yet; use couchbase://")
-    if scheme != "couchbase":
-        raise UsageError(f"connection string begins with {scheme}://, expected couchbase://")
+    if scheme not in ("couchbase", "couchbases"):
+        raise UsageError(
+            f"connection string begins with {scheme}://, expected couchbase:// or, with TLS, couchbases://"
+        )
     rest, _, fragment = rest.partition("#")
     if fragment:
         raise UsageError(f"connection string has #{fragment} at its end, expected {_EXPECTED}")
     rest, _, query = rest.partition("?")
     hosts, _, path = rest.partition("/")
+    tls = scheme == "couchbases"
+    options = Options.from_text(_pairs(query))
+    if not tls and (named := options.tls_names()):
+        raise UsageError(f"option {named[0]} is about TLS, expected couchbases:// in front of it")
+    if options.certificate_key and not options.certificate:
+        raise UsageError("option certificateKey without certificate")
     return Address(
-        hosts=tuple(_host(text) for text in hosts.split(",")),
+        hosts=tuple(_host(text, DEFAULT_TLS_PORT if tls else DEFAULT_PORT) for text in hosts.split(",")),
         bucket=_bucket(unquote(path)) if path else "default",
-        options=Options.from_text(_pairs(query)),
+        options=options,
+        tls=tls,
+        credentials=credentials,
     )
 
 
@@ -138,7 +218,7 @@ def _bucket(name: str) -> str:
 _HOST = re.compile(r"(\[(?P<address>[^\[\]]*)\]|(?P<name>[^\[\]:]*))(:(?P<port>[^:]*))?")
 
 
-def _host(text: str) -> tuple[str, int]:
+def _host(text: str, default_port: int) -> tuple[str, int]:
     parts = _HOST.fullmatch(text)
     if parts is None:
         raise UsageError(f"host {text!r} in the connection string, expected name:port or [IPv6 address]:port")
@@ -149,7 +229,7 @@ def _host(text: str) -> tuple[str, int]:
         kind = "an IPv6 address in the brackets" if parts["address"] else "a name or an address"
         raise UsageError(f"host {host!r} in the connection string, expected {kind}")
     if port is None:
-        return host, DEFAULT_PORT
+        return host, default_port
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
         raise UsageError(f"port {port!r} in the connection string, expected a number from 1 to 65535")
     return host, int(port)

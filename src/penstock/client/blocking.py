@@ -10,12 +10,13 @@ from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import pyarrow as pa
 
 from penstock.client.address import DEFAULT_URL, Address, parse_address
-from penstock.client.bucket import Bucket, Start, Stop
+from penstock.client.bucket import Bucket, Start, Stop, Wants
+from penstock.client.credentials import credentials_from
 
 T = TypeVar("T")
 Changes = Generator[pa.RecordBatch, None, None]
@@ -95,21 +96,25 @@ def read_changes(
     start: Start = "beginning",
     stop: Stop = None,
     vbuckets: Sequence[int] | None = None,
-    protocol: str | None = None,
+    username: str | None = None,
+    password: str | None = None,
+    **wants: Unpack[Wants],
 ) -> Changes:
     """Give a bucket's changes as pyarrow.RecordBatch of CHANGE_SCHEMA. Arguments and errors as of `Bucket.stream`.
 
-    The connections are made with the first batch, and are closed after the last one or when the generator is.
+    username, password: who logs in. The connections are made with the first batch, and are closed after the last one or
+    when the generator is.
     """
-    return _read(parse_address(url), start, stop, vbuckets, protocol)
+    return changes_at(parse_address(url, credentials_from(username, password)), start, stop, vbuckets, **wants)
 
 
-def _read(address: Address, start: Start, stop: Stop, vbuckets: Sequence[int] | None, protocol: str | None) -> Changes:
+def changes_at(
+    address: Address, start: Start, stop: Stop, vbuckets: Sequence[int] | None = None, **wants: Unpack[Wants]
+) -> Changes:
+    """Do what read_changes does, at an address."""
+
     async def batches() -> AsyncGenerator[pa.RecordBatch, None]:
-        async with (
-            Bucket(address) as bucket,
-            aclosing(bucket.batches(start, stop, vbuckets, protocol=protocol)) as found,
-        ):
+        async with Bucket(address) as bucket, aclosing(bucket.batches(start, stop, vbuckets, **wants)) as found:
             async for batch in found:
                 yield batch
 

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import zlib
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Self
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, Self, TypedDict, TypeVar, Unpack
 
 import pyarrow as pa
 
 from penstock.client.address import DEFAULT_URL, Address, dialect_of, parse_address
-from penstock.client.connection import NodeLink
+from penstock.client.connection import NodeLink, refusal
+from penstock.client.credentials import credentials_from
 from penstock.client.feed import Feed, Wanted
+from penstock.client.nodes import Nodes
 from penstock.client.position import BEGINNING, Position, VbucketInfo, position_at_end
-from penstock.client.session import open_session, retrying
+from penstock.client.selection import Selection, qualified
+from penstock.client.session import RETRIED, retrying
 from penstock.client.stream import ChangeStream
 from penstock.client.tap_feed import TapFeed
-from penstock.errors import KeyNotFound, RemoteProtocolError, TemporaryFailure, UsageError
+from penstock.errors import (
+    KeyNotFound,
+    NotMyVbucket,
+    RemoteProtocolError,
+    StatusError,
+    TemporaryFailure,
+    UnknownCollection,
+    UnknownScope,
+    UsageError,
+)
 from penstock.store.failover import FailoverLog
+from penstock.wire.collection_key import DEFAULT_PREFIX, pack_collection_id
+from penstock.wire.collection_names import DEFAULT_NAME
+from penstock.wire.collections import CollectionIdReply, GetCollectionId
 from penstock.wire.constants import MAX_KEY, MAX_SEQNO, MAX_VALUE, Dialect, Status
 from penstock.wire.frame import Frame
 from penstock.wire.kv import (
@@ -38,8 +53,26 @@ from penstock.wire.kv import (
 from penstock.wire.layout import Request, decode
 from penstock.wire.schema import Change
 
+T = TypeVar("T")
+
 Start = Literal["beginning", "now"] | Mapping[int, Position]
 Stop = Literal["now"] | Mapping[int, int] | None
+
+
+class Wants(TypedDict, total=False):
+    """What of a bucket's changes is wanted, and how; what is not given is as the connection string says.
+
+    protocol: the dialect, "tap", "upr-draft", "upr" or "dcp". TAP has no seqnos: it knows "beginning", "now" and None,
+    and cannot go on from a position. The others are for DCP, and for nodes that have collections: scope: only this one.
+    collections: only these, as `name` of the scope (`_default` if there is none) or `scope.name`. xattrs: with extended
+    attributes.
+    """
+
+    protocol: str | None
+    scope: str
+    collections: Sequence[str]
+    xattrs: bool | None
+
 
 _AT_ONCE = 512
 """Requests of one call that are under way together."""
@@ -61,26 +94,36 @@ def vbucket_of(key: bytes, vbuckets: int) -> int:
     return ((zlib.crc32(key) >> 16) & 0x7FFF) % vbuckets
 
 
-def connect(url: str = DEFAULT_URL) -> Bucket:
-    """Return a bucket to be used as `async with connect(url) as bucket`. Raises UsageError for a bad string."""
-    return Bucket(parse_address(url))
+def connect(url: str = DEFAULT_URL, *, username: str | None = None, password: str | None = None) -> Bucket:
+    """Return a bucket to be used as `async with connect(url) as bucket`.
+
+    username, password: who logs in; nobody, unless they are given. Raises UsageError for what cannot be.
+    """
+    return Bucket(parse_address(url, credentials_from(username, password)))
 
 
 class Bucket:
-    """A bucket on a node. Keys may be given as text, which stands for its UTF-8 bytes.
+    """A bucket on a node, or on several. Keys may be given as text, which stands for its UTF-8 bytes.
 
-    vbuckets: how many it has, 0 before the first connection. There is one connection, made when it is needed.
-    Reading commands and `upsert` are tried again when the connection ends, up to `retry_seconds`, and then raise
+    vbuckets: how many it has, 0 before the first connection. There is one connection to each node, made when it is
+    needed. collection: where documents are, `name` or `scope.name`; the default one if it is not given.
+    Reading commands and `upsert` are tried again when a connection ends, up to `retry_seconds`, and then raise
     Unreachable; the others are not, since they might have been carried out, and raise ConnectionClosed or
-    OperationTimeout. Any of them raises the StatusError that the node answers with, UsageError for a key or value that
-    cannot be or a bucket that does not exist, RemoteProtocolError if the node breaks the protocol.
+    OperationTimeout. What a node refuses because it does not have the vbucket is tried again in any case. Any of them
+    raises the StatusError that the node answers with, UnknownCollection or UnknownScope for a collection that is not
+    there, UsageError for a key or value that cannot be, a bucket that does not exist, or a collection of a node that
+    has none, RemoteProtocolError if the node breaks the protocol; AuthenticationFailed, AccessDenied and UntrustedNode
+    where there is no way in.
     """
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self.vbuckets = 0
-        self._link: NodeLink | None = None
-        self._connecting = asyncio.Lock()
+        self._nodes = Nodes(address)
+        self._prefixes: dict[tuple[str, str], bytes] = {}
+
+    @property
+    def vbuckets(self) -> int:
+        return self._nodes.map.vbuckets
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -91,99 +134,144 @@ class Bucket:
 
     async def connect(self) -> None:
         """Connect, unless there is a connection. Entering does it; the errors are those of reading commands."""
-        await retrying(self._ready, self.address)
+        await retrying(self._nodes.ready, self.address)
 
     async def close(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
+        await self._nodes.close()
 
     # documents
 
-    async def get(self, key: str | bytes) -> Document:
+    async def get(self, key: str | bytes, *, collection: str = "") -> Document:
         """Raises KeyNotFound."""
-        found = (await self.get_many([key]))[0]
+        found = (await self.get_many([key], collection=collection))[0]
         if found is None:
             raise KeyNotFound(f"no document {key!r}")
         return found
 
-    async def get_many(self, keys: Iterable[str | bytes]) -> list[Document | None]:
+    async def get_many(self, keys: Iterable[str | bytes], *, collection: str = "") -> list[Document | None]:
         """Return the documents in the order of the keys, None where there is none."""
         found: list[Document | None] = []
-        for requests in _chunks(Get(key=octets, vbucket=self._vbucket(octets)) for octets in map(_octets, keys)):
-            frames = await self._call(requests, accept=(Status.KEY_ENOENT,))
+        for chunk in _chunks(map(_octets, keys)):
+            frames = await self._documents(collection, chunk, self._get, accept=(Status.KEY_ENOENT,))
             found += [_document(frame) for frame in frames]
         return found
 
     async def upsert(
-        self, key: str | bytes, value: bytes, *, expiry: int = 0, flags: int = 0, datatype: int = 0
+        self,
+        key: str | bytes,
+        value: bytes,
+        *,
+        expiry: int = 0,
+        flags: int = 0,
+        datatype: int = 0,
+        collection: str = "",
     ) -> int:
         """Store a document, whether there is one or not; return its cas. expiry: seconds (30 days at most) or epoch."""
-        return (await self.upsert_many([(key, value)], expiry=expiry, flags=flags, datatype=datatype))[0]
+        one = [(key, value)]
+        return (await self.upsert_many(one, expiry=expiry, flags=flags, datatype=datatype, collection=collection))[0]
 
     async def upsert_many(
-        self, documents: Iterable[tuple[str | bytes, bytes]], *, expiry: int = 0, flags: int = 0, datatype: int = 0
+        self,
+        documents: Iterable[tuple[str | bytes, bytes]],
+        *,
+        expiry: int = 0,
+        flags: int = 0,
+        datatype: int = 0,
+        collection: str = "",
     ) -> list[int]:
         """Store documents, many requests under way at once; return their cas in the same order."""
         written: list[int] = []
-        for requests in _chunks(
-            self._store(Set, _octets(key), value, expiry=expiry, flags=flags, datatype=datatype)
-            for key, value in documents
-        ):
-            written += [frame.cas for frame in await self._call(requests)]
+        store = partial(self._store, Set, expiry=expiry, flags=flags, datatype=datatype)
+        for chunk in _chunks((_octets(key), value) for key, value in documents):
+            written += [frame.cas for frame in await self._documents(collection, chunk, store)]
         return written
 
     async def insert(
-        self, key: str | bytes, value: bytes, *, expiry: int = 0, flags: int = 0, datatype: int = 0
+        self,
+        key: str | bytes,
+        value: bytes,
+        *,
+        expiry: int = 0,
+        flags: int = 0,
+        datatype: int = 0,
+        collection: str = "",
     ) -> int:
         """Store a document where there is none; return its cas. Raises KeyExists."""
-        request = self._store(Add, _octets(key), value, expiry=expiry, flags=flags, datatype=datatype)
-        return (await self._once([request]))[0].cas
+        store = partial(self._store, Add, expiry=expiry, flags=flags, datatype=datatype)
+        return (await self._documents(collection, [(_octets(key), value)], store, again=False))[0].cas
 
-    async def replace(self, key: str | bytes, value: bytes, *, cas: int, expiry: int = 0, flags: int = 0) -> int:
+    async def replace(
+        self, key: str | bytes, value: bytes, *, cas: int, expiry: int = 0, flags: int = 0, collection: str = ""
+    ) -> int:
         """Store over the version with this cas; return the new one. Raises KeyExists if it changed, KeyNotFound."""
         if not cas:
             raise UsageError(f"cas 0 to replace {key!r}, expected that of the version to replace")
-        request = self._store(Set, _octets(key), value, cas=cas, expiry=expiry, flags=flags)
-        return (await self._once([request]))[0].cas
+        store = partial(self._store, Set, expiry=expiry, flags=flags, cas=cas)
+        return (await self._documents(collection, [(_octets(key), value)], store, again=False))[0].cas
 
-    async def remove(self, key: str | bytes, *, cas: int = 0) -> int:
+    async def remove(self, key: str | bytes, *, cas: int = 0, collection: str = "") -> int:
         """Remove a document; return the tombstone's cas. Raises KeyNotFound, KeyExists if cas is not its version."""
-        octets = _octets(key)
-        return (await self._once([Delete(key=octets, vbucket=self._vbucket(octets), cas=cas)]))[0].cas
+        delete = partial(self._delete, cas=cas)
+        return (await self._documents(collection, [_octets(key)], delete, again=False))[0].cas
 
-    async def remove_many(self, keys: Iterable[str | bytes]) -> int:
+    async def remove_many(self, keys: Iterable[str | bytes], *, collection: str = "") -> int:
         """Remove documents, many requests under way at once; return how many there were."""
         removed = 0
-        for requests in _chunks(Delete(key=octets, vbucket=self._vbucket(octets)) for octets in map(_octets, keys)):
-            frames = await self._once(requests, accept=(Status.KEY_ENOENT,))
+        for chunk in _chunks(map(_octets, keys)):
+            accept = (Status.KEY_ENOENT,)
+            frames = await self._documents(collection, chunk, self._delete, accept=accept, again=False)
             removed += sum(frame.specific == Status.SUCCESS for frame in frames)
         return removed
 
     async def flush(self) -> None:
         """Remove every document of the bucket; its vbuckets begin new histories. Raises NotSupported."""
-        await self._once([Flush()])
+        for _, link in await retrying(self._nodes.every, self.address):
+            await link.request(Flush(), self.address.options.operation_timeout)
 
     # what the node says of itself
 
     async def stats(self, group: str = "") -> dict[str, str]:
-        """Return a group of statistics, name to text. Raises KeyNotFound for an unknown group."""
+        """Return a group of statistics, name to text; of the first of several nodes. Raises KeyNotFound for another."""
 
-        async def ask() -> list[Frame]:
-            link = await self._ready()
-            return await link.collect(Stat(key=group.encode()), self.address.options.operation_timeout)
+        async def ask() -> dict[str, str]:
+            return await self._stats(await self._nodes.ready(), group)
 
-        frames = await retrying(ask, self.address)
+        return await retrying(ask, self.address)
+
+    async def _stats(self, link: NodeLink, group: str) -> dict[str, str]:
+        frames = await link.collect(Stat(key=group.encode()), self.address.options.operation_timeout)
         return {frame.key.decode("utf-8", "replace"): frame.value.decode("utf-8", "replace") for frame in frames}
 
     async def close_streams(self, name: str) -> None:
         """End the change-stream connections of this name. Raises KeyNotFound if there is none."""
-        await self._once([CloseProducer(key=name.encode())])
+        request, timeout = CloseProducer(key=name.encode()), self.address.options.operation_timeout
+        refused: list[KeyNotFound] = []
+        links = await retrying(self._nodes.every, self.address)
+        for _, link in links:
+            try:
+                await link.request(request, timeout)
+            except KeyNotFound as error:
+                refused.append(error)
+        if len(refused) == len(links):
+            raise refused[0]
 
     async def high_seqnos(self) -> dict[int, int]:
         """Return the high seqno of every vbucket that is alive: those of a bridge are replicas."""
-        (frame,) = await self._call([GetAllVbSeqnos()])
-        return unpack_vb_seqnos(frame.value)
+
+        async def ask() -> dict[int, int]:
+            return self._owned([(owner, await self._seqnos(link)) for owner, link in await self._nodes.every()])
+
+        return await retrying(ask, self.address)
+
+    async def _seqnos(self, link: NodeLink) -> dict[int, int]:
+        return unpack_vb_seqnos((await link.request(GetAllVbSeqnos(), self.address.options.operation_timeout)).value)
+
+    def _owned(self, said: Sequence[tuple[int, Mapping[int, T]]]) -> dict[int, T]:
+        """Return what nodes say of vbuckets; of several only what each says of its own."""
+        if len(said) == 1:
+            return dict(said[0][1])
+        owners = self._nodes.map.owners
+        return {vb: each for owner, by_vbucket in said for vb, each in by_vbucket.items() if owners[vb] == owner}
 
     async def failover_logs(self, vbuckets: Sequence[int]) -> dict[int, FailoverLog]:
         """Return the failover logs, newest entry first."""
@@ -199,7 +287,12 @@ class Bucket:
 
         async def look() -> tuple[dict[int, FailoverLog], dict[str, str]]:
             before = await self.failover_logs(wanted)
-            stats = await self.stats("vbucket-seqno")
+            stats: dict[str, str] = {}
+            owners, links = self._nodes.map.owners, await self._nodes.every()
+            for owner, link in links:
+                said = await self._stats(link, "vbucket-seqno")
+                own = {f"vb_{vb}" for vb in wanted if len(links) == 1 or owners[vb] == owner}
+                stats.update((name, text) for name, text in said.items() if name.partition(":")[0] in own)
             after = await self.failover_logs(wanted)
             if before != after:
                 raise TemporaryFailure("failover logs changed while the seqnos were read")
@@ -221,22 +314,26 @@ class Bucket:
         start: Start = "beginning",
         stop: Stop = None,
         vbuckets: Sequence[int] | None = None,
-        *,
-        protocol: str | None = None,
+        **wants: Unpack[Wants],
     ) -> ChangeStream:
         """Return the changes of some vbuckets (all, if none are named) from a position to a position.
 
         start: "beginning", "now", or by vbucket the positions where an earlier stream ended; without one, a vbucket
         begins at the beginning. stop: None for ever; "now" for what exists when the stream connects (or connects again,
         after it was cut off); or by vbucket the last seqno wanted, vbuckets without one being left out.
-        protocol: the dialect, "tap", "upr-draft", "upr" or "dcp"; None: as the connection string says. TAP has no
-        seqnos: it knows "beginning", "now" and None, and cannot go on from a position.
-        Raises UsageError for a vbucket that the bucket does not have, and for another start, stop or protocol.
+        Raises UsageError for a vbucket that the bucket does not have, for another start, stop or protocol, and for a
+        part of the bucket that it cannot have; iterating over the stream does for one that is not there.
         """
-        dialect = self.address.options.protocol if protocol is None else dialect_of(protocol)
+        options = self.address.options
+        protocol = wants.get("protocol")
+        dialect = options.protocol if protocol is None else dialect_of(protocol)
+        named = (wants.get("scope", ""), tuple(wants.get("collections", ())))
+        selection = Selection(*(named if any(named) else (options.scope, options.collections)))
         if stop is not None and stop != "now" and not isinstance(stop, Mapping):
             raise UsageError(f"stop is {stop!r}, expected None, 'now' or seqnos by vbucket")
         chosen = await self._chosen(vbuckets)
+        if dialect is not Dialect.DCP and not (selection.is_everything or selection.is_default):
+            raise UsageError(f"{dialect} knows no collections; protocol dcp does")
         if dialect is Dialect.TAP:
             return ChangeStream(self.address, self._tap_feed(start, stop, chosen), self.high_seqnos)
         ends = dict.fromkeys(chosen, MAX_SEQNO)
@@ -244,7 +341,9 @@ class Bucket:
             ends = {vb: stop[vb] for vb in chosen if vb in stop}
         positions = await self._positions(start, chosen)
         wanted = {vb: Wanted(position=positions[vb], end_seqno=end) for vb, end in ends.items()}
-        return self.open_feed(wanted, dialect=dialect, ends_now=stop == "now")
+        return self.open_feed(
+            wanted, dialect=dialect, ends_now=stop == "now", selection=selection, xattrs=wants.get("xattrs")
+        )
 
     def open_feed(
         self,
@@ -253,10 +352,24 @@ class Bucket:
         dialect: Dialect = Dialect.DCP,
         exact_end: bool = False,
         ends_now: bool = False,
+        selection: Selection | None = None,
+        xattrs: bool | None = None,
     ) -> ChangeStream:
-        """Return exactly these streams; arguments as of `Feed`. The bucket must have been entered."""
-        window = self.address.options.flow_control_bytes
-        feed = Feed(self.vbuckets, wanted, window=window, dialect=dialect, exact_end=exact_end, ends_now=ends_now)
+        """Return exactly these streams; arguments as of `Feed`, and None for xattrs as of `stream`.
+
+        The bucket must have been entered.
+        """
+        options, is_dcp = self.address.options, dialect is Dialect.DCP
+        feed = Feed(
+            self.vbuckets,
+            wanted,
+            window=options.flow_control_bytes,
+            dialect=dialect,
+            exact_end=exact_end,
+            ends_now=ends_now,
+            selection=selection if is_dcp else None,
+            xattrs=is_dcp and (options.xattrs if xattrs is None else xattrs),
+        )
         return ChangeStream(self.address, feed, self.high_seqnos)
 
     def _tap_feed(self, start: Start, stop: Stop, chosen: Sequence[int]) -> TapFeed:
@@ -272,11 +385,10 @@ class Bucket:
         start: Start = "beginning",
         stop: Stop = None,
         vbuckets: Sequence[int] | None = None,
-        *,
-        protocol: str | None = None,
+        **wanted: Unpack[Wants],
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Give the changes as pyarrow.RecordBatch of CHANGE_SCHEMA. Arguments and errors as of `stream`."""
-        async with await self.stream(start, stop, vbuckets, protocol=protocol) as stream:
+        async with await self.stream(start, stop, vbuckets, **wanted) as stream:
             async for batch in stream:
                 yield batch
 
@@ -285,18 +397,17 @@ class Bucket:
         start: Start = "beginning",
         stop: Stop = None,
         vbuckets: Sequence[int] | None = None,
-        *,
-        protocol: str | None = None,
+        **wanted: Unpack[Wants],
     ) -> AsyncGenerator[Change, None]:
         """Give the changes as objects. Arguments and errors as of `stream`."""
-        async with await self.stream(start, stop, vbuckets, protocol=protocol) as stream:
+        async with await self.stream(start, stop, vbuckets, **wanted) as stream:
             async for change in stream.changes():
                 yield change
 
     # how requests travel
 
     async def _chosen(self, vbuckets: Sequence[int] | None) -> Sequence[int]:
-        await retrying(self._ready, self.address)
+        await retrying(self._nodes.ready, self.address)
         chosen = range(self.vbuckets) if vbuckets is None else vbuckets
         if foreign := [vb for vb in chosen if not 0 <= vb < self.vbuckets]:
             raise UsageError(f"vbucket {foreign[0]} of {self.address}, which has {self.vbuckets}")
@@ -312,39 +423,106 @@ class Bucket:
             raise UsageError(f"start is {start!r}, expected 'beginning', 'now' or positions by vbucket")
         return {vb: start.get(vb, BEGINNING) for vb in vbuckets}
 
-    async def _ready(self) -> NodeLink:
-        """Return the connection, made new if there is none. Raises as `open_session` does."""
-        async with self._connecting:
-            if self._link is None or self._link.closed.done():
-                link, vbuckets = await open_session(self.address)
-                if self.vbuckets not in (0, vbuckets):
-                    await link.close()
-                    raise RemoteProtocolError(f"{self.address} has {vbuckets} vbuckets now, it had {self.vbuckets}")
-                self._link, self.vbuckets = link, vbuckets
-            return self._link
+    async def _documents(
+        self,
+        collection: str,
+        items: Sequence[T],
+        make: Callable[[bytes, T], Request],
+        *,
+        accept: tuple[int, ...] = (),
+        again: bool = True,
+    ) -> list[Frame]:
+        """Send a request for each item, and once more where the collection's id has become another one.
 
-    async def _once(self, requests: Sequence[Request], accept: tuple[int, ...] = ()) -> list[Frame]:
-        link = await retrying(self._ready, self.address)
-        return await link.requests(requests, self.address.options.operation_timeout, accept)
+        make: makes a request, given what its key begins with. again: as of _call.
+        """
+        if not self.vbuckets:
+            raise UsageError("the bucket is not connected; use it as `async with connect(...) as bucket`")
+        name = qualified(collection or DEFAULT_NAME)
+        prefix = await self._prefix(name)
+        requests = [make(prefix, item) for item in items]
+        known = (*accept, Status.UNKNOWN_COLLECTION)
+        frames = await self._call(requests, known, again=again, prefix_bytes=len(prefix))
+        unknown = [at for at, frame in enumerate(frames) if frame.specific == Status.UNKNOWN_COLLECTION]
+        if not unknown:
+            return frames
+        if self._prefixes.pop(name, b"") == prefix and (other := await self._prefix(name)) != prefix:
+            requests = [make(other, items[at]) for at in unknown]
+            replies = await self._call(requests, accept, again=again, prefix_bytes=len(other))
+            for at, frame in zip(unknown, replies, strict=True):
+                frames[at] = frame
+            return frames
+        raise refusal(requests[unknown[0]], frames[unknown[0]], len(prefix))
 
-    async def _call(self, requests: Sequence[Request], accept: tuple[int, ...] = ()) -> list[Frame]:
-        async def attempt() -> list[Frame]:
-            link = await self._ready()
-            return await link.requests(requests, self.address.options.operation_timeout, accept)
+    async def _prefix(self, name: tuple[str, str]) -> bytes:
+        """Return what the keys of a collection begin with on the connections that there are."""
+        is_default = name == (DEFAULT_NAME, DEFAULT_NAME)
+        await retrying(self._nodes.ready, self.address)
+        if not self._nodes.collections:
+            if not is_default:
+                raise UsageError(f"collection {'.'.join(name)!r} of a node that has none")
+            return b""
+        if is_default:
+            return DEFAULT_PREFIX
+        if name not in self._prefixes:
+            path = ".".join(name)
+            try:
+                (frame,) = await self._call([GetCollectionId(value=path.encode())])
+            except (UnknownCollection, UnknownScope) as error:
+                raise type(error)(f"no collection {path!r} in {self.address}", body=error.body) from None
+            reply = decode(frame)
+            if not isinstance(reply, CollectionIdReply) or reply.collection_id is None:
+                raise RemoteProtocolError(f"collection {path!r}: a reply without its id")
+            self._prefixes[name] = pack_collection_id(reply.collection_id)
+        return self._prefixes[name]
 
-        return await retrying(attempt, self.address)
+    async def _call(
+        self, requests: Sequence[Request], accept: tuple[int, ...] = (), *, again: bool = True, prefix_bytes: int = 0
+    ) -> list[Frame]:
+        """Send requests, each to the node that has its vbucket, and return their replies in the same order.
+
+        again: also after a connection has ended, or for a status that another try may mend. What a node does not have
+        is sent again anyhow, but only that. prefix_bytes: of the keys, what is no part of them in messages.
+        Raises the StatusError of a status that is neither SUCCESS nor in `accept`.
+        """
+        found: dict[int, Frame] = {}
+
+        async def attempt() -> None:
+            left = [at for at in range(len(requests)) if at not in found] if found else range(len(requests))
+            sent = [requests[at] for at in left] if found else requests
+            parts = await (
+                self._nodes.parts(sent) if again else retrying(lambda: self._nodes.parts(sent), self.address)
+            )
+            refused: StatusError | None = None
+            for at, request, frame in zip(left, sent, await self._nodes.exchange(parts, sent), strict=True):
+                if frame.specific == Status.SUCCESS or frame.specific in accept:
+                    found[at] = frame
+                elif refused is None or isinstance(refused, NotMyVbucket):  # which alone is sure to be mended
+                    refused = refusal(request, frame, prefix_bytes)
+            if isinstance(refused, NotMyVbucket):
+                self._nodes.map_is_old()
+            if refused is not None:
+                raise refused
+
+        await retrying(attempt, self.address, RETRIED if again else (NotMyVbucket,))
+        return [found[at] for at in range(len(requests))]
 
     def _vbucket(self, key: bytes) -> int:
         if not 0 < len(key) <= MAX_KEY:
             raise UsageError(f"key of {len(key)} bytes, expected 1 to {MAX_KEY}")
-        if not self.vbuckets:
-            raise UsageError("the bucket is not connected; use it as `async with connect(...) as bucket`")
         return vbucket_of(key, self.vbuckets)
 
-    def _store(self, kind: type[Set], key: bytes, value: bytes, **fields: Any) -> Set:
+    def _get(self, prefix: bytes, key: bytes) -> Request:
+        return Get(key=prefix + key, vbucket=self._vbucket(key))
+
+    def _delete(self, prefix: bytes, key: bytes, cas: int = 0) -> Request:
+        return Delete(key=prefix + key, vbucket=self._vbucket(key), cas=cas)
+
+    def _store(self, kind: type[Set], prefix: bytes, document: tuple[bytes, bytes], **fields: Any) -> Request:
+        key, value = document
         if len(value) > MAX_VALUE:
             raise UsageError(f"value of {len(value)} bytes under {key!r}, limit {MAX_VALUE}")
-        return kind(key=key, value=value, vbucket=self._vbucket(key), **fields)
+        return kind(key=prefix + key, value=value, vbucket=self._vbucket(key), **fields)
 
 
 def _document(frame: Frame) -> Document | None:
@@ -363,7 +541,7 @@ def _octets(key: str | bytes) -> bytes:
         raise UsageError(f"key {key!r} is no text that UTF-8 can hold: {error.reason}") from None
 
 
-def _chunks(requests: Iterable[Request]) -> Iterator[list[Request]]:
-    source = iter(requests)
+def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    source = iter(items)
     while chunk := list(itertools.islice(source, _AT_ONCE)):
         yield chunk

@@ -7,12 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import json
 import socket
-from collections.abc import Callable, Sequence
+import ssl
+from collections.abc import Callable, Container, Sequence
 from struct import Struct
 from typing import Self
 
-from penstock.errors import ConnectionClosed, Error, OperationTimeout, StatusError, status_error
+from penstock.errors import (
+    ConnectionClosed,
+    Error,
+    OperationTimeout,
+    RemoteProtocolError,
+    StatusError,
+    UntrustedNode,
+    status_error,
+)
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent, Slab
 from penstock.wire.constants import Dialect, Magic, Status
 from penstock.wire.frame import Frame, opcode_name, status_name
@@ -24,9 +35,14 @@ _RECEIVE_BUFFER = 4 * 1024 * 1024
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 """Seconds of silence before the first probe and between probes, and how many are left unanswered."""
 
+_ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+"""What is no fault of what was said: the connection was cut off."""
+
 _CLOSE_SECONDS = 5.0
 _OPAQUES = 0x7FFF_FFFF
 _OPAQUE, _OPAQUE_AT = Struct(">I"), 12
+
+ANY_STATUS: Container[int] = range(0x10000)
 
 FrameEvents = Callable[["NodeLink", list[ReceiveEvent]], None]
 
@@ -92,15 +108,40 @@ class NodeLink(asyncio.BufferedProtocol):
         timeout: float,
         on_stream: FrameEvents | None = None,
         dialect: Dialect = Dialect.DCP,
+        *,
+        tls: ssl.SSLContext | None = None,
     ) -> Self:
-        """Connect. Raises OSError if nobody listens, OperationTimeout if nobody answers in time (seconds)."""
+        """Connect. Raises OSError if nobody listens, OperationTimeout if nobody answers in time (seconds).
+
+        tls: encrypt, and raise UntrustedNode for a certificate that is not believed, RemoteProtocolError for a peer
+        with which there is no common way to encrypt.
+        """
         loop = asyncio.get_running_loop()
+        name = None if tls is None else host
         try:
             async with asyncio.timeout(timeout):
-                _, link = await loop.create_connection(lambda: cls(on_stream, dialect), host, port)
+                _, link = await loop.create_connection(
+                    lambda: cls(on_stream, dialect), host, port, ssl=tls, server_hostname=name
+                )
         except TimeoutError:
             raise OperationTimeout(f"no connection to {host}:{port} within {timeout:g} s") from None
+        except ssl.SSLCertVerificationError as error:
+            raise UntrustedNode(
+                f"{host}:{port} shows a certificate that is not believed: {error.verify_message}"
+            ) from None
+        except ssl.SSLError as error:
+            if isinstance(error, _ENDED):
+                raise
+            reason = (error.reason or str(error)).replace("_", " ").lower()
+            raise RemoteProtocolError(f"{host}:{port} does not speak TLS as this side does: {reason}") from None
         return link
+
+    @property
+    def is_local(self) -> bool:
+        """Does it stay on this machine?"""
+        assert self._transport is not None
+        peer = self._transport.get_extra_info("peername")
+        return isinstance(peer, tuple) and ipaddress.ip_address(peer[0].partition("%")[0]).is_loopback
 
     async def close(self) -> None:
         """End the connection; what still waits for an answer gets ConnectionClosed."""
@@ -207,7 +248,7 @@ class NodeLink(asyncio.BufferedProtocol):
         self._next_opaque += count
         return first
 
-    async def request(self, request: Request, timeout: float, accept: tuple[int, ...] = ()) -> Frame:
+    async def request(self, request: Request, timeout: float, accept: Container[int] = ()) -> Frame:
         """Send a request and return its reply.
 
         timeout: seconds. It ends the connection as well: replies come in order, so none would follow.
@@ -216,12 +257,12 @@ class NodeLink(asyncio.BufferedProtocol):
         """
         return (await self.requests([request], timeout, accept))[0]
 
-    async def requests(self, requests: Sequence[Request], timeout: float, accept: tuple[int, ...] = ()) -> list[Frame]:
+    async def requests(self, requests: Sequence[Request], timeout: float, accept: Container[int] = ()) -> list[Frame]:
         """Send many requests at once and return their replies in the same order. Raises as `request` does."""
         frames = (await self._call(requests, timeout)).replies if requests else []
         for request, frame in zip(requests, frames, strict=True):
             if frame.specific != Status.SUCCESS and frame.specific not in accept:
-                raise _refused(request, frame)
+                raise refusal(request, frame)
         return frames
 
     async def collect(self, request: Request, timeout: float) -> list[Frame]:
@@ -231,7 +272,7 @@ class NodeLink(asyncio.BufferedProtocol):
         """
         call = await self._call([request], timeout, collect=True)
         if call.replies[0].specific != Status.SUCCESS:
-            raise _refused(request, call.replies[0])
+            raise refusal(request, call.replies[0])
         return call.collected or []
 
     async def _call(self, requests: Sequence[Request], timeout: float, *, collect: bool = False) -> _Call:
@@ -272,8 +313,25 @@ def _encode(requests: Sequence[Request], first: int) -> bytearray:
     return data
 
 
-def _refused(request: Request, reply: Frame) -> StatusError:
-    about = repr(request.key) if request.key else f"on vbucket {request.vbucket}"
-    text = reply.value.decode("utf-8", "replace") if len(reply.value) < 200 else ""
+def refusal(request: Request, reply: Frame, prefix_bytes: int = 0) -> StatusError:
+    """Return the error of a reply with a status other than SUCCESS. prefix_bytes: what is no part of the key itself."""
+    about = repr(request.key[prefix_bytes:]) if request.key else f"on vbucket {request.vbucket}"
+    text = _text_of(reply)
     message = f"{opcode_name(request.opcode)} {about}: {status_name(reply.specific)}" + (f" ({text})" if text else "")
     return status_error(reply.specific, message, opaque=reply.opaque, vbucket=request.vbucket, body=reply.value)
+
+
+_MOST_TEXT = 400
+
+
+def _text_of(reply: Frame) -> str:
+    """Return what a refusal says in words: its value, or the context of the error where that is JSON."""
+    if len(reply.value) > _MOST_TEXT or reply.specific == Status.NOT_MY_VBUCKET:
+        return ""
+    text = reply.value.decode("utf-8", "replace")
+    if text.startswith("{"):
+        try:
+            return str(json.loads(text)["error"]["context"])
+        except (ValueError, KeyError, TypeError):
+            return text
+    return text

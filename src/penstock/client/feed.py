@@ -12,7 +12,8 @@ history that was decided upon. Until then no snapshot counts as complete.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
@@ -31,13 +32,23 @@ from penstock.client.position import (
     roll_back,
     without_branch,
 )
+from penstock.client.selection import Filter, KnownCollections, Selection
 from penstock.client.speech import SPEECHES, Accepted, Answer, LogFirst, Refused, Rollback, UnknownBranch
+from penstock.client.system_event import change_of
 from penstock.client.vbucket_stream import VbucketStream, Wanted, is_nothing, rollback_row
 from penstock.errors import ConnectionClosed, Error, RemoteProtocolError, UsageError, status_error
 from penstock.store.failover import FailoverEntry, FailoverLog
 from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
-from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Status
-from penstock.wire.dcp import BufferAck, DcpNoop, SnapshotMarker, SnapshotMarkerV2
+from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Status, StreamEndReason
+from penstock.wire.dcp import (
+    BufferAck,
+    DcpNoop,
+    SeqnoAdvanced,
+    SnapshotMarker,
+    SnapshotMarkerV2,
+    StreamEnd,
+    SystemEvent,
+)
 from penstock.wire.frame import Frame, join_frame, status_name
 from penstock.wire.heads import Heads, Run, heads_of
 from penstock.wire.layout import Message, Request, decode
@@ -72,12 +83,16 @@ class Feed(Follower):
         exact_end: bool = False,
         ends_now: bool = False,
         every_move: bool = False,
+        selection: Selection | None = None,
+        xattrs: bool = False,
     ) -> None:
         """vbuckets: how many the bucket has. window: flow control, bytes. dialect: any but TAP.
 
         exact_end: leave out changes behind end_seqno, which a producer may send to complete a snapshot. ends_now:
         each connection's first act is to find out where the streams end; the end_seqno of `wanted` says nothing.
-        every_move: a position that moves without a change makes a delivery as well, without any.
+        every_move: a position that moves without a change makes a delivery as well, without any. selection: the
+        collections, of a node that has them; None: only the default one, as if there were no others. xattrs: with
+        extended attributes. These two are for DCP.
         Raises UsageError for a vbucket that the bucket does not have.
         """
         if foreign := [vb for vb in wanted if not 0 <= vb < vbuckets]:
@@ -89,6 +104,9 @@ class Feed(Follower):
         self._exact_end = exact_end
         self._ends_now = ends_now
         self._every_move = every_move
+        self._filter = None if selection is None else Filter(selection)
+        self.collections = selection is not None
+        self.xattrs = self._context.xattrs = xattrs
         self._streams = {vb: VbucketStream(vb, each, each.position, each.end_seqno) for vb, each in wanted.items()}
         nothing = {vb for vb, each in wanted.items() if is_nothing(each.position, each.end_seqno)}
         self._unfinished = set(wanted) - (set() if ends_now else nothing)
@@ -99,10 +117,18 @@ class Feed(Follower):
         self._unanswered = 0
         self._moved: set[int] = set()
         self._adopted: dict[int, FailoverLog] = {}
-        self._unacked = 0
+        self._unacked: Counter[int] = Counter()
         self.connection_lost()
 
     # what is asked for
+
+    def unfinished(self) -> Collection[int]:
+        return self._unfinished
+
+    def use_collections(self, known: KnownCollections | None) -> None:
+        """As of Follower. Raises UsageError for what is wanted and not there."""
+        if self._filter is not None:
+            self._context.collections = self._filter.use(known)
 
     @property
     def is_done(self) -> bool:
@@ -117,7 +143,8 @@ class Feed(Follower):
         self._by_opaque.clear()
         self._logs.clear()
         self._logs_due.clear()
-        self._unanswered = self._unacked = 0
+        self._unanswered = 0
+        self._unacked.clear()
         self.needs_end = set(self._unfinished) if self._ends_now else set()
         for stream in self._streams.values():
             stream.state = StreamState.ENDED
@@ -171,7 +198,8 @@ class Feed(Follower):
             self._logs_due[stream.vbucket] = self._confirm
         self._by_opaque[opaque] = stream
         self._unanswered += 1
-        return self._speech.stream_request(stream.vbucket, stream.position, stream.end_seqno, opaque, stream.log)
+        request = self._speech.stream_request(stream.vbucket, stream.position, stream.end_seqno, opaque, stream.log)
+        return replace(request, value=self._filter.value) if self._filter and self._filter.value else request
 
     def _finish(self, stream: VbucketStream) -> None:
         self._unfinished.discard(stream.vbucket)
@@ -247,10 +275,11 @@ class Feed(Follower):
         """
         if not self._speech.flow_control:
             return
-        self._unacked += nbytes
-        if self._unacked and (at_once or self._unacked * 5 >= self.window):
-            self._outgoing.append(BufferAck(nbytes=self._unacked).encode())
-            self._unacked = 0
+        unacked = self._unacked[self._via] + nbytes
+        if unacked and (at_once or unacked * 5 >= self.window):
+            self._outgoing.append(BufferAck(nbytes=unacked).encode())
+            unacked = 0
+        self._unacked[self._via] = unacked
 
     def _on_frame(self, frame: Frame) -> None:
         if self._speech.is_answer(frame):
@@ -262,7 +291,7 @@ class Feed(Follower):
             self._acknowledge(0, at_once=True)
             return
         event = EVENTS[self.dialect].get(type(message))
-        handle = None if event is None else _HANDLERS.get(event)
+        handle = None if event is None else _HANDLERS.get(event) or _DATA_HANDLERS.get(type(message))
         if event is None or handle is None:
             raise RemoteProtocolError(f"{message.opcode.name} from a producer")
         self._nbytes += frame.size
@@ -412,8 +441,28 @@ class Feed(Follower):
     def _on_nothing(self, stream: VbucketStream, message: Message) -> None:
         """Pass over a stream's start, and a state that the vbucket shall have here, which is for replicas."""
 
+    def _on_system_event(self, stream: VbucketStream, message: Message) -> None:
+        assert isinstance(message, SystemEvent)
+        names = self._context.collections
+        if names is None:
+            raise RemoteProtocolError(f"vbucket {stream.vbucket}: system event of a connection without collections")
+        change = change_of(message, names, self._context)
+        least, most = self._move(stream, message.by_seqno, message.by_seqno)
+        if least <= most:
+            self._rows.append(change)
+
+    def _on_advanced(self, stream: VbucketStream, message: Message) -> None:
+        """Go on to where there is nothing more for this stream; to say so twice does no harm."""
+        assert isinstance(message, SeqnoAdvanced)
+        if message.by_seqno != stream.position.seqno:
+            self._move(stream, message.by_seqno, message.by_seqno)
+
     def _on_end(self, stream: VbucketStream, message: Message) -> None:
         del self._by_opaque[stream.opaque]
+        is_empty = isinstance(message, StreamEnd) and message.reason == StreamEndReason.FILTER_EMPTY
+        if is_empty and self._filter and self._filter.value:
+            self._arrived(stream)  # what was wanted is gone, and will not be there again
+            return
         position, reason = stream.position, self._speech.end_reason(message)
         at_end = position.seqno >= stream.end_seqno or position.is_complete or stream.is_whole
         if reason or stream.end_seqno == MAX_SEQNO or not at_end:
@@ -442,7 +491,7 @@ class Feed(Follower):
             return
         self._flush()  # first, or the rows of smaller runs would be handed out with positions behind this one
         self._nbytes += nbytes
-        heads = heads_of(run)
+        heads = heads_of(run, prefixed=self._context.collections is not None)
         batch = columns_of(run, heads, self._context)
         keep = self._check(heads)
         if keep is not None:
@@ -481,6 +530,11 @@ class Feed(Follower):
         if stream.vbucket != vbucket:
             raise RemoteProtocolError(f"change of vbucket {vbucket} under the opaque of {stream.vbucket}")
         stream.state = advance(stream.state, StreamEvent.DATA, vbucket, self.dialect)
+        return self._move(stream, least, most)
+
+    def _move(self, stream: VbucketStream, least: int, most: int) -> tuple[int, int]:
+        """Do what _take does, to a stream that is open."""
+        vbucket = stream.vbucket
         if least <= stream.position.seqno:
             raise _not_above(vbucket, least, stream.position.seqno)
         if most > stream.snap_end:
@@ -525,6 +579,12 @@ _HANDLERS: dict[StreamEvent, Callable[[Feed, VbucketStream, Message], None]] = {
     StreamEvent.END: Feed._on_end,
 }
 """What a message of a stream does, behind the change of state that the table of its dialect says."""
+
+_DATA_HANDLERS: dict[type[Message], Callable[[Feed, VbucketStream, Message], None]] = {
+    SystemEvent: Feed._on_system_event,
+    SeqnoAdvanced: Feed._on_advanced,
+}
+"""What the changes do that do not come in runs."""
 
 _ANSWERS: dict[type[Answer], StreamEvent] = {
     Accepted: StreamEvent.ACCEPTED,

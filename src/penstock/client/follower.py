@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from penstock.client.position import Position
-from penstock.errors import Error
+from penstock.client.selection import KnownCollections
+from penstock.errors import Error, UsageError
 from penstock.store.failover import FailoverLog
 from penstock.wire.columns import batch_of, changes_of
 from penstock.wire.connection import ReceiveEvent
@@ -25,8 +26,8 @@ class Delivery(NamedTuple):
     """What a caller gets at once.
 
     positions: those behind the changes. nbytes: what the changes took on the wire; connection: the number of the one
-    that they came by, to which they are acknowledged. logs: the failover logs, newest entry first, of the streams that
-    began in front of these changes.
+    that they came by, to which they are acknowledged, and of several at a time `via` which. logs: the failover logs,
+    newest entry first, of the streams that began in front of these changes.
     """
 
     content: pa.RecordBatch | list[Change]
@@ -34,6 +35,7 @@ class Delivery(NamedTuple):
     nbytes: int
     connection: int
     logs: Mapping[int, FailoverLog]
+    via: int = 0
 
     @property
     def batch(self) -> pa.RecordBatch:
@@ -45,7 +47,7 @@ class Delivery(NamedTuple):
 
 
 class Follower(ABC):
-    """The streams of one consumer on one node, over one connection after another.
+    """The streams of one consumer, over one connection after another, each of them with every node there is.
 
     vbuckets: how many the bucket has. window: bytes that may wait for the caller. positions: where the streams begin.
     noop: the producer gives signs of life, so that its silence means something. deliveries: what has arrived and not
@@ -53,10 +55,11 @@ class Follower(ABC):
     yet, a producer may count against the window. given_up: the vbuckets whose producer has another history than the
     expected one. needs_end: vbuckets whose end is what the producer has now, to be asked for and given to `set_end`.
     failure: why a stream ended or was refused that another try may mend; troubled: the vbuckets to which that happened,
-    until they have sent a change again.
+    until they have sent a change again. collections, xattrs: what a connection is to agree on, where the node has it.
     """
 
     noop = False
+    collections = xattrs = False
 
     def __init__(self, dialect: Dialect, vbuckets: int, window: int, positions: dict[int, Position]) -> None:
         self.dialect = dialect
@@ -72,11 +75,20 @@ class Follower(ABC):
         self._context = StreamContext(vbuckets)
         self._rows: list[Change] = []
         self._outgoing: list[bytes] = []
-        self._connection = 0
+        self._connection = self._via = 0
         self._delivered = self._consumed = 0
         self._nbytes = 0
 
     # what is asked for
+
+    @abstractmethod
+    def unfinished(self) -> Collection[int]:
+        """Return the vbuckets of which there is more to come."""
+
+    def use_collections(self, known: KnownCollections | None) -> None:
+        """Learn what the node of a new connection has for collections; None: it has agreed on none."""
+        if known is not None:
+            raise UsageError(f"{self.dialect} knows no collections")
 
     @property
     @abstractmethod
@@ -113,11 +125,13 @@ class Follower(ABC):
 
     # what arrives
 
-    def receive(self, events: Iterable[ReceiveEvent]) -> bytes:
+    def receive(self, events: Iterable[ReceiveEvent], via: int = 0) -> bytes:
         """Take the events of one read and return what must be sent at once: answers to noops, acknowledgements.
 
+        via: of several connections at a time, which one it was; there the answer goes.
         Raises RemoteProtocolError if the producer breaks a rule, StatusError for a refusal that no retry mends.
         """
+        self._via = via
         for event in events:
             if isinstance(event, Run):
                 self._on_run(event)
@@ -128,7 +142,8 @@ class Follower(ABC):
         return self._take_outgoing()
 
     def consumed(self, delivery: Delivery) -> bytes:
-        """Note that the caller is done with a delivery; return the acknowledgement to send, if one is due."""
+        """Note that the caller is done with a delivery; return what acknowledges it where it came from."""
+        self._via = delivery.via
         self.queued_bytes -= delivery.nbytes
         if delivery.connection == self._connection:
             self._consumed += 1
@@ -177,7 +192,7 @@ class Follower(ABC):
 
     def _deliver(self, content: pa.RecordBatch | list[Change]) -> None:
         positions, logs = self._moved_positions(), self._new_logs()
-        delivery = Delivery(content, positions, self._take_count(), self._connection, logs)
+        delivery = Delivery(content, positions, self._take_count(), self._connection, logs, self._via)
         self.queued_bytes += delivery.nbytes
         self._delivered += 1
         self.deliveries.append(delivery)

@@ -1,21 +1,25 @@
-"""Make a connection ready: greet, choose the bucket, learn its shape; and try again, with back-off, up to a limit."""
+"""Make a connection ready: log in, choose the bucket, learn its shape; and try again, with back-off, up to a limit."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 from penstock.client.address import Address
+from penstock.client.cluster_map import ClusterMap, Place, read_map
 from penstock.client.connection import FrameEvents, NodeLink
+from penstock.client.login import choose_login, names_of
+from penstock.client.tls import tls_context
 from penstock.errors import (
+    AccessDenied,
+    AuthenticationFailed,
     ConnectionClosed,
     KeyNotFound,
     OperationTimeout,
-    RemoteProtocolError,
     StatusError,
     Unreachable,
     UsageError,
@@ -23,7 +27,8 @@ from penstock.errors import (
 from penstock.version import __version__
 from penstock.wire.constants import Dialect, Feature, OpenFlag, Status
 from penstock.wire.dcp import Control, Open
-from penstock.wire.kv import GetClusterConfig, Hello, SelectBucket, pack_features
+from penstock.wire.kv import GetClusterConfig, Hello, SelectBucket, pack_features, unpack_features
+from penstock.wire.login import SaslAuth, SaslListMechs, SaslStep
 
 T = TypeVar("T")
 
@@ -34,49 +39,81 @@ _QUIET_SECONDS = 1.0
 """A node that is away for less is not worth a word."""
 
 
-_MOST_VBUCKETS = 65536
-
 RETRIED = (OSError, ConnectionClosed, OperationTimeout, StatusError)
 """Failures that another try may mend. A StatusError says itself whether it is one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purpose:
+    """What a connection is for.
+
+    stream_name: change streams, under this name; a connection of the same name, whoever has it, is ended by the node.
+    Empty: anything but. on_stream: as of NodeLink. collections: keys with their collections, where the node has them.
+    xattrs: streams with extended attributes.
+    """
+
+    stream_name: str = ""
+    on_stream: FrameEvents | None = None
+    dialect: Dialect = Dialect.DCP
+    collections: bool = False
+    xattrs: bool = False
+
+    def features(self) -> list[Feature]:
+        """Return what to agree on, as far as the node has it."""
+        # Not SNAPPY: a node then inflates what is stored compressed, and a value is what its datatype says.
+        wanted = [Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON]
+        wanted += [Feature.XATTR] * self.xattrs + [Feature.COLLECTIONS] * self.collections
+        return wanted
+
+
+DOCUMENTS = Purpose(collections=True)
+
+
 class Session(NamedTuple):
-    """A connection that is ready, and how many vbuckets its bucket has."""
+    """A connection that is ready, where its node is, and what that says of the bucket. features: what was agreed on."""
 
     link: NodeLink
-    vbuckets: int
+    place: Place
+    map: ClusterMap
+    features: frozenset[int]
+
+    @property
+    def vbuckets(self) -> int:
+        return self.map.vbuckets
+
+    @property
+    def collections(self) -> bool:
+        return Feature.COLLECTIONS in self.features
 
 
 async def open_session(
-    address: Address,
-    stream_name: str = "",
-    on_stream: FrameEvents | None = None,
-    dialect: Dialect = Dialect.DCP,
+    address: Address, purpose: Purpose = DOCUMENTS, places: Iterable[Place] | None = None
 ) -> Session:
-    """Connect to the first host that serves the bucket. With a `stream_name`, open it for change streams of a dialect.
+    """Connect to the first host that serves the bucket. places: instead of those that the address has; not empty.
 
-    stream_name: a connection of the same name, whoever has it, is ended by the node.
-    Raises UsageError for a bucket that does not exist, RemoteProtocolError if the peer speaks another protocol; and
-    OSError, OperationTimeout, ConnectionClosed or StatusError for what another try may mend.
+    Raises UsageError for a bucket that does not exist, AuthenticationFailed or AccessDenied for who may not have it,
+    UntrustedNode and RemoteProtocolError as NodeLink does and if the peer speaks another protocol; and OSError,
+    OperationTimeout, ConnectionClosed or another StatusError for what another try may mend.
     """
     failure: Exception | None = None
-    for place in address.hosts:
+    for place in address.hosts if places is None else places:
         try:
-            return await _open_on(place, address, stream_name, on_stream, dialect)
+            return await _open_on(place, address, purpose)
         except RETRIED as error:
             failure = error
+            if isinstance(error, StatusError) and not error.retriable:
+                break  # what the user has done wrong is not to be hidden behind a host that is away
     assert failure is not None  # an address has at least one host
     raise failure
 
 
-async def _open_on(
-    place: tuple[str, int], address: Address, stream_name: str, on_stream: FrameEvents | None, dialect: Dialect
-) -> Session:
+async def _open_on(place: Place, address: Address, purpose: Purpose) -> Session:
     (host, port), timeout = place, address.options.connect_timeout
-    link = await NodeLink.open(host, port, timeout, on_stream, dialect)
+    tls = tls_context(address.options) if address.tls else None
+    link = await NodeLink.open(host, port, timeout, purpose.on_stream, purpose.dialect, tls=tls)
     try:
         async with asyncio.timeout(timeout):
-            return Session(link, await _set_up(link, address, stream_name, dialect))
+            return await _set_up(link, place, address, purpose)
     except TimeoutError:
         await link.close()
         raise OperationTimeout(f"{host}:{port} did not set up the connection within {timeout:g} s") from None
@@ -85,35 +122,68 @@ async def _open_on(
         raise
 
 
-async def _set_up(link: NodeLink, address: Address, stream_name: str, dialect: Dialect) -> int:
+async def _set_up(link: NodeLink, place: Place, address: Address, purpose: Purpose) -> Session:
     timeout = address.options.connect_timeout
-    agent = f"penstock/{__version__}".encode()
-    await link.request(Hello(key=agent, value=pack_features([Feature.SELECT_BUCKET])), timeout)
+    agent, features = f"penstock/{__version__}".encode(), pack_features(purpose.features())
+    agreed = unpack_features((await link.request(Hello(key=agent, value=features), timeout)).value)
+    await _log_in(link, place, address)
     try:
         await link.request(SelectBucket(key=address.bucket.encode()), timeout)
     except KeyNotFound:
         raise UsageError(f"no bucket {address.bucket!r} on {address}") from None
+    except AccessDenied:
+        who = "who has not logged in" if address.credentials is None else repr(address.credentials.username)
+        raise AccessDenied(f"{address}: there is no such bucket, or it is not for {who}") from None
     config = await link.request(GetClusterConfig(), timeout)
-    vbuckets = _vbuckets_of(config.value, address)
-    if stream_name and dialect is Dialect.DCP:
-        await _set_up_streams(link, address, stream_name)
-    elif stream_name:
+    if purpose.stream_name and purpose.dialect is Dialect.DCP:
+        await _set_up_streams(link, address, purpose, frozenset(agreed))
+    elif purpose.stream_name:
         link.keep_alive()
-    return vbuckets
+    return Session(link, place, read_map(config.value, place, tls=address.tls), frozenset(agreed))
 
 
-_UNKNOWN_THERE = (Status.EINVAL, Status.NOT_SUPPORTED)
+async def _log_in(link: NodeLink, place: Place, address: Address) -> None:
+    """Log in, where there is somebody to do so and the node knows what that is."""
+    credentials, timeout = address.credentials, address.options.connect_timeout
+    if credentials is None:
+        return
+    listed = await link.request(SaslListMechs(), timeout, accept=_UNKNOWN_THERE)
+    if listed.specific:
+        return
+    open_to_read = address.tls or link.is_local
+    login = choose_login(names_of(listed.value), credentials.username, credentials.password, plain_allowed=open_to_read)
+    mechanism = login.mechanism.encode()
+    try:
+        first = SaslAuth(key=mechanism, value=login.initial())
+        reply = await link.request(first, timeout, accept=(Status.AUTH_CONTINUE,))
+        if reply.specific == Status.AUTH_CONTINUE:
+            # What the server makes this cost must not hold up what else the event loop does.
+            answer = await asyncio.to_thread(login.step, reply.value)
+            reply = await link.request(SaslStep(key=mechanism, value=answer), timeout)
+    except AuthenticationFailed:
+        raise AuthenticationFailed(
+            f"{place[0]}:{place[1]} refused the login of {credentials.username!r} by {login.mechanism}"
+        ) from None
+    login.finish(reply.value)
+
+
+_UNKNOWN_THERE = (Status.EINVAL, Status.NOT_SUPPORTED, Status.UNKNOWN_COMMAND)
 """How a server answers that is too old for what it was asked."""
 
 
-async def _set_up_streams(link: NodeLink, address: Address, stream_name: str) -> None:
+async def _set_up_streams(link: NodeLink, address: Address, purpose: Purpose, agreed: frozenset[int]) -> None:
     """Open DCP, with what older servers do not have where there is it: times of deletions, expirations as such."""
     options = address.options
-    timeout, name = options.connect_timeout, stream_name.encode()
-    opening = Open(key=name, flags=OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES)
+    timeout, name = options.connect_timeout, purpose.stream_name.encode()
+    least = OpenFlag.PRODUCER | (OpenFlag.INCLUDE_XATTRS if purpose.xattrs else 0)
+    opening = Open(key=name, flags=least | OpenFlag.INCLUDE_DELETE_TIMES)
     if (await link.request(opening, timeout, accept=_UNKNOWN_THERE)).specific:
-        await link.request(Open(key=name, flags=OpenFlag.PRODUCER), timeout)
-    await link.request(Control(key=b"enable_expiry_opcode", value=b"true"), timeout, accept=_UNKNOWN_THERE)
+        await link.request(Open(key=name, flags=least), timeout)
+    wanted = [b"enable_expiry_opcode"]
+    if Feature.COLLECTIONS in agreed:
+        wanted.append(b"flatbuffers_system_events")  # without, what a collection was changed to is not told
+    for extra in wanted:
+        await link.request(Control(key=extra, value=b"true"), timeout, accept=_UNKNOWN_THERE)
     settings = {
         "enable_noop": "true",
         "set_noop_interval": str(options.noop_interval),
@@ -121,20 +191,6 @@ async def _set_up_streams(link: NodeLink, address: Address, stream_name: str) ->
     }
     for setting, text in settings.items():
         await link.request(Control(key=setting.encode(), value=text.encode()), timeout)
-
-
-def _vbuckets_of(config: bytes, address: Address) -> int:
-    """Return the number of vbuckets in a cluster map. Raises RemoteProtocolError, or UsageError for several nodes."""
-    try:
-        server_map: dict[str, Any] = json.loads(config)["vBucketServerMap"]
-        servers, vbuckets = len(server_map["serverList"]), len(server_map["vBucketMap"])
-    except (ValueError, KeyError, TypeError):
-        raise RemoteProtocolError(f"cluster map of {len(config)} bytes without vBucketServerMap") from None
-    if servers != 1:
-        raise UsageError(f"{address} is spread over {servers} nodes; this version follows buckets on one node")
-    if not 0 < vbuckets <= _MOST_VBUCKETS:
-        raise RemoteProtocolError(f"cluster map with {vbuckets} vbuckets, expected 1 to {_MOST_VBUCKETS}")
-    return vbuckets
 
 
 class Retry:
@@ -173,8 +229,10 @@ class Retry:
         return min(delay, self._seconds - waited)
 
 
-async def retrying(attempt: Callable[[], Awaitable[T]], address: Address) -> T:
-    """Return what `attempt` returns, trying again after each failure that another try may mend.
+async def retrying(
+    attempt: Callable[[], Awaitable[T]], address: Address, retried: tuple[type[Exception], ...] = RETRIED
+) -> T:
+    """Return what `attempt` returns, trying again after each failure of `retried` that another try may mend.
 
     Raises the last failure itself if no try can mend it, Unreachable past the address's `retry_seconds`.
     """
@@ -182,6 +240,6 @@ async def retrying(attempt: Callable[[], Awaitable[T]], address: Address) -> T:
     while True:
         try:
             return await attempt()
-        except RETRIED as error:
+        except retried as error:
             delay = retry.next_delay(error, address)
         await asyncio.sleep(delay)

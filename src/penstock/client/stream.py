@@ -1,21 +1,38 @@
-"""Follow changes over connections that may end: the feed decides, this waits."""
+"""Follow changes over connections that may end: the feed decides, this waits.
+
+There is one connection to each node that has any of the vbuckets. They are made together and given up together:
+whatever is wrong with one, the cluster map may be another one by then.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Self
 
 import pyarrow as pa
 
 from penstock.client.address import Address
+from penstock.client.cluster_map import NOBODY
 from penstock.client.connection import NodeLink
 from penstock.client.follower import Delivery, Follower
 from penstock.client.position import Position
-from penstock.client.session import LONGEST_DELAY, RETRIED, Retry, open_session
-from penstock.errors import ConnectionClosed, OperationTimeout, RemoteProtocolError, StatusError
+from penstock.client.selection import KnownCollections, read_manifest
+from penstock.client.session import LONGEST_DELAY, RETRIED, Purpose, Retry, Session, open_session
+from penstock.errors import (
+    ConnectionClosed,
+    NotMyVbucket,
+    OperationTimeout,
+    RemoteProtocolError,
+    StatusError,
+    UsageError,
+)
+from penstock.wire.collections import GetManifest
 from penstock.wire.connection import ReceiveEvent
+from penstock.wire.constants import Dialect
+from penstock.wire.layout import Request
 from penstock.wire.schema import Change
 
 HighSeqnos = Callable[[], Awaitable[dict[int, int]]]
@@ -38,12 +55,17 @@ class ChangeStream:
         self._high_seqnos = high_seqnos
         # Never that of another process: the node would end the one whenever the other connects.
         self._name = f"penstock:{secrets.token_hex(8)}"
-        self._link: NodeLink | None = None
+        self._links: list[NodeLink] = []
+        self._via: list[int] = []
+        """By vbucket, which of the links goes to the node that has it."""
+        self._places = address.hosts
         self._is_closed = False
         self._wake = asyncio.Event()
         self._last: Delivery | None = None
         self._loop = asyncio.get_running_loop()
-        self._waiting_since = self._connected_at = self._alive_at = self._loop.time()
+        self._waiting_since = self._asked_since = self._connected_at = self._loop.time()
+        self._alive_at: list[float] = []
+        """By link, when it was heard of last."""
         self._retry = Retry(address.options.retry_seconds, self._loop.time)
         self.positions: dict[int, Position] = dict(feed.positions)
         """By vbucket, where the batches handed out so far end. Empty with TAP, which cannot go on from anywhere."""
@@ -60,7 +82,7 @@ class ChangeStream:
 
     @property
     def is_connected(self) -> bool:
-        return self._link is not None
+        return bool(self._links)
 
     async def __aenter__(self) -> Self:
         return self
@@ -89,7 +111,7 @@ class ChangeStream:
     async def next_delivery(self) -> Delivery | None:
         """Return what arrived next, None once every stream has ended."""
         self._consumed()
-        self._waiting_since = self._loop.time()
+        self._waiting_since = self._asked_since = self._loop.time()
         while not self._feed.deliveries or self._is_closed:
             self.positions.update(self._feed.take_positions())
             if self._is_closed or self._feed.is_done:
@@ -116,44 +138,97 @@ class ChangeStream:
         """Acknowledge the delivery handed out before: its caller came back, so it is dealt with."""
         if self._last is None:
             return
-        outgoing = self._feed.consumed(self._last)
+        outgoing, via = self._feed.consumed(self._last), self._last.via
         self._last = None
-        if self._link is None:
-            return
-        if outgoing:
-            self._link.send(outgoing)
+        if outgoing and self._links:
+            self._links[via].send(outgoing)
         if self._feed.queued_bytes <= self._feed.window:
-            self._link.resume_reading()
+            for link in self._links:
+                link.resume_reading()
 
     async def _progress(self) -> None:
         """Connect if need be, ask for the streams that are due, and wait until something arrives or ends."""
-        link = self._link or await self._connect()
+        if not self._links:
+            await self._connect()
         if self._feed.needs_end:
             await self._set_ends()
         self._wake.clear()
+        if not self._links:  # closed meanwhile
+            return
         if self._feed.failure is not None:
             raise self._feed.failure
-        if requests := self._feed.requests(link.take_opaque):
-            link.send(b"".join([request.encode() for request in requests]))
-            self._waiting_since = self._loop.time()
+        if requests := self._feed.requests(self._links[0].take_opaque):
+            self._send(requests)
+            self._asked_since = self._loop.time()
         if self._feed.deliveries or self._feed.is_done:
             return
-        if link.closed.done():
-            if link.ended_in_order and self._feed.connection_ended():
-                return
-            raise link.ended()
-        await self._wait(link)
+        for link in self._links:
+            if link.closed.done():
+                if link.ended_in_order and self._feed.connection_ended():
+                    return
+                raise link.ended()
+        await self._wait()
 
-    async def _connect(self) -> NodeLink:
-        link, vbuckets = await open_session(self._address, self._name, self._on_stream, self._feed.dialect)
-        self._link = link
+    def _send(self, requests: Sequence[Request]) -> None:
+        """Send requests, each to the node that has the vbucket."""
+        by_link: list[list[bytes]] = [[] for _ in self._links]
+        for request in requests:
+            by_link[self._via[request.vbucket]].append(request.encode())
+        for link, parts in zip(self._links, by_link, strict=True):
+            if parts:
+                link.send(b"".join(parts))
+
+    async def _connect(self) -> None:
+        session = await open_session(self._address, self._purpose(0), self._places)
+        self._places = (*dict.fromkeys((*self._address.hosts, *session.map.places)),)
+        self._add(session.link)
+        self._connected_at = self._loop.time()
+        vbuckets = session.map.vbuckets
         if vbuckets != self._feed.vbuckets:
             raise RemoteProtocolError(f"{self._address} has {vbuckets} vbuckets now, it had {self._feed.vbuckets}")
+        if self._feed.collections:
+            self._feed.use_collections(await self._known(session))
+        await self._reach(session)
         if self._is_closed:
             await self._disconnect()
+
+    def _purpose(self, via: int) -> Purpose:
+        return Purpose(
+            stream_name=self._name,
+            on_stream=partial(self._on_stream, via=via),
+            dialect=self._feed.dialect,
+            collections=self._feed.collections,
+            xattrs=self._feed.xattrs,
+        )
+
+    def _add(self, link: NodeLink) -> None:
         link.closed.add_done_callback(lambda _: self._wake.set())
-        self._connected_at = self._alive_at = self._loop.time()
-        return link
+        self._links.append(link)
+        self._alive_at.append(self._loop.time())
+
+    async def _known(self, session: Session) -> KnownCollections | None:
+        if not session.collections:
+            return None
+        reply = await session.link.request(GetManifest(), self._address.options.connect_timeout)
+        return read_manifest(reply.value)
+
+    async def _reach(self, session: Session) -> None:
+        """Connect to the other nodes that have any of the vbuckets."""
+        owners, places = session.map.owners, session.map.places
+        if len(places) > 1 and self._feed.dialect is Dialect.TAP:
+            raise UsageError(f"{self._address} is on {len(places)} nodes, and a TAP stream comes from one")
+        via_of = {NOBODY: 0} | {number: 0 for number, place in enumerate(places) if place == session.place}
+        for vbucket in tuple(self._feed.unfinished()):
+            owner = owners[vbucket]
+            if owner == NOBODY:
+                raise NotMyVbucket(f"vbucket {vbucket} is on no node for now", vbucket=vbucket)
+            if owner not in via_of:
+                via_of[owner] = len(self._links)
+                other = await open_session(self._address, self._purpose(len(self._links)), [places[owner]])
+                self._add(other.link)
+                if other.features != session.features:
+                    raise RemoteProtocolError(f"the nodes of {self._address} have agreed on different features")
+        self._via = [via_of.get(owner, 0) for owner in owners]
 
     async def _set_ends(self) -> None:
         """Find out what "now" is: where the streams of a new connection, or of a new history, are to end."""
@@ -161,15 +236,16 @@ class ChangeStream:
         for vbucket in tuple(self._feed.needs_end):
             self._feed.set_end(vbucket, high_seqnos.get(vbucket, 0))
 
-    async def _wait(self, link: NodeLink) -> None:
-        """Wait for anything that arrives, or the connection's end. Raises OperationTimeout."""
+    async def _wait(self) -> None:
+        """Wait for anything that arrives, or a connection's end. Raises OperationTimeout."""
         options = self._address.options
         until: float | None = None
         if self._feed.noop:
             silence = 2.0 * options.noop_interval
-            until = self._loop.time() + silence
+            # What came while nobody asked may still lie unread.
+            until = max(min(self._alive_at), self._waiting_since) + silence
             what = f"nothing from the node for {silence:g} s, though it promised a sign of life"
-        answer_by = self._waiting_since + options.operation_timeout
+        answer_by = self._asked_since + options.operation_timeout
         if self._feed.awaits_replies and (until is None or answer_by < until):
             until, what = answer_by, f"a stream request without an answer for {options.operation_timeout:g} s"
         try:
@@ -183,18 +259,22 @@ class ChangeStream:
 
         If so, the time without changes does not count against the node. One that ends at once is no success.
         """
-        return self._link is not None and self._alive_at - self._connected_at > LONGEST_DELAY
+        return bool(self._links) and max(self._alive_at) - self._connected_at > LONGEST_DELAY
 
     async def _disconnect(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
+        links, self._links, self._alive_at = self._links, [], []
+        for link in links:  # all at once: what still came by one would be taken for the next connection's
+            link.fail(ConnectionClosed("it was closed on this side"))
+        if links:
             self._feed.connection_lost()
+        for link in links:
             await link.close()
 
-    def _on_stream(self, link: NodeLink, events: list[ReceiveEvent]) -> None:
-        self._alive_at = self._loop.time()
+    def _on_stream(self, link: NodeLink, events: list[ReceiveEvent], *, via: int) -> None:
+        if via < len(self._alive_at):
+            self._alive_at[via] = self._loop.time()
         self._wake.set()
-        outgoing = self._feed.receive(events)
+        outgoing = self._feed.receive(events, via)
         if outgoing:
             link.send(outgoing)
         if self._feed.queued_bytes > self._feed.window:

@@ -66,6 +66,9 @@ class TapFeed(Follower):
 
     # what is asked for
 
+    def unfinished(self) -> Collection[int]:
+        return self._chosen
+
     @property
     def is_done(self) -> bool:
         return self._is_done

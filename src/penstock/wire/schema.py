@@ -41,13 +41,21 @@ CHANGE_SCHEMA = pa.schema(
 
 
 class Event(StrEnum):
-    """What happened. A system event stands under its own name."""
+    """What happened. Those about collections and scopes have no key; their value says the rest, as JSON.
+
+    A collection that begins once more was emptied.
+    """
 
     MUTATION = "mutation"
     DELETION = "deletion"
     EXPIRATION = "expiration"
     ROLLBACK = "rollback"
     FLUSH = "flush"
+    BEGIN_COLLECTION = "begin_collection"
+    END_COLLECTION = "end_collection"
+    MODIFY_COLLECTION = "modify_collection"
+    CREATE_SCOPE = "create_scope"
+    DROP_SCOPE = "drop_scope"
 
 
 class Change(NamedTuple):

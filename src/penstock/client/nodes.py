@@ -1,0 +1,145 @@
+"""The connections over which a bucket is asked for something: one to each of its nodes, made when it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.client.address import Address
+from penstock.client.cluster_map import NOBODY, ClusterMap, Place, read_map
+from penstock.client.connection import ANY_STATUS, NodeLink
+from penstock.client.session import DOCUMENTS, Session, open_session
+from penstock.errors import NotMyVbucket, RemoteProtocolError
+from penstock.wire.constants import Feature
+from penstock.wire.frame import Frame
+from penstock.wire.kv import GetClusterConfig
+from penstock.wire.layout import Request
+
+__all__ = ["Nodes", "Part"]
+
+
+class Part(NamedTuple):
+    """Those of some requests that go to one node, by their places among them."""
+
+    link: NodeLink
+    places: Sequence[int]
+
+
+class Nodes:
+    """The nodes of a bucket. map: what is known of them, empty before the first connection. collections: they have any.
+
+    Every connection that is made raises as `open_session` does, and RemoteProtocolError where the bucket is not what it
+    was: it has other vbuckets, or its nodes agree on other features.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.map = ClusterMap((), ())
+        self._address = address
+        self._features: frozenset[int] = frozenset()
+        self._first: Session | None = None
+        self._links: dict[Place, NodeLink] = {}
+        self._is_old = False
+        self._connecting = asyncio.Lock()
+
+    @property
+    def collections(self) -> bool:
+        return Feature.COLLECTIONS in self._features
+
+    async def close(self) -> None:
+        links, self._links, self._first = [*self._links.values()], {}, None
+        for link in links:
+            await link.close()
+
+    def map_is_old(self) -> None:
+        """Ask for the map again before the next request: a node is away, or does not have what it should."""
+        self._is_old = True
+
+    async def ready(self) -> NodeLink:
+        """Return the connection to the node that was reached first, made new if there is none."""
+        async with self._connecting:
+            return (await self._ready()).link
+
+    async def every(self) -> list[tuple[int, NodeLink]]:
+        """Return the connections to all nodes that have vbuckets, each with the node's number in the map."""
+        async with self._connecting:
+            first = await self._ready()
+            owners = sorted({*self.map.owners} - {NOBODY})
+            return [(owner, await self._link_of(owner, first)) for owner in owners]
+
+    async def parts(self, requests: Sequence[Request]) -> list[Part]:
+        """Return who is to be asked what. Raises NotMyVbucket for a vbucket that no node has for now."""
+        async with self._connecting:
+            first = await self._ready()
+            if len(self.map.places) == 1:
+                return [Part(first.link, range(len(requests)))]
+            by_owner: dict[int, list[int]] = {}
+            for place, request in enumerate(requests):
+                by_owner.setdefault(self.map.owners[request.vbucket], []).append(place)
+            if NOBODY in by_owner:
+                self._is_old = True
+                vbucket = requests[by_owner[NOBODY][0]].vbucket
+                raise NotMyVbucket(f"vbucket {vbucket} is on no node for now", vbucket=vbucket)
+            return [Part(await self._link_of(owner, first), places) for owner, places in by_owner.items()]
+
+    async def exchange(self, parts: Sequence[Part], requests: Sequence[Request]) -> list[Frame]:
+        """Send requests and return their replies in the same order, whatever their status.
+
+        Raises as NodeLink.requests does otherwise.
+        """
+        timeout = self._address.options.operation_timeout
+        if len(parts) == 1:
+            return await parts[0].link.requests(requests, timeout, ANY_STATUS)
+        answers = await asyncio.gather(
+            *(part.link.requests([requests[place] for place in part.places], timeout, ANY_STATUS) for part in parts),
+            return_exceptions=True,
+        )
+        replies: dict[int, Frame] = {}
+        for part, answer in zip(parts, answers, strict=True):
+            if isinstance(answer, BaseException):
+                self._is_old = True
+                raise answer
+            replies.update(zip(part.places, answer, strict=True))
+        return [replies[place] for place in range(len(requests))]
+
+    async def _ready(self) -> Session:
+        first = self._first
+        if first is None or first.link.closed.done():
+            # Of a cluster that has changed, those that were named may all be gone.
+            places = dict.fromkeys((*self._address.hosts, *self.map.places))
+            first = await self._take(await open_session(self._address, DOCUMENTS, places))
+            self._first = first
+            self._learn(first.map)
+        elif self._is_old:
+            config = await first.link.request(GetClusterConfig(), self._address.options.operation_timeout)
+            self._learn(read_map(config.value, first.place, tls=self._address.tls))
+        return first
+
+    async def _link_of(self, owner: int, first: Session) -> NodeLink:
+        place = self.map.places[owner]
+        if place == first.place:
+            return first.link
+        link = self._links.get(place)
+        if link is None or link.closed.done():
+            self._is_old = True  # unless this succeeds
+            link = (await self._take(await open_session(self._address, DOCUMENTS, [place]))).link
+            self._is_old = False
+        return link
+
+    async def _take(self, session: Session) -> Session:
+        """Keep a new connection, unless the bucket has become another one."""
+        known, found = self.map.vbuckets, session.map.vbuckets
+        if known not in (0, found):
+            await session.link.close()
+            raise RemoteProtocolError(f"{self._address} has {found} vbuckets now, it had {known}")
+        if known and session.features != self._features:
+            await session.link.close()
+            raise RemoteProtocolError(f"{self._address} has agreed on other features than before, or on another node")
+        self._features = session.features
+        self._links[session.place] = session.link
+        return session
+
+    def _learn(self, found: ClusterMap) -> None:
+        if self.map.vbuckets not in (0, found.vbuckets):
+            raise RemoteProtocolError(f"{self._address} has {found.vbuckets} vbuckets now, it had {self.map.vbuckets}")
+        self.map, self._is_old = found, False

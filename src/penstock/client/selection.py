@@ -1,0 +1,130 @@
+"""Which collections a consumer wants: names in options, ids in the manifest, and the filter of a stream request.
+
+Source: kv_engine docs/Collections.md, "Manifest"; docs/dcp, commands/stream-request.md, "Value".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from penstock.errors import RemoteProtocolError, UsageError
+from penstock.wire.collection_names import DEFAULT_NAME, CollectionNames
+
+__all__ = ["Filter", "KnownCollections", "Selection", "qualified", "read_manifest"]
+
+
+class KnownCollections(NamedTuple):
+    """What a manifest says: ids of scopes by name, of collections by both names."""
+
+    scopes: Mapping[str, int]
+    collections: Mapping[tuple[str, str], int]
+
+    def tell(self, names: CollectionNames) -> None:
+        """Add all to what is known by id."""
+        for scope, scope_id in self.scopes.items():
+            names.add_scope(scope_id, scope)
+        for (scope, name), collection_id in self.collections.items():
+            names.add(collection_id, self.scopes[scope], name)
+
+
+def read_manifest(manifest: bytes) -> KnownCollections:
+    """Return what a node's manifest says. Raises RemoteProtocolError for JSON that is none."""
+    try:
+        said: list[dict[str, Any]] = json.loads(manifest)["scopes"]
+        scopes = {str(scope["name"]): _id(scope["uid"]) for scope in said}
+        collections = {
+            (str(scope["name"]), str(each["name"])): _id(each["uid"]) for scope in said for each in scope["collections"]
+        }
+    except (ValueError, KeyError, TypeError):
+        raise RemoteProtocolError(
+            f"collections manifest of {len(manifest)} bytes, expected its scopes as JSON"
+        ) from None
+    return KnownCollections(scopes, collections)
+
+
+_ID = re.compile("[0-9a-fA-F]{1,8}")
+
+
+def _id(text: str) -> int:
+    if not _ID.fullmatch(text):
+        raise ValueError(text)
+    return int(text, 16)
+
+
+def qualified(name: str, scope: str = "") -> tuple[str, str]:
+    """Return scope and collection of `name` or `scope.name`. scope: that of a bare name; none: the default one.
+
+    Raises UsageError for a name that cannot be.
+    """
+    first, dot, rest = name.rpartition(".")
+    if not rest or "." in first or (dot and not first):
+        raise UsageError(f"collection {name!r}, expected name or scope.name")
+    return (first or scope or DEFAULT_NAME), rest
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What of a bucket is wanted: everything, or one scope, or some collections, bare names being those of the scope.
+
+    Raises UsageError for a collection of another scope than the one that is given, and for a name that cannot be.
+    """
+
+    scope: str = ""
+    collections: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.collections:
+            if self.scope and qualified(name, self.scope)[0] != self.scope:
+                raise UsageError(f"collection {name!r} is not in scope {self.scope!r}")
+
+    @property
+    def is_everything(self) -> bool:
+        return not self.scope and not self.collections
+
+    @property
+    def is_default(self) -> bool:
+        """Is it what a node without collections has?"""
+        return [qualified(name, self.scope) for name in self.collections] == [(DEFAULT_NAME, DEFAULT_NAME)]
+
+    def request_value(self, known: KnownCollections) -> bytes:
+        """Return the value of a stream request. Raises UsageError for what the bucket does not have."""
+        if self.is_everything:
+            return b""
+        if self.scope and self.scope not in known.scopes:
+            raise UsageError(f"the bucket has no scope {self.scope!r}")
+        if not self.collections:
+            return json.dumps({"scope": f"{known.scopes[self.scope]:x}"}).encode()
+        names = [qualified(name, self.scope) for name in self.collections]
+        if missing := [".".join(name) for name in names if name not in known.collections]:
+            raise UsageError(f"the bucket has no collection {missing[0]!r}")
+        ids = sorted({known.collections[name] for name in names})
+        return json.dumps({"collections": [f"{each:x}" for each in ids]}).encode()
+
+
+class Filter:
+    """What a consumer asks for, over one connection after another. value: that of its stream requests."""
+
+    def __init__(self, selection: Selection) -> None:
+        self.value = b""
+        self._selection = selection
+        self._names: CollectionNames | None = None
+
+    def use(self, known: KnownCollections | None) -> CollectionNames | None:
+        """Return the names for a connection's rows; None where its node has no collections, and known is None.
+
+        Raises UsageError for what is wanted and not there.
+        """
+        if known is None:
+            if self._names is not None or not (self._selection.is_everything or self._selection.is_default):
+                raise UsageError("collections of a node that has none, or in a dialect that knows none")
+            return None
+        if self._names is None:
+            # Once: under the same names there may be other collections later, whose changes go on with nothing.
+            self.value = self._selection.request_value(known)
+            self._names = CollectionNames()
+        known.tell(self._names)
+        return self._names

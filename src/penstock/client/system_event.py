@@ -1,0 +1,63 @@
+"""What happened to a collection or a scope, as a row."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from penstock.errors import RemoteProtocolError
+from penstock.wire.collection_names import CollectionNames
+from penstock.wire.constants import SystemEventKind
+from penstock.wire.dcp import SystemEvent
+from penstock.wire.heads import StreamContext
+from penstock.wire.schema import Change, Event
+from penstock.wire.system_event import Collection, DroppedCollection, Scope, unpack_system_event
+
+__all__ = ["change_of"]
+
+_EVENTS: dict[int, Event] = {
+    SystemEventKind.COLLECTION_BEGIN: Event.BEGIN_COLLECTION,
+    SystemEventKind.COLLECTION_END: Event.END_COLLECTION,
+    SystemEventKind.COLLECTION_MODIFY: Event.MODIFY_COLLECTION,
+    SystemEventKind.SCOPE_CREATE: Event.CREATE_SCOPE,
+    SystemEventKind.SCOPE_DROP: Event.DROP_SCOPE,
+}
+
+
+def change_of(message: SystemEvent, names: CollectionNames, context: StreamContext) -> Change:
+    """Return the row of an event, and add the name that it gives to those that are known.
+
+    The value is a JSON object with the manifest's uid and the scope's id in hexadecimal, and of a collection that is
+    there its max_ttl (seconds, or null) and history. Raises RemoteProtocolError for an event that cannot be read.
+    """
+    try:
+        subject = unpack_system_event(message.event, message.version, message.key, message.value)
+    except RemoteProtocolError as error:  # in a stream it is not to be passed over
+        raise RemoteProtocolError(f"vbucket {message.vbucket}: {error}", status=error.status) from None
+    said: dict[str, Any] = {"manifest_uid": f"{subject.manifest_uid:x}", "scope_id": f"{subject.scope_id:x}"}
+    collection_id = None
+    if isinstance(subject, Scope):
+        names.add_scope(subject.scope_id, subject.name)
+    elif isinstance(subject, Collection):
+        names.add(subject.collection_id, subject.scope_id, subject.name)
+        said |= {"max_ttl": subject.max_ttl, "history": subject.history}
+    scope, collection = names.scope(subject.scope_id), None
+    if isinstance(subject, Collection | DroppedCollection):
+        collection_id = subject.collection_id
+        collection = names.of(collection_id).collection
+    vbuuid, snapshot_start, snapshot_end, snapshot_flags, history = context.of(message.vbucket)
+    return Change(
+        vbucket=message.vbucket,
+        vbuuid=vbuuid,
+        seqno=message.by_seqno,
+        cas=message.cas,
+        event=_EVENTS[message.event],
+        value=json.dumps(said, separators=(",", ":")).encode(),
+        collection_id=collection_id,
+        scope=scope,
+        collection=collection,
+        snapshot_start=snapshot_start,
+        snapshot_end=snapshot_end,
+        snapshot_flags=snapshot_flags,
+        history=history,
+    )

@@ -1,0 +1,363 @@
+"""Logging in and encrypting: who gets in, what is told of who does not, and that no password is ever shown."""
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+
+import pytest
+
+from penstock import Node, connect, read_changes
+from penstock.client.credentials import Credentials, credentials_file, credentials_from, password_file
+from penstock.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    RemoteProtocolError,
+    StatusError,
+    Unreachable,
+    UntrustedNode,
+    UsageError,
+)
+from penstock.node.login import User
+from penstock.node.login.certificates import make_certificates
+from penstock.node.login.users import account_of
+from penstock.node.login.users_file import change_users
+from penstock.wire.constants import Opcode, Status
+from tests.client.peer import Script, documents, in_loop, reply
+
+PASSWORD = "very secret"
+ROLES = {"ada": ["admin"], "bob": ["data_reader[beer]"], "Zoë, =": ["admin"]}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """A directory with users, and with certificates of two authorities."""
+    path = tmp_path_factory.mktemp("login")
+    with change_users(path / "users.json") as accounts:
+        for name, roles in ROLES.items():
+            accounts[name] = account_of(User.of(name, roles), PASSWORD, 4096)
+    for number in ("", "other-"):
+        for name, made in make_certificates([], "ada", 2, datetime.now(UTC)).items():
+            (path / f"{number}{name}.pem").write_bytes(made.certificate)
+            (path / f"{number}{name}.key").write_bytes(made.key)
+    return path
+
+
+@pytest.fixture(scope="module")
+def guarded(directory):
+    """A node that everybody has to log in to, with TLS and without."""
+    options = {
+        "users": directory / "users.json",
+        "certificate": directory / "server.pem",
+        "key": directory / "server.key",
+        "client_ca": directory / "ca.pem",
+        "tls_port": 0,
+    }
+    with Node.running(["beer"], vbuckets=4, **options) as node:
+        yield node
+
+
+def plain(node, **options):
+    return f"couchbase://127.0.0.1:{node.kv_port}/beer?" + "&".join(f"{k}={v}" for k, v in options.items())
+
+
+def encrypted(node, host="127.0.0.1", **options):
+    return f"couchbases://{host}:{node.tls_port}/beer?" + "&".join(f"{k}={v}" for k, v in options.items())
+
+
+@pytest.mark.parametrize("name", ["ada", "Zoë, ="])
+@in_loop
+async def test_a_user_reads_writes_and_follows(guarded, name):
+    async with connect(plain(guarded), username=name, password=PASSWORD) as bucket:
+        await bucket.upsert("k", name.encode())
+        assert (await bucket.get("k")).value == name.encode()
+        assert [change.key async for change in bucket.changes(stop="now")] == [b"k"]
+
+
+@in_loop
+async def test_everything_goes_encrypted_too(guarded, directory):
+    url = encrypted(guarded, ca=directory / "ca.pem")
+    async with connect(url, username="ada", password=PASSWORD) as bucket:
+        await bucket.upsert_many(documents(0, 3000, size=700))
+        found = {change.key async for change in bucket.changes(stop="now")}
+        assert {key.encode() for key, _ in documents(0, 3000)} <= found
+        await bucket.remove_many(key for key, _ in documents(0, 3000))
+
+
+@in_loop
+async def test_a_certificate_is_a_login(guarded, directory):
+    own = {"certificate": directory / "client.pem", "certificateKey": directory / "client.key"}
+    async with connect(encrypted(guarded, ca=directory / "ca.pem", **own)) as bucket:
+        await bucket.upsert("k", b"v")
+
+
+def test_a_program_without_an_event_loop_logs_in(guarded):
+    rows = list(read_changes(plain(guarded), stop="now", username="ada", password=PASSWORD))
+    assert sum(batch.num_rows for batch in rows)
+
+
+# No way in
+
+
+@pytest.mark.parametrize("name", ["ada", "nobody"])
+@in_loop
+async def test_a_login_that_is_refused_is_not_tried_again(guarded, caplog, name):
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(AuthenticationFailed) as caught:
+        async with connect(plain(guarded), username=name, password="wrong secret"):
+            pass
+    assert str(caught.value) == f"127.0.0.1:{guarded.kv_port} refused the login of {name!r} by SCRAM-SHA512"
+    assert not caught.value.retriable
+    assert "wrong secret" not in caplog.text
+
+
+@in_loop
+async def test_nobody_is_not_let_in(guarded):
+    with pytest.raises(AccessDenied, match=r"/beer: .* or it is not for who has not logged in$"):
+        async with connect(plain(guarded)):
+            pass
+    with pytest.raises(AccessDenied, match=r"/wine: there is no such bucket, or it is not for 'bob'$") as caught:
+        async with connect(plain(guarded).replace("beer", "wine"), username="bob", password=PASSWORD):
+            pass
+    assert PASSWORD not in str(caught.value)
+
+
+@in_loop
+async def test_who_may_only_read_cannot_write(guarded):
+    async with connect(plain(guarded), username="bob", password=PASSWORD) as bucket:
+        assert await bucket.get_many(["none"]) == [None]
+        with pytest.raises(AccessDenied, match="SET b'k': EACCESS"):
+            await bucket.upsert("k", b"v")
+
+
+@pytest.mark.parametrize("ca", [None, "other-ca.pem"])
+@in_loop
+async def test_a_certificate_that_is_not_believed(guarded, directory, ca):
+    options = {} if ca is None else {"ca": directory / ca}
+    with pytest.raises(
+        UntrustedNode, match=f"^127.0.0.1:{guarded.tls_port} shows a certificate that is not believed: "
+    ):
+        async with connect(encrypted(guarded, **options), username="ada", password=PASSWORD):
+            pass
+
+
+@in_loop
+async def test_a_certificate_of_another_host(guarded, directory):
+    """127.0.0.2 is this machine too, but not in the certificate."""
+    async with Forward("127.0.0.2", guarded.tls_port) as port:
+        url = f"couchbases://127.0.0.2:{port}/beer?ca={directory / 'ca.pem'}"
+        with pytest.raises(UntrustedNode, match="IP address mismatch"):
+            async with connect(url, username="ada", password=PASSWORD):
+                pass
+        async with connect(f"{url}&tlsVerify=none", username="ada", password=PASSWORD):
+            pass
+
+
+class Forward:
+    """A port that leads to another one on this machine."""
+
+    def __init__(self, host, to):
+        self.host, self.to = host, to
+        self.pumps = set()
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._accept, self.host, 0)
+        return self._server.sockets[0].getsockname()[1]
+
+    async def __aexit__(self, *exc):
+        self._server.close()
+        for pump in self.pumps:
+            pump.cancel()
+        await asyncio.gather(*self.pumps, return_exceptions=True)
+
+    async def _accept(self, reader, writer):
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", self.to)
+        for source, sink in ((reader, inner_writer), (inner_reader, writer)):
+            self.pumps.add(asyncio.create_task(self._pump(source, sink)))
+
+    async def _pump(self, source, sink):
+        try:
+            while data := await source.read(65536):
+                sink.write(data)
+                await sink.drain()
+        finally:
+            sink.transport.abort()
+
+
+@in_loop
+async def test_certificates_are_not_looked_at_only_where_that_is_asked_for(guarded):
+    async with connect(encrypted(guarded, tlsVerify="none"), username="ada", password=PASSWORD) as bucket:
+        await bucket.upsert("k", b"v")
+
+
+@in_loop
+async def test_tls_where_there_is_none(guarded, directory):
+    """Either side takes what the other says for something else, and nobody waits for long."""
+    url = plain(guarded, retrySeconds=0.2).replace("couchbase://", "couchbases://")
+    with pytest.raises((Unreachable, RemoteProtocolError)):
+        async with connect(url, username="ada", password=PASSWORD):
+            pass
+    async with Script(lambda peer, frame: b"HTTP/1.1 400 Bad Request\r\n\r\n") as script:
+        url = script.url(retrySeconds=0.2).replace("couchbase://", "couchbases://")
+        with pytest.raises((Unreachable, RemoteProtocolError)):
+            async with connect(url):
+                pass
+
+
+UNUSABLE = [
+    ({"ca": "none.pem"}, "option ca: no certificates in .*none.pem': No such file"),
+    ({"ca": "ca.key"}, "option ca: no certificates in .*ca.key': no certificate"),
+    ({"certificate": "client.pem"}, "option certificate: no certificate with its key in .*client.pem': "),
+    ({"certificate": "client.pem", "certificateKey": "ca.key"}, "client.pem' and .*ca.key': key values mismatch"),
+    ({"certificate": "none.pem"}, "none.pem': No such file"),
+]
+
+
+@pytest.mark.parametrize(("options", "found"), UNUSABLE)
+@in_loop
+async def test_files_that_cannot_be_used(guarded, directory, options, found):
+    options = {name: directory / file for name, file in options.items()}
+    with pytest.raises(UsageError, match=found):
+        async with connect(encrypted(guarded, **options)):
+            pass
+
+
+@in_loop
+async def test_a_key_with_a_passphrase_is_not_asked_for(guarded, directory):
+    from cryptography.hazmat.primitives import serialization
+
+    key = serialization.load_pem_private_key((directory / "client.key").read_bytes(), None)
+    locked = directory / "locked.key"
+    locked.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"phrase"),
+        )
+    )
+    with pytest.raises(UsageError, match="the key is encrypted, expected one that is not"):
+        async with connect(encrypted(guarded, certificate=directory / "client.pem", certificateKey=locked)):
+            pass
+
+
+# Peers that know other ways
+
+
+def server_of(mechanisms, answers=()):
+    """Return a script that offers mechanisms, and the values that it was told in SASL_AUTH and SASL_STEP."""
+    told, left = [], list(answers)
+
+    def answer(peer, frame):
+        if frame.opcode == Opcode.SASL_LIST_MECHS:
+            return reply(frame, value=mechanisms) if mechanisms is not None else reply(frame, Status.UNKNOWN_COMMAND)
+        if frame.opcode in (Opcode.SASL_AUTH, Opcode.SASL_STEP):
+            told.append((frame.key, frame.value))
+            status, value = left.pop(0)
+            return reply(frame, status, value=value)
+        return None
+
+    return Script(answer), told
+
+
+@in_loop
+async def test_a_node_that_knows_no_login_needs_none():
+    script, told = server_of(None)
+    async with script, connect(script.url(), username="ada", password=PASSWORD):
+        assert not told
+
+
+@in_loop
+async def test_no_login_is_tried_without_a_user():
+    script, told = server_of(b"SCRAM-SHA512 PLAIN")
+    async with script, connect(script.url()):
+        assert not told
+
+
+@in_loop
+async def test_plain_is_for_this_machine_if_there_is_nothing_else():
+    script, told = server_of(b"PLAIN", [(Status.SUCCESS, b"Authenticated")])
+    async with script, connect(script.url(), username="ada", password=PASSWORD):
+        assert told == [(b"PLAIN", b"\0ada\0" + PASSWORD.encode())]
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [(Status.SUCCESS, b"")],
+        [(Status.AUTH_CONTINUE, b"hello")],
+        [(Status.AUTH_CONTINUE, b"r=short,s=c2FsdA==,i=4096")],
+    ],
+)
+@in_loop
+async def test_a_server_that_cannot_prove_itself(answers):
+    """It is not believed, even if it lets us in, and the password never reached it."""
+    script, told = server_of(b"PLAIN SCRAM-SHA1", answers)
+    async with script:
+        with pytest.raises(RemoteProtocolError) as caught:
+            async with connect(script.url(), username="ada", password=PASSWORD):
+                pass
+        assert script.peers[0].lost.is_set() or await script.peers[0].lost.wait()
+    assert PASSWORD not in str(caught.value)
+    assert told[0][0] == b"SCRAM-SHA1"
+    assert PASSWORD.encode() not in b"".join(value for _, value in told)
+
+
+@in_loop
+async def test_mechanisms_that_nobody_has():
+    script, _ = server_of(b"GSSAPI")
+    async with script:
+        with pytest.raises(StatusError, match="offers GSSAPI") as caught:
+            async with connect(script.url(), username="ada", password=PASSWORD):
+                pass
+    assert not caught.value.retriable
+
+
+# Where credentials come from
+
+
+def test_credentials_from_arguments_and_the_environment():
+    known = {"PENSTOCK_USERNAME": "env", "PENSTOCK_PASSWORD": "its"}
+    assert credentials_from(None, None) is None
+    assert credentials_from(None, None, {"PENSTOCK_PASSWORD": "its"}) is None
+    assert credentials_from(None, None, {"PENSTOCK_USERNAME": ""}) is None
+    assert credentials_from(None, None, known) == Credentials("env", "its")
+    assert credentials_from("ada", None, known) == Credentials("ada", "its")
+    assert credentials_from("ada", "p", known) == Credentials("ada", "p")
+    with pytest.raises(UsageError, match="a username without a password"):
+        credentials_from("ada", None)
+    with pytest.raises(UsageError, match="a password without a username"):
+        credentials_from(None, "p")
+
+
+@pytest.mark.parametrize(("username", "password"), [("", "p"), ("u", ""), ("u\0", "p"), ("u", "\ud800p")])
+def test_credentials_that_cannot_be(username, password):
+    with pytest.raises(UsageError) as caught:
+        Credentials(username, password)
+    assert not password or repr(password) not in str(caught.value)
+
+
+def test_a_password_file(tmp_path):
+    file = tmp_path / "password"
+    file.write_text(f"{PASSWORD}\n")
+    assert password_file(str(file)) == PASSWORD
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"one\ntwo\n", b"\xff\xfe", b"x" * 5000])
+def test_a_file_that_is_no_password(tmp_path, content):
+    file = tmp_path / "password"
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match=str(file)) as caught:
+        password_file(str(file))
+    assert len(str(caught.value)) < len(str(file)) + 80
+    with pytest.raises(UsageError, match="No such file"):
+        password_file(str(tmp_path / "none"))
+
+
+def test_a_credentials_file(tmp_path):
+    file = tmp_path / "login.json"
+    file.write_text('{"username": "ada", "password": "very secret"}')
+    assert credentials_file(str(file)) == Credentials("ada", PASSWORD)
+    for wrong in ('{"username": "ada"}', "[]", '"very secret"', '{"username":"ada","password":["very secret"]}'):
+        file.write_text(wrong)
+        with pytest.raises(UsageError, match=r"expected .*username") as caught:
+            credentials_file(str(file))
+        assert PASSWORD not in str(caught.value)
