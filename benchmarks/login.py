@@ -17,7 +17,7 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable
 
-from benchmarks.process import Process, penstock
+from benchmarks.process import PASSWORD, USER, Process, penstock
 from benchmarks.report import Report, options
 from penstock.wire.constants import Magic, Opcode, Status
 from penstock.wire.frame import HEADER, HEADER_BYTES, Frame, join_frame
@@ -79,7 +79,7 @@ async def log_in(port: int, mechanism: str, *, user: str, password: str, count: 
 
 
 def measure(report: Report, node: Process, chosen: argparse.Namespace) -> None:
-    who = {"user": "Administrator", "password": "password"}
+    who = {"user": USER, "password": PASSWORD}
     rates: dict[str, list[tuple[float, float]]] = {mechanism: [] for mechanism in LOGINS}
     for mechanism in LOGINS:
         asyncio.run(log_in(node.port, mechanism, **who, count=10, together=1))

@@ -11,13 +11,21 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Process", "memcached", "penstock"]
+from penstock.node.login import User
+from penstock.node.login.users import account_of
+from penstock.node.login.users_file import change_users
+
+__all__ = ["PASSWORD", "USER", "Process", "memcached", "penstock"]
+
+USER, PASSWORD = "Administrator", "password"
+"""Who may do everything on the nodes."""
 
 _PATIENCE = 60.0
 _UNPACKED = Path(__file__).parent.parent / "build" / "compat" / "debian" / "usr"
@@ -45,9 +53,14 @@ class Process(NamedTuple):
 
 @contextmanager
 def penstock(*options: object) -> Iterator[Process]:
-    """Run `penstock serve` with these options, on a free port, until the block ends."""
-    command = [sys.executable, "-m", "penstock", "serve", "--port", "0", "--json", *map(str, options)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    """Run `penstock serve` with these options, on a free port, until the block ends. Who uses it has to log in."""
+    with ExitStack() as stack:
+        users = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "users.json"
+        with change_users(users) as accounts:
+            accounts[USER] = account_of(User.of(USER, ["admin"]), PASSWORD)
+        given = ["--users", users, "--allow-plain", "--port", 0, "--json", *options]
+        command = [sys.executable, "-m", "penstock", "serve", *map(str, given)]
+        process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
         try:
             assert process.stdout is not None
             if not select.select([process.stdout], [], [], _PATIENCE)[0]:

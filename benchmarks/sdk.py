@@ -20,10 +20,8 @@ from couchbase.auth import PasswordAuthenticator
 from couchbase.cluster import Cluster
 from couchbase.options import ClusterOptions
 
-from benchmarks.process import Process, memcached, penstock
+from benchmarks.process import PASSWORD, USER, Process, memcached, penstock
 from benchmarks.report import Report, options
-
-USER, PASSWORD = "Administrator", "password"
 
 
 class Figures(NamedTuple):
@@ -97,8 +95,8 @@ async def together(node: Process, tasks: int, count: int, rounds: int, document:
     return {what: median(all_figures) for what, all_figures in found.items()}
 
 
-def by_bmemcached(server: Process, count: int, rounds: int, value: str) -> dict[str, Figures]:
-    client = bmemcached.Client((f"127.0.0.1:{server.port}",))
+def by_bmemcached(server: Process, count: int, rounds: int, value: str, **who: str) -> dict[str, Figures]:
+    client = bmemcached.Client((f"127.0.0.1:{server.port}",), **who)
     keys = [f"key-{number}" for number in range(count)]
     found: dict[str, list[Figures]] = {"set": [], "get": []}
     for _ in range(rounds):
@@ -125,7 +123,7 @@ def run(chosen: argparse.Namespace) -> None:
             report.row(f"{what}, {chosen.tasks} at a time", str(figures))
     value = "v" * chosen.value_bytes
     with penstock("--vbuckets", 1) as node, memcached() as other:
-        ours = by_bmemcached(node, count, rounds, value)
+        ours = by_bmemcached(node, count, rounds, value, username=USER, password=PASSWORD)
         theirs = {} if other is None else by_bmemcached(other, count, rounds, value)
     for what, figures in ours.items():
         ratio = f"; {figures.rate / theirs[what].rate:.2f}x memcached" if theirs else ""

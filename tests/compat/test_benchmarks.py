@@ -10,7 +10,7 @@ from tests.compat.installed import need, program
 
 ROOT = Path(__file__).parent.parent.parent
 BENCHMARKS = [
-    ("idle", ["--connections", "50", "--vbuckets", "16"], ["Penstock, 16 vbuckets ", "memcached, one thread "]),
+    ("idle", ["--connections", "50", "--vbuckets", "16"], ["Penstock ", "Penstock, TLS ", "memcached, one thread "]),
     ("login", ["--logins", "20", "--together", "4", "--rounds", "1"], ["SCRAM-SHA512 ", "SCRAM-SHA1 ", "PLAIN "]),
     (
         "sdk",
