@@ -81,6 +81,16 @@ def serve(
             min=0, max=65535, metavar="PORT", help="Serve TLS here too; 0 picks a free one.", show_default="none"
         ),
     ] = None,
+    https_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="For management with TLS, where there is that; 0 picks a free one.",
+            show_default="18091 with port 11210, else a free one",
+        ),
+    ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The node's certificate, PEM.", show_default=False)
     ] = None,
@@ -162,8 +172,8 @@ def serve(
 ) -> None:
     """Run a node until it is stopped.
 
-    Without --data-dir its buckets begin empty and are gone when it stops. With it they are what they were, whether
-    the node was stopped or died; a change is stored when it is answered and on disk some milliseconds later, unless
+    Without --data-dir its buckets begin empty and are gone when it stops. With it all that are kept there are
+    served, named or not, and are what they were, whether the node was stopped or died; a change is stored when it is answered and on disk some milliseconds later, unless
     the client asks to wait for that (SEQNO_PERSISTENCE, OBSERVE). Of a node that dies, at most these last
     milliseconds are lost, and consumers that had seen them are told to roll back.
 
@@ -174,8 +184,8 @@ def serve(
     with the password `password`. With --users everybody logs in, and may do what their roles say.
 
     SIGINT (Ctrl-C) and SIGTERM stop it; with SIGHUP it reads users and certificate anew. With --json the first line is
-    {"url": …, "kv_port": …, "http_port": …, "pid": …}, "follow" where it follows, "data_dir" and "tls_port" where
-    there is one, printed once it accepts connections.
+    {"url": …, "kv_port": …, "http_port": …, "pid": …}, "follow" where it follows, "data_dir", "tls_port" and
+    "https_port" where there is one, printed once it accepts connections.
     """
     settings = {
         "commit_seconds": None if commit_ms is None else commit_ms / 1000,
@@ -189,6 +199,7 @@ def serve(
     options = {
         "host": host,
         "port": port,
+        "https_port": https_port,
         "http_port": http_port if http_port is not None else HTTP_PORT if port else 0,
         "buckets": bucket,
         "vbuckets": vbuckets,
@@ -246,7 +257,7 @@ async def _serve(as_json: bool, settings: dict[str, Any], nodes: list[str], **op
         data_dir = node.storage.data_dir
         if as_json:
             ports = {"kv_port": node.kv_port, "http_port": node.http_port}
-            ports |= {"tls_port": node.tls_port} if node.tls_port else {}
+            ports |= {"tls_port": node.tls_port, "https_port": node.https_port} if node.tls_port else {}
             where = {"url": urls[0], **ports, "pid": os.getpid(), **source}
             print(json_line(where | ({"data_dir": str(data_dir)} if data_dir else {})), flush=True)
         else:
