@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
+from penstock.node.features import GRANTED
 from penstock.node.live_map import LiveMap
 from penstock.node.topology import (
     EPOCH,
@@ -22,7 +23,7 @@ from penstock.node.topology import (
     revised,
 )
 from penstock.store.bucket import Bucket
-from penstock.wire.constants import VbucketState
+from penstock.wire.constants import Feature, VbucketState
 
 THREE = tuple(NodePlace(host="127.0.0.1", kv=port, mgmt=port + 1) for port in (1000, 2000, 3000))
 
@@ -74,6 +75,24 @@ def test_a_node_shows_its_own_vbuckets_while_they_are_active_and_those_of_others
     assert said["vBucketServerMap"]["serverList"] == ["127.0.0.1:1000", "127.0.0.1:2000", "127.0.0.1:3000"]
     assert [place.get("thisNode", False) for place in said["nodesExt"]] == [False, True, False]
     assert len(said["nodes"]) == len(said["nodesExt"])
+
+
+OF_FEATURES = {
+    "collections": Feature.COLLECTIONS,
+    "durableWrite": Feature.SYNC_REPLICATION,
+    "preserveExpiry": Feature.PRESERVE_TTL,
+    "subdoc.BinaryXattr": Feature.SUBDOC_BINARY_XATTR,
+    "subdoc.DocumentMacroSupport": Feature.SUBDOC_DOCUMENT_MACRO_SUPPORT,
+    "subdoc.ReplaceBodyWithXattr": Feature.SUBDOC_REPLACE_BODY_WITH_XATTR,
+    "subdoc.ReplicaRead": Feature.SUBDOC_REPLICA_READ,
+    "tombstonedUserXAttrs": Feature.SUBDOC_CREATE_AS_DELETED,
+    "xattr": Feature.XATTR,
+}
+
+
+def test_the_map_says_what_connections_can_agree_on():
+    said = set(map_of(Topology(), store())["bucketCapabilities"])
+    assert said & OF_FEATURES.keys() == {name for name, feature in OF_FEATURES.items() if feature in GRANTED}
 
 
 def test_a_plain_cache_has_no_vbuckets_to_be_found_by():

@@ -43,7 +43,24 @@ EPOCH = 1
 MAX_SHARED_VBUCKETS = 1024
 """Of a bucket on several nodes. One node alone may have 65536."""
 
-CAPABILITIES = ("cbhello", "cccp", "dcp", "nodesExt", "touch")
+CAPABILITIES = (
+    "cbhello",
+    "cccp",
+    "collections",
+    "dcp",
+    "dcp.IgnorePurgedTombstones",
+    "durableWrite",
+    "nodesExt",
+    "preserveExpiry",
+    "subdoc.BinaryXattr",
+    "subdoc.DocumentMacroSupport",
+    "subdoc.ReplaceBodyWithXattr",
+    "subdoc.ReplicaRead",
+    "subdoc.ReviveDocument",
+    "tombstonedUserXAttrs",
+    "touch",
+    "xattr",
+)
 """Of a bucket with vbuckets. Only what is there: a client that trusts `collections` prefixes its keys."""
 
 PLAIN_CACHE_CAPABILITIES = ("cbhello", "nodesExt")
