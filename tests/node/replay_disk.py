@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from penstock.node import Node
+from penstock.node.buckets import BucketSpec
 from tests.node.replay_state import VBUCKETS, build
 from tests.node.watch import run
 from tests.node.wire_client import SECONDS
@@ -36,6 +37,12 @@ ON_DISK: dict[str, str | None] = {
 @contextmanager
 def node_of(name: str) -> Iterator[Node]:
     """Run a node that has what the recorded server had when the conversation began."""
+    if name.startswith("defengine_"):
+        with Node.running(["another"]) as node:
+            create = node.create_bucket(BucketSpec(name="default", kind="memcached"))
+            asyncio.run_coroutine_threadsafe(create, node.loop).result(SECONDS)
+            yield node
+        return
     if name not in ON_DISK:
         with Node.running(vbuckets=VBUCKETS) as node:
             run(node, partial(build, node, name))

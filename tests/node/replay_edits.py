@@ -268,17 +268,21 @@ def both(*edits: Edit) -> Edit:
     return edit
 
 
-def never_opened(steps: Script) -> Script:
-    """Let the server refuse OPEN, and so all that follows."""
-    kept: Script = []
-    for step in steps:
-        if step.kind == SEND:
-            request = header(step.data)
-            reply = Frame(Magic.RESPONSE, request.opcode, Status.EINVAL, opaque=request.opaque)
-            kept += [step, Step(EXPECT, step.connection, frame=reply, index=step.index, text="the refusal of it")]
-        elif step.kind == CLOSES:
-            kept.append(step)
-    return kept
+def refused(status: Status) -> Edit:
+    """Let the server refuse everything."""
+
+    def edit(steps: Script) -> Script:
+        kept: Script = []
+        for step in steps:
+            if step.kind == SEND:
+                request = header(step.data)
+                reply = Frame(Magic.RESPONSE, request.opcode, status, opaque=request.opaque)
+                kept += [step, Step(EXPECT, step.connection, frame=reply, index=step.index, text="the refusal of it")]
+            elif step.kind == CLOSES:
+                kept.append(step)
+        return kept
+
+    return edit
 
 
 def closed(connection: str) -> Edit:

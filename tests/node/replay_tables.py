@@ -21,12 +21,12 @@ from tests.node.replay_edits import (
     instead,
     keys_only,
     more,
-    never_opened,
     never_referenced,
     no_floor,
     of_memory,
     once,
     only_new,
+    refused,
     second_like_first,
     statistics,
     to_the_end,
@@ -161,6 +161,11 @@ DIFFERENCES: dict[str, Difference] = {
         "Newer releases say with NOT_MY_VBUCKET who has the vbucket, but not to change streams.",
         each(with_map),
     ),
+    "plain cache": Difference(
+        "A plain cache has no history whose changes could be told; theirs told over TAP what there was, and ended.",
+        refused(Status.NOT_SUPPORTED),
+        where=tuple(name for name in NAMES if name.startswith("defengine_tap_")),
+    ),
     "version": Difference(
         "The version is ours.",
         instead(37, value=VERSION.encode()),
@@ -194,11 +199,13 @@ DIFFERENCES: dict[str, Difference] = {
     ),
     "flags of open": Difference(
         "Newer releases answer EINVAL to flags that they do not know, and notifiers (2) are among these.",
-        never_opened,
+        refused(Status.EINVAL),
         where=("dcp_notifier", "dcp_open_flags_2", "dcp_open_flags_7", "dcp_open_flags_80000001"),
     ),
     "length of a name": Difference(
-        "Newer releases limit the name of a connection to 200 bytes.", never_opened, where=("dcp_open_name_250",)
+        "Newer releases limit the name of a connection to 200 bytes.",
+        refused(Status.EINVAL),
+        where=("dcp_open_name_250",),
     ),
     "same name": Difference(
         "Who loses its name to another connection is closed at once, not within seconds.",
@@ -224,6 +231,5 @@ NOT_YET: dict[str, Collection[str]] = {
         *("dcp_open_flags_4", "dcp_open_flags_8"),
         *(name for name in NAMES if name.startswith("dcpcons_") and name != "dcpcons_single_readback"),
     ),
-    "plain cache engine": tuple(name for name in NAMES if name.startswith("defengine_")),
 }
 """By capability the recordings whose replay needs it."""

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.errors import InvalidArguments
+from penstock.errors import InvalidArguments, NotSupported
 from penstock.node.controls import control
 from penstock.node.dcp_producer import DcpProducer
 from penstock.node.not_yet import refuse as refuse_for_now
+from penstock.node.producers import streamable
 from penstock.node.replies import Goodbye, Handler, reply
-from penstock.wire.constants import DCP_OPCODES, Datatype, Dialect, Opcode, OpenFlag, Status, StreamFlag, VbucketState
+from penstock.wire.constants import (
+    DCP_OPCODES,
+    Datatype,
+    Dialect,
+    Feature,
+    Opcode,
+    OpenFlag,
+    Status,
+    StreamFlag,
+    VbucketState,
+)
 from penstock.wire.dcp import BufferAck, Open, StreamReq, pack_rollback
 from penstock.wire.frame import Frame, opcode_name
 from penstock.wire.kv import pack_failover_log
@@ -73,12 +84,20 @@ def _check_open(flags: int) -> None:
 
 
 def _opened(connection: NodeConnection) -> DcpProducer:
+    _check_order(connection)
     if not isinstance(connection.producer, DcpProducer):
         raise InvalidArguments("no DCP OPEN on this connection yet")
     return connection.producer
 
 
+def _check_order(connection: NodeConnection) -> None:
+    """Raise NotSupported for a connection whose replies come in any order: streams need one."""
+    if Feature.UNORDERED_EXECUTION in connection.features:
+        raise NotSupported("change streams on a connection that has agreed on unordered execution")
+
+
 def _open(connection: NodeConnection, frame: Frame) -> bytes:
+    _check_order(connection)
     request = decode(frame)
     assert isinstance(request, Open)
     if connection.producer is not None:
@@ -86,7 +105,7 @@ def _open(connection: NodeConnection, frame: Frame) -> bytes:
     if len(request.key) > MAX_NAME or request.value:
         raise InvalidArguments(f"name of {len(request.key)} bytes (limit {MAX_NAME}), value of {len(request.value)}")
     _check_open(request.flags)
-    connection.producer = DcpProducer(connection, connection.selected(), request.key, OpenFlag(request.flags))
+    connection.producer = DcpProducer(connection, streamable(connection), request.key, OpenFlag(request.flags))
     connection.datatypes |= int(Datatype.JSON)
     return reply(frame)
 

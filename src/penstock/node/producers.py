@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import NotSupported
 from penstock.node.served import ServedBucket, VbucketEvent
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Dialect
@@ -16,7 +17,16 @@ from penstock.wire.frame import Frame
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
 
-__all__ = ["CHUNK_BYTES", "TURN_BYTES", "WRITE_BYTES", "ChangeProducer", "Load", "ProducerReport", "StreamReport"]
+__all__ = [
+    "CHUNK_BYTES",
+    "TURN_BYTES",
+    "WRITE_BYTES",
+    "ChangeProducer",
+    "Load",
+    "ProducerReport",
+    "StreamReport",
+    "streamable",
+]
 
 CHUNK_BYTES = 1024 * 1024
 """What a stream sends before the next one's turn. Against 256 KiB a quarter more at 1 KB values, the same at 100 B."""
@@ -26,6 +36,14 @@ TURN_BYTES = 1024 * 1024
 
 WRITE_BYTES = CHUNK_BYTES // 2
 """Pieces are put together up to here."""
+
+
+def streamable(connection: NodeConnection) -> ServedBucket:
+    """Return the bucket whose changes a connection asks for. Raises NoBucket, NotSupported for one that has none."""
+    bucket = connection.selected()
+    if bucket.spec.plain_cache:
+        raise NotSupported(f"bucket {bucket.store.name} is a plain cache, whose changes are not told")
+    return bucket
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound
 from penstock.node.producer import Producer
+from penstock.node.producers import streamable
 from penstock.node.replies import Goodbye, Handler, reply
 from penstock.store.rollback import StreamRequest
 from penstock.store.vbucket import Vbucket
@@ -27,9 +28,9 @@ __all__ = ["FIRST", "HANDLERS", "has_branch", "position_of", "producer_of", "ref
 
 
 def producer_of(connection: NodeConnection, dialect: Dialect) -> Producer:
-    """Return the connection's producer; without an OPEN, the first request makes it. Raises NoBucket."""
+    """Return the connection's producer; without an OPEN, the first request makes it. Raises as `streamable` does."""
     if connection.producer is None:
-        connection.producer = Producer(connection, connection.selected(), dialect)
+        connection.producer = Producer(connection, streamable(connection), dialect)
     assert isinstance(connection.producer, Producer)
     return connection.producer
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound, RemoteProtocolError, TemporaryFailure
 from penstock.node.not_yet import NOT_YET
+from penstock.node.producers import streamable
 from penstock.node.replies import Goodbye, Handler, reply
 from penstock.node.tap import receiver
 from penstock.node.tap.producer import TapProducer
@@ -30,7 +31,7 @@ def _connect(connection: NodeConnection, frame: Frame) -> bytes:
     """Begin to send. There is no answer but a refusal, which ends the connection."""
     request = decode(frame, Dialect.TAP)
     assert isinstance(request, TapConnect)
-    bucket, older = connection.selected(), connection.producer
+    bucket, older = streamable(connection), connection.producer
     if len(request.key) > MAX_KEY:
         raise InvalidArguments(f"name of {len(request.key)} bytes, limit {MAX_KEY}")
     options = _options(request, frame)

@@ -1,0 +1,190 @@
+"""What streams make of values: extended attributes, compression, and what connections have agreed on."""
+
+import asyncio
+from contextlib import closing
+
+import pytest
+
+from penstock.node.buckets import BucketSpec
+from penstock.store.conflict import Meta
+from penstock.wire.constants import Datatype, Dialect, Feature, OpenFlag, Status, StreamFlag, TapConnectFlag
+from penstock.wire.dcp import CloseStream, Control, GetFailoverLog, Mutation, Open, StreamReq
+from penstock.wire.dcp_values import pack_xattrs
+from penstock.wire.kv import Noop, SelectBucket
+from penstock.wire.layout import decode
+from penstock.wire.schema import Event
+from penstock.wire.snappy import deflate, inflate
+from penstock.wire.tap import TapConnect, TapMutation, TapOptions
+from penstock.wire.upr import UprMutation, UprStreamReq
+from tests.node.upr_client import UprClient
+from tests.node.watch import run
+from tests.node.wire_client import SECONDS, connected
+
+S, F = Status, OpenFlag
+J, Z, X = Datatype.JSON, Datatype.SNAPPY, Datatype.XATTR
+BODY = b'{"a":"' + b"a" * 200 + b'"}'
+BOTH = pack_xattrs({"_sync": b"1", "user": b"2"})
+SYSTEM = pack_xattrs({"_sync": b"1"})
+STORED = [(BODY, J), (BOTH + BODY, X | J), (deflate(BODY), Z | J), (deflate(BOTH + BODY), X | Z | J)]
+"""As documents 0 to 3; the tombstone behind them has both attributes."""
+
+
+@pytest.fixture
+def filled(node):
+    def fill():
+        served = node.buckets["default"]
+        vbucket = served.store.vbuckets[0]
+        for number, (value, datatype) in enumerate(STORED):
+            vbucket.set(b"\0%d" % number, value, datatype=int(datatype))
+        meta = Meta(cas=1, rev_seqno=1, flags=0, expiry=0, datatype=int(X), deleted=True)
+        vbucket.store_with_meta(Event.DELETION, b"\0gone", BOTH, meta)
+        served.notify()
+
+    run(node, fill)
+    return node
+
+
+SEEN = [
+    ("nothing", (), 0, [(BODY, J)] * 4, (b"", 0)),
+    ("compression", (Feature.SNAPPY,), 0, [(BODY, J), (BODY, J), (BODY, Z | J), (BODY, Z | J)], (b"", 0)),
+    (
+        "attributes",
+        (Feature.XATTR,),
+        F.INCLUDE_XATTRS,
+        [(BODY, J), (BOTH + BODY, X | J), (BODY, J), (BOTH + BODY, X | J)],
+        (SYSTEM, X),
+    ),
+    (
+        "attributes, also deleted ones, and compression",
+        (Feature.XATTR, Feature.SNAPPY),
+        F.INCLUDE_XATTRS | F.INCLUDE_DELETED_USER_XATTRS,
+        [(BODY, J), (BOTH + BODY, X | J), (BODY, Z | J), (BOTH + BODY, X | Z | J)],
+        (BOTH, X),
+    ),
+    ("keys alone", (), F.NO_VALUE, [(b"", 0)] * 4, (b"", 0)),
+    (
+        "keys and attributes",
+        (Feature.XATTR,),
+        F.NO_VALUE | F.INCLUDE_XATTRS,
+        [(b"", 0), (BOTH, X), (b"", 0), (BOTH, X)],
+        (SYSTEM, X),
+    ),
+    (
+        "keys with the datatypes of what is not sent",
+        (Feature.SNAPPY,),
+        F.NO_VALUE_WITH_UNDERLYING_DATATYPE,
+        [(b"", J), (b"", X | J), (b"", Z | J), (b"", X | Z | J)],
+        (b"", X),
+    ),
+]
+
+
+def plain(value, datatype):
+    return inflate(value) if datatype & Z and value else value
+
+
+@pytest.mark.parametrize(
+    ("features", "flags", "documents", "gone"),
+    [pytest.param(*row, id=name) for name, *row in SEEN],
+)
+def test_values_are_as_agreed_on(filled, features, flags, documents, gone):
+    with connected(filled) as consumer:
+        consumer.hello(*features).open(flags=F.PRODUCER | flags).control("enable_noop", "true")
+        consumer.stream(flags=StreamFlag.TO_LATEST)
+        _, *changes = consumer.changes()
+        found = [(plain(each.value, each.datatype), each.datatype) for each in changes]
+        assert found == [*documents, gone]
+
+
+def test_values_may_be_compressed_on_the_way(filled):
+    with connected(filled) as consumer:
+        consumer.hello(Feature.SNAPPY).open()
+        assert consumer.control("force_value_compression", "true") == S.SUCCESS
+        consumer.stream(flags=StreamFlag.TO_LATEST)
+        _, *changes, gone = consumer.changes()
+        assert [(inflate(each.value), each.datatype) for each in changes] == [(BODY, Z | J)] * 4
+        assert (gone.value, gone.datatype) == (b"", 0)
+
+
+@pytest.mark.parametrize("name", ["force_value_compression", "enable_value_compression"])
+def test_compression_has_to_be_agreed_on(node, name):
+    with connected(node) as consumer:
+        consumer.open()
+        assert consumer.control(name, "true") == S.EINVAL
+        consumer.hello(Feature.SNAPPY)
+        assert consumer.control(name, "true") == S.SUCCESS
+        assert consumer.control(name, "yes") == S.EINVAL
+
+
+def test_deleted_attributes_have_to_be_asked_for(node):
+    for flags, status in ((F.INCLUDE_XATTRS, S.EINVAL), (F.INCLUDE_XATTRS | 0x100, S.SUCCESS)):
+        with connected(node) as consumer:
+            consumer.open(flags=F.PRODUCER | flags)
+            assert consumer.control("include_deleted_user_xattrs", "true") == status
+
+
+def test_what_grows_on_the_way_waits_for_room(filled):
+    """Compressed values that are sent inflated: no frame goes out before the window has room for its first byte."""
+    with connected(filled) as client, connected(filled) as consumer:
+        consumer.open()
+        consumer.control("connection_buffer_size", "300")
+        consumer.stream(flags=StreamFlag.TO_LATEST)
+        values = []
+        while len(values) < len(STORED):
+            frame = consumer.receive()
+            assert int(client.stats()["ep_dcp_unacked_bytes"]) < 300 + frame.size
+            consumer.acknowledge(frame.size)
+            if isinstance(message := decode(frame), Mutation):
+                values.append(message.value)
+        assert values == [BODY] * 4
+
+
+def test_upr_knows_neither(filled):
+    with closing(UprClient(filled, Dialect.UPR)) as consumer:
+        consumer.hello(Feature.SNAPPY, Feature.XATTR, Feature.JSON)
+        consumer.send(UprStreamReq(start_seqno=0, end_seqno=5, opaque=1))
+        mutations = [each for each in consumer.said(3 + len(STORED)) if isinstance(each, UprMutation)]
+        assert [(each.value, each.datatype) for each in mutations] == [(BODY, J)] * 4
+
+
+def test_tap_knows_neither(filled):
+    options = TapOptions(TapConnectFlag.DUMP)
+    with connected(filled) as consumer:
+        consumer.hello(Feature.SNAPPY, Feature.XATTR)
+        consumer.send(TapConnect(flags=options.flags, value=options.pack()))
+        values = []
+        while len(values) < len(STORED):
+            message = consumer.message()
+            if isinstance(message, TapMutation):
+                values.append((message.value, message.datatype))
+        assert values == [(BODY, 0)] * 4
+
+
+# Connections and buckets without streams
+
+
+def test_unordered_execution_and_streams_exclude_each_other(node):
+    with connected(node) as client:
+        client.hello(Feature.UNORDERED_EXECUTION)
+        requests = [
+            Open(key=b"name", flags=F.PRODUCER),
+            Control(key=b"enable_noop", value=b"true"),
+            StreamReq(start_seqno=0, end_seqno=5),
+            GetFailoverLog(),
+            CloseStream(),
+        ]
+        assert [client.status(request) for request in requests] == [S.NOT_SUPPORTED] * len(requests)
+        assert client.status(Noop()) == S.SUCCESS
+
+
+def test_a_plain_cache_has_no_streams(node):
+    create = node.create_bucket(BucketSpec(name="cache", kind="memcached"))
+    asyncio.run_coroutine_threadsafe(create, node.loop).result(SECONDS)
+    for request in (
+        Open(key=b"name", flags=F.PRODUCER),
+        UprStreamReq(start_seqno=0, end_seqno=5),
+        TapConnect(flags=TapConnectFlag.DUMP),
+    ):
+        with connected(node, "cache") as client:
+            assert client.status(request) == S.NOT_SUPPORTED
+            assert client.status(SelectBucket(key=b"beer")) == S.SUCCESS
