@@ -128,6 +128,16 @@ def test_at_the_same_time_a_bucket_is_made_once(node):
     assert sorted(isinstance(one, UsageError) for one in made) == [False] + [True] * 9
 
 
+def test_a_node_that_stops_makes_no_more_buckets():
+    async def run():
+        node = await Node.start(port=0, vbuckets=4)
+        await node.stop()
+        with pytest.raises(UsageError, match="stops"):
+            await node.create_bucket(BucketSpec(name="wine", vbuckets=4))
+
+    asyncio.run(run())
+
+
 def test_a_bucket_of_a_node_that_follows_stays(node):
     with Node.running(follow=node.url("beer")) as follower:
         with pytest.raises(UsageError, match="follows"):

@@ -31,6 +31,7 @@ class BucketList(dict[str, ServedBucket]):
         super().__init__()
         self._node = node
         self._turn = asyncio.Lock()
+        self._closed = False
 
     async def open_all(
         self, names: Sequence[str], vbuckets: int, *, usual: Sequence[str], without: str | None = None
@@ -68,6 +69,8 @@ class BucketList(dict[str, ServedBucket]):
         """Open a bucket, made where it is not there, and have it. Raises UsageError, StoreDamaged."""
         async with self._turn:
             node = self._node
+            if self._closed:
+                raise UsageError("the node stops")
             if spec.name in self:
                 raise UsageError(f"there is a bucket {spec.name!r} already")
             if not spec.plain_cache:
@@ -122,6 +125,7 @@ class BucketList(dict[str, ServedBucket]):
     async def close(self) -> None:
         """Bring all to disk and let go of it. What is being opened or deleted is waited for."""
         async with self._turn:
+            self._closed = True
             for served in self.values():
                 await close_bucket(served)
 

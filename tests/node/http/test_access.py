@@ -155,6 +155,17 @@ def secured(users, tmp_path):
     return options, ssl.create_default_context(cafile=tmp_path / "ca.pem")
 
 
+def test_a_certificate_says_who_one_is(secured, tmp_path):
+    options, context = secured
+    with Node.running(["beer", "wine"], vbuckets=4, client_ca=tmp_path / "ca.pem", **options) as node:
+        web = WebClient(node, port=node.https_port, context=context)
+        assert web.get("/whoami").status == 401
+        context.load_cert_chain(tmp_path / "client.pem", tmp_path / "client.key")
+        assert web.said("/whoami")["id"] == "reader"
+        assert [bucket["name"] for bucket in web.said(BUCKETS)] == ["beer"]
+        assert as_user(node, "root", port=node.https_port, context=context).said("/whoami")["id"] == "root"
+
+
 def test_https(secured):
     options, context = secured
     with Node.running(["beer"], vbuckets=4, **options) as node:

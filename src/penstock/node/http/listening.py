@@ -127,6 +127,7 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.app_state["certificate"] = transport.get_extra_info("peercert")
         cast(socket.socket, transport.get_extra_info("socket")).setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if self._http.stopping or len(self.connections) > self._http.most:
             transport.abort()

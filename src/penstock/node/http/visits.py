@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from penstock.node.login.access import Access
 from penstock.node.login.roles import Privilege, User
+from penstock.node.login.tls import names_in
 from penstock.node.served import ServedBucket
 from penstock.node.topology import at_host, dump
 
@@ -120,6 +121,8 @@ async def _user(http: HttpServer, page: Page, request: Request, host: str) -> Us
     access = http.accesses[request.scope["scheme"]]
     said = request.headers.get("authorization")
     if said is None:
+        if (user := _certified(access, request)) is not None:
+            return user
         if access.anonymous_user is None:
             if page.open:
                 return User("", ())
@@ -130,6 +133,13 @@ async def _user(http: HttpServer, page: Page, request: Request, host: str) -> Us
     if request.scope["scheme"] == "http" and not (http.node.is_loopback or http.node.options.allow_plain):
         raise HTTPException(403, "a password that others on the way can read; there is another port, with TLS")
     return await _logged_in(http, access, request, *_credentials(said))
+
+
+def _certified(access: Access, request: Request) -> User | None:
+    """Return who has shown a certificate, and is a user here."""
+    certificate = request.scope["state"]["certificate"] or {}
+    found = (access.users.find(name) for name in names_in(certificate))
+    return next((user for user in found if user is not None), None)
 
 
 async def _logged_in(http: HttpServer, access: Access, request: Request, name: str, password: str) -> User:
