@@ -13,6 +13,7 @@ from penstock.errors import KeyNotFound
 from penstock.store.bucket import Bucket
 from penstock.store.compaction import Compaction
 from penstock.store.durable import DurableLog, log_number
+from penstock.store.events import subject_of_key
 from penstock.store.failover import MAX_ENTRIES
 from penstock.store.settings import Settings
 from penstock.store.snapshot import Snapshot
@@ -21,7 +22,7 @@ from penstock.wire.constants import VbucketState
 from penstock.wire.dcp import Mutation
 from penstock.wire.schema import Event
 from tests.store.memory_disk import Died, Disk
-from tests.store.model import START, History, Tombstone, read_all
+from tests.store.model import START, History, Tombstone, erased_by, read_all
 from tests.store.story import Story
 
 __all__ = ["Crash", "DurableStory"]
@@ -29,6 +30,19 @@ __all__ = ["Crash", "DurableStory"]
 SECOND = 10**9
 PATH = Path(gettempdir())  # nothing is written there
 LAST_SEEN = 2**64 - 2**48  # cas values above do not count
+_WHILE_ERASING = {
+    "manifest",
+    "erase",
+    "set",
+    "delete",
+    "inside",
+    "rollback",
+    "commit",
+    "seal",
+    "run",
+    "finish",
+    "crash",
+}
 
 
 class Crash(NamedTuple):
@@ -122,6 +136,8 @@ class DurableStory(Story):
         vbucket, history = self.bucket.vbuckets[argument], self.histories[argument]
         if history.state is None:
             self.state(vbucket, history, (VbucketState.ACTIVE, False))
+        if what not in _WHILE_ERASING:
+            self.erase_all()
         super().step(what, argument, detail)
         for vbucket in self.bucket.vbuckets:
             assert vbucket.persisted_seqno <= vbucket.high_seqno
@@ -221,6 +237,18 @@ class DurableStory(Story):
     def state(self, vbucket: Vbucket, history: History, detail: tuple[VbucketState, bool]) -> None:
         super().state(vbucket, history, detail)
         self.note()
+
+    def absorb(self, vbucket: Vbucket, history: History) -> None:
+        self.note()  # what has led to the events comes before them
+        super().absorb(vbucket, history)
+
+    def event(self, vbucket: Vbucket, history: History, change: Mutation | Tombstone) -> None:
+        super().event(vbucket, history, change)
+        self.own(vbucket, history)
+
+    def inside(self, vbucket: Vbucket, history: History, detail: tuple[str, int, bytes]) -> None:
+        if history.state is not None:
+            super().inside(vbucket, history, detail)
 
     def applied(self, history: History, change: Mutation | Tombstone, snapshot_end: int) -> None:
         """A snapshot's first change comes after the note that it begins, its last one before the note that it ends."""
@@ -337,6 +365,7 @@ class DurableStory(Story):
 
     def compact(self, *_: Any) -> None:
         """As Bucket.compact, step by step."""
+        self.erase_all()
         self.run()
         self.finish()
         self.seal()
@@ -401,11 +430,19 @@ class DurableStory(Story):
                     self.compact()
                 case "run":
                     self.run()
+                case "manifest":
+                    self.bucket.set_manifest(self.bucket.manifest.with_collection("_default", f"d{self.number}"))
+                    self.catch_up()
         return [vbucket.persisted_seqno for vbucket in self.bucket.vbuckets]
+
+    def catch_up(self) -> None:
+        for vbucket, history in zip(self.bucket.vbuckets, self.histories, strict=True):
+            self.absorb(vbucket, history)
 
     def opened_again(self, bucket: Bucket) -> None:
         self.disk.fuse = None
         self.bucket = bucket
+        self.erase_all()
         self.readers = []
         self.plan = None
         self.ends = {number: end for number, end in self.ends.items() if number < self.log.file.number}
@@ -420,19 +457,45 @@ class DurableStory(Story):
             log = [(entry.vbuuid, entry.seqno) for entry in vbucket.failover_log]
             new = [entry for entry in log if entry[0] >= first_vbuuid]
             assert log[: len(new)] == new
-            assert {seqno for _, seqno in new} <= {vbucket.high_seqno}
+            told_since = len(self.newest_events(vbucket))
+            assert {seqno for _, seqno in new} <= {*range(vbucket.high_seqno - told_since, vbucket.high_seqno + 1)}
             assert len(new) in (new_entries if vbucket.state is VbucketState.ACTIVE else range(1))
             logs.append((new, log[len(new) :]))
         found = [one for one in told if self.matches(one, [old for _, old in logs])]
         assert found, "this is none of the states that the bucket has been in since the last commit"
-        self.histories = [history.copy() for history in found[-1].histories]
+        self.histories = [
+            self.extended(vbucket, history)
+            for vbucket, history in zip(self.bucket.vbuckets, found[-1].histories, strict=True)
+        ]
         for history, (new, _) in zip(self.histories, logs, strict=True):
             history.log = [*new, *history.log][:MAX_ENTRIES]
         self.told = []
         self.note()
         self.committed()
 
+    def newest_events(self, vbucket: Vbucket) -> list[Mutation | Tombstone]:
+        """Return the system events that a vbucket's changes end with."""
+        found = []
+        for change in reversed(read_all(Snapshot(vbucket.index, 0, vbucket.high_seqno))):
+            if subject_of_key(change.key) is None:
+                break
+            found.append(change)
+        return found[::-1]
+
+    def extended(self, vbucket: Vbucket, history: History) -> History:
+        """Return a history with the events that the vbucket has told since, because it was behind."""
+        history = history.copy()
+        for change in self.newest_events(vbucket):
+            if change.by_seqno > history.high_seqno and vbucket.state is VbucketState.ACTIVE:
+                super().event(vbucket, history, change)
+                self.made[vbucket.id, change.cas, change.by_seqno] = self.now, self.position()
+        return history
+
     def matches(self, told: Told, logs: list[Any]) -> bool:
+        histories = [
+            self.extended(vbucket, history)
+            for vbucket, history in zip(self.bucket.vbuckets, told.histories, strict=True)
+        ]
         return all(
             (vbucket.state, vbucket.high_seqno, vbucket.whole_seqno)
             == (history.state, history.high_seqno, history.whole_seqno)
@@ -440,9 +503,7 @@ class DurableStory(Story):
             and log == history.log[: MAX_ENTRIES - len(vbucket.failover_log) + len(log)]
             and read_all(Snapshot(vbucket.index, 0, vbucket.high_seqno))
             == self.view(vbucket, history, 0, vbucket.high_seqno)
-            for vbucket, history, floors, log in zip(
-                self.bucket.vbuckets, told.histories, told.floors, logs, strict=True
-            )
+            for vbucket, history, floors, log in zip(self.bucket.vbuckets, histories, told.floors, logs, strict=True)
         )
 
     # What there is to see
@@ -451,8 +512,9 @@ class DurableStory(Story):
         """As it was told, but for tombstones that were purged, and those that a crash has brought back."""
         shown = []
         newest = {change.key: change for change in history.changes if change.by_seqno <= end}
+        ends = history.ends
         for change in history.changes:
-            if start < change.by_seqno <= end:
+            if start < change.by_seqno <= end and not 0 < erased_by(change, ends) <= end:
                 found = vbucket.index.find(change.by_seqno)
                 purged = (vbucket.id, change.cas) in self.purged
                 if newest[change.key] is change:
@@ -463,6 +525,8 @@ class DurableStory(Story):
 
     def check(self) -> None:
         """Check all that a client can see, at every seqno that a snapshot may end at."""
+        self.erase_all()
+        self.check_collections()
         for vbucket, history in zip(self.bucket.vbuckets, self.histories, strict=True):
             assert vbucket.state is history.state
             assert [tuple(entry) for entry in vbucket.failover_log] == history.log
@@ -482,7 +546,8 @@ class DurableStory(Story):
     def check_documents(self) -> None:
         for vbucket, history in zip(self.bucket.vbuckets, self.histories, strict=True):
             for key in sorted(history.newest):
-                self.get(vbucket, history, key)
+                if subject_of_key(key) is None:
+                    self.get(vbucket, history, key)
 
     def check_snapshots(self, vbucket: Vbucket, history: History) -> None:
         lowest, whole = vbucket.lowest_snapshot_end, history.whole_seqno

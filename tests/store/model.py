@@ -1,13 +1,15 @@
 """A bucket's history as plain lists, to hold the real one against; and buckets whose time and ids are made up."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
 from penstock.store.bucket import Bucket
+from penstock.store.events import subject_of_key
 from penstock.store.failover import MAX_ENTRIES
 from penstock.store.frames import Chunk
+from penstock.store.ledger import collection_of
 from penstock.store.snapshot import Snapshot
 from penstock.wire.constants import VbucketState
 from penstock.wire.dcp import DeletionV2, Expiration, Mutation
@@ -92,11 +94,36 @@ class History:
 
     @property
     def newest(self) -> dict[bytes, Mutation | Tombstone]:
-        return {change.key: change for change in self.changes}
+        """Of each key that counts; those of collections that have ended do not."""
+        ends = self.ends
+        return {change.key: change for change in self.changes if not erased_by(change, ends)}
 
     @property
     def documents(self) -> dict[bytes, Mutation]:
-        return {key: change for key, change in self.newest.items() if isinstance(change, Mutation)}
+        return {
+            key: change
+            for key, change in self.newest.items()
+            if isinstance(change, Mutation) and subject_of_key(key) is None
+        }
+
+    @property
+    def ends(self) -> dict[int, list[int]]:
+        """By collection, the seqnos of the events that it has ended."""
+        found: dict[int, list[int]] = {}
+        for change in self.changes:
+            if not isinstance(change, Mutation) and (about := subject_of_key(change.key)) is not None and about[0]:
+                found.setdefault(about[1], []).append(change.by_seqno)
+        return found
+
+    @property
+    def collections(self) -> dict[int, list[Mutation | Tombstone]]:
+        """By collection that is there but the default one, its events and what is in it."""
+        events = {about[1]: change for change in self.changes if (about := subject_of_key(change.key)) and about[0]}
+        return {
+            number: [event, *(change for key, change in self.newest.items() if collection_of(key) == number)]
+            for number, event in events.items()
+            if isinstance(event, Mutation)
+        }
 
     def rev_seqno(self, key: bytes) -> int:
         return self.newest[key].rev_seqno + 1 if key in self.newest else 1
@@ -145,13 +172,26 @@ class History:
     def view(self, start: int, end: int) -> list[Mutation | Tombstone]:
         """Return the deduplicated snapshot of (start, end]."""
         newest = {change.key: change for change in self.changes if change.by_seqno <= end}
-        return [change for change in self.changes if start < change.by_seqno <= end and newest[change.key] is change]
+        ends = self.ends
+        return [
+            change
+            for change in self.changes
+            if start < change.by_seqno <= end
+            and newest[change.key] is change
+            and not 0 < erased_by(change, ends) <= end
+        ]
 
     def ceiling(self, seqno: int) -> int:
         """Return the seqno of the first change that is not below, the highest there is if all are."""
         return next((change.by_seqno for change in self.changes if change.by_seqno >= seqno), self.high_seqno)
 
     def superseded_by(self, change: Mutation | Tombstone) -> int:
-        """Return the seqno of the next change of the same key, 0 if there is none."""
+        """Return the seqno of the next change of the same key, or of the end of its collection; 0 if there is none."""
         later = (other for other in self.changes if other.key == change.key and other.by_seqno > change.by_seqno)
-        return next((other.by_seqno for other in later), 0)
+        return next((other.by_seqno for other in later), 0) or erased_by(change, self.ends)
+
+
+def erased_by(change: Mutation | Tombstone, ends: Mapping[int, list[int]]) -> int:
+    """Return the seqno of the next event that the collection has ended in which a change was, 0 if there is none."""
+    ended = ends.get(collection_of(change.key), []) if ends else []
+    return next((seqno for seqno in ended if seqno > change.by_seqno), 0)

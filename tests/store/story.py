@@ -4,14 +4,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.store.bucket import Bucket
+from penstock.store.events import subject_of_key
 from penstock.store.snapshot import FEW, Snapshot
 from penstock.store.vbucket import Vbucket
+from penstock.wire.collection_key import pack_collection_id
 from penstock.wire.constants import VbucketState
 from penstock.wire.dcp import Mutation
 from penstock.wire.schema import Event
-from tests.store.model import History, Tombstone, messages, tombstone
+from tests.store.model import History, Tombstone, messages, read_all, tombstone
 
 __all__ = ["Reader", "Story", "live_bytes"]
+
+_MOST_COLLECTIONS = 3
 
 
 @dataclass
@@ -51,6 +55,59 @@ class Story:
         self.number += 1
         getattr(self, what)(self.bucket.vbuckets[argument], self.histories[argument], detail)
 
+    def manifest(self, _: Vbucket, __: History, number: int) -> None:
+        """Make a collection, or drop one: there are a few at most."""
+        manifest = self.bucket.manifest
+        there = [collection for collection in manifest.collections.values() if collection.id]
+        if number < len(there):
+            manifest = manifest.without_collection("_default", there[number].name)
+        elif len(there) < _MOST_COLLECTIONS:
+            manifest = manifest.with_collection("_default", f"c{manifest.next_id}", history=bool(number % 2))
+        self.bucket.set_manifest(manifest)
+        for vbucket, history in zip(self.bucket.vbuckets, self.histories, strict=True):
+            self.absorb(vbucket, history)
+
+    def absorb(self, vbucket: Vbucket, history: History) -> None:
+        """Take note of the system events that a vbucket has just told."""
+        for change in read_all(Snapshot(vbucket.index, history.high_seqno, vbucket.high_seqno)):
+            self.event(vbucket, history, change)
+
+    def event(self, vbucket: Vbucket, history: History, change: Mutation | Tombstone) -> None:
+        assert vbucket.state is VbucketState.ACTIVE
+        assert subject_of_key(change.key) is not None
+        whole = None if history.whole_seqno == history.high_seqno else history.whole_seqno
+        history.apply(change)
+        history.whole_seqno = change.by_seqno if whole is None else whole
+
+    def inside(self, vbucket: Vbucket, history: History, detail: tuple[str, int, bytes]) -> None:
+        """Do something to a document of a collection that the vbucket has, if there is one."""
+        what, number, key = detail
+        if collections := sorted(history.collections):
+            self.make_whole(vbucket, history)
+            prefix = pack_collection_id(collections[number % len(collections)])
+            if prefix[0] in history.collections:
+                getattr(self, what)(vbucket, history, prefix + key)
+
+    def erase(self, vbucket: Vbucket, _: History, most: int) -> None:
+        """Go on with what is left of dropped collections."""
+        vbucket.erase_some(most)
+
+    def erase_all(self) -> None:
+        while self.bucket.erase():
+            pass
+
+    def check_collections(self) -> None:
+        """Check what vbuckets say of collections."""
+        for vbucket, history in zip(self.bucket.vbuckets, self.histories, strict=True):
+            collections = history.collections
+            assert vbucket.collections == {0, *collections}
+            if vbucket.state is VbucketState.ACTIVE:
+                assert vbucket.collections == self.bucket.manifest.collections.keys()
+            for number, changes in collections.items():
+                documents = [change for change in changes[1:] if isinstance(change, Mutation)]
+                assert vbucket.collection_items(number) == len(documents)
+                assert vbucket.collection_high_seqno(number) == max(change.by_seqno for change in changes)
+
     @property
     def value(self) -> bytes:
         number, size = self.number, self.size
@@ -89,6 +146,7 @@ class Story:
         state, takeover = detail
         vbucket.set_state(state, takeover=takeover)
         history.become(state, vbucket.vbuuid, takeover=takeover)
+        self.absorb(vbucket, history)
 
     def apply(self, vbucket: Vbucket, history: History, detail: tuple[bytes, int, int]) -> None:
         key, gap, rest = detail
@@ -139,12 +197,15 @@ class Story:
         history.rollback(expected, vbucket.vbuuid)
         if before and not expected:
             assert vbucket.vbuuid == max(other.vbuuid for other in self.bucket.vbuckets)
+        self.absorb(vbucket, history)
 
     def reset(self, vbucket: Vbucket, history: History, _: int) -> None:
         vbucket.reset()
         history.reset(vbucket.vbuuid)
+        self.absorb(vbucket, history)
 
     def open(self, vbucket: Vbucket, history: History, detail: tuple[int, int]) -> None:
+        self.erase_all()
         start, length = min(detail[0], vbucket.high_seqno), detail[1]
         end = vbucket.snapshot(start, start + length).end_seqno
         snapshot = Snapshot(vbucket.index, start, end, few=self.number % 2 * FEW)

@@ -18,8 +18,9 @@ from penstock.wire.collection_key import pack_collection_id
 from penstock.wire.constants import SystemEventKind, VbucketState
 from penstock.wire.dcp import DeletionV2, Mutation
 from penstock.wire.schema import Event
-from tests.store.failing import Place, directory_in_memory
+from tests.store.failing import Place, contents, directory_in_memory
 from tests.store.model import START, Tombstone, new_bucket, read_all
+from tests.store.written import put
 
 NOW = START // 10**9
 SHOP = DEFAULT_MANIFEST.with_scope("shop").with_collection("shop", "items").with_collection("shop", "users")
@@ -404,6 +405,30 @@ def test_vbuckets_that_a_kill_has_left_behind_catch_up(disk: Place) -> None:
     erase(again)
     assert again.stats().items == 0
     again.close()
+
+
+def test_wherever_a_kill_cuts_the_log_vbuckets_come_to_the_manifest(disk: Place) -> None:
+    bucket = disk(segment_bytes=100_000)
+    bucket.set_manifest(SHOP)
+    for vbucket in bucket.vbuckets:
+        vbucket.set(key(ITEMS), b"1")
+    bucket.commit()
+    start = bucket.log.end
+    bucket.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
+    bucket.commit()
+    disk.directory.let_go()
+    files = contents(disk.path)
+    seen = set()
+    for end in range(start, len(files["log-0000000001"]) + 1, 23):
+        put(disk.path, {**files, "log-0000000001": files["log-0000000001"][:end]})
+        again = disk(segment_bytes=100_000)
+        erase(again)
+        for vbucket in again.vbuckets:
+            assert (vbucket.collections, vbucket.items, vbucket.manifest_uid) == ({0, USERS, 11}, 0, 5)
+            assert vbucket.manifest() == again.manifest
+            seen.add(tuple(event.subject.manifest_uid for event in told(vbucket, 4)))
+        again.close()
+    assert seen == {(3, 5)}
 
 
 def test_a_disk_that_does_not_take_the_manifest(disk: Place) -> None:

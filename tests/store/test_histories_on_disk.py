@@ -18,7 +18,7 @@ changes = st.tuples(keys, st.sampled_from([0, 0, 1, 4]), st.sampled_from([0, 0, 
 nothing = st.just(0)
 crashes = st.builds(
     Crash,
-    st.sampled_from(["nothing", "commit", "commit", "close", "compact", "run"]),
+    st.sampled_from(["nothing", "commit", "commit", "close", "compact", "run", "manifest"]),
     st.integers(0, 12) | st.integers(0, 60),
     st.booleans(),
     st.integers(0, 99),
@@ -35,6 +35,9 @@ STEPS: list[tuple[int, str, st.SearchStrategy[Any]]] = [
     (3, "get", keys),
     (5, "apply", changes),
     (3, "bury", changes),
+    (4, "manifest", st.sampled_from([0, 1, 9, 9])),
+    (14, "inside", st.tuples(st.sampled_from(["set", "set", "set", "delete", "get"]), st.integers(0, 2), keys)),
+    (2, "erase", st.integers(1, 5)),
     (7, "rollback", st.sampled_from([1, 1, 2, 3])),
     (2, "promote", st.booleans()),
     (1, "state", st.tuples(st.sampled_from(VbucketState), st.booleans())),
