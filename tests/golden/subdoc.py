@@ -139,6 +139,18 @@ SEVERAL: list[Row] = [
         MultiMutation(opaque=9, key=b"doc", expiry=3600, doc_flags=1, value=pack_mutation_specs(_CHANGES)),
         f"80d10003 05000000 0000001c 00000009 0000000000000000 00000e10 01 646f63 {_CHANGES_HEX}",
     ),
+    (
+        "two changes, expiry and flags",
+        MultiMutation(opaque=9, key=b"doc", expiry=0, user_flags=0x2000000, value=pack_mutation_specs(_CHANGES)),
+        f"80d10003 08000000 0000001f 00000009 0000000000000000 00000000 02000000 646f63 {_CHANGES_HEX}",
+    ),
+    (
+        "two changes of a deleted document in a transaction",
+        MultiMutation(
+            opaque=9, key=b"doc", expiry=0, user_flags=0x2000000, doc_flags=4, value=pack_mutation_specs(_CHANGES)
+        ),
+        f"80d10003 09000000 00000020 00000009 0000000000000000 00000000 02000000 04 646f63 {_CHANGES_HEX}",
+    ),
 ]
 
 REPLIES: list[Row] = [

@@ -294,6 +294,16 @@ def test_a_document_has_an_end(modern):
     assert look(modern, EXISTS, b"b").specific == S.SUBDOC_PATH_ENOENT
 
 
+def test_a_document_gets_the_flags_that_stand_behind_an_expiry(modern):
+    """As in the transactions of Couchbase's clients."""
+    modern.set(b"k", TEXT, flags=9)
+    for said in ({"user_flags": 7}, {"user_flags": 8, "doc_flags": ACCESS}):
+        reply = change_all(modern, (UPSERT, 0, b"n", b"1"), expiry=0, **said)
+        assert (reply.specific, modern.get(b"k").extras) == (S.SUCCESS, said["user_flags"].to_bytes(4, "big"))
+    assert change_all(modern, (UPSERT, 0, b"n", b"2"), expiry=0).specific == S.SUCCESS
+    assert modern.meta(b"k").flags == 8
+
+
 # Extended attributes
 
 

@@ -49,22 +49,23 @@ _ADD, _REVIVE = int(DocFlag.ADD), int(DocFlag.REVIVE)
 _REPLICA = int(DocFlag.REPLICA_READ)
 _DELETED_TOO = int(DocFlag.ACCESS_DELETED | DocFlag.CREATE_AS_DELETED)
 _PATH = Struct(">HB")
-_EXPIRY = Struct(">I")
+_NUMBER = Struct(">I")
 _TOKEN = MutationReply.layouts[2].extras
 
 
 class Options(NamedTuple):
-    """What stands behind the path in a command's extras."""
+    """What stands behind the path in a command's extras. user_flags: None: the document's stay as they are."""
 
     expiry: int = 0
+    user_flags: int | None = None
     doc_flags: int = 0
 
 
 def _options(extras: bytes, at: int) -> Options:
-    """Return what extras say from `at` on: an expiry if there are 4 bytes or more, and a DocFlag if one is left."""
-    with_expiry = len(extras) - at >= _EXPIRY.size
-    with_flags = (len(extras) - at) % _EXPIRY.size
-    return Options(_EXPIRY.unpack_from(extras, at)[0] if with_expiry else 0, extras[-1] if with_flags else 0)
+    """Return what extras say from `at` on: up to two numbers, expiry and flags, and a DocFlag if a byte is left."""
+    numbers = memoryview(extras)[at : at + (len(extras) - at) // _NUMBER.size * _NUMBER.size]
+    expiry, user_flags, *_ = *(number for (number,) in _NUMBER.iter_unpack(numbers)), None, None
+    return Options(expiry or 0, user_flags, extras[-1] if (len(extras) - at) % _NUMBER.size else 0)
 
 
 def _one_path(frame: Frame) -> tuple[int, bytes, bytes]:
@@ -197,7 +198,7 @@ def _change(connection: NodeConnection, frame: Frame, specs: list[MutationSpec],
         if frame.opcode != Opcode.SUBDOC_MULTI_MUTATION:
             raise _failure(specs[0], result.status)
         return reply(frame, Status.SUBDOC_MULTI_PATH_FAILURE, value=pack_mutation_results([result]))
-    stored = _store(connection, vbucket, key, document, result, frame.cas, options.expiry)
+    stored = _store(connection, vbucket, key, document, result, frame.cas, options)
     is_deleted = document.deleted and not doc_flags & _REVIVE
     return reply(
         frame,
@@ -216,7 +217,7 @@ def _store(  # noqa: PLR0917 - all of them are what is stored, and where
     document: Document,
     result: Changed,
     cas: int,
-    expiry: int,
+    options: Options,
 ) -> Stored:
     """Store what was made of a document; without an expiry it never expires, as with a SET."""
     check_value(result.body)
@@ -227,8 +228,8 @@ def _store(  # noqa: PLR0917 - all of them are what is stored, and where
         result.value,
         cas=cas,
         deleted=result.deleted,
-        flags=document.flags,
-        expiry=expiry,
+        flags=document.flags if options.user_flags is None else options.user_flags,
+        expiry=options.expiry,
         datatype=result.datatype,
         preserve_expiry=connection.infos.preserve_ttl,
     )

@@ -160,12 +160,13 @@ class MultiLookup(Request):
     doc_flags: int | None = u8("a DocFlag", default=None)
 
 
-@message(Opcode.SUBDOC_MULTI_MUTATION, key=PRESENT, value=PRESENT, cas=MAYBE, extras=(0, 1, 4, 5))
+@message(Opcode.SUBDOC_MULTI_MUTATION, key=PRESENT, value=PRESENT, cas=MAYBE, extras=(0, 1, 4, 5, 8, 9))
 class MultiMutation(Request):
     """Up to 16 changes of one document, all or none. value: of each the opcode u8, a PathFlag u8, the lengths of path
-    u16 and value u32, path and value."""
+    u16 and value u32, path and value. Extras of 8 or 9 bytes are what clients' transactions send."""
 
     expiry: int | None = u32("as of Set; missing: 0", default=None)
+    user_flags: int | None = u32("flags of the document, with an expiry only; missing: as they are", default=None)
     doc_flags: int | None = u8("a DocFlag", default=None)
 
 
