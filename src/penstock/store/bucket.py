@@ -30,6 +30,8 @@ __all__ = ["Bucket", "BucketStats"]
 
 _NANOSECONDS = 10**9
 _ROWS_AT_ONCE = 16 * 1024  # a few milliseconds of work
+_ERASED_AT_ONCE = 8 * 1024  # as many
+_ROWS_PER_CALL = 256  # in the time of which a call of `erase_some` begins and ends
 
 
 class BucketStats(NamedTuple):
@@ -265,9 +267,9 @@ class Bucket:
                 self._catch_up(number)
         rows = 0
         for vbucket in self.vbuckets:
-            while rows < _ROWS_AT_ONCE and (taken := vbucket.erase_some(_ROWS_AT_ONCE - rows)):
-                rows += taken
-        return rows >= _ROWS_AT_ONCE
+            while rows < _ERASED_AT_ONCE and (taken := vbucket.erase_some(_ERASED_AT_ONCE - rows)):
+                rows += taken + _ROWS_PER_CALL
+        return rows >= _ERASED_AT_ONCE
 
     @property
     def properties(self) -> Mapping[str, Any]:

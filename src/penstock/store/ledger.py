@@ -7,6 +7,7 @@ opened need not read its keys for that.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -169,28 +170,32 @@ def mark_emptied(segments: Sequence[Segment], ledgers: Mapping[int, Ledger]) -> 
 
     segments: all there are. ledgers: by vbucket. Changes that have been superseded stay so by what has done that.
     """
+    ends: dict[int, Column] = {}
     for vbucket, ledger in ledgers.items():
         ledger.emptied = {
             collection: seqno for collection, seqno in ledger.emptied.items() if _has(segments, vbucket, seqno)
         }
-        if not ledger.emptied:
-            continue
-        for segment in segments:
-            start, end = segment.starts[vbucket], segment.ends[vbucket]
-            live = start + np.flatnonzero(segment.superseded[start:end] == 0)
-            ids = collection_ids(segment.buffer, segment.offsets[live])
-            for collection, seqno in ledger.emptied.items():
-                gone = live[(ids == collection) & (segment.seqnos[live] < seqno)]
-                segment.superseded[gone] = seqno
-                segment.dead += int(segment.lengths[gone].sum(dtype=np.int64))
+        for collection, seqno in ledger.emptied.items():
+            ends.setdefault(collection, np.zeros(len(segments[0].ends), np.int64))[vbucket] = seqno
+    if not ends:
+        return
+    concerned = np.maximum.reduce([*ends.values()])
+    for segment in segments:
+        vbuckets = segment.vbuckets
+        rows = np.flatnonzero((segment.fate == 0) & (segment.seqnos < concerned[vbuckets]))
+        ids = collection_ids(segment.buffer, segment.offsets[rows])
+        for collection, seqnos in ends.items():
+            inside = rows[ids == collection]
+            gone = inside[segment.seqnos[inside] < seqnos[vbuckets[inside]]]
+            segment.superseded[gone] = seqnos[vbuckets[gone]]
+            segment.dead += int(segment.lengths[gone].sum(dtype=np.int64))
 
 
 def _has(segments: Sequence[Segment], vbucket: int, seqno: int) -> bool:
     for segment in reversed(segments):
         start, end = segment.starts[vbucket], segment.ends[vbucket]
         if start < end and segment.seqnos_at[start] <= seqno <= segment.seqnos_at[end - 1]:
-            place = start + int(np.searchsorted(segment.seqnos[start:end], seqno))
-            return bool(segment.seqnos_at[place] == seqno)
+            return segment.seqnos_at[bisect_left(segment.seqnos_at, seqno, start, end)] == seqno
     return False
 
 
