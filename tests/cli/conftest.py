@@ -38,7 +38,8 @@ def node():
 @pytest.fixture
 def run(capsys, monkeypatch):
     """Run a command in this process: run("load", "-", "--key", "id", stdin=...)."""
-    monkeypatch.delenv("PENSTOCK_URL", raising=False)
+    for name in ("PENSTOCK_URL", "PENSTOCK_USERNAME", "PENSTOCK_PASSWORD"):
+        monkeypatch.delenv(name, raising=False)
 
     def run(*arguments, stdin: bytes = b"") -> Outcome:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))

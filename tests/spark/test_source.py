@@ -8,10 +8,16 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from penstock.client.credentials import Credentials
+from penstock.client.selection import Selection
 from penstock.errors import UsageError
 from penstock.node import Node
+from penstock.node.login import User
+from penstock.node.login.users import account_of
+from penstock.node.login.users_file import change_users
+from penstock.spark.offsets import VbucketRange
 from penstock.spark.pipeline import failure
-from penstock.spark.source import DcpDataSource, SourceOptions
+from penstock.spark.source import ChangePartition, DcpDataSource, SourceOptions
 from penstock.wire.constants import Dialect
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark.buckets import Documents, Proxy, numbered
@@ -36,6 +42,15 @@ def keys(tables):
         ({"protocol": "xdcr"}, "option protocol is 'xdcr', expected one of tap, upr-draft, upr, dcp"),
         ({"url": "127.0.0.1"}, "connection string '127.0.0.1' has no scheme, expected couchbase://host:port/bucket"),
         ({"url": "couchbase://h/b?x=1"}, "unknown option 'x' in the connection string"),
+        ({"username": "ada"}, "a username without a password"),
+        ({"password": "secret"}, "a password without a username"),
+        ({"password": "p", "passwordFile": "f"}, "options password and passwordFile, expected one of them"),
+        ({"credentialsFile": "f", "username": "ada"}, "option credentialsFile says all, expected it without username"),
+        ({"passwordFile": "missing"}, "missing: No such file or directory"),
+        ({"collections": "a,,b"}, "option collections is 'a,,b', expected names with commas between them"),
+        ({"scope": "s", "collections": "t.c"}, "collection 't.c' is not in scope 's'"),
+        ({"scope": "s", "protocol": "upr"}, "option protocol is 'upr', which knows no collections; dcp does"),
+        ({"xattrs": "yes"}, "option xattrs is 'yes', expected true or false"),
     ],
 )
 def test_a_wrong_option_gets_one_sentence(options, sentence):
@@ -49,6 +64,30 @@ def test_option_names_are_taken_in_any_case_as_spark_gives_them(monkeypatch):
     assert SourceOptions.parse({"MAXCHANGESPERTRIGGER": "7", "Partitions": "3"}) == SourceOptions(
         url="couchbase://127.0.0.1/beer", max_changes_per_trigger=7, partitions=3
     )
+
+
+def test_who_logs_in(monkeypatch, tmp_path):
+    monkeypatch.setenv("PENSTOCK_PASSWORD", "from the environment")
+    assert SourceOptions.parse({}).credentials is None
+    assert SourceOptions.parse({"username": "ada"}).credentials == Credentials("ada", "from the environment")
+    (tmp_path / "password").write_text("from a file")
+    given = {"username": "ada", "passwordFile": str(tmp_path / "password")}
+    assert SourceOptions.parse(given).credentials == Credentials("ada", "from a file")
+    (tmp_path / "login.json").write_text('{"username": "bob", "password": "secret"}')
+    options = SourceOptions.parse({"credentialsFile": str(tmp_path / "login.json")})
+    assert options.credentials == Credentials("bob", "secret")
+    assert "secret" not in f"{options} {options.address!r} {ChangePartition(options.address, VbucketRange(()), True)!r}"
+
+
+def test_what_is_wanted_may_stand_in_either_place():
+    url = "couchbase://h/b?scope=s&collections=c&xattrs=true"
+    options = SourceOptions.parse({"url": url})
+    assert options.selection == Selection("s", ("c",))
+    assert options.address.options.xattrs
+    options = SourceOptions.parse({"url": url, "collections": "t.c,t.d", "xattrs": "false"})
+    assert options.selection == Selection("", ("t.c", "t.d"))
+    assert not options.address.options.xattrs
+    assert SourceOptions.parse({}).selection is None
 
 
 def test_the_dialect_may_stand_in_either_place():
@@ -263,3 +302,26 @@ def test_a_stream_with_a_limit_gives_every_row_once(spark, documents, tmp_path):
     rows = spark.table("limited").toArrow()
     assert len(places(rows)) == len(set(places(rows))) == 2_500
     assert set(rows["key"].to_pylist()) == {key.encode() for key in documents.keys}
+
+
+def test_a_password_is_used_and_never_shown(spark, tmp_path, capfd):
+    with change_users(tmp_path / "users.json") as accounts:
+        accounts["ada"] = account_of(User.of("ada", ["admin"]), "very secret", 4096)
+    with Node.running(["default"], vbuckets=4, users=tmp_path / "users.json") as node:
+        login = {"username": "ada", "password": "very secret"}
+        changes = spark.read.format("dcp").options(url=node.url("default"), **login).load()
+        assert changes.count() == 0
+        changes.explain("extended")
+        stream = spark.readStream.format("dcp").options(url=node.url("default"), **login).load()
+        query = stream.writeStream.format("noop").start()
+        query.processAllAvailable()
+        query.explain(True)
+        query.stop()
+        query.awaitTermination()
+        shown = str(changes._jdf.queryExecution().toString()) + "".join(capfd.readouterr())
+        shown += "".join(str(progress) for progress in query.recentProgress)
+        assert "dcp" in shown
+        assert "very secret" not in shown
+        refused = spark.read.format("dcp").options(url=node.url("default"), username="ada", password="wrong").load()
+        with pytest.raises(PySparkException, match="refused the login of 'ada'"):
+            refused.count()

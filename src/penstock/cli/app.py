@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from penstock.client.address import DEFAULT_URL
+from penstock.client.address import DEFAULT_URL, Address, parse_address
+from penstock.client.credentials import USERNAME_VARIABLE, credentials_from, password_file
 from penstock.version import __version__
 
-__all__ = ["AsJson", "Panel", "Url", "app", "examples"]
+__all__ = ["AsJson", "Panel", "PasswordFile", "Url", "Username", "address_of", "app", "examples"]
 
 
 class Panel(StrEnum):
@@ -34,7 +36,23 @@ Url = Annotated[
     str,
     typer.Option("--url", envvar="PENSTOCK_URL", metavar="URL", help="The bucket: couchbase://host:port/bucket."),
 ]
+Username = Annotated[
+    str | None,
+    typer.Option(
+        "--username", envvar=USERNAME_VARIABLE, metavar="NAME", help="Who logs in; PENSTOCK_PASSWORD has the password."
+    ),
+]
+PasswordFile = Annotated[
+    str | None, typer.Option("--password-file", metavar="FILE", help="Its only line is the password, instead.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def address_of(url: str, username: str | None, file: str | None) -> Address:
+    """Return where a command's bucket is, and who logs in there. file: with the password. Raises UsageError."""
+    password = None if file is None else password_file(file)
+    return parse_address(url, credentials_from(username, password, os.environ))
+
 
 FIRST_STEPS = (
     "penstock serve --bucket beer &",

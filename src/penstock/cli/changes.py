@@ -87,7 +87,7 @@ async def live_keys(bucket: Bucket) -> list[bytes]:
     from penstock.wire.schema import Event
 
     keys: dict[bytes, None] = {}
-    async with aclosing(bucket.batches("beginning", "now")) as batches:
+    async with aclosing(bucket.batches("beginning", "now", collections=["_default"])) as batches:
         async for batch in batches:
             for event, key in zip(batch["event"].to_pylist(), batch["key"].to_pylist(), strict=True):
                 if event == Event.MUTATION:

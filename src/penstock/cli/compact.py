@@ -8,9 +8,9 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from penstock.cli.app import AsJson, Panel, Url, app, examples
+from penstock.cli.app import AsJson, Panel, PasswordFile, Url, Username, address_of, app, examples
 from penstock.cli.show import json_line
-from penstock.client.address import DEFAULT_URL
+from penstock.client.address import DEFAULT_URL, Address
 from penstock.errors import Error, NotSupported, UsageError
 
 _PATIENCE = 24 * 60 * 60.0  # seconds; a terabyte takes hours
@@ -31,6 +31,8 @@ class Compacted(NamedTuple):
 def compact(
     *,
     url: Url = DEFAULT_URL,
+    username: Username = None,
+    password: PasswordFile = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="The data directory of a node that is stopped, instead of --url."),
@@ -52,7 +54,7 @@ def compact(
     if data_dir is None:
         if bucket is not None:
             raise UsageError("--bucket without --data-dir: the bucket of a running node is named in --url")
-        done = asyncio.run(_ask(url))
+        done = asyncio.run(_ask(address_of(url, username, password)))
     else:
         done = _compact(data_dir, bucket or "default", purge_age)
     if as_json:
@@ -61,13 +63,13 @@ def compact(
         print(f"{done.bucket}: {done.before:,} bytes, now {done.after:,} bytes.")
 
 
-async def _ask(url: str) -> Compacted:
+async def _ask(address: Address) -> Compacted:
     """Let a node do it, and return when it has."""
-    from penstock.client.bucket import connect
+    from penstock.client.bucket import Bucket
     from penstock.client.session import open_session, retrying
     from penstock.wire.observe import CompactDb
 
-    async with connect(url) as bucket:
+    async with Bucket(address) as bucket:
         before = await bucket.stats()
         link = (await retrying(lambda: open_session(bucket.address), bucket.address)).link
         try:

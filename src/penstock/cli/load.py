@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import typer
 
-from penstock.cli.app import AsJson, Panel, Url, app, examples
+from penstock.cli.app import AsJson, Panel, PasswordFile, Url, Username, address_of, app, examples
 from penstock.cli.lines import BadLine, LoadedDocument, open_input, read_documents
 from penstock.cli.show import json_line
-from penstock.client.address import DEFAULT_URL
+from penstock.client.address import DEFAULT_URL, Address
 
 if TYPE_CHECKING:
     from penstock.client.bucket import Bucket
@@ -67,6 +67,8 @@ def load(
         Literal["skip", "stop"], typer.Option(help="What to do at a line without a document; it is reported.")
     ] = "stop",
     url: Url = DEFAULT_URL,
+    username: Username = None,
+    password: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Store the documents of a file of JSON lines.
@@ -74,20 +76,20 @@ def load(
     A document is stored as compact JSON in UTF-8, with its fields in their order.
     Blank lines are passed over. A document of the same key is replaced.
     """
-    done = Loaded()
+    done, address = Loaded(), address_of(url, username, password)
 
     def report(bad: BadLine) -> bool:
         print(f"penstock: {file} line {bad.line}: {bad.reason}", file=sys.stderr)
         return on_error == "skip"
 
     with open_input(file) as source, _progress(source, done, hidden=as_json) as lines:
-        asyncio.run(_load(url, read_documents(lines, key, value), done, report, expiry=expiry, as_json=as_json))
+        asyncio.run(_load(address, read_documents(lines, key, value), done, report, expiry=expiry, as_json=as_json))
     if done.stopped_at_line is not None:
         raise typer.Exit(1)
 
 
 async def _load(
-    url: str,
+    address: Address,
     documents: Iterable[LoadedDocument | BadLine],
     done: Loaded,
     report: Callable[[BadLine], bool],
@@ -95,9 +97,9 @@ async def _load(
     expiry: int,
     as_json: bool,
 ) -> None:
-    from penstock.client.bucket import connect
+    from penstock.client.bucket import Bucket
 
-    async with connect(url) as bucket:
+    async with Bucket(address) as bucket:
         started = time.monotonic()
         try:
             await load_documents(bucket, documents, done, report, expiry=expiry)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from penstock.cli.app import AsJson, Panel, Url, app, examples
+from penstock.cli.app import AsJson, Panel, PasswordFile, Url, Username, app, examples
 from penstock.cli.interrupt import interruptible
 from penstock.cli.show import as_object, json_line
 from penstock.cli.tables import read_rows, table_of
@@ -62,6 +62,8 @@ def run(
         ),
     ] = None,
     url: Url = DEFAULT_URL,
+    username: Username = None,
+    password: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Follow a bucket into two Delta tables: its changelog, and the current state of its documents.
@@ -73,7 +75,9 @@ def run(
     from penstock.spark.pipeline import Settings
     from penstock.spark.pipeline import run as run_pipeline
 
-    settings = Settings(url, to, available_now, max_changes, trigger, partitions, protocol)
+    settings = Settings(
+        url, to, available_now, max_changes, trigger, partitions, protocol, username=username, password_file=password
+    )
     settings.check()
     lines = _ProgressLines(as_json)
 

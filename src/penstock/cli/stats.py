@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.app import AsJson, Panel, Url, app, examples
+from penstock.cli.app import AsJson, Panel, PasswordFile, Url, Username, address_of, app, examples
 from penstock.cli.show import json_line, one_line
-from penstock.client.address import DEFAULT_URL
+from penstock.client.address import DEFAULT_URL, Address
 from penstock.errors import InvalidArguments, KeyNotFound, UsageError
 
 _WIDTH = 100_000
@@ -31,10 +31,13 @@ def stats(
     ] = None,
     *,
     url: Url = DEFAULT_URL,
+    username: Username = None,
+    password: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what the node says of a bucket."""
-    found = asyncio.run(_stats(group if vbucket is None else f"{group} {vbucket}", url))
+    wanted = group if vbucket is None else f"{group} {vbucket}"
+    found = asyncio.run(_stats(wanted, address_of(url, username, password)))
     if as_json:
         print(json_line(found))
     else:
@@ -43,10 +46,10 @@ def stats(
         print("\n".join(one_line(line.encode(), _WIDTH) for line in lines))  # consumers have a say in names
 
 
-async def _stats(group: str, url: str) -> dict[str, str]:
-    from penstock.client.bucket import connect
+async def _stats(group: str, address: Address) -> dict[str, str]:
+    from penstock.client.bucket import Bucket
 
-    async with connect(url) as bucket:
+    async with Bucket(address) as bucket:
         try:
             return await bucket.stats(group)
         except (KeyNotFound, InvalidArguments) as error:

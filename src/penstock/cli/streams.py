@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.app import AsJson, Panel, Url, app, examples
+from penstock.cli.app import AsJson, Panel, PasswordFile, Url, Username, address_of, app, examples
 from penstock.cli.show import json_line, one_line
-from penstock.client.address import DEFAULT_URL
+from penstock.client.address import DEFAULT_URL, Address
 from penstock.errors import Error, KeyNotFound
 
 commands = typer.Typer(
@@ -32,13 +32,19 @@ def streams(context: typer.Context) -> None:
 
 
 @commands.command("list", epilog=examples("penstock streams list", "penstock streams list --json"))
-def list_streams(*, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+def list_streams(
+    *,
+    url: Url = DEFAULT_URL,
+    username: Username = None,
+    password: PasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
     """Show the change-stream connections of a bucket.
 
     One without a name of its own has a number, as anon_7. With --json a line is
     one connection, with each of its streams.
     """
-    found = asyncio.run(_reports(url))
+    found = asyncio.run(_reports(address_of(url, username, password)))
     if as_json:
         for report in found:
             print(json_line(report))
@@ -55,10 +61,12 @@ def close_streams(
     name: Annotated[str, typer.Argument(metavar="NAME", help="As `streams list` shows it.")],
     *,
     url: Url = DEFAULT_URL,
+    username: Username = None,
+    password: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
     """End the change-stream connections of this name, with all their streams."""
-    asyncio.run(_close(name, url))
+    asyncio.run(_close(name, address_of(url, username, password)))
     print(json_line({"closed": name}) if as_json else f"Closed {name}.")
 
 
@@ -86,20 +94,20 @@ def ranges_of(numbers: Iterable[int]) -> str:
     return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in runs)
 
 
-async def _reports(url: str) -> list[dict[str, Any]]:
-    from penstock.client.bucket import connect
+async def _reports(address: Address) -> list[dict[str, Any]]:
+    from penstock.client.bucket import Bucket
 
-    async with connect(url) as bucket:
+    async with Bucket(address) as bucket:
         try:
             return [json.loads(text) for text in (await bucket.stats("streams")).values()]
         except (KeyNotFound, json.JSONDecodeError):
             raise Error(f"{bucket.address} does not list its streams: it is no Penstock node") from None
 
 
-async def _close(name: str, url: str) -> None:
-    from penstock.client.bucket import connect
+async def _close(name: str, address: Address) -> None:
+    from penstock.client.bucket import Bucket
 
-    async with connect(url) as bucket:
+    async with Bucket(address) as bucket:
         try:
             await bucket.close_streams(name)
         except KeyNotFound as error:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from penstock.cli.app import AsJson, Panel, Url, app, examples
+from penstock.cli.app import AsJson, Panel, PasswordFile, Url, Username, address_of, app, examples
 from penstock.cli.show import as_object, json_line, one_line
-from penstock.client.address import DEFAULT_URL
+from penstock.client.address import DEFAULT_URL, Address
 
 if TYPE_CHECKING:
     from penstock.wire.schema import Change
@@ -49,6 +49,8 @@ def tail(
     ] = None,
     keys_only: Annotated[bool, typer.Option("--keys-only", help="Leave the values out.")] = False,
     url: Url = DEFAULT_URL,
+    username: Username = None,
+    password: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a bucket's changes, one line each.
@@ -70,11 +72,12 @@ def tail(
     if sys.stdout.isatty() and not as_json:
         print(_HEADER.removesuffix(" value") if keys_only else _HEADER)
     chosen = sorted(set(vbucket)) if vbucket else None
-    asyncio.run(_tail(url, start, until, vbuckets=chosen, protocol=protocol, limit=limit, line=line))
+    address = address_of(url, username, password)
+    asyncio.run(_tail(address, start, until, vbuckets=chosen, protocol=protocol, limit=limit, line=line))
 
 
 async def _tail(
-    url: str,
+    address: Address,
     start: Literal["beginning", "now"],
     until: Literal["now", "never"],
     *,
@@ -83,12 +86,12 @@ async def _tail(
     limit: int | None,
     line: Callable[[Change], str],
 ) -> None:
-    from penstock.client.bucket import connect
+    from penstock.client.bucket import Bucket
     from penstock.wire.columns import changes_of
 
     stop: Literal["now"] | None = "now" if until == "now" else None
     async with (
-        connect(url) as bucket,
+        Bucket(address) as bucket,
         aclosing(bucket.batches(start, stop, vbuckets, protocol=protocol)) as batches,
     ):
         async for batch in batches:
@@ -118,7 +121,8 @@ def _text(change: Change, value_width: int) -> str:
 
 def _without_key(change: Change) -> str:
     if change.requested_seqno is None:
-        return ""
+        names = ".".join(name for name in (change.scope, change.collection) if name is not None)
+        return f"{names} {one_line(change.value or b'', _VALUE_WIDTH)}".strip()
     return f"back to {change.seqno}, the common point is {change.requested_seqno}; history {change.history}"
 
 

@@ -14,12 +14,12 @@ from typing import Annotated, TextIO
 
 import typer
 
-from penstock.cli.app import AsJson, Panel, Url, app, examples
+from penstock.cli.app import AsJson, Panel, PasswordFile, Url, Username, address_of, app, examples
 from penstock.cli.changes import Mix, Tally, Workload, live_keys
 from penstock.cli.lines import BadLine, open_input, read_keys
 from penstock.cli.samples import sample_documents
 from penstock.cli.show import json_line
-from penstock.client.address import DEFAULT_URL
+from penstock.client.address import DEFAULT_URL, Address
 from penstock.errors import UsageError
 
 __all__ = ["run_until_stopped"]
@@ -68,6 +68,8 @@ def workload(
         ),
     ] = None,
     url: Url = DEFAULT_URL,
+    username: Username = None,
+    password: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Write sample documents to a file, or change the documents of a bucket.
@@ -88,7 +90,7 @@ def workload(
     if count is not None:
         raise UsageError("--count says how many documents --docs writes; for changes there is --changes")
     plan = _Plan(Mix.parse(mix or "8:1:1"), 200.0 if rate is None else rate, seed, changes, duration, keys)
-    tally = asyncio.run(_change(url, plan, quiet=as_json))
+    tally = asyncio.run(_change(address_of(url, username, password), plan, quiet=as_json))
     summary = {**asdict(tally), "changes": tally.changes, "rate": round(tally.rate, 1)}
     print(json_line(summary) if as_json else tally)
 
@@ -129,11 +131,11 @@ class _Plan:
     keys: str | None
 
 
-async def _change(url: str, plan: _Plan, *, quiet: bool) -> Tally:
-    from penstock.client.bucket import connect
+async def _change(address: Address, plan: _Plan, *, quiet: bool) -> Tally:
+    from penstock.client.bucket import Bucket
 
     chosen = None if plan.keys is None else _keys_of(plan.keys)
-    async with connect(url) as bucket:
+    async with Bucket(address) as bucket:
         keys = await live_keys(bucket) if chosen is None else chosen
         engine = Workload(bucket, keys, mix=plan.mix, rate=plan.rate, seed=plan.seed)
         with _progress(hidden=quiet) as report:

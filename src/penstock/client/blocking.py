@@ -109,7 +109,11 @@ def read_changes(
 
 
 def changes_at(
-    address: Address, start: Start, stop: Stop, vbuckets: Sequence[int] | None = None, **wants: Unpack[Wants]
+    address: Address,
+    start: Start = "beginning",
+    stop: Stop = None,
+    vbuckets: Sequence[int] | None = None,
+    **wants: Unpack[Wants],
 ) -> Changes:
     """Do what read_changes does, at an address."""
 

@@ -20,7 +20,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import errors
-from penstock.client.address import parse_address
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
 from penstock.errors import Error
@@ -44,7 +43,8 @@ class Settings:
 
     url: the bucket. lake: the directory. available_now: end once what the bucket has now is in both tables.
     max_changes: seqnos of one micro-batch at most. trigger_seconds: how often a batch begins. partitions: tasks of a
-    batch at most. protocol: the dialect, any but "tap"; None: as the url says.
+    batch at most. protocol: the dialect, any but "tap"; None: as the url says. username, password_file: who logs in, as
+    options of the source; a password itself is nothing to hand around.
     """
 
     url: str
@@ -54,6 +54,8 @@ class Settings:
     trigger_seconds: float = 1.0
     partitions: int | None = None
     protocol: str | None = None
+    username: str | None = None
+    password_file: str | None = None
 
     def source_options(self) -> dict[str, str]:
         """Return the options of `format("dcp")`."""
@@ -62,6 +64,8 @@ class Settings:
             "maxChangesPerTrigger": self.max_changes,
             "partitions": self.partitions,
             "protocol": self.protocol,
+            "username": self.username,
+            "passwordFile": self.password_file,
         }
         return {name: str(value) for name, value in given.items() if value is not None}
 
@@ -102,7 +106,7 @@ def run(
     Unreachable if the node stays away; Error if the query fails.
     """
     settings.check()
-    bucket = Bucket(parse_address(settings.url))
+    bucket = Bucket(SourceOptions.parse(settings.source_options()).address)
     lake = Lake(settings.lake)
     lake.check_owner()
     with LoopThread("penstock-pipeline") as loop:

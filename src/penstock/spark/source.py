@@ -11,7 +11,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,11 +26,13 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.client.address import DEFAULT_URL, dialect_of, parse_address
-from penstock.client.blocking import LoopThread, read_changes
+from penstock.client.address import DEFAULT_URL, Address, collection_names, dialect_of, parse_address, truth_of
+from penstock.client.blocking import LoopThread, changes_at
 from penstock.client.bucket import Bucket
+from penstock.client.credentials import Credentials, credentials_file, credentials_from, password_file
 from penstock.client.feed import Wanted
 from penstock.client.position import Position, VbucketInfo
+from penstock.client.selection import Selection
 from penstock.errors import Error, UsageError
 from penstock.spark import offsets
 from penstock.spark.offsets import Memory, Offset, RollbackRow, VbucketRange, VbucketRead
@@ -57,6 +59,9 @@ class SourceOptions:
     partitions: tasks of one batch at most; as many as the driver has processors, up to 8, if not given. protocol: the
     dialect, "tap", "upr-draft", "upr" or "dcp", if the connection string does not say it; "tap" is for batch reads,
     each of one task, which begins anew behind rollback rows if its connection is cut.
+    username and password, or passwordFile, or credentialsFile with both as JSON: who logs in; what is not given is
+    looked for in PENSTOCK_USERNAME and PENSTOCK_PASSWORD of the driver's environment. No plan or log shows a password.
+    scope, collections, xattrs: as of the connection string. Without scope and collections it is the default collection.
     """
 
     url: str = DEFAULT_URL
@@ -64,12 +69,32 @@ class SourceOptions:
     max_changes_per_trigger: int | None = None
     partitions: int = min(os.cpu_count() or 1, _MOST_PARTITIONS)
     dialect: Dialect = Dialect.DCP
+    credentials: Credentials | None = None
+    scope: str | None = None
+    collections: tuple[str, ...] | None = None
+    xattrs: bool | None = None
+
+    @property
+    def address(self) -> Address:
+        """Where the bucket is, with what these options say in place of what the connection string does."""
+        address = parse_address(self.url, self.credentials)
+        options = address.options
+        if self.scope is not None or self.collections is not None:
+            options = replace(options, scope=self.scope or "", collections=self.collections or ())
+        if self.xattrs is not None:
+            options = replace(options, xattrs=self.xattrs)
+        return replace(address, options=options)
+
+    @property
+    def selection(self) -> Selection | None:
+        """The collections that are wanted, if any are named. Raises UsageError for what cannot be together."""
+        return _selection(self.address, self.dialect)
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
         """Raises UsageError for an unknown name or a value that cannot be."""
         lower = {name.lower(): text for name, text in given.items()}
-        known = ("url", "start", "maxChangesPerTrigger", "partitions", "protocol")
+        known = ("url", "start", "maxChangesPerTrigger", "partitions", "protocol", *_LOGIN, *_CONTENT)
         if unknown := sorted(set(lower) - {name.lower() for name in known}):
             raise UsageError(f"unknown option {unknown[0]!r} of format dcp; known are {', '.join(known)}")
         start = lower.get("start", "beginning")
@@ -78,18 +103,50 @@ class SourceOptions:
         url = lower.get("url", os.environ.get("PENSTOCK_URL", DEFAULT_URL))
         dialect = parse_address(url).options.protocol
         limit = lower.get("maxchangespertrigger")
-        return cls(
+        options = cls(
             url=url,
             start=start,
             max_changes_per_trigger=None if limit is None else _positive("maxChangesPerTrigger", limit),
             partitions=_positive("partitions", lower["partitions"]) if "partitions" in lower else cls().partitions,
             dialect=dialect_of(lower["protocol"]) if "protocol" in lower else dialect,
+            credentials=_credentials(lower),
+            scope=lower.get("scope"),
+            collections=collection_names(lower["collections"]) if "collections" in lower else None,
+            xattrs=truth_of("xattrs", lower["xattrs"]) if "xattrs" in lower else None,
         )
+        _ = options.selection
+        return options
 
     def check_streaming(self) -> None:
         """Raises UsageError for a dialect that a streaming query cannot use."""
         if self.dialect is Dialect.TAP:
             raise UsageError("option protocol is 'tap', but TAP cannot resume; streaming needs upr-draft, upr or dcp")
+
+
+_LOGIN = ("username", "password", "passwordFile", "credentialsFile")
+_CONTENT = ("scope", "collections", "xattrs")
+
+
+def _selection(address: Address, dialect: Dialect) -> Selection | None:
+    selection = Selection(address.options.scope, address.options.collections)
+    if selection.is_everything:
+        return None
+    if dialect is not Dialect.DCP:
+        raise UsageError(f"option protocol is {dialect.value!r}, which knows no collections; dcp does")
+    return selection
+
+
+def _credentials(lower: Mapping[str, str]) -> Credentials | None:
+    """Return who logs in. lower: options by their names in lower case."""
+    given = [name for name in _LOGIN if name.lower() in lower]
+    if "credentialsFile" in given:
+        if len(given) > 1:
+            raise UsageError(f"option credentialsFile says all, expected it without {given[0]}")
+        return credentials_file(lower["credentialsfile"])
+    if "password" in given and "passwordFile" in given:
+        raise UsageError("options password and passwordFile, expected one of them")
+    password = password_file(lower["passwordfile"]) if "passwordFile" in given else lower.get("password")
+    return credentials_from(lower.get("username"), password, os.environ)
 
 
 def _positive(name: str, text: str) -> int:
@@ -102,7 +159,7 @@ def _positive(name: str, text: str) -> int:
 class ChangePartition(InputPartition):
     """What one task reads, and from where. is_final: nobody plans after this batch, so what is missing is an error."""
 
-    url: str
+    address: Address
     range: VbucketRange
     is_final: bool
     dialect: Dialect = Dialect.DCP
@@ -115,7 +172,7 @@ class ChangePartition(InputPartition):
 class DumpPartition(InputPartition):
     """What the one task of a TAP read gives: everything there is on the node."""
 
-    url: str
+    address: Address
 
     def __post_init__(self) -> None:
         super().__init__(None)
@@ -141,9 +198,9 @@ class DcpDataSource(DataSource):
 class _Planner:
     """The planning process's view of the bucket, over a connection made when it is first needed."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, address: Address) -> None:
         self._loop = LoopThread("penstock-planner").__enter__()
-        self._bucket = Bucket(parse_address(url))
+        self._bucket = Bucket(address)
         self._infos: dict[int, VbucketInfo] = {}
         self._looked_at = 0.0
 
@@ -186,8 +243,8 @@ class DcpReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         if self.options.dialect is Dialect.TAP:
-            return [DumpPartition(self.options.url)]
-        planner = _Planner(self.options.url)
+            return [DumpPartition(self.options.address)]
+        planner = _Planner(self.options.address)
         try:
             infos = planner.infos()
         finally:
@@ -223,7 +280,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _connected(self) -> _Planner:
         if self._planner is None:
-            self._planner = _Planner(self.options.url)
+            self._planner = _Planner(self.options.address)
         return self._planner
 
     def initialOffset(self) -> dict[str, Any]:
@@ -264,7 +321,8 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _partitions(options: SourceOptions, start: Offset, end: Offset, *, is_final: bool) -> list[InputPartition]:
     ranges = offsets.partitions(start, end, options.partitions)
-    return [ChangePartition(options.url, part, is_final, options.dialect) for part in ranges]
+    address = options.address
+    return [ChangePartition(address, part, is_final, options.dialect) for part in ranges]
 
 
 def read_range(partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -273,7 +331,7 @@ def read_range(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     Raises Error if the history changed meanwhile and no later batch would mend it.
     """
     if isinstance(partition, DumpPartition):
-        yield from _joined(read_changes(partition.url, stop="now", protocol=Dialect.TAP))
+        yield from _joined(changes_at(partition.address, stop="now", protocol=Dialect.TAP))
     if not isinstance(partition, ChangePartition):
         return  # Spark's own empty partition, for a job without any
     reads = partition.range.reads
@@ -287,9 +345,10 @@ def read_range(partition: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 async def _changes(partition: ChangePartition, wanted: Mapping[int, Wanted]) -> AsyncGenerator[pa.RecordBatch, None]:
+    selection = _selection(partition.address, partition.dialect)
     async with (
-        Bucket(parse_address(partition.url)) as bucket,
-        bucket.open_feed(wanted, dialect=partition.dialect, exact_end=True) as stream,
+        Bucket(partition.address) as bucket,
+        bucket.open_feed(wanted, dialect=partition.dialect, exact_end=True, selection=selection) as stream,
     ):
         async for batch in stream:
             yield batch

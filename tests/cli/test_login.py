@@ -1,0 +1,55 @@
+"""Commands at a node that asks who they are."""
+
+import pytest
+
+from penstock.node import Node
+from penstock.node.login import User
+from penstock.node.login.users import account_of
+from penstock.node.login.users_file import change_users
+
+PASSWORD = "very secret"
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    with change_users(tmp_path / "users.json") as accounts:
+        accounts["ada"] = account_of(User.of("ada", ["admin"]), PASSWORD, 4096)
+    with Node.running(["beer"], vbuckets=4, users=tmp_path / "users.json") as node:
+        yield node
+
+
+COMMANDS = [
+    "stats",
+    "streams list",
+    "tail --from beginning --until now",
+    "load - --key id",
+    "workload --changes 1 --rate 0 --mix 0:0:1",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_log_in(run, guarded, monkeypatch, tmp_path, command):
+    at = [*command.split(), "--url", guarded.url("beer")]
+    document = b'{"id": "a"}\n'
+    code, _, err = run(*at, stdin=document)
+    assert (code, err) == (
+        1,
+        f"penstock: {guarded.url('beer')}: there is no such bucket, or it is not for who has not logged in\n",
+    )
+    monkeypatch.setenv("PENSTOCK_PASSWORD", PASSWORD)
+    assert run(*at, "--username", "ada", stdin=document).code == 0
+    monkeypatch.setenv("PENSTOCK_USERNAME", "ada")
+    assert run(*at, stdin=document).code == 0
+    (tmp_path / "password").write_text("wrong secret\n")
+    code, out, err = run(*at, "--password-file", tmp_path / "password", stdin=document)
+    assert (code, out.strip("\n")) == (1, "")
+    assert err.endswith(" refused the login of 'ada' by SCRAM-SHA512\n")
+    assert "secret" not in err
+
+
+def test_a_password_is_no_argument(run, guarded):
+    assert run("stats", "--password", PASSWORD).code == 2
+    code, _, err = run("stats", "--url", "couchbase://ada:very%20secret@127.0.0.1/beer")
+    assert code == 2
+    assert "secret" not in err
+    assert run("stats", "--username", "ada").err == "penstock: a username without a password\n"
