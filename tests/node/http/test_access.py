@@ -126,6 +126,8 @@ def test_who_need_not_log_in_may_do_so_but_not_wrongly(node):
 def test_a_name_that_others_point_here_is_not_believed(node, web, host):
     assert web.get("/pools/default", headers={"Host": host}).status == 403
     assert web.ask("POST", BUCKETS, {"name": "wine"}, headers={"Host": host}).status == 403
+    known = WebClient(node, ("Administrator", "password"))
+    assert known.ask("POST", BUCKETS, {"name": "wine"}, headers={"Host": host}).status == 403
     assert "wine" not in node.buckets
 
 

@@ -119,6 +119,9 @@ async def _user(http: HttpServer, page: Page, request: Request, host: str) -> Us
         if site != request.headers.get("host"):
             raise HTTPException(403, "a request from the page of another site")
     access = http.accesses[request.scope["scheme"]]
+    if access.anonymous_user is not None and not _is_own(host, http.node):
+        # Also with a password: the one that such a node has is known to everybody.
+        raise HTTPException(403, f"a node without users is not called {host}; ask for it by its address")
     said = request.headers.get("authorization")
     if said is None:
         if (user := _certified(access, request)) is not None:
@@ -127,8 +130,6 @@ async def _user(http: HttpServer, page: Page, request: Request, host: str) -> Us
             if page.open:
                 return User("", ())
             raise _unauthorized()
-        if not _is_own(host, http.node):
-            raise HTTPException(403, f"a node without users is not called {host}; ask for it by its address")
         return access.anonymous_user
     if request.scope["scheme"] == "http" and not (http.node.is_loopback or http.node.options.allow_plain):
         raise HTTPException(403, "a password that others on the way can read; there is another port, with TLS")
