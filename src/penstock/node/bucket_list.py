@@ -32,6 +32,7 @@ class BucketList(dict[str, ServedBucket]):
         self._node = node
         self._turn = asyncio.Lock()
         self._closed = False
+        self._kept: dict[str, BucketSpec | Error] = {}
 
     async def open_all(
         self, names: Sequence[str], vbuckets: int, *, usual: Sequence[str], without: str | None = None
@@ -41,18 +42,22 @@ class BucketList(dict[str, ServedBucket]):
         Raises UsageError and StoreDamaged as `open` does. A kept one that nobody has named is left out if it cannot be
         opened: the others are not to suffer.
         """
-        kept = await find_buckets(self._node.storage)
-        others = [name for name in kept if name not in names and name != without]
+        self._kept = await find_buckets(self._node.storage)
+        others = [name for name in self._kept if name not in names and name != without]
         for name in names or (() if others else usual):
-            spec = kept.get(name)
-            if not isinstance(spec, BucketSpec):  # if there is something wrong with it, opening it says so
-                spec = BucketSpec(name=name, vbuckets=vbuckets)
-            await self.open(spec if spec.plain_cache else replace(spec, vbuckets=vbuckets))
+            await self.open_named(name, vbuckets)
         problem = None
         for name in others:
-            problem = await self._try_to_open(kept[name]) or problem
+            problem = await self._try_to_open(self._kept[name]) or problem
         if problem is not None and not self:
             raise problem
+
+    async def open_named(self, name: str, vbuckets: int) -> ServedBucket:
+        """Open a bucket as it was kept, made where it was not. Raises as `open` does."""
+        spec = self._kept.get(name)
+        if not isinstance(spec, BucketSpec):  # if there is something wrong with it, opening it says so
+            spec = BucketSpec(name=name, vbuckets=vbuckets)
+        return await self.open(spec if spec.plain_cache else replace(spec, vbuckets=vbuckets))
 
     async def _try_to_open(self, spec: BucketSpec | Error) -> Error | None:
         """Open a bucket that nobody has named. Returns what prevents it, None if nothing does."""
