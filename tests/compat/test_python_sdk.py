@@ -5,6 +5,8 @@ from datetime import timedelta
 import pytest
 
 from tests.compat.installed import need
+from tests.compat.serving import Serving
+from tests.node.wire_client import connected as memcached_client
 
 need("couchbase")
 
@@ -267,3 +269,25 @@ def test_who_may_only_read(tls_node, connected):
     with pytest.raises(AuthenticationException):
         collection.upsert("read me", 2)
     assert collection.get("read me").value == 1
+
+
+def test_documents_of_two_nodes(connected, free_ports):
+    """Each has half of the vbuckets: the client finds the one that has a document by the cluster map."""
+    (first, first_http), (second, second_http) = free_ports(2), free_ports(2)
+    nodes = [f"--node=127.0.0.1:{kv}:{http}" for kv, http in ((first, first_http), (second, second_http))]
+    common = ["--vbuckets", 64, *nodes]
+    with (
+        Serving.running("--port", first, "--http-port", first_http, *common) as one,
+        Serving.running("--port", second, "--http-port", second_http, *common) as other,
+    ):
+        collection = connected(one.url).bucket("default").default_collection()
+        documents = {f"key-{number}": {"n": number} for number in range(300)}
+        assert collection.upsert_multi(documents).all_ok
+        found = collection.get_multi(list(documents)).results
+        assert {key: result.value for key, result in found.items()} == documents
+        held = []
+        for node in (one, other):
+            with memcached_client(node) as client:
+                held.append(int(client.stats()["curr_items"]))
+        assert sum(held) == len(documents)
+        assert min(held) > 100
