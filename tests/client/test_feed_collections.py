@@ -1,0 +1,319 @@
+"""The feed where keys have their collections, and events of collections lie among the changes."""
+
+import json
+
+import pytest
+
+from penstock.client.feed import Wanted
+from penstock.client.selection import KnownCollections, Selection, qualified, read_manifest
+from penstock.errors import RemoteProtocolError, UnknownCollection, UsageError
+from penstock.wire import system_event
+from penstock.wire.collection_key import pack_collection_id
+from penstock.wire.columns import SMALL_RUN
+from penstock.wire.constants import Datatype, Status, StreamEndReason, SystemEventKind
+from penstock.wire.dcp import Mutation, SeqnoAdvanced, SnapshotMarkerV2, SystemEvent
+from penstock.wire.dcp_values import pack_xattrs
+from penstock.wire.schema import Change, Event
+from tests.client.producer import AT_20, accept, consumer_of, end, marker, refuse
+
+AIRLINE, HOTEL, HIGH = 8, 0x80, 0xCAFEF00D
+KNOWN = KnownCollections(
+    {"_default": 0, "inventory": 9},
+    {("_default", "_default"): 0, ("inventory", "airline"): AIRLINE, ("inventory", "hotel"): HOTEL},
+)
+
+
+EVERYTHING = Selection()
+
+
+def opened(wanted=None, known=KNOWN, selection=EVERYTHING, **options):
+    """Return a consumer and its one stream, accepted."""
+    consumer = consumer_of(wanted, selection=selection, **options)
+    consumer.feed.use_collections(known)
+    request = consumer.ask_one()
+    consumer.give(accept(request))
+    return consumer, request
+
+
+def mutation(request, seqno, collection_id=0, **fields):
+    key = pack_collection_id(collection_id) + b"k%d" % seqno
+    said = {"value": b"v", **fields, "key": key, "by_seqno": seqno}
+    return Mutation(vbucket=request.vbucket, opaque=request.opaque, **said).encode()
+
+
+def event(request, seqno, kind, subject, *, as_table=False):
+    packed = system_event.pack_system_event(kind, subject, as_table=as_table)
+    about = {"event": kind, "version": packed.version, "key": packed.key, "value": packed.value}
+    return SystemEvent(vbucket=request.vbucket, opaque=request.opaque, by_seqno=seqno, **about).encode()
+
+
+def advanced(request, seqno):
+    return SeqnoAdvanced(vbucket=request.vbucket, opaque=request.opaque, by_seqno=seqno).encode()
+
+
+@pytest.mark.parametrize("count", [1, SMALL_RUN + 5])
+def test_changes_have_their_collections(count):
+    consumer, request = opened()
+    ids = [(0, AIRLINE, HOTEL, HIGH)[number % 4] for number in range(count)]
+    sent = [mutation(request, number + 1, each) for number, each in enumerate(ids)]
+    rows = consumer.get(marker(request, 1, count), *sent)
+    names = {0: ("_default", "_default"), AIRLINE: ("inventory", "airline"), HOTEL: ("inventory", "hotel")}
+    assert [(row.key, row.collection_id, row.scope, row.collection) for row in rows] == [
+        (b"k%d" % (number + 1), each, *names.get(each, (None, None))) for number, each in enumerate(ids)
+    ]
+
+
+def test_nothing_is_new_where_the_node_has_none():
+    consumer, request = opened(known=None)
+    (row,) = consumer.get(marker(request, 1, 1), mutation(request, 1))
+    assert (row.key, row.collection_id, row.scope) == (b"\0k1", None, None)
+
+
+@pytest.mark.parametrize("as_table", [False, True])
+def test_events_are_rows_and_teach_names(as_table):
+    consumer, request = opened()
+    begun = system_event.Collection(5, 10, HIGH, "new", max_ttl=60)
+    rows = consumer.get(
+        marker(request, 1, 9),
+        event(request, 1, SystemEventKind.SCOPE_CREATE, system_event.Scope(4, 10, "sc"), as_table=as_table),
+        event(request, 2, SystemEventKind.COLLECTION_BEGIN, begun, as_table=as_table),
+        mutation(request, 3, HIGH),
+        event(request, 4, SystemEventKind.COLLECTION_END, system_event.DroppedCollection(6, 10, HIGH)),
+        event(request, 9, SystemEventKind.SCOPE_DROP, system_event.DroppedScope(0x1F, 10)),
+    )
+    assert [(row.seqno, row.event, row.collection_id, row.scope, row.collection) for row in rows] == [
+        (1, Event.CREATE_SCOPE, None, "sc", None),
+        (2, Event.BEGIN_COLLECTION, HIGH, "sc", "new"),
+        (3, Event.MUTATION, HIGH, "sc", "new"),
+        (4, Event.END_COLLECTION, HIGH, "sc", "new"),
+        (9, Event.DROP_SCOPE, None, "sc", None),
+    ]
+    assert [row.key for row in rows] == [None, None, b"k3", None, None]
+    assert json.loads(rows[1].value) == {"manifest_uid": "5", "scope_id": "a", "max_ttl": 60, "history": False}
+    assert json.loads(rows[4].value) == {"manifest_uid": "1f", "scope_id": "a"}
+    assert {(row.vbuuid, row.snapshot_start, row.snapshot_end, row.history) for row in rows} == {(11, 1, 9, 0)}
+    consumer.reconnect()
+    consumer.feed.use_collections(KNOWN)
+    request = consumer.ask_one()
+    assert (request.start_seqno, request.snap_end) == (9, 9)
+    (row,) = consumer.get(accept(request), marker(request, 10, 10), mutation(request, 10, HIGH))
+    assert (row.scope, row.collection) == ("sc", "new")
+
+
+def test_what_a_collection_was_changed_to():
+    consumer, request = opened()
+    changed = system_event.Collection(7, 9, AIRLINE, "airline", history=True)
+    (row,) = consumer.get(
+        marker(request, 1, 1), event(request, 1, SystemEventKind.COLLECTION_MODIFY, changed, as_table=True)
+    )
+    assert isinstance(row, Change)
+    assert (row.event, row.scope, row.collection) == (Event.MODIFY_COLLECTION, "inventory", "airline")
+    assert json.loads(row.value or b"") == {"manifest_uid": "7", "scope_id": "9", "max_ttl": None, "history": True}
+
+
+def test_an_advance_completes_a_snapshot_without_a_row():
+    consumer, request = opened({3: Wanted(end_seqno=30)})
+    consumer.give(marker(request, 1, 20), mutation(request, 2), advanced(request, 20))
+    (delivery,) = consumer.feed.deliveries
+    assert (delivery.positions[3].seqno, delivery.positions[3].is_complete) == (20, True)
+    assert [row.seqno for row in consumer.consume()] == [2]
+    assert consumer.get(marker(request, 21, 30), advanced(request, 30), advanced(request, 30), end(request)) == []
+    assert consumer.feed.is_done
+    assert consumer.feed.take_positions()[3].seqno == 30
+
+
+def test_an_advance_is_held_to_its_snapshot():
+    consumer, request = opened({3: Wanted(position=AT_20)})
+    with pytest.raises(RemoteProtocolError, match="by_seqno 41 behind its snapshot's end 40"):
+        consumer.give(marker(request, 21, 40), advanced(request, 41))
+    consumer, request = opened({3: Wanted(position=AT_20)})
+    with pytest.raises(RemoteProtocolError, match="by_seqno 19 after 20"):
+        consumer.give(marker(request, 15, 40), advanced(request, 19))
+
+
+def test_markers_of_a_newer_version():
+    consumer, request = opened()
+    newer = SnapshotMarkerV2(
+        vbucket=3,
+        opaque=request.opaque,
+        version=2,
+        start_seqno=1,
+        end_seqno=5,
+        flags=2,
+        purge_seqno=0,
+        high_prepared_seqno=0,
+    )
+    (row,) = consumer.get(newer.encode(), mutation(request, 5))
+    assert (row.snapshot_start, row.snapshot_end, row.snapshot_flags) == (1, 5, 2)
+
+
+BAD_EVENTS = [
+    ({"event": 9, "version": 0, "key": b"", "value": b""}, "system event 9: version 0 is not known"),
+    ({"event": 0, "version": 0, "key": b"c", "value": b"short"}, "value of 5 bytes, expected 16"),
+]
+
+
+@pytest.mark.parametrize(("about", "text"), BAD_EVENTS)
+def test_an_event_that_cannot_be_read_ends_the_connection(about, text):
+    consumer, request = opened()
+    bad = SystemEvent(vbucket=3, opaque=request.opaque, by_seqno=1, **about).encode()
+    with pytest.raises(RemoteProtocolError, match=text) as caught:
+        consumer.give(marker(request, 1, 1), bad)
+    assert caught.value.fatal
+
+
+def test_an_event_that_nobody_asked_for():
+    consumer, request = opened(known=None)
+    begun = event(request, 1, SystemEventKind.COLLECTION_BEGIN, system_event.Collection(5, 9, HIGH, "new"))
+    with pytest.raises(RemoteProtocolError, match="system event of a connection without collections"):
+        consumer.give(marker(request, 1, 1), begun)
+
+
+# What is asked for
+
+
+FILTERS = [
+    (Selection(), b""),
+    (Selection("inventory"), b'{"scope": "9"}'),
+    (Selection("inventory", ("hotel", "inventory.airline")), b'{"collections": ["8", "80"]}'),
+    (Selection("", ("inventory.hotel", "_default", "_default._default")), b'{"collections": ["0", "80"]}'),
+]
+
+
+@pytest.mark.parametrize(("selection", "value"), FILTERS)
+def test_the_filter_of_stream_requests(selection, value):
+    _, request = opened(selection=selection)
+    assert request.value == value
+
+
+def test_a_filter_stays_what_it_was():
+    """Under the same name there may be another collection later; that is not what the positions are of."""
+    consumer, request = opened(selection=Selection("inventory", ("hotel",)))
+    consumer.reconnect()
+    consumer.feed.use_collections(KnownCollections({"inventory": 9}, {("inventory", "hotel"): HIGH}))
+    assert consumer.ask_one().value == request.value
+    consumer.reconnect()
+    consumer.feed.use_collections(KNOWN)
+    request = consumer.ask_one()
+    with pytest.raises(UnknownCollection, match="vbucket 3: stream from 0 refused, UNKNOWN_COLLECTION"):
+        consumer.give(refuse(request, Status.UNKNOWN_COLLECTION))
+
+
+def test_a_stream_ends_when_all_that_it_is_of_is_gone():
+    consumer, request = opened(selection=Selection("inventory"))
+    ended = event(request, 5, SystemEventKind.COLLECTION_END, system_event.DroppedCollection(6, 9, HOTEL))
+    rows = consumer.get(marker(request, 1, 5), ended, end(request, StreamEndReason.FILTER_EMPTY))
+    assert [row.event for row in rows] == [Event.END_COLLECTION]
+    assert consumer.feed.is_done
+
+
+MISSING = [
+    (Selection("nope"), KNOWN, "the bucket has no scope 'nope'"),
+    (Selection("inventory", ("nope",)), KNOWN, "the bucket has no collection 'inventory.nope'"),
+    (Selection("", ("hotel",)), KNOWN, "the bucket has no collection '_default.hotel'"),
+    (Selection("inventory"), None, "collections of a node that has none"),
+    (Selection("", ("inventory.hotel",)), None, "collections of a node that has none"),
+]
+
+
+@pytest.mark.parametrize(("selection", "known", "text"), MISSING)
+def test_what_is_not_there(selection, known, text):
+    with pytest.raises(UsageError, match=text):
+        consumer_of(selection=selection).feed.use_collections(known)
+
+
+def test_the_default_collection_is_there_without_collections():
+    consumer, request = opened(known=None, selection=Selection("", ("_default",)))
+    assert request.value == b""
+    consumer, _ = opened()
+    with pytest.raises(UsageError, match="of a node that has none"):
+        consumer.feed.use_collections(None)
+
+
+@pytest.mark.parametrize(
+    ("name", "scope", "expected"),
+    [
+        ("a", "", ("_default", "a")),
+        ("a", "s", ("s", "a")),
+        ("s.a", "", ("s", "a")),
+        ("_default", "", ("_default", "_default")),
+    ],
+)
+def test_names(name, scope, expected):
+    assert qualified(name, scope) == expected
+
+
+@pytest.mark.parametrize("name", ["", ".", "a.", ".a", "a.b.c"])
+def test_names_that_cannot_be(name):
+    with pytest.raises(UsageError, match=r"expected name or scope\.name"):
+        qualified(name)
+
+
+def test_a_collection_of_another_scope():
+    with pytest.raises(UsageError, match=r"collection 'b\.c' is not in scope 'a'"):
+        Selection("a", ("c", "b.c"))
+
+
+def test_a_manifest():
+    manifest = {
+        "uid": "1f",
+        "scopes": [
+            {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]},
+            {"name": "_system", "uid": "8", "collections": [{"name": "_query", "uid": "9", "maxTTL": 5}]},
+            {"name": "s", "uid": "a", "collections": []},
+        ],
+    }
+    known = read_manifest(json.dumps(manifest).encode())
+    assert known.scopes == {"_default": 0, "_system": 8, "s": 10}
+    assert known.collections == {("_default", "_default"): 0, ("_system", "_query"): 9}
+
+
+BAD_MANIFESTS = [
+    b"",
+    b"[]",
+    b"\xff",
+    b'{"scopes": 1}',
+    b'{"scopes": [{"name": "s"}]}',
+    b'{"scopes": [{"name": "s", "uid": "x", "collections": []}]}',
+    b'{"scopes": [{"name": "s", "uid": "100000000", "collections": []}]}',
+    b'{"scopes": [{"name": "s", "uid": 1, "collections": []}]}',
+]
+
+
+@pytest.mark.parametrize("manifest", BAD_MANIFESTS)
+def test_a_manifest_that_is_none(manifest):
+    with pytest.raises(RemoteProtocolError, match="collections manifest of"):
+        read_manifest(manifest)
+
+
+# Extended attributes
+
+
+def test_extended_attributes_where_they_are_wanted():
+    value = pack_xattrs({"_sync": b"{}"}, b"body")
+    for wanted in (False, True):
+        consumer, request = opened(xattrs=wanted)
+        marked = mutation(request, 1, value=value, datatype=Datatype.XATTR | Datatype.JSON)
+        (row,) = consumer.get(marker(request, 1, 1), marked)
+        if wanted:
+            assert (row.value, row.datatype, row.xattrs) == (b"body", Datatype.JSON, {"_sync": b"{}"})
+        else:
+            assert (row.value, row.datatype, row.xattrs) == (value, Datatype.XATTR | Datatype.JSON, None)
+
+
+# Several connections at a time
+
+
+def test_each_connection_is_acknowledged_what_came_by_it():
+    consumer = consumer_of({3: Wanted(), 5: Wanted()}, window=1 << 10)
+    one, two = consumer.ask()
+    acks = []
+    for via, request in ((0, one), (1, two)):
+        data = accept(request) + marker(request, 1, 9) + mutation(request, 1, value=b"v" * (1 << 10))
+        acks.append(consumer.feed.receive(consumer.incoming.feed(data), via))
+    assert acks == [b"", b""]
+    first, second = consumer.feed.deliveries
+    assert (first.via, second.via) == (0, 1)
+    for delivery in (second, first):
+        acks.append(consumer.feed.consumed(delivery))
+    assert [int.from_bytes(ack[-4:], "big") for ack in acks[2:]] == [first.nbytes, first.nbytes]
