@@ -7,6 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.node import Node
+from penstock.node.login import User
+from penstock.node.login.users import account_of
+from penstock.node.login.users_file import change_users
 from penstock.wire.collection_key import pack_collection_id, split_collection_key
 from penstock.wire.collections import SetManifest
 from penstock.wire.constants import Feature, Opcode, OpenFlag, Status, StreamEndReason, StreamFlag, SystemEventKind
@@ -21,9 +24,11 @@ from penstock.wire.dcp import (
     SystemEvent,
 )
 from penstock.wire.dcp_values import framing_of
-from penstock.wire.kv import Set
+from penstock.wire.kv import Noop, SelectBucket, Set
 from penstock.wire.layout import decode
 from penstock.wire.system_event import Collection, DroppedCollection, Scope, unpack_system_event
+from penstock.wire.tap import TapConnect
+from tests.node.test_login import ITERATIONS, log_in
 from tests.node.wire_client import connected
 
 S, F, K, R = Status, OpenFlag, SystemEventKind, StreamEndReason
@@ -383,6 +388,56 @@ def test_without_what_was_deleted_before(node, writer, collections):
         writer.delete(key(0, b"kept"))
         while not isinstance(messages[-1], Deletion):
             messages.append(client.message())
+
+
+# Who may see what
+
+ALLOWED = [
+    ("stream_reader[default]", {"all", "beers", "ales", "lagers", "default", "bare"}),
+    ("stream_reader[default:beers]", {"beers", "ales", "lagers"}),
+    ("stream_reader[default:beers:ales]", {"ales"}),
+    ("stream_reader[default:_default:_default]", {"default", "bare"}),
+]
+ASKED = {
+    "all": b"",
+    "beers": wish(scope=f"{BEERS:x}"),
+    "ales": ids(ALES),
+    "lagers": ids(LAGERS),
+    "default": ids(0),
+    "ales and lagers": ids(ALES, LAGERS),
+    "bare": None,
+}
+
+
+@pytest.mark.parametrize(("role", "allowed"), ALLOWED)
+def test_users_stream_what_is_theirs(tmp_path, role, allowed):
+    path = tmp_path / "users.json"
+    with change_users(path) as accounts:
+        for name, roles in {"root": ["admin"], "reader": [role, "stream_reader[beer]"]}.items():
+            accounts[name] = account_of(User.of(name, roles), f"{name}'s", ITERATIONS)
+    with Node.running(["default", "beer"], vbuckets=1, users=path) as node, connected(node) as root:
+        assert log_in(root.hello(Feature.COLLECTIONS), "root") == S.SUCCESS
+        assert root.status(SelectBucket(key=b"default")) == S.SUCCESS
+        give(root, 1, DEFAULT, beers(ALE, LAGER))
+        found = set()
+        for what, value in ASKED.items():
+            with connected(node) as client:
+                if value is not None:
+                    client.hello(Feature.COLLECTIONS)
+                assert log_in(client, "reader") == S.SUCCESS
+                client.ask(SelectBucket(key=b"default"))
+                client.open(what.replace(" ", "-")).control("enable_noop", "true")
+                client.ask(SelectBucket(key=b"beer"))  # which makes no difference: all of that one is the user's
+                status = client.stream(value=value or b"").specific
+                assert status in {S.SUCCESS, S.EACCESS}
+                found |= {what} if status == S.SUCCESS else set()
+        assert found - {"ales and lagers"} == allowed
+        assert ("ales and lagers" in found) == ({"ales", "lagers"} <= allowed)
+        with connected(node) as client:
+            assert log_in(client, "reader") == S.SUCCESS
+            client.ask(SelectBucket(key=b"default"))
+            client.send(TapConnect(), Noop())
+            assert (client.receive().specific == S.EACCESS) == ("bare" not in allowed)
 
 
 # Whatever is written

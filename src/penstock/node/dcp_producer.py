@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArguments, KeyNotFound, NotSupported, OutOfRange, StatusError
-from penstock.node.filters import Wish, read_wish
+from penstock.node.filters import Wish, filter_for, read_wish
 from penstock.node.outlet import Look, Outlet
 from penstock.node.producer import Producer
 from penstock.node.replies import Goodbye
@@ -140,7 +140,7 @@ class DcpProducer(Producer):
         """Return what a stream is to send, None for what who knows no collections sees."""
         if not self.connection.collections:
             return None
-        return Outlet(wish.filter(self.bucket.store.manifest), wish.stream_id)
+        return Outlet(filter_for(self.connection, self.bucket, wish), wish.stream_id)
 
     def close_stream(self, vbucket: int, stream_id: int | None = None) -> None:
         """Close a stream at the consumer's wish. Raises StatusError if it has none, or none that goes on."""

@@ -9,20 +9,25 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import InvalidArguments, StatusError, UnknownCollection, UnknownScope
+from penstock.errors import AccessDenied, InvalidArguments, StatusError, UnknownCollection, UnknownScope
+from penstock.node.login import Privilege
 from penstock.store.events import SystemEvent
-from penstock.store.manifest import Manifest
+from penstock.store.manifest import DEFAULT_NAME
 from penstock.store.rollback import MAX_SEQNO
 from penstock.store.vbucket import Vbucket
 from penstock.wire.collection_key import DEFAULT_COLLECTION
 from penstock.wire.constants import Status, SystemEventKind
 
-__all__ = ["Filter", "Wish", "read_wish"]
+if TYPE_CHECKING:
+    from penstock.node.connection import NodeConnection
+    from penstock.node.served import ServedBucket
+
+__all__ = ["Filter", "Wish", "bare_filter", "filter_for", "read_wish"]
 
 _HEX = re.compile(r"(0x)?[0-9a-fA-F]{1,8}")
 _HIGHEST_STREAM_ID: Final = 0xFFFF
@@ -40,18 +45,6 @@ class Wish:
     scope: int | None = None
     stream_id: int | None = None
     purge_seqno: int = 0
-
-    def filter(self, manifest: Manifest) -> Filter:
-        """Raises UnknownCollection, UnknownScope for what is not in the manifest."""
-        if self.scope is not None:
-            scope = manifest.scopes_by_id.get(self.scope)
-            if scope is None:
-                raise UnknownScope(f"no scope {self.scope:x}", body=manifest.said_uid)
-            return Filter((collection.id for collection in scope.collections), scope=self.scope)
-        for collection in self.collections or ():
-            if collection not in manifest.collections:
-                raise UnknownCollection(f"no collection {collection:x}", body=manifest.said_uid)
-        return Filter(self.collections)
 
 
 def read_wish(text: bytes) -> Wish:
@@ -143,13 +136,6 @@ class Filter:
         self.tells_events = tells_events
         self._scope_ended = False
 
-    @classmethod
-    def bare(cls, manifest: Manifest) -> Filter:
-        """Return that of a connection without collections. Raises UnknownCollection if the default one was dropped."""
-        if DEFAULT_COLLECTION not in manifest.collections:
-            raise UnknownCollection("the default collection was dropped", body=manifest.said_uid)
-        return cls((DEFAULT_COLLECTION,), tells_events=False)
-
     @property
     def is_empty(self) -> bool:
         """Is there nothing any more that could be sent?"""
@@ -189,3 +175,43 @@ class Filter:
         if event.is_end and self.ids is not None:
             self.ids.discard(collection)
         return told and self.tells_events
+
+
+def filter_for(connection: NodeConnection, bucket: ServedBucket, wish: Wish) -> Filter:
+    """Return the filter of a stream that was asked for. bucket: the one that is streamed, whichever is selected now.
+
+    Raises UnknownCollection, UnknownScope for what the bucket does not have, AccessDenied for what the user may not
+    have streamed.
+    """
+    manifest = bucket.store.manifest
+    if wish.scope is not None:
+        scope = manifest.scopes_by_id.get(wish.scope)
+        if scope is None:
+            raise UnknownScope(f"no scope {wish.scope:x}", body=manifest.said_uid)
+        _check_access(connection, bucket, scope.name)
+        return Filter((collection.id for collection in scope.collections), scope=wish.scope)
+    if wish.collections is None:
+        _check_access(connection, bucket)
+    for number in wish.collections or ():
+        collection = manifest.collections.get(number)
+        if collection is None:
+            raise UnknownCollection(f"no collection {number:x}", body=manifest.said_uid)
+        _check_access(connection, bucket, manifest.scopes_by_id[collection.scope_id].name, collection.name)
+    return Filter(wish.collections)
+
+
+def bare_filter(connection: NodeConnection, bucket: ServedBucket) -> Filter:
+    """Return the filter of a stream to who knows no collections. Raises UnknownCollection, AccessDenied."""
+    manifest = bucket.store.manifest
+    if DEFAULT_COLLECTION not in manifest.collections:
+        raise UnknownCollection("the default collection was dropped", body=manifest.said_uid)
+    _check_access(connection, bucket, DEFAULT_NAME, DEFAULT_NAME)
+    return Filter((DEFAULT_COLLECTION,), tells_events=False)
+
+
+def _check_access(connection: NodeConnection, bucket: ServedBucket, *names: str) -> None:
+    """names: of a scope, or a scope and a collection in it; none: the whole bucket."""
+    user = connection.login.acting
+    if user is None or not user.may(Privilege.STREAM, bucket.store.name, *names):
+        what = ".".join((bucket.store.name, *names))
+        raise AccessDenied(f"changes of {what}: not for {connection.login.acting_name}")

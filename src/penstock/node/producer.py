@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.errors import KeyExists, OutOfRange, status_error
-from penstock.node.filters import Filter
+from penstock.node.filters import bare_filter
 from penstock.node.outlet import Look, Outlet
 from penstock.node.producers import CHUNK_BYTES, TURN_BYTES, WRITE_BYTES, ChangeProducer, Load, StreamReport
 from penstock.node.replies import Goodbye
@@ -87,13 +87,13 @@ class Producer(ChangeProducer):
         """Open a stream. Returns None, or the seqno that the consumer has to roll back to first.
 
         last: it ends there, whatever was asked for. outlet: what it sends; None: what who knows no collections sees.
-        Raises OutOfRange, KeyExists, UnknownCollection, and StatusError for a stream too many; the checks stand in
-        kv_engine's order.
+        Raises OutOfRange, KeyExists, UnknownCollection, AccessDenied, and StatusError for a stream too many; the checks
+        stand in kv_engine's order.
         """
         if error := range_error(asked):
             raise OutOfRange(error)
         if outlet is None:
-            outlet = Outlet(Filter.bare(self.bucket.store.manifest))
+            outlet = Outlet(bare_filter(self.connection, self.bucket))
         if key in self.streams:
             raise KeyExists(f"vbucket {vbucket.id} has a stream")
         high = vbucket.high_seqno

@@ -6,6 +6,7 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound, RemoteProtocolError, TemporaryFailure
+from penstock.node.filters import bare_filter
 from penstock.node.not_yet import NOT_YET
 from penstock.node.producers import streamable
 from penstock.node.replies import Goodbye, Handler, reply
@@ -32,6 +33,7 @@ def _connect(connection: NodeConnection, frame: Frame) -> bytes:
     request = decode(frame, Dialect.TAP)
     assert isinstance(request, TapConnect)
     bucket, older = streamable(connection), connection.producer
+    bare_filter(connection, bucket)  # raises
     if len(request.key) > MAX_KEY:
         raise InvalidArguments(f"name of {len(request.key)} bytes, limit {MAX_KEY}")
     options = _options(request, frame)
