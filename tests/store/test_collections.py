@@ -7,9 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import CannotApplyManifest, OutOfRange, RemoteProtocolError, TemporaryFailure, UsageError
+from penstock.errors import (
+    CannotApplyManifest,
+    OutOfRange,
+    RemoteProtocolError,
+    StoreDamaged,
+    TemporaryFailure,
+    UsageError,
+)
+from penstock.store import repair as repairing
 from penstock.store.bucket import Bucket
 from penstock.store.events import SystemEvent, packed_events, read_event
+from penstock.store.files import Directory
 from penstock.store.manifest import DEFAULT_MANIFEST, Manifest, changes_between, subjects_of
 from penstock.store.settings import Settings
 from penstock.store.vbucket import Vbucket
@@ -20,7 +29,7 @@ from penstock.wire.dcp import DeletionV2, Mutation
 from penstock.wire.schema import Event
 from tests.store.failing import Place, contents, directory_in_memory
 from tests.store.model import START, Tombstone, new_bucket, read_all
-from tests.store.written import put
+from tests.store.written import flipped, put
 
 NOW = START // 10**9
 SHOP = DEFAULT_MANIFEST.with_scope("shop").with_collection("shop", "items").with_collection("shop", "users")
@@ -429,6 +438,49 @@ def test_wherever_a_kill_cuts_the_log_vbuckets_come_to_the_manifest(disk: Place)
             seen.add(tuple(event.subject.manifest_uid for event in told(vbucket, 4)))
         again.close()
     assert seen == {(3, 5)}
+
+
+def test_a_power_loss_that_leaves_the_manifest_alone(disk: Place) -> None:
+    bucket = disk()
+    bucket.set_manifest(SHOP)
+    disk.directory.power_off()
+    again = disk()
+    assert [(vbucket.collections, vbucket.high_seqno) for vbucket in again.vbuckets] == [({0, ITEMS, USERS}, 3)] * 4
+    again.close()
+
+
+def test_a_repaired_bucket_comes_to_the_manifest(disk: Place) -> None:
+    """The event that a collection has ended is among what is lost, but the collection does not come back."""
+    bucket = disk(retention_seconds=None, segment_bytes=100_000)
+    bucket.set_manifest(SHOP)
+    for vbucket in bucket.vbuckets:
+        vbucket.set(key(ITEMS), b"." * 1000)
+    bucket.compact()
+    bucket.set_manifest(SHOP.without_collection("shop", "items"))
+    erase(bucket)
+    bucket.vbuckets[0].set(key(USERS), b"1")
+    bucket.compact()
+    bucket.vbuckets[0].set(key(USERS), b"2")
+    bucket.close()
+    newest = max(disk.path.glob("segment-*"))
+    newest.write_bytes(flipped(newest.read_bytes(), 100))
+    with pytest.raises(StoreDamaged):
+        disk()
+    files = Directory(disk.path)
+    said = repairing.enter(files)
+    vbuuids = count(1000)
+    report = repairing.check(files, said, clock=lambda: START, new_vbuuid=lambda: next(vbuuids))
+    assert report.losses
+    repairing.repair(files, report)
+    files.unlock()
+    again = disk()
+    erase(again)
+    for vbucket in again.vbuckets:
+        assert (vbucket.collections, vbucket.manifest_uid) == ({0, USERS}, 4)
+        assert vbucket.get(key(ITEMS)) is None
+        assert vbucket.manifest() == again.manifest
+        assert vbucket.items == vbucket.collection_items(USERS) == int(vbucket.id == 0)
+    again.close()
 
 
 def test_a_disk_that_does_not_take_the_manifest(disk: Place) -> None:

@@ -161,14 +161,14 @@ class Bucket:
                     if vbucket.state is VbucketState.ACTIVE:
                         vbucket.begin_branch()
             log.mark_opened()
-            for vbucket in self.vbuckets:
-                if vbucket.state is VbucketState.ACTIVE:
-                    self._catch_up(vbucket.id)
-                elif vbucket.manifest_uid is None:
-                    vbucket.relearn()
         else:
             self.recovered = found.summary if found.torn else ""
             log.begin_file(1, 0)
+        for vbucket in self.vbuckets:
+            if vbucket.state is VbucketState.ACTIVE:
+                self._catch_up(vbucket.id)
+            elif vbucket.manifest_uid is None:
+                vbucket.relearn()
         for left_over in found.obsolete:
             log.directory.remove(left_over)
         log.commit()
@@ -247,8 +247,9 @@ class Bucket:
             return
         self._behind.discard(number)
         try:
+            doubtful = vbucket.manifest_uid is None
             if events is None:
-                if vbucket.manifest_uid is None:
+                if doubtful:
                     vbucket.relearn()
                 before = vbucket.manifest_uid or 0
                 if before > manifest.uid:
@@ -256,6 +257,8 @@ class Bucket:
                 events = packed_events(subjects_of(changes_between(vbucket.manifest(), manifest), before, manifest.uid))
             if events:
                 vbucket.tell(events)
+                if doubtful:
+                    vbucket.relearn()  # what is in collections whose beginning was lost counts, too
             vbucket.up_to(manifest.uid)
         except REFUSED:
             self._behind.add(number)
