@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import subprocess
+import sys
+import threading
 
 import pytest
 
@@ -266,6 +269,67 @@ def test_a_plain_cache_has_one_vbucket_and_takes_everything(node):
         said = json.loads(client.ask(GetClusterConfig()).value)
     assert said["nodeLocator"] == "ketama"
     assert "vBucketServerMap" not in said
+
+
+# Killed
+
+BUSY = """
+import asyncio, sys
+from penstock.node import Node
+from penstock.node.buckets import BucketSpec
+
+async def run():
+    node = await Node.start(port=0, buckets=["beer"], vbuckets=2, data_dir=sys.argv[1])
+    for number in range(int(sys.argv[2]), 1000000):
+        kind = ("couchbase", "ephemeral")[number % 2]
+        await node.create_bucket(BucketSpec(name=f"b{number}", kind=kind, vbuckets=2, replicas=1))
+        print("made", number, flush=True)
+        if number % 3:
+            print("ending", number, flush=True)
+            await node.delete_bucket(f"b{number}")
+            print("ended", number, flush=True)
+
+asyncio.run(run())
+"""
+
+
+def test_a_kill_leaves_buckets_whole_or_none(tmp_path):
+    data_dir = tmp_path / "data"
+    state: dict[int, str] = {}
+    for life, lines in enumerate((1, 2, 5, 6, 13)):
+        child = subprocess.Popen(
+            [sys.executable, "-c", BUSY, str(data_dir), str(100 * life)], stdout=subprocess.PIPE, text=True
+        )
+        with child, BoundedTime(child):
+            assert child.stdout is not None
+            for _ in range(lines):
+                what, number = child.stdout.readline().split()
+                state[int(number)] = what
+            child.kill()
+            for line in child.stdout:  # what it has still said
+                what, number = line.split()
+                state[int(number)] = what
+        with Node.running(data_dir=data_dir) as node:
+            there = {int(name[1:]) for name in node.buckets if name != "beer"}
+            for found in there:
+                assert state.get(found, "made") != "ended"
+                assert node.buckets[f"b{found}"].spec.replicas == 1
+                assert (node.buckets[f"b{found}"].spec.kind == "ephemeral") is bool(found % 2)
+            assert {made for made, what in state.items() if what == "made"} <= there
+        assert not [path.name for path in data_dir.iterdir() if path.name.startswith("~")]
+
+
+class BoundedTime:
+    """Kills a process that says nothing for too long."""
+
+    def __init__(self, child):
+        self.timer = threading.Timer(3 * SECONDS, child.kill)
+
+    def __enter__(self):
+        self.timer.start()
+
+    def __exit__(self, *error):
+        self.timer.cancel()
 
 
 # Several nodes
