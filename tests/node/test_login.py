@@ -176,6 +176,28 @@ def test_streams_belong_to_who_opened_them(guarded):
         assert client.status(SaslAuth(key=b"SCRAM-SHA512", value=b"n,,n=root,r=abc")) == S.NOT_SUPPORTED
 
 
+def test_who_is_removed_is_out_within_a_moment(tmp_path):
+    path = tmp_path / "users.json"
+    with change_users(path) as accounts:
+        accounts["alice"] = account_of(User.of("alice", ["admin"]), "alice's", ITERATIONS)
+        accounts["bob"] = account_of(User.of("bob", ["admin"]), "bob's", ITERATIONS)
+    with (
+        Node.running(vbuckets=1, users=path) as node,
+        connected(node) as alice,
+        connected(node) as bob,
+        connected(node) as stream,
+    ):
+        for client, name in ((alice, "alice"), (stream, "alice"), (bob, "bob")):
+            assert log_in(client, name) == S.SUCCESS
+        stream.open()
+        with change_users(path) as accounts:
+            del accounts["alice"]
+        while alice.status(Get(key=b"k")) != S.EACCESS:
+            pass
+        assert stream.ended()
+        assert bob.status(Get(key=b"k")) == S.KEY_ENOENT
+
+
 def test_without_users_nobody_has_to_and_one_can(node, client):
     assert client.ask(SaslListMechs()).value == b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN"
     assert client.set(b"k", b"v").specific == S.SUCCESS

@@ -27,6 +27,7 @@ from penstock.node.map_reader import MapReader
 from penstock.node.producers import ChangeProducer
 from penstock.node.replies import GiveUp, Goodbye, Parked, refusal, reply
 from penstock.node.served import Counters, ServedBucket
+from penstock.node.tls_buffer import shrink_buffer
 from penstock.store.vbucket import Vbucket
 from penstock.wire.collection_key import DEFAULT_PREFIX
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent
@@ -115,6 +116,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES // 4)
         _keep_alive(transport.get_extra_info("socket"))
+        shrink_buffer(transport)
         peername = transport.get_extra_info("peername")
         self.host, self.peer = "" if peername is None else peername[0], _address(peername)
         self.dialect = self.listener.dialect
@@ -197,6 +199,15 @@ class NodeConnection(asyncio.BufferedProtocol):
                 self.select(self.node.buckets[DEFAULT_BUCKET])
         self.map.follow()
         self._permit()
+
+    def renew(self) -> None:
+        """Take note that users have changed. Streams of somebody who may do something else now end."""
+        if not self.login.renew():
+            return
+        if self.producer is not None:
+            self.abort("its user may do something else now")
+        else:
+            self.enter()
 
     def may(self, privilege: Privilege, scope: str | None = None, collection: str | None = None) -> bool:
         """Tell whether the user has a privilege for the bucket, or one scope or collection in it."""

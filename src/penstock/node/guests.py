@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
+    from penstock.node.login import Users
     from penstock.node.options import Options
 
 __all__ = ["MOST_STRANGERS", "Guests"]
@@ -24,13 +25,18 @@ _LOOK_SECONDS = 1.0
 
 
 class Guests:
-    """The connections of a node. present: all of them; total: how many there have been."""
+    """The connections of a node. present: all of them; total: how many there have been.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, options: Options) -> None:
+    users: looked at once a second, for connections whose user may do something else by then; None: nobody logs in.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, options: Options, users: Users | None) -> None:
         self.present: set[NodeConnection] = set()
         self.total = 0
         self._loop = loop
         self._options = options
+        self._users = users
+        self._version = 0 if users is None else users.version
         self._strangers: dict[NodeConnection, float] = {}  # and when they came, the oldest first
         self._refused = False
         self._looker: asyncio.TimerHandle | None = None
@@ -77,3 +83,13 @@ class Guests:
         late = now - self._options.frame_timeout
         for connection in [one for one in self.present if one.frame_began and one.frame_began <= late]:
             connection.abort(f"a frame that did not end within {self._options.frame_timeout:g} s")
+        self._renew()
+
+    def _renew(self) -> None:
+        if self._users is None:
+            return
+        self._users.refresh()
+        if self._users.version != self._version:
+            self._version = self._users.version
+            for connection in tuple(self.present):
+                connection.renew()

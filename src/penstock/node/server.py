@@ -47,7 +47,7 @@ _BACKLOG = 4096  # connections that wait to be accepted; with asyncio's 100 a cr
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 _DISK_SECONDS = 600.0  # for buckets to be read when they are opened, and to be written when they are closed
-_LAST_TURNS = 3  # in which the loop lets go of transports that have just been closed
+_LAST_TURNS = 5
 _GOODBYE_SECONDS = 1.0  # for peers to take the last replies
 
 
@@ -98,7 +98,7 @@ class Node:
         self.buckets = BucketList(self)
         self.usual_vbuckets = 1024
         self.http: HttpServer = _http_server(self)
-        self.guests = Guests(loop, options)
+        self.guests = Guests(loop, options, self.users)
         self.started_at = loop.time()
         self._tls = _context(options)
         self._servers: list[asyncio.Server] = []
@@ -151,7 +151,7 @@ class Node:
             without=followed.name if followed else None,
         )
         if upstream is not None and followed is not None:
-            served = await self.buckets.open(replace(followed, vbuckets=upstream.vbuckets))
+            served = await self.buckets.open_named(followed.name, upstream.vbuckets)
             self.bridge = Bridge(served, upstream.address)
             if served.flusher is not None:
                 await served.flusher.flush()  # that it is a copy
@@ -355,12 +355,12 @@ def _http_server(node: Node) -> HttpServer:
 
 async def _settle() -> None:
     """Let connections that were being accepted when the node stopped come to their end."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    if others:
-        _, handshakes = await asyncio.wait(others, timeout=_GOODBYE_SECONDS)
-        for handshake in handshakes:
-            handshake.cancel()
-    for _ in range(_LAST_TURNS):
+    for _ in range(_LAST_TURNS):  # one may have been accepted only now, and one that has ended is let go of in a turn
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            _, handshakes = await asyncio.wait(others, timeout=_GOODBYE_SECONDS)
+            for handshake in handshakes:
+                handshake.cancel()
         await asyncio.sleep(0)
 
 
