@@ -1,0 +1,271 @@
+"""Collections of a node: documents in them, and their changes."""
+
+import json
+
+import pytest
+
+from penstock import Node, connect
+from penstock.errors import (
+    KeyExists,
+    KeyNotFound,
+    UnknownCollection,
+    UnknownScope,
+    UsageError,
+)
+from penstock.wire.collections import CollectionIdReply
+from penstock.wire.constants import Datatype, Dialect, Feature, Opcode, Status
+from penstock.wire.dcp_values import pack_xattrs
+from penstock.wire.kv import pack_features
+from penstock.wire.schema import Event
+from tests.client.peer import Script, in_loop, reply
+from tests.node.watch import run
+
+VBUCKETS = 4
+
+
+@pytest.fixture
+def node():
+    with Node.running(["beer"], vbuckets=VBUCKETS) as node:
+        change(node, lambda manifest: manifest.with_scope("inventory"))
+        change(node, lambda manifest: manifest.with_collection("inventory", "airline"))
+        change(node, lambda manifest: manifest.with_collection("inventory", "hotel", 60))
+        yield node
+
+
+@pytest.fixture
+def url(node):
+    return node.url("beer")
+
+
+def change(node, how):
+    """Change which collections a node's bucket has."""
+    bucket = node.buckets["beer"]
+    run(node, lambda: bucket.change_manifest(how(bucket.store.manifest)))
+
+
+AIRLINE = "inventory.airline"
+
+
+@in_loop
+async def test_a_key_is_another_document_in_each_collection(url):
+    async with connect(url) as bucket:
+        await bucket.upsert("k", b"default")
+        cas = await bucket.insert("k", b"airline", collection=AIRLINE)
+        with pytest.raises(KeyExists, match=r"^ADD b'k': KEY_EEXISTS"):
+            await bucket.insert("k", b"again", collection=AIRLINE)
+        await bucket.replace("k", b"another", cas=cas, collection=AIRLINE)
+        assert (await bucket.get("k")).value == b"default"
+        assert (await bucket.get("k", collection=AIRLINE)).value == b"another"
+        assert await bucket.get_many(["k", "l"], collection="inventory.hotel") == [None, None]
+        assert await bucket.remove_many(["k", "l"], collection=AIRLINE) == 1
+        with pytest.raises(KeyNotFound):
+            await bucket.remove("k", collection=AIRLINE)
+        assert (await bucket.get("k", collection="_default")).value == b"default"
+        assert len(await bucket.upsert_many([(f"k{number}", b"") for number in range(900)], collection=AIRLINE)) == 900
+        assert None not in await bucket.get_many([f"k{number}" for number in range(900)], collection=AIRLINE)
+
+
+@pytest.mark.parametrize("name", ["nope.c", "inventory.nope", "nope", "_default.nope"])
+@in_loop
+async def test_a_collection_that_is_not_there(url, name):
+    path = name if "." in name else f"_default.{name}"
+    async with connect(url) as bucket:
+        with pytest.raises((UnknownCollection, UnknownScope)) as caught:
+            await bucket.upsert("k", b"v", collection=name)
+        assert str(caught.value) == f"no collection {path!r} in {bucket.address}"
+
+
+@pytest.mark.parametrize("name", ["a.b.c", ".", "a."])
+@in_loop
+async def test_a_name_that_cannot_be(url, name):
+    async with connect(url) as bucket:
+        with pytest.raises(UsageError, match=r"expected name or scope\.name"):
+            await bucket.get("k", collection=name)
+
+
+@in_loop
+async def test_a_collection_that_was_made_anew_has_another_id(node, url):
+    async with connect(url) as bucket:
+        await bucket.upsert("k", b"v", collection=AIRLINE)
+        change(node, lambda manifest: manifest.without_collection("inventory", "airline"))
+        with pytest.raises(UnknownCollection):
+            await bucket.upsert("k", b"v", collection=AIRLINE)
+        change(node, lambda manifest: manifest.with_collection("inventory", "airline"))
+        assert await bucket.get_many(["k"], collection=AIRLINE) == [None]
+        await bucket.insert("k", b"v", collection=AIRLINE)
+        change(node, lambda manifest: manifest.without_collection("inventory", "airline"))
+        change(node, lambda manifest: manifest.with_collection("inventory", "airline"))
+        await bucket.insert("k", b"w", collection=AIRLINE)
+        assert (await bucket.get("k", collection=AIRLINE)).value == b"w"
+
+
+@in_loop
+async def test_an_id_that_stays_unknown_is_asked_for_once_more():
+    asked = []
+
+    def answer(peer, frame):
+        if frame.opcode == Opcode.HELLO:
+            return reply(frame, value=pack_features([Feature.COLLECTIONS]))
+        if frame.opcode == Opcode.COLLECTIONS_GET_ID:
+            asked.append(frame.value)
+            return CollectionIdReply(opaque=frame.opaque, manifest_uid=1, collection_id=len(asked) + 7).encode()
+        if frame.opcode == Opcode.GET:
+            return reply(frame, Status.UNKNOWN_COLLECTION)
+        return None
+
+    async with Script(answer) as script, connect(script.url()) as bucket:
+        with pytest.raises(UnknownCollection, match=r"^GET b'k': UNKNOWN_COLLECTION$"):
+            await bucket.get("k", collection="s.c")
+        assert asked == [b"s.c"] * 2
+        keys = [frame.key for frame in script.peers[0].requests if frame.opcode == Opcode.GET]
+        assert keys == [b"\x08k", b"\x09k"]
+
+
+@in_loop
+async def test_a_node_without_collections():
+    async with Script() as script, connect(script.url()) as bucket:
+        await bucket.get("k", collection="_default._default")
+        assert script.peers[0].requests[-1].key == b"k"
+        with pytest.raises(UsageError, match=r"collection 's\.c' of a node that has none"):
+            await bucket.get("k", collection="s.c")
+
+
+@in_loop
+async def test_a_node_that_has_collections_only_now_and_then():
+    """Or keys of the one kind would be taken for the other."""
+    features = [b"", pack_features([Feature.COLLECTIONS])]
+
+    def answer(peer, frame):
+        return reply(frame, value=features.pop(0)) if frame.opcode == Opcode.HELLO else None
+
+    async with Script(answer) as script, connect(script.url(retrySeconds=0.2)) as bucket:
+        script.peers[0].transport.abort()
+        with pytest.raises(Exception, match="has agreed on other features than before"):
+            await bucket.get("k")
+
+
+# Changes
+
+
+async def fill(bucket):
+    await bucket.upsert("d", b"default")
+    await bucket.upsert("a", b"airline", collection=AIRLINE)
+    await bucket.upsert("h", b"hotel", collection="inventory.hotel")
+    await bucket.remove("h", collection="inventory.hotel")
+
+
+async def changes(bucket, **wants):
+    found = [change async for change in bucket.changes(stop="now", **wants)]
+    return {(change.event, change.scope, change.collection, change.key) for change in found}
+
+
+EVENTS = {
+    (Event.BEGIN_COLLECTION, "inventory", "airline", None),
+    (Event.BEGIN_COLLECTION, "inventory", "hotel", None),
+    (Event.CREATE_SCOPE, "inventory", None, None),
+}
+DEFAULT = (Event.MUTATION, "_default", "_default", b"d")
+OF_AIRLINE = (Event.MUTATION, "inventory", "airline", b"a")
+OF_HOTEL = (Event.DELETION, "inventory", "hotel", b"h")
+
+
+@in_loop
+async def test_everything_that_changes(url):
+    async with connect(url) as bucket:
+        await fill(bucket)
+        assert await changes(bucket) == {*EVENTS, DEFAULT, OF_AIRLINE, OF_HOTEL}
+
+
+@pytest.mark.parametrize(
+    ("wants", "expected"),
+    [
+        ({"scope": "inventory"}, {OF_AIRLINE, OF_HOTEL}),
+        ({"scope": "inventory", "collections": ["airline"]}, {OF_AIRLINE}),
+        ({"collections": [AIRLINE, "_default"]}, {OF_AIRLINE, DEFAULT}),
+        ({"collections": ["_default"]}, {DEFAULT}),
+    ],
+)
+@in_loop
+async def test_a_part_of_the_bucket(node, wants, expected):
+    async with connect(node.url("beer")) as bucket:
+        await fill(bucket)
+        rows = await changes(bucket, **wants)
+        assert rows - EVENTS == expected
+        options = f"?scope={wants.get('scope', '')}" if "scope" in wants else "?"
+        if "collections" in wants:
+            options += "&collections=" + ",".join(wants["collections"])
+    async with connect(node.url("beer") + options) as bucket:
+        assert await changes(bucket) == rows
+
+
+@in_loop
+async def test_a_filtered_stream_goes_on_where_it_was(url):
+    async with connect(url) as bucket:
+        await fill(bucket)
+        async with await bucket.stream(stop="now", collections=[AIRLINE]) as stream:
+            assert [change.key async for change in stream.changes() if change.key] == [b"a"]
+        positions = stream.positions
+        high_seqnos = await bucket.high_seqnos()
+        assert {vb: position.seqno for vb, position in positions.items()} == high_seqnos
+        await fill(bucket)
+        async with await bucket.stream(positions, "now", collections=[AIRLINE]) as stream:
+            assert [change.key async for change in stream.changes()] == [b"a"]
+
+
+@in_loop
+async def test_a_collection_that_goes_while_it_is_followed(node, url):
+    async with connect(url) as bucket, await bucket.stream(collections=[AIRLINE]) as stream:
+        found = stream.changes()
+        for _ in range(VBUCKETS):
+            assert (await anext(found)).event == Event.BEGIN_COLLECTION
+        await bucket.upsert("a", b"v", collection=AIRLINE)
+        assert (await anext(found)).key == b"a"
+        change(node, lambda manifest: manifest.without_collection("inventory", "airline"))
+        ended = [row async for row in found]
+        assert [(row.event, row.collection) for row in ended] == [(Event.END_COLLECTION, "airline")] * VBUCKETS
+        assert sorted(row.vbucket for row in ended) == [*range(VBUCKETS)]
+
+
+@in_loop
+async def test_names_are_learned_from_the_stream(node, url):
+    async with connect(url) as bucket, await bucket.stream("now", vbuckets=[0]) as stream:
+        found = stream.changes()
+        waiting = anext(found)
+        change(node, lambda manifest: manifest.with_scope("later"))
+        assert (await waiting).event == Event.CREATE_SCOPE
+        change(node, lambda manifest: manifest.with_collection("later", "on"))
+        begun = await anext(found)
+        assert (begun.event, begun.scope, begun.collection) == (Event.BEGIN_COLLECTION, "later", "on")
+        assert json.loads(begun.value or b"")["max_ttl"] is None
+        change(node, lambda manifest: manifest.with_max_ttl("later", "on", 7))
+        changed = await anext(found)
+        assert (changed.event, json.loads(changed.value or b"")["max_ttl"]) == (Event.MODIFY_COLLECTION, 7)
+
+
+@in_loop
+async def test_a_part_that_is_not_there(url):
+    async with connect(url) as bucket:
+        async with await bucket.stream(scope="nope") as stream:
+            with pytest.raises(UsageError, match="the bucket has no scope 'nope'"):
+                await anext(stream.changes())
+        with pytest.raises(UsageError, match="upr knows no collections; protocol dcp does"):
+            await bucket.stream(scope="inventory", protocol="upr")
+
+
+@pytest.mark.parametrize("protocol", [each for each in Dialect if each is not Dialect.DCP])
+@in_loop
+async def test_other_dialects_know_the_default_collection_alone(url, protocol):
+    async with connect(url) as bucket:
+        await fill(bucket)
+        assert await changes(bucket, protocol=protocol) == {(Event.MUTATION, None, None, b"d")}
+
+
+@in_loop
+async def test_extended_attributes(node, url):
+    value = pack_xattrs({"_sync": b'{"rev":1}', "own": b"1"}, b'{"a":1}')
+    vbucket = node.buckets["beer"].store.vbuckets[3]
+    run(node, lambda: vbucket.set(b"\0x", value, datatype=Datatype.XATTR | Datatype.JSON))
+    async with connect(url) as bucket:
+        for wanted, expected in ((False, None), (True, {"_sync": b'{"rev":1}', "own": b"1"})):
+            (row,) = [row async for row in bucket.changes(stop="now", vbuckets=[3], xattrs=wanted) if row.key]
+            assert (row.value, row.datatype, row.xattrs) == (b'{"a":1}', Datatype.JSON, expected)
