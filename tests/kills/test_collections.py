@@ -1,0 +1,89 @@
+"""A bucket whose process is killed while collections come and go has, after each kill, one manifest in all vbuckets.
+
+Nothing is left of what was in a dropped collection, and nothing is missing of what was on disk in the others.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.store.bucket import Bucket
+from penstock.store.snapshot import Snapshot
+from penstock.wire.collection_key import SYSTEM_COLLECTION, split_collection_key
+from penstock.wire.dcp import Mutation
+from tests.kills.dropper import open_bucket
+from tests.kills.killing import PATIENCE, ROOT
+from tests.kills.writer import OPERATIONS, Doom
+from tests.store.model import read_all
+
+_LIVES = 5
+_LINES = 40
+
+Said = tuple[int, dict[str, int]]
+"""The manifest's uid, and the values of documents, that were on disk."""
+
+
+def live(path: Path, life: int, chance: random.Random) -> Said:
+    """Let a process work until it is killed, by itself or here; return what it has said last, if anything."""
+    doom = None
+    if chance.random() < 0.5:
+        operation = chance.choice(OPERATIONS)
+        doom = Doom(operation, chance.randint(1, 60 if operation in ("write", "sync") else 12), chance.randrange(3))
+    command = [sys.executable, "-m", "tests.kills.dropper", str(path), str(life), str(chance.random())[2:]]
+    lines = chance.randint(1, _LINES)
+    said = b""
+    with subprocess.Popen([*command, json.dumps(doom)], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.endswith(b"\n"):
+                said = line
+            lines -= 1
+            if lines <= 0:
+                process.kill()
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+    uid, stored = json.loads(said) if said else (0, {})
+    return uid, stored
+
+
+def check(bucket: Bucket, said: Said) -> None:
+    while bucket.erase():
+        pass
+    uid, stored = said
+    assert bucket.manifest.uid >= uid
+    collections = bucket.manifest.collections
+    for vbucket in bucket.vbuckets:
+        assert vbucket.collections == collections.keys()
+        assert vbucket.manifest().says_the_same_as(bucket.manifest)
+        counts = dict.fromkeys(collections, 0)
+        for change in read_all(Snapshot(vbucket.index, 0, vbucket.high_seqno)):
+            collection, key = split_collection_key(change.key)
+            if collection != SYSTEM_COLLECTION:
+                assert isinstance(change, Mutation)
+                counts[collection] += 1
+                name = f"{vbucket.id} {collection} {key.decode()}"
+                assert int(change.value) >= stored.pop(name, 0)
+                item = vbucket.get(change.key)
+                assert item is not None
+                assert item.value == change.value
+        assert {number: vbucket.collection_items(number) for number in collections} == counts
+    assert not [name for name in stored if int(name.split()[1]) in collections]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_while_collections_come_and_go(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    for life in range(1, 2 * _LIVES, 2):
+        said = live(tmp_path / "beer", life, chance)
+        bucket = open_bucket(tmp_path / "beer", life + 1)
+        check(bucket, said)
+        if chance.random() < 0.5:
+            bucket.compact()
+            check(bucket, (0, {}))
+        bucket.close()
