@@ -1,0 +1,286 @@
+"""Buckets on several nodes: what is asked of whom, and what a change of the cluster map does."""
+
+import asyncio
+import json
+import socket
+from contextlib import ExitStack
+
+import pytest
+
+from penstock import Node, connect
+from penstock.client.bucket import vbucket_of
+from penstock.client.cluster_map import ClusterMap, read_map
+from penstock.errors import KeyExists, NotMyVbucket, RemoteProtocolError, Unreachable, UsageError
+from penstock.node.topology import NodePlace
+from penstock.wire.constants import Opcode, Status, VbucketState
+from penstock.wire.dcp import StreamReq
+from penstock.wire.kv import SetVbucket
+from penstock.wire.layout import decode
+from tests.client.peer import Script, documents, in_loop, reply
+from tests.client.producer import accept, end, marker, mutations
+from tests.node.wire_client import connected
+
+# Maps
+
+
+def config(servers, owners, **others):
+    said = {"vBucketServerMap": {"serverList": servers, "vBucketMap": [[owner, -1] for owner in owners]}, **others}
+    return json.dumps(said).encode()
+
+
+HERE = ("here", 11210)
+EXTENDED = [
+    {"services": {"kv": 1, "kvSSL": 101, "mgmt": 9}, "hostname": "a"},
+    {"services": {"kv": 2, "kvSSL": 102}, "thisNode": True},
+    {"services": {"mgmt": 9}, "hostname": "c"},
+]
+
+MAPS = [
+    (config(["h:1"], [0, 0]), {}, ((HERE,), (0, 0))),
+    (config(["$HOST:1"], [-1, 0]), {}, ((HERE,), (0, 0))),
+    (config(["a:1", "b:2"], [1, 0, -1]), {}, ((("a", 1), ("b", 2)), (1, 0, -1))),
+    (config(["$HOST:1", "[::1]:2"], [0, 1]), {}, ((("here", 1), ("::1", 2)), (0, 1))),
+    (config(["a:1", "$HOST:2"], [0, 1], nodesExt=EXTENDED), {}, ((("a", 1), HERE), (0, 1))),
+    (config(["a:1", "$HOST:2"], [0, 1], nodesExt=EXTENDED), {"tls": True}, ((("a", 101), HERE), (0, 1))),
+    (config(["a:101", "here:11210"], [0, 1], nodesExt=EXTENDED), {}, ((("a", 101), HERE), (0, 1))),
+]
+
+
+@pytest.mark.parametrize(("said", "how", "expected"), MAPS)
+def test_maps(said, how, expected):
+    found = read_map(said, HERE, **how)
+    assert found == ClusterMap(*expected)
+    assert found.vbuckets == len(expected[1])
+
+
+BAD_MAPS = [
+    (config(["a:1", "b:2"], [2]), "a vbucket on node 2 of 2"),
+    (config(["a:1", "b:2"], [-2]), "a vbucket on node -2 of 2"),
+    (config(["a:1", "b"], [0]), "a bad one"),
+    (config(["a:1", "b:x"], [0]), "a bad one"),
+    (config(["a:1", "a:1"] * 600, [0]), "1200 nodes, expected 1 to 1024"),
+    (config(["a:1", "b:2"], [0]).replace(b"[0, -1]", b"[]"), "a bad one"),
+    (config(["a:1", "b:2"], [0] * 70_000), "70000 vbuckets, expected 1 to 65536"),
+]
+
+
+@pytest.mark.parametrize(("said", "text"), BAD_MAPS)
+def test_maps_that_cannot_be(said, text):
+    with pytest.raises(RemoteProtocolError, match=text):
+        read_map(said, HERE)
+
+
+def test_tls_where_a_node_has_none():
+    with pytest.raises(RemoteProtocolError, match="a bad one"):
+        read_map(config(["a:1", "b:2"], [0], nodesExt=EXTENDED), HERE, tls=True)
+
+
+# Real nodes
+
+
+VBUCKETS, NODES = 8, 3
+
+
+def free_ports(count):
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in held]
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    places = [NodePlace(host="127.0.0.1", kv=port) for port in free_ports(NODES)]
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                Node.running(["beer"], vbuckets=VBUCKETS, nodes=places, this_node=number, port=place.kv)
+            )
+            for number, place in enumerate(places)
+        ]
+
+
+@pytest.fixture
+def url(nodes):
+    return f"couchbase://127.0.0.1:{nodes[1].kv_port}/beer"
+
+
+@in_loop
+async def test_documents_are_where_their_vbuckets_are(nodes, url):
+    async with connect(url) as bucket:
+        await bucket.upsert_many(documents(0, 600))
+        found = await bucket.get_many([key for key, _ in documents(0, 601)])
+        assert [document and document.value for document in found] == [*(value for _, value in documents(0, 600)), None]
+        with pytest.raises(KeyExists):
+            await bucket.insert("k1", b"")
+        high_seqnos = await bucket.high_seqnos()
+        assert sorted(high_seqnos) == [*range(VBUCKETS)]
+        assert sum(high_seqnos.values()) >= 600
+        infos = await bucket.vbucket_infos()
+        assert {vb: info.high_seqno for vb, info in infos.items()} == high_seqnos
+        stored = [sum(vbucket.high_seqno for vbucket in node.buckets["beer"].store.vbuckets) for node in nodes]
+        assert all(stored)
+        assert sum(stored) == sum(high_seqnos.values())
+        assert await bucket.remove_many(key for key, _ in documents(0, 601)) == 600
+
+
+@pytest.mark.parametrize("protocol", ["dcp", "upr", "upr-draft"])
+@in_loop
+async def test_changes_come_from_all_of_them(url, protocol):
+    async with connect(url) as bucket:
+        await bucket.upsert_many(documents(0, 600))
+        rows = [row async for row in bucket.changes(stop="now", protocol=protocol)]
+        latest = {row.key: row for row in rows}
+        assert sum(row.event == "mutation" for row in latest.values()) == 600
+        assert {row.vbucket for row in rows} == {*range(VBUCKETS)}
+        async with await bucket.stream("now", protocol=protocol) as stream:
+            found = stream.changes()
+            for vbucket in range(VBUCKETS):
+                key = next(f"n{number}" for number in range(1000) if vbucket_of(b"n%d" % number, VBUCKETS) == vbucket)
+                await bucket.upsert(key, protocol.encode())
+                change = await anext(found)
+                assert (change.vbucket, change.key) == (vbucket, key.encode())
+        await bucket.flush()
+        assert await bucket.get_many(["k1", "n1"]) == [None, None]
+
+
+@in_loop
+async def test_only_nodes_with_something_to_say_are_connected_to(nodes, url):
+    async with connect(url) as bucket, await bucket.stream(vbuckets=[0]) as stream:
+        await bucket.upsert_many(documents(0, 50))
+        await anext(stream.changes())
+        assert len(stream._links) == 2  # of the node that was named, and of the one that has it
+    async with connect(url) as bucket:
+        assert await bucket.stats("vbucket-seqno")
+
+
+@in_loop
+async def test_tap_comes_from_one_node(url):
+    async with connect(url) as bucket, await bucket.stream(protocol="tap") as stream:
+        with pytest.raises(UsageError, match="is on 3 nodes, and a TAP stream comes from one"):
+            await anext(stream.changes())
+
+
+@in_loop
+async def test_a_vbucket_that_is_on_no_node_is_waited_for(nodes, url):
+    def set_state(state):
+        with connected(nodes[0], "beer") as client:
+            assert client.status(SetVbucket(vbucket=0, state=state)) == Status.SUCCESS
+
+    key = next(f"n{number}" for number in range(1000) if vbucket_of(b"n%d" % number, VBUCKETS) == 0)
+    async with connect(url) as bucket:
+        await bucket.upsert(key, b"v")
+        set_state(VbucketState.DEAD)
+        for node, text in ((1, "NOT_MY_VBUCKET"), (0, "vbucket 0 is on no node for now")):
+            hasty_url = f"couchbase://127.0.0.1:{nodes[node].kv_port}/beer?retrySeconds=0.2"
+            async with connect(hasty_url) as hasty, await hasty.stream(vbuckets=[0]) as stream:
+                with pytest.raises(Unreachable, match=text):
+                    await hasty.remove(key)
+                with pytest.raises(Unreachable, match=text):
+                    await anext(stream.changes())
+        writing = asyncio.ensure_future(bucket.remove(key))
+        reading = asyncio.ensure_future(bucket.get_many([key]))
+        await asyncio.sleep(0)
+        set_state(VbucketState.ACTIVE)
+        await writing
+        await reading
+
+
+# Scripts
+
+
+def moving(vbuckets=2):
+    """Return two scripts, of which the first has all vbuckets until it is told otherwise."""
+    one, two = Script(vbuckets=vbuckets), Script(vbuckets=vbuckets)
+    return one, two
+
+
+def let_have(scripts, owners):
+    """Let the scripts say which of them has each vbucket."""
+    servers = [f"127.0.0.1:{script.port}" for script in scripts]
+    for script in scripts:
+        script.config = {"vBucketServerMap": {"serverList": servers, "vBucketMap": [[owner] for owner in owners]}}
+
+
+def keys_of(script, opcode):
+    return [frame.key for peer in script.peers for frame in peer.requests if frame.opcode == opcode]
+
+
+@in_loop
+async def test_a_vbucket_that_moved_is_asked_for_where_it_is_now():
+    one, two = moving()
+    async with one, two:
+        let_have((one, two), [0, 0])
+
+        def moved(peer, frame):
+            if frame.opcode in (Opcode.ADD, Opcode.GET) and frame.specific == 1:
+                let_have((one, two), [0, 1])
+                return reply(frame, Status.NOT_MY_VBUCKET, value=json.dumps(one.config).encode())
+            return None
+
+        one.answer = moved
+        keys = {vbucket_of(b"k%d" % number, 2): b"k%d" % number for number in range(20)}
+        async with connect(one.url()) as bucket:
+            await bucket.insert(keys[0], b"")
+            await bucket.insert(keys[1], b"")
+            await bucket.get_many(keys.values())
+        assert keys_of(two, Opcode.ADD) == [keys[1]]
+        assert keys_of(two, Opcode.GET) == [keys[1]]
+        assert keys_of(one, Opcode.ADD) == [keys[0], keys[1]]
+        assert keys_of(one, Opcode.GET) == [keys[0]]
+
+
+@in_loop
+async def test_what_no_node_has_is_given_up_after_a_time():
+    def never(peer, frame):
+        return reply(frame, Status.NOT_MY_VBUCKET) if frame.opcode in (Opcode.SET, Opcode.DELETE) else None
+
+    async with Script(never) as script, connect(script.url(retrySeconds=0.2)) as bucket:
+        for call in (bucket.upsert("k", b""), bucket.remove("k")):
+            with pytest.raises(Unreachable, match="NOT_MY_VBUCKET") as caught:
+                await call
+            assert isinstance(caught.value.__cause__, NotMyVbucket)
+
+
+@in_loop
+async def test_streams_follow_a_vbucket_that_moves():
+    one, two = moving()
+    asked = []
+
+    def producer(name):
+        def answer(peer, frame):
+            if frame.opcode != Opcode.DCP_STREAM_REQ:
+                return None
+            request = decode(frame)
+            assert isinstance(request, StreamReq)
+            asked.append((name, request.vbucket, request.start_seqno))
+            first = accept(request) + marker(request, request.start_seqno, request.start_seqno + 1)
+            data = first + mutations(request, request.start_seqno + 1)
+            if name == "one" and request.vbucket == 1:
+                let_have((one, two), [0, 1])
+                data += end(request, 2)
+            return data
+
+        return answer
+
+    one.answer, two.answer = producer("one"), producer("two")
+    async with one, two:
+        let_have((one, two), [0, 0])
+        async with connect(one.url()) as bucket, await bucket.stream() as stream:
+            found = stream.changes()
+            rows = [await anext(found) for _ in range(4)]
+        assert sorted((row.vbucket, row.seqno) for row in rows) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+        assert asked == [("one", 0, 0), ("one", 1, 0), ("one", 0, 1), ("two", 1, 1)]
+
+
+@in_loop
+async def test_what_is_known_of_the_others_outlives_the_one_that_was_named():
+    one, two = moving()
+    async with two:
+        async with one:
+            let_have((one, two), [0, 1])
+            bucket = connect(one.url(retrySeconds=5))
+            await bucket.connect()
+            await bucket.get_many(["k1", "k2", "k3"])
+        let_have((one, two), [1, 1])
+        await bucket.get_many(["k1", "k2", "k3"])
+        await bucket.close()
