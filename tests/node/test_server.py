@@ -30,7 +30,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("options", "found"), WRONG)
 def test_wrong_options_get_one_sentence(options, found):
-    with pytest.raises(UsageError, match=r"expected|login|twice") as raised, Node.running(**options):
+    with pytest.raises(UsageError, match=r"expected|users|twice") as raised, Node.running(**options):
         pass
     assert found in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -191,6 +191,7 @@ class Node:
             tls=tls,
             mechanisms=options.mechanisms,
             allow_plain=options.allow_plain,
+            host=self.host,
         )
 
     async def _open_port(self, port: int, listener: Listener) -> int:
@@ -286,6 +287,10 @@ class Node:
             self._stopped.set()
 
     async def _stop_listening(self) -> None:
+        for server in self._servers:
+            for listening in server.sockets:
+                self.loop.remove_reader(listening.fileno())
+        await asyncio.sleep(0)  # what was accepted before joins its server, which a closed one does not let happen
         for server in self._servers:
             server.close()
         await self.http.close()

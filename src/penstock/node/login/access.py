@@ -41,18 +41,20 @@ def decide_access(
     tls: bool = False,
     mechanisms: Sequence[str] | None = None,
     allow_plain: bool = False,
+    host: str = "",
 ) -> Access:
     """Return who may use a listener.
 
     users: None where the node was given none: then only this machine may reach the listener, everybody may do
     everything, and clients that have to log in have a user whom everybody knows. loopback: only this machine reaches
     it. tls: it speaks nothing but TLS. mechanisms: those to offer; None: all that may be. allow_plain: PLAIN may be
-    used although others on the way can read the password.
+    used although others on the way can read the password. host: the listener's, for messages.
     Raises UsageError for a combination that would give the node or its passwords away, and for an unknown mechanism.
     """
     if users is None and not loopback:
         raise UsageError(
-            "without users a node listens on a loopback address only, such as 127.0.0.1 or ::1; "
+            f"{f'host {host}: ' if host else ''}without users a node listens on a loopback address only, such as 127.0.0.1 "
+            "or ::1; "
             "`penstock user add NAME --users FILE` makes some"
         )
     unread = tls or allow_plain or users is None
