@@ -94,12 +94,17 @@ class Ledger:
     # Notes
 
     def described(self) -> dict[str, Any]:
-        return {"uid": self.uid, "seqno": self.seqno, "known": [*self.highs], "emptied": [*self.emptied.items()]}
+        return {
+            "uid": self.uid,
+            "seqno": self.seqno,
+            "known": _runs(sorted(self.highs)),
+            "emptied": [*self.emptied.items()],
+        }
 
     @classmethod
     def restored(cls, said: Mapping[str, Any]) -> Ledger:
         """Raises LookupError, TypeError or ValueError for what `described` never returned."""
-        ledger = cls({int(collection): 0 for collection in said["known"]})
+        ledger = cls({collection: 0 for first, last in said["known"] for collection in range(first, last + 1)})
         ledger.uid = None if said["uid"] is None else int(said["uid"])
         ledger.seqno = int(said["seqno"])
         ledger.emptied = {int(collection): int(seqno) for collection, seqno in said["emptied"]}
@@ -151,6 +156,17 @@ class Ledger:
         if collection in self.highs:
             self.items[collection] += items
             self.highs[collection] = max(self.highs[collection], high)
+
+
+def _runs(ids: Sequence[int]) -> list[list[int]]:
+    """Return the first and the last of all ids that follow each other: mostly they do, and each note says them."""
+    runs: list[list[int]] = []
+    for number in ids:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return runs
 
 
 def _sums(names: Column, seqnos: Column, documents: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int, int]]:
