@@ -22,24 +22,26 @@ from penstock.client.bucket import Bucket
 from penstock.client.feed import Feed, Wanted
 from penstock.client.follower import Delivery, Follower
 from penstock.client.position import BEGINNING, Position, branch_of
+from penstock.client.selection import Selection
 from penstock.client.session import LONGEST_DELAY, RETRIED, Retry
 from penstock.client.stream import ChangeStream
 from penstock.client.tap_feed import TapFeed
 from penstock.errors import (
+    CannotApplyManifest,
     Error,
     OutOfMemory,
-    RemoteProtocolError,
+    OutOfRange,
     StatusError,
     TemporaryFailure,
     Unreachable,
     UsageError,
 )
+from penstock.node.arrived import arrived
 from penstock.node.served import ServedBucket, VbucketEvent
 from penstock.store.failover import FailoverLog, sanitised
 from penstock.store.vbucket import LAST_SEQNO, Vbucket
-from penstock.wire.collection_key import DEFAULT_COLLECTION, pack_collection_id
 from penstock.wire.columns import changes_of
-from penstock.wire.constants import MAX_KEY, MAX_SEQNO, Dialect, VbucketState
+from penstock.wire.constants import MAX_SEQNO, Dialect, VbucketState
 from penstock.wire.schema import Change, Event
 
 __all__ = ["Bridge", "Upstream", "common_seqno", "find_upstream"]
@@ -55,7 +57,6 @@ REFUSALS = (TemporaryFailure, OutOfMemory)
 _SLICE_SECONDS = 0.005
 _SLICE_ROWS = 256  # a millisecond: changes_of 1.5 us a row, apply 2.3 us
 _REFUSED_SECONDS = 0.25
-_EVENTS = {event.value: event for event in (Event.MUTATION, Event.DELETION, Event.EXPIRATION)}
 
 
 def common_seqno(own: FailoverLog, high_seqno: int, theirs: FailoverLog) -> int:
@@ -118,6 +119,7 @@ class Bridge:
         self._followed: set[int] = set()
         self._incomplete: dict[int, bool] = {}
         """Vbuckets inside a snapshot, and whether it leaves seqnos out, whose changes it may hide."""
+        self._told: set[int] = set()  # vbuckets with system events that the bucket has not been asked about
         self._again = asyncio.Event()
         self._is_own_event = False
         self._loop = asyncio.get_running_loop()
@@ -245,7 +247,16 @@ class Bridge:
             await self._breathe()
         if self.dialect is Dialect.TAP:
             return TapFeed(count, self._followed, window=window)
-        return Feed(count, wanted, window=window, dialect=self.dialect, every_move=True)
+        is_dcp = self.dialect is Dialect.DCP
+        return Feed(
+            count,
+            wanted,
+            window=window,
+            dialect=self.dialect,
+            every_move=True,
+            selection=Selection() if is_dcp else None,
+            xattrs=is_dcp,
+        )
 
     async def _check_upstream(self) -> None:
         """Connect and close: before the copies are emptied, there has to be something to fill them from."""
@@ -275,6 +286,7 @@ class Bridge:
             await self._breathe()
         for number, position in delivery.positions.items():
             await self._do(number, partial(self._complete, self._vbuckets[number], position.snap_start))
+        await self._learn()
         self._served.notify()
         await self._breathe()
 
@@ -302,9 +314,8 @@ class Bridge:
         if change.event == Event.ROLLBACK:
             self._move(vbucket, change.seqno or 0, delivery.logs.get(vbucket.id, ()))
             return
-        event, key, seqno = _EVENTS.get(change.event), change.key or b"", change.seqno
-        if event is None or not 0 < len(key) <= MAX_KEY:
-            raise RemoteProtocolError(f"vbucket {vbucket.id}: {change.event} of a key of {len(key)} bytes")
+        event, key, value, flags, datatype, is_told = arrived(change)
+        seqno = change.seqno
         if seqno is not None:
             if seqno <= vbucket.high_seqno:  # others have written here
                 self._move(vbucket, 0, ())
@@ -316,21 +327,41 @@ class Bridge:
             self._incomplete[vbucket.id] = self._incomplete.get(vbucket.id, False) or is_gap
         vbucket.apply(
             event,
-            pack_collection_id(change.collection_id or DEFAULT_COLLECTION) + key,
-            change.value or b"",
+            key,
+            value,
             cas=change.cas or vbucket.max_cas + 1,
             rev_seqno=change.rev_seqno or 1,
             seqno=seqno,
             snapshot_end=None if seqno is None else LAST_SEQNO,
-            flags=change.flags or 0,
+            flags=flags,
             expiry=change.expiry or 0,
             lock_time=change.lock_time or 0,
-            datatype=change.datatype or 0,
+            datatype=datatype,
             delete_time=change.delete_time or 0,
         )
         self.changes += 1
         self._is_refused = False
+        if is_told:
+            self._told.add(vbucket.id)
         self._served.changed.add(vbucket.id)
+
+    async def _learn(self) -> None:
+        """Let the bucket have the scopes and collections that a vbucket has been told of.
+
+        The events of a change of the manifest all say the one before, but for the last: so it is there as a whole.
+        """
+        told, self._told = self._told, set()
+        for number in told:
+            vbucket = self._vbuckets[number]
+            if (vbucket.manifest_uid or 0) > self._served.store.manifest.uid:
+                await self._do(number, partial(self._take_manifest, vbucket))
+
+    def _take_manifest(self, vbucket: Vbucket) -> None:
+        self._served.changed.add(vbucket.id)
+        try:
+            self._served.change_manifest(vbucket.manifest())
+        except (OutOfRange, CannotApplyManifest) as error:
+            logger.warning("bucket %s keeps its own collections: %s", self._served.store.name, error)
 
     def _complete(self, vbucket: Vbucket, end: int, before: int = MAX_SEQNO) -> None:
         """End the snapshot that a vbucket is in if it has come to its end, and if the next change lies behind that."""

@@ -1,0 +1,107 @@
+"""A bridge to a bucket with collections: the copy has them too, with their events, and values with what is in them."""
+
+import pytest
+
+from penstock.errors import RemoteProtocolError
+from penstock.node.arrived import arrived
+from penstock.store.conflict import Meta
+from penstock.wire.constants import Datatype, Feature, OpenFlag, Status, StreamFlag
+from penstock.wire.dcp import SystemEvent
+from penstock.wire.dcp_values import pack_xattrs
+from penstock.wire.schema import Change, Event
+from tests.node.test_follow import VBUCKETS, bridge, original
+from tests.node.test_stream_collections import ALE, ALES, DEFAULT, LAGER, LAGERS, beers, give, key
+from tests.node.watch import run, until
+from tests.node.wire_client import connected
+
+EVERYTHING = OpenFlag.PRODUCER | OpenFlag.INCLUDE_XATTRS | OpenFlag.INCLUDE_DELETE_TIMES
+XATTRS = pack_xattrs({"_sync": b'{"a":1}', "user": b"2"})
+
+
+def seen(node):
+    """Return all that a consumer gets that wants everything; whether lagers were dropped, or already erased, is one."""
+    with connected(node, "beer") as client:
+        client.hello(Feature.COLLECTIONS, Feature.XATTR).open(flags=EVERYTHING)
+        for name in ("enable_noop", "enable_expiry_opcode", "flatbuffers_system_events"):
+            assert client.control(name, "true") == Status.SUCCESS
+        found = []
+        for vbucket in range(VBUCKETS):
+            client.stream(vbucket, flags=StreamFlag.TO_LATEST, opaque=vbucket)
+            found.append([each for each in client.changes() if not each.key.startswith(key(LAGERS, b""))])
+        return found
+
+
+def manifest(node):
+    return node.buckets["beer"].store.manifest
+
+
+def history(node):
+    return [(each.failover_log, each.high_seqno, each.whole_seqno) for each in node.buckets["beer"].store.vbuckets]
+
+
+def attributes(node):
+    """Store a document with extended attributes, and a tombstone with such."""
+
+    def store():
+        served = node.buckets["beer"]
+        vbucket = served.store.vbuckets[1]
+        vbucket.set(key(ALES, b"with"), XATTRS + b"{}", datatype=int(Datatype.XATTR | Datatype.JSON))
+        meta = Meta(cas=1, rev_seqno=1, datatype=int(Datatype.XATTR), deleted=True)
+        vbucket.store_with_meta(Event.DELETION, key(0, b"gone"), pack_xattrs({"_sync": b"1"}), meta)
+        served.changed.add(1)
+        served.notify()
+
+    run(node, store)
+
+
+def follow(second, first):
+    expected, there = run(first, lambda: (history(first), manifest(first)))
+    until(second, lambda: history(second) == expected and manifest(second).says_the_same_as(there))
+
+
+def test_the_copy_has_what_the_original_has():
+    with original() as first, connected(first, "beer") as writer:
+        writer.hello(Feature.COLLECTIONS)
+        give(writer, 1, DEFAULT, beers(ALE, LAGER))
+        for vbucket in range(VBUCKETS):
+            for collection in (0, ALES, LAGERS, ALES):
+                writer.set(key(collection, b"%d" % vbucket), b"v", vbucket=vbucket, flags=3)
+            writer.delete(key(0, b"%d" % vbucket), vbucket=vbucket)
+        attributes(first)
+        with bridge(first, "dcp") as second:
+            follow(second, first)
+            assert seen(second) == seen(first)
+            stout = {"name": "stouts", "uid": "200"}
+            give(writer, 2, DEFAULT, beers({**ALE, "maxTTL": 9}, LAGER, stout))
+            give(writer, 3, DEFAULT, beers({**ALE, "maxTTL": 9}, stout))
+            writer.set(key(0x200), b"new", vbucket=2)
+            follow(second, first)
+            assert seen(second) == seen(first)
+            assert any(isinstance(each, SystemEvent) for messages in seen(second) for each in messages)
+
+
+@pytest.mark.parametrize("protocol", ["upr", "tap"])
+def test_dialects_without_collections_bring_the_default_one(protocol):
+    with original() as first, connected(first, "beer") as writer:
+        writer.hello(Feature.COLLECTIONS)
+        give(writer, 1, DEFAULT, beers(ALE))
+        for collection in (ALES, 0, ALES):
+            writer.set(key(collection), b"v")
+        with bridge(first, protocol) as second:
+            vbucket = second.buckets["beer"].store.vbuckets[0]
+            until(second, lambda: vbucket.get(key(0)) is not None)
+            assert run(second, lambda: vbucket.get(key(ALES))) is None
+
+
+WRONG = [
+    Change(3, 1, 1, event=Event.FLUSH),
+    Change(3, 1, 1, event="whatever"),
+    Change(3, 1, 1, event=Event.MUTATION, key=b""),
+    Change(3, 1, 1, event=Event.DELETION, key=bytes(251)),
+]
+
+
+@pytest.mark.parametrize("change", WRONG)
+def test_rows_that_cannot_be_stored(change):
+    with pytest.raises(RemoteProtocolError, match="vbucket 3: "):
+        arrived(change)
