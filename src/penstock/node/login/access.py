@@ -52,9 +52,9 @@ def decide_access(
     Raises UsageError for a combination that would give the node or its passwords away, and for an unknown mechanism.
     """
     if users is None and not loopback:
+        where = f"host {host}: " if host else ""
         raise UsageError(
-            f"{f'host {host}: ' if host else ''}without users a node listens on a loopback address only, such as 127.0.0.1 "
-            "or ::1; "
+            f"{where}without users a node listens on a loopback address only, such as 127.0.0.1 or ::1; "
             "`penstock user add NAME --users FILE` makes some"
         )
     unread = tls or allow_plain or users is None
