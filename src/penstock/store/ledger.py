@@ -44,21 +44,16 @@ class Ledger:
     erasing: of these the ones for which that is not yet done, and up to which seqno it is.
     """
 
-    __slots__ = ("emptied", "erasing", "highs", "items", "seqno", "uid")
+    __slots__ = ("_known", "emptied", "erasing", "highs", "items", "seqno", "uid")
 
     def __init__(self, highs: Mapping[int, int], items: Mapping[int, int] | None = None) -> None:
+        self._known: list[list[int]] | None = None  # as the notes say it
         self.uid: int | None = 0
         self.seqno = 0
         self.highs = dict(highs)
         self.items = dict(items) if items is not None else dict.fromkeys(self.highs, 0)
         self.emptied: dict[int, int] = {}
         self.erasing: dict[int, int] = {}
-
-    def copy(self) -> Ledger:
-        other = Ledger(self.highs, self.items)
-        other.uid, other.seqno = self.uid, self.seqno
-        other.emptied, other.erasing = dict(self.emptied), dict(self.erasing)
-        return other
 
     def count(self, key: bytes, seqno: int, items: int) -> None:
         """Count a change of a document. items: how many documents there are more. Runs for every change."""
@@ -71,7 +66,7 @@ class Ledger:
 
     def take(self, event: SystemEvent, seqno: int) -> None:
         """Count a system event. A collection that begins although it is there is emptied."""
-        self.uid, self.seqno = event.subject.manifest_uid, seqno
+        self.uid, self.seqno, self._known = event.subject.manifest_uid, seqno, None
         collection = event.collection_id
         if collection is None:
             return
@@ -94,10 +89,12 @@ class Ledger:
     # Notes
 
     def described(self) -> dict[str, Any]:
+        if self._known is None:
+            self._known = _runs(sorted(self.highs))
         return {
             "uid": self.uid,
             "seqno": self.seqno,
-            "known": _runs(sorted(self.highs)),
+            "known": self._known,
             "emptied": [*self.emptied.items()],
         }
 

@@ -153,14 +153,12 @@ class ScopedHistory(History):
     def _expect(self, events: Sequence[tuple[int, SystemEvent]]) -> None:
         """Take note of events that are to be written with these seqnos."""
         self._log.make_room_for_note(self)
-        ledger = Ledger({DEFAULT_COLLECTION: self.high_seqno}, {DEFAULT_COLLECTION: self.items})
-        if self._ledger is not None:
-            if any(event.collection_id in self._ledger.erasing for _, event in events):
-                self.erase_all()  # the same id is there again: nothing that comes may be taken for the old
-            ledger = self._ledger.copy()
+        if self._ledger is None:
+            self._ledger = Ledger({DEFAULT_COLLECTION: self.high_seqno}, {DEFAULT_COLLECTION: self.items})
+        elif any(event.collection_id in self._ledger.erasing for _, event in events):
+            self.erase_all()  # the same id is there again: nothing that comes may be taken for the old
         for seqno, event in events:
-            ledger.take(event, seqno)
-        self._ledger = ledger
+            self._ledger.take(event, seqno)
         self._log.note(self)
 
     def _tell(self, event: SystemEvent) -> None:
