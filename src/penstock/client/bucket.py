@@ -24,7 +24,6 @@ from penstock.errors import (
     KeyNotFound,
     NotMyVbucket,
     RemoteProtocolError,
-    StatusError,
     TemporaryFailure,
     UnknownCollection,
     UnknownScope,
@@ -441,6 +440,8 @@ class Bucket:
         name = qualified(collection or DEFAULT_NAME)
         prefix = await self._prefix(name)
         requests = [make(prefix, item) for item in items]
+        if prefix in (b"", DEFAULT_PREFIX):
+            return await self._call(requests, accept, again=again, prefix_bytes=len(prefix))
         known = (*accept, Status.UNKNOWN_COLLECTION)
         frames = await self._call(requests, known, again=again, prefix_bytes=len(prefix))
         unknown = [at for at, frame in enumerate(frames) if frame.specific == Status.UNKNOWN_COLLECTION]
@@ -485,27 +486,32 @@ class Bucket:
         is sent again anyhow, but only that. prefix_bytes: of the keys, what is no part of them in messages.
         Raises the StatusError of a status that is neither SUCCESS nor in `accept`.
         """
-        found: dict[int, Frame] = {}
+        found: list[Frame | None] = [None] * len(requests)
 
-        async def attempt() -> None:
-            left = [at for at in range(len(requests)) if at not in found] if found else range(len(requests))
-            sent = [requests[at] for at in left] if found else requests
+        async def attempt() -> list[Frame]:
+            left = [at for at, frame in enumerate(found) if frame is None]
+            sent = requests if len(left) == len(requests) else [requests[at] for at in left]
             parts = await (
                 self._nodes.parts(sent) if again else retrying(lambda: self._nodes.parts(sent), self.address)
             )
-            refused: StatusError | None = None
-            for at, request, frame in zip(left, sent, await self._nodes.exchange(parts, sent), strict=True):
-                if frame.specific == Status.SUCCESS or frame.specific in accept:
-                    found[at] = frame
-                elif refused is None or isinstance(refused, NotMyVbucket):  # which alone is sure to be mended
-                    refused = refusal(request, frame, prefix_bytes)
-            if isinstance(refused, NotMyVbucket):
-                self._nodes.map_is_old()
-            if refused is not None:
+            frames = await self._nodes.exchange(parts, sent)
+            bad = [at for at, frame in enumerate(frames) if frame.specific and frame.specific not in accept]
+            if sent is requests and not bad:
+                return frames
+            for at, frame in zip(left, frames, strict=True):
+                found[at] = frame
+            # Of several errors the one that is sure to be mended is the last to be told.
+            bad.sort(key=lambda at: frames[at].specific == Status.NOT_MY_VBUCKET)
+            for at in bad:
+                found[left[at]] = None
+            if bad:
+                refused = refusal(sent[bad[0]], frames[bad[0]], prefix_bytes)
+                if isinstance(refused, NotMyVbucket):
+                    self._nodes.map_is_old()
                 raise refused
+            return [frame for frame in found if frame is not None]
 
-        await retrying(attempt, self.address, RETRIED if again else (NotMyVbucket,))
-        return [found[at] for at in range(len(requests))]
+        return await retrying(attempt, self.address, RETRIED if again else (NotMyVbucket,))
 
     def _vbucket(self, key: bytes) -> int:
         if not 0 < len(key) <= MAX_KEY:
