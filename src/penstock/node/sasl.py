@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -24,14 +25,25 @@ def _list(connection: NodeConnection, frame: Frame) -> bytes:
 
 
 def _auth(connection: NodeConnection, frame: Frame) -> bytes:
-    """Begin a login. Who was logged in is so no more, whatever comes of it."""
+    """Begin a login. Who was logged in is so no more, whatever comes of it.
+
+    Raises Parked where a password is to be checked.
+    """
     if connection.producer is not None:
         raise NotSupported("the streams of this connection belong to its user")
+    proving = connection.login.proving(frame.key, frame.value)
+    if proving is None:
+        return _verdict(connection, frame, _begun(connection, frame))
+    answer = connection.node.passwords.ask(connection.host, proving)
+    raise Parked(lambda resume: _Checked(connection, frame, answer, resume).give_up)
+
+
+def _begun(connection: NodeConnection, frame: Frame, fits: bool | None = None) -> Step:
     was = connection.login.acting
-    step = connection.login.begin(frame.key, frame.value)
+    step = connection.login.begin(frame.key, frame.value, fits)
     if connection.login.acting != was and step.status != Status.SUCCESS:
         connection.enter()
-    return _verdict(connection, frame, step)
+    return step
 
 
 def _step(connection: NodeConnection, frame: Frame) -> bytes:
@@ -48,6 +60,32 @@ def _verdict(connection: NodeConnection, frame: Frame, step: Step) -> bytes:
         return connection.node.loop.call_later(seconds, lambda: resume(_told(connection, frame, step))).cancel
 
     raise Parked(begin)
+
+
+class _Checked:
+    """A login that waits until its password was checked, and then for as long as guesses have to."""
+
+    def __init__(self, connection: NodeConnection, frame: Frame, answer: asyncio.Future[bool], resume: Resume) -> None:
+        self._connection = connection
+        self._frame = frame
+        self._answer = answer
+        self._resume = resume
+        self._timer: asyncio.TimerHandle | None = None
+        answer.add_done_callback(self._known)
+
+    def give_up(self) -> None:
+        self._answer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _known(self, answer: asyncio.Future[bool]) -> None:
+        if not answer.cancelled():
+            step = _begun(self._connection, self._frame, answer.result())
+            node = self._connection.node
+            self._timer = node.loop.call_later(
+                node.attempts.after(step, self._connection.host),
+                lambda: self._resume(_told(self._connection, self._frame, step)),
+            )
 
 
 def _told(connection: NodeConnection, frame: Frame, step: Step) -> bytes:

@@ -26,6 +26,7 @@ from penstock.node.guests import Guests
 from penstock.node.live_map import LiveMap
 from penstock.node.login import Access, Attempts, UsersFile, decide_access, load_certificate, server_context
 from penstock.node.options import DEFAULT_PORT, PINS, Options
+from penstock.node.passwords import Passwords
 from penstock.node.producers import ProducerReport
 from penstock.node.served import ServedBucket
 from penstock.node.tap.settings import TapSettings
@@ -72,6 +73,7 @@ class Node:
     uuid: of what clients take for a cluster. usual_vbuckets: of a bucket that does not say.
     topology: the nodes of its buckets, and where this one is; map: the cluster map of who has no bucket. users: who can
     log in, None where nobody has to. is_loopback: only this machine reaches it. attempts: wrong passwords, by address.
+    passwords: those that are being checked.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: Options) -> None:
@@ -80,6 +82,7 @@ class Node:
         self.host, self.is_loopback = _address(options.host)
         self.users = None if options.users is None else UsersFile(Path(options.users))
         self.attempts = Attempts(loop.time)
+        self.passwords = Passwords(loop)
         self.storage = Storage(
             data_dir=None if options.data_dir is None else Path(options.data_dir),
             settings=options.settings or Settings(),
@@ -283,6 +286,7 @@ class Node:
         try:
             await self._stop_listening()
         finally:
+            self.passwords.close()
             await self._let_go()
             self._stopped.set()
 

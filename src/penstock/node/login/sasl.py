@@ -6,7 +6,7 @@ what cannot be understood is EINVAL, an unknown mechanism and a wrong password a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -100,8 +100,17 @@ class Login:
         acting = self.acting
         return "somebody who has not logged in" if acting is None else acting.name or "anybody"
 
-    def begin(self, mechanism: bytes, value: bytes) -> Step:
-        """Take a SASL_AUTH. mechanism: the request's key."""
+    def proving(self, mechanism: bytes, value: bytes) -> Callable[[], bool] | None:
+        """Return what tells whether the password in a SASL_AUTH is right, which takes milliseconds, and may be asked on
+        any thread. None: there is none, or `begin` knows at once.
+        """
+        if _mechanism(mechanism) != PLAIN or PLAIN not in self.access.mechanisms or len(value) > MAX_VALUE:
+            return None
+        said = _plain(value)
+        return None if isinstance(said, Step) else self.access.users.proving(*said)
+
+    def begin(self, mechanism: bytes, value: bytes, fits: bool | None = None) -> Step:
+        """Take a SASL_AUTH. mechanism: the request's key. fits: what `proving` has told; None: found out here."""
         self.user = self._exchange = None
         name = _mechanism(mechanism)
         if name not in self.access.mechanisms:
@@ -109,7 +118,7 @@ class Login:
         elif len(value) > MAX_VALUE:
             step = _too_long(value)
         elif name == PLAIN:
-            step = self._plain(value)
+            step = self._plain(value, fits)
         else:
             exchange = _Scram(self.access.users, name, self._nonce)
             step = exchange.first(value)
@@ -156,19 +165,27 @@ class Login:
         self.state = TRANSITIONS[self.state][opcode, step.status]
         return step
 
-    def _plain(self, value: bytes) -> Step:
-        try:
-            authzid, name, password = value.decode().split("\0")
-        except ValueError:
-            return Step(Status.EINVAL, why="PLAIN: expected [authzid] NUL user NUL password in UTF-8")
-        if authzid not in ("", name):
-            return Step(Status.AUTH_ERROR, why="PLAIN: in another's name")
-        if len(name.encode()) > MAX_NAME:
-            return Step(Status.EINVAL, why=f"PLAIN: a user name of more than {MAX_NAME} bytes")
-        self.user = self.access.users.check(name, password)
+    def _plain(self, value: bytes, fits: bool | None) -> Step:
+        said = _plain(value)
+        if isinstance(said, Step):
+            return said
+        self.user = self.access.users.check(*said, fits)
         if self.user is None:
-            return Step(Status.AUTH_ERROR, why=f"PLAIN: no such user or another password: {name!r}", judged=True)
+            return Step(Status.AUTH_ERROR, why=f"PLAIN: no such user or another password: {said[0]!r}", judged=True)
         return Step(Status.SUCCESS, judged=True)
+
+
+def _plain(value: bytes) -> tuple[str, str] | Step:
+    """Return the name and the password that a client says, or what it is answered if it does not say them."""
+    try:
+        authzid, name, password = value.decode().split("\0")
+    except ValueError:
+        return Step(Status.EINVAL, why="PLAIN: expected [authzid] NUL user NUL password in UTF-8")
+    if authzid not in ("", name):
+        return Step(Status.AUTH_ERROR, why="PLAIN: in another's name")
+    if len(name.encode()) > MAX_NAME:
+        return Step(Status.EINVAL, why=f"PLAIN: a user name of more than {MAX_NAME} bytes")
+    return name, password
 
 
 class _Scram:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from penstock.client.login import SCRAM, prepared
 from penstock.errors import UsageError
@@ -97,8 +97,21 @@ class Users:
             return Verifier.invented(mechanism, name, self._iterations, self._secret)
         return account.verifiers[mechanism]
 
-    def check(self, name: str, password: str) -> User | None:
-        """Return the user whose password this is. Takes milliseconds, unless it was right before."""
+    def proving(self, name: str, password: str) -> Callable[[], bool] | None:
+        """Return what tells whether a user has this password, which takes milliseconds, and may be asked on any thread.
+
+        None: `check` knows without.
+        """
+        try:
+            name = proper_name(name)
+        except UsageError:
+            return None
+        if _bytes_of(password) > MAX_PASSWORD or self._recalls(name, password):
+            return None
+        return partial(self.verifier(_CHECKED_WITH, name).fits, password)
+
+    def check(self, name: str, password: str, fits: bool | None = None) -> User | None:
+        """Return the user whose password this is. fits: what `proving` has told; None: found out here."""
         try:
             name = proper_name(name)
         except UsageError:
@@ -107,17 +120,25 @@ class Users:
             return None
         self.refresh()
         account = self._accounts.get(name)
-        digest = hmac.digest(self._memory_key, password.encode("utf-8", "surrogatepass"), "sha256")
-        if account is not None and hmac.compare_digest(self._remembered.get(name, b""), digest):
+        if account is not None and self._recalls(name, password):
             self._remembered.move_to_end(name)
             return account.user
-        if not self.verifier(_CHECKED_WITH, name).fits(password) or account is None:
+        if fits is None:
+            fits = self.verifier(_CHECKED_WITH, name).fits(password)
+        if not fits or account is None:
             return None
-        self._remembered[name] = digest
+        self._remembered[name] = self._digest(password)
         self._remembered.move_to_end(name)
         if len(self._remembered) > _REMEMBERED:
             self._remembered.popitem(last=False)
         return account.user
+
+    def _recalls(self, name: str, password: str) -> bool:
+        """Was this user's password right before?"""
+        return hmac.compare_digest(self._remembered.get(name, b""), self._digest(password))
+
+    def _digest(self, password: str) -> bytes:
+        return hmac.digest(self._memory_key, password.encode("utf-8", "surrogatepass"), "sha256")
 
 
 @cache
