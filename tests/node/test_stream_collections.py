@@ -317,7 +317,7 @@ def test_noops_must_be_on(node, writer):
         assert client.stream().specific == S.SUCCESS
 
 
-def test_several_streams_of_a_vbucket(writer, modern):
+def test_several_streams_of_a_vbucket(node, writer, modern):
     assert modern.control("enable_stream_id", "true") == S.SUCCESS
     writer.set(key(ALES))
     writer.set(key(LAGERS))
@@ -330,6 +330,12 @@ def test_several_streams_of_a_vbucket(writer, modern):
         assert {(each.opaque, each.framing) for each in messages} == {(stream_id, framing_of(stream_id))}
         assert isinstance(messages[0], SnapshotMarker)
         assert messages[2].key == key(collection)
+    reports = [
+        (stream.filters, stream.details["sid"])
+        for producer in node.buckets["default"].producers.values()
+        for stream in producer.report().streams
+    ]
+    assert reports == [(("collections",), 1), (("collections",), 0xFFFF)]
     assert modern.status(CloseStream()) == S.DCP_STREAMID_INVALID
     assert modern.status(CloseStream(framing=framing_of(2))) == S.DCP_STREAMID_INVALID
     assert modern.status(CloseStream(vbucket=1, framing=framing_of(1))) == S.KEY_ENOENT

@@ -142,9 +142,12 @@ class Filter:
         return self._scope_ended if self.scope is not None else self.ids is not None and not self.ids
 
     @property
-    def has_default(self) -> bool:
-        """Is the default collection sent?"""
-        return self.ids is None or DEFAULT_COLLECTION in self.ids
+    def is_asked_for(self) -> bool:
+        """Has the consumer asked for less than it could have?"""
+        return self.ids is not None and self.tells_events
+
+    def wants(self, collection: int) -> bool:
+        return self.ids is None or collection in self.ids
 
     def high_seqno(self, vbucket: Vbucket) -> int | None:
         """Return the newest seqno of what is asked for, None where that is everything."""

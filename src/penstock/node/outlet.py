@@ -22,7 +22,7 @@ from penstock.store.events import read_event
 from penstock.store.fields import collection_ids, is_mutation
 from penstock.store.frames import NO_FRAMES, Chunk
 from penstock.store.segment import gather_ascending
-from penstock.wire.collection_key import SYSTEM_COLLECTION
+from penstock.wire.collection_key import DEFAULT_COLLECTION, SYSTEM_COLLECTION
 from penstock.wire.constants import SystemEventKind
 from penstock.wire.dcp import Mutation, SystemEvent
 from penstock.wire.dcp_values import framing_of
@@ -30,12 +30,15 @@ from penstock.wire.frame import HEADER_BYTES, Buffer, cut_frame
 from penstock.wire.layout import decode
 from penstock.wire.reframe import Form, reframe
 from penstock.wire.revalue import Content, revalue
+from penstock.wire.shapes import EXTRAS_LENGTH_AT
 from penstock.wire.system_event import pack_system_event
 
 __all__ = ["Look", "Outlet", "Sent", "chosen", "owners_of", "seqno_of_last"]
 
 _MEAN_RUN = 8  # a slice costs about as much as Arrow takes for so many frames
 _SEQNO_BYTES = 8
+_FEW = 8
+_LONG_ID = 0x80  # the first byte of a collection's id that has another behind it
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,9 @@ class Sent(NamedTuple):
     seqno: int
 
 
+_NOTHING = Sent(b"", 0, 0)
+
+
 class Outlet:
     """Of one stream. chosen: what it is for. stream_id: stands in each of its messages, as framing."""
 
@@ -78,8 +84,11 @@ class Outlet:
         what was deleted or has expired.
         """
         look = self._with_stream_id(look)
-        if is_plain and not skip_deletions and self.chosen.has_default:
+        wanted = self._wants(chunk, is_plain=is_plain) if not skip_deletions else None
+        if wanted:
             return Sent(_formed(chunk, look), chunk.frames, seqno_of_last(chunk))
+        if wanted is not None:
+            return _NOTHING
         pieces: list[Buffer] = []
         items = seqno = 0
         for part, is_event in self._parts(chunk, skip_deletions=skip_deletions):
@@ -90,6 +99,21 @@ class Outlet:
             if self.chosen.is_empty:
                 break
         return Sent(pieces[0] if len(pieces) == 1 else b"".join(pieces), items, seqno)
+
+    def _wants(self, chunk: Chunk, *, is_plain: bool) -> bool | None:
+        """Return whether some changes are sent, all or none; None where they have to be told apart.
+
+        Quicker than in columns for those that come one at a time.
+        """
+        data, begins = chunk
+        if is_plain:
+            return self.chosen.wants(DEFAULT_COLLECTION)
+        if len(begins) > _FEW:
+            return None
+        owners = {data[begin + HEADER_BYTES + data[begin + EXTRAS_LENGTH_AT]] for begin in begins}
+        if len(owners) > 1 or (only := owners.pop()) == SYSTEM_COLLECTION or only >= _LONG_ID:
+            return None
+        return self.chosen.wants(only)
 
     def _with_stream_id(self, look: Look) -> Look:
         if look is not self._look:

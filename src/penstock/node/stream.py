@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -176,15 +177,22 @@ class ProducerStream:
             items_sent=self.items_sent,
             bytes_sent=self.bytes_sent,
             items_remaining=self.remaining,
-            filters=("values",) if self.producer.look.form.keys_only else (),
+            filters=tuple(self._left_out()),
             details={
                 "vb_uuid": asked.vbuuid,
                 "snap_start_seqno": asked.snap_start,
                 "snap_end_seqno": asked.snap_end,
                 "last_sent_snap_end_seqno": self.seqno,
                 **({"group": self.group.decode("utf-8", "backslashreplace")} if self.group else {}),
+                **({"sid": self.outlet.stream_id} if self.outlet.stream_id is not None else {}),
             },
         )
+
+    def _left_out(self) -> Iterator[str]:
+        if self.producer.look.form.keys_only:
+            yield "values"
+        if self.outlet.chosen.is_asked_for:
+            yield "collections"
 
     def _changes(self, chunk: Chunk) -> Buffer:
         """Return what is sent of some changes. Where nothing is left that could be, the stream is to end with them."""

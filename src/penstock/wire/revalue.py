@@ -26,7 +26,7 @@ from penstock.wire.snappy import deflate, inflate
 __all__ = ["Content", "Revalued", "revalue"]
 
 _MUTATION = int(Opcode.DCP_MUTATION)
-_FEW = 16
+_FEW = 16  # frames: below, a loop finds nothing sooner than the columns do
 _WORTH = 0.85
 """What a value that is compressed only for the way has to come down to. Source: dcp_min_compression_ratio."""
 
@@ -99,7 +99,10 @@ def _to_change(data: Buffer, begins: Begins, content: Content) -> Sequence[int] 
         return range(len(begins))
     if not content.special:
         return ()
-    found = _octets(data, begins, KIND_AT) & content.special
+    special = content.special
+    if len(begins) < _FEW and not any(data[begin + KIND_AT] & special for begin in begins):
+        return ()
+    found = _octets(data, begins, KIND_AT) & special
     if not found.any():
         return ()
     if not content.body:
@@ -112,8 +115,6 @@ def _to_change(data: Buffer, begins: Begins, content: Content) -> Sequence[int] 
 
 def _octets(data: Buffer, begins: Begins, at: int) -> npt.NDArray[np.uint8]:
     """Return the byte at a place of each frame."""
-    if len(begins) < _FEW:
-        return np.array([data[int(begin) + at] for begin in begins], np.uint8)
     octets: npt.NDArray[np.uint8] = np.frombuffer(data, np.uint8)[at:][np.asarray(begins, np.int64)]
     return octets
 
