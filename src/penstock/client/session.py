@@ -66,7 +66,7 @@ class Purpose:
         return wanted
 
 
-DOCUMENTS = Purpose(collections=True)
+COMMANDS, DOCUMENTS = Purpose(), Purpose(collections=True)
 
 
 class Session(NamedTuple):
@@ -86,9 +86,7 @@ class Session(NamedTuple):
         return Feature.COLLECTIONS in self.features
 
 
-async def open_session(
-    address: Address, purpose: Purpose = DOCUMENTS, places: Iterable[Place] | None = None
-) -> Session:
+async def open_session(address: Address, purpose: Purpose = COMMANDS, places: Iterable[Place] | None = None) -> Session:
     """Connect to the first host that serves the bucket. places: instead of those that the address has; not empty.
 
     Raises UsageError for a bucket that does not exist, AuthenticationFailed or AccessDenied for who may not have it,
