@@ -2,10 +2,11 @@
 
 import pytest
 
-from penstock.wire.constants import Datatype, Feature, Status
+from penstock.wire.constants import Datatype, Feature, Opcode, PathFlag, Status
 from penstock.wire.dcp_values import pack_xattrs
 from penstock.wire.kv import Append, Count, Hello, Set, SetWithMeta, pack_features
 from penstock.wire.snappy import deflate, inflate
+from penstock.wire.subdoc import SubdocLookup
 from tests.node.wire_client import connected
 
 D, F = Datatype, Feature
@@ -72,6 +73,20 @@ def test_readers_see_no_extended_attributes(client, modern, compressed):
 
 def test_a_document_brings_no_extended_attributes_with_it(modern):
     assert modern.status(Set(key=b"k", value=pack_xattrs({"a": b"1"}), datatype=D.XATTR)) == Status.EINVAL
+
+
+@pytest.mark.parametrize("opcode", [Opcode.SET, Opcode.REPLACE])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_document_that_is_replaced_leaves_its_extended_attributes(modern, opcode, compressed):
+    value, datatype = pack_xattrs({"_sync": b"{}", "mine": b"1"}, b"old"), D.XATTR
+    if compressed:
+        value, datatype = deflate(value), datatype | D.SNAPPY
+    modern.ask(SetWithMeta(key=b"x", value=value, datatype=datatype, flags=1, expiry=0, rev_seqno=1, new_cas=7))
+    new, new_datatype = (deflate(b"new"), D.SNAPPY) if compressed else (b"new", 0)
+    assert modern.ask(Set(key=b"x", value=new, datatype=new_datatype).encode(opcode)).specific == Status.SUCCESS
+    assert modern.get(b"x").value == b"new"
+    assert modern.ask(SubdocLookup.at(b"mine", key=b"x", flags=PathFlag.XATTR)).value == b"1"
+    assert modern.meta(b"x").value_datatype == D.XATTR
 
 
 def test_inflating_gives_what_was_compressed():

@@ -80,7 +80,7 @@ class Documents:
             return self.replace(key, value, cas=cas, **fields)
         if self.is_held(key):
             raise Locked
-        return self.store(key, value, **fields)
+        return self.store(key, **self.beside(key, value, **fields))
 
     def add(self, key: bytes, value: bytes, **fields: int) -> Stored:
         if self.living(key) is not None:
@@ -89,7 +89,14 @@ class Documents:
 
     def replace(self, key: bytes, value: bytes, *, cas: int = 0, **fields: int) -> Stored:
         self.check(self.existing(key), cas)
-        return self.store(key, value, **fields)
+        return self.store(key, **self.beside(key, value, **fields))
+
+    def beside(self, key: bytes, value: bytes, *, datatype: int = 0, **fields: int) -> dict[str, Any]:
+        """Return what to store under a key: what is there leaves its extended attributes."""
+        found = self.living(key)
+        if found is not None and found.datatype & 4:
+            value, datatype = pack_xattrs(unpack_xattrs(found.value).xattrs) + value, datatype | 4
+        return {"value": value, "datatype": datatype, **fields}
 
     def delete(self, key: bytes, *, cas: int = 0) -> Stored:
         self.check(self.existing(key), cas)

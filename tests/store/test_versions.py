@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import KeyExists, Locked
 from penstock.store.bucket import Bucket
+from penstock.store.listing import keys_from, random_key
 from penstock.store.manifest import DEFAULT_MANIFEST
 from penstock.store.vbucket import Item, Vbucket
 from penstock.wire.constants import Datatype
@@ -69,10 +70,10 @@ def test_keys_are_listed_in_order(changes: list[tuple[bytes, str]], start: bytes
         if what != "set":
             there.discard(b"\x08" + name)
     clock.wait(2)
-    assert vbucket.keys_from(b"\x08" + start, most) == sorted(key for key in there if key and key[1:] >= start)[:most]
+    assert keys_from(vbucket, b"\x08" + start, most) == sorted(key for key in there if key and key[1:] >= start)[:most]
     high = vbucket.high_seqno
     numbers = count()
-    found = {vbucket.random_key(b"\x08", lambda below: next(numbers) % below) for _ in range(2 * len(changes) + 3)}
+    found = {random_key(vbucket, b"\x08", lambda below: next(numbers) % below) for _ in range(2 * len(changes) + 3)}
     assert found == there | ({None} if not there else set())
     assert vbucket.high_seqno == high
 
@@ -82,14 +83,17 @@ def test_keys_that_are_not_loaded_yet_are_found(place: Place) -> None:
     for number in range(5):
         bucket.vbuckets[0].set(b"\0%d" % number, b"v")
     bucket.close()
-    for find in (lambda vbucket: vbucket.keys_from(b"\0", 1), lambda vbucket: [vbucket.random_key(b"\0", lambda _: 0)]):
+    for find in (
+        lambda vbucket: keys_from(vbucket, b"\0", 1),
+        lambda vbucket: [random_key(vbucket, b"\0", lambda _: 0)],
+    ):
         again = place()
         assert find(again.vbuckets[0]) == [b"\x000"]
         again.close()
 
 
 def test_no_key_is_chosen_among_none(vbucket: Vbucket) -> None:
-    assert vbucket.random_key(b"\0", lambda below: 1 // below) is None
+    assert random_key(vbucket, b"\0", lambda below: 1 // below) is None
 
 
 # Times that stay

@@ -9,6 +9,7 @@ from penstock.errors import InvalidArguments, KeyNotFound, NotMyVbucket, OutOfRa
 from penstock.node.kv import serving
 from penstock.node.replies import Handler, reply
 from penstock.node.values import shown
+from penstock.store.listing import keys_from, random_key
 from penstock.store.vbucket import Item
 from penstock.wire.collection_key import DEFAULT_COLLECTION, pack_collection_id
 from penstock.wire.constants import Datatype, Opcode, VbucketState
@@ -59,7 +60,7 @@ def _random(connection: NodeConnection, frame: Frame) -> bytes:
     for vbucket in (*vbuckets[first:], *vbuckets[:first]):
         if vbucket.state is not VbucketState.ACTIVE or not vbucket.collection_items(collection):
             continue
-        key = vbucket.random_key(prefix, randrange)
+        key = random_key(vbucket, prefix, randrange)
         item = None if key is None else vbucket.get(key)
         if key is not None and item is not None:
             return _document(connection, frame, item, connection.shown_key(key), bool(request.include_xattrs))
@@ -83,7 +84,7 @@ def _keys(connection: NodeConnection, frame: Frame) -> bytes:
     if not 0 < count <= MAX_COUNT:
         raise OutOfRange(f"{count} keys: expected 1 to {MAX_COUNT}")
     start = connection.read_key(frame.key)
-    found = serving(connection, frame).keys_from(start, count)
+    found = keys_from(serving(connection, frame), start, count)
     if not found:
         raise KeyNotFound("no key from there on")
     return reply(frame, value=pack_key_list(connection.shown_key(key) for key in found))

@@ -6,7 +6,7 @@ from penstock.errors import DeltaBadValue
 from penstock.wire.constants import Datatype
 from penstock.wire.snappy import inflate
 
-__all__ = ["counted", "extended"]
+__all__ = ["beside_attributes", "counted", "extended"]
 
 _NUMBERS = 2**64
 _MOST_DIGITS = 20
@@ -35,6 +35,14 @@ def extended(value: bytes, datatype: int, more: bytes, *, in_front: bool) -> tup
         return value, datatype
     xattrs, body = _apart(value, datatype)
     return xattrs + (more + body if in_front else body + more), datatype & ~(Datatype.JSON | Datatype.SNAPPY)
+
+
+def beside_attributes(old: bytes, old_datatype: int, value: bytes, datatype: int) -> tuple[bytes, int]:
+    """Return a document with the extended attributes of the one that it replaces, and its datatype: inflated."""
+    xattrs, _ = _apart(old, old_datatype)
+    if datatype & Datatype.SNAPPY:
+        value, datatype = inflate(value), datatype & ~Datatype.SNAPPY
+    return xattrs + value, datatype | Datatype.XATTR
 
 
 def _apart(value: bytes, datatype: int) -> tuple[bytes, bytes]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from heapq import heapify, heappop
-from itertools import chain, islice
 
 from penstock.errors import (
     KeyExists,
@@ -19,7 +17,7 @@ from penstock.errors import (
 from penstock.store.clock import absolute_expiry
 from penstock.store.conflict import Meta, wins
 from penstock.store.events import SYSTEM_PREFIX, read_event
-from penstock.store.history import CAS, OPCODE, REV_SEQNO, Newest
+from penstock.store.history import CAS, DATATYPE, OPCODE, REV_SEQNO, Newest
 from penstock.store.index import RowIndex
 from penstock.store.item import (
     Counted,
@@ -36,8 +34,7 @@ from penstock.store.log import Log
 from penstock.store.scoped import REFUSED, ScopedHistory
 from penstock.store.time_to_live import TimeLimits
 from penstock.store.tombstone import TOMBSTONE_BYTES, tombstone_head
-from penstock.store.values import counted, extended
-from penstock.wire.collection_key import pack_collection_id, split_collection_key
+from penstock.store.values import beside_attributes, counted, extended
 from penstock.wire.constants import MAX_VALUE, Datatype, Magic, Opcode, VbucketState
 from penstock.wire.dcp import DELETION_HEAD, MUTATION_HEAD, Mutation, head_struct
 from penstock.wire.frame import HEADER_BYTES
@@ -53,6 +50,7 @@ _MUTATION = int(Opcode.DCP_MUTATION)
 _MUTATION_BYTES = MUTATION_HEAD.size  # of a frame without key and value
 _MUTATION_EXTRAS = MUTATION_HEAD.size - HEADER_BYTES
 _NANOSECONDS = 10**9
+_XATTR = int(Datatype.XATTR)
 
 
 # Without the constructors' handling of keywords, these cost a third; both run for every command.
@@ -149,6 +147,8 @@ class Vbucket(ScopedHistory):
         old = self._claim(key, nbytes, cas) if cas or self._locks else self._find(key, nbytes)
         if preserve_expiry:
             expiry = self._preserved(old, expiry)
+        if old is not None and old[2][DATATYPE] & _XATTR:
+            old, value, datatype = self._beside(key, value, datatype)
         return self._store(old, key, value, flags=flags, expiry=expiry, datatype=datatype)
 
     def add(self, key: bytes, value: bytes, *, flags: int = 0, expiry: int = 0, datatype: int = 0) -> Stored:
@@ -170,9 +170,11 @@ class Vbucket(ScopedHistory):
         preserve_expiry: bool = False,
     ) -> Stored:
         """As set, but raises KeyNotFound if there is no document, whether or not a cas is given."""
-        old = self._require(self._present(key, _MUTATION_BYTES + len(key) + len(value)), key, cas)
+        old: Newest | None = self._require(self._present(key, _MUTATION_BYTES + len(key) + len(value)), key, cas)
         if preserve_expiry:
             expiry = self._preserved(old, expiry)
+        if old is not None and old[2][DATATYPE] & _XATTR:
+            old, value, datatype = self._beside(key, value, datatype)
         return self._store(old, key, value, flags=flags, expiry=expiry, datatype=datatype)
 
     def touch(self, key: bytes, expiry: int) -> Item | None:
@@ -226,37 +228,8 @@ class Vbucket(ScopedHistory):
         old = self._require(self._present(key, TOMBSTONE_BYTES + len(key)), key, cas)
         return self._bury(old, key, Event.DELETION)
 
-    # Keys
-
-    def random_key(self, prefix: bytes, choose: Callable[[int], int]) -> bytes | None:
-        """Return the key of some document with this prefix, None if there is none.
-
-        choose: returns a random number from 0 to below another. The key is that of the first document from a random
-        place on, so those behind many others that do not count come more often.
-        """
-        keys = self.loaded_keys()
-        start = choose(len(keys)) if keys else 0
-        for key in chain(islice(keys, start, None), islice(keys, start)):
-            if key.startswith(prefix) and self._is_there(key):
-                return key
-        return None
-
-    def keys_from(self, start: bytes, count: int) -> list[bytes]:
-        """Return the keys of documents in a collection, in order, from `start` on, which begins with it; at most count.
-
-        Takes time in proportion to the vbucket.
-        """
-        prefix = pack_collection_id(split_collection_key(start)[0])
-        keys = [key for key in self.loaded_keys() if key >= start and key.startswith(prefix)]
-        heapify(keys)
-        found: list[bytes] = []
-        while keys and len(found) < count:
-            key = heappop(keys)
-            if self._is_there(key):
-                found.append(key)
-        return found
-
-    def _is_there(self, key: bytes) -> bool:
+    def is_there(self, key: bytes) -> bool:
+        """Tell whether there is a document of this key."""
         newest = self._look(key)
         return is_document(newest) and not self._is_over(newest)
 
@@ -537,6 +510,13 @@ class Vbucket(ScopedHistory):
         old = self._find(key, _MUTATION_BYTES + len(key) + len(item.value))
         self._locks.pop(key, None)
         return self._store(old, key, item.value, flags=item.flags, expiry=item.expiry, datatype=item.datatype)
+
+    def _beside(self, key: bytes, value: bytes, datatype: int) -> tuple[Newest | None, bytes, int]:
+        """Return the newest version, and a value with the extended attributes of the document that it replaces."""
+        item = self.get(key)
+        if item is not None:
+            value, datatype = beside_attributes(item.value, item.datatype, value, datatype)
+        return self._find(key, _MUTATION_BYTES + len(key) + len(value)), value, datatype
 
     def _preserved(self, old: Newest | None, expiry: int) -> int:
         """Return when a document that is there expires; where there is none, what is to be for a new one."""
