@@ -1,6 +1,7 @@
 """Streams of buckets with collections: what who sees, and how a snapshot ends whose last change is somebody else's."""
 
 import json
+from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,19 @@ from penstock.node.login.users import account_of
 from penstock.node.login.users_file import change_users
 from penstock.wire.collection_key import pack_collection_id, split_collection_key
 from penstock.wire.collections import SetManifest
-from penstock.wire.constants import Feature, Opcode, OpenFlag, Status, StreamEndReason, StreamFlag, SystemEventKind
+from penstock.wire.constants import (
+    Dialect,
+    Feature,
+    Magic,
+    Opcode,
+    OpenFlag,
+    Status,
+    StreamEndReason,
+    StreamFlag,
+    SystemEventKind,
+    TapConnectFlag,
+    TapFlag,
+)
 from penstock.wire.dcp import (
     CloseStream,
     Deletion,
@@ -24,11 +37,14 @@ from penstock.wire.dcp import (
     SystemEvent,
 )
 from penstock.wire.dcp_values import framing_of
+from penstock.wire.frame import Frame
 from penstock.wire.kv import Noop, SelectBucket, Set
 from penstock.wire.layout import decode
 from penstock.wire.system_event import Collection, DroppedCollection, Scope, unpack_system_event
-from penstock.wire.tap import TapConnect
+from penstock.wire.tap import TapConnect, TapMutation, TapOptions
+from penstock.wire.upr import UprMutation, UprStreamReq
 from tests.node.test_login import ITERATIONS, log_in
+from tests.node.upr_client import UprClient
 from tests.node.wire_client import connected
 
 S, F, K, R = Status, OpenFlag, SystemEventKind, StreamEndReason
@@ -394,6 +410,31 @@ def test_without_what_was_deleted_before(node, writer, collections):
         writer.delete(key(0, b"kept"))
         while not isinstance(messages[-1], Deletion):
             messages.append(client.message())
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_upr_and_tap_see_the_default_collection(node, writer, count):
+    names = [b"%d" % number for number in range(count)]
+    for name in names:
+        for collection in (ALES, 0, LAGERS):
+            writer.set(key(collection, name), b"v")
+    with closing(UprClient(node, Dialect.UPR)) as upr:
+        upr.send(UprStreamReq(start_seqno=0, end_seqno=3 + 3 * count, opaque=1))
+        _, *messages = upr.said(4 + count)
+        assert [each.key for each in messages if isinstance(each, UprMutation)] == names
+    options = TapOptions(TapConnectFlag.SUPPORT_ACK)
+    with connected(node) as tap:
+        tap.send(TapConnect(key=b"live", flags=options.flags, value=options.pack()))
+        found = []
+        for round_ in (0, 1):
+            while len(found) < count + round_:
+                message = tap.message()
+                if message.tap_flags & TapFlag.ACK:
+                    tap.send(Frame(Magic.RESPONSE, message.opcode, opaque=message.opaque))
+                found += [message.key] if isinstance(message, TapMutation) else []
+            for collection in (ALES, 0, LAGERS):
+                writer.set(key(collection, b"new"))
+        assert found == [*names, b"new"]
 
 
 # Who may see what

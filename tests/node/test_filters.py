@@ -1,0 +1,102 @@
+"""The value of a stream request, whatever is in it, and filters that follow what happens to collections."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from penstock.errors import StatusError
+from penstock.node.filters import Filter, Wish, read_wish
+from penstock.store.events import packed_events
+from penstock.wire.constants import Status, SystemEventKind
+from penstock.wire.system_event import Collection, DroppedCollection, DroppedScope, Scope
+
+K = SystemEventKind
+NAMES = st.sampled_from(["uid", "sid", "collections", "scope", "purge_seqno", "cts", "whatever"])
+SAID = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just("a")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=6,
+)
+VALUES = st.binary(max_size=40) | st.dictionaries(NAMES, SAID, max_size=3).map(lambda said: json.dumps(said).encode())
+
+
+@given(VALUES)
+@example(b"9" * 5000)
+@example(b'{"sid":' + b"9" * 5000 + b"}")
+@example(b'{"purge_seqno":"' + b"9" * 5000 + b'"}')
+def test_any_value_is_read_or_refused(value):
+    found = read_or_refused(value)
+    if isinstance(found, Wish):
+        assert found.collections is None or all(0 <= one < 2**32 for one in found.collections)
+        assert found.stream_id is None or 1 <= found.stream_id <= 65535
+    else:
+        assert found in {Status.EINVAL, Status.DCP_STREAMID_INVALID}
+
+
+def read_or_refused(value):
+    try:
+        return read_wish(value)
+    except StatusError as error:
+        return error.status
+
+
+@pytest.mark.parametrize(
+    ("value", "wish"),
+    [
+        (b"", Wish()),
+        (b"{}", Wish()),
+        (b'{"uid":"ff","other":[]}', Wish()),
+        (b'{"collections":["0x8","A","8"],"sid":7}', Wish(collections=(8, 10), stream_id=7)),
+        (b'{"scope":"0"}', Wish(scope=0)),
+        (b'{"purge_seqno":"18446744073709551615"}', Wish(purge_seqno=2**64 - 1)),
+    ],
+)
+def test_what_a_value_says(value, wish):
+    assert read_wish(value) == wish
+
+
+def told(kind, subject):
+    (event,) = packed_events([(kind, subject)])
+    return event
+
+
+BEGINS = told(K.COLLECTION_BEGIN, Collection(1, 8, 9, "ales"))
+CHANGES = told(K.COLLECTION_MODIFY, Collection(1, 8, 9, "ales", max_ttl=1))
+ENDS = told(K.COLLECTION_END, DroppedCollection(1, 8, 9))
+CREATES = told(K.SCOPE_CREATE, Scope(1, 8, "beers"))
+DROPS = told(K.SCOPE_DROP, DroppedScope(1, 8))
+EVENTS = (CREATES, BEGINS, CHANGES, ENDS, DROPS)
+
+FILTERS = [
+    ("all", Filter, [True] * 5, False),
+    ("the collection", lambda: Filter([9]), [False, True, True, True, False], True),
+    ("it and another", lambda: Filter([9, 10]), [False, True, True, True, False], False),
+    ("another", lambda: Filter([10]), [False] * 5, False),
+    ("its scope", lambda: Filter([], scope=8), [True] * 5, True),
+    ("another scope", lambda: Filter([], scope=7), [False] * 5, False),
+    ("the default collection, bare", lambda: Filter([0], tells_events=False), [False] * 5, False),
+]
+
+
+@pytest.mark.parametrize(("make", "tells", "ends"), [pytest.param(*row, id=name) for name, *row in FILTERS])
+def test_which_events_are_told(make, tells, ends):
+    chosen = make()
+    assert [chosen.take(event) for event in EVENTS] == tells
+    assert chosen.is_empty == ends
+
+
+def test_a_scope_has_what_begins_in_it_until_that_ends():
+    chosen, owners = Filter([], scope=8), np.array([0, 9, 10, -1])
+    assert chosen.of(owners).tolist() == [False] * 4
+    chosen.take(BEGINS)
+    assert chosen.of(owners).tolist() == [False, True, False, False]
+    chosen.take(ENDS)
+    assert not chosen.of(owners).any()
+    assert not chosen.is_empty
+
+
+def test_a_key_of_no_collection_is_nobody_s():
+    assert Filter().of(np.array([-1, 0])).tolist() == [False, True]
