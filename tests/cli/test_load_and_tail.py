@@ -9,6 +9,9 @@ import pytest
 
 from penstock import connect
 from penstock.cli.samples import sample_documents
+from penstock.wire.constants import Datatype
+from penstock.wire.dcp_values import pack_xattrs
+from tests.node.watch import run as on_loop
 
 BEER_SAMPLE = Path(__file__).parents[3] / "shared" / "data" / "beer-sample.jsonl"
 
@@ -99,6 +102,27 @@ def test_a_change_has_a_line_of_aligned_columns(on_beer, node):
     assert "deletion" in rows["k"]
     assert rows["k2"].endswith("203 \\x00\\xff\\n" + "z" * 49 + "…")
     assert len({line.index(line.split()[2]) for line in found.lines}) == 1
+
+
+def test_collections_and_extended_attributes(run, node):
+    served = node.buckets["beer"]
+
+    def make():
+        served.change_manifest(served.store.manifest.with_scope("s").with_collection("s", "c"))
+        value = pack_xattrs({"_a": b"1", "b": b"\xff"}, b"{}")
+        served.store.vbuckets[3].set(b"\x09k", value, datatype=Datatype.XATTR | Datatype.JSON)
+
+    on_loop(node, make)
+    at = ["tail", "--from", "beginning", "--until", "now", "--vbucket", "3", "--url"]
+    lines = run(*at, node.url("beer")).lines
+    assert [line.split()[2:4] for line in lines] == [
+        ["create_scope", "s"],
+        ["begin_collection", "s.c"],
+        ["mutation", "s.c/k"],
+    ]
+    (row,) = run(*at, node.url("beer") + "?xattrs=true&collections=s.c", "--json", "--limit", "9").json_lines[1:]
+    assert (row["scope"], row["collection"], row["key"], row["value"]) == ("s", "c", "k", "{}")
+    assert row["xattrs"] == {"_a": "1", "b_base64": "/w=="}
 
 
 def test_what_is_not_utf8_is_in_base64(on_beer, node):

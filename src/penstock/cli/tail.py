@@ -56,6 +56,8 @@ def tail(
     """Show a bucket's changes, one line each.
 
     A rollback is a line too: what came before it above its seqno no longer holds.
+    So is what happens to a collection; keys of other collections than the default
+    one are shown as scope.collection/key.
 
     With --json a line is an object with the columns of a change.
     cas and vbuuid are strings: many readers of JSON would round such numbers.
@@ -115,7 +117,11 @@ def _text(change: Change, value_width: int) -> str:
     if change.key is None:
         return f"{start} {_without_key(change)}"
     size = "" if change.value is None else len(change.value)
-    text = f"{start} {one_line(change.key, 250):32} {change.cas or 0:19} {size:>7}"
+    key = one_line(change.key, 250)
+    if change.collection_id:
+        name = ".".join(part for part in (change.scope, change.collection) if part is not None)
+        key = f"{name or f'0x{change.collection_id:x}'}/{key}"
+    text = f"{start} {key:32} {change.cas or 0:19} {size:>7}"
     return f"{text} {one_line(change.value, value_width)}".rstrip() if value_width else text.rstrip()
 
 

@@ -97,10 +97,10 @@ async def open_session(address: Address, purpose: Purpose = COMMANDS, places: It
     for place in address.hosts if places is None else places:
         try:
             return await _open_on(place, address, purpose)
+        except (AccessDenied, AuthenticationFailed):
+            raise  # it is not to be hidden behind another host that is away
         except RETRIED as error:
             failure = error
-            if isinstance(error, StatusError) and not error.retriable:
-                break  # what the user has done wrong is not to be hidden behind a host that is away
     assert failure is not None  # an address has at least one host
     raise failure
 
