@@ -333,6 +333,14 @@ def test_noops_must_be_on(node, writer):
         assert client.stream().specific == S.SUCCESS
 
 
+def test_what_is_agreed_on_behind_open_changes_no_stream(writer, legacy):
+    legacy.hello(Feature.COLLECTIONS)
+    writer.set(key(ALES))
+    writer.set(key(0))
+    assert legacy.stream(value=b"{}").specific == S.EINVAL
+    assert [each.key for each in to_now(legacy)] == [b"", b"k"]
+
+
 def test_several_streams_of_a_vbucket(node, writer, modern):
     assert modern.control("enable_stream_id", "true") == S.SUCCESS
     writer.set(key(ALES))

@@ -139,7 +139,7 @@ def _tables(producer: DcpProducer, value: str) -> None:
 
 def _marker_version(producer: DcpProducer, value: str) -> None:
     _one_of("2.2")(producer, value)
-    if not producer.connection.collections:
+    if not producer.collections:
         raise NotSupported("markers of version 2.2 without collections")
     producer.tells_purge_seqno = True
 

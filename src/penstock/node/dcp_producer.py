@@ -50,7 +50,7 @@ class DcpProducer(Producer):
     """flags: an OpenFlag. expiries: they are told apart from deletions, if times are told. v7_codes: streams that are
     not there have a status of their own. end_on_close: a closed stream is told its end. tables: system events come as
     FlatBuffers. compress: values come compressed, if they get smaller. ext_metadata: a section comes behind them.
-    several_streams: each has an id, and a vbucket any number of them.
+    several_streams: each has an id, and a vbucket any number of them. collections: they were agreed on before OPEN.
 
     A NOOP goes out `noop_interval` seconds after the last one, from the first stream on; a peer that leaves one
     unanswered for the node's idle timeout (360 s, as kv_engine's dcp_idle_timeout) is gone.
@@ -59,6 +59,7 @@ class DcpProducer(Producer):
     def __init__(self, connection: NodeConnection, bucket: ServedBucket, name: bytes, flags: OpenFlag) -> None:
         super().__init__(connection, bucket, Dialect.DCP, name)
         self.flags = flags
+        self.collections = connection.collections
         self.expiries = False
         self.ext_metadata = self.tables = self.compress = False
         self.several_streams = False
@@ -71,7 +72,7 @@ class DcpProducer(Producer):
         self._timer: asyncio.TimerHandle | None = None  # the next NOOP
         self._deadline: asyncio.TimerHandle | None = None  # the end, while a NOOP is unanswered
         self.skips_deletions = bool(flags & OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL)
-        self.advances = connection.collections or self.skips_deletions
+        self.advances = self.collections or self.skips_deletions
         self.choose_look()
 
     def choose_look(self) -> None:
@@ -85,7 +86,7 @@ class DcpProducer(Producer):
             Expiration if self.expiries and deletion is DeletionV2 else deletion,
             keys_only=without,
             datatypes=0 if flags & OpenFlag.NO_VALUE else None,
-            bare_keys=not connection.collections,
+            bare_keys=not self.collections,
         )
         content = Content(
             body=not without,
@@ -105,11 +106,11 @@ class DcpProducer(Producer):
         Raises NotMyVbucket and NotSupported, InvalidArguments for a value that says nothing, UnknownCollection and
         UnknownScope for a filter that lets nothing through, and as open_stream does.
         """
-        if request.value and not self.connection.collections:
+        if request.value and not self.collections:
             raise InvalidArguments("a stream request with a value, without collections")
         flags, store = StreamFlag(request.flags), self.bucket.store
         vbucket = (store.find if flags & StreamFlag.ACTIVE_VB_ONLY else store.existing)(request.vbucket)
-        if not self.noop and (self.flags & OpenFlag.INCLUDE_XATTRS or self.connection.collections):
+        if not self.noop and (self.flags & OpenFlag.INCLUDE_XATTRS or self.collections):
             raise NotSupported("xattrs and collections are streamed only with noop enabled")
         asked = _asked(vbucket, request, flags)
         if error := range_error(asked):
@@ -138,7 +139,7 @@ class DcpProducer(Producer):
 
     def _outlet(self, wish: Wish) -> Outlet | None:
         """Return what a stream is to send, None for what who knows no collections sees."""
-        if not self.connection.collections:
+        if not self.collections:
             return None
         return Outlet(filter_for(self.connection, self.bucket, wish), wish.stream_id)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from penstock.node.outlet import Outlet, chosen, owners_of, seqno_of_last
+from penstock.node.outlet import Outlet
 from penstock.node.producers import StreamReport
 from penstock.store.frames import Chunk
 from penstock.store.rollback import StreamRequest
@@ -17,6 +17,7 @@ from penstock.wire.constants import Magic, Opcode, StreamEndReason
 from penstock.wire.dcp import SeqnoAdvanced, SnapshotMarker, SnapshotMarkerV2
 from penstock.wire.frame import HEADER, HEADER_BYTES, Buffer
 from penstock.wire.hop import hop
+from penstock.wire.shapes import EXTRAS_LENGTH_AT
 from penstock.wire.stream import StreamEvent, StreamState, advance
 
 if TYPE_CHECKING:
@@ -27,9 +28,8 @@ __all__ = ["ProducerStream"]
 _MARKER = Struct(HEADER.format + SnapshotMarker.layouts[3].extras.format[1:])
 _MARKER_EXTRAS = _MARKER.size - HEADER_BYTES
 
-_LOOK_BACK = (1024, 64 * 1024)
-_LOOK_BACK_BYTES = 1024 * 1024
-"""How many seqnos are searched for the last one that a consumer sees, and how many bytes at once."""
+_LOOK_BACK = 4096
+"""How many seqnos are searched for the last one that a consumer sees: a few milliseconds."""
 
 
 class ProducerStream:
@@ -242,21 +242,24 @@ class ProducerStream:
         high = vbucket.collection_high_seqno(DEFAULT_COLLECTION)
         if high <= end:
             return snapshot, max(high, start)
-        for width in _LOOK_BACK:
-            if last := self._last_shown(max(start, end - width), end):
-                return snapshot, last
-            if end - width <= start:
-                return snapshot, start
+        last = self._last_shown(max(start, end - _LOOK_BACK), end)
+        if last or end - _LOOK_BACK <= start:
+            return snapshot, max(last, start)
         longer = vbucket.snapshot(start, high)
         return longer, longer.end_seqno
 
     def _last_shown(self, start: int, end: int) -> int:
         """Return the last seqno of a range that the consumer sees, 0 if there is none."""
-        part, last = self.vbucket.snapshot(start, end), 0
-        while (chunk := part.read(0, _LOOK_BACK_BYTES)).frames:
-            if (mine := chosen(chunk, self.outlet.chosen.of(owners_of(chunk)))).frames:
-                last = seqno_of_last(mine)
-        return last
+        index = self.vbucket.index
+        for seqno in range(end, start, -1):
+            found = index.find(seqno)
+            if found is not None:
+                (rows, row), buffer = found, found[0].buffer
+                begin = rows.offsets_at[row]
+                owner = buffer[begin + HEADER_BYTES + buffer[begin + EXTRAS_LENGTH_AT]]
+                if owner == DEFAULT_COLLECTION and not 0 < rows.superseded_at[row] <= end:
+                    return seqno
+        return 0
 
     def _marker(self, start: int, end: int, flags: int) -> bytes:
         vbucket, opaque, framing = self.vbucket.id, self.opaque, self.outlet.framing
