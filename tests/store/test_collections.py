@@ -256,7 +256,7 @@ def test_a_copy_tells_what_it_is_told(bucket: Bucket) -> None:
     assert copy.collections == {0}
 
 
-def follow(source: Vbucket, copy: Vbucket) -> None:
+def follow(source: Vbucket, copy: Vbucket, snapshot_end: int | None = None) -> None:
     for change in all_of(source, copy.high_seqno):
         mutation = isinstance(change, Mutation)
         copy.apply(
@@ -265,6 +265,7 @@ def follow(source: Vbucket, copy: Vbucket) -> None:
             cas=change.cas,
             rev_seqno=change.rev_seqno,
             seqno=change.by_seqno,
+            snapshot_end=snapshot_end,
             flags=change.flags if isinstance(change, Mutation) else 0,
             delete_time=0 if isinstance(change, Mutation) else change.delete_time,
         )
@@ -438,6 +439,40 @@ def test_wherever_a_kill_cuts_the_log_vbuckets_come_to_the_manifest(disk: Place)
             seen.add(tuple(event.subject.manifest_uid for event in told(vbucket, 4)))
         again.close()
     assert seen == {(3, 5)}
+
+
+def test_wherever_a_kill_cuts_the_log_a_copy_knows_what_it_was_told(disk: Place) -> None:
+    bucket, source = disk(segment_bytes=100_000), new_bucket()
+    copy, leader = bucket.vbuckets[0], source.vbuckets[0]
+    copy.set_state(VbucketState.REPLICA)
+    bucket.commit()
+    start = bucket.log.end
+    source.set_manifest(SHOP)
+    leader.set(key(ITEMS), b"1")
+    leader.set(key(USERS), b"1")
+    follow(leader, copy, snapshot_end=8)
+    source.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
+    leader.set(key(11), b"1")
+    follow(leader, copy, snapshot_end=8)
+    bucket.commit()
+    disk.directory.let_go()
+    files = contents(disk.path)
+    expected = [{0}, {0}, {0, ITEMS}, *[{0, ITEMS, USERS}] * 3, {0, USERS}, *[{0, USERS, 11}] * 2]
+    items = [0, 0, 0, 0, 1, 2, 1, 1, 2]
+    seen = set()
+    for end in range(start, len(files["log-0000000001"]) + 1, 19):
+        put(disk.path, {**files, "log-0000000001": files["log-0000000001"][:end]})
+        again = disk(segment_bytes=100_000)
+        erase(again)
+        vbucket = again.vbuckets[0]
+        high = vbucket.high_seqno
+        assert (vbucket.collections, vbucket.items) == (expected[high], items[high])
+        assert sum(map(vbucket.collection_items, vbucket.collections)) == items[high]
+        vbucket.rollback(high - 1)
+        assert (vbucket.collections, vbucket.items) == (expected[max(high - 1, 0)], items[max(high - 1, 0)])
+        seen.add(high)
+        again.close()
+    assert seen == {*range(9)}
 
 
 def test_a_power_loss_that_leaves_the_manifest_alone(disk: Place) -> None:
