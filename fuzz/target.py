@@ -13,8 +13,10 @@ from collections.abc import Iterator
 
 from penstock.client.feed import Feed, Wanted
 from penstock.client.follower import Follower
+from penstock.client.selection import KnownCollections, Selection
 from penstock.client.tap_feed import TapFeed
 from penstock.errors import RemoteProtocolError, StatusError
+from penstock.wire.collection_names import CollectionNames
 from penstock.wire.columns import batch_of, decode_messages, decode_run
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent, Slab
 from penstock.wire.constants import Dialect, DraftCode
@@ -29,6 +31,7 @@ SLAB_BYTES = 4096
 LONGEST = 64 * 1024  # of a frame
 VBUCKETS = 1024
 FOLLOWED = (0, 12)
+COLLECTIONS = KnownCollections({"_default": 0}, {("_default", "_default"): 0})
 OPAQUES = (0xDEADBEEF, 0x2D, 0x2001, 0x2002, *range(1, 9))
 
 
@@ -61,9 +64,10 @@ def _code(message: Message, frame: Frame) -> Code:
     return code if isinstance(code, DraftCode) else type(code)(frame.opcode)
 
 
-def check_run(run: Run) -> None:
+def check_run(run: Run, collections: CollectionNames | None = None) -> None:
     """Columns and the loop over messages give the same rows, or both find the mistake."""
     context = StreamContext(VBUCKETS)
+    context.collections = collections
     outcomes: list[object] = []
     for way in (lambda: decode_run(run, context), lambda: batch_of(decode_messages(run, context))):
         try:
@@ -73,14 +77,22 @@ def check_run(run: Run) -> None:
     assert outcomes[0] == outcomes[1], f"columns and loop differ: {outcomes}"
 
 
-def consume(data: bytes, dialect: Dialect) -> None:
+def consume(data: bytes, dialect: Dialect, collections: KnownCollections | None = None) -> None:
     """Let a consumer of two vbuckets receive a try, and take all it says in answer."""
     wanted = {vbucket: Wanted() for vbucket in FOLLOWED}
     feed: Follower = (
         TapFeed(VBUCKETS, FOLLOWED, window=SLAB_BYTES)
         if dialect is Dialect.TAP
-        else Feed(VBUCKETS, wanted, window=SLAB_BYTES, dialect=dialect)
+        else Feed(
+            VBUCKETS,
+            wanted,
+            window=SLAB_BYTES,
+            dialect=dialect,
+            selection=None if collections is None else Selection(),
+            xattrs=collections is not None,
+        )
     )
+    feed.use_collections(collections)
     opaques = itertools.cycle(OPAQUES)
     connection = Connection(Slab(SLAB_BYTES), runs=dialect, max_frame=LONGEST)
     try:
@@ -99,6 +111,8 @@ def consume(data: bytes, dialect: Dialect) -> None:
 def check(data: bytes, dialect: Dialect) -> None:
     """Raise whatever is no protocol error."""
     consume(data, dialect)
+    if dialect is Dialect.DCP:
+        consume(data, dialect, COLLECTIONS)
     alone: list[object] = []
     in_runs: list[object] = []
     single = Connection(Slab(SLAB_BYTES), runs=None, max_frame=LONGEST)
@@ -112,6 +126,8 @@ def check(data: bytes, dialect: Dialect) -> None:
             if isinstance(event, Run):
                 in_runs += map(_name, _cut(event))
                 check_run(event)
+                if dialect is Dialect.DCP:
+                    check_run(event, CollectionNames())
             else:
                 in_runs.append(_name(event))
     assert alone == in_runs, "runs are not the frames that were sent"
