@@ -572,6 +572,8 @@ def test_the_end_of_a_collection_is_purged_once_nothing_of_it_is_there(disk: Pla
     bucket.compact()
     bucket.compact()
     assert [event.kind for event in told(vbucket)] == [3, 0]
+    assert vbucket.ledger is not None
+    assert vbucket.ledger.emptied == {}
     bucket.close()
     again = disk(purge_age=0)
     assert (again.vbuckets[0].items, again.vbuckets[0].collections) == (1, {0, USERS})
