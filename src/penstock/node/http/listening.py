@@ -43,8 +43,7 @@ class HttpServer:
     """One for all ports that a node has for HTTP. To be made, and used, on the event loop's thread.
 
     servers: of asyncio. accesses: who may come in, by scheme. stopping: no stream goes on. streams: what wakes each of
-    them. checking: held by who checks a password, which takes long. seconds: that a request may take. most: connections
-    that there may be at once.
+    them. seconds: that a request may take. most: connections that there may be at once.
     """
 
     def __init__(self, node: Node, *, seconds: float = REQUEST_SECONDS, most: int = MAX_CONNECTIONS) -> None:
@@ -53,7 +52,6 @@ class HttpServer:
         self.seconds = seconds
         self.most = most
         self.accesses: dict[str, Access] = {}
-        self.checking = asyncio.Lock()
         self.streams: set[asyncio.Event] = set()
         self.state = ServerState()
         self.config = Config(

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from penstock.errors import TemporaryFailure
 from penstock.node.login.access import Access
 from penstock.node.login.roles import Privilege, User
 from penstock.node.login.tls import names_in
@@ -144,14 +145,17 @@ def _certified(access: Access, request: Request) -> User | None:
 
 
 async def _logged_in(http: HttpServer, access: Access, request: Request, name: str, password: str) -> User:
-    """Return who has this password. Raises HTTPException. Whoever guesses waits, and costs others half their time."""
+    """Return who has this password. Raises HTTPException. Whoever guesses waits."""
     address = request.client.host if request.client is not None else ""
-    attempts, loop = http.node.attempts, http.node.loop
+    attempts = http.node.attempts
     await asyncio.sleep(attempts.delay(address))
-    async with http.checking:
-        began = loop.time()
-        user = access.users.check(name, password)
-        await asyncio.sleep(loop.time() - began)
+    fits, proving = None, access.users.proving(name, password)
+    if proving is not None:
+        try:
+            fits = await http.node.passwords.ask(address, proving)
+        except TemporaryFailure as error:
+            raise HTTPException(503, str(error)) from None
+    user = access.users.check(name, password, fits)
     if user is None:
         attempts.failed(address)
         raise _unauthorized()
