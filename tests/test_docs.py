@@ -2,8 +2,10 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 DEFAULT_PORT = "11210"
+USUAL_PORTS = (DEFAULT_PORT, "8091", "11207")
 
 
 def blocks(kind: str) -> list[Any]:
@@ -52,6 +55,21 @@ def test_spark_block(text, tmp_path):
             f"{text.replace(DEFAULT_PORT, str(node.kv_port))}\nassert changes.isStreaming\nspark.stop()\n"
         )
         run([sys.executable, "-c", script], tmp_path, 200)
+
+
+@pytest.mark.parametrize("text", blocks("sh"))
+def test_shell_block(text, tmp_path):
+    """As it stands, but for the ports; what it leaves running is ended."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in USUAL_PORTS]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        ports = [str(one.getsockname()[1]) for one in sockets]
+    for usual, free in zip(USUAL_PORTS, ports, strict=True):
+        text = text.replace(usual, free)
+    options = "".join(f" --{name} {port}" for name, port in zip(("port", "http-port"), ports, strict=False))
+    script = "trap 'kill $(jobs -p)' EXIT\n" + text.replace("penstock serve", f"penstock serve{options}")
+    run(["bash", "-e", "-c", script], tmp_path, 50)
 
 
 @pytest.mark.spark
