@@ -11,7 +11,6 @@ from penstock.client.cluster_map import NOBODY, ClusterMap, Place, read_map
 from penstock.client.connection import ANY_STATUS, NodeLink
 from penstock.client.session import DOCUMENTS, Session, open_session
 from penstock.errors import NotMyVbucket, RemoteProtocolError
-from penstock.wire.constants import Feature
 from penstock.wire.frame import Frame
 from penstock.wire.kv import GetClusterConfig
 from penstock.wire.layout import Request
@@ -30,21 +29,17 @@ class Nodes:
     """The nodes of a bucket. map: what is known of them, empty before the first connection. collections: they have any.
 
     Every connection that is made raises as `open_session` does, and RemoteProtocolError where the bucket is not what it
-    was: it has other vbuckets, or its nodes agree on other features.
+    was: it has other vbuckets, or collections and had none.
     """
 
     def __init__(self, address: Address) -> None:
         self.map = ClusterMap((), ())
+        self.collections = False
         self._address = address
-        self._features: frozenset[int] = frozenset()
         self._first: Session | None = None
         self._links: dict[Place, NodeLink] = {}
         self._is_old = False
         self._connecting = asyncio.Lock()
-
-    @property
-    def collections(self) -> bool:
-        return Feature.COLLECTIONS in self._features
 
     async def close(self) -> None:
         links, self._links, self._first = [*self._links.values()], {}, None
@@ -132,10 +127,12 @@ class Nodes:
         if known not in (0, found):
             await session.link.close()
             raise RemoteProtocolError(f"{self._address} has {found} vbuckets now, it had {known}")
-        if known and session.features != self._features:
+        if known and session.collections != self.collections:
+            # Requests may have been made already, and a prefix is a part of the key where there are none.
             await session.link.close()
-            raise RemoteProtocolError(f"{self._address} has agreed on other features than before, or on another node")
-        self._features = session.features
+            text = "has collections now, it had none" if session.collections else "has no collections now, it had some"
+            raise RemoteProtocolError(f"{self._address} {text}, or does so on another node")
+        self.collections = session.collections
         self._links[session.place] = session.link
         return session
 

@@ -226,8 +226,8 @@ class ChangeStream:
                 via_of[owner] = len(self._links)
                 other = await open_session(self._address, self._purpose(len(self._links)), [places[owner]])
                 self._add(other.link)
-                if other.features != session.features:
-                    raise RemoteProtocolError(f"the nodes of {self._address} have agreed on different features")
+                if other.collections != session.collections:
+                    raise RemoteProtocolError(f"only some nodes of {self._address} have collections")
         self._via = [via_of.get(owner, 0) for owner in owners]
 
     async def _set_ends(self) -> None:
