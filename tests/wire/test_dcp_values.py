@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
+from penstock.wire.collection_key import pack_collection_id, split_collection_key
 from penstock.wire.constants import Status
 from penstock.wire.dcp_values import (
     CachedDocument,
@@ -16,7 +17,6 @@ from penstock.wire.dcp_values import (
     XattrValue,
     framing_of,
     pack_cached,
-    pack_collection,
     pack_extended_meta,
     pack_framing,
     pack_xattrs,
@@ -24,7 +24,6 @@ from penstock.wire.dcp_values import (
     split_xattrs,
     stream_id,
     unpack_cached,
-    unpack_collection,
     unpack_extended_meta,
     unpack_framing,
     unpack_xattrs,
@@ -87,12 +86,12 @@ GOLDEN: list[tuple[str, Unpack, Any, str]] = [
     ("the highest id", unpack_framing, (FrameInfo(270),), "f0 ff"),
     ("a length that needs an escape", unpack_framing, (FrameInfo(4, bytes(15)),), "4f 00" + "00" * 15),
     ("both escaped", unpack_framing, (FrameInfo(16, bytes(17)),), "ff 01 02" + "00" * 17),
-    ("the default collection", unpack_collection, (0, b"key"), "00 6b6579"),
-    ("a collection of one byte", unpack_collection, (0x7F, b""), "7f"),
-    ("a collection of two bytes", unpack_collection, (0x80, b"k"), "8001 6b"),
-    ("collection 0x555", unpack_collection, (0x555, b"k"), "d50a 6b"),
-    ("collection 0xcafef00d", unpack_collection, (0xCAFEF00D, b"k"), "8de0fbd70c 6b"),
-    ("the highest collection", unpack_collection, (0xFFFFFFFF, b"\xff"), "ffffffff0f ff"),
+    ("the default collection", split_collection_key, (0, b"key"), "00 6b6579"),
+    ("a collection of one byte", split_collection_key, (0x7F, b""), "7f"),
+    ("a collection of two bytes", split_collection_key, (0x80, b"k"), "8001 6b"),
+    ("collection 0x555", split_collection_key, (0x555, b"k"), "d50a 6b"),
+    ("collection 0xcafef00d", split_collection_key, (0xCAFEF00D, b"k"), "8de0fbd70c 6b"),
+    ("the highest collection", split_collection_key, (0xFFFFFFFF, b"\xff"), "ffffffff0f ff"),
 ]
 
 PACK: dict[Unpack, Callable[[Any], bytes]] = {
@@ -100,7 +99,7 @@ PACK: dict[Unpack, Callable[[Any], bytes]] = {
     unpack_extended_meta: pack_extended_meta,
     unpack_cached: pack_cached,
     unpack_framing: pack_framing,
-    unpack_collection: lambda said: pack_collection(said[0]) + said[1],
+    split_collection_key: lambda said: pack_collection_id(said[0]) + said[1],
 }
 
 
@@ -134,7 +133,7 @@ SAID: list[tuple[Unpack, st.SearchStrategy[Any]]] = [
         unpack_framing,
         st.lists(st.builds(FrameInfo, st.integers(0, 270), st.binary(max_size=270)), max_size=5).map(tuple),
     ),
-    (unpack_collection, st.tuples(unsigned("I"), st.binary(max_size=20))),
+    (split_collection_key, st.tuples(unsigned("I"), st.binary(max_size=20))),
 ]
 IDS = [unpack.__name__ for unpack, _ in SAID]
 
@@ -197,11 +196,11 @@ REFUSED: list[tuple[Unpack, str, str]] = [
     (unpack_framing, "f0", "ends where an id"),
     (unpack_framing, "0f", "ends where an id"),
     (unpack_framing, "ff 00", "ends where an id"),
-    (unpack_collection, "", "key of no bytes"),
-    (unpack_collection, "80", "key 80 does not begin"),
-    (unpack_collection, "8000 6b", "key 80006b"),
-    (unpack_collection, "ffffffff1f", "key ffffffff1f"),
-    (unpack_collection, "ffffffffff01", "key ffffffffff"),
+    (split_collection_key, "", "key of no bytes"),
+    (split_collection_key, "80", "key 80 does not begin"),
+    (split_collection_key, "8000 6b", "key 80006b"),
+    (split_collection_key, "ffffffff1f", "key ffffffff1f"),
+    (split_collection_key, "ffffffffff01", "key ffffffffff"),
 ]
 
 
@@ -224,8 +223,8 @@ CANNOT_BE_SAID = [
     (lambda: pack_framing([(0, bytes(271))]), "of 271 bytes"),
     (lambda: framing_of(0), "stream id 0"),
     (lambda: framing_of(0x10000), "stream id 65536"),
-    (lambda: pack_collection(-1), "collection id -1"),
-    (lambda: pack_collection(2**32), "collection id 4294967296"),
+    (lambda: pack_collection_id(-1), "collection id -1"),
+    (lambda: pack_collection_id(2**32), "collection id 4294967296"),
 ]
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from penstock.errors import RemoteProtocolError
 from penstock.store.failover import sanitised
 from penstock.wire import dcp, dcp_values, kv, tap, upr, upr_draft
+from penstock.wire.collection_key import pack_collection_id, split_collection_key
 from penstock.wire.constants import (
     MAX_SEQNO,
     Dialect,
@@ -421,11 +422,11 @@ def test_c11_a_marker_may_be_answered() -> None:
 
 
 def test_d6_a_collection_is_the_beginning_of_the_key() -> None:
-    key = dcp_values.pack_collection(0x555) + b"hello"
+    key = pack_collection_id(0x555) + b"hello"
     mutation = dcp.Mutation(key=key, value=b"world", by_seqno=4)
     data = mutation.encode()
     assert data[4] == 31
-    assert dcp_values.unpack_collection(decode(cut(data)).key) == (0x555, b"hello")
+    assert split_collection_key(decode(cut(data)).key) == (0x555, b"hello")
 
 
 def test_d6_the_prototype_is_known_by_its_32_bytes() -> None:

@@ -270,33 +270,3 @@ def stream_id(framing: bytes) -> int | None:
     if len(named) > 1 or len(named[0]) != _U16.size or found == 0:
         raise _bad(f"framing extras {framing.hex()}: expected one stream id of 1 to 65535", Status.DCP_STREAMID_INVALID)
     return found
-
-
-# Collections. Source: kv_engine docs/Collections.md: unsigned LEB128, of which only the shortest form counts
-
-_MAX_COLLECTION = 2**32 - 1
-_MAX_COLLECTION_BYTES = 5
-
-
-def pack_collection(collection_id: int) -> bytes:
-    """Return what the keys of a collection begin with, 1 to 5 bytes."""
-    if not 0 <= collection_id <= _MAX_COLLECTION:
-        raise LocalProtocolError(f"collection id {collection_id}, expected 0 to {_MAX_COLLECTION}")
-    packed = bytearray()
-    while collection_id > 0x7F:
-        packed.append(collection_id & 0x7F | 0x80)
-        collection_id >>= 7
-    packed.append(collection_id)
-    return bytes(packed)
-
-
-def unpack_collection(key: bytes) -> tuple[int, bytes]:
-    """Return the collection's id and the document's own key."""
-    collection_id = 0
-    for index, byte in enumerate(key[:_MAX_COLLECTION_BYTES]):
-        collection_id |= (byte & 0x7F) << 7 * index
-        if byte < 0x80:
-            if (byte == 0 and index) or collection_id > _MAX_COLLECTION:
-                break
-            return collection_id, key[index + 1 :]
-    raise _bad(f"key {key[:_MAX_COLLECTION_BYTES].hex() or 'of no bytes'} does not begin with a collection id")
