@@ -93,8 +93,8 @@ class Documents:
 
     def beside(self, key: bytes, value: bytes, *, datatype: int = 0, **fields: int) -> dict[str, Any]:
         """Return what to store under a key: what is there leaves its extended attributes."""
-        found = self.living(key)
-        if found is not None and found.datatype & 4:
+        found = self.versions.get(key)
+        if found is not None and found.event is Event.MUTATION and found.datatype & 4 and not self.is_over(found):
             value, datatype = pack_xattrs(unpack_xattrs(found.value).xattrs) + value, datatype | 4
         return {"value": value, "datatype": datatype, **fields}
 

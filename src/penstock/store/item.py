@@ -22,6 +22,7 @@ __all__ = [
     "read_document",
     "remains_of",
     "tombstone_of",
+    "value_of",
 ]
 
 _MUTATION = int(Opcode.DCP_MUTATION)
@@ -67,7 +68,8 @@ def is_document(newest: Newest | None) -> bool:
     return newest is not None and newest[2][OPCODE] == _MUTATION
 
 
-def _value_of(newest: Newest) -> bytes:
+def value_of(newest: Newest) -> bytes:
+    """Return the value of a document or a tombstone, as it is stored."""
     rows, row, head = newest
     at = rows.offsets_at[row] + HEADER_BYTES
     return rows.buffer[at + head[EXTRAS_LENGTH] + head[KEY_LENGTH] : at + head[BODY]].tobytes()
@@ -77,7 +79,7 @@ def tombstone_of(newest: Newest) -> Item:
     """Return what is left of a deleted document. expiry: when it was deleted. flags: 0."""
     rows, row, _ = newest
     datatype, cas, seqno, rev_seqno, delete_time = _read_tombstone(rows.buffer, rows.offsets_at[row])
-    return Item(cas, 0, datatype, _value_of(newest), delete_time, rev_seqno, seqno)
+    return Item(cas, 0, datatype, value_of(newest), delete_time, rev_seqno, seqno)
 
 
 def meta_of(newest: Newest) -> Meta:
@@ -99,7 +101,7 @@ def remains_of(newest: Newest) -> bytes:
     datatype = newest[2][DATATYPE]
     if not datatype & Datatype.XATTR:
         return b""
-    value = _value_of(newest)
+    value = value_of(newest)
     try:
         attributes = unpack_xattrs(inflate(value) if datatype & Datatype.SNAPPY else value).xattrs
     except RemoteProtocolError:  # it came from elsewhere, and nobody can read it

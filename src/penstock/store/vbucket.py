@@ -28,6 +28,7 @@ from penstock.store.item import (
     read_document,
     remains_of,
     tombstone_of,
+    value_of,
 )
 from penstock.store.locks import LOCKED_CAS, Lock
 from penstock.store.log import Log
@@ -148,7 +149,7 @@ class Vbucket(ScopedHistory):
         if preserve_expiry:
             expiry = self._preserved(old, expiry)
         if old is not None and old[2][DATATYPE] & _XATTR:
-            old, value, datatype = self._beside(key, value, datatype)
+            old, value, datatype = self._beside(old, key, value, datatype)
         return self._store(old, key, value, flags=flags, expiry=expiry, datatype=datatype)
 
     def add(self, key: bytes, value: bytes, *, flags: int = 0, expiry: int = 0, datatype: int = 0) -> Stored:
@@ -174,7 +175,7 @@ class Vbucket(ScopedHistory):
         if preserve_expiry:
             expiry = self._preserved(old, expiry)
         if old is not None and old[2][DATATYPE] & _XATTR:
-            old, value, datatype = self._beside(key, value, datatype)
+            old, value, datatype = self._beside(old, key, value, datatype)
         return self._store(old, key, value, flags=flags, expiry=expiry, datatype=datatype)
 
     def touch(self, key: bytes, expiry: int) -> Item | None:
@@ -511,11 +512,11 @@ class Vbucket(ScopedHistory):
         self._locks.pop(key, None)
         return self._store(old, key, item.value, flags=item.flags, expiry=item.expiry, datatype=item.datatype)
 
-    def _beside(self, key: bytes, value: bytes, datatype: int) -> tuple[Newest | None, bytes, int]:
+    def _beside(self, old: Newest, key: bytes, value: bytes, datatype: int) -> tuple[Newest | None, bytes, int]:
         """Return the newest version, and a value with the extended attributes of the document that it replaces."""
-        item = self.get(key)
-        if item is not None:
-            value, datatype = beside_attributes(item.value, item.datatype, value, datatype)
+        if not is_document(old) or self._is_over(old):
+            return old, value, datatype
+        value, datatype = beside_attributes(value_of(old), old[2][DATATYPE], value, datatype)
         return self._find(key, _MUTATION_BYTES + len(key) + len(value)), value, datatype
 
     def _preserved(self, old: Newest | None, expiry: int) -> int:
