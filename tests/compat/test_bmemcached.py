@@ -1,4 +1,6 @@
-"""python-binary-memcached: a client that knows memcached alone."""
+"""python-binary-memcached: a client that knows memcached alone, and of logins PLAIN."""
+
+import ssl
 
 import pytest
 
@@ -7,6 +9,7 @@ from tests.compat.installed import need
 need("bmemcached")
 
 import bmemcached  # noqa: E402
+from bmemcached.exceptions import MemcachedException  # noqa: E402
 
 
 @pytest.fixture
@@ -57,3 +60,31 @@ def test_statistics(client):
     assert int(stats["curr_items"]) == 1
     assert client.flush_all()
     assert client.get("k") is None
+
+
+@pytest.fixture
+def encrypted(tls_node):
+    """Options of a client whose password nobody else can read."""
+    context = ssl.create_default_context(cafile=tls_node.files / "ca.pem")
+    return {"servers": (tls_node.url.removeprefix("couchbases://"),), "tls_context": context, "socket_timeout": 10}
+
+
+def test_logging_in(encrypted):
+    client = bmemcached.Client(username="alice", password="wonderland", **encrypted)
+    assert client.set("bmemcached", "v")
+    assert client.get("bmemcached") == "v"
+    client.disconnect_all()
+
+
+def test_a_wrong_password(encrypted):
+    client = bmemcached.Client(username="alice", password="looking-glass", **encrypted)
+    with pytest.raises(MemcachedException, match="32"):  # AUTH_ERROR
+        client.get("bmemcached")
+    client.disconnect_all()
+
+
+def test_without_logging_in(encrypted):
+    client = bmemcached.Client(**encrypted)
+    with pytest.raises(MemcachedException, match="36"):  # EACCESS
+        client.get("bmemcached")
+    client.disconnect_all()

@@ -23,10 +23,12 @@ from couchbase.exceptions import (  # noqa: E402
     DocumentLockedException,
     DocumentNotFoundException,
     DocumentNotLockedException,
+    DurabilityImpossibleException,
     DurabilityInvalidLevelException,
     InvalidArgumentException,
     UnAmbiguousTimeoutException,
 )
+from couchbase.management.buckets import CreateBucketSettings  # noqa: E402
 from couchbase.options import (  # noqa: E402
     ClusterOptions,
     ClusterTimeoutOptions,
@@ -46,6 +48,17 @@ DURABLE = [
     DurabilityLevel.MAJORITY_AND_PERSIST_TO_ACTIVE,
     DurabilityLevel.PERSIST_TO_MAJORITY,
 ]
+PATIENCE = ClusterTimeoutOptions(bootstrap_timeout=timedelta(seconds=5), connect_timeout=timedelta(seconds=5))
+"""For what does not come to be."""
+
+
+@pytest.fixture
+def another_cluster(node):
+    """A connection for what leaves traces: the client asks for a bucket as long as it knows of it."""
+    options = ClusterOptions(PasswordAuthenticator(node.user, node.password), timeout_options=PATIENCE)
+    cluster = Cluster(node.url, options)
+    yield cluster
+    cluster.close()
 
 
 def test_a_document_from_beginning_to_end(collection):
@@ -187,6 +200,17 @@ def test_a_bucket_in_memory_persists_nothing(collection, level):
     assert not collection.exists("k").exists
 
 
+def test_a_majority_that_there_is_not(another_cluster):
+    """A bucket with a replica needs two nodes for it."""
+    another_cluster.buckets().create_bucket(CreateBucketSettings(name="replicated", num_replicas=1, ram_quota_mb=100))
+    collection = another_cluster.bucket("replicated").default_collection()
+    assert collection.upsert("k", 1).success
+    with pytest.raises(DurabilityImpossibleException):
+        collection.upsert("k", 2, UpsertOptions(durability=ServerDurability(DurabilityLevel.MAJORITY)))
+    assert collection.get("k").value == 1
+    another_cluster.buckets().drop_bucket("replicated")
+
+
 def test_many_documents_at_once(collection):
     documents = {f"key-{number}": {"n": number, "text": "x" * number} for number in range(1000)}
     assert collection.upsert_multi(documents).all_ok
@@ -224,15 +248,15 @@ def test_a_replica_that_there_is_not(collection):
     assert [(found.value, found.is_replica) for found in collection.get_all_replicas("k")] == [(1, False)]
 
 
-def test_a_bucket_that_there_is_not(cluster):
+def test_a_bucket_that_there_is_not(another_cluster):
+    """The client asks again until its time is over: a bucket may be on its way."""
     with pytest.raises((BucketNotFoundException, UnAmbiguousTimeoutException)):
-        cluster.bucket("nowhere").default_collection().get("k", timeout=timedelta(seconds=2))
+        another_cluster.bucket("nowhere")
 
 
 @pytest.mark.parametrize("user", ["alice", "nobody"])
 def test_a_wrong_password(tls_node, user):
-    patience = ClusterTimeoutOptions(bootstrap_timeout=timedelta(seconds=5), connect_timeout=timedelta(seconds=5))
-    options = ClusterOptions(PasswordAuthenticator(user, "wrong"), timeout_options=patience)
+    options = ClusterOptions(PasswordAuthenticator(user, "wrong"), timeout_options=PATIENCE)
     with pytest.raises(AuthenticationException):
         Cluster(tls_node.plain_url, options)
 
@@ -256,8 +280,7 @@ def test_a_certificate_instead_of_a_password(tls_node, connected):
 
 
 def test_without_a_certificate_to_believe(tls_node):
-    patience = ClusterTimeoutOptions(bootstrap_timeout=timedelta(seconds=5), connect_timeout=timedelta(seconds=5))
-    options = ClusterOptions(PasswordAuthenticator("alice", "wonderland"), timeout_options=patience)
+    options = ClusterOptions(PasswordAuthenticator("alice", "wonderland"), timeout_options=PATIENCE)
     with pytest.raises((CouchbaseException, UnAmbiguousTimeoutException)):
         Cluster(tls_node.url, options)
 
