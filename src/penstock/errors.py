@@ -76,6 +76,7 @@ class StatusError(Error):
         if status is not None:
             self.status = status
         super().__init__(message or f"{type(self).__name__}: status 0x{self.status:02x}")
+        self.explained = bool(message)
         self.opaque = opaque
         self.vbucket = vbucket
         self.body = body

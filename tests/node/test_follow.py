@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -11,9 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock.client.address import parse_address
 from penstock.client.bucket import Bucket
-from penstock.errors import Error, Unreachable, UsageError
+from penstock.client.credentials import Credentials
+from penstock.errors import AccessDenied, Error, Unreachable, UsageError
 from penstock.node import Node
+from penstock.node.login import User
+from penstock.node.login.users import account_of
+from penstock.node.login.users_file import change_users
 from penstock.node.served import VbucketEvent
 from penstock.store.failover import create_entry
 from penstock.wire.constants import Status, VbucketState
@@ -462,3 +468,16 @@ def test_whatever_happens_it_becomes_like_the_original(protocol, happening):
                 elif kind == "settle":
                     follow(second, first, protocol)
         follow(second, first, protocol)
+
+
+def test_a_bucket_that_asks_for_a_login_is_followed(tmp_path):
+    path = tmp_path / "users.json"
+    with change_users(path) as accounts:
+        accounts["bridge"] = account_of(User.of("bridge", ["stream_reader[beer]"]), "bridge's", 4096)
+    with Node.running(["beer"], vbuckets=4, users=path) as first:
+        address = parse_address(first.url("beer"), Credentials("bridge", "bridge's"))
+        with Node.running(follow=address) as second, connected(second, "beer") as client:
+            assert client.stats("follow")["url"] == first.url("beer")
+            assert "bridge's" not in repr(second.options)
+        with pytest.raises(AccessDenied), Node.running(follow=replace(address, credentials=None)):
+            pass

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from penstock.cli.app import AsJson, Panel, app, examples
+from penstock.cli.app import AsJson, Panel, PasswordFile, Username, address_of, app, examples
 from penstock.cli.show import json_line
 from penstock.client.address import DEFAULT_PORT
 from penstock.errors import UsageError
@@ -56,6 +56,8 @@ def serve(
         str | None,
         typer.Option(metavar="NAME", help="The dialect to follow in: tap, upr-draft, upr or, unless said, dcp."),
     ] = None,
+    username: Username = None,
+    password_file: PasswordFile = None,
     http_port: Annotated[
         int | None,
         typer.Option(
@@ -173,12 +175,13 @@ def serve(
     """Run a node until it is stopped.
 
     Without --data-dir its buckets begin empty and are gone when it stops. With it all that are kept there are
-    served, named or not, and are what they were, whether the node was stopped or died; a change is stored when it is answered and on disk some milliseconds later, unless
-    the client asks to wait for that (SEQNO_PERSISTENCE, OBSERVE). Of a node that dies, at most these last
-    milliseconds are lost, and consumers that had seen them are told to roll back.
+    served, named or not, and are what they were, whether the node was stopped or died; a change is stored when
+    it is answered and on disk some milliseconds later, unless the client asks to wait for that
+    (SEQNO_PERSISTENCE, OBSERVE, a durable write). Of a node that dies, at most these last milliseconds are lost,
+    and consumers that had seen them are told to roll back.
 
     With --follow it has a copy of another node's bucket, whatever dialect that one speaks, and serves its
-    changes in all of them; its vbuckets are replicas until one is made active.
+    changes in all of them; its vbuckets are replicas until one is made active. Who logs in there is --username.
 
     Without --users it is for this machine alone, and nobody has to log in; clients that must can, as Administrator
     with the password `password`. With --users everybody logs in, and may do what their roles say.
@@ -204,7 +207,7 @@ def serve(
         "buckets": bucket,
         "vbuckets": vbuckets,
         "pin": pin,
-        "follow": follow,
+        "follow": None if follow is None else address_of(follow, username, password_file),
         "protocol": protocol,
         "data_dir": data_dir,
         "users": users,

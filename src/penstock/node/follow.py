@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from penstock.client.address import Address, dialect_of, parse_address
+from penstock.client.address import Address
 from penstock.client.bucket import Bucket
 from penstock.client.feed import Feed, Wanted
 from penstock.client.follower import Delivery, Follower
@@ -81,15 +81,12 @@ class Upstream(NamedTuple):
     vbuckets: int
 
 
-async def find_upstream(url: str, protocol: str | None = None) -> Upstream:
-    """Connect to a bucket to learn its shape. protocol: the dialect to ask in; None: as the connection string says.
+async def find_upstream(address: Address) -> Upstream:
+    """Connect to a bucket to learn its shape.
 
     Raises Unreachable if it does not serve within `retry_seconds`, UsageError for what cannot be followed,
     RemoteProtocolError for a peer that speaks another protocol.
     """
-    address = parse_address(url)
-    if protocol is not None:
-        address = replace(address, options=replace(address.options, protocol=dialect_of(protocol)))
     async with Bucket(address) as bucket:
         if bucket.vbuckets & (bucket.vbuckets - 1):
             raise UsageError(f"{address} has {bucket.vbuckets} vbuckets, expected a power of two")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from penstock.client.address import Address, dialect_of, parse_address
 from penstock.errors import UsageError
 from penstock.node.disk.flusher import PERSISTENCE_TIMEOUT
 from penstock.node.disk.upkeep import PAGER_SECONDS
@@ -32,8 +33,8 @@ class Options:
 
     idle_timeout: seconds that a consumer may leave a NOOP unanswered, or, where its dialect has none, may take nothing
     of what is to be sent. pin: one of PINS; None: the first change-stream request of each connection decides its
-    dialect. follow: the connection string of a bucket, which the node then has as well, kept like it by a Bridge;
-    protocol: the dialect to follow in, if the string does not say it.
+    dialect. follow: the connection string of a bucket, or its address where one has to log in, which the node then has
+    as well, kept like it by a Bridge; protocol: the dialect to follow in, if the string does not say it.
 
     http_port: for management over HTTP; None: HTTP_PORT if port is DEFAULT_PORT, else any that is free. https_port: the
     same with TLS, where there is that. nodes: all nodes that the buckets are on, in the same order for each of them;
@@ -62,7 +63,7 @@ class Options:
     nodes: Sequence[NodePlace] = ()
     this_node: int = 0
     pin: str | None = None
-    follow: str | None = None
+    follow: str | Address | None = None
     protocol: str | None = None
     data_dir: str | os.PathLike[str] | None = None
     settings: Settings | None = None
@@ -99,6 +100,16 @@ class Options:
             raise UsageError("a port for TLS without a certificate: expected a certificate and its key")
         if self.client_ca is not None and self.certificate is None:
             raise UsageError("certificates of clients without one of the node: expected a certificate and its key")
+
+    @property
+    def upstream(self) -> Address | None:
+        """The bucket to follow, and the dialect to ask in. Raises UsageError."""
+        if self.follow is None:
+            return None
+        address = parse_address(self.follow) if isinstance(self.follow, str) else self.follow
+        if self.protocol is None:
+            return address
+        return replace(address, options=replace(address.options, protocol=dialect_of(self.protocol)))
 
     @property
     def topology(self) -> Topology:

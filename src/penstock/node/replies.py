@@ -77,7 +77,7 @@ def refusal(connection: NodeConnection, request: Frame, status: int, error: Stat
     if not connection.datatypes & Datatype.JSON:
         return reply(request, status, value=body)
     said = json.loads(body) if body else {}
-    if why := str(error):
-        said["error"] = {"context": why}
+    if not isinstance(error, StatusError) or error.explained:
+        said["error"] = {"context": str(error)}
     body = json.dumps(said, separators=(",", ":")).encode() if said else b""
     return reply(request, status, value=body, datatype=Datatype.JSON if body else 0)

@@ -15,7 +15,6 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from penstock.client.address import parse_address
 from penstock.errors import Error, OperationTimeout, UsageError
 from penstock.node.bucket_list import BucketList, check_names
 from penstock.node.buckets import BucketSpec
@@ -139,14 +138,14 @@ class Node:
         return node
 
     async def _open_buckets(self, names: Sequence[str] | None, vbuckets: int) -> None:
-        follow, followed = self.options.follow, None
+        follow, followed = self.options.upstream, None
         if follow is not None:
-            followed = BucketSpec(name=parse_address(follow).bucket, vbuckets=vbuckets)
+            followed = BucketSpec(name=follow.bucket, vbuckets=vbuckets)
         elif names is not None and not names:
             raise UsageError("no bucket: expected the name of at least one")
         self.usual_vbuckets = BucketSpec(name="default", vbuckets=vbuckets).vbuckets
         check_names([*(names or ()), *([followed.name] if followed else ())])
-        upstream = None if follow is None else await find_upstream(follow, self.options.protocol)
+        upstream = None if follow is None else await find_upstream(follow)
         await self.buckets.open_all(
             names or (),
             vbuckets,
@@ -239,9 +238,9 @@ class Node:
 
         Arguments and errors as of `start`; OperationTimeout if the node does not start or stop in time.
         """
-        follow = options.get("follow")
+        follow = Options(host=host, port=port, **options).upstream
         disk = 0 if options.get("data_dir") is None else _DISK_SECONDS
-        patience = _START_SECONDS + disk + (0 if follow is None else parse_address(follow).options.retry_seconds)
+        patience = _START_SECONDS + disk + (0 if follow is None else follow.options.retry_seconds)
         loop = asyncio.new_event_loop()
         thread = Thread(target=loop.run_forever, name="penstock-node", daemon=True)
         thread.start()

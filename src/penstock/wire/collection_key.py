@@ -48,4 +48,6 @@ def split_collection_key(key: bytes) -> tuple[int, bytes]:
             if collection_id > _LARGEST or (place and not byte):
                 break
             return collection_id, key[place + 1 :]
-    raise RemoteProtocolError(f"key {key[:_MOST_BYTES].hex() or 'of no bytes'} does not begin with a collection id", fatal=False)
+    raise RemoteProtocolError(
+        f"key {key[:_MOST_BYTES].hex() or 'of no bytes'} does not begin with a collection id", fatal=False
+    )
