@@ -27,7 +27,6 @@ from penstock.node.map_reader import MapReader
 from penstock.node.producers import ChangeProducer
 from penstock.node.replies import GiveUp, Goodbye, Parked, refusal, reply
 from penstock.node.served import Counters, ServedBucket
-from penstock.node.tls_buffer import shrink_buffer
 from penstock.store.vbucket import Vbucket
 from penstock.wire.collection_key import DEFAULT_PREFIX
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent
@@ -116,7 +115,6 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES // 4)
         _keep_alive(transport.get_extra_info("socket"))
-        shrink_buffer(transport)
         peername = transport.get_extra_info("peername")
         self.host, self.peer = "" if peername is None else peername[0], _address(peername)
         self.dialect = self.listener.dialect

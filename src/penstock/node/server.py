@@ -22,6 +22,7 @@ from penstock.node.connection import NodeConnection
 from penstock.node.disk.opening import Storage
 from penstock.node.follow import Bridge, find_upstream
 from penstock.node.guests import Guests
+from penstock.node.handshakes import Handshakes
 from penstock.node.live_map import LiveMap
 from penstock.node.login import Access, Attempts, UsersFile, decide_access, load_certificate, server_context
 from penstock.node.options import DEFAULT_PORT, PINS, Options
@@ -42,7 +43,6 @@ __all__ = ["Listener", "Node"]
 logger = logging.getLogger("penstock.node")
 
 DEFAULT_BUCKETS = ("default",)
-_HANDSHAKE_SECONDS = 10.0
 _BACKLOG = 4096  # connections that wait to be accepted; with asyncio's 100 a crowd waits a second for every 100 of it
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
@@ -72,7 +72,7 @@ class Node:
     uuid: of what clients take for a cluster. usual_vbuckets: of a bucket that does not say.
     topology: the nodes of its buckets, and where this one is; map: the cluster map of who has no bucket. users: who can
     log in, None where nobody has to. is_loopback: only this machine reaches it. attempts: wrong passwords, by address.
-    passwords: those that are being checked.
+    passwords: those that are being checked. handshakes: of connections with TLS that are not there yet.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: Options) -> None:
@@ -82,6 +82,7 @@ class Node:
         self.users = None if options.users is None else UsersFile(Path(options.users))
         self.attempts = Attempts(loop.time)
         self.passwords = Passwords(loop)
+        self.handshakes = Handshakes(loop)
         self.storage = Storage(
             data_dir=None if options.data_dir is None else Path(options.data_dir),
             settings=options.settings or Settings(),
@@ -198,16 +199,13 @@ class Node:
 
     async def _open_port(self, port: int, listener: Listener) -> int:
         """Accept connections on a port, and return its number. Raises Error if that cannot be."""
-        patience = None if listener.tls is None else _HANDSHAKE_SECONDS
+
+        def make() -> NodeConnection:
+            return NodeConnection(self, listener)
+
+        factory = make if listener.tls is None else self.handshakes.encrypted(make, listener.tls)
         try:
-            server = await self.loop.create_server(
-                lambda: NodeConnection(self, listener),
-                *(self.host, port),
-                backlog=_BACKLOG,
-                ssl=listener.tls,
-                ssl_handshake_timeout=patience,
-                start_serving=False,
-            )
+            server = await self.loop.create_server(factory, self.host, port, backlog=_BACKLOG, start_serving=False)
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else error
             raise Error(f"cannot listen on {self.host} port {port}: {why}") from error
@@ -296,6 +294,7 @@ class Node:
         await asyncio.sleep(0)  # what was accepted before joins its server, which a closed one does not let happen
         for server in self._servers:
             server.close()
+        self.handshakes.close()
         await self.http.close()
         await self._end_connections()
         for server in self._servers:

@@ -31,7 +31,6 @@ MAX_HEAD_BYTES = 16 * 1024
 REQUEST_SECONDS = 20.0
 _KEEP_ALIVE_SECONDS = 60
 _UNREAD_SECONDS = 30.0  # for the peer to take something of what is sent to it
-_HANDSHAKE_SECONDS = 10.0
 _GOODBYE_SECONDS = 1.0  # for requests that are being served when the node stops
 
 # uvicorn warns of every request that is none; whoever sends such a thing must not fill the log.
@@ -72,15 +71,13 @@ class HttpServer:
 
     async def listen(self, host: str, port: int, listener: Listener) -> int:
         """Take a port, 0 for any, to serve it once the server is started, and return its number. Raises Error."""
-        patience = None if listener.tls is None else _HANDSHAKE_SECONDS
+
+        def make() -> _Protocol:
+            return _Protocol(self)
+
+        factory = make if listener.tls is None else self.node.handshakes.encrypted(make, listener.tls)
         try:
-            server = await self.node.loop.create_server(
-                lambda: _Protocol(self),
-                *(host, port),
-                ssl=listener.tls,
-                ssl_handshake_timeout=patience,
-                start_serving=False,
-            )
+            server = await self.node.loop.create_server(factory, host, port, start_serving=False)
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else error
             raise Error(f"cannot listen on {host} port {port}: {why}") from error
