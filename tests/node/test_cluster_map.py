@@ -1,6 +1,7 @@
 """The cluster map on a connection: asked for, pushed, and with NOT_MY_VBUCKET."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_a_change_is_pushed(beer):
         other.ask(SetVbucket(state=VbucketState.DEAD, vbucket=3))
         frame = client.receive()
         assert (frame.magic, frame.opcode) == (Magic.SERVER_REQUEST, ServerOpcode.CLUSTERMAP_CHANGE_NOTIFICATION)
-        pushed = decode(frame)
+        pushed: Any = decode(frame)
         said = json.loads(pushed.value)
         assert (pushed.key, pushed.epoch, pushed.revision) == (b"beer", said["revEpoch"], said["rev"])
         assert said["vBucketServerMap"]["vBucketMap"][3] == [-1]
@@ -72,7 +73,7 @@ def test_in_brief_it_is_its_revision_alone(beer):
         hello(client, F.DUPLEX, F.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF, F.CLUSTERMAP_CHANGE_NOTIFICATION)
         client.ask(SelectBucket(key=b"beer"))
         other.ask(SetVbucket(state=VbucketState.DEAD, vbucket=3))
-        pushed = decode(client.receive())
+        pushed: Any = decode(client.receive())
         assert (pushed.value, pushed.revision) == (b"", config(client)["rev"])
 
 

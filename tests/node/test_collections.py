@@ -1,6 +1,7 @@
 """Scopes and collections over the binary commands: made, named, used, dropped."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -78,13 +79,13 @@ def test_the_manifest_is_what_was_set(modern, client):
     [(b"beers.ales", ALES), (b"beers.lagers", LAGERS), (b".", 0), (b"._default", 0), (b"_default._default", 0)],
 )
 def test_a_collection_s_id(modern, path, found, as_key):
-    reply = decode(modern.ask(GetCollectionId(key=path) if as_key else GetCollectionId(value=path)))
+    reply: Any = decode(modern.ask(GetCollectionId(key=path) if as_key else GetCollectionId(value=path)))
     assert (reply.manifest_uid, reply.collection_id) == (1, found)
 
 
 @pytest.mark.parametrize(("path", "found"), [(b"beers", BEERS), (b"beers.any", BEERS), (b"_default", 0), (b"", 0)])
 def test_a_scope_s_id(modern, path, found):
-    reply = decode(modern.ask(GetScopeId(value=path)))
+    reply: Any = decode(modern.ask(GetScopeId(value=path)))
     assert (reply.manifest_uid, reply.scope_id) == (1, found)
 
 

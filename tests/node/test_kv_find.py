@@ -38,7 +38,7 @@ def test_a_random_key(client):
     for number, (key, value) in enumerate(stored.items()):
         client.set(key, value, flags=9, vbucket=number % 4)
     client.delete(b"k0")
-    seen = set()
+    seen: set[bytes] = set()
     while len(seen) < 5:
         found = client.ask(GetRandomKey())
         assert (found.specific, found.value, found.extras) == (S.SUCCESS, stored[found.key], b"\0\0\0\t")

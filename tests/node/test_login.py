@@ -6,7 +6,7 @@ import ssl
 from datetime import UTC, datetime
 
 import pytest
-from scramp import ScramClient
+from scramp import ScramClient  # type: ignore[import-untyped]
 
 from penstock.errors import UsageError
 from penstock.node import Node

@@ -102,7 +102,10 @@ def test_any_bytes(shared, data):
 @FUZZ
 @given(
     magic=st.sampled_from([0x08, 0x18, 0x80, 0x80, 0x80, 0x81, 0x82, 0x83]),
-    opcode=st.one_of(st.integers(0, 255), st.sampled_from(sorted({shape[2] for shape in handlers_for(Dialect.DCP, frozenset(Privilege))}))),
+    opcode=st.one_of(
+        st.integers(0, 255),
+        st.sampled_from(sorted({shape[2] for shape in handlers_for(Dialect.DCP, frozenset(Privilege))})),
+    ),
     lengths=st.tuples(st.integers(0, 300), st.sampled_from([0, 4, 8, 16, 20, 31, 32, 40, 48]), st.integers(0, 400)),
     datatype=st.sampled_from([0, 0, 0, 1, 2, 4, 255]),
     vbucket=st.integers(0, 5),

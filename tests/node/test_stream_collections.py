@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -215,7 +216,7 @@ def test_the_end_of_a_snapshot_that_is_all_somebody_else_s(writer, modern):
     assert seen([modern.message() for _ in range(2)]) == [("SnapshotMarker", 4, b""), ("SeqnoAdvanced", 4, b"")]
     writer.set(key(LAGERS))
     writer.set(key(0))
-    messages = []
+    messages: list[Any] = []
     while not (messages and isinstance(messages[-1], Mutation)):
         messages.append(modern.message())
     assert messages[-1].by_seqno == 6
@@ -230,7 +231,7 @@ def test_a_scope_s_stream_follows_what_begins_in_it_and_ends_with_it(writer, mod
     give(writer, 2, DEFAULT, beers(ALE, LAGER, stout), elsewhere)
     for collection in (0x202, 0x200, 0):
         writer.set(key(collection, b"new"))
-    messages = []
+    messages: list[Any] = []
     while not (messages and isinstance(messages[-1], Mutation)):
         messages.append(modern.message())
     told = [each.key for each in messages if isinstance(each, SystemEvent | Mutation)]
@@ -433,7 +434,7 @@ def test_upr_and_tap_see_the_default_collection(node, writer, count):
     options = TapOptions(TapConnectFlag.SUPPORT_ACK)
     with connected(node) as tap:
         tap.send(TapConnect(key=b"live", flags=options.flags, value=options.pack()))
-        found = []
+        found: list[Any] = []
         for round_ in (0, 1):
             while len(found) < count + round_:
                 message = tap.message()
@@ -536,7 +537,8 @@ class Bucket:
             if isinstance(message, Mutation):
                 self.documents[owner, name] = message.value
         elif isinstance(message, SystemEvent) and message.event == K.COLLECTION_END:
-            gone = unpack_system_event(message.event, message.version, message.key, message.value).collection_id
+            subject: Any = unpack_system_event(message.event, message.version, message.key, message.value)
+            gone = subject.collection_id
             self.documents = {each: value for each, value in self.documents.items() if each[0] != gone}
 
 
@@ -551,7 +553,8 @@ def test_every_consumer_has_what_is_its_own(steps, views, window):
         writer.hello(Feature.COLLECTIONS)
         left = {ALES: ALE, LAGERS: LAGER}
         give(writer, 1, DEFAULT, beers(*left.values()))
-        documents, uid = {}, 1
+        documents: dict[Any, Any] = {}
+        uid = 1
         for number, (what, where, name) in enumerate(steps):
             if what == "drop":
                 if left.pop(where, None):

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -129,7 +130,7 @@ def test_what_grows_on_the_way_waits_for_room(filled):
         consumer.open()
         consumer.control("connection_buffer_size", "300")
         consumer.stream(flags=StreamFlag.TO_LATEST)
-        values = []
+        values: list[Any] = []
         while len(values) < len(STORED):
             frame = consumer.receive()
             assert int(client.stats()["ep_dcp_unacked_bytes"]) < 300 + frame.size
@@ -152,7 +153,7 @@ def test_tap_knows_neither(filled):
     with connected(filled) as consumer:
         consumer.hello(Feature.SNAPPY, Feature.XATTR)
         consumer.send(TapConnect(flags=options.flags, value=options.pack()))
-        values = []
+        values: list[Any] = []
         while len(values) < len(STORED):
             message = consumer.message()
             if isinstance(message, TapMutation):

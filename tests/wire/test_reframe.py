@@ -1,5 +1,6 @@
 """The log's frames in every form: one by one and in columns the same, and what a consumer reads is what was stored."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -51,7 +52,7 @@ EVERY_FORM = {
 }
 
 
-def chunk(messages: list[Message]) -> tuple[bytes, np.ndarray]:
+def chunk(messages: Sequence[Message]) -> tuple[bytes, np.ndarray]:
     frames = [message.encode() for message in messages]
     return b"".join(frames), np.array([0, *accumulate(map(len, frames))][:-1], np.int64)
 

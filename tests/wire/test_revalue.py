@@ -1,6 +1,8 @@
 """Values of the log's frames as consumers want them: attributes, compression, and what is left of tombstones."""
 
+from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,12 +32,12 @@ def tombstone(value: bytes, datatype: int) -> DeletionV2:
     return DeletionV2(key=b"\0k", value=value, datatype=datatype, by_seqno=1, delete_time=9)
 
 
-def chunk(messages: list[Message]) -> tuple[bytes, list[int]]:
+def chunk(messages: Sequence[Message]) -> tuple[bytes, list[int]]:
     frames = [message.encode() for message in messages]
     return b"".join(frames), [0, *accumulate(map(len, frames))][:-1]
 
 
-def revalued(messages: list[Message], content: Content) -> list[Message]:
+def revalued(messages: Sequence[Message], content: Content) -> list[Any]:
     data, begins, _ = revalue(*chunk(messages), content)
     assert len(begins) == len(messages)
     return [decode(cut_frame(memoryview(data), int(begin))) for begin in begins]
