@@ -31,6 +31,7 @@ class Handshakes:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._transports: dict[_Encrypted, asyncio.Transport] = {}  # the oldest first
+        self._closed = False
 
     def encrypted(
         self, make: Callable[[], asyncio.BaseProtocol], context: ssl.SSLContext
@@ -39,7 +40,8 @@ class Handshakes:
         return lambda: _Encrypted(self, make(), context)
 
     def close(self) -> None:
-        """End all that are not done."""
+        """End all that are not done, and those that begin later: they had been accepted before."""
+        self._closed = True
         for transport in tuple(self._transports.values()):
             transport.abort()
 
@@ -49,6 +51,8 @@ class Handshakes:
         if len(self._transports) >= MOST_HANDSHAKES:
             self._transports.pop(next(iter(self._transports))).abort()
         self._transports[protocol] = transport
+        if self._closed:
+            transport.abort()
 
     def ended(self, protocol: _Encrypted) -> None:
         self._transports.pop(protocol, None)
