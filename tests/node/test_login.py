@@ -258,6 +258,18 @@ def test_with_tls_a_password_may_be_sent(encrypted, certificates):
         assert b"PLAIN" not in client.ask(SaslListMechs()).value
 
 
+def test_each_listener_has_mechanisms_of_its_own(users, certificates):
+    files = {"certificate": certificates["server"], "key": certificates["server_key"]}
+    own = {"mechanisms": ["SCRAM-SHA1"], "tls_mechanisms": ["PLAIN"]}
+    with Node.running(users=users, vbuckets=1, tls_port=0, **files, **own) as node:
+        with connected(node) as plain:
+            assert plain.ask(SaslListMechs()).value == b"SCRAM-SHA1"
+            assert log_in(plain, "root", mechanism="SCRAM-SHA512") == S.AUTH_ERROR
+            assert log_in(plain, "root", mechanism="SCRAM-SHA1") == S.SUCCESS
+        with connected(node, tls=ssl.create_default_context(cafile=certificates["ca"])) as encrypted:
+            assert encrypted.ask(SaslListMechs()).value == b"PLAIN"
+
+
 def test_a_certificate_logs_its_owner_in(encrypted, certificates):
     context = ssl.create_default_context(cafile=certificates["ca"])
     context.load_cert_chain(certificates["client"], certificates["client_key"])

@@ -107,7 +107,12 @@ def serve(
     ] = None,
     mechanism: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A way to log in, may be given again.", show_default="all that are safe"),
+        typer.Option(
+            metavar="NAME", help="A way to log in without TLS; may be given again.", show_default="all that are safe"
+        ),
+    ] = None,
+    tls_mechanism: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="The same with TLS.", show_default="all")
     ] = None,
     allow_plain: Annotated[
         bool, typer.Option("--allow-plain", help="Take passwords without TLS, for old clients: others may read them.")
@@ -216,6 +221,7 @@ def serve(
         "client_ca": tls_client_ca,
         "tls_port": tls_port,
         "mechanisms": mechanism,
+        "tls_mechanisms": tls_mechanism,
         "allow_plain": allow_plain,
     }
     asyncio.run(_serve(as_json, _given(settings, data_dir), node or [], **options))

@@ -46,8 +46,8 @@ class Options:
 
     users: the file of those who may come in; None: without, the node is for this machine alone. certificate, key: files
     in PEM, with which there is TLS, on tls_port (0 picks one, None: no such listener). client_ca: a file with those
-    whose certificates log their owners in; None: nobody's does. mechanisms: those that a login may use; None: all that
-    are safe on the listener. allow_plain: passwords may be sent without TLS.
+    whose certificates log their owners in; None: nobody's does. mechanisms, tls_mechanisms: those that a login may use
+    without TLS and with it; None: all that are safe there. allow_plain: passwords may be sent without TLS.
 
     login_timeout: seconds in which a connection must log in, where that is asked for. frame_timeout: seconds in which a
     frame that has begun must end. most_connections: how many there may be at once.
@@ -75,6 +75,7 @@ class Options:
     client_ca: str | os.PathLike[str] | None = None
     tls_port: int | None = None
     mechanisms: Sequence[str] | None = None
+    tls_mechanisms: Sequence[str] | None = None
     allow_plain: bool = False
     login_timeout: float = 30.0
     frame_timeout: float = 120.0

@@ -192,7 +192,7 @@ class Node:
             self.users,
             loopback=self.is_loopback,
             tls=tls,
-            mechanisms=options.mechanisms,
+            mechanisms=options.tls_mechanisms if tls else options.mechanisms,
             allow_plain=options.allow_plain,
             host=self.host,
         )
