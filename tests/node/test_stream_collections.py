@@ -283,6 +283,28 @@ def test_who_knows_no_tables_is_not_told_that_a_collection_has_changed(node, wri
         assert said == Collection(2, BEERS, ALES, "ales", max_ttl=7)
 
 
+def everything(node, *controls):
+    """Return the events that a consumer is told that starts at 0 and has made these settings."""
+    with connected(node) as client:
+        client.hello(Feature.COLLECTIONS).open(f"with {controls}")
+        for name in ("enable_noop", *controls):
+            assert client.control(name, "true") == S.SUCCESS
+        marker, *messages = to_now(client)
+        assert messages[-1].by_seqno == marker.end_seqno
+        return [(each.by_seqno, each.event, each.key) for each in messages if isinstance(each, SystemEvent)]
+
+
+def test_a_collection_that_has_changed_has_begun_for_who_starts_at_0(node, writer):
+    give(writer, 2, DEFAULT, beers({**ALE, "maxTTL": 6}, LAGER))
+    give(writer, 3, DEFAULT, beers({**ALE, "maxTTL": 7}, LAGER))
+    begun = [(1, K.SCOPE_CREATE, b"beers"), (2, K.COLLECTION_BEGIN, b"ales"), (3, K.COLLECTION_BEGIN, b"lagers")]
+    assert everything(node) == begun
+    assert everything(node, "flatbuffers_system_events") == [*begun, (5, K.COLLECTION_MODIFY, b"ales")]
+    give(writer, 4, DEFAULT, beers(LAGER))
+    ended = [begun[0], begun[2], (6, K.COLLECTION_END, b"")]
+    assert everything(node) == everything(node, "flatbuffers_system_events") == ended
+
+
 REFUSED = [
     (b"[]", S.EINVAL),
     (b"1", S.EINVAL),

@@ -192,6 +192,9 @@ class History:
 
 
 def erased_by(change: Mutation | Tombstone, ends: Mapping[int, list[int]]) -> int:
-    """Return the seqno of the next event that the collection has ended in which a change was, 0 if there is none."""
-    ended = ends.get(collection_of(change.key), []) if ends else []
+    """Return the seqno of the next event that a collection has ended which a change was in, or is about; else 0."""
+    if not ends:
+        return 0
+    about = subject_of_key(change.key)
+    ended = ends.get(about[1] if about is not None and about[0] else collection_of(change.key), [])
     return next((seqno for seqno in ended if seqno > change.by_seqno), 0)

@@ -56,10 +56,14 @@ class Story:
         getattr(self, what)(self.bucket.vbuckets[argument], self.histories[argument], detail)
 
     def manifest(self, _: Vbucket, __: History, number: int) -> None:
-        """Make a collection, or drop one: there are a few at most."""
+        """Make a collection, or drop one, or (number below 0) let one be another: there are a few at most."""
         manifest = self.bucket.manifest
         there = [collection for collection in manifest.collections.values() if collection.id]
-        if number < len(there):
+        if number < 0:
+            for collection in there[number % (len(there) or 1) :][:1]:
+                max_ttl = 0 if collection.max_ttl is None else None  # no document expires with either
+                manifest = manifest.with_max_ttl("_default", collection.name, max_ttl)
+        elif number < len(there):
             manifest = manifest.without_collection("_default", there[number].name)
         elif len(there) < _MOST_COLLECTIONS:
             manifest = manifest.with_collection("_default", f"c{manifest.next_id}", history=bool(number % 2))
@@ -103,6 +107,7 @@ class Story:
             assert vbucket.collections == {0, *collections}
             if vbucket.state is VbucketState.ACTIVE:
                 assert vbucket.collections == self.bucket.manifest.collections.keys()
+                assert vbucket.manifest().collections == self.bucket.manifest.collections
             for number, changes in collections.items():
                 documents = [change for change in changes[1:] if isinstance(change, Mutation)]
                 assert vbucket.collection_items(number) == len(documents)

@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -225,6 +226,68 @@ def test_a_rollback_while_there_is_something_to_erase(bucket: Bucket) -> None:
     assert (vbucket.items, vbucket.erasing) == (9, False)
 
 
+def modified(bucket: Bucket, seconds: int = 7) -> Manifest:
+    """Let a bucket with a shop have another time limit for its items; return its manifest."""
+    bucket.set_manifest(bucket.manifest.with_max_ttl("shop", "items", seconds))
+    return bucket.manifest
+
+
+def test_who_starts_behind_a_change_of_a_collection_learns_that_it_began(bucket: Bucket) -> None:
+    bucket.set_manifest(SHOP)
+    modified(bucket, 5)
+    manifest = modified(bucket)
+    vbucket = bucket.vbuckets[0]
+    events = [(event.kind, event.key, event.subject) for event in told(vbucket)][1:]
+    assert events == [
+        (0, b"\1_collection\x09", system_event.Collection(0, 8, ITEMS, "items")),
+        (0, b"\1_collection\x0a", system_event.Collection(3, 8, USERS, "users")),
+        (5, b"\1_modify\x09", system_event.Collection(5, 8, ITEMS, "items", max_ttl=7)),
+    ]
+    assert (vbucket.collections, vbucket.collection_high_seqno(ITEMS), vbucket.items) == ({0, ITEMS, USERS}, 5, 0)
+    assert vbucket.manifest() == manifest
+
+
+def test_nothing_of_a_change_is_left_when_the_collection_ends(bucket: Bucket) -> None:
+    bucket.set_manifest(SHOP)
+    manifest = modified(bucket)
+    vbucket = bucket.vbuckets[0]
+    before = vbucket.snapshot(0, vbucket.high_seqno)
+    dropped = manifest.without_scope("shop")
+    bucket.set_manifest(dropped)
+    ends = [(event.kind, event.subject.manifest_uid) for event in told(vbucket)]
+    assert ends == [(1, 4), (1, 4), (4, 5)]
+    assert (vbucket.high_seqno, vbucket.items, vbucket.manifest()) == (7, 0, replace(dropped, next_id=8))
+    assert vbucket.newest_seqno(b"\1_modify\x09") is None
+    assert [change.by_seqno for change in read_all(before)] == [1, 2, 3, 4]
+
+
+def test_a_rollback_behind_the_end_of_a_collection_brings_its_change_back() -> None:
+    bucket = new_bucket(segment_bytes=100_000)
+    bucket.set_manifest(SHOP)
+    manifest = modified(bucket)
+    bucket.set_manifest(manifest.without_collection("shop", "items"))
+    vbucket = bucket.vbuckets[0]
+    vbucket.set_state(VbucketState.REPLICA)
+    assert vbucket.rollback(4) == 4
+    assert [event.kind for event in told(vbucket)] == [3, 0, 0, 5]
+    assert (vbucket.manifest(), vbucket.collection_high_seqno(ITEMS)) == (manifest, 4)
+    assert vbucket.rollback(3) == 3
+    assert vbucket.manifest() == SHOP
+
+
+def test_a_copy_is_told_of_changes_too(bucket: Bucket) -> None:
+    copy, source = bucket.vbuckets[0], new_bucket()
+    copy.set_state(VbucketState.REPLICA)
+    source.set_manifest(SHOP)
+    manifest = modified(source)
+    follow(source.vbuckets[0], copy)
+    assert (told(copy), copy.manifest()) == (told(source.vbuckets[0]), manifest)
+    source.set_manifest(manifest.without_collection("shop", "items"))
+    follow(source.vbuckets[0], copy)
+    assert told(copy) == told(source.vbuckets[0])
+    assert (copy.collections, copy.items) == ({0, USERS}, 0)
+
+
 @pytest.mark.parametrize("how", ["reset", "remove"])
 def test_a_new_history_begins_with_what_there_is(bucket: Bucket, how: str) -> None:
     bucket.set_manifest(SHOP)
@@ -292,16 +355,22 @@ def test_a_collection_that_begins_again_is_emptied(bucket: Bucket) -> None:
     source.set_manifest(SHOP)
     follow(source.vbuckets[0], copy)
     copy.apply(Event.MUTATION, key(ITEMS), b"1", cas=7, rev_seqno=1, seqno=5)
+    (other,) = packed_events([(SystemEventKind.COLLECTION_MODIFY, system_event.Collection(4, 8, ITEMS, "i", 7))])
+    copy.apply(Event.MUTATION, other.key, other.value, cas=8, rev_seqno=1, seqno=7, flags=5)
+    assert copy.manifest().collections[ITEMS].max_ttl == 7
     (begin,) = packed_events([(SystemEventKind.COLLECTION_BEGIN, system_event.Collection(4, 8, ITEMS, "items"))])
     copy.apply(Event.MUTATION, begin.key, begin.value, cas=9, rev_seqno=2, seqno=8, flags=0)
     assert (copy.items, copy.get(key(ITEMS)), copy.erasing) == (0, None, False)
     assert (copy.collection_items(ITEMS), copy.collection_high_seqno(ITEMS)) == (0, 8)
+    assert copy.manifest().collections[ITEMS].max_ttl is None
     copy.apply(Event.MUTATION, key(ITEMS), b"2", cas=8, rev_seqno=1, seqno=9)
     assert (copy.items, copy.collection_items(ITEMS), copy.collection_high_seqno(ITEMS)) == (1, 1, 9)
 
 
 (_SCOPE,) = packed_events([(SystemEventKind.SCOPE_CREATE, system_event.Scope(1, 9, "s"))])
 SCOPE_9 = _SCOPE.value
+(_MODIFIED,) = packed_events([(SystemEventKind.COLLECTION_MODIFY, system_event.Collection(1, 8, ITEMS, "items", 7))])
+ITEMS_7 = _MODIFIED.value
 
 
 @pytest.mark.parametrize(
@@ -311,6 +380,9 @@ SCOPE_9 = _SCOPE.value
         (b"\1_collection\x09", SCOPE_9, 2),
         (b"\1_collection\x09", SCOPE_9, 3),
         (b"\1_scope\x08", SCOPE_9, 3),
+        (b"\1_collection\x09", ITEMS_7, 5),
+        (b"\1_modify\x09", ITEMS_7, 0),
+        (b"\1_modify\x0a", ITEMS_7, 5),
     ],
 )
 def test_an_event_from_elsewhere_that_is_none(bucket: Bucket, name: bytes, value: bytes, flags: int) -> None:
@@ -398,6 +470,29 @@ def test_all_is_there_again_when_the_bucket_is_opened_again(disk: Place) -> None
     last = disk()
     assert [vbucket.items for vbucket in last.vbuckets] == [21] * 4
     last.close()
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_change_of_a_collection_is_there_again_until_it_ends(disk: Place, compacted: bool) -> None:
+    bucket = disk()
+    bucket.set_manifest(SHOP)
+    manifest = modified(bucket)
+    bucket.close()
+    bucket = disk()
+    assert [vbucket.manifest() for vbucket in bucket.vbuckets] == [manifest] * 4
+    assert bucket.vbuckets[0].collection_high_seqno(ITEMS) == 4
+    if compacted:
+        bucket.compact()
+    bucket.set_manifest(manifest.without_collection("shop", "items"))
+    expected = told(bucket.vbuckets[0])
+    bucket.close()
+    bucket = disk()
+    vbucket = bucket.vbuckets[0]
+    assert (told(vbucket), vbucket.items, vbucket.collections) == (expected, 0, {0, USERS})
+    vbucket.set_state(VbucketState.REPLICA)
+    assert vbucket.rollback(4) == 4
+    assert vbucket.manifest() == manifest
+    bucket.close()
 
 
 def test_vbuckets_that_a_kill_has_left_behind_catch_up(disk: Place) -> None:

@@ -35,7 +35,7 @@ STEPS: list[tuple[int, str, st.SearchStrategy[Any]]] = [
     (3, "get", keys),
     (5, "apply", changes),
     (3, "bury", changes),
-    (4, "manifest", st.sampled_from([0, 1, 9, 9])),
+    (4, "manifest", st.sampled_from([0, 1, 9, 9, -1, -2])),
     (14, "inside", st.tuples(st.sampled_from(["set", "set", "set", "delete", "get"]), st.integers(0, 2), keys)),
     (2, "erase", st.integers(1, 5)),
     (7, "rollback", st.sampled_from([1, 1, 2, 3])),
@@ -167,6 +167,13 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
         [
             *[("set", 0, b"a"), ("set", 0, b"bb"), ("seal", 0, 0), ("set", 0, b"ccc"), ("commit", 0, 0)],
             *[("open", 0, (0, 40)), ("rollback", 0, 1), ("set", 0, b"a")],
+        ],
+    ),
+    "that a collection was modified is over with the collection, also when both are read again": (
+        Settings(),
+        [
+            *[("manifest", 0, 9), ("manifest", 0, -1), ("manifest", 0, -1), *clustered, ("manifest", 0, 0)],
+            *[("reopen", 0, 2), ("rollback", 0, 1), *clustered, ("reopen", 0, 2)],
         ],
     ),
     "a pass over everything begins at the beginning": (

@@ -27,7 +27,7 @@ step = st.one_of(
     st.tuples(st.just("rollback"), st.integers(0, 3), st.integers(0, 12)),
     st.tuples(st.just("promote"), st.integers(0, 3), st.booleans()),
     st.tuples(st.just("reset"), st.integers(0, 3), st.just(0)),
-    st.tuples(st.just("manifest"), st.just(0), st.sampled_from([0, 1, 9, 9])),
+    st.tuples(st.just("manifest"), st.just(0), st.sampled_from([0, 1, 9, 9, -1, -2])),
     st.tuples(
         st.just("inside"),
         st.integers(0, 3),

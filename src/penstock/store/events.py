@@ -2,6 +2,8 @@
 
 What begins, creates or modifies is a mutation with the event's kind as its flags, what ends or drops a tombstone of the
 same key; the value is the event's FlatBuffers table in either. So the newest change of a key says what there is now.
+That a collection is another now has a key of its own, as in kv_engine: who reads from the beginning is told first that
+it began. The event that the collection ended, or began anew, supersedes both.
 """
 
 from __future__ import annotations
@@ -9,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from penstock.errors import RemoteProtocolError
 from penstock.store.fields import collection_ids, keys
 from penstock.store.index import RowIndex
+from penstock.store.segment import Column, Lengths
 from penstock.wire.collection_key import SYSTEM_COLLECTION, pack_collection_id, split_collection_key
 from penstock.wire.constants import Opcode, SystemEventKind
 from penstock.wire.dcp import DELETION_HEAD, MUTATION_HEAD
@@ -22,6 +27,8 @@ __all__ = [
     "SYSTEM_PREFIX",
     "SystemEvent",
     "event_key",
+    "modify_key",
+    "owners",
     "packed_events",
     "read_event",
     "subject_of_key",
@@ -30,16 +37,14 @@ __all__ = [
 
 SYSTEM_PREFIX: Final = pack_collection_id(SYSTEM_COLLECTION)
 _COLLECTION: Final = SYSTEM_PREFIX + b"_collection"
+_MODIFY: Final = SYSTEM_PREFIX + b"_modify"
 _SCOPE: Final = SYSTEM_PREFIX + b"_scope"
+_PREFIXES: Final = ((_COLLECTION, True), (_MODIFY, True), (_SCOPE, False))
 
 _MUTATION = int(Opcode.DCP_MUTATION)
 _OPCODE, _EXTRAS, _BODY, _FLAGS = 1, 3, 6, 11  # places in a head
 
-_OF_COLLECTIONS = {
-    SystemEventKind.COLLECTION_BEGIN,
-    SystemEventKind.COLLECTION_END,
-    SystemEventKind.COLLECTION_MODIFY,
-}
+_OF_COLLECTIONS = {SystemEventKind.COLLECTION_BEGIN, SystemEventKind.COLLECTION_END}
 _ENDS = {SystemEventKind.COLLECTION_END, SystemEventKind.SCOPE_DROP}
 
 
@@ -63,9 +68,16 @@ class SystemEvent(NamedTuple):
 
 def event_key(kind: SystemEventKind, subject: Subject) -> bytes:
     """Return the key in a vbucket of what an event is about."""
+    if kind is SystemEventKind.COLLECTION_MODIFY:
+        return modify_key(subject.collection_id)  # type: ignore[union-attr]
     if kind in _OF_COLLECTIONS:
         return _COLLECTION + pack_collection_id(subject.collection_id)  # type: ignore[union-attr]
     return _SCOPE + pack_collection_id(subject.scope_id)
+
+
+def modify_key(collection: int) -> bytes:
+    """Return the key in a vbucket of the event that a collection was modified."""
+    return _MODIFY + pack_collection_id(collection)
 
 
 def packed_events(told: Iterable[tuple[SystemEventKind, Subject]]) -> list[SystemEvent]:
@@ -77,7 +89,7 @@ def packed_events(told: Iterable[tuple[SystemEventKind, Subject]]) -> list[Syste
 
 def subject_of_key(key: bytes) -> tuple[bool, int] | None:
     """Return whether a key in the store is of a collection's events, else a scope's, and its id; None for others."""
-    for prefix, of_collection in ((_COLLECTION, True), (_SCOPE, False)):
+    for prefix, of_collection in _PREFIXES:
         if key.startswith(prefix):
             try:
                 number, rest = split_collection_key(key[len(prefix) :])
@@ -118,6 +130,18 @@ def system_events(index: RowIndex) -> list[tuple[int, SystemEvent]]:
             event = _read_frame(buffer, at, key)
             found += [] if event is None else [(seqno, event)]
     return sorted(found)
+
+
+def owners(buffer: memoryview, offsets: Column | Lengths) -> Column:
+    """Return of each frame the collection with which it goes: the one it is in, or that it says was modified."""
+    found = collection_ids(buffer, offsets)
+    events = np.flatnonzero(found == SYSTEM_COLLECTION)
+    events = events[np.argsort(offsets[events])]
+    for row, key in zip(events.tolist(), keys(buffer, offsets[events]), strict=True):
+        about = subject_of_key(key) if key.startswith(_MODIFY) else None
+        if about is not None:
+            found[row] = about[1]
+    return found
 
 
 def _read_frame(buffer: memoryview, at: int, key: bytes) -> SystemEvent | None:

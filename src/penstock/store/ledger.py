@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import RemoteProtocolError
-from penstock.store.events import SystemEvent, subject_of_key, system_events
+from penstock.store.events import SystemEvent, owners, subject_of_key, system_events
 from penstock.store.fields import collection_ids, is_mutation, keys
 from penstock.store.index import RowIndex
 from penstock.store.segment import Column, Segment
@@ -196,7 +196,7 @@ def mark_emptied(segments: Sequence[Segment], ledgers: Mapping[int, Ledger]) -> 
     for segment in segments:
         vbuckets = segment.vbuckets
         rows = np.flatnonzero((segment.fate == 0) & (segment.seqnos < concerned[vbuckets]))
-        ids = collection_ids(segment.buffer, segment.offsets[rows])
+        ids = owners(segment.buffer, segment.offsets[rows])
         for collection, seqnos in ends.items():
             inside = rows[ids == collection]
             gone = inside[segment.seqnos[inside] < seqnos[vbuckets[inside]]]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import OutOfMemory, TemporaryFailure
-from penstock.store.events import SystemEvent, system_events
+from penstock.store.events import SystemEvent, modify_key, system_events
 from penstock.store.fields import collection_ids, is_mutation, keys
 from penstock.store.history import REV_SEQNO, History, Newest
 from penstock.store.index import RowIndex
@@ -28,7 +28,7 @@ from penstock.store.segment import Segment
 from penstock.store.tombstone import tombstone_head
 from penstock.wire import system_event
 from penstock.wire.collection_key import DEFAULT_COLLECTION
-from penstock.wire.constants import Magic, Opcode, VbucketState
+from penstock.wire.constants import Magic, Opcode, SystemEventKind, VbucketState
 from penstock.wire.dcp import MUTATION_HEAD
 from penstock.wire.frame import HEADER_BYTES
 from penstock.wire.schema import Event
@@ -183,19 +183,27 @@ class ScopedHistory(History):
                 int(Magic.REQUEST), int(Opcode.DCP_MUTATION), len(key), _MUTATION_EXTRAS, 0, self.id, body, 0, cas,
                 seqno, rev_seqno, int(event.kind), 0, 0, 0, 0,
             )  # fmt: skip
-        self._commit_event(old, key, seqno, b"".join((head, key, value)))
+        self._commit_event(event, old, seqno, b"".join((head, key, value)))
 
-    def _commit_event(self, old: Newest | None, key: bytes, seqno: int, frame: bytes) -> None:
-        """As _commit, of what is no document."""
+    def _commit_event(self, event: SystemEvent, old: Newest | None, seqno: int, frame: bytes) -> None:
+        """As _commit, of what is no document. That a collection was modified counts until it ends or begins anew."""
+        collection, modified = event.collection_id, None
+        if collection is not None and event.kind is not SystemEventKind.COLLECTION_MODIFY:
+            modified = self._find(modify_key(collection), len(frame))
         items = self.items
-        self._commit(old, key, seqno, frame)
+        self._commit(old, event.key, seqno, frame)
         self.items = items
+        if collection is not None and modified is not None:
+            rows, row, _ = modified
+            rows.superseded_at[row] = seqno
+            rows.dead += rows.lengths_at[row]
+            del self._newest[modify_key(collection)]
 
     def _apply_event(self, event: SystemEvent, seqno: int, frame: bytes) -> None:
         """Write an event that happened elsewhere."""
         self._expect([(seqno, event)])
         try:
-            self._commit_event(self._find(event.key, len(frame)), event.key, seqno, frame)
+            self._commit_event(event, self._find(event.key, len(frame)), seqno, frame)
         except REFUSED:
             self.relearn()
             raise
