@@ -1,10 +1,8 @@
 """Collections in a bucket: what vbuckets tell of them, what is counted, and what goes with one that is dropped."""
 
-import errno
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 
 import pytest
 
@@ -12,51 +10,19 @@ from penstock.errors import (
     CannotApplyManifest,
     OutOfRange,
     RemoteProtocolError,
-    StoreDamaged,
-    TemporaryFailure,
     UsageError,
 )
-from penstock.store import repair as repairing
 from penstock.store.bucket import Bucket
-from penstock.store.events import SystemEvent, packed_events, read_event
-from penstock.store.files import Directory
-from penstock.store.manifest import DEFAULT_MANIFEST, Manifest, changes_between, subjects_of
+from penstock.store.events import packed_events
+from penstock.store.manifest import DEFAULT_MANIFEST, Manifest
 from penstock.store.settings import Settings
-from penstock.store.vbucket import Vbucket
 from penstock.wire import system_event
-from penstock.wire.collection_key import pack_collection_id
 from penstock.wire.constants import SystemEventKind, VbucketState
 from penstock.wire.dcp import DeletionV2, Mutation
 from penstock.wire.schema import Event
-from tests.store.failing import Place, contents, directory_in_memory
-from tests.store.model import START, Tombstone, new_bucket, read_all
-from tests.store.written import flipped, put
-
-NOW = START // 10**9
-SHOP = DEFAULT_MANIFEST.with_scope("shop").with_collection("shop", "items").with_collection("shop", "users")
-ITEMS, USERS = 9, 10
-
-
-def key(collection: int, name: str = "k") -> bytes:
-    return pack_collection_id(collection) + name.encode()
-
-
-def all_of(vbucket: Vbucket, start: int = 0) -> list[Mutation | Tombstone]:
-    return read_all(vbucket.snapshot(start, vbucket.high_seqno))
-
-
-def told(vbucket: Vbucket, start: int = 0) -> list[SystemEvent]:
-    """Return the system events among a vbucket's changes."""
-    events = []
-    for change in all_of(vbucket, start):
-        event = read_event(change.key, change.value, change.flags if isinstance(change, Mutation) else None)
-        events += [] if event is None else [event]
-    return events
-
-
-def erase(bucket: Bucket) -> None:
-    while bucket.erase():
-        pass
+from tests.store.failing import Place, directory_in_memory
+from tests.store.model import START, new_bucket, read_all
+from tests.store.shop import ITEMS, NOW, SHOP, USERS, all_of, erase, follow, key, modified, told
 
 
 @pytest.fixture(params=["in memory", "on disk"])
@@ -74,12 +40,6 @@ def bucket(place: Callable[[], Bucket]) -> Iterator[Bucket]:
     bucket = place()
     yield bucket
     bucket.close()
-
-
-@pytest.fixture
-def disk() -> Iterator[Place]:
-    with directory_in_memory() as path:
-        yield Place(path / "beer")
 
 
 def test_active_vbuckets_tell_what_the_manifest_has(bucket: Bucket) -> None:
@@ -226,12 +186,6 @@ def test_a_rollback_while_there_is_something_to_erase(bucket: Bucket) -> None:
     assert (vbucket.items, vbucket.erasing) == (9, False)
 
 
-def modified(bucket: Bucket, seconds: int = 7) -> Manifest:
-    """Let a bucket with a shop have another time limit for its items; return its manifest."""
-    bucket.set_manifest(bucket.manifest.with_max_ttl("shop", "items", seconds))
-    return bucket.manifest
-
-
 def test_who_starts_behind_a_change_of_a_collection_learns_that_it_began(bucket: Bucket) -> None:
     bucket.set_manifest(SHOP)
     modified(bucket, 5)
@@ -317,21 +271,6 @@ def test_a_copy_tells_what_it_is_told(bucket: Bucket) -> None:
     assert copy.high_seqno == source.vbuckets[0].high_seqno
     bucket.set_manifest(bucket.manifest.without_scope("shop"))
     assert copy.collections == {0}
-
-
-def follow(source: Vbucket, copy: Vbucket, snapshot_end: int | None = None) -> None:
-    for change in all_of(source, copy.high_seqno):
-        mutation = isinstance(change, Mutation)
-        copy.apply(
-            Event.MUTATION if mutation else Event.DELETION,
-            *(change.key, change.value),
-            cas=change.cas,
-            rev_seqno=change.rev_seqno,
-            seqno=change.by_seqno,
-            snapshot_end=snapshot_end,
-            flags=change.flags if isinstance(change, Mutation) else 0,
-            delete_time=0 if isinstance(change, Mutation) else change.delete_time,
-        )
 
 
 def test_a_copy_that_was_behind_catches_up_when_it_is_active(bucket: Bucket) -> None:
@@ -434,265 +373,3 @@ def test_a_time_limit_is_told_to_those_who_have_the_collection(bucket: Bucket) -
 def test_a_time_limit_out_of_range_is_refused(seconds: int) -> None:
     with pytest.raises(UsageError, match="max_ttl"):
         Settings(max_ttl=seconds)
-
-
-# On disk
-
-
-def test_all_is_there_again_when_the_bucket_is_opened_again(disk: Place) -> None:
-    bucket = disk()
-    bucket.set_properties({"replicas": 1, "flush": True})
-    bucket.set_manifest(SHOP)
-    for vbucket in bucket.vbuckets:
-        for number in range(20):
-            vbucket.set(key(ITEMS, f"{number}"), b"." * 50)
-            vbucket.set(key(USERS, f"{number}"), b"." * 50)
-        vbucket.set(key(0), b"1")
-    bucket.set_manifest(SHOP.without_collection("shop", "items"))
-    bucket.vbuckets[0].erase_some()
-    expected = [
-        [(vbucket.collection_items(one), vbucket.collection_high_seqno(one)) for one in (0, ITEMS, USERS)]
-        for vbucket in bucket.vbuckets
-    ]
-    bucket.close()
-    again = disk()
-    assert (again.manifest, again.properties) == (bucket.manifest, {"replicas": 1, "flush": True})
-    for vbucket, counts in zip(again.vbuckets, expected, strict=True):
-        assert (vbucket.items, vbucket.erasing, vbucket.collections) == (21, False, {0, USERS})
-        assert [(vbucket.collection_items(one), vbucket.collection_high_seqno(one)) for one in (0, ITEMS, USERS)] == (
-            counts
-        )
-        assert vbucket.get(key(ITEMS, "3")) is None
-        assert vbucket.get(key(USERS, "3")) is not None
-    again.compact()
-    assert again.stats().dead_bytes == 0
-    again.close()
-    last = disk()
-    assert [vbucket.items for vbucket in last.vbuckets] == [21] * 4
-    last.close()
-
-
-@pytest.mark.parametrize("compacted", [False, True])
-def test_a_change_of_a_collection_is_there_again_until_it_ends(disk: Place, compacted: bool) -> None:
-    bucket = disk()
-    bucket.set_manifest(SHOP)
-    manifest = modified(bucket)
-    bucket.close()
-    bucket = disk()
-    assert [vbucket.manifest() for vbucket in bucket.vbuckets] == [manifest] * 4
-    assert bucket.vbuckets[0].collection_high_seqno(ITEMS) == 4
-    if compacted:
-        bucket.compact()
-    bucket.set_manifest(manifest.without_collection("shop", "items"))
-    expected = told(bucket.vbuckets[0])
-    bucket.close()
-    bucket = disk()
-    vbucket = bucket.vbuckets[0]
-    assert (told(vbucket), vbucket.items, vbucket.collections) == (expected, 0, {0, USERS})
-    vbucket.set_state(VbucketState.REPLICA)
-    assert vbucket.rollback(4) == 4
-    assert vbucket.manifest() == manifest
-    bucket.close()
-
-
-def test_vbuckets_that_a_kill_has_left_behind_catch_up(disk: Place) -> None:
-    bucket = disk()
-    bucket.set_manifest(SHOP)
-    for vbucket in bucket.vbuckets:
-        vbucket.set(key(ITEMS), b"1")
-    bucket.commit()
-    bucket.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
-    disk.directory.let_go()
-    again = disk()
-    assert again.manifest == bucket.manifest
-    for vbucket in again.vbuckets:
-        assert [(event.kind, event.subject.manifest_uid) for event in told(vbucket, 4)] == [(1, 3), (0, 5)]
-    erase(again)
-    assert again.stats().items == 0
-    again.close()
-
-
-def test_wherever_a_kill_cuts_the_log_vbuckets_come_to_the_manifest(disk: Place) -> None:
-    bucket = disk(segment_bytes=100_000)
-    bucket.set_manifest(SHOP)
-    for vbucket in bucket.vbuckets:
-        vbucket.set(key(ITEMS), b"1")
-    bucket.commit()
-    start = bucket.log.end
-    bucket.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
-    bucket.commit()
-    disk.directory.let_go()
-    files = contents(disk.path)
-    seen = set()
-    for end in range(start, len(files["log-0000000001"]) + 1, 23):
-        put(disk.path, {**files, "log-0000000001": files["log-0000000001"][:end]})
-        again = disk(segment_bytes=100_000)
-        erase(again)
-        for vbucket in again.vbuckets:
-            assert (vbucket.collections, vbucket.items, vbucket.manifest_uid) == ({0, USERS, 11}, 0, 5)
-            assert vbucket.manifest() == again.manifest
-            seen.add(tuple(event.subject.manifest_uid for event in told(vbucket, 4)))
-        again.close()
-    assert seen == {(3, 5)}
-
-
-def test_wherever_a_kill_cuts_the_log_a_copy_knows_what_it_was_told(disk: Place) -> None:
-    bucket, source = disk(segment_bytes=100_000), new_bucket()
-    copy, leader = bucket.vbuckets[0], source.vbuckets[0]
-    copy.set_state(VbucketState.REPLICA)
-    bucket.commit()
-    start = bucket.log.end
-    source.set_manifest(SHOP)
-    leader.set(key(ITEMS), b"1")
-    leader.set(key(USERS), b"1")
-    follow(leader, copy, snapshot_end=8)
-    source.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
-    leader.set(key(11), b"1")
-    follow(leader, copy, snapshot_end=8)
-    bucket.commit()
-    disk.directory.let_go()
-    files = contents(disk.path)
-    expected = [{0}, {0}, {0, ITEMS}, *[{0, ITEMS, USERS}] * 3, {0, USERS}, *[{0, USERS, 11}] * 2]
-    items = [0, 0, 0, 0, 1, 2, 1, 1, 2]
-    seen = set()
-    for end in range(start, len(files["log-0000000001"]) + 1, 19):
-        put(disk.path, {**files, "log-0000000001": files["log-0000000001"][:end]})
-        again = disk(segment_bytes=100_000)
-        erase(again)
-        vbucket = again.vbuckets[0]
-        high = vbucket.high_seqno
-        assert (vbucket.collections, vbucket.items) == (expected[high], items[high])
-        assert sum(map(vbucket.collection_items, vbucket.collections)) == items[high]
-        vbucket.rollback(high - 1)
-        assert (vbucket.collections, vbucket.items) == (expected[max(high - 1, 0)], items[max(high - 1, 0)])
-        seen.add(high)
-        again.close()
-    assert seen == {*range(9)}
-
-
-def test_a_power_loss_that_leaves_the_manifest_alone(disk: Place) -> None:
-    bucket = disk()
-    bucket.set_manifest(SHOP)
-    disk.directory.power_off()
-    again = disk()
-    assert [(vbucket.collections, vbucket.high_seqno) for vbucket in again.vbuckets] == [({0, ITEMS, USERS}, 3)] * 4
-    again.close()
-
-
-def test_a_repaired_bucket_comes_to_the_manifest(disk: Place) -> None:
-    """The event that a collection has ended is among what is lost, but the collection does not come back."""
-    bucket = disk(retention_seconds=None, segment_bytes=100_000)
-    bucket.set_manifest(SHOP)
-    for vbucket in bucket.vbuckets:
-        vbucket.set(key(ITEMS), b"." * 1000)
-    bucket.compact()
-    bucket.set_manifest(SHOP.without_collection("shop", "items"))
-    erase(bucket)
-    bucket.vbuckets[0].set(key(USERS), b"1")
-    bucket.compact()
-    bucket.vbuckets[0].set(key(USERS), b"2")
-    bucket.close()
-    newest = max(disk.path.glob("segment-*"))
-    newest.write_bytes(flipped(newest.read_bytes(), 100))
-    with pytest.raises(StoreDamaged):
-        disk()
-    files = Directory(disk.path)
-    said = repairing.enter(files)
-    vbuuids = count(1000)
-    report = repairing.check(files, said, clock=lambda: START, new_vbuuid=lambda: next(vbuuids))
-    assert report.losses
-    repairing.repair(files, report)
-    files.unlock()
-    again = disk()
-    erase(again)
-    for vbucket in again.vbuckets:
-        assert (vbucket.collections, vbucket.manifest_uid) == ({0, USERS}, 4)
-        assert vbucket.get(key(ITEMS)) is None
-        assert vbucket.manifest() == again.manifest
-        assert vbucket.items == vbucket.collection_items(USERS) == int(vbucket.id == 0)
-    again.close()
-
-
-def test_a_disk_that_does_not_take_the_manifest(disk: Place) -> None:
-    bucket = disk()
-    disk.directory.fail("rename", errno.ENOSPC)
-    with pytest.raises(TemporaryFailure, match="the disk does not take it: No space left on device"):
-        bucket.set_manifest(SHOP)
-    assert (bucket.manifest, bucket.vbuckets[0].high_seqno) == (DEFAULT_MANIFEST, 0)
-    disk.directory.heal()
-    bucket.set_manifest(SHOP)
-    bucket.close()
-
-
-def test_vbuckets_that_could_not_be_told_are_told_later(disk: Place) -> None:
-    bucket = disk(memory_bytes=10**9)
-    bucket.log.quota = 0
-    bucket.log.limit = 0
-    bucket.set_manifest(SHOP)
-    assert bucket.vbuckets[0].collections == {0}
-    bucket.log.quota = None
-    assert not bucket.erase()
-    assert [vbucket.collections for vbucket in bucket.vbuckets] == [{0, ITEMS, USERS}] * 4
-    bucket.close()
-
-
-def test_the_newest_tombstone_of_a_collection_is_not_purged(disk: Place) -> None:
-    bucket = disk(purge_age=0)
-    bucket.set_manifest(SHOP)
-    vbucket = bucket.vbuckets[0]
-    for collection in (ITEMS, USERS):
-        for name in "ab":
-            vbucket.set(key(collection, name), b"1")
-            vbucket.delete(key(collection, name))
-    vbucket.set(key(0), b"1")
-    disk.now += 10**10
-    bucket.compact()
-    tombstones = [change.key for change in all_of(vbucket) if isinstance(change, DeletionV2)]
-    assert tombstones == [key(ITEMS, "b"), key(USERS, "b")]
-    assert vbucket.purge_seqno == 9
-    bucket.close()
-    again = disk(purge_age=0)
-    assert [again.vbuckets[0].collection_high_seqno(one) for one in (0, ITEMS, USERS)] == [12, 7, 11]
-    again.close()
-
-
-def test_the_end_of_a_collection_is_purged_once_nothing_of_it_is_there(disk: Place) -> None:
-    bucket = disk(purge_age=0)
-    bucket.set_manifest(SHOP)
-    vbucket = bucket.vbuckets[0]
-    vbucket.set(key(ITEMS), b"1")
-    bucket.set_manifest(SHOP.without_collection("shop", "items"))
-    bucket.vbuckets[0].set(key(0), b"1")
-    disk.now += 10**10
-    bucket.compact()
-    bucket.compact()
-    assert [event.kind for event in told(vbucket)] == [3, 0]
-    assert vbucket.ledger is not None
-    assert vbucket.ledger.emptied == {}
-    bucket.close()
-    again = disk(purge_age=0)
-    assert (again.vbuckets[0].items, again.vbuckets[0].collections) == (1, {0, USERS})
-    assert again.vbuckets[0].ledger is not None
-    assert again.vbuckets[0].ledger.emptied == {}
-    again.close()
-
-
-def test_what_leads_to_the_manifest_is_what_vbuckets_tell() -> None:
-    bucket = new_bucket()
-    manifests = [SHOP, SHOP.with_max_ttl("shop", "items", 5), SHOP.without_scope("shop").with_scope("other")]
-    for number, manifest in enumerate(manifests):
-        before, high = bucket.manifest, bucket.vbuckets[0].high_seqno
-        bucket.set_manifest(Manifest(10 + number, manifest.scopes, manifest.next_id))
-        expected = packed_events(subjects_of(changes_between(before, bucket.manifest), before.uid, 10 + number))
-        assert told(bucket.vbuckets[0], high) == expected
-        assert bucket.vbuckets[0].manifest().says_the_same_as(bucket.manifest)
-
-
-def test_a_directory_keeps_its_own(tmp_path: Path) -> None:
-    place = Place(tmp_path / "beer")
-    bucket = place()
-    properties = {"type": "membase", "more": {"a": [1]}}
-    bucket.set_properties(properties)
-    properties["type"] = "changed"
-    assert bucket.properties == {"type": "membase", "more": {"a": [1]}}
-    bucket.close()

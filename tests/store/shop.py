@@ -1,0 +1,57 @@
+"""A bucket with collections to try things on, and what its vbuckets tell."""
+
+from penstock.store.bucket import Bucket
+from penstock.store.events import SystemEvent, read_event
+from penstock.store.manifest import DEFAULT_MANIFEST, Manifest
+from penstock.store.vbucket import Vbucket
+from penstock.wire.collection_key import pack_collection_id
+from penstock.wire.dcp import Mutation
+from penstock.wire.schema import Event
+from tests.store.model import START, Tombstone, read_all
+
+NOW = START // 10**9
+SHOP = DEFAULT_MANIFEST.with_scope("shop").with_collection("shop", "items").with_collection("shop", "users")
+ITEMS, USERS = 9, 10
+
+
+def key(collection: int, name: str = "k") -> bytes:
+    return pack_collection_id(collection) + name.encode()
+
+
+def all_of(vbucket: Vbucket, start: int = 0) -> list[Mutation | Tombstone]:
+    return read_all(vbucket.snapshot(start, vbucket.high_seqno))
+
+
+def told(vbucket: Vbucket, start: int = 0) -> list[SystemEvent]:
+    """Return the system events among a vbucket's changes."""
+    events = []
+    for change in all_of(vbucket, start):
+        event = read_event(change.key, change.value, change.flags if isinstance(change, Mutation) else None)
+        events += [] if event is None else [event]
+    return events
+
+
+def erase(bucket: Bucket) -> None:
+    while bucket.erase():
+        pass
+
+
+def modified(bucket: Bucket, seconds: int = 7) -> Manifest:
+    """Let a bucket with a shop have another time limit for its items; return its manifest."""
+    bucket.set_manifest(bucket.manifest.with_max_ttl("shop", "items", seconds))
+    return bucket.manifest
+
+
+def follow(source: Vbucket, copy: Vbucket, snapshot_end: int | None = None) -> None:
+    for change in all_of(source, copy.high_seqno):
+        mutation = isinstance(change, Mutation)
+        copy.apply(
+            Event.MUTATION if mutation else Event.DELETION,
+            *(change.key, change.value),
+            cas=change.cas,
+            rev_seqno=change.rev_seqno,
+            seqno=change.by_seqno,
+            snapshot_end=snapshot_end,
+            flags=change.flags if isinstance(change, Mutation) else 0,
+            delete_time=0 if isinstance(change, Mutation) else change.delete_time,
+        )
