@@ -71,15 +71,17 @@ class _Checked:
         self._answer = answer
         self._resume = resume
         self._timer: asyncio.TimerHandle | None = None
+        self._given_up = False
         answer.add_done_callback(self._known)
 
     def give_up(self) -> None:
+        self._given_up = True  # the answer may be there already, and `_known` on its way
         self._answer.cancel()
         if self._timer is not None:
             self._timer.cancel()
 
     def _known(self, answer: asyncio.Future[bool]) -> None:
-        if not answer.cancelled():
+        if not self._given_up and not answer.cancelled():
             step = _begun(self._connection, self._frame, answer.result())
             node = self._connection.node
             self._timer = node.loop.call_later(
