@@ -64,11 +64,11 @@ def test_keys_with_their_collection(messages: list[Message], data: st.DataObject
 NAMED_KEY = Mutation(key=b"k", value=b"v", by_seqno=1)
 
 BAD = [
-    (b"\x80\x80\x80\x80\x80\x00k", "key 8080808080: does not begin with a collection id"),
-    (b"\xff\xff\xff\xff\x1fk", "key ffffffff1f: does not begin with a collection id"),
-    (b"\x80\x00k", "key 80006b: does not begin with a collection id"),
-    (b"\x80", "key 80: does not begin with a collection id"),
-    (b"\x80\x80\x80\x80", "key 80808080: does not begin with a collection id"),
+    (b"\x80\x80\x80\x80\x80\x00k", "key 8080808080 does not begin with a collection id"),
+    (b"\xff\xff\xff\xff\x1fk", "key ffffffff1f does not begin with a collection id"),
+    (b"\x80\x00k", "key 80006b does not begin with a collection id"),
+    (b"\x80", "key 80 does not begin with a collection id"),
+    (b"\x80\x80\x80\x80", "key 80808080 does not begin with a collection id"),
     (b"\x08", "key 08: nothing behind a collection id"),
     (b"\xff\xff\xff\xff\x0f", "key ffffffff0f: nothing behind a collection id"),
 ]
