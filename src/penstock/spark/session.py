@@ -6,9 +6,11 @@ import os
 import sys
 from importlib.resources import as_file, files
 from pathlib import Path
+from socketserver import BaseServer
+from typing import Any
 
 import pyspark
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkConf, SparkContext, accumulators
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
@@ -50,7 +52,20 @@ def local_session(processors: int | None = None, *, inherit: int | None = None) 
                 SparkContext(conf=conf, gateway=gateway)
         spark = SparkSession.Builder().config(conf=conf).getOrCreate()
     add_formats(spark)
+    _end_accumulators_quietly()
     return spark
+
+
+def _end_accumulators_quietly() -> None:
+    """Java tells this process's accumulators over a socket; that it ends when both are being stopped is no news."""
+    for name in ("AccumulatorTCPServer", "AccumulatorUnixServer"):
+        if hasattr(accumulators, name):
+            setattr(getattr(accumulators, name), "handle_error", _handle_error)  # noqa: B010 - not ours to declare
+
+
+def _handle_error(server: BaseServer, request: Any, client_address: Any) -> None:
+    if not isinstance(sys.exc_info()[1], EOFError):
+        BaseServer.handle_error(server, request, client_address)
 
 
 def _worker_environment(launcher: Path) -> dict[str, str]:
