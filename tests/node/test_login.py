@@ -4,6 +4,7 @@ import logging
 import socket
 import ssl
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from scramp import ScramClient  # type: ignore[import-untyped]
@@ -260,7 +261,7 @@ def test_with_tls_a_password_may_be_sent(encrypted, certificates):
 
 def test_each_listener_has_mechanisms_of_its_own(users, certificates):
     files = {"certificate": certificates["server"], "key": certificates["server_key"]}
-    own = {"mechanisms": ["SCRAM-SHA1"], "tls_mechanisms": ["PLAIN"]}
+    own: dict[str, Any] = {"mechanisms": ["SCRAM-SHA1"], "tls_mechanisms": ["PLAIN"]}
     with Node.running(users=users, vbuckets=1, tls_port=0, **files, **own) as node:
         with connected(node) as plain:
             assert plain.ask(SaslListMechs()).value == b"SCRAM-SHA1"
