@@ -41,4 +41,7 @@ def test_signed_and_back(number: int) -> None:
 
 
 def test_an_event_is_its_text() -> None:
-    assert [str(event) for event in Event] == ["mutation", "deletion", "expiration", "rollback", "flush"]
+    assert [str(event) for event in Event] == [
+        *("mutation", "deletion", "expiration", "rollback", "flush"),
+        *("begin_collection", "end_collection", "modify_collection", "create_scope", "drop_scope"),
+    ]
