@@ -41,6 +41,9 @@ def test_a_port_that_is_taken():
         port = other.getsockname()[1]
         with pytest.raises(Error, match=f"cannot listen on 127.0.0.1 port {port}"), Node.running(port=port):
             pass
+        text = f"port {port} for management: .*; another http_port can be chosen, 0 for any"
+        with pytest.raises(Error, match=text), Node.running(http_port=port):
+            pass
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,10 @@ class HttpServer:
             server = await self.node.loop.create_server(factory, host, port, start_serving=False)
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else error
-            raise Error(f"cannot listen on {host} port {port}: {why}") from error
+            option = "http_port" if listener.tls is None else "https_port"
+            raise Error(
+                f"cannot listen on {host} port {port} for management: {why}; another {option} can be chosen, 0 for any"
+            ) from error
         self.servers.append(server)
         self.accesses["http" if listener.tls is None else "https"] = listener.access
         number: int = server.sockets[0].getsockname()[1]
