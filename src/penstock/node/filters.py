@@ -150,8 +150,11 @@ class Filter:
         return self.ids is None or collection in self.ids
 
     def high_seqno(self, vbucket: Vbucket) -> int | None:
-        """Return the newest seqno of what is asked for, None where that is everything."""
-        if self.ids is None:
+        """Return the newest seqno of what is asked for; None where it may be the vbucket's.
+
+        Of a scope too: that a collection in it has ended concerns its consumers, and is newer than all that is left.
+        """
+        if self.ids is None or self.scope is not None:
             return None
         return max((vbucket.collection_high_seqno(collection) for collection in self.ids), default=0)
 
