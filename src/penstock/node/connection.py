@@ -195,6 +195,7 @@ class NodeConnection(asyncio.BufferedProtocol):
             self.node.guests.logged_in(self)
             if DEFAULT_BUCKET in self.node.buckets and user.sees(DEFAULT_BUCKET):
                 self.select(self.node.buckets[DEFAULT_BUCKET])
+                return
         self.map.follow()
         self._permit()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.errors import InvalidArguments
 from penstock.wire.constants import Datatype
-from penstock.wire.dcp_values import unpack_xattrs
+from penstock.wire.dcp_values import split_xattrs
 from penstock.wire.snappy import inflate
 
 __all__ = ["check_stored", "shown"]
@@ -20,7 +20,7 @@ def shown(understood: int, datatype: int, value: bytes) -> tuple[int, bytes]:
     if datatype & Datatype.SNAPPY and (datatype & Datatype.XATTR or not understood & Datatype.SNAPPY):
         datatype, value = datatype & ~Datatype.SNAPPY, inflate(value)
     if datatype & Datatype.XATTR:
-        datatype, value = datatype & ~Datatype.XATTR, unpack_xattrs(value).body
+        datatype, value = datatype & ~Datatype.XATTR, split_xattrs(value)[1]
     return datatype & understood, value
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from penstock.errors import DeltaBadValue
 from penstock.wire.constants import Datatype
+from penstock.wire.dcp_values import split_xattrs
 from penstock.wire.snappy import inflate
 
 __all__ = ["beside_attributes", "counted", "extended"]
 
 _NUMBERS = 2**64
 _MOST_DIGITS = 20
-_LENGTH_BYTES = 4
 
 
 def counted(value: bytes, datatype: int, delta: int) -> tuple[int, bytes]:
@@ -49,7 +49,4 @@ def _apart(value: bytes, datatype: int) -> tuple[bytes, bytes]:
     """Return the section with the extended attributes, as it is, and the document, inflated."""
     if datatype & Datatype.SNAPPY:
         value = inflate(value)
-    if not datatype & Datatype.XATTR:
-        return b"", value
-    end = _LENGTH_BYTES + int.from_bytes(value[:_LENGTH_BYTES], "big")
-    return value[:end], value[end:]
+    return split_xattrs(value) if datatype & Datatype.XATTR else (b"", value)
