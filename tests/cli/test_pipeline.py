@@ -6,8 +6,7 @@ import signal
 import pytest
 
 from penstock.cli.samples import sample_documents
-from penstock.spark import current
-from penstock.spark.lake import Lake
+from penstock.spark.lake import Lake, current
 from tests.cli.test_processes import ended, first_line, started
 from tests.spark.lakes import append, checkpoint, rollback, row
 

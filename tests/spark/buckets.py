@@ -12,8 +12,9 @@ import pyarrow as pa
 from penstock.client.address import parse_address
 from penstock.client.blocking import LoopThread, read_changes
 from penstock.client.bucket import Bucket
-from penstock.spark.lake import Lake, read_changelog, read_current
-from penstock.spark.source import DcpDataSource, DcpStreamReader
+from penstock.spark.lake import Lake
+from penstock.spark.lake.reading import read_changelog, read_current
+from penstock.spark.source.source import DcpDataSource, DcpStreamReader
 from penstock.wire.schema import CHANGE_SCHEMA
 
 # Java compiles less and starts sooner: no setting for real work.

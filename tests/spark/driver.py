@@ -16,10 +16,10 @@ import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from penstock.spark import pipeline
-from penstock.spark.changelog import ChangelogSink, ChangelogWriter
-from penstock.spark.current import Fold, Progress, prepare
+from penstock.spark.changelog_sink import ChangelogSink, ChangelogWriter
 from penstock.spark.lake import Lake
+from penstock.spark.lake.current import Fold, Progress, prepare
+from penstock.spark.pipeline import run as pipeline
 
 POINT, DRIVER, BATCH = "PENSTOCK_TEST_POINT", "PENSTOCK_TEST_DRIVER", "PENSTOCK_TEST_BATCH"
 
@@ -78,7 +78,7 @@ def main(url: str, path: str, point: str) -> None:
     os.environ |= {POINT: point, DRIVER: str(os.getpid()), BATCH: str(max(known, default=-1) + 3)}
     patch = pytest.MonkeyPatch()
     patch.setattr("penstock.spark.session.ChangelogSink", KillingSink)
-    patch.setattr("penstock.spark.pipeline.catch_up", Folds(point))
+    patch.setattr("penstock.spark.pipeline.run.catch_up", Folds(point))
     settings = pipeline.Settings(url, path, max_changes=400, trigger_seconds=0.2)
     pipeline.run(settings, report=tell)
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.spark import changelog, current
-from penstock.spark.delta import DataFile
-from penstock.spark.lake import Lake, documents, read_changelog, read_current
+from penstock.spark.lake import Lake, changelog, current
+from penstock.spark.lake.delta import DataFile
+from penstock.spark.lake.reading import documents, read_changelog, read_current
 from penstock.wire.schema import CHANGE_SCHEMA
 
 ROOT = Path(__file__).parents[2]
@@ -26,10 +26,12 @@ VBUCKETS = 64
 QUERY = "6f1c0a52-2a5b-4e0e-9d1c-9c7b7e9f4d11"
 
 Row = dict[str, Any]
-Documents = dict[tuple[int, int | None, bytes], tuple[int, bytes]]
+Documents = dict[tuple[int, int, bytes], tuple[int, bytes]]
 
 
-def row(vbucket: int, seqno: int, key: bytes = b"", value: bytes | None = b"", event: str = "mutation", **more) -> Row:
+def row(
+    vbucket: int, seqno: int, key: bytes | None = b"", value: bytes | None = b"", event: str = "mutation", **more
+) -> Row:
     """Return a change; cas is told from vbucket, history and seqno, so that no two rows share one."""
     history = more.get("history", 0)
     cas = (vbucket << 48) + (history << 32) + seqno
@@ -56,7 +58,7 @@ def table(rows: Iterable[Row]) -> pa.Table:
 
 def write(lake: Lake, rows: Iterable[Row], *, step: int = 1000) -> list[DataFile]:
     batches = table(rows).to_batches(max_chunksize=step)
-    return changelog.write_files(batches, lake.changelog.path, VBUCKETS)
+    return changelog.write_files(batches, lake.changelog_table.path, VBUCKETS)
 
 
 def append(lake: Lake, batch_id: int, rows: Iterable[Row]) -> bool:
@@ -83,11 +85,14 @@ def model(rows: Iterable[Row]) -> Documents:
             log.append(change)
     found: Documents = {}
     for change in (change for log in logs.values() for change in log):
-        identity = (change["vbucket"], change.get("collection_id"), change["key"])
+        collection = (change["vbucket"], change.get("collection_id") or 0)
+        identity = (*collection, change["key"])
         if change["event"] == "mutation":
             found[identity] = (change["cas"], change["value"])
         elif change["event"] in ("deletion", "expiration"):
             found.pop(identity, None)
+        elif change["event"] in ("begin_collection", "end_collection"):
+            found = {other: document for other, document in found.items() if other[:2] != collection}
     return found
 
 
@@ -111,7 +116,7 @@ def identities(lake: Lake) -> list[tuple[int, int, int]]:
 def orphans(lake: Lake) -> list[str]:
     """Return the data files of both tables that are in neither."""
     found = []
-    for part in (lake.changelog, lake.current):
+    for part in (lake.changelog_table, lake.current_table):
         opened = part.open()
         live = set(part.paths(part.files(opened))) if opened is not None else set()
         found += [str(path) for path in part.path.rglob("*.parquet") if "_delta_log" not in path.parts]

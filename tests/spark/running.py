@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 from penstock.spark.lake import Lake
-from penstock.spark.pipeline import Progress, Settings, run
+from penstock.spark.pipeline.run import Progress, Settings, run
 
 SECONDS = 120.0
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, StructType
 
 from penstock.errors import LakeRefused, UsageError
-from penstock.spark import changelog, delta
-from penstock.spark.changelog import ChangelogSink, abort, commit, split, write_files
-from penstock.spark.lake import Lake, count_rows, read_changelog
+from penstock.spark.changelog_sink import ChangelogSink
+from penstock.spark.lake import Lake, changelog, delta
+from penstock.spark.lake.changelog import abort, commit, split, write_files
+from penstock.spark.lake.reading import count_rows, read_changelog
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark import lakes
 from tests.spark.lakes import QUERY, VBUCKETS, append, checkpoint, row, run_driver, table, write
@@ -40,17 +41,17 @@ def test_a_batch_is_split_by_range_and_keeps_its_order(numbers, count):
 
 def test_files_hold_their_range_and_the_log_says_what_is_in_them(lake):
     assert append(lake, 0, rows(1, 200))
-    opened = lake.changelog.open()
-    files = lake.changelog.files(opened)
+    opened = lake.changelog_table.open()
+    files = lake.changelog_table.files(opened)
     assert sorted(file.vbucket_range for file in files) == list(range(16))
     assert sum(file.rows for file in files) == 200
     for file in files:
-        found = pq.ParquetFile(lake.changelog.path / file.path).read()
-        assert found.schema.names == lake.changelog.schema.names
+        found = pq.ParquetFile(lake.changelog_table.path / file.path).read()
+        assert found.schema.names == lake.changelog_table.schema.names
         assert set(found["vbucket_range"].to_pylist()) == {file.vbucket_range}
     stats = pa.table(opened.get_add_actions(flatten=True)).to_pylist()
     for line in stats:
-        found = pq.ParquetFile(lake.changelog.path / line["path"]).read()
+        found = pq.ParquetFile(lake.changelog_table.path / line["path"]).read()
         for name in delta.STATISTICS:
             values = found[name].to_pylist()
             assert (line[f"min.{name}"], line[f"max.{name}"]) == (min(values), max(values))
@@ -60,7 +61,7 @@ def test_files_hold_their_range_and_the_log_says_what_is_in_them(lake):
 def test_delta_readers_see_the_rows_that_were_written(lake):
     written = [*rows(1), row(5, 77, b"\xff\xfe", None, "deletion", xattrs={"_sync": b"\x00"}), lakes.rollback(5, 9, 1)]
     append(lake, 0, written)
-    opened = DeltaTable(lake.changelog.path)
+    opened = DeltaTable(lake.changelog_table.path)
     wanted = sorted(table(written).to_pylist(), key=lambda r: r["seqno"])
     for found in (opened.to_pyarrow_table(), pa.table(opened.scan()), pa.table(opened.scan(predicate="vbucket < 99"))):
         assert sorted(found.select(CHANGE_SCHEMA.names).to_pylist(), key=lambda r: r["seqno"]) == wanted
@@ -74,7 +75,7 @@ def test_big_batches_become_several_row_groups_and_files(lake, monkeypatch):
     many = [row(n % VBUCKETS, n + 1, b"key %d" % n, bytes(100)) for n in range(30_000)]
     files = write(lake, many, step=7_000)
     assert len(files) > 16
-    assert max(pq.ParquetFile(path).num_row_groups for path in lake.changelog.paths(files)) > 1
+    assert max(pq.ParquetFile(path).num_row_groups for path in lake.changelog_table.paths(files)) > 1
     assert commit(lake, QUERY, 0, files, vbuckets=VBUCKETS)
     assert lakes.identities(lake) == sorted((r["vbucket"], 0, r["seqno"]) for r in many)
 
@@ -82,7 +83,7 @@ def test_big_batches_become_several_row_groups_and_files(lake, monkeypatch):
 def test_columns_in_another_order_or_type_are_put_right(lake):
     wide = table(rows(1)).select(CHANGE_SCHEMA.names[::-1])
     wide = wide.set_column(wide.schema.get_field_index("key"), "key", wide["key"].cast(pa.large_binary()))
-    files = write_files(wide.to_batches(), lake.changelog.path, VBUCKETS)
+    files = write_files(wide.to_batches(), lake.changelog_table.path, VBUCKETS)
     assert commit(lake, QUERY, 0, files, vbuckets=VBUCKETS)
     assert sorted(read_changelog(lake)["seqno"].to_pylist()) == [r["seqno"] for r in rows(1)]
 
@@ -93,7 +94,7 @@ def test_no_file_is_left_when_writing_fails(lake):
         raise ConnectionError("the node is gone")
 
     with pytest.raises(ConnectionError):
-        write_files(batches(), lake.changelog.path, VBUCKETS)
+        write_files(batches(), lake.changelog_table.path, VBUCKETS)
     assert lakes.orphans(lake) == []
 
 
@@ -102,18 +103,18 @@ def test_a_batch_that_is_run_again_adds_nothing_and_leaves_no_files(lake):
     assert append(lake, 1, rows(1))
     assert not append(lake, 1, rows(1))
     assert not append(lake, 0, rows(0))
-    assert count_rows(lake.changelog) == 80
+    assert count_rows(lake.changelog_table) == 80
     assert lakes.orphans(lake) == []
 
 
 def test_a_batch_without_rows_is_remembered_too(lake):
     assert append(lake, 0, [])
-    assert count_rows(lake.changelog) == 0
+    assert count_rows(lake.changelog_table) == 0
     assert read_changelog(lake).num_rows == 0
     assert append(lake, 1, [])
     assert not append(lake, 1, rows(1))
     assert append(lake, 2, rows(2))
-    assert count_rows(lake.changelog) == 40
+    assert count_rows(lake.changelog_table) == 40
 
 
 def test_giving_up_a_batch_removes_its_files_and_no_others(lake):
@@ -121,7 +122,7 @@ def test_giving_up_a_batch_removes_its_files_and_no_others(lake):
     files = write(lake, rows(1))
     abort(lake, files)
     assert lakes.orphans(lake) == []
-    assert count_rows(lake.changelog) == 40
+    assert count_rows(lake.changelog_table) == 40
 
 
 def test_giving_up_before_the_first_commit_leaves_nothing(lake):
@@ -150,7 +151,7 @@ def test_of_two_drivers_that_commit_the_same_batch_one_wins(lake):
         for batch in range(8):
             tasks = [pool.submit(both, batch, write(lake, rows(batch))) for _ in range(2)]
             assert sorted(task.result(20) for task in tasks) == [False, True]
-    assert count_rows(lake.changelog) == 8 * 40
+    assert count_rows(lake.changelog_table) == 8 * 40
     assert lakes.orphans(lake) == []
 
 
@@ -161,17 +162,17 @@ def test_another_query_or_another_bucket_size_is_refused(lake):
         commit(lake, "0b3f", 1, files, vbuckets=VBUCKETS)
     with pytest.raises(LakeRefused, match="64 vbuckets, and this one has 1024"):
         commit(lake, QUERY, 1, files, vbuckets=1024)
-    assert count_rows(lake.changelog) == 40
+    assert count_rows(lake.changelog_table) == 40
 
 
 def test_many_commits_keep_the_log_short_and_the_transaction_known(lake, monkeypatch):
-    monkeypatch.setitem(lake.changelog.configuration, "delta.logRetentionDuration", "interval 0 seconds")
+    monkeypatch.setitem(lake.changelog_table.configuration, "delta.logRetentionDuration", "interval 0 seconds")
     for batch in range(120):
         append(lake, batch, rows(batch, 3))
-    log = lake.changelog.path / "_delta_log"
+    log = lake.changelog_table.path / "_delta_log"
     assert len(list(log.glob("*.json"))) < 60
     assert list(log.glob("*.checkpoint.parquet"))
-    assert count_rows(lake.changelog) == 360
+    assert count_rows(lake.changelog_table) == 360
     assert not append(lake, 119, rows(119, 3))
 
 
@@ -212,9 +213,9 @@ def test_the_sink_takes_its_query_from_the_checkpoint(lake):
     message = pickle.loads(pickle.dumps(writer.write(iter(table(rows(0)).to_batches()))))
     writer.commit([message, None], 0)
     writer.abort([message, None], 0)
-    opened = lake.changelog.open()
+    opened = lake.changelog_table.open()
     assert opened.transaction_version(QUERY) == 0
-    assert count_rows(lake.changelog) == 40
+    assert count_rows(lake.changelog_table) == 40
     again = writer.write(iter(table(rows(1)).to_batches()))
     writer.abort([again], 1)
     assert lakes.orphans(lake) == []
@@ -241,7 +242,7 @@ def test_the_sink_needs_the_metadata_of_a_query(lake):
     with pytest.raises(UsageError, match="no metadata"):
         writer.commit([], 0)
     sink(lake, queryId="given").streamWriter(change_type(), False).commit([], 0)
-    assert lake.changelog.open().transaction_version("given") == 0
+    assert lake.changelog_table.open().transaction_version("given") == 0
 
 
 def test_ranges_cover_the_bucket_evenly():

@@ -11,36 +11,43 @@ from deltalake.exceptions import DeltaError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.spark import current, lake
-from penstock.spark.changelog import commit, write_files
-from penstock.spark.current import Fold, Progress, catch_up, fold, prepare
-from penstock.spark.lake import CURRENT_COLUMNS, Lake, count_rows, documents, read_current
+from penstock.spark.lake import Lake, current, news
+from penstock.spark.lake.changelog import commit, write_files
+from penstock.spark.lake.current import Fold, Progress, catch_up, prepare
+from penstock.spark.lake.fold import fold
+from penstock.spark.lake.reading import count_rows, documents, read_current
+from penstock.spark.lake.schemas import CURRENT_COLUMNS, CURRENT_SCHEMA
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark import lakes
 from tests.spark.lakes import append, as_documents, model, rollback, row, table
 
 KEYS = [b"", b"a", b"b", b"\xff", b"\xc3\xa9", b"long " * 20]
 
+HAPPENINGS = [
+    *["mutation"] * 8,
+    *["deletion"] * 2,
+    *("expiration", "rollback", "flush", "begin_collection", "end_collection", "create_scope"),
+]
+
 
 @st.composite
 def histories(draw, most=40):
-    """Rows of a changelog in their order: three vbuckets that change, delete, roll back and flush."""
+    """Rows of a changelog in their order: three vbuckets that change, delete, roll back, flush, drop collections."""
     heads = {vbucket: [0, 0] for vbucket in (0, 3, 63)}  # seqno, history
     rows = []
     for number in range(draw(st.integers(0, most))):
         vbucket = draw(st.sampled_from(sorted(heads)))
         seqno, history = heads[vbucket]
-        what = draw(
-            st.sampled_from(["mutation"] * 6 + ["deletion"] * 2 + ["expiration", "rollback", "flush", "system"])
-        )
+        what = draw(st.sampled_from(HAPPENINGS))
         if what in ("rollback", "flush"):
             back = 0 if what == "flush" else draw(st.integers(0, seqno))
             heads[vbucket] = [back, history + 1]
             rows.append(rollback(vbucket, back, history + 1, what))
             continue
         heads[vbucket][0] = seqno = seqno + draw(st.integers(1, 3))
-        key = draw(st.sampled_from(KEYS))
-        collection = draw(st.sampled_from([0, 0, 8, None]))
+        ends = what in ("begin_collection", "end_collection")
+        key = None if ends else draw(st.sampled_from(KEYS))
+        collection = draw(st.sampled_from([8, 9] if ends else [0, 8, 9, None]))
         value = draw(st.sampled_from([b"", b"%d" % number]))
         rows.append(row(vbucket, seqno, key, value, what, history=history, collection_id=collection))
     return rows
@@ -83,6 +90,10 @@ def test_a_key_is_text_where_it_is_utf8(keys):
             assert (line["key"], line["key_bytes"]) == (None, key)
 
 
+def in_8(seqno, key=None, event="mutation", **more):
+    return row(1, seqno, key, b"%d" % seqno, event, collection_id=8, **more)
+
+
 STORIES = [
     ("nothing", [], {}),
     ("an empty key and an empty value", [row(1, 1, b"", b"")], {b"": b""}),
@@ -109,7 +120,15 @@ STORIES = [
     ("a rollback of another vbucket", [row(1, 5, b"a", b"5"), rollback(2, 0, 1)], {b"a": b"5"}),
     ("a flush", [row(1, 5, b"a", b"5"), rollback(1, 0, 1, "flush")], {}),
     ("a flush without seqno", [row(1, 5, b"a", b"5"), rollback(1, None, 1, "flush")], {}),
-    ("a system event", [row(1, 5, b"a", b"5", "collection_create")], {}),
+    ("a system event", [row(1, 5, b"a", b"5", "create_scope")], {}),
+    ("a collection dropped", [in_8(5, b"a"), row(1, 6, b"b", b"6"), in_8(7, event="end_collection")], {b"b": b"6"}),
+    ("a collection emptied", [in_8(5, b"a"), in_8(6, event="begin_collection"), in_8(7, b"b")], {b"b": b"7"}),
+    ("a drop taken back", [in_8(5, b"a"), in_8(6, event="end_collection"), rollback(1, 5, 1)], {b"a": b"5"}),
+    (
+        "a drop, and a rollback below the document",
+        [in_8(5, b"a"), in_8(6, event="end_collection"), rollback(1, 4, 1)],
+        {},
+    ),
     ("seqnos are unsigned", [row(1, 7, b"a", b"7"), row(1, -2, b"a", b"-2")], {b"a": b"-2"}),
 ]
 
@@ -141,16 +160,16 @@ def test_what_catch_up_says(tables):
     assert catch_up(tables) == Progress(2)
     append(tables, 3, [rollback(1, 1, 1)])
     assert catch_up(tables) == Progress(3, changes=1, rolled_back=1)
-    assert count_rows(tables.current) == 2
+    assert count_rows(tables.current_table) == 2
 
 
 def test_one_document_touches_only_its_range(tables):
     append(tables, 0, [row(n % 64, n, b"k%d" % n, b"0") for n in range(1, 641)])
     catch_up(tables)
-    before = {file.path for file in tables.current.files(tables.current.open())}
+    before = {file.path for file in tables.current_table.files(tables.current_table.open())}
     append(tables, 1, [row(9, 700, b"k9", b"1")])
     catch_up(tables)
-    after = {file.path for file in tables.current.files(tables.current.open())}
+    after = {file.path for file in tables.current_table.files(tables.current_table.open())}
     assert len(before) == len(after) == 16
     assert len(before & after) == 15
 
@@ -159,8 +178,8 @@ def test_files_stay_few_when_every_fold_adds_documents(tables):
     for batch in range(30):
         append(tables, batch, [row(n, batch + 1, b"%d of %d" % (n, batch)) for n in range(0, 64, 4)])
         catch_up(tables)
-    assert count_rows(tables.current) == 30 * 16
-    assert len(tables.current.files(tables.current.open())) == 16
+    assert count_rows(tables.current_table) == 30 * 16
+    assert len(tables.current_table.files(tables.current_table.open())) == 16
 
 
 def test_a_large_file_without_a_changed_document_stays(tables, monkeypatch):
@@ -170,13 +189,13 @@ def test_a_large_file_without_a_changed_document_stays(tables, monkeypatch):
     for batch in range(1, 4):
         append(tables, batch, [row(1, 100 * batch + n, b"new %d of %d" % (n, batch)) for n in range(6)])
         catch_up(tables)
-    assert sorted(file.rows for file in tables.current.files(tables.current.open())) == [6, 12, 20]
-    assert count_rows(tables.current) == 38
+    assert sorted(file.rows for file in tables.current_table.files(tables.current_table.open())) == [6, 12, 20]
+    assert count_rows(tables.current_table) == 38
 
 
 def test_superseded_files_leave_the_disk(tables, monkeypatch):
     monkeypatch.setattr(current, "VACUUM_EVERY", 5)
-    monkeypatch.setitem(tables.current.configuration, "delta.deletedFileRetentionDuration", "interval 0 seconds")
+    monkeypatch.setitem(tables.current_table.configuration, "delta.deletedFileRetentionDuration", "interval 0 seconds")
     for batch in range(20):
         append(tables, batch, [row(1, batch + 1, b"a", b"%d" % batch)])
         catch_up(tables)
@@ -209,12 +228,12 @@ def test_of_two_folds_at_once_one_fails(tables):
 
 def test_a_fold_comes_again_when_the_changelogs_log_was_cut_off(tables, monkeypatch):
     """Delta forgets old commits at its checkpoints; what current has not folded by then is read from the files."""
-    monkeypatch.setitem(tables.changelog.configuration, "delta.logRetentionDuration", "interval 0 seconds")
+    monkeypatch.setitem(tables.changelog_table.configuration, "delta.logRetentionDuration", "interval 0 seconds")
     append(tables, 0, [row(1, 1, b"a", b"1"), row(1, 2, b"b", b"2")])
     catch_up(tables)
     for batch in range(1, 60):
         append(tables, batch, [row(1, batch + 2, b"a", event="deletion")])
-    assert tables.changelog.added_since(tables.changelog.open(), 0) is None
+    assert tables.changelog_table.added_since(tables.changelog_table.open(), 0) is None
     progress = catch_up(tables)
     assert progress.rewritten
     assert as_documents(read_current(tables)) == model([row(1, 2, b"b", b"2")])
@@ -223,7 +242,7 @@ def test_a_fold_comes_again_when_the_changelogs_log_was_cut_off(tables, monkeypa
 def test_current_of_another_changelog_is_computed_anew(tables, tmp_path):
     append(tables, 0, [row(1, 1, b"a", b"1"), row(60, 1, b"b", b"1")])
     catch_up(tables)
-    tables.changelog.path.rename(tmp_path / "elsewhere")
+    tables.changelog_table.path.rename(tmp_path / "elsewhere")
     append(tables, 0, [row(1, 1, b"c", b"3")])
     assert catch_up(tables) == Progress(0, changes=1, rewritten=True)
     assert as_documents(read_current(tables)) == model([row(1, 1, b"c", b"3")])
@@ -235,12 +254,12 @@ def test_versions_without_rows_do_not_hold_the_fold_back(tables, monkeypatch):
     for batch in range(1, 8):
         append(tables, batch, [])
         catch_up(tables)
-    name = str(tables.changelog.open().metadata().id)
-    assert tables.current.open().transaction_version(name) == 7
+    name = str(tables.changelog_table.open().metadata().id)
+    assert tables.current_table.open().transaction_version(name) == 7
 
 
 def test_a_pool_that_overflows_drops_superseded_rows_on_the_way(tables, monkeypatch):
-    monkeypatch.setattr(current, "POOL_BYTES", 2_000)
+    monkeypatch.setattr(news, "POOL_BYTES", 2_000)
     rows = [row(1, n, b"k%d" % (n % 7), b"%d" % n, "deletion" if n % 11 == 0 else "mutation") for n in range(1, 500)]
     for batch in range(5):
         append(tables, batch, rows[batch * 100 : batch * 100 + 100])
@@ -270,7 +289,7 @@ def test_a_large_fold_equals_the_pure_one(tables):
     rows = pa.table({**dict(zip(rows.schema.names, rows.columns, strict=True)), **missing}).select(CHANGE_SCHEMA.names)
     for batch in range(3):
         part = rows.slice(batch * 20_000, 20_000).cast(CHANGE_SCHEMA)
-        files = write_files(part.to_batches(), tables.changelog.path, 64)
+        files = write_files(part.to_batches(), tables.changelog_table.path, 64)
         commit(tables, lakes.QUERY, batch, files, vbuckets=64)
         catch_up(tables)
     wanted = fold(rows.cast(CHANGE_SCHEMA)).sort_by("seqno")
@@ -279,4 +298,4 @@ def test_a_large_fold_equals_the_pure_one(tables):
 
 def test_the_schemas_agree():
     assert fold(table([])).schema.equals(CURRENT_COLUMNS)
-    assert lake.CURRENT_SCHEMA.names == [*CURRENT_COLUMNS.names, "vbucket_range"]
+    assert CURRENT_SCHEMA.names == [*CURRENT_COLUMNS.names, "vbucket_range"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.spark.lake import Lake
-from penstock.spark.pipeline import Settings, run
+from penstock.spark.pipeline.run import Settings, run
 from tests.spark.buckets import QUICK_JAVA, Documents, check_changelog, current_of
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +104,7 @@ def check(lake: Lake, documents: Documents) -> None:
 
 def state(lake: Lake) -> tuple[int, int, int]:
     """Return the newest batch of the changelog, the newest that Spark has logged as done, and the version folded."""
-    changelog, current = lake.changelog.open(), lake.current.open()
+    changelog, current = lake.changelog_table.open(), lake.current_table.open()
     query = lake.query_id()
     assert changelog is not None
     assert query is not None
@@ -145,7 +145,7 @@ def test_killed_at_the_worst_moments(spark, documents, lake):
     assert batch == done + 1
 
     kill_at(documents, lake, 3, "folding")
-    changelog = lake.changelog.open()
+    changelog = lake.changelog_table.open()
     assert changelog is not None
     assert changelog.version() > state(lake)[2]
 

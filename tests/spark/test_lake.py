@@ -8,8 +8,10 @@ import pytest
 from deltalake import write_deltalake
 
 from penstock.errors import LakeRefused, UsageError
-from penstock.spark.current import catch_up
-from penstock.spark.lake import Lake, count_rows, documents, query_id, read_changelog, read_current
+from penstock.spark.lake import Lake
+from penstock.spark.lake.current import catch_up
+from penstock.spark.lake.reading import count_rows, documents, read_changelog, read_current
+from penstock.spark.lake.tables import query_id
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark.lakes import QUERY, append, checkpoint, rollback, row, write
 
@@ -26,7 +28,7 @@ def test_a_path_may_hold_any_other_character(tmp_path, name):
     for batch in range(2):
         append(lake, batch, [row(1, batch + 1, b"a", b"1")])
         catch_up(lake)
-    assert [count_rows(lake.changelog), count_rows(lake.current)] == [2, 1]
+    assert [count_rows(lake.changelog_table), count_rows(lake.current_table)] == [2, 1]
     assert read_current(lake, 5)["key"].to_pylist() == ["a"]
 
 
@@ -39,14 +41,14 @@ def test_a_relative_path_means_the_directory_of_now(tmp_path, monkeypatch):
 
 def test_an_empty_or_missing_directory_is_a_new_lake(lake):
     lake.check_owner()
-    lake.changelog.path.mkdir(parents=True)
+    lake.changelog_table.path.mkdir(parents=True)
     lake.check_owner()
     assert lake.query_id() is None
 
 
 def test_what_a_process_left_that_died_before_the_first_commit_is_a_new_lake(lake):
     write(lake, [row(1, 1)])
-    (lake.changelog.path / "_delta_log").mkdir()
+    (lake.changelog_table.path / "_delta_log").mkdir()
     lake.check_owner()
     assert append(lake, 0, [row(1, 1)])
 
@@ -74,7 +76,7 @@ def test_a_lake_may_be_moved(lake, tmp_path):
         (lambda lake: checkpoint(lake.checkpoint, query="another"), "not written by the query"),
         (lambda lake: (lake.checkpoint / "offsets" / "1").unlink(), "0 to have begun"),
         (lambda lake: (lake.checkpoint / "commits" / "2").touch(), "2 to have ended"),
-        (lambda lake: rmtree(lake.changelog.path), "ends with batch -1"),
+        (lambda lake: rmtree(lake.changelog_table.path), "ends with batch -1"),
     ],
 )
 def test_a_lake_of_another_query_is_refused(lake, spoil, says):
@@ -101,21 +103,21 @@ def file_above(lake):
 
 def file_for_table(lake):
     lake.path.mkdir()
-    lake.changelog.path.write_text("not a table")
+    lake.changelog_table.path.write_text("not a table")
 
 
 def foreign_content(lake):
-    lake.current.path.mkdir(parents=True)
-    (lake.current.path / "holiday.jpg").touch()
+    lake.current_table.path.mkdir(parents=True)
+    (lake.current_table.path / "holiday.jpg").touch()
 
 
 def foreign_table(lake):
-    write_deltalake(str(lake.changelog.path), pa.table({"name": ["x"]}))
+    write_deltalake(str(lake.changelog_table.path), pa.table({"name": ["x"]}))
 
 
 def broken_log(lake):
     append(lake, 0, [row(1, 1)])
-    (lake.changelog.path / "_delta_log" / "00000000000000000000.json").write_text("{")
+    (lake.changelog_table.path / "_delta_log" / "00000000000000000000.json").write_text("{")
 
 
 def broken_metadata(lake):
@@ -147,7 +149,7 @@ def test_reading_what_is_not_there(lake):
     for read in (read_current, read_changelog, documents):
         with pytest.raises(UsageError, match="there is no table at"):
             read(lake)
-    assert count_rows(lake.current) == 0
+    assert count_rows(lake.current_table) == 0
 
 
 def test_the_query_id_is_read_as_spark_writes_it(tmp_path):
@@ -176,7 +178,7 @@ def test_a_key_in_two_collections_is_two_documents(lake):
 
 def test_the_changelog_is_shown_newest_first(lake, monkeypatch):
     clock = iter(range(10**18, 2 * 10**18, 10**9))
-    monkeypatch.setattr("penstock.spark.delta.time.time_ns", lambda: next(clock))
+    monkeypatch.setattr("penstock.spark.lake.delta.time.time_ns", lambda: next(clock))
     append(lake, 0, [row(50, 1, b"a", cas=10), row(2, 9, b"b", cas=30), row(2, 8, b"c", cas=20)])
     append(lake, 1, [row(1, 5, b"d", cas=15), rollback(2, 7, 1), row(40, 6, b"e", cas=16)])
     shown = read_changelog(lake)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.spark import offsets
-from penstock.spark.offsets import (
+from penstock.spark.source import offsets
+from penstock.spark.source.offsets import (
     Memory,
     Offset,
     Proven,

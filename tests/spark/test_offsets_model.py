@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.spark import offsets
-from penstock.spark.offsets import (
+from penstock.spark.source import offsets
+from penstock.spark.source.offsets import (
     Memory,
     Offset,
     Proven,

@@ -10,9 +10,10 @@ import pytest
 
 from penstock.errors import Error, LakeRefused, Unreachable, UsageError
 from penstock.node import Node
-from penstock.spark.lake import Lake, count_rows
-from penstock.spark.lock import locked
-from penstock.spark.pipeline import Settings, failure, run
+from penstock.spark.lake import Lake
+from penstock.spark.lake.lock import locked
+from penstock.spark.lake.reading import count_rows
+from penstock.spark.pipeline.run import Settings, failure, run
 from tests.spark.buckets import Documents, Proxy, check_changelog, compact, current_of, generated, numbered
 from tests.spark.running import SECONDS, catch_up, running
 
@@ -47,7 +48,7 @@ def test_the_tables_are_the_bucket_byte_for_byte(spark, documents, lake, source)
     second = catch_up(spark, documents.url, lake)
     assert second.rows == 1_600
     assert second.lag == 0
-    assert count_rows(lake.changelog) == len(stored) + 1_600
+    assert count_rows(lake.changelog_table) == len(stored) + 1_600
     assert current_of(lake) == documents.contents()
     check_changelog(lake)
 
@@ -107,7 +108,7 @@ def test_a_lake_belongs_to_its_checkpoint(spark, documents, lake, tmp_path):
 
 def test_two_runs_do_not_write_one_lake(documents, lake, monkeypatch):
     lake.path.mkdir()
-    monkeypatch.setattr("penstock.spark.pipeline.PATIENCE", 0.0)
+    monkeypatch.setattr("penstock.spark.pipeline.run.PATIENCE", 0.0)
     with locked(lake.path, 0), pytest.raises(LakeRefused, match=r"another run writes .*lake; stop it first"):
         run(Settings(documents.url, str(lake.path)))
 
@@ -194,14 +195,14 @@ def test_what_goes_wrong_in_sparks_processes_is_told_in_one_sentence(spark, docu
     def follow() -> None:
         with running(spark, documents.url, lake) as run_:
             run_.reached(100)
-            shutil.rmtree(lake.changelog.path)
-            lake.changelog.path.write_text("not a table")
+            shutil.rmtree(lake.changelog_table.path)
+            lake.changelog_table.path.write_text("not a table")
             documents.store(numbered(0, 100, "again"))
             run_.reached(200)
 
     with pytest.raises(UsageError) as raised:
         follow()
-    assert str(raised.value).startswith(f"{lake.changelog.path} is a file; expected ")
+    assert str(raised.value).startswith(f"{lake.changelog_table.path} is a file; expected ")
     written = capfd.readouterr().err
     assert "Traceback" not in written
     assert "\tat org.apache" not in written

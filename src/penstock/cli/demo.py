@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from penstock.client.bucket import Bucket
     from penstock.spark.lake import Lake
-    from penstock.spark.pipeline import Progress
+    from penstock.spark.pipeline.run import Progress
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
@@ -160,7 +160,7 @@ class _Demo:
     def follow(self, url: str) -> Progress:
         """Run the pipeline; once its first batch is written, change documents for a while, then let it catch up."""
         from penstock.client.blocking import LoopThread
-        from penstock.spark.pipeline import Settings, run
+        from penstock.spark.pipeline.run import Settings, run
 
         finish = threading.Event()
         changing: list[Future[None]] = []
@@ -218,7 +218,7 @@ def _progress_line(progress: Progress, tally: Tally) -> str:
 async def compare(url: str, lake: Lake) -> tuple[list[str], int]:
     """Return a sentence for each difference between the current table and the bucket, and how many documents it has."""
     from penstock.client.bucket import connect
-    from penstock.spark.lake import documents
+    from penstock.spark.lake.reading import documents
     from penstock.wire.schema import unsigned64
 
     rows = documents(lake)

@@ -17,7 +17,7 @@ from penstock.cli.tables import read_rows, table_of
 from penstock.client.address import DEFAULT_URL
 
 if TYPE_CHECKING:
-    from penstock.spark.pipeline import Progress
+    from penstock.spark.pipeline.run import Progress
 
 commands = typer.Typer(
     help="Follow a bucket into Spark tables, and look at them.", no_args_is_help=False, rich_markup_mode="rich"
@@ -72,8 +72,8 @@ def run(
     the last one ended, however that was: nothing is lost, nothing comes twice.
     Without --available-now it follows until SIGINT (Ctrl-C) or SIGTERM.
     """
-    from penstock.spark.pipeline import Settings
-    from penstock.spark.pipeline import run as run_pipeline
+    from penstock.spark.pipeline.run import Settings
+    from penstock.spark.pipeline.run import run as run_pipeline
 
     settings = Settings(
         url, to, available_now, max_changes, trigger, partitions, protocol, username=username, password_file=password

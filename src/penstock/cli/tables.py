@@ -26,7 +26,7 @@ _CUT = {"key": 48, "value": 120}
 
 def read_rows(lake: Lake, name: str, limit: int) -> list[dict[str, Any]]:
     """Return rows of `current` (first keys) or `changelog` (newest rows). Raises UsageError if it is not there."""
-    from penstock.spark.lake import read_changelog, read_current
+    from penstock.spark.lake.reading import read_changelog, read_current
 
     read = {"current": read_current, "changelog": read_changelog}[name]
     rows: list[dict[str, Any]] = read(lake, limit).to_pylist()
@@ -38,10 +38,10 @@ def table_of(lake: Lake, name: str, limit: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from penstock.spark.lake import count_rows
+    from penstock.spark.lake.reading import count_rows
 
     rows = read_rows(lake, name, limit)
-    total = count_rows(lake.current if name == "current" else lake.changelog)
+    total = count_rows(lake.current_table if name == "current" else lake.changelog_table)
     table = Table(
         title=name,
         title_justify="left",

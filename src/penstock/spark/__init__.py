@@ -12,6 +12,6 @@ __all__ = ["register"]
 
 def register(spark: SparkSession) -> None:
     """Make `format("dcp")` known to a session; again is harmless."""
-    from penstock.spark.source import DcpDataSource
+    from penstock.spark.source.source import DcpDataSource
 
     spark.dataSource.register(DcpDataSource)

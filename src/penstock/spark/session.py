@@ -15,7 +15,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from penstock.spark import register
-from penstock.spark.changelog import ChangelogSink
+from penstock.spark.changelog_sink import ChangelogSink
 from penstock.spark.java import java_environment
 
 SETTINGS = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,12 +16,10 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
 
-from penstock.errors import LakeRefused, UsageError
-from penstock.spark.delta import RANGES, DataFile, RangeWriter, discard
-from penstock.spark.lake import Lake, query_id
+from penstock.errors import LakeRefused
+from penstock.spark.lake.delta import RANGES, DataFile, RangeWriter, discard
+from penstock.spark.lake.tables import Lake
 from penstock.wire.schema import CHANGE_SCHEMA
 
 POOL_BYTES = 64 << 20
@@ -78,16 +75,16 @@ def commit(lake: Lake, query: str, batch_id: int, files: Sequence[DataFile], *, 
     vbuckets: as for `write_files`. Raises LakeRefused if another query wrote the changelog, or for a bucket of another
     size.
     """
-    table = lake.changelog.open()
+    table = lake.changelog_table.open()
     if table is not None:
         _check(lake, table, query, vbuckets)
     if not _holds(table, query, batch_id):
         try:
-            lake.changelog.commit(table, (query, batch_id), files, note={VBUCKETS: str(vbuckets)})
+            lake.changelog_table.commit(table, (query, batch_id), files, note={VBUCKETS: str(vbuckets)})
             return True
         except DeltaError:
             # Another process may have come first with the same batch: a driver that was thought dead.
-            if not _holds(lake.changelog.open(), query, batch_id):
+            if not _holds(lake.changelog_table.open(), query, batch_id):
                 raise
     abort(lake, files)
     return False
@@ -99,84 +96,23 @@ def abort(lake: Lake, files: Sequence[DataFile]) -> None:
     Spark aborts also a batch whose commit raised after it had landed, and hands over the very files that are now the
     table's: the table decides, never the caller.
     """
-    table = lake.changelog.open()
-    live = {file.path for file in lake.changelog.files(table)} if table is not None else set()
-    discard(lake.changelog.path, [file for file in files if file.path not in live])
+    table = lake.changelog_table.open()
+    live = {file.path for file in lake.changelog_table.files(table)} if table is not None else set()
+    discard(lake.changelog_table.path, [file for file in files if file.path not in live])
 
 
 def _check(lake: Lake, table: DeltaTable, query: str, vbuckets: int) -> None:
     if table.transaction_version(query) is None:
-        raise LakeRefused(f"{lake.changelog.path} was written by another query; choose another directory")
+        raise LakeRefused(f"{lake.changelog_table.path} was written by another query; choose another directory")
     before = table.schema().fields[-1].metadata.get(VBUCKETS)
     if before != str(vbuckets):
         # The same vbucket would fall into two ranges, and its documents twice into the current table.
         raise LakeRefused(
-            f"{lake.changelog.path} is that of a bucket with {before} vbuckets, and this one has {vbuckets}; choose"
-            " another directory"
+            f"{lake.changelog_table.path} is that of a bucket with {before} vbuckets, and this one has {vbuckets};"
+            " choose another directory"
         )
 
 
 def _holds(table: DeltaTable | None, query: str, batch_id: int) -> bool:
     newest = table.transaction_version(query) if table is not None else None
     return newest is not None and newest >= batch_id
-
-
-@dataclass
-class FilesWritten(WriterCommitMessage):
-    """What a task tells the driver."""
-
-    files: list[DataFile] = field(default_factory=list)
-
-
-class ChangelogWriter(DataSourceStreamArrowWriter):
-    """Spark's view of this module: `write` runs in a task, `commit` and `abort` in a new process beside the driver.
-
-    query: the query's id, or None to read it from the checkpoint.
-    """
-
-    def __init__(self, lake: Lake, checkpoint: Path, query: str | None, vbuckets: int) -> None:
-        self.lake = lake
-        self.checkpoint = checkpoint
-        self.query = query
-        self.vbuckets = vbuckets
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
-        return FilesWritten(write_files(iterator, self.lake.changelog.path, self.vbuckets))
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        query = self.query or query_id(self.checkpoint)
-        if query is None:
-            raise UsageError(f"{self.checkpoint} has no metadata; expected the checkpoint of the running query")
-        commit(self.lake, query, batchId, _files(messages), vbuckets=self.vbuckets)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        abort(self.lake, _files(messages))
-
-
-def _files(messages: Iterable[WriterCommitMessage | None]) -> list[DataFile]:
-    return [file for message in messages if isinstance(message, FilesWritten) for file in message.files]
-
-
-class ChangelogSink(DataSource):
-    """`df.writeStream.format("penstock-changelog")`, for a frame with the columns of a change.
-
-    Options: `path`, the lake; `checkpointLocation`, whose query writes it; `vbuckets`, how many the bucket has (1024);
-    `queryId` instead of the id in the checkpoint.
-    """
-
-    @classmethod
-    def name(cls) -> str:
-        return "penstock-changelog"
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> ChangelogWriter:
-        for option in ("path", "checkpointLocation"):
-            if not self.options.get(option):
-                raise UsageError(f"penstock-changelog has no option {option}; expected the lake's directory in it")
-        differing = sorted(set(CHANGE_SCHEMA.names) ^ set(schema.fieldNames()))
-        if differing:
-            raise UsageError(f"penstock-changelog takes the columns of a change; these differ: {', '.join(differing)}")
-        checkpoint = Path(self.options["checkpointLocation"].removeprefix("file://").removeprefix("file:"))
-        vbuckets = self.options.get("vbuckets", "1024")
-        if not vbuckets.isdigit() or not int(vbuckets):
-            raise UsageError(f"penstock-changelog has vbuckets {vbuckets!r}; expected a number above 0")
-        return ChangelogWriter(Lake(self.options["path"]), checkpoint, self.options.get("queryId"), int(vbuckets))

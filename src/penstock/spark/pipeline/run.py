@@ -23,12 +23,13 @@ from penstock import errors
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
 from penstock.errors import Error
-from penstock.spark.current import catch_up
-from penstock.spark.lake import Lake, count_rows
-from penstock.spark.lock import locked
-from penstock.spark.offsets import Offset
+from penstock.spark.lake import Lake
+from penstock.spark.lake.current import catch_up
+from penstock.spark.lake.lock import locked
+from penstock.spark.lake.reading import count_rows
 from penstock.spark.session import add_formats, local_session
-from penstock.spark.source import SourceOptions
+from penstock.spark.source.offsets import Offset
+from penstock.spark.source.source import SourceOptions
 
 PATIENCE = 15.0
 """Seconds for the Java process of a driver that was killed to end; it takes about one."""
@@ -146,7 +147,7 @@ class _Follower:
         self._ask_high_seqnos = ask
         self._high_seqnos: Future[dict[int, int]] | None = None
         self._report = report
-        self._before = count_rows(lake.changelog)
+        self._before = count_rows(lake.changelog_table)
         self._progress = Progress()
 
     def follow(self, spark: SparkSession, vbuckets: int, finish: threading.Event) -> Progress:
@@ -168,7 +169,7 @@ class _Follower:
 
     def _fold(self, query: StreamingQuery) -> None:
         folded = catch_up(self._lake)
-        total = count_rows(self._lake.changelog)
+        total = count_rows(self._lake.changelog_table)
         last = query.lastProgress
         self._progress = replace(self._progress, rows=total - self._before, changelog_rows=total, folded=folded.version)
         if last is not None:

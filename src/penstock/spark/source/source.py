@@ -1,7 +1,7 @@
 """`format("dcp")`: a bucket's changes as a Spark data source, batch and streaming.
 
-All decisions are in penstock.spark.offsets; this is the edge. Spark calls latestOffset and partitions in one process
-that lives as long as the query, and read in workers that know nothing but their partition. A worker that finds another
+All decisions are in the module offsets; this is the edge. Spark calls latestOffset and partitions in one process that
+lives as long as the query, and read in workers that know nothing but their partition. A worker that finds another
 history than the planned one gives nothing more for that vbucket: the next plan sees it too, and rolls back.
 """
 
@@ -34,8 +34,8 @@ from penstock.client.feed import Wanted
 from penstock.client.position import Position, VbucketInfo
 from penstock.client.selection import Selection
 from penstock.errors import Error, UsageError
-from penstock.spark import offsets
-from penstock.spark.offsets import Memory, Offset, RollbackRow, VbucketRange, VbucketRead
+from penstock.spark.source import offsets
+from penstock.spark.source.offsets import Memory, Offset, RollbackRow, VbucketRange, VbucketRead
 from penstock.wire.columns import batch_of
 from penstock.wire.constants import Dialect
 from penstock.wire.schema import CHANGE_SCHEMA, Change, Event
@@ -258,7 +258,7 @@ class DcpReader(DataSourceReader):
 
 
 class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The changes as they come. Offsets are those of penstock.spark.offsets, as JSON.
+    """The changes as they come. Offsets are those of penstock.spark.source.offsets, as JSON.
 
     given: the options as text. What is wrong with them is told by the first call that Spark makes, not here: what a
     reader raises while it is made, Spark 4.3 loses behind an error of its own.

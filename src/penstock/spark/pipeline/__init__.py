@@ -1,0 +1,1 @@
+"""Pipelines: from a bucket to a lake's tables, and on to sinks."""

@@ -1,0 +1,1 @@
+"""`format("dcp")`: reading a bucket's changes with Spark."""
