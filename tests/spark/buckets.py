@@ -14,7 +14,8 @@ from penstock.client.blocking import LoopThread, read_changes
 from penstock.client.bucket import Bucket
 from penstock.spark.lake import Lake
 from penstock.spark.lake.reading import read_changelog, read_current
-from penstock.spark.source.source import DcpDataSource, DcpStreamReader
+from penstock.spark.source.readers import DcpStreamReader
+from penstock.spark.source.source import DcpDataSource
 from penstock.wire.schema import CHANGE_SCHEMA
 
 # Java compiles less and starts sooner: no setting for real work.

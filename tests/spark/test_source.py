@@ -17,7 +17,9 @@ from penstock.node.login.users import account_of
 from penstock.node.login.users_file import change_users
 from penstock.spark.pipeline.run import failure
 from penstock.spark.source.offsets import VbucketRange
-from penstock.spark.source.source import ChangePartition, DcpDataSource, SourceOptions
+from penstock.spark.source.options import SourceOptions
+from penstock.spark.source.source import DcpDataSource
+from penstock.spark.source.task import ChangePartition
 from penstock.wire.constants import Dialect
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark.buckets import Documents, Proxy, numbered

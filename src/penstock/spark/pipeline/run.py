@@ -29,7 +29,7 @@ from penstock.spark.lake.lock import locked
 from penstock.spark.lake.reading import count_rows
 from penstock.spark.session import add_formats, local_session
 from penstock.spark.source.offsets import Offset
-from penstock.spark.source.source import SourceOptions
+from penstock.spark.source.options import SourceOptions
 
 PATIENCE = 15.0
 """Seconds for the Java process of a driver that was killed to end; it takes about one."""

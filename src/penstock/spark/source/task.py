@@ -1,0 +1,120 @@
+"""What a Spark worker does with one partition: rollback rows, then the changes between its starts and ends.
+
+A worker knows nothing but its partition. One that finds another history than the planned one gives nothing more for
+that vbucket: the next plan sees it too, and rolls back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from penstock.client.address import Address
+from penstock.client.blocking import LoopThread, changes_at
+from penstock.client.bucket import Bucket
+from penstock.client.feed import Wanted
+from penstock.client.position import Position
+from penstock.errors import Error
+from penstock.spark.source.offsets import RollbackRow, VbucketRange, VbucketRead
+from penstock.spark.source.options import selection_of
+from penstock.wire.columns import batch_of
+from penstock.wire.constants import Dialect
+from penstock.wire.schema import Change, Event
+
+_BATCH_ROWS, _BATCH_BYTES = 8_192, 4 << 20
+"""A smaller record batch waits for the next one: a thousand vbuckets with a few changes each come in tiny ones."""
+
+
+@dataclass
+class ChangePartition(InputPartition):
+    """What one task reads, and from where. is_final: nobody plans after this batch, so what is missing is an error."""
+
+    address: Address
+    range: VbucketRange
+    is_final: bool
+    dialect: Dialect = Dialect.DCP
+
+    def __post_init__(self) -> None:
+        super().__init__(None)
+
+
+@dataclass
+class DumpPartition(InputPartition):
+    """What the one task of a TAP read gives: everything there is on the node."""
+
+    address: Address
+
+    def __post_init__(self) -> None:
+        super().__init__(None)
+
+
+def read_range(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Give one task's rows: first the rollbacks, then the changes between its starts and ends, batch by batch.
+
+    Raises Error if the history changed meanwhile and no later batch would mend it.
+    """
+    if isinstance(partition, DumpPartition):
+        yield from _joined(changes_at(partition.address, stop="now", protocol=Dialect.TAP))
+    if not isinstance(partition, ChangePartition):
+        return  # Spark's own empty partition, for a job without any
+    reads = partition.range.reads
+    if rollbacks := [read.rollback for read in reads if read.rollback is not None]:
+        yield batch_of([_rollback_change(row) for row in rollbacks])
+    wanted = {read.vbucket: _wanted(read) for read in reads if read.start_seqno < read.end_seqno}
+    if not wanted:
+        return
+    with LoopThread("penstock-task") as loop:
+        yield from _joined(loop.iterate(_changes(partition, wanted)))
+
+
+async def _changes(partition: ChangePartition, wanted: Mapping[int, Wanted]) -> AsyncGenerator[pa.RecordBatch, None]:
+    selection = selection_of(partition.address, partition.dialect)
+    async with (
+        Bucket(partition.address) as bucket,
+        bucket.open_feed(wanted, dialect=partition.dialect, exact_end=True, selection=selection) as stream,
+    ):
+        async for batch in stream:
+            yield batch
+        if partition.is_final and stream.given_up:
+            raise Error(f"vbucket {stream.given_up[0]} got another history while it was read; run the job again")
+
+
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Give the same rows in record batches that are worth their way to Spark."""
+    held: list[pa.RecordBatch] = []
+    rows = nbytes = 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        nbytes += batch.nbytes
+        if rows >= _BATCH_ROWS or nbytes >= _BATCH_BYTES:
+            yield held[0] if len(held) == 1 else pa.concat_batches(held)
+            held, rows, nbytes = [], 0, 0
+    if held:
+        yield pa.concat_batches(held)
+
+
+def _wanted(read: VbucketRead) -> Wanted:
+    request = read.request()
+    position = Position(
+        seqno=request.start_seqno,
+        vbuuid=request.vbuuid,
+        snap_start=request.snap_start,
+        snap_end=request.snap_end,
+        history=read.history,
+    )
+    return Wanted(position=position, end_seqno=read.end_seqno, expect_vbuuid=read.vbuuid, purge_seqno=read.purge_seqno)
+
+
+def _rollback_change(row: RollbackRow) -> Change:
+    return Change(
+        vbucket=row.vbucket,
+        vbuuid=row.vbuuid,
+        seqno=row.seqno,
+        event=Event.ROLLBACK,
+        history=row.history,
+        requested_seqno=row.requested_seqno,
+    )
