@@ -8,10 +8,9 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from penstock.cli import serve_options as options
 from penstock.cli.app import AsJson, Panel, PasswordFile, Username, address_of, app, examples
 from penstock.cli.show import json_line
 from penstock.client.address import DEFAULT_PORT
@@ -19,11 +18,6 @@ from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.node import Node
-
-HTTP_PORT = 8091
-
-Pin = Literal["tap", "upr-draft", "upr", "dcp", "dcp-prototype"]
-Resolution = Literal["seqno", "lww"]
 
 
 @app.command(
@@ -39,142 +33,34 @@ Resolution = Literal["seqno", "lww"]
 )
 def serve(
     *,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="A loopback address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="0 picks a free one.")] = DEFAULT_PORT,
-    bucket: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A bucket to have; may be given again.", show_default="default"),
-    ] = None,
-    vbuckets: Annotated[int, typer.Option(metavar="N", help="Of each bucket; a power of two up to 65536.")] = 1024,
-    pin: Annotated[
-        Pin | None, typer.Option(help="Serve change streams in this dialect alone; without, each client decides.")
-    ] = None,
-    follow: Annotated[
-        str | None, typer.Option(metavar="URL", help="A bucket elsewhere: have it too, and keep it like that one.")
-    ] = None,
-    protocol: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The dialect to follow in: tap, upr-draft, upr or, unless said, dcp."),
-    ] = None,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = DEFAULT_PORT,
+    bucket: options.Buckets = None,
+    vbuckets: options.Vbuckets = 1024,
+    pin: options.Pin = None,
+    follow: options.Follow = None,
+    protocol: options.Protocol = None,
     username: Username = None,
     password_file: PasswordFile = None,
-    http_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65535,
-            metavar="PORT",
-            help="For management over HTTP; 0 picks a free one.",
-            show_default=f"{HTTP_PORT}, 0 with --port 0",
-        ),
-    ] = None,
-    users: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            envvar="PENSTOCK_USERS",
-            help="Who may log in, as `penstock user` keeps it.",
-            show_default=False,
-        ),
-    ] = None,
-    tls_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=65535, metavar="PORT", help="Serve TLS here too; 0 picks a free one.", show_default="none"
-        ),
-    ] = None,
-    https_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65535,
-            metavar="PORT",
-            help="For management with TLS, where there is that; 0 picks a free one.",
-            show_default="18091 with port 11210, else a free one",
-        ),
-    ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The node's certificate, PEM.", show_default=False)
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.", show_default=False)
-    ] = None,
-    tls_client_ca: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Clients with a certificate of this authority need no password.", show_default=False
-        ),
-    ] = None,
-    mechanism: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help="A way to log in without TLS; may be given again.", show_default="all that are safe"
-        ),
-    ] = None,
-    tls_mechanism: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="The same with TLS.", show_default="all")
-    ] = None,
-    allow_plain: Annotated[
-        bool, typer.Option("--allow-plain", help="Take passwords without TLS, for old clients: others may read them.")
-    ] = False,
-    node: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="HOST:PORT[:HTTP]",
-            help="A node that has part of the buckets, this one included; may be given again, the same for each.",
-            show_default="this one alone",
-        ),
-    ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Keep the buckets here, each in a directory of its own.", show_default="in memory"
-        ),
-    ] = None,
-    commit_ms: Annotated[
-        float | None,
-        typer.Option(
-            min=0, metavar="N", help="Milliseconds that a change waits for others to be synced with.", show_default="5"
-        ),
-    ] = None,
-    commit_count: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="So many changes are synced without waiting.", show_default="1000"),
-    ] = None,
-    purge_age: Annotated[
-        float | None,
-        typer.Option(
-            min=0, metavar="SECONDS", help="Deletions are forgotten when they are older.", show_default="259200"
-        ),
-    ] = None,
-    retention: Annotated[
-        float | None,
-        typer.Option(
-            min=0, metavar="SECONDS", help="Older versions stay so long in the history.", show_default="0, not at all"
-        ),
-    ] = None,
-    retention_bytes: Annotated[
-        int | None,
-        typer.Option(
-            min=0, metavar="N", help="But for those that so much of the log has followed.", show_default="no limit"
-        ),
-    ] = None,
-    conflict_resolution: Annotated[
-        Resolution | None,
-        typer.Option(
-            help="Which version wins, here or from elsewhere: the one changed most often, or last (lww).",
-            show_default="seqno",
-        ),
-    ] = None,
-    memory: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="BYTES",
-            help="What each bucket may take up in memory before it refuses changes.",
-            show_default="no limit",
-        ),
-    ] = None,
+    http_port: options.HttpPort = None,
+    users: options.Users = None,
+    tls_port: options.TlsPort = None,
+    https_port: options.HttpsPort = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    tls_client_ca: options.TlsClientCa = None,
+    mechanism: options.Mechanisms = None,
+    tls_mechanism: options.TlsMechanisms = None,
+    allow_plain: options.AllowPlain = False,
+    node: options.Nodes = None,
+    data_dir: options.DataDir = None,
+    commit_ms: options.CommitMs = None,
+    commit_count: options.CommitCount = None,
+    purge_age: options.PurgeAge = None,
+    retention: options.Retention = None,
+    retention_bytes: options.RetentionBytes = None,
+    conflict_resolution: options.ConflictResolution = None,
+    memory: options.Memory = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a node until it is stopped.
@@ -204,11 +90,11 @@ def serve(
         "conflict_resolution": conflict_resolution,
         "memory_bytes": memory,
     }
-    options = {
+    chosen = {
         "host": host,
         "port": port,
         "https_port": https_port,
-        "http_port": http_port if http_port is not None else HTTP_PORT if port else 0,
+        "http_port": http_port if http_port is not None else options.HTTP_PORT if port else 0,
         "buckets": bucket,
         "vbuckets": vbuckets,
         "pin": pin,
@@ -224,7 +110,7 @@ def serve(
         "tls_mechanisms": tls_mechanism,
         "allow_plain": allow_plain,
     }
-    asyncio.run(_serve(as_json, _given(settings, data_dir), node or [], **options))
+    asyncio.run(_serve(as_json, _given(settings, data_dir), node or [], **chosen))
 
 
 def _given(settings: Mapping[str, float | str | None], data_dir: Path | None) -> dict[str, Any]:
