@@ -5,20 +5,16 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from penstock.node import Node
 from penstock.node.login import User
 from penstock.node.login.users import account_of
 from penstock.node.login.users_file import change_users
-from penstock.wire.collection_key import pack_collection_id, split_collection_key
-from penstock.wire.collections import SetManifest
+from penstock.wire.collection_key import split_collection_key
 from penstock.wire.constants import (
     Dialect,
     Feature,
     Magic,
-    Opcode,
     OpenFlag,
     Status,
     StreamEndReason,
@@ -40,32 +36,15 @@ from penstock.wire.dcp import (
 from penstock.wire.dcp_values import framing_of
 from penstock.wire.frame import Frame
 from penstock.wire.kv import Noop, SelectBucket, Set
-from penstock.wire.layout import decode
 from penstock.wire.system_event import Collection, DroppedCollection, Scope, unpack_system_event
 from penstock.wire.tap import TapConnect, TapMutation, TapOptions
 from penstock.wire.upr import UprMutation, UprStreamReq
+from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, ids, key, wish
 from tests.node.test_login import ITERATIONS, log_in
 from tests.node.upr_client import UprClient
 from tests.node.wire_client import connected
 
 S, F, K, R = Status, OpenFlag, SystemEventKind, StreamEndReason
-BEERS, ALES, LAGERS = 8, 9, 300  # a scope, and its collections: one whose id takes a byte, one whose id takes two
-
-DEFAULT = {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}
-ALE = {"name": "ales", "uid": f"{ALES:x}"}
-LAGER = {"name": "lagers", "uid": f"{LAGERS:x}", "maxTTL": 100}
-
-
-def give(client, uid, *scopes):
-    assert client.status(SetManifest(value=json.dumps({"uid": f"{uid:x}", "scopes": scopes}).encode())) == S.SUCCESS
-
-
-def beers(*collections):
-    return {"name": "beers", "uid": f"{BEERS:x}", "collections": [*collections]}
-
-
-def key(collection, name=b"k"):
-    return pack_collection_id(collection) + name
 
 
 @pytest.fixture
@@ -90,14 +69,6 @@ def modern(node, writer):
 def legacy(node, writer):
     with connected(node) as client:
         yield client.open("legacy")
-
-
-def wish(**said):
-    return json.dumps(said).encode()
-
-
-def ids(*collections):
-    return wish(collections=[f"{collection:x}" for collection in collections])
 
 
 def to_now(consumer, **asked):
@@ -516,98 +487,3 @@ def test_users_stream_what_is_theirs(tmp_path, role, allowed):
             client.ask(SelectBucket(key=b"default"))
             client.send(TapConnect(), Noop())
             assert (client.receive().specific == S.EACCESS) == ("bare" not in allowed)
-
-
-# Whatever is written
-
-KEYS = st.sampled_from([b"a", b"b", b"c"])
-WHERE = st.sampled_from([0, ALES, LAGERS])
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("set"), WHERE, KEYS),
-        st.tuples(st.just("delete"), WHERE, KEYS),
-        st.tuples(st.just("drop"), st.sampled_from([ALES, LAGERS]), KEYS),
-    ),
-    max_size=30,
-)
-VIEWS = {
-    "bare": (None, {0}),
-    "all": (b"", {0, ALES, LAGERS}),
-    "ales": (ids(ALES), {ALES}),
-    "lagers and default": (ids(LAGERS, 0), {LAGERS, 0}),
-    "scope": (wish(scope=f"{BEERS:x}"), {ALES, LAGERS}),
-}
-
-
-class Bucket:
-    """One vbucket's documents as a consumer rebuilds them, snapshot by snapshot."""
-
-    def __init__(self):
-        self.documents, self.end, self.seqno = {}, 0, 0
-
-    def take(self, message, bare):
-        if isinstance(message, SnapshotMarker):
-            assert self.seqno == self.end, "the snapshot before was complete"
-            assert message.end_seqno > self.seqno
-            self.end = message.end_seqno
-            return
-        assert self.seqno < message.by_seqno <= self.end
-        self.seqno = message.by_seqno
-        if isinstance(message, Mutation | Deletion):
-            owner, name = (0, message.key) if bare else split_collection_key(message.key)
-            self.documents.pop((owner, name), None)
-            if isinstance(message, Mutation):
-                self.documents[owner, name] = message.value
-        elif isinstance(message, SystemEvent) and message.event == K.COLLECTION_END:
-            subject: Any = unpack_system_event(message.event, message.version, message.key, message.value)
-            gone = subject.collection_id
-            self.documents = {each: value for each, value in self.documents.items() if each[0] != gone}
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    steps=STEPS,
-    views=st.lists(st.sampled_from(sorted(VIEWS)), min_size=1, max_size=3),
-    window=st.sampled_from([None, "100", "1000"]),
-)
-@example(  # the end of a collection is the newest of its scope
-    steps=[("set", ALES, b"a"), ("set", LAGERS, b"a"), ("drop", ALES, b"a")], views=["scope"], window=None
-)
-def test_every_consumer_has_what_is_its_own(steps, views, window):
-    with Node.running(vbuckets=1) as node, connected(node) as writer:
-        writer.hello(Feature.COLLECTIONS)
-        left = {ALES: ALE, LAGERS: LAGER}
-        give(writer, 1, DEFAULT, beers(*left.values()))
-        documents: dict[Any, Any] = {}
-        uid = 1
-        for number, (what, where, name) in enumerate(steps):
-            if what == "drop":
-                if left.pop(where, None):
-                    uid += 1
-                    give(writer, uid, DEFAULT, beers(*left.values()))
-                documents = {each: value for each, value in documents.items() if each[0] != where}
-            elif where in left or where == 0:
-                documents.pop((where, name), None)
-                if what == "set":
-                    value = documents[where, name] = b"%d" % number
-                    assert writer.set(key(where, name), value).specific == S.SUCCESS
-                else:
-                    writer.delete(key(where, name))
-        for view in views:
-            value, owners = VIEWS[view]
-            with connected(node) as consumer:
-                if value is not None:
-                    consumer.hello(Feature.COLLECTIONS)
-                consumer.open(view).control("enable_noop", "true")
-                if window is not None:
-                    consumer.control("connection_buffer_size", window)
-                reply = consumer.stream(flags=StreamFlag.TO_LATEST, value=value or b"")
-                if reply.specific == S.UNKNOWN_COLLECTION:
-                    assert owners - left.keys() - {0}
-                    continue
-                bucket = Bucket()
-                while (frame := consumer.receive()).opcode != Opcode.DCP_STREAM_END:
-                    consumer.acknowledge(frame.size)
-                    bucket.take(decode(frame), value is None)
-                assert bucket.seqno == bucket.end
-                assert bucket.documents == {each: v for each, v in documents.items() if each[0] in owners}

@@ -1,0 +1,107 @@
+"""Whatever is written to collections, every consumer can rebuild what is its own."""
+
+from typing import Any
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from penstock.node import Node
+from penstock.wire.collection_key import split_collection_key
+from penstock.wire.constants import Feature, Opcode, Status, StreamFlag, SystemEventKind
+from penstock.wire.dcp import Deletion, Mutation, SnapshotMarker, SystemEvent
+from penstock.wire.layout import decode
+from penstock.wire.system_event import unpack_system_event
+from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, ids, key, wish
+from tests.node.wire_client import connected
+
+KEYS = st.sampled_from([b"a", b"b", b"c"])
+WHERE = st.sampled_from([0, ALES, LAGERS])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), WHERE, KEYS),
+        st.tuples(st.just("delete"), WHERE, KEYS),
+        st.tuples(st.just("drop"), st.sampled_from([ALES, LAGERS]), KEYS),
+    ),
+    max_size=30,
+)
+VIEWS = {
+    "bare": (None, {0}),
+    "all": (b"", {0, ALES, LAGERS}),
+    "ales": (ids(ALES), {ALES}),
+    "lagers and default": (ids(LAGERS, 0), {LAGERS, 0}),
+    "scope": (wish(scope=f"{BEERS:x}"), {ALES, LAGERS}),
+}
+
+
+class Bucket:
+    """One vbucket's documents as a consumer rebuilds them, snapshot by snapshot."""
+
+    def __init__(self):
+        self.documents, self.end, self.seqno = {}, 0, 0
+
+    def take(self, message, bare):
+        if isinstance(message, SnapshotMarker):
+            assert self.seqno == self.end, "the snapshot before was complete"
+            assert message.end_seqno > self.seqno
+            self.end = message.end_seqno
+            return
+        assert self.seqno < message.by_seqno <= self.end
+        self.seqno = message.by_seqno
+        if isinstance(message, Mutation | Deletion):
+            owner, name = (0, message.key) if bare else split_collection_key(message.key)
+            self.documents.pop((owner, name), None)
+            if isinstance(message, Mutation):
+                self.documents[owner, name] = message.value
+        elif isinstance(message, SystemEvent) and message.event == SystemEventKind.COLLECTION_END:
+            subject: Any = unpack_system_event(message.event, message.version, message.key, message.value)
+            gone = subject.collection_id
+            self.documents = {each: value for each, value in self.documents.items() if each[0] != gone}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    steps=STEPS,
+    views=st.lists(st.sampled_from(sorted(VIEWS)), min_size=1, max_size=3),
+    window=st.sampled_from([None, "100", "1000"]),
+)
+@example(  # the end of a collection is the newest of its scope
+    steps=[("set", ALES, b"a"), ("set", LAGERS, b"a"), ("drop", ALES, b"a")], views=["scope"], window=None
+)
+def test_every_consumer_has_what_is_its_own(steps, views, window):
+    with Node.running(vbuckets=1) as node, connected(node) as writer:
+        writer.hello(Feature.COLLECTIONS)
+        left = {ALES: ALE, LAGERS: LAGER}
+        give(writer, 1, DEFAULT, beers(*left.values()))
+        documents: dict[Any, Any] = {}
+        uid = 1
+        for number, (what, where, name) in enumerate(steps):
+            if what == "drop":
+                if left.pop(where, None):
+                    uid += 1
+                    give(writer, uid, DEFAULT, beers(*left.values()))
+                documents = {each: value for each, value in documents.items() if each[0] != where}
+            elif where in left or where == 0:
+                documents.pop((where, name), None)
+                if what == "set":
+                    value = documents[where, name] = b"%d" % number
+                    assert writer.set(key(where, name), value).specific == Status.SUCCESS
+                else:
+                    writer.delete(key(where, name))
+        for view in views:
+            value, owners = VIEWS[view]
+            with connected(node) as consumer:
+                if value is not None:
+                    consumer.hello(Feature.COLLECTIONS)
+                consumer.open(view).control("enable_noop", "true")
+                if window is not None:
+                    consumer.control("connection_buffer_size", window)
+                reply = consumer.stream(flags=StreamFlag.TO_LATEST, value=value or b"")
+                if reply.specific == Status.UNKNOWN_COLLECTION:
+                    assert owners - left.keys() - {0}
+                    continue
+                bucket = Bucket()
+                while (frame := consumer.receive()).opcode != Opcode.DCP_STREAM_END:
+                    consumer.acknowledge(frame.size)
+                    bucket.take(decode(frame), value is None)
+                assert bucket.seqno == bucket.end
+                assert bucket.documents == {each: v for each, v in documents.items() if each[0] in owners}
