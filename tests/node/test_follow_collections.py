@@ -9,8 +9,8 @@ from penstock.wire.constants import Datatype, Feature, OpenFlag, Status, StreamF
 from penstock.wire.dcp import SystemEvent
 from penstock.wire.dcp_values import pack_xattrs
 from penstock.wire.schema import Change, Event
-from tests.node.test_follow import VBUCKETS, bridge, original
 from tests.node.manifests import ALE, ALES, DEFAULT, LAGER, LAGERS, beers, give, key
+from tests.node.test_follow import VBUCKETS, bridge, original
 from tests.node.watch import run, until
 from tests.node.wire_client import connected
 
