@@ -1,7 +1,7 @@
 """A pipeline that runs while a test changes the bucket."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -26,10 +26,12 @@ class Running:
             self._moved.notify_all()
 
     def reached(self, rows: int) -> None:
+        self.until(lambda: self._progress.rows >= rows)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is so, looking whenever the pipeline tells where it stands."""
         with self._moved:
-            assert self._moved.wait_for(lambda: self._progress.rows >= rows or self.done.done(), SECONDS), (
-                self._progress
-            )
+            assert self._moved.wait_for(lambda: self.done.done() or condition(), SECONDS), self._progress
         if self.done.done():
             self.done.result()
 

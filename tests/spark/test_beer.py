@@ -1,0 +1,140 @@
+"""A bucket's whole life on disk, followed into tables: loads, changes, kills with a tail in memory, a restored copy."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.spark.buckets import Documents, check_changelog, compact, current_of, generated, numbered
+from tests.spark.running import running
+
+BEER = Path(__file__).parents[3] / "shared" / "data" / "beer-sample.jsonl"
+VBUCKETS = 64
+PATIENCE = 60.0
+PAST = 31 * 86400
+"""An expiry that is a moment of 1970."""
+
+pytestmark = pytest.mark.spark
+
+
+class Served:
+    """`penstock serve` as a process that can be killed and started anew on the same port."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    @contextmanager
+    def of(cls, directory: Path) -> Iterator[Served]:
+        served = cls(directory)
+        served.start()
+        try:
+            yield served
+        finally:
+            served.kill()
+
+    @property
+    def url(self) -> str:
+        return f"couchbase://127.0.0.1:{self.port}/beer"
+
+    def start(self, *options: str) -> None:
+        """options: further ones of the command."""
+        where = ["--port", str(self.port), "--http-port", "0", "--data-dir", str(self.directory), "--json"]
+        command = [sys.executable, "-m", "penstock", "serve", "--bucket", "beer", "--vbuckets", str(VBUCKETS)]
+        self._process = subprocess.Popen(
+            [*command, *where, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE)
+        assert ready, "the node did not say that it serves"
+        self.port = int(json.loads(self._process.stdout.readline())["kv_port"])
+
+    def end(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+        self._process.wait(PATIENCE)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process = None
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self.end(signal.SIGKILL)
+
+    def restart(self, *options: str) -> None:
+        self.end(signal.SIGTERM)
+        self.start(*options)
+
+
+def beers() -> dict[str, bytes]:
+    """Return the sample's documents, or as many that look like them where it is not there."""
+    if not BEER.exists():
+        return generated(7_303)
+    lines = map(json.loads, BEER.read_text("utf-8").splitlines())
+    return {line["id"]: compact(line["doc"]) for line in lines}
+
+
+def test_the_tables_are_the_bucket_through_kills_and_restored_copies(spark, lake, tmp_path):
+    stored = beers()
+    keys = sorted(stored)
+    with Served.of(tmp_path / "data") as node, Documents.of(node.url) as documents:
+
+        def is_followed() -> bool:
+            return current_of(lake) == documents.contents()
+
+        documents.store(stored)
+        with running(spark, node.url, lake) as run:
+            run.reached(len(stored))
+            assert is_followed()
+
+            documents.store({key: b"changed " + stored[key] for key in keys[:1_000]})
+            assert documents.remove(keys[1_000:1_500]) == 500
+            documents.store({key: stored[key] for key in keys[1_500:1_600]}, expiry=PAST)
+            assert len(documents.contents()) == len(stored) - 600
+            run.until(is_followed)
+
+            # Everything up to here is on disk; of what comes now nothing is, but the tables have it.
+            node.restart("--commit-ms", "3600000", "--commit-count", "1000000000")
+            before = documents.contents()
+            documents.store(numbered(0, 300, "in memory only"))
+            documents.remove(keys[2_000:2_100])
+            run.until(is_followed)
+            node.kill()
+            node.start()
+            assert documents.contents() == before
+            run.until(is_followed)
+            lost = rollbacks(lake)
+            assert lost, "the node lost what the tables had, and nobody said so"
+
+            # A copy of a directory that is being written, in whose place it comes back later.
+            shutil.copytree(node.directory, tmp_path / "copy")
+            before = documents.contents()
+            documents.store(dict.fromkeys(keys[3000:3500], b"after the copy"))
+            documents.remove(keys[4_000:4_200])
+            run.until(is_followed)
+            node.kill()
+            shutil.rmtree(node.directory)
+            (tmp_path / "copy").rename(node.directory)
+            node.start()
+            assert documents.contents() == before
+            documents.store(numbered(300, 500, "in another branch"))
+            run.until(is_followed)
+            assert len(rollbacks(lake)) > len(lost)
+        assert is_followed()
+        check_changelog(lake)
+
+
+def rollbacks(lake) -> list[int]:
+    return [row["vbucket"] for row in check_changelog(lake).to_pylist() if row["event"] == "rollback"]
