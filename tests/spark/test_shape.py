@@ -1,0 +1,162 @@
+"""The form in which rows reach Spark: columns, values, and filters that keep what SQL keeps."""
+
+import pickle
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from penstock.errors import UsageError
+from penstock.spark.source.ddl import arrow_schema_of
+from penstock.spark.source.shape import Filter, Shape
+from penstock.wire.columns import batch_of
+from penstock.wire.schema import CHANGE_SCHEMA, Change, Event
+
+ROWS = batch_of(
+    [
+        Change(1, 7, 1, key=b"beer-1", value=b"one", flags=3),
+        Change(1, 7, 2, key=b"ale-2", value=b"\xff", flags=4),
+        Change(1, 7, 3, event=Event.DELETION, key=b"beer-3"),
+        Change(1, 8, 2, event=Event.ROLLBACK, history=1, requested_seqno=2),
+    ]
+)
+
+
+def test_a_shape_gives_everything_as_it_is_unless_told_otherwise():
+    assert Shape().schema == CHANGE_SCHEMA
+    assert Shape().apply(ROWS) is ROWS
+    assert Shape().needs_values
+    assert Shape().needs_xattrs
+
+
+def test_columns_come_in_the_order_they_are_named_in():
+    shape = pickle.loads(pickle.dumps(Shape(("seqno", "key"))))
+    assert shape.apply(ROWS).schema == shape.schema == pa.schema([("seqno", pa.int64()), ("key", pa.binary())])
+    assert shape.apply(ROWS)["seqno"].to_pylist() == [1, 2, 3, 2]
+    assert not shape.needs_values
+    assert not shape.needs_xattrs
+
+
+def test_values_as_text_are_null_where_they_are_none():
+    shape = Shape(("value", "seqno"), value_format="string")
+    assert shape.apply(ROWS)["value"].to_pylist() == ["one", None, None, None]
+    assert shape.apply(ROWS).schema == shape.schema
+
+
+def test_a_key_pattern_leaves_what_has_no_key():
+    assert Shape(key_pattern="^beer").apply(ROWS)["seqno"].to_pylist() == [1, 3, 2]
+    assert Shape(("seqno",), key_pattern="[13]$").apply(ROWS)["seqno"].to_pylist() == [1, 3, 2]
+
+
+def test_filters_go_for_every_row():
+    shape = Shape(("seqno", "flags"), filters=(Filter("flags", "=", (3,), negated=True),))
+    assert shape.apply(ROWS)["seqno"].to_pylist() == [2]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        Shape().schema,
+        Shape(("value",), value_format="string").schema,
+        Shape(
+            value_format="json",
+            value_schema="name STRING, n: int, `odd ``name` array<struct<at: timestamp, d decimal(10, 2) NOT NULL>>, "
+            "m map<string, double> COMMENT 'it\\'s'",
+        ).schema,
+    ],
+)
+def test_the_schema_is_to_the_letter_what_spark_makes_of_it(schema):
+    assert to_arrow_schema(from_arrow_schema(schema), timezone="UTC").equals(schema, check_metadata=True)
+
+
+def test_a_ddl_string_is_read_as_spark_reads_it():
+    assert arrow_schema_of("a int, b struct<c: bigint>") == pa.schema(
+        [("a", pa.int32()), ("b", pa.struct([("c", pa.int64())]))]
+    )
+    assert arrow_schema_of("STRUCT<a: STRING>") == pa.schema([("a", pa.string())])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"columns": ("key", "keys")}, "column 'keys', expected some of vbucket, "),
+        ({"columns": ()}, "columns none, expected at least one"),
+        ({"columns": ("key", "key")}, "each once"),
+        ({"value_format": "xml"}, "value format 'xml', expected binary, string or json"),
+        ({"value_format": "json"}, "no schema for values as json"),
+        ({"value_schema": "a int"}, "'a int' for values as binary; it belongs to json"),
+        ({"key_pattern": "("}, "key pattern '\\(' is no regular expression"),
+        ({"value_format": "json", "value_schema": "a int,"}, "its end in 'a int,', expected a name"),
+        ({"value_format": "json", "value_schema": "a blob"}, "'blob' in 'a blob', expected a type"),
+        ({"value_format": "json", "value_schema": "a int, a int"}, "field 'a' is there twice"),
+        ({"value_format": "json", "value_schema": "a decimal(50)"}, "decimal\\(50,0\\), expected a precision"),
+        ({"value_format": "json", "value_schema": "a array<int"}, "expected '>'"),
+    ],
+)
+def test_what_cannot_be_is_told_in_a_sentence(given, message):
+    with pytest.raises(UsageError, match=message):
+        Shape(**given)
+
+
+# Filters against SQL's three-valued logic, one value at a time
+
+texts = st.none() | st.text("ab", max_size=3)
+numbers = st.none() | st.integers(-2, 2)
+comparisons = st.sampled_from(["=", "<=>", ">", ">=", "<", "<="])
+
+
+def sql(operator, value, operands):
+    """Return what SQL says of one value: True, False or None."""
+    if operator in ("is null", "is not null"):
+        return (value is None) == (operator == "is null")
+    if operator == "<=>":
+        return value == operands[0]
+    if operator == "in":
+        if value is None:
+            return None
+        return True if value in operands else None if None in operands else False
+    (operand,) = operands
+    if value is None or operand is None:
+        return None
+    found = {
+        "=": value == operand,
+        ">": value > operand,
+        ">=": value >= operand,
+        "<": value < operand,
+        "<=": value <= operand,
+        "starts with": str(value).startswith(str(operand)),
+        "ends with": str(value).endswith(str(operand)),
+        "contains": str(operand) in str(value),
+    }
+    return found[operator]
+
+
+@st.composite
+def conditions(draw):
+    kind, values = draw(st.sampled_from([(pa.string(), texts), (pa.int64(), numbers), (pa.binary(), texts)]))
+    operators = comparisons | st.sampled_from(["in", "is null", "is not null"])
+    if kind == pa.string():
+        operators |= st.sampled_from(["starts with", "ends with", "contains"])
+    operator = draw(operators)
+    if operator in ("is null", "is not null"):
+        operands = ()
+    elif operator == "in":
+        operands = tuple(draw(st.lists(values, max_size=3)))
+    elif operator in ("starts with", "ends with", "contains"):
+        operands = (draw(st.text("ab", max_size=2)),)
+    else:
+        operands = (draw(values),)
+    rows = draw(st.lists(values, max_size=6))
+    if kind == pa.binary():
+        operands, rows = (tuple(each and each.encode() for each in part) for part in (operands, rows))
+    return kind, operator, operands, rows, draw(st.booleans())
+
+
+@given(conditions())
+def test_a_filter_says_what_sql_says(condition):
+    kind, operator, operands, rows, negated = condition
+    said = Filter("any", operator, operands, negated).of(pa.array(rows, kind)).to_pylist()
+    expected = [sql(operator, value, operands) for value in rows]
+    assert said == [None if held is None else held != negated for held in expected]
