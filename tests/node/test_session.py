@@ -26,6 +26,7 @@ from penstock.wire.kv import (
     unpack_vb_seqnos,
 )
 from penstock.wire.session import ListBuckets, Verbosity
+from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, key
 from tests.node.wire_client import connected, served
 
 S, V = Status, VbucketState
@@ -240,6 +241,42 @@ def test_seqno_statistics(client):
     everything = client.stats("vbucket-seqno")
     assert len(everything) == 16 * len(expected)
     assert stats.items() <= everything.items()
+
+
+def test_statistics_of_collections(node, client):
+    client.set(b"a")
+    client.hello(Feature.COLLECTIONS)
+    give(client, 1, DEFAULT, beers(ALE, LAGER))
+    client.set(key(ALES, b"a"), vbucket=1)
+    client.set(key(ALES, b"b"), vbucket=2)
+    client.delete(key(ALES, b"b"), vbucket=2)
+    assert client.stats("collections") == {
+        "0x0:0x0:name": "_default",
+        "0x0:0x0:scope_name": "_default",
+        "0x0:0x0:items": "1",
+        "0x0:0x0:maxTTL": "0",
+        "0x0:0x0:history": "false",
+        f"0x{BEERS:x}:0x{ALES:x}:name": "ales",
+        f"0x{BEERS:x}:0x{ALES:x}:scope_name": "beers",
+        f"0x{BEERS:x}:0x{ALES:x}:items": "1",
+        f"0x{BEERS:x}:0x{ALES:x}:maxTTL": "0",
+        f"0x{BEERS:x}:0x{ALES:x}:history": "false",
+        f"0x{BEERS:x}:0x{LAGERS:x}:name": "lagers",
+        f"0x{BEERS:x}:0x{LAGERS:x}:scope_name": "beers",
+        f"0x{BEERS:x}:0x{LAGERS:x}:items": "0",
+        f"0x{BEERS:x}:0x{LAGERS:x}:maxTTL": "100",
+        f"0x{BEERS:x}:0x{LAGERS:x}:history": "false",
+        "manifest_uid": "1",
+    }
+    scopes = client.stats("scopes")
+    assert [scopes[f"0x{BEERS:x}:{name}"] for name in ("name", "collections", "items")] == ["beers", "2", "1"]
+
+
+def test_statistics_of_a_bucket(node, client):
+    assert client.stats("uuid") == {"uuid": client.stats()["ep_uuid"]}
+    config = client.stats("config")
+    assert (config["ep_bucket_type"], config["ep_max_vbuckets"]) == ("ephemeral", "16")
+    assert config["ep_conflict_resolution_type"] == "seqno"
 
 
 def test_failover_statistics(client):

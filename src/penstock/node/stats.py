@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound
-from penstock.node import producer_stats
+from penstock.node import collection_stats, producer_stats
 from penstock.node.disk.opening import file_bytes
 from penstock.node.release import VERSION
 from penstock.node.served import ServedBucket
 from penstock.node.tap import stats as tap_stats
 from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import VbucketState
+from penstock.wire.constants import MAX_VALUE, VbucketState
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
@@ -42,6 +42,9 @@ def group(connection: NodeConnection, text: str) -> Stats:
         return tap_stats.with_totals(connection, found) if name == "tap" else found
     if text == "follow" and bucket.bridge is not None:
         return bucket.bridge.stats()
+    of_bucket = _OF_BUCKET.get(text)
+    if of_bucket is not None:
+        return of_bucket(bucket)
     of_vbucket = _OF_VBUCKET.get(name)
     if of_vbucket is None:
         raise KeyNotFound(f"no statistics {text!r}")
@@ -183,4 +186,27 @@ _OF_VBUCKET: dict[str, Callable[[ServedBucket, Vbucket], Stats]] = {
     "vbucket-details": _details,
     "vbucket-seqno": _vbucket_seqno,
     "failovers": _failovers,
+}
+
+
+def _uuid(bucket: ServedBucket) -> Stats:
+    yield "uuid", bucket.uuid
+
+
+def _config(bucket: ServedBucket) -> Stats:
+    """What the bucket was told to be like, as far as kv_engine has a name for it."""
+    settings, store = bucket.store.settings, bucket.store
+    yield "ep_bucket_type", "persistent" if store.durable else "ephemeral"
+    yield "ep_conflict_resolution_type", settings.conflict_resolution
+    yield "ep_max_item_size", MAX_VALUE
+    yield "ep_max_size", settings.memory_bytes or 0
+    yield "ep_max_ttl", settings.max_ttl
+    yield "ep_max_vbuckets", len(store.vbuckets)
+    yield "ep_persistent_metadata_purge_age", int(settings.purge_age)
+
+
+_OF_BUCKET: dict[str, Callable[[ServedBucket], Stats]] = {
+    **collection_stats.GROUPS,
+    "config": _config,
+    "uuid": _uuid,
 }
