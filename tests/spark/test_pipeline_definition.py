@@ -1,0 +1,232 @@
+"""What a pipeline's file may say, and what is said of a wrong one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import UsageError
+from penstock.spark.pipeline.definition import (
+    BucketSink,
+    Current,
+    Definition,
+    Fulltext,
+    Index,
+    InvalidateSink,
+    Metrics,
+    Source,
+    Tables,
+    definition_of,
+    read_definition,
+)
+from penstock.wire.constants import Dialect
+
+WHOLE = """
+lake = "lake"
+
+[source.beer]
+url = "couchbase://127.0.0.1:11210/beer"
+username = "reader"
+password_file = "secret"
+scope = "brew"
+collections = ["ales", "stouts"]
+max_changes_per_trigger = 1000
+protocol = "dcp"
+where = "abv > 5"
+value_schema = "abv DOUBLE"
+trigger_seconds = 2
+
+[source.orders]
+url = "couchbase://127.0.0.1:11210/orders"
+protocol = "upr"
+
+[tables]
+current = false
+
+[current]
+merge_rows = 10
+merge_share = 0.5
+merge_age_seconds = 3
+
+[[index]]
+name = "by_abv"
+source = "beer"
+path = "abv"
+type = "double"
+
+[[fulltext]]
+name = "words"
+source = "beer"
+paths = ["name", "description"]
+
+[[sink]]
+kind = "invalidate"
+name = "cache"
+source = "orders"
+url = "http://127.0.0.1:8080/gone"
+
+[[sink]]
+kind = "bucket"
+name = "copy"
+source = "orders"
+url = "couchbase://127.0.0.1:11210/copy"
+password_file = "/secret"
+sql = "SELECT * FROM changes"
+
+[metrics]
+port = 9100
+"""
+
+SMALL = 'lake = "lake"\n[source.beer]\nurl = "couchbase://127.0.0.1/beer"\n'
+
+
+@pytest.fixture
+def said(tmp_path, monkeypatch):
+    """Write a file and read it."""
+    (tmp_path / "secret").write_text("correct horse\n")
+    monkeypatch.setenv("PENSTOCK_URL", "couchbase://127.0.0.1/default")
+
+    def said(text: str) -> Definition:
+        path = tmp_path / "pipeline.toml"
+        path.write_text(text)
+        return read_definition(str(path))
+
+    return said
+
+
+def test_everything_is_read(said, tmp_path):
+    found = said(WHOLE)
+    beer, orders = found.sources
+    assert found.lake == str(tmp_path / "lake")
+    assert found.lake_of(beer) == str(tmp_path / "lake" / "beer")
+    assert beer.given_options() == {
+        "url": "couchbase://127.0.0.1:11210/beer",
+        "username": "reader",
+        "passwordFile": str(tmp_path / "secret"),
+        "scope": "brew",
+        "collections": "ales,stouts",
+        "maxChangesPerTrigger": "1000",
+        "protocol": "dcp",
+    }
+    assert beer.options().address.options.collections == ("ales", "stouts")
+    assert orders.options().dialect is Dialect.UPR
+    assert beer.content() == {"scope": "brew", "collections": "ales,stouts", "where": "abv > 5"}
+    assert (beer.trigger_seconds, orders.trigger_seconds) == (2.0, 1.0)
+    assert found.tables == Tables(current=False)
+    assert found.current == Current(merge_rows=10, merge_share=0.5, merge_age_seconds=3.0)
+    assert found.indexes == (Index(name="by_abv", source="beer", path="abv", type="double"),)
+    assert found.fulltexts == (Fulltext(name="words", source="beer", paths=("name", "description")),)
+    cache, copy = found.sinks
+    assert isinstance(cache, InvalidateSink)
+    assert isinstance(copy, BucketSink)
+    assert copy.password_file == "/secret"
+    assert (found.of(beer, found.sinks), found.of(orders, found.sinks)) == ([], [cache, copy])
+    assert found.metrics == Metrics(port=9100)
+
+
+def test_one_source_has_the_lake_itself(said, tmp_path):
+    found = said(SMALL + '[[index]]\nname = "i"\npath = "abv"\n')
+    (beer,) = found.sources
+    assert found.lake_of(beer) == str(tmp_path / "lake")
+    assert found.of(beer, found.indexes) == list(found.indexes)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("lake = ", "not TOML: "),
+        ("", "has no lake"),
+        ("lake = 5", "lake is 5, expected a directory such as ./lake"),
+        ('lake = "l"\nsources = 1', "has an unknown key 'sources'; did you mean source?"),
+        ('lake = "l"', "has no source, expected a table [source.NAME] with the url of a bucket"),
+        ('lake = "l"\n[source]\nurl = "x"', "[source] has the key 'url', expected a table [source.NAME]"),
+        (SMALL + "max_changes = 5", "[source.beer] has an unknown key 'max_changes'; did you mean max_changes_per_"),
+        (SMALL + "zzz = 5", "[source.beer] has an unknown key 'zzz'; known are url, username, password_file, "),
+        (SMALL + 'trigger_seconds = "5"', "[source.beer] trigger_seconds is '5', expected a number"),
+        (SMALL + "trigger_seconds = -1", "[source.beer] trigger_seconds is -1.0, expected 0 to 86400"),
+        (SMALL + "keys_only = 1", "[source.beer] keys_only is 1, expected true or false"),
+        (SMALL + 'collections = "a"', "[source.beer] collections is 'a', expected a list of texts"),
+        (SMALL + "collections = []", "[source.beer] collections is a list, expected a list of texts"),
+        (SMALL + 'rollback = "stop"', "[source.beer] rollback is 'stop', expected 'row' or 'fail'"),
+        (SMALL + 'protocol = "tap"', "[source.beer] option protocol is 'tap', but TAP cannot resume"),
+        (SMALL + 'where = "a"\nkeys_only = true', "[source.beer] has where and keys_only, but SQL on the value needs"),
+        (SMALL + '["source"."a b"]', "[source.a b] the source is called 'a b', expected 1 to 64 letters"),
+        (SMALL + 'password_file = "none"', "none: No such file or directory"),
+        (SMALL + '[tables]\nchangelog_format = "csv"', "[tables] changelog_format is 'csv', expected 'delta' or 'parq"),
+        (SMALL + "[current]\nmerge_share = 2", "[current] merge_share is 2.0, expected 0 to 1"),
+        (SMALL + '[index]\nname = "i"', "[index] is one table, expected [[index]]"),
+        (SMALL + '[[index]]\nname = "i"', "[[index]] 1 has no path"),
+        (SMALL + '[[index]]\nname = "current"\npath = "p"', "[[index]] 1 name is 'current', which is a table of the"),
+        (
+            SMALL + '[[index]]\nname = "i"\npath = "p"\n[[fulltext]]\nname = "i"\npaths = ["p"]',
+            "[[fulltext]] 1 name is 'i', and so is that of [[index]] 1",
+        ),
+        (SMALL + '[[fulltext]]\nname = "i"\npaths = ["p"]\nsource = "x"', "source is 'x', expected one of beer"),
+        (
+            SMALL + '[source.two]\n[[sink]]\nkind="bucket"\nname="s"\nurl="u"',
+            "[[sink]] 1 has no source, expected one of",
+        ),
+        (SMALL + '[[sink]]\nname = "s"', "[[sink]] 1 has no kind, expected 'invalidate' or 'bucket'"),
+        (SMALL + '[[sink]]\nkind = "mail"', "[[sink]] 1 kind is 'mail', expected 'invalidate' or 'bucket'"),
+        (SMALL + '[[sink]]\nkind = "invalidate"\nname = "s"\nurl = "ftp://x"', "url is 'ftp://x', expected http:// or"),
+        (SMALL + "[metrics]\nport = 70000", "[metrics] port is 70000, expected 0 to 65535"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(said, tmp_path, text, sentence):
+    with pytest.raises(UsageError) as raised:
+        said(text)
+    assert str(raised.value).startswith(f"{tmp_path / 'pipeline.toml'}: ")
+    assert sentence in str(raised.value)
+
+
+@pytest.mark.parametrize("line", ['password = "hunter2"', 'pasword = "hunter2"', 'my_password = "hunter2"'])
+def test_a_password_in_the_file_is_refused_and_not_shown(said, line):
+    with pytest.raises(UsageError) as raised:
+        said(SMALL + line)
+    assert "hunter2" not in str(raised.value)
+    if "pasword" not in line:
+        assert "use password_file, credentials_file or the environment's PENSTOCK_PASSWORD" in str(raised.value)
+
+
+def test_a_login_in_the_url_is_refused_and_not_shown(said):
+    with pytest.raises(UsageError, match="holds a login") as raised:
+        said(SMALL.replace("couchbase://", "couchbase://me:hunter2@"))
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_password_is_in_no_representation(said):
+    assert "correct horse" not in repr(said(WHOLE)) + repr(said(WHOLE).sources[0].options())
+
+
+def test_a_file_that_is_none(tmp_path):
+    with pytest.raises(UsageError, match="No such file or directory, expected a pipeline's TOML file"):
+        read_definition(str(tmp_path / "nothing.toml"))
+    with pytest.raises(UsageError, match="Is a directory, expected"):
+        read_definition(str(tmp_path))
+
+
+def tables_of(inner):
+    names = ["name", "path", "paths", "kind", "url", "source", "where", "port", "merge_rows", "x"]
+    return st.dictionaries(st.sampled_from(names), inner, max_size=4)
+
+
+values = st.recursive(
+    st.one_of(st.text(max_size=5), st.integers(-5, 5), st.booleans(), st.floats(0, 9, width=16)),
+    lambda inner: st.lists(inner, max_size=2) | tables_of(inner),
+    max_leaves=6,
+)
+tops = st.dictionaries(st.sampled_from(["source", "tables", "current", "index", "fulltext", "sink", "metrics"]), values)
+
+
+@given(tops, tables_of(values))
+def test_anything_is_a_definition_or_one_sentence(top, source):
+    try:
+        sentence = f"p.toml: {definition_of({'lake': 'l', 'source': {'s': source}} | top, 'p.toml')}"
+    except UsageError as error:
+        sentence = str(error)
+    assert sentence.startswith("p.toml: ")
+    assert "\n" not in sentence
+
+
+def test_a_source_says_the_same_as_its_options():
+    assert Source().given_options() == {}
+    assert Source(xattrs=True, collections=("a", "b")).given_options() == {"xattrs": "true", "collections": "a,b"}
