@@ -30,6 +30,8 @@ from penstock.errors import UsageError
 
 RANGE = "vbucket_range"
 RANGES = 16
+UNPARTITIONED = "part-"
+"""How the files of a table without partitions are called."""
 
 ROW_GROUP_ROWS = 131_072
 ROW_GROUP_BYTES = 16 << 20
@@ -52,7 +54,8 @@ REPEATING = (
 class DataFile:
     """One parquet file. path: relative to the table. stats: Delta's JSON. modified: ms since the epoch, its commit.
 
-    keyless: rows without a key (rollbacks, flushes), -1 where that is not known.
+    vbucket_range: -1 in a table without partitions. keyless: rows without a key (rollbacks, flushes), -1 where that is
+    not known.
     """
 
     path: str
@@ -182,12 +185,16 @@ def open_dataset(paths: list[str], schema: pa.Schema) -> ds.Dataset:
 
 
 class Table:
-    """One table. schema: with `vbucket_range` last. configuration: Delta's table properties, given at its creation."""
+    """One table. schema: with `vbucket_range` last. configuration: Delta's table properties, given at its creation.
+
+    A schema without `vbucket_range` is that of a table without partitions, whose files lie in its directory.
+    """
 
     def __init__(self, path: Path, schema: pa.Schema, configuration: Mapping[str, str]) -> None:
         self.path = path
         self.schema = schema
         self.configuration = configuration
+        self.partition_by = [RANGE] if RANGE in schema.names else []
 
     def open(self) -> DeltaTable | None:
         """Return the table as it is now, or None if it has no commit yet. Raises UsageError if it is something else."""
@@ -197,7 +204,8 @@ class Table:
             raise UsageError(f"{self.path} is a file; expected a directory with the {self.path.name} table, or nothing")
         if not DeltaTable.is_deltatable(self.path.as_uri()):
             # A process that died before the first commit leaves data files, and perhaps an empty log.
-            foreign = [e.name for e in self.path.iterdir() if not e.name.startswith(("_delta_log", f"{RANGE}="))]
+            own = ("_delta_log", f"{RANGE}=" if self.partition_by else UNPARTITIONED)
+            foreign = [e.name for e in self.path.iterdir() if not e.name.startswith(own)]
             if foreign:
                 raise UsageError(
                     f"{self.path} holds {min(foreign)!r}, which is not a Penstock table's; expected a Delta table"
@@ -226,32 +234,34 @@ class Table:
     ) -> None:
         """Make one commit on top of `table`, or the table's first one if that is None.
 
-        transaction: application id and version. note: what a new table says about `vbucket_range`.
+        transaction: application id and version. note: what a new table says about its last column.
         Raises DeltaError if another commit with that id came first.
         """
         now = time.time_ns() // 1_000_000
         actions: list[Any] = [
-            AddAction(file.path, file.size, {RANGE: str(file.vbucket_range)}, now, True, file.stats) for file in added
+            AddAction(file.path, file.size, self._partition(file), now, True, file.stats) for file in added
         ]
         # A creation that lost a race would be tried again as the table's second commit: no retries then.
         retries = 0 if table is None else None
         mark = Transaction(*transaction, last_updated=now)
         properties = CommitProperties(app_transactions=[mark], max_commit_retries=retries)
         if table is None:
-            schema = self.schema.set(len(self.schema) - 1, self.schema.field(RANGE).with_metadata(note))
+            schema = self.schema.set(len(self.schema) - 1, self.schema.field(-1).with_metadata(note))
             self.path.mkdir(parents=True, exist_ok=True)
             create_table_with_add_actions(
                 self.path.as_uri(),
                 Schema.from_arrow(schema),
                 actions,
                 mode="error",
-                partition_by=[RANGE],
+                partition_by=self.partition_by,
                 configuration=self.configuration,
                 commit_properties=properties,
             )
             return
-        actions += [RemoveAction(file.path, True, now, file.size, {RANGE: str(file.vbucket_range)}) for file in removed]
-        table.create_write_transaction(actions, "append", table.schema(), [RANGE], commit_properties=properties)
+        actions += [RemoveAction(file.path, True, now, file.size, self._partition(file)) for file in removed]
+        table.create_write_transaction(
+            actions, "append", table.schema(), self.partition_by, commit_properties=properties
+        )
 
     def files(self, table: DeltaTable) -> list[DataFile]:
         """Return every file of the table, oldest commit first."""
@@ -260,7 +270,7 @@ class Table:
             actions["path"],
             actions["size_bytes"],
             actions["num_records"],
-            actions[f"partition.{RANGE}"],
+            actions[f"partition.{RANGE}"] if self.partition_by else pa.repeat(-1, actions.num_rows),
             pc.cast(actions["modification_time"], pa.int64()),
         ]
         rows = zip(*(column.to_pylist() for column in columns), strict=True)
@@ -284,6 +294,9 @@ class Table:
                 if "add" in action and action["add"]["dataChange"]:
                     files.append(_from_log(action["add"]))
         return files if all((self.path / file.path).exists() for file in files) else None
+
+    def _partition(self, file: DataFile) -> dict[str, str | None]:
+        return {RANGE: str(file.vbucket_range)} if self.partition_by else {}
 
     def paths(self, files: Iterable[DataFile]) -> list[str]:
         """Return the files' places on disk."""
