@@ -64,13 +64,14 @@ class Wants(TypedDict, total=False):
     protocol: the dialect, "tap", "upr-draft", "upr" or "dcp". TAP has no seqnos: it knows "beginning", "now" and None,
     and cannot go on from a position. The others are for DCP, and for nodes that have collections: scope: only this one.
     collections: only these, as `name` of the scope (`_default` if there is none) or `scope.name`. xattrs: with extended
-    attributes.
+    attributes. In any dialect, values=False leaves out values and their datatypes; DCP and TAP do not send them then.
     """
 
     protocol: str | None
     scope: str
     collections: Sequence[str]
     xattrs: bool | None
+    values: bool
 
 
 _AT_ONCE = 512
@@ -334,14 +335,20 @@ class Bucket:
         if dialect is not Dialect.DCP and not (selection.is_everything or selection.is_default):
             raise UsageError(f"{dialect} knows no collections; protocol dcp does")
         if dialect is Dialect.TAP:
-            return ChangeStream(self.address, self._tap_feed(start, stop, chosen), self.high_seqnos)
+            feed = self._tap_feed(start, stop, chosen, values=wants.get("values", True))
+            return ChangeStream(self.address, feed, self.high_seqnos)
         ends = dict.fromkeys(chosen, MAX_SEQNO)
         if isinstance(stop, Mapping):
             ends = {vb: stop[vb] for vb in chosen if vb in stop}
         positions = await self._positions(start, chosen)
         wanted = {vb: Wanted(position=positions[vb], end_seqno=end) for vb, end in ends.items()}
         return self.open_feed(
-            wanted, dialect=dialect, ends_now=stop == "now", selection=selection, xattrs=wants.get("xattrs")
+            wanted,
+            dialect=dialect,
+            ends_now=stop == "now",
+            selection=selection,
+            xattrs=wants.get("xattrs"),
+            values=wants.get("values", True),
         )
 
     def open_feed(
@@ -353,6 +360,7 @@ class Bucket:
         ends_now: bool = False,
         selection: Selection | None = None,
         xattrs: bool | None = None,
+        values: bool = True,
     ) -> ChangeStream:
         """Return exactly these streams; arguments as of `Feed`, and None for xattrs as of `stream`.
 
@@ -368,16 +376,18 @@ class Bucket:
             ends_now=ends_now,
             selection=selection if is_dcp else None,
             xattrs=is_dcp and (options.xattrs if xattrs is None else xattrs),
+            values=values,
         )
         return ChangeStream(self.address, feed, self.high_seqnos)
 
-    def _tap_feed(self, start: Start, stop: Stop, chosen: Sequence[int]) -> TapFeed:
+    def _tap_feed(self, start: Start, stop: Stop, chosen: Sequence[int], *, values: bool) -> TapFeed:
         if start not in ("beginning", "now") or stop not in ("now", None):
             raise UsageError(
                 "TAP cannot resume: it has no seqnos, so start is 'beginning' or 'now', and stop None or 'now'"
             )
         window = self.address.options.flow_control_bytes
-        return TapFeed(self.vbuckets, chosen, window=window, from_now=start == "now", until_now=stop == "now")
+        from_now, until_now = start == "now", stop == "now"
+        return TapFeed(self.vbuckets, chosen, window=window, from_now=from_now, until_now=until_now, values=values)
 
     async def batches(
         self,

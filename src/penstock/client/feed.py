@@ -85,6 +85,7 @@ class Feed(Follower):
         every_move: bool = False,
         selection: Selection | None = None,
         xattrs: bool = False,
+        values: bool = True,
     ) -> None:
         """vbuckets: how many the bucket has. window: flow control, bytes. dialect: any but TAP.
 
@@ -92,7 +93,7 @@ class Feed(Follower):
         each connection's first act is to find out where the streams end; the end_seqno of `wanted` says nothing.
         every_move: a position that moves without a change makes a delivery as well, without any. selection: the
         collections, of a node that has them; None: only the default one, as if there were no others. xattrs: with
-        extended attributes. These two are for DCP.
+        extended attributes. These two are for DCP. values: with values; if not, DCP does not send them.
         Raises UsageError for a vbucket that the bucket does not have.
         """
         if foreign := [vb for vb in wanted if not 0 <= vb < vbuckets]:
@@ -107,6 +108,7 @@ class Feed(Follower):
         self._filter = None if selection is None else Filter(selection)
         self.collections = selection is not None
         self.xattrs = self._context.xattrs = xattrs
+        self.values = self._context.values = values
         self._streams = {vb: VbucketStream(vb, each, each.position, each.end_seqno) for vb, each in wanted.items()}
         nothing = {vb for vb, each in wanted.items() if is_nothing(each.position, each.end_seqno)}
         self._unfinished = set(wanted) - (set() if ends_now else nothing)

@@ -55,11 +55,13 @@ class Follower(ABC):
     yet, a producer may count against the window. given_up: the vbuckets whose producer has another history than the
     expected one. needs_end: vbuckets whose end is what the producer has now, to be asked for and given to `set_end`.
     failure: why a stream ended or was refused that another try may mend; troubled: the vbuckets to which that happened,
-    until they have sent a change again. collections, xattrs: what a connection is to agree on, where the node has it.
+    until they have sent a change again. collections, xattrs, values: what a connection is to agree on, where the node
+    has it.
     """
 
     noop = False
     collections = xattrs = False
+    values = True
 
     def __init__(self, dialect: Dialect, vbuckets: int, window: int, positions: dict[int, Position]) -> None:
         self.dialect = dialect

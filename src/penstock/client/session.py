@@ -49,7 +49,7 @@ class Purpose:
 
     stream_name: change streams, under this name; a connection of the same name, whoever has it, is ended by the node.
     Empty: anything but. on_stream: as of NodeLink. collections: keys with their collections, where the node has them.
-    xattrs: streams with extended attributes.
+    xattrs: streams with extended attributes. values: streams with values; if not, those of DCP come without.
     """
 
     stream_name: str = ""
@@ -57,6 +57,7 @@ class Purpose:
     dialect: Dialect = Dialect.DCP
     collections: bool = False
     xattrs: bool = False
+    values: bool = True
 
     def features(self) -> list[Feature]:
         """Return what to agree on, as far as the node has it."""
@@ -173,7 +174,11 @@ async def _set_up_streams(link: NodeLink, address: Address, purpose: Purpose, ag
     """Open DCP, with what older servers do not have where there is it: times of deletions, expirations as such."""
     options = address.options
     timeout, name = options.connect_timeout, purpose.stream_name.encode()
-    least = OpenFlag.PRODUCER | (OpenFlag.INCLUDE_XATTRS if purpose.xattrs else 0)
+    least = OpenFlag.PRODUCER
+    if purpose.xattrs:
+        least |= OpenFlag.INCLUDE_XATTRS
+    if not purpose.values:
+        least |= OpenFlag.NO_VALUE
     opening = Open(key=name, flags=least | OpenFlag.INCLUDE_DELETE_TIMES)
     if (await link.request(opening, timeout, accept=_UNKNOWN_THERE)).specific:
         await link.request(Open(key=name, flags=least), timeout)

@@ -199,6 +199,7 @@ class ChangeStream:
             dialect=self._feed.dialect,
             collections=self._feed.collections,
             xattrs=self._feed.xattrs,
+            values=self._feed.values,
         )
 
     def _add(self, link: NodeLink) -> None:

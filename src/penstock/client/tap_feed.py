@@ -45,8 +45,10 @@ class TapFeed(Follower):
         window: int,
         from_now: bool = False,
         until_now: bool = False,
+        values: bool = True,
     ) -> None:
-        """chosen: the vbuckets to follow. from_now: nothing of what exists. until_now: nothing of what comes.
+        """chosen: the vbuckets to follow. from_now: nothing of what exists. until_now: nothing of what comes. values:
+        with values; if not, a node that can leaves them out.
 
         Raises UsageError for a vbucket that the bucket does not have.
         """
@@ -56,6 +58,7 @@ class TapFeed(Follower):
         self._chosen = frozenset(chosen)
         self._from_now = from_now
         self._until_now = until_now
+        self.values = self._context.values = values
         self._is_done = not self._chosen or (from_now and until_now)
         self._states: dict[int, StreamState] = {}
         self._has_rows: set[int] = set()
@@ -103,6 +106,8 @@ class TapFeed(Follower):
             flags |= TapConnectFlag.BACKFILL
         if self._until_now:
             flags |= TapConnectFlag.DUMP
+        if not self.values:
+            flags |= TapConnectFlag.REQUEST_KEYS_ONLY
         if len(self._chosen) < self.vbuckets:
             flags |= TapConnectFlag.LIST_VBUCKETS
         options = TapOptions(flags, backfill=_FUTURE, vbuckets=tuple(sorted(self._chosen)))

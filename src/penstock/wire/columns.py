@@ -73,7 +73,9 @@ def columns_of(run: Run, heads: Heads, context: StreamContext, *, views: bool = 
     values_at = heads.values_at
     if context.xattrs:
         values_at = _take_xattrs(run, heads, columns)
-    has_value = heads.said("value")
+    has_value = context.values and heads.said("value")
+    if not context.values:
+        columns.pop("datatype", None)
     if has_value is not False:
         columns["value"] = (views_of if views else copies)(slab, values_at, heads.ends, has_value)
     elif views:
@@ -178,7 +180,7 @@ def decode_messages(run: Run, context: StreamContext) -> list[Change]:
                 xattrs, value_at = _xattrs_at(view, value_at, end)
             except RemoteProtocolError as error:
                 beyond = beyond or error
-        value = view[value_at:end].tobytes() if form.event is Event.MUTATION else None
+        value = view[value_at:end].tobytes() if context.values and form.event is Event.MUTATION else None
         if tap_flags is not None:
             rev_seqno = None if engine_length < REV_SEQNO_BYTES else rev_seqno
             value = None if tap_flags & TapFlag.NO_VALUE else value
@@ -205,7 +207,7 @@ def decode_messages(run: Run, context: StreamContext) -> list[Change]:
             collection_id,
             scope,
             collection,
-            datatype,
+            datatype if context.values else None,
         )
         changes.append(
             _new_change(Change, (*row, flags, expiry, lock_time, delete_time, xattrs, *snapshot, history, None))

@@ -58,7 +58,8 @@ class StreamContext:
 
     Each attribute of NAMES is an int64 array of `vbuckets` elements; u64 values stand as int64 with the same bits.
     collections: what they are called, where keys are prefixed, as DCP has them; None where they are not. xattrs: values
-    may begin with extended attributes, and say so in their datatype.
+    may begin with extended attributes, and say so in their datatype. values: they are wanted; if not, a row has neither
+    its value nor the datatype of that, whether it was sent or not.
     """
 
     NAMES = ("vbuuid", "snapshot_start", "snapshot_end", "snapshot_flags", "history")
@@ -68,6 +69,7 @@ class StreamContext:
         self.vbuuid, self.snapshot_start, self.snapshot_end, self.snapshot_flags, self.history = self._table
         self.collections: CollectionNames | None = None
         self.xattrs = False
+        self.values = True
 
     def of(self, vbucket: int) -> list[int]:
         """Return what is said of one vbucket in the order of NAMES, unsigned. Raises as `rows` does."""
