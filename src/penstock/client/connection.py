@@ -316,7 +316,7 @@ def _encode(requests: Sequence[Request], first: int) -> bytearray:
 def refusal(request: Request, reply: Frame, prefix_bytes: int = 0) -> StatusError:
     """Return the error of a reply with a status other than SUCCESS. prefix_bytes: what is no part of the key itself."""
     about = repr(request.key[prefix_bytes:]) if request.key else f"on vbucket {request.vbucket}"
-    text = _text_of(reply)
+    text = text_of(reply)
     message = f"{opcode_name(request.opcode)} {about}: {status_name(reply.specific)}" + (f" ({text})" if text else "")
     return status_error(reply.specific, message, opaque=reply.opaque, vbucket=request.vbucket, body=reply.value)
 
@@ -324,7 +324,7 @@ def refusal(request: Request, reply: Frame, prefix_bytes: int = 0) -> StatusErro
 _MOST_TEXT = 400
 
 
-def _text_of(reply: Frame) -> str:
+def text_of(reply: Frame) -> str:
     """Return what a refusal says in words: its value, or the context of the error where that is JSON."""
     if len(reply.value) > _MOST_TEXT or reply.specific == Status.NOT_MY_VBUCKET:
         return ""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from penstock.client.address import Address
 from penstock.client.cluster_map import NOBODY, ClusterMap, Place, read_map
 from penstock.client.connection import ANY_STATUS, NodeLink
-from penstock.client.session import DOCUMENTS, Session, open_session
+from penstock.client.session import DOCUMENTS, Purpose, Session, open_session
 from penstock.errors import NotMyVbucket, RemoteProtocolError
 from penstock.wire.frame import Frame
 from penstock.wire.kv import GetClusterConfig
@@ -27,15 +27,17 @@ class Part(NamedTuple):
 
 class Nodes:
     """The nodes of a bucket. map: what is known of them, empty before the first connection. collections: they have any.
+    purpose: what their connections are for; the bucket's documents.
 
     Every connection that is made raises as `open_session` does, and RemoteProtocolError where the bucket is not what it
     was: it has other vbuckets, or collections and had none.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, purpose: Purpose = DOCUMENTS) -> None:
         self.map = ClusterMap((), ())
         self.collections = False
         self._address = address
+        self._purpose = purpose
         self._first: Session | None = None
         self._links: dict[Place, NodeLink] = {}
         self._is_old = False
@@ -77,6 +79,22 @@ class Nodes:
                 raise NotMyVbucket(f"vbucket {vbucket} is on no node for now", vbucket=vbucket)
             return [Part(await self._link_of(owner, first), places) for owner, places in by_owner.items()]
 
+    async def links(self, vbuckets: Iterable[int]) -> dict[int, NodeLink]:
+        """Return the connection to the node that has each of these vbuckets. Raises as `parts` does."""
+        async with self._connecting:
+            first = await self._ready()
+            wanted = set(vbuckets)
+            if len(self.map.places) == 1:
+                return dict.fromkeys(wanted, first.link)
+            found: dict[int, NodeLink] = {}
+            for vbucket in sorted(wanted):
+                owner = self.map.owners[vbucket]
+                if owner == NOBODY:
+                    self._is_old = True
+                    raise NotMyVbucket(f"vbucket {vbucket} is on no node for now", vbucket=vbucket)
+                found[vbucket] = await self._link_of(owner, first)
+            return found
+
     async def exchange(self, parts: Sequence[Part], requests: Sequence[Request]) -> list[Frame]:
         """Send requests and return their replies in the same order, whatever their status.
 
@@ -102,7 +120,7 @@ class Nodes:
         if first is None or first.link.closed.done():
             # Of a cluster that has changed, those that were named may all be gone.
             places = dict.fromkeys((*self._address.hosts, *self.map.places))
-            first = await self._take(await open_session(self._address, DOCUMENTS, places))
+            first = await self._take(await open_session(self._address, self._purpose, places))
             self._first = first
             self._learn(first.map)
         elif self._is_old:
@@ -117,7 +135,7 @@ class Nodes:
         link = self._links.get(place)
         if link is None or link.closed.done():
             self._is_old = True  # unless this succeeds
-            link = (await self._take(await open_session(self._address, DOCUMENTS, [place]))).link
+            link = (await self._take(await open_session(self._address, self._purpose, [place]))).link
             self._is_old = False
         return link
 
