@@ -15,7 +15,9 @@ from penstock.spark.lake import Lake, current, news
 from penstock.spark.lake.changelog import commit, write_files
 from penstock.spark.lake.current import Fold, Progress, catch_up, prepare
 from penstock.spark.lake.fold import fold
-from penstock.spark.lake.reading import count_rows, documents, read_current
+from penstock.spark.lake.news import news_since
+from penstock.spark.lake.policy import MergePolicy
+from penstock.spark.lake.reading import count_documents, count_rows, documents, read_current
 from penstock.spark.lake.schemas import CURRENT_COLUMNS, CURRENT_SCHEMA
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark import lakes
@@ -69,13 +71,42 @@ def test_folding_in_any_groups_is_folding_at_once(rows, data):
         tables = Lake(directory)
         for batch, (start, end) in enumerate(pairwise(ends)):
             append(tables, batch, rows[start:end])
+            assert as_documents(tables.current()) == model(rows[:end])
+            assert count_documents(tables) == len(model(rows[:end]))
             if data.draw(st.booleans()):
                 catch_up(tables)
-                assert as_documents(read_current(tables)) == model(rows[:end])
+                assert as_documents(lakes.folded(tables)) == model(rows[:end])
         catch_up(tables)
         if rows:
-            assert as_documents(read_current(tables)) == model(rows)
-            assert read_current(tables).sort_by("cas").equals(fold(table(rows)).sort_by("cas"))
+            assert lakes.folded(tables).sort_by("cas").equals(fold(table(rows)).sort_by("cas"))
+            assert tables.current().sort_by("cas").equals(fold(table(rows)).sort_by("cas"))
+
+
+@settings(max_examples=40)
+@given(histories(), st.data())
+def test_a_copy_that_takes_in_news_and_what_was_lost_is_the_bucket(rows, data):
+    """A copy elsewhere knows single documents: it cannot put a vbucket's in place of what it has of that vbucket."""
+    ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
+    copy: dict[tuple[int, int, bytes], tuple[int, bytes]] = {}
+    known: tuple[str, int] | None = None
+    with TemporaryDirectory() as directory:
+        tables = Lake(directory)
+        for batch, (start, end) in enumerate(pairwise(ends)):
+            append(tables, batch, rows[start:end])
+            if data.draw(st.booleans()) and end < len(rows):
+                continue
+            came = news_since(tables, known if data.draw(st.booleans()) else None)
+            assert came is not None
+            for part in came.ranges:
+                changes, lost = came.read(part).changes.to_pylist(), came.lost(part).to_pylist()
+                touched = [(line["vbucket"], line["collection_id"], line["key"]) for line in [*changes, *lost]]
+                assert len(touched) == len(set(touched))
+                for identity, line in zip(touched, changes + [{"event": "deletion"}] * len(lost), strict=True):
+                    copy.pop(identity, None)
+                    if line["event"] == "mutation":
+                        copy[identity] = (line["cas"], line["value"])
+            known = came.changelog_id, came.version
+            assert copy == model(rows[:end])
 
 
 @given(st.lists(st.binary(max_size=6) | st.text(max_size=4).map(str.encode), max_size=30, unique=True))
@@ -150,6 +181,42 @@ def tables(tmp_path):
     return Lake(tmp_path / "lake")
 
 
+@pytest.mark.parametrize(
+    ("pending", "rows", "age", "due"),
+    [
+        (0, 0, 10**9, False),
+        (99_999, 0, 0, False),
+        (100_000, 0, 0, True),
+        (100_000, 2_000_000, 0, True),
+        (100_000, 2_000_001, 0, False),
+        (400_000, 8_000_000, 0, True),
+        (1, 8_000_000, 599, False),
+        (1, 8_000_000, 600, True),
+    ],
+)
+def test_when_a_merge_is_due(pending, rows, age, due):
+    assert MergePolicy(age_seconds=600).due(pending, rows, age) == due
+
+
+def test_pending_changes_wait_for_the_policy_and_are_seen_all_the_same(tables):
+    policy = MergePolicy(rows=4, share=0.5, age_seconds=3600)
+    append(tables, 0, [row(n, 1, b"%d" % n, b"0") for n in range(1, 4)])
+    assert catch_up(tables, policy) == Progress(0, changes=3, rewritten=False)  # nothing was known before
+    append(tables, 1, [row(1, 2, b"1", b"1"), rollback(2, 0, 1), row(9, 1, b"9", b"1")])
+    assert catch_up(tables, policy) == Progress(0, pending=3)
+    assert lakes.folded(tables).num_rows == count_documents(tables) == 3
+    wanted = {(1, 0, b"1"): b"1", (3, 0, b"3"): b"0", (9, 0, b"9"): b"1"}
+    assert {identity: value for identity, (_, value) in as_documents(tables.current()).items()} == wanted
+    assert read_current(tables, 2)["key"].to_pylist() == ["1", "3"]
+    assert tables.current(["key"], where=pc.field("value") == b"1").to_pydict() == {"key": ["1", "9"]}
+    append(tables, 2, [row(9, 2, b"9", event="deletion")])
+    assert catch_up(tables, policy) == Progress(2, changes=4, rolled_back=1)
+    assert lakes.folded(tables).num_rows == count_documents(tables) == 2
+    append(tables, 3, [row(1, 3, b"1", b"3")])
+    assert catch_up(tables, policy).pending == 1
+    assert catch_up(tables, MergePolicy(age_seconds=0)) == Progress(3, changes=1)
+
+
 def test_what_catch_up_says(tables):
     assert catch_up(tables) == Progress(-1)
     append(tables, 0, [row(1, 1, b"a"), row(40, 1, b"b")])
@@ -209,7 +276,7 @@ def test_a_fold_that_was_never_committed_counts_for_nothing(tables):
     append(tables, 1, [row(1, 2, b"a", b"2")])
     catch_up(tables)
     prepare(tables)
-    assert as_documents(read_current(tables)) == model([row(1, 2, b"a", b"2")])
+    assert as_documents(lakes.folded(tables)) == model([row(1, 2, b"a", b"2")])
 
 
 def test_of_two_folds_at_once_one_fails(tables):
@@ -222,7 +289,7 @@ def test_of_two_folds_at_once_one_fails(tables):
     first.commit()
     with pytest.raises(DeltaError):
         second.commit()
-    assert as_documents(read_current(tables)) == model([row(1, 2, b"a", b"2")])
+    assert as_documents(lakes.folded(tables)) == model([row(1, 2, b"a", b"2")])
     assert catch_up(tables) == Progress(1)
 
 
@@ -236,7 +303,7 @@ def test_a_fold_comes_again_when_the_changelogs_log_was_cut_off(tables, monkeypa
     assert tables.changelog_table.added_since(tables.changelog_table.open(), 0) is None
     progress = catch_up(tables)
     assert progress.rewritten
-    assert as_documents(read_current(tables)) == model([row(1, 2, b"b", b"2")])
+    assert as_documents(lakes.folded(tables)) == model([row(1, 2, b"b", b"2")])
 
 
 def test_current_of_another_changelog_is_computed_anew(tables, tmp_path):
@@ -245,7 +312,7 @@ def test_current_of_another_changelog_is_computed_anew(tables, tmp_path):
     tables.changelog_table.path.rename(tmp_path / "elsewhere")
     append(tables, 0, [row(1, 1, b"c", b"3")])
     assert catch_up(tables) == Progress(0, changes=1, rewritten=True)
-    assert as_documents(read_current(tables)) == model([row(1, 1, b"c", b"3")])
+    assert as_documents(lakes.folded(tables)) == model([row(1, 1, b"c", b"3")])
 
 
 def test_versions_without_rows_do_not_hold_the_fold_back(tables, monkeypatch):
@@ -264,7 +331,7 @@ def test_a_pool_that_overflows_drops_superseded_rows_on_the_way(tables, monkeypa
     for batch in range(5):
         append(tables, batch, rows[batch * 100 : batch * 100 + 100])
     catch_up(tables)
-    assert as_documents(read_current(tables)) == model(rows)
+    assert as_documents(lakes.folded(tables)) == model(rows)
 
 
 def test_a_large_fold_equals_the_pure_one(tables):
@@ -293,7 +360,7 @@ def test_a_large_fold_equals_the_pure_one(tables):
         commit(tables, lakes.QUERY, batch, files, vbuckets=64)
         catch_up(tables)
     wanted = fold(rows.cast(CHANGE_SCHEMA)).sort_by("seqno")
-    assert read_current(tables).sort_by("seqno").equals(wanted)
+    assert lakes.folded(tables).sort_by("seqno").equals(wanted)
 
 
 def test_the_schemas_agree():

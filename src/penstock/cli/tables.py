@@ -38,10 +38,10 @@ def table_of(lake: Lake, name: str, limit: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from penstock.spark.lake.reading import count_rows
+    from penstock.spark.lake.reading import count_documents, count_rows
 
     rows = read_rows(lake, name, limit)
-    total = count_rows(lake.current_table if name == "current" else lake.changelog_table)
+    total = count_documents(lake) if name == "current" else count_rows(lake.changelog_table)
     table = Table(
         title=name,
         title_justify="left",

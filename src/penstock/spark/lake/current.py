@@ -16,15 +16,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
+from penstock.errors import Error
 from penstock.spark.lake.delta import DataFile, RangeWriter, discard
-from penstock.spark.lake.fold import keys_of, newest, to_changes, to_documents
-from penstock.spark.lake.news import News, RangeNews, news_since
+from penstock.spark.lake.fold import to_documents
+from penstock.spark.lake.news import LOOKED_UP, News, news_since
+from penstock.spark.lake.policy import MergePolicy
 from penstock.spark.lake.schemas import CURRENT_COLUMNS
 from penstock.spark.lake.tables import Lake
 
 SMALL_BYTES, SMALL_ROWS = 8 << 20, 32_768
 """A file below both is rewritten whenever its range changes."""
+TRIES = 5
+"""How often a fold begins anew because its table's files were joined meanwhile."""
 IDLE_VERSIONS = 64
 """Changelog versions without rows after which the fold's position is committed all the same."""
 VACUUM_EVERY = 50
@@ -34,12 +39,14 @@ VACUUM_EVERY = 50
 @dataclass(frozen=True, slots=True)
 class Progress:
     """version: of the changelog that `current` has reached, -1 without a changelog. changes: changelog rows taken in by
-    this call. rewritten: whether everything was computed anew. rolled_back: vbuckets computed anew for a rollback."""
+    this call. rewritten: whether everything was computed anew. rolled_back: vbuckets computed anew for a rollback.
+    pending: changelog rows that wait for the policy; then `version` is where they begin."""
 
     version: int
     changes: int = 0
     rewritten: bool = False
     rolled_back: int = 0
+    pending: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +70,40 @@ class Fold:
             opened.vacuum(dry_run=False, full=True)
 
 
-def catch_up(lake: Lake) -> Progress:
-    """Fold what the changelog has gained into `current`; at once if there is nothing.
+def catch_up(lake: Lake, policy: MergePolicy | None = None) -> Progress:
+    """Fold what the changelog has gained into `current`, if the policy finds that due; None: fold in any case.
 
     Raises DeltaError if another process does the same at the same time.
     """
-    step = prepare(lake)
-    if isinstance(step, Fold):
-        step.commit()
+    for _ in range(TRIES):
+        step = prepare(lake, policy)
+        if not isinstance(step, Fold):
+            return step
+        try:
+            step.commit()
+        except DeltaError:
+            discard(lake.current_table.path, step.added)
+            # Someone who joined small files has not moved the fold's place; another fold has.
+            if folded_version(lake, lake.current_table.open()) != folded_version(lake, step.table):
+                raise
+            continue
         return step.progress
-    return step
+    raise Error(f"{lake.current_table.path} was changed by others {TRIES} times while changes were folded into it")
 
 
-def prepare(lake: Lake) -> Fold | Progress:
-    """Write the files of the next fold, or return where `current` stands if there is nothing to fold."""
+def prepare(lake: Lake, policy: MergePolicy | None = None) -> Fold | Progress:
+    """Write the files of the next fold, or return where `current` stands if none is due."""
     table = lake.current_table.open()
     known = folded_version(lake, table)
     news = news_since(lake, known)
     if news is None:
         return Progress(-1)
-    if known is not None and not news.everything and not news.files and news.version - known[1] < IDLE_VERSIONS:
-        return Progress(news.version)
     before = lake.current_table.files(table) if table is not None else []
+    if known is not None and not news.everything:
+        if not news.files and news.version - known[1] < IDLE_VERSIONS:
+            return Progress(news.version)
+        if news.files and policy is not None and not policy.due(news.rows, sum(f.rows for f in before), news.age()):
+            return Progress(known[1], pending=news.rows)
     parts = _Rewrite(lake, news, before).run()
     progress = Progress(
         news.version, news.rows, news.everything and bool(before), sum(part.rolled_back for part in parts)
@@ -134,26 +153,24 @@ class _Rewrite:
         news = self.news.read(vbucket_range)
         root = self.lake.current_table.path
         removed: list[DataFile] = []
-        pool = [news.changes]
         with RangeWriter(root, vbucket_range, CURRENT_COLUMNS) as writer:
             if news.changes.num_rows or news.rolled_back or len(news.ended.collections):
                 for file in self.before if not self.news.everything else ():
                     if file.vbucket_range != vbucket_range:
                         continue
-                    rows = pq.ParquetFile(root / file.path).read(columns=CURRENT_COLUMNS.names)
-                    lost, changed = _touched(rows, news)
-                    touched = pc.or_(lost, changed)
-                    if not pc.any(touched).as_py() and (file.size > SMALL_BYTES or file.rows > SMALL_ROWS):
-                        continue
+                    with pq.ParquetFile(root / file.path) as old:
+                        kept = pc.invert(news.outdates(old.read(columns=LOOKED_UP)))
+                        if pc.all(kept).as_py() and (file.size > SMALL_BYTES or file.rows > SMALL_ROWS):
+                            continue
+                        _copy(old, kept, writer)
                     removed.append(file)
-                    writer.write(rows.filter(pc.invert(touched)))
-                    pool.append(to_changes(rows.filter(pc.and_not(changed, lost))))
-                writer.write(to_documents(newest(pa.concat_tables(pool))))
+                writer.write(to_documents(news.changes))
             return _Part(writer.close(), removed, len(news.rolled_back))
 
 
-def _touched(documents: pa.Table, news: RangeNews) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """Return which of `documents` no longer count, and which have keys that changes have too."""
-    rolled = pc.is_in(documents["vbucket"], value_set=pa.array(news.rolled_back, pa.int32()))
-    lost = pc.or_(rolled, pa.array(news.ended.holds(documents)))
-    return lost, pc.is_in(keys_of(documents), value_set=news.changes["key"])
+def _copy(file: pq.ParquetFile, kept: pa.Array, writer: RangeWriter) -> None:
+    start = 0
+    for group in range(file.num_row_groups):
+        rows = file.read_row_group(group, columns=CURRENT_COLUMNS.names)
+        writer.write(rows.filter(kept.slice(start, rows.num_rows)))
+        start += rows.num_rows

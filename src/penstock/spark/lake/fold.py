@@ -100,7 +100,7 @@ class Ended:
     def of(cls, rows: pa.Table) -> Ended:
         """Collect the ends among `rows`, which have survived all rollbacks."""
         rows = rows.filter(pc.is_in(rows["event"], value_set=ENDING_EVENTS))
-        collections, histories, seqnos = _collections(rows), rows["history"].to_numpy(), _seqnos(rows)
+        collections, histories, seqnos = collections_of(rows), rows["history"].to_numpy(), _seqnos(rows)
         order = np.lexsort((seqnos, histories, collections))
         last = order[np.append(np.diff(collections[order]) != 0, True)] if len(order) else order
         return cls(collections[last], histories[last], seqnos[last])
@@ -109,7 +109,7 @@ class Ended:
         """Return which of `rows` no collection's end takes away."""
         if not len(self.collections):
             return np.ones(rows.num_rows, bool)
-        collections = _collections(rows)
+        collections = collections_of(rows)
         at = np.minimum(np.searchsorted(self.collections, collections), len(self.collections) - 1)
         histories = rows["history"].to_numpy()
         before = (histories < self.histories[at]) | (
@@ -120,7 +120,7 @@ class Ended:
 
     def holds(self, documents: pa.Table) -> Bools:
         """Return which of `documents`, all older than the ends, are in a collection that ended."""
-        found: Bools = np.isin(_collections(documents), self.collections)
+        found: Bools = np.isin(collections_of(documents), self.collections)
         return found
 
 
@@ -136,16 +136,42 @@ class Marks:
         cuts = Cuts.of(rows)
         return cls(cuts, Ended.of(rows.filter(pa.array(cuts.survive(rows)))))
 
+    def survive(self, rows: pa.Table) -> Bools:
+        """Return which of `rows` still count."""
+        kept: Bools = self.cuts.survive(rows) & self.ended.survive(rows)
+        return kept
+
     def survivors(self, rows: pa.Table) -> pa.Table:
         """Return those of `rows` that still count."""
-        kept = self.cuts.survive(rows) & self.ended.survive(rows)
+        kept = self.survive(rows)
         return rows if kept.all() else rows.filter(pa.array(kept))
 
 
-def _collections(rows: pa.Table) -> npt.NDArray[np.int64]:
+def collections_of(rows: pa.Table) -> npt.NDArray[np.int64]:
+    """Return vbucket << 32 | collection_id of each row."""
     ids: npt.NDArray[np.int64] = pc.fill_null(rows["collection_id"], 0).to_numpy()
     collections: npt.NDArray[np.int64] = rows["vbucket"].to_numpy().astype(np.int64) << 32 | ids
     return collections
+
+
+def among(rows: pa.Table, others: pa.Table) -> Bools:
+    """Return which of `rows` have the identity of one of `others`."""
+    keys = pc.unique(others["key"])
+    places = np.unique(collections_of(others))
+    if not len(keys) or not rows.num_rows:
+        return np.zeros(rows.num_rows, bool)
+
+    def numbers(table: pa.Table) -> npt.NDArray[np.int64]:
+        """Number identities among those of these keys and places; -1 is none of them."""
+        key = pc.fill_null(pc.index_in(table["key"], value_set=keys), -1).to_numpy().astype(np.int64)
+        collections = collections_of(table)
+        place = np.minimum(np.searchsorted(places, collections), len(places) - 1)
+        number: npt.NDArray[np.int64] = key * len(places) + place
+        number[(key < 0) | (places[place] != collections)] = -1
+        return number
+
+    found: Bools = np.isin(mine := numbers(rows), numbers(others)) & (mine >= 0)
+    return found
 
 
 def newest(rows: pa.Table) -> pa.Table:

@@ -8,18 +8,38 @@ that were overwritten, so that all documents of a rolled back vbucket come anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from penstock.spark.lake.delta import DataFile, open_dataset
-from penstock.spark.lake.fold import MARKS, Ended, Marks, newest, with_collections
+from penstock.spark.lake.fold import (
+    DOCUMENT_EVENTS,
+    IDENTITY,
+    MARKS,
+    Ended,
+    Marks,
+    among,
+    collections_of,
+    keys_of,
+    newest,
+    with_collections,
+)
 from penstock.spark.lake.schemas import FOLD_SCHEMA
 from penstock.spark.lake.tables import Lake
+
+LOOKED_UP = ("vbucket", "collection_id", "key", "key_bytes")
+"""Columns of a document of the current table by which its news is found."""
+IDENTITIES = pa.schema([FOLD_SCHEMA.field(name) for name in IDENTITY])
+KNOWN_SCHEMA = IDENTITIES.append(pa.field("alive", pa.bool_()))
+SLIM_SCHEMA = pa.schema([FOLD_SCHEMA.field(name) for name in (*IDENTITY, "event", "seqno", "history")])
 
 POOL_BYTES = 256 << 20
 """Rows of one range held before superseded ones among them are dropped."""
@@ -37,6 +57,20 @@ class RangeNews:
     changes: pa.Table
     rolled_back: frozenset[int]
     ended: Ended
+
+    def outdates(self, documents: pa.Table) -> pa.Array:
+        """Return which of `documents`, known before, no longer count or have a change here.
+
+        documents: with the columns LOOKED_UP of the current table.
+        """
+        rolled = pc.is_in(documents["vbucket"], value_set=pa.array(self.rolled_back, pa.int32()))
+        lost = rolled.to_numpy() | self.ended.holds(documents)
+        keys = keys_of(documents)
+        # A key alone tells most of what is not changed; the few others are looked up by all of their identity.
+        like = np.flatnonzero(pc.is_in(keys, value_set=self.changes["key"]).to_numpy())
+        found = documents.select(["vbucket", "collection_id"]).take(like).append_column("key", keys.take(like))
+        lost[like] |= among(found, self.changes)
+        return pa.array(lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +93,10 @@ class News:
         """Rows of the changelog that this takes in."""
         return sum(file.rows for file in self.files)
 
+    def age(self) -> float:
+        """Return the seconds since the oldest of this was committed; 0 if there is nothing."""
+        return max(0.0, time.time() - min((file.modified / 1000 for file in self.files), default=math.inf))
+
     @property
     def ranges(self) -> list[int]:
         """The vbucket ranges that there is news of."""
@@ -79,6 +117,36 @@ class News:
             sources = [(news, None, _marks(marked))]
         changes = _reduce(marks.survivors(rows) for paths, which, marks in sources for rows in _rows(paths, which))
         return RangeNews(changes, frozenset(rolled), sources[-1][2].ended)
+
+    def lost(self, vbucket_range: int) -> pa.Table:
+        """Return (vbucket, collection_id, key) of documents that rollbacks or ends of collections took away.
+
+        These had changes, and of none of them is there any among `read(vbucket_range).changes`: neither a document nor
+        a deletion survives. Where everything is news, these are all such documents that the changelog knows. Raises
+        FileNotFoundError as `read` does.
+        """
+        marked = _marks(self._paths((file for file in self.files if file.keyless), vbucket_range))
+        rolled = set(marked.cuts.floors())
+        ended = marked.ended.collections
+        which: pc.Expression | None = None
+        if not self.everything:
+            vbuckets = rolled | set((ended >> 32).tolist())
+            if not vbuckets:
+                return IDENTITIES.empty_table()
+            which = pc.field("vbucket").isin(list(vbuckets))
+        history = self._paths(self.history, vbucket_range)
+        marks = _marks(history, which)
+
+        def told() -> Iterator[pa.Table]:
+            for rows in _rows(history, which, SLIM_SCHEMA):
+                rows = rows.filter(pc.is_in(rows["event"], value_set=DOCUMENT_EVENTS))
+                if not self.everything:
+                    concerned = np.isin(rows["vbucket"].to_numpy(), list(rolled)) | np.isin(collections_of(rows), ended)
+                    rows = rows.filter(pa.array(concerned))
+                yield rows.select(IDENTITY).append_column("alive", pa.array(marks.survive(rows)))
+
+        found = _reduce(told(), KNOWN_SCHEMA, _known)
+        return found.filter(pc.invert(found["alive"])).select(IDENTITY)
 
     def _paths(self, files: Iterable[DataFile], vbucket_range: int) -> list[str]:
         return self.lake.changelog_table.paths(file for file in files if file.vbucket_range == vbucket_range)
@@ -112,21 +180,29 @@ def _marks(paths: list[str], which: pc.Expression | None = None) -> Marks:
     return Marks.of(open_dataset(paths, FOLD_SCHEMA).to_table(filter=marking if which is None else marking & which))
 
 
-def _rows(paths: list[str], which: pc.Expression | None) -> Iterator[pa.Table]:
+def _rows(paths: list[str], which: pc.Expression | None, schema: pa.Schema = FOLD_SCHEMA) -> Iterator[pa.Table]:
     # Arrow would read ahead 16 batches in each of 4 files.
     options: dict[str, Any] = {"batch_size": 65_536, "batch_readahead": 2, "fragment_readahead": 1}
-    dataset: ds.Dataset = open_dataset(paths, FOLD_SCHEMA)
+    dataset: ds.Dataset = open_dataset(paths, schema)
     for batch in dataset.to_batches(filter=which, **options):
         yield with_collections(pa.Table.from_batches([batch]))
 
 
-def _reduce(surviving: Iterable[pa.Table]) -> pa.Table:
-    """Return the newest change of each document, holding little more than that at any time."""
-    pool, fresh, settled = [FOLD_SCHEMA.empty_table()], 0, 0
-    for rows in surviving:
-        pool.append(rows)
-        fresh += rows.nbytes
+def _known(rows: pa.Table) -> pa.Table:
+    """Return each document once, and whether any of its rows is alive."""
+    documents = rows.group_by(IDENTITY, use_threads=False).aggregate([("alive", "max")])
+    return documents.rename_columns([*IDENTITY, "alive"]).cast(KNOWN_SCHEMA)
+
+
+def _reduce(
+    rows: Iterable[pa.Table], schema: pa.Schema = FOLD_SCHEMA, shrink: Callable[[pa.Table], pa.Table] = newest
+) -> pa.Table:
+    """Return what `shrink` leaves of all rows, holding little more than that at any time."""
+    pool, fresh, settled = [schema.empty_table()], 0, 0
+    for some in rows:
+        pool.append(some)
+        fresh += some.nbytes
         if fresh > max(POOL_BYTES, settled):
-            pool = [newest(pa.concat_tables(pool))]
+            pool = [shrink(pa.concat_tables(pool))]
             fresh, settled = 0, pool[0].nbytes
-    return newest(pa.concat_tables(pool))
+    return shrink(pa.concat_tables(pool))

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
-from penstock.errors import UsageError
 from penstock.spark.lake.delta import DataFile, Table, open_dataset
+from penstock.spark.lake.fold import keys_of
+from penstock.spark.lake.merged import Merged, newest_state, no_table, retried
+from penstock.spark.lake.news import LOOKED_UP
 from penstock.spark.lake.schemas import CURRENT_COLUMNS
 from penstock.spark.lake.tables import Lake
 from penstock.wire.schema import CHANGE_SCHEMA
-
-TRIES = 5
-"""How often a reader opens a table anew when a fold's clean-up took files away under it."""
 
 T = TypeVar("T")
 
@@ -25,25 +23,25 @@ T = TypeVar("T")
 def read_current(lake: Lake, limit: int | None = None) -> pa.Table:
     """Return documents, the first `limit` of them by key (those whose key is not UTF-8 last), in CURRENT_COLUMNS.
 
-    Raises UsageError if the lake has no current table.
+    As of the changelog's newest version. Raises UsageError if the lake has no changelog.
     """
 
-    def read(files: list[DataFile]) -> pa.Table:
-        keys = [("key", "ascending"), ("key_bytes", "ascending"), ("collection_id", "ascending")]
-        names = [name for name, _ in keys]
-        found = [pq.read_table(path, columns=names, partitioning=None) for path in lake.current_table.paths(files)]
-        found = [rows.append_column("file", pa.repeat(number, rows.num_rows)) for number, rows in enumerate(found)]
-        if not found:
-            return CURRENT_COLUMNS.empty_table()
-        everything = pa.concat_tables(found)
-        order = pc.sort_indices(everything, sort_keys=keys)[:limit]
-        first = everything.take(order)
-        wanted = [files[number] for number in pc.unique(first["file"]).to_pylist()]
-        same_key = pc.field("key").isin(pc.unique(first["key"].combine_chunks())) | pc.field("key").is_null()
-        rows = _dataset(lake.current_table, wanted, CURRENT_COLUMNS).to_table(filter=same_key)
-        return rows.take(pc.sort_indices(rows, sort_keys=keys)[:limit])
+    def read(state: Merged) -> pa.Table:
+        where = None
+        if limit is not None:
+            first = CURRENT_COLUMNS.empty_table().select(LOOKED_UP)
+            for rows in state.tables(LOOKED_UP):
+                first = _by_key(pa.concat_tables([first, rows]), limit)
+            vbucket, key = (first[name].unique() for name in ("vbucket", "key"))
+            where = pc.field("vbucket").isin(vbucket) & (pc.field("key").isin(key) | pc.field("key").is_null())
+        return _by_key(pa.concat_tables([CURRENT_COLUMNS.empty_table(), *state.tables(where=where)]), limit)
 
-    return _read(lake.current_table, read)
+    return newest_state(lake, read)
+
+
+def _by_key(documents: pa.Table, limit: int | None) -> pa.Table:
+    keys = [(name, "ascending") for name in ("key", "key_bytes", "collection_id")]
+    return documents.take(pc.sort_indices(documents, sort_keys=keys)[:limit])
 
 
 def read_changelog(lake: Lake, limit: int | None = None) -> pa.Table:
@@ -69,17 +67,38 @@ def read_changelog(lake: Lake, limit: int | None = None) -> pa.Table:
     return _read(lake.changelog_table, read)
 
 
-def documents(lake: Lake) -> pa.Table:
-    """Return key (binary, whether UTF-8 or not), cas and value of every document of `current`, in no order."""
+def changelog(lake: Lake, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> pa.Table:
+    """Return `columns` of CHANGE_SCHEMA of the changelog's rows for which `where` holds, in no order.
+
+    Raises UsageError if the lake has no changelog.
+    """
+    names = list(columns) if columns is not None else CHANGE_SCHEMA.names
 
     def read(files: list[DataFile]) -> pa.Table:
-        rows = _dataset(lake.current_table, files, CURRENT_COLUMNS).to_table(
-            columns=["key", "key_bytes", "cas", "value"]
-        )
-        key = pc.coalesce(rows["key"].cast(pa.binary()), rows["key_bytes"])
-        return pa.table({"key": key, "cas": rows["cas"], "value": rows["value"]})
+        return _dataset(lake.changelog_table, files, CHANGE_SCHEMA).to_table(columns=names, filter=where)
 
-    return _read(lake.current_table, read)
+    return _read(lake.changelog_table, read)
+
+
+def current(lake: Lake, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> pa.Table:
+    """Return `columns` of CURRENT_COLUMNS of the documents for which `where` holds, in no order.
+
+    As of the changelog's newest version. Raises UsageError if the lake has no changelog.
+    """
+    nothing = CURRENT_COLUMNS.empty_table()
+    nothing = nothing if columns is None else nothing.select(list(columns))
+    return newest_state(lake, lambda state: pa.concat_tables([nothing, *state.tables(columns, where)]))
+
+
+def documents(lake: Lake) -> pa.Table:
+    """Return key (binary, whether UTF-8 or not), cas and value of every document, in no order."""
+    rows = current(lake, ["key", "key_bytes", "cas", "value"])
+    return pa.table({"key": keys_of(rows), "cas": rows["cas"], "value": rows["value"]})
+
+
+def count_documents(lake: Lake) -> int:
+    """Return the number of documents as of the changelog's newest version; 0 without a changelog."""
+    return newest_state(lake, Merged.count) if lake.changelog_table.open() is not None else 0
 
 
 def count_rows(table: Table) -> int:
@@ -93,12 +112,10 @@ def _dataset(table: Table, files: Iterable[DataFile], schema: pa.Schema) -> ds.D
 
 
 def _read(table: Table, read: Callable[[list[DataFile]], T]) -> T:
-    for _ in range(TRIES):
+    def once() -> T:
         opened = table.open()
         if opened is None:
-            raise UsageError(f"there is no table at {table.path}; expected the lake of a pipeline that has run")
-        try:
-            return read(table.files(opened))
-        except FileNotFoundError as error:
-            missing = error
-    raise UsageError(f"{table.path} lacks files that its log names: {missing}")
+            raise no_table(table.path)
+        return read(table.files(opened))
+
+    return retried(once)

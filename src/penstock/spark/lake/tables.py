@@ -9,11 +9,19 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import LakeRefused, UsageError
 from penstock.spark.lake.delta import Table
 from penstock.spark.lake.schemas import CHANGELOG_SCHEMA, CURRENT_SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 # Opening a table reads its newest checkpoint and the commits after that, and lists the log's directory: both stay
 # short. A version that `current` has not folded when its log entry expires costs a fold of the whole changelog.
@@ -73,6 +81,38 @@ class Lake:
                 f"{table} ends with batch {batch}, and {self.checkpoint} knows {ended} to have ended and {planned}"
                 f" to have begun, so one of them is an old copy: {remedy}"
             )
+
+    def current(self, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> pa.Table:
+        """Return the documents as of the changelog's newest version, in `columns` of CURRENT_COLUMNS, in no order.
+
+        What the current table has not taken in yet is merged into what is read. where: an Arrow expression over these
+        columns. Raises UsageError if the lake has no changelog.
+        """
+        from penstock.spark.lake import reading
+
+        return reading.current(self, columns, where)
+
+    def changelog(self, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> pa.Table:
+        """Return the changelog's rows, in `columns` of CHANGE_SCHEMA, in no order; otherwise as `current`."""
+        from penstock.spark.lake import reading
+
+        return reading.changelog(self, columns, where)
+
+    def current_frame(self, spark: SparkSession) -> DataFrame:
+        """Return what `current` does as a Spark frame, of the tables as they are now.
+
+        Its files are on disk for some minutes after a merge has replaced them; an action later than that fails, and
+        the frame is made anew.
+        """
+        from penstock.spark.lake import frames
+
+        return frames.current_frame(self, spark)
+
+    def changelog_frame(self, spark: SparkSession) -> DataFrame:
+        """Return the changelog as a Spark frame, of the table as it is now."""
+        from penstock.spark.lake import frames
+
+        return frames.changelog_frame(self, spark)
 
 
 def query_id(checkpoint: Path) -> str | None:

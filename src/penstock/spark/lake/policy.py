@@ -1,0 +1,27 @@
+"""When what a table has not taken in of the changelog is merged into it.
+
+Merging rewrites files. A merge whenever a share of the rows is pending keeps what a changed row costs the same however
+large the table is; readers see what is pending all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MergePolicy:
+    """A merge is due once `rows` changes and `share` of the table's rows are pending, or any for `age_seconds`.
+
+    share: 0 to 1.
+    """
+
+    rows: int = 100_000
+    share: float = 0.05
+    age_seconds: float = 600.0
+
+    def due(self, pending_rows: int, table_rows: int, oldest_pending_age: float) -> bool:
+        """Return whether to merge now. oldest_pending_age: seconds since the oldest pending change was committed."""
+        if not pending_rows:
+            return False
+        return pending_rows >= max(self.rows, self.share * table_rows) or oldest_pending_age >= self.age_seconds
