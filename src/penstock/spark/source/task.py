@@ -7,7 +7,7 @@ that vbucket: the next plan sees it too, and rolls back.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -15,11 +15,13 @@ from pyspark.sql.datasource import InputPartition
 from penstock.client.address import Address
 from penstock.client.blocking import LoopThread, changes_at
 from penstock.client.bucket import Bucket
+from penstock.client.cluster_map import Place
 from penstock.client.feed import Wanted
 from penstock.client.position import Position
 from penstock.errors import Error
 from penstock.spark.source.offsets import RollbackRow, VbucketRange, VbucketRead
 from penstock.spark.source.options import selection_of
+from penstock.spark.source.shape import Shape
 from penstock.wire.columns import batch_of
 from penstock.wire.constants import Dialect
 from penstock.wire.schema import Change, Event
@@ -30,12 +32,18 @@ _BATCH_ROWS, _BATCH_BYTES = 8_192, 4 << 20
 
 @dataclass
 class ChangePartition(InputPartition):
-    """What one task reads, and from where. is_final: nobody plans after this batch, so what is missing is an error."""
+    """What one task reads, from where, and what it gives of it.
+
+    is_final: nobody plans after this batch, so what is missing is an error. place: the node that has all the vbuckets,
+    which is then the only one connected to; None: where they are is found out from any of the address's hosts.
+    """
 
     address: Address
     range: VbucketRange
     is_final: bool
     dialect: Dialect = Dialect.DCP
+    shape: Shape = field(default_factory=Shape)
+    place: Place | None = None
 
     def __post_init__(self) -> None:
         super().__init__(None)
@@ -46,6 +54,7 @@ class DumpPartition(InputPartition):
     """What the one task of a TAP read gives: everything there is on the node."""
 
     address: Address
+    shape: Shape = field(default_factory=Shape)
 
     def __post_init__(self) -> None:
         super().__init__(None)
@@ -57,24 +66,35 @@ def read_range(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     Raises Error if the history changed meanwhile and no later batch would mend it.
     """
     if isinstance(partition, DumpPartition):
-        yield from _joined(changes_at(partition.address, stop="now", protocol=Dialect.TAP))
+        values = partition.shape.needs_values
+        dumped = changes_at(partition.address, stop="now", protocol=Dialect.TAP, values=values)
+        yield from _joined(dumped, partition.shape)
     if not isinstance(partition, ChangePartition):
         return  # Spark's own empty partition, for a job without any
     reads = partition.range.reads
     if rollbacks := [read.rollback for read in reads if read.rollback is not None]:
-        yield batch_of([_rollback_change(row) for row in rollbacks])
+        yield partition.shape.apply(batch_of([_rollback_change(row) for row in rollbacks]))
     wanted = {read.vbucket: _wanted(read) for read in reads if read.start_seqno < read.end_seqno}
     if not wanted:
         return
     with LoopThread("penstock-task") as loop:
-        yield from _joined(loop.iterate(_changes(partition, wanted)))
+        yield from _joined(loop.iterate(_changes(partition, wanted)), partition.shape)
 
 
 async def _changes(partition: ChangePartition, wanted: Mapping[int, Wanted]) -> AsyncGenerator[pa.RecordBatch, None]:
-    selection = selection_of(partition.address, partition.dialect)
+    address, shape = partition.address, partition.shape
+    if partition.place is not None:
+        address = replace(address, hosts=tuple(dict.fromkeys((partition.place, *address.hosts))))
     async with (
-        Bucket(partition.address) as bucket,
-        bucket.open_feed(wanted, dialect=partition.dialect, exact_end=True, selection=selection) as stream,
+        Bucket(address) as bucket,
+        bucket.open_feed(
+            wanted,
+            dialect=partition.dialect,
+            exact_end=True,
+            selection=selection_of(address, partition.dialect),
+            xattrs=address.options.xattrs and shape.needs_xattrs,
+            values=shape.needs_values,
+        ) as stream,
     ):
         async for batch in stream:
             yield batch
@@ -82,11 +102,11 @@ async def _changes(partition: ChangePartition, wanted: Mapping[int, Wanted]) -> 
             raise Error(f"vbucket {stream.given_up[0]} got another history while it was read; run the job again")
 
 
-def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Give the same rows in record batches that are worth their way to Spark."""
+def _joined(batches: Iterable[pa.RecordBatch], shape: Shape) -> Iterator[pa.RecordBatch]:
+    """Give what is wanted of the rows, in record batches that are worth their way to Spark."""
     held: list[pa.RecordBatch] = []
     rows = nbytes = 0
-    for batch in batches:
+    for batch in map(shape.apply, batches):
         held.append(batch)
         rows += batch.num_rows
         nbytes += batch.nbytes
