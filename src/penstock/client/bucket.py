@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Self, TypedDict, TypeVar, Unpack
 import pyarrow as pa
 
 from penstock.client.address import DEFAULT_URL, Address, dialect_of, parse_address
+from penstock.client.cluster_map import ClusterMap
 from penstock.client.connection import NodeLink, refusal
 from penstock.client.credentials import credentials_from
 from penstock.client.feed import Feed, Wanted
@@ -138,6 +139,11 @@ class Bucket:
 
     async def close(self) -> None:
         await self._nodes.close()
+
+    async def cluster(self) -> ClusterMap:
+        """Return which node has which vbucket, as far as is known: a request that finds it changed asks again."""
+        await self.connect()
+        return self._nodes.map
 
     # documents
 
