@@ -1,0 +1,357 @@
+"""JSON values as typed columns: against a reading of one value at a time, and what is hostile or odd."""
+
+import base64
+import json
+import math
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import UsageError
+from penstock.spark.json_columns import FEW, differences, evolution, from_ddl, infer, parse, to_ddl
+
+# A reading of its own: whole values by json.loads, what does not fit as a value again.
+
+LIMITS = {pa.int8(): 2**7, pa.int16(): 2**15, pa.int32(): 2**31, pa.int64(): 2**63}
+NOTHING = object()
+
+
+def fitted(value: Any, of: pa.DataType) -> tuple[Any, Any]:
+    """Return what of a value is of the type, and what is left, NOTHING if nothing is."""
+    if value is None:
+        return None, NOTHING
+    if isinstance(of, pa.StructType) and isinstance(value, dict):
+        found, left = {}, {}
+        for name in dict.fromkeys([*value, *(field.name for field in of)]):
+            inside = value.get(name)
+            if of.get_field_index(name) >= 0:
+                found[name], remains = fitted(inside, of.field(name).type)
+            else:
+                remains = NOTHING if inside is None else inside
+            if remains is not NOTHING:
+                left[name] = remains
+        return found, left or NOTHING
+    if isinstance(of, pa.ListType) and isinstance(value, list):
+        parts = [fitted(element, of.value_type) for element in value]
+        whole = all(remains is NOTHING for _, remains in parts)
+        return [found for found, _ in parts], NOTHING if whole else value
+    if isinstance(value, bool) or of == pa.bool_():
+        fits = isinstance(value, bool) and of == pa.bool_()
+    elif isinstance(value, int):
+        exact = abs(value) < 2**1000 and of == pa.float64() and int(float(value)) == value
+        value = float(value) if exact else value
+        fits = exact or (of in LIMITS and -LIMITS[of] <= value < LIMITS[of])
+    elif isinstance(value, float):
+        fits = of == pa.float64()
+    else:
+        fits = isinstance(value, str) and of == pa.string()
+    return (value, NOTHING) if fits else (None, value)
+
+
+NAMES = st.sampled_from(["a", "b", "Ä", 'q"`', ""])
+NUMBERS = st.one_of(
+    st.integers(-3, 300),
+    st.sampled_from([2**31, 2**53, 2**53 + 1, 2**63 - 1, 2**63, -(2**63), 2**70, 10**40, 10**400]),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+SCALARS = st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=3), st.just("2026-01-01"))
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=6
+)
+DOCUMENTS = st.dictionaries(NAMES, VALUES, max_size=5)
+PLAIN_TYPES = st.sampled_from([pa.bool_(), pa.int8(), pa.int32(), pa.int64(), pa.float64(), pa.string()])
+
+
+def structs(of: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    fields = st.dictionaries(NAMES, of, min_size=1, max_size=4)
+    return fields.map(lambda found: pa.struct(list(found.items())))
+
+
+TYPES = st.recursive(PLAIN_TYPES, lambda inner: inner.map(pa.list_) | structs(inner), max_leaves=4)
+SCHEMAS = structs(TYPES)
+GARBAGE = st.sampled_from(
+    [b"", b"17", b"null", b"[1]", b'"text"', b"{", b'{"a":1', b'{"a":1}}', b'{"a":1}{"a":2}', b'{"a":1},"d":{"b":2}',
+     b'{}}{"d":{}', b"{}}\0", b'{"a":NaN}', b'{"a":Infinity}', b'{"a":"\xff"}', b"\xff\xfe", b'{"a":01}', b'{"a":"\n"}',
+     b"{'a':1}", b'{"a":1,}', b'{"a":1} x', b'\xef\xbb\xbf{"a":1}', b'{"a":"\\ud800"}', b'{"\\udfff":1}',
+     b'{"a":1,"a":2}', b'{"z":[{"a":1,"a":2}]}', b'{"a":{"b":1,"b":true}}', b'{"a":1e999}', b'{"a":-0,"b":1e-999}',
+     b' {\n"a" :\t1 , "b":[ ] }\r\n']
+)  # fmt: skip
+
+
+def texts(rest: pa.StringArray) -> list[Any]:
+    return [NOTHING if text is None else json.loads(text) for text in rest.to_pylist()]
+
+
+@given(SCHEMAS, st.lists(DOCUMENTS, max_size=4), st.booleans())
+@settings(max_examples=200)
+def test_what_fits_and_what_is_left(of, documents, escaped):
+    values = pa.array([json.dumps(each, ensure_ascii=escaped).encode() for each in documents], pa.binary())
+    columns, rest = parse(values, of)
+    found = [fitted(each, of) for each in documents]
+    assert columns.type == of
+    assert columns.equals(pa.array([fits for fits, _ in found], of))
+    assert texts(rest) == [left for _, left in found]
+    columns.validate(full=True)
+
+
+@given(SCHEMAS, st.lists(DOCUMENTS, min_size=1, max_size=4), st.lists(GARBAGE | st.none(), max_size=3), st.randoms())
+@settings(max_examples=100)
+def test_a_value_does_not_change_its_neighbours(of, documents, odd, chance):
+    """In a batch, most of which pyarrow.json reads, each value gives what it gives alone."""
+    written = [json.dumps(each).encode() for each in documents]
+    known = [json.dumps(fitted(each, of)[0]).encode() for each in documents]
+    values: list[bytes | None] = [*written, *odd]
+    values += [chance.choice(known if chance.random() < 0.9 else written) for _ in range(2 * FEW + 3)]
+    chance.shuffle(values)
+    batch = pa.array(values, pa.binary())
+    columns, rest = parse(batch, of)
+    # So few values are looked at one by one.
+    alone = [parse(batch.slice(at, FEW), of) for at in range(0, len(batch), FEW)]
+    assert columns.equals(pa.concat_arrays([each for each, _ in alone]))
+    assert rest.equals(pa.concat_arrays([each for _, each in alone]))
+    columns.validate(full=True)
+    rest.validate(full=True)
+
+
+@given(GARBAGE | st.binary(max_size=12), SCHEMAS)
+def test_any_bytes(value, of):
+    """What is no object is whole in the rest; what is one, is one for json too."""
+    columns, rest = parse(pa.array([value], pa.binary()), of)
+    text = rest[0].as_py()
+    try:
+        document = json.loads(value.decode(), parse_constant=lambda _: 1 / 0)
+    except (ValueError, ZeroDivisionError):
+        document = None
+    if not isinstance(document, dict):
+        assert columns[0].as_py() is None
+        try:
+            assert text == value.decode()
+        except UnicodeDecodeError:
+            assert base64.b64decode(json.loads(text)["_binary"]) == value
+
+
+ODD = [
+    (b'{"a":1,"a":2}', {"a": 2}, '{"a":1}'),
+    (b'{"a":1,"a":null}', {"a": None}, '{"a":1}'),
+    (b'{"n":"5"}', {}, '{"n":"5"}'),
+    (b'{"n":1.0}', {}, '{"n":1.0}'),
+    (b'{"n":9223372036854775808}', {}, '{"n":9223372036854775808}'),
+    (b'{"f":9007199254740993}', {}, '{"f":9007199254740993}'),
+    (b'{"f":9007199254740994}', {"f": 9007199254740994.0}, None),
+    (b'{"f":3,"n":-0}', {"f": 3.0, "n": 0}, None),
+    (b'{"f":1e999}', {}, '{"f":1e999}'),
+    (b'{"s":"\\ud83c\\udf7a \\u0000"}', {"s": "\U0001f37a \0"}, None),
+    (b'{"s":"\\ud83c"}', {}, '{"s":"\\ud83c"}'),
+    (b'{"o":{"x":1,"y":{"deep":[1, 2]}}}', {"o": {"x": 1}}, '{"o":{"y":{"deep":[1, 2]}}}'),
+    (b'{"o":7}', {}, '{"o":7}'),
+    (b'{"o":{}, "l":[]}', {"o": {"x": None}, "l": []}, None),
+    (b'{"l":[1,"two",null,3]}', {"l": [1, None, None, 3]}, '{"l":[1,"two",null,3]}'),
+    (b'{"unknown": 1.10, "n": 1, "void": null}', {"n": 1}, '{"unknown":1.10}'),
+    (b"{}", {}, None),
+    (b"3", None, "3"),
+    (b"null", None, "null"),
+    (b"\xff", None, '{"_binary": "/w=="}'),
+    (None, None, None),
+]
+ODD_SCHEMA = "a BIGINT, n BIGINT, f DOUBLE, s STRING, o STRUCT<x: BIGINT>, l ARRAY<BIGINT>"
+
+
+@pytest.mark.parametrize(("value", "document", "rest"), ODD)
+@pytest.mark.parametrize("crowd", [0, 3 * FEW])
+def test_odd_values(value, document, rest, crowd):
+    schema = from_ddl(ODD_SCHEMA)
+    columns, left = parse(pa.array([*([b'{"n":1}'] * crowd), value], pa.binary()), schema)
+    expected = None if document is None else dict.fromkeys(schema.names) | document
+    assert columns[-1].as_py() == expected
+    assert left[-1].as_py() == rest
+    assert left.null_count >= crowd
+
+
+def test_deep_and_large_values_break_nothing():
+    # These would end the process in pyarrow.json.
+    deep = [opening * 100_000 + b"1" + closing * 100_000 for opening, closing in ((b"[", b"]"), (b'{"a":', b"}"))]
+    within = b'{"a":' + deep[0] + b"}"
+    large = json.dumps({"s": "x" * 17_000_000, "n": 1}).encode()
+    many = json.dumps({"l": list(range(100_000)), "unknown": [{}] * 5000}).encode()
+    values = pa.array([*deep, within, large, many] + [b'{"n":1}'] * 200, pa.binary())
+    columns, rest = parse(values, from_ddl(ODD_SCHEMA))
+    assert rest.to_pylist()[:4] == [*(each.decode() for each in (*deep, within)), None]
+    assert columns[3]["n"].as_py() == 1
+    assert len(columns[4]["l"].as_py()) == 100_000
+    assert len(json.loads(rest[4].as_py())["unknown"]) == 5000
+    assert rest.null_count == 201
+    assert to_ddl(infer(values)) == "`s` STRING, `n` BIGINT, `l` ARRAY<BIGINT>"
+
+
+@given(st.lists(DOCUMENTS, max_size=5), st.lists(GARBAGE | st.none(), max_size=3), st.booleans())
+@settings(max_examples=100)
+def test_inferred_schemas_hold_what_they_were_inferred_from(documents, odd, crowded):
+    """Nothing is left but values of conflicting types, numbers of no type, and what has no type: nulls, {} and []."""
+    values = [json.dumps(each).encode() for each in documents]
+    schema = infer(pa.array([*values * (2 * FEW if crowded else 1), *odd], pa.binary()))
+    known = infer(pa.array(values, pa.binary()))
+    if not odd:
+        assert schema == known
+    _, rest = parse(pa.array(values, pa.binary()), schema)
+    for left in texts(rest):
+        for name, value in left.items() if left is not NOTHING else ():
+            index = schema.get_field_index(name)
+            of = None if index < 0 else schema.field(index).type
+            assert typeless(value) if of is None else "string" in str(of) or holds_odd(value)
+
+
+def typeless(value: Any) -> bool:
+    """Whether nothing tells the type of the value."""
+    return value in ({}, []) or (
+        isinstance(value, list | dict) and all(each is None or typeless(each) for each in parts(value))
+    )
+
+
+def holds_odd(value: Any) -> bool:
+    """Whether an integer that no column holds, or nothing that has a type, is in the value."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value >= 2**53
+    return typeless(value) or (isinstance(value, list | dict) and any(map(holds_odd, parts(value))))
+
+
+def parts(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value
+
+
+INFERRED = [
+    ([b'{"a":1}', b'{"a":1.5}'], "`a` DOUBLE"),
+    ([b'{"a":1}', b'{"a":"x"}'], "`a` STRING"),
+    ([b'{"a":{"x":1}}', b'{"a":{"y":true}}'], "`a` STRUCT<x: BIGINT, y: BOOLEAN>"),
+    ([b'{"a":[]}', b'{"a":[{"x":null}]}', b'{"a":[{"x":"2026-01-01"}]}'], "`a` ARRAY<STRUCT<x: STRING>>"),
+    ([b'{"a":[1]}', b'{"a":{"x":1}}'], "`a` STRING"),
+    ([b'{"a":9223372036854775808}'], "`a` DOUBLE"),
+    ([b'{"b":null,"c":{},"d":[]}', b"17", b"{", None], ""),
+    ([], ""),
+]
+
+
+@pytest.mark.parametrize(("values", "ddl"), INFERRED)
+@pytest.mark.parametrize("times", [1, FEW])
+def test_inferred(values, ddl, times):
+    assert to_ddl(infer(pa.array(values * times, pa.binary()))) == ddl
+
+
+def test_evolution_tells_what_a_schema_has_no_place_for():
+    known = from_ddl("name STRING, abv DOUBLE, n INT, o STRUCT<x: BIGINT>, l ARRAY<STRUCT<p: BIGINT>>, t ARRAY<BIGINT>")
+    values = pa.array(
+        [
+            b'{"name":"a","abv":5,"o":{"x":1,"y":"new"},"l":[{"p":1,"q":2.5}],"tags":["x"]}',
+            b'{"name":17,"abv":"strong","n":3000000000,"t":[1,"2"],"o":null,"void":null}',
+            b"no document",
+            None,
+        ],
+        pa.binary(),
+    )
+    found = evolution(known, values)
+    assert set(found.new_fields) == {"o.y STRING", "l[].q DOUBLE", "tags ARRAY<STRING>"}
+    assert set(found.conflicts) == {
+        "name is STRING, found BIGINT",
+        "abv is DOUBLE, found STRING",
+        "n is INT, found BIGINT",
+        "t[] is BIGINT, found STRING",
+    }
+    assert set(differences(known, found.schema)) == {
+        "o.y STRING is new",
+        "l[].q DOUBLE is new",
+        "tags ARRAY<STRING> is new",
+    }
+    _, rest = parse(values, known)
+    assert evolution(known, rest) == found
+    again = evolution(found.schema, values)
+    assert not again.new_fields
+    assert set(again.conflicts) == set(found.conflicts)
+    assert evolution(known, pa.array([b'{"name":"b","n":1}', None])) == (type(found)(known))
+
+
+@given(SCHEMAS, SCHEMAS)
+def test_differences_are_none_exactly_between_equals(a, b):
+    old, new = pa.schema(a), pa.schema(b)
+    assert differences(old, old) == []
+    same = sorted(str(field) for field in old) == sorted(str(field) for field in new)
+    if same and not any(pa.types.is_nested(field.type) for field in old):
+        assert differences(old, new) == []
+    if {field.name for field in old} != {field.name for field in new}:
+        assert differences(old, new)
+
+
+def test_differences_in_words():
+    old = from_ddl("a BIGINT, b STRING, o STRUCT<x: BIGINT, y: STRING>, l ARRAY<BIGINT>")
+    new = from_ddl("b STRING, a DOUBLE, o STRUCT<x: STRING>, l ARRAY<STRING>, n BOOLEAN")
+    assert differences(old, new) == [
+        "a was BIGINT and is DOUBLE",
+        "o.x was BIGINT and is STRING",
+        "o.y is gone",
+        "l[] was BIGINT and is STRING",
+        "n BOOLEAN is new",
+    ]
+
+
+@given(SCHEMAS)
+def test_ddl_there_and_back(of):
+    schema = pa.schema(of)
+    if not any(name == "" for name in names_in(of)):
+        assert from_ddl(to_ddl(schema)) == schema
+
+
+def names_in(of: Any) -> list[str]:
+    if isinstance(of, pa.ListType):
+        return names_in(of.value_type)
+    return [name for field in of for name in (field.name, *names_in(field.type))] if pa.types.is_struct(of) else []
+
+
+def test_ddl_as_people_write_it():
+    text = "`odd ``name` long COMMENT 'it''s', b: Array<struct<`x y`:int,\n z STRING>>, c real,"
+    with pytest.raises(UsageError, match="name"):
+        from_ddl(text)
+    expected = pa.schema(
+        [
+            ("odd `name", pa.int64()),
+            ("b", pa.list_(pa.struct([("x y", pa.int32()), ("z", pa.string())]))),
+            ("c", pa.float32()),
+        ]
+    )
+    assert from_ddl(text.removesuffix(",").replace("''", "")) == expected
+
+
+BAD_DDL = [
+    ("", "empty"),
+    ("a", "the end"),
+    ("a BIGINT NOT NULL", "'NOT'"),
+    ("a DECIMAL(10,2)", "'DECIMAL'"),
+    ("a TIMESTAMP", "TIMESTAMP"),
+    ("a MAP<STRING,STRING>", "MAP"),
+    ("a ARRAY<BIGINT", "the end"),
+    ("a STRUCT<x BIGINT> >", "'>'"),
+    ("a BIGINT, a STRING", "once"),
+    ("a BIGINT b STRING", "'b'"),
+    ("; DROP", "';'"),
+]
+
+
+@pytest.mark.parametrize(("ddl", "says"), BAD_DDL)
+def test_bad_ddl(ddl, says):
+    with pytest.raises(UsageError, match=says):
+        from_ddl(ddl)
+
+
+def test_a_type_that_json_does_not_give():
+    with pytest.raises(UsageError, match=r"when\.at\[\] is timestamp"):
+        parse(pa.array([b"{}"]), pa.schema([("when", pa.struct([("at", pa.list_(pa.timestamp("s")))]))]))
+
+
+def test_floats_of_32_bits():
+    columns, rest = parse(
+        pa.array([b'{"f":0.1}', b'{"f":16777217}', b'{"f":1e39}', b'{"f":16777218}'] * FEW), from_ddl("f FLOAT")
+    )
+    found = columns.field("f").to_pylist()[:4]
+    assert math.isclose(found[0], 0.1, rel_tol=1e-6)
+    assert found[1:] == [None, None, 16777218.0]
+    assert rest.to_pylist()[:4] == [None, '{"f":16777217}', '{"f":1e39}', None]
