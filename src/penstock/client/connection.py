@@ -211,6 +211,10 @@ class NodeLink(asyncio.BufferedProtocol):
             return reason  # the peer broke a rule or refused: trying again may not mend it
         return ConnectionClosed(f"the connection ended: {reason}")
 
+    def listen(self, on_stream: FrameEvents | None) -> None:
+        """Give what comes from now on, and is no answer, to somebody else."""
+        self._on_stream = on_stream
+
     def keep_alive(self) -> None:
         """Let the kernel find out whether the peer is still there, for a dialect that has no signs of life."""
         assert self._transport is not None
@@ -231,6 +235,8 @@ class NodeLink(asyncio.BufferedProtocol):
 
     def send(self, data: bytes | bytearray) -> None:
         """Send bytes; those of one turn of the event loop go out together, on a connection that has ended nowhere."""
+        if not data:
+            return
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing.append(data)
@@ -240,8 +246,9 @@ class NodeLink(asyncio.BufferedProtocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
-    def take_opaque(self, count: int = 1) -> int:
-        """Return the first of `count` opaques in a row that no other request under way has."""
+    def take_opaque(self, count: int = 1, least: int = 0) -> int:
+        """Return the first of `count` opaques in a row, not below `least`, that no other request under way has."""
+        self._next_opaque = max(self._next_opaque, least)
         if self._next_opaque + count > _OPAQUES:
             self._next_opaque = 1
         first = self._next_opaque

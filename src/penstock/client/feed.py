@@ -35,9 +35,9 @@ from penstock.client.position import (
 from penstock.client.selection import Filter, KnownCollections, Selection
 from penstock.client.speech import SPEECHES, Accepted, Answer, LogFirst, Refused, Rollback, UnknownBranch
 from penstock.client.system_event import change_of
-from penstock.client.vbucket_stream import VbucketStream, Wanted, is_nothing, rollback_row
+from penstock.client.vbucket_stream import UNNAMED, VbucketStream, Wanted, is_nothing, not_above, rollback_row
 from penstock.errors import ConnectionClosed, Error, RemoteProtocolError, UsageError, status_error
-from penstock.store.failover import FailoverEntry, FailoverLog
+from penstock.store.failover import FailoverLog
 from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
 from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Status, StreamEndReason
 from penstock.wire.dcp import (
@@ -64,10 +64,6 @@ class _Asked(NamedTuple):
     stream: VbucketStream
     then: Callable[[VbucketStream, FailoverLog], None]
     of: int
-
-
-_UNNAMED: FailoverLog = (FailoverEntry(0, 0),)
-"""The log of a vbucket whose branches are not known: no producer has one of this name, so nothing goes on in it."""
 
 
 class Feed(Follower):
@@ -120,6 +116,7 @@ class Feed(Follower):
         self._moved: set[int] = set()
         self._adopted: dict[int, FailoverLog] = {}
         self._unacked: Counter[int] = Counter()
+        self._is_untidy = False  # a producer goes on with a stream that nobody wants
         self.connection_lost()
 
     # what is asked for
@@ -137,6 +134,10 @@ class Feed(Follower):
         return not self._unfinished
 
     @property
+    def is_tidy(self) -> bool:
+        return self.is_done and not self._by_opaque and not self._is_untidy
+
+    @property
     def awaits_replies(self) -> bool:
         return self._unanswered > 0 or bool(self._logs)
 
@@ -145,6 +146,7 @@ class Feed(Follower):
         self._by_opaque.clear()
         self._logs.clear()
         self._logs_due.clear()
+        self._is_untidy = False
         self._unanswered = 0
         self._unacked.clear()
         self.needs_end = set(self._unfinished) if self._ends_now else set()
@@ -267,10 +269,7 @@ class Feed(Follower):
     def take_positions(self) -> dict[int, Position]:
         return {} if self.deliveries or self._rows else self._moved_positions()
 
-    def _dealt_with(self, nbytes: int) -> None:
-        self._acknowledge(nbytes)
-
-    def _acknowledge(self, nbytes: int, *, at_once: bool = False) -> None:
+    def _dealt_with(self, nbytes: int, *, at_once: bool = False) -> None:
         """Count bytes as dealt with, and tell the producer when they are a fifth of the window.
 
         Source: docs/dcp, flow-control.md. What is less is told with the next answer to a NOOP.
@@ -290,7 +289,7 @@ class Feed(Follower):
         message = decode(frame, self.dialect)
         if isinstance(message, DcpNoop):
             self._outgoing.append(join_frame(Frame(Magic.RESPONSE, frame.opcode, opaque=frame.opaque)))
-            self._acknowledge(0, at_once=True)
+            self._dealt_with(0, at_once=True)
             return
         event = EVENTS[self.dialect].get(type(message))
         handle = None if event is None else _HANDLERS.get(event) or _DATA_HANDLERS.get(type(message))
@@ -436,7 +435,7 @@ class Feed(Follower):
             return
         stream.least_end = stream.received = 0
         stream.is_whole = False
-        self._adopt(stream, Position(history=stream.position.history + 1), _UNNAMED)
+        self._adopt(stream, Position(history=stream.position.history + 1), UNNAMED)
         self._rows.append(rollback_row(stream.vbucket, None, stream.position, 0))
         self._logs_due[stream.vbucket] = self._rename
 
@@ -509,7 +508,7 @@ class Feed(Follower):
         out_of_order = ~changes & (seqno[1:] <= seqno[:-1])
         if out_of_order.any():
             at = int(np.argmax(out_of_order)) + 1
-            raise _not_above(int(vbucket[at]), int(seqno[at]), int(seqno[at - 1]))
+            raise not_above(int(vbucket[at]), int(seqno[at]), int(seqno[at - 1]))
         bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(seqno)]
         keep: npt.NDArray[np.bool_] | None = None
         for first, behind in itertools.pairwise(bounds):
@@ -538,7 +537,7 @@ class Feed(Follower):
         """Do what _take does, to a stream that is open."""
         vbucket = stream.vbucket
         if least <= stream.position.seqno:
-            raise _not_above(vbucket, least, stream.position.seqno)
+            raise not_above(vbucket, least, stream.position.seqno)
         if most > stream.snap_end:
             raise RemoteProtocolError(f"vbucket {vbucket}: by_seqno {most} behind its snapshot's end {stream.snap_end}")
         last = min(most, stream.end_seqno) if self._exact_end else most
@@ -555,7 +554,9 @@ class Feed(Follower):
         """Tell the producer that what is still to come is not wanted."""
         del self._by_opaque[stream.opaque]
         stream.state = advance(stream.state, StreamEvent.CLOSED, stream.vbucket, self.dialect)
-        self._outgoing.append(self._speech.close_request(stream.vbucket))
+        closing = self._speech.close_request(stream.vbucket)
+        self._outgoing.append(closing)
+        self._is_untidy = self._is_untidy or not closing
 
     def _flush(self) -> None:
         if self._every_move and self._moved and not self._rows:
@@ -594,7 +595,3 @@ _ANSWERS: dict[type[Answer], StreamEvent] = {
     UnknownBranch: StreamEvent.ROLLBACK,
     Refused: StreamEvent.REFUSED,
 }
-
-
-def _not_above(vbucket: int, seqno: int, last: int) -> RemoteProtocolError:
-    return RemoteProtocolError(f"vbucket {vbucket}: by_seqno {seqno} after {last}", status=Status.ERANGE)

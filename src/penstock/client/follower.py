@@ -103,6 +103,11 @@ class Follower(ABC):
         return False
 
     @property
+    def is_tidy(self) -> bool:
+        """May somebody else use its connections, because nothing comes by them any more that belongs to a stream?"""
+        return False
+
+    @property
     def can_go_on(self) -> bool:
         """May another connection take up what this one breaks off?"""
         return True
@@ -156,6 +161,12 @@ class Follower(ABC):
         """Return the positions that have moved without a change; nothing while a change is still to be handed out."""
         return {}
 
+    def leave(self, via: int = 0) -> bytes:
+        """Return the last that has to be sent by a connection before somebody else uses it."""
+        self._via = via
+        self._dealt_with(0, at_once=True)
+        return self._take_outgoing()
+
     @abstractmethod
     def _on_run(self, run: Run) -> None:
         """Take consecutive data messages."""
@@ -165,8 +176,11 @@ class Follower(ABC):
         """Take any other message."""
 
     @abstractmethod
-    def _dealt_with(self, nbytes: int) -> None:
-        """Note that so many bytes were consumed, or held nothing to hand out; send what that makes due."""
+    def _dealt_with(self, nbytes: int, *, at_once: bool = False) -> None:
+        """Note that so many bytes were consumed, or held nothing to hand out; send what that makes due.
+
+        at_once: send also what could wait.
+        """
 
     # what is handed out
 

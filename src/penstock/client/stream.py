@@ -15,9 +15,10 @@ from typing import Self
 import pyarrow as pa
 
 from penstock.client.address import Address
-from penstock.client.cluster_map import NOBODY
+from penstock.client.cluster_map import NOBODY, Place
 from penstock.client.connection import NodeLink
 from penstock.client.follower import Delivery, Follower
+from penstock.client.kept import KeptSessions
 from penstock.client.position import Position
 from penstock.client.selection import KnownCollections, read_manifest
 from penstock.client.session import LONGEST_DELAY, RETRIED, Purpose, Retry, Session, open_session
@@ -48,24 +49,36 @@ class ChangeStream:
     from now on).
     """
 
-    def __init__(self, address: Address, feed: Follower, high_seqnos: HighSeqnos) -> None:
-        """high_seqnos: asks the node where streams end that end "now"."""
+    def __init__(
+        self,
+        address: Address,
+        feed: Follower,
+        high_seqnos: HighSeqnos | None = None,
+        *,
+        kept: KeptSessions | None = None,
+    ) -> None:
+        """high_seqnos: asks the node where streams end that end "now"; of no use without any such.
+
+        kept: where to take connections from, and to leave them once all streams have ended.
+        """
         self._address = address
         self._feed = feed
         self._high_seqnos = high_seqnos
+        self._kept = kept
         # Never that of another process: the node would end the one whenever the other connects.
         self._name = f"penstock:{secrets.token_hex(8)}"
-        self._links: list[NodeLink] = []
+        self._sessions: list[Session] = []
         self._via: list[int] = []
-        """By vbucket, which of the links goes to the node that has it."""
+        """By vbucket, which of the connections goes to the node that has it."""
         self._places = address.hosts
         self._is_closed = False
+        self._go_anew = False  # connections that waited may know as little as the one that failed
         self._wake = asyncio.Event()
         self._last: Delivery | None = None
         self._loop = asyncio.get_running_loop()
         self._waiting_since = self._asked_since = self._connected_at = self._loop.time()
         self._alive_at: list[float] = []
-        """By link, when it was heard of last."""
+        """By connection, when it was heard of last."""
         self._retry = Retry(address.options.retry_seconds, self._loop.time)
         self.positions: dict[int, Position] = dict(feed.positions)
         """By vbucket, where the batches handed out so far end. Empty with TAP, which cannot go on from anywhere."""
@@ -82,7 +95,11 @@ class ChangeStream:
 
     @property
     def is_connected(self) -> bool:
-        return bool(self._links)
+        return bool(self._sessions)
+
+    @property
+    def _links(self) -> list[NodeLink]:
+        return [session.link for session in self._sessions]
 
     async def __aenter__(self) -> Self:
         return self
@@ -115,6 +132,7 @@ class ChangeStream:
         while not self._feed.deliveries or self._is_closed:
             self.positions.update(self._feed.take_positions())
             if self._is_closed or self._feed.is_done:
+                self._leave()
                 await self.close()
                 return None
             try:
@@ -125,6 +143,7 @@ class ChangeStream:
                 if not self._feed.can_go_on and not isinstance(error, StatusError):
                     await self.close()
                     raise ConnectionClosed(f"{self._address}: {error}; TAP cannot resume") from error
+                self._go_anew = True
                 await self._disconnect()
                 if not self._is_closed:
                     await asyncio.sleep(self._retry.next_delay(error, self._address))
@@ -140,29 +159,30 @@ class ChangeStream:
             return
         outgoing, via = self._feed.consumed(self._last), self._last.via
         self._last = None
-        if outgoing and self._links:
-            self._links[via].send(outgoing)
+        if outgoing and self._sessions:
+            self._sessions[via].link.send(outgoing)
         if self._feed.queued_bytes <= self._feed.window:
             for link in self._links:
                 link.resume_reading()
 
     async def _progress(self) -> None:
         """Connect if need be, ask for the streams that are due, and wait until something arrives or ends."""
-        if not self._links:
+        if not self._sessions:
             await self._connect()
         if self._feed.needs_end:
             await self._set_ends()
         self._wake.clear()
-        if not self._links:  # closed meanwhile
+        links = self._links
+        if not links:  # closed meanwhile
             return
         if self._feed.failure is not None:
             raise self._feed.failure
-        if requests := self._feed.requests(self._links[0].take_opaque):
+        if requests := self._feed.requests(links[0].take_opaque):
             self._send(requests)
             self._asked_since = self._loop.time()
         if self._feed.deliveries or self._feed.is_done:
             return
-        for link in self._links:
+        for link in links:
             if link.closed.done():
                 if link.ended_in_order and self._feed.connection_ended():
                     return
@@ -171,7 +191,7 @@ class ChangeStream:
 
     def _send(self, requests: Sequence[Request]) -> None:
         """Send requests, each to the node that has the vbucket."""
-        by_link: list[list[bytes]] = [[] for _ in self._links]
+        by_link: list[list[bytes]] = [[] for _ in self._sessions]
         for request in requests:
             by_link[self._via[request.vbucket]].append(request.encode())
         for link, parts in zip(self._links, by_link, strict=True):
@@ -179,9 +199,8 @@ class ChangeStream:
                 link.send(b"".join(parts))
 
     async def _connect(self) -> None:
-        session = await open_session(self._address, self._purpose(0), self._places)
+        session = await self._open(self._places)
         self._places = (*dict.fromkeys((*self._address.hosts, *session.map.places)),)
-        self._add(session.link)
         self._connected_at = self._loop.time()
         vbuckets = session.map.vbuckets
         if vbuckets != self._feed.vbuckets:
@@ -189,8 +208,36 @@ class ChangeStream:
         if self._feed.collections:
             self._feed.use_collections(await self._known(session))
         await self._reach(session)
+        links = self._links
+        if len(links) > 1:  # what comes by any of them is known by opaques of the first one, and may be of old streams
+            links[0].take_opaque(least=max(link.take_opaque() for link in links))
         if self._is_closed:
             await self._disconnect()
+
+    async def _open(self, places: Sequence[Place]) -> Session:
+        """Connect to one of the places, unless there is a connection that waits."""
+        purpose, session = self._purpose(len(self._sessions)), None
+        if self._kept is not None and not self._go_anew:
+            session = self._kept.take(self._address, purpose, places)
+        if session is None:
+            session = await open_session(self._address, purpose, places)
+        session.link.closed.add_done_callback(self._on_closed)
+        self._sessions.append(session)
+        self._alive_at.append(self._loop.time())
+        return session
+
+    def _on_closed(self, closed: asyncio.Future[Exception]) -> None:
+        self._wake.set()
+
+    def _leave(self) -> None:
+        """Let the connections wait for another stream, if they can."""
+        if self._kept is None or not self._feed.is_tidy:
+            return
+        sessions, self._sessions, self._alive_at = self._sessions, [], []
+        for via, session in enumerate(sessions):
+            session.link.closed.remove_done_callback(self._on_closed)
+            session.link.send(self._feed.leave(via))
+            self._kept.keep(self._address, self._purpose(via), session)
 
     def _purpose(self, via: int) -> Purpose:
         return Purpose(
@@ -201,11 +248,6 @@ class ChangeStream:
             xattrs=self._feed.xattrs,
             values=self._feed.values,
         )
-
-    def _add(self, link: NodeLink) -> None:
-        link.closed.add_done_callback(lambda _: self._wake.set())
-        self._links.append(link)
-        self._alive_at.append(self._loop.time())
 
     async def _known(self, session: Session) -> KnownCollections | None:
         if not session.collections:
@@ -224,15 +266,15 @@ class ChangeStream:
             if owner == NOBODY:
                 raise NotMyVbucket(f"vbucket {vbucket} is on no node for now", vbucket=vbucket)
             if owner not in via_of:
-                via_of[owner] = len(self._links)
-                other = await open_session(self._address, self._purpose(len(self._links)), [places[owner]])
-                self._add(other.link)
+                via_of[owner] = len(self._sessions)
+                other = await self._open([places[owner]])
                 if other.collections != session.collections:
                     raise RemoteProtocolError(f"only some nodes of {self._address} have collections")
         self._via = [via_of.get(owner, 0) for owner in owners]
 
     async def _set_ends(self) -> None:
         """Find out what "now" is: where the streams of a new connection, or of a new history, are to end."""
+        assert self._high_seqnos is not None
         high_seqnos = await self._high_seqnos()
         for vbucket in tuple(self._feed.needs_end):
             self._feed.set_end(vbucket, high_seqnos.get(vbucket, 0))
@@ -260,10 +302,10 @@ class ChangeStream:
 
         If so, the time without changes does not count against the node. One that ends at once is no success.
         """
-        return bool(self._links) and max(self._alive_at) - self._connected_at > LONGEST_DELAY
+        return bool(self._sessions) and max(self._alive_at) - self._connected_at > LONGEST_DELAY
 
     async def _disconnect(self) -> None:
-        links, self._links, self._alive_at = self._links, [], []
+        links, self._sessions, self._alive_at = self._links, [], []
         for link in links:  # all at once: what still came by one would be taken for the next connection's
             link.fail(ConnectionClosed("it was closed on this side"))
         if links:

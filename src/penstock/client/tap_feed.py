@@ -219,7 +219,7 @@ class TapFeed(Follower):
         acks, self._acks = self._acks, []
         self._tied += [(self._delivered, ack) for ack in acks]
 
-    def _dealt_with(self, nbytes: int) -> None:
+    def _dealt_with(self, nbytes: int, *, at_once: bool = False) -> None:
         self._tie_acks()
         while self._tied and self._tied[0][0] <= self._consumed:
             self._outgoing.append(self._tied.popleft()[1])

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.client.position import BEGINNING, Position
-from penstock.store.failover import FailoverLog
-from penstock.wire.constants import MAX_SEQNO
+from penstock.errors import RemoteProtocolError
+from penstock.store.failover import FailoverEntry, FailoverLog
+from penstock.wire.constants import MAX_SEQNO, Status
 from penstock.wire.schema import Change, Event
 from penstock.wire.stream import StreamState
+
+UNNAMED: FailoverLog = (FailoverEntry(0, 0),)
+"""The log of a vbucket whose branches are not known: no producer has one of this name, so nothing goes on in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,3 +76,8 @@ def rollback_row(vbucket: int, vbuuid: int | None, position: Position, requested
 def is_nothing(position: Position, end_seqno: int) -> bool:
     """Is there nothing to stream? Behind seqno 0 a producer is asked in any case: its history may be another one."""
     return position.seqno == end_seqno == 0
+
+
+def not_above(vbucket: int, seqno: int, last: int) -> RemoteProtocolError:
+    """Return the error of a change that comes behind a later one, or a second time."""
+    return RemoteProtocolError(f"vbucket {vbucket}: by_seqno {seqno} after {last}", status=Status.ERANGE)
