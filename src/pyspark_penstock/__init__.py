@@ -1,0 +1,5 @@
+"""How Spark finds `format("dcp")` by itself: it asks each module named pyspark_* on its path for a DefaultSource."""
+
+from penstock.spark.source.source import DcpDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]
