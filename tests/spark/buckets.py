@@ -5,7 +5,7 @@ import json
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -155,7 +155,7 @@ class Proxy:
 
     @classmethod
     @contextmanager
-    def before(cls, port: int) -> "Iterator[Proxy]":
+    def before(cls, port: int) -> Iterator[Self]:
         with LoopThread() as loop:
             proxy = cls(loop, port)
             server = loop.run(asyncio.start_server(proxy._serve, "127.0.0.1", 0))

@@ -1,0 +1,17 @@
+"""Bring a lake up to date with a bucket, on whatever cluster spark-submit names.
+
+spark-submit --master spark://HOST:7077 --py-files penstock.zip follow.py couchbase://HOST/BUCKET /shared/lake
+"""
+
+import sys
+
+from pyspark.sql import SparkSession
+
+from penstock.spark.pipeline.run import Settings, run
+
+url, lake = sys.argv[1:]
+spark = SparkSession.Builder().appName("penstock").getOrCreate()
+# A task for each core of the cluster: the default is made for the machine that the driver is on.
+settings = Settings(url, lake, available_now=True, partitions=spark.sparkContext.defaultParallelism)
+progress = run(settings, spark=spark)
+print(f"{progress.rows} rows written", flush=True)

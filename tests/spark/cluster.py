@@ -1,0 +1,207 @@
+"""A standalone Spark cluster on this machine: a master and two workers, processes of their own as on any cluster."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import venv
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Self, TypeVar
+
+import pyspark
+
+import penstock
+from penstock.client.blocking import LoopThread
+from penstock.spark.java import java_environment
+from penstock.spark.shipping import PACKAGES
+from tests.spark.buckets import QUICK_JAVA, Proxy
+
+SPARK_HOME = Path(pyspark.__file__).parent
+SECONDS = 180.0
+
+T = TypeVar("T")
+
+
+class Daemon:
+    """A process in a group of its own, whose output goes to a file. Its end is the end of the whole group."""
+
+    def __init__(self, log: Path, command: list[str], environment: dict[str, str]) -> None:
+        self.log = log
+        with log.open("w") as file:
+            self.process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def says(self, pattern: str, *, times: int = 1) -> str:
+        """Wait until a pattern with one group is in the output so often, and return the last one's group."""
+
+        def found() -> str | None:
+            matches = re.findall(pattern, self.log.read_text(), re.MULTILINE)
+            return str(matches[-1]) if len(matches) >= times else None
+
+        return self.wait_for(found)
+
+    def executor(self) -> int:
+        """Wait for the executor that this worker runs, and return its process id."""
+        return self.wait_for(lambda: next(_executors_of(self.process.pid), None))
+
+    def wait_for(self, find: Callable[[], T | None]) -> T:
+        """Return what `find` gives, once that is not None; fails if the process ends first, or time runs out."""
+        deadline = time.monotonic() + SECONDS
+        while (found := find()) is None:
+            running = self.process.poll() is None and time.monotonic() < deadline
+            assert running, f"{self.process.args!r} said: {self.log.read_text()[-8000:]}"
+            threading.Event().wait(0.05)
+        return found
+
+
+def _executors_of(worker: int) -> Iterator[int]:
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == worker and b"CoarseGrainedExecutorBackend" in (entry / "cmdline").read_bytes():
+                yield int(entry.name)
+
+
+class Cluster:
+    """master: its URL, spark://127.0.0.1:PORT. workers: with one core each. directory: of logs and what Spark keeps."""
+
+    def __init__(self, master: str, workers: list[Daemon], directory: Path) -> None:
+        self.master = master
+        self.workers = workers
+        self.directory = directory
+
+    @classmethod
+    @contextmanager
+    def running(cls, directory: Path, workers: int = 2) -> "Iterator[Cluster]":
+        """Run a cluster whose executors have a Python without penstock, each process on whatever port is free."""
+        directory.mkdir()
+        environment = environment_with(bare_python(directory / "python"))
+        environment |= {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA}
+        start = [str(SPARK_HOME / "bin" / "spark-class"), "org.apache.spark.deploy"]
+        options = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+        with ExitStack() as stack:
+            command = [start[0], f"{start[1]}.master.Master", *options]
+            master = stack.enter_context(Daemon(directory / "master.log", command, environment))
+            url = master.says(r"Starting Spark master at (spark://\S+)")
+            command = [start[0], f"{start[1]}.worker.Worker", *options, "--cores", "1", "--memory", "768m"]
+            started = []
+            for number in range(workers):
+                place = ["--work-dir", str(directory / f"work-{number}")]
+                log = directory / f"worker-{number}.log"
+                started.append(stack.enter_context(Daemon(log, [*command, *place, url], environment)))
+            for worker in started:
+                worker.says("(Successfully registered) with master")
+            yield cls(url, started, directory)
+
+    def submit(self, conf: dict[str, str], *arguments: str, **environment: str) -> Daemon:
+        """Start a program with spark-submit, on a machine that has the package, as it were."""
+        settings = {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.memory": "512m",
+            "spark.executor.memory": "512m",
+            "spark.ui.enabled": "false",
+            "spark.executor.extraJavaOptions": QUICK_JAVA,
+            "spark.driver.extraJavaOptions": QUICK_JAVA,
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # both executors are there when the first job starts
+            **conf,
+        }
+        command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", self.master]
+        command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+        environment |= environment_with(Path(sys.executable)) | {"PYTHONPATH": str(Path(penstock.__file__).parents[1])}
+        return Daemon(self.directory / "driver.log", [*command, *arguments], environment)
+
+    def said(self) -> str:
+        """Return everything that a process of the cluster has written, and all process's arguments of this moment."""
+        logs = [*self.directory.glob("*.log"), *self.directory.glob("work-*/*/*/std*")]
+        texts = [log.read_text(errors="replace") for log in logs]
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                texts.append(entry.read_bytes().decode(errors="replace"))
+        return "\n".join(texts)
+
+
+def environment_with(python: Path) -> dict[str, str]:
+    """Return variables that have a Java and, as python3, this Python; none that helps it to find the package."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "PENSTOCK"))}
+    kept |= {"SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1"}
+    java = {name: value for name, value in java_environment().items() if not name.startswith("PYSPARK")}
+    return kept | java | {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def bare_python(directory: Path) -> Path:
+    """Make a Python that has all that is installed here, except this package."""
+    venv.create(directory, symlinks=True)
+    (site,) = directory.glob("lib/python*/site-packages")
+    links = directory / "links"
+    links.mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith(("__editable__", *PACKAGES)):
+            (links / entry.name).symlink_to(entry)
+    (site / "links.pth").write_text(str(links))
+    python = directory / "bin" / "python3"
+    tried = subprocess.run(
+        [python, "-c", "import deltalake, penstock"],
+        env=environment_with(python),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert tried.stderr.endswith("ModuleNotFoundError: No module named 'penstock'\n")
+    return python
+
+
+class Gate(Proxy):
+    """A network on which nothing more comes from the node, once a connection has had `limit` bytes while it is shut."""
+
+    def __init__(self, loop: LoopThread, port: int) -> None:
+        super().__init__(loop, port)
+        self._limit: int | None = None
+        self._open = asyncio.Event()
+        self._held = 0
+
+    def shut(self, limit: int) -> None:
+        self._limit, self._held = limit, 0
+        self._loop.run(self._swing(is_open=False))
+
+    def open(self) -> None:
+        self._limit = None
+        self._loop.run(self._swing(is_open=True))
+
+    def holds(self, connections: int) -> bool | None:
+        """Tell whether so many connections are being held; None: not yet."""
+        return self._held >= connections or None
+
+    async def _swing(self, *, is_open: bool) -> None:
+        self._open.set() if is_open else self._open.clear()
+
+    async def _cut(self) -> None:
+        self._open.set()
+        await super()._cut()
+
+    async def _from_node(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        passed = 0
+        while data := await reader.read(65536):
+            passed += len(data)
+            if self._limit is not None and passed > self._limit:
+                self._held += 1
+                await self._open.wait()
+            writer.write(data)
+            await writer.drain()
+        writer.close()
