@@ -1,0 +1,142 @@
+"""Programs of others, and Spark by lists of files, read from both tables what was written, row by row."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from penstock.spark.lake import Lake
+from penstock.spark.lake.current import catch_up
+from penstock.spark.lake.delta import RANGE, Table
+from penstock.spark.lake.fold import fold
+from penstock.wire.schema import CHANGE_SCHEMA
+from tests.spark import lakes
+from tests.spark.lakes import append, as_documents, model, rollback, row, table
+
+pd: Any = importlib.import_module("pandas")  # which brings no types
+
+ROWS = [
+    *(row(n % 64, n, b"document %d" % n, b'{"n": %d}' % n) for n in range(1, 200)),
+    row(5, 300, b"\xff\xfe", b"\x00", xattrs={"_sync": b"\x00\x01", "empty": b""}),
+    row(5, 301, b"document 5", event="deletion"),
+    row(7, 302, b"", b"", collection_id=None),
+    row(11, -2, b"high", b"unsigned", collection_id=9, expiry=4_294_967_295),
+    row(3, 303, None, event="end_collection", collection_id=8),
+    rollback(9, 100, 1),
+    row(9, 101, b"document 137", b"again", history=1),
+]
+
+
+def as_delta(part: Table) -> str:
+    return str(part.path)
+
+
+def files_of(part: Table) -> list[str]:
+    opened = part.open()
+    assert opened is not None
+    return part.paths(part.files(opened))
+
+
+def from_pandas(frame: Any) -> list[dict[str, Any]]:
+    """pandas' own integers know no null: a column with one would become one of floats."""
+    lines: list[dict[str, Any]] = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return lines
+
+
+READERS: dict[str, Callable[[Table], Any]] = {
+    "deltalake": lambda part: DeltaTable(part.path).to_pyarrow_table().to_pylist(),
+    "pyarrow, files": lambda part: pa.concat_tables(pq.ParquetFile(path).read() for path in files_of(part)).to_pylist(),
+    "pandas, Delta": lambda part: from_pandas(DeltaTable(part.path).to_pandas(types_mapper=pd.ArrowDtype)),
+    "pandas, files": lambda part: from_pandas(
+        pd.concat(pd.read_parquet(p, partitioning=None, dtype_backend="pyarrow") for p in files_of(part))
+    ),
+    "Polars, Delta": lambda part: pl.scan_delta(as_delta(part)).collect().to_dicts(),
+    "Polars, files": lambda part: pl.read_parquet(files_of(part), hive_partitioning=False).to_dicts(),
+    "DuckDB, files": lambda part: (
+        duckdb.read_parquet(files_of(part), hive_partitioning=False).to_arrow_table().to_pylist()
+    ),
+}
+
+
+def plain(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Bring what the programs say of a row to one form; a map comes as pairs, as a list of structs, or as a dict."""
+
+    def value(name: str, content: Any) -> Any:
+        if name == "xattrs" and content is not None:
+            pairs = content.items() if isinstance(content, dict) else content
+            pairs = [tuple(pair.values()) if isinstance(pair, dict) else tuple(pair) for pair in pairs]
+            return {key: bytes(text) for key, text in pairs}
+        if isinstance(content, bytearray):
+            return bytes(content)
+        return content
+
+    found = [{name: value(name, line[name]) for name in sorted(line)} for line in lines]
+    return sorted(found, key=lambda line: (line["vbucket"], line["history"], line["seqno"]))
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory):
+    lake = Lake(tmp_path_factory.mktemp("readers") / "lake")
+    append(lake, 0, ROWS[:150])
+    catch_up(lake)
+    append(lake, 1, ROWS[150:])
+    catch_up(lake)
+    return lake
+
+
+def ranged(rows: pa.Table) -> list[dict[str, Any]]:
+    return plain([line | {RANGE: line["vbucket"] // 4} for line in rows.to_pylist()])
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_another_program_reads_both_tables(lake, reader):
+    assert plain(READERS[reader](lake.changelog_table)) == ranged(table(ROWS))
+    assert plain(READERS[reader](lake.current_table)) == ranged(fold(table(ROWS)))
+
+
+@pytest.mark.spark
+def test_spark_reads_both_tables(lake, spark):
+    def lines(frame):
+        return plain([line.asDict(recursive=True) for line in frame.collect()])
+
+    assert lines(lake.changelog_frame(spark)) == plain(table(ROWS).to_pylist())
+    assert lines(lake.current_frame(spark)) == plain(fold(table(ROWS)).to_pylist())
+
+
+@pytest.mark.spark
+def test_a_spark_frame_has_what_is_pending_and_stays_as_it_was(spark, tmp_path):
+    lake = Lake(tmp_path / "a [lake] of * {two}?")
+    steps = [
+        ROWS,
+        [
+            row(9, 500, b"document 9", b"new", history=1),
+            row(5, 501, b"document 69", event="deletion"),
+            rollback(7, 7, 1),
+        ],
+        [row(3, 502, None, event="end_collection", collection_id=0), row(3, 503, b"document 3", b"3")],
+    ]
+    rows, frames = [], []
+    for batch, step in enumerate(steps):
+        append(lake, batch, step)
+        rows += step
+        frames.append((lake.current_frame(spark), model(rows)))
+        if batch == 1:
+            catch_up(lake)
+    for frame, wanted in frames:
+        documents = frame.toArrow()
+        assert documents.schema.names == lake.current().schema.names
+        assert as_documents(documents) == wanted
+    assert lake.changelog_frame(spark).count() == len(rows)
+
+
+def test_lakes_are_read_as_a_whole_or_in_part(lake):
+    assert plain(lake.changelog().to_pylist()) == plain(table(ROWS).to_pylist())
+    assert lake.changelog().schema.equals(CHANGE_SCHEMA)
+    assert lake.changelog(["seqno"]).schema.names == ["seqno"]
+    assert as_documents(lake.current()) == model(ROWS) == as_documents(lakes.folded(lake))
