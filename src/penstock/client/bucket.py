@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self, TypedDict, TypeVar, Unpack
 
@@ -18,9 +19,10 @@ from penstock.client.feed import Feed, Wanted
 from penstock.client.nodes import Nodes
 from penstock.client.position import BEGINNING, Position, VbucketInfo, position_at_end
 from penstock.client.selection import Selection, qualified
-from penstock.client.session import RETRIED, retrying
+from penstock.client.session import DOCUMENTS, RETRIED, retrying
 from penstock.client.stream import ChangeStream
 from penstock.client.tap_feed import TapFeed
+from penstock.client.tokens import MutationToken, Tokens
 from penstock.errors import (
     KeyNotFound,
     NotMyVbucket,
@@ -119,7 +121,8 @@ class Bucket:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._nodes = Nodes(address)
+        self._nodes = Nodes(address, replace(DOCUMENTS, tokens=True))
+        self._tokens = Tokens()
         self._prefixes: dict[tuple[str, str], bytes] = {}
 
     @property
@@ -228,6 +231,13 @@ class Bucket:
             frames = await self._documents(collection, chunk, self._delete, accept=accept, again=False)
             removed += sum(frame.specific == Status.SUCCESS for frame in frames)
         return removed
+
+    def tokens(self) -> tuple[MutationToken, ...]:
+        """Return where in their vbuckets' histories this object's newest writes and removals are, one for each vbucket.
+
+        Nothing of nodes that do not tell, and of writes whose reply did not come.
+        """
+        return self._tokens.newest()
 
     async def flush(self) -> None:
         """Remove every document of the bucket; its vbuckets begin new histories. Raises NotSupported."""
@@ -511,6 +521,7 @@ class Bucket:
                 self._nodes.parts(sent) if again else retrying(lambda: self._nodes.parts(sent), self.address)
             )
             frames = await self._nodes.exchange(parts, sent)
+            self._tokens.remember(sent, frames)
             bad = [at for at, frame in enumerate(frames) if frame.specific and frame.specific not in accept]
             if sent is requests and not bad:
                 return frames

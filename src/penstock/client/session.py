@@ -49,7 +49,8 @@ class Purpose:
 
     stream_name: change streams, under this name; a connection of the same name, whoever has it, is ended by the node.
     Empty: anything but. on_stream: as of NodeLink. collections: keys with their collections, where the node has them.
-    xattrs: streams with extended attributes. values: streams with values; if not, those of DCP come without.
+    xattrs: streams with extended attributes. values: streams with values; if not, those of DCP come without. tokens:
+    replies to writes that say where in their vbucket's history these are.
     """
 
     stream_name: str = ""
@@ -58,12 +59,14 @@ class Purpose:
     collections: bool = False
     xattrs: bool = False
     values: bool = True
+    tokens: bool = False
 
     def features(self) -> list[Feature]:
         """Return what to agree on, as far as the node has it."""
         # Not SNAPPY: a node then inflates what is stored compressed, and a value is what its datatype says.
         wanted = [Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON]
         wanted += [Feature.XATTR] * self.xattrs + [Feature.COLLECTIONS] * self.collections
+        wanted += [Feature.MUTATION_SEQNO] * self.tokens
         return wanted
 
 
