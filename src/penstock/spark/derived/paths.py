@@ -35,8 +35,8 @@ SINGLE_ROWS = 16
 """A chunk as small as this that Arrow refuses is read document by document."""
 
 _NAME = re.compile(r"`(?P<quoted>[^`]+)`|(?P<plain>[^`.\[\]]+)")
-_NOT_NUMBERS = r"[:,\[]\s*-?(?:NaN|Inf)"
-"""What Arrow takes for numbers and JSON does not know. Inside a string it only costs time."""
+_STRANGE = r"\x00|[:,\[]\s*-?(?:NaN|Inf)"
+"""A zero byte ends what Arrow reads, and these it takes for numbers. In a string that only costs time."""
 
 
 def parse_path(text: str) -> tuple[str, ...]:
@@ -119,6 +119,8 @@ class _Chunk:
     kind: Kind
 
     def found(self) -> Found:
+        if not len(self.documents):
+            return Found.of([], self.kind)
         if self.documents.null_count:
             return self._some(pc.is_valid(self.documents))
         strange = self._strange()
@@ -134,10 +136,10 @@ class _Chunk:
 
     def _strange(self) -> pa.Array | None:
         """Return which documents Arrow must not be given: what it would take for JSON, and what breaks it."""
-        opened = pc.add(pc.count_substring(self.documents, b"{"), pc.count_substring(self.documents, b"["))
-        tests = [pc.greater(opened, MOST_OPENED), pc.match_substring(self.documents, b"\0")]
-        if any(pc.any(pc.match_substring(self.documents, name)).as_py() for name in (b"NaN", b"Inf")):
-            tests.append(pc.match_substring_regex(self.documents, _NOT_NUMBERS))
+        tests = [pc.match_substring_regex(self.documents, _STRANGE)]
+        if pc.max(pc.binary_length(self.documents)).as_py() > MOST_OPENED:
+            opened = pc.add(pc.count_substring(self.documents, b"{"), pc.count_substring(self.documents, b"["))
+            tests.append(pc.greater(opened, MOST_OPENED))
         try:
             self.documents.cast(pa.string())
         except pa.ArrowInvalid:
@@ -156,8 +158,6 @@ class _Chunk:
 
     def _halved(self, documents: pa.Array) -> Found:
         """Read valid documents without line ends together, or where that fails in ever smaller parts."""
-        if not len(documents):
-            return Found.of([], self.kind)
         together = self._together(documents)
         if together is not None:
             return together

@@ -1,0 +1,338 @@
+"""Secondary indexes: answers equal a scan of the documents, whatever happened to them, and read little of the files."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import UsageError
+from penstock.spark.derived import Follower, catch_up, entry_files, secondary
+from penstock.spark.derived.entries import Pending
+from penstock.spark.derived.paths import reached
+from penstock.spark.derived.secondary import SecondaryIndex
+from penstock.spark.lake import Lake
+from tests.spark.lakes import append, model, rollback, row
+from tests.spark.test_current import histories
+
+BOUNDS = st.none() | st.integers(-1, 12)
+
+
+def valued(rows):
+    """Give changes documents with numbers, arrays of them, other types, and none, by the place of each."""
+    shapes = [
+        lambda n: {"n": n % 12},
+        lambda n: {"n": [n % 5, n % 7, n % 5]},
+        lambda n: {"n": f"{n}"},
+        lambda n: {"m": n},
+        lambda n: [n],
+        lambda n: {"n": [{"n": 1}, n % 3]},
+    ]
+    for place, change in enumerate(rows):
+        if change["event"] == "mutation":
+            change["value"] = b"no JSON" if place % 11 == 10 else json.dumps(shapes[place % 6](place)).encode()
+    return rows
+
+
+def scanned(rows, low=None, high=None):
+    """Return the (value, identity) that a scan finds, and the misfits."""
+    found, misfits = set(), set()
+    for identity, (_, value) in model(rows).items():
+        if value == b"no JSON":
+            continue
+        for each in reached(json.loads(value), ("n",)):
+            if not isinstance(each, int):
+                misfits.add((json.dumps(each), identity))
+            elif (low is None or each >= low) and (high is None or each <= high):
+                found.add((each, identity))
+    return sorted(found), sorted(misfits)
+
+
+def identity_of(line):
+    key = line["key_bytes"] if line["key"] is None else line["key"].encode()
+    return line["vbucket"], line["collection_id"], key
+
+
+def entries(table, column="value"):
+    return sorted((line[column], identity_of(line)) for line in table.to_pylist())
+
+
+@settings(max_examples=40)
+@given(histories(), st.data())
+def test_answers_equal_a_scan(rows, data):
+    rows = valued(rows)
+    ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
+    with TemporaryDirectory() as directory:
+        lake = Lake(directory)
+        index = SecondaryIndex(lake, "n", "n", "long")
+        for batch, (start, end) in enumerate(pairwise(ends)):
+            append(lake, batch, rows[start:end])
+            if data.draw(st.booleans()):
+                assert catch_up(index, lake) == batch
+            low, high, descending = data.draw(BOUNDS), data.draw(BOUNDS), data.draw(st.booleans())
+            found = index.range(low, high, descending=descending)
+            wanted, misfits = scanned(rows[:end], low, high)
+            assert entries(found) == wanted
+            assert found["value"].to_pylist() == sorted(found["value"].to_pylist(), reverse=descending)
+            limit = data.draw(st.integers(0, 4))
+            first = index.range(low, high, descending=descending, limit=limit)
+            assert first["value"].to_pylist() == found["value"].to_pylist()[:limit]
+            assert set(entries(first)) <= set(wanted)
+            assert entries(index.misfits(), "misfit") == misfits
+            documents = model(rows[:end])
+            for line in index.documents(low, high).to_pylist():
+                assert documents[identity_of(line)] == (line["cas"], line["value"])
+                wanted.remove((line["indexed"], identity_of(line)))
+            assert wanted == []
+
+
+@settings(max_examples=25)
+@given(histories(), st.data())
+def test_files_stay_sorted(rows, data):
+    """With small files, so that they are split, joined and left alone."""
+    rows = valued(rows)
+    ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry_files, "FILE_ROWS", 4)
+        patch.setattr(entry_files, "SMALL_ROWS", 2)
+        patch.setattr(entry_files, "GROUP_ROWS", 2)
+        lake = Lake(directory)
+        index = SecondaryIndex(lake, "n", "n", "long")
+        for batch, (start, end) in enumerate(pairwise(ends)):
+            append(lake, batch, rows[start:end])
+            catch_up(index, lake)
+            assert entries(index.scan()) == scanned(rows[:end])[0]
+            files = index.plan().paths
+            values = [value for path in files for value in pq.read_table(path)["value"].to_pylist()]
+            assert values == sorted(values, key=lambda value: (value is None, value or 0))
+            assert all(pq.read_metadata(path).num_rows <= 8 for path in files)
+            on_disk = {str(path) for path in index.table.path.glob("*.parquet")}
+            assert on_disk >= set(files)
+
+
+LARGE = 20_000
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A lake of documents with a number, a text and a time each, indexed by each of them in many small files."""
+    lake = Lake(tmp_path_factory.mktemp("large") / "lake")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry_files, "FILE_ROWS", 1000)
+        patch.setattr(entry_files, "GROUP_ROWS", 100)
+        lines = [
+            {
+                "n": n * 7919 % LARGE,
+                "s": f"{'x' * 40}{n * 7919 % LARGE:06}",
+                "t": f"2020-01-01T00:00:{n % 60:02}.{n:06}",
+            }
+            for n in range(LARGE)
+        ]
+        append(lake, 0, [row(n % 64, n, b"key %d" % n, json.dumps(line).encode()) for n, line in enumerate(lines)])
+        for name, kind in (("n", "double"), ("s", "string"), ("t", "timestamp")):
+            catch_up(SecondaryIndex(lake, name, name, kind), lake)
+    return lake
+
+
+def without_row_groups(whole, footer, value):
+    """Return a file in which only the row groups that may hold a value are not zeros."""
+    text = bytearray(whole)
+    for group in (footer.row_group(number) for number in range(footer.num_row_groups)):
+        bounds = group.column(0).statistics
+        if not bounds.min <= value <= bounds.max:
+            for column in (group.column(number) for number in range(group.num_columns)):
+                start = column.dictionary_page_offset or column.data_page_offset
+                text[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
+    return bytes(text)
+
+
+def test_a_point_reads_one_row_group_of_one_file(large, tmp_path):
+    index = SecondaryIndex(large, "n", "n", "double")
+    plan = index.plan(777, 777)
+    assert (plan.files, plan.row_groups) == (1, 1)
+    assert plan.of_files == LARGE // 1000
+    # Nothing else is read: the other files are not there, and the file's other row groups are zeros.
+    [path] = plan.paths
+    others = [other for other in index.table.path.glob("*.parquet") if str(other) != path]
+    whole = Path(path).read_bytes()
+    try:
+        for other in others:
+            other.rename(tmp_path / other.name)
+        Path(path).write_bytes(without_row_groups(whole, pq.read_metadata(path), 777))
+        found = index.lookup(777)
+        with pytest.raises(UsageError, match="lacks files"):
+            index.lookup(15_000)
+        with pytest.raises(OSError, match=r"Corrupt|deserialize|data"):
+            index.range(600, 777)
+    finally:
+        Path(path).write_bytes(whole)
+        for other in others:
+            (tmp_path / other.name).rename(other)
+    assert found["value"].to_pylist() == [777.0]
+    assert found["key"].to_pylist() == [f"key {next(n for n in range(LARGE) if n * 7919 % LARGE == 777)}"]
+
+
+def test_a_range_reads_what_it_spans(large):
+    index = SecondaryIndex(large, "n", "n", "double")
+    plan = index.plan(1950, 2049)
+    assert (plan.files, plan.row_groups) == (2, 2)
+    assert index.range(1950, 2049)["value"].to_pylist() == list(range(1950, 2050))
+    assert index.range(1950.5, limit=2)["value"].to_pylist() == [1951, 1952]
+    assert index.range(None, 1950.5, limit=2, descending=True)["value"].to_pylist() == [1950, 1949]
+    assert index.plan(LARGE, None).files == 0
+
+
+def test_texts_longer_than_what_the_log_keeps_of_them(large):
+    """All begin alike, so that the log tells nothing; the footers do."""
+    index = SecondaryIndex(large, "s", "s")
+    found = index.lookup(f"{'x' * 40}000777")
+    assert found.num_rows == 1
+    plan = index.plan(f"{'x' * 40}000777", f"{'x' * 40}000777")
+    assert (plan.files, plan.row_groups) == (1, 1)
+
+
+def test_times(large):
+    index = SecondaryIndex(large, "t", "t", "timestamp")
+    found = index.range("2020-01-01T00:00:30Z", "2020-01-01T02:00:30.999999+02:00")
+    assert found.num_rows == len([n for n in range(LARGE) if n % 60 == 30])
+    assert index.lookup(found["value"][5].as_py())["key"].to_pylist() == [found["key"][5].as_py()]
+    assert index.plan("2020-01-01T00:00:30Z", "2020-01-01T00:00:30.999999Z").files <= 2
+
+
+def test_others_read_it_as_a_plain_delta_table(large):
+    path = str(large.path / "indexes" / "n")
+    found = pl.scan_delta(path).filter(pl.col("value") == 777).collect()
+    assert found["value"].to_list() == [777.0]
+    table = DeltaTable(path)
+    assert table.to_pyarrow_table(filters=[("value", ">=", 19_990.0)]).num_rows == 10
+    files = [str(Path(path) / name) for name in table.get_add_actions(flatten=True)["path"].to_pylist()]
+    query = "select count(*), max(value), max(collection_id) from read_parquet($1) where value < 10"
+    assert duckdb.execute(query, [files]).fetchall() == [(10, 9.0, 0)]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("s", "string"), ("t", "timestamp")])
+def test_others_skip_files_by_the_log_and_lose_nothing(large, name, kind):
+    table = DeltaTable(str(large.path / "indexes" / name))
+    everything = SecondaryIndex(large, name, name, kind).scan()
+    for place in (0, 1, 999, 1000, 19_999):
+        value = everything["value"][place].as_py()
+        assert pl.scan_delta(str(large.path / "indexes" / name)).filter(pl.col("value") == value).collect().height == 1
+        assert table.to_pyarrow_table(filters=[("value", "=", value)]).num_rows == 1
+
+
+@pytest.fixture
+def index(lake):
+    return SecondaryIndex(lake, "city", "address.city")
+
+
+def city(seqno, name, key=b"a", vbucket=1, **more):
+    return row(vbucket, seqno, key, json.dumps({"address": {"city": name}}).encode(), **more)
+
+
+def test_an_index_follows_through_a_rollback(lake, index):
+    follower: Follower = index
+    append(lake, 0, [city(1, "Bonn"), city(2, "Ulm", b"b")])
+    assert catch_up(follower, lake) == 0
+    append(lake, 1, [city(3, "Köln"), city(4, None, b"b")])
+    assert catch_up(follower, lake) == 1
+    assert index.scan()["value"].to_pylist() == ["Köln"]
+    append(lake, 2, [rollback(1, 2, 1)])
+    assert index.scan()["value"].to_pylist() == ["Bonn", "Ulm"]
+    assert catch_up(follower, lake) == 2
+    assert index.position() == (lake.changelog_table.open().metadata().id, 2)
+    assert index.scan()["value"].to_pylist() == ["Bonn", "Ulm"]
+
+
+def test_what_is_pending_is_read_once(lake, index, monkeypatch):
+    append(lake, 0, [city(1, "Bonn")])
+    catch_up(index, lake)
+    for batch in range(1, 6):
+        append(lake, batch, [city(1 + batch, f"Place {batch}")])
+        assert index.scan()["value"].to_pylist() == [f"Place {batch}"]
+        assert index._state().pending.rows == batch
+    monkeypatch.setattr(Pending, "of", classmethod(lambda cls, news, *rest: checked(cls, news)))
+
+    def checked(cls, news):
+        assert news.files == ()
+        return cls.none(index.kind)
+
+    assert index.lookup("Place 5").num_rows == 1
+    assert index.lookup("Place 4").num_rows == 0
+
+
+def test_another_changelog_begins_the_index_anew(lake, index):
+    append(lake, 0, [city(1, "Bonn")])
+    append(lake, 1, [city(2, "Ulm", b"b")])
+    catch_up(index, lake)
+    lake.changelog_table.path.rename(lake.path / "old")
+    append(lake, 0, [city(1, "Köln", b"c")])
+    assert index.scan()["value"].to_pylist() == ["Köln"]
+    assert catch_up(index, lake) == 0
+    assert (index.scan()["value"].to_pylist(), index.rows()) == (["Köln"], 1)
+
+
+def test_a_merge_that_fails_leaves_no_files(lake, index, monkeypatch):
+    append(lake, 0, [city(1, "Bonn")])
+    catch_up(index, lake)
+    append(lake, 1, [city(2, "Ulm")])
+    before = sorted(index.table.path.glob("*.parquet"))
+
+    def fail(*_, **__):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(index.table, "commit", fail)
+    with pytest.raises(OSError, match="disk full"):
+        catch_up(index, lake)
+    assert sorted(index.table.path.glob("*.parquet")) == before
+    assert index.lookup("Ulm").num_rows == 1
+
+
+def test_replaced_files_leave_the_disk(lake, index, monkeypatch):
+    monkeypatch.setattr(secondary, "VACUUM_EVERY", 5)
+    monkeypatch.setitem(secondary.PROPERTIES, "delta.deletedFileRetentionDuration", "interval 0 seconds")
+    for batch in range(15):
+        append(lake, batch, [city(batch + 1, f"Place {batch}")])
+        catch_up(index, lake)
+    assert len(list(index.table.path.glob("*.parquet"))) <= 5
+
+
+def test_misuse_is_told(lake, index):
+    with pytest.raises(UsageError, match="expected the lake of a pipeline that has run"):
+        index.lookup("Bonn")
+    append(lake, 0, [city(1, "Bonn")])
+    catch_up(index, lake)
+    with pytest.raises(UsageError, match="the lower bound is 5; expected a string"):
+        index.lookup(5)
+    with pytest.raises(UsageError, match="limit is -1"):
+        index.range(limit=-1)
+    with pytest.raises(UsageError, match="choose another name, or remove the directory"):
+        SecondaryIndex(lake, "city", "address.town").scan()
+    with pytest.raises(UsageError, match=r"the name is '\.\./x'"):
+        SecondaryIndex(lake, "../x", "a")
+
+
+def test_no_bounds_that_cannot_be(lake, index):
+    append(lake, 0, [city(1, "Bonn")])
+    assert index.range("Z", "A").num_rows == 0
+    assert index.lookup("Bonn").schema.names == index.schema.names
+    assert index.documents("Z").num_rows == 0
+
+
+@pytest.mark.spark
+def test_a_spark_frame(lake, index, spark):
+    append(lake, 0, [city(1, "Bonn"), city(2, "Ulm", b"\xff")])
+    rows = index.frame(spark, "A", "Z").select("value", "key", "vbucket", "history").collect()
+    assert [tuple(line) for line in rows] == [("Bonn", "a", 1, 0), ("Ulm", None, 1, 0)]
+    assert index.frame(spark, "X").count() == 0
+
+
+def test_value_types():
+    assert pa.types.is_string(SecondaryIndex(Lake("x"), "a", "a").schema.field("value").type)
