@@ -133,3 +133,10 @@ def test_a_benchmark_of_durable_buckets_runs(tmp_path, benchmark, options, rows)
     for row in rows:
         assert row in done.stdout
     assert not list(tmp_path.iterdir())  # what it wrote is gone
+
+
+def test_the_benchmark_of_the_current_table_runs():
+    run = [sys.executable, "-m", "benchmarks.current", "--documents", "2000", "4000", "--rounds", "1"]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count(", Penstock ") == done.stdout.count(", deltalake's merge ") == 2

@@ -1,0 +1,168 @@
+"""Merging changes into the current table: what a changed row costs as the table grows, beside `deltalake`'s own merge.
+
+Each round changes documents chosen at random all over the bucket, as many as the policy waits for, and merges them. The
+values are random bytes, which no compression makes smaller. Seconds are those of the clock and, where other programs
+spoil that, those of the processor in all threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, write_deltalake
+
+from benchmarks.report import Report, options
+from penstock.spark.lake import Lake
+from penstock.spark.lake.changelog import commit, write_files
+from penstock.spark.lake.current import catch_up
+from penstock.spark.lake.fold import to_documents
+from penstock.spark.lake.policy import MergePolicy
+from penstock.spark.lake.reading import count_documents
+from penstock.spark.lake.schemas import FOLD_SCHEMA
+from penstock.wire.schema import CHANGE_SCHEMA
+
+VBUCKETS = 1024
+BATCH_ROWS = 100_000
+NOISE = np.random.default_rng(1).integers(0, 256, 64 << 20, np.uint8)
+
+
+class Merge(NamedTuple):
+    changes: int
+    clock: float
+    processor: float
+
+
+def timed(merge: Callable[[], int]) -> Merge:
+    """Return how many changes were merged, and in how many seconds."""
+    clock, processor = time.perf_counter(), time.process_time()
+    changed = merge()
+    return Merge(changed, time.perf_counter() - clock, time.process_time() - processor)
+
+
+def changes(documents: np.ndarray, seqno: int, value_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Yield mutations of documents, by their numbers, with seqnos from `seqno` on."""
+    for start in range(0, len(documents), BATCH_ROWS):
+        numbers = documents[start : start + BATCH_ROWS]
+        count = len(numbers)
+        keys = pc.binary_join_element_wise("document-", pc.cast(pa.array(numbers), pa.string()), "").cast(pa.binary())
+        seqnos = np.arange(seqno + start, seqno + start + count)
+        places = (seqnos * value_bytes) % (len(NOISE) - value_bytes)
+        values = NOISE[places[:, None] + np.arange(value_bytes)].tobytes()
+        offsets = pa.array(np.arange(count + 1) * value_bytes, pa.int32())
+        known = {
+            "vbucket": pa.array((numbers * 2654435761 >> 7) % VBUCKETS, pa.int32()),
+            "vbuuid": pa.repeat(pa.scalar(77), count),
+            "seqno": pa.array(seqnos),
+            "rev_seqno": pa.array(seqnos),
+            "cas": pa.array(seqnos * 65536 + (1 << 60)),
+            "event": pa.repeat("mutation", count),
+            "key": keys,
+            "value": pa.Array.from_buffers(pa.binary(), count, [None, offsets.buffers()[1], pa.py_buffer(values)]),
+            "collection_id": pa.repeat(pa.scalar(0), count),
+            "datatype": pa.repeat(pa.scalar(0, pa.int32()), count),
+            "flags": pa.repeat(pa.scalar(0), count),
+            "expiry": pa.repeat(pa.scalar(0), count),
+            "history": pa.repeat(pa.scalar(0, pa.int32()), count),
+        }
+        columns = [known.get(field.name, pa.nulls(count, field.type)) for field in CHANGE_SCHEMA]
+        yield pa.record_batch(columns, schema=CHANGE_SCHEMA)
+
+
+def append(lake: Lake, batch: int, rows: Iterator[pa.RecordBatch]) -> None:
+    files = write_files(rows, lake.changelog_table.path, VBUCKETS)
+    commit(lake, "benchmark", batch, files, vbuckets=VBUCKETS)
+
+
+def ours(directory: Path, documents: int, value_bytes: int, rounds: int) -> list[Merge]:
+    """Return what each round's merge took."""
+    lake, random, seqno = Lake(directory), np.random.default_rng(7), 1
+    policy = replace(MergePolicy(), rows=min(MergePolicy().rows, documents))
+    append(lake, 0, changes(np.arange(documents), seqno, value_bytes))
+    catch_up(lake, policy)
+    times = []
+    for round_ in range(rounds):
+        seqno += documents
+        chosen = random.choice(documents, pending(documents), replace=False)
+        append(lake, 1 + round_, changes(chosen, seqno, value_bytes))
+        times.append(timed(lambda: catch_up(lake, policy).changes))
+    if count_documents(lake) != documents or lake.current(["seqno"], pc.field("seqno") >= seqno).num_rows != len(
+        chosen
+    ):
+        raise RuntimeError("the current table lacks what was merged")
+    return times
+
+
+def plain(directory: Path, documents: int, value_bytes: int, rounds: int) -> list[Merge]:
+    """Do the same by `deltalake`'s merge, into a table of the same columns."""
+    random, seqno, times = np.random.default_rng(7), 1, []
+    batches = (_documents(batch) for batch in changes(np.arange(documents), seqno, value_bytes))
+    for batch in batches:
+        write_deltalake(directory, batch, mode="append", partition_by=["vbucket_range"])
+    for _ in range(rounds):
+        seqno += documents
+        chosen = random.choice(documents, pending(documents), replace=False)
+        source = pa.concat_tables([_documents(batch) for batch in changes(chosen, seqno, value_bytes)])
+        times.append(timed(partial(_merge, directory, source)))
+    return times
+
+
+def _merge(directory: Path, source: pa.Table) -> int:
+    same = "t.vbucket_range = s.vbucket_range AND t.vbucket = s.vbucket AND t.key = s.key"
+    merge = DeltaTable(directory).merge(source, same, source_alias="s", target_alias="t")
+    changed: int = merge.when_matched_update_all().when_not_matched_insert_all().execute()["num_source_rows"]
+    return changed
+
+
+def _documents(batch: pa.RecordBatch) -> pa.Table:
+    rows = to_documents(pa.Table.from_batches([batch]).select(FOLD_SCHEMA.names))
+    return rows.append_column("vbucket_range", pc.divide(rows["vbucket"], VBUCKETS // 16))
+
+
+def pending(documents: int) -> int:
+    policy = MergePolicy()
+    return min(documents, max(policy.rows, round(policy.share * documents)))
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--documents", type=int, nargs="+", default=[1_000_000, 8_000_000])
+    parser.add_argument("--value-bytes", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--against", action=argparse.BooleanOptionalAction, default=True, help="deltalake's merge too")
+    chosen = parser.parse_args()
+    report = Report("Merging changes into the current table", chosen)
+    costs = []
+    for documents in chosen.documents:
+        cases = {"Penstock": ours, "deltalake's merge": plain} if chosen.against else {"Penstock": ours}
+        for name, case in cases.items():
+            with tempfile.TemporaryDirectory() as directory:
+                times = case(Path(directory) / "table", documents, chosen.value_bytes, chosen.rounds)
+            changed, clock, processor = (median(figures) for figures in zip(*times, strict=True))
+            report.row(
+                f"{changed:.0f} changes into {documents} documents of {chosen.value_bytes} B, {name}",
+                f"{clock:.2f} s ({processor:.2f} s of processors), {clock / changed * 1e6:.1f} us/change"
+                f" ({processor / changed * 1e6:.1f})",
+            )
+            if case is ours:
+                costs.append((clock / changed, processor / changed))
+    if len(costs) > 1:
+        clock, processor = (last / first for first, last in zip(costs[0], costs[-1], strict=True))
+        report.row(
+            "a changed row in the largest table against one in the smallest", f"{clock:.2f} times ({processor:.2f})"
+        )
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
