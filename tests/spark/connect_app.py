@@ -1,0 +1,37 @@
+"""A client of Spark Connect: `connect_app.py SERVER URL LAKE OTHER_LAKE`; prints as JSON what it found.
+
+First with the formats that the server finds by itself, then with those that this process registers.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from penstock.spark import register
+from penstock.spark.pipeline.run import Settings, run
+
+
+def main(server: str, url: str, lake: str, other: str) -> None:
+    spark = SparkSession.Builder().remote(server).getOrCreate()
+    changes = spark.read.format("dcp").option("url", url)
+    tell("found", sorted(row.key.decode() for row in changes.load().select("key").collect()))
+
+    stream = spark.readStream.format("dcp").option("url", url).load()
+    sink = stream.writeStream.format("penstock-changelog").option("path", lake).option("vbuckets", 16)
+    query = sink.option("checkpointLocation", (Path(lake) / "_checkpoint").as_uri()).trigger(availableNow=True).start()
+    tell("ended", query.awaitTermination(120))
+
+    register(spark)
+    tell("registered", changes.load().count())
+    tell("run", run(Settings(url, other, available_now=True), spark=spark).rows)
+    spark.stop()
+
+
+def tell(name: str, what: object) -> None:
+    print(json.dumps({name: what}), flush=True)  # noqa: T201 - read by the test
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
