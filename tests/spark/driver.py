@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
@@ -19,7 +20,9 @@ from pyspark.sql.types import StructType
 from penstock.spark.changelog_sink import ChangelogSink, ChangelogWriter
 from penstock.spark.lake import Lake
 from penstock.spark.lake.current import Fold, Progress, prepare
-from penstock.spark.pipeline import run as pipeline
+from penstock.spark.pipeline.definition import Current, of_one
+from penstock.spark.pipeline.progress import Progress as RunProgress
+from penstock.spark.pipeline.run import run
 
 POINT, DRIVER, BATCH = "PENSTOCK_TEST_POINT", "PENSTOCK_TEST_DRIVER", "PENSTOCK_TEST_BATCH"
 
@@ -67,7 +70,7 @@ class Folds:
         return step.progress
 
 
-def tell(progress: pipeline.Progress) -> None:
+def tell(progress: RunProgress) -> None:
     sys.stdout.write(f"{progress.rows}\n")
     sys.stdout.flush()
 
@@ -78,9 +81,9 @@ def main(url: str, path: str, point: str) -> None:
     os.environ |= {POINT: point, DRIVER: str(os.getpid()), BATCH: str(max(known, default=-1) + 3)}
     patch = pytest.MonkeyPatch()
     patch.setattr("penstock.spark.session.ChangelogSink", KillingSink)
-    patch.setattr("penstock.spark.pipeline.run.catch_up", Folds(point))
-    settings = pipeline.Settings(url, path, max_changes=400, trigger_seconds=0.2)
-    pipeline.run(settings, report=tell)
+    patch.setattr("penstock.spark.lake.current.catch_up", Folds(point))
+    definition = of_one(path, url=url, max_changes_per_trigger=400, trigger_seconds=0.2)
+    run(replace(definition, current=Current(merge_rows=1, merge_age_seconds=0)), report=tell)
 
 
 if __name__ == "__main__":

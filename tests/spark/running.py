@@ -6,7 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 from penstock.spark.lake import Lake
-from penstock.spark.pipeline.run import Progress, Settings, run
+from penstock.spark.pipeline.definition import of_one
+from penstock.spark.pipeline.progress import Progress
+from penstock.spark.pipeline.run import run
 
 SECONDS = 120.0
 
@@ -16,7 +18,7 @@ class Running:
 
     def __init__(self) -> None:
         self.finish = threading.Event()
-        self.done: Future[Progress] = Future()
+        self.done: Future[tuple[Progress, ...]] = Future()
         self._moved = threading.Condition()
         self._progress = Progress()
 
@@ -35,15 +37,15 @@ class Running:
         if self.done.done():
             self.done.result()
 
-    def ended(self, done: Future[Progress]) -> None:
+    def ended(self, done: Future[tuple[Progress, ...]]) -> None:
         with self._moved:
             self._moved.notify_all()
 
 
 @contextmanager
-def running(spark, url: str, lake: Lake, **settings) -> Iterator[Running]:
+def running(spark, url: str, lake: Lake, **source) -> Iterator[Running]:
     """Follow a bucket while the block lasts, and then until everything is in the lake."""
-    run_, wanted = Running(), Settings(url, str(lake.path), trigger_seconds=0.2, **settings)
+    run_, wanted = Running(), of_one(str(lake.path), url=url, trigger_seconds=0.2, **source)
     with ThreadPoolExecutor(1) as pool:
         run_.done = pool.submit(run, wanted, spark=spark, report=run_.report, finish=run_.finish)
         run_.done.add_done_callback(run_.ended)
@@ -54,5 +56,7 @@ def running(spark, url: str, lake: Lake, **settings) -> Iterator[Running]:
             run_.done.result(SECONDS)
 
 
-def catch_up(spark, url, lake, **settings):
-    return run(Settings(url, str(lake.path), available_now=True, **settings), spark=spark)
+def catch_up(spark, url, lake, **source) -> Progress:
+    """Take in what a bucket has now."""
+    (progress,) = run(of_one(str(lake.path), url=url, **source), available_now=True, spark=spark)
+    return progress

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock.spark.lake import Lake
-from penstock.spark.pipeline.run import Settings, run
 from tests.spark.buckets import QUICK_JAVA, Documents, check_changelog, current_of
+from tests.spark.running import catch_up
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 150.0
@@ -150,7 +150,7 @@ def test_killed_at_the_worst_moments(spark, documents, lake):
     assert changelog.version() > state(lake)[2]
 
     kill_at(documents, lake, 4, "driver")  # and the next begins at once, while Java is still there
-    run(Settings(documents.url, str(lake.path), available_now=True), spark=spark)
+    catch_up(spark, documents.url, lake)
     check(lake, documents)
 
 
@@ -158,7 +158,7 @@ def at_random(spark, documents: Documents, lake: Lake, rounds: int) -> None:
     documents.store({f"first-{number}": b"there before" for number in range(2_000)})
     for phase in range(rounds):
         kill_at(documents, lake, phase, "never", delay=random.Random(phase).uniform(0.01, 1.5))
-    run(Settings(documents.url, str(lake.path), available_now=True), spark=spark)
+    catch_up(spark, documents.url, lake)
     check(lake, documents)
 
 

@@ -13,7 +13,9 @@ from penstock.node import Node
 from penstock.spark.lake import Lake
 from penstock.spark.lake.lock import locked
 from penstock.spark.lake.reading import count_rows
-from penstock.spark.pipeline.run import Settings, failure, run
+from penstock.spark.pipeline.definition import of_one
+from penstock.spark.pipeline.failure import failure
+from penstock.spark.pipeline.run import run
 from tests.spark.buckets import Documents, Proxy, check_changelog, compact, current_of, generated, numbered
 from tests.spark.running import SECONDS, catch_up, running
 
@@ -55,7 +57,7 @@ def test_the_tables_are_the_bucket_byte_for_byte(spark, documents, lake, source)
 
 def test_a_limit_makes_more_batches_of_the_same_rows(spark, documents, lake):
     documents.store(numbered(0, 2_000))
-    done = catch_up(spark, documents.url, lake, max_changes=700, partitions=1)
+    done = catch_up(spark, documents.url, lake, max_changes_per_trigger=700, max_partitions=1)
     assert (done.rows, done.batches) == (2_000, 3)
     assert current_of(lake) == documents.contents()
     assert catch_up(spark, documents.url, lake).rows == 0
@@ -110,7 +112,7 @@ def test_two_runs_do_not_write_one_lake(documents, lake, monkeypatch):
     lake.path.mkdir()
     monkeypatch.setattr("penstock.spark.pipeline.run.PATIENCE", 0.0)
     with locked(lake.path, 0), pytest.raises(LakeRefused, match=r"another run writes .*lake; stop it first"):
-        run(Settings(documents.url, str(lake.path)))
+        run(of_one(str(lake.path), url=documents.url))
 
 
 def test_a_run_waits_for_the_java_of_one_that_was_killed(lake):
@@ -132,7 +134,7 @@ def test_a_run_waits_for_the_java_of_one_that_was_killed(lake):
 )
 def test_a_bucket_that_cannot_be_used_is_told_before_spark_starts(node, lake, url, kind, sentence):
     with pytest.raises(kind) as raised:
-        run(Settings(url.format(node.url("default").removesuffix("/default")), str(lake.path)))
+        run(of_one(str(lake.path), url=url.format(node.url("default").removesuffix("/default"))))
     assert sentence in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not lake.path.exists() or not [*lake.path.iterdir()]

@@ -11,7 +11,8 @@ from penstock.errors import Error, UsageError
 from penstock.node import Node
 from penstock.node.served import VbucketEvent
 from penstock.spark.lake.fold import fold
-from penstock.spark.pipeline.run import Settings, failure, run
+from penstock.spark.pipeline.definition import of_one
+from penstock.spark.pipeline.failure import failure
 from penstock.spark.source.source import DcpDataSource
 from penstock.wire.constants import Dialect, VbucketState
 from penstock.wire.schema import CHANGE_SCHEMA
@@ -193,7 +194,7 @@ def test_a_node_that_speaks_one_dialect_alone_can_be_read(follow, protocol):
 )
 def test_a_pipeline_over_tap_is_refused_before_anything_begins(lake, settings):
     with pytest.raises(UsageError) as raised:
-        run(Settings(**settings, lake=str(lake.path)))
+        of_one(str(lake.path), **settings)
     assert str(raised.value) == "option protocol is 'tap', but TAP cannot resume; streaming needs upr-draft, upr or dcp"
     assert not lake.path.exists()
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from penstock.client.bucket import Bucket
     from penstock.spark.lake import Lake
-    from penstock.spark.pipeline.run import Progress
+    from penstock.spark.pipeline.progress import Progress
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
@@ -160,7 +160,8 @@ class _Demo:
     def follow(self, url: str) -> Progress:
         """Run the pipeline; once its first batch is written, change documents for a while, then let it catch up."""
         from penstock.client.blocking import LoopThread
-        from penstock.spark.pipeline.run import Settings, run
+        from penstock.spark.pipeline.definition import of_one
+        from penstock.spark.pipeline.run import run
 
         finish = threading.Event()
         changing: list[Future[None]] = []
@@ -176,7 +177,7 @@ class _Demo:
                     changing.append(loop.start(self.change(url)))
                     changing[0].add_done_callback(lambda _: finish.set())
 
-            progress = run(Settings(url=url, lake=str(self.plan.lake)), report=report, finish=finish)
+            (progress,) = run(of_one(str(self.plan.lake), url=url), report=report, finish=finish)
             changing[0].result(_STOP_SECONDS)
         return progress
 

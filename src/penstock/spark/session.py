@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from socketserver import BaseServer
@@ -35,11 +36,11 @@ SETTINGS = {
 }
 
 
-def local_session(processors: int | None = None, *, inherit: int | None = None) -> SparkSession:
+def local_session(processors: int | None = None, *, inherit: Sequence[int] = ()) -> SparkSession:
     """Start Spark in this process's own Java, or return the session there is, with Penstock's formats registered.
 
-    processors: how many tasks run at once, all there are if not given. inherit: an open file that Java is to keep open
-    as long as it lives; of no effect if it runs already. Raises UsageError if there is no fitting Java.
+    processors: how many tasks run at once, all there are if not given. inherit: open files that Java is to keep open as
+    long as it lives; of no effect if it runs already. Raises UsageError if there is no fitting Java.
     """
     package = files("penstock.spark")
     with as_file(package / "log4j2.properties") as logging, as_file(package / "worker-python") as worker:
@@ -47,8 +48,8 @@ def local_session(processors: int | None = None, *, inherit: int | None = None) 
         conf.set("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging}").setAll([*SETTINGS.items()])
         if SparkContext._gateway is None:  # Spark keeps its Java for the next session
             os.environ.update(java_environment() | _worker_environment(worker))
-            if inherit is not None:
-                gateway = launch_gateway(conf, {"pass_fds": (inherit,)})  # type: ignore[no-untyped-call]
+            if inherit:
+                gateway = launch_gateway(conf, {"pass_fds": tuple(inherit)})  # type: ignore[no-untyped-call]
                 SparkContext(conf=conf, gateway=gateway)
         spark = SparkSession.Builder().config(conf=conf).getOrCreate()
     add_formats(spark)

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar
 
 from penstock.client.address import outside_name
 from penstock.errors import UsageError
+from penstock.spark.lake.policy import MergePolicy
 from penstock.spark.pipeline.declared import Place, load, read, refuse_unknown
 from penstock.spark.source.options import SourceOptions
 
@@ -36,6 +37,7 @@ __all__ = [
     "Tables",
     "definition_of",
     "is_definition",
+    "of_one",
     "read_definition",
 ]
 
@@ -43,6 +45,7 @@ T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _TABLES = ("changelog", "current")
+_POLICY = MergePolicy()
 
 
 def _check_name(what: str, name: str) -> None:
@@ -68,6 +71,7 @@ class Source:
 
     name: str | None = None
     url: str | None = None
+    bucket: str | None = None
     username: str | None = None
     password_file: str | None = None
     credentials_file: str | None = None
@@ -141,9 +145,9 @@ class Current:
     """When pending changes are merged into current: once there are merge_rows, or merge_share of current's rows if that
     is more, or the oldest of them is merge_age_seconds old."""
 
-    merge_rows: int = 100_000
-    merge_share: float = 0.05
-    merge_age_seconds: float = 60.0
+    merge_rows: int = _POLICY.rows
+    merge_share: float = _POLICY.share
+    merge_age_seconds: float = _POLICY.age_seconds
 
     def __post_init__(self) -> None:
         _check_range(
@@ -151,6 +155,10 @@ class Current:
             merge_share=(self.merge_share, 0, 1),
             merge_age_seconds=(self.merge_age_seconds, 0, 86400),
         )
+
+    @property
+    def policy(self) -> MergePolicy:
+        return MergePolicy(self.merge_rows, self.merge_share, self.merge_age_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +252,11 @@ class Definition:
     def of(self, source: Source, hanging: Iterable[T]) -> list[T]:
         """Return those of indexes, fulltexts or sinks that hang off a source's changelog."""
         return [each for each in hanging if getattr(each, "source") in (None, source.name)]  # noqa: B009 - a T has it
+
+
+def of_one(lake: str, **source: Any) -> Definition:
+    """Return the pipeline of one bucket into one lake. source: fields of Source. Raises UsageError."""
+    return Definition(lake=lake, sources=(Source(**source),))
 
 
 def is_definition(path: str) -> bool:

@@ -1,0 +1,9 @@
+"""`penstock pipeline`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+# Importing a module registers its commands; help lists them in this order.
+for part in ("run", "lake"):
+    import_module(f"{__name__}.{part}")

@@ -1,0 +1,41 @@
+"""What Spark and its processes raise, as one sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
+from penstock import errors
+from penstock.errors import Error
+
+__all__ = ["failure", "in_one_sentence"]
+
+
+@contextmanager
+def in_one_sentence() -> Iterator[None]:
+    """Raise as Error what Spark raises, and what a call to its Java process raises when that has died."""
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        raise failure(str(error)) from None
+    except (Py4JError, ConnectionError) as error:
+        raise Error(f"Spark's Java process ended unexpectedly ({error})") from None
+
+
+_PYTHON_ERROR = re.compile(r"^(?:.*: )?Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", re.MULTILINE)
+_SPARK_PREFACE = re.compile(r"^(?:\[\w+(?:\.\w+)*\] )?(?:Query \[.*?\] terminated with exception: )?")
+
+
+def failure(text: str) -> Error:
+    """Return what Spark reports, as an error of one sentence: the Python error that it wraps, if there is one."""
+    if not (wrapped := _PYTHON_ERROR.findall(text)):
+        return Error(f"Spark failed: {_SPARK_PREFACE.sub('', text.strip()).partition(chr(10))[0]}")
+    name, _, message = wrapped[-1].partition(": ")
+    cls = getattr(errors, name.removeprefix("penstock.errors."), None)
+    if isinstance(cls, type) and issubclass(cls, Error):
+        return cls(message)
+    return Error(f"the query failed: {wrapped[-1]}")

@@ -1,0 +1,108 @@
+"""One source's part of a run: its query, what it has written, and what is kept behind that."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import replace
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock.spark.lake import Lake
+from penstock.spark.pipeline.definition import Source
+from penstock.spark.pipeline.filters import prepared
+from penstock.spark.pipeline.keeper import Task
+from penstock.spark.pipeline.meter import Meter, last_rollback
+from penstock.spark.pipeline.position import behind
+from penstock.spark.pipeline.progress import Progress
+from penstock.spark.source.offsets import Offset
+
+__all__ = ["Following"]
+
+LAG_SECONDS = 0.5
+"""How long a report waits for the node."""
+
+
+class Following:
+    """The tables of one source while a run keeps them.
+
+    vbuckets: how many the bucket has. ask: asks the node for the high seqno of each. value_schema: the fields of
+    values as DDL, where they are known.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        lake: Lake,
+        vbuckets: int,
+        ask: Callable[[], Future[dict[int, int]]],
+        *,
+        tasks: Iterable[Task],
+        value_schema: str | None = None,
+    ) -> None:
+        self.source = source
+        self.lake = lake
+        self.tasks = tuple(tasks)
+        self.query: StreamingQuery | None = None
+        self._vbuckets = vbuckets
+        self._value_schema = value_schema
+        self._ask_high_seqnos = ask
+        self._high_seqnos: Future[dict[int, int]] | None = None
+        self._meter = Meter(lake)
+        self._meter.last_rollback = last_rollback(lake)
+        self._last_at = time.monotonic()
+        self.progress = Progress(source.name)
+        self.look()
+
+    def start(self, spark: SparkSession, *, available_now: bool) -> StreamingQuery:
+        """Start the query from the bucket to the changelog."""
+        frame = spark.readStream.format("dcp").options(**self.source.given_options()).load()
+        sink = prepared(frame, self.source, self._value_schema).writeStream.format("penstock-changelog")
+        sink = sink.option("path", str(self.lake.path)).option("vbuckets", self._vbuckets)
+        sink = sink.option("checkpointLocation", self.lake.checkpoint.as_uri())
+        if available_now:
+            self.query = sink.trigger(availableNow=True).start()
+        else:
+            milliseconds = round(self.source.trigger_seconds * 1000)
+            self.query = sink.trigger(processingTime=f"{milliseconds} milliseconds").start()
+        return self.query
+
+    def look(self) -> Progress:
+        """See what was written since the last look, tell the tasks, and return where everything stands."""
+        before, now = self.progress, time.monotonic()
+        if files := self._meter.look():
+            for task in self.tasks:
+                task.gained(self._meter.version, files)
+        seconds = max(now - self._last_at, 0.001)
+        found = replace(
+            before,
+            rows=self._meter.rows,
+            bytes=self._meter.bytes,
+            changelog_rows=self._meter.total_rows,
+            version=self._meter.version,
+            rows_per_second=round((self._meter.rows - before.rows) / seconds, 1),
+            bytes_per_second=round((self._meter.bytes - before.bytes) / seconds, 1),
+            rollbacks=self._meter.rollbacks,
+            last_rollback=self._meter.last_rollback,
+            hanging=tuple(task.now for task in self.tasks),
+        )
+        last = self.query.lastProgress if self.query is not None else None
+        if last is not None:
+            found = replace(found, batches=last.batchId + 1, lag=self._lag(last.sources[0].endOffset))
+        self.progress, self._last_at = found, now
+        return found
+
+    def _lag(self, end_offset: str | None) -> int | None:
+        """Return None also where the node does not answer at once: that it is away, the query finds out."""
+        asked = self._high_seqnos = self._high_seqnos or self._ask_high_seqnos()
+        try:
+            high_seqnos = asked.result(LAG_SECONDS)
+        except TimeoutError:
+            return None
+        self._high_seqnos = None
+        if not end_offset:
+            return None
+        return behind(Offset.from_json(json.loads(end_offset)), high_seqnos)

@@ -1,0 +1,81 @@
+"""What a changelog's commits say: rows, bytes and rollbacks, without a look at the rows but where one is a rollback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.spark.lake import Lake
+from penstock.spark.lake.delta import DataFile
+from penstock.spark.lake.fold import CUTTING_EVENTS
+from penstock.spark.pipeline.progress import Rollback
+
+__all__ = ["Meter", "last_rollback"]
+
+
+class Meter:
+    """Counts what is committed to a changelog from now on. total_rows: of the whole changelog."""
+
+    def __init__(self, lake: Lake) -> None:
+        self.rows = self.bytes = self.rollbacks = 0
+        self.last_rollback: Rollback | None = None
+        self._lake = lake
+        self._table = lake.changelog_table
+        opened = self._table.open()
+        self.version = -1 if opened is None else opened.version()
+        self.total_rows = 0 if opened is None else sum(file.rows for file in self._table.files(opened))
+
+    def look(self) -> list[DataFile]:
+        """Count the commits since the last look and return their files; a look that finds none costs one stat."""
+        if not (self._table.path / "_delta_log" / f"{self.version + 1:020d}.json").exists():
+            return []
+        opened = self._table.open()
+        if opened is None or opened.version() <= self.version:
+            return []
+        files = self._table.added_since(opened, self.version)
+        if files is None:  # a compaction: no row came with it, but which did besides cannot be told apart
+            found = sum(file.rows for file in self._table.files(opened))
+            self.rows, self.total_rows, files = self.rows + found - self.total_rows, found, []
+        self.version = opened.version()
+        gained = sum(file.rows for file in files)
+        self.rows += gained
+        self.total_rows += gained
+        self.bytes += sum(file.size for file in files)
+        if keyless := [file for file in files if file.keyless]:
+            self._count_rollbacks(keyless)
+        return files
+
+    def _count_rollbacks(self, files: Iterable[DataFile]) -> None:
+        for when, vbuckets in sorted(_rolled_back(self._lake, files).items()):
+            self.rollbacks += len(vbuckets)
+            self.last_rollback = Rollback(when / 1000, tuple(vbuckets))
+
+
+def last_rollback(lake: Lake) -> Rollback | None:
+    """Return the newest rollback in a changelog, from those of its files that may hold one, newest first."""
+    opened = lake.changelog_table.open()
+    if opened is None:
+        return None
+    actions = pa.table(opened.get_add_actions(flatten=True))
+    counts = zip(actions["path"].to_pylist(), actions["null_count.key"].to_pylist(), strict=True)
+    keyless = {path for path, count in counts if count != 0}
+    files = [file for file in lake.changelog_table.files(opened) if file.path in keyless]
+    for file in reversed(files):
+        if found := _rolled_back(lake, (other for other in files if other.modified == file.modified)):
+            return Rollback(file.modified / 1000, tuple(found[file.modified]))
+    return None
+
+
+def _rolled_back(lake: Lake, files: Iterable[DataFile]) -> dict[int, list[int]]:
+    """Return the vbuckets of the rollbacks in some files, by the time (ms) of the commits that brought them."""
+    found: dict[int, set[int]] = {}
+    for file in files:
+        path = str(lake.changelog_table.path / file.path)
+        which = pc.field("event").isin(CUTTING_EVENTS)
+        rows = pq.read_table(path, columns=["vbucket"], filters=which, partitioning=None)
+        if rows.num_rows:
+            found.setdefault(file.modified, set()).update(rows["vbucket"].to_pylist())
+    return {when: sorted(vbuckets) for when, vbuckets in found.items()}
