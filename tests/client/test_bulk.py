@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from penstock.client.requests import OPAQUES, Rows, encode, vbuckets_of
 from penstock.errors import AccessDenied, UnknownCollection, Unreachable, UsageError
 from penstock.node.topology import NodePlace
 from penstock.wire.constants import MAX_VALUE, Opcode, Status
+from penstock.wire.frame import Frame
 from penstock.wire.kv import Add, Delete, DelWithMeta, GetLocked, Set, SetWithMeta
 from tests.client.peer import Script, in_loop, reply
 from tests.client.test_nodes import free_ports, keys_of, let_have, moving
@@ -67,7 +69,9 @@ def test_some_rows_have_no_extras():
         extras_bytes=np.where(stores, 8, 0),
         cas=np.array([0, 5, 0]),
     )
-    where = [{"opaque": OPAQUES + place, "vbucket": vbucket_of(key, 4)} for place, key in enumerate([b"a", b"b", b"c"])]
+    where: list[dict[str, Any]] = [
+        {"opaque": OPAQUES + place, "vbucket": vbucket_of(key, 4)} for place, key in enumerate([b"a", b"b", b"c"])
+    ]
     expected = [
         Add(key=b"a", value=b"1", flags=7, **where[0]).encode(Opcode.ADD),
         Delete(key=b"b", cas=5, **where[1]).encode(),
@@ -100,7 +104,7 @@ async def test_documents_are_stored_and_each_ones_cas_is_told(running):
     async with BulkWriter(parse_address(running.url())) as writer, connect(running.url()) as bucket:
         outcomes = await write(writer, documents)
         found = await bucket.get_many(key for key, _ in documents)
-        assert [(each.value, each.cas) for each in found] == [
+        assert [each and (each.value, each.cas) for each in found] == [
             (value, cas) for (_, value), cas in zip(documents, outcomes.cas.tolist(), strict=True)
         ]
         assert not outcomes.status.any()
@@ -163,7 +167,7 @@ async def test_each_node_gets_what_it_has():
             connect(nodes[0].url("beer")) as bucket,
         ):
             assert not (await write(writer, documents)).faults
-            assert [each.value for each in await bucket.get_many(key for key, _ in documents)] == [
+            assert [each and each.value for each in await bucket.get_many(key for key, _ in documents)] == [
                 value for _, value in documents
             ]
             assert 50_000 < writer.most_in_flight <= 100_000
@@ -261,7 +265,8 @@ async def test_who_refuses_for_good_is_not_asked_again():
 
 @in_loop
 async def test_no_more_bytes_are_under_way_than_allowed():
-    limit, held, most = 20_000, [], 0
+    limit, most = 20_000, 0
+    held: list[Frame] = []
 
     def let_go(peer):
         peer.transport.write(b"".join(reply(frame, cas=1) for frame in held))

@@ -43,7 +43,7 @@ class Rows:
 
     form: the message whose extras all rows have, or the first `extras_bytes` of. fields: the extras by name; those
     that are not given, and may be missing, are. keys, values: binary, without nulls. prefixes: what keys begin with on
-    the wire. again: rows that may be sent once more though they might have been carried out. faults: rows that are not
+    the wire. framing: extras of the frame. again: rows that may be sent once more though they might have been carried out. faults: rows that are not
     sent at all, by place.
     """
 
@@ -54,6 +54,7 @@ class Rows:
     prefixes: pa.Array | bytes = b""
     fields: Mapping[str, int | Numbers] = field(default_factory=dict)
     extras_bytes: int | Numbers | None = None
+    framing: bytes = b""
     cas: int | Numbers = 0
     datatype: int | Numbers = 0
     again: bool | npt.NDArray[np.bool_] = True
@@ -103,41 +104,47 @@ def encode(rows: Rows, vbuckets: int) -> Requests:
     prefixes = rows.prefixes if isinstance(rows.prefixes, pa.Array) else pa.scalar(rows.prefixes, pa.binary())
     documents = pc.binary_join_element_wise(prefixes, rows.keys, b"") if rows.prefixes != b"" else rows.keys
     key_length = np.diff(_offsets(documents))
-    heads = np.zeros(count, _dtype(rows.form, rows.fields))
-    extras_bytes = heads.itemsize - HEADER_BYTES if rows.extras_bytes is None else rows.extras_bytes
+    framing = len(rows.framing)
+    heads = np.zeros(count, _dtype(rows.form, rows.fields, framing))
+    extras_bytes = heads.itemsize - HEADER_BYTES - framing if rows.extras_bytes is None else rows.extras_bytes
     numbers = vbuckets_of(rows.keys, vbuckets)
-    heads["magic"] = Magic.REQUEST
+    heads["magic"] = Magic.ALT_REQUEST if framing else Magic.REQUEST
     heads["opcode"] = rows.opcode
-    heads["key_length"] = key_length
+    heads["key_length"] = framing << 8 | key_length
     heads["extras_length"] = extras_bytes
     heads["datatype"] = rows.datatype
     heads["vbucket"] = numbers
-    heads["body"] = extras_bytes + key_length + value_bytes
+    heads["body"] = framing + extras_bytes + key_length + value_bytes
     heads["opaque"] = OPAQUES + np.arange(count, dtype=np.uint32)
     heads["cas"] = rows.cas
+    if framing:
+        heads["framing"] = rows.framing
     for name, numbers_of in rows.fields.items():
         heads[name] = numbers_of
-    frames = pc.binary_join_element_wise(_cut(heads, extras_bytes), documents, values, b"")
+    frames = pc.binary_join_element_wise(_cut(heads, framing + extras_bytes), documents, values, b"")
     again = np.broadcast_to(np.asarray(rows.again), count).copy()
     return Requests(frames, documents, numbers, again, faults)
 
 
-def _dtype(form: type[Message], fields: Mapping[str, Any]) -> np.dtype[np.void]:
+def _dtype(form: type[Message], fields: Mapping[str, Any], framing: int) -> np.dtype[np.void]:
     types = {"B": "u1", "H": ">u2", "I": ">u4", "Q": ">u8"}
     known = ("vbucket", *HEADER_NAMES, *fields)
-    return np.dtype([(name, types[code]) for name, code in head_fields(form) if name in known])
+    said = [(name, types[code]) for name, code in head_fields(form) if name in known]
+    return np.dtype(
+        [*said[: len(HEADER_NAMES)], *[("framing", f"S{framing}")] * bool(framing), *said[len(HEADER_NAMES) :]]
+    )
 
 
-def _cut(heads: npt.NDArray[np.void], extras_bytes: Any) -> pa.Array:
-    """Return the bytes of heads, as many of each as count."""
+def _cut(heads: npt.NDArray[np.void], body_bytes: Any) -> pa.Array:
+    """Return the bytes of heads, header and as many behind it as count."""
     count, size, data = len(heads), heads.itemsize, pa.py_buffer(heads)
-    if not isinstance(extras_bytes, np.ndarray) and size == HEADER_BYTES + extras_bytes:
+    if not isinstance(body_bytes, np.ndarray) and size == HEADER_BYTES + body_bytes:
         bounds = np.arange(count + 1, dtype=np.int32) * size
         return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), data])
     # What follows a short head is an element of its own, and every second element is taken.
     bounds = np.empty(2 * count + 1, np.int32)
     bounds[::2] = np.arange(count + 1) * size
-    bounds[1::2] = bounds[:-1:2] + HEADER_BYTES + extras_bytes
+    bounds[1::2] = bounds[:-1:2] + HEADER_BYTES + body_bytes
     parts = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(bounds), data])
     return parts.take(pa.array(np.arange(0, 2 * count, 2)))
 

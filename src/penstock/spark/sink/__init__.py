@@ -1,0 +1,1 @@
+"""`df.write.format("dcp")`: rows of a DataFrame become documents of a bucket."""
