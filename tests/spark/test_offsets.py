@@ -2,30 +2,39 @@
 
 import ast
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import UsageError
+from penstock.errors import Error, UsageError
 from penstock.spark.source import offsets
 from penstock.spark.source.offsets import (
     Memory,
     Offset,
     Proven,
     RollbackRow,
+    Setback,
     VbucketInfo,
     VbucketOffset,
+    VbucketRange,
     VbucketRead,
     beginning,
+    check_size,
     now,
-    partitions,
     plan,
+    plan_until,
     prepare,
+    reads,
+    setbacks,
+    settled_at,
 )
+from penstock.spark.source.ranges import cut
 from penstock.store.failover import FailoverEntry, FailoverLog
 
 A, B, C = 0xA, 0xB, 0xC
@@ -41,6 +50,10 @@ def info(high: int, purge: int = 0, vbuuid: int = A) -> VbucketInfo:
 
 def at(history: int, vbuuid: int, seqno: int, *proven: tuple[int, int], **more: int) -> VbucketOffset:
     return VbucketOffset(history, vbuuid, seqno, tuple(Proven(*pair) for pair in proven), **more)
+
+
+def partitions(start: Offset, end: Offset, most: int) -> list[VbucketRange]:
+    return cut(reads(start, end), most)
 
 
 BRANCHED = log((B, 10), (A, 0))  # A up to 10, then B
@@ -124,7 +137,7 @@ class TestProofs:
 
 class TestNow:
     def test_is_pinned_by_the_first_plan(self):
-        start = now({0: info(7), 1: info(0)})
+        start = now({0: info(7), 1: info(0)}, 2)
         pinned, memory = plan(start, {0: info(9), 1: info(1)})
         assert pinned.to_json() != start.to_json()
         assert pinned.vbuckets == start.vbuckets
@@ -133,7 +146,7 @@ class TestNow:
         assert end == Offset((at(0, A, 9, (7, 7)), at(0, A, 1)))
 
     def test_survives_json(self):
-        start = now({0: info(7)})
+        start = now({0: info(7)}, 1)
         assert Offset.from_json(json.loads(json.dumps(start.to_json()))) == start
 
 
@@ -283,12 +296,134 @@ class TestTheTask:
         assert not VbucketRead(0, 0, A, 0, 9, purge_seqno=6).goes_on_after_rollback(6)
 
 
-@pytest.mark.parametrize("infos", [{}, {0: info(1)}, {0: info(1), 2: info(1)}, dict.fromkeys(range(3), info(1))])
-def test_the_vbuckets_are_those_of_the_first_offset(infos):
-    with pytest.raises(UsageError, match=rf"has {len(infos)} vbuckets, expected 2"):
-        plan(beginning(2), infos)
+def test_the_number_of_vbuckets_is_that_of_the_first_offset():
+    with pytest.raises(UsageError, match=r"has 32 vbuckets, expected 16 \(0 to 15\)"):
+        check_size(beginning(16), 32)
+    with pytest.raises(UsageError, match="vbucket 2, expected one below 2"):
+        plan(beginning(2), {0: info(1), 2: info(1)})
     with pytest.raises(UsageError, match="1 and 2 vbuckets"):
-        partitions(beginning(1), beginning(2), 1)
+        reads(beginning(1), beginning(2))
+
+
+class TestSomeVbuckets:
+    def test_are_all_that_moves(self):
+        end, memory = plan(beginning(4), {1: info(7), 3: info(9)}, 10)
+        assert [v.seqno for v in end.vbuckets] == [0, 5, 0, 5]
+        end, _ = plan(end, {1: info(7), 3: info(9)}, None, memory)
+        assert [v.seqno for v in end.vbuckets] == [0, 7, 0, 9]
+        assert [read.vbucket for read in reads(beginning(4), end)] == [1, 3]
+
+    def test_may_change_when_a_query_starts_again(self):
+        end, _ = plan(beginning(3), {0: info(7), 1: info(7)})
+        end, _ = plan(end, {1: info(9), 2: info(4)})
+        assert [v.seqno for v in end.vbuckets] == [7, 9, 4]
+        assert plan(end, {0: info(7)})[0] is end  # what 0 had is not forgotten
+        assert plan(end, {0: info(3, vbuuid=B)})[0].vbuckets == (at(1, B, 3, requested=0), *end.vbuckets[1:])
+
+    def test_end_together_with_what_there_was(self):
+        memory = prepare({1: info(7)})
+        end, memory = plan(beginning(2), {1: info(9)}, None, memory)
+        assert [v.seqno for v in end.vbuckets] == [0, 7]
+        assert plan(end, {1: info(20)}, None, memory)[0] is end
+
+    def test_now_is_their_end(self):
+        assert [v.seqno for v in now({1: info(7)}, 3).vbuckets] == [0, 7, 0]
+
+
+class TestABatchToAnEnd:
+    END = Offset((at(0, A, 7), at(0, A, 5), at(0, 0, 0)))
+    INFOS: Mapping[int, VbucketInfo] = MappingProxyType({0: info(9), 1: info(5), 2: info(3)})
+
+    def test_stops_there_however_much_there_is(self):
+        end = plan_until(beginning(3), self.END, self.INFOS)
+        assert [v.seqno for v in end.vbuckets] == [7, 5, 0]
+        assert [(r.start_seqno, r.end_seqno) for r in reads(beginning(3), end)] == [(0, 7), (0, 5)]
+
+    def test_leaves_the_rest_to_whoever_begins_at_that_end(self):
+        followed, _ = plan(self.END, self.INFOS)
+        assert [(r.start_seqno, r.end_seqno) for r in reads(self.END, followed)] == [(7, 9), (0, 3)]
+
+    def test_may_begin_anywhere_in_front(self):
+        start = settled_at({0: (A, 4), 1: (A, 5)}, 3)
+        end = plan_until(start, self.END, self.INFOS)
+        assert [(r.start_seqno, r.end_seqno) for r in reads(start, end)] == [(4, 7)]
+
+    def test_remembers_the_purge_seqno_of_a_read_from_0(self):
+        (read,) = reads(beginning(1), plan_until(beginning(1), Offset((at(0, A, 7),)), {0: info(9, 8)}))
+        assert read == VbucketRead(0, 0, A, 0, 7, purge_seqno=8)
+
+    def test_of_a_newer_branch_that_kept_it(self):
+        end = plan_until(beginning(1), Offset((at(0, A, 9),)), {0: VbucketInfo(BRANCHED, 15, 0)})
+        assert end == Offset((at(0, B, 9),))
+
+    @pytest.mark.parametrize("lost", [info(9, vbuuid=B), info(6), VbucketInfo(BRANCHED, 20, 0)])
+    def test_that_is_on_no_history_any_more_is_refused(self, lost):
+        with pytest.raises(Error, match=r"vbucket 0: the bucket's history no longer has the end, seqno 11,|seqno 7,"):
+            plan_until(beginning(1), Offset((at(0, A, 11 if lost.high_seqno == 20 else 7),)), {0: lost})
+
+    def test_in_front_of_its_start_is_refused(self):
+        with pytest.raises(UsageError, match="vbucket 0: the start, seqno 9, is behind the end, seqno 7"):
+            plan_until(settled_at({0: (A, 9)}, 3), self.END, self.INFOS)
+        with pytest.raises(UsageError, match="the bucket has 2 vbuckets, expected 3"):
+            plan_until(beginning(2), self.END, self.INFOS)
+
+
+SETBACKS = [
+    ("none", at(0, A, 7), info(9), []),
+    ("a lost branch", at(0, A, 12, (8, 10)), VbucketInfo(BRANCHED, 11, 0), [Setback(0, 12, 8, by_purge=False)]),
+    ("everything lost", at(2, A, 12, (8, 10)), info(3, vbuuid=C), [Setback(0, 12, 0, by_purge=False)]),
+    ("purged behind the reader", at(0, A, 12, (8, 10), (12, 12)), info(20, 15), [Setback(0, 12, 0, by_purge=True)]),
+    ("purged while the batch was read", at(0, A, 12, (8, 8)), info(20, 10), [Setback(0, 12, 0, by_purge=True)]),
+    ("purged in front of the reader", at(0, A, 12, (8, 10), (12, 12)), info(20, 11), []),
+    (
+        "purged, and lost further back",
+        at(0, A, 12, (8, 8)),
+        info(20, 15, vbuuid=C),
+        [Setback(0, 12, 0, by_purge=False)],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "word", "expected"), [row[1:] for row in SETBACKS], ids=[row[0] for row in SETBACKS]
+)
+def test_why_a_reader_goes_back(before, word, expected):
+    previous = Offset((before,))
+    planned, _ = plan(previous, {0: word})
+    assert setbacks(previous, planned, {0: word}) == expected
+
+
+class TestNodes:
+    def test_each_task_talks_to_one(self):
+        end, _ = plan(beginning(8), {v: info(100_000) for v in range(8)})
+        parts = cut(reads(beginning(8), end), 4, owners=[0, 1] * 4)
+        assert [(part.owner, [read.vbucket for read in part.reads]) for part in parts] == [
+            (0, [0, 2]), (0, [4, 6]), (1, [1, 3]), (1, [5, 7])
+        ]  # fmt: skip
+
+    def test_with_more_to_read_get_more_tasks(self):
+        end, _ = plan(beginning(8), {v: info(10_000 if v % 2 else 90_000) for v in range(8)})
+        parts = cut(reads(beginning(8), end), 5, owners=[0, 1] * 4)
+        assert [part.owner for part in parts] == [0, 0, 0, 0, 1]
+
+    def test_of_which_there_are_more_than_tasks_get_one_each(self):
+        end, _ = plan(beginning(4), {v: info(5) for v in range(4)})
+        assert [part.owner for part in cut(reads(beginning(4), end), 2, owners=[2, 1, 0, 1])] == [2, 1, 0]
+
+    @given(
+        st.lists(st.tuples(st.integers(0, 100_000), st.integers(-1, 3)), min_size=1, max_size=40),
+        st.integers(1, 12),
+        st.integers(0, 12),
+    )
+    def test_any_sizes(self, vbuckets, least, more):
+        highs, owners = zip(*vbuckets, strict=True)
+        end, _ = plan(beginning(len(highs)), {v: info(high) for v, high in enumerate(highs)})
+        wanted = reads(beginning(len(highs)), end)
+        parts = cut(wanted, least + more, least, owners)
+        assert sorted((read for part in parts for read in part.reads), key=lambda read: read.vbucket) == wanted
+        assert all(owners[read.vbucket] == part.owner for part in parts for read in part.reads)
+        nodes = {owners[read.vbucket] for read in wanted}
+        assert min(least, len(wanted)) <= len(parts) <= max(least + more, len(nodes))
 
 
 SEQNOS = st.integers(0, 2**64 - 1)
@@ -386,10 +521,10 @@ def test_planning_is_pure():
     assert imported == {
         "collections.abc",
         "dataclasses",
-        "itertools",
         "typing",
         "penstock.client.position",
         "penstock.errors",
+        "penstock.spark.source.runs",
         "penstock.store.failover",
         "penstock.store.rollback",
     }

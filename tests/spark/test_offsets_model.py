@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from random import Random
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.errors import Error
 from penstock.spark.source import offsets
 from penstock.spark.source.offsets import (
     Memory,
@@ -26,9 +28,10 @@ from penstock.spark.source.offsets import (
     VbucketOffset,
     VbucketRead,
     beginning,
-    partitions,
     plan,
+    plan_until,
     prepare,
+    reads,
 )
 from penstock.store.failover import FailoverLog, create_entry
 from penstock.store.rollback import StreamRequest, rollback_point
@@ -140,27 +143,28 @@ class World:
             event(self.random.choice(self.producers), self.random)
 
 
-def read_changes(world: World, read: VbucketRead) -> list[Change]:
-    """Do what a task does for one vbucket."""
+def read_changes(world: World, read: VbucketRead) -> tuple[list[Change], bool]:
+    """Do what a task does for one vbucket; return what it gives, and whether it was not given up."""
     producer, random = world.producers[read.vbucket], world.random
     rows: list[Change] = []
     received: int | None = None
+    ended = "end"
     while read.end_seqno > read.start_seqno:
         request = read.request(received)
         received = request.start_seqno if received is None else received
         if producer.answer(request) is not None:
             if read.goes_on_after_rollback(received):
                 continue
-            break
+            return rows, False
         if not read.goes_on_with(producer.log):
-            break
+            return rows, False
         ended = stream(world, read, request, rows)
         received = max([received, *(row.seqno for row in rows)])
         if ended == "end" or (ended == "rollback" and not read.goes_on_after_rollback(received)):
             break
         if random.random() < 0.1:  # long enough without a connection for anything to happen
             world.disturb(0.7)
-    return rows
+    return rows, ended == "end"
 
 
 def stream(world: World, read: VbucketRead, request: StreamRequest, rows: list[Change]) -> str:
@@ -187,19 +191,50 @@ def stream(world: World, read: VbucketRead, request: StreamRequest, rows: list[C
 
 
 class Consumer:
-    """A query with its checkpoint and its changelog."""
+    """A query with its checkpoint and its changelog, of some vbuckets."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, chosen: list[int]) -> None:
         self.world = world
+        self.chosen = chosen
         self.text = json.dumps(beginning(len(world.producers)).to_json())
         self.memory = Memory()
         self.rows: list[Row] = []
         self.rollbacks: list[RollbackRow] = []
 
+    @property
+    def infos(self) -> dict[int, VbucketInfo]:
+        return {vbucket: info for vbucket, info in self.world.infos.items() if vbucket in self.chosen}
+
+    def latest(self) -> Offset:
+        return plan(beginning(len(self.world.producers)), self.infos)[0]
+
+    def back_fill(self) -> None:
+        """Begin where batch reads have ended, each up to an end that was known before, all of which succeeded."""
+        bounds = [self.text]
+        for _ in range(self.world.random.randint(1, 2)):
+            self.world.disturb(0.5)
+            bounds.append(json.dumps(self.latest().to_json()))
+        for start_text, end_text in pairwise(bounds):
+            self.world.disturb(0.3)
+            try:
+                start, end = (Offset.from_json(json.loads(text)) for text in (start_text, end_text))
+                until = json.dumps(plan_until(start, end, self.infos).to_json())
+            except Error:
+                return self.start_over()
+            rows, rollbacks, complete = self.read(start_text, until)
+            if not complete or rollbacks:
+                return self.start_over()
+            self.rows += rows
+            self.text = end_text
+        return None
+
+    def start_over(self) -> None:
+        self.rows, self.text = [], json.dumps(beginning(len(self.world.producers)).to_json())
+
     def trigger(self, limit: int | None) -> bool:
         """Plan and run one batch; return whether there was one."""
         previous = Offset.from_json(json.loads(self.text))
-        infos = self.world.infos
+        infos = self.infos
         end, self.memory = plan(previous, infos, limit, self.memory)
         self.check_plan(previous, end, infos, limit)
         end_text = json.dumps(end.to_json())
@@ -215,7 +250,7 @@ class Consumer:
         """Read until an attempt's rows are committed; commit them once."""
         committed = False
         for crash in self.world.random.choices(["no", "before commit", "after commit"], [8, 1, 1], k=3):
-            rows, rollbacks = self.read(start_text, end_text)
+            rows, rollbacks, _ = self.read(start_text, end_text)
             if not committed and crash != "before commit":
                 self.rows += rows
                 self.rollbacks += rollbacks
@@ -227,15 +262,17 @@ class Consumer:
         if not committed:
             self.run_batch(start_text, end_text)
 
-    def read(self, start_text: str, end_text: str) -> tuple[list[Row], list[RollbackRow]]:
+    def read(self, start_text: str, end_text: str) -> tuple[list[Row], list[RollbackRow], bool]:
         start, end = (Offset.from_json(json.loads(text)) for text in (start_text, end_text))
         rows: list[Row] = []
         rollbacks: list[RollbackRow] = []
-        for part in partitions(start, end, 2):
-            for read in part.reads:
-                rollbacks += [read.rollback] if read.rollback else []
-                rows += [Row(read.vbucket, read.history, change) for change in read_changes(self.world, read)]
-        return rows, rollbacks
+        complete = True
+        for read in reads(start, end):
+            rollbacks += [read.rollback] if read.rollback else []
+            changes, ended = read_changes(self.world, read)
+            rows += [Row(read.vbucket, read.history, change) for change in changes]
+            complete &= ended
+        return rows, rollbacks, complete
 
     def documents(self, vbucket: int) -> dict[str, int]:
         """The pure current table."""
@@ -253,8 +290,8 @@ class Consumer:
 
     def check_plan(self, previous: Offset, end: Offset, infos: Mapping[int, VbucketInfo], limit: int | None) -> None:
         """Whatever the plan keeps of a vbucket that is read to its end must be the truth."""
-        for vbucket, (a, b) in enumerate(zip(previous.vbuckets, end.vbuckets, strict=True)):
-            info = infos[vbucket]
+        for vbucket, info in infos.items():
+            a, b = previous.vbuckets[vbucket], end.vbuckets[vbucket]
             if a.history == b.history and a.seqno == info.high_seqno:
                 assert self.documents(vbucket) == self.world.producers[vbucket].documents(), f"vbucket {vbucket}"
             assert b.history > a.history or b.seqno >= a.seqno
@@ -275,8 +312,9 @@ class Consumer:
             else:
                 raise AssertionError("the query never comes to rest")
         assert not self.trigger(None)
-        for vbucket, producer in enumerate(self.world.producers):
-            assert self.documents(vbucket) == producer.documents(), f"vbucket {vbucket}"
+        for vbucket in self.chosen:
+            assert self.documents(vbucket) == self.world.producers[vbucket].documents(), f"vbucket {vbucket}"
+        assert {row.vbucket for row in self.rows} <= {*self.chosen}
         identities = Counter((row.vbucket, row.history, row.change.seqno) for row in self.rows)
         assert max(identities.values(), default=1) == 1
         assert len({(cut.vbucket, cut.history) for cut in self.rollbacks}) == len(self.rollbacks)
@@ -285,7 +323,7 @@ class Consumer:
 
     def available_now(self, limit: int | None) -> None:
         """A writer that never rests must not keep the run from ending."""
-        self.memory = prepare(self.world.infos)
+        self.memory = prepare(self.infos)
         self.world.disturb(0.5)
         batches = 0
         while self.trigger(limit):
@@ -293,14 +331,12 @@ class Consumer:
             batches += 1
             self.world.quiet = batches > 20
             assert batches < 400, "the run never ends"
-        for info, position, end in zip(
-            self.world.infos.values(),
-            Offset.from_json(json.loads(self.text)).vbuckets,
-            self.memory.target or (),
-            strict=True,
-        ):
-            assert info.vbuuid == end[0]
-            assert position.seqno >= end[1]
+        reached = Offset.from_json(json.loads(self.text)).vbuckets
+        assert self.memory.target is not None
+        for vbucket, info in self.infos.items():
+            vbuuid, seqno = self.memory.target[vbucket]
+            assert info.vbuuid == vbuuid
+            assert reached[vbucket].seqno >= seqno
         self.world.quiet = False
         self.memory = Memory()
 
@@ -308,7 +344,10 @@ class Consumer:
 def simulate(random: Random, steps: int) -> None:
     world = World(random, random.choice([1, 2, 3]))
     world.write(40)
-    consumer = Consumer(world)
+    count = len(world.producers)
+    consumer = Consumer(world, sorted(random.sample(range(count), random.randint(1, count))))
+    if random.random() < 0.5:
+        consumer.back_fill()
     for _ in range(steps):
         world.disturb(0.8)
         limit = random.choice([None, None, 1, 2, 5, 20])
@@ -389,6 +428,12 @@ def give_up_below_purge(read: VbucketRead, received: int) -> bool:
     return False
 
 
+def back_fill_taken_for_proven(consumer: Consumer) -> Offset:
+    infos = consumer.infos
+    positions = {vbucket: (info.vbuuid, info.high_seqno) for vbucket, info in infos.items()}
+    return offsets.settled_at(positions, len(consumer.world.producers))
+
+
 SETTLE, STANDS, COMPLETE, SHARE = offsets._settle, offsets._stands, offsets._complete, offsets._share
 
 
@@ -405,6 +450,7 @@ SETTLE, STANDS, COMPLETE, SHARE = offsets._settle, offsets._stands, offsets._com
         (offsets, "_share", minimum_ignored),
         (offsets, "_follow", target_never_moved),
         (VbucketRead, "goes_on_after_rollback", give_up_below_purge),
+        (Consumer, "latest", back_fill_taken_for_proven),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

@@ -15,7 +15,7 @@ from penstock.node import Node
 from penstock.node.login import User
 from penstock.node.login.users import account_of
 from penstock.node.login.users_file import change_users
-from penstock.spark.pipeline.run import failure
+from penstock.spark.pipeline.failure import failure
 from penstock.spark.source.offsets import VbucketRange
 from penstock.spark.source.options import SourceOptions
 from penstock.spark.source.source import DcpDataSource
@@ -36,11 +36,12 @@ def keys(tables):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"urll": "x"}, "unknown option 'urll' of format dcp; known are url, start, maxChangesPerTrigger, partitions"),
+        ({"urll": "x"}, "unknown option 'urll' of format dcp; known are url, bucket, username, password"),
         ({"maxChangesPerTrigger": "0"}, "option maxChangesPerTrigger is '0', expected a whole number above 0"),
         ({"maxChangesPerTrigger": "many"}, "option maxChangesPerTrigger is 'many', expected a whole number above 0"),
-        ({"partitions": "-1"}, "option partitions is '-1', expected a whole number above 0"),
-        ({"start": "middle"}, "option start is 'middle', expected 'beginning' or 'now'"),
+        ({"maxPartitions": "-1"}, "option maxPartitions is '-1', expected a whole number above 0"),
+        ({"start": "now"}, "unknown option 'start' of format dcp"),
+        ({"startingOffsets": "now"}, "option startingOffsets is 'now', expected earliest, latest or positions as JSON"),
         ({"protocol": "xdcr"}, "option protocol is 'xdcr', expected one of tap, upr-draft, upr, dcp"),
         ({"url": "127.0.0.1"}, "connection string '127.0.0.1' has no scheme, expected couchbase://host:port/bucket"),
         ({"url": "couchbase://h/b?x=1"}, "unknown option 'x' in the connection string"),
@@ -63,8 +64,8 @@ def test_a_wrong_option_gets_one_sentence(options, sentence):
 
 def test_option_names_are_taken_in_any_case_as_spark_gives_them(monkeypatch):
     monkeypatch.setenv("PENSTOCK_URL", "couchbase://127.0.0.1/beer")
-    assert SourceOptions.parse({"MAXCHANGESPERTRIGGER": "7", "Partitions": "3"}) == SourceOptions(
-        url="couchbase://127.0.0.1/beer", max_changes_per_trigger=7, partitions=3
+    assert SourceOptions.parse({"MAXCHANGESPERTRIGGER": "7", "MaxPartitions": "3"}) == SourceOptions(
+        url="couchbase://127.0.0.1/beer", max_changes_per_trigger=7, max_partitions=3
     )
 
 
@@ -89,7 +90,7 @@ def test_what_is_wanted_may_stand_in_either_place():
     options = SourceOptions.parse({"url": url, "collections": "t.c,t.d", "xattrs": "false"})
     assert options.selection == Selection("", ("t.c", "t.d"))
     assert not options.address.options.xattrs
-    assert SourceOptions.parse({}).selection is None
+    assert SourceOptions.parse({}).selection == Selection()
 
 
 def test_the_dialect_may_stand_in_either_place():
@@ -183,7 +184,7 @@ def test_an_idle_query_asks_for_little(node, documents, follow):
 
 def test_start_now_gives_only_what_comes_and_survives_a_restart(documents, follow):
     documents.store(numbered(0, 500))
-    query = follow(documents.url, start="now")
+    query = follow(documents.url, startingOffsets="latest")
     first = query.step()
     assert first is not None
     assert first.num_rows == 0  # an empty batch, by which Spark writes the position down
@@ -246,7 +247,7 @@ def test_a_bucket_that_is_not_there_is_named(node, follow):
 def test_tiny_batches_of_many_vbuckets_come_together():
     with Node.running(["default"], vbuckets=1024) as node, Documents.of(node.url("default")) as documents:
         documents.store(numbered(0, 10_000))
-        source = DcpDataSource({"url": documents.url, "partitions": "1"})
+        source = DcpDataSource({"url": documents.url, "maxPartitions": "1"})
         reader = source.reader(source.schema())
         (partition,) = reader.partitions()
         batches = list(reader.read(partition))
@@ -258,7 +259,7 @@ def test_tiny_batches_of_many_vbuckets_come_together():
 def test_a_batch_read_is_the_bucket(spark, documents):
     documents.store(numbered(0, 3_000))
     documents.remove([f"key-{number}" for number in range(100)])
-    frame = spark.read.format("dcp").option("url", documents.url).option("partitions", 2).load()
+    frame = spark.read.format("dcp").option("url", documents.url).option("maxPartitions", 2).load()
     assert to_arrow_schema(frame.schema, timezone="UTC").equals(CHANGE_SCHEMA)
     rows = frame.toArrow()
     mutations = rows.filter(pa.compute.equal(rows["event"], "mutation"))
@@ -280,7 +281,10 @@ def test_an_empty_bucket_has_no_rows(spark, documents):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"start": "now"}, "option start is 'now', but a batch read has only what was before; expected 'beginning'"),
+        (
+            {"startingOffsets": "latest"},
+            "option startingOffsets is 'latest', but a batch read has only what was before",
+        ),
         ({"urll": "x"}, "unknown option 'urll' of format dcp"),
         ({"url": "couchbase://127.0.0.1:1/default?retrySeconds=0.1"}, "couchbase://127.0.0.1:1/default did not serve"),
     ],

@@ -8,22 +8,23 @@ it, so a rollback to `high` or above brings nothing back, and the end may be kep
 older proven end, or to 0.
 
     latestOffset   plan(previous, infos, ...)   settle the last batch, roll back where that fails, plan new ends
-    partitions     partitions(start, end, ...)  rollback rows and ranges to read, from the two offsets alone
+    partitions     reads(start, end)            rollback rows and what to read, from the two offsets alone
     read           VbucketRead                  what to ask the producer, and what its answer means
 
 A rollback makes rows that a task has already given worthless, never missing: the row that announces it cuts them
 off. That is why a task whose branch is gone simply stops, and leaves the rest to the next plan.
 
-The set of vbuckets, 0 to n-1, is fixed by the first offset. Seqnos, purge seqnos and vbuuids are 0..2^64-1.
+The number of vbuckets is fixed by the first offset. `infos` may have some of them only: the others stay where they
+are. Seqnos, purge seqnos and vbuuids are 0..2^64-1.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, repeat
 from typing import NamedTuple, TypeAlias
 
 from penstock.client.position import VbucketInfo
-from penstock.errors import UsageError
+from penstock.errors import Error, UsageError
+from penstock.spark.source.runs import brief, join, number, numbers, split
 from penstock.store.failover import FailoverLog
 from penstock.store.rollback import StreamRequest, rollback_point
 
@@ -32,21 +33,25 @@ __all__ = [
     "Offset",
     "Proven",
     "RollbackRow",
+    "Setback",
     "VbucketInfo",
     "VbucketOffset",
     "VbucketRange",
     "VbucketRead",
     "beginning",
+    "can_begin_at",
+    "check_size",
     "now",
-    "partitions",
     "plan",
+    "plan_until",
     "prepare",
+    "reads",
+    "setbacks",
+    "settled_at",
 ]
 
 VERSION = 1
 KEEP_PROVEN = 4  # proven ends in an offset, for each vbucket
-MAX_VBUCKETS = 65536  # the wire names a vbucket by 16 bits
-LEAST_SEQNOS = 20_000  # a Spark task costs about 34 ms however little it reads; this many changes take about as long
 
 JsonObject: TypeAlias = dict[str, str | int | bool]
 
@@ -94,12 +99,12 @@ class Offset:
         """Return the offset in columns of text, the same for equal offsets: Spark compares offsets as text."""
         return {
             "version": VERSION,
-            "history": _join(str(v.history) for v in self.vbuckets),
-            "vbuuid": _join(str(v.vbuuid) for v in self.vbuckets),
-            "seqno": _join(str(v.seqno) for v in self.vbuckets),
-            "proven": _join(_proven_text(v) for v in self.vbuckets),
-            "purge": _join(str(v.purge_seqno) for v in self.vbuckets),
-            "requested": _join("-" if v.requested is None else str(v.requested) for v in self.vbuckets),
+            "history": join(str(v.history) for v in self.vbuckets),
+            "vbuuid": join(str(v.vbuuid) for v in self.vbuckets),
+            "seqno": join(str(v.seqno) for v in self.vbuckets),
+            "proven": join(_proven_text(v) for v in self.vbuckets),
+            "purge": join(str(v.purge_seqno) for v in self.vbuckets),
+            "requested": join("-" if v.requested is None else str(v.requested) for v in self.vbuckets),
             **({} if self.pinned else {"pinned": False}),
         }
 
@@ -107,19 +112,19 @@ class Offset:
     def from_json(cls, value: Mapping[str, object]) -> "Offset":
         """Raises UsageError for what to_json cannot have made."""
         if value.get("version") != VERSION:
-            raise UsageError(f"offset of version {value.get('version')!r}, expected {VERSION}: {_brief(value)}")
+            raise UsageError(f"offset of version {value.get('version')!r}, expected {VERSION}: {brief(value)}")
         try:
             columns = [
-                _numbers(value["history"]),
-                _numbers(value["vbuuid"]),
-                seqnos := _numbers(value["seqno"]),
-                [_proven(text, seqno) for text, seqno in zip(_split(value["proven"]), seqnos, strict=True)],
-                _numbers(value["purge"]),
-                [None if text == "-" else _number(text) for text in _split(value["requested"])],
+                numbers(value["history"]),
+                numbers(value["vbuuid"]),
+                seqnos := numbers(value["seqno"]),
+                [_proven(text, seqno) for text, seqno in zip(split(value["proven"]), seqnos, strict=True)],
+                numbers(value["purge"]),
+                [None if text == "-" else number(text) for text in split(value["requested"])],
             ]
             vbuckets = tuple(VbucketOffset(*row) for row in zip(*columns, strict=True))
         except (KeyError, ValueError) as error:
-            raise UsageError(f"not an offset of this source ({error}): {_brief(value)}") from None
+            raise UsageError(f"not an offset of this source ({error}): {brief(value)}") from None
         return cls(vbuckets, pinned=value.get("pinned", True) is True)
 
 
@@ -129,12 +134,12 @@ class Memory:
 
     A new proof alone makes no new offset, or an idle query would plan batches for ever; `settled` is `offset` with
     those proofs. Losing them with the process costs at most reading more after a rollback. target: the end of an
-    AvailableNow run as (vbuuid, seqno) of each vbucket, None when there is none.
+    AvailableNow run as (vbuuid, seqno) by vbucket, None when there is none.
     """
 
     offset: Offset | None = None
     settled: Offset | None = None
-    target: tuple[tuple[int, int], ...] | None = None
+    target: Mapping[int, tuple[int, int]] | None = None
 
 
 class RollbackRow(NamedTuple):
@@ -194,9 +199,22 @@ class VbucketRead:
 
 @dataclass(frozen=True, slots=True)
 class VbucketRange:
-    """What one Spark task reads: vbuckets in order."""
+    """What one Spark task reads: vbuckets in order, all of which one node has. owner: its number in the cluster map."""
 
     reads: tuple[VbucketRead, ...]
+    owner: int = 0
+
+
+class Setback(NamedTuple):
+    """A vbucket that a plan takes back from `seqno` to `to`.
+
+    by_purge: the history goes on, but tombstones behind the reader were purged before it had read them.
+    """
+
+    vbucket: int
+    seqno: int
+    to: int
+    by_purge: bool
 
 
 def beginning(count: int) -> Offset:
@@ -204,18 +222,25 @@ def beginning(count: int) -> Offset:
     return Offset((VbucketOffset(),) * count)
 
 
-def now(infos: Mapping[int, VbucketInfo]) -> Offset:
-    """Return the offset behind the last change.
+def now(infos: Mapping[int, VbucketInfo], count: int) -> Offset:
+    """Return the offset behind the last change of these of `count` vbuckets; the others are at their beginning.
 
     It is different at every call, so a reader must keep the first one. The first plan makes an offset of the same
     position that Spark takes for a new one and writes down, with an empty batch.
     """
-    vbuckets = (
-        VbucketOffset(0, info.vbuuid, high, (Proven(high, high),) if high else ())
-        for info in _in_order(infos, len(infos))
-        for high in (info.high_seqno,)
-    )
-    return Offset(tuple(vbuckets), pinned=False)
+    return replace(settled_at({vb: (info.vbuuid, info.high_seqno) for vb, info in infos.items()}, count), pinned=False)
+
+
+def settled_at(positions: Mapping[int, tuple[int, int]], count: int) -> Offset:
+    """Return the offset of a reader that stands at (vbuuid, seqno) in some of `count` vbuckets, all before it proven.
+
+    Raises UsageError for a vbucket that there is not.
+    """
+    vbuckets = list(beginning(count).vbuckets)
+    for vbucket in _chosen(positions, count):
+        vbuuid, seqno = positions[vbucket]
+        vbuckets[vbucket] = VbucketOffset(0, vbuuid, seqno, (Proven(seqno, seqno),) if seqno else ())
+    return Offset(tuple(vbuckets))
 
 
 def prepare(infos: Mapping[int, VbucketInfo]) -> Memory:
@@ -223,7 +248,14 @@ def prepare(infos: Mapping[int, VbucketInfo]) -> Memory:
 
     It is over when a plan returns its `previous`, which it does only when it has proven the last batch.
     """
-    return Memory(target=tuple((info.vbuuid, info.high_seqno) for info in _in_order(infos, len(infos))))
+    return Memory(target={vb: (info.vbuuid, info.high_seqno) for vb, info in infos.items()})
+
+
+def check_size(offset: Offset, count: int) -> None:
+    """Raises UsageError unless the offset is one of a bucket with `count` vbuckets."""
+    known = len(offset.vbuckets)
+    if known != count:
+        raise UsageError(f"the bucket has {count} vbuckets, expected {known} (0 to {known - 1}) as in the offset")
 
 
 def plan(
@@ -233,39 +265,69 @@ def plan(
 
     The batch that ends at `previous` must have been read to its end before `infos` were fetched. limit: how many
     seqnos to plan at most, at least 1; a vbucket that starts over must be read up to its purge seqno at once, and may
-    exceed it. Raises UsageError if the vbuckets are not those of `previous`.
+    exceed it. Raises UsageError for a vbucket that `previous` does not have.
     """
     memory = memory or Memory()
-    states = _in_order(infos, len(previous.vbuckets))
-    target = _follow(memory.target, states)
+    chosen = _chosen(infos, len(previous.vbuckets))
+    states = [infos[vb] for vb in chosen]
+    target = _follow(memory.target, infos)
     if not previous.pinned:
         return replace(previous, pinned=True), Memory(target=target)
     known = memory.settled if memory.settled and memory.offset == previous else previous
-    bases = [_settle(v, info) for v, info in zip(known.vbuckets, states, strict=True)]
-    ends = [info.high_seqno for info in states] if target is None else [seqno for _, seqno in target]
+    bases = [_settle(known.vbuckets[vb], infos[vb]) for vb in chosen]
+    ends = [infos[vb].high_seqno if target is None else target[vb][1] for vb in chosen]
     granted = _grant(bases, states, ends, limit)
-    planned = tuple(map(_advance, bases, states, granted))
-    if all(a.seqno == b.seqno and a.history == b.history for a, b in zip(planned, previous.vbuckets, strict=True)):
-        return previous, Memory(previous, Offset(planned), target)
-    return Offset(planned), Memory(target=target)
+    planned = _with(known, zip(chosen, map(_advance, bases, states, granted), strict=True))
+    if all(
+        a.seqno == b.seqno and a.history == b.history for a, b in zip(planned.vbuckets, previous.vbuckets, strict=True)
+    ):
+        return previous, Memory(previous, planned, target)
+    return planned, Memory(target=target)
 
 
-def partitions(start: Offset, end: Offset, count: int) -> list[VbucketRange]:
-    """Cut the batch between two offsets into at most `count` ranges of about as many seqnos; fewer if it is small.
+def plan_until(previous: Offset, end: Offset, infos: Mapping[int, VbucketInfo]) -> Offset:
+    """Return the end of a single batch from `previous` to the seqnos of `end`, of the vbuckets in `infos`.
+
+    Raises UsageError if it is behind the end, or of another number of vbuckets; Error if the bucket's history no longer
+    has that end.
+    """
+    check_size(end, len(previous.vbuckets))
+    planned: dict[int, VbucketOffset] = {}
+    for vb in _chosen(infos, len(previous.vbuckets)):
+        base, info, last = _settle(previous.vbuckets[vb], infos[vb]), infos[vb], end.vbuckets[vb]
+        if _demanded(last.seqno, last.vbuuid, info, purge_seqno=0) is not None:
+            raise Error(f"vbucket {vb}: the bucket's history no longer has the end, seqno {last.seqno}, that was given")
+        if base.seqno > last.seqno:
+            raise UsageError(f"vbucket {vb}: the start, seqno {base.seqno}, is behind the end, seqno {last.seqno}")
+        planned[vb] = _advance(base, info, last.seqno - base.seqno)
+    return _with(previous, planned.items())
+
+
+def setbacks(previous: Offset, planned: Offset, infos: Mapping[int, VbucketInfo]) -> list[Setback]:
+    """Return which vbuckets the plan that made `planned` of `previous` and `infos` took back, and why."""
+    found: list[Setback] = []
+    for vb in sorted(infos):
+        a, b = previous.vbuckets[vb], planned.vbuckets[vb]
+        if b.history > a.history:
+            unpurged = _settle(a, replace(infos[vb], purge_seqno=0))
+            found.append(Setback(vb, a.seqno, b.start, by_purge=unpurged.seqno > b.start))
+    return found
+
+
+def reads(start: Offset, end: Offset) -> list[VbucketRead]:
+    """Return what lies between two offsets, by vbucket.
 
     end: what `plan` returned for `start`. Raises UsageError if it cannot be.
     """
-    pairs = _same_vbuckets(start, end)
-    reads = [read for vbucket, (a, b) in enumerate(pairs) if (read := _read(vbucket, a, b))]
-    sizes = [1 + read.end_seqno - read.start_seqno for read in reads]
-    total = sum(sizes)
-    count = max(1, min(count, -(-total // LEAST_SEQNOS)))
-    ranges: list[list[VbucketRead]] = [[] for _ in range(count)]
-    before = 0
-    for read, size in zip(reads, sizes, strict=True):
-        ranges[(2 * before + size) * count // (2 * total)].append(read)  # where the middle of its seqnos falls
-        before += size
-    return [VbucketRange(tuple(part)) for part in ranges if part]
+    if len(start.vbuckets) != len(end.vbuckets):
+        raise UsageError(f"offsets of {len(start.vbuckets)} and {len(end.vbuckets)} vbuckets make no batch")
+    pairs = enumerate(zip(start.vbuckets, end.vbuckets, strict=True))
+    return [read for vbucket, (a, b) in pairs if (read := _read(vbucket, a, b))]
+
+
+def can_begin_at(seqno: int, info: VbucketInfo) -> bool:
+    """Tell whether the producer serves a reader of its newest branch that begins behind `seqno`."""
+    return _demanded(seqno, info.vbuuid, info, info.purge_seqno) is None
 
 
 # Planning one vbucket
@@ -318,15 +380,14 @@ def _advance(base: VbucketOffset, info: VbucketInfo, granted: int) -> VbucketOff
 
 
 def _follow(
-    target: tuple[tuple[int, int], ...] | None, states: Sequence[VbucketInfo]
-) -> tuple[tuple[int, int], ...] | None:
+    target: Mapping[int, tuple[int, int]] | None, infos: Mapping[int, VbucketInfo]
+) -> Mapping[int, tuple[int, int]] | None:
     """Set the target anew where a new branch has begun: the old seqno means nothing there."""
     if target is None:
         return None
-    return tuple(
-        old if old[0] == info.vbuuid else (info.vbuuid, info.high_seqno)
-        for old, info in zip(target, states, strict=True)
-    )
+    return {
+        vb: target[vb] if target[vb][0] == info.vbuuid else (info.vbuuid, info.high_seqno) for vb, info in infos.items()
+    }
 
 
 # Sharing the limit
@@ -390,48 +451,21 @@ def _read(vbucket: int, a: VbucketOffset, b: VbucketOffset) -> VbucketRead | Non
     return VbucketRead(vbucket, b.history, b.vbuuid, start, b.seqno, b.purge_seqno, rollback)
 
 
-def _same_vbuckets(start: Offset, end: Offset) -> list[tuple[VbucketOffset, VbucketOffset]]:
-    if len(start.vbuckets) != len(end.vbuckets):
-        raise UsageError(f"offsets of {len(start.vbuckets)} and {len(end.vbuckets)} vbuckets make no batch")
-    return list(zip(start.vbuckets, end.vbuckets, strict=True))
+def _chosen(by_vbucket: Iterable[int], count: int) -> list[int]:
+    chosen = sorted(by_vbucket)
+    if chosen and not 0 <= chosen[0] <= chosen[-1] < count:
+        raise UsageError(f"vbucket {chosen[-1]}, expected one below {count}")
+    return chosen
 
 
-def _in_order(infos: Mapping[int, VbucketInfo], count: int) -> list[VbucketInfo]:
-    if infos.keys() != set(range(count)):
-        raise UsageError(f"the bucket has {len(infos)} vbuckets, expected {count} (0 to {count - 1}) as in the offset")
-    return [infos[vbucket] for vbucket in range(count)]
+def _with(offset: Offset, changed: Iterable[tuple[int, VbucketOffset]]) -> Offset:
+    vbuckets = list(offset.vbuckets)
+    for vbucket, each in changed:
+        vbuckets[vbucket] = each
+    return Offset(tuple(vbuckets))
 
 
-# Columns of text: values with a space between them, `value*n` for n equal ones in a row
-
-
-def _join(values: Iterable[str]) -> str:
-    runs = ((value, sum(1 for _ in run)) for value, run in groupby(values))
-    return " ".join(f"{value}*{count}" if count > 1 else value for value, count in runs)
-
-
-def _split(column: object) -> list[str]:
-    """Raises ValueError."""
-    if not isinstance(column, str):
-        raise ValueError(f"{column!r} is not a column")
-    values: list[str] = []
-    for run in column.split():
-        value, star, count = run.partition("*")
-        times = _number(count) if star else 1
-        if len(values) + times > MAX_VBUCKETS:
-            raise ValueError(f"more than {MAX_VBUCKETS} vbuckets")
-        values += repeat(value, times)
-    return values
-
-
-def _numbers(column: object) -> list[int]:
-    return [_number(text) for text in _split(column)]
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 20 and int(text) < 2**64):
-        raise ValueError(f"{text!r} is not a number from 0 to 2^64-1")
-    return int(text)
+# A column's values that are pairs
 
 
 def _proven_text(v: VbucketOffset) -> str:
@@ -445,13 +479,8 @@ def _proven(text: str, seqno: int) -> tuple[Proven, ...]:
     proven = []
     for pair in text.split(","):
         below, _, above = pair.partition("+")
-        end = seqno - _number(below)
-        proven.append(Proven(end, end + _number(above)))
+        end = seqno - number(below)
+        proven.append(Proven(end, end + number(above)))
     if any(p.end <= 0 for p in proven) or len(proven) > KEEP_PROVEN or proven != sorted(proven):
         raise ValueError(f"{text!r} are not the proven ends of seqno {seqno}")
     return tuple(proven)
-
-
-def _brief(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

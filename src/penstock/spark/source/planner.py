@@ -4,29 +4,95 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 
 from penstock.client.address import Address
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
+from penstock.client.cluster_map import ClusterMap
 from penstock.client.position import VbucketInfo
+from penstock.client.selection import KnownCollections, read_manifest
+from penstock.client.session import DOCUMENTS, open_session, retrying
+from penstock.errors import UsageError
+from penstock.wire.collections import GetManifest
 
-_LOOK_SECONDS, _WATCH_SECONDS = 0.25, 0.02
+__all__ = ["ASSUMED_BYTES", "Planner", "bytes_per_seqno"]
+
+_LOOK_SECONDS, _WATCH_SECONDS = 0.2, 0.02
 """How often an idle query looks at the histories of all vbuckets, and at their high seqnos, at most."""
+
+_WEIGH_SECONDS = 10.0
+"""How long an estimate of the changes' size is good for."""
+
+ASSUMED_BYTES = 1024
+"""Of a change, where a node says nothing that it could be known from."""
+
+_WEIGHED = (
+    ("ep_log_live_bytes", "curr_items_tot"),
+    ("vb_active_itm_memory_uncompressed", "vb_active_curr_items"),
+    ("vb_active_itm_memory", "vb_active_curr_items"),
+    ("bytes", "curr_items"),
+)
+"""Statistics of bytes and of the documents that have them: Penstock's node, then kv_engine from new to old."""
+
+
+def bytes_per_seqno(stats: Mapping[str, str]) -> int:
+    """Return how many bytes a change of the bucket has on average, as far as its statistics tell; at least 1."""
+    for of_bytes, of_items in _WEIGHED:
+        nbytes, items = stats.get(of_bytes, ""), stats.get(of_items, "")
+        if nbytes.isdecimal() and items.isdecimal() and int(items) and int(nbytes):
+            return -(-int(nbytes) // int(items))
+    return ASSUMED_BYTES
 
 
 class Planner:
-    """What a bucket says of itself, over a connection made when it is first needed."""
+    """What a bucket says of itself, over connections made when they are first needed.
 
-    def __init__(self, address: Address) -> None:
+    vbuckets: those that are asked for, None for all. Every method raises as those of Bucket do, and UsageError for a
+    vbucket that there is not.
+    """
+
+    def __init__(self, address: Address, vbuckets: Sequence[int] | None = None) -> None:
         self._loop = LoopThread("penstock-planner").__enter__()
         self._bucket = Bucket(address)
-        self._infos: dict[int, VbucketInfo] = {}
+        self._vbuckets = vbuckets
         self._looked_at = 0.0
+        self._bytes, self._weighed_at = ASSUMED_BYTES, -_WEIGH_SECONDS
+        self.seen: dict[int, VbucketInfo] = {}
+        """What `infos` returned last."""
 
-    def infos(self) -> dict[int, VbucketInfo]:
-        self._infos = self._loop.run(self._bucket.vbucket_infos())
+    @property
+    def cluster(self) -> ClusterMap:
+        return self._loop.run(self._bucket.cluster())
+
+    @property
+    def vbuckets(self) -> Sequence[int]:
+        """Those that are asked for."""
+        count = self.cluster.vbuckets
+        if self._vbuckets is not None and self._vbuckets[-1] >= count:
+            raise UsageError(f"option vbuckets has {self._vbuckets[-1]}, expected numbers below the bucket's {count}")
+        return range(count) if self._vbuckets is None else self._vbuckets
+
+    def collections(self) -> KnownCollections | None:
+        """Return what collections the bucket has now, None of a node that knows none."""
+        return self._loop.run(retrying(self._collections, self._bucket.address))
+
+    async def _collections(self) -> KnownCollections | None:
+        session = await open_session(self._bucket.address, DOCUMENTS)
+        try:
+            if not session.collections:
+                return None
+            timeout = self._bucket.address.options.operation_timeout
+            return read_manifest((await session.link.request(GetManifest(), timeout)).value)
+        finally:
+            await session.link.close()
+
+    def infos(self, vbuckets: Sequence[int] | None = None) -> dict[int, VbucketInfo]:
+        """Return a consistent view of these vbuckets; of all that are asked for, if not given."""
+        wanted = self.vbuckets if vbuckets is None else vbuckets
+        self.seen = self._loop.run(self._bucket.vbucket_infos(wanted))
         self._looked_at = time.monotonic()
-        return self._infos
+        return self.seen
 
     def nothing_new(self) -> bool:
         """Tell whether the last `infos` still hold, all but the purge seqnos, at a third of what they cost.
@@ -36,16 +102,27 @@ class Planner:
         return self._loop.run(self._unchanged())
 
     async def _unchanged(self) -> bool:
-        expected = {vbucket: info.high_seqno for vbucket, info in self._infos.items()}
-        while await self._bucket.high_seqnos() == expected:
+        expected = {vbucket: info.high_seqno for vbucket, info in self.seen.items()}
+        while await self._high_seqnos() == expected:
             left = self._looked_at + _LOOK_SECONDS - time.monotonic()
             if left > 0:
                 await asyncio.sleep(min(left, _WATCH_SECONDS))
                 continue
-            logs = await self._bucket.failover_logs(range(len(expected)))
+            logs = await self._bucket.failover_logs([*expected])
             self._looked_at = time.monotonic()
-            return all(self._infos[vbucket].failover_log == log for vbucket, log in logs.items())
+            return all(self.seen[vbucket].failover_log == log for vbucket, log in logs.items())
         return False
+
+    async def _high_seqnos(self) -> dict[int, int]:
+        found = await self._bucket.high_seqnos()
+        return {vb: seqno for vb, seqno in found.items() if vb in self.seen}
+
+    def bytes_per_seqno(self) -> int:
+        """Return an estimate for all changes, of the last _WEIGH_SECONDS."""
+        if time.monotonic() - self._weighed_at >= _WEIGH_SECONDS:
+            self._bytes = bytes_per_seqno(self._loop.run(self._bucket.stats()))
+            self._weighed_at = time.monotonic()
+        return self._bytes
 
     def close(self) -> None:
         self._loop.run(self._bucket.close())

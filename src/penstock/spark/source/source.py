@@ -1,14 +1,14 @@
-"""`format("dcp")`: a bucket's changes as a Spark data source, batch and streaming."""
+"""`format("dcp")`: a bucket as a Spark data source: its changes, batch and streaming, and writing to it."""
 
 from __future__ import annotations
 
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from penstock.spark.sink.writer import DcpStreamWriter, DcpWriter, batch_writer, stream_writer
 from penstock.spark.source.options import SourceOptions
-from penstock.spark.source.readers import DcpReader, DcpStreamReader
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.spark.source.readers import DcpReader, DcpStreamReader, FilteringReader
+from penstock.spark.source.schema import schema_of
 
 
 class DcpDataSource(DataSource):
@@ -19,10 +19,17 @@ class DcpDataSource(DataSource):
         return "dcp"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(CHANGE_SCHEMA)
+        return schema_of(SourceOptions.parse(self.options))
 
     def reader(self, schema: StructType) -> DcpReader:
-        return DcpReader(SourceOptions.parse(self.options))
+        options = SourceOptions.parse(self.options)
+        return (FilteringReader if options.filter_pushdown else DcpReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DcpStreamReader:
-        return DcpStreamReader(self.options)
+        return DcpStreamReader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DcpWriter:
+        return batch_writer(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DcpStreamWriter:
+        return stream_writer(self.options, schema, overwrite=overwrite)
