@@ -7,11 +7,12 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from penstock.spark.pipeline.run import Settings, run
+from penstock.spark.pipeline.definition import of_one
+from penstock.spark.pipeline.run import run
 
 url, lake = sys.argv[1:]
 spark = SparkSession.Builder().appName("penstock").getOrCreate()
 # A task for each core of the cluster: the default is made for the machine that the driver is on.
-settings = Settings(url, lake, available_now=True, partitions=spark.sparkContext.defaultParallelism)
-progress = run(settings, spark=spark)
+pipeline = of_one(lake, url=url, max_partitions=spark.sparkContext.defaultParallelism)
+(progress,) = run(pipeline, available_now=True, spark=spark)
 print(f"{progress.rows} rows written", flush=True)

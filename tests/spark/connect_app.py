@@ -10,7 +10,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from penstock.spark import register
-from penstock.spark.pipeline.run import Settings, run
+from penstock.spark.pipeline.definition import of_one
+from penstock.spark.pipeline.run import run
 
 
 def main(server: str, url: str, lake: str, other: str) -> None:
@@ -25,7 +26,8 @@ def main(server: str, url: str, lake: str, other: str) -> None:
 
     register(spark)
     tell("registered", changes.load().count())
-    tell("run", run(Settings(url, other, available_now=True), spark=spark).rows)
+    (progress,) = run(of_one(other, url=url), available_now=True, spark=spark)
+    tell("run", progress.rows)
     spark.stop()
 
 
