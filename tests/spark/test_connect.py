@@ -1,7 +1,6 @@
 """Spark Connect: a server, and a client that has no Java of its own; each is a process, beside the tests' session."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
