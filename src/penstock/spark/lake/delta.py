@@ -53,12 +53,13 @@ ENCODINGS = {
     **dict.fromkeys(("seqno", "rev_seqno", "cas"), "DELTA_BINARY_PACKED"),
     **dict.fromkeys(("key", "key_bytes", "value"), "DELTA_LENGTH_BYTE_ARRAY"),
 }
-"""The others are rising numbers, and bytes whose lengths are best kept apart: faster to write and smaller than plain."""
+"""Of rising numbers the differences, and of bytes the lengths apart: faster to write than plain, and smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One parquet file. path: relative to the table. stats: Delta's JSON. modified: ms since the epoch, its commit.
+    """One parquet file. path: relative to the table. stats: Delta's JSON. modified: ms since the epoch, when its newest
+    row was committed; 0: not yet.
 
     vbucket_range: -1 in a table without partitions. keyless: rows without a key (rollbacks, flushes), -1 where that is
     not known.
@@ -238,15 +239,19 @@ class Table:
         added: Sequence[DataFile],
         removed: Sequence[DataFile] = (),
         note: Mapping[str, str] | None = None,
+        *,
+        news: bool = True,
     ) -> None:
         """Make one commit on top of `table`, or the table's first one if that is None.
 
-        transaction: application id and version. note: what a new table says about its last column.
-        Raises DeltaError if another commit with that id came first.
+        transaction: application id and version. note: what a new table says about its last column. news: False where
+        the same rows only lie in other files. Raises DeltaError if another commit with that id came first; nothing else
+        keeps two commits from removing the same file.
         """
         now = time.time_ns() // 1_000_000
         actions: list[Any] = [
-            AddAction(file.path, file.size, self._partition(file), now, True, file.stats) for file in added
+            AddAction(file.path, file.size, self._partition(file), file.modified or now, news, file.stats)
+            for file in added
         ]
         # A creation that lost a race would be tried again as the table's second commit: no retries then.
         retries = 0 if table is None else None
@@ -265,7 +270,7 @@ class Table:
                 commit_properties=properties,
             )
             return
-        actions += [RemoveAction(file.path, True, now, file.size, self._partition(file)) for file in removed]
+        actions += [RemoveAction(file.path, news, now, file.size, self._partition(file)) for file in removed]
         table.create_write_transaction(
             actions, "append", table.schema(), self.partition_by, commit_properties=properties
         )

@@ -102,8 +102,11 @@ class News:
         """The vbucket ranges that there is news of."""
         return sorted({file.vbucket_range for file in self.files})
 
-    def read(self, vbucket_range: int) -> RangeNews:
-        """Return the news of one range. Raises FileNotFoundError where a file was taken away since."""
+    def read(self, vbucket_range: int, schema: pa.Schema = FOLD_SCHEMA) -> RangeNews:
+        """Return the news of one range. Raises FileNotFoundError where a file was taken away since.
+
+        schema: what is read of a change; it has the columns of SLIM_SCHEMA. What is not in it is not read from disk.
+        """
         news = self._paths(self.files, vbucket_range)
         history = self._paths(self.history, vbucket_range)
         marked = self._paths((file for file in self.files if file.keyless), vbucket_range)
@@ -115,7 +118,8 @@ class News:
             sources = [(history, again, _marks(history, vbuckets)), (news, ~vbuckets, _marks(marked, ~vbuckets))]
         else:
             sources = [(news, None, _marks(marked))]
-        changes = _reduce(marks.survivors(rows) for paths, which, marks in sources for rows in _rows(paths, which))
+        read = (marks.survivors(rows) for paths, which, marks in sources for rows in _rows(paths, which, schema))
+        changes = _reduce(read, schema)
         return RangeNews(changes, frozenset(rolled), sources[-1][2].ended)
 
     def lost(self, vbucket_range: int) -> pa.Table:
@@ -175,9 +179,9 @@ def news_since(lake: Lake, known: tuple[str, int] | None) -> News | None:
 
 def _marks(paths: list[str], which: pc.Expression | None = None) -> Marks:
     if not paths:
-        return Marks.of(FOLD_SCHEMA.empty_table())
+        return Marks.of(SLIM_SCHEMA.empty_table())
     marking = pc.field("event").isin(MARKS)
-    return Marks.of(open_dataset(paths, FOLD_SCHEMA).to_table(filter=marking if which is None else marking & which))
+    return Marks.of(open_dataset(paths, SLIM_SCHEMA).to_table(filter=marking if which is None else marking & which))
 
 
 def _rows(paths: list[str], which: pc.Expression | None, schema: pa.Schema = FOLD_SCHEMA) -> Iterator[pa.Table]:

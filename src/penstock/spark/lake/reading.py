@@ -48,7 +48,8 @@ def read_changelog(lake: Lake, limit: int | None = None) -> pa.Table:
     """Return rows of the changelog, newest first, at most `limit`, in CHANGE_SCHEMA.
 
     Newest means the last batch first and within it by cas downwards, which is a clock; rows without cas (rollbacks)
-    come first in their batch. Raises UsageError if the lake has no changelog.
+    come first in their batch. Batches whose files were joined count as one.
+    Raises UsageError if the lake has no changelog.
     """
 
     def read(files: list[DataFile]) -> pa.Table:

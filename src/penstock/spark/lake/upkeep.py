@@ -1,0 +1,173 @@
+"""Upkeep of a lake's tables: joining small files, and removing files that no version needs.
+
+Both may run beside a pipeline. Joining puts the same rows into other files, and its commits say so: nobody who follows
+the changelog takes them for news. Only those changelog files are joined that current and all other followers have taken
+in; theirs are the files that a follower may still be about to read. Each vbucket range is a commit of its own, so that
+whoever is killed has lost little, and leaves files that `vacuum` removes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from penstock.errors import Error, UsageError
+from penstock.spark.lake.current import folded_version
+from penstock.spark.lake.delta import RANGE, DataFile, RangeWriter, Table, discard
+from penstock.spark.lake.lock import locked
+from penstock.spark.lake.tables import Lake
+
+JOINED_BYTES = 64 << 20
+"""What a joined file has on disk at least, where there is that much."""
+SMALL_BYTES = JOINED_BYTES // 2
+"""Files below this are joined."""
+TRIES = 5
+UPKEEP = "penstock.upkeep"
+"""The application id of commits to the changelog that remove files: of two at once, one fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableReport:
+    """Files and bytes before and after: of the table where files were joined, on disk where files were removed."""
+
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was done to each table."""
+
+    changelog: TableReport
+    current: TableReport
+
+
+def compact(lake: Lake, followers: Iterable[tuple[str, int] | None] = ()) -> Report:
+    """Join small files of both tables.
+
+    followers: what others than current have taken in, as changelog id and version; changelog files that one of them has
+    yet to take in are left alone. Raises UsageError without a changelog, Error if others keep changing a table.
+    """
+    known = [folded_version(lake, lake.current_table.open()), *followers]
+    changelog = lake.changelog_table.open()
+    if changelog is None:
+        raise UsageError(f"there is no table at {lake.changelog_table.path}; expected the lake of a pipeline that ran")
+    changelog_id = str(changelog.metadata().id)
+    # Who has taken in nothing, or of another changelog, reads everything anew, from whatever files there are.
+    taken_in = min((one[1] for one in known if one is not None and one[0] == changelog_id), default=None)
+
+    def of_changelog(table: DeltaTable) -> list[DataFile] | None:
+        """Return the files that may be joined."""
+        if taken_in is None:
+            return None
+        news = lake.changelog_table.added_since(table, taken_in)
+        if news is None:
+            return None
+        new = {file.path for file in news}
+        return [file for file in lake.changelog_table.files(table) if file.path not in new]
+
+    def of_current(table: DeltaTable) -> list[DataFile] | None:
+        return lake.current_table.files(table) if folded_version(lake, table) is not None else None
+
+    return Report(
+        _join(lake.changelog_table, of_changelog, lambda table: (UPKEEP, table.version())),
+        # A fold marks its commit so, too: of a fold and a joining at once, one fails.
+        _join(lake.current_table, of_current, lambda table: folded_version(lake, table) or (UPKEEP, table.version())),
+    )
+
+
+def vacuum(lake: Lake, keep_hours: int = 1) -> Report:
+    """Remove files from the disk that the tables have not needed for `keep_hours`.
+
+    A reader that began before its files were replaced, and a batch or merge that is being written, must end within that
+    time. 0: at once; then no pipeline may run. Raises LakeRefused if one does, UsageError for a negative number.
+    """
+    if keep_hours < 0:
+        raise UsageError(f"files are to be kept for {keep_hours} hours; expected 0 or more")
+    with locked(lake.path, 0) if keep_hours == 0 and lake.path.is_dir() else nullcontext():
+        return Report(*(_vacuum(table, keep_hours) for table in (lake.changelog_table, lake.current_table)))
+
+
+def joins(files: Iterable[DataFile]) -> list[list[DataFile]]:
+    """Return which files are to become one: neighbours, small, of one vbucket range, in their order."""
+    groups: list[list[DataFile]] = []
+    size = 0
+    small = sorted((file for file in files if file.size < SMALL_BYTES), key=lambda file: file.vbucket_range)
+    for file in small:
+        if not groups or groups[-1][0].vbucket_range != file.vbucket_range or size >= JOINED_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(file)
+        size += file.size
+    return [group for group in groups if len(group) > 1]
+
+
+def _join(
+    table: Table,
+    eligible: Callable[[DeltaTable], list[DataFile] | None],
+    transaction: Callable[[DeltaTable], tuple[str, int]],
+) -> TableReport:
+    opened = table.open()
+    if opened is None:
+        return TableReport()
+    before = table.files(opened)
+    for part in sorted({file.vbucket_range for file in before}):
+        _join_range(table, part, eligible, transaction)
+    opened = table.open() or opened
+    after = table.files(opened)
+    return TableReport(len(before), len(after), sum(f.size for f in before), sum(f.size for f in after))
+
+
+def _join_range(
+    table: Table,
+    part: int,
+    eligible: Callable[[DeltaTable], list[DataFile] | None],
+    transaction: Callable[[DeltaTable], tuple[str, int]],
+) -> None:
+    for _ in range(TRIES):
+        opened = table.open()
+        files = eligible(opened) if opened is not None else None
+        groups = joins(file for file in files or () if file.vbucket_range == part)
+        if opened is None or not groups:
+            return
+        added = [file for group in groups for file in _rewritten(table, group)]
+        try:
+            table.commit(opened, transaction(opened), added, [f for group in groups for f in group], news=False)
+            return
+        except DeltaError:
+            discard(table.path, added)  # a fold or another joining came first
+    raise Error(f"{table.path} was changed by others {TRIES} times while its files were joined; try again later")
+
+
+def _rewritten(table: Table, group: Sequence[DataFile]) -> list[DataFile]:
+    """Return new files with the rows of others, in their order."""
+    schema = table.schema.remove(table.schema.get_field_index(RANGE))
+    with RangeWriter(table.path, group[0].vbucket_range, schema) as writer:
+        for path in table.paths(group):
+            with pq.ParquetFile(path) as file:
+                for number in range(file.num_row_groups):
+                    writer.write(file.read_row_group(number, columns=schema.names))
+        newest = max(file.modified for file in group)
+        return [replace(file, modified=newest) for file in writer.close()]
+
+
+def _vacuum(table: Table, keep_hours: int) -> TableReport:
+    opened = table.open()
+    if opened is None:
+        return TableReport()
+    before = _on_disk(table)
+    opened.vacuum(retention_hours=keep_hours, enforce_retention_duration=False, dry_run=False, full=True)
+    after = _on_disk(table)
+    return TableReport(len(before), len(after), sum(before), sum(after))
+
+
+def _on_disk(table: Table) -> list[int]:
+    """Return the sizes of the data files in the table's directory."""
+    return [path.stat().st_size for path in table.path.glob("*/*.parquet") if path.parent.name.startswith(RANGE)]

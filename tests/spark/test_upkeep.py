@@ -1,0 +1,243 @@
+"""Joining small files and removing old ones loses no row and repeats none, beside a pipeline and killed midway."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from tempfile import TemporaryDirectory
+
+import pytest
+from deltalake.exceptions import DeltaError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import LakeRefused, UsageError
+from penstock.spark.lake import Lake, current
+from penstock.spark.lake.current import Fold, Progress, catch_up, prepare
+from penstock.spark.lake.delta import DataFile
+from penstock.spark.lake.lock import locked
+from penstock.spark.lake.news import news_since
+from penstock.spark.lake.upkeep import JOINED_BYTES, SMALL_BYTES, TableReport, compact, joins, vacuum
+from tests.spark import lakes
+from tests.spark.lakes import append, as_documents, identities, model, row, write
+from tests.spark.test_current import histories
+
+MIB = 1 << 20
+
+
+def rows(batch, count=64):
+    return [row(n % 64, batch + 1, b"k%d" % (n + batch % 3), b"%d" % batch) for n in range(count)]
+
+
+def filled(lake, batches=6):
+    for batch in range(batches):
+        append(lake, batch, rows(batch))
+        catch_up(lake)
+    return [change for batch in range(batches) for change in rows(batch)]
+
+
+def files(table):
+    opened = table.open()
+    return table.files(opened) if opened is not None else []
+
+
+def aged(monkeypatch, hours):
+    """Let what is committed from now on be committed that long ago."""
+    now = time.time_ns
+    monkeypatch.setattr("penstock.spark.lake.delta.time.time_ns", lambda: now() - hours * 3600 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ([], []),
+        ([1], []),
+        ([1, 2, 3], [[1, 2, 3]]),
+        ([SMALL_BYTES, 1, SMALL_BYTES + 5, 2], [[1, 2]]),
+        ([SMALL_BYTES - 1] * 3, [[SMALL_BYTES - 1] * 3]),
+        ([SMALL_BYTES - MIB] * 4 + [1, 2], [[SMALL_BYTES - MIB] * 3, [SMALL_BYTES - MIB, 1, 2]]),
+        ([SMALL_BYTES - 1] * 3 + [1], [[SMALL_BYTES - 1] * 3]),
+    ],
+)
+def test_neighbours_are_joined_until_they_are_large(sizes, wanted):
+    found = joins(DataFile(f"{number}", size, 1, 0) for number, size in enumerate(sizes))
+    assert [[file.size for file in group] for group in found] == wanted
+    assert JOINED_BYTES <= 3 * SMALL_BYTES
+
+
+def test_only_files_of_one_range_are_joined():
+    found = joins(DataFile(f"{number}", 1, 1, number % 3) for number in range(8))
+    assert [[file.path for file in group] for group in found] == [["0", "3", "6"], ["1", "4", "7"], ["2", "5"]]
+
+
+def test_small_files_are_joined_and_nobody_takes_that_for_news(lake):
+    written = filled(lake)
+    known = current.folded_version(lake, lake.current_table.open())
+    report = compact(lake)
+    assert (report.changelog.files_before, report.changelog.files_after) == (96, 16)
+    assert len(files(lake.changelog_table)) == 16
+    assert report.current == TableReport(16, 16, report.current.bytes_after, report.current.bytes_after)
+    assert identities(lake) == sorted((r["vbucket"], r["history"], r["seqno"]) for r in written)
+    news = news_since(lake, known)
+    assert news is not None
+    assert (news.everything, news.files) == (False, ())
+    assert catch_up(lake) == Progress(news.version)
+    assert compact(lake).changelog == TableReport(16, 16, report.changelog.bytes_after, report.changelog.bytes_after)
+    append(lake, 6, rows(6))
+    assert catch_up(lake).changes == 64
+    assert as_documents(lakes.folded(lake)) == model([*written, *rows(6)])
+
+
+def test_a_batch_that_was_written_before_files_were_joined_is_known_afterwards(lake):
+    filled(lake)
+    compact(lake)
+    assert not append(lake, 5, rows(5))
+    assert append(lake, 6, rows(6))
+
+
+def test_files_that_someone_has_yet_to_take_in_are_left_alone(lake):
+    filled(lake)
+    changelog = str(lake.changelog_table.open().metadata().id)
+    assert compact(lake, [(changelog, 2)]).changelog.files_after == 16 + 3 * 16
+    news = news_since(lake, (changelog, 2))
+    assert news is not None
+    assert (news.everything, news.rows) == (False, 3 * 64)
+    assert compact(lake, [None, ("another", 0)]).changelog.files_after == 16
+    append(lake, 6, rows(6))
+    append(lake, 7, rows(7))
+    assert compact(lake).changelog.files_after == 16 + 2 * 16
+    assert catch_up(lake) == Progress(lake.changelog_table.open().version(), changes=128)
+
+
+def test_current_is_joined_too_and_a_fold_of_before_does_not_count_twice(lake, monkeypatch):
+    monkeypatch.setattr(current, "SMALL_ROWS", 0)
+    written = filled(lake, 3)
+    append(lake, 3, rows(3))
+    written += rows(3)
+    fold = prepare(lake)
+    assert isinstance(fold, Fold)
+    assert compact(lake).current.files_before > 16
+    assert len(files(lake.current_table)) == 16
+    with pytest.raises(DeltaError):
+        fold.commit()
+    catch_up(lake)
+    assert as_documents(lakes.folded(lake)) == model(written)
+
+
+def test_a_fold_begins_anew_when_files_were_joined_under_it(lake, monkeypatch):
+    monkeypatch.setattr(current, "SMALL_ROWS", 0)
+    written = filled(lake, 3)
+    append(lake, 3, rows(3))
+    folds = []
+
+    def late(*arguments):
+        folds.append(prepare(*arguments))
+        if len(folds) == 1:
+            compact(lake)
+        return folds[-1]
+
+    monkeypatch.setattr(current, "prepare", late)
+    assert catch_up(lake).changes == 64
+    assert len(folds) == 2
+    assert as_documents(lakes.folded(lake)) == model([*written, *rows(3)])
+    vacuum(lake, 0)
+    assert lakes.orphans(lake) == []
+
+
+@settings(max_examples=10)
+@given(histories(), st.data())
+def test_upkeep_at_any_time_changes_nothing(rows, data):
+    ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
+    with TemporaryDirectory() as directory:
+        lake = Lake(directory)
+        for batch, (start, end) in enumerate(pairwise(ends)):
+            append(lake, batch, rows[start:end])
+            for step in data.draw(st.lists(st.sampled_from([catch_up, compact, lambda lake: vacuum(lake, 0)]))):
+                step(lake)
+            assert as_documents(lake.current()) == model(rows[:end])
+            assert lake.changelog().num_rows == end
+
+
+def joiner(lake, seconds=None):
+    code = (
+        "import signal, sys\nfrom penstock.spark.lake import Lake\nfrom penstock.spark.lake.upkeep import compact\n"
+        f"signal.setitimer(signal.ITIMER_REAL, {seconds or 0})\n"
+        f"while True:\n    compact(Lake({str(lake.path)!r}))\n    print('joined', flush=True)\n"
+    )
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=lakes.ROOT)
+
+
+def test_joining_goes_on_beside_a_driver_that_is_killed_too(lake):
+    batches = 14
+    append(lake, 0, lakes.batch_rows(0))
+    catch_up(lake)
+    lakes.checkpoint(lake.checkpoint, batches=1)
+    with joiner(lake) as joining:
+        assert joining.stdout is not None
+        joining.stdout.readline()
+        for seconds in (*lakes.delays(seed=3, count=2), None):
+            lakes.run_driver(lake, batches, "never" if seconds is None else f"timer:{seconds}")
+        joining.stdout.readline()
+        joining.kill()
+    lakes.check_driven(lake, batches)
+    compact(lake)
+    assert len(files(lake.changelog_table)) == 16
+    lakes.check_driven(lake, batches)
+
+
+def test_joining_that_is_killed_at_any_moment_changes_nothing(lake):
+    written = filled(lake, 8)
+    for batch, seconds in enumerate((0.001, 0.02, 0.05, 0.1), 8):
+        with joiner(lake, seconds) as joining:
+            assert joining.wait(30) == -signal.SIGALRM
+        assert as_documents(lakes.folded(lake)) == model(written)
+        assert identities(lake) == sorted((r["vbucket"], r["history"], r["seqno"]) for r in written)
+        append(lake, batch, rows(batch))
+        catch_up(lake)
+        written += rows(batch)
+
+
+def test_files_leave_the_disk_when_no_version_needs_them_any_more(lake, monkeypatch):
+    written = filled(lake)
+    compact(lake)
+    assert len(lakes.orphans(lake)) >= 96
+    kept = vacuum(lake)
+    assert (kept.changelog.files_before, kept.changelog.files_after) == (112, 112)
+    unwritten = write(lake, rows(9))
+    old = write(lake, rows(9))
+    for path in lake.changelog_table.paths(old):
+        os.utime(path, (0, 0))
+    assert vacuum(lake).changelog.files_after == 112 + len(unwritten)
+    done = vacuum(lake, 0)
+    assert done.changelog.files_after == done.current.files_after == 16
+    assert done.changelog.bytes_after == sum(file.size for file in files(lake.changelog_table))
+    assert lakes.orphans(lake) == []
+    assert as_documents(lakes.folded(lake)) == model(written)
+    assert identities(lake) == sorted((r["vbucket"], r["history"], r["seqno"]) for r in written)
+
+
+def test_files_that_were_replaced_long_ago_are_removed_without_being_asked_for(lake, monkeypatch):
+    filled(lake)
+    with monkeypatch.context() as past:
+        aged(past, hours=3)
+        compact(lake)
+    assert vacuum(lake, 4).changelog.files_after == 112
+    assert vacuum(lake, 2).changelog.files_after == 16
+
+
+def test_at_once_means_that_no_pipeline_runs(lake):
+    filled(lake, 1)
+    with locked(lake.path, 0):
+        assert vacuum(lake).changelog.files_after == 16
+        with pytest.raises(LakeRefused, match="another run"):
+            vacuum(lake, 0)
+    with pytest.raises(UsageError, match="-1 hours"):
+        vacuum(lake, -1)
+
+
+def test_a_lake_without_tables(lake):
+    with pytest.raises(UsageError, match="there is no table"):
+        compact(lake)
+    assert vacuum(lake).changelog == vacuum(lake, 0).current == TableReport()
