@@ -43,8 +43,8 @@ class Rows:
 
     form: the message whose extras all rows have, or the first `extras_bytes` of. fields: the extras by name; those
     that are not given, and may be missing, are. keys, values: binary, without nulls. prefixes: what keys begin with on
-    the wire. framing: extras of the frame. again: rows that may be sent once more though they might have been carried out. faults: rows that are not
-    sent at all, by place.
+    the wire. framing: extras of the frame. again: rows that may be sent once more though they might have been carried
+    out. faults: rows that are not sent at all, by place.
     """
 
     form: type[Message]

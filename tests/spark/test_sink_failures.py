@@ -1,0 +1,187 @@
+"""Writing to a bucket while things fail: refused rows beside, batches that are run again, nodes that go away."""
+
+import subprocess
+import sys
+import threading
+from itertools import count
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql.datasource import WriterCommitMessage
+
+from penstock.errors import Error, Unreachable
+from penstock.spark.sink import dead_letters
+from penstock.spark.sink.options import SinkOptions
+from penstock.spark.sink.task import Counts, Refused, windows, write_tables
+from penstock.spark.sink.writer import DcpStreamWriter, DcpWriter, Written
+from tests.spark.buckets import Documents, Proxy, numbered
+
+SECONDS = 60.0
+
+
+def batches(documents, rows=1000):
+    table = pa.table({"key": list(documents), "value": list(documents.values())})
+    return table.to_batches(max_chunksize=rows)
+
+
+@pytest.fixture
+def url(node):
+    return node.url("default")
+
+
+@pytest.fixture
+def letters(tmp_path):
+    return tmp_path / "letters"
+
+
+def inserting(url, letters=None, **more):
+    beside = {} if letters is None else {"errors": "deadletter", "deadLetterPath": str(letters)}
+    return SinkOptions.parse({"url": url, "operation": "insert", **beside, **more})
+
+
+def told(letters):
+    """Return the dead letters: key, error and batch of each row."""
+    found = [pq.read_table(path) for path in sorted(letters.glob("*.parquet"))]
+    return [(row["key"], row["error"], row["error_batch"]) for table in found for row in table.to_pylist()]
+
+
+def test_refused_rows_end_the_task_when_all_are_sent(documents, url):
+    documents.store(numbered(5, 10))
+    with pytest.raises(
+        Error, match="5 of 2000 rows sent by this task were refused; the first is key 'key-5': KEY_EEXISTS"
+    ):
+        DcpWriter(inserting(url)).write(iter(batches(numbered(0, 2000))))
+    documents.keys = set(numbered(0, 2000))
+    assert len(documents.contents()) == 2000
+
+
+def test_refused_rows_are_kept_beside(documents, url, letters):
+    documents.store(numbered(5, 10))
+    writer = DcpWriter(inserting(url, letters))
+    parts = [writer.write(iter(batches(numbered(first, first + 8)))) for first in (0, 8, 16)]
+    assert [part.counts for part in parts] == [Counts(5, failed=3), Counts(6, failed=2), Counts(8)]
+    assert told(letters) == []  # nothing is told before the commit
+    writer.commit([*parts, None])
+    run = writer.writing.run
+    assert told(letters) == [(key, "KEY_EEXISTS", run) for key in numbered(5, 10)]
+    found = pq.read_table(letters)
+    assert found.column_names == ["key", "value", *dead_letters.LETTER_COLUMNS.names]
+    assert found["error_message"].to_pylist() == ["KEY_EEXISTS"] * 5
+    assert found["error_time"].null_count == 0
+    assert sorted(path.suffix for path in letters.iterdir()) == [".parquet"] * 2
+
+
+def test_a_batch_that_is_run_again_has_its_dead_letters_once(documents, url, letters):
+    documents.store(numbered(0, 3))
+    first = DcpStreamWriter(inserting(url, letters))
+    parts: list[WriterCommitMessage | None] = [
+        first.write(iter(batches(numbered(number, number + 1)))) for number in range(3)
+    ]
+    first.commit(parts, 7)
+    assert told(letters) == [(f"key-{number}", "KEY_EEXISTS", "000000007") for number in range(3)]
+    documents.remove(["key-1"])
+    again = DcpStreamWriter(inserting(url, letters))  # as after a restart, in other parts
+    again.commit([again.write(iter(batches(numbered(0, 3))))], 7)
+    assert told(letters) == [(f"key-{number}", "KEY_EEXISTS", "000000007") for number in (0, 2)]
+    again.commit([again.write(iter(batches(numbered(0, 1))))], 8)
+    assert len(told(letters)) == 3
+
+
+def test_a_batch_that_failed_leaves_no_dead_letters_but_those_of_its_first_time(documents, url, letters):
+    documents.store(numbered(0, 3))
+    writer = DcpStreamWriter(inserting(url, letters))
+    writer.commit([writer.write(iter(batches(numbered(0, 1))))], 1)
+    again = DcpStreamWriter(inserting(url, letters))
+    part = again.write(iter(batches(numbered(0, 3))))
+    again.abort([part, None], 1)
+    assert [key for key, *_ in told(letters)] == ["key-0"]
+    assert len([*letters.iterdir()]) == 1
+
+    def broken():
+        yield from batches(numbered(0, 3), 1)
+        raise OSError("the disk of another one")
+
+    with pytest.raises(OSError, match="the disk of another one"):
+        again.write(broken())
+    assert not [path for path in letters.rglob("*") if path.suffix == ".parquet" and path.parent != letters]
+
+
+def test_rows_that_a_cut_connection_swallowed_are_written_once_more(node, url):
+    with Proxy.before(node.kv_port) as proxy, Documents.of(url) as documents:
+        proxy.cut_after = 50_000
+        expected = numbered(0, 5000)
+        options = SinkOptions.parse({"url": proxy.url, "maxBytesInFlight": "16k"})
+        refused: list[Refused] = []
+        counts = write_tables(options, windows(batches(expected)), refused.append)
+        assert (counts, refused) == (Counts(written=5000), [])
+        assert proxy.cuts
+        documents.keys = set(expected)
+        assert {key.decode(): value for key, (_, value) in documents.contents().items()} == expected
+
+
+_NODE = """
+import asyncio, sys
+from penstock.node import Node
+
+async def main():
+    node = await Node.start(port=int(sys.argv[1]), buckets=["default"], vbuckets=16, data_dir=sys.argv[2])
+    print(node.kv_port, flush=True)
+    await node.wait_closed()
+
+asyncio.run(main())
+"""
+
+
+class Process:
+    """A node in a process of its own that keeps its bucket on disk."""
+
+    def __init__(self, directory):
+        self.port, self.directory = 0, str(directory)
+
+    def __enter__(self):
+        command = [sys.executable, "-c", _NODE, str(self.port), self.directory]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+        return self
+
+    def __exit__(self, *exc):
+        self.process.kill()
+        self.process.communicate(timeout=SECONDS)
+
+
+def test_a_node_that_is_killed_ends_the_batch_and_the_next_try_converges(tmp_path):
+    node, expected = Process(tmp_path / "node"), numbered(0, 20_000, size=100)
+    half_way, killed = threading.Event(), threading.Event()
+
+    def halting():
+        for number, batch in zip(count(), batches(expected)):
+            if number == 10:
+                half_way.set()
+                assert killed.wait(SECONDS)
+            yield batch
+
+    with node:
+        url = f"couchbase://127.0.0.1:{node.port}/default?retrySeconds=0.5"
+        writer = DcpStreamWriter(SinkOptions.parse({"url": url}))
+        failures = []
+
+        def work():
+            try:
+                writer.write(halting())
+            except Unreachable as error:
+                failures.append(str(error))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert half_way.wait(SECONDS)
+    killed.set()
+    thread.join(SECONDS)
+    assert "did not serve" in failures[0]
+    with node, Documents.of(url) as documents:
+        part = writer.write(iter(batches(expected)))
+        assert isinstance(part, Written)
+        assert part.counts == Counts(written=20_000)
+        documents.keys = set(expected)
+        assert {key.decode(): value for key, (_, value) in documents.contents().items()} == expected
