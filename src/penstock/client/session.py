@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -68,6 +69,11 @@ class Purpose:
         wanted += [Feature.XATTR] * self.xattrs + [Feature.COLLECTIONS] * self.collections
         wanted += [Feature.MUTATION_SEQNO] * self.tokens
         return wanted
+
+
+def stream_name() -> str:
+    """Return a name that no other process has: the node would end the one whenever the other connects."""
+    return f"penstock:{secrets.token_hex(8)}"
 
 
 COMMANDS, DOCUMENTS = Purpose(), Purpose(collections=True)

@@ -7,7 +7,6 @@ whatever is wrong with one, the cluster map may be another one by then.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Self
@@ -21,7 +20,7 @@ from penstock.client.follower import Delivery, Follower
 from penstock.client.kept import KeptSessions
 from penstock.client.position import Position
 from penstock.client.selection import KnownCollections, read_manifest
-from penstock.client.session import LONGEST_DELAY, RETRIED, Purpose, Retry, Session, open_session
+from penstock.client.session import LONGEST_DELAY, RETRIED, Purpose, Retry, Session, open_session, stream_name
 from penstock.errors import (
     ConnectionClosed,
     NotMyVbucket,
@@ -65,8 +64,7 @@ class ChangeStream:
         self._feed = feed
         self._high_seqnos = high_seqnos
         self._kept = kept
-        # Never that of another process: the node would end the one whenever the other connects.
-        self._name = f"penstock:{secrets.token_hex(8)}"
+        self._name = stream_name()
         self._sessions: list[Session] = []
         self._via: list[int] = []
         """By vbucket, which of the connections goes to the node that has it."""

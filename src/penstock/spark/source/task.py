@@ -6,19 +6,22 @@ that vbucket: the next plan sees it too, and rolls back.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from penstock.client.address import Address
-from penstock.client.blocking import LoopThread, changes_at
-from penstock.client.bucket import Bucket
+from penstock.client.blocking import changes_at
 from penstock.client.cluster_map import Place
-from penstock.client.feed import Wanted
+from penstock.client.feed import Feed, Wanted
+from penstock.client.kept import KeptSessions
 from penstock.client.position import Position
+from penstock.client.session import Purpose, stream_name
+from penstock.client.stream import ChangeStream
 from penstock.errors import Error
+from penstock.spark.source.connections import kept
 from penstock.spark.source.offsets import RollbackRow, VbucketRange, VbucketRead
 from penstock.spark.source.options import selection_of
 from penstock.spark.source.shape import Shape
@@ -60,7 +63,7 @@ class DumpPartition(InputPartition):
         super().__init__(None)
 
 
-def read_range(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def read_range(partition: InputPartition) -> Generator[pa.RecordBatch, None, None]:
     """Give one task's rows: first the rollbacks, then the changes between its starts and ends, batch by batch.
 
     Raises Error if the history changed meanwhile and no later batch would mend it.
@@ -77,25 +80,35 @@ def read_range(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     wanted = {read.vbucket: _wanted(read) for read in reads if read.start_seqno < read.end_seqno}
     if not wanted:
         return
-    with LoopThread("penstock-task") as loop:
-        yield from _joined(loop.iterate(_changes(partition, wanted)), partition.shape)
+    loop, sessions = kept()
+    yield from _joined(loop.iterate(_changes(partition, wanted, sessions)), partition.shape)
 
 
-async def _changes(partition: ChangePartition, wanted: Mapping[int, Wanted]) -> AsyncGenerator[pa.RecordBatch, None]:
-    address, shape = partition.address, partition.shape
+async def _changes(
+    partition: ChangePartition, wanted: Mapping[int, Wanted], sessions: KeptSessions
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    address, shape, dialect = partition.address, partition.shape, partition.dialect
     if partition.place is not None:
         address = replace(address, hosts=tuple(dict.fromkeys((partition.place, *address.hosts))))
-    async with (
-        Bucket(address) as bucket,
-        bucket.open_feed(
-            wanted,
-            dialect=partition.dialect,
-            exact_end=True,
-            selection=selection_of(address, partition.dialect),
-            xattrs=address.options.xattrs and shape.needs_xattrs,
-            values=shape.needs_values,
-        ) as stream,
-    ):
+    selection = selection_of(address, dialect)
+    purpose = Purpose(
+        stream_name=stream_name(),
+        dialect=dialect,
+        collections=selection is not None,
+        xattrs=dialect is Dialect.DCP and address.options.xattrs and shape.needs_xattrs,
+        values=shape.needs_values,
+    )
+    feed = Feed(
+        await sessions.vbuckets(address, purpose),
+        wanted,
+        window=address.options.flow_control_bytes,
+        dialect=dialect,
+        exact_end=True,
+        selection=selection,
+        xattrs=purpose.xattrs,
+        values=purpose.values,
+    )
+    async with ChangeStream(address, feed, kept=sessions) as stream:
         async for batch in stream:
             yield batch
         if partition.is_final and stream.given_up:
