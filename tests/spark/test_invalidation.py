@@ -1,0 +1,412 @@
+"""Cache invalidation: what is told suffices, it is told at least once, and nothing of values or secrets is."""
+
+import base64
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import Error, Unreachable, UsageError
+from penstock.spark.derived import Follower, catch_up
+from penstock.spark.derived.invalidation import Invalidation
+from penstock.spark.lake import Lake
+from penstock.spark.lake.news import news_since
+from tests.spark.lakes import ROOT, append, model, rollback, row
+from tests.spark.test_current import histories
+
+NOWHERE = "http://127.0.0.1:9/"
+SECRET = "Bearer tenpence"
+
+
+class Cache:
+    """A receiver: documents by identity, which messages take out."""
+
+    def __init__(self):
+        self.documents = {}
+
+    def apply(self, message):
+        keys = {key.encode() for key in message.get("keys", [])}
+        keys |= {base64.b64decode(key) for key in message.get("keys_base64", [])}
+
+        def goes(vbucket, collection, key):
+            if not message.get("everything"):
+                return collection == message["collection_id"] and key in keys
+            if "vbuckets" in message:
+                return vbucket in message["vbuckets"]
+            return message.get("collection_id", collection) == collection
+
+        self.documents = {identity: found for identity, found in self.documents.items() if not goes(*identity)}
+
+
+def news_of(lake, known):
+    news = news_since(lake, known)
+    assert news is not None
+    return news
+
+
+@settings(max_examples=30)
+@given(histories(), st.data())
+def test_whatever_a_cache_still_has_is_so(rows, data):
+    """The cache reads through after each step, so that it holds all that counted then."""
+    ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
+    with TemporaryDirectory() as directory:
+        lake, cache, known = Lake(directory), Cache(), None
+        told = Invalidation(
+            lake, "cache", NOWHERE, batch_size=data.draw(st.integers(1, 3)), knows_vbuckets=data.draw(st.booleans())
+        )
+        for batch, (start, end) in enumerate(pairwise(ends)):
+            append(lake, batch, rows[start:end])
+            news = news_of(lake, known)
+            known = (news.changelog_id, news.version)
+            for message in told.messages(news):
+                assert len(message.get("keys", [])) + len(message.get("keys_base64", [])) <= 3
+                cache.apply(json.loads(json.dumps(message)))
+            wanted = model(rows[:end])
+            assert cache.documents.items() <= wanted.items()
+            cache.documents = dict(wanted)
+
+
+def since(lake, version):
+    return news_of(lake, (changelog_id(lake), version))
+
+
+def in_beer(seqno, key, vbucket=1, **more):
+    return row(vbucket, seqno, key, b"{}", collection_id=8, scope="taste", collection="beer", **more)
+
+
+BEER = {"collection_id": 8, "scope": "taste", "collection": "beer"}
+DEFAULT = {"collection_id": 0, "scope": None, "collection": None}
+
+
+@pytest.fixture
+def told(lake):
+    append(lake, 0, [in_beer(n, b"beer %d" % n) for n in range(1, 4)] + [row(40, 1, b"a", b"{}")])
+    return Invalidation(lake, "cache", NOWHERE, batch_size=2)
+
+
+def test_keys_by_collection_in_batches(lake, told):
+    append(lake, 1, [in_beer(5, b"x"), in_beer(6, b"\xff"), in_beer(7, b"z", event="deletion"), row(1, 8, b"y")])
+    assert list(told.messages(since(lake, 0))) == [
+        {**BEER, "keys": ["x"], "keys_base64": ["/w=="]},
+        {**DEFAULT, "keys": ["y"], "keys_base64": []},
+        {**BEER, "keys": ["z"], "keys_base64": []},
+    ]
+
+
+def test_a_rollback_tells_what_it_took_away_too(lake, told):
+    append(lake, 1, [rollback(1, 2, 1)])
+    keys = [key for message in told.messages(since(lake, 0)) for key in message["keys"]]
+    assert sorted(keys) == ["beer 1", "beer 2", "beer 3"]
+
+
+def test_a_rollback_is_short_for_who_knows_vbuckets(lake):
+    append(lake, 0, [row(1, n, b"%d" % n) for n in range(1, 50)])
+    append(lake, 1, [rollback(1, 20, 1), row(2, 1, b"other", history=0)])
+    told = Invalidation(lake, "cache", NOWHERE, knows_vbuckets=True)
+    assert list(told.messages(since(lake, 0))) == [
+        {"everything": True, "vbuckets": [1], "of_vbuckets": 64},
+        {**DEFAULT, "keys": ["other"], "keys_base64": []},
+    ]
+
+
+def test_a_collection_that_ends_is_told_once(lake, told):
+    append(lake, 1, [in_beer(10 + n, None, vbucket, event="end_collection") for n, vbucket in enumerate([1, 20, 63])])
+    messages = list(told.messages(since(lake, 0)))
+    assert [(message["everything"], message["collection_id"]) for message in messages] == [(True, 8)]
+
+
+def test_everything_at_first_and_where_a_list_is_too_long(lake, told):
+    assert list(told.messages(news_of(lake, None))) == [{"everything": True}]
+    append(lake, 1, [row(1, 10 + n, b"%d" % n) for n in range(6)])
+    assert len(list(told.messages(since(lake, 0)))) == 3
+    told = Invalidation(lake, "cache", NOWHERE, most_keys=5)
+    assert list(told.messages(since(lake, 0))) == [{"everything": True}]
+
+
+def without_values(path):
+    """Overwrite all values in a parquet file, and extended attributes with them."""
+    footer, text = pq.read_metadata(path), bytearray(path.read_bytes())
+    for group in (footer.row_group(number) for number in range(footer.num_row_groups)):
+        for column in (group.column(number) for number in range(group.num_columns)):
+            if column.path_in_schema.startswith(("value", "xattrs")):
+                start = column.dictionary_page_offset or column.data_page_offset
+                text[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
+    path.write_bytes(text)
+
+
+def test_values_are_not_read(lake, told):
+    rows = [row(1, 10 + n, b"%d" % n, b"value %d" % n) for n in range(6)]
+    append(lake, 1, [*rows, rollback(1, 12, 1), in_beer(20, None, 2, event="end_collection")])
+    wanted = list(told.messages(since(lake, 0)))
+    for path in lake.changelog_table.path.rglob("vbucket_range=*/*.parquet"):
+        without_values(path)
+    assert list(told.messages(since(lake, 0))) == wanted
+    with pytest.raises(OSError, match=r"Corrupt|corrupt|deserialize|Invalid|decompress"):
+        since(lake, 0).read(0)
+
+
+class Server(ThreadingHTTPServer):
+    """Answers requests by a script, then with 204. requests: (headers, message) of each, told by `came`."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.script: deque[Any] = deque()
+        self.requests = []
+        self.came = threading.Condition()
+        self.released = threading.Event()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}/drop?by=keys"
+
+    @property
+    def messages(self):
+        with self.came:
+            return [message for _, message in self.requests]
+
+
+class Answers(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def do_POST(self):
+        text = self.rfile.read(int(self.headers["Content-Length"]))
+        server = self.server
+        with server.came:
+            server.requests.append((dict(self.headers), json.loads(text)))
+            answer = server.script.popleft() if server.script else 204
+            server.came.notify_all()
+        if callable(answer):
+            answer = answer()
+        if answer == "hang":
+            server.released.wait(30)
+            self.close_connection = True
+            return
+        if answer == "cut":
+            self.close_connection = True
+            return
+        status, body, headers = answer if isinstance(answer, tuple) else (answer, b"", {})
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if status != 204:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def serving():
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.released.set()
+            server.shutdown()
+            thread.join(10)
+
+
+@pytest.fixture
+def server():
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def invalidation(lake, server):
+    """One that has told everything of a first version, to a server that has forgotten it."""
+    append(lake, 0, [row(1, 1, b"a", b"{}")])
+    made = Invalidation(lake, "cache", server.url, batch_size=2, backoff=0.001, timeout=20)
+    assert catch_up(made, lake) == 0
+    assert [message.pop("changelog") for message in server.messages] == [changelog_id(lake)]
+    assert server.messages == [{"name": "cache", "version": 0, "everything": True}]
+    server.requests.clear()
+    append(lake, 1, [row(1, 10 + n, b"%d" % n, b"{}") for n in range(5)])
+    yield made
+    made.close()
+
+
+def changelog_id(lake):
+    return str(lake.changelog_table.open().metadata().id)
+
+
+def keys_of(messages):
+    return [key for message in messages for key in message["keys"]]
+
+
+def test_what_came_is_told_over_one_connection_and_remembered(lake, server, invalidation):
+    follower: Follower = invalidation
+    assert catch_up(follower, lake) == 1
+    assert keys_of(server.messages) == ["0", "1", "2", "3", "4"]
+    assert follower.position() == (changelog_id(lake), 1)
+    assert catch_up(follower, lake) == 1
+    assert len(server.messages) == 3
+    again = Invalidation(lake, "cache", server.url)
+    assert again.position() == (changelog_id(lake), 1)
+
+
+FAILURES = [500, 503, 429, (429, b"", {"Retry-After": "0"}), (503, b"", {"Retry-After": "Sun, 22 Nov 2026"}), "cut"]
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=str)
+def test_a_failure_is_tried_again(lake, server, invalidation, failure):
+    server.script.extend([204, failure, failure, 200])
+    assert catch_up(invalidation, lake) == 1
+    assert keys_of(server.messages) == ["0", "1", *["2", "3"] * 3, "4"]
+
+
+def test_a_server_that_does_not_come_back_is_left_for_later(lake, server, invalidation):
+    server.script.extend([204, 503, 503, 503, (503, b"tired " * 100, {})])
+    before = invalidation.position()
+    with pytest.raises(Unreachable, match="took no batch in 4 tries; the last: status 503: 'tired") as caught:
+        catch_up(invalidation, lake)
+    assert "by=keys" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+    assert invalidation.position() == before
+    append(lake, 2, [row(1, 20, b"later", b"{}")])
+    assert catch_up(invalidation, lake) == 2
+    assert sorted(set(keys_of(server.messages))) == ["0", "1", "2", "3", "4", "later"]
+
+
+def test_a_refusal_is_not_tried_again(lake, server, invalidation):
+    server.script.append((400, b"no such cache\n" * 100, {}))
+    before = invalidation.position()
+    with pytest.raises(Error, match=r"/drop refused a batch with status 400: 'no such cache"):
+        catch_up(invalidation, lake)
+    assert len(server.messages) == 1
+    assert invalidation.position() == before
+
+
+def test_a_redirection_is_not_followed(lake, server, invalidation):
+    server.script.append((307, b"", {"Location": NOWHERE}))
+    with pytest.raises(Error, match="refused a batch with status 307"):
+        catch_up(invalidation, lake)
+
+
+def test_a_server_that_hangs_is_waited_for_no_longer_than_said(lake, server, invalidation):
+    server.script.extend(["hang", "hang"])
+    hasty = Invalidation(lake, "cache", server.url, timeout=0.1, retries=1, backoff=0)
+    with pytest.raises(Unreachable, match="2 tries; the last: Read timed out"):
+        catch_up(hasty, lake)
+    hasty.close()
+    assert catch_up(invalidation, lake) == 1
+
+
+def test_a_server_that_is_away_and_comes_back(lake, tmp_path):
+    append(lake, 0, [row(1, 1, b"a", b"{}")])
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port = one.getsockname()[1]
+    away = Invalidation(lake, "cache", f"http://127.0.0.1:{port}/", retries=1, backoff=0)
+    with pytest.raises(Unreachable, match=r"2 tries; the last: .*refused"):
+        catch_up(away, lake)
+    assert away.position() is None
+    with serving() as server:
+        back = Invalidation(lake, "cache", server.url)
+        assert catch_up(back, lake) == 0
+        assert [message["everything"] for message in server.messages] == [True]
+        back.close()
+
+
+def test_headers_come_from_a_file_or_the_environment_and_go_nowhere_else(lake, server, tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.DEBUG)
+    append(lake, 0, [row(1, 1, b"a", b"{}")])
+    file = tmp_path / "headers"
+    file.write_text(f"Authorization: {SECRET}\n\nX-Cache : no\n".replace("X-Cache :", "X-Cache:"))
+    monkeypatch.setenv("CACHE_HEADERS", f"authorization: {SECRET}")
+    for name, where in (("one", {"headers_file": file}), ("two", {"headers_env": "CACHE_HEADERS"})):
+        server.script.append(400)
+        told = Invalidation(lake, name, server.url, **where)
+        with pytest.raises(Error) as caught:
+            catch_up(told, lake)
+        headers = {key.lower(): value for key, value in server.requests[-1][0].items()}
+        assert headers["authorization"] == SECRET
+        assert headers["content-type"] == "application/json"
+        assert catch_up(told, lake) == 0
+        told.close()
+        for text in (str(caught.value), repr(told), repr(vars(told)), caplog.text, told.path.read_text()):
+            assert "tenpence" not in text
+
+
+BAD = [
+    ({"url": "ftp://cache/"}, "expected one such as https"),
+    ({"url": "cache"}, "expected one such as https"),
+    ({"url": "http://user:tenpence@cache/"}, "expected that in a header"),
+    ({"url": "http://[tenpence"}, "the url cannot be read"),
+    ({"batch_size": 0}, "batch_size is 0"),
+    ({"timeout": 0}, "timeout is 0"),
+    ({"retries": -1}, "retries is -1"),
+    ({"name": "a/b"}, "the name is"),
+    ({"headers_file": "/nowhere/headers"}, "No such file"),
+    ({"headers_env": "NOT_THERE_AT_ALL"}, "the environment has no NOT_THERE_AT_ALL"),
+    ({"headers_env": "BROKEN"}, "line 1 is no header"),
+    ({"headers_env": "HOST"}, "line 1 is Host"),
+    ({"headers_env": "HOST", "headers_file": "x"}, "expected one of them"),
+]
+
+
+@pytest.mark.parametrize(("given", "wanted"), BAD, ids=str)
+def test_misuse_is_told(lake, monkeypatch, given, wanted):
+    monkeypatch.setenv("BROKEN", "tenpence")
+    monkeypatch.setenv("HOST", "Host: elsewhere")
+    with pytest.raises(UsageError, match=wanted) as caught:
+        Invalidation(**{"lake": lake, "name": "cache", "url": NOWHERE, **given})
+    assert "tenpence" not in str(caught.value)
+
+
+def test_a_broken_position_is_told(lake, invalidation):
+    invalidation.path.write_text("{")
+    with pytest.raises(Error, match="remove it, and everything will be invalidated"):
+        invalidation.position()
+
+
+PROGRAM = """
+import sys
+from penstock.spark.derived import catch_up
+from penstock.spark.derived.invalidation import Invalidation
+from penstock.spark.lake import Lake
+
+lake = Lake(sys.argv[1])
+catch_up(Invalidation(lake, "cache", sys.argv[2], batch_size=2), lake)
+"""
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 2])
+def test_killed_between_a_request_and_the_position_it_is_told_again(lake, server, invalidation, accepted):
+    """The server kills its client when it has the last of some requests, and before it answers."""
+    before = invalidation.position()
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, lake.path, server.url], cwd=ROOT)
+
+    def kill():
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+        return "cut"
+
+    server.script.extend([*[204] * accepted, kill])
+    assert process.wait(50) == -signal.SIGKILL
+    assert keys_of(server.messages) == ["0", "1", "2", "3", "4"][: 2 * accepted + 2]
+    assert invalidation.position() == before
+    assert catch_up(invalidation, lake) == 1
+    assert keys_of(server.messages[accepted + 1 :]) == ["0", "1", "2", "3", "4"]
+    assert sorted(os.listdir(invalidation.path.parent)) == ["cache.json"]
