@@ -43,7 +43,7 @@ class Patience:
                 raise UsageError(f"{name} is {value}, expected a number, at least {least}")
 
     def pause(self, attempt: int, asked: str | None) -> float:
-        """Return the seconds before a retry. attempt: from 1. asked: the Retry-After, of which dates are passed over."""
+        """Return the seconds before a retry. attempt: from 1. asked: the Retry-After, where dates are passed over."""
         if asked and asked.isascii() and asked.isdecimal() and len(asked) < 10:
             return min(float(asked), LONGEST_PAUSE)
         return min(self.backoff * (1 << min(attempt - 1, 16)), LONGEST_PAUSE)
