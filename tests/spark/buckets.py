@@ -8,13 +8,15 @@ from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 import pyarrow as pa
+from pyspark.sql.datasource import Filter
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.client.address import parse_address
 from penstock.client.blocking import LoopThread, read_changes
 from penstock.client.bucket import Bucket
 from penstock.spark.lake import Lake
 from penstock.spark.lake.reading import read_changelog, read_current
-from penstock.spark.source.readers import DcpStreamReader
+from penstock.spark.source.readers import DcpStreamReader, FilteringReader
 from penstock.spark.source.source import DcpDataSource
 from penstock.wire.schema import CHANGE_SCHEMA
 
@@ -103,7 +105,8 @@ class MicroBatches:
         partitions = pickle.loads(pickle.dumps(self.reader.partitions(self.start, end)))
         self.start = end
         rows = [batch for partition in partitions for batch in self._reader().read(partition)]
-        return pa.Table.from_batches(rows, CHANGE_SCHEMA)
+        schema = DcpDataSource(dict(self.options)).schema()
+        return pa.Table.from_batches(rows, to_arrow_schema(schema, timezone="UTC"))
 
     def all(self, most: int = 1000) -> list[pa.Table]:
         """Run batches until there is nothing to do."""
@@ -114,6 +117,24 @@ class MicroBatches:
                 return tables
             tables.append(table)
         raise AssertionError(f"still something to do after {most} batches")
+
+
+def planned(url: str, *filters: Filter, **options: str) -> list[Any]:
+    """Plan a batch read as Spark does; return its partitions. filters: taken if the option filterPushdown says so."""
+    source = DcpDataSource({"url": url, **options})
+    reader = source.reader(source.schema())
+    if isinstance(reader, FilteringReader):
+        reader.pushFilters([*filters])
+    partitions: list[Any] = pickle.loads(pickle.dumps(reader.partitions()))
+    return partitions
+
+
+def read_batch(url: str, *filters: Filter, **options: str) -> pa.Table:
+    """Run a batch read as Spark does, each task in a reader that knows nothing."""
+    source = DcpDataSource({"url": url, **options})
+    schema = source.schema()
+    rows = [batch for part in planned(url, *filters, **options) for batch in source.reader(schema).read(part)]
+    return pa.Table.from_batches(rows, to_arrow_schema(schema, timezone="UTC"))
 
 
 def _through_json(value: Any) -> Any:

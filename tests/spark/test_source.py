@@ -8,19 +8,13 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from penstock.client.credentials import Credentials
-from penstock.client.selection import Selection
 from penstock.errors import UsageError
 from penstock.node import Node
 from penstock.node.login import User
 from penstock.node.login.users import account_of
 from penstock.node.login.users_file import change_users
 from penstock.spark.pipeline.failure import failure
-from penstock.spark.source.offsets import VbucketRange
-from penstock.spark.source.options import SourceOptions
 from penstock.spark.source.source import DcpDataSource
-from penstock.spark.source.task import ChangePartition
-from penstock.wire.constants import Dialect
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark.buckets import Documents, Proxy, numbered
 
@@ -31,71 +25,6 @@ def places(rows):
 
 def keys(tables):
     return [key for table in tables for key in table["key"].to_pylist()]
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"urll": "x"}, "unknown option 'urll' of format dcp; known are url, bucket, username, password"),
-        ({"maxChangesPerTrigger": "0"}, "option maxChangesPerTrigger is '0', expected a whole number above 0"),
-        ({"maxChangesPerTrigger": "many"}, "option maxChangesPerTrigger is 'many', expected a whole number above 0"),
-        ({"maxPartitions": "-1"}, "option maxPartitions is '-1', expected a whole number above 0"),
-        ({"start": "now"}, "unknown option 'start' of format dcp"),
-        ({"startingOffsets": "now"}, "option startingOffsets is 'now', expected earliest, latest or positions as JSON"),
-        ({"protocol": "xdcr"}, "option protocol is 'xdcr', expected one of tap, upr-draft, upr, dcp"),
-        ({"url": "127.0.0.1"}, "connection string '127.0.0.1' has no scheme, expected couchbase://host:port/bucket"),
-        ({"url": "couchbase://h/b?x=1"}, "unknown option 'x' in the connection string"),
-        ({"username": "ada"}, "a username without a password"),
-        ({"password": "secret"}, "a password without a username"),
-        ({"password": "p", "passwordFile": "f"}, "options password and passwordFile, expected one of them"),
-        ({"credentialsFile": "f", "username": "ada"}, "option credentialsFile says all, expected it without username"),
-        ({"passwordFile": "missing"}, "missing: No such file or directory"),
-        ({"collections": "a,,b"}, "option collections is 'a,,b', expected names with commas between them"),
-        ({"scope": "s", "collections": "t.c"}, "collection 't.c' is not in scope 's'"),
-        ({"scope": "s", "protocol": "upr"}, "option protocol is 'upr', which knows no collections; dcp does"),
-        ({"xattrs": "yes"}, "option xattrs is 'yes', expected true or false"),
-    ],
-)
-def test_a_wrong_option_gets_one_sentence(options, sentence):
-    with pytest.raises(UsageError) as raised:
-        SourceOptions.parse(options)
-    assert str(raised.value).startswith(sentence)
-
-
-def test_option_names_are_taken_in_any_case_as_spark_gives_them(monkeypatch):
-    monkeypatch.setenv("PENSTOCK_URL", "couchbase://127.0.0.1/beer")
-    assert SourceOptions.parse({"MAXCHANGESPERTRIGGER": "7", "MaxPartitions": "3"}) == SourceOptions(
-        url="couchbase://127.0.0.1/beer", max_changes_per_trigger=7, max_partitions=3
-    )
-
-
-def test_who_logs_in(monkeypatch, tmp_path):
-    monkeypatch.setenv("PENSTOCK_PASSWORD", "from the environment")
-    assert SourceOptions.parse({}).credentials is None
-    assert SourceOptions.parse({"username": "ada"}).credentials == Credentials("ada", "from the environment")
-    (tmp_path / "password").write_text("from a file")
-    given = {"username": "ada", "passwordFile": str(tmp_path / "password")}
-    assert SourceOptions.parse(given).credentials == Credentials("ada", "from a file")
-    (tmp_path / "login.json").write_text('{"username": "bob", "password": "secret"}')
-    options = SourceOptions.parse({"credentialsFile": str(tmp_path / "login.json")})
-    assert options.credentials == Credentials("bob", "secret")
-    assert "secret" not in f"{options} {options.address!r} {ChangePartition(options.address, VbucketRange(()), True)!r}"
-
-
-def test_what_is_wanted_may_stand_in_either_place():
-    url = "couchbase://h/b?scope=s&collections=c&xattrs=true"
-    options = SourceOptions.parse({"url": url})
-    assert options.selection == Selection("s", ("c",))
-    assert options.address.options.xattrs
-    options = SourceOptions.parse({"url": url, "collections": "t.c,t.d", "xattrs": "false"})
-    assert options.selection == Selection("", ("t.c", "t.d"))
-    assert not options.address.options.xattrs
-    assert SourceOptions.parse({}).selection == Selection()
-
-
-def test_the_dialect_may_stand_in_either_place():
-    assert SourceOptions.parse({"url": "couchbase://h/b?protocol=upr"}).dialect is Dialect.UPR
-    assert SourceOptions.parse({"url": "couchbase://h/b?protocol=upr", "protocol": "tap"}).dialect is Dialect.TAP
 
 
 @pytest.mark.parametrize("protocol", ["upr-draft", "upr"])

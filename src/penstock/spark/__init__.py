@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register"]
+__all__ = ["latest_offsets", "register"]
 
 
 def register(spark: SparkSession) -> None:
@@ -15,3 +15,16 @@ def register(spark: SparkSession) -> None:
     from penstock.spark.source.source import DcpDataSource
 
     spark.dataSource.register(DcpDataSource)
+
+
+def latest_offsets(url: str | None = None, **options: object) -> str:
+    """Return where a bucket's changes end now, as JSON for the options endingOffsets and startingOffsets.
+
+    options: those of `format("dcp")` that say which bucket, who logs in and which vbuckets. A batch read that ends
+    here, and a stream that starts here once that has ended, have all changes, each once. Raises UsageError for what
+    cannot be, and as `connect` does.
+    """
+    from penstock.spark.source.readers import latest_offsets
+
+    given = {**({} if url is None else {"url": url}), **options}
+    return latest_offsets({name: str(value) for name, value in given.items()})

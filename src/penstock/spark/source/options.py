@@ -103,6 +103,8 @@ class SourceOptions:
             raise UsageError(f"options keysOnly and {named[0]}, expected one of them")
         if self.value_schema != INFERRED:
             _ = self.shape
+        elif self.value_format != "json":
+            raise UsageError(f"option valueSchema is 'infer', but valueFormat is {self.value_format!r}, expected json")
         _ = self.selection
 
     @cached_property

@@ -1,0 +1,230 @@
+"""The options of `format("dcp")`, as text: what each is read as, and what is wrong with what cannot be."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from penstock.client.address import outside_name
+from penstock.client.credentials import Credentials
+from penstock.client.selection import Selection
+from penstock.errors import UsageError
+from penstock.spark.source.offsets import Offset, Proven, VbucketOffset, VbucketRange
+from penstock.spark.source.options import OPTIONS, SourceOptions
+from penstock.spark.source.positions import Positions
+from penstock.spark.source.task import ChangePartition
+from penstock.wire.constants import Dialect
+from penstock.wire.schema import CHANGE_SCHEMA
+
+OFFSET = Offset((VbucketOffset(0, 5, 7, (Proven(7, 7),)), VbucketOffset()))
+PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"urll": "x"}, "unknown option 'urll' of format dcp; known are url, bucket, username, password"),
+        ({"maxChangesPerTrigger": "0"}, "option maxChangesPerTrigger is '0', expected a whole number above 0"),
+        ({"maxChangesPerTrigger": "many"}, "option maxChangesPerTrigger is 'many', expected a whole number above 0"),
+        ({"maxPartitions": "-1"}, "option maxPartitions is '-1', expected a whole number above 0"),
+        ({"start": "now"}, "unknown option 'start' of format dcp"),
+        ({"startingOffsets": "now"}, "option startingOffsets is 'now', expected earliest, latest or positions as JSON"),
+        ({"protocol": "xdcr"}, "option protocol is 'xdcr', expected one of tap, upr-draft, upr, dcp"),
+        ({"url": "127.0.0.1"}, "connection string '127.0.0.1' has no scheme, expected couchbase://host:port/bucket"),
+        ({"url": "couchbase://h/b?x=1"}, "unknown option 'x' in the connection string"),
+        ({"username": "ada"}, "a username without a password"),
+        ({"password": "secret"}, "a password without a username"),
+        ({"password": "p", "passwordFile": "f"}, "options password and passwordFile, expected one of them"),
+        ({"credentialsFile": "f", "username": "ada"}, "option credentialsFile says all, expected it without username"),
+        ({"passwordFile": "missing"}, "missing: No such file or directory"),
+        ({"collections": "a,,b"}, "option collections is 'a,,b', expected names with commas between them"),
+        ({"scope": "s", "collections": "t.c"}, "collection 't.c' is not in scope 's'"),
+        ({"scope": "s", "protocol": "upr"}, "option protocol is 'upr', which knows no collections; dcp does"),
+        ({"xattrs": "yes"}, "option xattrs is 'yes', expected true or false"),
+        ({"url": ""}, "option url is empty"),
+        ({"scope": ""}, "option scope is empty, expected a name"),
+        ({"bucket": "a b"}, "bucket name 'a b', expected 1 to 100 of the characters"),
+        ({"bucket": "x", "url": "couchbase://h/b"}, "option bucket is 'x', but the connection string names 'b'"),
+        ({"vbuckets": "0-"}, "option vbuckets is '0-', expected numbers and ranges of them as 0-15,40"),
+        ({"vbuckets": ""}, "option vbuckets is '', expected numbers and ranges of them as 0-15,40"),
+        ({"vbuckets": "7-3"}, "option vbuckets has '7-3', expected 0 to 65535, the lower first"),
+        ({"vbuckets": "65536"}, "option vbuckets has '65536', expected 0 to 65535, the lower first"),
+        (
+            {"maxBytesPerTrigger": "64mb"},
+            "option maxBytesPerTrigger is '64mb', expected bytes as a whole number above 0",
+        ),
+        ({"maxBytesPerTrigger": "m"}, "option maxBytesPerTrigger is 'm', expected bytes as a whole number above 0"),
+        ({"minPartitions": "3", "maxPartitions": "2"}, "option minPartitions is 3, above maxPartitions 2"),
+        ({"columns": "key,vallue"}, "option columns has 'vallue', expected some of vbucket, vbuuid, seqno"),
+        ({"columns": "key,seqno,key"}, "option columns has key twice, expected it once"),
+        ({"keysOnly": "1"}, "option keysOnly is '1', expected true or false"),
+        ({"keysOnly": "true", "valueFormat": "string"}, "options keysOnly and valueFormat, expected one of them"),
+        ({"keysOnly": "true", "columns": "value"}, "columns none, expected at least one"),
+        ({"valueFormat": "xml"}, "option valueFormat is 'xml', expected binary, string or json"),
+        ({"valueFormat": "json"}, "no schema for values as json"),
+        ({"valueSchema": "a INT"}, "a schema of JSON 'a INT' for values as binary"),
+        ({"valueSchema": "infer"}, "option valueSchema is 'infer', but valueFormat is 'binary', expected json"),
+        ({"valueFormat": "json", "valueSchema": "a INTT"}, "'intt' in 'a INTT', expected a type of a Spark schema"),
+        ({"keyPattern": "("}, "key pattern '(' is no regular expression of RE2"),
+        ({"rollback": "ignore"}, "option rollback is 'ignore', expected row or fail"),
+        ({"connectTimeout": "0"}, "option connectTimeout is '0', expected a number from 0.001 to 86400.0"),
+        ({"startingOffsets": "[1]"}, "option startingOffsets is '[1]', expected earliest, latest or positions as JSON"),
+        (
+            {"startingOffsets": '{"7": {"seqno": 1}}'},
+            'option startingOffsets is \'{"7": {"seqno": 1}}\' (a position has',
+        ),
+        ({"startingOffsets": '{"x": {"seqno": 1, "vbuuid": 1}}'}, "option startingOffsets is"),
+        ({"endingOffsets": '{"version": 9}'}, "offset of version 9, expected 1"),
+    ],
+)
+def test_a_wrong_option_gets_one_sentence(options, sentence):
+    with pytest.raises(UsageError) as raised:
+        SourceOptions.parse(options)
+    assert str(raised.value).startswith(sentence)
+
+
+def test_option_names_are_taken_in_any_case_as_spark_gives_them(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_URL", "couchbase://127.0.0.1/beer")
+    assert SourceOptions.parse({"MAXCHANGESPERTRIGGER": "7", "MaxPartitions": "3"}) == SourceOptions(
+        url="couchbase://127.0.0.1/beer", max_changes_per_trigger=7, max_partitions=3
+    )
+
+
+def test_who_logs_in(monkeypatch, tmp_path):
+    monkeypatch.setenv("PENSTOCK_PASSWORD", "from the environment")
+    assert SourceOptions.parse({}).credentials is None
+    assert SourceOptions.parse({"username": "ada"}).credentials == Credentials("ada", "from the environment")
+    (tmp_path / "password").write_text("from a file")
+    given = {"username": "ada", "passwordFile": str(tmp_path / "password")}
+    assert SourceOptions.parse(given).credentials == Credentials("ada", "from a file")
+    (tmp_path / "login.json").write_text('{"username": "bob", "password": "secret"}')
+    options = SourceOptions.parse({"credentialsFile": str(tmp_path / "login.json")})
+    assert options.credentials == Credentials("bob", "secret")
+    assert "secret" not in f"{options} {options.address!r} {ChangePartition(options.address, VbucketRange(()), True)!r}"
+
+
+def test_what_is_wanted_may_stand_in_either_place():
+    url = "couchbase://h/b?scope=s&collections=c&xattrs=true"
+    options = SourceOptions.parse({"url": url})
+    assert options.selection == Selection("s", ("c",))
+    assert options.address.options.xattrs
+    options = SourceOptions.parse({"url": url, "collections": "t.c,t.d", "xattrs": "false"})
+    assert options.selection == Selection("", ("t.c", "t.d"))
+    assert not options.address.options.xattrs
+    assert SourceOptions.parse({}).selection == Selection()
+
+
+def test_the_dialect_may_stand_in_either_place():
+    assert SourceOptions.parse({"url": "couchbase://h/b?protocol=upr"}).dialect is Dialect.UPR
+    assert SourceOptions.parse({"url": "couchbase://h/b?protocol=upr", "protocol": "tap"}).dialect is Dialect.TAP
+
+
+READ = {
+    "url": ("couchbase://h/b", "couchbase://h/b"),
+    "bucket": ("beer", "beer"),
+    "scope": ("s", "s"),
+    "collections": ("a,t.b", ("a", "t.b")),
+    "vbuckets": ("4, 0-2,1-3", (0, 1, 2, 3, 4)),
+    "startingOffsets": ("latest", "latest"),
+    "endingOffsets": ('{"1": {"vbuuid": "5", "seqno": 7}}', Positions({1: (5, 7)})),
+    "maxChangesPerTrigger": ("12", 12),
+    "maxBytesPerTrigger": ("64m", 64 << 20),
+    "minPartitions": ("3", 3),
+    "maxPartitions": ("30", 30),
+    "keysOnly": ("true", True),
+    "columns": ("seqno, key", ("seqno", "key")),
+    "xattrs": ("true", True),
+    "valueFormat": ("string", "string"),
+    "valueSchema": ("a INT", "a INT"),
+    "keyPattern": ("^a", "^a"),
+    "protocol": ("upr", Dialect.UPR),
+    "rollback": ("fail", "fail"),
+    "failOnDataLoss": ("true", True),
+    "filterPushdown": ("true", True),
+    "connectTimeout": ("2.5", 2.5),
+    "operationTimeout": ("2.5", 2.5),
+    "retrySeconds": ("2.5", 2.5),
+}
+LOGIN = {"username", "password", "passwordFile", "credentialsFile"}
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=[option.name for option in OPTIONS])
+def test_each_option_is_read_and_documented(option):
+    if option.name not in LOGIN:
+        text, value = READ[option.name]
+        more = {"valueFormat": "json"} if option.name == "valueSchema" else {}
+        parsed = SourceOptions.parse({option.name: text, **more})
+        assert getattr(parsed, option.field) == value
+        assert getattr(parsed, option.field) != getattr(SourceOptions(), option.field) or option.name == "url"
+    assert option.read(option.name, option.example) is not None
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{option.name}` |")]
+    assert rows == [f"| `{option.name}` | {option.help} | {option.default} | `{option.example}` |"]
+
+
+def test_every_attribute_comes_from_an_option():
+    attributes = {field.name for field in fields(SourceOptions)} - {"credentials"}
+    assert attributes == {option.field for option in OPTIONS} - {""}
+    assert {outside_name(field) for field in attributes} | LOGIN == {option.name for option in OPTIONS}
+    assert {option.name for option in OPTIONS} == {*READ, *LOGIN}
+
+
+def test_the_bucket_may_stand_in_either_place(monkeypatch):
+    url = "couchbase://h:1,g:2?protocol=upr"
+    assert SourceOptions.parse({"url": url, "bucket": "beer"}).url == "couchbase://h:1,g:2/beer?protocol=upr"
+    assert SourceOptions.parse({"url": "couchbase://h/beer", "bucket": "beer"}).address.bucket == "beer"
+    monkeypatch.setenv("PENSTOCK_URL", "couchbase://127.0.0.1/default")
+    assert str(SourceOptions.parse({"bucket": "50%"}).address) == "couchbase://127.0.0.1:11210/50%25"
+
+
+def test_times_stand_above_those_of_the_connection_string():
+    url = "couchbase://h/b?connectTimeout=1&operationTimeout=2&retrySeconds=3"
+    options = SourceOptions.parse({"url": url, "operationTimeout": "20"}).address.options
+    assert (options.connect_timeout, options.operation_timeout, options.retry_seconds) == (1, 20, 3)
+
+
+def test_offsets_may_be_of_a_query_or_by_hand():
+    said = json.dumps(OFFSET.to_json())
+    options = SourceOptions.parse({"startingOffsets": said, "endingOffsets": '{"0": {"vbuuid": 5, "seqno": "7"}}'})
+    assert options.starting_offsets == OFFSET
+    assert isinstance(options.ending_offsets, Positions)
+    assert options.ending_offsets.offset(2) == OFFSET
+    with pytest.raises(UsageError, match="vbucket 0, expected one below 0"):
+        options.ending_offsets.offset(0)
+
+
+@pytest.mark.parametrize(
+    ("given", "columns", "values", "xattrs"),
+    [
+        ({}, CHANGE_SCHEMA.names, True, False),
+        ({"keysOnly": "true"}, [n for n in CHANGE_SCHEMA.names if n not in ("value", "xattrs")], False, False),
+        ({"columns": "key,xattrs"}, ["key", "xattrs"], False, True),
+        ({"columns": "key,xattrs", "xattrs": "false"}, ["key", "xattrs"], False, False),
+        ({"columns": "value", "xattrs": "true"}, ["value"], True, False),
+        ({"xattrs": "true"}, CHANGE_SCHEMA.names, True, True),
+    ],
+)
+def test_what_travels(given, columns, values, xattrs):
+    options = SourceOptions.parse(given)
+    assert options.shape.schema.names == columns
+    assert options.shape.needs_values is values
+    assert options.address.options.xattrs is xattrs
+
+
+@pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets", "vbuckets"])
+def test_tap_has_no_seqnos(name):
+    options = SourceOptions.parse(
+        {"protocol": "tap", name: "0" if name == "vbuckets" else '{"0": {"vbuuid":1,"seqno":1}}'}
+    )
+    with pytest.raises(UsageError, match=f"option {name}, but TAP has no seqnos"):
+        options.check_batch()
+
+
+def test_a_stream_has_no_end():
+    options = SourceOptions.parse({"endingOffsets": '{"0": {"vbuuid": 1, "seqno": 1}}'})
+    with pytest.raises(UsageError, match="option endingOffsets is for batch reads"):
+        options.check_streaming()
+
+
+def test_the_fewest_tasks_may_be_more_than_most_would_have_been():
+    assert SourceOptions.parse({"minPartitions": "100"}).max_partitions == 100
