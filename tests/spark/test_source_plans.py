@@ -1,0 +1,147 @@
+"""How much a batch of `format("dcp")` has, in which tasks and from which nodes, and what planning costs."""
+
+import json
+from contextlib import ExitStack
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+
+from penstock.node import Node
+from penstock.node.topology import NodePlace
+from penstock.spark.source.planner import ASSUMED_BYTES, bytes_per_seqno
+from penstock.spark.source.runs import numbers
+from tests.client.test_nodes import free_ports
+from tests.spark.buckets import Documents, Proxy, numbered, planned, read_batch
+from tests.spark.test_protocols import contents
+
+
+@pytest.mark.parametrize(
+    ("stats", "expected"),
+    [
+        ({"ep_log_live_bytes": "1000", "curr_items_tot": "3", "bytes": "9", "curr_items": "1"}, 334),
+        ({"vb_active_itm_memory": "500", "vb_active_curr_items": "5", "bytes": "9", "curr_items": "1"}, 100),
+        ({"vb_active_itm_memory_uncompressed": "700", "vb_active_curr_items": "5", "vb_active_itm_memory": "5"}, 140),
+        ({"bytes": "9", "curr_items": "1"}, 9),
+        ({"bytes": "9", "curr_items": "0"}, ASSUMED_BYTES),
+        ({"bytes": "lots", "curr_items": "4"}, ASSUMED_BYTES),
+        ({}, ASSUMED_BYTES),
+    ],
+)
+def test_what_a_change_weighs(stats, expected):
+    assert bytes_per_seqno(stats) == expected
+
+
+class TestLimits:
+    def test_of_bytes(self, documents, follow):
+        documents.store(numbered(0, 4_000, size=1_000))
+        tables = follow(documents.url, maxBytesPerTrigger="1m").all()
+        assert sum(table.num_rows for table in tables) == 4_000
+        assert 4 <= len(tables) <= 6
+        assert max(table["value"].nbytes for table in tables) <= 1 << 20
+
+    def test_of_bytes_below_one_change(self, documents, follow):
+        documents.store(numbered(0, 3, size=1_000))
+        assert [table.num_rows for table in follow(documents.url, maxBytesPerTrigger="10").all()] == [1, 1, 1]
+
+    @pytest.mark.parametrize(
+        ("options", "limit"),
+        [
+            ({}, ReadAllAvailable()),
+            ({"maxChangesPerTrigger": "7"}, ReadMaxRows(7)),
+            ({"maxBytesPerTrigger": "7k"}, ReadMaxBytes(7 << 10)),
+            ({"maxChangesPerTrigger": "7", "maxBytesPerTrigger": "7k"}, ReadMaxRows(7)),
+        ],
+    )
+    def test_as_spark_is_told(self, documents, follow, options, limit):
+        assert follow(documents.url, **options).reader.getDefaultReadLimit() == limit
+
+    @pytest.mark.parametrize(("changes", "nbytes", "rows"), [("100", "1g", 100), ("100000", "20k", 19)])
+    def test_of_both_the_smaller_holds(self, documents, follow, changes, nbytes, rows):
+        documents.store(numbered(0, 1_000, size=1_000))
+        first = follow(documents.url, maxChangesPerTrigger=changes, maxBytesPerTrigger=nbytes).step()
+        assert first.num_rows == rows
+
+    def test_are_not_for_who_asks_for_all(self, documents, follow):
+        """As Spark does for a query that runs once."""
+        documents.store(numbered(0, 100))
+        query = follow(documents.url, maxChangesPerTrigger="7", maxBytesPerTrigger="1k")
+        end = query.reader.latestOffset(query.reader.initialOffset(), ReadAllAvailable())
+        assert end == follow(documents.url).reader.latestOffset(query.reader.initialOffset(), ReadAllAvailable())
+
+
+class TestTasks:
+    def test_are_as_many_as_are_wanted(self, documents, follow):
+        documents.store(numbered(0, 500))
+        assert len(planned(documents.url)) == 1
+        assert len(planned(documents.url, minPartitions="4")) == 4
+        assert len(planned(documents.url, minPartitions="100")) == 16
+        query = follow(documents.url, minPartitions="3")
+        start = query.reader.initialOffset()
+        end = query.reader.latestOffset(start, ReadAllAvailable())
+        assert len(query.reader.partitions(start, end)) == 3
+
+    def test_are_no_more_than_are_wanted(self):
+        with Node.running(["default"], vbuckets=16) as node, Documents.of(node.url("default")) as documents:
+            documents.store(numbered(0, 45_000))
+            assert len(planned(documents.url, maxPartitions="8")) == 3
+            assert len(planned(documents.url, maxPartitions="2")) == 2
+
+
+@pytest.fixture(scope="module")
+def networks():
+    """Two nodes that share a bucket, each behind a network of its own."""
+    with ExitStack() as stack:
+        ports = free_ports(2)
+        found = [stack.enter_context(Proxy.before(port)) for port in ports]
+        places = [NodePlace(host="127.0.0.1", kv=network.port) for network in found]
+        for number, port in enumerate(ports):
+            shared = {"vbuckets": 16, "nodes": places, "this_node": number, "port": port}
+            stack.enter_context(Node.running(["default"], **shared))
+        yield found
+
+
+class TestTwoNodes:
+    def test_each_task_talks_to_one(self, networks, follow):
+        with Documents.of(networks[0].url) as documents:
+            documents.store(numbered(0, 2_000, size=200))
+            query = follow(documents.url)
+            start = query.reader.initialOffset()
+            parts = query.reader.partitions(start, query.reader.latestOffset(start, ReadAllAvailable()))
+            assert len(parts) == 2
+            tables = []
+            for part in parts:
+                before = [network.passed for network in networks]
+                tables.append(pa.Table.from_batches(query.reader.read(part)))
+                passed = [network.passed - earlier for network, earlier in zip(networks, before, strict=True)]
+                # What a node says at the end of the streams before may come late; a login or a map would be more.
+                assert min(passed) < 200
+                assert max(passed) > 200 * tables[-1].num_rows
+            assert contents(pa.concat_tables(tables)) == documents.contents()
+            assert contents(read_batch(documents.url)) == documents.contents()
+
+    def test_of_one_node_a_single_task(self, networks, follow):
+        (table,) = follow(networks[1].url, vbuckets="0-7").all()
+        assert {*table["vbucket"].to_pylist()} == {*range(8)}
+
+
+class TestTheLag:
+    def test_is_that_of_the_last_plan(self, documents, follow):
+        documents.store(numbered(0, 500))
+        query = follow(documents.url, maxChangesPerTrigger="200")
+        assert query.reader.reportLatestOffset() is None
+        lags = []
+        while query.step() is not None:
+            lags.append(query.reader.reportLatestOffset()["lag"])
+        assert lags == [300, 100, 0]
+        assert sum(numbers(query.reader.reportLatestOffset()["seqno"])) == 500
+
+    def test_costs_no_request(self, node, documents, follow):
+        documents.store(numbered(0, 50))
+        with Proxy.before(node.kv_port) as proxy:
+            query = follow(proxy.url, vbuckets="3")
+            query.all()
+            before = proxy.passed
+            said = json.dumps(query.reader.reportLatestOffset())
+            assert proxy.passed == before
+        assert json.loads(said)["lag"] == 0
