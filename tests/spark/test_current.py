@@ -217,6 +217,13 @@ def test_pending_changes_wait_for_the_policy_and_are_seen_all_the_same(tables):
     assert catch_up(tables, MergePolicy(age_seconds=0)) == Progress(3, changes=1)
 
 
+def test_many_small_files_do_not_wait_for_the_policy(tables, monkeypatch):
+    monkeypatch.setattr(current, "MOST_FILES", 3)
+    for batch in range(4):
+        append(tables, batch, [row(1, batch + 1, b"a")])
+        assert catch_up(tables, MergePolicy()).pending == [0, 1, 2, 0][batch]
+
+
 def test_what_catch_up_says(tables):
     assert catch_up(tables) == Progress(-1)
     append(tables, 0, [row(1, 1, b"a"), row(40, 1, b"b")])

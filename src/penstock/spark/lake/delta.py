@@ -38,6 +38,9 @@ ROW_GROUP_BYTES = 16 << 20
 FILE_BYTES = 128 << 20
 """Arrow bytes after which a new file begins: whoever rewrites a file holds that much of it in memory."""
 
+MOST_LOGS = 4096
+"""Commits of which a table remembers what they added."""
+
 STATISTICS = ("vbucket", "seqno", "history")
 """Columns of which each file's entry in the log gives the least and greatest value."""
 COUNTED = (*STATISTICS, "key")
@@ -202,6 +205,7 @@ class Table:
         self.path = path
         self.schema = schema
         self.configuration = configuration
+        self._logs: dict[int, tuple[tuple[int, int], list[DataFile] | None]] = {}
         self.partition_by = [RANGE] if RANGE in schema.names else []
 
     def open(self) -> DeltaTable | None:
@@ -296,16 +300,28 @@ class Table:
         """
         files: list[DataFile] = []
         for number in range(version + 1, table.version() + 1):
-            log = self.path / "_delta_log" / f"{number:020d}.json"
-            if not log.exists():
+            added = self._added_by(number)
+            if added is None:
                 return None
-            for line in log.read_text().splitlines():
-                action = json.loads(line)
-                if "remove" in action and action["remove"].get("dataChange", True):
-                    return None
-                if "add" in action and action["add"]["dataChange"]:
-                    files.append(_from_log(action["add"]))
+            files += added
         return files if all((self.path / file.path).exists() for file in files) else None
+
+    def _added_by(self, version: int) -> list[DataFile] | None:
+        """Return the files that a commit added; None if its log is gone, or it took rows or files away.
+
+        What was read of a log is remembered: who waits for enough to merge asks for the same again and again.
+        """
+        log = self.path / "_delta_log" / f"{version:020d}.json"
+        try:
+            found = log.stat()
+            known = self._logs.get(version)
+            if known is None or known[0] != (found.st_ino, found.st_mtime_ns):
+                if len(self._logs) >= MOST_LOGS:
+                    self._logs.clear()
+                known = self._logs[version] = (found.st_ino, found.st_mtime_ns), _added(log.read_text())
+        except FileNotFoundError:
+            return None
+        return known[1]
 
     def _partition(self, file: DataFile) -> dict[str, str | None]:
         return {RANGE: str(file.vbucket_range)} if self.partition_by else {}
@@ -313,6 +329,17 @@ class Table:
     def paths(self, files: Iterable[DataFile]) -> list[str]:
         """Return the files' places on disk."""
         return [str(self.path / file.path) for file in files]
+
+
+def _added(log: str) -> list[DataFile] | None:
+    files: list[DataFile] = []
+    for line in log.splitlines():
+        action = json.loads(line)
+        if "remove" in action and action["remove"].get("dataChange", True):
+            return None
+        if "add" in action and action["add"]["dataChange"]:
+            files.append(_from_log(action["add"]))
+    return files
 
 
 def _from_log(add: dict[str, Any]) -> DataFile:

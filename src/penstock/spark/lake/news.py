@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from penstock.spark.lake.delta import DataFile, open_dataset
 from penstock.spark.lake.fold import (
@@ -41,6 +41,7 @@ IDENTITIES = pa.schema([FOLD_SCHEMA.field(name) for name in IDENTITY])
 KNOWN_SCHEMA = IDENTITIES.append(pa.field("alive", pa.bool_()))
 SLIM_SCHEMA = pa.schema([FOLD_SCHEMA.field(name) for name in (*IDENTITY, "event", "seqno", "history")])
 
+BATCH_ROWS = 65_536
 POOL_BYTES = 256 << 20
 """Rows of one range held before superseded ones among them are dropped."""
 
@@ -185,10 +186,20 @@ def _marks(paths: list[str], which: pc.Expression | None = None) -> Marks:
 
 
 def _rows(paths: list[str], which: pc.Expression | None, schema: pa.Schema = FOLD_SCHEMA) -> Iterator[pa.Table]:
-    # Arrow would read ahead 16 batches in each of 4 files.
-    options: dict[str, Any] = {"batch_size": 65_536, "batch_readahead": 2, "fragment_readahead": 1}
-    dataset: ds.Dataset = open_dataset(paths, schema)
-    for batch in dataset.to_batches(filter=which, **options):
+    batches: Iterator[pa.RecordBatch]
+    if which is None:
+        # A changelog's files are many and small, and a dataset of them takes twice as long.
+        files = (pq.ParquetFile(path, pre_buffer=False) for path in paths)
+        batches = (
+            batch.select(schema.names)
+            for file in files
+            for batch in file.iter_batches(BATCH_ROWS, columns=schema.names, use_threads=False)
+        )
+    else:
+        # Arrow would read ahead 16 batches in each of 4 files.
+        options: dict[str, Any] = {"batch_size": BATCH_ROWS, "batch_readahead": 2, "fragment_readahead": 1}
+        batches = open_dataset(paths, schema).to_batches(filter=which, **options)
+    for batch in batches:
         yield with_collections(pa.Table.from_batches([batch]))
 
 
