@@ -6,7 +6,7 @@ that vbucket: the next plan sees it too, and rolls back.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -29,8 +29,9 @@ from penstock.wire.columns import batch_of
 from penstock.wire.constants import Dialect
 from penstock.wire.schema import Change, Event
 
-_BATCH_ROWS, _BATCH_BYTES = 8_192, 4 << 20
-"""A smaller record batch waits for the next one: a thousand vbuckets with a few changes each come in tiny ones."""
+_BATCH_ROWS, _BATCH_BYTES = 2_048, 1 << 20
+"""A smaller record batch waits for the next one: a thousand vbuckets with a few changes each come in tiny ones. To join
+them is to copy them, which costs more than Spark saves by larger ones."""
 
 
 @dataclass
@@ -71,7 +72,10 @@ def read_range(partition: InputPartition) -> Generator[pa.RecordBatch, None, Non
     if isinstance(partition, DumpPartition):
         values = partition.shape.needs_values
         dumped = changes_at(partition.address, stop="now", protocol=Dialect.TAP, values=values)
-        yield from _joined(dumped, partition.shape)
+        joining = _Joining(partition.shape)
+        for batch in dumped:
+            yield from joining.add(batch, batch.nbytes)
+        yield from joining.rest()
     if not isinstance(partition, ChangePartition):
         return  # Spark's own empty partition, for a job without any
     reads = partition.range.reads
@@ -81,7 +85,7 @@ def read_range(partition: InputPartition) -> Generator[pa.RecordBatch, None, Non
     if not wanted:
         return
     loop, sessions = kept()
-    yield from _joined(loop.iterate(_changes(partition, wanted, sessions)), partition.shape)
+    yield from loop.iterate(_changes(partition, wanted, sessions))
 
 
 async def _changes(
@@ -108,26 +112,37 @@ async def _changes(
         xattrs=purpose.xattrs,
         values=purpose.values,
     )
+    joining = _Joining(shape)  # here already: each step to the other thread costs both of them
     async with ChangeStream(address, feed, kept=sessions) as stream:
-        async for batch in stream:
-            yield batch
+        while (delivery := await stream.next_delivery()) is not None:
+            for joined in joining.add(delivery.batch, delivery.nbytes):
+                yield joined
+        for joined in joining.rest():
+            yield joined
         if partition.is_final and stream.given_up:
             raise Error(f"vbucket {stream.given_up[0]} got another history while it was read; run the job again")
 
 
-def _joined(batches: Iterable[pa.RecordBatch], shape: Shape) -> Iterator[pa.RecordBatch]:
-    """Give what is wanted of the rows, in record batches that are worth their way to Spark."""
-    held: list[pa.RecordBatch] = []
-    rows = nbytes = 0
-    for batch in map(shape.apply, batches):
-        held.append(batch)
-        rows += batch.num_rows
-        nbytes += batch.nbytes
-        if rows >= _BATCH_ROWS or nbytes >= _BATCH_BYTES:
-            yield held[0] if len(held) == 1 else pa.concat_batches(held)
-            held, rows, nbytes = [], 0, 0
-    if held:
-        yield pa.concat_batches(held)
+class _Joining:
+    """Makes of a shape's rows record batches that are worth their way to Spark."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._held: list[pa.RecordBatch] = []
+        self._rows = self._nbytes = 0
+
+    def add(self, batch: pa.RecordBatch, nbytes: int) -> list[pa.RecordBatch]:
+        """Return what is large enough: one batch, or none. nbytes: about how many; to ask the batch takes long."""
+        shaped = self._shape.apply(batch)
+        self._held.append(shaped)
+        self._rows += shaped.num_rows
+        self._nbytes += nbytes
+        return self.rest() if self._rows >= _BATCH_ROWS or self._nbytes >= _BATCH_BYTES else []
+
+    def rest(self) -> list[pa.RecordBatch]:
+        """Return all that is left as one batch, if there is any."""
+        held, self._held, self._rows, self._nbytes = self._held, [], 0, 0
+        return held if len(held) < 2 else [pa.concat_batches(held)]
 
 
 def _wanted(read: VbucketRead) -> Wanted:
