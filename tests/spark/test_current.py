@@ -217,11 +217,10 @@ def test_pending_changes_wait_for_the_policy_and_are_seen_all_the_same(tables):
     assert catch_up(tables, MergePolicy(age_seconds=0)) == Progress(3, changes=1)
 
 
-def test_many_small_files_do_not_wait_for_the_policy(tables, monkeypatch):
-    monkeypatch.setattr(current, "MOST_FILES", 3)
+def test_many_small_files_do_not_wait_for_many_rows(tables):
     for batch in range(4):
         append(tables, batch, [row(1, batch + 1, b"a")])
-        assert catch_up(tables, MergePolicy()).pending == [0, 1, 2, 0][batch]
+        assert catch_up(tables, MergePolicy(files=3)).pending == [0, 1, 2, 0][batch]
 
 
 def test_what_catch_up_says(tables):

@@ -30,8 +30,6 @@ SMALL_BYTES, SMALL_ROWS = 8 << 20, 32_768
 """A file below both is rewritten whenever its range changes."""
 TRIES = 5
 """How often a fold begins anew because its table's files were joined meanwhile."""
-MOST_FILES = 2048
-"""Changelog files that wait to be taken in at most, whatever the policy finds: readers open every one of them."""
 IDLE_VERSIONS = 64
 """Changelog versions without rows after which the fold's position is committed all the same."""
 VACUUM_EVERY = 50
@@ -104,7 +102,8 @@ def prepare(lake: Lake, policy: MergePolicy | None = None) -> Fold | Progress:
     if known is not None and not news.everything:
         if not news.files and news.version - known[1] < IDLE_VERSIONS:
             return Progress(news.version)
-        if news.files and policy is not None and not _due(policy, news, before):
+        rows = sum(file.rows for file in before)
+        if news.files and policy is not None and not policy.due(news.rows, rows, news.age(), len(news.files)):
             return Progress(known[1], pending=news.rows)
     parts = _Rewrite(lake, news, before).run()
     progress = Progress(
@@ -113,11 +112,6 @@ def prepare(lake: Lake, policy: MergePolicy | None = None) -> Fold | Progress:
     added = [file for part in parts for file in part.added]
     removed = before if news.everything else [file for part in parts for file in part.removed]
     return Fold(lake, table, news.changelog_id, added, removed, progress)
-
-
-def _due(policy: MergePolicy, news: News, before: list[DataFile]) -> bool:
-    rows = sum(file.rows for file in before)
-    return len(news.files) >= MOST_FILES or policy.due(news.rows, rows, news.age())
 
 
 def folded_version(lake: Lake, table: DeltaTable | None) -> tuple[str, int] | None:
