@@ -1,13 +1,23 @@
 """Definitions for Spark Declarative Pipelines: their queries against the fold, and an example project that is run."""
 
 import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
+import penstock
+from penstock.node import Node
 from penstock.spark.declarative import IS_DELETE, SEQUENCE, documents_of, keyed_changes
 from penstock.spark.lake.fold import IDENTITY, fold
 from penstock.spark.lake.schemas import CURRENT_COLUMNS
+from tests.spark.buckets import QUICK_JAVA, Documents, numbered
+from tests.spark.cluster import SPARK_HOME, environment_with
+from tests.spark.lakes import Documents as LakeDocuments
 from tests.spark.lakes import Row, as_documents, rollback, row, table
 
 pytestmark = pytest.mark.spark
@@ -68,8 +78,88 @@ def test_what_auto_cdc_is_given_from_the_start_makes_the_same_documents(spark, r
     frame = spark.createDataFrame(rows)
     changes = keyed_changes(frame, frame).toArrow()
     assert not any(changes[name].null_count for name in (*IDENTITY, SEQUENCE, IS_DELETE))
+    assert applied(changes) == as_documents(fold(rows))
+
+
+def applied(changes: pa.Table) -> LakeDocuments:
+    """Return the documents that AUTO CDC would keep of changes, whatever their order."""
     newest = {}
     for line in sorted(changes.to_pylist(), key=lambda line: line[SEQUENCE]):
         newest[tuple(line[name] for name in IDENTITY)] = line
-    kept = {identity: (line["cas"], line["value"]) for identity, line in newest.items() if not line[IS_DELETE]}
-    assert kept == as_documents(fold(rows))
+    return {identity: (line["cas"], line["value"]) for identity, line in newest.items() if not line[IS_DELETE]}
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "declarative"
+
+
+class Project:
+    """A copy of the example, in a directory of its own with its storage."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        shutil.copytree(EXAMPLE, directory, ignore=shutil.ignore_patterns("__pycache__"))
+        spec = directory / "spark-pipeline.yml"
+        (directory / "storage").mkdir()
+        text, storage = spec.read_text(), "file:///tmp/penstock-declarative/storage"
+        assert storage in text
+        spec.write_text(text.replace(storage, (directory / "storage").as_uri()))
+
+    def run(self, url: str, *options: str) -> None:
+        environment = environment_with(Path(sys.executable)) | {
+            "PENSTOCK_URL": url,
+            "PYTHONPATH": str(Path(penstock.__file__).parents[1]),
+            "PYSPARK_PYTHON": "python3",
+            "JDK_JAVA_OPTIONS": QUICK_JAVA,
+            "SPARK_TESTING": "1",  # its Connect server takes a port that is free
+        }
+        command = [str(SPARK_HOME / "bin" / "spark-pipelines"), "run", "--conf", "spark.sql.catalogImplementation=hive"]
+        ran = subprocess.run(
+            [*command, "--conf", "spark.ui.enabled=false", *options],
+            cwd=self.directory,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert "Run is COMPLETED" in ran.stdout + ran.stderr
+
+    def table(self, spark, name: str) -> pa.Table:
+        return spark.read.parquet(str(self.directory / "spark-warehouse" / name)).toArrow()
+
+
+def of_bucket(found: LakeDocuments) -> dict[bytes, tuple[int, bytes]]:
+    return {key: document for (_, _, key), document in found.items()}
+
+
+@pytest.mark.timeout(900)
+def test_the_example_follows_a_bucket_that_is_restored_from_an_older_copy(spark, tmp_path):
+    project, data = Project(tmp_path / "project"), tmp_path / "data"
+    with Node.running(["default"], vbuckets=16, data_dir=data) as node, Documents.of(node.url("default")) as documents:
+        port = node.kv_port
+        documents.store(numbered(0, 300))
+        assert documents.remove(["key-0", "key-1"]) == 2
+        shutil.copytree(data, tmp_path / "copy")
+        documents.store(numbered(200, 400, "again"))
+        documents.remove([f"key-{number}" for number in range(100, 120)])
+        project.run(node.url("default"))
+        keys = documents.keys
+        assert of_bucket(as_documents(project.table(spark, "current"))) == documents.contents()
+        assert of_bucket(applied(project.table(spark, "keyed"))) == documents.contents()
+    shutil.rmtree(data)
+    (tmp_path / "copy").rename(data)
+    with (
+        Node.running(["default"], vbuckets=16, data_dir=data, port=port) as node,
+        Documents.of(node.url("default")) as documents,
+    ):
+        documents.keys |= keys
+        assert len(documents.contents()) < 400
+        documents.store(numbered(250, 280, "anew"))
+        project.run(node.url("default"), "--refresh", "changelog,current", "--full-refresh", "keyed")
+        assert of_bucket(as_documents(project.table(spark, "current"))) == documents.contents()
+        assert of_bucket(applied(project.table(spark, "keyed"))) == documents.contents()
+    changes = project.table(spark, "changelog")
+    places = list(zip(*(changes[name].to_pylist() for name in ("vbucket", "history", "seqno", "event")), strict=True))
+    assert len(places) == len(set(places))
+    assert pc.any(pc.equal(changes["event"], "rollback")).as_py()

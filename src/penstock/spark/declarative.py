@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from penstock.spark.lake.fold import CUTTING_EVENTS, DOCUMENT_EVENTS, ENDING_EVENTS, IDENTITY
-from penstock.spark.lake.schemas import CURRENT_COLUMNS
+from penstock.spark.lake.schemas import CURRENT_COLUMNS, FOLD_SCHEMA
 from penstock.wire.schema import Event
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ __all__ = ["changelog", "changes_for_cdc", "current", "current_by_cdc", "documen
 
 PLACE = "_place"
 """A column beside those of a change: its seqno as a number that orders as the unsigned one does."""
+
+PLACED = (*FOLD_SCHEMA.names, PLACE)
+"""The columns within a query. They are named throughout: a pipeline's definitions must not ask a table for its own."""
 
 SEQUENCE, IS_DELETE = "sequence", "is_delete"
 """Columns for AUTO CDC: which of two changes of a document is the later one, DECIMAL(32, 0), and whether it ends it."""
@@ -93,7 +96,7 @@ def documents_of(changes: DataFrame) -> DataFrame:
     Equal to `penstock.spark.lake.fold.fold`.
     """
     placed = _placed(changes)
-    newest = F.max_by(F.struct(*placed.columns), F.struct("history", PLACE)).alias("newest")
+    newest = F.max_by(F.struct(*FOLD_SCHEMA.names), F.struct("history", PLACE)).alias("newest")
     documents = _surviving(placed, placed).groupBy(*IDENTITY).agg(newest).select("newest.*")
     is_text = F.is_valid_utf8(F.col("key").cast("string"))
     columns: dict[str, Column] = {name: F.col(name) for name in CURRENT_COLUMNS.names if name != "key_bytes"}
@@ -114,18 +117,17 @@ def keyed_changes(changes: DataFrame, everything: DataFrame) -> DataFrame:
     placed = _placed(changes)
     high = F.col("history").cast("decimal(10,0)") * F.lit(Decimal(2**64))
     low = F.col(PLACE).cast("decimal(20,0)") + F.lit(Decimal(2**63))
-    return (
-        _surviving(placed, _placed(everything))
-        .withColumn(SEQUENCE, (high + low).cast("decimal(32,0)"))
-        .withColumn(IS_DELETE, F.col("event") != Event.MUTATION)
-        .drop(PLACE)
-    )
+    sequence = (high + low).cast("decimal(32,0)").alias(SEQUENCE)
+    is_delete = (F.col("event") != Event.MUTATION).alias(IS_DELETE)
+    return _surviving(placed, _placed(everything)).select(*FOLD_SCHEMA.names, sequence, is_delete)
 
 
 def _placed(changes: DataFrame) -> DataFrame:
     """Return rows with PLACE, in which a document without a collection is in the default one."""
     place = F.coalesce("seqno", F.lit(0)).bitwiseXOR(F.lit(-(2**63)))
-    return changes.withColumn(PLACE, place).withColumn("collection_id", F.coalesce("collection_id", F.lit(0)))
+    collection = F.coalesce("collection_id", F.lit(0)).alias("collection_id")
+    others = [name for name in FOLD_SCHEMA.names if name != "collection_id"]
+    return changes.select(*others, collection, place.alias(PLACE))
 
 
 def _surviving(changes: DataFrame, everything: DataFrame) -> DataFrame:
@@ -141,7 +143,7 @@ def _surviving(changes: DataFrame, everything: DataFrame) -> DataFrame:
     documents = _uncut(changes.where(_is(DOCUMENT_EVENTS.to_pylist())), cuts)
     documents = documents.join(F.broadcast(ends), ["vbucket", "collection_id"], "left")
     is_later = F.struct("history", PLACE) > F.col("ended")
-    return documents.where(F.col("ended").isNull() | is_later).select(*changes.columns)
+    return documents.where(F.col("ended").isNull() | is_later).select(*PLACED)
 
 
 def _uncut(changes: DataFrame, cuts: DataFrame) -> DataFrame:
@@ -150,7 +152,7 @@ def _uncut(changes: DataFrame, cuts: DataFrame) -> DataFrame:
 
     joined = changes.join(F.broadcast(cuts), "vbucket", "left")
     is_cut = F.coalesce(F.exists("rollbacks", takes_away), F.lit(False))
-    return joined.where(~is_cut).select(*changes.columns)
+    return joined.where(~is_cut).select(*PLACED)
 
 
 def _is(events: list[str]) -> Column:
