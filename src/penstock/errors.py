@@ -14,6 +14,7 @@
       ConnectionClosed          the connection ended while something was waiting for it
       OperationTimeout          an answer did not come in time
       Unreachable               every try within the stated limit failed
+      WriteLost                 a write that is waited for was rolled back, or may have been
 
 A rollback is part of the protocol and therefore an event, never an exception.
 """
@@ -242,3 +243,7 @@ class OperationTimeout(Error):
 
 class Unreachable(Error):
     """Every try within the stated limit failed; the message says how long and what the last failure was."""
+
+
+class WriteLost(Error):
+    """A write that somebody waits for was rolled back, or nobody can tell any more whether it was."""

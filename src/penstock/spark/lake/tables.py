@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,9 @@ from penstock.spark.lake.schemas import CHANGELOG_SCHEMA, CURRENT_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.client.tokens import MutationToken
+    from penstock.spark.lake.positions import LakePosition
 
 # Opening a table reads its newest checkpoint and the commits after that, and lists the log's directory: both stay
 # short. A version that `current` has not folded when its log entry expires costs a fold of the whole changelog.
@@ -113,6 +116,25 @@ class Lake:
         from penstock.spark.lake import frames
 
         return frames.changelog_frame(self, spark)
+
+    def position(self, batch: int | None = None) -> LakePosition | None:
+        """Return where the changelog ends, or ended with an older batch; None before its first batch.
+
+        Raises UsageError for a batch that there is not, or that the checkpoint has forgotten.
+        """
+        from penstock.spark.lake import positions
+
+        return positions.position(self, batch)
+
+    def wait_for(self, tokens: Iterable[MutationToken], timeout: float = 60.0) -> None:
+        """Return once both tables, as `current` and `changelog` read them, hold the writes that tokens stand for.
+
+        tokens: of `Bucket.tokens`. timeout: seconds. Raises OperationTimeout after that, WriteLost at once for a write
+        that was rolled back, UsageError for tokens of another bucket.
+        """
+        from penstock.spark.lake import positions
+
+        positions.wait_for(self, tokens, timeout)
 
 
 def query_id(checkpoint: Path) -> str | None:
