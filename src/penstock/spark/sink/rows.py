@@ -18,11 +18,14 @@ from penstock.spark.sink.options import Operation, SinkOptions, SubPath
 from penstock.wire.collection_names import DEFAULT_NAME
 from penstock.wire.constants import Datatype, DocFlag, FrameInfo, Opcode, PathFlag, Status, WithMetaFlag
 from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.kv import Set, SetWithMeta
+from penstock.wire.kv import GetMeta, Set, SetWithMeta
 from penstock.wire.schema import Event
 from penstock.wire.subdoc import MAX_PATHS, MultiMutation, pack_mutation_specs
 
-__all__ = ["Prepared", "prepare"]
+__all__ = ["REPLACES", "Prepared", "asking", "prepare"]
+
+REPLACES = "replaces"
+"""A column that is not for users: the cas of the one version that a row is to take the place of; 0: a tombstone."""
 
 Numbers = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
@@ -68,6 +71,14 @@ class Prepared:
         prefixes = pa.array([b"" if isinstance(each, Fault) else each for each in found], pa.binary())
         prefixes = prefixes.take(pa.array(self.collections)) if len(found) else b""
         return replace(self.rows, prefixes=prefixes, faults={**self.rows.faults, **faults})
+
+
+def asking(options: SinkOptions, table: pa.Table) -> Prepared:
+    """Return requests for the meta data of what the bucket has under the keys of a table."""
+    source = _Columns(table)
+    rows = Rows(form=GetMeta, opcode=Opcode.GET_META, keys=source.keys())
+    names, collections = _collections(options, source)
+    return Prepared(replace(rows, faults=source.faults), np.arange(len(source)), names, collections)
 
 
 def prepare(options: SinkOptions, table: pa.Table) -> Prepared:
@@ -229,7 +240,10 @@ def _octets(value: str | bytes | None) -> bytes:
 
 
 def _with_meta(options: SinkOptions, source: _Columns) -> Rows:
-    """Documents, and deletions, with the meta data that they have elsewhere."""
+    """Documents, and deletions, with the meta data that they have elsewhere.
+
+    With a column REPLACES they take the place of exactly that version, whatever it is; where it says 0, of a tombstone.
+    """
     removes = source.removes()
     values, datatype = source.values(~removes), np.where(removes, np.uint64(0), source.datatypes())
     attributes = source.attributes()
@@ -244,6 +258,10 @@ def _with_meta(options: SinkOptions, source: _Columns) -> Rows:
     times = source.numbers("expiry", 32)
     forced = WithMetaFlag.FORCE_ACCEPT if options.conflict_resolution == "lww" else 0
     said = np.full(len(source), int(forced), np.uint64)
+    replaces, storing = source.numbers(REPLACES, 64), np.full(len(source), int(Opcode.SET_WITH_META))
+    if REPLACES in source.table.column_names:
+        said |= np.uint64(WithMetaFlag.SKIP_CONFLICT_RESOLUTION)
+        storing[replaces == 0] = Opcode.ADD_WITH_META
     if removes.any():
         times = np.where(removes, source.numbers("delete_time", 32), times)
         expired = np.asarray(pc.equal(source.one("event"), str(Event.EXPIRATION)))
@@ -259,11 +277,12 @@ def _with_meta(options: SinkOptions, source: _Columns) -> Rows:
     extras_bytes = 24 if not said.any() else np.where(said != 0, 24 + _WITH_EXPIRATION, 24)
     return Rows(
         form=SetWithMeta,
-        opcode=np.where(removes, Opcode.DEL_WITH_META, Opcode.SET_WITH_META),
+        opcode=np.where(removes, Opcode.DEL_WITH_META, storing),
         keys=source.keys(),
         values=values,
         fields=fields,
         extras_bytes=extras_bytes,
+        cas=replaces,
         datatype=datatype,
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.client.blocking import LoopThread
@@ -15,10 +16,10 @@ from penstock.client.bulk import BulkWriter, Outcomes
 from penstock.client.requests import Fault, Requests, encode
 from penstock.errors import Error, UnknownCollection, UnknownScope, UsageError
 from penstock.spark.sink.options import Operation, SinkOptions
-from penstock.spark.sink.rows import Collection, Prepared, prepare
+from penstock.spark.sink.rows import Collection, Prepared, asking, prepare
 from penstock.wire.constants import Status
 
-__all__ = ["Counts", "Refused", "refusal_of", "write_tables"]
+__all__ = ["Counts", "Refused", "found_cas", "refusal_of", "windows", "write_tables"]
 
 WINDOW_ROWS, WINDOW_BYTES = 32_768, 8 << 20
 """Rows that are on their way together: a window ends when all its rows are answered."""
@@ -62,13 +63,22 @@ def write_tables(options: SinkOptions, tables: Iterable[pa.Table], on_refused: C
     with LoopThread("penstock-sink") as loop, _Writing(loop, options) as writing:
         under_way: tuple[_Window, Future[Outcomes]] | None = None
         for table in tables:
-            window = writing.prepare(table)
+            window = writing.prepare(table, prepare)
             if under_way is not None:
                 total += _end(options.operation, *under_way, writing, on_refused)
             under_way = window, writing.start(window)
         if under_way is not None:
             total += _end(options.operation, *under_way, writing, on_refused)
     return total
+
+
+def found_cas(options: SinkOptions, table: pa.Table) -> npt.NDArray[np.uint64]:
+    """Return the cas of what the bucket has under each row's key, tombstones included; 0 where there is nothing."""
+    found = [np.empty(0, np.uint64)]
+    with LoopThread("penstock-sink") as loop, _Writing(loop, options) as writing:
+        for rows in windows(table.to_batches()):
+            found.append(writing.start(writing.prepare(rows, asking)).result().cas)
+    return np.concatenate(found)
 
 
 def windows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -118,8 +128,8 @@ class _Writing:
     def __exit__(self, *exc: object) -> None:
         self._loop.run(self._bucket.__aexit__(*exc))
 
-    def prepare(self, table: pa.Table) -> _Window:
-        prepared = prepare(self._options, table)
+    def prepare(self, table: pa.Table, how: Callable[[SinkOptions, pa.Table], Prepared]) -> _Window:
+        prepared = how(self._options, table)
         rows = prepared.with_prefixes([self._prefix(name) for name in prepared.names])
         return _Window(table, prepared, encode(rows, self._bucket.vbuckets))
 

@@ -1,0 +1,257 @@
+"""A bucket kept like another one, behind the changelog of a lake: XDCR, with a transformation in between.
+
+At least once: the changelog's version is remembered when the bucket has all that led to it, and what is written once
+more does nothing. Documents keep their meta data, and the bucket decides which of two versions stays, so that two
+buckets that are each other's replicas converge, and nothing runs in circles.
+
+A rollback takes versions away that the bucket may have, and that would win there for ever. So of every version that
+was lost the changelog knows the cas, and where the bucket has just that version, it gets the one that survived in its
+place, or loses the document. What others have written there since stays. Nothing here needs Spark but a transformation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import Error, UsageError
+from penstock.spark.derived import catch_up
+from penstock.spark.derived.secondary import checked_name
+from penstock.spark.lake import Lake
+from penstock.spark.lake.delta import open_dataset
+from penstock.spark.lake.fold import DOCUMENT_EVENTS, MARKS, Marks, with_collections
+from penstock.spark.lake.news import News, RangeNews
+from penstock.spark.lake.schemas import FOLD_SCHEMA
+from penstock.spark.sink import dead_letters
+from penstock.spark.sink.columns import check_columns
+from penstock.spark.sink.options import Operation, SinkOptions
+from penstock.spark.sink.rows import REPLACES
+from penstock.spark.sink.task import Counts, Refused, found_cas, refusal_of, windows, write_tables
+from penstock.wire.collection_names import DEFAULT_NAME
+from penstock.wire.schema import Event
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Replica", "Replicated", "Transform", "replicate"]
+
+Transform = Callable[["DataFrame"], "DataFrame"] | str
+"""What is made of changes, row by row: a function of a frame of them, or a query in Spark's SQL over `changes`.
+
+It must keep the columns that the operation needs and, of deletions, whose value is null, the rows.
+"""
+
+LOST_COLUMNS = [name for name in FOLD_SCHEMA.names if name not in ("value", "xattrs")]
+
+
+class Replicated(NamedTuple):
+    """version: of the changelog that the bucket has, -1 without a changelog. counts: of this call."""
+
+    version: int
+    counts: Counts
+
+
+def replicate(
+    lake: Lake,
+    target: Mapping[str, str],
+    *,
+    transform: Transform | None = None,
+    name: str = "replica",
+    state: Path | None = None,
+    spark: SparkSession | None = None,
+) -> Replicated:
+    """Write to a bucket what a lake's changelog has gained since the last time. Arguments and errors as of Replica."""
+    replica = Replica(lake, name, target, transform=transform, state=state, spark=spark)
+    return Replicated(catch_up(replica, lake), replica.counts)
+
+
+class Replica:
+    """A bucket behind a lake's changelog, under a name.
+
+    target: options of `format("dcp")` for writing; the operation is with-meta if it is not said, or change, which
+    overwrites whatever the bucket has. transform: what is made of the changes first; it needs `spark`, or a session
+    that is active. state: the directory where the version that was taken in is remembered, in `NAME.json`; the lake's
+    own if it is not given. counts: what became of rows since this was made. Raises UsageError for what cannot be.
+    """
+
+    def __init__(
+        self,
+        lake: Lake,
+        name: str,
+        target: Mapping[str, str],
+        *,
+        transform: Transform | None = None,
+        state: Path | None = None,
+        spark: SparkSession | None = None,
+    ) -> None:
+        given = {key: text for key, text in target.items() if key.lower() != "operation"}
+        said = [text for key, text in target.items() if key.lower() == "operation"]
+        self.options = SinkOptions.parse({**given, "operation": said[0] if said else Operation.WITH_META})
+        if self.options.operation not in (Operation.WITH_META, Operation.CHANGE):
+            raise UsageError(f"operation {self.options.operation} of a replica, expected with-meta or change")
+        self.lake = lake
+        self.name = checked_name(name)
+        self.path = (lake.path / "sinks" if state is None else state) / f"{name}.json"
+        self.counts = Counts()
+        self._transform = transform
+        self._spark = spark
+
+    def position(self) -> tuple[str, int] | None:
+        """Return the changelog's id and the version of it that the bucket has, None if nothing was written."""
+        try:
+            said = json.loads(self.path.read_bytes())
+            return str(said["changelog"]), int(said["version"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            raise Error(f"{self.path} is no position; remove it, and everything will be written once more") from None
+
+    def take_in(self, news: News) -> None:
+        """Write news to the bucket. Raises Unreachable if it is not there, Error for rows that it refuses."""
+        run = f"{self.name}-{news.version}"
+        letters = self.options.dead_letter_path
+        refused: list[Refused] = []
+        before = self.counts
+        try:
+            for part in news.ranges:
+                for rows in self._rows(news, part):
+                    self.counts += write_tables(self.options, windows(rows.to_batches()), refused.append)
+            if refused and letters is None:
+                raise refusal_of(_difference(self.counts, before), refused[0].first)
+            if letters is not None:
+                files = dead_letters.stage(letters, run, refused)
+                dead_letters.commit(letters, run, f"{self.name}-{news.version:09}", files)
+        finally:
+            if letters is not None:
+                dead_letters.abort(letters, run)
+        self._remember(news)
+
+    def _rows(self, news: News, part: int) -> Iterator[pa.Table]:
+        """Give what is to be written of one vbucket range: first what mends what was lost, then the changes."""
+        read = news.read(part)
+        changes = self._made_of(read.changes)
+        if may_have_lost(news, part, read):  # also at first: an earlier try may have come half way
+            documents, tombstones = lost_versions(news, part, read)
+            yield from self._repairs(documents, changes, are_tombstones=False)
+            yield from self._repairs(tombstones, changes, are_tombstones=True)
+        if len(changes):
+            yield changes
+
+    def _repairs(self, lost: pa.Table, changes: pa.Table, *, are_tombstones: bool) -> Iterator[pa.Table]:
+        """Give what puts survivors in the place of lost versions."""
+        lost = self._made_of(lost)
+        if not len(lost):
+            return
+        replaced = lost["cas"]
+        if are_tombstones and self.options.operation is Operation.WITH_META:
+            # A node compares a cas with a document's only: whether a tombstone is there, it must be asked.
+            there = found_cas(self.options, lost) == replaced.to_numpy().view("u8")
+            lost = lost.filter(pa.array(there))
+            replaced = pa.chunked_array([pa.repeat(pa.scalar(0, pa.int64()), len(lost))])
+        for rows in repairs(self.options.operation, lost, replaced, changes):
+            if len(rows):
+                yield rows
+
+    def _made_of(self, rows: pa.Table) -> pa.Table:
+        """Return the rows as the transformation leaves them."""
+        if self._transform is None or not len(rows):
+            return rows
+        made = _transformed(self._transform, rows, self._spark)
+        check_columns(self.options, made.schema)
+        return made
+
+    def _remember(self, news: News) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        new = self.path.with_suffix(".new")
+        with new.open("w") as file:
+            json.dump({"changelog": news.changelog_id, "version": news.version}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.path)
+
+
+def _difference(after: Counts, before: Counts) -> Counts:
+    return Counts(*(getattr(after, name) - getattr(before, name) for name in Counts.__slots__))
+
+
+def _transformed(transform: Transform, rows: pa.Table, spark: SparkSession | None) -> pa.Table:
+    from pyspark.sql import SparkSession
+
+    session = spark or SparkSession.getActiveSession()
+    if session is None:
+        raise UsageError("a transformation needs a Spark session, and there is none")
+    if callable(transform):
+        return transform(session.createDataFrame(rows)).toArrow()
+    session = session.newSession()  # views are the session's, and this one is nobody else's
+    session.createDataFrame(rows).createTempView("changes")
+    return session.sql(transform).toArrow()
+
+
+def may_have_lost(news: News, part: int, read: RangeNews) -> bool:
+    """Tell whether versions of a vbucket range may have been lost."""
+    marked = any(file.keyless for file in news.history if file.vbucket_range == part)
+    return marked and (news.everything or bool(read.rolled_back) or len(read.ended.collections) > 0)
+
+
+def lost_versions(news: News, part: int, read: RangeNews) -> tuple[pa.Table, pa.Table]:
+    """Return the versions that no longer count though nothing newer took their place: documents, and tombstones.
+
+    These are the rows of the changelog that a rollback or a collection's end took away; in FOLD_SCHEMA, all of them as
+    deletions, since that is what becomes of them.
+    """
+    files = [file for file in news.history if file.vbucket_range == part]
+    dataset = open_dataset(news.lake.changelog_table.paths(files), FOLD_SCHEMA)
+    vbuckets = {*read.rolled_back, *(int(place) >> 32 for place in read.ended.collections)}
+    concerned = pc.scalar(True) if news.everything else pc.field("vbucket").isin(list(vbuckets))
+    marks = Marks.of(dataset.to_table(filter=concerned & pc.field("event").isin(MARKS)))
+    documents = concerned & pc.field("event").isin(DOCUMENT_EVENTS)
+    found = [FOLD_SCHEMA.empty_table().select(LOST_COLUMNS)]
+    for batch in dataset.to_batches(columns=LOST_COLUMNS, filter=documents, batch_readahead=2, fragment_readahead=1):
+        rows = with_collections(pa.Table.from_batches([batch]))
+        found.append(rows.filter(pa.array(~marks.survive(rows))))
+    rows = pa.concat_tables(found)
+    stored = pc.equal(rows["event"], str(Event.MUTATION))
+    return _as_deletions(rows.filter(stored)), _as_deletions(rows.filter(pc.invert(stored)))
+
+
+def _as_deletions(rows: pa.Table) -> pa.Table:
+    nothing = {name: pa.nulls(len(rows), FOLD_SCHEMA.field(name).type) for name in ("value", "xattrs")}
+    columns = {name: rows[name] for name in LOST_COLUMNS} | nothing
+    columns["event"] = pa.repeat(pa.scalar(str(Event.DELETION)), len(rows))
+    return pa.table({name: columns[name] for name in FOLD_SCHEMA.names}, schema=FOLD_SCHEMA)
+
+
+def repairs(operation: Operation, lost: pa.Table, replaced: pa.ChunkedArray, changes: pa.Table) -> Iterable[pa.Table]:
+    """Return what puts survivors in the place of lost versions: deletions, and rows that replace a version.
+
+    lost: the versions; of one document there may be several. replaced: what REPLACES says of each. changes: all
+    surviving documents that lost versions are of, and more.
+    """
+    survivor = pc.index_in(_identities(lost), value_set=_identities(changes).combine_chunks())
+    gone = lost.filter(survivor.is_null())
+    if operation is Operation.CHANGE:
+        return [gone]
+    # So few changes and so old that whatever the source makes of the key later is newer.
+    least = pa.repeat(pa.scalar(1, pa.int64()), len(gone))
+    deletions = {name: gone[name] for name in gone.column_names if name in FOLD_SCHEMA.names}
+    deletions |= {"cas": least, "rev_seqno": least, REPLACES: replaced.filter(survivor.is_null())}
+    instead = changes.take(survivor.drop_null()).append_column(REPLACES, replaced.filter(survivor.is_valid()))
+    return [pa.table(deletions), instead]
+
+
+def _identities(rows: pa.Table) -> pa.ChunkedArray:
+    """Return what tells documents of the bucket apart."""
+    names = [
+        pc.fill_null(rows[name], DEFAULT_NAME).cast(pa.binary())
+        if name in rows.column_names
+        else pa.repeat(pa.scalar(DEFAULT_NAME.encode()), len(rows))
+        for name in ("scope", "collection")
+    ]
+    joined = pc.binary_join_element_wise(*names, rows["key"].cast(pa.binary()), b"\0")
+    return joined if isinstance(joined, pa.ChunkedArray) else pa.chunked_array([joined])

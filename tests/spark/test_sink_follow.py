@@ -1,0 +1,222 @@
+"""A bucket behind a lake's changelog: it has what the source has, whatever was rolled back on the way."""
+
+import itertools
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import Error, UsageError
+from penstock.spark.lake import Lake
+from penstock.spark.lake.news import news_since
+from penstock.spark.sink.follow import Replica, replicate
+from penstock.spark.sink.task import Counts
+from tests.spark.lakes import VBUCKETS, append, model, rollback, row
+
+
+class Source:
+    """A bucket's changes, as a changelog gets them. Keys begin with `name`; times, which are cas, only go on."""
+
+    times = itertools.count(1 << 40)
+
+    def __init__(self, lake, name=""):
+        self.lake = lake
+        self.name = name
+        self.rows = []
+        self.written = self.batches = 0
+        self.branches = {}
+
+    def log(self, vbucket):
+        return self.branches.setdefault(vbucket, [0, []])
+
+    def change(self, vbucket, number, value=b"", event="mutation", **more):
+        history, log = self.log(vbucket)
+        key = f"{self.name}{vbucket}-{number}".encode()
+        before = [each for each in log if each["key"] == key]
+        if event != "mutation" and not (before and before[-1]["event"] == "mutation"):
+            return
+        seqno = log[-1]["seqno"] + 1 if log else 1
+        rev_seqno = before[-1]["rev_seqno"] + 1 if before else 1
+        said = {"history": history, "rev_seqno": rev_seqno, "cas": next(self.times), **more}
+        log.append(row(vbucket, seqno, key, value, event, **said))
+        self.rows.append(log[-1])
+
+    def roll_back(self, vbucket, changes):
+        branch = self.log(vbucket)
+        del branch[1][max(0, len(branch[1]) - changes) :]
+        branch[0] += 1
+        self.rows.append(rollback(vbucket, branch[1][-1]["seqno"] if branch[1] else 0, branch[0]))
+
+    def commit(self):
+        fresh, self.written = self.rows[self.written :], len(self.rows)
+        append(self.lake, self.batches, fresh)
+        self.batches += 1
+
+    def expected(self):
+        return {key: document for (_, _, key), document in model(self.rows).items()}
+
+    def keys(self):
+        return {each["key"].decode() for each in self.rows if each.get("key")}
+
+
+def contents(documents, source):
+    documents.keys = source.keys()
+    return documents.contents()
+
+
+@pytest.fixture
+def source(lake):
+    return Source(lake)
+
+
+@pytest.fixture
+def target(documents):
+    return {"url": documents.url}
+
+
+def test_a_bucket_has_what_the_changelog_says(source, documents, target):
+    for number in range(500):
+        source.change(number % VBUCKETS, number, b"%d" % number, flags=5)
+    source.commit()
+    done = replicate(source.lake, target)
+    assert done.counts == Counts(written=500)
+    assert contents(documents, source) == source.expected()
+    assert replicate(source.lake, target) == (done.version, Counts())
+    source.change(3, 3, b"new")
+    source.change(4, 4, event="deletion")
+    source.change(5, 5, event="expiration")
+    source.commit()
+    assert replicate(source.lake, target) == (done.version + 1, Counts(written=3))
+    assert contents(documents, source) == source.expected()
+    everything = replicate(source.lake, target, name="another")
+    assert everything.counts == Counts(older=500)  # as the bucket has them
+    assert contents(documents, source) == source.expected()
+
+
+def test_what_a_rollback_took_away_is_taken_away(source, documents, target):
+    source.change(1, 0, b"kept")
+    source.change(1, 1, b"first")
+    source.commit()
+    replicate(source.lake, target)
+    for _ in range(3):
+        source.change(1, 1, b"lost")
+        source.change(1, 2, b"lost")
+        source.change(1, 3, b"lost, but another's now")
+        source.commit()
+        replicate(source.lake, target)
+    documents.store({"1-3": b"another's"})
+    source.roll_back(1, 9)
+    source.commit()
+    replicate(source.lake, target)
+    found = contents(documents, source)
+    assert found.pop(b"1-3")[1] == b"another's"
+    assert found == source.expected()
+    assert {value for _, value in found.values()} == {b"kept", b"first"}
+    source.change(1, 2, b"anew")  # its first version, once more
+    source.commit()
+    replicate(source.lake, target)
+    assert contents(documents, source)[b"1-2"] == source.expected()[b"1-2"]
+
+
+def test_changes_without_meta_data_of_their_own(source, documents, target):
+    target["operation"] = "change"
+    source.change(1, 0, b"kept")
+    source.change(1, 1, b"lost")
+    source.change(1, 2, b"lost")
+    source.commit()
+    replicate(source.lake, target)
+    documents.store({"1-2": b"another's"})
+    source.roll_back(1, 2)
+    source.commit()
+    assert replicate(source.lake, target).counts == Counts(written=3)
+    assert {key: value for key, (_, value) in contents(documents, source).items()} == {b"1-0": b"kept"}
+
+
+def test_a_collection_that_ended_is_gone_from_the_bucket(source, documents, target):
+    target |= {"scope": "_default", "collection": "_default"}
+    named = {"collection_id": 9, "scope": "shop", "collection": "hats"}
+    source.change(1, 0, b"stays")
+    source.change(1, 1, b"goes", **named)
+    source.change(1, 1, b"goes, too", **named)
+    source.commit()
+    replicate(source.lake, target)
+    assert len(contents(documents, source)) == 2
+    source.rows.append(row(1, 9, None, None, "end_collection", collection_id=9))
+    source.commit()
+    replicate(source.lake, target)
+    assert contents(documents, source).keys() == {b"1-0"}
+
+
+STEPS = st.one_of(
+    st.tuples(st.sampled_from(["set", "set", "delete"]), st.integers(0, 2), st.integers(0, 3)),
+    st.tuples(st.just("roll back"), st.integers(0, 2), st.integers(0, 6)),
+    st.tuples(st.sampled_from(["commit", "replicate", "replicate half"]), st.none(), st.none()),
+)
+NAMES = itertools.count()
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(STEPS, max_size=40))
+def test_whatever_happens_the_bucket_is_as_the_source_in_the_end(tmp_path, documents, target, steps):
+    name = f"{next(NAMES)}:"
+    source = Source(Lake(tmp_path / name), name)
+    for command, vbucket, number in [*steps, ("commit", None, None), ("replicate", None, None)]:
+        if command == "set":
+            source.change(vbucket, number, b"%d" % len(source.rows))
+        elif command == "delete":
+            source.change(vbucket, number, event="deletion")
+        elif command == "roll back":
+            source.roll_back(vbucket, number)
+        elif command == "commit":
+            source.commit()
+        elif command == "replicate half":
+            half_way(source, target)
+        else:
+            replicate(source.lake, target)
+    assert contents(documents, source) == source.expected()
+
+
+class Crash(Exception):
+    """Stands for the end of the process."""
+
+
+def half_way(source, target):
+    """Write news, and end before the version is remembered."""
+
+    class Crashing(Replica):
+        def _remember(self, news):
+            raise Crash
+
+    replica = Crashing(source.lake, "replica", target)
+    news = news_since(source.lake, replica.position())
+    if news is not None:
+        with pytest.raises(Crash):
+            replica.take_in(news)
+
+
+def test_refused_rows_are_told_or_kept(source, documents, target, tmp_path):
+    source.change(1, 0, b"good")
+    source.change(1, 1, b"bad", cas=0)
+    source.commit()
+    with pytest.raises(Error, match="1 of 2 rows sent by this task were refused; the first is key b'1-1': EINVAL"):
+        replicate(source.lake, target)
+    assert Replica(source.lake, "replica", target).position() is None
+    letters = tmp_path / "letters"
+    target |= {"errors": "deadletter", "deadLetterPath": str(letters)}
+    for _ in range(2):
+        assert replicate(source.lake, target, state=tmp_path).counts.failed == 1
+        (tmp_path / "replica.json").unlink()
+    assert pq.read_table(letters)["error_batch"].to_pylist() == ["replica-000000000"]
+
+
+def test_what_cannot_be_a_replica(lake, tmp_path):
+    for name in ("", "a/b", ".."):
+        with pytest.raises(UsageError, match="expected"):
+            Replica(lake, name, {})
+    with pytest.raises(UsageError, match="operation insert of a replica, expected with-meta or change"):
+        Replica(lake, "r", {"operation": "insert"})
+    assert replicate(lake, {}) == (-1, Counts())
+    (tmp_path / "r.json").write_text("{}")
+    with pytest.raises(Error, match="is no position; remove it"):
+        Replica(lake, "r", {}, state=tmp_path).position()
