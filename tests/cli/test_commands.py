@@ -89,8 +89,8 @@ WRONG = [
     ("serve --port 0 --bucket a --bucket a", "named twice"),
     ("pipeline run --to lake --url beer", "connection string 'beer' has no scheme"),
     ("pipeline run --to lake --max-changes 0", "greater than or equal to 1, found '0'"),
-    ("pipeline show missing current", "there is no table at"),
-    ("pipeline show missing changelog --json", "there is no table at"),
+    ("pipeline show missing current", "there is no lake at"),
+    ("pipeline show missing changelog --json", "there is no lake at"),
     ("pipeline show missing nonsense", "'nonsense' is not one of 'changelog', 'current'"),
     ("pipeline show s3://bucket/lake current", "expected a directory on this machine"),
 ]

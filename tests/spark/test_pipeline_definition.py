@@ -69,7 +69,7 @@ kind = "bucket"
 name = "copy"
 source = "orders"
 url = "couchbase://127.0.0.1:11210/copy"
-password_file = "/secret"
+dead_letter_path = "refused"
 sql = "SELECT * FROM changes"
 
 [metrics]
@@ -118,7 +118,13 @@ def test_everything_is_read(said, tmp_path):
     cache, copy = found.sinks
     assert isinstance(cache, InvalidateSink)
     assert isinstance(copy, BucketSink)
-    assert copy.password_file == "/secret"
+    assert copy.options() == {
+        "url": "couchbase://127.0.0.1:11210/copy",
+        "operation": "with-meta",
+        "deadLetterPath": str(tmp_path / "refused"),
+        "errors": "deadletter",
+    }
+    assert cache.arguments()["url"] == "http://127.0.0.1:8080/gone"
     assert (found.of(beer, found.sinks), found.of(orders, found.sinks)) == ([], [cache, copy])
     assert found.metrics == Metrics(port=9100)
 
@@ -140,7 +146,7 @@ def test_one_source_has_the_lake_itself(said, tmp_path):
         ('lake = "l"', "has no source, expected a table [source.NAME] with the url of a bucket"),
         ('lake = "l"\n[source]\nurl = "x"', "[source] has the key 'url', expected a table [source.NAME]"),
         (SMALL + "max_changes = 5", "[source.beer] has an unknown key 'max_changes'; did you mean max_changes_per_"),
-        (SMALL + "zzz = 5", "[source.beer] has an unknown key 'zzz'; known are url, username, password_file, "),
+        (SMALL + "zzz = 5", "[source.beer] has an unknown key 'zzz'; known are url, bucket, username, "),
         (SMALL + 'trigger_seconds = "5"', "[source.beer] trigger_seconds is '5', expected a number"),
         (SMALL + "trigger_seconds = -1", "[source.beer] trigger_seconds is -1.0, expected 0 to 86400"),
         (SMALL + "keys_only = 1", "[source.beer] keys_only is 1, expected true or false"),
@@ -162,12 +168,12 @@ def test_one_source_has_the_lake_itself(said, tmp_path):
         ),
         (SMALL + '[[fulltext]]\nname = "i"\npaths = ["p"]\nsource = "x"', "source is 'x', expected one of beer"),
         (
-            SMALL + '[source.two]\n[[sink]]\nkind="bucket"\nname="s"\nurl="u"',
+            SMALL + '[source.two]\n[[sink]]\nkind="bucket"\nname="s"\nurl="couchbase://h"',
             "[[sink]] 1 has no source, expected one of",
         ),
         (SMALL + '[[sink]]\nname = "s"', "[[sink]] 1 has no kind, expected 'invalidate' or 'bucket'"),
         (SMALL + '[[sink]]\nkind = "mail"', "[[sink]] 1 kind is 'mail', expected 'invalidate' or 'bucket'"),
-        (SMALL + '[[sink]]\nkind = "invalidate"\nname = "s"\nurl = "ftp://x"', "url is 'ftp://x', expected http:// or"),
+        (SMALL + '[[sink]]\nkind = "invalidate"\nname = "s"\nurl = "ftp://x"', "ftp://x"),
         (SMALL + "[metrics]\nport = 70000", "[metrics] port is 70000, expected 0 to 65535"),
     ],
 )

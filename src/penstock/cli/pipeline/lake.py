@@ -1,17 +1,22 @@
-"""`penstock pipeline show`: the rows of a lake's tables."""
+"""`penstock pipeline show`, `compact` and `vacuum`: the tables themselves."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from penstock.cli.app import AsJson, examples
 from penstock.cli.pipeline.group import Where, commands, lakes_of
+from penstock.cli.pipeline.progress import size
 from penstock.cli.show import as_object, json_line
 from penstock.cli.tables import read_rows, table_of
 from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.spark.lake.upkeep import Report
 
 
 @commands.command(
@@ -52,3 +57,50 @@ def show(
 
     # Where nobody's window is the limit, values are shown at some length.
     Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table_of(lake, table, limit))
+
+
+@commands.command(epilog=examples("penstock pipeline compact ./lake", "penstock pipeline compact pipeline.toml --json"))
+def compact(where: Where, *, as_json: AsJson = False) -> None:
+    """Join small files of the tables, as many micro-batches leave them. A run may go on meanwhile.
+
+    Rows stay as they are. The files that were joined stay on the disk until
+    penstock pipeline vacuum. With --json a line is one source.
+    """
+    from penstock.spark.lake.upkeep import compact as join
+    from penstock.spark.pipeline.status import taken_in
+
+    for source, lake in lakes_of(where).items():
+        _tell(source, join(lake, taken_in(lake)), "files", as_json=as_json)
+
+
+@commands.command(
+    epilog=examples("penstock pipeline vacuum ./lake", "penstock pipeline vacuum ./lake --keep-hours 24 --json")
+)
+def vacuum(
+    where: Where,
+    *,
+    keep_hours: Annotated[
+        int, typer.Option(min=0, metavar="HOURS", help="How long to keep a file that no table has any more.")
+    ] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Remove files from the disk that the tables no longer have.
+
+    Whoever began to read before a file was replaced must be done within
+    --keep-hours; 0 is for tables that nobody reads and no run keeps. With
+    --json a line is one source.
+    """
+    from penstock.spark.lake.upkeep import vacuum as remove
+
+    for source, lake in lakes_of(where).items():
+        _tell(source, remove(lake, keep_hours), "files on disk", as_json=as_json)
+
+
+def _tell(source: str | None, report: Report, what: str, *, as_json: bool) -> None:
+    if as_json:
+        print(json_line({"source": source, **asdict(report)}), flush=True)
+        return
+    for name, each in (("changelog", report.changelog), ("current", report.current)):
+        head = name if source is None else f"{source} {name}"
+        before, after = f"{each.files_before:,} ({size(each.bytes_before)})", f"{each.files_after:,}"
+        print(f"{head:<12} {before} to {after} ({size(each.bytes_after)}) {what}", flush=True)

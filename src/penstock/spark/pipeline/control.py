@@ -12,8 +12,9 @@ import json
 import os
 import time
 import uuid
+from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ __all__ = [
     "ask_to_stop",
     "begin",
     "check_content",
+    "forget_kept",
+    "forget_requests",
     "is_asked_to_stop",
     "is_locked",
     "lakes_at",
@@ -90,6 +93,19 @@ def is_asked_to_stop(lake: Lake, run: str) -> bool:
     if asked != run:
         path.unlink(missing_ok=True)
     return asked == run
+
+
+def forget_requests(lake: Lake) -> None:
+    """Remove what was asked of a run that ends."""
+    (lake.path / STOP).unlink(missing_ok=True)
+
+
+def forget_kept(lake: Lake, names: Collection[str]) -> None:
+    """Take things that are no more out of the account of a run that has ended."""
+    account = read_account(lake)
+    if account is not None:
+        hanging = [each for each in account.said.get("hanging", ()) if each["name"] not in names]
+        replace(account, said={**account.said, "hanging": hanging}).write(lake)
 
 
 def check_content(lake: Lake, content: dict[str, str]) -> None:

@@ -15,14 +15,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from penstock.client.address import outside_name
+from penstock.client.address import Address, outside_name
 from penstock.errors import UsageError
+from penstock.spark.derived.posting import Patience, Poster, secret_headers
 from penstock.spark.lake.policy import MergePolicy
 from penstock.spark.pipeline.declared import Place, load, read, refuse_unknown
+from penstock.spark.sink.options import SinkOptions
 from penstock.spark.source.options import SourceOptions
 
 __all__ = [
@@ -123,7 +125,7 @@ class Source:
 _OWN = ("name", "where", "value_schema", "trigger_seconds")
 _OPTIONS = tuple(each.name for each in fields(Source) if each.name not in _OWN)
 _CONTENT = ("scope", "collections", "vbuckets", "keys_only", "xattrs", "key_pattern", "where")
-_PATHS = ("password_file", "credentials_file")
+_PATHS = ("password_file", "credentials_file", "headers_file", "dead_letter_path")
 
 
 def _option_text(value: object) -> str:
@@ -177,45 +179,80 @@ class Index(_Hanging):
     """A table sorted by what stands at a path of the documents. type: as which the values are compared."""
 
     path: str
-    type: Literal["string", "double", "long", "boolean"] = "string"
+    type: Literal["string", "double", "long", "boolean", "timestamp"] = "string"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fulltext(_Hanging):
-    """A full-text index over what stands at some paths."""
+    """A full-text index over what stands at some paths of the documents; of all text in them, if none are given."""
 
-    paths: tuple[str, ...]
+    paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvalidateSink(_Hanging):
-    """Keys of changed documents, posted to an HTTP address. batch_keys: of one request at most."""
+    """Keys of changed documents, posted to an HTTP address. The fields are those of Invalidation.
+
+    headers_file, headers_env: where headers of the requests are read from, such as one that logs in.
+    """
 
     url: str
-    batch_keys: int = 1000
-    timeout_seconds: float = 10.0
+    batch_size: int = 1000
+    most_keys: int = 1_000_000
+    knows_vbuckets: bool = False
+    headers_file: str | None = None
+    headers_env: str | None = None
+    timeout: float = 10.0
+    retries: int = 3
+    backoff: float = 0.5
 
     def __post_init__(self) -> None:
         _check_name("sink", self.name)
-        if not self.url.startswith(("http://", "https://")):
-            raise UsageError(f"url is {self.url!r}, expected http:// or https://")
-        _check_range(batch_keys=(self.batch_keys, 1, 1e6), timeout_seconds=(self.timeout_seconds, 0.001, 3600))
+        _check_range(batch_size=(self.batch_size, 1, 1e6), most_keys=(self.most_keys, 1, 1e12))
+        patience = Patience(self.timeout, self.retries, self.backoff)
+        Poster(self.url, patience, secret_headers(self.headers_file, self.headers_env)).close()
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of Invalidation but for the lake."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "source"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSink(_Hanging):
-    """A bucket that documents are copied to. sql: a query over the view `changes`, in Spark's SQL."""
+    """A bucket that documents are copied to. sql: a query over the view `changes`, in Spark's SQL; without it, all
+    changes go as they are. The others are options of `format("dcp")` for writing."""
 
     url: str
+    bucket: str | None = None
     username: str | None = None
     password_file: str | None = None
     credentials_file: str | None = None
     scope: str | None = None
     collection: str | None = None
+    operation: Literal["with-meta", "change"] = "with-meta"
+    dead_letter_path: str | None = None
+    max_bytes_in_flight: str | None = None
+    conflict_resolution: Literal["seqno", "lww"] | None = None
+    connect_timeout: float | None = None
+    operation_timeout: float | None = None
+    retry_seconds: float | None = None
     sql: str | None = None
 
     def __post_init__(self) -> None:
         _check_name("sink", self.name)
+        self.address()
+
+    def options(self) -> dict[str, str]:
+        """Return the options of `format("dcp")` for writing, as text."""
+        own = ("name", "source", "sql")
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
+        if self.dead_letter_path is not None:
+            given["errors"] = "deadletter"
+        return {outside_name(name): _option_text(value) for name, value in given.items() if value is not None}
+
+    def address(self) -> Address:
+        """Return where the bucket is. Raises UsageError for options that cannot be."""
+        return SinkOptions.parse(self.options()).address
 
 
 Sink = InvalidateSink | BucketSink
@@ -299,10 +336,9 @@ def _path(base: Path, text: str) -> str:
     return text if "://" in text else os.path.normpath(base / Path(text).expanduser())
 
 
-def _based(base: Path, found: T) -> T:
-    """Return a declared table with its paths as they hold anywhere."""
-    paths = {name: _path(base, text) for name in _PATHS if (text := getattr(found, name)) is not None}
-    return replace(found, **paths) if paths else found  # type: ignore[type-var]
+def _based(base: Path, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table of the file with its paths as they hold anywhere."""
+    return {**table, **{key: _path(base, table[key]) for key in _PATHS if isinstance(table.get(key), str)}}
 
 
 def _sources(place: Place, given: Any, base: Path) -> tuple[Source, ...]:
@@ -313,8 +349,7 @@ def _sources(place: Place, given: Any, base: Path) -> tuple[Source, ...]:
     found = []
     for name, table in given.items():
         at = Place(place.file, f"[source.{name}]")
-        paths = {key: _path(base, table[key]) for key in _PATHS if isinstance(table.get(key), str)}
-        found.append(read(Source, at, {**table, **paths}, name=name))
+        found.append(read(Source, at, _based(base, table), name=name))
     return tuple(found)
 
 
@@ -340,8 +375,7 @@ def _sinks(file: str, given: Mapping[str, Any], base: Path) -> Iterable[Sink]:
             found = "has no kind" if kind is None else f"kind is {kind!r}"
             raise place.wrong(f"{found}, expected {' or '.join(map(repr, SINKS))}")
         rest = {name: value for name, value in table.items() if name != "kind"}
-        sink = read(SINKS[kind], place, rest)
-        yield _based(base, sink) if isinstance(sink, BucketSink) else sink
+        yield read(SINKS[kind], place, _based(base, rest))
 
 
 def _check_hanging(place: Place, found: Definition) -> None:

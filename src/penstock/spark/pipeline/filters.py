@@ -28,7 +28,8 @@ def prepared(frame: DataFrame, source: Source, value_schema: str | None) -> Data
     """
     for field in CHANGE_SCHEMA:
         if field.name not in frame.columns:
-            frame = frame.withColumn(field.name, F.lit(None).cast(from_arrow_type(field.type)))
+            nothing = F.expr("null").cast(from_arrow_type(field.type))
+            frame = frame.withColumn(field.name, nothing)
     frame = frame.select(*CHANGE_SCHEMA.names)
     if source.where is None or value_schema is None:
         return frame
@@ -43,20 +44,18 @@ def _matching(frame: DataFrame, where: str, value_schema: str) -> DataFrame:
     fields = F.from_json(F.col("value").cast("string"), value_schema)
     # Fields become columns of their own, so that SQL finds them; a document may have fields called as a change's.
     flat = frame.select(F.struct("*").alias(CHANGE), fields.alias("_value")).select(CHANGE, "_value.*")
-    change = F.col(CHANGE)
-    wanted = (change["event"] != str(Event.MUTATION)) | F.coalesce(F.expr(where), F.lit(False))
-    marked = flat.select(change, wanted.alias("_wanted"))
-    instead = {
-        "event": F.lit(str(Event.DELETION)),
-        "value": F.lit(None),
-        "xattrs": F.lit(None),
-        "datatype": F.when(change["datatype"].isNotNull(), F.lit(0)),
-    }
+    # The condition is parsed by itself: no comment at its end hides what follows.
+    wanted = F.expr(f"{CHANGE}.event <> '{Event.MUTATION}'") | F.coalesce(F.expr(where), F.expr("false"))
+    marked = flat.select(CHANGE, wanted.alias("_wanted"))
     return marked.select(
-        *(
-            F.when(F.col("_wanted"), change[name]).otherwise(instead[name]).alias(name)
-            if name in instead
-            else change[name].alias(name)
-            for name in CHANGE_SCHEMA.names
-        )
+        *(F.expr(_IF_WANTED.get(name, f"{CHANGE}.{name}")).alias(name) for name in CHANGE_SCHEMA.names)
     )
+
+
+_IF_WANTED = {
+    "event": f"if(_wanted, {CHANGE}.event, '{Event.DELETION}')",
+    "value": f"if(_wanted, {CHANGE}.value, null)",
+    "xattrs": f"if(_wanted, {CHANGE}.xattrs, null)",
+    "datatype": f"if(_wanted or {CHANGE}.datatype is null, {CHANGE}.datatype, 0)",
+}
+"""What is in a column that differs where a document is not wanted. (F.lit imports what Spark tests itself with.)"""

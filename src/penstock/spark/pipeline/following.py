@@ -49,6 +49,7 @@ class Following:
         self.query: StreamingQuery | None = None
         self._vbuckets = vbuckets
         self._value_schema = value_schema
+        self._chosen = source.options().vbuckets
         self._ask_high_seqnos = ask
         self._high_seqnos: Future[dict[int, int]] | None = None
         self._meter = Meter(lake)
@@ -105,4 +106,4 @@ class Following:
         self._high_seqnos = None
         if not end_offset:
             return None
-        return behind(Offset.from_json(json.loads(end_offset)), high_seqnos)
+        return behind(Offset.from_json(json.loads(end_offset)), high_seqnos, self._chosen)

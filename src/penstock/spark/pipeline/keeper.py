@@ -35,10 +35,11 @@ _log = logging.getLogger("penstock.pipeline")
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """Rows of the changelog that came with one look at it. at: seconds since the epoch."""
+    """Rows, in files, of the changelog that came with one look at it. at: seconds since the epoch."""
 
     version: int
     rows: int
+    files: int
     at: float
 
 
@@ -87,7 +88,8 @@ class Task:
         with self._lock:
             self._newest = version
             if rows := sum(file.rows for file in files):
-                self._pending.append(_Commit(version, rows, min(file.modified for file in files) / 1000))
+                oldest = min(file.modified for file in files) / 1000
+                self._pending.append(_Commit(version, rows, len(files), oldest))
                 self._state = replace(self._state, pending=sum(each.rows for each in self._pending))
 
     def is_due(self, now: float) -> bool:
@@ -97,8 +99,11 @@ class Task:
             return False
         if not pending:
             return self._newest - self._state.version >= IDLE_VERSIONS
-        rows = self._state.pending
-        return self.policy.due(rows, self._table_rows() if rows >= self.policy.rows else 0, now - pending[0].at)
+        if self._state.version < 0:
+            return True  # there is nothing yet that readers could find
+        rows, files = self._state.pending, sum(each.files for each in pending)
+        table_rows = self._table_rows() if rows >= self.policy.rows else 0
+        return self.policy.due(rows, table_rows, now - pending[0].at, files)
 
     @property
     def is_behind(self) -> bool:

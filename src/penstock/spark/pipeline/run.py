@@ -81,7 +81,7 @@ def run(
                     place.lake,
                     place.bucket.vbuckets,
                     partial(place.ask_high_seqnos, loop),
-                    tasks=tasks_of(definition, place.source, place.lake),
+                    tasks=tasks_of(definition, place.source, place.lake, session),
                 )
                 for place in places
             ]
@@ -160,6 +160,8 @@ class _Run:
             raise
         finally:
             self._write_account(ended=True, error=error)
+            for following in self._followings:
+                control.forget_requests(following.lake)
         return tuple(following.progress for following in self._followings)
 
     def _watch(self, spark: SparkSession) -> None:

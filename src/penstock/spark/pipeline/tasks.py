@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
-from penstock.spark.derived import Follower, catch_up
+from typing import TYPE_CHECKING
+
+from penstock.spark.derived import catch_up
+from penstock.spark.derived.fulltext import FullText
+from penstock.spark.derived.invalidation import Invalidation
+from penstock.spark.derived.secondary import SecondaryIndex
 from penstock.spark.lake import Lake, current
 from penstock.spark.lake.news import news_since
 from penstock.spark.lake.policy import MergePolicy
 from penstock.spark.lake.reading import count_rows
-from penstock.spark.pipeline.definition import Definition, Source
-from penstock.spark.pipeline.keeper import Task
+from penstock.spark.pipeline.definition import BucketSink, Definition, Source
+from penstock.spark.pipeline.keeper import AT_ONCE, Task
+from penstock.spark.sink.follow import Replica
 
-__all__ = ["current_task", "follower_task", "tasks_of"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["begun", "current_task", "tasks_of"]
 
 
-def tasks_of(definition: Definition, source: Source, lake: Lake) -> list[Task]:
-    """Return what is kept on this machine: the current table, then the indexes, in the order of the file."""
+def tasks_of(definition: Definition, source: Source, lake: Lake, spark: SparkSession | None = None) -> list[Task]:
+    """Return what is kept behind a changelog: the current table, indexes, sinks, in the order of the file.
+
+    spark: the session for what sinks say in SQL.
+    """
     policy = definition.current.policy
     tasks = [current_task(lake, policy)] if definition.tables.current else []
+    for index in definition.of(source, definition.indexes):
+        tasks.append(_index_task(SecondaryIndex(lake, index.name, index.path, index.type), "index", lake, policy))
+    for text in definition.of(source, definition.fulltexts):
+        # Its searches find what it has taken in, so it waits for nothing; what it costs is told by the changes alone.
+        tasks.append(_index_task(FullText(lake, text.name, text.paths), "fulltext", lake, AT_ONCE))
+    for sink in definition.of(source, definition.sinks):
+        if isinstance(sink, BucketSink):
+            tasks.append(
+                _sink_task(Replica(lake, sink.name, sink.options(), transform=sink.sql, spark=spark), "bucket")
+            )
+        else:
+            tasks.append(_sink_task(Invalidation(lake, **sink.arguments()), "invalidate"))
     return tasks
 
 
@@ -30,10 +54,15 @@ def current_task(lake: Lake, policy: MergePolicy) -> Task:
     return begun(task, lake, current.folded_version(lake, lake.current_table.open()))
 
 
-def follower_task(follower: Follower, kind: str, lake: Lake, policy: MergePolicy) -> Task:
-    """Return the task that keeps anything else."""
-    task = Task(follower.name, kind, lambda: catch_up(follower, lake), policy)
-    return begun(task, lake, follower.position())
+def _index_task(index: SecondaryIndex | FullText, kind: str, lake: Lake, policy: MergePolicy) -> Task:
+    task = Task(index.name, kind, lambda: catch_up(index, lake), policy, table_rows=index.rows)
+    return begun(task, lake, index.position())
+
+
+def _sink_task(sink: Invalidation | Replica, kind: str) -> Task:
+    """Return the task that tells somebody else, which may be slow or away."""
+    task = Task(sink.name, kind, lambda: catch_up(sink, sink.lake), AT_ONCE, is_local=False)
+    return begun(task, sink.lake, sink.position())
 
 
 def begun(task: Task, lake: Lake, known: tuple[str, int] | None) -> Task:

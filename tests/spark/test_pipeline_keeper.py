@@ -1,0 +1,295 @@
+"""What hangs off a changelog: when it catches up, whose failure is whose, and what commits say of themselves."""
+
+import json
+import threading
+
+import pytest
+
+from penstock.errors import Error, LakeRefused, UsageError
+from penstock.spark.derived.secondary import SecondaryIndex
+from penstock.spark.lake import Lake
+from penstock.spark.lake.current import folded_version
+from penstock.spark.lake.lock import locked
+from penstock.spark.lake.policy import MergePolicy
+from penstock.spark.lake.reading import count_rows
+from penstock.spark.pipeline import control
+from penstock.spark.pipeline.definition import of_one
+from penstock.spark.pipeline.keeper import AT_ONCE, Keeper, Task
+from penstock.spark.pipeline.meter import Meter, last_rollback
+from penstock.spark.pipeline.position import behind, written_to
+from penstock.spark.pipeline.status import status_of, taken_in
+from penstock.spark.pipeline.stopping import removals, reset, stop
+from penstock.spark.pipeline.tasks import current_task, tasks_of
+from penstock.spark.source.offsets import beginning, settled_at
+from tests.spark.lakes import append, checkpoint, rollback, row
+
+PATIENT = MergePolicy(rows=100, share=0.5, age_seconds=600.0)
+SECONDS = 60.0
+
+
+@pytest.fixture
+def lake(tmp_path):
+    lake = Lake(tmp_path / "lake")
+    checkpoint(lake.checkpoint)
+    return lake
+
+
+def changes(first: int, behind: int, vbucket: int = 1):
+    return [row(vbucket, seqno, b"key %d" % seqno, b'{"abv": %d}' % seqno) for seqno in range(first, behind)]
+
+
+def look(meter: Meter, *tasks: Task) -> None:
+    files = meter.look()
+    for task in tasks:
+        task.gained(meter.version, files)
+
+
+def test_a_table_that_is_not_there_is_made_at_once_and_then_waits_for_its_policy(lake):
+    append(lake, 0, changes(1, 11))
+    meter, task = Meter(lake), current_task(lake, PATIENT)
+    assert (task.now.version, task.now.pending, meter.total_rows) == (-1, 10, 10)
+    assert task.is_due(0.0)
+    task.run()
+    assert (task.now.version, task.now.pending, task.now.taken) == (0, 0, 10)
+    append(lake, 1, changes(11, 61))
+    append(lake, 2, changes(61, 101))
+    look(meter, task)
+    assert (task.now.pending, task.is_due(0.0)) == (90, False)
+    assert task.is_due(task._pending[0].at + 600.0)
+    append(lake, 3, changes(101, 111))
+    look(meter, task)
+    assert (task.now.pending, task.is_due(0.0)) == (100, True)
+    task.run()
+    assert (task.now.version, task.now.pending, count_rows(lake.current_table)) == (3, 0, 110)
+
+
+def test_what_waits_is_known_to_the_next_run(lake):
+    append(lake, 0, changes(1, 11))
+    current_task(lake, PATIENT).run()
+    append(lake, 1, changes(11, 41))
+    assert current_task(lake, PATIENT).now.pending == 30
+
+
+def test_a_table_with_no_news_for_long_moves_its_place(lake):
+    append(lake, 0, changes(1, 11))
+    meter, task = Meter(lake), current_task(lake, PATIENT)
+    task.run()
+    for batch in range(1, 65):
+        append(lake, batch, [])
+        look(meter, task)
+        assert task.is_due(0.0) == (batch == 64)
+    task.run()
+    known = folded_version(lake, lake.current_table.open())
+    assert known is not None
+    assert known[1] == 64
+
+
+def test_finishing_merges_what_waits_and_only_that(lake):
+    append(lake, 0, changes(1, 11))
+    task = current_task(lake, PATIENT)
+    task.run()
+    append(lake, 1, changes(11, 21))
+    for _ in range(2):
+        keeper = Keeper([task := current_task(lake, PATIENT)])
+        keeper.start()
+        keeper.finish()
+        assert keeper.wait(SECONDS)
+        assert keeper.failure is None
+    assert (task.now.version, task.now.times) == (1, 0)
+    assert count_rows(lake.current_table) == 20
+
+
+def test_one_that_is_away_is_tried_again_and_holds_up_nobody(lake, caplog):
+    append(lake, 0, changes(1, 11))
+    meter, tries = Meter(lake), threading.Semaphore(0)
+    is_away = True
+
+    def tell() -> int:
+        tries.release()
+        if is_away:
+            raise Error("the cache\nis away")
+        return meter.version
+
+    table = current_task(lake, MergePolicy(rows=1))
+    cache = Task("cache", "invalidate", tell, AT_ONCE, is_local=False)
+    cache.begins(-1, meter.version, lake.changelog_table.files(lake.changelog_table.open()))
+    keepers = [Keeper([table], 0.01), Keeper([cache], 0.01)]
+    for keeper in keepers:
+        keeper.start()
+    assert tries.acquire(timeout=SECONDS)
+    assert tries.acquire(timeout=SECONDS)
+    assert cache.now.error == "the cache is away"
+    assert cache.now.failures >= 1
+    is_away = False
+    assert tries.acquire(timeout=SECONDS)
+    for keeper in keepers:
+        keeper.finish()
+        assert keeper.wait(SECONDS)
+    now = cache.now
+    assert (now.error, now.failures, now.version, now.pending) == (None, 0, 0, 0)
+    assert table.now.version == 0
+    assert caplog.text.count("invalidate cache is behind and will be tried again: the cache is away") == 1
+
+
+def test_the_current_tables_failure_is_the_runs(lake):
+    append(lake, 0, changes(1, 11))
+    lake.current_table.path.write_text("not a table")
+    task = Task("current", "current", lambda: current_task(lake, PATIENT).now.version, AT_ONCE, vital=True)
+    task.begins(-1, 0, lake.changelog_table.files(lake.changelog_table.open()))
+    keeper = Keeper([task], 0.01)
+    keeper.start()
+    assert keeper.wait(SECONDS)
+    assert isinstance(keeper.failure, UsageError)
+
+
+def test_commits_say_rows_bytes_and_rollbacks(lake):
+    meter = Meter(lake)
+    assert (meter.version, meter.total_rows, meter.look(), last_rollback(lake)) == (-1, 0, [], None)
+    append(lake, 0, changes(1, 11) + changes(1, 6, vbucket=60))
+    assert len(meter.look()) == 2
+    append(lake, 1, [rollback(1, 4, 1), rollback(60, 0, 1), *changes(5, 8, vbucket=2)])
+    append(lake, 2, changes(8, 9, vbucket=2))
+    meter.look()
+    assert (meter.version, meter.rows, meter.total_rows, meter.rollbacks) == (2, 21, 21, 2)
+    assert meter.bytes == sum(file.size for file in lake.changelog_table.files(lake.changelog_table.open()))
+    assert meter.last_rollback is not None
+    assert meter.last_rollback.vbuckets == (1, 60)
+    assert last_rollback(lake) == meter.last_rollback
+    assert (Meter(lake).total_rows, meter.look()) == (21, [])
+
+
+def test_positions_and_what_a_bucket_has_beyond_them(lake):
+    assert written_to(lake) is None
+    assert behind(None, {0: 5, 1: 7}) == 12
+    append(lake, 0, changes(1, 11))
+    end = settled_at({0: (11, 4), 1: (12, 9)}, 2)
+    lines = ["v1", "{}", json.dumps(end.to_json())]
+    (lake.checkpoint / "offsets" / "0").write_text("\n".join(lines))
+    (lake.checkpoint / "offsets" / "1").write_text("v1\n{}\n{}")  # planned, and not written
+    assert written_to(lake) == end
+    assert behind(end, {0: 5, 1: 7}) == 1
+    assert behind(beginning(2), {0: 5, 1: 7}, [1]) == 7
+    (lake.checkpoint / "offsets" / "0").write_text("broken")
+    with pytest.raises(UsageError, match="is not what Spark writes"):
+        written_to(lake)
+
+
+# A lake and its runs
+
+
+def test_a_lake_without_a_run(lake):
+    found = status_of(lake)
+    assert (found.state, found.pid, found.changelog, found.kept) == ("new", None, None, ())
+    append(lake, 0, [*changes(1, 11), rollback(1, 4, 1)])
+    current_task(lake, PATIENT).run()
+    append(lake, 1, changes(11, 14))
+    found = status_of(lake)
+    said = found.to_json()
+    assert (said["version"], said["changelog"]["rows"], said["last_rollback"]["vbuckets"]) == (1, 14, (1,))
+    (table,) = said["kept"]
+    assert (table["name"], table["version"], table["pending"], table["size"]["rows"]) == ("current", 0, 3, 4)
+
+
+def account(lake: Lake, **said) -> control.Account:
+    mine = control.begin()
+    mine = control.Account(**{name: getattr(mine, name) for name in mine.__slots__} | said)
+    mine.write(lake)
+    return mine
+
+
+def test_a_lake_and_who_keeps_it(lake):
+    mine = account(lake)
+    assert status_of(lake).state == "killed"
+    with locked(lake.path, 0):
+        assert control.is_locked(lake)
+        found = status_of(lake)
+        assert (found.state, found.pid) == ("running", mine.pid)
+        account(lake, pid=2**22 - 3)  # beyond what Linux gives to processes here
+        assert status_of(lake).state == "stopping"
+    account(lake, ended=True, error="it was too much")
+    assert (status_of(lake).state, status_of(lake).error) == ("ended", "it was too much")
+    (lake.path / "_run.json").write_text("{}")
+    with pytest.raises(UsageError, match="is not what a run writes"):
+        status_of(lake)
+
+
+def test_a_request_to_stop_is_for_one_run(lake):
+    mine = account(lake)
+    assert not control.is_asked_to_stop(lake, mine.run)
+    control.ask_to_stop(lake, "another")
+    assert not control.is_asked_to_stop(lake, mine.run)
+    assert not (lake.path / "_stop").exists()
+    control.ask_to_stop(lake, mine.run)
+    assert control.is_asked_to_stop(lake, mine.run)
+    control.forget_requests(lake)
+    assert not control.is_asked_to_stop(lake, mine.run)
+
+
+def test_stopping_waits_for_the_end_and_not_for_ever(lake):
+    assert stop([lake], 0.0)
+    account(lake)  # of a run before, that was killed
+    asked = threading.Event()
+
+    def run(held: threading.Event) -> None:
+        with locked(lake.path, 0):
+            held.set()
+            mine = account(lake)
+            while not control.is_asked_to_stop(lake, mine.run):
+                asked.wait(0.01)
+
+    held = threading.Event()
+    thread = threading.Thread(target=run, args=(held,))
+    thread.start()
+    assert held.wait(SECONDS)
+    told: list[int] = []
+    assert stop([lake], SECONDS, told.append)
+    thread.join(SECONDS)
+    assert told
+    with locked(lake.path, 0):
+        assert not stop([lake], 0.0)
+
+
+def test_tables_of_other_content_are_refused(lake):
+    control.check_content(lake, {"where": "abv > 5"})
+    control.check_content(lake, {"where": "abv > 5"})
+    with pytest.raises(LakeRefused, match="was written with where 'abv > 5', and now it is nothing"):
+        control.check_content(lake, {})
+    old = Lake(lake.path.parent / "old")
+    checkpoint(old.checkpoint)
+    append(old, 0, changes(1, 2))
+    with pytest.raises(LakeRefused, match="was written with key_pattern nothing, and now it is '\\^a'"):
+        control.check_content(old, {"key_pattern": "^a"})
+
+
+def test_a_reset_makes_new_what_it_is_asked_to(lake):
+    append(lake, 0, changes(1, 11))
+    SecondaryIndex(lake, "by_abv", "abv", "long")
+    definition = of_one(str(lake.path))
+    for task in tasks_of(definition, definition.sources[0], lake):
+        task.run()
+    hanging = [{"name": "gone", "kind": "index", "version": 3, "pending": 0, "error": None}]
+    account(lake, said={"hanging": hanging}, ended=True)
+    assert taken_in(lake)[0][1] == 3
+    (lake.path / "indexes").mkdir()
+    (lake.path / "indexes" / "gone.sqlite").write_text("x")
+    with pytest.raises(UsageError, match=r"there is no 'x' in .*, expected some of changelog, current, gone"):
+        removals(lake, ["x"])
+    with locked(lake.path, 0), pytest.raises(LakeRefused):
+        reset(removals(lake, ["gone"]))
+    reset(removals(lake, ["gone"]))
+    assert [path.name for path in (lake.path / "indexes").iterdir()] == []
+    assert [each.name for each in status_of(lake).kept] == ["current"]
+    reset(removals(lake, ["current"]))
+    assert status_of(lake).kept == ()
+    current_task(lake, PATIENT).run()
+    assert count_rows(lake.current_table) == 10
+    reset(removals(lake, []))
+    assert [path.name for path in lake.path.iterdir()] == ["_lock"]
+    lake.check_owner()
+
+
+def test_lakes_are_found_by_their_directory(tmp_path, lake):
+    assert control.lakes_at(str(lake.path)).keys() == {None}
+    assert {name: found.path for name, found in control.lakes_at(str(tmp_path)).items()} == {"lake": lake.path}
+    with pytest.raises(UsageError, match="there is no lake at "):
+        control.lakes_at(str(tmp_path / "elsewhere"))
