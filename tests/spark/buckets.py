@@ -173,6 +173,7 @@ class Proxy:
         self._loop = loop
         self._target = port
         self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[Any]] = set()
 
     @classmethod
     @contextmanager
@@ -181,9 +182,12 @@ class Proxy:
             proxy = cls(loop, port)
             server = loop.run(asyncio.start_server(proxy._serve, "127.0.0.1", 0))
             proxy.port = server.sockets[0].getsockname()[1]
-            yield proxy
-            proxy.cut()
-            server.close()
+            try:
+                yield proxy
+            finally:
+                server.close()
+                proxy.cut()
+                loop.run(proxy._ended())
 
     @property
     def url(self) -> str:
@@ -198,7 +202,16 @@ class Proxy:
         for writer in tuple(self._writers):
             writer.transport.abort()
 
+    async def _ended(self) -> None:
+        """Wait for all that is connected to be told so: a client may keep a connection for later."""
+        while self._serving:
+            await asyncio.wait([*self._serving])
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
         if self.is_down or self.refusing:
             self.refused += 1
             self.refusing = max(0, self.refusing - 1)
@@ -212,6 +225,8 @@ class Proxy:
             await asyncio.gather(self._to_node(reader, to_node), self._from_node(from_node, writer))
         for end in ends:
             end.transport.abort()
+            with suppress(OSError):
+                await end.wait_closed()
         self._writers -= ends
 
     async def _to_node(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -78,9 +78,12 @@ class Pushed:
     def selection(self, asked: Selection, known: KnownCollections) -> Selection:
         """Return the part of the bucket that there can be rows of. asked: the part that the options say.
 
-        It is a whole scope where its own events count too; nothing is left out where those of more scopes do.
+        It is a whole scope where its own events count too; nothing is left out where those of more scopes do, nor where
+        collections that are no more could count: those are not among what is known.
         """
         conditions = self._on("scope", "collection", "collection_id")
+        if not any(_names_what_is_known(each, known) for each in conditions):
+            return asked
         names = [name for name in known.collections if _is_in(name, asked)]
         ids = [known.collections[name] for name in names]
         columns = {
@@ -180,6 +183,13 @@ def _holding(conditions: Sequence[Filter], columns: Mapping[str, pa.Array], valu
         rows = rows.filter(each.of(rows[each.column].combine_chunks()))
     found: list[int] = rows[""].to_pylist()
     return found
+
+
+def _names_what_is_known(condition: Filter, known: KnownCollections) -> bool:
+    """Does a condition name what it wants, and not by the id of a collection that is no more?"""
+    if condition.negated or condition.operator not in ("=", "<=>", "in"):
+        return False
+    return condition.column != "collection_id" or {*condition.operands} <= {*known.collections.values()}
 
 
 def _is_in(name: tuple[str, str], asked: Selection) -> bool:
