@@ -13,7 +13,7 @@ from penstock.spark.source.options import INFERRED, SourceOptions
 from penstock.spark.source.shape import Shape
 from penstock.wire.schema import Event
 
-__all__ = ["schema_of", "shape_of"]
+__all__ = ["inferred_fields", "schema_of", "shape_of"]
 
 SAMPLE_VALUES, SAMPLE_BYTES = 1_000, 4 << 20
 """How much of a bucket is looked at to infer a schema, from its beginning."""
@@ -21,7 +21,7 @@ SAMPLE_VALUES, SAMPLE_BYTES = 1_000, 4 << 20
 
 def schema_of(options: SourceOptions) -> StructType:
     """Return the columns that Spark is promised. Raises UsageError, and as a read does where the bucket is asked."""
-    shape = options.shape_of(_inferred(options)) if _is_to_infer(options) else options.shape
+    shape = options.shape_of(inferred_fields(options)) if _is_to_infer(options) else options.shape
     return from_arrow_schema(shape.schema)
 
 
@@ -49,8 +49,8 @@ def _told(schema: StructType) -> str:
     return json_columns.to_ddl(to_arrow_schema(value, timezone="UTC"))
 
 
-def _inferred(options: SourceOptions) -> str:
-    """Return the fields of the first values in the bucket, as DDL."""
+def inferred_fields(options: SourceOptions) -> str:
+    """Return the fields of the first values in the bucket, as DDL. Raises UsageError where there are none."""
     keys_too = Shape(key_pattern=options.key_pattern)
     found: list[pa.Array] = []
     changes = changes_at(options.address, stop="now", vbuckets=options.vbuckets, protocol=options.dialect)
