@@ -140,3 +140,10 @@ def test_the_benchmark_of_the_current_table_runs():
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count(", Penstock ") == done.stdout.count(", deltalake's merge ") == 2
+
+
+def test_the_benchmark_of_writing_runs():
+    run = [sys.executable, "-m", "benchmarks.sink", "--rows", "5000", "--rounds", "1", "--without-spark"]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count(" k rows/s ") == 3
