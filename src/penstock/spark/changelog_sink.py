@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.types import StructType
 
 from penstock.errors import UsageError
-from penstock.spark.lake import Lake
+from penstock.spark.lake import Lake, plain
 from penstock.spark.lake.changelog import abort, commit, write_files
 from penstock.spark.lake.delta import DataFile
 from penstock.spark.lake.tables import query_id
@@ -41,13 +41,32 @@ class ChangelogWriter(DataSourceStreamArrowWriter):
         return FilesWritten(write_files(iterator, self.lake.changelog_table.path, self.vbuckets))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        query = self.query or query_id(self.checkpoint)
-        if query is None:
-            raise UsageError(f"{self.checkpoint} has no metadata; expected the checkpoint of the running query")
-        commit(self.lake, query, batchId, _files(messages), vbuckets=self.vbuckets)
+        commit(self.lake, self._query(), batchId, _files(messages), vbuckets=self.vbuckets)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         abort(self.lake, _files(messages))
+
+    def _query(self) -> str:
+        query = self.query or query_id(self.checkpoint)
+        if query is None:
+            raise UsageError(f"{self.checkpoint} has no metadata; expected the checkpoint of the running query")
+        return query
+
+
+class PlainWriter(ChangelogWriter):
+    """The same for a changelog of plain Parquet files."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
+        return FilesWritten(write_files(iterator, plain.pending(self.lake), self.vbuckets))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        plain.commit(self.lake, self._query(), batchId, _files(messages), vbuckets=self.vbuckets)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        plain.abort(self.lake, _files(messages))
+
+
+WRITERS = {"delta": ChangelogWriter, "parquet": PlainWriter}
 
 
 def _files(messages: Iterable[WriterCommitMessage | None]) -> list[DataFile]:
@@ -58,7 +77,7 @@ class ChangelogSink(DataSource):
     """`df.writeStream.format("penstock-changelog")`, for a frame with the columns of a change.
 
     Options: `path`, the lake; `checkpointLocation`, whose query writes it; `vbuckets`, how many the bucket has (1024);
-    `queryId` instead of the id in the checkpoint.
+    `queryId` instead of the id in the checkpoint; `tableFormat`, delta or parquet (plain files; see lake/plain.py).
     """
 
     @classmethod
@@ -76,4 +95,10 @@ class ChangelogSink(DataSource):
         vbuckets = self.options.get("vbuckets", "1024")
         if not vbuckets.isdigit() or not int(vbuckets):
             raise UsageError(f"penstock-changelog has vbuckets {vbuckets!r}; expected a number above 0")
-        return ChangelogWriter(Lake(self.options["path"]), checkpoint, self.options.get("queryId"), int(vbuckets))
+        table_format = self.options.get("tableFormat", "delta")
+        if table_format not in WRITERS:
+            raise UsageError(
+                f"penstock-changelog has tableFormat {table_format!r}; expected one of {', '.join(WRITERS)}"
+            )
+        writer = WRITERS[table_format]
+        return writer(Lake(self.options["path"]), checkpoint, self.options.get("queryId"), int(vbuckets))

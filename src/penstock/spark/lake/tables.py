@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import LakeRefused, UsageError
+from penstock.spark.lake import plain
 from penstock.spark.lake.delta import Table
 from penstock.spark.lake.schemas import CHANGELOG_SCHEMA, CURRENT_SCHEMA
 
@@ -55,11 +56,12 @@ class Lake:
         """Return the id of the query whose checkpoint lies in the lake, or None if there is no checkpoint."""
         return query_id(self.checkpoint)
 
-    def check_owner(self) -> None:
+    def check_owner(self, table_format: str = "delta") -> None:
         """Make the directory, and raise LakeRefused unless checkpoint and changelog belong together.
 
         They do if one query wrote both and every batch whose end the checkpoint knows is in the changelog, and every
         batch there is known to the checkpoint: of a batch planned anew that counts as written, rows would be lost.
+        table_format: delta, or parquet for a changelog of plain files.
         Raises UsageError if the directory cannot be made or holds something else in a table's place.
         """
         try:
@@ -68,14 +70,12 @@ class Lake:
             raise UsageError(f"{self.path} cannot be made a lake's directory: {error.strerror}") from error
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise UsageError(f"{self.path} cannot be written; expected a directory of one's own")
-        changelog = self.changelog_table.open()
-        self.current_table.open()
         query = self.query_id()
-        written = changelog.transaction_version(query) if changelog is not None and query is not None else None
+        exists, written = self._written(query, table_format)
         table, remedy = self.changelog_table.path, f"remove {self.path} to begin anew, or choose another directory"
-        if changelog is not None and query is None:
+        if exists and query is None:
             raise LakeRefused(f"{table} was written by a query whose checkpoint {self.checkpoint} is gone: {remedy}")
-        if changelog is not None and written is None:
+        if exists and written is None:
             raise LakeRefused(f"{table} was not written by the query of {self.checkpoint}: {remedy}")
         ended, planned = _newest(self.checkpoint / "commits"), _newest(self.checkpoint / "offsets")
         batch = -1 if written is None else written
@@ -84,6 +84,17 @@ class Lake:
                 f"{table} ends with batch {batch}, and {self.checkpoint} knows {ended} to have ended and {planned}"
                 f" to have begun, so one of them is an old copy: {remedy}"
             )
+
+    def _written(self, query: str | None, table_format: str) -> tuple[bool, int | None]:
+        """Return whether there is a changelog, and the newest batch in it, None unless that query wrote it."""
+        if table_format == "parquet":
+            found = plain.written_by(self.changelog_table.path)
+            return found is not None, found[1] if found is not None and found[0] == query else None
+        changelog = self.changelog_table.open()
+        self.current_table.open()
+        if changelog is None:
+            return False, None
+        return True, changelog.transaction_version(query) if query is not None else None
 
     def current(self, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> pa.Table:
         """Return the documents as of the changelog's newest version, in `columns` of CURRENT_COLUMNS, in no order.
