@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self, TypeVar
@@ -110,26 +111,31 @@ class Cluster:
                 worker.says("(Successfully registered) with master")
             yield cls(url, started, directory)
 
-    def submit(self, conf: dict[str, str], *arguments: str, **environment: str) -> Daemon:
-        """Start a program with spark-submit, on a machine that has the package, as it were."""
+    def submit(self, *arguments: str, **environment: str) -> Daemon:
+        """Start a program with spark-submit."""
+        command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", self.master]
+        return self.drive([*command, *arguments], environment)
+
+    def drive(self, command: list[str], environment: Mapping[str, str]) -> Daemon:
+        """Start a driver, on a machine that has the package, as it were."""
         settings = {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.memory": "512m",
             "spark.executor.memory": "512m",
             "spark.ui.enabled": "false",
             "spark.executor.extraJavaOptions": QUICK_JAVA,
-            "spark.driver.extraJavaOptions": QUICK_JAVA,
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # both executors are there when the first job starts
-            **conf,
         }
-        command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", self.master]
-        command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
-        environment |= environment_with(Path(sys.executable)) | {"PYTHONPATH": str(Path(penstock.__file__).parents[1])}
-        return Daemon(self.directory / "driver.log", [*command, *arguments], environment)
+        directory = Path(tempfile.mkdtemp(prefix="driver-", dir=self.directory))
+        (directory / "spark-defaults.conf").write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
+        here = {"PYTHONPATH": str(Path(penstock.__file__).parents[1]), "SPARK_CONF_DIR": str(directory)}
+        java = {"JDK_JAVA_OPTIONS": QUICK_JAVA, "PYSPARK_PYTHON": "python3"}
+        everything = environment_with(Path(sys.executable)) | here | java | dict(environment)
+        return Daemon(directory / "driver.log", command, everything)
 
     def said(self) -> str:
         """Return everything that a process of the cluster has written, and all process's arguments of this moment."""
-        logs = [*self.directory.glob("*.log"), *self.directory.glob("work-*/*/*/std*")]
+        logs = [*self.directory.rglob("*.log"), *self.directory.glob("work-*/*/*/std*")]
         texts = [log.read_text(errors="replace") for log in logs]
         for entry in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):

@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,13 +19,14 @@ from penstock.node.login.users import account_of
 from penstock.node.login.users_file import change_users
 from penstock.spark.shipping import write_archive
 from tests.spark.buckets import Documents, check_changelog, current_of, numbered
-from tests.spark.cluster import Cluster, Gate
+from tests.spark.cluster import SECONDS, Cluster, Daemon, Gate
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "cluster" / "follow.py"
 PASSWORD = "a word that nobody says"
+LOGIN = {"PENSTOCK_USERNAME": "ada", "PENSTOCK_PASSWORD": PASSWORD}
 
 
 @pytest.fixture
@@ -38,22 +41,37 @@ def documents(tmp_path):
         loop.run(bucket.close())
 
 
-def told(driver, number):
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with Cluster.running(tmp_path_factory.mktemp("spark") / "cluster") as cluster:
+        yield cluster
+
+
+def test_the_command_runs_a_pipeline_on_a_cluster(documents, lake, cluster):
+    documents.store(numbered(0, 30_000))
+    command = [sys.executable, "-m", "penstock", "pipeline", "run", "--to", str(lake.path), "--available-now"]
+    command += ["--master", cluster.master, "--url", documents.url, "--partitions", "2"]
+    with cluster.drive(command, LOGIN) as driver:
+        driver.says("(30,000) rows written;")
+        assert driver.process.wait(SECONDS) == 0
+    assert check_changelog(lake).num_rows == 30_000
+    assert current_of(lake) == documents.contents()
+
+
+def told(driver: Daemon, number: int) -> Any:
     return json.loads(driver.says(r"^told (.*)$", times=number))
 
 
-def test_executors_that_are_lost_change_nothing(documents, lake, tmp_path):
+def test_executors_that_are_lost_change_nothing(documents, lake, tmp_path, cluster):
     archive = write_archive(tmp_path / "penstock.zip")
     os.mkfifo(orders := tmp_path / "orders")
-    login = {"PENSTOCK_USERNAME": "ada", "PENSTOCK_PASSWORD": PASSWORD}
     documents.store(numbered(0, 60_000, size=100))
     with (
         Gate.before(documents.bucket.address.hosts[0][1]) as gate,
-        Cluster.running(tmp_path / "cluster") as cluster,
         cluster.submit(
-            {"spark.submit.pyFiles": str(archive)},
+            *("--py-files", str(archive)),
             *map(str, (HERE / "cluster_app.py", orders, EXAMPLE, gate.url, lake.path)),
-            **login,
+            **LOGIN,
         ) as driver,
         os.fdopen(os.open(orders, os.O_RDWR), "w") as order,
     ):

@@ -1,10 +1,10 @@
-"""A local Spark session for the pipeline: on all processors, quiet, with the settings that make micro-batches short."""
+"""Spark sessions for the pipeline, quiet and with short micro-batches: on this machine, or on a cluster."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from socketserver import BaseServer
@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from penstock.spark import register
 from penstock.spark.changelog_sink import ChangelogSink
 from penstock.spark.java import java_environment
+from penstock.spark.shipping import ship
 
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -36,23 +37,54 @@ SETTINGS = {
 }
 
 
+FOR_ONE_MACHINE = {
+    "spark.ui.enabled",
+    "spark.sql.shuffle.partitions",
+    "spark.sql.streaming.checkpointFileManagerClass",
+}
+"""Settings that a cluster's own take the place of."""
+
+
 def local_session(processors: int | None = None, *, inherit: Sequence[int] = ()) -> SparkSession:
     """Start Spark in this process's own Java, or return the session there is, with Penstock's formats registered.
 
     processors: how many tasks run at once, all there are if not given. inherit: open files that Java is to keep open as
     long as it lives; of no effect if it runs already. Raises UsageError if there is no fitting Java.
     """
-    package = files("penstock.spark")
-    with as_file(package / "log4j2.properties") as logging, as_file(package / "worker-python") as worker:
-        conf = SparkConf().setMaster(f"local[{processors or '*'}]").setAppName("penstock")
-        conf.set("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging}").setAll([*SETTINGS.items()])
+    with as_file(files("penstock.spark") / "worker-python") as worker:
+        spark = _session(f"local[{processors or '*'}]", SETTINGS, _worker_environment(worker), inherit)
+    add_formats(spark)
+    return spark
+
+
+def cluster_session(master: str, *, inherit: Sequence[int] = ()) -> SparkSession:
+    """Start a session whose tasks run on a cluster, and send this package to the executors.
+
+    master: as of spark-submit, such as spark://HOST:7077. What else the cluster wants stands where Spark looks for it,
+    in spark-defaults.conf; and in PYSPARK_PYTHON which Python to run, on every machine of the cluster and on this one,
+    where it has to have the package. inherit and errors: as of `local_session`.
+    """
+    settings = {name: value for name, value in SETTINGS.items() if name not in FOR_ONE_MACHINE}
+    chosen = {name: os.environ[name] for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON") if name in os.environ}
+    spark = _session(master, settings, chosen, inherit)
+    ship(spark)
+    add_formats(spark)
+    return spark
+
+
+def _session(
+    master: str, settings: Mapping[str, str], environment: Mapping[str, str], inherit: Sequence[int]
+) -> SparkSession:
+    """Start Spark, or return the session there is. environment: variables beside Java's, for what Spark starts."""
+    with as_file(files("penstock.spark") / "log4j2.properties") as logging:
+        conf = SparkConf().setMaster(master).setAppName("penstock")
+        conf.set("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging}").setAll([*settings.items()])
         if SparkContext._gateway is None:  # Spark keeps its Java for the next session
-            os.environ.update(java_environment() | _worker_environment(worker))
+            os.environ.update({**java_environment(), **environment})
             if inherit:
                 gateway = launch_gateway(conf, {"pass_fds": tuple(inherit)})  # type: ignore[no-untyped-call]
                 SparkContext(conf=conf, gateway=gateway)
         spark = SparkSession.Builder().config(conf=conf).getOrCreate()
-    add_formats(spark)
     _end_accumulators_quietly()
     return spark
 

@@ -45,16 +45,15 @@ def write_archive(path: str | Path) -> Path:
 
 
 def ship(spark: SparkSession) -> None:
-    """Send the package to every executor of a session, those that come later included, and register the formats.
+    """Send the package to every executor that a session has or will have; raises as `write_archive`.
 
-    Sessions whose executors have the package installed need no more than `register`. Raises as `write_archive`.
+    A format has to be registered after this: it knows the files that were there at that moment.
     """
-    from penstock.spark.session import add_formats
+    from pyspark import SparkFiles
 
-    with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
-        # Spark copies the file at once, to where executors fetch it.
-        spark.sparkContext.addPyFile(str(write_archive(Path(directory) / "penstock.zip")))
-    add_formats(spark)  # after that: a format that was registered knows the files that there were then
+    # Executors fetch it from where it is, whenever one starts; that directory goes away with the session.
+    directory = tempfile.mkdtemp(prefix="penstock-", dir=SparkFiles.getRootDirectory())
+    spark.sparkContext.addPyFile(str(write_archive(Path(directory) / "penstock.zip")))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ _OPTIONS = ("to", "max_changes", "trigger", "partitions", "protocol", "url", "us
         "penstock pipeline run pipeline.toml",
         "penstock pipeline run --to ./lake --available-now",
         "penstock pipeline run --to ./lake --trigger 5 --max-changes 100000 --metrics 9100",
+        "penstock pipeline run pipeline.toml --master spark://10.0.0.1:7077",
     )
 )
 def run(
@@ -56,6 +57,14 @@ def run(
         typer.Option(
             metavar="NAME",
             help="The dialect to ask in: upr-draft, upr or, unless said, dcp. TAP cannot resume, so not tap.",
+        ),
+    ] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The cluster to run tasks on, as spark-submit takes it: spark://HOST:7077.",
+            show_default="this machine",
         ),
     ] = None,
     metrics: Annotated[
@@ -94,7 +103,7 @@ def run(
             protocol=protocol,
             trigger_seconds=trigger,
         )
-    end(_follow(definition, metrics, as_json=as_json, available_now=available_now), as_json=as_json)
+    end(_follow(definition, metrics, master, as_json=as_json, available_now=available_now), as_json=as_json)
 
 
 def _refuse_options(context: typer.Context) -> None:
@@ -105,7 +114,9 @@ def _refuse_options(context: typer.Context) -> None:
             raise UsageError(f"{parameter.opts[0]} beside a pipeline's file, which says that itself")
 
 
-def _follow(definition: Definition, metrics: int | None, *, as_json: bool, available_now: bool) -> tuple[Progress, ...]:
+def _follow(
+    definition: Definition, metrics: int | None, master: str | None, *, as_json: bool, available_now: bool
+) -> tuple[Progress, ...]:
     from penstock.spark.pipeline.metrics import serving
     from penstock.spark.pipeline.run import run as run_pipeline
 
@@ -118,7 +129,7 @@ def _follow(definition: Definition, metrics: int | None, *, as_json: bool, avail
                 display.show(progress)
                 check()
 
-            return run_pipeline(definition, available_now=available_now, report=report)
+            return run_pipeline(definition, available_now=available_now, master=master, report=report)
 
         if figures.port is not None:
             display.say(f"Figures for Prometheus: http://127.0.0.1:{figures.port}/metrics")

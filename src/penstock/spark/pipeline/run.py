@@ -29,7 +29,7 @@ from penstock.spark.pipeline.following import Following
 from penstock.spark.pipeline.keeper import Keeper
 from penstock.spark.pipeline.progress import Progress, Report
 from penstock.spark.pipeline.tasks import tasks_of
-from penstock.spark.session import add_formats, local_session
+from penstock.spark.session import add_formats, cluster_session, local_session
 
 __all__ = ["run"]
 
@@ -51,14 +51,16 @@ def run(
     *,
     available_now: bool = False,
     spark: SparkSession | None = None,
+    master: str | None = None,
     report: Report | None = None,
     finish: threading.Event | None = None,
 ) -> tuple[Progress, ...]:
     """Follow the sources into their lakes until interrupted, or asked to stop through one of the lakes.
 
     available_now: end once what the buckets have now is in all tables. finish: once set, end as soon as the tables have
-    caught up. spark: the session to run in; without it, one is started and stopped. report: called about once a second
-    for each source. However this ends, what the changelogs have is merged before.
+    caught up. spark: the session to run in; without it, one is started and stopped: on this machine, or on the cluster
+    that `master` names as for spark-submit. report: called about once a second for each source. However this ends, what
+    the changelogs have is merged before.
     Raises UsageError or LakeRefused for settings, a bucket or a lake that cannot be used, before Spark is started;
     Unreachable if a node stays away; Error if a query fails.
     """
@@ -74,7 +76,7 @@ def run(
             place.lake.check_owner()  # whoever had the lock may have written meanwhile
             control.check_content(place.lake, place.source.content())
         # Twice: a stopped session no longer tells an error's causes.
-        with in_one_sentence(), _session(spark, locks) as session, in_one_sentence():
+        with in_one_sentence(), _session(spark, master, locks) as session, in_one_sentence():
             followings = [
                 Following(
                     place.source,
@@ -112,14 +114,14 @@ def _check_places(definition: Definition, places: Sequence[_Place]) -> None:
 
 
 @contextmanager
-def _session(given: SparkSession | None, locks: Sequence[int]) -> Iterator[SparkSession]:
+def _session(given: SparkSession | None, master: str | None, locks: Sequence[int]) -> Iterator[SparkSession]:
     if given is not None:
         add_formats(given)
         # Spark looks a format up in the calling thread's session, and this makes it the given one.
         given.createDataFrame([], "nothing int")
         yield given
         return
-    spark = local_session(inherit=locks)
+    spark = local_session(inherit=locks) if master is None else cluster_session(master, inherit=locks)
     try:
         yield spark
     finally:
