@@ -1,7 +1,9 @@
 """`format("dcp")`: first as Spark calls it, without Spark; then in a session."""
 
+import json
 import pickle
 import time
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pytest
@@ -234,15 +236,37 @@ def test_a_stream_with_a_limit_gives_every_row_once(spark, documents, tmp_path):
     assert query.awaitTermination(120)
     assert [progress.numInputRows for progress in query.recentProgress if progress.numInputRows] == [1000, 1000, 500]
     assert documents.stat("ep_dcp_items_sent") - before <= 2_750
+    lags = [json.loads(progress.sources[0].latestOffset)["lag"] for progress in query.recentProgress]
+    assert lags[:3] == [1500, 500, 0]
     rows = spark.table("limited").toArrow()
     assert len(places(rows)) == len(set(places(rows))) == 2_500
     assert set(rows["key"].to_pylist()) == {key.encode() for key in documents.keys}
 
 
+@contextmanager
+def event_log(spark, directory):
+    """Let the session write down what happens in the block, as with spark.eventLog.enabled from its start."""
+    context, jvm = spark.sparkContext._jsc.sc(), spark._jvm
+    conf = context.conf().clone().set("spark.eventLog.compress", "false")
+    where = jvm.java.net.URI(directory.as_uri())
+    listener = jvm.org.apache.spark.scheduler.EventLoggingListener("app", jvm.scala.Option.empty(), where, conf)
+    listener.start()
+    context.addSparkListener(listener)
+    try:
+        yield
+        context.listenerBus().waitUntilEmpty()
+    finally:
+        context.removeSparkListener(listener)
+        listener.stop()
+
+
+@pytest.mark.spark
 def test_a_password_is_used_and_never_shown(spark, tmp_path, capfd):
     with change_users(tmp_path / "users.json") as accounts:
         accounts["ada"] = account_of(User.of("ada", ["admin"]), "very secret", 4096)
-    with Node.running(["default"], vbuckets=4, users=tmp_path / "users.json") as node:
+    log = tmp_path / "log"
+    log.mkdir()
+    with Node.running(["default"], vbuckets=4, users=tmp_path / "users.json") as node, event_log(spark, log):
         login = {"username": "ada", "password": "very secret"}
         changes = spark.read.format("dcp").options(url=node.url("default"), **login).load()
         assert changes.count() == 0
@@ -254,9 +278,13 @@ def test_a_password_is_used_and_never_shown(spark, tmp_path, capfd):
         query.stop()
         query.awaitTermination()
         shown = str(changes._jdf.queryExecution().toString()) + "".join(capfd.readouterr())
-        shown += "".join(str(progress) for progress in query.recentProgress)
-        assert "dcp" in shown
-        assert "very secret" not in shown
-        refused = spark.read.format("dcp").options(url=node.url("default"), username="ada", password="wrong").load()
-        with pytest.raises(PySparkException, match="refused the login of 'ada'"):
-            refused.count()
+        shown += "".join(str(progress) for progress in query.recentProgress) + f"{changes!r} {stream!r}"
+        wrong = spark.read.format("dcp").options(url=node.url("default"), username="ada", password="very wrong").load()
+        with pytest.raises(PySparkException, match="refused the login of 'ada'") as refused:
+            wrong.count()
+        shown += str(refused.value)
+    logged = "".join(path.read_text() for path in log.rglob("*") if path.is_file())
+    assert "SparkListenerSQLExecutionStart" in logged
+    assert "dcp" in logged
+    assert "dcp" in shown
+    assert "very" not in shown + logged
