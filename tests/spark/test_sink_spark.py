@@ -4,8 +4,11 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
+from penstock.errors import UsageError
 from penstock.node import Node
+from penstock.spark.sink.follow import replicate
 from tests.spark.buckets import Documents, numbered
+from tests.spark.test_sink_follow import Source
 
 pytestmark = pytest.mark.spark
 
@@ -74,3 +77,42 @@ def test_a_bucket_follows_another_through_a_transformation(spark, documents, tar
     del expected[b"key-3"]
     assert found == expected
     assert not letters.exists() or not [*letters.glob("*.parquet")]
+
+
+SQL = """
+SELECT concat('copy:', decode(key, 'UTF-8')) AS key, CAST(upper(CAST(value AS STRING)) AS BINARY) AS value,
+       event, cas, rev_seqno, flags, expiry, xattrs
+FROM changes WHERE CAST(key AS STRING) NOT LIKE '%-9'
+"""
+
+
+def test_a_lake_is_followed_through_a_transformation(spark, documents, lake):
+    source = Source(lake)
+    target = {"url": documents.url}
+
+    def follow():
+        replicate(lake, target, transform=SQL, spark=spark)
+
+        def lower(changes):
+            return changes.withColumn("value", F.lower(F.col("value").cast("string")))
+
+        replicate(lake, target, name="lower", transform=lower)  # in the session that is active
+
+    for number in range(10):
+        source.change(1, number, b"Kept")
+    source.commit()
+    follow()
+    for number in range(5, 12):
+        source.change(1, number, b"Lost")
+    source.change(1, 0, event="deletion")
+    source.commit()
+    follow()
+    source.roll_back(1, 8)
+    source.commit()
+    follow()
+    documents.keys = {f"{prefix}1-{number}" for prefix in ("", "copy:") for number in range(12)}
+    kept = {key.decode(): value for key, (_, value) in documents.contents().items()}
+    copies = {f"copy:1-{number}": b"KEPT" for number in range(9)}
+    assert kept == copies | {f"1-{number}": b"kept" for number in range(10)}
+    with pytest.raises(UsageError, match="no column 'cas', expected key, value, cas, rev_seqno for with-meta"):
+        replicate(lake, target, name="third", transform="SELECT key, value FROM changes", spark=spark)
