@@ -6,9 +6,13 @@ from pyspark.sql import functions as F
 
 from penstock.errors import UsageError
 from penstock.node import Node
+from penstock.node.login import User
+from penstock.node.login.users import account_of
+from penstock.node.login.users_file import change_users
 from penstock.spark.sink.follow import replicate
 from tests.spark.buckets import Documents, numbered
 from tests.spark.test_sink_follow import Source
+from tests.spark.test_source import event_log
 
 pytestmark = pytest.mark.spark
 
@@ -116,3 +120,21 @@ def test_a_lake_is_followed_through_a_transformation(spark, documents, lake):
     assert kept == copies | {f"1-{number}": b"kept" for number in range(10)}
     with pytest.raises(UsageError, match="no column 'cas', expected key, value, cas, rev_seqno for with-meta"):
         replicate(lake, target, name="third", transform="SELECT key, value FROM changes", spark=spark)
+
+
+def test_a_password_is_used_and_never_shown(spark, tmp_path, capfd):
+    with change_users(tmp_path / "users.json") as accounts:
+        accounts["ada"] = account_of(User.of("ada", ["admin"]), "very secret", 4096)
+    log = tmp_path / "log"
+    log.mkdir()
+    rows = spark.sql("SELECT 'k' AS key, 'v' AS value")
+    with Node.running(["default"], vbuckets=4, users=tmp_path / "users.json") as node, event_log(spark, log):
+        to = rows.write.format("dcp").mode("append").options(url=node.url("default"), username="ada")
+        to.option("password", "very secret").save()
+        assert sum(vbucket.high_seqno for vbucket in node.buckets["default"].store.vbuckets) == 1
+        with pytest.raises(PySparkException, match="refused the login of 'ada'") as refused:
+            to.option("password", "very wrong").save()
+    shown = str(refused.value) + "".join(capfd.readouterr())
+    shown += "".join(path.read_text() for path in log.rglob("*") if path.is_file())
+    assert "SparkListenerSQLExecutionStart" in shown
+    assert "very" not in shown
