@@ -20,6 +20,7 @@ from penstock.errors import Error, UsageError
 from penstock.spark.derived import Follower, catch_up
 from penstock.spark.derived.fulltext import FullText
 from penstock.spark.lake import Lake
+from penstock.spark.lake.news import news_since
 from tests.spark.lakes import ROOT, append, model, rollback, row
 from tests.spark.test_current import histories
 
@@ -240,6 +241,17 @@ def test_searches_while_news_are_taken_in_see_all_of_a_version_or_nothing(lake, 
     reader.join(30)
     assert seen
     assert all(len(snippets) == 199 and len(set(snippets)) == 1 for snippets in seen)
+
+
+def test_old_news_do_not_undo_newer(lake, index):
+    append(lake, 0, [described(1, "old")])
+    old = news_since(lake, None)
+    assert old is not None
+    append(lake, 1, [described(2, "new")])
+    catch_up(index, lake)
+    index.take_in(old)
+    assert index.matches("new") == {(1, 0, b"a")}
+    assert index.position() == (old.changelog_id, 1)
 
 
 KILLED = """

@@ -87,6 +87,9 @@ class FullText:
             connection.execute("PRAGMA synchronous = NORMAL")  # a lost end is taken in again
             connection.execute("BEGIN IMMEDIATE")  # what is open when the connection is closed is rolled back
             self._prepare(connection)
+            said = _recalled(connection)
+            if said.get("changelog") == news.changelog_id and said["version"] >= news.version:
+                return  # another process was faster
             if news.everything:
                 connection.execute("INSERT INTO search (search) VALUES ('delete-all')")
                 connection.execute("DELETE FROM documents")

@@ -24,6 +24,7 @@ from penstock.spark.derived.entry_files import EntryWriter, Part, files_within, 
 from penstock.spark.derived.kinds import kind_of
 from penstock.spark.derived.paths import parse_path
 from penstock.spark.lake import Lake
+from penstock.spark.lake.current import folded_version
 from penstock.spark.lake.delta import Table
 from penstock.spark.lake.fold import keys_of
 from penstock.spark.lake.merged import retried
@@ -88,7 +89,7 @@ class SecondaryIndex:
 
     def position(self) -> tuple[str, int] | None:
         """Return the changelog's id and the version of it that the table has taken in, None if nothing."""
-        return self._position(self._open())
+        return folded_version(self.lake, self._open())
 
     def take_in(self, news: News) -> None:
         """Merge news into the table, in one commit with the version that it reaches."""
@@ -200,20 +201,12 @@ class SecondaryIndex:
                 )
         return table
 
-    def _position(self, table: DeltaTable | None) -> tuple[str, int] | None:
-        changelog = self.lake.changelog_table.open()
-        if table is None or changelog is None:
-            return None
-        changelog_id = str(changelog.metadata().id)
-        version = table.transaction_version(changelog_id)
-        return None if version is None else (changelog_id, version)
-
     def _answer(self, read: Callable[[_State], T]) -> T:
         return retried(lambda: read(self._state()))
 
     def _state(self) -> _State:
         table = self._open()
-        known = self._position(table)  # read before the changelog: the table is never ahead of it
+        known = folded_version(self.lake, table)  # read before the changelog: the table is never ahead of it
         base = -1 if table is None else table.version()
         pending = Pending.none(self.kind)
         if known is not None and self._read is not None and self._read[0][:2] == (known[0], base):

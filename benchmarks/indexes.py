@@ -1,0 +1,163 @@
+"""What is kept behind a changelog: secondary index, full text, invalidation; how fast it is built and asked.
+
+Documents have a number, a name and tags, about 100 bytes, over 1024 vbuckets, in the order of a fixed seed. The text is
+that of a file of documents, one JSON object a line, or of made up words.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.report import Report, options
+from penstock.spark.derived import catch_up
+from penstock.spark.derived.fulltext import FullText
+from penstock.spark.derived.invalidation import Invalidation
+from penstock.spark.derived.secondary import SecondaryIndex
+from penstock.spark.lake import Lake, changelog
+from penstock.spark.lake.news import news_since
+from penstock.wire.schema import CHANGE_SCHEMA
+
+VBUCKETS = 1024
+WORDS = [f"word{number}" for number in range(5000)]
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--documents", type=int, default=1_000_000)
+    parser.add_argument("--changed", type=int, default=50_000)
+    parser.add_argument("--text", type=Path, help="a file of documents, one JSON object a line")
+    chosen = parser.parse_args()
+    report = Report("What is kept behind a changelog", chosen)
+    with tempfile.TemporaryDirectory() as directory:
+        numbers(report, Lake(Path(directory) / "numbers"), chosen.documents, chosen.changed)
+        words(report, Lake(Path(directory) / "words"), texts(chosen.text))
+    report.finish()
+
+
+def numbers(report: Report, lake: Lake, documents: int, changed: int) -> None:
+    random = np.random.default_rng(6)
+    values = random.permutation(documents)
+    append(lake, 0, np.arange(documents), values)
+    index = SecondaryIndex(lake, "number", "number", "double")
+    seconds = timed(lambda: catch_up(index, lake))
+    report.row(f"index of {documents} numbers, built", f"{documents / seconds / 1e3:.0f} k documents/s")
+    one, hundred = random.integers(0, documents, 200), random.integers(0, documents - 100, 50)
+    plan = index.plan(float(one[0]), float(one[0]))
+    report.row("lookup of one number reads", f"{plan.row_groups} row group of {plan.files} file of {plan.of_files}")
+    report.row("lookup of one number, median", f"{median(lambda at: index.lookup(float(at)), one):.1f} ms")
+    report.row("range of 100, median", f"{median(lambda at: index.range(float(at), float(at + 99)), hundred):.1f} ms")
+    append(lake, 1, random.choice(documents, changed, replace=False), documents + np.arange(changed))
+    seconds = timed(lambda: index.lookup(5.0))
+    report.row(f"first lookup with {changed} changes pending", f"{seconds * 1e3:.0f} ms")
+    report.row("later ones, median", f"{median(lambda at: index.lookup(float(at)), one):.1f} ms")
+    with accepting() as url:
+        told = Invalidation(lake, "cache", url)
+        told.path.parent.mkdir()
+        told.path.write_text(json.dumps({"changelog": changelog_id(lake), "version": 0}))
+        seconds = timed(lambda: catch_up(told, lake))
+        report.row(f"{changed} keys told over HTTP, 1000 a request", f"{changed / seconds / 1e3:.0f} k keys/s")
+        told.close()
+    seconds = timed(lambda: catch_up(index, lake))
+    report.row(f"{changed} changes merged into the index", f"{seconds:.2f} s")
+
+
+def words(report: Report, lake: Lake, values: list[bytes]) -> None:
+    count = len(values)
+    write(lake, 0, np.arange(count), pa.array(values, pa.binary()))
+    text = FullText(lake, "text")
+    seconds = timed(lambda: catch_up(text, lake))
+    size = sum(map(len, values)) / 1e6
+    report.row(f"full text of {count} documents, {size:.1f} MB", f"{count / seconds / 1e3:.1f} k documents/s")
+    report.row("its size on disk", f"{text.path.stat().st_size / 1e6:.1f} MB")
+    write(lake, 1, np.arange(count // 10), pa.array(values[-(count // 10) :], pa.binary()))
+    seconds = timed(lambda: catch_up(text, lake))
+    report.row(f"{count // 10} of them changed", f"{count // 10 / seconds / 1e3:.1f} k documents/s")
+    queries = ["citrus AND hop*", "lager OR pilsner", '"pale ale"', "word17 word23"]
+    report.row("search, 20 best, median", f"{median(text.search, queries * 10):.1f} ms")
+
+
+def append(lake: Lake, batch: int, documents: np.ndarray, values: np.ndarray) -> None:
+    texts = [f'{{"number":{value},"name":"document {value:09}","tags":["a","b"]}}' for value in values.tolist()]
+    write(lake, batch, documents, pa.array([f"{text:<100}" for text in texts]).cast(pa.binary()))
+
+
+def write(lake: Lake, batch: int, documents: np.ndarray, values: pa.Array) -> None:
+    count = len(documents)
+    known = {
+        "vbucket": pa.array(documents % VBUCKETS, pa.int32()),
+        "seqno": pa.array(np.arange(count) + 1 + batch * 10_000_000),
+        "event": pa.repeat("mutation", count),
+        "key": pa.array([b"key %012d" % number for number in documents.tolist()]),
+        "value": values,
+        "collection_id": pa.repeat(pa.scalar(0, pa.int64()), count),
+        "history": pa.repeat(pa.scalar(0, pa.int32()), count),
+    }
+    columns = [known.get(field.name, pa.nulls(count, field.type)) for field in CHANGE_SCHEMA]
+    batches = pa.table(columns, schema=CHANGE_SCHEMA).to_batches(max_chunksize=65_536)
+    files = changelog.write_files(batches, lake.changelog_table.path, VBUCKETS)
+    changelog.commit(lake, "benchmark", batch, files, vbuckets=VBUCKETS)
+
+
+def texts(file: Path | None) -> list[bytes]:
+    if file is not None:
+        return [json.dumps(json.loads(line)).encode() for line in file.read_text().splitlines()]
+    random = np.random.default_rng(6)
+    chosen = random.zipf(1.3, (10_000, 60)) % len(WORDS)
+    return [json.dumps({"text": " ".join(WORDS[word] for word in line)}).encode() for line in chosen.tolist()]
+
+
+def changelog_id(lake: Lake) -> str:
+    news = news_since(lake, None)
+    if news is None:
+        raise RuntimeError("the changelog is gone")
+    return news.changelog_id
+
+
+@contextmanager
+def accepting() -> Iterator[str]:
+    """Run an HTTP server that takes all it is given."""
+
+    class Taking(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Taking) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def median(call: Callable[..., object], arguments: Iterable[object]) -> float:
+    """Return milliseconds of one call."""
+    return statistics.median(timed(partial(call, each)) for each in arguments) * 1e3
+
+
+if __name__ == "__main__":
+    main()
