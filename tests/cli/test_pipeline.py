@@ -1,13 +1,13 @@
 """`penstock pipeline`: the tables on a terminal and as JSON, and a run from start to signal."""
 
 import json
-import signal
+import urllib.request
 
 import pytest
 
 from penstock.cli.samples import sample_documents
 from penstock.spark.lake import Lake, current
-from tests.cli.test_processes import ended, first_line, started
+from tests.cli.test_processes import first_line, started
 from tests.spark.lakes import append, checkpoint, rollback, row
 
 
@@ -86,11 +86,163 @@ def test_a_bucket_flows_into_a_lake_until_it_is_stopped(on_beer, node, tmp_path)
     assert {row["key"]: json.loads(row["value"]) for row in rows} == documents
 
     on_beer("workload", "--changes", 16, "--mix", "10:5:1", "--rate", 0)
-    with started("pipeline", "run", "--to", lake, "--json", PENSTOCK_URL=node.url("beer")) as process:
-        while json.loads(first_line(process.stdout, wait=200))["changelog_rows"] < 316:
-            pass
-        code, _, err = ended(process, signal.SIGTERM)
-    assert code == 130
-    assert "Stopping" in err
+    file = tmp_path / "pipeline.toml"
+    file.write_text(f'lake = "lake"\n[source.beer]\nurl = "{node.url("beer")}"\n[metrics]\nport = 0\n')
+    assert on_beer("pipeline", "plan", file, "--json").json["behind"] == 16
+    with started("pipeline", "run", file) as process:
+        seen = [first_line(process.stdout)]
+        while "rows/s" not in (line := first_line(process.stdout, wait=200)) or "lag 0 " not in line:
+            seen.append(line)
+        assert "Starting Spark." in "".join(seen)
+        address = seen[0].split()[-1]
+        with urllib.request.urlopen(address, timeout=20) as figures:
+            assert 'penstock_pipeline_changelog_rows{source="beer"} 316.0' in figures.read().decode()
+        (found,) = on_beer("pipeline", "status", file, "--json").json_lines
+        assert (found["state"], found["pid"], found["lag"]) == ("running", process.pid, 0)
+        assert found["changelog"]["rows"] == 316
+        code, _, err = on_beer("pipeline", "reset", lake, "--yes")
+        assert (code, "another run writes" in err) == (2, True)
+        code, out, _ = on_beer("pipeline", "stop", file, "--timeout", 200)
+        assert (code, out.splitlines()[0]) == (0, f"Stopping process {process.pid}.")
+        rest, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
     assert "Traceback" not in err
-    assert len(on_beer("pipeline", "show", lake, "current", "--limit", 1000, "--json").lines) == 296
+    assert rest.endswith("16 rows written; the changelog has 316.\n")
+    (found,) = on_beer("pipeline", "status", lake, "--json").json_lines
+    (current,) = found["kept"]
+    assert (found["state"], current["pending"], current["size"]["rows"]) == ("ended", 0, 296)
+    assert on_beer("pipeline", "stop", lake).out == f"no run keeps {lake}\n"
+
+
+@pytest.fixture
+def file(tmp_path, node):
+    """A pipeline of two sources, of which nothing has run."""
+    path = tmp_path / "two.toml"
+    path.write_text(
+        f'lake = "two"\n[source.a]\nurl = "{node.url("beer")}"\nkey_pattern = "^beer"\ncollections = ["_default"]\n'
+        f'[source.b]\nurl = "{node.url("default")}"\n[[index]]\nname = "i"\nsource = "a"\npath = "abv"\n'
+        '[[fulltext]]\nname = "t"\nsource = "a"\n'
+        f'[[sink]]\nkind = "bucket"\nname = "copy"\nsource = "b"\nurl = "{node.url("beer")}"\n'
+        '[[sink]]\nkind = "invalidate"\nname = "cache"\nsource = "b"\nurl = "http://127.0.0.1:1/"\n'
+    )
+    return path
+
+
+def test_a_file_is_validated_without_and_with_its_buckets(run, file, node):
+    code, out, err = run("pipeline", "validate", file)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{file} is in order: sources a, b; 4 kept behind them; the lake is ")
+    answer = run("pipeline", "validate", file, "--connect", "--json").json
+    assert answer["sources"] == ["a", "b"]
+    assert [line.partition(": ")[2] for line in answer["buckets"]] == [
+        "16 vbuckets, 0 seqnos", "16 vbuckets, 0 seqnos", "16 vbuckets, to be written to",
+    ]  # fmt: skip
+    good = file.read_text()
+    for old, new, expected, sentence in (
+        ('"_default"', '"ales"', 2, "the bucket has no collection '_default.ales'"),
+        ('key_pattern = "^beer"', 'vbuckets = "0-16"', 2, "vbuckets has 16, but "),
+        (node.url("default"), "couchbase://127.0.0.1:1/x?retrySeconds=0.1", 1, "127.0.0.1:1/x did not serve for"),
+    ):
+        file.write_text(good.replace(old, new))
+        assert run("pipeline", "validate", file).code == 0
+        code, _, err = run("pipeline", "validate", file, "--connect")
+        assert (code, sentence in err) == (expected, True), err
+
+
+def test_a_plan_says_what_a_run_would_do(run, file, on_beer, node):
+    on_beer("load", "-", "--key", "id", stdin=b'{"id": "beer-1"}\n{"id": "brewery-1"}')
+    first, second = run("pipeline", "plan", file, "--json").json_lines
+    assert (first["name"], first["behind"], first["filters"]) == (
+        "a",
+        2,
+        {"collections": "_default", "key_pattern": "^beer"},
+    )
+    assert [(part["name"], part["kind"], part["begins"]) for part in first["parts"]] == [
+        ("changelog", "delta", True), ("current", "delta", True), ("i", "index", True), ("t", "fulltext", True),
+    ]  # fmt: skip
+    assert [part["kind"] for part in second["parts"]] == ["delta", "delta", "bucket", "invalidate"]
+    assert (first["lake"]["state"], second["behind"]) == ("new", 0)
+    assert not (file.parent / "two").exists()
+    text = run("pipeline", "plan", file).out
+    assert "behind                   2 seqnos" in text
+    file.write_text(file.read_text().replace(node.url("beer"), "couchbase://127.0.0.1:1/beer?retrySeconds=0.1"))
+    assert "behind                   unknown: " in run("pipeline", "plan", file).out
+
+
+def test_status_for_people(run, lake):
+    code, out, err = run("pipeline", "status", lake.path)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[:2] == [f"lake  {lake.path}", "  state          never run"]
+    assert "vbuckets 5" in out
+    assert "  current        1 row" in out
+    assert run("pipeline", "status", lake.path / "nothing").code == 2
+
+
+def test_tables_are_joined_cleaned_and_removed(run, lake):
+    before = run("pipeline", "show", lake.path, "current", "--json").out
+    report = run("pipeline", "compact", lake.path, "--json").json
+    assert report["changelog"]["files_after"] < report["changelog"]["files_before"]
+    code, out, _ = run("pipeline", "vacuum", lake.path, "--keep-hours", 0)
+    assert (code, "files on disk" in out) == (0, True)
+    assert run("pipeline", "show", lake.path, "current", "--json").out == before
+    code, out, err = run("pipeline", "reset", lake.path, "--table", "current")
+    assert (code, out, "nothing was removed; --yes removes it" in err) == (
+        2, f"would be removed: {lake.current_table.path}\n", True,
+    )  # fmt: skip
+    assert run("pipeline", "reset", lake.path, "--table", "current", "--yes").code == 0
+    assert run("pipeline", "show", lake.path, "current", "--json").out == before
+    assert run("pipeline", "reset", lake.path, "--yes", "--json").json_lines[0]["removed"]
+    assert run("pipeline", "show", lake.path, "current").code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run"], "expected a pipeline's FILE or --to LAKE, and not both of them"),
+        (["run", "p.toml", "--to", "lake"], "expected a pipeline's FILE or --to LAKE, and not both of them"),
+        (["run", "p.toml", "--trigger", "5"], "--trigger beside a pipeline's file, which says that itself"),
+        (["run", "p.toml"], "p.toml: No such file or directory"),
+        (["validate", "p.toml"], "p.toml: No such file or directory"),
+        (["stop", "nothing"], "there is no lake at "),
+    ],
+)
+def test_what_cannot_be_is_wrong_usage(run, arguments, sentence):
+    code, out, err = run("pipeline", *arguments)
+    assert (code, out) == (2, "")
+    assert sentence in err
+
+
+def test_progress_is_lines_or_json_or_stays_in_place(capsys):
+    from penstock.cli.pipeline.progress import Display
+    from penstock.spark.pipeline.progress import Hanging, Progress
+
+    table = Hanging("current", "current", version=3, pending=1_000)
+    cache = Hanging("cache", "invalidate", error="it is away", failures=2)
+    one = Progress("beer", rows=5_000, lag=12, batches=2, rows_per_second=1_234.5, rollbacks=4, hanging=(table, cache))
+    for display in (Display(as_json=False, on_terminal=False), Display(as_json=True, on_terminal=False)):
+        with display:
+            display.say("Starting.")
+            for _ in range(3):
+                display.show(one)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert " ".join(lines[1].split()) == (
+        "beer 5,000 rows written 1,234 rows/s lag 12 seqnos current 1,000 pending cache it is away"
+        " 4 vbuckets rolled back"
+    )
+    said = json.loads(lines[2])
+    assert (said["source"], said["folded"], said["hanging"]["cache"]["failures"]) == ("beer", 3, 2)
+    with Display(as_json=False, on_terminal=True) as display:
+        display.show(one)
+    shown = capsys.readouterr().out
+    assert "5,000" in shown
+    assert "it is away" in shown
+
+
+@pytest.mark.parametrize(
+    ("octets", "text"), [(0, "0 B"), (999, "999 B"), (1_500, "1.5 kB"), (2_340_000, "2.34 MB"), (5e15, "5e+03 TB")]
+)
+def test_sizes_are_read_easily(octets, text):
+    from penstock.cli.pipeline.progress import size
+
+    assert size(octets) == text

@@ -22,10 +22,11 @@ from typing import Any, Literal, TypeVar
 from penstock.client.address import Address, outside_name
 from penstock.errors import UsageError
 from penstock.spark.derived.posting import Patience, Poster, secret_headers
+from penstock.spark.json_types import from_ddl
 from penstock.spark.lake.policy import MergePolicy
 from penstock.spark.pipeline.declared import Place, load, read, refuse_unknown
 from penstock.spark.sink.options import SinkOptions
-from penstock.spark.source.options import SourceOptions
+from penstock.spark.source.options import INFERRED, SourceOptions
 
 __all__ = [
     "BucketSink",
@@ -104,6 +105,8 @@ class Source:
         _check_range(trigger_seconds=(self.trigger_seconds, 0, 86400))
         if self.where is not None and self.keys_only:
             raise UsageError("has where and keys_only, but SQL on the value needs values")
+        if self.value_schema is not None and self.value_schema != INFERRED:
+            from_ddl(self.value_schema)
         self.options()
 
     def given_options(self) -> dict[str, str]:
@@ -119,7 +122,8 @@ class Source:
 
     def content(self) -> dict[str, str]:
         """Return what decides about the rows of the tables: another answer needs other tables."""
-        return {name: _option_text(value) for name in _CONTENT if (value := getattr(self, name)) is not None}
+        names = _CONTENT if self.where is None else (*_CONTENT, "value_schema")
+        return {name: _option_text(value) for name in names if (value := getattr(self, name)) is not None}
 
 
 _OWN = ("name", "where", "value_schema", "trigger_seconds")

@@ -13,6 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.spark.lake import Lake
 from penstock.spark.pipeline.definition import Source
+from penstock.spark.pipeline.fields import Fields
 from penstock.spark.pipeline.filters import prepared
 from penstock.spark.pipeline.keeper import Task
 from penstock.spark.pipeline.meter import Meter, last_rollback
@@ -29,8 +30,8 @@ LAG_SECONDS = 0.5
 class Following:
     """The tables of one source while a run keeps them.
 
-    vbuckets: how many the bucket has. ask: asks the node for the high seqno of each. value_schema: the fields of
-    values as DDL, where they are known.
+    vbuckets: how many the bucket has. ask: asks the node for the high seqno of each. fields: those of values, where
+    the source says them.
     """
 
     def __init__(
@@ -41,14 +42,14 @@ class Following:
         ask: Callable[[], Future[dict[int, int]]],
         *,
         tasks: Iterable[Task],
-        value_schema: str | None = None,
+        fields: Fields | None = None,
     ) -> None:
         self.source = source
         self.lake = lake
         self.tasks = tuple(tasks)
         self.query: StreamingQuery | None = None
         self._vbuckets = vbuckets
-        self._value_schema = value_schema
+        self._fields = fields
         self._chosen = source.options().vbuckets
         self._ask_high_seqnos = ask
         self._high_seqnos: Future[dict[int, int]] | None = None
@@ -61,7 +62,9 @@ class Following:
     def start(self, spark: SparkSession, *, available_now: bool) -> StreamingQuery:
         """Start the query from the bucket to the changelog."""
         frame = spark.readStream.format("dcp").options(**self.source.given_options()).load()
-        sink = prepared(frame, self.source, self._value_schema).writeStream.format("penstock-changelog")
+        sink = prepared(frame, self.source, None if self._fields is None else self._fields.ddl).writeStream.format(
+            "penstock-changelog"
+        )
         sink = sink.option("path", str(self.lake.path)).option("vbuckets", self._vbuckets)
         sink = sink.option("checkpointLocation", self.lake.checkpoint.as_uri())
         if available_now:
@@ -77,6 +80,8 @@ class Following:
         if files := self._meter.look():
             for task in self.tasks:
                 task.gained(self._meter.version, files)
+            if self._fields is not None:
+                self._fields.look(self.lake.changelog_table.paths(files))
         seconds = max(now - self._last_at, 0.001)
         found = replace(
             before,
@@ -89,6 +94,7 @@ class Following:
             rollbacks=self._meter.rollbacks,
             last_rollback=self._meter.last_rollback,
             hanging=tuple(task.now for task in self.tasks),
+            schema_changes=() if self._fields is None else self._fields.changes,
         )
         last = self.query.lastProgress if self.query is not None else None
         if last is not None:

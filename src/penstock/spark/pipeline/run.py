@@ -25,6 +25,7 @@ from penstock.spark.lake.lock import locked
 from penstock.spark.pipeline import control
 from penstock.spark.pipeline.definition import Definition, Source
 from penstock.spark.pipeline.failure import in_one_sentence
+from penstock.spark.pipeline.fields import fields_of
 from penstock.spark.pipeline.following import Following
 from penstock.spark.pipeline.keeper import Keeper
 from penstock.spark.pipeline.progress import Progress, Report
@@ -84,6 +85,7 @@ def run(
                     place.bucket.vbuckets,
                     partial(place.ask_high_seqnos, loop),
                     tasks=tasks_of(definition, place.source, place.lake, session),
+                    fields=fields_of(place.source, place.lake),
                 )
                 for place in places
             ]

@@ -1,0 +1,167 @@
+"""A declared pipeline through Spark: filters, several sources, indexes and sinks behind one run."""
+
+import json
+import socket
+
+import pytest
+
+from penstock.errors import LakeRefused, UsageError
+from penstock.node import Node
+from penstock.spark.derived.fulltext import FullText
+from penstock.spark.derived.secondary import SecondaryIndex
+from penstock.spark.lake import Lake
+from penstock.spark.lake.reading import read_changelog
+from penstock.spark.pipeline.definition import read_definition
+from penstock.spark.pipeline.plan import plan
+from penstock.spark.pipeline.run import run
+from tests.spark.buckets import Documents, check_changelog, compact, current_of
+
+pytestmark = pytest.mark.spark
+
+PIPELINE = """
+lake = "lake"
+
+[source.strong]
+url = "{url}"
+where = "abv > 5 and _change.key <> 'beer-9' -- and so on"
+value_schema = "abv DOUBLE, name STRING"
+
+[source.breweries]
+url = "{url}"
+key_pattern = "^brewery"
+trigger_seconds = 0.2
+
+[[index]]
+name = "by_abv"
+source = "strong"
+path = "abv"
+type = "double"
+
+[[fulltext]]
+name = "words"
+source = "breweries"
+
+[[sink]]
+kind = "bucket"
+name = "copy"
+source = "strong"
+url = "{copy}"
+sql = "SELECT * EXCEPT (value), encode(upper(decode(value, 'utf-8')), 'utf-8') AS value FROM changes"
+
+[[sink]]
+kind = "invalidate"
+name = "cache"
+source = "breweries"
+url = "http://127.0.0.1:{nobody}/gone"
+retries = 0
+"""
+
+
+def beers(first: int, behind: int, more: float = 0.0, **fields: object) -> dict[str, bytes]:
+    return {f"beer-{n}": compact({"abv": n % 10 + more, "name": f"No {n}", **fields}) for n in range(first, behind)}
+
+
+@pytest.fixture
+def nobody():
+    """A port that nobody listens at."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+def strong(documents: Documents) -> dict[bytes, tuple[int, bytes]]:
+    def is_wanted(key: bytes, value: bytes) -> bool:
+        return key.startswith(b"beer") and key != b"beer-9" and json.loads(value)["abv"] > 5
+
+    return {key: (cas, value) for key, (cas, value) in documents.contents().items() if is_wanted(key, value)}
+
+
+def test_everything_that_a_file_can_say(spark, tmp_path, nobody):
+    with (
+        Node.running(["beer", "copy"], vbuckets=16) as node,
+        Documents.of(node.url("beer")) as documents,
+        Documents.of(node.url("copy")) as copy,
+    ):
+        path = tmp_path / "pipeline.toml"
+        path.write_text(PIPELINE.format(url=node.url("beer"), copy=node.url("copy"), nobody=nobody))
+        definition = read_definition(str(path))
+        lakes = [Lake(definition.lake_of(source)) for source in definition.sources]
+        documents.store(beers(0, 200) | {"brewery-1": b'{"name": "Bamberg"}', "note": b"\xff not JSON"})
+        assert [source.behind for source in plan(definition)] == [202, 202]
+        copy.keys = documents.keys
+
+        ended = run(definition, available_now=True, spark=spark)
+        assert [each.rows for each in ended] == [202, 1]
+        assert current_of(lakes[0]) == strong(documents)
+        assert {key for key, _ in current_of(lakes[1]).items()} == {b"brewery-1"}
+        assert copy.contents() == {key: (cas, value.upper()) for key, (cas, value) in strong(documents).items()}
+        assert SecondaryIndex(lakes[0], "by_abv", "abv", "double").range(8).num_rows == 39
+        assert FullText(lakes[1], "words").search("bamberg")["key"].to_pylist() == ["brewery-1"]
+        hanging = {each.name: each for each in ended[1].hanging}
+        assert (hanging["current"].error, hanging["words"].version) == (None, 0)
+        assert f"127.0.0.1:{nobody}" in (hanging["cache"].error or "")
+        assert ended[0].schema_changes == ()
+        assert [source.behind for source in plan(definition)] == [0, 0]
+
+        documents.store(beers(0, 50, more=0.5) | beers(50, 100, more=-6.0) | {"beer-500": b'{"abv": 9, "ibu": 30}'})
+        documents.remove(["beer-197", "beer-1"])
+        copy.keys = documents.keys
+        ended = run(definition, available_now=True, spark=spark)
+        assert current_of(lakes[0]) == strong(documents)
+        assert copy.contents() == {key: (cas, value.upper()) for key, (cas, value) in strong(documents).items()}
+        assert ended[0].schema_changes == ("the new field ibu BIGINT",)
+        rows = {row["key"]: row for row in read_changelog(lakes[0], 103).to_pylist()}
+        assert (rows[b"beer-58"]["event"], rows[b"beer-58"]["value"], rows[b"beer-58"]["datatype"]) == (
+            "deletion",
+            None,
+            0,
+        )
+        assert rows[b"beer-44"]["event"] == "deletion"  # nor was it wanted before
+        check_changelog(lakes[0])
+
+        path.write_text(path.read_text().replace("abv > 5", "abv > 6"))
+        with pytest.raises(LakeRefused, match=r'was written with where "abv > 5 .*, and now it is "abv > 6 '):
+            run(read_definition(str(path)), available_now=True, spark=spark)
+
+
+@pytest.mark.parametrize(
+    ("where", "sentence"),
+    [
+        ("abv >", "where is 'abv >', expected a condition on abv DOUBLE: "),
+        ("strength > 5", "where is 'strength > 5', expected a condition on abv DOUBLE: "),
+        ("abv", "where is 'abv', expected a condition on abv DOUBLE: "),
+    ],
+)
+def test_a_filter_that_is_none_is_told_in_one_sentence(spark, documents, tmp_path, where, sentence):
+    documents.store(beers(0, 5))
+    path = tmp_path / "pipeline.toml"
+    path.write_text(
+        f'lake = "lake"\n[source.s]\nurl = "{documents.url}"\nwhere = "{where}"\nvalue_schema = "abv DOUBLE"\n'
+    )
+    with pytest.raises(UsageError) as raised:
+        run(read_definition(str(path)), available_now=True, spark=spark)
+    assert str(raised.value).startswith(sentence)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_filter_without_a_schema_infers_one_and_keeps_it(spark, documents, lake, tmp_path):
+    path = tmp_path / "pipeline.toml"
+    path.write_text(f'lake = "lake"\n[source.s]\nurl = "{documents.url}"\nwhere = "abv >= 3"\n')
+    definition = read_definition(str(path))
+    with pytest.raises(UsageError, match="no JSON objects to infer"):
+        run(definition, available_now=True, spark=spark)
+    documents.store(beers(0, 6))
+    run(definition, available_now=True, spark=spark)
+    assert set(current_of(lake)) == {b"beer-3", b"beer-4", b"beer-5"}
+    assert json.loads((lake.path / "_schema.json").read_text()) == {"ddl": "`abv` DOUBLE, `name` STRING"}
+
+
+def test_without_values_everything_else_is_there(spark, documents, lake, tmp_path):
+    path = tmp_path / "pipeline.toml"
+    path.write_text(f'lake = "lake"\n[source.s]\nurl = "{documents.url}"\nkeys_only = true\n')
+    documents.store(beers(0, 20))
+    run(read_definition(str(path)), available_now=True, spark=spark)
+    assert {key: cas for key, (cas, _) in current_of(lake).items()} == {
+        key: cas for key, (cas, _) in documents.contents().items()
+    }
+    assert {value for _, value in current_of(lake).values()} == {None}
