@@ -57,13 +57,16 @@ def parse_path(text: str) -> tuple[str, ...]:
 def read_json(value: bytes) -> Any:
     """Return what a document holds. Raises ValueError if it is no JSON (RFC 8259: neither NaN nor Infinity)."""
     try:
-        return json.loads(value.decode(), parse_constant=_refuse)
+        return _DECODER.decode(value.decode())
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
 def _refuse(text: str) -> None:
     raise ValueError(f"{text} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def reached(document: Any, names: tuple[str, ...]) -> Iterator[Any]:
