@@ -295,6 +295,25 @@ def test_a_merge_that_fails_leaves_no_files(lake, index, monkeypatch):
     assert index.lookup("Ulm").num_rows == 1
 
 
+def test_a_commit_that_raises_after_it_landed_keeps_its_files(lake, index, monkeypatch):
+    append(lake, 0, [city(1, "Bonn")])
+    catch_up(index, lake)
+    append(lake, 1, [city(2, "Ulm")])
+    commit = index.table.commit
+
+    def late(*given):
+        commit(*given)
+        raise OSError("after the commit")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index.table, "commit", late)
+        with pytest.raises(OSError, match="after the commit"):
+            catch_up(index, lake)
+    assert catch_up(index, lake) == 1
+    assert index.scan()["value"].to_pylist() == ["Ulm"]
+    assert index.rows() == 1
+
+
 def test_replaced_files_leave_the_disk(lake, index, monkeypatch):
     monkeypatch.setattr(secondary, "VACUUM_EVERY", 5)
     monkeypatch.setitem(secondary.PROPERTIES, "delta.deletedFileRetentionDuration", "interval 0 seconds")

@@ -103,9 +103,13 @@ class SecondaryIndex:
             else:
                 replaced = merged(parts_within(self.table.path, replaced, None, None), pending, writer)
             added = writer.close()
-            removed = [file for file in before if file.path in set(replaced)]
+        removed = [file for file in before if file.path in set(replaced)]
+        try:
             note = {DEFINITION: self._definition}
             self.table.commit(table, (news.changelog_id, news.version), added, removed, note)
+        except BaseException:
+            self.table.abandon(added)
+            raise
         opened = self.table.open()
         if opened is not None and opened.version() % VACUUM_EVERY == VACUUM_EVERY - 1:
             opened.vacuum(dry_run=False, full=True)

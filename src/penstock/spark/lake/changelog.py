@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from penstock.errors import LakeRefused
-from penstock.spark.lake.delta import RANGES, DataFile, RangeWriter, discard
+from penstock.spark.lake.delta import RANGES, DataFile, RangeWriter
 from penstock.spark.lake.tables import Lake
 from penstock.wire.schema import CHANGE_SCHEMA
 
@@ -96,9 +96,7 @@ def abort(lake: Lake, files: Sequence[DataFile]) -> None:
     Spark aborts also a batch whose commit raised after it had landed, and hands over the very files that are now the
     table's: the table decides, never the caller.
     """
-    table = lake.changelog_table.open()
-    live = {file.path for file in lake.changelog_table.files(table)} if table is not None else set()
-    discard(lake.changelog_table.path, [file for file in files if file.path not in live])
+    lake.changelog_table.abandon(files)
 
 
 def _check(lake: Lake, table: DeltaTable, query: str, vbuckets: int) -> None:

@@ -82,7 +82,7 @@ def catch_up(lake: Lake, policy: MergePolicy | None = None) -> Progress:
         try:
             step.commit()
         except DeltaError:
-            discard(lake.current_table.path, step.added)
+            lake.current_table.abandon(step.added)
             # Someone who joined small files has not moved the fold's place; another fold has.
             if folded_version(lake, lake.current_table.open()) != folded_version(lake, step.table):
                 raise

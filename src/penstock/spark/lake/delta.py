@@ -279,6 +279,15 @@ class Table:
             actions, "append", table.schema(), self.partition_by, commit_properties=properties
         )
 
+    def abandon(self, files: Iterable[DataFile]) -> None:
+        """Remove those of `files` that are not in the table.
+
+        A commit may raise after it has landed: the table decides what it holds, never who wrote the files.
+        """
+        opened = self.open()
+        live = {file.path for file in self.files(opened)} if opened is not None else set()
+        discard(self.path, (file for file in files if file.path not in live))
+
     def files(self, table: DeltaTable) -> list[DataFile]:
         """Return every file of the table, oldest commit first."""
         actions = pa.table(table.get_add_actions(flatten=True))

@@ -18,7 +18,7 @@ from deltalake.exceptions import DeltaError
 
 from penstock.errors import Error, UsageError
 from penstock.spark.lake.current import folded_version
-from penstock.spark.lake.delta import RANGE, DataFile, RangeWriter, Table, discard
+from penstock.spark.lake.delta import RANGE, DataFile, RangeWriter, Table
 from penstock.spark.lake.lock import locked
 from penstock.spark.lake.tables import Lake
 
@@ -142,7 +142,7 @@ def _join_range(
             table.commit(opened, transaction(opened), added, [f for group in groups for f in group], news=False)
             return
         except DeltaError:
-            discard(table.path, added)  # a fold or another joining came first
+            table.abandon(added)  # a fold or another joining came first
     raise Error(f"{table.path} was changed by others {TRIES} times while its files were joined; try again later")
 
 
