@@ -4,6 +4,8 @@ Read from the source, imports inside functions and under TYPE_CHECKING included:
 """
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,3 +155,17 @@ def test_what_keeps_the_rules_is_left_alone(layer, text):
 
 def test_every_module_is_read():
     assert {"penstock.errors", "penstock.wire.frame"} <= {module for _, module, _ in modules()}
+
+
+def test_lakes_are_read_without_spark():
+    """Who reads tables with other tools has no Spark, or should not wait for it."""
+    packages = [SOURCE / "penstock" / "spark" / name for name in ("lake", "derived")]
+    modules = [
+        ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+        for package in packages
+        for path in sorted(package.glob("*.py"))
+    ]
+    assert "penstock.spark.lake.current" in modules
+    imports = "\n".join(f"import {module}" for module in modules)
+    script = f"{imports}\nimport sys\nassert not [name for name in sys.modules if name.startswith('pyspark')]"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=50)

@@ -5,7 +5,7 @@ import typing
 
 import pytest
 
-from penstock.cli.serve import Pin
+from penstock.cli.serve_options import Dialects
 from penstock.cli.streams import ranges_of
 from penstock.node.options import PINS
 from penstock.wire.constants import MAX_SEQNO
@@ -81,7 +81,7 @@ def test_close_what_is_not_there(on_beer):
 
 
 def test_the_protocols_of_a_listener_are_those_of_the_node():
-    assert typing.get_args(Pin) == tuple(PINS)
+    assert typing.get_args(Dialects) == tuple(PINS)
 
 
 def test_a_client_may_close_them_too(node, followers):
