@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from tests.node.wire_client import connected
 from tests.spark.buckets import Documents
 
 VBUCKETS = 16
+PAGE = Path(__file__).parents[2] / "docs" / "sink.md"
 
 
 def send(url, columns, **options):
@@ -374,3 +376,9 @@ def test_json():
     assert json_of(pa.array([1, -2])).to_pylist() == [b"1", b"-2"]
     assert json_of(pa.array([0.5, float("inf")])).to_pylist() == [b"0.5", b"null"]
     assert json_of(pa.array([b"[1]"])).to_pylist() == [b"[1]"]
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_every_option_is_documented(option):
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{option.name}` |")]
+    assert rows == [f"| `{option.name}` | {option.help} | {option.default} |"]

@@ -47,6 +47,9 @@ Transform = Callable[["DataFrame"], "DataFrame"] | str
 It must keep the columns that the operation needs and, of deletions, whose value is null, the rows.
 """
 
+GROUP_BYTES = 64 << 20
+"""Of news that are transformed together, at least, where there are as many."""
+
 LOST_COLUMNS = [name for name in FOLD_SCHEMA.names if name not in ("value", "xattrs")]
 
 
@@ -119,9 +122,9 @@ class Replica:
         refused: list[Refused] = []
         before = self.counts
         try:
-            for part in news.ranges:
-                for rows in self._rows(news, part):
-                    self.counts += write_tables(self.options, windows(rows.to_batches()), refused.append)
+            tables = (rows for group in _groups(news) for rows in self._rows(group))
+            pieces = (piece for rows in tables for piece in windows(rows.to_batches()))
+            self.counts += write_tables(self.options, pieces, refused.append)
             if refused and letters is None:
                 raise refusal_of(_difference(self.counts, before), refused[0].first)
             if letters is not None:
@@ -132,14 +135,11 @@ class Replica:
                 dead_letters.abort(letters, run)
         self._remember(news)
 
-    def _rows(self, news: News, part: int) -> Iterator[pa.Table]:
-        """Give what is to be written of one vbucket range: first what mends what was lost, then the changes."""
-        read = news.read(part)
-        changes = self._made_of(read.changes)
-        if may_have_lost(news, part, read):  # also at first: an earlier try may have come half way
-            documents, tombstones = lost_versions(news, part, read)
-            yield from self._repairs(documents, changes, are_tombstones=False)
-            yield from self._repairs(tombstones, changes, are_tombstones=True)
+    def _rows(self, group: _Group) -> Iterator[pa.Table]:
+        """Give what is to be written: first what mends what was lost, then the changes."""
+        changes = self._made_of(group.changes)
+        yield from self._repairs(group.documents, changes, are_tombstones=False)
+        yield from self._repairs(group.tombstones, changes, are_tombstones=True)
         if len(changes):
             yield changes
 
@@ -191,6 +191,32 @@ def _transformed(transform: Transform, rows: pa.Table, spark: SparkSession | Non
     session = session.newSession()  # views are the session's, and this one is nobody else's
     session.createDataFrame(rows).createTempView("changes")
     return session.sql(transform).toArrow()
+
+
+class _Group(NamedTuple):
+    """News of some vbucket ranges. changes: the newest of each document. documents, tombstones: versions lost."""
+
+    changes: pa.Table
+    documents: pa.Table
+    tombstones: pa.Table
+
+
+def _groups(news: News) -> Iterator[_Group]:
+    """Give the news of all ranges, of several at once where they are small: transformations are slow to begin."""
+    held: list[_Group] = []
+    for part in news.ranges:
+        read = news.read(part)
+        # Also at first: an earlier try may have come half way.
+        lost = lost_versions(news, part, read) if may_have_lost(news, part, read) else (_NOTHING, _NOTHING)
+        held.append(_Group(read.changes, *lost))
+        if sum(rows.nbytes for group in held for rows in group) >= GROUP_BYTES:
+            yield _Group(*map(pa.concat_tables, zip(*held, strict=True)))
+            held = []
+    if held:
+        yield _Group(*map(pa.concat_tables, zip(*held, strict=True)))
+
+
+_NOTHING = FOLD_SCHEMA.empty_table()
 
 
 def may_have_lost(news: News, part: int, read: RangeNews) -> bool:
