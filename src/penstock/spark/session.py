@@ -31,6 +31,10 @@ SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
+    # Rows go to Python in batches of so many. Spark can also limit their bytes, but counts these anew for every row, which
+    # took more of Java's time than all else that a changelog needs.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     "spark.sql.streaming.stopTimeout": "60s",
     # Errors with all their causes, among which the pipeline looks for its own.
     "spark.sql.pyspark.jvmStacktrace.enabled": "true",
