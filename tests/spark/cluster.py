@@ -25,7 +25,7 @@ from penstock.spark.shipping import PACKAGES
 from tests.spark.buckets import QUICK_JAVA, Proxy
 
 SPARK_HOME = Path(pyspark.__file__).parent
-SECONDS = 180.0
+SECONDS = 300.0
 
 T = TypeVar("T")
 
@@ -49,14 +49,10 @@ class Daemon:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def says(self, pattern: str, *, times: int = 1) -> str:
-        """Wait until a pattern with one group is in the output so often, and return the last one's group."""
-
-        def found() -> str | None:
-            matches = re.findall(pattern, self.log.read_text(), re.MULTILINE)
-            return str(matches[-1]) if len(matches) >= times else None
-
-        return self.wait_for(found)
+    def says(self, pattern: str) -> str:
+        """Wait until a pattern is in the output, and return its first group."""
+        found = self.wait_for(lambda: re.search(pattern, self.log.read_text(), re.MULTILINE))
+        return found[1]
 
     def executor(self) -> int:
         """Wait for the executor that this worker runs, and return its process id."""

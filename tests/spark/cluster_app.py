@@ -1,13 +1,12 @@
-"""What test_cluster submits: `cluster_app.py ORDERS EXAMPLE URL LAKE`; the example runs once for each line of ORDERS.
+"""What test_cluster submits: `cluster_app.py EXAMPLE URL LAKE` runs the example.
 
-Prints as JSON where each executor found the package, and after each run how many tasks of it each executor began.
+Prints as JSON where each executor found the package, and how many of the example's tasks each of them began.
 """
 
 import json
 import runpy
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -21,17 +20,14 @@ def what_is_there(_: Iterator[int]) -> Iterator[dict[str, Any]]:
     yield {"place": penstock.__file__, "native": native.extension is not None}
 
 
-def main(orders: str, example: str, *arguments: str) -> None:
+def main(example: str, *arguments: str) -> None:
     spark = SparkSession.Builder().appName("cluster").getOrCreate()
     context: Any = spark.sparkContext
-    tell(context.parallelize(range(2), 2).mapPartitions(what_is_there).collect())
-    done = tasks(context)
-    with Path(orders).open() as lines:
-        for _ in lines:
-            sys.argv = [example, *arguments]
-            runpy.run_path(example, run_name="__main__")
-            before, done = done, tasks(context)
-            tell({executor: number - before.get(executor, 0) for executor, number in done.items()})
+    tell("found", context.parallelize(range(2), 2).mapPartitions(what_is_there).collect())
+    before = tasks(context)
+    sys.argv = [example, *arguments]
+    runpy.run_path(example, run_name="__main__")
+    tell("tasks", {executor: number - before.get(executor, 0) for executor, number in tasks(context).items()})
 
 
 def tasks(context: Any) -> dict[str, int]:
@@ -41,8 +37,8 @@ def tasks(context: Any) -> dict[str, int]:
     return {executor.id(): executor.totalTasks() for executor in found if executor.id() != "driver"}
 
 
-def tell(what: object) -> None:
-    print("told", json.dumps(what), flush=True)  # noqa: T201 - read by the test
+def tell(name: str, what: object) -> None:
+    print(name, json.dumps(what), flush=True)  # noqa: T201 - read by the test
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ from penstock.node.login.users import account_of
 from penstock.node.login.users_file import change_users
 from penstock.spark.shipping import write_archive
 from tests.spark.buckets import Documents, check_changelog, current_of, numbered
-from tests.spark.cluster import SECONDS, Cluster, Daemon, Gate
+from tests.spark.cluster import SECONDS, Cluster, Gate
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -41,60 +40,41 @@ def documents(tmp_path):
         loop.run(bucket.close())
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    with Cluster.running(tmp_path_factory.mktemp("spark") / "cluster") as cluster:
-        yield cluster
-
-
-def test_the_command_runs_a_pipeline_on_a_cluster(documents, lake, cluster):
-    documents.store(numbered(0, 30_000))
-    command = [sys.executable, "-m", "penstock", "pipeline", "run", "--to", str(lake.path), "--available-now"]
-    command += ["--master", cluster.master, "--url", documents.url, "--partitions", "2"]
-    with cluster.drive(command, LOGIN) as driver:
-        driver.says("(30,000) rows written;")
-        assert driver.process.wait(SECONDS) == 0
-    assert check_changelog(lake).num_rows == 30_000
-    assert current_of(lake) == documents.contents()
-
-
-def told(driver: Daemon, number: int) -> Any:
-    return json.loads(driver.says(r"^told (.*)$", times=number))
-
-
-def test_executors_that_are_lost_change_nothing(documents, lake, tmp_path, cluster):
-    archive = write_archive(tmp_path / "penstock.zip")
-    os.mkfifo(orders := tmp_path / "orders")
+def test_executors_that_are_lost_change_nothing(documents, lake, tmp_path):
+    """Two cores and two partitions, so each executor has half of a batch when one of them is lost."""
     documents.store(numbered(0, 60_000, size=100))
     with (
+        Cluster.running(tmp_path / "cluster") as cluster,
         Gate.before(documents.bucket.address.hosts[0][1]) as gate,
-        cluster.submit(
-            *("--py-files", str(archive)),
-            *map(str, (HERE / "cluster_app.py", orders, EXAMPLE, gate.url, lake.path)),
-            **LOGIN,
-        ) as driver,
-        os.fdopen(os.open(orders, os.O_RDWR), "w") as order,
     ):
-        found = told(driver, 1)
-        assert found == [{"place": "./penstock.zip/penstock/__init__.py", "native": False}] * 2
-
+        # By spark-submit, to executors that come back: one is killed, and its worker starts another.
         gate.shut(limit=200_000)
-        print("run", file=order, flush=True)
-        driver.wait_for(lambda: gate.holds(2))
-        os.kill(cluster.workers[0].executor(), signal.SIGKILL)
-        gate.open()
-        assert len({executor for executor, tasks in told(driver, 2).items() if tasks}) >= 2
+        archive = write_archive(tmp_path / "penstock.zip")
+        command = ["--py-files", str(archive), *map(str, (HERE / "cluster_app.py", EXAMPLE, gate.url, lake.path))]
+        with cluster.submit(*command, **LOGIN) as driver:
+            found = json.loads(driver.says(r"^found (.*)$"))
+            assert found == [{"place": "./penstock.zip/penstock/__init__.py", "native": False}] * 2
+            driver.wait_for(lambda: gate.holds(2))
+            os.kill(cluster.workers[0].executor(), signal.SIGKILL)
+            gate.open()
+            tasks = json.loads(driver.says(r"^tasks (.*)$"))
+            assert len([executor for executor, number in tasks.items() if number]) >= 2, tasks
+            assert driver.process.wait(SECONDS) == 0
         assert check_changelog(lake).num_rows == 60_000
         assert current_of(lake) == documents.contents()
 
+        # By our own command, which sends the package itself, to a worker that is lost with its executor.
         documents.store(numbered(0, 50_000, "again", size=100))
         assert documents.remove([f"key-{number}" for number in range(50_000, 51_000)]) == 1_000
         gate.shut(limit=200_000)
-        print("run", file=order, flush=True)
-        driver.wait_for(lambda: gate.holds(2))
-        cluster.workers[1].kill()  # with its executor: a machine that is gone
-        gate.open()
-        told(driver, 3)
+        command = [sys.executable, "-m", "penstock", "pipeline", "run", "--to", str(lake.path), "--available-now"]
+        command += ["--master", cluster.master, "--url", gate.url, "--partitions", "2"]
+        with cluster.drive(command, LOGIN) as driver:
+            driver.wait_for(lambda: gate.holds(2))
+            cluster.workers[1].kill()
+            gate.open()
+            driver.says("(51,000) rows written;")
+            assert driver.process.wait(SECONDS) == 0
         assert check_changelog(lake).num_rows == 60_000 + 51_000
         assert current_of(lake) == documents.contents()
         assert PASSWORD not in cluster.said()
