@@ -1,6 +1,7 @@
 """Definitions for Spark Declarative Pipelines: their queries against the fold, and an example project that is run."""
 
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -9,12 +10,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyspark.pipelines.flow import AutoCdcFlow, Flow
+from pyspark.pipelines.graph_element_registry import GraphElementRegistry, graph_element_registration_context
+from pyspark.pipelines.output import Output
 
 import penstock
 from penstock.node import Node
-from penstock.spark.declarative import IS_DELETE, SEQUENCE, documents_of, keyed_changes
+from penstock.spark.declarative import IS_DELETE, SEQUENCE, current_by_cdc, documents_of, keyed_changes
 from penstock.spark.lake.fold import IDENTITY, fold
-from penstock.spark.lake.schemas import CURRENT_COLUMNS
+from penstock.spark.lake.schemas import CURRENT_COLUMNS, FOLD_SCHEMA
 from tests.spark.buckets import QUICK_JAVA, Documents, numbered
 from tests.spark.cluster import SPARK_HOME, environment_with
 from tests.spark.lakes import Documents as LakeDocuments
@@ -87,6 +91,44 @@ def applied(changes: pa.Table) -> LakeDocuments:
     for line in sorted(changes.to_pylist(), key=lambda line: line[SEQUENCE]):
         newest[tuple(line[name] for name in IDENTITY)] = line
     return {identity: (line["cas"], line["value"]) for identity, line in newest.items() if not line[IS_DELETE]}
+
+
+class Definitions(GraphElementRegistry):
+    """What a definitions file declares."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Output] = []
+        self.auto_cdc: list[AutoCdcFlow] = []
+
+    def register_output(self, output: Output) -> None:
+        self.outputs.append(output)
+
+    def register_flow(self, flow: Flow) -> None:
+        raise AssertionError(flow)
+
+    def register_auto_cdc_flow(self, flow: AutoCdcFlow) -> None:
+        self.auto_cdc.append(flow)
+
+    def register_sql(self, sql_text: str, file_path: Path) -> None:
+        raise AssertionError(sql_text)
+
+
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+def test_auto_cdc_is_told_of_columns_that_its_source_has():
+    """Spark runs such a flow only into a format that it can MERGE into, and has none of these by itself."""
+    with graph_element_registration_context(definitions := Definitions()):
+        current_by_cdc("documents", format="delta")
+    assert [(output.name, getattr(output, "format", None)) for output in definitions.outputs] == [
+        ("documents", "delta")
+    ]
+    (flow,) = definitions.auto_cdc
+    assert (flow.target, flow.source) == ("documents", "changes_for_cdc")
+    assert flow.apply_as_deletes is not None
+    assert flow.except_column_list is not None
+    columns = {*(field.name for field in FOLD_SCHEMA), SEQUENCE, IS_DELETE}
+    told = [*flow.keys, flow.sequence_by, flow.apply_as_deletes, *flow.except_column_list]
+    names = {name for column in told for name in re.findall(r"'(.*)'", repr(column))}
+    assert names == {*IDENTITY, SEQUENCE, IS_DELETE} <= columns
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "declarative"
