@@ -31,8 +31,8 @@ SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    # Rows go to Python in batches of so many. Spark can also limit their bytes, but counts these anew for every row, which
-    # took more of Java's time than all else that a changelog needs.
+    # Rows go to Python in batches of so many. Spark can also limit their bytes, but counts these anew for every row,
+    # which took more of Java's time than all else that a changelog needs.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     "spark.sql.streaming.stopTimeout": "60s",
