@@ -1,5 +1,6 @@
 """The current table: the pure fold against a model, and the table against the pure fold."""
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from tempfile import TemporaryDirectory
 
@@ -19,6 +20,7 @@ from penstock.spark.lake.news import news_since
 from penstock.spark.lake.policy import MergePolicy
 from penstock.spark.lake.reading import count_documents, count_rows, documents, read_current
 from penstock.spark.lake.schemas import CURRENT_COLUMNS, CURRENT_SCHEMA
+from penstock.spark.lake.upkeep import vacuum
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark import lakes
 from tests.spark.lakes import append, as_documents, model, rollback, row, table
@@ -297,6 +299,32 @@ def test_of_two_folds_at_once_one_fails(tables):
         second.commit()
     assert as_documents(lakes.folded(tables)) == model([row(1, 2, b"a", b"2")])
     assert catch_up(tables) == Progress(1)
+
+
+def test_readers_beside_merges_and_clean_ups_see_one_state(tables):
+    """Every batch gives all documents the same value, so a reader that sees two has seen half of a batch."""
+    batches = 24
+
+    def keep():
+        for batch in range(1, batches):
+            append(tables, batch, [row(n, batch + 1, b"%d" % n, b"%d" % batch) for n in range(0, 64, 3)])
+            if batch % 2:
+                catch_up(Lake(tables.path))
+            if batch % 6 == 0:
+                vacuum(Lake(tables.path), 0)
+
+    append(tables, 0, [row(n, 1, b"%d" % n, b"0") for n in range(0, 64, 3)])
+    seen = []
+    with ThreadPoolExecutor(1) as pool:
+        keeping = pool.submit(keep)
+        while not keeping.done():
+            for read in (tables.current, lambda: read_current(tables, 5), lambda: documents(tables)):
+                values = set(read()["value"].to_pylist())
+                assert len(values) == 1
+                seen.append(int(values.pop()))
+        keeping.result()
+    assert seen == sorted(seen)
+    assert set(tables.current()["value"].to_pylist()) == {b"%d" % (batches - 1)}
 
 
 def test_a_fold_comes_again_when_the_changelogs_log_was_cut_off(tables, monkeypatch):
