@@ -9,12 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import StringType, StructField, StructType
 
-from penstock.errors import Error, Unreachable
+from penstock.errors import Error, Unreachable, UsageError
 from penstock.spark.sink import dead_letters
 from penstock.spark.sink.options import SinkOptions
 from penstock.spark.sink.task import Counts, Refused, windows, write_tables
-from penstock.spark.sink.writer import DcpStreamWriter, DcpWriter, Written
+from penstock.spark.sink.writer import DcpStreamWriter, DcpWriter, Written, batch_writer, stream_writer
 from tests.spark.buckets import Documents, Proxy, numbered
 
 SECONDS = 60.0
@@ -54,6 +55,16 @@ def test_refused_rows_end_the_task_when_all_are_sent(documents, url):
         DcpWriter(inserting(url)).write(iter(batches(numbered(0, 2000))))
     documents.keys = set(numbered(0, 2000))
     assert len(documents.contents()) == 2000
+
+
+@pytest.mark.parametrize("writer", [batch_writer, stream_writer])
+def test_what_cannot_be_written_is_told_before_anything_is(writer):
+    key, value = StructField("key", StringType()), StructField("value", StringType())
+    assert writer({}, StructType([key, value]), overwrite=False)
+    with pytest.raises(UsageError, match="no column 'value', expected key, value for upsert"):
+        writer({}, StructType([key]), overwrite=False)
+    with pytest.raises(UsageError, match="a bucket is not a table that can be overwritten; expected mode append"):
+        writer({}, StructType([key, value]), overwrite=True)
 
 
 def test_refused_rows_are_kept_beside(documents, url, letters):
