@@ -109,6 +109,7 @@ def check(index):
     """Assert that the index is of just the texts that are kept."""
     connection = sqlite3.connect(index.path)
     connection.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 1)")
+    assert connection.execute("SELECT count(*) FROM documents").fetchone() == (index.rows(),)
     connection.close()
 
 

@@ -199,6 +199,31 @@ def test_texts_longer_than_what_the_log_keeps_of_them(large):
     assert (plan.files, plan.row_groups) == (1, 1)
 
 
+LENGTHS = [0, 1, 31, 32, 33, 40, 4095, 4096, 5000, 70_000]
+
+
+@pytest.mark.parametrize("group", [2, 100])
+def test_values_of_any_length_are_found(lake, monkeypatch, group):
+    """Parquet has no statistics of long values, and the log none of some."""
+    monkeypatch.setattr(entry_files, "GROUP_ROWS", group)
+    monkeypatch.setattr(entry_files, "FILE_ROWS", 2 * group)
+    values = [letter * length + end for letter in ("a", "\U0010ffff", "é") for length in LENGTHS for end in ("", "z")]
+    index = SecondaryIndex(lake, "s", "s")
+    for batch in range(2):
+        some = list(enumerate([*values, *[5] * 7]))[batch::2]
+        append(lake, batch, [row(1, n + 1, b"key %d" % n, json.dumps({"s": value}).encode()) for n, value in some])
+        catch_up(index, lake)
+    wanted = sorted(values)
+    assert index.scan()["value"].to_pylist() == wanted
+    assert index.misfits().num_rows == 7
+    for value in set(wanted):
+        assert index.lookup(value)["value"].to_pylist() == [value] * wanted.count(value)
+    for at in range(0, len(wanted), 5):
+        assert index.range(wanted[at], limit=3)["value"].to_pylist() == wanted[wanted.index(wanted[at]) :][:3]
+        last = index.range(None, wanted[at], limit=1, descending=True)
+        assert last["value"].to_pylist() == [wanted[at]]
+
+
 def test_times(large):
     index = SecondaryIndex(large, "t", "t", "timestamp")
     found = index.range("2020-01-01T00:00:30Z", "2020-01-01T02:00:30.999999+02:00")

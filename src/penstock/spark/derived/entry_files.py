@@ -103,7 +103,9 @@ def _delta_stats(entries: pa.Table) -> str:
         highest = _ceiling(values[count - 1].as_py())
         if highest is not None:
             bounds["maxValues"]["value"] = highest
-    return json.dumps({"numRecords": entries.num_rows, **bounds, "nullCount": {"value": values.null_count}})
+    said = {"numRecords": entries.num_rows, **bounds, "nullCount": {"value": values.null_count}}
+    # As they are: deltalake reads some escaped characters above U+FFFF as others.
+    return json.dumps(said, ensure_ascii=False)
 
 
 def _floor(value: Any) -> Any:
@@ -163,20 +165,26 @@ def parts_within(root: Path, files: list[str], low: pa.Scalar | None, high: pa.S
     found = []
     for name in files:
         with pq.ParquetFile(root / name) as file:
-            footer = file.metadata
-        bounds = [_bounds(footer.row_group(group)) for group in range(footer.num_row_groups)]
+            bounds = [_bounds(file, group) for group in range(file.num_row_groups)]
         groups = tuple(group for group, each in enumerate(bounds) if _meets(each, low, high))
         if groups:
             known = [each for each in bounds if each is not None]
             highest = known[-1][1] if known else None
             place = (not known, *(known[0][:1] if known else ()), highest)
-            found.append((place, Part(root / name, groups, footer.num_row_groups, highest)))
+            found.append((place, Part(root / name, groups, len(bounds), highest)))
     return [part for _, part in sorted(found, key=lambda each: each[0])]
 
 
-def _bounds(group: pq.RowGroupMetaData) -> tuple[Any, Any] | None:
-    statistics = group.column(0).statistics
-    return (statistics.min, statistics.max) if statistics.has_min_max else None
+def _bounds(file: pq.ParquetFile, group: int) -> tuple[Any, Any] | None:
+    """Return the least and greatest value of a row group, None if it has misfits only."""
+    footer = file.metadata.row_group(group)
+    statistics = footer.column(0).statistics
+    if statistics.has_min_max:
+        return statistics.min, statistics.max
+    if statistics.null_count == footer.num_rows:
+        return None
+    values = file.read_row_group(group, columns=["value"])["value"]  # Parquet has no statistics of long values
+    return values[0].as_py(), values[len(values) - values.null_count - 1].as_py()
 
 
 def _meets(bounds: tuple[Any, Any] | None, low: pa.Scalar | None, high: pa.Scalar | None) -> bool:

@@ -93,17 +93,15 @@ class FullText:
             if news.everything:
                 connection.execute("INSERT INTO search (search) VALUES ('delete-all')")
                 connection.execute("DELETE FROM documents")
+            rows = 0 if news.everything else said.get("rows", 0)
             for part in news.ranges:
-                self._take_in_range(connection, news.read(part), anew=news.everything)
-            _remember(connection, changelog=news.changelog_id, version=news.version)
+                rows += self._take_in_range(connection, news.read(part), anew=news.everything)
+            _remember(connection, changelog=news.changelog_id, version=news.version, rows=rows)
             connection.execute("COMMIT")
 
     def rows(self) -> int:
         """Return the number of documents that have text, as of the version taken in."""
-        if not self._said():
-            return 0
-        with self._opened("ro") as connection:
-            return int(connection.execute("SELECT count(*) FROM documents").fetchone()[0])
+        return int(self._said().get("rows", 0))
 
     def search(self, query: str, limit: int = 20) -> pa.Table:
         """Return the documents that match, best first, in FOUND_SCHEMA, as of the version taken in.
@@ -166,17 +164,18 @@ class FullText:
             )
         return said
 
-    def _take_in_range(self, connection: sqlite3.Connection, news: RangeNews, *, anew: bool) -> None:
-        if not anew:
-            _forget(connection, news)
+    def _take_in_range(self, connection: sqlite3.Connection, news: RangeNews, *, anew: bool) -> int:
+        """Return how many documents more have text."""
+        gone = 0 if anew else _forget(connection, news)
         documents = to_documents(news.changes)
         newest = connection.execute("SELECT coalesce(max(id), 0) FROM documents").fetchone()[0]
-        connection.executemany(
+        new = connection.executemany(
             'INSERT INTO documents (vbucket, collection_id, "key", scope, collection, history, seqno, "text")'
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             self._texts(documents),
-        )
+        ).rowcount
         connection.execute('INSERT INTO search (rowid, "text") SELECT id, "text" FROM documents WHERE id > ?', [newest])
+        return max(new, 0) - gone
 
     def _texts(self, documents: pa.Table) -> Iterator[tuple[Any, ...]]:
         """Yield a row for each document that has text."""
@@ -217,8 +216,8 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(inner)
 
 
-def _forget(connection: sqlite3.Connection, news: RangeNews) -> None:
-    """Take out all documents of which what was known before no longer counts."""
+def _forget(connection: sqlite3.Connection, news: RangeNews) -> int:
+    """Take out all documents of which what was known before no longer counts, and return how many had text."""
     connection.execute("CREATE TEMP TABLE IF NOT EXISTS gone (id INTEGER PRIMARY KEY)")
     connection.execute("DELETE FROM gone")
     gone = "INSERT OR IGNORE INTO gone SELECT id FROM documents WHERE vbucket = ?"
@@ -231,7 +230,7 @@ def _forget(connection: sqlite3.Connection, news: RangeNews) -> None:
         'INSERT INTO search (search, rowid, "text") SELECT \'delete\', id, "text" FROM documents'
         " WHERE id IN (SELECT id FROM gone)"
     )
-    connection.execute("DELETE FROM documents WHERE id IN (SELECT id FROM gone)")
+    return connection.execute("DELETE FROM documents WHERE id IN (SELECT id FROM gone)").rowcount
 
 
 def _recalled(connection: sqlite3.Connection) -> dict[str, Any]:
