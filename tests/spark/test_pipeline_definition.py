@@ -1,5 +1,9 @@
 """What a pipeline's file may say, and what is said of a wrong one."""
 
+import re
+from dataclasses import fields
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,7 +113,8 @@ def test_everything_is_read(said, tmp_path):
     }
     assert beer.options().address.options.collections == ("ales", "stouts")
     assert orders.options().dialect is Dialect.UPR
-    assert beer.content() == {"scope": "brew", "collections": "ales,stouts", "where": "abv > 5"}
+    filters = {"scope": "brew", "collections": "ales,stouts", "where": "abv > 5", "value_schema": "abv DOUBLE"}
+    assert beer.content() == filters
     assert (beer.trigger_seconds, orders.trigger_seconds) == (2.0, 1.0)
     assert found.tables == Tables(current=False)
     assert found.current == Current(merge_rows=10, merge_share=0.5, merge_age_seconds=3.0)
@@ -236,3 +241,15 @@ def test_anything_is_a_definition_or_one_sentence(top, source):
 def test_a_source_says_the_same_as_its_options():
     assert Source().given_options() == {}
     assert Source(xattrs=True, collections=("a", "b")).given_options() == {"xattrs": "true", "collections": "a,b"}
+
+
+def test_the_file_in_the_documentation_is_one(said, tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text("utf-8")
+    (whole,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "reader.password").write_text("secret\n")
+    found = said(whole)
+    assert [source.name for source in found.sources] == ["beer", "orders"]
+    assert (found.tables, found.current) == (Tables(), Current())  # what is said there is what goes without saying
+    for declared in (Source, Index, Fulltext, InvalidateSink, BucketSink, Tables, Current, Metrics):
+        for name in (field.name for field in fields(declared)):
+            assert re.search(rf"\b{name}\b", whole), name
