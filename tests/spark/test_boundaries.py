@@ -1,0 +1,209 @@
+"""Consistent states of a changelog: against a bucket of one vbucket with all its branches, read as badly as may be."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.spark.lake.boundaries import Boundary, Cut, Snapshot, boundaries, newest_boundary, state
+from penstock.spark.source.offsets import Offset, Proven, VbucketOffset
+from tests.spark.lakes import Row, as_documents, rollback, row, table
+
+KEYS = [b"a", b"b", b"c", b"left out"]
+Log = list[tuple[int, bytes, bytes | None]]
+
+
+def contents(log: Log, seqno: int, *, part: bool) -> dict[bytes, bytes]:
+    """Return the documents at a seqno; part: without those that the lake leaves out."""
+    found: dict[bytes, bytes] = {}
+    for at, key, value in log:
+        if at <= seqno and not (part and key == KEYS[-1]):
+            if value is None:
+                found.pop(key, None)
+            else:
+                found[key] = value
+    return found
+
+
+@dataclass
+class Story:
+    """A vbucket and its reader. exact: snapshots end where the reader wants to end. part: the lake leaves a key out.
+
+    logs: of every branch, by vbuuid, also of those that are gone. rows: the changelog. ends: after each batch, its end,
+    how many rows there were, and whether all of it was read.
+    """
+
+    chance: random.Random
+    exact: bool
+    part: bool
+    failovers: bool
+    vbuuid: int = 1
+    logs: dict[int, Log] = field(default_factory=lambda: {1: []})
+    rows: list[Row] = field(default_factory=list)
+    at: VbucketOffset = field(default_factory=VbucketOffset)
+    ends: list[tuple[VbucketOffset, int, bool]] = field(default_factory=list)
+    common: int = 1 << 60  # of the newest branch with the one of the last plan
+
+    @property
+    def log(self) -> Log:
+        return self.logs[self.vbuuid]
+
+    @property
+    def high(self) -> int:
+        return self.log[-1][0] if self.log else 0
+
+    def write(self) -> None:
+        for _ in range(self.chance.randrange(6)):
+            value = None if self.chance.random() < 0.3 else b"%d" % self.chance.randrange(1000)
+            self.log.append((self.high + 1, self.chance.choice(KEYS), value))
+
+    def fail_over(self) -> None:
+        common = self.chance.randint(max(0, self.high - 6), self.high)
+        self.logs[self.vbuuid + 1] = [change for change in self.log if change[0] <= common]
+        self.vbuuid += 1
+        self.common = min(self.common, common)
+
+    def step(self) -> None:
+        """Plan a batch, as penstock.spark.source.offsets does, and read it."""
+        self.write()
+        if self.failovers and self.chance.random() < 0.2:
+            self.fail_over()
+        self.write()
+        if not self.plan():
+            return
+        end, before = self.at.seqno, len(self.rows)
+        self.write()
+        if self.failovers and self.chance.random() < 0.1:
+            self.fail_over()  # and the task sees it
+            self.ends.append((self.at, before, False))
+            return
+        found = [row for row in self.read(self.at.start, end) if row["seqno"] <= end]
+        whole = True
+        if self.failovers and self.chance.random() < 0.1:
+            found, whole = found[: self.chance.randint(0, len(found))], False
+            self.fail_over()
+        self.rows += [each for each in found if not (self.part and each["key"] == KEYS[-1])]
+        self.ends.append((self.at, len(self.rows), whole))
+
+    def plan(self) -> bool:
+        old, proven = self.at, self.at.proven
+        if old.seqno > old.start and self.vbuuid == old.vbuuid:
+            proven = (*proven, Proven(old.seqno, self.high))[-4:]
+        while proven and max(proven[-1].high, proven[-1].end) > self.common:
+            proven = proven[:-1]
+        self.common = 1 << 60
+        start, history = (proven[-1].end if proven else 0), old.history
+        if start != old.seqno:
+            history += 1
+            self.rows.append(rollback(0, start, history))
+        elif start == self.high:
+            self.at = VbucketOffset(history, old.vbuuid, start, proven)
+            return False
+        end = self.chance.randint(min(start + 1, self.high), self.high) if self.chance.random() < 0.5 else self.high
+        vbuuid = self.vbuuid if end > start else old.vbuuid
+        self.at = VbucketOffset(history, vbuuid, end, proven, requested=start if history > old.history else None)
+        return True
+
+    def read(self, start: int, end: int) -> list[Row]:
+        """Return what the producer sends: one snapshot up to where it likes, or several."""
+        last = end if self.exact else self.chance.randint(end, self.high)
+        if start >= last:
+            return []
+        within = [at for at in range(start + 1, last) if not self.exact and self.chance.random() < 0.2]
+        found: list[Row] = []
+        begin = start
+        for stop in [*within, last]:
+            changes = [change for change in self.log if (start if begin == start else begin - 1) < change[0] <= stop]
+            newest = {key: (at, value) for at, key, value in changes}
+            left = sorted((at, key, value) for key, (at, value) in newest.items())
+            if begin > start and left and self.chance.random() < 0.3:
+                begin = left[0][0]  # a snapshot from memory begins at its first change
+            for at, key, value in left:
+                event = "deletion" if value is None else "mutation"
+                about = {"snapshot_start": begin, "snapshot_end": stop, "history": self.at.history}
+                found.append(row(0, at, key, value, event, **about))
+            begin = stop + 1
+        return found
+
+
+def told(story: Story, number: int, *, offset: bool) -> tuple[Boundary | None, dict[bytes, bytes]]:
+    """Return the state as of a batch's end: with the offset and all rows there are by now, or from the rows of then."""
+    at, count, _ = story.ends[number]
+    rows = table(story.rows if offset else story.rows[:count])
+    given = Offset((at,)) if offset else None
+    found = {key: value for (_, _, key), (_, value) in as_documents(state(rows, given)).items()}
+    return boundaries(rows, given).get(0), found
+
+
+@given(st.randoms(use_true_random=False), st.booleans(), st.booleans(), st.booleans(), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_a_state_is_the_buckets_at_that_seqno(chance, exact, part, failovers, offset):
+    story = Story(chance, exact, part, failovers)
+    for _ in range(chance.randrange(2, 14)):
+        story.step()
+    for number, (at, _, _) in enumerate(story.ends):
+        boundary, found = told(story, number, offset=offset)
+        if boundary is None:
+            assert found == {}
+        elif offset or not part:
+            assert boundary.history == at.history
+            assert boundary.seqno <= at.seqno
+            assert found == contents(story.logs[at.vbuuid], boundary.seqno, part=part)
+
+
+@given(st.randoms(use_true_random=False), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_every_end_is_a_boundary_where_snapshots_end_there(chance, offset):
+    """So it is with a node of ours, of whose bucket nothing is left out."""
+    story = Story(chance, exact=True, part=False, failovers=False)
+    for _ in range(8):
+        story.step()
+    for number, (at, _, whole) in enumerate(story.ends):
+        assert whole
+        assert told(story, number, offset=offset)[0] == Boundary(0, at.seqno)
+
+
+def snapshot(*seqnos: int, history: int = 0) -> Snapshot:
+    return Snapshot(history, *seqnos)
+
+
+BOUNDARIES = [
+    ("nothing", [], [], None, None),
+    ("complete", [snapshot(3, 9, 0, 9)], [], None, 9),
+    ("not complete", [snapshot(3, 8, 0, 9)], [], None, None),
+    ("one after the other", [snapshot(3, 9, 0, 9), snapshot(10, 12, 9, 12)], [], None, 12),
+    ("in one stream", [snapshot(3, 9, 0, 9), snapshot(10, 12, 10, 12)], [], None, 12),
+    ("after a read of one change that is not here", [snapshot(3, 9, 0, 9), snapshot(11, 12, 10, 12)], [], None, 9),
+    ("the second not complete", [snapshot(3, 9, 0, 9), snapshot(10, 12, 9, 14)], [], None, 9),
+    ("stopped inside, and made good", [snapshot(3, 5, 0, 9), snapshot(6, 12, 5, 12)], [], None, 12),
+    ("stopped inside, not yet made good", [snapshot(3, 5, 0, 9), snapshot(6, 8, 5, 8)], [], None, None),
+    ("a read of which nothing is known", [snapshot(3, 9, 0, 9), snapshot(13, 20, 12, 20)], [], None, 9),
+    ("not from the beginning", [snapshot(13, 20, 12, 20)], [], None, None),
+    ("without snapshots", [Snapshot(0, 3, 9, 1 << 64, 1 << 64)], [], None, None),
+    ("rolled back to an end", [snapshot(3, 9, 0, 9), snapshot(10, 12, 9, 12)], [Cut(1, 9)], None, 9),
+    ("and on", [snapshot(3, 9, 0, 9), snapshot(10, 11, 9, 11, history=1)], [Cut(1, 9)], None, 11),
+    ("rolled back into one", [snapshot(3, 9, 0, 9), snapshot(6, 8, 5, 8, history=1)], [Cut(1, 5)], None, None),
+    ("made good", [snapshot(3, 9, 0, 9), snapshot(6, 10, 5, 10, history=1)], [Cut(1, 5)], None, 10),
+    ("rolled back to 0", [snapshot(3, 9, 0, 9), snapshot(1, 2, 0, 2, history=1)], [Cut(1, 0)], None, 2),
+    ("not behind a position", [snapshot(3, 9, 0, 9), snapshot(10, 12, 9, 12)], [], VbucketOffset(0, 1, 11), 9),
+    ("at a proven end", [], [], VbucketOffset(0, 1, 20, (Proven(9, 9), Proven(15, 20))), 9),
+    (
+        "from a proven end to its high",
+        [snapshot(13, 15, 12, 15), snapshot(16, 20, 15, 20)],
+        [],
+        VbucketOffset(0, 1, 20, (Proven(12, 17), Proven(15, 20))),
+        20,
+    ),
+    ("not as far as that", [snapshot(13, 16, 12, 16)], [], VbucketOffset(0, 1, 16, (Proven(12, 17),)), None),
+]
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "cuts", "at", "expected"), [pytest.param(*case, id=name) for name, *case in BOUNDARIES]
+)
+def test_boundaries(snapshots: Any, cuts: Any, at: Any, expected: Any):
+    assert newest_boundary(snapshots, cuts, at) == expected
+    assert newest_boundary(snapshots[::-1], cuts[::-1], at) == expected
