@@ -199,6 +199,32 @@ def test_texts_longer_than_what_the_log_keeps_of_them(large):
     assert (plan.files, plan.row_groups) == (1, 1)
 
 
+OF_A_KIND = {
+    "string": st.text(max_size=3) | st.text("a\u00e9\U0002f600", min_size=30, max_size=36),
+    "double": st.floats(allow_nan=False, allow_infinity=False),
+    "long": st.integers(-(1 << 63), (1 << 63) - 1),
+    "boolean": st.booleans(),
+    "timestamp": st.datetimes().map(lambda when: when.isoformat()),
+}
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_every_value_is_found_where_the_log_says(data):
+    kind = data.draw(st.sampled_from(sorted(OF_A_KIND)))
+    values = data.draw(st.lists(OF_A_KIND[kind], min_size=3, max_size=12))
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry_files, "FILE_ROWS", 2)
+        lake = Lake(directory)
+        index = SecondaryIndex(lake, "v", "v", kind)
+        append(lake, 0, [row(1, n + 1, b"%d" % n, json.dumps({"v": v}).encode()) for n, v in enumerate(values)])
+        catch_up(index, lake)
+        for value in values:
+            keys = {str(n) for n, other in enumerate(values) if other == value}
+            assert set(index.lookup(value)["key"].to_pylist()) == keys
+            assert keys <= set(index.range(value)["key"].to_pylist())
+
+
 LENGTHS = [0, 1, 31, 32, 33, 40, 4095, 4096, 5000, 70_000]
 
 
