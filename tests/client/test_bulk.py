@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import Node, connect
@@ -21,7 +21,7 @@ from penstock.node.topology import NodePlace
 from penstock.wire.constants import MAX_VALUE, Opcode, Status
 from penstock.wire.frame import Frame
 from penstock.wire.kv import Add, Delete, DelWithMeta, GetLocked, Set, SetWithMeta
-from tests.client.peer import Script, in_loop, reply
+from tests.client.peer import SECONDS, Script, in_loop, reply
 from tests.client.test_nodes import free_ports, keys_of, let_have, moving
 from tests.node.wire_client import connected
 
@@ -217,6 +217,40 @@ async def test_what_is_refused_for_now_does_not_come_after_what_was_newer():
         assert not outcomes.faults
         assert stored == {b"a": b"3", b"b": b"2"}
         assert [*keys_of(script, Opcode.SET)].count(b"b") == 2
+
+
+NUISANCES = st.sampled_from([Status.ETMPFAIL, Status.EBUSY, Status.NOT_MY_VBUCKET, Status.LOCKED, "end", "end before"])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.sampled_from([b"a", b"b", b"c"]), min_size=1, max_size=30),
+    st.lists(st.tuples(st.integers(0, 12), NUISANCES), max_size=4),
+)
+def test_whatever_a_node_does_the_last_row_of_a_key_stays(keys, nuisances):
+    stored, left, behind = {}, [*nuisances], 0
+
+    def answer(peer, frame):
+        nonlocal behind
+        if frame.opcode != Opcode.SET:
+            return None
+        behind += 1
+        kind = None
+        if left and behind > left[0][0]:
+            (_, kind), behind = left.pop(0), 0
+        if kind in ("end", "end before"):
+            peer.transport.abort()
+        if kind is None or kind == "end":
+            stored[frame.key] = frame.value
+        return b"" if isinstance(kind, str) else reply(frame, kind or Status.SUCCESS, cas=1)
+
+    async def check():
+        async with Script(answer) as script, BulkWriter(parse_address(script.url()), 200) as writer:
+            rows = [(key, b"%d" % number) for number, key in enumerate(keys)]
+            assert not (await write(writer, rows)).faults
+            assert stored == dict(rows)
+
+    asyncio.run(asyncio.wait_for(check(), SECONDS))
 
 
 @in_loop

@@ -15,7 +15,7 @@ from penstock.node import Node
 from penstock.spark.sink.columns import check_columns
 from penstock.spark.sink.json_text import json_of
 from penstock.spark.sink.options import OPTIONS, SinkOptions, SubPath
-from penstock.spark.sink.task import Counts, windows, write_tables
+from penstock.spark.sink.task import Counts, Refused, windows, write_tables
 from penstock.wire.constants import MAX_VALUE, Datatype
 from penstock.wire.kv import GetMeta, MetaReply
 from penstock.wire.layout import decode
@@ -212,6 +212,27 @@ def test_rows_go_to_the_collections_that_they_name(documents, node, url):
         send(url, columns, scope="shop", collection="shoes")
     assert send(url, {"key": ["b"], "value": ["1"]}, scope="shop", collection="hats") == (Counts(written=1), {})
     assert documents.loop.run(documents.bucket.get("b", collection="shop.hats")).value == b"1"
+
+
+def test_a_collection_that_was_made_anew_is_found(documents, node, url):
+    def change(how):
+        bucket = node.buckets["default"]
+        run(node, lambda: bucket.change_manifest(how(bucket.store.manifest)))
+
+    def tables():
+        change(lambda manifest: manifest.with_collection("_default", "hats"))
+        yield pa.table({"key": ["a", "b"], "value": ["1", "1"]})
+        yield pa.table({"key": ["a", "c"], "value": ["2", None]})
+        change(lambda manifest: manifest.without_collection("_default", "hats"))
+        change(lambda manifest: manifest.with_collection("_default", "hats"))
+        yield pa.table({"key": ["b", "c", "d"], "value": ["3", None, "3"]})
+
+    refused: list[Refused] = []
+    options = SinkOptions.parse({"url": url, "collection": "hats"})
+    assert write_tables(options, tables(), refused.append) == Counts(written=5, failed=2)
+    assert [each.first for each in refused] == ["key 'c': no value"] * 2
+    found = documents.loop.run(documents.bucket.get_many(["a", "b", "c", "d"], collection="hats"))
+    assert [each and each.value for each in found] == [None, b"3", None, b"3"]
 
 
 # With the meta data

@@ -136,11 +136,24 @@ class _Writing:
     def start(self, window: _Window) -> Future[Outcomes]:
         return self._loop.start(self._bucket.write(window.requests))
 
-    def forget_collections(self) -> None:
-        self._loop.run(self._forget())
-
-    async def _forget(self) -> None:
-        self._bucket.forget_collections()
+    def end(self, window: _Window, future: Future[Outcomes]) -> Outcomes:
+        """Wait for the answers of a window. Rows of a collection that has become another one are sent once more."""
+        outcomes = future.result()
+        unknown = [
+            place
+            for place, fault in outcomes.faults.items()
+            if fault.status == Status.UNKNOWN_COLLECTION and place not in window.requests.faults
+        ]
+        if unknown:
+            self._bucket.forget_collections()
+            again = self.prepare(window.table.take(pa.array(window.prepared.kept[unknown])), prepare)
+            found = self.start(again).result()
+            outcomes.status[unknown], outcomes.cas[unknown] = found.status, found.cas
+            for number, place in enumerate(unknown):
+                del outcomes.faults[place]
+                if number in found.faults:
+                    outcomes.faults[place] = found.faults[number]
+        return outcomes
 
     def _prefix(self, name: Collection) -> bytes | Fault:
         try:
@@ -159,14 +172,12 @@ def _end(
     on_refused: Callable[[Refused], None],
 ) -> Counts:
     """Wait for the answers of a window, and count them."""
-    outcomes = future.result()
+    outcomes = writing.end(window, future)
     counts, refused = judge(operation, outcomes)
     kept = window.prepared.kept
     counts += Counts(skipped=window.table.num_rows - len(kept))
     if refused:
         faults = [outcomes.faults[place] for place in refused]
-        if any(fault.status in (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE) for fault in faults):
-            writing.forget_collections()
         on_refused(Refused(window.table.take(pa.array(kept[refused])), faults))
     return counts
 
