@@ -7,6 +7,7 @@ import cProfile
 import multiprocessing
 import os
 import pstats
+import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,15 +78,21 @@ class Served(NamedTuple):
 
 @contextmanager
 def served(
-    *, vbuckets: int, changes: int = 0, value_bytes: int = 0, profile: bool = False, disk: Disk | None = None
+    *,
+    vbuckets: int,
+    changes: int = 0,
+    value_bytes: int = 0,
+    varied: bool = False,
+    profile: bool = False,
+    disk: Disk | None = None,
 ) -> Iterator[Served]:
     """Run a node with one bucket, `default`, filled with changes of different keys, vbuckets in turn.
 
-    disk: where the bucket is kept; None: in memory.
+    varied: with values that differ and that nothing makes smaller. disk: where the bucket is kept; None: in memory.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    wanted = _Wanted(vbuckets, changes, value_bytes, profile, disk)
+    wanted = _Wanted(vbuckets, changes, value_bytes, varied, profile, disk)
     process = context.Process(target=_run, args=(theirs, wanted), daemon=True)
     process.start()
     try:
@@ -103,6 +110,7 @@ class _Wanted(NamedTuple):
     vbuckets: int
     changes: int
     value_bytes: int
+    varied: bool
     profile: bool
     disk: Disk | None
 
@@ -112,14 +120,16 @@ def _run(pipe: Pipe, wanted: _Wanted) -> None:
 
 
 async def _serve(pipe: Pipe, wanted: _Wanted) -> None:
-    vbuckets, changes, value_bytes, profile, disk = wanted
+    vbuckets, changes, value_bytes, varied, profile, disk = wanted
     loop = asyncio.get_running_loop()
     if disk is not None:
         opening.__dict__["Bucket"] = BUCKETS[disk.kind]  # all that the node opens
     node = await Node.start(port=0, vbuckets=vbuckets, data_dir=None if disk is None else disk.directory)
     store = node.buckets["default"].store
-    value = b"v" * value_bytes
+    noise, value = random.Random(1), b"v" * value_bytes
     for number in range(changes):
+        if varied:
+            value = noise.randbytes(value_bytes)
         store.vbuckets[number % vbuckets].set(b"\0key-%09d" % number, value)
     stopped = asyncio.Event()
     probe = _Probe(loop)

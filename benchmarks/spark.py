@@ -1,67 +1,60 @@
 """`format("dcp")` into Spark's noop sink: a streaming query over a filled bucket, its first batch left out.
 
-The node has a process of its own; Spark runs two tasks at once in this one's Java. The first batch pays for the
-Java compiler and the Python workers' start, so rates are those of the batches after it.
+The node has a process of its own; Spark runs two tasks at once, with the extension module and without it, each in a
+Java of its own. The first batch pays for the Java compiler and the Python workers' start, so rates are those of the
+batches after it. Who spent what of the processors' time says what limits.
 """
 
 from __future__ import annotations
 
 import statistics
-import tempfile
 
 from benchmarks.report import Report, options
 from benchmarks.served import served
-from penstock.spark.session import local_session
+from benchmarks.spark_query import WAYS, queries
 
 
 def main() -> None:
     parser = options(__doc__.partition("\n")[0])
-    parser.add_argument("--changes", type=int, default=12_000_000)
+    parser.add_argument("--changes", type=int, default=24_000_000)
     parser.add_argument("--value-bytes", type=int, default=100)
     parser.add_argument("--vbuckets", type=int, default=1024)
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--per-batch", type=int, default=4_000_000)
+    parser.add_argument("--columns", help="names with commas between them; all if not given")
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=[*WAYS])
     chosen = parser.parse_args()
-    report = Report("Spark's streaming read into the noop sink", chosen)
+    report = Report("Spark's streaming read into the noop sink, with the extension module and without", chosen)
+    rates: dict[str, float] = {}
     with served(vbuckets=chosen.vbuckets, changes=chosen.changes, value_bytes=chosen.value_bytes) as node:
-        spark = local_session(2)
-        changes = (
-            spark.readStream.format("dcp")
-            .option("url", f"couchbase://127.0.0.1:{node.port}")
-            .option("partitions", chosen.partitions)
-            .option("maxChangesPerTrigger", chosen.per_batch)
-            .load()
-        )
-        with tempfile.TemporaryDirectory() as checkpoint:
-            query = (
-                changes.writeStream.format("noop")
-                .option("checkpointLocation", checkpoint)
-                .trigger(availableNow=True)
-                .start()
+        given = {
+            "url": f"couchbase://127.0.0.1:{node.port}",
+            "maxPartitions": chosen.partitions,
+            "maxChangesPerTrigger": chosen.per_batch,
+        }
+        if chosen.columns:
+            given["columns"] = chosen.columns
+        for way in chosen.ways:
+            before = node.cpu()
+            (found,) = queries([given], way=way)
+            by_node = (node.cpu() - before) / found.rows
+            if found.rows != chosen.changes:
+                raise RuntimeError(f"Spark read {found.rows} rows of {chosen.changes}")
+            for number, batch in enumerate(found.batches):
+                report.row(
+                    f"{way}, batch {number}, {batch.rows} rows", f"{batch.rows / batch.seconds / 1e6:.2f} M rows/s"
+                )
+            rates[way] = found.rate
+            java, python = (seconds / found.later_rows * 1e9 for seconds in found.spent)
+            median = statistics.median(batch.rows / batch.seconds for batch in found.batches[1:])
+            report.row(
+                f"{way}, {found.later_rows} rows of {chosen.value_bytes} B, {chosen.partitions} partitions, later ones",
+                f"{found.rate / 1e6:.2f} M rows/s (median batch {median / 1e6:.2f}); processor time a row: "
+                f"node {by_node * 1e9:.0f} ns, Python workers {python:.0f} ns, Java {java:.0f} ns",
             )
-            query.awaitTermination()
-            batches = [p for p in query.recentProgress if p.numInputRows]
-        spark.stop()
-    rows = sum(batch.numInputRows for batch in batches)
-    if rows != chosen.changes:
-        raise RuntimeError(f"Spark read {rows} rows of {chosen.changes}")
-    for batch in batches:
-        report.row(
-            f"batch {batch.batchId}, {batch.numInputRows} rows", f"{_rate(batch.numInputRows, batch):.2f} M rows/s"
-        )
-    later = batches[1:]
-    whole = sum(b.numInputRows for b in later) / sum(b.durationMs["triggerExecution"] for b in later) / 1e3
-    report.row(
-        f"{rows} rows of {chosen.value_bytes} B, {chosen.partitions} partitions, first batch excluded",
-        f"{whole:.2f} M rows/s (median batch {statistics.median(_rate(b.numInputRows, b) for b in later):.2f})",
-    )
+    if len(rates) > 1:
+        report.row("native, times Python", f"{rates['native'] / rates['Python']:.2f}")
     report.finish()
-
-
-def _rate(rows: int, batch: object) -> float:
-    """Return million rows a second of a batch's whole time, planning and logs included."""
-    milliseconds: float = batch.durationMs["triggerExecution"]  # type: ignore[attr-defined]
-    return rows / milliseconds / 1e3
 
 
 if __name__ == "__main__":

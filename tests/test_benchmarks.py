@@ -147,3 +147,26 @@ def test_the_benchmark_of_writing_runs():
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count(" k rows/s ") == 3
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("benchmark", "options", "row"),
+    [
+        (
+            "spark_changelog",
+            ["--changes", "3000", "--per-batch", "1000", "--ways", "Python"],
+            "Python, 2000 rows of 100 B",
+        ),
+        (
+            "spark_latency",
+            ["--rate", "50", "--seconds", "2", "--warm-seconds", "1", "--empty", "2"],
+            "an empty trigger",
+        ),
+    ],
+)
+def test_a_benchmark_of_spark_runs(benchmark, options, row):
+    run = [sys.executable, "-m", f"benchmarks.{benchmark}", "--vbuckets", "8", *options]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert row in done.stdout

@@ -1,0 +1,50 @@
+"""`format("dcp")` into a changelog on Delta: a streaming query over a filled bucket, its first batch left out.
+
+The values are noise, which Parquet cannot make smaller.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from benchmarks.report import Report, options
+from benchmarks.served import served
+from benchmarks.spark_query import WAYS, queries
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--changes", type=int, default=8_000_000)
+    parser.add_argument("--value-bytes", type=int, default=100)
+    parser.add_argument("--vbuckets", type=int, default=1024)
+    parser.add_argument("--partitions", type=int, default=2)
+    parser.add_argument("--per-batch", type=int, default=1_000_000)
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=["native"])
+    parser.add_argument("--directory", type=Path, help="where the table is written; else where temporary files are")
+    chosen = parser.parse_args()
+    report = Report("Spark's streaming read into a changelog on Delta", chosen)
+    sizes = {"vbuckets": chosen.vbuckets, "changes": chosen.changes, "value_bytes": chosen.value_bytes}
+    with served(**sizes, varied=True) as node:
+        given = {
+            "url": f"couchbase://127.0.0.1:{node.port}",
+            "maxPartitions": chosen.partitions,
+            "maxChangesPerTrigger": chosen.per_batch,
+        }
+        for way in chosen.ways:
+            with tempfile.TemporaryDirectory(dir=chosen.directory) as directory:
+                (found,) = queries([given], way=way, tables=Path(directory))
+                nbytes = sum(file.stat().st_size for file in Path(directory).rglob("*.parquet"))
+            if found.rows != chosen.changes:
+                raise RuntimeError(f"Spark read {found.rows} rows of {chosen.changes}")
+            java, python = (seconds / found.later_rows * 1e9 for seconds in found.spent)
+            report.row(
+                f"{way}, {found.later_rows} rows of {chosen.value_bytes} B, {chosen.partitions} partitions",
+                f"{found.rate / 1e3:.0f} k rows/s, {nbytes / found.rows:.0f} bytes a row in files; "
+                f"processor time a row: Python workers {python:.0f} ns, Java {java:.0f} ns",
+            )
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

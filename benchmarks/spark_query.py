@@ -1,0 +1,144 @@
+"""What the benchmarks of Spark have in common: streaming queries in their own process, and who spent what on them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.kept import apart
+from penstock.wire import native
+
+__all__ = ["WAYS", "Batch", "Cpu", "Read", "cpu", "queries"]
+
+WAYS = {"native": "1", "Python": "0"}
+"""What PENSTOCK_NATIVE says."""
+
+_POLL_SECONDS = 0.02
+
+Options = Mapping[str, object]
+
+
+class Cpu(NamedTuple):
+    """Seconds of processor time: of Java, and of all Python processes that it has started."""
+
+    java: float = 0.0
+    python: float = 0.0
+
+    def since(self, before: Cpu) -> Cpu:
+        return Cpu(self.java - before.java, self.python - before.python)
+
+
+class Batch(NamedTuple):
+    """One micro-batch. seconds: of its whole time, planning and logs included."""
+
+    rows: int
+    seconds: float
+
+
+class Read(NamedTuple):
+    """What a query did: its batches but for the empty ones, the first of which pays for much that is done once.
+
+    spent: by Spark since that one.
+    """
+
+    batches: list[Batch]
+    spent: Cpu
+
+    @property
+    def rows(self) -> int:
+        return sum(batch.rows for batch in self.batches)
+
+    @property
+    def later_rows(self) -> int:
+        return sum(batch.rows for batch in self.batches[1:])
+
+    @property
+    def rate(self) -> float:
+        """Rows a second, without the first batch."""
+        return self.later_rows / sum(batch.seconds for batch in self.batches[1:])
+
+
+def queries(
+    asked: Sequence[Options], *, way: str | None = None, processors: int = 2, tables: Path | None = None
+) -> list[Read]:
+    """Read buckets to their end, one query after the other, in one process with a Java of its own.
+
+    asked: for each query the options of `format("dcp")`. way: one of WAYS; None: as it comes. tables: each query writes
+    a changelog in its own directory there; None: the rows go nowhere. Raises RuntimeError if the extension module is
+    not as `way` says.
+    """
+    with nullcontext() if way is None else _way(way):
+        reads, is_native = apart(_queries, [dict(each) for each in asked], processors, tables)
+    if way is not None and is_native != (way == "native"):
+        raise RuntimeError("the extension module is not built: `make install` where there is a C compiler")
+    return reads
+
+
+@contextmanager
+def _way(way: str) -> Iterator[None]:
+    """Let processes that begin now, and those they start, have the extension module or not."""
+    before = os.environ.get("PENSTOCK_NATIVE")
+    os.environ["PENSTOCK_NATIVE"] = WAYS[way]
+    try:
+        yield
+    finally:
+        del os.environ["PENSTOCK_NATIVE"]
+        if before is not None:
+            os.environ["PENSTOCK_NATIVE"] = before
+
+
+def _queries(asked: list[dict[str, object]], processors: int, tables: Path | None) -> tuple[list[Read], bool]:
+    from penstock.spark.session import local_session
+
+    spark = local_session(processors)
+    reads = [_query(spark, each, None if tables is None else tables / str(at)) for at, each in enumerate(asked)]
+    spark.stop()
+    return reads, native.extension is not None
+
+
+def _query(spark: Any, options: dict[str, object], lake: Path | None) -> Read:
+    reader = spark.readStream.format("dcp")
+    for name, value in options.items():
+        reader = reader.option(name, str(value))
+    with tempfile.TemporaryDirectory() as checkpoint:
+        writer = reader.load().writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+        if lake is None:
+            query = writer.format("noop").start()
+        else:
+            query = writer.format("penstock-changelog").option("path", str(lake)).start()
+        while not query.awaitTermination(_POLL_SECONDS) and query.lastProgress is None:
+            continue
+        begun = cpu()
+        query.awaitTermination()
+        spent = cpu().since(begun)
+    done = [progress for progress in query.recentProgress if progress.numInputRows]
+    return Read([Batch(each.numInputRows, each.durationMs["triggerExecution"] / 1e3) for each in done], spent)
+
+
+def cpu() -> Cpu:
+    """Return what the processes have spent so far that this one has started, and those that they have started."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    parents, names, spent, ended = dict[int, int](), dict[int, str](), dict[int, float](), dict[int, float]()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            name, _, rest = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+        except OSError:
+            continue  # it has ended meanwhile
+        fields, pid = rest.split(), int(entry.name)
+        parents[pid], names[pid] = int(fields[1]), name.partition("(")[2]
+        spent[pid], ended[pid] = (sum(map(int, fields[at : at + 2])) / ticks for at in (11, 13))
+    found = {"java": 0.0, "python": 0.0}
+    for pid in parents:
+        above = parents[pid]
+        while above not in (0, os.getpid()):
+            above = parents.get(above, 0)
+        if above:
+            found["java" if names[pid] == "java" else "python"] += spent[pid]
+            found["python"] += ended[pid]  # its children that are no more: Java, too, has none but these
+    return Cpu(**found)
