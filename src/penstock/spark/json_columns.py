@@ -33,7 +33,7 @@ import pyarrow.json as pj
 
 from penstock.spark.json_types import as_struct, differences, fields_of, from_ddl, to_ddl, type_name
 
-__all__ = ["Evolution", "differences", "evolution", "from_ddl", "infer", "parse", "to_ddl"]
+__all__ = ["Evolution", "differences", "evolution", "from_ddl", "infer", "infer_all", "parse", "to_ddl"]
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Fields: TypeAlias = Mapping[str, pa.DataType]
@@ -76,9 +76,15 @@ def infer(values: pa.Array) -> pa.Schema:
     Whole numbers are BIGINT, others DOUBLE; where types conflict, STRING. A field of which only nulls, empty objects or
     empty arrays are known has no type yet and is left out.
     """
+    return infer_all([values])
+
+
+def infer_all(parts: Iterable[pa.Array]) -> pa.Schema:
+    """Return what `infer` does for the values of several arrays."""
     found: pa.DataType = pa.struct([])
-    for part in _slices(values.cast(pa.binary()).drop_null()):
-        found = _merged(found, _infer(part))
+    for values in parts:
+        for part in _slices(values.cast(pa.binary()).drop_null()):
+            found = _merged(found, _infer(part))
     return pa.schema(_pruned(found) or pa.struct([]))
 
 

@@ -124,15 +124,14 @@ def evidence(rows: pa.Table) -> tuple[dict[int, list[Snapshot]], dict[int, list[
 
 
 def boundaries(rows: pa.Table, offset: Offset | None = None) -> dict[int, Boundary]:
-    """Return the newest boundary of each vbucket that has one.
+    """Return the newest boundary of each vbucket that has one, and rows.
 
     rows: with the columns EVIDENCE, all that there are up to `offset`, or up to the moment that is asked for if there
     is none; rows behind the offset do no harm.
     """
     snapshots, cuts = evidence(rows)
-    named = {*snapshots, *cuts} if offset is None else range(len(offset.vbuckets))
     found: dict[int, Boundary] = {}
-    for vbucket in named:
+    for vbucket in sorted({*snapshots, *cuts}):
         at = None if offset is None else offset.vbuckets[vbucket]
         seen, rolled = snapshots.get(vbucket, []), cuts.get(vbucket, [])
         if at is not None:

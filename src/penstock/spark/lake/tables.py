@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.client.tokens import MutationToken
     from penstock.spark.lake.positions import LakePosition
+    from penstock.spark.source.offsets import Offset
 
 # Opening a table reads its newest checkpoint and the commits after that, and lists the log's directory: both stay
 # short. A version that `current` has not folded when its log entry expires costs a fold of the whole changelog.
@@ -146,6 +148,37 @@ class Lake:
         from penstock.spark.lake import positions
 
         positions.wait_for(self, tokens, timeout)
+
+    def as_of(self, at: LakePosition | Offset | datetime) -> pa.Table:
+        """Return the documents of a consistent state of the past, in CURRENT_COLUMNS and no order.
+
+        Of each vbucket that is its newest boundary not behind the position, or that the changelog had at the time; see
+        penstock.spark.lake.views.
+        """
+        from penstock.spark.lake import views
+
+        return views.as_of(self, at)
+
+    def as_of_frame(self, spark: SparkSession, at: LakePosition | Offset | datetime) -> DataFrame:
+        """Return what `as_of` does as a Spark frame."""
+        from penstock.spark.lake import views
+
+        return views.as_of_frame(self, spark, at)
+
+    def json_view(self, schema: pa.Schema | str | None = None) -> pa.Table:
+        """Return the documents, as `current` does, with typed columns of their JSON and what did not fit in `_rest`.
+
+        schema: of Arrow or as Spark's DDL; None: inferred. See penstock.spark.lake.views.
+        """
+        from penstock.spark.lake import views
+
+        return views.json_view(self, schema)
+
+    def json_frame(self, spark: SparkSession, schema: pa.Schema | str | None = None) -> DataFrame:
+        """Return what `json_view` does as a Spark frame."""
+        from penstock.spark.lake import views
+
+        return views.json_frame(self, spark, schema)
 
 
 def query_id(checkpoint: Path) -> str | None:

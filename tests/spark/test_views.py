@@ -1,0 +1,200 @@
+"""Views of a lake: consistent states of the past, typed columns, one's own writes; without Spark where that can be."""
+
+import json
+import os
+import time
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import UsageError, WriteLost
+from penstock.spark.lake import Lake, changelog
+from penstock.spark.lake.positions import LakePosition
+from penstock.spark.lake.views import boundaries_of
+from penstock.spark.source.offsets import Offset, VbucketOffset
+from tests.spark.buckets import Contents, Documents, MicroBatches, numbered
+from tests.spark.lakes import QUERY, append, checkpoint, row
+from tests.spark.running import running
+
+VBUCKETS = 16
+
+
+class Following:
+    """A lake that follows a bucket by micro-batches, kept as Spark and the sink do. contents: the bucket's, after each
+    call of `follow`, with the lake's position and the time of then."""
+
+    def __init__(self, lake: Lake, batches: MicroBatches, documents: Documents) -> None:
+        self.lake = lake
+        self.contents: list[tuple[LakePosition, datetime, Contents]] = []
+        self._batches = batches
+        self._documents = documents
+        self._number = 0
+        checkpoint(lake.checkpoint)
+        (lake.checkpoint / "commits").mkdir()
+
+    def follow(self) -> LakePosition:
+        """Take in all there is; at the end, the bucket's contents are those of the lake's position."""
+        while (rows := self._batches.step()) is not None:
+            offset = json.dumps(self._batches.start)
+            (self.lake.checkpoint / "offsets" / str(self._number)).write_text(f"v1\n{{}}\n{offset}")
+            files = changelog.write_files(rows.to_batches(), self.lake.changelog_table.path, VBUCKETS)
+            assert changelog.commit(self.lake, QUERY, self._number, files, vbuckets=VBUCKETS)
+            (self.lake.checkpoint / "commits" / str(self._number)).write_text("v1\n{}")
+            self._number += 1
+        position = self.lake.position()
+        assert position is not None
+        assert position.committed is not None
+        self.contents.append((position, later_than(position.committed), self._documents.contents()))
+        return position
+
+
+def later_than(moment: datetime) -> datetime:
+    """Return a time after `moment` and before whatever is written from now on."""
+    while (now := datetime.now(UTC)) <= moment + timedelta(milliseconds=8):  # more than the clock of files may be late
+        time.sleep(0.001)
+    found, now = now, datetime.now(UTC)
+    while now <= found + timedelta(milliseconds=8):
+        time.sleep(0.001)
+        now = datetime.now(UTC)
+    return found
+
+
+def contents(documents: pa.Table) -> Contents:
+    found = {row["key"].encode(): (row["cas"], row["value"]) for row in documents.to_pylist()}
+    assert len(found) == documents.num_rows
+    return found
+
+
+@pytest.fixture
+def following(lake, node, documents, follow):
+    return Following(lake, follow(node.url("default"), maxChangesPerTrigger="150"), documents)
+
+
+def live_through(following: Following, documents: Documents) -> None:
+    """Store, change, remove, empty the bucket, and store again, with a look after each."""
+    documents.store(numbered(0, 100))
+    following.follow()
+    for text in ("second", "third"):
+        documents.store(numbered(0, 60, text))
+        documents.store(numbered(0, 30, f"{text}, again"))
+        following.follow()
+    documents.remove([f"key-{number}" for number in range(20, 80)])
+    following.follow()
+    documents.flush()
+    documents.store(numbered(0, 5, "after the flush"))
+    following.follow()
+    documents.store(numbered(3, 9, "and on"))
+    following.follow()
+
+
+def test_states_of_the_past(following, documents):
+    live_through(following, documents)
+    lake = following.lake
+    for position, when, expected in following.contents:
+        assert contents(lake.as_of(position)) == expected
+        assert contents(lake.as_of(position.offset)) == expected
+        assert contents(lake.as_of(when)) == expected
+        ends = {vb: (at.history, at.seqno) for vb, at in enumerate(position.offset.vbuckets) if at.seqno}
+        assert {vb: tuple(bound) for vb, bound in boundaries_of(lake, position).items() if bound.seqno} == ends
+    assert lake.as_of(following.contents[0][1] - timedelta(hours=1)).num_rows == 0
+    assert contents(lake.as_of(datetime.now(UTC) + timedelta(hours=1))) == contents(lake.current())
+
+
+def test_states_of_a_past_that_the_checkpoint_has_forgotten(following, documents):
+    live_through(following, documents)
+    lake = following.lake
+    for entry in lake.checkpoint.glob("*/*"):
+        if entry.name != str(following.contents[-1][0].batch):
+            entry.unlink()
+    for _, when, expected in following.contents:
+        assert contents(lake.as_of(when)) == expected
+    # Joined files have the time of the newest of them, and are younger than that.
+    times = [when for _, when, _ in following.contents]
+    opened = lake.changelog_table.open()
+    assert opened is not None
+    files = lake.changelog_table.files(opened)
+    joined = next(file for file in files if times[0].timestamp() * 1000 < file.modified < times[1].timestamp() * 1000)
+    os.utime(lake.changelog_table.path / joined.path, (joined.modified / 1000 + 60, joined.modified / 1000 + 60))
+    with pytest.raises(UsageError, match=r"were joined with later ones; expected a time from .* on, or a position"):
+        lake.as_of(times[0])
+    assert contents(lake.as_of(times[1])) == following.contents[1][2]
+
+
+def test_what_cannot_be_looked_at(lake, following, documents):
+    with pytest.raises(UsageError, match="no table at"):
+        lake.as_of(datetime.now(UTC))
+    documents.store(numbered(0, 10))
+    position = following.follow()
+    with pytest.raises(UsageError, match="has no time zone"):
+        lake.as_of(datetime.now())
+    with pytest.raises(UsageError, match=r"a position in 8 vbuckets; .* is of another bucket"):
+        lake.as_of(Offset((VbucketOffset(),) * 8))
+    first = position.offset.vbuckets[0]
+    ahead = VbucketOffset(first.history, first.vbuuid, first.seqno + 1)
+    with pytest.raises(
+        UsageError, match=rf"a position at seqno {first.seqno + 1} of vbucket 0 .* ends at {first.seqno}"
+    ):
+        lake.as_of(Offset((ahead, *position.offset.vbuckets[1:])))
+
+
+# Typed columns
+
+
+def lake_of(lake: Lake, *values: bytes) -> Lake:
+    append(lake, 0, [row(number, 1, b"key-%d" % number, value) for number, value in enumerate(values)])
+    return lake
+
+
+def test_json_as_columns(lake):
+    values = (b'{"name":"Bock","abv":6.5,"Key":1}', b'{"name":17,"tags":["a"]}', b"no document", b'{"_rest":{"x":[1]}}')
+    found = lake_of(lake, *values).json_view("name STRING, abv DOUBLE, Key BIGINT").sort_by("key")
+    assert found.column_names == ["key", "key_bytes", "scope", "collection", "name", "abv", "Key_", "_rest"]
+    assert found.select(["key", "name", "abv", "Key_", "_rest"]).to_pylist() == [
+        {"key": "key-0", "name": "Bock", "abv": 6.5, "Key_": 1, "_rest": None},
+        {"key": "key-1", "name": None, "abv": None, "Key_": None, "_rest": '{"name":17,"tags":["a"]}'},
+        {"key": "key-2", "name": None, "abv": None, "Key_": None, "_rest": "no document"},
+        {"key": "key-3", "name": None, "abv": None, "Key_": None, "_rest": '{"_rest":{"x":[1]}}'},
+    ]
+    inferred = lake.json_view().sort_by("key")
+    assert set(inferred.column_names[4:]) == {"name", "abv", "Key_", "tags", "_rest_", "_rest"}
+    assert inferred["name"].to_pylist() == ["Bock", None, None, None]
+    assert inferred["_rest"].to_pylist() == [None, '{"name":17}', "no document", None]
+    assert inferred["_rest_"].to_pylist()[3] == {"x": [1]}
+
+
+def test_json_of_no_documents(lake):
+    append(lake, 0, [row(1, 1, b"gone", event="deletion")])
+    assert lake.json_view("a BIGINT").schema.names[-2:] == ["a", "_rest"]
+    assert lake.json_view().num_rows == 0
+    with pytest.raises(UsageError, match="TIMESTAMP"):
+        lake.json_view("a TIMESTAMP")
+
+
+# With Spark
+
+
+@pytest.mark.spark
+def test_ones_own_writes_through_spark(spark, node, lake, documents):
+    beers = {f"beer-{number}": json.dumps({"name": f"beer {number}", "abv": number}).encode() for number in range(500)}
+    with running(spark, documents.url, lake):
+        documents.store(beers)
+        lake.wait_for(documents.bucket.tokens(), timeout=120)
+        found = lake.current_frame(spark).select("key", "value").collect()
+        assert {row["key"]: bytes(row["value"]) for row in found} == beers
+        before = lake.position()
+        assert before is not None
+        documents.remove([f"beer-{number}" for number in range(250)])
+        documents.store({"beer-400": b'{"name":"new"}'})
+        lake.wait_for(documents.bucket.tokens(), timeout=120)
+        named = {row["key"]: row["name"] for row in lake.json_frame(spark, "name STRING").collect()}
+        assert named == {f"beer-{number}": f"beer {number}" for number in range(250, 500)} | {"beer-400": "new"}
+        past = lake.as_of_frame(spark, before).select("key", "value").collect()
+        assert {row["key"]: bytes(row["value"]) for row in past} == beers
+        old = documents.bucket.tokens()
+        documents.flush()
+        documents.store({"beer-1": b"{}"})
+        (new,) = [token for token in documents.bucket.tokens() if token not in old]
+        lake.wait_for([new], timeout=120)
+        with pytest.raises(WriteLost, match="rolled back"):
+            lake.wait_for([token for token in old if token.vbucket == new.vbucket], timeout=120)
