@@ -111,6 +111,21 @@ def test_files_that_someone_has_yet_to_take_in_are_left_alone(lake):
     assert catch_up(lake) == Progress(lake.changelog_table.open().version(), changes=128)
 
 
+def test_who_reads_everything_anew_holds_nothing_up(lake, monkeypatch):
+    monkeypatch.setitem(lake.changelog_table.configuration, "delta.logRetentionDuration", "interval 0 seconds")
+    written = [change for batch in range(60) for change in rows(batch, 4)]
+    for batch in range(60):
+        append(lake, batch, rows(batch, 4))
+    assert compact(lake).changelog.files_after == 1
+    catch_up(lake)
+    changelog = str(lake.changelog_table.open().metadata().id)
+    append(lake, 60, rows(60, 4))
+    assert lake.changelog_table.added_since(lake.changelog_table.open(), 0) is None
+    assert compact(lake, [(changelog, 0)]).changelog.files_after == 2
+    assert catch_up(lake).changes == 4
+    assert as_documents(lakes.folded(lake)) == model([*written, *rows(60, 4)])
+
+
 def test_current_is_joined_too_and_a_fold_of_before_does_not_count_twice(lake, monkeypatch):
     monkeypatch.setattr(current, "SMALL_ROWS", 0)
     written = filled(lake, 3)

@@ -60,21 +60,19 @@ def compact(lake: Lake, followers: Iterable[tuple[str, int] | None] = ()) -> Rep
     if changelog is None:
         raise UsageError(f"there is no table at {lake.changelog_table.path}; expected the lake of a pipeline that ran")
     changelog_id = str(changelog.metadata().id)
-    # Who has taken in nothing, or of another changelog, reads everything anew, from whatever files there are.
-    taken_in = min((one[1] for one in known if one is not None and one[0] == changelog_id), default=None)
+    versions = sorted(one[1] for one in known if one is not None and one[0] == changelog_id)
 
-    def of_changelog(table: DeltaTable) -> list[DataFile] | None:
-        """Return the files that may be joined."""
-        if taken_in is None:
-            return None
-        news = lake.changelog_table.added_since(table, taken_in)
-        if news is None:
-            return None
-        new = {file.path for file in news}
+    def of_changelog(table: DeltaTable) -> list[DataFile]:
+        """Return the files that may be joined: not those that the last of the followers is still to take in.
+
+        Who took in nothing, or too long ago to be told what came since, reads everything anew from whatever there is.
+        """
+        news = (lake.changelog_table.added_since(table, version) for version in versions)
+        new = {file.path for file in next((files for files in news if files is not None), ())}
         return [file for file in lake.changelog_table.files(table) if file.path not in new]
 
-    def of_current(table: DeltaTable) -> list[DataFile] | None:
-        return lake.current_table.files(table) if folded_version(lake, table) is not None else None
+    def of_current(table: DeltaTable) -> list[DataFile]:
+        return lake.current_table.files(table) if folded_version(lake, table) is not None else []
 
     return Report(
         _join(lake.changelog_table, of_changelog, lambda table: (UPKEEP, table.version())),
@@ -111,7 +109,7 @@ def joins(files: Iterable[DataFile]) -> list[list[DataFile]]:
 
 def _join(
     table: Table,
-    eligible: Callable[[DeltaTable], list[DataFile] | None],
+    eligible: Callable[[DeltaTable], list[DataFile]],
     transaction: Callable[[DeltaTable], tuple[str, int]],
 ) -> TableReport:
     opened = table.open()
@@ -128,13 +126,13 @@ def _join(
 def _join_range(
     table: Table,
     part: int,
-    eligible: Callable[[DeltaTable], list[DataFile] | None],
+    eligible: Callable[[DeltaTable], list[DataFile]],
     transaction: Callable[[DeltaTable], tuple[str, int]],
 ) -> None:
     for _ in range(TRIES):
         opened = table.open()
-        files = eligible(opened) if opened is not None else None
-        groups = joins(file for file in files or () if file.vbucket_range == part)
+        files = eligible(opened) if opened is not None else []
+        groups = joins(file for file in files if file.vbucket_range == part)
         if opened is None or not groups:
             return
         added = [file for group in groups for file in _rewritten(table, group)]
