@@ -230,7 +230,7 @@ class BulkWriter:
         data, ends = memoryview(frames.buffers()[2] or b""), window.offsets_of(frames)
         most = min(_PIECE_BYTES, max(1, self.max_bytes_in_flight // 4))
         while at < len(places) and not link.closed.done():
-            behind = max(at + 1, int(np.searchsorted(ends, ends[at] + most, side="right")) - 1)
+            behind = max(at + 1, int(np.searchsorted(ends, int(ends[at]) + most, side="right")) - 1)
             size = int(ends[behind] - ends[at])
             if self._in_flight and self._in_flight + size > self.max_bytes_in_flight:
                 await self._moved(lane)
