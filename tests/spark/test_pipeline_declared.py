@@ -14,6 +14,8 @@ from penstock.spark.lake.reading import read_changelog
 from penstock.spark.pipeline.definition import read_definition
 from penstock.spark.pipeline.plan import plan
 from penstock.spark.pipeline.run import run
+from penstock.spark.pipeline.status import status_of
+from penstock.spark.pipeline.stopping import removals, reset
 from tests.spark.buckets import Documents, check_changelog, compact, current_of
 
 pytestmark = pytest.mark.spark
@@ -154,6 +156,25 @@ def test_a_filter_without_a_schema_infers_one_and_keeps_it(spark, documents, lak
     run(definition, available_now=True, spark=spark)
     assert set(current_of(lake)) == {b"beer-3", b"beer-4", b"beer-5"}
     assert json.loads((lake.path / "_schema.json").read_text()) == {"ddl": "`abv` DOUBLE, `name` STRING"}
+
+
+def test_plain_parquet_is_a_changelog_and_nothing_else(spark, documents, lake, tmp_path):
+    path = tmp_path / "pipeline.toml"
+    tables = 'changelog_format = "parquet"\ncurrent = false'
+    path.write_text(f'lake = "lake"\n[source.s]\nurl = "{documents.url}"\n[tables]\n{tables}\n')
+    definition = read_definition(str(path))
+    documents.store(beers(0, 20))
+    for rows in (20, 0):
+        (progress,) = run(definition, available_now=True, spark=spark)
+        assert (progress.rows, progress.changelog_rows, progress.lag, progress.hanging) == (rows, 20, 0, ())
+    assert [source.behind for source in plan(definition)] == [0]
+    found = status_of(lake)
+    assert found.changelog is not None
+    assert (found.state, found.changelog.rows, found.version) == ("ended", 20, 0)
+    assert spark.read.parquet(str(lake.changelog_table.path)).count() == 20
+    reset(removals(lake, []))
+    (progress,) = run(definition, available_now=True, spark=spark)
+    assert progress.rows == 20
 
 
 def test_without_values_everything_else_is_there(spark, documents, lake, tmp_path):

@@ -163,6 +163,14 @@ def test_one_source_has_the_lake_itself(said, tmp_path):
         (SMALL + '["source"."a b"]', "[source.a b] the source is called 'a b', expected 1 to 64 letters"),
         (SMALL + 'password_file = "none"', "none: No such file or directory"),
         (SMALL + '[tables]\nchangelog_format = "csv"', "[tables] changelog_format is 'csv', expected 'delta' or 'parq"),
+        (
+            SMALL + '[tables]\nchangelog_format = "parquet"',
+            "[tables] changelog_format is 'parquet', which has no versions",
+        ),
+        (
+            SMALL + '[tables]\nchangelog_format = "parquet"\ncurrent = false\n[[fulltext]]\nname = "t"',
+            "[[fulltext]] 1 hangs off a changelog of plain parquet, which has no versions; expected 'delta'",
+        ),
         (SMALL + "[current]\nmerge_share = 2", "[current] merge_share is 2.0, expected 0 to 1"),
         (SMALL + '[index]\nname = "i"', "[index] is one table, expected [[index]]"),
         (SMALL + '[[index]]\nname = "i"', "[[index]] 1 has no path"),

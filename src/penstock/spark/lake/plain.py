@@ -69,6 +69,11 @@ def newest_batch(root: Path) -> int | None:
     return max((int(name) for name in names if name.isdigit()), default=None)
 
 
+def files_of(root: Path, batch_id: int) -> list[tuple[str, int]]:
+    """Return path, relative to the changelog at `root`, and rows of each file of a batch that is in it."""
+    return [(path, rows) for path, rows in _manifest(root, batch_id)["files"]]
+
+
 def written_by(root: Path) -> tuple[str, int] | None:
     """Return the query that wrote the changelog at `root`, and its newest batch; None if there is nothing.
 

@@ -114,7 +114,7 @@ def check_content(lake: Lake, content: dict[str, str]) -> None:
     try:
         before = json.loads(path.read_text())
     except FileNotFoundError:
-        before = {} if lake.changelog_table.open() is not None else content
+        before = {} if (lake.changelog_table.path / "_delta_log").is_dir() else content
     except ValueError:
         raise UsageError(f"{path} is not what a run writes; expected what its tables hold, as JSON") from None
     for name in sorted(before.keys() | content.keys()):

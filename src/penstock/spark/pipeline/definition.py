@@ -145,6 +145,12 @@ class Tables:
     changelog_format: Literal["delta", "parquet"] = "delta"
     current: bool = True
 
+    def __post_init__(self) -> None:
+        if self.changelog_format == "parquet" and self.current:
+            raise UsageError(
+                "changelog_format is 'parquet', which has no versions for a table to follow; expected current = false"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Current:
@@ -393,6 +399,8 @@ def _check_hanging(place: Place, found: Definition) -> None:
                 raise at.wrong(f"has no source, expected one of {', '.join(map(str, names))}")
             if each.source is not None and each.source not in names:
                 raise at.wrong(f"source is {each.source!r}, expected one of {', '.join(map(str, names))}")
+            if found.tables.changelog_format == "parquet":
+                raise at.wrong("hangs off a changelog of plain parquet, which has no versions; expected 'delta'")
             if each.name in _TABLES:
                 raise at.wrong(f"name is {each.name!r}, which is a table of the lake")
             where = (each.source or names[0], each.name)

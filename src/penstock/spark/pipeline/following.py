@@ -16,7 +16,7 @@ from penstock.spark.pipeline.definition import Source
 from penstock.spark.pipeline.fields import Fields
 from penstock.spark.pipeline.filters import prepared
 from penstock.spark.pipeline.keeper import Task
-from penstock.spark.pipeline.meter import Meter, last_rollback
+from penstock.spark.pipeline.meter import METERS, last_rollback
 from penstock.spark.pipeline.position import behind
 from penstock.spark.pipeline.progress import Progress
 from penstock.spark.source.offsets import Offset
@@ -42,6 +42,7 @@ class Following:
         ask: Callable[[], Future[dict[int, int]]],
         *,
         tasks: Iterable[Task],
+        table_format: str = "delta",
         fields: Fields | None = None,
     ) -> None:
         self.source = source
@@ -53,7 +54,8 @@ class Following:
         self._chosen = source.options().vbuckets
         self._ask_high_seqnos = ask
         self._high_seqnos: Future[dict[int, int]] | None = None
-        self._meter = Meter(lake)
+        self._table_format = table_format
+        self._meter = METERS[table_format](lake)
         self._meter.last_rollback = last_rollback(lake)
         self._last_at = time.monotonic()
         self.progress = Progress(source.name)
@@ -66,6 +68,7 @@ class Following:
             "penstock-changelog"
         )
         sink = sink.option("path", str(self.lake.path)).option("vbuckets", self._vbuckets)
+        sink = sink.option("tableFormat", self._table_format)
         sink = sink.option("checkpointLocation", self.lake.checkpoint.as_uri())
         if available_now:
             self.query = sink.trigger(availableNow=True).start()

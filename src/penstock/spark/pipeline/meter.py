@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.spark.lake import Lake
+from penstock.spark.lake import Lake, plain
 from penstock.spark.lake.delta import DataFile
 from penstock.spark.lake.fold import CUTTING_EVENTS
 from penstock.spark.pipeline.progress import Rollback
 
-__all__ = ["Meter", "last_rollback"]
+__all__ = ["METERS", "Meter", "PlainMeter", "last_rollback"]
 
 
 class Meter:
@@ -24,22 +25,11 @@ class Meter:
         self.last_rollback: Rollback | None = None
         self._lake = lake
         self._table = lake.changelog_table
-        opened = self._table.open()
-        self.version = -1 if opened is None else opened.version()
-        self.total_rows = 0 if opened is None else sum(file.rows for file in self._table.files(opened))
+        self.version, self.total_rows = self._newest()
 
     def look(self) -> list[DataFile]:
-        """Count the commits since the last look and return their files; a look that finds none costs one stat."""
-        if not (self._table.path / "_delta_log" / f"{self.version + 1:020d}.json").exists():
-            return []
-        opened = self._table.open()
-        if opened is None or opened.version() <= self.version:
-            return []
-        files = self._table.added_since(opened, self.version)
-        if files is None:  # a compaction: no row came with it, but which did besides cannot be told apart
-            found = sum(file.rows for file in self._table.files(opened))
-            self.rows, self.total_rows, files = self.rows + found - self.total_rows, found, []
-        self.version = opened.version()
+        """Count the commits since the last look and return their files. Without any it costs next to nothing."""
+        files = self._gained()
         gained = sum(file.rows for file in files)
         self.rows += gained
         self.total_rows += gained
@@ -48,15 +38,61 @@ class Meter:
             self._count_rollbacks(keyless)
         return files
 
+    def _newest(self) -> tuple[int, int]:
+        """Return the changelog's version, -1 if there is none, and its rows."""
+        opened = self._table.open()
+        return (-1, 0) if opened is None else (opened.version(), sum(file.rows for file in self._table.files(opened)))
+
+    def _gained(self) -> list[DataFile]:
+        """Return the files that came since `version`, and set that."""
+        if not (self._table.path / "_delta_log" / f"{self.version + 1:020d}.json").exists():
+            return []
+        opened = self._table.open()
+        if opened is None or opened.version() <= self.version:
+            return []
+        files = self._table.added_since(opened, self.version)
+        if files is None:  # somebody else took files away: what came besides cannot be told apart
+            found = sum(file.rows for file in self._table.files(opened))
+            self.rows, self.total_rows, files = self.rows + found - self.total_rows, found, []
+        self.version = opened.version()
+        return files
+
     def _count_rollbacks(self, files: Iterable[DataFile]) -> None:
         for when, vbuckets in sorted(_rolled_back(self._lake, files).items()):
             self.rollbacks += len(vbuckets)
             self.last_rollback = Rollback(when / 1000, tuple(vbuckets))
 
 
+class PlainMeter(Meter):
+    """The same of a changelog of plain Parquet files, whose batches are its versions."""
+
+    def _newest(self) -> tuple[int, int]:
+        newest = plain.newest_batch(self._table.path)
+        paths = self._table.path.glob("vbucket_range=*/*.parquet")
+        return -1 if newest is None else newest, sum(pq.read_metadata(path).num_rows for path in paths)
+
+    def _gained(self) -> list[DataFile]:
+        root, newest = self._table.path, plain.newest_batch(self._table.path)
+        batches = range(self.version + 1, -1 if newest is None else newest + 1)
+        now = time.time_ns() // 1_000_000
+        files = [
+            DataFile(path, (root / path).stat().st_size, rows, -1, modified=now)
+            for batch in batches
+            for path, rows in plain.files_of(root, batch)
+        ]
+        self.version = max(self.version, -1 if newest is None else newest)
+        return files
+
+
+METERS = {"delta": Meter, "parquet": PlainMeter}
+
+
 def last_rollback(lake: Lake) -> Rollback | None:
-    """Return the newest rollback in a changelog, from those of its files that may hold one, newest first."""
-    opened = lake.changelog_table.open()
+    """Return the newest rollback in a changelog, from those of its files that may hold one, newest first.
+
+    Plain Parquet files do not say when they came: None of those.
+    """
+    opened = None if plain.newest_batch(lake.changelog_table.path) is not None else lake.changelog_table.open()
     if opened is None:
         return None
     actions = pa.table(opened.get_add_actions(flatten=True))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from penstock.errors import UsageError
-from penstock.spark.lake import Lake
+from penstock.spark.lake import Lake, plain
 from penstock.spark.source.offsets import Offset
 
 __all__ = ["behind", "written_to"]
@@ -17,8 +17,10 @@ def written_to(lake: Lake) -> Offset | None:
 
     The batch's number is in the changelog's commit, and its end in the file of that name in the query's checkpoint.
     """
-    changelog, query = lake.changelog_table.open(), lake.query_id()
-    batch = changelog.transaction_version(query) if changelog is not None and query is not None else None
+    batch = plain.newest_batch(lake.changelog_table.path)
+    if batch is None:
+        changelog, query = lake.changelog_table.open(), lake.query_id()
+        batch = changelog.transaction_version(query) if changelog is not None and query is not None else None
     if batch is None:
         return None
     path = lake.checkpoint / "offsets" / str(batch)

@@ -70,11 +70,13 @@ def run(
     with LoopThread("penstock-pipeline") as loop, ExitStack() as stack:
         for place in places:
             stack.callback(place.close, loop)
-            place.lake.check_owner()
+            place.lake.check_owner(definition.tables.changelog_format)
             loop.run(place.bucket.high_seqnos())
         locks = [stack.enter_context(locked(place.lake.path, PATIENCE)) for place in places]
         for place in places:
-            place.lake.check_owner()  # whoever had the lock may have written meanwhile
+            place.lake.check_owner(
+                definition.tables.changelog_format
+            )  # whoever had the lock may have written meanwhile
             control.check_content(place.lake, place.source.content())
         # Twice: a stopped session no longer tells an error's causes.
         with in_one_sentence(), _session(spark, master, locks) as session, in_one_sentence():
@@ -85,6 +87,7 @@ def run(
                     place.bucket.vbuckets,
                     partial(place.ask_high_seqnos, loop),
                     tasks=tasks_of(definition, place.source, place.lake, session),
+                    table_format=definition.tables.changelog_format,
                     fields=fields_of(place.source, place.lake),
                 )
                 for place in places
@@ -183,8 +186,7 @@ class _Run:
                         break
                     active[0].awaitTermination(_POLL_SECONDS)
                     self._tell()
-                    if self._tables.failure is not None:
-                        raise self._tables.failure
+                    self._raise_failure()
                     if any(not query.isActive and query.exception() is not None for query in queries):
                         break
             finally:
@@ -205,8 +207,12 @@ class _Run:
         for keeper in self._others:
             keeper.wait(max(0.0, deadline - time.monotonic()))
         self._tell()
-        if self._tables.failure is not None:
-            raise self._tables.failure
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        for keeper in (self._tables, *self._others):
+            if keeper.failure is not None:
+                raise keeper.failure
 
     def _tell(self) -> None:
         """Report where everything stands; the report may raise, to end the run."""

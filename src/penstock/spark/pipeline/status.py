@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from penstock.spark.lake import Lake
+import pyarrow.parquet as pq
+
+from penstock.spark.lake import Lake, plain
 from penstock.spark.lake.current import folded_version
 from penstock.spark.lake.delta import Table
 from penstock.spark.lake.news import news_since
@@ -86,8 +88,8 @@ def status_of(lake: Lake, source: str | None = None) -> Status:
     """Return what can be told of a lake. Raises UsageError for tables that are not a pipeline's."""
     account = read_account(lake)
     said: dict[str, Any] = account.said if account is not None else {}
-    opened = lake.changelog_table.open()
     found = said.get("last_rollback")
+    version, size = _changelog(lake)
     rollback = Rollback(found["at"], tuple(found["vbuckets"])) if found else last_rollback(lake)
     return Status(
         lake=str(lake.path),
@@ -100,8 +102,8 @@ def status_of(lake: Lake, source: str | None = None) -> Status:
         lag=said.get("lag"),
         rows_per_second=said.get("rows_per_second", 0.0),
         bytes_per_second=said.get("bytes_per_second", 0.0),
-        version=-1 if opened is None else opened.version(),
-        changelog=_size(lake.changelog_table),
+        version=version,
+        changelog=size,
         kept=tuple(_kept(lake, said.get("hanging", ()))),
         last_rollback=rollback,
         schema_changes=tuple(said.get("schema_changes", ())),
@@ -136,8 +138,8 @@ def _lives(pid: int) -> bool:
 
 
 def _kept(lake: Lake, hanging: Iterable[dict[str, Any]]) -> Iterable[Kept]:
-    known = folded_version(lake, lake.current_table.open())
     if (size := _size(lake.current_table)) is not None:
+        known = folded_version(lake, lake.current_table.open())
         news = news_since(lake, known)
         yield Kept("current", "current", known[1] if known else -1, news.rows if news else 0, size=size)
     for each in hanging:
@@ -145,6 +147,17 @@ def _kept(lake: Lake, hanging: Iterable[dict[str, Any]]) -> Iterable[Kept]:
             continue
         size = _size_on_disk(lake.path / "indexes", each["name"])
         yield Kept(each["name"], each["kind"], each["version"], each["pending"], each["error"], size)
+
+
+def _changelog(lake: Lake) -> tuple[int, Size | None]:
+    """Return the changelog's version, or newest batch where it is plain files, and its size."""
+    root = lake.changelog_table.path
+    if (batch := plain.newest_batch(root)) is not None:
+        paths = [*root.glob("vbucket_range=*/*.parquet")]
+        rows = sum(pq.read_metadata(path).num_rows for path in paths)
+        return batch, Size(rows, sum(path.stat().st_size for path in paths), len(paths))
+    opened = lake.changelog_table.open()
+    return -1 if opened is None else opened.version(), _size(lake.changelog_table)
 
 
 def _size(table: Table) -> Size | None:

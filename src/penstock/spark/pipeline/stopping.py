@@ -26,7 +26,7 @@ _SINKS = ("sinks", "invalidation")
 """Directories where sinks remember how far they are."""
 _WHOLE = (
     *("changelog", "current", "indexes", *_SINKS),
-    *("_checkpoint", "_schema.json", "_content.json", "_run.json", "_stop"),
+    *("_checkpoint", "_pending", "_schema.json", "_content.json", "_run.json", "_stop"),
 )
 
 

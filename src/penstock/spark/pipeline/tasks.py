@@ -13,6 +13,7 @@ from penstock.spark.lake.news import news_since
 from penstock.spark.lake.policy import MergePolicy
 from penstock.spark.lake.reading import count_rows
 from penstock.spark.pipeline.definition import BucketSink, Definition, Source
+from penstock.spark.pipeline.failure import in_one_sentence
 from penstock.spark.pipeline.keeper import AT_ONCE, Task
 from penstock.spark.sink.follow import Replica
 
@@ -61,7 +62,12 @@ def _index_task(index: SecondaryIndex | FullText, kind: str, lake: Lake, policy:
 
 def _sink_task(sink: Invalidation | Replica, kind: str) -> Task:
     """Return the task that tells somebody else, which may be slow or away."""
-    task = Task(sink.name, kind, lambda: catch_up(sink, sink.lake), AT_ONCE, is_local=False)
+
+    def tell() -> int:
+        with in_one_sentence():  # where it has a query, Spark may be what fails
+            return catch_up(sink, sink.lake)
+
+    task = Task(sink.name, kind, tell, AT_ONCE, is_local=False)
     return begun(task, sink.lake, sink.position())
 
 
