@@ -1,6 +1,9 @@
 """Secondary indexes: answers equal a scan of the documents, whatever happened to them, and read little of the files."""
 
 import json
+import signal
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +23,7 @@ from penstock.spark.derived.entries import Pending
 from penstock.spark.derived.paths import reached
 from penstock.spark.derived.secondary import SecondaryIndex
 from penstock.spark.lake import Lake
-from tests.spark.lakes import append, model, rollback, row
+from tests.spark.lakes import ROOT, append, model, rollback, row
 from tests.spark.test_current import histories
 
 BOUNDS = st.none() | st.integers(-1, 12)
@@ -363,6 +366,39 @@ def test_a_commit_that_raises_after_it_landed_keeps_its_files(lake, index, monke
     assert catch_up(index, lake) == 1
     assert index.scan()["value"].to_pylist() == ["Ulm"]
     assert index.rows() == 1
+
+
+KILLED = """
+import os, signal, sys
+from penstock.spark.derived import catch_up
+from penstock.spark.derived.secondary import SecondaryIndex
+from penstock.spark.lake import Lake
+
+lake = Lake(sys.argv[1])
+index = SecondaryIndex(lake, "city", "address.city")
+commit = index.table.commit
+
+def killed(*given):
+    if sys.argv[2] == "after":
+        commit(*given)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+index.table.commit = killed
+catch_up(index, lake)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_around_its_commit_an_index_goes_on(lake, index, when):
+    append(lake, 0, [city(n, "Bonn", b"%d" % n) for n in range(1, 10)])
+    catch_up(index, lake)
+    append(lake, 1, [city(9 + n, "Ulm", b"%d" % n) for n in range(1, 5)])
+    ran = subprocess.run([sys.executable, "-c", KILLED, lake.path, when], cwd=ROOT, timeout=50, check=False)
+    assert ran.returncode == -signal.SIGKILL
+    for _ in range(2):
+        assert [index.lookup(name).num_rows for name in ("Bonn", "Ulm")] == [5, 4]
+        assert catch_up(index, lake) == 1
+        assert index.rows() == 9
 
 
 def test_replaced_files_leave_the_disk(lake, index, monkeypatch):
