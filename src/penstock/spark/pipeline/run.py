@@ -74,9 +74,8 @@ def run(
             loop.run(place.bucket.high_seqnos())
         locks = [stack.enter_context(locked(place.lake.path, PATIENCE)) for place in places]
         for place in places:
-            place.lake.check_owner(
-                definition.tables.changelog_format
-            )  # whoever had the lock may have written meanwhile
+            # Once more: whoever had the lock may have written meanwhile.
+            place.lake.check_owner(definition.tables.changelog_format)
             control.check_content(place.lake, place.source.content())
         # Twice: a stopped session no longer tells an error's causes.
         with in_one_sentence(), _session(spark, master, locks) as session, in_one_sentence():
