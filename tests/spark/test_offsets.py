@@ -32,6 +32,7 @@ from penstock.spark.source.offsets import (
     prepare,
     reads,
     setbacks,
+    settled,
     settled_at,
 )
 from penstock.spark.source.ranges import cut
@@ -391,6 +392,19 @@ def test_why_a_reader_goes_back(before, word, expected):
     previous = Offset((before,))
     planned, _ = plan(previous, {0: word})
     assert setbacks(previous, planned, {0: word}) == expected
+
+
+class TestWhatIsSettled:
+    INFOS: Mapping[int, VbucketInfo] = MappingProxyType({0: info(7), 1: info(5), 2: info(0)})
+
+    def test_is_proven_and_read_to_its_end(self):
+        end, memory = plan(beginning(3), self.INFOS)
+        assert settled(end, self.INFOS, memory) == {2}
+        again, memory = plan(end, self.INFOS, None, memory)
+        assert settled(again, self.INFOS, memory) == {0, 1, 2}
+        assert settled(again, self.INFOS, Memory()) == {2}
+        assert settled(again, {**self.INFOS, 1: info(6)}, memory) == {0, 2}
+        assert settled(again, {5: info(0)}, memory) == set()
 
 
 class TestNodes:

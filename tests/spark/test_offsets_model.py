@@ -198,12 +198,22 @@ class Consumer:
         self.chosen = chosen
         self.text = json.dumps(beginning(len(world.producers)).to_json())
         self.memory = Memory()
+        self.seen: dict[int, VbucketInfo] = {}
         self.rows: list[Row] = []
         self.rollbacks: list[RollbackRow] = []
 
     @property
     def infos(self) -> dict[int, VbucketInfo]:
         return {vbucket: info for vbucket, info in self.world.infos.items() if vbucket in self.chosen}
+
+    def look(self, previous: Offset) -> dict[int, VbucketInfo]:
+        """Return what the planner's next look finds: no purge seqno is asked for that cannot matter."""
+        settled, infos = offsets.settled(previous, self.seen, self.memory), self.infos
+        if all(self.seen[vb].failover_log == info.failover_log for vb, info in infos.items() if vb in self.seen):
+            same = [vb for vb in settled if self.seen[vb].high_seqno == infos[vb].high_seqno]
+            infos.update((vb, self.seen[vb]) for vb in same)
+        self.seen = infos
+        return infos
 
     def latest(self) -> Offset:
         return plan(beginning(len(self.world.producers)), self.infos)[0]
@@ -234,7 +244,7 @@ class Consumer:
     def trigger(self, limit: int | None) -> bool:
         """Plan and run one batch; return whether there was one."""
         previous = Offset.from_json(json.loads(self.text))
-        infos = self.infos
+        infos = self.look(previous)
         end, self.memory = plan(previous, infos, limit, self.memory)
         self.check_plan(previous, end, infos, limit)
         end_text = json.dumps(end.to_json())
@@ -258,6 +268,7 @@ class Consumer:
             if crash == "no":
                 return
             self.memory = replace(self.memory, offset=None, settled=None)  # the process died
+            self.seen = {}
             self.world.disturb(0.5)
         if not committed:
             self.run_batch(start_text, end_text)
@@ -357,7 +368,7 @@ def simulate(random: Random, steps: int) -> None:
         elif what < 0.2:
             consumer.catch_up()
         elif what < 0.3:
-            consumer.memory = Memory()  # a restart
+            consumer.memory, consumer.seen = Memory(), {}  # a restart
         else:
             consumer.trigger(limit)
     consumer.catch_up()
@@ -428,6 +439,10 @@ def give_up_below_purge(read: VbucketRead, received: int) -> bool:
     return False
 
 
+def settled_without_a_proof(previous: Offset, infos: Mapping[int, VbucketInfo], memory: Memory) -> set[int]:
+    return {vb for vb, info in infos.items() if previous.vbuckets[vb].seqno == info.high_seqno}
+
+
 def back_fill_taken_for_proven(consumer: Consumer) -> Offset:
     infos = consumer.infos
     positions = {vbucket: (info.vbuuid, info.high_seqno) for vbucket, info in infos.items()}
@@ -450,6 +465,7 @@ SETTLE, STANDS, COMPLETE, SHARE = offsets._settle, offsets._stands, offsets._com
         (offsets, "_share", minimum_ignored),
         (offsets, "_follow", target_never_moved),
         (VbucketRead, "goes_on_after_rollback", give_up_below_purge),
+        (offsets, "settled", settled_without_a_proof),
         (Consumer, "latest", back_fill_taken_for_proven),
     ],
     ids=lambda value: getattr(value, "__name__", None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self, TypedDict, TypeVar, Unpack
@@ -16,6 +16,7 @@ from penstock.client.cluster_map import ClusterMap
 from penstock.client.connection import NodeLink, refusal
 from penstock.client.credentials import credentials_from
 from penstock.client.feed import Feed, Wanted
+from penstock.client.infos import look
 from penstock.client.nodes import Nodes
 from penstock.client.position import BEGINNING, Position, VbucketInfo, position_at_end
 from penstock.client.selection import Selection, qualified
@@ -27,7 +28,6 @@ from penstock.errors import (
     KeyNotFound,
     NotMyVbucket,
     RemoteProtocolError,
-    TemporaryFailure,
     UnknownCollection,
     UnknownScope,
     UsageError,
@@ -294,34 +294,38 @@ class Bucket:
         frames = await self._call([GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets])
         return {vb: unpack_failover_log(frame.value) for vb, frame in zip(vbuckets, frames, strict=True)}
 
-    async def vbucket_infos(self, vbuckets: Sequence[int] | None = None) -> dict[int, VbucketInfo]:
+    async def seqno_stats(self, vbucket: int | None = None) -> dict[str, str]:
+        """Return the statistics vbucket-seqno of a vbucket, or of all, each from the node that has it."""
+        owners = self._nodes.map.owners
+        links = await self._nodes.every()
+        if vbucket is not None:
+            link = dict(links).get(owners[vbucket], links[0][1])
+            try:
+                return await self._stats(link, f"vbucket-seqno {vbucket}")
+            except NotMyVbucket:
+                self._nodes.map_is_old()
+                raise
+        stats: dict[str, str] = {}
+        for owner, link in links:
+            said = await self._stats(link, "vbucket-seqno")
+            own = {f"vb_{vb}" for vb, has in enumerate(owners) if len(links) == 1 or has == owner}
+            stats.update((name, text) for name, text in said.items() if name.partition(":")[0] in own)
+        return stats
+
+    async def vbucket_infos(
+        self,
+        vbuckets: Sequence[int] | None = None,
+        known: Mapping[int, VbucketInfo] | None = None,
+        unsure: Collection[int] = (),
+    ) -> dict[int, VbucketInfo]:
         """Return a consistent view of the vbuckets (all, if none are named).
 
+        known: an earlier view; then less is asked for where little has changed, and of a vbucket in which nothing has,
+        the purge seqno is the one known, unless it is one of `unsure`.
         Raises Unreachable if their failover logs keep changing while the seqnos are read.
         """
         wanted = await self._chosen(vbuckets)
-
-        async def look() -> tuple[dict[int, FailoverLog], dict[str, str]]:
-            before = await self.failover_logs(wanted)
-            stats: dict[str, str] = {}
-            owners, links = self._nodes.map.owners, await self._nodes.every()
-            for owner, link in links:
-                said = await self._stats(link, "vbucket-seqno")
-                own = {f"vb_{vb}" for vb in wanted if len(links) == 1 or owners[vb] == owner}
-                stats.update((name, text) for name, text in said.items() if name.partition(":")[0] in own)
-            after = await self.failover_logs(wanted)
-            if before != after:
-                raise TemporaryFailure("failover logs changed while the seqnos were read")
-            return after, stats
-
-        logs, stats = await retrying(look, self.address)
-        try:
-            return {
-                vb: VbucketInfo(logs[vb], int(stats[f"vb_{vb}:high_seqno"]), int(stats[f"vb_{vb}:purge_seqno"]))
-                for vb in wanted
-            }
-        except (KeyError, ValueError) as error:
-            raise RemoteProtocolError(f"statistics vbucket-seqno without {error}") from None
+        return await retrying(lambda: look(self, wanted, known or {}, unsure), self.address)
 
     # changes
 

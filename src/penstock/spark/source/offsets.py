@@ -47,6 +47,7 @@ __all__ = [
     "prepare",
     "reads",
     "setbacks",
+    "settled",
     "settled_at",
 ]
 
@@ -312,6 +313,16 @@ def setbacks(previous: Offset, planned: Offset, infos: Mapping[int, VbucketInfo]
             unpurged = _settle(a, replace(infos[vb], purge_seqno=0))
             found.append(Setback(vb, a.seqno, b.start, by_purge=unpurged.seqno > b.start))
     return found
+
+
+def settled(previous: Offset, infos: Mapping[int, VbucketInfo], memory: Memory) -> set[int]:
+    """Return the vbuckets whose purge seqno cannot matter to the next plan while nothing else of `infos` has changed.
+
+    They are read to their end, and that this was complete is proven.
+    """
+    known = memory.settled if memory.settled and memory.offset == previous else previous
+    vbuckets = [(vb, known.vbuckets[vb]) for vb in infos if vb < len(known.vbuckets)]
+    return {vb for vb, v in vbuckets if v.start == v.seqno == infos[vb].high_seqno}
 
 
 def reads(start: Offset, end: Offset) -> list[VbucketRead]:

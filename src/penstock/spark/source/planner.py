@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from penstock.client.address import Address
 from penstock.client.blocking import LoopThread
@@ -87,10 +87,17 @@ class Planner:
         finally:
             await session.link.close()
 
-    def infos(self, vbuckets: Sequence[int] | None = None) -> dict[int, VbucketInfo]:
-        """Return a consistent view of these vbuckets; of all that are asked for, if not given."""
+    def infos(
+        self, vbuckets: Sequence[int] | None = None, settled: Collection[int] | None = None
+    ) -> dict[int, VbucketInfo]:
+        """Return a consistent view of these vbuckets; of all that are asked for, if not given.
+
+        settled: those whose purge seqno does not matter as long as nothing else has changed since the last call; None:
+        everything is asked for anew.
+        """
         wanted = self.vbuckets if vbuckets is None else vbuckets
-        self.seen = self._loop.run(self._bucket.vbucket_infos(wanted))
+        known, unsure = ({}, set()) if settled is None else (self.seen, {*wanted} - {*settled})
+        self.seen = self._loop.run(self._bucket.vbucket_infos(wanted, known, unsure))
         self._looked_at = time.monotonic()
         return self.seen
 

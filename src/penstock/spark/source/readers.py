@@ -146,7 +146,8 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planner = self._connected()
         if start == self._idle_at and planner.nothing_new():
             return start  # nor can a purge matter to somebody who has everything
-        previous, infos = Offset.from_json(start), planner.infos()
+        previous = Offset.from_json(start)
+        infos = planner.infos(settled=offsets.settled(previous, planner.seen, self._memory))
         offsets.check_size(previous, planner.cluster.vbuckets)
         planned, memory = offsets.plan(previous, infos, self._most(limit), self._memory)
         _check(self.options, offsets.setbacks(previous, planned, infos))
