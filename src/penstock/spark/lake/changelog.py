@@ -26,6 +26,9 @@ POOL_BYTES = 64 << 20
 """What a task holds in memory, over all ranges, before it writes a row group that is not full."""
 
 
+GATHERED_ROWS, GATHERED_BYTES = 16_384, 16 << 20
+"""What is cut into ranges at once, about: to do so costs a batch more than its rows."""
+
 VBUCKETS = "penstock.vbuckets"
 """The key, in the table's metadata of `vbucket_range`, of the bucket's number of vbuckets."""
 
@@ -55,7 +58,7 @@ def write_files(batches: Iterable[pa.RecordBatch], root: Path, vbuckets: int) ->
     """
     writers: dict[int, RangeWriter] = {}
     with ExitStack() as stack:
-        for batch in batches:
+        for batch in _gathered(batches):
             for part, rows in split(batch, vbuckets):
                 if part not in writers:
                     writers[part] = stack.enter_context(RangeWriter(root, part, CHANGE_SCHEMA))
@@ -63,6 +66,21 @@ def write_files(batches: Iterable[pa.RecordBatch], root: Path, vbuckets: int) ->
             while sum(writer.pending_bytes for writer in writers.values()) > POOL_BYTES:
                 max(writers.values(), key=lambda writer: writer.pending_bytes).flush()
         return [file for writer in writers.values() for file in writer.close()]
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Give the same rows in fewer batches: Spark hands them over a few hundred at a time."""
+    held: list[pa.RecordBatch] = []
+    rows = nbytes = 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        nbytes += batch.get_total_buffer_size()
+        if rows >= GATHERED_ROWS or nbytes >= GATHERED_BYTES:
+            yield pa.concat_batches(held)
+            held, rows, nbytes = [], 0, 0
+    if held:
+        yield pa.concat_batches(held)
 
 
 def _in_order(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -101,12 +101,13 @@ class RangeWriter:
         """Take rows in; they are written once they fill a row group."""
         if not rows.num_rows:
             return
-        step = max(1, min(ROW_GROUP_ROWS, rows.num_rows * ROW_GROUP_BYTES // max(1, rows.nbytes)))
+        nbytes = rows.nbytes  # asked for once: it takes longer than most of what is done here
+        step = max(1, min(ROW_GROUP_ROWS, rows.num_rows * ROW_GROUP_BYTES // max(1, nbytes)))
         for start in range(0, rows.num_rows, step):
             piece = rows.slice(start, step)
             self._pending.append(piece)
             self._pending_rows += piece.num_rows
-            self.pending_bytes += piece.nbytes
+            self.pending_bytes += nbytes * piece.num_rows // rows.num_rows
             if self.pending_bytes >= ROW_GROUP_BYTES or self._pending_rows >= ROW_GROUP_ROWS:
                 self.flush()
 
