@@ -138,17 +138,23 @@ def json_view(lake: Lake, schema: pa.Schema | str | None = None) -> pa.Table:
 
 def json_frame(lake: Lake, spark: SparkSession, schema: pa.Schema | str | None = None) -> DataFrame:
     """Return what `json_view` does as a Spark frame, whose values are parsed in Spark's tasks. Same arguments."""
+    from pyspark.sql.functions import arrow_udf, col  # type: ignore[attr-defined]
     from pyspark.sql.pandas.types import from_arrow_schema
 
     values = () if schema is not None else (batch["value"] for batch in lake.current(["value"]).to_batches())
     fields = _fields(schema, values)
-    named = _named(fields)
+    columns = _named(fields).names[len(BESIDE) :]
+    types = [*(field.type for field in fields), pa.string()]
+    numbered = pa.schema([(f"c{number}", of) for number, of in enumerate(types)])
 
-    def typed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield _typed(batch, fields, named)
+    def typed(values: pa.Array) -> pa.Array:
+        found, rest = parse(values, fields)
+        return pa.StructArray.from_arrays([*found.flatten(), rest], fields=list(numbered))
 
-    return lake.current_frame(spark).select(*BESIDE, "value").mapInArrow(typed, from_arrow_schema(named))
+    # Not mapInArrow, which asks for pandas.
+    parsed = arrow_udf(typed, from_arrow_schema(numbered))(col("value"))
+    documents = lake.current_frame(spark).select(*BESIDE, parsed.alias("typed"))
+    return documents.select(*BESIDE, *(col(f"typed.c{number}").alias(name) for number, name in enumerate(columns)))
 
 
 def _fields(schema: pa.Schema | str | None, values: Iterable[pa.Array]) -> pa.Schema:
