@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import LakeRefused, UsageError
-from penstock.spark.lake import Lake, current
+from penstock.spark.lake import Lake, current, upkeep
 from penstock.spark.lake.current import Fold, Progress, catch_up, prepare
 from penstock.spark.lake.delta import DataFile
 from penstock.spark.lake.lock import locked
 from penstock.spark.lake.news import news_since
-from penstock.spark.lake.upkeep import JOINED_BYTES, SMALL_BYTES, TableReport, compact, joins, vacuum
+from penstock.spark.lake.upkeep import JOINED_BYTES, SMALL_BYTES, TableReport, compact, joins, tidy, vacuum
 from tests.spark import lakes
 from tests.spark.lakes import append, as_documents, identities, model, row, write
 from tests.spark.test_current import histories
@@ -46,7 +46,7 @@ def files(table):
 def aged(monkeypatch, hours):
     """Let what is committed from now on be committed that long ago."""
     now = time.time_ns
-    monkeypatch.setattr("penstock.spark.lake.delta.time.time_ns", lambda: now() - hours * 3600 * 10**9)
+    monkeypatch.setattr("penstock.spark.lake.delta.time.time_ns", lambda: now() - round(hours * 3600 * 10**9))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,59 @@ def test_neighbours_are_joined_until_they_are_large(sizes, wanted):
     found = joins(DataFile(f"{number}", size, 1, 0) for number, size in enumerate(sizes))
     assert [[file.size for file in group] for group in found] == wanted
     assert JOINED_BYTES <= 3 * SMALL_BYTES
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ([], []),
+        ([5, 1, 1], [[1, 1]]),
+        ([4, 2, 1], []),
+        ([4, 1, 3, 1], [[4, 1, 3, 1]]),
+        ([100, 9, 4, 4, 2], [[9, 4, 4, 2]]),
+        ([SMALL_BYTES, 1, 1], [[1, 1]]),
+    ],
+)
+def test_files_are_joined_with_their_likes(sizes, wanted):
+    found = joins((DataFile(f"{number}", size, 1, 0) for number, size in enumerate(sizes)), alike=True)
+    assert [[file.size for file in group] for group in found] == wanted
+
+
+def test_a_row_that_is_joined_with_its_likes_is_copied_few_times():
+    sizes, copied = [], 0
+    for _ in range(1024):
+        sizes.append(1)
+        if len(sizes) % 16 == 0:
+            groups = joins((DataFile(f"{number}", size, 1, 0) for number, size in enumerate(sizes)), alike=True)
+            for group in groups:
+                copied += sum(file.size for file in group)
+                first = int(group[0].path)
+                sizes[first : first + len(group)] = [sum(file.size for file in group)]
+    assert sum(sizes) == 1024
+    assert len(sizes) < 32
+    assert copied < 1024 * 10
+
+
+def test_a_run_joins_when_small_files_are_very_many_and_removes_what_was_replaced(lake, monkeypatch):
+    monkeypatch.setattr(upkeep, "MOST_SMALL", 60)
+    written = filled(lake, 3)
+    assert not tidy(lake)
+    append(lake, 3, rows(3))
+    unwritten = write(lake, rows(9))
+    with monkeypatch.context() as past:
+        aged(past, hours=1.5)
+        assert tidy(lake)  # but what current has yet to take in
+    assert len(files(lake.changelog_table)) == 2 * 16
+    assert {path for path in lakes.orphans(lake) if "/changelog/" in path} == set(lake.changelog_table.paths(unwritten))
+    catch_up(lake)
+    assert as_documents(lakes.folded(lake)) == model([*written, *rows(3)])
+    assert not tidy(lake)
+    for batch in range(4, 7):
+        append(lake, batch, rows(batch))
+        catch_up(lake)
+    assert tidy(lake)
+    assert all((lake.changelog_table.path / file.path).exists() for file in unwritten)
+    assert lake.changelog().num_rows == 7 * 64
 
 
 def test_only_files_of_one_range_are_joined():

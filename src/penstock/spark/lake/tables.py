@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 
 # Opening a table reads its newest checkpoint and the commits after that, and lists the log's directory: both stay
 # short. A version that `current` has not folded when its log entry expires costs a fold of the whole changelog.
-CHANGELOG_PROPERTIES = {"delta.checkpointInterval": "50", "delta.logRetentionDuration": "interval 6 hours"}
+# A removed file is remembered for longer than upkeep keeps it, which removes only what is remembered.
+CHANGELOG_PROPERTIES = {
+    "delta.checkpointInterval": "50",
+    "delta.logRetentionDuration": "interval 6 hours",
+    "delta.deletedFileRetentionDuration": "interval 2 hours",
+}
 # Every fold rewrites files, and the log remembers a removed file for this long.
 CURRENT_PROPERTIES = {
     "delta.checkpointInterval": "50",

@@ -9,8 +9,9 @@ whoever is killed has lost little, and leaves files that `vacuum` removes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
@@ -29,6 +30,15 @@ SMALL_BYTES = JOINED_BYTES // 2
 TRIES = 5
 UPKEEP = "penstock.upkeep"
 """The application id of commits to the changelog that remove files: of two at once, one fails."""
+
+
+MOST_SMALL = 4096
+"""Small files of a changelog that a run lets be: every commit reads the list of all files now and then."""
+KEEP_HOURS = 1
+
+
+class Conflict(Error):
+    """Others kept changing a table whose files were to be joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,35 +63,39 @@ def compact(lake: Lake, followers: Iterable[tuple[str, int] | None] = ()) -> Rep
     """Join small files of both tables.
 
     followers: what others than current have taken in, as changelog id and version; changelog files that one of them has
-    yet to take in are left alone. Raises UsageError without a changelog, Error if others keep changing a table.
+    yet to take in are left alone. Raises UsageError without a changelog, Conflict if others keep changing a table.
     """
-    known = [folded_version(lake, lake.current_table.open()), *followers]
-    changelog = lake.changelog_table.open()
-    if changelog is None:
+    if lake.changelog_table.open() is None:
         raise UsageError(f"there is no table at {lake.changelog_table.path}; expected the lake of a pipeline that ran")
-    changelog_id = str(changelog.metadata().id)
-    versions = sorted(one[1] for one in known if one is not None and one[0] == changelog_id)
 
-    def of_changelog(table: DeltaTable) -> list[DataFile]:
-        """Return the files that may be joined: not those that the last of the followers is still to take in.
-
-        Who took in nothing, or too long ago to be told what came since, reads everything anew from whatever there is.
-        """
-        news = (lake.changelog_table.added_since(table, version) for version in versions)
-        new = {file.path for file in next((files for files in news if files is not None), ())}
-        return [file for file in lake.changelog_table.files(table) if file.path not in new]
-
-    def of_current(table: DeltaTable) -> list[DataFile]:
-        return lake.current_table.files(table) if folded_version(lake, table) is not None else []
+    def of_current(table: DeltaTable) -> list[list[DataFile]]:
+        return joins(lake.current_table.files(table)) if folded_version(lake, table) is not None else []
 
     return Report(
-        _join(lake.changelog_table, of_changelog, lambda table: (UPKEEP, table.version())),
+        _join(lake.changelog_table, lambda table: joins(_taken_in(lake, table, followers)), _upkeep),
         # A fold marks its commit so, too: of a fold and a joining at once, one fails.
-        _join(lake.current_table, of_current, lambda table: folded_version(lake, table) or (UPKEEP, table.version())),
+        _join(lake.current_table, of_current, lambda table: folded_version(lake, table) or _upkeep(table)),
     )
 
 
-def vacuum(lake: Lake, keep_hours: int = 1) -> Report:
+def tidy(lake: Lake) -> bool:
+    """Join the changelog's small files once they are very many, and return whether they were; for a run to call often.
+
+    Files are joined with their likes, so that a row is copied few times only. What was replaced an hour ago is removed;
+    what is in no commit stays: it may be a batch that takes long.
+    """
+    table = lake.changelog_table
+    opened = table.open()
+    if opened is None or sum(file.size < SMALL_BYTES for file in table.files(opened)) < MOST_SMALL:
+        return False
+    with suppress(Conflict):  # somebody else is about it
+        _join(table, lambda opened: joins(_taken_in(lake, opened, ()), alike=True), _upkeep)
+    opened.update_incremental()
+    opened.vacuum(retention_hours=KEEP_HOURS, enforce_retention_duration=False, dry_run=False, full=False)
+    return True
+
+
+def vacuum(lake: Lake, keep_hours: int = KEEP_HOURS) -> Report:
     """Remove files from the disk that the tables have not needed for `keep_hours`.
 
     A reader that began before its files were replaced, and a batch or merge that is being written, must end within that
@@ -93,23 +107,51 @@ def vacuum(lake: Lake, keep_hours: int = 1) -> Report:
         return Report(*(_vacuum(table, keep_hours) for table in (lake.changelog_table, lake.current_table)))
 
 
-def joins(files: Iterable[DataFile]) -> list[list[DataFile]]:
-    """Return which files are to become one: neighbours, small, of one vbucket range, in their order."""
+def joins(files: Iterable[DataFile], *, alike: bool = False) -> list[list[DataFile]]:
+    """Return which files are to become one: neighbours, small, of one vbucket range, in their order.
+
+    alike: leave out a range's oldest files as long as each is larger than all that came later.
+    """
     groups: list[list[DataFile]] = []
     size = 0
     small = sorted((file for file in files if file.size < SMALL_BYTES), key=lambda file: file.vbucket_range)
-    for file in small:
-        if not groups or groups[-1][0].vbucket_range != file.vbucket_range or size >= JOINED_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(file)
-        size += file.size
+    for _, members in groupby(small, key=lambda file: file.vbucket_range):
+        group = list(members)
+        later = sum(file.size for file in group)
+        groups.append([])
+        size = 0
+        for file in group:
+            later -= file.size
+            if alike and not groups[-1] and file.size > later:
+                continue
+            if size >= JOINED_BYTES:
+                groups.append([])
+                size = 0
+            groups[-1].append(file)
+            size += file.size
     return [group for group in groups if len(group) > 1]
+
+
+def _taken_in(lake: Lake, table: DeltaTable, followers: Iterable[tuple[str, int] | None]) -> list[DataFile]:
+    """Return the changelog's files but those that the last of current and `followers` is still to take in.
+
+    Who took in nothing, or too long ago to be told what came since, reads everything anew from whatever there is.
+    """
+    changelog_id = str(table.metadata().id)
+    known = [folded_version(lake, lake.current_table.open()), *followers]
+    versions = sorted(one[1] for one in known if one is not None and one[0] == changelog_id)
+    news = (lake.changelog_table.added_since(table, version) for version in versions)
+    new = {file.path for file in next((files for files in news if files is not None), ())}
+    return [file for file in lake.changelog_table.files(table) if file.path not in new]
+
+
+def _upkeep(table: DeltaTable) -> tuple[str, int]:
+    return UPKEEP, table.version()
 
 
 def _join(
     table: Table,
-    eligible: Callable[[DeltaTable], list[DataFile]],
+    chosen: Callable[[DeltaTable], list[list[DataFile]]],
     transaction: Callable[[DeltaTable], tuple[str, int]],
 ) -> TableReport:
     opened = table.open()
@@ -117,7 +159,7 @@ def _join(
         return TableReport()
     before = table.files(opened)
     for part in sorted({file.vbucket_range for file in before}):
-        _join_range(table, part, eligible, transaction)
+        _join_range(table, part, chosen, transaction)
     opened = table.open() or opened
     after = table.files(opened)
     return TableReport(len(before), len(after), sum(f.size for f in before), sum(f.size for f in after))
@@ -126,13 +168,12 @@ def _join(
 def _join_range(
     table: Table,
     part: int,
-    eligible: Callable[[DeltaTable], list[DataFile]],
+    chosen: Callable[[DeltaTable], list[list[DataFile]]],
     transaction: Callable[[DeltaTable], tuple[str, int]],
 ) -> None:
     for _ in range(TRIES):
         opened = table.open()
-        files = eligible(opened) if opened is not None else []
-        groups = joins(file for file in files if file.vbucket_range == part)
+        groups = [group for group in chosen(opened) if group[0].vbucket_range == part] if opened is not None else []
         if opened is None or not groups:
             return
         added = [file for group in groups for file in _rewritten(table, group)]
@@ -141,7 +182,7 @@ def _join_range(
             return
         except DeltaError:
             table.abandon(added)  # a fold or another joining came first
-    raise Error(f"{table.path} was changed by others {TRIES} times while its files were joined; try again later")
+    raise Conflict(f"{table.path} was changed by others {TRIES} times while its files were joined; try again later")
 
 
 def _rewritten(table: Table, group: Sequence[DataFile]) -> list[DataFile]:
