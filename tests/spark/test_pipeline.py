@@ -15,7 +15,10 @@ from penstock.spark.lake.lock import locked
 from penstock.spark.lake.reading import count_rows
 from penstock.spark.pipeline.definition import of_one
 from penstock.spark.pipeline.failure import failure
+from penstock.spark.pipeline.progress import Progress
 from penstock.spark.pipeline.run import run
+from penstock.spark.pipeline.status import status_of
+from penstock.spark.pipeline.stopping import stop
 from tests.spark.buckets import Documents, Proxy, check_changelog, compact, current_of, generated, numbered
 from tests.spark.running import SECONDS, catch_up, running
 
@@ -84,6 +87,38 @@ def test_a_node_that_lost_its_data_while_a_query_runs(spark, lake):
     assert changes.num_rows == 3_332
     cuts = [(row["vbucket"], row["history"], row["seqno"]) for row in changes.to_pylist() if row["event"] == "rollback"]
     assert sorted(cuts) == sorted((vbucket, history, 0) for vbucket in range(16) for history in (1, 2))
+
+
+def test_a_run_that_is_interrupted_merges_what_is_pending_first(spark, documents, lake):
+    documents.store(numbered(0, 500))
+    catch_up(spark, documents.url, lake)
+    documents.store(numbered(400, 600, "anew"))
+
+    def interrupt(progress: Progress) -> None:
+        if progress.rows == 200:
+            assert [each.pending for each in progress.hanging] in ([200], [0])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(of_one(str(lake.path), url=documents.url), spark=spark, report=interrupt)
+    found = status_of(lake)
+    assert (found.state, found.error, found.kept[0].pending) == ("ended", None, 0)
+    assert count_rows(lake.current_table) == 600
+    assert current_of(lake) == documents.contents()
+
+
+def test_a_run_ends_where_its_lake_asks_for_it(spark, documents, lake):
+    documents.store(numbered(0, 100))
+    with ThreadPoolExecutor(1) as pool:
+        begun = threading.Event()
+        running_ = pool.submit(
+            run, of_one(str(lake.path), url=documents.url), spark=spark, report=lambda progress: begun.set()
+        )
+        assert begun.wait(SECONDS)
+        assert stop([lake], SECONDS)
+        (progress,) = running_.result(SECONDS)
+    assert progress.hanging[0].pending == 0
+    assert not (lake.path / "_stop").exists()
 
 
 def test_a_lake_belongs_to_its_checkpoint(spark, documents, lake, tmp_path):

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -201,11 +201,11 @@ class _Run:
         for keeper in (self._tables, *self._others):
             keeper.finish()
         while not self._tables.wait(_POLL_SECONDS):
-            self._tell()
+            self._tell_in_passing()
         deadline = time.monotonic() + OTHERS_SECONDS
         for keeper in self._others:
             keeper.wait(max(0.0, deadline - time.monotonic()))
-        self._tell()
+        self._tell_in_passing()
         self._raise_failure()
 
     def _raise_failure(self) -> None:
@@ -222,6 +222,11 @@ class _Run:
         for progress in now if self._report is not None else ():
             assert self._report is not None
             self._report(progress)
+
+    def _tell_in_passing(self) -> None:
+        """Report to whoever has ended the run already, and does so whenever something is reported."""
+        with suppress(KeyboardInterrupt):
+            self._tell()
 
     def _write_account(self, *, ended: bool, error: str | None) -> None:
         self._written_at = time.time()

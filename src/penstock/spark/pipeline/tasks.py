@@ -12,6 +12,7 @@ from penstock.spark.lake import Lake, current
 from penstock.spark.lake.news import news_since
 from penstock.spark.lake.policy import MergePolicy
 from penstock.spark.lake.reading import count_rows
+from penstock.spark.lake.upkeep import tidy
 from penstock.spark.pipeline.definition import BucketSink, Definition, Source
 from penstock.spark.pipeline.failure import in_one_sentence
 from penstock.spark.pipeline.keeper import AT_ONCE, Task
@@ -51,7 +52,12 @@ def current_task(lake: Lake, policy: MergePolicy) -> Task:
     def table_rows() -> int:
         return count_rows(lake.current_table)
 
-    task = Task("current", "current", lambda: current.catch_up(lake).version, policy, table_rows=table_rows, vital=True)
+    def fold() -> int:
+        version = current.catch_up(lake).version
+        tidy(lake)
+        return version
+
+    task = Task("current", "current", fold, policy, table_rows=table_rows, vital=True)
     return begun(task, lake, current.folded_version(lake, lake.current_table.open()))
 
 
