@@ -17,7 +17,7 @@ from penstock.spark.source.source import DcpDataSource
 from penstock.wire.constants import Dialect, VbucketState
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.node.watch import run as in_node
-from tests.spark.buckets import Documents, Proxy, check_changelog, current_of, numbered
+from tests.spark.buckets import Documents, Proxy, check_changelog, current_of, numbered, read_batch
 from tests.spark.running import catch_up, running
 
 PAST = 3_000_000
@@ -46,13 +46,6 @@ def said(rows: pa.Table) -> set[tuple[object, ...]]:
 def contents(rows: pa.Table) -> dict[bytes, tuple[int, bytes]]:
     found = fold(rows)
     return {row["key"].encode(): (row["cas"], row["value"]) for row in found.to_pylist()}
-
-
-def read_batch(documents: Documents, protocol: str) -> pa.Table:
-    source = DcpDataSource({"url": documents.url, "protocol": protocol})
-    reader = source.reader(source.schema())
-    batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
-    return pa.Table.from_batches(batches, CHANGE_SCHEMA)
 
 
 def expire(documents: Documents, values: dict[str, bytes]) -> None:
@@ -185,7 +178,7 @@ def test_a_node_that_speaks_one_dialect_alone_can_be_read(follow, protocol):
     with pinned as node, Documents.of(node.url("default")) as documents:
         change(documents, 0)
         (rows,) = follow(documents.url, protocol=protocol).all()
-        assert contents(rows) == contents(read_batch(documents, protocol)) == documents.contents()
+        assert contents(rows) == contents(read_batch(documents.url, protocol=protocol)) == documents.contents()
 
 
 @pytest.mark.parametrize(
@@ -216,7 +209,7 @@ def test_a_batch_read_gives_the_documents_in_every_dialect(spark, documents, pro
     if protocol == "tap":
         assert rows["seqno"].null_count == rows["vbuuid"].null_count == many
     else:
-        assert said(rows) == said(read_batch(documents, "dcp"))
+        assert said(rows) == said(read_batch(documents.url))
         assert rows["event"].to_pylist().count("expiration") == 10
         times = [row["delete_time"] for row in removed.to_pylist()]
         assert all(times) if protocol == "dcp" else not any(times)
@@ -237,11 +230,11 @@ def test_a_query_resumes_from_its_checkpoint(spark, documents, tmp_path, protoco
     change(documents, 0)
     first = follow()
     assert contents(first) == documents.contents()
-    assert said(read_batch(documents, "dcp")) <= said(first)
+    assert said(read_batch(documents.url)) <= said(first)
     change(documents, 300)
     both = follow()
     assert len(said(both)) == both.num_rows
-    assert said(read_batch(documents, "dcp")) <= said(both)
+    assert said(read_batch(documents.url)) <= said(both)
     assert contents(both) == documents.contents()
 
 

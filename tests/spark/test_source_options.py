@@ -1,5 +1,6 @@
 """The options of `format("dcp")`, as text: what each is read as, and what is wrong with what cannot be."""
 
+import asyncio
 import json
 from dataclasses import fields
 from pathlib import Path
@@ -9,13 +10,15 @@ import pytest
 from penstock.client.address import outside_name
 from penstock.client.credentials import Credentials
 from penstock.client.selection import Selection
-from penstock.errors import UsageError
+from penstock.errors import Unreachable, UsageError
 from penstock.spark.source.offsets import Offset, Proven, VbucketOffset, VbucketRange
 from penstock.spark.source.options import OPTIONS, SourceOptions
 from penstock.spark.source.positions import Positions
 from penstock.spark.source.task import ChangePartition
-from penstock.wire.constants import Dialect
+from penstock.wire.constants import Dialect, Opcode
 from penstock.wire.schema import CHANGE_SCHEMA
+from tests.client.peer import Script, in_loop
+from tests.spark.buckets import numbered, read_batch
 
 OFFSET = Offset((VbucketOffset(0, 5, 7, (Proven(7, 7),)), VbucketOffset()))
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
@@ -228,3 +231,31 @@ def test_a_stream_has_no_end():
 
 def test_the_fewest_tasks_may_be_more_than_most_would_have_been():
     assert SourceOptions.parse({"minPartitions": "100"}).max_partitions == 100
+
+
+def test_the_bucket_that_is_named_is_read(documents):
+    documents.store(numbered(0, 10))
+    url = documents.url.removesuffix("/default")
+    assert read_batch(url, bucket="default").num_rows == 10
+    with pytest.raises(UsageError, match="no bucket 'beer'"):
+        read_batch(url, bucket="beer")
+
+
+def test_how_long_a_node_that_is_away_is_waited_for():
+    with pytest.raises(Unreachable, match=r"did not serve for .* s \(limit 0.1 s\)"):
+        read_batch("couchbase://127.0.0.1:1/default", retrySeconds="0.1")
+
+
+@in_loop
+@pytest.mark.parametrize(
+    ("name", "silent", "sentence"),
+    [
+        ("connectTimeout", Opcode.HELLO, "did not set up the connection within 0.05 s"),
+        ("operationTimeout", Opcode.GET_FAILOVER_LOG, "no answer within 0.05 s"),
+    ],
+)
+async def test_how_long_an_answer_is_waited_for(name, silent, sentence):
+    async with Script(lambda peer, frame: b"" if frame.opcode == silent else None) as script:
+        times = {"retrySeconds": "0.01", name: "0.05"}
+        with pytest.raises(Unreachable, match=sentence):
+            await asyncio.to_thread(read_batch, f"couchbase://127.0.0.1:{script.port}", bucket="default", **times)

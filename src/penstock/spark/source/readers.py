@@ -109,7 +109,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._memory = Memory()
         self._initial: dict[str, Any] | None = None
         self._idle_at: dict[str, Any] | None = None
-        self._planned: Offset | None = None
+        self._planned: tuple[dict[str, Any], Offset] | None = None
 
     @cached_property
     def options(self) -> SourceOptions:
@@ -146,15 +146,21 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planner = self._connected()
         if start == self._idle_at and planner.nothing_new():
             return start  # nor can a purge matter to somebody who has everything
-        previous = Offset.from_json(start)
+        previous = self._read(start)
         infos = planner.infos(settled=offsets.settled(previous, planner.seen, self._memory))
         offsets.check_size(previous, planner.cluster.vbuckets)
         planned, memory = offsets.plan(previous, infos, self._most(limit), self._memory)
         _check(self.options, offsets.setbacks(previous, planned, infos))
-        self._planned, self._memory = planned, memory
         end = planned.to_json()
+        self._planned, self._memory = (end, planned), memory
         self._idle_at = start if end == start else None
         return end
+
+    def _read(self, said: dict[str, Any]) -> Offset:
+        """Return the offset that Spark gives; to read it once more costs as much as to plan."""
+        if self._planned is not None and self._planned[0] == said:
+            return self._planned[1]
+        return Offset.from_json(said)
 
     def _most(self, limit: ReadLimit) -> int | None:
         """Return how many seqnos a batch may have."""
@@ -169,7 +175,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the high seqnos that the last plan saw, and how many seqnos behind them its end is."""
         if self._planner is None or self._planned is None:
             return None
-        seen, planned = self._planner.seen, self._planned.vbuckets
+        seen, planned = self._planner.seen, self._planned[1].vbuckets
         ends = [seen[vb].high_seqno if vb in seen else each.seqno for vb, each in enumerate(planned)]
         lag = sum(max(0, end - each.seqno) for end, each in zip(ends, planned, strict=True))
         return {"seqno": join(map(str, ends)), "lag": lag}
@@ -178,7 +184,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._memory = offsets.prepare(self._connected().infos())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        reads = offsets.reads(Offset.from_json(start), Offset.from_json(end))
+        reads = offsets.reads(Offset.from_json(start), self._read(end))
         _check(self.options, [_setback(read) for read in reads if read.rollback is not None])
         options = self.options
         return _partitions(options, options.address, self._shape, reads, self._connected().cluster, is_final=False)
