@@ -8,11 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Error, UsageError
-from penstock.spark.lake import Lake
+from penstock.node import Node
+from penstock.spark.lake import Lake, changelog
 from penstock.spark.lake.news import news_since
 from penstock.spark.sink.follow import Replica, replicate
 from penstock.spark.sink.task import Counts
-from tests.spark.lakes import VBUCKETS, append, model, rollback, row
+from tests.spark.buckets import Documents, numbered
+from tests.spark.lakes import QUERY, VBUCKETS, append, model, rollback, row
 
 
 class Source:
@@ -196,6 +198,54 @@ def half_way(source, target):
     if news is not None:
         with pytest.raises(Crash):
             replica.take_in(news)
+
+
+class Side:
+    """A bucket, its lake, and what brings the lake's changes to the other side."""
+
+    def __init__(self, documents, lake, follow):
+        self.documents, self.lake = documents, lake
+        self.changes = follow(documents.url, xattrs="true")
+        self.batches = 0
+
+    def write_changelog(self):
+        for table in self.changes.all():
+            files = changelog.write_files(table.to_batches(), self.lake.changelog_table.path, 16)
+            changelog.commit(self.lake, QUERY, self.batches, files, vbuckets=16)
+            self.batches += 1
+
+    def replicate(self, other, **how):
+        self.write_changelog()
+        return replicate(self.lake, {"url": other.documents.url}, **how).counts
+
+    def newest(self):
+        return {key: (cas, value) for key, (cas, value) in self.documents.contents().items()}
+
+
+def test_two_buckets_are_each_others_replicas(documents, tmp_path, follow):
+    with Node.running(["default"], vbuckets=16) as other, Documents.of(other.url("default")) as others:
+        one, two = Side(documents, Lake(tmp_path / "one"), follow), Side(others, Lake(tmp_path / "two"), follow)
+        documents.store(numbered(0, 100, "one"))
+        others.store(numbered(50, 150, "two"))
+        others.remove(["key-60"])
+        documents.keys = others.keys = set(numbered(0, 150))
+
+        def settled():
+            for _ in range(2):
+                one.replicate(two, lost="keep")
+                two.replicate(one, lost="keep")
+            assert one.replicate(two, lost="keep").written == two.replicate(one, lost="keep").written == 0
+            assert one.newest() == two.newest()
+            return one.newest()
+
+        before = settled()
+        assert len(before) == 149
+        documents.flush()  # as a rollback to the beginning
+        documents.store({"key-0": b"after"})
+        one.replicate(two, lost="keep")
+        assert len(others.contents()) == 149
+        two.replicate(one, lost="keep", name="everything")  # once more from the beginning
+        assert settled().keys() == before.keys()
 
 
 def test_refused_rows_are_told_or_kept(source, documents, target, tmp_path):

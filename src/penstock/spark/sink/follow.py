@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,13 +39,16 @@ from penstock.wire.schema import Event
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Replica", "Replicated", "Transform", "replicate"]
+__all__ = ["Lost", "Replica", "Replicated", "Transform", "replicate"]
 
 Transform = Callable[["DataFrame"], "DataFrame"] | str
 """What is made of changes, row by row: a function of a frame of them, or a query in Spark's SQL over `changes`.
 
 It must keep the columns that the operation needs and, of deletions, whose value is null, the rows.
 """
+
+Lost = Literal["remove", "keep"]
+"""What becomes of versions in the bucket that the source lost."""
 
 GROUP_BYTES = 64 << 20
 """Of news that are transformed together, at least, where there are as many."""
@@ -65,12 +68,13 @@ def replicate(
     target: Mapping[str, str],
     *,
     transform: Transform | None = None,
+    lost: Lost = "remove",
     name: str = "replica",
     state: Path | None = None,
     spark: SparkSession | None = None,
 ) -> Replicated:
     """Write to a bucket what a lake's changelog has gained since the last time. Arguments and errors as of Replica."""
-    replica = Replica(lake, name, target, transform=transform, state=state, spark=spark)
+    replica = Replica(lake, name, target, transform=transform, lost=lost, state=state, spark=spark)
     return Replicated(catch_up(replica, lake), replica.counts)
 
 
@@ -79,8 +83,10 @@ class Replica:
 
     target: options of `format("dcp")` for writing; the operation is with-meta if it is not said, or change, which
     overwrites whatever the bucket has. transform: what is made of the changes first; it needs `spark`, or a session
-    that is active. state: the directory where the version that was taken in is remembered, in `NAME.json`; the lake's
-    own if it is not given. counts: what became of rows since this was made. Raises UsageError for what cannot be.
+    that is active. lost: "keep" leaves versions in the bucket that the source lost: where the two are each other's
+    replicas, such a version may have been written there. state: the directory where the version that was taken in is
+    remembered, in `NAME.json`; the lake's own if it is not given. counts: what became of rows since this was made.
+    Raises UsageError for what cannot be.
     """
 
     def __init__(
@@ -90,6 +96,7 @@ class Replica:
         target: Mapping[str, str],
         *,
         transform: Transform | None = None,
+        lost: Lost = "remove",
         state: Path | None = None,
         spark: SparkSession | None = None,
     ) -> None:
@@ -103,6 +110,7 @@ class Replica:
         self.path = (lake.path / "sinks" if state is None else state) / f"{name}.json"
         self.counts = Counts()
         self._transform = transform
+        self._removes = lost == "remove"
         self._spark = spark
 
     def position(self) -> tuple[str, int] | None:
@@ -138,8 +146,9 @@ class Replica:
     def _rows(self, group: _Group) -> Iterator[pa.Table]:
         """Give what is to be written: first what mends what was lost, then the changes."""
         changes = self._made_of(group.changes)
-        yield from self._repairs(group.documents, changes, are_tombstones=False)
-        yield from self._repairs(group.tombstones, changes, are_tombstones=True)
+        if self._removes:
+            yield from self._repairs(group.documents, changes, are_tombstones=False)
+            yield from self._repairs(group.tombstones, changes, are_tombstones=True)
         if len(changes):
             yield changes
 
