@@ -15,18 +15,20 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 RANGE = "vbucket_range"
 RANGES = 16
@@ -193,6 +195,8 @@ def discard(root: Path, files: Iterable[DataFile]) -> None:
 
 def open_dataset(paths: list[str], schema: pa.Schema) -> ds.Dataset:
     """Return the rows of parquet files, in their order, as one dataset; of no file if `paths` is empty."""
+    import pyarrow.dataset as ds  # it brings pandas, and each commit has a process of its own to start
+
     return ds.dataset(paths, schema=schema, format="parquet") if paths else ds.dataset(schema.empty_table())
 
 
