@@ -166,6 +166,9 @@ def test_odd_values(value, document, rest, crowd):
     columns, left = parse(pa.array([*([b'{"n":1}'] * crowd), value], pa.binary()), schema)
     expected = None if document is None else dict.fromkeys(schema.names) | document
     assert columns[-1].as_py() == expected
+    assert [columns.field(name)[-1].as_py() for name in schema.names] == [
+        (expected or {}).get(name) for name in schema.names
+    ]
     assert left[-1].as_py() == rest
     assert left.null_count >= crowd
 
@@ -240,11 +243,14 @@ def test_inferred(values, ddl, times):
 
 
 def test_evolution_tells_what_a_schema_has_no_place_for():
-    known = from_ddl("name STRING, abv DOUBLE, n INT, o STRUCT<x: BIGINT>, l ARRAY<STRUCT<p: BIGINT>>, t ARRAY<BIGINT>")
+    known = from_ddl(
+        "name STRING, abv DOUBLE, n INT, o STRUCT<x: BIGINT>, l ARRAY<STRUCT<p: BIGINT>>,"
+        " t ARRAY<BIGINT>, m ARRAY<STRING>"
+    )
     values = pa.array(
         [
             b'{"name":"a","abv":5,"o":{"x":1,"y":"new"},"l":[{"p":1,"q":2.5}],"tags":["x"]}',
-            b'{"name":17,"abv":"strong","n":3000000000,"t":[1,"2"],"o":null,"void":null}',
+            b'{"name":17,"abv":"strong","n":3000000000,"t":[1,"2"],"m":["a",1],"o":null,"void":null}',
             b"no document",
             None,
         ],
@@ -257,6 +263,7 @@ def test_evolution_tells_what_a_schema_has_no_place_for():
         "abv is DOUBLE, found STRING",
         "n is INT, found BIGINT",
         "t[] is BIGINT, found STRING",
+        "m is ARRAY<STRING>, found values that it cannot hold",
     }
     assert set(differences(known, found.schema)) == {
         "o.y STRING is new",

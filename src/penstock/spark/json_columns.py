@@ -63,11 +63,13 @@ def parse(values: pa.Array, schema: pa.Schema | pa.StructType) -> tuple[pa.Struc
     parts = [_parse(part, of) for part in _slices(given.drop_null())]
     columns = pa.concat_arrays([pa.array([], of), *(columns for columns, _ in parts)])
     rest = pa.concat_arrays([pa.array([], pa.string()), *(rest for _, rest in parts)])
-    if not given.null_count:
-        return columns, rest
-    valid = np.asarray(given.is_valid())
-    places = pa.array(np.cumsum(valid) - 1, pa.int64(), mask=~valid)
-    return columns.take(places), rest.take(places)
+    if given.null_count:
+        valid = np.asarray(given.is_valid())
+        places = pa.array(np.cumsum(valid) - 1, pa.int64(), mask=~valid)
+        columns, rest = columns.take(places), rest.take(places)
+    if columns.null_count and len(of):  # or `field` would show what happens to lie under a null
+        columns = pa.StructArray.from_arrays(columns.flatten(), fields=list(of), mask=columns.is_null())
+    return columns, rest
 
 
 def infer(values: pa.Array) -> pa.Schema:
@@ -123,7 +125,11 @@ def _evolved(
             fields[name] = _evolved(fields[name], of, at, new_fields, conflicts) if name in fields else of
         return pa.struct(list(fields.items()))
     if pa.types.is_list(known) and pa.types.is_list(found):
-        return pa.list_(_evolved(known.value_type, found.value_type, f"{path}[]", new_fields, conflicts))
+        before = len(new_fields) + len(conflicts)
+        element = _evolved(known.value_type, found.value_type, f"{path}[]", new_fields, conflicts)
+        if "[]" not in path and len(new_fields) + len(conflicts) == before:  # something of it did not fit
+            conflicts.append(f"{path} is {type_name(known)}, found values that it cannot hold")
+        return pa.list_(element)
     if known != found:
         conflicts.append(f"{path} is {type_name(known)}, found {type_name(found)}")
     elif "[]" not in path:  # an array is in the rest with all its elements: those of the known type say nothing
