@@ -1,6 +1,7 @@
 """`penstock pipeline`: the tables on a terminal and as JSON, and a run from start to signal."""
 
 import json
+import socket
 import urllib.request
 
 import pytest
@@ -210,6 +211,16 @@ def test_what_cannot_be_is_wrong_usage(run, arguments, sentence):
     code, out, err = run("pipeline", *arguments)
     assert (code, out) == (2, "")
     assert sentence in err
+
+
+def test_figures_need_a_port_of_their_own(run, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, out, err = run("pipeline", "run", "--to", tmp_path / "lake", "--metrics", port)
+    assert (code, out) == (2, "")
+    assert f"port {port} of 127.0.0.1 for metrics: Address already in use" in err
 
 
 def test_progress_is_lines_or_json_or_stays_in_place(capsys):

@@ -12,7 +12,7 @@ from penstock.errors import UsageError
 if TYPE_CHECKING:
     from penstock.spark.lake import Lake
 
-__all__ = ["PipelineFile", "Where", "commands", "lakes_of"]
+__all__ = ["PipelineFile", "Where", "commands", "lakes_of", "written_lakes_of"]
 
 commands = typer.Typer(
     help="Follow buckets into Spark tables, and look at them.", no_args_is_help=False, rich_markup_mode="rich"
@@ -42,3 +42,9 @@ def lakes_of(where: str) -> dict[str | None, Lake]:
     if not any(lake.path.is_dir() for lake in found.values()):
         raise UsageError(f"{where} keeps its tables in {definition.lake}, and there is nothing yet")
     return found
+
+
+def written_lakes_of(where: str) -> dict[str | None, Lake]:
+    """Return those of the lakes that have tables; all of them if none has."""
+    found = lakes_of(where)
+    return {source: lake for source, lake in found.items() if lake.changelog_table.path.exists()} or found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from penstock.cli.app import AsJson, examples
-from penstock.cli.pipeline.group import Where, commands, lakes_of
+from penstock.cli.pipeline.group import Where, commands, lakes_of, written_lakes_of
 from penstock.cli.pipeline.progress import size
 from penstock.cli.show import as_object, json_line
 from penstock.cli.tables import read_rows, table_of
@@ -69,7 +69,7 @@ def compact(where: Where, *, as_json: AsJson = False) -> None:
     from penstock.spark.lake.upkeep import compact as join
     from penstock.spark.pipeline.status import taken_in
 
-    for source, lake in lakes_of(where).items():
+    for source, lake in written_lakes_of(where).items():
         _tell(source, join(lake, taken_in(lake)), "files", as_json=as_json)
 
 
@@ -92,7 +92,7 @@ def vacuum(
     """
     from penstock.spark.lake.upkeep import vacuum as remove
 
-    for source, lake in lakes_of(where).items():
+    for source, lake in written_lakes_of(where).items():
         _tell(source, remove(lake, keep_hours), "files on disk", as_json=as_json)
 
 
