@@ -10,7 +10,7 @@ declarative.current()
 declarative.changes_for_cdc()
 
 
-@dp.table(format="parquet")
+@dp.table
 def keyed() -> DataFrame:
     """What AUTO CDC would take, kept as a table."""
     return SparkSession.active().readStream.table("changes_for_cdc")
