@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from penstock.errors import UsageError
 from penstock.spark.json_columns import from_ddl, infer_all, parse
@@ -23,6 +22,7 @@ from penstock.spark.source.offsets import Offset
 from penstock.wire.schema import CHANGE_SCHEMA
 
 if TYPE_CHECKING:
+    import pyarrow.dataset as ds
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["as_of", "as_of_frame", "boundaries_of", "json_frame", "json_view"]
