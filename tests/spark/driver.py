@@ -1,4 +1,4 @@
-"""A pipeline that kills itself: `python -m tests.spark.driver URL LAKE POINT`, in a process group of its own.
+"""A pipeline that kills itself: `python -m tests.spark.driver FILE POINT`, in a process group of its own.
 
 POINT is where, in the third batch that the process plans or the third fold that it makes:
 `written`, the changelog's files are written and not committed; `committed`, they are, and Spark has not logged the
@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
@@ -20,7 +19,7 @@ from pyspark.sql.types import StructType
 from penstock.spark.changelog_sink import ChangelogSink, ChangelogWriter
 from penstock.spark.lake import Lake
 from penstock.spark.lake.current import Fold, Progress, prepare
-from penstock.spark.pipeline.definition import Current, of_one
+from penstock.spark.pipeline.definition import read_definition
 from penstock.spark.pipeline.progress import Progress as RunProgress
 from penstock.spark.pipeline.run import run
 
@@ -75,15 +74,15 @@ def tell(progress: RunProgress) -> None:
     sys.stdout.flush()
 
 
-def main(url: str, path: str, point: str) -> None:
-    offsets = Lake(path).checkpoint / "offsets"
+def main(file: str, point: str) -> None:
+    definition = read_definition(file)
+    offsets = Lake(definition.lake).checkpoint / "offsets"
     known = [int(entry.name) for entry in offsets.iterdir() if entry.name.isdigit()] if offsets.exists() else []
     os.environ |= {POINT: point, DRIVER: str(os.getpid()), BATCH: str(max(known, default=-1) + 3)}
     patch = pytest.MonkeyPatch()
     patch.setattr("penstock.spark.session.ChangelogSink", KillingSink)
     patch.setattr("penstock.spark.lake.current.catch_up", Folds(point))
-    definition = of_one(path, url=url, max_changes_per_trigger=400, trigger_seconds=0.2)
-    run(replace(definition, current=Current(merge_rows=1, merge_age_seconds=0)), report=tell)
+    run(definition, report=tell)
 
 
 if __name__ == "__main__":
