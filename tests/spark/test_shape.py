@@ -1,6 +1,8 @@
 """The form in which rows reach Spark: columns, values, and filters that keep what SQL keeps."""
 
+import json
 import pickle
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -10,7 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from penstock.errors import UsageError
 from penstock.spark.source.ddl import arrow_schema_of
-from penstock.spark.source.shape import Filter, Shape
+from penstock.spark.source.shape import REST, Filter, Shape
 from penstock.wire.columns import batch_of
 from penstock.wire.schema import CHANGE_SCHEMA, Change, Event
 
@@ -140,6 +142,7 @@ def conditions(draw):
     if kind == pa.string():
         operators |= st.sampled_from(["starts with", "ends with", "contains"])
     operator = draw(operators)
+    operands: tuple[Any, ...]
     if operator in ("is null", "is not null"):
         operands = ()
     elif operator == "in":
@@ -150,7 +153,7 @@ def conditions(draw):
         operands = (draw(values),)
     rows = draw(st.lists(values, max_size=6))
     if kind == pa.binary():
-        operands, rows = (tuple(each and each.encode() for each in part) for part in (operands, rows))
+        operands, rows = (tuple(None if each is None else each.encode() for each in part) for part in (operands, rows))
     return kind, operator, operands, rows, draw(st.booleans())
 
 
@@ -160,3 +163,18 @@ def test_a_filter_says_what_sql_says(condition):
     said = Filter("any", operator, operands, negated).of(pa.array(rows, kind)).to_pylist()
     expected = [sql(operator, value, operands) for value in rows]
     assert said == [None if held is None else held != negated for held in expected]
+
+
+def test_json_values_are_columns_and_what_is_left_of_them():
+    rows = batch_of(
+        [
+            Change(1, 7, 1, key=b"a", value=b'{"name": "ale", "abv": 5.5, "more": [1]}'),
+            Change(1, 7, 2, event=Event.DELETION, key=b"b"),
+        ]
+    )
+    shape = Shape(("seqno", "value"), value_format="json", value_schema="name STRING, abv DOUBLE")
+    found = shape.apply(rows)
+    assert found.schema == shape.schema
+    assert found["value"].to_pylist() == [{"name": "ale", "abv": 5.5}, None]
+    assert json.loads(found[REST].to_pylist()[0]) == {"more": [1]}
+    assert found[REST].to_pylist()[1] is None
