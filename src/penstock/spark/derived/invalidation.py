@@ -8,8 +8,6 @@ counts any more: of a collection that ended, of rolled back vbuckets, or of all.
 from __future__ import annotations
 
 import base64
-import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import Error, UsageError
+from penstock.spark.derived.position_file import PositionFile
 from penstock.spark.derived.posting import Patience, Poster, secret_headers
 from penstock.spark.derived.secondary import checked_name
 from penstock.spark.lake import Lake
@@ -62,6 +61,7 @@ class Invalidation:
         self.lake = lake
         self.name = checked_name(name)
         self.path = lake.path / "invalidation" / f"{name}.json"
+        self._place = PositionFile(self.path, "everything will be invalidated")
         self._batch_size = batch_size
         self._most_keys = most_keys
         self._knows_vbuckets = knows_vbuckets
@@ -70,20 +70,14 @@ class Invalidation:
 
     def position(self) -> tuple[str, int] | None:
         """Return the changelog's id and the version of it that the server was told, None if nothing was."""
-        try:
-            said = json.loads(self.path.read_bytes())
-            return str(said["changelog"]), int(said["version"])
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError):
-            raise Error(f"{self.path} is no position; remove it, and everything will be invalidated") from None
+        return self._place.read()
 
     def take_in(self, news: News) -> None:
         """Tell the news. Raises Unreachable if the server is not there, Error if it refuses."""
         for message in self.messages(news):
             place = {"name": self.name, "changelog": news.changelog_id, "version": news.version}
             self._poster.post(place | message)
-        self._remember(news)
+        self._place.write(news)
 
     def messages(self, news: News) -> Iterator[Message]:
         """Yield what is to be told, without its place."""
@@ -122,15 +116,6 @@ class Invalidation:
         if said is None:
             raise Error(f"{self.lake.changelog_table.path} does not say how many vbuckets its bucket has")
         return int(said)
-
-    def _remember(self, news: News) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        new = self.path.with_suffix(".new")
-        with new.open("w") as file:
-            json.dump({"changelog": news.changelog_id, "version": news.version}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.path)
 
 
 class Batches:

@@ -11,8 +11,6 @@ place, or loses the document. What others have written there since stays. Nothin
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -20,8 +18,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import Error, UsageError
+from penstock.errors import UsageError
 from penstock.spark.derived import catch_up
+from penstock.spark.derived.position_file import PositionFile
 from penstock.spark.derived.secondary import checked_name
 from penstock.spark.lake import Lake
 from penstock.spark.lake.delta import open_dataset
@@ -108,6 +107,7 @@ class Replica:
         self.lake = lake
         self.name = checked_name(name)
         self.path = (lake.path / "sinks" if state is None else state) / f"{name}.json"
+        self._place = PositionFile(self.path, "everything will be written once more")
         self.counts = Counts()
         self._transform = transform
         self._removes = lost == "remove"
@@ -115,13 +115,7 @@ class Replica:
 
     def position(self) -> tuple[str, int] | None:
         """Return the changelog's id and the version of it that the bucket has, None if nothing was written."""
-        try:
-            said = json.loads(self.path.read_bytes())
-            return str(said["changelog"]), int(said["version"])
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError):
-            raise Error(f"{self.path} is no position; remove it, and everything will be written once more") from None
+        return self._place.read()
 
     def take_in(self, news: News) -> None:
         """Write news to the bucket. Raises Unreachable if it is not there, Error for rows that it refuses."""
@@ -141,7 +135,7 @@ class Replica:
         finally:
             if letters is not None:
                 dead_letters.abort(letters, run)
-        self._remember(news)
+        self._place.write(news)
 
     def _rows(self, group: _Group) -> Iterator[pa.Table]:
         """Give what is to be written: first what mends what was lost, then the changes."""
@@ -174,15 +168,6 @@ class Replica:
         made = _transformed(self._transform, rows, self._spark)
         check_columns(self.options, made.schema)
         return made
-
-    def _remember(self, news: News) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        new = self.path.with_suffix(".new")
-        with new.open("w") as file:
-            json.dump({"changelog": news.changelog_id, "version": news.version}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.path)
 
 
 def _difference(after: Counts, before: Counts) -> Counts:
