@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import Error, UsageError
 from penstock.node import Node
+from penstock.spark.derived.position_file import PositionFile
 from penstock.spark.lake import Lake, changelog
 from penstock.spark.lake.news import news_since
 from penstock.spark.sink.follow import Replica, replicate
@@ -189,11 +190,12 @@ class Crash(Exception):
 def half_way(source, target):
     """Write news, and end before the version is remembered."""
 
-    class Crashing(Replica):
-        def _remember(self, news):
+    class Crashing(PositionFile):
+        def write(self, news):
             raise Crash
 
-    replica = Crashing(source.lake, "replica", target)
+    replica = Replica(source.lake, "replica", target)
+    replica._place = Crashing(replica.path, "")
     news = news_since(source.lake, replica.position())
     if news is not None:
         with pytest.raises(Crash):
