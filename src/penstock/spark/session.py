@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -80,7 +81,9 @@ def _session(
     master: str, settings: Mapping[str, str], environment: Mapping[str, str], inherit: Sequence[int]
 ) -> SparkSession:
     """Start Spark, or return the session there is. environment: variables beside Java's, for what Spark starts."""
-    with as_file(files("penstock.spark") / "log4j2.properties") as logging:
+    with as_file(files("penstock.spark") / "log4j2.properties") as logging, warnings.catch_warnings():
+        # As it starts, Spark imports what it tests itself with, and that warns of every pandas from 3 on.
+        warnings.simplefilter("ignore", FutureWarning)
         conf = SparkConf().setMaster(master).setAppName("penstock")
         conf.set("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging}").setAll([*settings.items()])
         if SparkContext._gateway is None:  # Spark keeps its Java for the next session

@@ -30,7 +30,6 @@ def prepared(frame: DataFrame, source: Source, value_schema: str | None) -> Data
         if field.name not in frame.columns:
             nothing = F.expr("null").cast(from_arrow_type(field.type))
             frame = frame.withColumn(field.name, nothing)
-    frame = frame.select(*CHANGE_SCHEMA.names)
     if source.where is None or value_schema is None:
         return frame
     try:
@@ -43,7 +42,7 @@ def prepared(frame: DataFrame, source: Source, value_schema: str | None) -> Data
 def _matching(frame: DataFrame, where: str, value_schema: str) -> DataFrame:
     fields = F.from_json(F.col("value").cast("string"), value_schema)
     # Fields become columns of their own, so that SQL finds them; a document may have fields called as a change's.
-    flat = frame.select(F.struct("*").alias(CHANGE), fields.alias("_value")).select(CHANGE, "_value.*")
+    flat = frame.select(F.struct(*CHANGE_SCHEMA.names).alias(CHANGE), fields.alias("_value")).select(CHANGE, "_value.*")
     # The condition is parsed by itself: no comment at its end hides what follows.
     wanted = F.expr(f"{CHANGE}.event <> '{Event.MUTATION}'") | F.coalesce(F.expr(where), F.expr("false"))
     marked = flat.select(CHANGE, wanted.alias("_wanted"))
@@ -58,4 +57,4 @@ _IF_WANTED = {
     "xattrs": f"if(_wanted, {CHANGE}.xattrs, null)",
     "datatype": f"if(_wanted or {CHANGE}.datatype is null, {CHANGE}.datatype, 0)",
 }
-"""What is in a column that differs where a document is not wanted. (F.lit imports what Spark tests itself with.)"""
+"""What is in a column that differs where a document is not wanted."""
