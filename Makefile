@@ -4,7 +4,7 @@ export PYTHON
 
 BIN := .venv/bin
 UV := uv==0.13.8
-SOURCES := src tests $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py examples/*.py fuzz/*.py tools/*.py))))
+SOURCES := src tests $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py examples/*/*.py examples/*/*/*.py fuzz/*.py tools/*.py))))
 BENCHMARKS := $(addprefix benchmarks.,decode encode store kv producer stream dialects \
 	spark spark_scaling spark_changelog spark_latency current sink \
 	durable durable_read durable_open durable_pause durable_scaling idle login sdk)
