@@ -37,6 +37,7 @@ from penstock.spark.source.offsets import (
 )
 from penstock.spark.source.ranges import cut
 from penstock.store.failover import FailoverEntry, FailoverLog
+from penstock.store.rollback import StreamRequest, rollback_point
 
 A, B, C = 0xA, 0xB, 0xC
 
@@ -392,6 +393,22 @@ def test_why_a_reader_goes_back(before, word, expected):
     previous = Offset((before,))
     planned, _ = plan(previous, {0: word})
     assert setbacks(previous, planned, {0: word}) == expected
+
+
+@given(*[st.integers(0, 12)] * 4, st.sampled_from([A, B]), st.integers(1, 9))
+def test_what_stands_is_what_the_rule_of_a_producer_says(end, above, high, purge, newest, begin):
+    """A reader of the newest branch is spared the rule."""
+    proven, word = Proven(1 + end, 1 + end + above), VbucketInfo(log((newest, begin), (C, 0)), max(high, begin), purge)
+    planned, _ = plan(Offset((at(0, A, proven.end, proven),)), {0: word})
+    goes_on = [
+        rollback_point(word.failover_log, word.high_seqno, purged, request_at(seqno)) is None
+        for seqno, purged in ((proven.end, purge), (proven.high, 0))
+    ]
+    assert (planned.vbuckets[0].history == 0) == all(goes_on)
+
+
+def request_at(seqno: int) -> StreamRequest:
+    return StreamRequest(start_seqno=seqno, vbuuid=A, snap_start=seqno, snap_end=seqno)
 
 
 class TestWhatIsSettled:

@@ -109,7 +109,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._memory = Memory()
         self._initial: dict[str, Any] | None = None
         self._idle_at: dict[str, Any] | None = None
-        self._planned: tuple[dict[str, Any], Offset] | None = None
+        self._planned = self._before = _NONE
 
     @cached_property
     def options(self) -> SourceOptions:
@@ -152,14 +152,15 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planned, memory = offsets.plan(previous, infos, self._most(limit), self._memory)
         _check(self.options, offsets.setbacks(previous, planned, infos))
         end = planned.to_json()
-        self._planned, self._memory = (end, planned), memory
+        self._planned, self._before, self._memory = (end, planned), (start, previous), memory
         self._idle_at = start if end == start else None
         return end
 
     def _read(self, said: dict[str, Any]) -> Offset:
         """Return the offset that Spark gives; to read it once more costs as much as to plan."""
-        if self._planned is not None and self._planned[0] == said:
-            return self._planned[1]
+        for known, offset in (self._planned, self._before):
+            if known == said:
+                return offset
         return Offset.from_json(said)
 
     def _most(self, limit: ReadLimit) -> int | None:
@@ -173,7 +174,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the high seqnos that the last plan saw, and how many seqnos behind them its end is."""
-        if self._planner is None or self._planned is None:
+        if self._planner is None or self._planned is _NONE:
             return None
         seen, planned = self._planner.seen, self._planned[1].vbuckets
         ends = [seen[vb].high_seqno if vb in seen else each.seqno for vb, each in enumerate(planned)]
@@ -184,7 +185,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._memory = offsets.prepare(self._connected().infos())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        reads = offsets.reads(Offset.from_json(start), self._read(end))
+        reads = offsets.reads(self._read(start), self._read(end))
         _check(self.options, [_setback(read) for read in reads if read.rollback is not None])
         options = self.options
         return _partitions(options, options.address, self._shape, reads, self._connected().cluster, is_final=False)
@@ -196,6 +197,10 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planner, self._planner = self._planner, None
         if planner is not None:
             planner.close()
+
+
+_NONE: tuple[dict[str, Any], Offset] = ({}, Offset(()))
+"""No offset that Spark knows, and what it says."""
 
 
 def latest_offsets(given: Mapping[str, str]) -> str:
