@@ -11,12 +11,13 @@ from penstock.spark.lake import Lake
 from penstock.spark.lake.current import folded_version
 from penstock.spark.lake.lock import locked
 from penstock.spark.lake.policy import MergePolicy
+from penstock.spark.lake.positions import position
 from penstock.spark.lake.reading import count_rows
 from penstock.spark.pipeline import control
 from penstock.spark.pipeline.definition import of_one
 from penstock.spark.pipeline.keeper import AT_ONCE, Keeper, Task
 from penstock.spark.pipeline.meter import Meter, last_rollback
-from penstock.spark.pipeline.position import behind, written_to
+from penstock.spark.pipeline.position import behind
 from penstock.spark.pipeline.status import status_of, taken_in
 from penstock.spark.pipeline.stopping import removals, reset, stop
 from penstock.spark.pipeline.tasks import current_task, tasks_of
@@ -159,19 +160,21 @@ def test_commits_say_rows_bytes_and_rollbacks(lake):
 
 
 def test_positions_and_what_a_bucket_has_beyond_them(lake):
-    assert written_to(lake) is None
+    assert position(lake) is None
     assert behind(None, {0: 5, 1: 7}) == 12
     append(lake, 0, changes(1, 11))
     end = settled_at({0: (11, 4), 1: (12, 9)}, 2)
     lines = ["v1", "{}", json.dumps(end.to_json())]
     (lake.checkpoint / "offsets" / "0").write_text("\n".join(lines))
     (lake.checkpoint / "offsets" / "1").write_text("v1\n{}\n{}")  # planned, and not written
-    assert written_to(lake) == end
+    found = position(lake)
+    assert found is not None
+    assert (found.batch, found.offset) == (0, end)
     assert behind(end, {0: 5, 1: 7}) == 1
     assert behind(beginning(2), {0: 5, 1: 7}, [1]) == 7
     (lake.checkpoint / "offsets" / "0").write_text("broken")
     with pytest.raises(UsageError, match="is not what Spark writes"):
-        written_to(lake)
+        position(lake)
 
 
 # A lake and its runs

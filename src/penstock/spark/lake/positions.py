@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from penstock.client.tokens import MutationToken
 from penstock.errors import OperationTimeout, UsageError, WriteLost
+from penstock.spark.lake import plain
 from penstock.spark.lake.fold import CUTTING_EVENTS
 from penstock.spark.lake.tables import Lake
 from penstock.spark.source.offsets import Offset
@@ -65,6 +66,8 @@ def position_at(lake: Lake, when: datetime) -> LakePosition | None:
 
 
 def _newest_batch(lake: Lake) -> int | None:
+    if (batch := plain.newest_batch(lake.changelog_table.path)) is not None:
+        return batch
     changelog, query = lake.changelog_table.open(), lake.query_id()
     found = changelog.transaction_version(query) if changelog is not None and query is not None else None
     return None if found is None else int(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,8 +11,9 @@ from penstock.client.address import Address
 from penstock.client.bucket import Bucket
 from penstock.errors import Error, UsageError
 from penstock.spark.lake import Lake
+from penstock.spark.lake.positions import position
 from penstock.spark.pipeline.definition import BucketSink, Definition, InvalidateSink, Source
-from penstock.spark.pipeline.position import behind, written_to
+from penstock.spark.pipeline.position import behind
 from penstock.spark.pipeline.status import Status, status_of
 
 __all__ = ["Part", "PlannedSource", "check_buckets", "plan"]
@@ -81,9 +82,14 @@ def _planned(definition: Definition, source: Source, answer: dict[int, int] | st
         settings | {"trigger_seconds": f"{source.trigger_seconds:g}"},
         tuple(_parts(definition, source, lake, status)),
         status,
-        behind(written_to(lake), answer, source.options().vbuckets) if isinstance(answer, dict) else None,
+        _lag(source, lake, answer) if isinstance(answer, dict) else None,
         answer if isinstance(answer, str) else None,
     )
+
+
+def _lag(source: Source, lake: Lake, high_seqnos: Mapping[int, int]) -> int:
+    stand = position(lake)
+    return behind(stand.offset if stand is not None else None, high_seqnos, source.options().vbuckets)
 
 
 def _parts(definition: Definition, source: Source, lake: Lake, status: Status) -> list[Part]:

@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 
 from penstock.errors import UsageError
+from penstock.spark.json_types import from_ddl
 from penstock.spark.lake.fold import UTF8
-from penstock.spark.source.ddl import arrow_schema_of, arrow_type_of
 from penstock.wire.schema import CHANGE_SCHEMA
 
 ValueFormat = Literal["binary", "string", "json"]
@@ -126,7 +127,7 @@ class Shape:
             elif self.value_format == "string":
                 fields.append(pa.field(name, pa.string()))
             else:
-                fields += [pa.field(name, arrow_type_of(self.value_schema)), pa.field(REST, pa.string())]
+                fields += [pa.field(name, _as_spark_has_it(self.value_schema)), pa.field(REST, pa.string())]
         return pa.schema(fields)
 
     @property
@@ -168,8 +169,13 @@ class Shape:
     def _fields(self, values: pa.Array) -> list[pa.Array]:
         from penstock.spark.json_columns import parse  # not before it is needed: it is more than most reads want
 
-        fields, rest = parse(values, arrow_schema_of(self.value_schema))
-        return [fields, rest]
+        fields, rest = parse(values, from_ddl(self.value_schema))
+        return [fields.cast(_as_spark_has_it(self.value_schema)), rest]
+
+
+def _as_spark_has_it(ddl: str) -> pa.DataType:
+    """Return the type of a JSON value; Spark has its own name for what is inside of an array."""
+    return to_arrow_type(from_arrow_schema(from_ddl(ddl)), timezone="UTC")
 
 
 def text_of(octets: pa.Array) -> pa.Array:
