@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from deltalake.exceptions import TableNotFoundError
 
 from penstock.errors import Error, LakeRefused, Unreachable, UsageError
 from penstock.node import Node
@@ -14,7 +15,7 @@ from penstock.spark.lake import Lake
 from penstock.spark.lake.lock import locked
 from penstock.spark.lake.reading import count_rows
 from penstock.spark.pipeline.definition import of_one
-from penstock.spark.pipeline.failure import failure
+from penstock.spark.pipeline.failure import failure, in_one_sentence
 from penstock.spark.pipeline.progress import Progress
 from penstock.spark.pipeline.run import run
 from penstock.spark.pipeline.status import status_of
@@ -271,3 +272,8 @@ def test_a_failure_is_one_sentence(text, kind, sentence):
     error = failure(text)
     assert type(error) is kind
     assert str(error) == sentence
+
+
+def test_a_failure_of_the_tables_library_is_one_sentence():
+    with pytest.raises(Error, match=r"^the table failed: no such table$"), in_one_sentence():
+        raise TableNotFoundError("no such\n  table")

@@ -2,10 +2,14 @@
 
 import json
 import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.errors import Error, LakeRefused, UsageError
+from penstock.errors import Error, LakeRefused, Unreachable, UsageError
 from penstock.spark.derived.secondary import SecondaryIndex
 from penstock.spark.lake import Lake
 from penstock.spark.lake.current import folded_version
@@ -15,6 +19,7 @@ from penstock.spark.lake.positions import position
 from penstock.spark.lake.reading import count_rows
 from penstock.spark.pipeline import control
 from penstock.spark.pipeline.definition import of_one
+from penstock.spark.pipeline.following import Following
 from penstock.spark.pipeline.keeper import AT_ONCE, Keeper, Task
 from penstock.spark.pipeline.meter import Meter, last_rollback
 from penstock.spark.pipeline.position import behind
@@ -130,6 +135,33 @@ def test_one_that_is_away_is_tried_again_and_holds_up_nobody(lake, caplog):
     assert (now.error, now.failures, now.version, now.pending) == (None, 0, 0, 0)
     assert table.now.version == 0
     assert caplog.text.count("invalidate cache is behind and will be tried again: the cache is away") == 1
+
+
+def test_whatever_one_raises_the_others_go_on(lake):
+    append(lake, 0, changes(1, 11))
+    files = lake.changelog_table.files(lake.changelog_table.open())
+    tasks = [Task("broken", "index", lambda: int("x"), AT_ONCE), Task("whole", "index", lambda: 0, AT_ONCE)]
+    for task in tasks:
+        task.begins(-1, 0, files)
+    keeper = Keeper(tasks, 0.01)
+    keeper.start()
+    keeper.finish()
+    assert keeper.wait(SECONDS)
+    assert keeper.failure is None
+    assert [task.now.error for task in tasks] == ["ValueError: invalid literal for int() with base 10: 'x'", None]
+
+
+def test_a_node_that_does_not_say_how_far_it_is_is_no_failure(lake):
+    append(lake, 0, changes(1, 11))
+    asked: list[Future[dict[int, int]]] = [Future(), Future(), Future()]
+    asked[0].set_exception(Unreachable("gone for 30 s"))
+    asked[1].set_result({1: 12})
+    end = json.dumps(beginning(64).to_json())
+    following = Following(of_one(str(lake.path)).sources[0], lake, 64, iter(asked).__next__, tasks=())
+    said = SimpleNamespace(batchId=0, sources=[SimpleNamespace(endOffset=end)])
+    following.query = cast("StreamingQuery", SimpleNamespace(lastProgress=said))
+    assert [following.look().lag for _ in range(3)] == [None, 12, None]
+    assert following.progress.rows == 0
 
 
 def test_the_current_tables_failure_is_the_runs(lake):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
@@ -17,11 +18,13 @@ __all__ = ["failure", "in_one_sentence"]
 
 @contextmanager
 def in_one_sentence() -> Iterator[None]:
-    """Raise as Error what Spark raises, and what a call to its Java process raises when that has died."""
+    """Raise as Error what Spark and the tables' library raise, and what a call to a Java that has died does."""
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
         raise failure(str(error)) from None
+    except DeltaError as error:
+        raise Error(f"the table failed: {' '.join(str(error).split())}") from error
     except (Py4JError, ConnectionError) as error:
         raise Error(f"Spark's Java process ended unexpectedly ({error})") from None
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.errors import Error
 from penstock.spark.lake import Lake
 from penstock.spark.pipeline.definition import Source
 from penstock.spark.pipeline.fields import Fields
@@ -106,13 +107,15 @@ class Following:
         return found
 
     def _lag(self, end_offset: str | None) -> int | None:
-        """Return None also where the node does not answer at once: that it is away, the query finds out."""
+        """Return None also where the node does not answer, or not at once: what that means, the query finds out."""
         asked = self._high_seqnos = self._high_seqnos or self._ask_high_seqnos()
-        try:
-            high_seqnos = asked.result(LAG_SECONDS)
-        except TimeoutError:
+        if asked not in wait([asked], LAG_SECONDS).done:
             return None
         self._high_seqnos = None
+        try:
+            high_seqnos = asked.result()
+        except Error:
+            return None
         if not end_offset:
             return None
         return behind(Offset.from_json(json.loads(end_offset)), high_seqnos, self._chosen)

@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from deltalake.exceptions import DeltaError
-
 from penstock.errors import Error
 from penstock.spark.derived import IDLE_VERSIONS
 from penstock.spark.lake.delta import DataFile
@@ -115,7 +113,7 @@ class Task:
         before, began = self._state.pending, time.monotonic()
         try:
             version = self._catch_up()
-        except (Error, OSError, DeltaError) as error:
+        except Exception as error:
             if self.vital:
                 raise
             self._failed(error)
@@ -136,6 +134,8 @@ class Task:
 
     def _failed(self, error: Exception) -> None:
         text = " ".join(str(error).split()) or type(error).__name__
+        if not isinstance(error, Error | OSError):
+            text = f"{type(error).__name__}: {text}"
         failures = self._state.failures + 1
         pause = min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE)
         if text != self._state.error:

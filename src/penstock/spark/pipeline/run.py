@@ -173,24 +173,21 @@ class _Run:
     def _watch(self, spark: SparkSession) -> None:
         """Run the queries to their end."""
         queries = []
-        with ThreadPoolExecutor(len(self._followings), "penstock-finish") as pool:
-            try:
-                for following in self._followings:
-                    queries.append(following.start(spark, available_now=self._available_now))
-                caught_up: list[Future[None]] = []
-                while (active := [query for query in queries if query.isActive]) and not self._is_asked_to_stop():
-                    if self._finish.is_set() and not caught_up:
-                        caught_up = [pool.submit(query.processAllAvailable) for query in active]
-                    if caught_up and all(each.done() for each in caught_up):
-                        break
-                    active[0].awaitTermination(_POLL_SECONDS)
-                    self._tell()
-                    self._raise_failure()
-                    if any(not query.isActive and query.exception() is not None for query in queries):
-                        break
-            finally:
-                for query in queries:
-                    query.stop()
+        with ThreadPoolExecutor(len(self._followings), "penstock-finish") as pool, ExitStack() as stack:
+            for following in self._followings:
+                queries.append(following.start(spark, available_now=self._available_now))
+                stack.callback(queries[-1].stop)
+            caught_up: list[Future[None]] = []
+            while (active := [query for query in queries if query.isActive]) and not self._is_asked_to_stop():
+                if self._finish.is_set() and not caught_up:
+                    caught_up = [pool.submit(query.processAllAvailable) for query in active]
+                if caught_up and all(each.done() for each in caught_up):
+                    break
+                active[0].awaitTermination(_POLL_SECONDS)
+                self._tell()
+                self._raise_failure()
+                if any(not query.isActive and query.exception() is not None for query in queries):
+                    break
         for query in queries:
             query.awaitTermination()  # it has ended: this raises the error that ended it, if one did, with its causes
 
