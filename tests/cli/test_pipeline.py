@@ -124,7 +124,7 @@ def file(tmp_path, node):
         f'[source.b]\nurl = "{node.url("default")}"\n[[index]]\nname = "i"\nsource = "a"\npath = "abv"\n'
         '[[fulltext]]\nname = "t"\nsource = "a"\n'
         f'[[sink]]\nkind = "bucket"\nname = "copy"\nsource = "b"\nurl = "{node.url("beer")}"\n'
-        '[[sink]]\nkind = "invalidate"\nname = "cache"\nsource = "b"\nurl = "http://127.0.0.1:1/"\n'
+        '[[sink]]\nkind = "invalidate"\nname = "cache"\nsource = "b"\nurl = "http://127.0.0.1:1/drop?key=tenpence"\n'
     )
     return path
 
@@ -164,8 +164,10 @@ def test_a_plan_says_what_a_run_would_do(run, file, on_beer, node):
     assert [part["kind"] for part in second["parts"]] == ["delta", "delta", "bucket", "invalidate"]
     assert (first["lake"]["state"], second["behind"]) == ("new", 0)
     assert not (file.parent / "two").exists()
+    assert second["parts"][-1]["place"] == "http://127.0.0.1:1/drop"
     text = run("pipeline", "plan", file).out
     assert "behind                   2 seqnos" in text
+    assert "tenpence" not in text
     file.write_text(file.read_text().replace(node.url("beer"), "couchbase://127.0.0.1:1/beer?retrySeconds=0.1"))
     assert "behind                   unknown: " in run("pipeline", "plan", file).out
 

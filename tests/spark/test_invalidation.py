@@ -299,6 +299,12 @@ def test_a_refusal_is_not_tried_again(lake, server, invalidation):
     assert invalidation.position() == before
 
 
+def test_the_answer_of_one_who_accepts_may_be_of_any_length(lake, server, invalidation):
+    server.script.extend([(200, b"thanks", {}), (200, b"x" * (1 << 20), {})])
+    assert catch_up(invalidation, lake) == 1
+    assert keys_of(server.messages) == ["0", "1", "2", "3", "4"]
+
+
 def test_a_redirection_is_not_followed(lake, server, invalidation):
     server.script.append((307, b"", {"Location": NOWHERE}))
     with pytest.raises(Error, match="refused a batch with status 307"):
@@ -351,6 +357,7 @@ def test_headers_come_from_a_file_or_the_environment_and_go_nowhere_else(lake, s
 
 BAD = [
     ({"url": "ftp://cache/"}, "expected one such as https"),
+    ({"url": "cache.example/drop?key=tenpence"}, "the url is 'cache.example/drop'; expected one such as https"),
     ({"url": "cache"}, "expected one such as https"),
     ({"url": "http://user:tenpence@cache/"}, "expected that in a header"),
     ({"url": "http://[tenpence"}, "the url cannot be read"),

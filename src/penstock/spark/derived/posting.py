@@ -21,6 +21,8 @@ LONGEST_PAUSE = 30.0
 """Seconds between two tries at most, whatever the server asks for."""
 SHOWN_BYTES = 300
 """How much of a refusal is shown."""
+DRAINED_BYTES = 64 << 10
+"""How much is read of the answer of one who has accepted; a longer one costs the connection."""
 MOST_BYTES = 64 << 10
 """Of a file with headers."""
 
@@ -50,7 +52,8 @@ class Patience:
 
 
 class Poster:
-    """Posts to one URL. headers: sent with each request; they are in no message, nor in this object's text.
+    """Posts to one URL. headers: sent with each request; they are in no message, nor in this object's text. shown: the
+    URL without its query, in which secrets may be.
 
     Raises UsageError for a URL that is none, or has a login in it: that belongs into a header.
     """
@@ -62,9 +65,9 @@ class Poster:
             raise UsageError("the url cannot be read; expected one such as https://cache.example/invalidate") from None
         if parsed.auth is not None:
             raise UsageError("the url has a login in it; expected that in a header, by headers_file or headers_env")
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise UsageError(f"the url is {url!r}; expected one such as https://cache.example/invalidate")
         self.shown = parsed._replace(query=None, fragment=None).url
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise UsageError(f"the url is {self.shown!r}; expected one such as https://cache.example/invalidate")
         self._url = url
         self._patience = patience
         self._headers = {"Content-Type": "application/json", "User-Agent": f"penstock/{__version__}", **headers}
@@ -107,13 +110,15 @@ class Poster:
             redirect=False,
             preload_content=False,
         )
-        start = b""
-        if 200 <= response.status < 300:
-            response.drain_conn()  # whatever becomes of the rest: it was accepted
-        else:
-            start = response.read(SHOWN_BYTES)
+        is_accepted, start = 200 <= response.status < 300, b""
+        try:  # a connection whose answer is read to its end is kept
+            start = response.read(DRAINED_BYTES if is_accepted else SHOWN_BYTES, decode_content=False)
+        except HTTPError:
+            if not is_accepted:
+                raise
+        finally:
             response.close()
-        return response.status, response.headers.get("Retry-After"), start.decode(errors="replace")
+        return response.status, response.headers.get("Retry-After"), start[:SHOWN_BYTES].decode(errors="replace")
 
 
 def _reason(error: HTTPError) -> str:

@@ -219,12 +219,18 @@ class InvalidateSink(_Hanging):
     def __post_init__(self) -> None:
         _check_name("sink", self.name)
         _check_range(batch_size=(self.batch_size, 1, 1e6), most_keys=(self.most_keys, 1, 1e12))
-        patience = Patience(self.timeout, self.retries, self.backoff)
-        Poster(self.url, patience, secret_headers(self.headers_file, self.headers_env)).close()
+        self.place()
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of Invalidation but for the lake."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "source"}
+
+    def place(self) -> str:
+        """Return the address as it may be shown. Raises UsageError for what cannot be."""
+        patience = Patience(self.timeout, self.retries, self.backoff)
+        poster = Poster(self.url, patience, secret_headers(self.headers_file, self.headers_env))
+        poster.close()
+        return poster.shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +269,10 @@ class BucketSink(_Hanging):
     def address(self) -> Address:
         """Return where the bucket is. Raises UsageError for options that cannot be."""
         return SinkOptions.parse(self.options()).address
+
+    def place(self) -> str:
+        """Return the address as it may be shown."""
+        return str(self.address())
 
 
 Sink = InvalidateSink | BucketSink

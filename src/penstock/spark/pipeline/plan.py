@@ -109,7 +109,7 @@ def _parts(definition: Definition, source: Source, lake: Lake, status: Status) -
     for sink in definition.of(source, definition.sinks):
         kind = "invalidate" if isinstance(sink, InvalidateSink) else "bucket"
         says = (sink.sql or "all documents") if isinstance(sink, BucketSink) else "keys of changed documents"
-        parts.append(Part(sink.name, kind, sink.url, says, sink.name not in there))
+        parts.append(Part(sink.name, kind, sink.place(), says, sink.name not in there))
     return parts
 
 
