@@ -12,7 +12,10 @@ from penstock.client.session import Purpose
 from penstock.client.stream import ChangeStream
 from penstock.wire.constants import Dialect, Magic, Opcode
 from penstock.wire.dcp import DcpNoop
+from penstock.wire.layout import decode
 from tests.client.peer import Script, in_loop
+from tests.client.producer import accept, marker, mutations
+from tests.client.test_nodes import let_have, moving
 
 VBUCKETS = 4
 FOR_EVER = 3600.0
@@ -207,3 +210,29 @@ async def test_the_number_of_vbuckets_costs_no_connection_of_its_own(running):
         assert await kept.vbuckets(bucket.address, purpose) == VBUCKETS
         assert await reader.total() == before + 1
     kept.close()
+
+
+@in_loop
+async def test_streams_over_any_of_them_have_opaques_that_were_not_used_there():
+    """What is still on its way of a stream that was closed would else be taken for the next one's."""
+    one, two = moving()
+
+    def answer(peer, frame):
+        if frame.opcode != Opcode.DCP_STREAM_REQ:
+            return None
+        request = decode(frame)
+        # The snapshot reaches behind the end that is asked for, so that the reader closes the stream.
+        return accept(request) + marker(request, 1, 9) + mutations(request, 5)
+
+    one.answer = two.answer = answer
+    async with one, two:
+        let_have((one, two), [0, 1])
+        kept = kept_for()
+        for script, vbuckets in ((one, (0, 1)), (two, (1,))):
+            feed = Feed(2, {vbucket: Wanted(end_seqno=5) for vbucket in vbuckets}, window=1 << 20, exact_end=True)
+            async with ChangeStream(parse_address(script.url()), feed, kept=kept) as stream:
+                assert sum([batch.num_rows async for batch in stream]) == len(vbuckets)
+        (peer,) = two.peers
+        first, second = [frame.opaque for frame in peer.requests if frame.opcode == Opcode.DCP_STREAM_REQ]
+        assert second > first
+        kept.close()

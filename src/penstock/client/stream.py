@@ -232,7 +232,10 @@ class ChangeStream:
         if self._kept is None or not self._feed.is_tidy:
             return
         sessions, self._sessions, self._alive_at = self._sessions, [], []
+        # What may still come of these streams is known by opaques of the first one, whoever uses the others next.
+        behind = max((session.link.take_opaque() for session in sessions), default=0)
         for via, session in enumerate(sessions):
+            session.link.take_opaque(least=behind)
             session.link.closed.remove_done_callback(self._on_closed)
             session.link.send(self._feed.leave(via))
             self._kept.keep(self._address, self._purpose(via), session)
