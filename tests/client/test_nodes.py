@@ -285,3 +285,29 @@ async def test_what_is_known_of_the_others_outlives_the_one_that_was_named():
         let_have((one, two), [1, 1])
         await bucket.get_many(["k1", "k2", "k3"])
         await bucket.close()
+
+
+@in_loop
+async def test_statistics_are_those_of_whoever_has_the_vbucket_in_the_newest_map():
+    def saying(name):
+        def answer(peer, frame):
+            if frame.opcode != Opcode.STAT:
+                return None
+            said = (reply(frame, key=b"vb_%d:high_seqno" % vbucket, value=name) for vbucket in range(2))
+            return b"".join(said) + reply(frame)
+
+        return answer
+
+    one, two = moving()
+    one.answer, two.answer = saying(b"1"), saying(b"2")
+    async with one, two:
+        let_have((one, two), [0, 1])
+        async with connect(one.url()) as bucket:
+            expected = {"vb_0:high_seqno": "1", "vb_1:high_seqno": "2"}
+            assert await bucket.seqno_stats() == expected
+            let_have((two, one), [1, 0])  # where they were, by other numbers
+            bucket._nodes.map_is_old()
+            assert await bucket.seqno_stats() == expected
+            let_have((one, two), [0, 1])
+            bucket._nodes.map_is_old()
+            assert (await bucket.seqno_stats(1))["vb_1:high_seqno"] == "2"

@@ -296,8 +296,8 @@ class Bucket:
 
     async def seqno_stats(self, vbucket: int | None = None) -> dict[str, str]:
         """Return the statistics vbucket-seqno of a vbucket, or of all, each from the node that has it."""
-        owners = self._nodes.map.owners
         links = await self._nodes.every()
+        owners = self._nodes.map.owners  # behind it: nodes have other numbers in another map
         if vbucket is not None:
             link = dict(links).get(owners[vbucket], links[0][1])
             try:
