@@ -1,6 +1,7 @@
 """A bucket behind a lake's changelog: it has what the source has, whatever was rolled back on the way."""
 
 import itertools
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +13,9 @@ from penstock.node import Node
 from penstock.spark.derived.position_file import PositionFile
 from penstock.spark.lake import Lake, changelog
 from penstock.spark.lake.news import news_since
+from penstock.spark.pipeline.definition import BucketSink, of_one
+from penstock.spark.pipeline.tasks import tasks_of
+from penstock.spark.sink import dead_letters
 from penstock.spark.sink.follow import Replica, replicate
 from penstock.spark.sink.task import Counts
 from tests.spark.buckets import Documents, numbered
@@ -120,6 +124,22 @@ def test_what_a_rollback_took_away_is_taken_away(source, documents, target):
     source.commit()
     replicate(source.lake, target)
     assert contents(documents, source)[b"1-2"] == source.expected()[b"1-2"]
+
+
+@pytest.mark.parametrize(("lost", "left"), [("remove", {b"1-0"}), ("keep", {b"1-0", b"1-1"})])
+def test_a_pipeline_says_what_becomes_of_what_was_lost(source, documents, lost, left):
+    sink = BucketSink(name="copy", url=documents.url, operation="change", lost=lost)
+    source.change(1, 0, b"kept")
+    source.change(1, 1, b"lost")
+    source.commit()
+    definition = replace(of_one(str(source.lake.path)), sinks=(sink,))
+    for _ in range(2):
+        [task] = [task for task in tasks_of(definition, definition.sources[0], source.lake) if task.now.name == "copy"]
+        task.run()
+        assert task.now.error is None
+        source.roll_back(1, 1)
+        source.commit()
+    assert contents(documents, source).keys() == left
 
 
 def test_changes_without_meta_data_of_their_own(source, documents, target):
@@ -262,7 +282,40 @@ def test_refused_rows_are_told_or_kept(source, documents, target, tmp_path):
     for _ in range(2):
         assert replicate(source.lake, target, state=tmp_path).counts.failed == 1
         (tmp_path / "replica.json").unlink()
-    assert pq.read_table(letters)["error_batch"].to_pylist() == ["replica-000000000"]
+    opened = source.lake.changelog_table.open()
+    assert opened is not None
+    batch = f"replica-{opened.metadata().id[:8]}"
+    assert pq.read_table(letters)["error_batch"].to_pylist() == [f"{batch}-000000000"]
+
+
+def test_an_attempt_that_goes_further_tells_what_was_refused_once(source, documents, target, tmp_path, monkeypatch):
+    letters = tmp_path / "letters"
+    target |= {"errors": "deadletter", "deadLetterPath": str(letters)}
+    source.change(1, 0, b"good")
+    source.commit()
+    replicate(source.lake, target)
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    for number in (1, 2):
+        source.change(1, number, b"bad", cas=0)
+        source.commit()
+        with monkeypatch.context() as here:
+            here.setattr(PositionFile, "write", crash)
+            with pytest.raises(KeyboardInterrupt):
+                replicate(source.lake, target)
+    with monkeypatch.context() as here:
+        here.setattr(dead_letters, "commit", crash)
+        here.setattr(dead_letters, "abort", lambda *_: None)  # as if killed
+        with pytest.raises(KeyboardInterrupt):
+            replicate(source.lake, target)
+    assert (letters / "_staging").exists()
+    replicate(source.lake, target)
+    told = pq.read_table(letters)
+    assert sorted(told["key"].to_pylist()) == [b"1-1", b"1-2"]
+    assert not (letters / "_staging").exists()
+    assert {batch[-10:] for batch in told["error_batch"].to_pylist()} == {"-000000001"}
 
 
 def test_what_cannot_be_a_replica(lake, tmp_path):
@@ -271,6 +324,8 @@ def test_what_cannot_be_a_replica(lake, tmp_path):
             Replica(lake, name, {})
     with pytest.raises(UsageError, match="operation insert of a replica, expected with-meta or change"):
         Replica(lake, "r", {"operation": "insert"})
+    with pytest.raises(UsageError, match="lost is 'kept', expected 'remove' or 'keep'"):
+        Replica(lake, "r", {}, lost="kept")  # type: ignore[arg-type]
     assert replicate(lake, {}) == (-1, Counts())
     (tmp_path / "r.json").write_text("{}")
     with pytest.raises(Error, match="is no position; remove it"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from penstock.spark.sink.task import Refused
 from penstock.wire.frame import status_name
 
-__all__ = ["LETTER_COLUMNS", "LetterFile", "abort", "commit", "stage"]
+__all__ = ["LETTER_COLUMNS", "LetterFile", "abort", "commit"]
 
 LETTER_COLUMNS = pa.schema(
     [
@@ -83,17 +83,6 @@ def _letters(refused: Refused, now: datetime) -> pa.Table:
     for field in LETTER_COLUMNS:
         rows = rows.append_column(field, found[field.name])
     return rows
-
-
-def stage(directory: Path, run: str, refused: Iterable[Refused]) -> list[Path]:
-    """Write refused rows, each piece into a file of its own, and return these."""
-    found: list[Path] = []
-    for each in refused:
-        with LetterFile(directory, run) as file:
-            file.write(each)
-            path = file.close()
-        found += [] if path is None else [path]
-    return found
 
 
 def commit(directory: Path, run: str, batch: str, files: Sequence[Path]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,7 +31,7 @@ from penstock.spark.sink import dead_letters
 from penstock.spark.sink.columns import check_columns
 from penstock.spark.sink.options import Operation, SinkOptions
 from penstock.spark.sink.rows import REPLACES
-from penstock.spark.sink.task import Counts, Refused, found_cas, refusal_of, windows, write_tables
+from penstock.spark.sink.task import Counts, FirstRefused, Refused, found_cas, refusal_of, windows, write_tables
 from penstock.wire.collection_names import DEFAULT_NAME
 from penstock.wire.schema import Event
 
@@ -84,8 +84,8 @@ class Replica:
     overwrites whatever the bucket has. transform: what is made of the changes first; it needs `spark`, or a session
     that is active. lost: "keep" leaves versions in the bucket that the source lost: where the two are each other's
     replicas, such a version may have been written there. state: the directory where the version that was taken in is
-    remembered, in `NAME.json`; the lake's own if it is not given. counts: what became of rows since this was made.
-    Raises UsageError for what cannot be.
+    remembered, in `NAME.json`; the lake's own if it is not given. counts: what became of rows since this was made,
+    where that went well. Raises UsageError for what cannot be.
     """
 
     def __init__(
@@ -104,6 +104,8 @@ class Replica:
         self.options = SinkOptions.parse({**given, "operation": said[0] if said else Operation.WITH_META})
         if self.options.operation not in (Operation.WITH_META, Operation.CHANGE):
             raise UsageError(f"operation {self.options.operation} of a replica, expected with-meta or change")
+        if lost not in get_args(Lost):
+            raise UsageError(f"lost is {lost!r}, expected {' or '.join(map(repr, get_args(Lost)))}")
         self.lake = lake
         self.name = checked_name(name)
         self.path = (lake.path / "sinks" if state is None else state) / f"{name}.json"
@@ -119,23 +121,43 @@ class Replica:
 
     def take_in(self, news: News) -> None:
         """Write news to the bucket. Raises Unreachable if it is not there, Error for rows that it refuses."""
-        run = f"{self.name}-{news.version}"
-        letters = self.options.dead_letter_path
-        refused: list[Refused] = []
-        before = self.counts
-        try:
-            tables = (rows for group in _groups(news) for rows in self._rows(group))
-            pieces = (piece for rows in tables for piece in windows(rows.to_batches()))
-            self.counts += write_tables(self.options, pieces, refused.append)
-            if refused and letters is None:
-                raise refusal_of(_difference(self.counts, before), refused[0].first)
-            if letters is not None:
-                files = dead_letters.stage(letters, run, refused)
-                dead_letters.commit(letters, run, f"{self.name}-{news.version:09}", files)
-        finally:
-            if letters is not None:
-                dead_letters.abort(letters, run)
+        tables = (rows for group in _groups(news) for rows in self._rows(group))
+        pieces = (piece for rows in tables for piece in windows(rows.to_batches()))
+        if self.options.dead_letter_path is None:
+            first = FirstRefused()
+            counts = write_tables(self.options, pieces, first.take)
+            if first.text:
+                raise refusal_of(counts, first.text)
+        else:
+            counts = self._write_with_letters(news, pieces, self.options.dead_letter_path)
+        self.counts += counts
         self._place.write(news)
+
+    def _write_with_letters(self, news: News, pieces: Iterable[pa.Table], directory: Path) -> Counts:
+        """Write rows, and those that are refused to dead letters.
+
+        These are called after the version that the news begin at: an attempt that goes further than the one before it
+        puts its letters in their place all the same.
+        """
+        known = self.position()
+        begins = 0 if news.everything or known is None else known[1] + 1
+        run = f"{self.name}-{news.changelog_id}"
+        files: list[Path | None] = []
+
+        def take(refused: Refused) -> None:
+            # A file for each window: repairs have other columns than changes.
+            with dead_letters.LetterFile(directory, run) as letters:
+                letters.write(refused)
+                files.append(letters.close())
+
+        dead_letters.abort(directory, run)  # what an attempt that was killed has left
+        try:
+            counts = write_tables(self.options, pieces, take)
+            batch = f"{self.name}-{news.changelog_id[:8]}-{begins:09}"
+            dead_letters.commit(directory, run, batch, [path for path in files if path is not None])
+        finally:
+            dead_letters.abort(directory, run)
+        return counts
 
     def _rows(self, group: _Group) -> Iterator[pa.Table]:
         """Give what is to be written: first what mends what was lost, then the changes."""
@@ -168,10 +190,6 @@ class Replica:
         made = _transformed(self._transform, rows, self._spark)
         check_columns(self.options, made.schema)
         return made
-
-
-def _difference(after: Counts, before: Counts) -> Counts:
-    return Counts(*(getattr(after, name) - getattr(before, name) for name in Counts.__slots__))
 
 
 def _transformed(transform: Transform, rows: pa.Table, spark: SparkSession | None) -> pa.Table:

@@ -19,7 +19,7 @@ from penstock.spark.sink.options import Operation, SinkOptions
 from penstock.spark.sink.rows import Collection, Prepared, asking, prepare
 from penstock.wire.constants import Status
 
-__all__ = ["Counts", "Refused", "found_cas", "refusal_of", "windows", "write_tables"]
+__all__ = ["Counts", "FirstRefused", "Refused", "found_cas", "refusal_of", "windows", "write_tables"]
 
 WINDOW_ROWS, WINDOW_BYTES = 32_768, 8 << 20
 """Rows that are on their way together: a window ends when all its rows are answered."""
@@ -98,6 +98,16 @@ def windows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
                 held, rows, nbytes = [], 0, 0
     if held:
         yield pa.Table.from_batches(held)
+
+
+class FirstRefused:
+    """Remembers the first refused row, and lets the task go on, so that all of them are counted."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def take(self, refused: Refused) -> None:
+        self.text = self.text or refused.first
 
 
 def refusal_of(counts: Counts, first: str) -> Error:

@@ -21,7 +21,7 @@ from penstock.errors import UsageError
 from penstock.spark.sink import dead_letters
 from penstock.spark.sink.columns import check_columns
 from penstock.spark.sink.options import SinkOptions
-from penstock.spark.sink.task import Counts, Refused, refusal_of, windows, write_tables
+from penstock.spark.sink.task import Counts, FirstRefused, refusal_of, windows, write_tables
 
 __all__ = ["DcpStreamWriter", "DcpWriter", "Written", "batch_writer", "stream_writer"]
 
@@ -46,10 +46,10 @@ class Writing:
     def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
         """Write a task's rows. Raises Error for rows that are refused, unless they go to the dead letters."""
         if self.options.dead_letter_path is None:
-            failing = _Failing()
-            counts = write_tables(self.options, windows(batches), failing.take)
-            if failing.first:
-                raise refusal_of(counts, failing.first)
+            first = FirstRefused()
+            counts = write_tables(self.options, windows(batches), first.take)
+            if first.text:
+                raise refusal_of(counts, first.text)
             return Written(counts)
         with dead_letters.LetterFile(self.options.dead_letter_path, self.run) as letters:
             counts = write_tables(self.options, windows(batches), letters.write)
@@ -67,16 +67,6 @@ class Writing:
     def abort(self) -> None:
         if self.options.dead_letter_path is not None:
             dead_letters.abort(self.options.dead_letter_path, self.run)
-
-
-class _Failing:
-    """Remembers the first refused row. The task goes on, so that all of them are counted."""
-
-    def __init__(self) -> None:
-        self.first = ""
-
-    def take(self, refused: Refused) -> None:
-        self.first = self.first or refused.first
 
 
 class DcpWriter(DataSourceArrowWriter):
