@@ -75,6 +75,7 @@ source = "orders"
 url = "couchbase://127.0.0.1:11210/copy"
 dead_letter_path = "refused"
 sql = "SELECT * FROM changes"
+lost = "keep"
 
 [metrics]
 port = 9100
@@ -123,6 +124,7 @@ def test_everything_is_read(said, tmp_path):
     cache, copy = found.sinks
     assert isinstance(cache, InvalidateSink)
     assert isinstance(copy, BucketSink)
+    assert (copy.operation, copy.lost) == ("with-meta", "keep")
     assert copy.options() == {
         "url": "couchbase://127.0.0.1:11210/copy",
         "operation": "with-meta",

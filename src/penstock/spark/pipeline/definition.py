@@ -25,6 +25,7 @@ from penstock.spark.derived.posting import Patience, Poster, secret_headers
 from penstock.spark.json_types import from_ddl
 from penstock.spark.lake.policy import MergePolicy
 from penstock.spark.pipeline.declared import Place, load, read, refuse_unknown
+from penstock.spark.sink.follow import Lost
 from penstock.spark.sink.options import SinkOptions
 from penstock.spark.source.options import INFERRED, SourceOptions
 
@@ -236,7 +237,8 @@ class InvalidateSink(_Hanging):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSink(_Hanging):
     """A bucket that documents are copied to. sql: a query over the view `changes`, in Spark's SQL; without it, all
-    changes go as they are. The others are options of `format("dcp")` for writing."""
+    changes go as they are. lost: what becomes of versions that the source lost. The others are options of
+    `format("dcp")` for writing."""
 
     url: str
     bucket: str | None = None
@@ -253,6 +255,7 @@ class BucketSink(_Hanging):
     operation_timeout: float | None = None
     retry_seconds: float | None = None
     sql: str | None = None
+    lost: Lost = "remove"
 
     def __post_init__(self) -> None:
         _check_name("sink", self.name)
@@ -260,7 +263,7 @@ class BucketSink(_Hanging):
 
     def options(self) -> dict[str, str]:
         """Return the options of `format("dcp")` for writing, as text."""
-        own = ("name", "source", "sql")
+        own = ("name", "source", "sql", "lost")
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
         if self.dead_letter_path is not None:
             given["errors"] = "deadletter"

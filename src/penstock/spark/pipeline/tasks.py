@@ -38,9 +38,8 @@ def tasks_of(definition: Definition, source: Source, lake: Lake, spark: SparkSes
         tasks.append(_index_task(FullText(lake, text.name, text.paths), "fulltext", lake, AT_ONCE))
     for sink in definition.of(source, definition.sinks):
         if isinstance(sink, BucketSink):
-            tasks.append(
-                _sink_task(Replica(lake, sink.name, sink.options(), transform=sink.sql, spark=spark), "bucket")
-            )
+            replica = Replica(lake, sink.name, sink.options(), transform=sink.sql, lost=sink.lost, spark=spark)
+            tasks.append(_sink_task(replica, "bucket"))
         else:
             tasks.append(_sink_task(Invalidation(lake, **sink.arguments()), "invalidate"))
     return tasks
