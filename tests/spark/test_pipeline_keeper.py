@@ -307,11 +307,15 @@ def test_a_reset_makes_new_what_it_is_asked_to(lake):
     assert taken_in(lake)[0][1] == 3
     (lake.path / "indexes").mkdir()
     (lake.path / "indexes" / "gone.sqlite").write_text("x")
+    (lake.path / "indexes" / "gone.sqlite-wal").write_text("x")
     with pytest.raises(UsageError, match=r"there is no 'x' in .*, expected some of changelog, current, gone"):
         removals(lake, ["x"])
     with locked(lake.path, 0), pytest.raises(LakeRefused):
         reset(removals(lake, ["gone"]))
-    reset(removals(lake, ["gone"]))
+    removal = removals(lake, ["gone"])
+    assert len(removal.paths) == 2
+    (lake.path / "indexes" / "gone.sqlite-wal").unlink()  # by its last reader
+    reset(removal)
     assert [path.name for path in (lake.path / "indexes").iterdir()] == []
     assert [each.name for each in status_of(lake).kept] == ["current"]
     reset(removals(lake, ["current"]))

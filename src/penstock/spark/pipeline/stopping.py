@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,8 +102,9 @@ def reset(removal: Removal, patience: float = 0.0) -> None:
         moved = []
         for number, path in enumerate(removal.paths):
             target = removal.lake.path / f"{_OLD}{number}-{time.time_ns()}"
-            path.replace(target)
-            moved.append(target)
+            with suppress(FileNotFoundError):  # such as SQLite's, which go with their last reader
+                path.replace(target)
+                moved.append(target)
         control.forget_kept(removal.lake, removal.tables)
         for path in moved:
             if path.is_dir():
