@@ -28,11 +28,14 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from penstock.client.position import VbucketInfo
 from penstock.client.selection import KnownCollections, Selection
 from penstock.node import Node
-from penstock.spark.source.pushdown import Pushed, push
+from penstock.spark.source.offsets import VbucketRead
+from penstock.spark.source.pushdown import Pushed, narrowed, push
 from penstock.spark.source.shape import Filter
 from penstock.spark.source.task import read_range
+from penstock.store.failover import FailoverEntry
 from penstock.wire.constants import MAX_SEQNO
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.client.test_collections import change
@@ -248,6 +251,14 @@ def test_an_upper_seqno_is_where_the_streams_end(bucket):
 )
 def test_seqnos(filters, seqnos):
     assert push(filters, CHANGE_SCHEMA)[0].seqnos == seqnos
+
+
+@pytest.mark.parametrize("end", [2**63 - 1, 2**63, 2**63 + 5])
+def test_seqnos_that_rows_show_as_negative_are_below_any(end):
+    pushed, _ = push([LessThan(("seqno",), 5)], CHANGE_SCHEMA)
+    read = VbucketRead(0, 0, 1, 0, end)
+    (found,) = narrowed([read], pushed, {0: VbucketInfo((FailoverEntry(1, 0),), end, 0)})
+    assert found.end_seqno == (4 if end < 2**63 else end)
 
 
 KNOWN = KnownCollections(

@@ -68,7 +68,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
         ({"valueFormat": "json"}, "no schema for values as json"),
         ({"valueSchema": "a INT"}, "a schema of JSON 'a INT' for values as binary"),
         ({"valueSchema": "infer"}, "option valueSchema is 'infer', but valueFormat is 'binary', expected json"),
-        ({"valueFormat": "json", "valueSchema": "a INTT"}, "'intt' in 'a INTT', expected a type of a Spark schema"),
+        ({"valueFormat": "json", "valueSchema": "a INTT"}, "schema 'a INTT' has 'INTT' where BOOLEAN, TINYINT,"),
         ({"keyPattern": "("}, "key pattern '(' is no regular expression of RE2"),
         ({"rollback": "ignore"}, "option rollback is 'ignore', expected row or fail"),
         ({"connectTimeout": "0"}, "option connectTimeout is '0', expected a number from 0.001 to 86400.0"),
@@ -79,6 +79,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
         ),
         ({"startingOffsets": '{"x": {"seqno": 1, "vbuuid": 1}}'}, "option startingOffsets is"),
         ({"endingOffsets": '{"version": 9}'}, "offset of version 9, expected 1"),
+        ({"endingOffsets": "earliest"}, "option endingOffsets is 'earliest', expected latest or positions as JSON"),
+        ({"endingOffsets": "[" * 100_000}, "option endingOffsets is '[[[["),
     ],
 )
 def test_a_wrong_option_gets_one_sentence(options, sentence):

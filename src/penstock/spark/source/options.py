@@ -14,7 +14,7 @@ from penstock.client.credentials import Credentials, credentials_file, credentia
 from penstock.client.selection import Selection
 from penstock.errors import UsageError
 from penstock.spark.source.option_text import as_in_a_url, columns, not_empty, one_of, positive, size, vbuckets
-from penstock.spark.source.positions import EARLIEST, LATEST, Place, place_of
+from penstock.spark.source.positions import EARLIEST, LATEST, Place, end_of, start_of
 from penstock.spark.source.shape import Shape, ValueFormat
 from penstock.wire.constants import Dialect
 from penstock.wire.schema import CHANGE_SCHEMA
@@ -241,9 +241,9 @@ OPTIONS: Sequence[Option] = (
     _option("collections", as_in_a_url, _URL + "all",
             "only these: names in the scope, or `scope.name`", "hotel,route"),
     _option("vbuckets", vbuckets, "all", "only these: numbers and ranges", "0-15,40"),
-    _option("startingOffsets", place_of, EARLIEST,
+    _option("startingOffsets", start_of, EARLIEST,
             "where a new query or a batch read begins: earliest, latest (streams only) or positions as JSON", "latest"),
-    _option("endingOffsets", place_of, LATEST, "where a batch read ends: latest or positions as JSON", "latest"),
+    _option("endingOffsets", end_of, LATEST, "where a batch read ends: latest or positions as JSON", "latest"),
     _option("maxChangesPerTrigger", positive, "no limit",
             "seqnos of one micro-batch at most, which is an upper bound on its rows", "100000"),
     _option("maxBytesPerTrigger", size, "no limit",

@@ -11,11 +11,9 @@ from penstock.errors import UsageError
 from penstock.spark.source.offsets import Offset, settled_at
 from penstock.spark.source.runs import brief, number
 
-__all__ = ["EARLIEST", "LATEST", "Place", "Positions", "place_of"]
+__all__ = ["EARLIEST", "LATEST", "Place", "Positions", "end_of", "start_of"]
 
 EARLIEST, LATEST = "earliest", "latest"
-
-_EXPECTED = "earliest, latest or positions as JSON"
 
 
 @dataclass(frozen=True)
@@ -33,20 +31,29 @@ Place: TypeAlias = str | Offset | Positions
 """EARLIEST or LATEST, or an offset of this source, or positions by vbucket."""
 
 
-def place_of(name: str, text: str) -> Place:
-    """Return the place that an option says.
+def start_of(name: str, text: str) -> Place:
+    """Return where an option says that a read begins; otherwise as `end_of`."""
+    return _place_of(name, text, (EARLIEST, LATEST))
+
+
+def end_of(name: str, text: str) -> Place:
+    """Return where an option says that a read ends.
 
     JSON is an offset of this source (of `latest_offsets`, or of a query's checkpoint or progress), or
     `{"7": {"vbuuid": "123", "seqno": 40}}` by vbucket, numbers as such or as text. Raises UsageError.
     """
-    if text in (EARLIEST, LATEST):
+    return _place_of(name, text, (LATEST,))
+
+
+def _place_of(name: str, text: str, words: tuple[str, ...]) -> Place:
+    if text in words:
         return text
     try:
         said = json.loads(text)
-    except ValueError:
-        raise UsageError(f"option {name} is {brief(text)!r}, expected {_EXPECTED}") from None
+    except (ValueError, RecursionError):
+        said = None
     if not isinstance(said, dict):
-        raise UsageError(f"option {name} is {brief(text)!r}, expected {_EXPECTED}")
+        raise UsageError(f"option {name} is {brief(text)!r}, expected {', '.join(words)} or positions as JSON")
     if "version" in said:
         return Offset.from_json(said)
     try:

@@ -39,6 +39,9 @@ _OPERATORS: dict[type[spark.Filter], Operator] = {
 _WITHOUT_OPERAND = (spark.IsNull, spark.IsNotNull)
 _OF_TEXT = (spark.StringStartsWith, spark.StringEndsWith, spark.StringContains)
 
+_NEGATIVE = 1 << 63
+"""Rows show seqnos from here on as negative numbers, and a filter compares those."""
+
 _INVERTED: dict[Operator, Operator] = {">": "<=", ">=": "<", "<": ">=", "<=": ">"}
 
 
@@ -59,14 +62,14 @@ class Pushed:
 
     @cached_property
     def seqnos(self) -> tuple[int, int]:
-        """The first and the last seqno that there can be rows of. Rows show those above 2^63 as negative numbers."""
+        """The first and the last seqno that there can be rows of, of those below _NEGATIVE."""
         first, last = 0, MAX_SEQNO
         for each in self._on("seqno"):
             operator = _INVERTED.get(each.operator) if each.negated else each.operator
             if operator is None or (known := [seqno for seqno in each.operands if seqno is not None]) == []:
                 continue
             if min(known) < 0:
-                continue  # it stands for one above 2^63
+                continue  # it stands for one of the others
             if operator in (">", ">=", "=", "<=>", "in"):
                 first = max(first, min(known) + (operator == ">"))
             if operator in ("=", "<=>", "in"):
@@ -132,6 +135,9 @@ def narrowed(reads: Sequence[VbucketRead], pushed: Pushed, infos: Mapping[int, V
     first, last = pushed.seqnos
     found: list[VbucketRead] = []
     for read in reads:
+        if read.end_seqno >= _NEGATIVE:
+            found.append(read)
+            continue
         end = max(read.start_seqno, min(read.end_seqno, last))
         start = min(max(read.start_seqno, first - 1), end)
         if start > read.start_seqno and (start == end or can_begin_at(start, infos[read.vbucket])):
