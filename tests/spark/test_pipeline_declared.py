@@ -134,7 +134,7 @@ def test_everything_that_a_file_can_say(spark, tmp_path, nobody):
         ("abv", "where is 'abv', expected a condition on abv DOUBLE: "),
     ],
 )
-def test_a_filter_that_is_none_is_told_in_one_sentence(spark, documents, tmp_path, where, sentence):
+def test_a_filter_that_is_none_is_told_in_one_sentence(spark, documents, tmp_path, capfd, where, sentence):
     documents.store(beers(0, 5))
     path = tmp_path / "pipeline.toml"
     path.write_text(
@@ -144,6 +144,10 @@ def test_a_filter_that_is_none_is_told_in_one_sentence(spark, documents, tmp_pat
         run(read_definition(str(path)), available_now=True, spark=spark)
     assert str(raised.value).startswith(sentence)
     assert "\n" not in str(raised.value)
+    assert capfd.readouterr().err == ""
+    path.write_text(path.read_text().replace(f'"{where}"', '"abv > 3"'))
+    (done,) = run(read_definition(str(path)), available_now=True, spark=spark)
+    assert done.rows == 5
 
 
 def test_a_filter_without_a_schema_infers_one_and_keeps_it(spark, documents, lake, tmp_path):

@@ -285,7 +285,9 @@ def test_stopping_waits_for_the_end_and_not_for_ever(lake):
 
 
 def test_tables_of_other_content_are_refused(lake):
+    control.check_content(lake, {"where": "abw > 5"})  # nothing came of it
     control.check_content(lake, {"where": "abv > 5"})
+    append(lake, 0, changes(1, 2))
     control.check_content(lake, {"where": "abv > 5"})
     with pytest.raises(LakeRefused, match="was written with where 'abv > 5', and now it is nothing"):
         control.check_content(lake, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -14,6 +15,7 @@ from typing import Any
 import pyspark
 from pyspark import SparkConf, SparkContext, accumulators
 from pyspark.java_gateway import launch_gateway
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from penstock.spark import register
@@ -81,11 +83,11 @@ def _session(
     master: str, settings: Mapping[str, str], environment: Mapping[str, str], inherit: Sequence[int]
 ) -> SparkSession:
     """Start Spark, or return the session there is. environment: variables beside Java's, for what Spark starts."""
-    with as_file(files("penstock.spark") / "log4j2.properties") as logging, warnings.catch_warnings():
+    with as_file(files("penstock.spark") / "log4j2.properties") as log4j, warnings.catch_warnings():
         # As it starts, Spark imports what it tests itself with, and that warns of every pandas from 3 on.
         warnings.simplefilter("ignore", FutureWarning)
         conf = SparkConf().setMaster(master).setAppName("penstock")
-        conf.set("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging}").setAll([*settings.items()])
+        conf.set("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log4j}").setAll([*settings.items()])
         if SparkContext._gateway is None:  # Spark keeps its Java for the next session
             os.environ.update({**java_environment(), **environment})
             if inherit:
@@ -93,7 +95,14 @@ def _session(
                 SparkContext(conf=conf, gateway=gateway)
         spark = SparkSession.Builder().config(conf=conf).getOrCreate()
     _end_accumulators_quietly()
+    _raise_quietly()
     return spark
+
+
+def _raise_quietly() -> None:
+    """Keep errors in SQL out of the log, where Spark puts all of Java's stack, of what it raises besides."""
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def _end_accumulators_quietly() -> None:

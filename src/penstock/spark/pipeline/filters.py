@@ -35,7 +35,7 @@ def prepared(frame: DataFrame, source: Source, value_schema: str | None) -> Data
     try:
         return _matching(frame, source.where, value_schema)
     except (AnalysisException, ParseException) as error:
-        text = str(error).strip().partition("\n")[0]
+        text = str(error).strip().partition("\n")[0].rstrip(";")
         raise UsageError(f"where is {source.where!r}, expected a condition on {value_schema}: {text}") from None
 
 
