@@ -3,11 +3,14 @@
 import json
 import socket
 import urllib.request
+from dataclasses import asdict, replace
 
 import pytest
 
 from penstock.cli.samples import sample_documents
 from penstock.spark.lake import Lake, current
+from penstock.spark.pipeline import control
+from penstock.spark.pipeline.progress import Hanging
 from tests.cli.test_processes import first_line, started
 from tests.spark.lakes import append, checkpoint, rollback, row
 
@@ -181,6 +184,18 @@ def test_status_for_people(run, lake):
     assert run("pipeline", "status", lake.path / "nothing").code == 2
 
 
+def test_what_a_run_only_meant_to_make_is_not_there(run, file, node):
+    lake = Lake(file.parent / "two" / "a")
+    lake.path.mkdir(parents=True)
+    said = {"hanging": [asdict(Hanging("i", "index")), asdict(Hanging("t", "fulltext", pending=3))]}
+    replace(control.begin(), ended=True, error="where is none", said=said).write(lake)
+    shown = run("pipeline", "status", file).out
+    assert "  i              index   not there yet\n" in shown
+    assert "  t              fulltext   3 rows pending\n" in shown
+    parts = run("pipeline", "plan", file, "--json").json_lines[0]["parts"]
+    assert all(part["begins"] for part in parts)
+
+
 def test_tables_are_joined_cleaned_and_removed(run, lake):
     before = run("pipeline", "show", lake.path, "current", "--json").out
     report = run("pipeline", "compact", lake.path, "--json").json
@@ -227,7 +242,7 @@ def test_figures_need_a_port_of_their_own(run, tmp_path):
 
 def test_progress_is_lines_or_json_or_stays_in_place(capsys):
     from penstock.cli.pipeline.progress import Display
-    from penstock.spark.pipeline.progress import Hanging, Progress
+    from penstock.spark.pipeline.progress import Progress
 
     table = Hanging("current", "current", version=3, pending=1_000)
     cache = Hanging("cache", "invalidate", error="it is away", failures=2)

@@ -47,11 +47,13 @@ def _text(found: Status) -> str:
     lines += [f"  {'values have':<14} {change}" for change in found.schema_changes]
     lines.append(f"  {'changelog':<14} {_size(found.changelog)}   version {found.version}")
     for each in found.kept:
-        behind = f"{each.pending:,} rows pending" if each.pending else "up to date"
+        is_there = each.version >= 0
+        behind = f"{each.pending:,} rows pending" if each.pending else "up to date" if is_there else "not there yet"
+        reached = f"{behind}, version {each.version}" if is_there else behind
         place = f"{_size(each.size)}   " if each.size is not None else ""
         error = f"   {each.error}" if each.error is not None else ""
         kind = "" if each.kind == each.name else f"{each.kind}   "
-        lines.append(f"  {each.name:<14} {kind}{place}{behind}, version {each.version}{error}")
+        lines.append(f"  {each.name:<14} {kind}{place}{reached}{error}")
     return "\n".join(lines)
 
 

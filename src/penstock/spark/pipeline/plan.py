@@ -93,7 +93,7 @@ def _lag(source: Source, lake: Lake, high_seqnos: Mapping[int, int]) -> int:
 
 
 def _parts(definition: Definition, source: Source, lake: Lake, status: Status) -> list[Part]:
-    there = {each.name for each in status.kept}
+    there = {each.name for each in status.kept if each.version >= 0}
     tables = definition.tables
     parts = [
         Part("changelog", tables.changelog_format, str(lake.changelog_table.path), begins=status.changelog is None)
