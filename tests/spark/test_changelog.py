@@ -1,7 +1,11 @@
 """The changelog: what is in it after batches that were written, committed, repeated, given up and killed."""
 
+import errno
+import os
 import pickle
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -96,6 +100,29 @@ def test_no_file_is_left_when_writing_fails(lake):
     with pytest.raises(ConnectionError):
         write_files(batches(), lake.changelog_table.path, VBUCKETS)
     assert lakes.orphans(lake) == []
+
+
+_FULL = """
+import os, resource, signal
+from tests.spark.lakes import row, write
+from penstock.spark.lake import Lake
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+lake = Lake({path!r})
+resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
+try:
+    write(lake, [row(n % 64, n + 1, b"k%d" % n, os.urandom(1000)) for n in range(10_000)])
+except OSError as error:
+    print(error)
+"""
+
+
+def test_no_file_is_left_on_a_disk_that_is_full_and_the_reason_is_told(lake):
+    """A limit of this size stands for it: a file that cannot be written cannot be closed either."""
+    run = [sys.executable, "-c", _FULL.format(path=str(lake.path))]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=lakes.ROOT, timeout=60)
+    assert os.strerror(errno.EFBIG) in done.stdout
+    assert not list(lake.path.rglob("*.parquet"))
 
 
 def test_a_batch_that_is_run_again_adds_nothing_and_leaves_no_files(lake):

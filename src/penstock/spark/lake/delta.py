@@ -13,6 +13,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -139,7 +140,8 @@ class RangeWriter:
         if kind is None:
             return
         if self._writer is not None:
-            self._writer.close()
+            with suppress(Exception):  # as of a full disk: why the block raised is what is to be told
+                self._writer.close()
             self._writer = None
             (self._root / self._path).unlink(missing_ok=True)
         discard(self._root, self._files)
