@@ -103,6 +103,7 @@ def _value(place: Place, name: str, hint: Any, found: Any) -> Any:
             return kind(found)
     expected = " or ".join(map(_kind_text, kinds))
     shown = "a table" if isinstance(found, dict) else "a list" if isinstance(found, list) else repr(found)
+    shown = "an empty list" if found == [] else shown
     raise place.wrong(f"{name} is {shown}, expected {expected}")
 
 

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar
 
 from penstock.client.address import Address, outside_name
 from penstock.errors import UsageError
+from penstock.spark.derived.paths import parse_path
 from penstock.spark.derived.posting import Patience, Poster, secret_headers
 from penstock.spark.json_types import from_ddl
 from penstock.spark.lake.policy import MergePolicy
@@ -104,6 +105,8 @@ class Source:
         if self.name is not None:
             _check_name("source", self.name)
         _check_range(trigger_seconds=(self.trigger_seconds, 0, 86400))
+        if self.where is not None and not self.where.strip():
+            raise UsageError(f"where is {self.where!r}, expected a condition in SQL such as abv > 5")
         if self.where is not None and self.keys_only:
             raise UsageError("has where and keys_only, but SQL on the value needs values")
         if self.value_schema is not None and self.value_schema != INFERRED:
@@ -181,9 +184,6 @@ class _Hanging:
     name: str
     source: str | None = None
 
-    def __post_init__(self) -> None:
-        _check_name(type(self).__name__.lower(), self.name)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index(_Hanging):
@@ -192,12 +192,21 @@ class Index(_Hanging):
     path: str
     type: Literal["string", "double", "long", "boolean", "timestamp"] = "string"
 
+    def __post_init__(self) -> None:
+        _check_name("index", self.name)
+        parse_path(self.path)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fulltext(_Hanging):
     """A full-text index over what stands at some paths of the documents; of all text in them, if none are given."""
 
     paths: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_name("fulltext", self.name)
+        for path in self.paths:
+            parse_path(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
