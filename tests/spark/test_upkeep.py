@@ -267,6 +267,24 @@ def test_joining_that_is_killed_at_any_moment_changes_nothing(lake):
         written += rows(batch)
 
 
+def test_joining_that_fails_leaves_no_file(lake, monkeypatch):
+    written = filled(lake)
+    rewritten = upkeep._rewritten
+    monkeypatch.setattr(upkeep, "joins", lambda files: [[file] for file in files if file.vbucket_range == 3])
+
+    def failing(table, group):
+        if len(lakes.orphans(lake)) > 1:
+            raise OSError("the disk is full")
+        return rewritten(table, group)
+
+    vacuum(lake, 0)
+    monkeypatch.setattr(upkeep, "_rewritten", failing)
+    with pytest.raises(OSError, match="the disk is full"):
+        compact(lake)
+    assert not lakes.orphans(lake)
+    assert as_documents(lakes.folded(lake)) == model(written)
+
+
 def test_files_leave_the_disk_when_no_version_needs_them_any_more(lake, monkeypatch):
     written = filled(lake)
     compact(lake)

@@ -113,7 +113,6 @@ def joins(files: Iterable[DataFile], *, alike: bool = False) -> list[list[DataFi
     alike: leave out a range's oldest files as long as each is larger than all that came later.
     """
     groups: list[list[DataFile]] = []
-    size = 0
     small = sorted((file for file in files if file.size < SMALL_BYTES), key=lambda file: file.vbucket_range)
     for _, members in groupby(small, key=lambda file: file.vbucket_range):
         group = list(members)
@@ -176,12 +175,17 @@ def _join_range(
         groups = [group for group in chosen(opened) if group[0].vbucket_range == part] if opened is not None else []
         if opened is None or not groups:
             return
-        added = [file for group in groups for file in _rewritten(table, group)]
+        added: list[DataFile] = []
         try:
+            for group in groups:
+                added += _rewritten(table, group)
             table.commit(opened, transaction(opened), added, [f for group in groups for f in group], news=False)
             return
         except DeltaError:
             table.abandon(added)  # a fold or another joining came first
+        except Exception:
+            table.abandon(added)
+            raise
     raise Conflict(f"{table.path} was changed by others {TRIES} times while its files were joined; try again later")
 
 
