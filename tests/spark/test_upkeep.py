@@ -120,6 +120,22 @@ def test_a_run_joins_when_small_files_are_very_many_and_removes_what_was_replace
     assert lake.changelog().num_rows == 7 * 64
 
 
+def test_what_was_replaced_is_removed_also_while_small_files_are_few(lake, monkeypatch):
+    """Where batches are rare, the table has forgotten it by the time that there is something to join again."""
+    filled(lake)
+    with monkeypatch.context() as past:
+        aged(past, hours=1.5)
+        compact(lake)
+    unwritten = write(lake, rows(9))
+    versions = lake.changelog_table.open().version()
+    for _ in range(2):
+        assert not tidy(lake)
+        there = {path for path in lakes.orphans(lake) if "/changelog/" in path}
+        assert there == set(lake.changelog_table.paths(unwritten))
+    assert lake.changelog_table.open().version() == versions
+    assert lake.changelog().num_rows == 6 * 64
+
+
 def test_only_files_of_one_range_are_joined():
     found = joins(DataFile(f"{number}", 1, 1, number % 3) for number in range(8))
     assert [[file.path for file in group] for group in found] == [["0", "3", "6"], ["1", "4", "7"], ["2", "5"]]

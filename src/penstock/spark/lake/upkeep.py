@@ -8,6 +8,7 @@ whoever is killed has lost little, and leaves files that `vacuum` removes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -81,18 +82,23 @@ def compact(lake: Lake, followers: Iterable[tuple[str, int] | None] = ()) -> Rep
 def tidy(lake: Lake) -> bool:
     """Join the changelog's small files once they are very many, and return whether they were; for a run to call often.
 
-    Files are joined with their likes, so that a row is copied few times only. What was replaced an hour ago is removed;
-    what is in no commit stays: it may be a batch that takes long.
+    Files are joined with their likes, so that a row is copied few times only. What was replaced an hour ago is removed,
+    as long as the table remembers it; what is in no commit stays: it may be a batch that takes long.
     """
     table = lake.changelog_table
     opened = table.open()
-    if opened is None or sum(file.size < SMALL_BYTES for file in table.files(opened)) < MOST_SMALL:
+    if opened is None:
         return False
-    with suppress(Conflict):  # somebody else is about it
-        _join(table, lambda opened: joins(_taken_in(lake, opened, ()), alike=True), _upkeep)
-    opened.update_incremental()
-    opened.vacuum(retention_hours=KEEP_HOURS, enforce_retention_duration=False, dry_run=False, full=False)
-    return True
+    are_many = sum(file.size < SMALL_BYTES for file in table.files(opened)) >= MOST_SMALL
+    if are_many:
+        with suppress(Conflict):  # somebody else is about it
+            _join(table, lambda opened: joins(_taken_in(lake, opened, ()), alike=True), _upkeep)
+        opened.update_incremental()
+    # By hand: the table remembers for a while what is gone already, and would note each time that it is.
+    for path in opened.vacuum(retention_hours=KEEP_HOURS, enforce_retention_duration=False, dry_run=True, full=False):
+        with suppress(FileNotFoundError):
+            os.unlink(f"{table.path}/{path}")
+    return are_many
 
 
 def vacuum(lake: Lake, keep_hours: int = KEEP_HOURS) -> Report:
