@@ -4,10 +4,14 @@ import json
 import socket
 import urllib.request
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
 from penstock.cli.samples import sample_documents
+from penstock.spark.derived import Follower, catch_up
+from penstock.spark.derived.fulltext import FullText
+from penstock.spark.derived.secondary import SecondaryIndex
 from penstock.spark.lake import Lake, current
 from penstock.spark.pipeline import control
 from penstock.spark.pipeline.progress import Hanging
@@ -211,6 +215,82 @@ def test_tables_are_joined_cleaned_and_removed(run, lake):
     assert run("pipeline", "show", lake.path, "current", "--json").out == before
     assert run("pipeline", "reset", lake.path, "--yes", "--json").json_lines[0]["removed"]
     assert run("pipeline", "show", lake.path, "current").code == 2
+
+
+@pytest.fixture
+def indexed(tmp_path):
+    """A lake with an index of each type, which have taken in half of it."""
+    lake = Lake(tmp_path / "indexed")
+    checkpoint(lake.checkpoint, batches=2)
+    named: dict[str, Any] = {"collection_id": 9, "scope": "shop", "collection": "hats"}
+    indexes: list[Follower] = [
+        SecondaryIndex(lake, "by_abv", "abv", "double"),
+        SecondaryIndex(lake, "by_time", "at", "timestamp"),
+        SecondaryIndex(lake, "by_sale", "sold", "boolean"),
+        FullText(lake, "words", ["name"]),
+    ]
+    append(lake, 0, [
+        row(1, 1, b"pale", b'{"name": "Pale ale, citrus", "abv": 5.1, "at": "2026-01-02T00:00:00Z", "sold": true}'),
+        row(2, 1, b"stout", b'{"name": "Oat stout", "abv": 6.3, "at": "2026-02-02T00:00:00Z", "sold": false}'),
+        row(3, 1, b"cold", b'{"name": "Ice", "abv": -1}'),
+    ])  # fmt: skip
+    for index in indexes:
+        catch_up(index, lake)
+    append(lake, 1, [row(1, 2, b"hat", b'{"abv": 5.5}', **named), row(2, 2, b"stout", None, "deletion")])
+    return lake
+
+
+def test_documents_are_found_by_an_index(run, indexed):
+    def keys(*arguments):
+        return [found["key"] for found in run("pipeline", "find", indexed.path, "--json", *arguments).json_lines]
+
+    assert keys("by_abv", 5.1) == ["pale"]
+    assert keys("by_abv", 5, "--to", 7) == ["pale", "hat"]  # the newest, too, and no stout any more
+    assert keys("by_abv", "--limit", 1, "--to", 7, "--", -2) == ["cold"]
+    assert keys("by_time", "2026-01-01T00:00:00Z", "--to", "2026-03-01T00:00:00Z") == ["pale"]
+    assert keys("by_sale", "true") == ["pale"]
+    lines = run("pipeline", "find", indexed.path, "by_abv", 5, "--to", 7, "--limit", 2).lines
+    assert [line.split() for line in lines] == [
+        ["by_abv"],
+        ["value", "key", "vbucket", "seqno", "collection"],
+        ["5.1", "pale", "1", "1", "_default._default"],
+        ["5.5", "hat", "1", "2", "shop.hats"],
+        ["2", "found;", "there", "may", "be", "more,", "see", "--limit"],
+    ]
+    assert "2026-01-02T00:00:00+00:00" in run("pipeline", "find", indexed.path, "by_time", "2026-01-02").out
+
+
+def test_documents_are_found_by_words(run, indexed):
+    [found] = run("pipeline", "search", indexed.path, "words", "citrus NOT stout", "--json").json_lines
+    assert (found["key"], found["snippet"], found["score"] > 0) == ("pale", "Pale ale, [citrus]", True)
+    lines = run("pipeline", "search", indexed.path, "words", "ale OR ice").lines
+    assert lines[1].split() == ["score", "key", "snippet"]
+    assert {line.split(maxsplit=2)[2].strip() for line in lines[2:4]} == {"Pale [ale], citrus", "[Ice]"}
+    assert lines[4].strip() == "2 found"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["find", "by_abv", "null"], "the lower bound is 'null'; expected a double"),
+        (["find", "by_abv", "1", "--to", "strong"], "the upper bound is 'strong'; expected a double"),
+        (["find", "words", "1"], "there is no index 'words' in "),
+        (["find", "../x", "1"], "expected by_abv or by_sale or by_time"),
+        (["search", "by_abv", "x"], "there is no full-text index 'by_abv' in "),
+        (["search", "words", '"x'], "unterminated string; expected words"),
+    ],
+)
+def test_what_an_index_cannot_be_asked(run, indexed, arguments, sentence):
+    code, out, err = run("pipeline", arguments[0], indexed.path, *arguments[1:])
+    assert (code, out) == (2, "")
+    assert sentence in err
+
+
+def test_an_index_that_is_not_there_yet(run, lake, file):
+    assert "there is no index 'i' in" in (err := run("pipeline", "find", lake.path, "i", "1").err)
+    assert "expected one that a pipeline has kept" in err
+    (file.parent / "two" / "a").mkdir(parents=True)
+    assert "--source is not given, expected a, b" in run("pipeline", "search", file, "t", "x").err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.show import one_line
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
 
     from penstock.spark.lake import Lake
 
-__all__ = ["read_rows", "table_of"]
+__all__ = ["read_rows", "show_table", "table_of", "table_with"]
 
 _COLUMNS = {
     "current": ("key", "vbucket", "seqno", "rev_seqno", "cas", "value"),
@@ -20,7 +22,8 @@ _COLUMNS = {
 """Those that people see; programs get all."""
 
 _HEADS = {"rev_seqno": "rev"}
-_CUT = {"key": 48, "value": 120}
+_TEXTS = ("event", "collection")
+_CUT = {"key": 48, "value": 120, "snippet": 120}
 """Columns that give way on a narrow terminal, and how wide they get on a wide one. The others are shown whole."""
 
 
@@ -35,32 +38,44 @@ def read_rows(lake: Lake, name: str, limit: int) -> list[dict[str, Any]]:
 
 def table_of(lake: Lake, name: str, limit: int) -> Table:
     """Return the same rows as a table, with how many there are of how many. Raises UsageError likewise."""
-    from rich.table import Table
-    from rich.text import Text
-
     from penstock.spark.lake.reading import count_documents, count_rows
 
     rows = read_rows(lake, name, limit)
     total = count_documents(lake) if name == "current" else count_rows(lake.changelog_table)
+    return table_with(name, _COLUMNS[name], rows, f"{len(rows):,} of {total:,} rows")
+
+
+def table_with(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], caption: str) -> Table:
+    """Return some columns of rows as a table. A key that is not UTF-8 is in `key_bytes`."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(
-        title=name,
+        title=title,
         title_justify="left",
         title_style="bold",
-        caption=f"{len(rows):,} of {total:,} rows",
+        caption=caption,
         caption_justify="left",
         box=None,
         pad_edge=False,
     )
-    for column in _COLUMNS[name]:
-        text = column in _CUT or column == "event"
+    for column in columns:
+        text = column in _CUT or column in _TEXTS
         table.add_column(_HEADS.get(column, column), justify="left" if text else "right", no_wrap=column not in _CUT)
     for row in rows:
         # The cell says that it does not wrap: a column that says so would not give way before the others.
-        table.add_row(*(Text(_cell(row, column), no_wrap=True, overflow="ellipsis") for column in _COLUMNS[name]))
+        table.add_row(*(Text(_cell(row, column), no_wrap=True, overflow="ellipsis") for column in columns))
     return table
 
 
-def _cell(row: dict[str, Any], column: str) -> str:
+def show_table(table: Table) -> None:
+    """Print a table; where nobody's window is the limit, values are shown at some length."""
+    from rich.console import Console
+
+    Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _cell(row: Mapping[str, Any], column: str) -> str:
     content = row[column]
     if column == "key" and content is None:
         content = row.get("key_bytes")

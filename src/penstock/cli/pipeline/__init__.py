@@ -5,5 +5,5 @@ from __future__ import annotations
 from importlib import import_module
 
 # Importing a module registers its commands; help lists them in this order.
-for part in ("run", "declared", "state", "lake"):
+for part in ("run", "declared", "state", "lake", "indexes"):
     import_module(f"{__name__}.{part}")

@@ -12,7 +12,7 @@ from penstock.errors import UsageError
 if TYPE_CHECKING:
     from penstock.spark.lake import Lake
 
-__all__ = ["PipelineFile", "Where", "commands", "lakes_of", "written_lakes_of"]
+__all__ = ["OneSource", "PipelineFile", "Where", "commands", "lake_of", "lakes_of", "written_lakes_of"]
 
 commands = typer.Typer(
     help="Follow buckets into Spark tables, and look at them.", no_args_is_help=False, rich_markup_mode="rich"
@@ -21,6 +21,9 @@ app.add_typer(commands, name="pipeline", rich_help_panel=Panel.SPARK)
 
 PipelineFile = Annotated[str, typer.Argument(metavar="FILE", help="The pipeline's TOML file.")]
 Where = Annotated[str, typer.Argument(metavar="FILE|LAKE", help="The pipeline's TOML file, or the directory it keeps.")]
+OneSource = Annotated[
+    str | None, typer.Option("--source", metavar="NAME", help="Whose tables, where there are several sources.")
+]
 
 
 @commands.callback(invoke_without_command=True)
@@ -42,6 +45,16 @@ def lakes_of(where: str) -> dict[str | None, Lake]:
     if not any(lake.path.is_dir() for lake in found.values()):
         raise UsageError(f"{where} keeps its tables in {definition.lake}, and there is nothing yet")
     return found
+
+
+def lake_of(where: str, source: str | None) -> Lake:
+    """Return the lake of one source. Raises UsageError where it is not said which, or there is no such one."""
+    lakes = lakes_of(where)
+    chosen = next(iter(lakes)) if source is None and len(lakes) == 1 else source
+    if chosen not in lakes:
+        names = ", ".join(str(name) for name in lakes if name is not None) or "no name, there is one source"
+        raise UsageError(f"--source is {'not given' if source is None else repr(source)}, expected {names}")
+    return lakes[chosen]
 
 
 def written_lakes_of(where: str) -> dict[str | None, Lake]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.errors import Error, UsageError
 from penstock.spark.derived.paths import parse_path, reached, read_json
-from penstock.spark.derived.secondary import checked_name
+from penstock.spark.derived.secondary import checked_name, no_index
 from penstock.spark.lake import Lake
 from penstock.spark.lake.fold import keys_of, to_documents
 from penstock.spark.lake.news import News, RangeNews
@@ -73,6 +73,16 @@ class FullText:
         self.paths = tuple(paths)
         self.path = lake.path / "indexes" / f"{name}.sqlite"
         self._names = tuple(parse_path(path) for path in self.paths) or ((),)
+
+    @classmethod
+    def stored(cls, lake: Lake, name: str) -> FullText:
+        """Return the index that a lake has under this name, with its own paths. Raises UsageError for none."""
+        there = sorted(path.stem for path in (lake.path / "indexes").glob("*.sqlite"))
+        if name not in there:
+            raise no_index("full-text index", name, lake, there)
+        with cls(lake, name)._opened("ro") as connection:
+            said = _recalled(connection)
+        return cls(lake, name, json.loads(said.get("paths", "[]")))
 
     def position(self) -> tuple[str, int] | None:
         """Return the changelog's id and the version of it that was taken in, None if nothing was."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +40,16 @@ class Kind:
         if fits is None:
             raise UsageError(f"{what} is {value!r}; expected a {self.name}")
         return pa.scalar(fits, self.type)
+
+    def of_text(self, text: str) -> Any:
+        """Return the value that somebody typed: numbers and booleans as JSON has them, the text where it is neither."""
+        if self.parsed == pa.string():
+            return text
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+        return text if found is None else found
 
 
 def kind_of(name: str) -> Kind:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -86,6 +86,18 @@ class SecondaryIndex:
         self.schema = entry_schema(self.kind)
         self.table = Table(lake.path / "indexes" / name, self.schema, PROPERTIES)
         self._read: tuple[tuple[str, int, int], Pending] | None = None
+
+    @classmethod
+    def stored(cls, lake: Lake, name: str) -> SecondaryIndex:
+        """Return the index that a lake has under this name, with its own path and type. Raises UsageError for none."""
+        there = sorted(log.parent.name for log in (lake.path / "indexes").glob("*/_delta_log"))
+        if name not in there:
+            raise no_index("index", name, lake, there)
+        path = lake.path / "indexes" / name
+        said = DeltaTable(path).schema().fields[-1].metadata.get(DEFINITION)
+        if said is None:
+            raise UsageError(f"{path} is a table, but no index")
+        return cls(lake, name, **json.loads(str(said)))
 
     def position(self) -> tuple[str, int] | None:
         """Return the changelog's id and the version of it that the table has taken in, None if nothing."""
@@ -267,6 +279,12 @@ def _versions(rows: pa.Table, number: str) -> pa.Table:
     """Return which version of which document each row is of, and the number of the row."""
     columns = {name: rows[name] for name in VERSION} | {"key": keys_of(rows), number: np.arange(rows.num_rows)}
     return pa.table(columns)
+
+
+def no_index(kind: str, name: str, lake: Lake, there: Sequence[str]) -> UsageError:
+    """Return the error that tells which ones there are instead."""
+    expected = " or ".join(there) or "one that a pipeline has kept"
+    return UsageError(f"there is no {kind} {name!r} in {lake.path}, expected {expected}")
 
 
 def checked_name(name: str) -> str:
