@@ -14,6 +14,7 @@ from penstock.errors import Unreachable, UsageError
 from penstock.spark.source.offsets import Offset, Proven, VbucketOffset, VbucketRange
 from penstock.spark.source.options import OPTIONS, SourceOptions
 from penstock.spark.source.positions import Positions
+from penstock.spark.source.schema import schema_of, shape_of
 from penstock.spark.source.task import ChangePartition
 from penstock.wire.constants import Dialect, Opcode
 from penstock.wire.schema import CHANGE_SCHEMA
@@ -214,6 +215,12 @@ def test_what_travels(given, columns, values, xattrs):
     assert options.shape.schema.names == columns
     assert options.shape.needs_values is values
     assert options.address.options.xattrs is xattrs
+
+
+def test_nothing_is_inferred_of_values_that_are_not_wanted():
+    options = SourceOptions.parse({"valueFormat": "json", "valueSchema": "infer", "columns": "key,seqno"})
+    assert schema_of(options).names == ["key", "seqno"]
+    assert shape_of(options, schema_of(options)).needs_values is False
 
 
 @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets", "vbuckets"])

@@ -136,9 +136,11 @@ class SourceOptions:
     @cached_property
     def shape(self) -> Shape:
         """What columns there are. Raises UsageError; and for an inferred schema, which only the bucket can tell."""
-        if self.value_schema == INFERRED:
+        if self.value_schema != INFERRED:
+            return self.shape_of(self.value_schema)
+        if self.shape_of("").needs_values:
             raise UsageError("option valueSchema is 'infer', which a bucket must be asked for")
-        return self.shape_of(self.value_schema)
+        return self.shape_of("")
 
     def shape_of(self, value_schema: str) -> Shape:
         """Return the shape with this schema of JSON values; empty: as bytes, though the option says JSON."""
