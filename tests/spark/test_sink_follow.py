@@ -15,7 +15,7 @@ from penstock.spark.lake import Lake, changelog
 from penstock.spark.lake.news import news_since
 from penstock.spark.pipeline.definition import BucketSink, of_one
 from penstock.spark.pipeline.tasks import tasks_of
-from penstock.spark.sink import dead_letters
+from penstock.spark.sink import dead_letters, follow
 from penstock.spark.sink.follow import Replica, replicate
 from penstock.spark.sink.task import Counts
 from tests.spark.buckets import Documents, numbered
@@ -153,6 +153,20 @@ def test_changes_without_meta_data_of_their_own(source, documents, target):
     source.roll_back(1, 2)
     source.commit()
     assert replicate(source.lake, target).counts == Counts(written=3)
+    assert {key: value for key, (_, value) in contents(documents, source).items()} == {b"1-0": b"kept"}
+
+
+def test_a_transformation_to_changes_may_leave_meta_data_out(source, documents, target, monkeypatch):
+    monkeypatch.setattr(follow, "_transformed", lambda _, rows, __: rows.select(["key", "value", "event"]))
+    target["operation"] = "change"
+    source.change(1, 0, b"kept")
+    source.change(1, 1, b"lost")
+    source.commit()
+    replicate(source.lake, target, transform="SELECT key, value, event FROM changes")
+    source.change(1, 0, b"lost", event="deletion")
+    source.roll_back(1, 2)
+    source.commit()
+    replicate(source.lake, target, transform="SELECT key, value, event FROM changes")
     assert {key: value for key, (_, value) in contents(documents, source).items()} == {b"1-0": b"kept"}
 
 

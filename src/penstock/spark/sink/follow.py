@@ -173,8 +173,9 @@ class Replica:
         lost = self._made_of(lost)
         if not len(lost):
             return
-        replaced = lost["cas"]
-        if are_tombstones and self.options.operation is Operation.WITH_META:
+        with_meta = self.options.operation is Operation.WITH_META  # else a transformation may leave the cas out
+        replaced = lost["cas"] if with_meta else pa.chunked_array([pa.nulls(len(lost), pa.int64())])
+        if are_tombstones and with_meta:
             # A node compares a cas with a document's only: whether a tombstone is there, it must be asked.
             there = found_cas(self.options, lost) == replaced.to_numpy().view("u8")
             lost = lost.filter(pa.array(there))
