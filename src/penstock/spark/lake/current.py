@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -65,9 +66,13 @@ class Fold:
         table = self.lake.current_table
         transaction = (self.changelog_id, self.progress.version)
         table.commit(self.table, transaction, self.added, self.removed)
-        opened = table.open()
+
+    def clean_up(self) -> None:
+        """Remove, now and then, files that no longer belong to the table; what cannot be removed now, is next time."""
+        opened = self.lake.current_table.open()
         if opened is not None and opened.version() % VACUUM_EVERY == VACUUM_EVERY - 1:
-            opened.vacuum(dry_run=False, full=True)
+            with suppress(DeltaError):
+                opened.vacuum(dry_run=False, full=True)
 
 
 def catch_up(lake: Lake, policy: MergePolicy | None = None) -> Progress:
@@ -87,6 +92,7 @@ def catch_up(lake: Lake, policy: MergePolicy | None = None) -> Progress:
             if folded_version(lake, lake.current_table.open()) != folded_version(lake, step.table):
                 raise
             continue
+        step.clean_up()
         return step.progress
     raise Error(f"{lake.current_table.path} was changed by others {TRIES} times while changes were folded into it")
 
