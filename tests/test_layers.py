@@ -157,6 +157,25 @@ def test_every_module_is_read():
     assert {"penstock.errors", "penstock.wire.frame"} <= {module for _, module, _ in modules()}
 
 
+# Within the layer that is the largest, too, a package imports only from those before it.
+OF_SPARK = ["source", "lake", "derived", "sink", "pipeline"]
+
+
+@pytest.mark.parametrize("rank", range(len(OF_SPARK)))
+def test_a_package_of_spark_knows_those_before_it(rank):
+    package = SOURCE / "penstock" / "spark" / OF_SPARK[rank]
+    behind = {f"penstock.spark.{name}" for name in (*OF_SPARK[rank + 1 :], "data_source", "changelog_sink")}
+    modules = sorted(package.glob("*.py"))
+    assert modules
+    found = [
+        f"{path.name}:{line} uses {name}"
+        for path in modules
+        for line, name in used(ast.parse(path.read_text()), f"penstock.spark.{OF_SPARK[rank]}")
+        if within(name, behind)
+    ]
+    assert not found
+
+
 def test_lakes_are_read_without_spark():
     """Who reads tables with other tools has no Spark, or should not wait for it."""
     packages = [SOURCE / "penstock" / "spark" / name for name in ("lake", "derived")]

@@ -14,10 +14,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from penstock.client.address import parse_address
 from penstock.client.blocking import LoopThread, read_changes
 from penstock.client.bucket import Bucket
+from penstock.spark.data_source import DcpDataSource
 from penstock.spark.lake import Lake
 from penstock.spark.lake.reading import read_changelog, read_current
 from penstock.spark.source.readers import DcpStreamReader, FilteringReader
-from penstock.spark.source.source import DcpDataSource
 from penstock.wire.schema import CHANGE_SCHEMA
 
 # Java compiles less and starts sooner: no setting for real work.

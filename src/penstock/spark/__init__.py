@@ -12,7 +12,7 @@ __all__ = ["latest_offsets", "register"]
 
 def register(spark: SparkSession) -> None:
     """Make `format("dcp")` known to a session; again is harmless."""
-    from penstock.spark.source.source import DcpDataSource
+    from penstock.spark.data_source import DcpDataSource
 
     spark.dataSource.register(DcpDataSource)
 

@@ -25,7 +25,7 @@ import pyarrow.json
 
 from penstock.errors import UsageError
 from penstock.spark.derived.kinds import MISFIT_CHARACTERS, Kind
-from penstock.spark.lake.fold import UTF8
+from penstock.spark.utf8 import is_utf8
 
 CHUNK_ROWS, CHUNK_BYTES = 16_384, 32 << 20
 """What is parsed at once; Arrow's reader takes no more than 2 GiB."""
@@ -146,7 +146,7 @@ class _Chunk:
         try:
             self.documents.cast(pa.string())
         except pa.ArrowInvalid:
-            tests.append(pc.invert(pc.match_substring_regex(self.documents, UTF8)))
+            tests.append(pc.invert(is_utf8(self.documents)))
         strange = reduce(pc.or_, tests)
         return strange if strange.true_count else None
 

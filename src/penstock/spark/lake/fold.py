@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.spark.lake.schemas import CURRENT_COLUMNS, FOLD_SCHEMA
+from penstock.spark.utf8 import is_utf8
 from penstock.wire.schema import Event
 
 DOCUMENT_EVENTS = pa.array([Event.MUTATION, Event.DELETION, Event.EXPIRATION], pa.string())
@@ -22,12 +23,6 @@ ENDING_EVENTS = pa.array([Event.END_COLLECTION, Event.BEGIN_COLLECTION], pa.stri
 MARKS = pa.concat_arrays([CUTTING_EVENTS, ENDING_EVENTS])
 """Events that say of other rows that they no longer count. A collection that begins once more was emptied."""
 IDENTITY = ("vbucket", "collection_id", "key")
-
-# Strict UTF-8 byte by byte (RFC 3629, section 4); Arrow matches binary input as Latin-1, where a byte is a character.
-UTF8 = (
-    r"\A(?:[\x00-\x7f]|[\xc2-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]|[\xe1-\xec\xee\xef][\x80-\xbf]{2}"
-    r"|\xed[\x80-\x9f][\x80-\xbf]|\xf0[\x90-\xbf][\x80-\xbf]{2}|[\xf1-\xf3][\x80-\xbf]{3}|\xf4[\x80-\x8f][\x80-\xbf]{2})*\z"
-)
 
 Bools = npt.NDArray[np.bool_]
 
@@ -206,7 +201,7 @@ def to_documents(changes: pa.Table) -> pa.Table:
     try:
         key, rest = rows["key"].cast(pa.string()), pa.nulls(rows.num_rows, pa.binary())
     except pa.ArrowInvalid:
-        valid = pc.match_substring_regex(rows["key"], UTF8)
+        valid = is_utf8(rows["key"])
         nothing = pa.scalar(None, pa.binary())
         key = pc.if_else(valid, rows["key"], nothing).cast(pa.string())
         rest = pc.if_else(valid, nothing, rows["key"])

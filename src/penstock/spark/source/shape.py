@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 
 from penstock.errors import UsageError
 from penstock.spark.json_types import from_ddl
-from penstock.spark.lake.fold import UTF8
+from penstock.spark.utf8 import is_utf8
 from penstock.wire.schema import CHANGE_SCHEMA
 
 ValueFormat = Literal["binary", "string", "json"]
@@ -184,7 +184,7 @@ def text_of(octets: pa.Array) -> pa.Array:
         return octets.cast(pa.string())
     except pa.ArrowInvalid:
         nothing = pa.scalar(None, pa.binary())
-        return pc.if_else(pc.match_substring_regex(octets, UTF8), octets, nothing).cast(pa.string())
+        return pc.if_else(is_utf8(octets), octets, nothing).cast(pa.string())
 
 
 def _kept(batch: pa.RecordBatch, held: pa.BooleanArray) -> pa.RecordBatch:
