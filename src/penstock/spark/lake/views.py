@@ -110,8 +110,8 @@ def _until(lake: Lake, files: Sequence[DataFile], when: datetime) -> list[DataFi
     moment = when.timestamp() * 1000
     later = [file for file in files if file.modified > moment]
     for file, path in zip(later, lake.changelog_table.paths(later), strict=True):
-        # A file is written before its rows are committed, unless it was made of others.
-        if os.stat(path).st_mtime * 1000 > file.modified:
+        # A file is written before its rows are committed, in whole milliseconds, unless it was made of others.
+        if os.stat(path).st_mtime_ns // 1_000_000 > file.modified:
             known = datetime.fromtimestamp(file.modified / 1000, UTC)
             raise UsageError(
                 f"of {lake.path} at {when.isoformat()} nothing can be told: its files were joined with later ones;"
