@@ -2,6 +2,8 @@
 
     Error
       UsageError                a wrong option, connection string, file or table path (exit code 2)
+        BucketNotServed           the node does not have the bucket, or has no cluster map for it; perhaps not yet
+        UnsupportedServer         the server lacks what was asked for: a dialect, or failover logs
         LakeRefused               the lake belongs to another query
         StoreRefused              the data directory is another bucket's, in use, too new, or cannot be written to
       StoreDamaged              a file of a bucket is not as it was written
@@ -30,6 +32,18 @@ class Error(Exception):
 
 class UsageError(Error):
     """The caller gave something that cannot work; the message says what was found and what was expected."""
+
+
+class BucketNotServed(UsageError):
+    """The node does not have the bucket, or has no cluster map for it.
+
+    A node that starts opens its port before it has its buckets, and has a bucket before it has the map. A client that
+    the bucket has served before may therefore try again; a first connection fails at once.
+    """
+
+
+class UnsupportedServer(UsageError):
+    """The server lacks what was asked for; the message names its release and what to use instead."""
 
 
 class LakeRefused(UsageError):

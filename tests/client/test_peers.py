@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from penstock import connect
+from penstock.client.stream import tolerated_silence
 from penstock.errors import RemoteProtocolError, Unreachable
 from penstock.wire.constants import Opcode, Status
-from penstock.wire.dcp import StreamReq
+from penstock.wire.dcp import DcpNoop, StreamReq
 from penstock.wire.layout import decode
 from tests.client.peer import Script, in_loop
 from tests.client.producer import accept, end, marker, mutation, mutations, refuse
@@ -108,6 +109,33 @@ async def test_a_peer_that_falls_silent_is_noticed_and_tried_again():
                 if change.seqno == 2:
                     break
     assert 1.9 < times[1] - times[0] < 3.5
+
+
+@pytest.mark.parametrize(
+    ("noop_interval", "seconds"),
+    [(1, [2, 4, 8, 16, 24, 24]), (5, [10, 20, 24, 24]), (12, [24, 24]), (20, [40, 40, 40])],
+)
+def test_the_tolerated_silence_widens_with_each_timeout_up_to_a_bound(noop_interval, seconds):
+    assert [tolerated_silence(noop_interval, timeouts) for timeouts in range(len(seconds))] == seconds
+    assert tolerated_silence(noop_interval, 10**9) == seconds[-1]
+
+
+@in_loop
+async def test_a_peer_that_is_always_late_with_its_noops_keeps_its_second_connection():
+    """Its first sign of life comes after 2.5 s, as it looks no more often, though 1 s was agreed on."""
+    noop = DcpNoop().encode()
+
+    def serve(peer, request):
+        loop = asyncio.get_running_loop()
+        loop.call_later(2.5, peer.transport.write, noop)
+        loop.call_later(2.6, peer.transport.write, mutations(request, 1))
+        return accept(request) + marker(request, 0, 9)
+
+    async with producer(serve) as script:
+        async with connect(script.url(noopInterval=1)) as bucket, await bucket.stream(vbuckets=[0]) as stream:
+            assert (await anext(stream.changes())).seqno == 1
+        streams = [peer for peer in script.peers if any(f.opcode == Opcode.DCP_STREAM_REQ for f in peer.requests)]
+        assert len(streams) == 2
 
 
 @in_loop

@@ -34,8 +34,8 @@ class Options:
     operation_timeout: seconds for one request's answer (operationTimeout).
     retry_seconds: how long a node that does not serve is tried again, from the first failure on (retrySeconds).
     flow_control_bytes: stream bytes a producer may send ahead of what has been consumed (flowControlBytes).
-    noop_interval: seconds between the producer's liveness checks; silence of twice that ends the connection
-    (noopInterval).
+    noop_interval: seconds between the producer's liveness checks; silence of twice that ends the connection, and
+    each time that this happens the next connection may be silent for longer, up to 24 seconds (noopInterval).
     protocol: the dialect of change streams: tap, upr-draft, upr or dcp (protocol).
     scope, collections: the part of the bucket whose changes are wanted: one scope, or collections as `name` of that
     scope (`_default` if there is none) or `scope.name`, with commas between them (scope, collections).

@@ -18,12 +18,12 @@ from penstock.client.tls import tls_context
 from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,
+    BucketNotServed,
     ConnectionClosed,
     KeyNotFound,
     OperationTimeout,
     StatusError,
     Unreachable,
-    UsageError,
 )
 from penstock.version import __version__
 from penstock.wire.constants import Dialect, Feature, OpenFlag, Status
@@ -99,8 +99,8 @@ class Session(NamedTuple):
 async def open_session(address: Address, purpose: Purpose = COMMANDS, places: Iterable[Place] | None = None) -> Session:
     """Connect to the first host that serves the bucket. places: instead of those that the address has; not empty.
 
-    Raises UsageError for a bucket that does not exist, AuthenticationFailed or AccessDenied for who may not have it,
-    UntrustedNode and RemoteProtocolError as NodeLink does and if the peer speaks another protocol; and OSError,
+    Raises BucketNotServed for a bucket that does not exist, AuthenticationFailed or AccessDenied for who may not have
+    it, UntrustedNode and RemoteProtocolError as NodeLink does and if the peer speaks another protocol; and OSError,
     OperationTimeout, ConnectionClosed or another StatusError for what another try may mend.
     """
     failure: Exception | None = None
@@ -138,7 +138,7 @@ async def _set_up(link: NodeLink, place: Place, address: Address, purpose: Purpo
     try:
         await link.request(SelectBucket(key=address.bucket.encode()), timeout)
     except KeyNotFound:
-        raise UsageError(f"no bucket {address.bucket!r} on {address}") from None
+        raise BucketNotServed(f"no bucket {address.bucket!r} on {address}") from None
     except AccessDenied:
         who = "who has not logged in" if address.credentials is None else repr(address.credentials.username)
         raise AccessDenied(f"{address}: there is no such bucket, or it is not for {who}") from None

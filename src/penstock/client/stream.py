@@ -37,6 +37,24 @@ from penstock.wire.schema import Change
 
 HighSeqnos = Callable[[], Awaitable[dict[int, int]]]
 
+_WIDEST_SILENCE = 24.0
+"""Seconds to which silences are widened. Couchbase 3.1.6 looks every 6 s whether a NOOP is due, however short the
+interval that it has agreed to."""
+
+
+def tolerated_silence(noop_interval: int, timeouts: int) -> float:
+    """Return the seconds of silence after which a producer counts as lost.
+
+    Twice the interval, and twice as long after each timeout, up to _WIDEST_SILENCE: a producer that checks its NOOPs
+    rarely then keeps its connection after a few attempts.
+
+    Args:
+        noop_interval: the interval that the producer has agreed to, in seconds.
+        timeouts: how many connections of this stream have ended for silence.
+    """
+    shortest = 2.0 * noop_interval
+    return max(shortest, min(shortest * (1 << min(timeouts, 10)), _WIDEST_SILENCE))
+
 
 class ChangeStream:
     """The changes of a bucket, as batches: `async for batch in stream`, then `stream.positions` to go on later.
@@ -77,6 +95,8 @@ class ChangeStream:
         self._waiting_since = self._asked_since = self._connected_at = self._loop.time()
         self._alive_at: list[float] = []
         """By connection, when it was heard of last."""
+        self._silences = 0
+        """Connections that ended because nothing came."""
         self._retry = Retry(address.options.retry_seconds, self._loop.time)
         self.positions: dict[int, Position] = dict(feed.positions)
         """By vbucket, where the batches handed out so far end. Empty with TAP, which cannot go on from anywhere."""
@@ -285,17 +305,19 @@ class ChangeStream:
         options = self._address.options
         until: float | None = None
         if self._feed.noop:
-            silence = 2.0 * options.noop_interval
+            silence = tolerated_silence(options.noop_interval, self._silences)
             # What came while nobody asked may still lie unread.
             until = max(min(self._alive_at), self._waiting_since) + silence
             what = f"nothing from the node for {silence:g} s, though it promised a sign of life"
         answer_by = self._asked_since + options.operation_timeout
-        if self._feed.awaits_replies and (until is None or answer_by < until):
+        is_unanswered = self._feed.awaits_replies and (until is None or answer_by < until)
+        if is_unanswered:
             until, what = answer_by, f"a stream request without an answer for {options.operation_timeout:g} s"
         try:
             async with asyncio.timeout_at(until):
                 await self._wake.wait()
         except TimeoutError:
+            self._silences += not is_unanswered
             raise OperationTimeout(what) from None
 
     def _has_lasted(self) -> bool:
