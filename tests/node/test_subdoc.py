@@ -416,11 +416,28 @@ def test_a_document_that_begins_as_a_deleted_one_and_is_revived(modern):
     assert again.specific == S.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS
 
 
+def test_a_staged_insert_is_changed_by_its_cas(modern):
+    """gocbcore's transactions insert and then replace with the flags CREATE_AS_DELETED|ACCESS_DELETED and a cas."""
+    staged = change_all(modern, (UPSERT, XATTR, b"txn", b"1"), doc_flags=AS_DELETED | ADD | ACCESS)
+    changed = change_all(modern, (UPSERT, XATTR, b"txn", b"2"), doc_flags=AS_DELETED | ACCESS, cas=staged.cas)
+    assert changed.specific == S.SUBDOC_SUCCESS_DELETED
+    assert look(modern, GET, b"txn", XATTR, doc_flags=ACCESS).value == b"2"
+    again = change_all(modern, (UPSERT, XATTR, b"txn", b"3"), doc_flags=AS_DELETED | ACCESS, cas=staged.cas)
+    assert again.specific == S.KEY_EEXISTS
+    absent = change_all(modern, (UPSERT, XATTR, b"txn", b"3"), key=b"never", doc_flags=AS_DELETED | ACCESS)
+    assert absent.specific == S.KEY_ENOENT
+    single = change(modern, UPSERT, b"txn", b"3", XATTR, doc_flags=AS_DELETED | ACCESS, cas=changed.cas)
+    assert single.specific == S.EINVAL
+
+
 def test_a_deleted_document_has_no_body(modern):
     change(modern, UPSERT, b"t", b"1", XATTR, doc_flags=AS_DELETED | MKDOC)
     refused = change(modern, TO_BODY, b"t", flags=XATTR, doc_flags=ACCESS)
     assert refused.specific == S.SUBDOC_DELETED_DOCUMENT_CANT_HAVE_VALUE
     assert change(modern, UPSERT, b"a", b"1", doc_flags=AS_DELETED | MKDOC).specific == S.EINVAL
+    with_body = change_all(modern, (UPSERT, 0, b"a", b"1"), key=b"new", doc_flags=AS_DELETED | MKDOC)
+    assert with_body.specific == S.SUBDOC_MULTI_PATH_FAILURE
+    assert unpack_mutation_results(with_body.value) == [MutationResult(0, S.SUBDOC_DOC_NOTJSON)]
 
 
 def test_streams_get_the_attributes_of_tombstones(modern, node):

@@ -187,7 +187,7 @@ def _multi_lookup(connection: NodeConnection, frame: Frame) -> bytes:
 def _change(connection: NodeConnection, frame: Frame, specs: list[MutationSpec], options: Options) -> bytes:
     """Serve changes, of a command with one path or several."""
     doc_flags = options.doc_flags
-    check_changes(specs, doc_flags, cas=frame.cas)
+    check_changes(specs, doc_flags, cas=frame.cas, single_path=frame.opcode != Opcode.SUBDOC_MULTI_MUTATION)
     _check(connection, frame, specs)
     tells = any(spec.opcode == Opcode.SUBDOC_COUNTER for spec in specs)  # what the document has
     key = (connection.change_key if tells else connection.write_key)(frame.key)

@@ -22,6 +22,8 @@ CHECKED: list[tuple[list[Any], int]] = [
     ([(UPSERT, XATTR | EXPAND, b"a", b'"${Mutation.CAS}"'), (UPSERT, 0, b"a", b"1")], ADD),
     ([(UPSERT, XATTR | EXPAND, b"a", b'"${$document.what_ever}"')], 0),
     ([(UPSERT, XATTR, b"a", b"1")], MKDOC | AS_DELETED | ACCESS),
+    ([(UPSERT, XATTR, b"a", b"1")], AS_DELETED | ACCESS),
+    ([(UPSERT, XATTR, b"a", b"1"), (UPSERT, 0, b"a", b"1")], AS_DELETED | MKDOC),
     ([(UPSERT, XATTR, b"a", b"1"), (Opcode.DELETE, 0, b"")], ACCESS),
     ([(TO_BODY, XATTR, b"a"), (DELETE, XATTR, b"a")], ACCESS | REVIVE),
     ([(Opcode.SET, 0, b"", b"1")], MKDOC),
@@ -78,8 +80,6 @@ REFUSED: list[tuple[list[Any], int, Status]] = [
     ([(UPSERT, XATTR, b"$document.a", b"1")], 0, Status.SUBDOC_XATTR_CANT_MODIFY_VATTR),
     ([(UPSERT, XATTR, b"$other", b"1")], 0, Status.SUBDOC_XATTR_CANT_MODIFY_VATTR),
     ([(UPSERT, 0, b"a", b"1")], ADD | MKDOC, EINVAL),
-    ([(UPSERT, XATTR, b"a", b"1")], AS_DELETED, EINVAL),
-    ([(UPSERT, 0, b"a", b"1")], AS_DELETED | MKDOC, EINVAL),
     ([(UPSERT, XATTR, b"a", b"1")], REVIVE, EINVAL),
     ([(UPSERT, XATTR, b"a", b"1")], REVIVE | ACCESS | MKDOC | AS_DELETED, EINVAL),
     ([(UPSERT, 0, b"a", b"1")], REPLICA, EINVAL),
@@ -98,6 +98,14 @@ def test_what_may_not(specs: list[Any], doc_flags: int, status: Status) -> None:
     with pytest.raises(StatusError) as caught:
         check(specs, doc_flags)
     assert caught.value.status == status
+
+
+@pytest.mark.parametrize(("flags", "doc_flags"), [(XATTR, AS_DELETED), (0, AS_DELETED | MKDOC), (0, AS_DELETED | ADD)])
+def test_create_as_deleted_on_a_single_path(flags: int, doc_flags: int) -> None:
+    with pytest.raises(StatusError) as caught:
+        check([(UPSERT, flags, b"a", b"1")], doc_flags, single_path=True)
+    assert caught.value.status == EINVAL
+    check([(UPSERT, XATTR, b"a", b"1")], AS_DELETED | MKDOC, single_path=True)
 
 
 def test_what_is_to_be_added_has_no_cas() -> None:

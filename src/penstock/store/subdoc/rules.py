@@ -63,19 +63,49 @@ def check_lookups(specs: Sequence[LookupSpec], doc_flags: int, *, several_xattrs
     _check_paths([MutationSpec(*spec) for spec in specs], doc_flags, several_xattrs)
 
 
-def check_changes(specs: Sequence[MutationSpec], doc_flags: int, *, cas: int = 0, several_xattrs: bool = True) -> None:
-    """Raise StatusError for changes that cannot be one command. cas: the request's. several_xattrs: as of lookups."""
+def check_changes(
+    specs: Sequence[MutationSpec],
+    doc_flags: int,
+    *,
+    cas: int = 0,
+    single_path: bool = False,
+    several_xattrs: bool = True,
+) -> None:
+    """Check the flags and paths of a mutation command.
+
+    Args:
+        specs: the command's operations.
+        doc_flags: the command's DocFlag bits.
+        cas: the request's cas.
+        single_path: True for a single-path command, False for SUBDOC_MULTI_MUTATION.
+        several_xattrs: whether one command may change more than one extended attribute.
+
+    Raises:
+        StatusError: the operations cannot stand together in one command.
+    """
     if doc_flags & ADD and cas:
         raise InvalidArguments("a cas, and the flag ADD: there is to be no document that could have it")
     if doc_flags & ADD and doc_flags & MKDOC:
         raise InvalidArguments("the flags ADD and MKDOC, expected one of them")
-    if doc_flags & AS_DELETED and not doc_flags & (ADD | MKDOC):
-        raise InvalidArguments("the flag CREATE_AS_DELETED without ADD or MKDOC")
+    if single_path and doc_flags & AS_DELETED:
+        _check_created_as_deleted(specs, doc_flags)
     if doc_flags & REVIVE and not doc_flags & ACCESS:
         raise InvalidArguments("the flag REVIVE without ACCESS_DELETED")
     if doc_flags & REVIVE and doc_flags & AS_DELETED:
         raise InvalidArguments("the flags REVIVE and CREATE_AS_DELETED, expected one of them")
     _check_paths(specs, doc_flags, several_xattrs)
+
+
+def _check_created_as_deleted(specs: Sequence[MutationSpec], doc_flags: int) -> None:
+    """Check CREATE_AS_DELETED on a single-path command.
+
+    SUBDOC_MULTI_MUTATION has neither rule: gocbcore's transactions send it with CREATE_AS_DELETED|ACCESS_DELETED and a
+    cas, to change a staged insert. Source: kv_engine subdocument_validators.cc.
+    """
+    if not doc_flags & (ADD | MKDOC):
+        raise InvalidArguments("the flag CREATE_AS_DELETED without ADD or MKDOC")
+    if any(not spec.flags & XATTR for spec in specs):
+        raise InvalidArguments("the flag CREATE_AS_DELETED with a path in the body; expected an extended attribute")
 
 
 def xattrs_named(specs: Sequence[LookupSpec | MutationSpec]) -> set[str]:
@@ -93,8 +123,6 @@ def _check_paths(specs: Sequence[MutationSpec], doc_flags: int, several_xattrs: 
         in_body += not spec.flags & XATTR
     if in_body > 1 and any(spec.opcode == Opcode.DELETE for spec in specs):
         raise status_error(Status.SUBDOC_INVALID_COMBO, "the document is deleted, and something in its body changed")
-    if doc_flags & AS_DELETED and in_body:
-        raise InvalidArguments("the flag CREATE_AS_DELETED with a path of the body, which it is not to have")
     if not several_xattrs and len(xattrs_named(specs)) > 1:
         raise status_error(
             Status.SUBDOC_XATTR_INVALID_KEY_COMBO, f"{len(xattrs_named(specs))} extended attributes, expected one"
