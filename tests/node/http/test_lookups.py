@@ -6,6 +6,7 @@ import re
 import pytest
 
 from penstock.node import Node
+from penstock.node.http.app import PAGES
 from penstock.node.topology import NodePlace
 from penstock.wire.constants import VbucketState
 from penstock.wire.kv import GetClusterConfig, SetVbucket
@@ -130,6 +131,27 @@ def test_what_is_not_there(web, path):
     assert answer.status == 404
     assert answer.body.strip()
     assert b"Traceback" not in answer.body
+
+
+LOOKUPS = [page.path for page in PAGES if page.method == "GET"]
+
+
+@pytest.mark.parametrize("slashes", ["/", "//"])
+@pytest.mark.parametrize("path", LOOKUPS)
+def test_a_trailing_slash_changes_nothing(web, path, slashes):
+    """The Java SDK lists and creates buckets at `/pools/default/buckets/`, and follows no redirect."""
+    asked = path.format(bucket="beer", scope="_default", collection="_default")
+    answers = [web.ask("HEAD", asked), web.ask("HEAD", asked.rstrip("/") + slashes)]
+    assert [answer.status for answer in answers] == [200, 200]
+    assert answers[0].headers["content-length"] == answers[1].headers["content-length"]
+
+
+def test_a_trailing_slash_on_changes_and_on_unknown_paths(node, web):
+    created = web.post("/pools/default/buckets/", name="wine", ramQuotaMB=100)
+    assert (created.status, "wine" in node.buckets) == (202, True)
+    assert web.get("/pools/default/buckets/?skipMap=true").status == 200
+    assert web.get("/nowhere/").status == 404
+    assert web.delete("/pools/default/buckets/wine/").status == 200
 
 
 def test_other_methods_are_refused(web):

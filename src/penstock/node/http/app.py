@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.node.http import bucket_pages, cluster_pages, collection_pages
 from penstock.node.http.forms import FormErrors
@@ -25,8 +27,22 @@ PAGES = (*cluster_pages.PAGES, *bucket_pages.PAGES, *collection_pages.PAGES)
 def make_app(http: HttpServer) -> Starlette:
     return Starlette(
         routes=[route_of(http, page) for page in PAGES],
+        middleware=[Middleware(TrailingSlashes)],
         exception_handlers={HTTPException: _refused, FormErrors: _wrong_form, ClientDisconnect: _left},
     )
+
+
+class TrailingSlashes:
+    """Serves a path that ends with slashes like the path without them.
+
+    Couchbase's Java SDK 3.11 asks for `/pools/default/buckets/` and follows no redirect.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, "path": scope["path"].rstrip("/") or "/"}, receive, send)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
