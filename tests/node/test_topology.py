@@ -50,7 +50,7 @@ def test_every_vbucket_has_one_owner_and_the_split_is_even(nodes, power):
 def test_one_node_has_all_and_is_where_it_was_dialled():
     said = map_of(Topology().moved(NodePlace(kv=11210, mgmt=8091)), store())
     assert said["nodes"] == [{"hostname": "$HOST:8091", "ports": {"direct": 11210}}]
-    assert said["nodesExt"] == [{"services": {"kv": 11210, "mgmt": 8091}, "thisNode": True, "hostname": "$HOST"}]
+    assert said["nodesExt"] == [{"services": {"kv": 11210, "mgmt": 8091}, "thisNode": True}]
     assert said["vBucketServerMap"] == {
         "hashAlgorithm": "CRC",
         "numReplicas": 0,
@@ -127,10 +127,10 @@ def test_the_host_that_was_dialled(host, joined, bare):
     text = dump(map_of(Topology().moved(NodePlace(kv=1)), store(2)))
     there, here = json.loads(at_host(text, host)), json.loads(text)
     assert there["vBucketServerMap"]["serverList"] == [joined]
-    assert there["nodesExt"][0]["hostname"] == bare
     assert b"$HOST" not in at_host(text, host)
-    fixed = map_of(Topology((NodePlace(host=host, kv=1),)), store(2))
-    assert json.loads(dump(fixed)) == there != here
+    fixed = json.loads(dump(map_of(Topology((NodePlace(host=host, kv=1),)), store(2))))
+    assert fixed["nodesExt"][0].pop("hostname") == bare
+    assert fixed == there != here
 
 
 WRONG = [

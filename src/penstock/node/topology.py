@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 ANY_HOST = "$HOST"
-"""In a cluster map: the address that the client has dialled."""
+"""In `nodes` and `serverList` of a cluster map: the address that the client has dialled."""
 
 EPOCH = 1
 """Of all revisions. It is the revision itself that never goes back: see `revised`."""
@@ -238,11 +238,15 @@ def _server_map(topology: Topology, vbuckets: Sequence[Vbucket], replicas: int) 
 
 
 def _extended(topology: Topology) -> list[dict[str, Any]]:
+    """Return nodesExt. A node at the dialled address has no hostname there, as in ns_server's maps.
+
+    java-dcp-client 0.56 (Kafka, Elasticsearch and Spark connectors) takes `$HOST` in nodesExt for a literal name.
+    """
     return [
         {
             "services": place.services(),
             **({"thisNode": True} if number == topology.this else {}),
-            "hostname": place.host,
+            **({"hostname": place.host} if place.host != ANY_HOST else {}),
         }
         for number, place in enumerate(topology.places)
     ]
