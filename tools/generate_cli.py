@@ -35,6 +35,9 @@ about its progress, to standard error. An error is one sentence; `penstock --deb
 
 A node that is not there is tried again, with growing pauses, for 30 seconds; `?retrySeconds=N` at the end of the
 connection string changes that.
+
+A command that the bucket has served waits as long for a bucket that is not there any more: the node may have restarted.
+A command whose first connection finds no bucket fails at once.
 """
 
 

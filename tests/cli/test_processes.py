@@ -181,12 +181,14 @@ def test_serve_ends_when_what_it_follows_is_gone_for_good():
     with ExitStack() as stack:
         with Node.running(["beer"], 4) as node:
             port = node.kv_port
-            process = stack.enter_context(started("serve", "--port", 0, "--follow", node.url("beer"), "--json"))
+            url = f"{node.url('beer')}?retrySeconds=0.3"
+            process = stack.enter_context(started("serve", "--port", 0, "--follow", url, "--json"))
             first_line(process.stdout)
         stack.enter_context(Node.running(["wine"], 4, port=port))
         _, err = process.communicate(timeout=WAIT)
     assert process.returncode == 1
-    assert f"penstock: cannot follow couchbase://127.0.0.1:{port}/beer any more: no bucket 'beer'" in err
+    assert f"penstock: cannot follow couchbase://127.0.0.1:{port}/beer any more: " in err
+    assert f"(limit 0.3 s); last failure: no bucket 'beer' on couchbase://127.0.0.1:{port}/beer" in err
 
 
 def test_serve_waits_for_whom_it_is_to_follow_until_it_is_stopped():

@@ -6,8 +6,21 @@ import pytest
 
 from penstock import Node, connect
 from penstock.client.address import parse_address
-from penstock.client.session import Retry
-from penstock.errors import Unreachable
+from penstock.client.retry import Retry, may_mend
+from penstock.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    BucketNotServed,
+    ConnectionClosed,
+    InvalidArguments,
+    NoBucket,
+    NotMyVbucket,
+    OperationTimeout,
+    RemoteProtocolError,
+    TemporaryFailure,
+    Unreachable,
+    UsageError,
+)
 from penstock.wire.schema import Event
 
 ADDRESS = parse_address("couchbase://127.0.0.1/beer")
@@ -23,6 +36,29 @@ class Clock:
 @pytest.fixture
 def clock():
     return Clock()
+
+
+FAILURES = [
+    (ConnectionRefusedError(111, "refused"), True, True),
+    (ConnectionClosed("the node closed it"), True, True),
+    (OperationTimeout("no answer"), True, True),
+    (TemporaryFailure("warming up"), True, True),
+    (NotMyVbucket("not yet"), True, True),
+    (BucketNotServed("no bucket 'beer'"), False, True),
+    (NoBucket("no bucket yet"), False, True),
+    (AccessDenied("not for you"), False, False),
+    (AuthenticationFailed("wrong password"), False, False),
+    (InvalidArguments("EINVAL"), False, False),
+    (RemoteProtocolError("garbage"), False, False),
+    (UsageError("no such option"), False, False),
+    (Unreachable("tried for long enough"), False, False),
+]
+"""A failure; whether another attempt may mend it of a first connection, and of one that the bucket has served."""
+
+
+@pytest.mark.parametrize(("error", "at_first", "later"), FAILURES, ids=lambda value: type(value).__name__)
+def test_what_another_attempt_may_mend(error, at_first, later):
+    assert (may_mend(error, has_served=False), may_mend(error, has_served=True)) == (at_first, later)
 
 
 def fail(retry, clock, times=1000):

@@ -66,12 +66,13 @@ def compact(
 async def _ask(address: Address) -> Compacted:
     """Let a node do it, and return when it has."""
     from penstock.client.bucket import Bucket
-    from penstock.client.session import open_session, retrying
+    from penstock.client.retry import retrying
+    from penstock.client.session import open_session
     from penstock.wire.observe import CompactDb
 
     async with Bucket(address) as bucket:
         before = await bucket.stats()
-        link = (await retrying(lambda: open_session(bucket.address), bucket.address)).link
+        link = (await retrying(lambda: open_session(address), address, lambda: True)).link
         try:
             await link.request(CompactDb(), _PATIENCE)
         except NotSupported as error:

@@ -20,7 +20,7 @@ from penstock.client.infos import look
 from penstock.client.nodes import Nodes
 from penstock.client.position import BEGINNING, Position, VbucketInfo, position_at_end
 from penstock.client.selection import Selection, qualified
-from penstock.client.session import DOCUMENTS, RETRIED, retrying
+from penstock.client.session import DOCUMENTS
 from penstock.client.stream import ChangeStream
 from penstock.client.tap_feed import TapFeed
 from penstock.client.tokens import MutationToken, Tokens
@@ -129,6 +129,10 @@ class Bucket:
     def vbuckets(self) -> int:
         return self._nodes.map.vbuckets
 
+    def has_served(self) -> bool:
+        """Tell whether there was a connection to the bucket."""
+        return self._nodes.has_served()
+
     async def __aenter__(self) -> Self:
         await self.connect()
         return self
@@ -138,7 +142,7 @@ class Bucket:
 
     async def connect(self) -> None:
         """Connect, unless there is a connection. Entering does it; the errors are those of reading commands."""
-        await retrying(self._nodes.ready, self.address)
+        await self._nodes.retrying(self._nodes.ready)
 
     async def close(self) -> None:
         await self._nodes.close()
@@ -241,7 +245,7 @@ class Bucket:
 
     async def flush(self) -> None:
         """Remove every document of the bucket; its vbuckets begin new histories. Raises NotSupported."""
-        for _, link in await retrying(self._nodes.every, self.address):
+        for _, link in await self._nodes.retrying(self._nodes.every):
             await link.request(Flush(), self.address.options.operation_timeout)
 
     # what the node says of itself
@@ -252,7 +256,7 @@ class Bucket:
         async def ask() -> dict[str, str]:
             return await self._stats(await self._nodes.ready(), group)
 
-        return await retrying(ask, self.address)
+        return await self._nodes.retrying(ask)
 
     async def _stats(self, link: NodeLink, group: str) -> dict[str, str]:
         frames = await link.collect(Stat(key=group.encode()), self.address.options.operation_timeout)
@@ -262,7 +266,7 @@ class Bucket:
         """End the change-stream connections of this name. Raises KeyNotFound if there is none."""
         request, timeout = CloseProducer(key=name.encode()), self.address.options.operation_timeout
         refused: list[KeyNotFound] = []
-        links = await retrying(self._nodes.every, self.address)
+        links = await self._nodes.retrying(self._nodes.every)
         for _, link in links:
             try:
                 await link.request(request, timeout)
@@ -277,7 +281,7 @@ class Bucket:
         async def ask() -> dict[int, int]:
             return self._owned([(owner, await self._seqnos(link)) for owner, link in await self._nodes.every()])
 
-        return await retrying(ask, self.address)
+        return await self._nodes.retrying(ask)
 
     async def _seqnos(self, link: NodeLink) -> dict[int, int]:
         return unpack_vb_seqnos((await link.request(GetAllVbSeqnos(), self.address.options.operation_timeout)).value)
@@ -325,7 +329,7 @@ class Bucket:
         Raises Unreachable if their failover logs keep changing while the seqnos are read.
         """
         wanted = await self._chosen(vbuckets)
-        return await retrying(lambda: look(self, wanted, known or {}, unsure), self.address)
+        return await self._nodes.retrying(lambda: look(self, wanted, known or {}, unsure))
 
     # changes
 
@@ -436,7 +440,7 @@ class Bucket:
     # how requests travel
 
     async def _chosen(self, vbuckets: Sequence[int] | None) -> Sequence[int]:
-        await retrying(self._nodes.ready, self.address)
+        await self._nodes.retrying(self._nodes.ready)
         chosen = range(self.vbuckets) if vbuckets is None else vbuckets
         if foreign := [vb for vb in chosen if not 0 <= vb < self.vbuckets]:
             raise UsageError(f"vbucket {foreign[0]} of {self.address}, which has {self.vbuckets}")
@@ -488,7 +492,7 @@ class Bucket:
     async def _prefix(self, name: tuple[str, str]) -> bytes:
         """Return what the keys of a collection begin with on the connections that there are."""
         is_default = name == (DEFAULT_NAME, DEFAULT_NAME)
-        await retrying(self._nodes.ready, self.address)
+        await self._nodes.retrying(self._nodes.ready)
         if not self._nodes.collections:
             if not is_default:
                 raise UsageError(f"collection {'.'.join(name)!r} of a node that has none")
@@ -521,9 +525,7 @@ class Bucket:
         async def attempt() -> list[Frame]:
             left = [at for at, frame in enumerate(found) if frame is None]
             sent = requests if len(left) == len(requests) else [requests[at] for at in left]
-            parts = await (
-                self._nodes.parts(sent) if again else retrying(lambda: self._nodes.parts(sent), self.address)
-            )
+            parts = await (self._nodes.parts(sent) if again else self._nodes.retrying(lambda: self._nodes.parts(sent)))
             frames = await self._nodes.exchange(parts, sent)
             self._tokens.remember(sent, frames)
             bad = [at for at, frame in enumerate(frames) if frame.specific and frame.specific not in accept]
@@ -542,7 +544,9 @@ class Bucket:
                 raise refused
             return [frame for frame in found if frame is not None]
 
-        return await retrying(attempt, self.address, RETRIED if again else (NotMyVbucket,))
+        if again:
+            return await self._nodes.retrying(attempt)
+        return await self._nodes.retrying(attempt, only=(NotMyVbucket,))
 
     def _vbucket(self, key: bytes) -> int:
         if not 0 < len(key) <= MAX_KEY:

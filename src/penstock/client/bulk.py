@@ -24,9 +24,11 @@ from penstock.client.address import Address
 from penstock.client.connection import NodeLink, text_of
 from penstock.client.nodes import Nodes
 from penstock.client.requests import OPAQUES, Fault, Requests
-from penstock.client.session import DOCUMENTS, RETRIED, Retry, retrying
+from penstock.client.retry import Retry
+from penstock.client.session import DOCUMENTS
 from penstock.errors import (
     STATUS_ERRORS,
+    Error,
     OperationTimeout,
     RemoteProtocolError,
     TemporaryFailure,
@@ -117,7 +119,7 @@ class BulkWriter:
         return self._nodes.collections
 
     async def __aenter__(self) -> Self:
-        await retrying(self._nodes.ready, self.address)
+        await self._nodes.retrying(self._nodes.ready)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -136,7 +138,7 @@ class BulkWriter:
         if name == (DEFAULT_NAME, DEFAULT_NAME):
             return DEFAULT_PREFIX
         if name not in self._prefixes:
-            self._prefixes[name] = pack_collection_id(await retrying(lambda: self._collection_id(path), self.address))
+            self._prefixes[name] = pack_collection_id(await self._nodes.retrying(lambda: self._collection_id(path)))
         return self._prefixes[name]
 
     def forget_collections(self) -> None:
@@ -169,8 +171,6 @@ class BulkWriter:
                 if window.left < before:
                     retry.succeeded()
                 if failure is not None and window.left:
-                    if not isinstance(failure, RETRIED):
-                        raise failure
                     try:
                         delay = retry.next_delay(failure, self.address)
                     except Unreachable:
@@ -187,7 +187,7 @@ class BulkWriter:
         vbuckets = window.requests.vbuckets[places]
         try:
             links = await self._nodes.links(np.unique(vbuckets).tolist())
-        except RETRIED as error:
+        except (OSError, Error) as error:
             self._nodes.map_is_old()
             window.failed_at_node = True
             return error

@@ -10,7 +10,8 @@ from penstock.client.address import Address
 from penstock.client.cluster_map import Place
 from penstock.client.connection import NodeLink
 from penstock.client.feed import Feed
-from penstock.client.session import Purpose, Session, open_session, retrying
+from penstock.client.retry import retrying
+from penstock.client.session import Purpose, Session, open_session
 from penstock.errors import ConnectionClosed
 from penstock.wire.connection import ReceiveEvent
 
@@ -49,10 +50,13 @@ class KeptSessions:
             self._waiting.pop(0).close()
 
     async def vbuckets(self, address: Address, purpose: Purpose) -> int:
-        """Return how many vbuckets a bucket has, over a connection that then waits. Raises as `retrying` does."""
+        """Return how many vbuckets a bucket has, over a connection that then waits.
+
+        The bucket has served before: somebody has planned what is to be read. Raises as `retrying` does.
+        """
         session = self.take(address, purpose, address.hosts)
         if session is None:
-            session = await retrying(lambda: open_session(address, purpose), address)
+            session = await retrying(lambda: open_session(address, purpose), address, lambda: True)
         self.keep(address, purpose, session)
         return session.vbuckets
 

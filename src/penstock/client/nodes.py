@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 from penstock.client.address import Address
 from penstock.client.cluster_map import NOBODY, ClusterMap, Place, read_map
 from penstock.client.connection import ANY_STATUS, NodeLink
+from penstock.client.retry import retrying
 from penstock.client.session import DOCUMENTS, Purpose, Session, open_session
-from penstock.errors import NotMyVbucket, RemoteProtocolError
+from penstock.errors import Error, NoBucket, NotMyVbucket, RemoteProtocolError
 from penstock.wire.frame import Frame
 from penstock.wire.kv import GetClusterConfig
 from penstock.wire.layout import Request
 
 __all__ = ["Nodes", "Part"]
+
+T = TypeVar("T")
 
 
 class Part(NamedTuple):
@@ -51,6 +54,24 @@ class Nodes:
     def map_is_old(self) -> None:
         """Ask for the map again before the next request: a node is away, or does not have what it should."""
         self._is_old = True
+
+    def has_served(self) -> bool:
+        """Tell whether there was a connection to the bucket: if it is not there now, it may come back."""
+        return bool(self.map.vbuckets)
+
+    async def retrying(
+        self, attempt: Callable[[], Awaitable[T]], only: tuple[type[Exception], ...] = (OSError, Error)
+    ) -> T:
+        """Return what `attempt` returns; arguments and errors as of penstock.client.retry.retrying."""
+
+        async def attempt_anew() -> T:
+            try:
+                return await attempt()
+            except NoBucket:
+                await self.close()  # no connection gets its bucket back
+                raise
+
+        return await retrying(attempt_anew, self._address, self.has_served, only)
 
     async def ready(self) -> NodeLink:
         """Return the connection to the node that was reached first, made new if there is none."""

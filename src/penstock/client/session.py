@@ -1,19 +1,18 @@
-"""Make a connection ready: log in, choose the bucket, learn its shape; and try again, with back-off, up to a limit."""
+"""Make a connection ready: log in, choose the bucket, learn its shape."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from penstock.client.address import Address
 from penstock.client.cluster_map import ClusterMap, Place, read_map
 from penstock.client.connection import FrameEvents, NodeLink
 from penstock.client.login import choose_login, names_of
+from penstock.client.retry import may_mend
 from penstock.client.tls import tls_context
 from penstock.errors import (
     AccessDenied,
@@ -23,25 +22,12 @@ from penstock.errors import (
     KeyNotFound,
     OperationTimeout,
     StatusError,
-    Unreachable,
 )
 from penstock.version import __version__
 from penstock.wire.constants import Dialect, Feature, OpenFlag, Status
 from penstock.wire.dcp import Control, Open
 from penstock.wire.kv import GetClusterConfig, Hello, SelectBucket, pack_features, unpack_features
 from penstock.wire.login import SaslAuth, SaslListMechs, SaslStep
-
-T = TypeVar("T")
-
-logger = logging.getLogger("penstock.client")
-
-_FIRST_DELAY, LONGEST_DELAY = 0.05, 2.0
-_QUIET_SECONDS = 1.0
-"""A node that is away for less is not worth a word."""
-
-
-RETRIED = (OSError, ConnectionClosed, OperationTimeout, StatusError)
-"""Failures that another try may mend. A StatusError says itself whether it is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +87,7 @@ async def open_session(address: Address, purpose: Purpose = COMMANDS, places: It
 
     Raises BucketNotServed for a bucket that does not exist, AuthenticationFailed or AccessDenied for who may not have
     it, UntrustedNode and RemoteProtocolError as NodeLink does and if the peer speaks another protocol; and OSError,
-    OperationTimeout, ConnectionClosed or another StatusError for what another try may mend.
+    OperationTimeout, ConnectionClosed or another StatusError, some of which another attempt may mend (`may_mend`).
     """
     failure: Exception | None = None
     for place in address.hosts if places is None else places:
@@ -109,8 +95,10 @@ async def open_session(address: Address, purpose: Purpose = COMMANDS, places: It
             return await _open_on(place, address, purpose)
         except (AccessDenied, AuthenticationFailed):
             raise  # it is not to be hidden behind another host that is away
-        except RETRIED as error:
-            failure = error
+        except (OSError, ConnectionClosed, OperationTimeout, StatusError, BucketNotServed) as error:
+            # Another host may serve. If none does, a failure that waiting does not mend is the one to raise.
+            if failure is None or may_mend(failure, has_served=False):
+                failure = error
     assert failure is not None  # an address has at least one host
     raise failure
 
@@ -203,55 +191,3 @@ async def _set_up_streams(link: NodeLink, address: Address, purpose: Purpose, ag
     }
     for setting, text in settings.items():
         await link.request(Control(key=setting.encode(), value=text.encode()), timeout)
-
-
-class Retry:
-    """How long to wait before the next try, and when to give up: `seconds` after the first failure in a row.
-
-    One warning is logged for each time that this takes longer than a moment. clock: seconds, monotonic.
-    """
-
-    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        self._seconds = seconds
-        self._clock = clock
-        self.succeeded()
-
-    def succeeded(self) -> None:
-        self._since: float | None = None
-        self._delay = _FIRST_DELAY
-        self._has_warned = False
-
-    def next_delay(self, error: Exception, address: Address) -> float:
-        """Return the seconds to wait. Raises the error itself if no try can mend it, Unreachable past the limit."""
-        if isinstance(error, StatusError) and not error.retriable:
-            raise error
-        now = self._clock()
-        if self._since is None:
-            self._since = now
-        waited = now - self._since
-        if waited >= self._seconds:
-            raise Unreachable(
-                f"{address} did not serve for {waited:.3g} s (limit {self._seconds:g} s); last failure: {error}"
-            ) from error
-        if waited >= _QUIET_SECONDS and not self._has_warned:
-            self._has_warned = True
-            limit = f" for up to {self._seconds:g} s" if self._seconds < math.inf else ""
-            logger.warning("%s does not serve (%s); trying again%s", address, error, limit)
-        delay, self._delay = self._delay, min(self._delay * 2, LONGEST_DELAY)
-        return min(delay, self._seconds - waited)
-
-
-async def retrying(
-    attempt: Callable[[], Awaitable[T]], address: Address, retried: tuple[type[Exception], ...] = RETRIED
-) -> T:
-    """Return what `attempt` returns, trying again after each failure of `retried` that another try may mend.
-
-    Raises the last failure itself if no try can mend it, Unreachable past the address's `retry_seconds`.
-    """
-    retry = Retry(address.options.retry_seconds, asyncio.get_running_loop().time)
-    while True:
-        try:
-            return await attempt()
-        except retried as error:
-            delay = retry.next_delay(error, address)
-        await asyncio.sleep(delay)

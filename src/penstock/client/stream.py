@@ -19,10 +19,12 @@ from penstock.client.connection import NodeLink
 from penstock.client.follower import Delivery, Follower
 from penstock.client.kept import KeptSessions
 from penstock.client.position import Position
+from penstock.client.retry import LONGEST_DELAY, Retry
 from penstock.client.selection import KnownCollections, read_manifest
-from penstock.client.session import LONGEST_DELAY, RETRIED, Purpose, Retry, Session, open_session, stream_name
+from penstock.client.session import Purpose, Session, open_session, stream_name
 from penstock.errors import (
     ConnectionClosed,
+    Error,
     NotMyVbucket,
     OperationTimeout,
     RemoteProtocolError,
@@ -155,7 +157,9 @@ class ChangeStream:
                 return None
             try:
                 await self._progress()
-            except RETRIED as error:
+            except (OSError, Error) as error:
+                if not self._retry.may_mend(error):
+                    raise
                 if self._has_lasted():
                     self._retry.succeeded()
                 if not self._feed.can_go_on and not isinstance(error, StatusError):

@@ -22,8 +22,8 @@ from penstock.client.bucket import Bucket
 from penstock.client.feed import Feed, Wanted
 from penstock.client.follower import Delivery, Follower
 from penstock.client.position import BEGINNING, Position, branch_of
+from penstock.client.retry import LONGEST_DELAY, Retry, is_lasting
 from penstock.client.selection import Selection
-from penstock.client.session import LONGEST_DELAY, RETRIED, Retry
 from penstock.client.stream import ChangeStream
 from penstock.client.tap_feed import TapFeed
 from penstock.errors import (
@@ -120,6 +120,8 @@ class Bridge:
         self._again = asyncio.Event()
         self._is_own_event = False
         self._loop = asyncio.get_running_loop()
+        self._away = Retry(math.inf, self._loop.time)
+        self._deleted = Retry(address.options.retry_seconds, self._loop.time)
         self._opened_at = math.inf
         self._slice_began = self._loop.time()
         if all(vbucket.state is VbucketState.ACTIVE and not vbucket.high_seqno for vbucket in self._vbuckets):
@@ -175,22 +177,32 @@ class Bridge:
     # Connections
 
     async def _run(self) -> None:
-        retry = Retry(math.inf, self._loop.time)
         try:
             while True:
-                await self._try(retry)
+                await self._try()
         except Error as error:
             raise Error(f"cannot follow {self.address} any more: {error}") from error
 
-    async def _try(self, retry: Retry) -> None:
+    async def _try(self) -> None:
+        """Follow until something fails, and wait before the next attempt.
+
+        An upstream that is away is waited for without limit: the copies here are served meanwhile. An upstream that is
+        there without its bucket is given `retry_seconds`: it has restarted and is not ready, or the bucket was deleted.
+        """
         try:
             await self._follow()
-        except (Unreachable, *RETRIED) as error:
-            if self._loop.time() - self._opened_at > LONGEST_DELAY:
-                retry.succeeded()
-            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        except (OSError, Error) as error:
+            cause = error.__cause__ if isinstance(error, Unreachable) and error.__cause__ is not None else error
+            assert isinstance(cause, Exception)
             logger.info("%s: %s", self.address, cause)
-            await asyncio.sleep(retry.next_delay(cause, self.address))
+            if self._loop.time() - self._opened_at > LONGEST_DELAY:
+                self._away.succeeded()
+            if is_lasting(cause):
+                delay = self._deleted.next_delay(cause, self.address)
+            else:
+                self._deleted.succeeded()
+                delay = self._away.next_delay(cause, self.address)
+            await asyncio.sleep(delay)
 
     async def _follow(self) -> None:
         """Follow over one connection, until it ends or other vbuckets are to be followed."""

@@ -11,8 +11,9 @@ from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
 from penstock.client.cluster_map import ClusterMap
 from penstock.client.position import VbucketInfo
+from penstock.client.retry import retrying
 from penstock.client.selection import KnownCollections, read_manifest
-from penstock.client.session import DOCUMENTS, open_session, retrying
+from penstock.client.session import DOCUMENTS, open_session
 from penstock.errors import UsageError
 from penstock.wire.collections import GetManifest
 
@@ -75,7 +76,7 @@ class Planner:
 
     def collections(self) -> KnownCollections | None:
         """Return what collections the bucket has now, None of a node that knows none."""
-        return self._loop.run(retrying(self._collections, self._bucket.address))
+        return self._loop.run(retrying(self._collections, self._bucket.address, self._bucket.has_served))
 
     async def _collections(self) -> KnownCollections | None:
         session = await open_session(self._bucket.address, DOCUMENTS)
