@@ -129,6 +129,31 @@ def test_getk_answers_with_the_key(client):
     assert (found.key, found.value, found.extras) == (b"key", b"value", bytes(4))
 
 
+def test_a_miss_of_getk_has_the_key(client):
+    missed = client.ask(request(Opcode.GETK, key=b"nowhere"))
+    assert (missed.specific, missed.key, missed.value, missed.extras) == (S.KEY_ENOENT, b"nowhere", b"", b"")
+
+
+@pytest.mark.parametrize("opcode", [Opcode.SET, Opcode.REPLACE])
+def test_a_deleted_document_has_no_cas_to_store_with(client, opcode):
+    stored = client.set(b"k")
+    client.hello(Feature.MUTATION_SEQNO)
+    for cas in (stored.cas, client.delete(b"k").cas, 1):
+        refused = request(opcode, key=b"k", extras=FLAGS_AND_EXPIRY, cas=cas)
+        assert client.status(refused) == S.KEY_ENOENT
+
+
+def test_a_recreated_document_counts_on_from_its_own_tombstone(client):
+    for _ in range(3):
+        client.set(b"other")
+    client.delete(b"other")
+    client.set(b"k")
+    client.delete(b"k")
+    client.set(b"k")
+    client.set(b"new")
+    assert (client.meta(b"k").rev_seqno, client.meta(b"new").rev_seqno) == (3, 1)
+
+
 def test_cas_guards_a_store_and_a_delete(client):
     first = client.set(b"k", b"1")
     second = client.set(b"k", b"2", cas=first.cas)

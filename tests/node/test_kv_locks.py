@@ -85,7 +85,7 @@ WITHOUT_CAS = [
 def test_a_locked_document_does_not_change(client, other, opcode, message):
     client.set(b"k", b"5")
     lock(client)
-    for each, status in ((client, S.ETMPFAIL), (other, S.LOCKED)):
+    for each, status in ((client, S.KEY_EEXISTS), (other, S.LOCKED)):
         refused = each.ask(message.encode(opcode))
         assert (refused.specific, refused.cas, refused.extras, refused.value) == (status, 0, b"", b"")
     assert client.get(b"k").value == b"5"
@@ -137,7 +137,7 @@ def test_what_is_refused(client, what, message, status):
 def test_any_time_is_a_time_to_lock_for(client, seconds):
     client.set(b"k", b"v")
     locked = lock(client, lock_time=seconds)
-    assert client.status(Set(key=b"k")) == S.ETMPFAIL
+    assert client.status(Set(key=b"k")) == S.KEY_EEXISTS
     assert client.status(Set(key=b"k", cas=locked.cas)) == S.SUCCESS
 
 

@@ -54,6 +54,11 @@ COUNTS = [
     (b"5", Opcode.DECREMENT, LAST, 0),
     (b"0", Opcode.DECREMENT, 1, 0),
     (b"007", Opcode.INCREMENT, 0, 7),
+    (b" 5", Opcode.INCREMENT, 1, 6),
+    (b"5 ", Opcode.INCREMENT, 1, 6),
+    (b"\r\n\t\v\f+5\n", Opcode.DECREMENT, 1, 4),
+    (b"5 apples", Opcode.INCREMENT, 1, 6),
+    (b"0" * 5000 + b"5", Opcode.INCREMENT, 1, 6),
 ]
 
 
@@ -86,7 +91,10 @@ def test_a_new_counters_expiry_counts_from_now(client):
     assert before + 1000 <= client.meta(b"k").expiry <= int(time.time()) + 1000
 
 
-@pytest.mark.parametrize("value", [b"", b"one", b"-1", b"1 ", b"%d" % 2**64, b"1" * 21])
+@pytest.mark.parametrize(
+    "value",
+    [b"", b" ", b"one", b"-1", b"+", b"+ 1", b"++1", b"1.5", b"1\0", b"\x001", b"%d" % 2**64, b"1" * 21, b"1" * 5000],
+)
 def test_what_is_no_number_is_not_counted(client, value):
     client.set(b"k", value)
     refused = client.ask(count())

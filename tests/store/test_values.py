@@ -28,7 +28,7 @@ def test_a_number_is_counted_on(value: bytes, delta: int, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [b"", b" 1", b"1 ", b"-1", b"+1", b"1.0", b"0x1", b"one", "٣".encode(), b"%d" % 2**64, b"0" * 21]
+    "value", [b"", b" ", b"-1", b"+", b"+-1", b"1.0", b"0x1", b"one", "٣".encode(), b"%d" % 2**64, b"1" * 5000]
 )
 def test_what_is_no_number(value: bytes) -> None:
     with pytest.raises(DeltaBadValue, match=f"of {len(value)} bytes: expected a decimal number below"):

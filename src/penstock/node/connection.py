@@ -25,7 +25,7 @@ from penstock.node.keys import key_reader
 from penstock.node.login import OF_DOCUMENTS, Login, Privilege
 from penstock.node.map_reader import MapReader
 from penstock.node.producers import ChangeProducer
-from penstock.node.replies import GiveUp, Goodbye, Parked, refusal, reply
+from penstock.node.replies import GiveUp, Goodbye, Parked, classic_status, refusal, reply
 from penstock.node.served import Counters, ServedBucket
 from penstock.store.vbucket import Vbucket
 from penstock.wire.collection_key import DEFAULT_PREFIX
@@ -55,9 +55,6 @@ MOST_PARKED = 256
 TURN_BYTES = 512 * 1024  # of replies
 _REQUEST_BYTES = 256  # what it costs to serve a request, in bytes of replies: at most 2048 in a turn
 _CLOSE_SECONDS = 5.0  # for the peer to take what was written before
-
-_CLASSIC: dict[int, int] = {Status.LOCKED: Status.ETMPFAIL, Status.NOT_LOCKED: Status.ETMPFAIL}
-"""What stands for statuses that a client has to ask for (XERROR)."""
 
 # A peer that is gone without a word is noticed within about two minutes, whatever the system's own times are.
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
@@ -366,7 +363,7 @@ class NodeConnection(asyncio.BufferedProtocol):
     def _refusal(self, request: ReceiveEvent, error: StatusError | RemoteProtocolError) -> bytes:
         assert isinstance(request, Frame)
         logger.debug("%s", error)
-        status = error.status if self.xerror else _CLASSIC.get(error.status, error.status)
+        status = error.status if self.xerror else classic_status(request.opcode, error.status)
         return refusal(self, request, status, error)
 
     def _flush(self) -> None:

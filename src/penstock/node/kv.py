@@ -12,7 +12,7 @@ from penstock.node.replies import Handler, reply
 from penstock.node.values import check_stored, shown
 from penstock.store.locks import lock_seconds
 from penstock.store.vbucket import Item, Stored, Vbucket
-from penstock.wire.constants import MAX_VALUE, Datatype, Magic, Opcode, VbucketState
+from penstock.wire.constants import MAX_VALUE, Datatype, Magic, Opcode, Status, VbucketState
 from penstock.wire.frame import HEADER, HEADER_BYTES, Frame
 from penstock.wire.kv import Count, GetLocked, GetReply, Set, StoreReply, Touch
 from penstock.wire.snappy import inflate
@@ -104,6 +104,9 @@ def _getting(read: Read | None = None, with_key: bool = False, *, quiet: bool) -
             counters.get_misses += 1
             if quiet:
                 return b""
+            if with_key:
+                # memcached and the 2.x and 3.x servers return the key, so that pipelined misses can be matched.
+                return reply(frame, Status.KEY_ENOENT, key=key)
             raise KeyNotFound
         cas, flags, datatype, value, _, _, _ = item
         if datatype:

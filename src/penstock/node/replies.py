@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.errors import RemoteProtocolError, StatusError
-from penstock.wire.constants import DCP_OPCODES, Datatype, Magic, Status
+from penstock.wire.constants import DCP_OPCODES, Datatype, Magic, Opcode, Status
 from penstock.wire.frame import Frame, join_frame
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
 
-__all__ = ["GiveUp", "Goodbye", "Handler", "Parked", "Resume", "refusal", "reply"]
+__all__ = ["GiveUp", "Goodbye", "Handler", "Parked", "Resume", "classic_status", "refusal", "reply"]
 
 Handler = Callable[["NodeConnection", Frame], bytes]
 """Serves one request and returns its reply.
@@ -60,6 +60,22 @@ def reply(
 ) -> bytes:
     """Return the reply to a request, with its opcode and opaque."""
     return join_frame(Frame(Magic.RESPONSE, request.opcode, status, datatype, request.opaque, cas, extras, key, value))
+
+
+_RETRIED_LOCKS = frozenset(
+    (Opcode.GET_LOCKED, Opcode.UNLOCK, Opcode.DEL_WITH_META, Opcode.DELQ_WITH_META),
+)
+"""Commands that answer ETMPFAIL to a locked document, not KEY_EEXISTS, without XERROR."""
+
+
+def classic_status(opcode: int, status: int) -> int:
+    """Return the status for a client that has not agreed on XERROR and knows only the older statuses.
+
+    Source: kv_engine connection.cc, remapErrorCode; vbucket.cc, which commands return locked_tmpfail.
+    """
+    if status == Status.LOCKED:
+        return Status.ETMPFAIL if opcode in _RETRIED_LOCKS else Status.KEY_EEXISTS
+    return Status.ETMPFAIL if status == Status.NOT_LOCKED else status
 
 
 def refusal(connection: NodeConnection, request: Frame, status: int, error: StatusError | RemoteProtocolError) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from penstock.errors import DeltaBadValue
 from penstock.wire.constants import Datatype
 from penstock.wire.dcp_values import split_xattrs
@@ -11,16 +13,21 @@ __all__ = ["beside_attributes", "counted", "extended"]
 
 _NUMBERS = 2**64
 _MOST_DIGITS = 20
+_COUNTER = re.compile(rb"\s*+\+?([0-9]++)(?:\s|\Z)").match
+"""A number, white space before it, and after it anything that begins with white space. Source: kv_engine util.cc."""
 
 
 def counted(value: bytes, datatype: int, delta: int) -> tuple[int, bytes]:
     """Return the number that a value is, plus `delta`, and the value with it. Extended attributes stay.
 
-    From 2^64 on it begins at 0 again; below 0 it stays there. Raises DeltaBadValue for a value that is no decimal u64.
+    From 2^64 on it begins at 0 again; below 0 it stays there. White space around the number is dropped.
+    Raises DeltaBadValue for a value that is no decimal u64.
     A compressed value comes back inflated.
     """
     xattrs, body = _apart(value, datatype)
-    if not body.isdigit() or len(body) > _MOST_DIGITS or (number := int(body)) >= _NUMBERS:
+    found = _COUNTER(body)
+    digits = b"" if found is None else found[1].lstrip(b"0") or b"0"
+    if not 0 < len(digits) <= _MOST_DIGITS or (number := int(digits)) >= _NUMBERS:
         raise DeltaBadValue(f"{body[:40]!r} of {len(body)} bytes: expected a decimal number below 2^64")
     number = max(number + delta, 0) % _NUMBERS
     return number, xattrs + b"%d" % number
