@@ -26,6 +26,7 @@ from penstock.store.failover import FailoverEntry
 from penstock.store.frames import NO_FRAMES, Chunk
 from penstock.store.history import CAS, OPCODE, Newest
 from penstock.store.index import RowIndex
+from penstock.store.rewrite import PurgeRequest
 from penstock.store.settings import Settings
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Opcode, SnapshotFlag
@@ -254,6 +255,10 @@ class RowBucket(Bucket):
     def uncommitted(self) -> int:
         return self._uncommitted
 
+    @property
+    def unpersisted(self) -> int:
+        return self._uncommitted
+
     def commit(self) -> None:
         """Bring all that was stored so far to disk, in one transaction."""
         with self._writing:
@@ -270,7 +275,7 @@ class RowBucket(Bucket):
                 self.persisted[place >> SEQNO_BITS] = place & _SEQNOS
             self._committing = {}
 
-    def compaction(self, everything: bool = False) -> None:
+    def compaction(self, everything: bool = False, purge: PurgeRequest | None = None) -> None:
         """Return nothing to do: the engines see to that themselves."""
 
     def compact(self) -> None:

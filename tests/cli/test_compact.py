@@ -22,7 +22,6 @@ def overwrite(node):
             for number in range(KEYS):
                 client.set(b"key-%d" % number, b"%d" % turn * 500)
         until_stat(client, "ep_queue_size", 0)
-        until_stat(client, "ep_flusher_state", "idle")
 
 
 def bytes_in(directory):

@@ -36,7 +36,32 @@ ROWS: list[tuple[str, Message, str]] = [
     ),
     (
         "compacted",
-        observe.CompactDbReply(opaque=2),
+        observe.StorageReply(opaque=2),
         "81b30000 00000000 00000000 00000002 0000000000000000",
+    ),
+    (
+        "stop persistence",
+        observe.StopPersistence(opaque=2),
+        "80800000 00000000 00000000 00000002 0000000000000000",
+    ),
+    (
+        "start persistence",
+        observe.StartPersistence(opaque=2),
+        "80810000 00000000 00000000 00000002 0000000000000000",
+    ),
+    (
+        "set a parameter of the vbuckets",
+        observe.SetParam(vbucket=7, opaque=2, type=5, key=b"max_cas", value=b"9"),
+        "80820007 04000007 0000000c 00000002 0000000000000000 00000005 6d61785f636173 39",
+    ),
+    (
+        "evict a document",
+        observe.EvictKey(vbucket=7, opaque=2, key=b"hello"),
+        "80930005 00000007 00000005 00000002 0000000000000000 68656c6c6f",
+    ),
+    (
+        "compacted, with a text",
+        observe.StorageReply(opaque=2, value=b"done"),
+        "81b30000 00000000 00000004 00000002 0000000000000000 646f6e65",
     ),
 ]

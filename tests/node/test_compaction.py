@@ -56,7 +56,6 @@ def test_on_demand_all_that_counts_no_more_goes(tmp_path):
     with running(tmp_path, Settings()) as node, connected(node) as client:
         overwrite(client, 20)
         until_stat(client, "ep_queue_size", 0)
-        until_stat(client, "ep_flusher_state", "idle")
         before, grown = contents(client), size(client)
         assert client.status(CompactDb(vbucket=3)) == S.SUCCESS
         assert size(client) < grown / 2
@@ -104,9 +103,6 @@ def test_one_at_a_time(node, client):
 
 REFUSED = [
     ("of a vbucket that is not there", CompactDb(vbucket=VBUCKETS), S.NOT_MY_VBUCKET),
-    ("of all deletions", CompactDb(drop_deletes=1), S.NOT_SUPPORTED),
-    ("of deletions from before a time", CompactDb(purge_before_ts=1), S.NOT_SUPPORTED),
-    ("of deletions below a seqno", CompactDb(purge_before_seqno=1), S.NOT_SUPPORTED),
     ("with padding that is none", CompactDb(padding=1), S.EINVAL),
     ("without extras", Frame(0x80, Opcode.COMPACT_DB), S.EINVAL),
 ]
@@ -134,6 +130,33 @@ def test_deletions_go_at_their_age(tmp_path):
             if purged != "0":
                 break
         assert purged == "198"
+
+
+LATEST = 2**64 - 1
+DROPPED = [  # of 4 deletions in vbucket 0 at the seqnos 2, 4, 6 and 8, and as many in vbucket 1
+    ("whenever they were", {"drop_deletes": 1}, 6),
+    ("before a time", {"purge_before_ts": LATEST}, 6),
+    ("before a time and up to a seqno", {"purge_before_ts": LATEST, "purge_before_seqno": 4}, 4),
+    ("up to a seqno only", {"purge_before_seqno": 4}, 0),
+    ("before a time long ago", {"purge_before_ts": 1}, 0),
+]
+
+
+@pytest.mark.parametrize(("fields", "purged"), [row[1:] for row in DROPPED], ids=[row[0] for row in DROPPED])
+def test_deletions_go_sooner_where_the_request_says_so(tmp_path, fields, purged):
+    with running(tmp_path, Settings()) as node, connected(node) as client:
+        for vbucket in (0, 1):
+            for number in range(4):
+                client.set(b"key-%d" % number, vbucket=vbucket)
+                client.delete(b"key-%d" % number, vbucket=vbucket)
+        assert client.status(CompactDb(**fields)) == S.SUCCESS
+        assert client.status(CompactDb()) == S.SUCCESS  # which drops no more
+        stats = client.stats("vbucket-seqno")
+        assert [stats[f"vb_{vbucket}:purge_seqno"] for vbucket in (0, 1)] == [str(purged), "0"]
+        assert client.meta(b"key-3").deleted == 1  # the newest change stays
+    with running(tmp_path) as node, connected(node) as client:
+        assert client.stats("vbucket-seqno 0")["vb_0:purge_seqno"] == str(purged)
+        assert client.stats("vbucket-seqno 0")["vb_0:high_seqno"] == "8"
 
 
 def test_a_disk_that_is_full_is_told_to_who_asked(node, client):

@@ -104,7 +104,7 @@ def _storage(connection: NodeConnection, bucket: ServedBucket) -> Stats:
         return
     yield "ep_data_dir", data_dir / bucket.store.name
     yield "ep_db_file_size", file_bytes(data_dir / bucket.store.name)
-    yield "ep_queue_size", bucket.store.uncommitted
+    yield "ep_queue_size", bucket.store.unpersisted
     yield "ep_flusher_state", flusher.state
     yield "ep_commit_num", flusher.commits
     yield "ep_commit_time", round(flusher.last_seconds * 1000, 3)  # milliseconds

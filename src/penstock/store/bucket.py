@@ -19,6 +19,7 @@ from penstock.store.index import RowIndex
 from penstock.store.log import SEGMENT_BYTES, Log
 from penstock.store.manifest import DEFAULT_MANIFEST, Manifest, changes_between, subjects_of
 from penstock.store.recovery import recover
+from penstock.store.rewrite import PurgeRequest
 from penstock.store.scoped import REFUSED
 from penstock.store.settings import Settings
 from penstock.store.survey import Found, look
@@ -304,6 +305,11 @@ class Bucket:
         return self.log.uncommitted
 
     @property
+    def unpersisted(self) -> int:
+        """How many changes are not on disk yet, those of the commit under way included; 0 in memory."""
+        return self.log.unpersisted
+
+    @property
     def fault(self) -> str | None:
         """Why nothing can be stored just now, None if it can. A commit that succeeds ends it, unless it is `broken`."""
         return self.log.fault
@@ -321,11 +327,12 @@ class Bucket:
         """
         self.log.commit()
 
-    def compaction(self, everything: bool = False) -> Compaction | None:
+    def compaction(self, everything: bool = False, purge: PurgeRequest | None = None) -> Compaction | None:
         """Return the next piece of rewriting that is worth doing; None while there is none, or one is under way.
 
         Call its `run` on any thread, then its `finish` on this one. everything: also where there is little to gain,
         each segment once, until None is returned; `seal` first, and commit, lest the newest changes are left out.
+        purge: tombstones to drop before their time.
         """
         purged = self.log.purged
         for vbucket, key, seqno, _ in purged[-_ROWS_AT_ONCE:]:
@@ -333,7 +340,7 @@ class Bucket:
         del purged[-_ROWS_AT_ONCE:]
         if any(vbucket.erasing for vbucket in self.vbuckets):
             return None  # the event that ended a collection stays until nothing of it counts
-        return self.log.compaction(everything)
+        return self.log.compaction(everything, purge)
 
     def seal(self) -> None:
         """Let the active segment be rewritten like others."""

@@ -28,7 +28,7 @@ from penstock.store.files import Directory
 from penstock.store.index import RowIndex
 from penstock.store.log import Log
 from penstock.store.record import RECORD_BYTES, pack_file_header, pack_record, seed_of
-from penstock.store.rewrite import Limits, Rewritten, superseding
+from penstock.store.rewrite import Limits, PurgeRequest, Rewritten, superseding
 from penstock.store.rewrite import name as name_of
 from penstock.store.sealed import draft_name, load, save, segment_name
 from penstock.store.segment import Column, Rows, Segment, new_buffer
@@ -114,6 +114,7 @@ class DurableLog(Log):
         self._clock = clock
         self._appended = 0  # records, written by the owner's thread alone
         self._taken = 0  # of them, by commits: written by the thread that commits
+        self._committed = 0  # of them, by commits that have ended well: likewise
         self.compacting = False
         self._most_behind = max(_BEHIND, 4 * settings.segment_bytes)
         self.sealed_at: dict[int, int] = {}  # by the last number of a segment: when it was sealed, ns
@@ -129,6 +130,10 @@ class DurableLog(Log):
     @property
     def uncommitted(self) -> int:
         return self._appended - self._taken
+
+    @property
+    def unpersisted(self) -> int:
+        return self._appended - self._committed
 
     # What vbuckets write
 
@@ -151,7 +156,7 @@ class DurableLog(Log):
         self.check_quota()
         if self.end + nbytes + RECORD_BYTES > len(self.buffer):
             if sum(len(segment.buffer) for segment in self.sealed if not segment.clustered) > self._most_behind:
-                raise TemporaryFailure("the disk does not keep up with what is to be written")
+                raise TemporaryFailure("too many changes wait for the disk: it is too slow, or persistence is stopped")
             self.roll(nbytes)
         self._raise_limit()
 
@@ -280,6 +285,7 @@ class DurableLog(Log):
             if not self.broken:
                 self._fail(f"the disk does not take what is to be written: {error.strerror or error}")
             return
+        self._committed = self._taken
         self.commits += 1
         self.fault = None
 
@@ -354,10 +360,11 @@ class DurableLog(Log):
 
     # Compaction
 
-    def compaction(self, everything: bool) -> Compaction | None:
+    def compaction(self, everything: bool, purge: PurgeRequest | None = None) -> Compaction | None:
         """Return the next piece of rewriting that is worth doing; None while there is none, or one is under way.
 
-        everything: also where there is little to gain, each segment once, until None is returned.
+        everything: also where there is little to gain, each segment once, until None is returned. purge: tombstones
+        to drop before their time.
         """
         if self.compacting:
             return None
@@ -368,7 +375,7 @@ class DurableLog(Log):
             return None
         self.compacting = True
         self._as_of = self.file.number, self.end
-        return Compaction(self, self.sealed[chosen], self.limits())
+        return Compaction(self, self.sealed[chosen], self.limits()._replace(purge=purge))
 
     def _unclustered(self) -> slice | None:
         unsynced = {file.number for file in self.unsynced}

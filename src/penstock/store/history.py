@@ -145,6 +145,12 @@ class History:
     def max_cas(self) -> int:
         return self._clock.last
 
+    def set_max_cas(self, cas: int) -> None:
+        """Let the cas of every later change be above this one. It never goes down."""
+        self._log.make_room_for_note(self)
+        self._clock.see(cas)
+        self._log.note(self)
+
     @property
     def whole_seqno(self) -> int:
         """The end of the last complete snapshot: high_seqno, unless `apply` has begun one and not ended it."""

@@ -17,7 +17,7 @@ import numpy as np
 from penstock.errors import OutOfMemory
 from penstock.store.compaction import Compaction, worthwhile
 from penstock.store.index import RowIndex
-from penstock.store.rewrite import Limits, Purged, Rewritten
+from penstock.store.rewrite import Limits, Purged, PurgeRequest, Rewritten
 from penstock.store.segment import Column, Rows, Segment, new_buffer
 
 if TYPE_CHECKING:
@@ -115,13 +115,18 @@ class Log:
         """How many changes and notes no commit has taken yet."""
         return 0
 
+    @property
+    def unpersisted(self) -> int:
+        """How many changes and notes are not on disk yet, those of the commit under way included."""
+        return 0
+
     def commit(self) -> None:
         """Write to disk what was appended."""
 
     def close(self) -> None:
         """End well."""
 
-    def compaction(self, everything: bool) -> Compaction | None:
+    def compaction(self, everything: bool, purge: PurgeRequest | None = None) -> Compaction | None:
         """Return what is to be rewritten by somebody else: this log does that when it makes room."""
         return None
 

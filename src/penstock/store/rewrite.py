@@ -17,25 +17,53 @@ from penstock.store.lookup import find_rows
 from penstock.store.record import supersedes_of
 from penstock.store.segment import CUT, Column, Lengths, Rows, Segment, gather
 
-__all__ = ["Choice", "Limits", "Purged", "Rewritten", "choose", "rewrite"]
+__all__ = ["Choice", "Limits", "PurgeRequest", "Purged", "Rewritten", "choose", "rewrite"]
 
 Numbers = npt.NDArray[np.uint16]
 Mask = npt.NDArray[np.bool_]
 
 _NONE = np.zeros(0, np.int64)
+_LAST_SEQNO = 2**63 - 1
 _VBUCKET_AT = 47  # the bit, in one number of vbucket and seqno
+
+
+class PurgeRequest(NamedTuple):
+    """Tombstones of one vbucket that a compaction drops, although the purge age has not passed.
+
+    Attributes:
+        vbucket: the vbucket whose tombstones are dropped.
+        before: epoch second; tombstones of documents that were deleted earlier are dropped.
+        up_to_seqno: `before` applies only to tombstones up to this seqno; 0: to all.
+        everything: drop every tombstone; the two limits do not apply.
+    """
+
+    vbucket: int
+    before: int = 0
+    up_to_seqno: int = 0
+    everything: bool = False
+
+    def select(self, vbuckets: Numbers, seqnos: Column, times: Column) -> Mask:
+        """Return which rows the request covers. times: when the documents were deleted, 0 for live ones."""
+        selected: Mask = (vbuckets == self.vbucket) & (times > 0)
+        if not self.everything:
+            selected &= times < self.before
+            if self.up_to_seqno:
+                selected &= seqnos <= min(self.up_to_seqno, _LAST_SEQNO)
+        return selected
 
 
 class Limits(NamedTuple):
     """What may go. floors: for each vbucket the highest seqno whose superseded frame may be dropped. last_seqnos: for
     each the seqno of its newest change, which stays. purge_before: tombstones of documents deleted before this epoch
-    second may be dropped; 0 for none. kept: names (as `name`) of tombstones that stay all the same.
+    second may be dropped; 0 for none. kept: names (as `name`) of tombstones that stay all the same. purge: more
+    tombstones that may be dropped, because a client asked for it.
     """
 
     floors: Column
     last_seqnos: Column
     purge_before: int = 0
     kept: Column = _NONE
+    purge: PurgeRequest | None = None
 
 
 class Joined(NamedTuple):
@@ -172,9 +200,11 @@ def rewrite(
     """
     rows = join(sources, fates)
     times = purgeable = None
-    if limits.purge_before:
+    if limits.purge_before or limits.purge is not None:
         times = np.concatenate([delete_times(source.buffer, source.offsets) for source in sources])
         purgeable = (times > 0) & (times < limits.purge_before)
+        if limits.purge is not None:
+            purgeable |= limits.purge.select(rows.vbuckets, rows.seqnos, times)
     choice = choose(rows, limits, purgeable, held)
     kept = choice.rows
     starts = np.zeros(len(limits.floors) + 1, np.int32)

@@ -99,11 +99,15 @@ class Opcode(IntEnum):
     DCP_OSO_SNAPSHOT = 0x65
     DCP_CACHE_TRANSFER = 0x66
     DCP_CACHE_TRANSFER_END = 0x67
+    STOP_PERSISTENCE = 0x80
+    START_PERSISTENCE = 0x81
+    SET_PARAM = 0x82
     GET_REPLICA = 0x83
     LIST_BUCKETS = 0x87
     SELECT_BUCKET = 0x89
     OBSERVE_SEQNO = 0x91
     OBSERVE = 0x92
+    EVICT_KEY = 0x93
     GET_LOCKED = 0x94
     UNLOCK = 0x95
     GET_FAILOVER_LOG = 0x96
@@ -303,6 +307,20 @@ class KeyState(IntEnum):
     PERSISTED = 0x01
     NOT_FOUND = 0x80
     LOGICALLY_DELETED = 0x81
+
+
+class ParamType(IntEnum):
+    """What a parameter of SET_PARAM belongs to. Source: kv_engine, memcacheConstants.py, ENGINE_PARAM_*.
+
+    REPLICATION was TAP in ep-engine 2.x and 3.x.
+    """
+
+    FLUSH = 1
+    REPLICATION = 2
+    CHECKPOINT = 3
+    DCP = 4
+    VBUCKET = 5
+    CONFIG = 6
 
 
 class Feature(IntEnum):

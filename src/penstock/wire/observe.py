@@ -1,6 +1,7 @@
-"""The commands about what is on disk: which documents are, and making what is there smaller.
+"""The commands about what is on disk: which documents are, making what is there smaller, and stopping persistence.
 
-Source: memcached protocol_binary.h and kv_engine docs/BinaryProtocol.md, "Observe" and "Compact Database".
+Source: memcached protocol_binary.h and kv_engine docs/BinaryProtocol.md, "Observe" and "Compact Database"; the others:
+kv_engine mcbp_validators.cc.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class CompactDb(Request):
     """
 
     purge_before_ts: int = u64("drop deletions from before this epoch second too", default=0)
-    purge_before_seqno: int = u64("only those below this seqno; 0: whatever theirs is", default=0)
+    purge_before_seqno: int = u64("purge_before_ts applies only up to this seqno; 0: to any seqno", default=0)
     drop_deletes: int = u8("1: drop every deletion, however new", default=0)
     padding: int = u8("0", default=0)
     db_file_id: int = u16("the vbucket once more, or 0", default=0)
@@ -48,9 +49,36 @@ class CompactDb(Request):
         return None if self.drop_deletes <= 1 else f"drop_deletes {self.drop_deletes}, expected 0 or 1"
 
 
-@message(Opcode.COMPACT_DB, key=MAYBE, value=MAYBE, cas=MAYBE)
-class CompactDbReply(Response):
-    """The status says whether it is done."""
+@message(Opcode.STOP_PERSISTENCE)
+class StopPersistence(Request):
+    """Write no more changes of the selected bucket to disk. A crash loses the changes that come after the reply."""
+
+
+@message(Opcode.START_PERSISTENCE)
+class StartPersistence(Request):
+    """Write changes to disk again, beginning with those that came after STOP_PERSISTENCE."""
+
+
+@message(Opcode.SET_PARAM, key=PRESENT, value=PRESENT)
+class SetParam(Request):
+    """Set a parameter of the selected bucket until the node stops. key: its name; value: its value, as text."""
+
+    type: int = u32("a ParamType")
+
+
+@message(Opcode.EVICT_KEY, key=PRESENT)
+class EvictKey(Request):
+    """Remove the value of a document from memory, if it is on disk. Answered with what was done, as text."""
+
+
+@message(
+    *(Opcode.COMPACT_DB, Opcode.STOP_PERSISTENCE, Opcode.START_PERSISTENCE, Opcode.SET_PARAM, Opcode.EVICT_KEY),
+    key=MAYBE,
+    value=MAYBE,
+    cas=MAYBE,
+)
+class StorageReply(Response):
+    """The status says whether the request succeeded."""
 
 
 class Key(NamedTuple):

@@ -5,9 +5,20 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import InvalidArguments, KeyNotFound, NotMyVbucket, NotSupported, TemporaryFailure, TooBig
+from penstock.errors import (
+    InvalidArguments,
+    KeyExists,
+    KeyNotFound,
+    NotMyVbucket,
+    NotSupported,
+    TemporaryFailure,
+    TooBig,
+)
+from penstock.node.disk.flusher import Flusher
+from penstock.node.disk.parameters import set_parameter
 from penstock.node.replies import Handler, reply
 from penstock.node.served import ServedBucket
+from penstock.store.rewrite import PurgeRequest
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import MAX_KEY, KeyState, Opcode, VbucketState
 from penstock.wire.frame import Frame
@@ -25,6 +36,7 @@ MAX_OBSERVED: Final = 10_000
 
 _VBUUID_BYTES = 8
 _MILLISECONDS = 1000
+_LATEST_SECOND = 2**63 - 1
 
 
 def _living(bucket: ServedBucket, number: int) -> Vbucket:
@@ -92,16 +104,61 @@ def _state_of(vbucket: Vbucket, key: bytes, persisted_seqno: int) -> tuple[KeySt
 
 
 def _compact(connection: NodeConnection, frame: Frame) -> bytes:
-    """Rewrite all of the bucket's log; vbuckets have no files of their own here."""
+    """Rewrite all of the bucket's log; vbuckets have no files of their own here.
+
+    Tombstones of the request's vbucket are dropped as it says, those of all vbuckets at the purge age. The newest
+    change of each vbucket and collection stays. Source: kv_engine couch-kvstore.cc, time_purge_hook.
+    """
     request = decode(frame)
     assert isinstance(request, CompactDb)
     bucket = connection.selected()
-    bucket.store.existing(frame.specific)
+    vbucket = bucket.store.existing(frame.specific)
     if bucket.compactor is None:
         raise NotSupported("there is nothing to compact: this bucket lives in memory")
-    if request.purge_before_ts or request.purge_before_seqno or request.drop_deletes:
-        raise NotSupported("deletions are dropped at the age that the node was started with, no sooner")
-    raise bucket.compactor.everything(reply(frame))
+    purge = PurgeRequest(
+        vbucket.id,
+        before=min(request.purge_before_ts, _LATEST_SECOND),
+        up_to_seqno=request.purge_before_seqno,
+        everything=bool(request.drop_deletes),
+    )
+    raise bucket.compactor.everything(reply(frame), purge)
+
+
+def _flusher(connection: NodeConnection) -> Flusher:
+    """Return the flusher of the selected bucket.
+
+    Raises InvalidArguments for a bucket in memory: kv_engine answers EINVAL for ephemeral buckets.
+    """
+    bucket = connection.selected()
+    if bucket.flusher is None:
+        raise InvalidArguments(f"bucket {bucket.store.name} is in memory: it has no flusher")
+    return bucket.flusher
+
+
+def _stop_persistence(connection: NodeConnection, frame: Frame) -> bytes:
+    return _flusher(connection).pause(reply(frame))
+
+
+def _start_persistence(connection: NodeConnection, frame: Frame) -> bytes:
+    _flusher(connection).resume()
+    return reply(frame)
+
+
+def _evict_key(connection: NodeConnection, frame: Frame) -> bytes:
+    """Say whether the value of a document is on disk. The node keeps no cache of values, so it removes nothing.
+
+    Source: kv_engine ep_vb.cc, EPVBucket::evictKey; ephemeral buckets answer NOT_SUPPORTED.
+    """
+    bucket = connection.selected()
+    vbucket, key = bucket.store.find(frame.specific), connection.read_key(frame.key)
+    if not bucket.store.durable:
+        raise NotSupported(f"bucket {bucket.store.name} is in memory: values have no other place")
+    item = vbucket.get(key)
+    if item is None:
+        raise KeyNotFound("Not found.", vbucket=vbucket.id)
+    if item.seqno > vbucket.persisted_seqno:
+        raise KeyExists("Can't eject: Dirty object.", vbucket=vbucket.id)
+    return reply(frame, value=b"Already ejected.")
 
 
 HANDLERS: dict[Opcode, Handler] = {
@@ -109,4 +166,8 @@ HANDLERS: dict[Opcode, Handler] = {
     Opcode.OBSERVE_SEQNO: _observe_seqno,
     Opcode.OBSERVE: _observe,
     Opcode.COMPACT_DB: _compact,
+    Opcode.STOP_PERSISTENCE: _stop_persistence,
+    Opcode.START_PERSISTENCE: _start_persistence,
+    Opcode.SET_PARAM: set_parameter,
+    Opcode.EVICT_KEY: _evict_key,
 }

@@ -12,6 +12,7 @@ from penstock.node.disk.flusher import Flusher
 from penstock.node.replies import GiveUp, Parked, Resume
 from penstock.store.bucket import Bucket
 from penstock.store.compaction import Compaction
+from penstock.store.rewrite import PurgeRequest
 
 __all__ = ["Compactor"]
 
@@ -39,27 +40,34 @@ class Compactor:
         self._wanted = asyncio.Event()
         self._not_before = 0.0
         self._asker: tuple[Resume, bytes] | None = None
+        self._purge: PurgeRequest | None = None
         self._piece: Compaction | None = None
         self._running: asyncio.Future[None] | None = None
         self._task = self._loop.create_task(self._run())
         self._task.add_done_callback(self._ended)
 
     def look(self) -> None:
-        """Rewrite what is worth it, unless it was looked for just now."""
-        if self._loop.time() >= self._not_before:
+        """Rewrite what is worth it, unless it was looked for just now, or nothing can be committed."""
+        if self._loop.time() >= self._not_before and not self._flusher.paused:
             self._not_before = self._loop.time() + _PAUSE_SECONDS
             self._wanted.set()
 
-    def everything(self, reply: bytes) -> Parked:
-        """Return what parks a request until all there is now has been rewritten. Raises Busy if another one does."""
+    def everything(self, reply: bytes, purge: PurgeRequest | None = None) -> Parked:
+        """Return what parks a request until all there is now has been rewritten.
+
+        purge: tombstones to drop before their time. Raises Busy while another request is parked so, TemporaryFailure
+        while persistence is stopped.
+        """
         if self._asker is not None:
             raise Busy(f"bucket {self.store.name} is being compacted")
         if self._task.done():
             raise InternalError(f"bucket {self.store.name}: compaction has ended")
-        return Parked(partial(self._ask, reply))
+        self._flusher.check_running()
+        return Parked(partial(self._ask, reply, purge))
 
-    def _ask(self, reply: bytes, resume: Resume) -> GiveUp:
+    def _ask(self, reply: bytes, purge: PurgeRequest | None, resume: Resume) -> GiveUp:
         asker = self._asker = (resume, reply)
+        self._purge = purge
         self._wanted.set()
 
         def give_up() -> None:
@@ -93,13 +101,14 @@ class Compactor:
         """Raises TemporaryFailure."""
         self.store.seal()
         await self._flusher.flush()  # only what is on disk can be rewritten
-        while await self._rewrite_one(everything=True):
+        purge = self._purge
+        while await self._rewrite_one(everything=True, purge=purge):
             pass
         await self._flusher.flush()  # only then do the new files stand for the old ones
 
-    async def _rewrite_one(self, *, everything: bool = False) -> bool:
+    async def _rewrite_one(self, *, everything: bool = False, purge: PurgeRequest | None = None) -> bool:
         """Rewrite the next piece; False: there is none. Raises TemporaryFailure where the disk does not take it."""
-        self._piece = piece = self.store.compaction(everything)
+        self._piece = piece = self.store.compaction(everything, purge)
         if piece is None:
             return False
         self._running = self._loop.run_in_executor(self._thread, piece.run)

@@ -3,6 +3,9 @@
 A commit is written and synced on a thread of its own while the event loop goes on serving; what is stored meanwhile
 goes with the next one. So there is one commit at a time, and the longer the disk takes, the more goes with each.
 
+STOP_PERSISTENCE pauses the flusher: changes stay in memory, and a crash loses them. START_PERSISTENCE commits them.
+Closing the bucket commits them too, as kv_engine does.
+
 Where the disk refuses, the bucket refuses changes, and the commit is tried again every second. Where a sync has failed,
 nobody can say what is on disk: such a bucket takes nothing and acknowledges nothing any more.
 """
@@ -18,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from penstock.errors import InternalError, NotMyVbucket, StatusError, TemporaryFailure
+from penstock.errors import InternalError, InvalidArguments, NotMyVbucket, StatusError, TemporaryFailure
 from penstock.node.replies import GiveUp, Parked, Resume
 from penstock.node.served import VbucketEvent
 from penstock.store.bucket import Bucket
@@ -38,9 +41,12 @@ _CLOSE_SECONDS = 120.0
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
-    """A parked request. is_done: tells whether what it waits for is on disk. too_late: its answer where that fails."""
+    """A parked request. is_done: tells whether what it waits for is on disk. too_late: its answer where that fails.
 
-    vbucket: Vbucket
+    vbucket: None if the request is not about one.
+    """
+
+    vbucket: Vbucket | None
     is_done: Callable[[], bool]
     reply: bytes
     resume: Resume
@@ -59,8 +65,8 @@ class Flusher:
     """Commits a durable bucket. To be made, and used, on the event loop's thread.
 
     commits: how many have succeeded; persisted: changes that they took, about. last_seconds: what the newest one took;
-    last_at: epoch seconds of its end, 0 while there was none. patience: seconds that a request may wait. after: called
-    after each commit.
+    last_at: epoch seconds of its end, 0 while there was none. patience: seconds that a request may wait. paused: no
+    commit begins until `resume`. after: called after each commit.
     """
 
     after: Callable[[], None]
@@ -79,6 +85,7 @@ class Flusher:
         self._waiters: set[_Waiter] = set()
         self._flushes: list[asyncio.Future[None]] = []  # that wait for a commit to begin
         self._flushing: list[asyncio.Future[None]] = []  # and for the one that is under way
+        self.paused = False
         self._faulty = self._broken = self._closed = False
 
     @property
@@ -95,12 +102,12 @@ class Flusher:
 
     @property
     def state(self) -> str:
-        """What STAT calls the flusher's state."""
+        """The flusher's state, as ep-engine's STAT names it. `pausing` and `retrying` are extensions."""
         if self._broken:
             return "stopped"
-        if self._faulty:
-            return "retrying"
-        return "running" if self._commit is not None else "idle"
+        if self.paused:
+            return "paused" if self._commit is None else "pausing"
+        return "retrying" if self._faulty else "running"
 
     # Commits
 
@@ -109,7 +116,7 @@ class Flusher:
 
         At once where somebody waits, or as much has gathered as is to be committed together.
         """
-        if self._commit is not None or self._closed:
+        if self._commit is not None or self._closed or self.paused:
             return
         if self.store.fault is not None:
             self._note_fault()
@@ -123,12 +130,47 @@ class Flusher:
             self._loop.call_soon(self._answer)
 
     def _begin(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._cancel_timer()
         self._flushing, self._flushes = self._flushes, []
         self._commit = self._loop.run_in_executor(self._thread, _commit, self.store)
         self._commit.add_done_callback(self._committed)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # STOP_PERSISTENCE and START_PERSISTENCE
+
+    def pause(self, reply: bytes) -> bytes:
+        """Begin no commit until `resume`, and return the reply to the request for that.
+
+        Raises Parked while a commit is under way, InvalidArguments if the flusher is paused or has given up.
+        """
+        if self.paused or self._broken:
+            raise InvalidArguments(f"bucket {self.store.name}: the flusher is {self.state}, expected running")
+        self.paused = True
+        self._cancel_timer()
+        logger.warning("bucket %s: persistence is stopped; a crash loses all changes from now on", self.store.name)
+        self._flushed(self._flushes, TemporaryFailure(self._stopped()))
+        return self.until(None, lambda: self._commit is None, reply)
+
+    def resume(self) -> None:
+        """Commit again. Raises InvalidArguments if the flusher is not paused."""
+        if not self.paused:
+            raise InvalidArguments(f"bucket {self.store.name}: the flusher is {self.state}, expected paused")
+        self.paused = False
+        logger.info("bucket %s: persistence is started", self.store.name)
+        if self._commit is None and not self._broken:
+            self._begin()
+
+    def check_running(self) -> None:
+        """Raise TemporaryFailure while the flusher is paused."""
+        if self.paused:
+            raise TemporaryFailure(self._stopped())
+
+    def _stopped(self) -> str:
+        return f"bucket {self.store.name}: persistence is stopped, send START_PERSISTENCE first"
 
     def _committed(self, commit: asyncio.Future[_Committed]) -> None:
         self._commit = None
@@ -137,11 +179,11 @@ class Flusher:
         if (defect := commit.exception()) is not None:
             # Whatever the disk does is a fault of the bucket's; this is a defect of ours, and must not be silent.
             logger.error("bucket %s: internal error in a commit", self.store.name, exc_info=defect)
-            self._flushed(InternalError(f"bucket {self.store.name}: internal error in a commit"))
+            self._flushed(self._flushing, InternalError(f"bucket {self.store.name}: internal error in a commit"))
             self._retry()
             return
         fault = self.store.fault
-        self._flushed(None if fault is None else TemporaryFailure(fault))
+        self._flushed(self._flushing, None if fault is None else TemporaryFailure(fault))
         if fault is None:
             taken, self.last_seconds = commit.result()
             self.last_at = time.time()
@@ -165,15 +207,18 @@ class Flusher:
 
     async def flush(self) -> None:
         """Return when all that was stored before is on disk. Raises TemporaryFailure if it could not be written."""
+        self.check_running()
         flush = self._loop.create_future()
         self._flushes.append(flush)
         if self._commit is None:
             self._begin()
         await flush
 
-    def _flushed(self, error: StatusError | None) -> None:
-        flushing, self._flushing = self._flushing, []
-        for flush in flushing:
+    def _flushed(self, flushes: list[asyncio.Future[None]], error: StatusError | None) -> None:
+        """End the wait of these flushes."""
+        ended = flushes[:]
+        flushes.clear()
+        for flush in ended:
             if flush.cancelled():
                 continue
             if error is None:
@@ -182,7 +227,7 @@ class Flusher:
                 flush.set_exception(error)
 
     def _retry(self) -> None:
-        if self._timer is None and not self._closed:
+        if self._timer is None and not self._closed and not self.paused:
             self._timer = self._loop.call_later(_RETRY_SECONDS, self._begin)
 
     def _note_fault(self) -> None:
@@ -208,7 +253,7 @@ class Flusher:
 
     def until(
         self,
-        vbucket: Vbucket,
+        vbucket: Vbucket | None,
         is_done: Callable[[], bool],
         reply: bytes,
         *,
@@ -236,8 +281,10 @@ class Flusher:
         return partial(self._forget, waiter)
 
     def _give_up(self, waiter: _Waiter, patience: float) -> None:
-        number = waiter.vbucket.id
-        self._end(waiter, TemporaryFailure(f"vbucket {number}: not on disk after {patience:g} s", vbucket=number))
+        number = 0 if waiter.vbucket is None else waiter.vbucket.id
+        what = f"bucket {self.store.name}" if waiter.vbucket is None else f"vbucket {number}"
+        why = ": persistence is stopped" if self.paused else ""
+        self._end(waiter, TemporaryFailure(f"{what}: not on disk after {patience:g} s{why}", vbucket=number))
 
     def _forget(self, waiter: _Waiter) -> None:
         if waiter.timer is not None:
@@ -263,8 +310,7 @@ class Flusher:
     async def close(self) -> None:
         """Commit what is left and close the bucket. What cannot be written is said, and lost."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
         for waiter in tuple(self._waiters):
             self._forget(waiter)
         closing = self._loop.run_in_executor(self._thread, self.store.close)

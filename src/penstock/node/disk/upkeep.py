@@ -30,6 +30,7 @@ class Upkeep:
         self.pages = 0
         self.keys_loaded = False
         self._pager_seconds = pager_seconds
+        self._pager_enabled = True
         self._look = look
         self._loop = asyncio.get_running_loop()
         self._loader: asyncio.Handle = self._loop.call_soon(self._load)
@@ -44,6 +45,17 @@ class Upkeep:
         else:
             self.keys_loaded = True
 
+    def set_pager(self, *, seconds: float | None = None, enabled: bool | None = None) -> None:
+        """Change how often the expiry pager runs, and whether it does; None: as before."""
+        self._pager.cancel()
+        self._pager_seconds = self._pager_seconds if seconds is None else seconds
+        self._pager_enabled = self._pager_enabled if enabled is None else enabled
+        self._call_pager(self._pager_seconds)
+
+    def _call_pager(self, seconds: float) -> None:
+        if self._pager_enabled:
+            self._pager = self._loop.call_later(seconds, self.page)
+
     def page(self) -> None:
         """Go on with a round of the expiry pager, or begin one now."""
         self._pager.cancel()
@@ -51,8 +63,7 @@ class Upkeep:
         more = self.store.expire()
         self._look()
         self.pages += not more
-        pause = self._loop.time() - began if more else self._pager_seconds
-        self._pager = self._loop.call_later(pause, self.page)
+        self._call_pager(self._loop.time() - began if more else self._pager_seconds)
 
     def _look_around(self) -> None:
         self._look()

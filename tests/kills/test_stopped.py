@@ -1,0 +1,105 @@
+"""A node that is killed while persistence is stopped has exactly the changes from before the stop.
+
+Consumers that have seen more are told to roll back. After START_PERSISTENCE a kill loses nothing that was persisted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from penstock.client.address import parse_address
+from penstock.client.bucket import connect, vbucket_of
+from penstock.client.connection import NodeLink
+from penstock.client.position import Position
+from penstock.client.session import open_session
+from penstock.wire.kv import GetAllVbSeqnos, SeqnoPersistence, unpack_vb_seqnos
+from penstock.wire.observe import StartPersistence, StopPersistence
+from penstock.wire.schema import Change, Event
+from tests.kills.served import VBUCKETS, Command
+from tests.kills.traffic import url_of
+
+_SECONDS = 30.0
+_KEYS = [b"key %d" % number for number in range(200)]
+_VBUCKETS = {vbucket_of(key, VBUCKETS) for key in _KEYS}
+
+Positions = dict[int, Position]
+
+
+def test_a_kill_while_stopped_loses_what_came_behind_the_stop_and_nothing_else(tmp_path: Path) -> None:
+    async def before(port: int) -> Positions:
+        link = (await open_session(parse_address(url_of(port)))).link
+        await _write(port, b"1")
+        await _persist(link)
+        await link.request(StopPersistence(), _SECONDS)
+        await _write(port, b"2")
+        changes, positions = await _read(port)
+        await link.close()
+        assert {change.value for change in changes} == {b"2"}
+        return positions
+
+    async def after(port: int) -> None:
+        changes, _ = await _read(port, positions)
+        rollbacks = {change.vbucket: change.seqno for change in changes if change.event == Event.ROLLBACK}
+        on_disk = {vb: high for vb, high in (await _high_seqnos(port)).items() if vb in _VBUCKETS}
+        assert set(rollbacks) == _VBUCKETS
+        assert all(2 * high == positions[vb].seqno for vb, high in on_disk.items())
+        assert all((seqno or 0) <= on_disk[vb] for vb, seqno in rollbacks.items())
+        again, _ = await _read(port)
+        assert {change.key: change.value for change in again} == dict.fromkeys(_KEYS, b"1")
+
+    with Command.running(tmp_path) as node:
+        positions = asyncio.run(before(node.port))
+        node.kill()
+    with Command.running(tmp_path) as node:
+        asyncio.run(after(node.port))
+
+
+def test_a_kill_behind_the_start_loses_nothing(tmp_path: Path) -> None:
+    async def before(port: int) -> Positions:
+        link = (await open_session(parse_address(url_of(port)))).link
+        await link.request(StopPersistence(), _SECONDS)
+        await _write(port, b"1")
+        await link.request(StartPersistence(), _SECONDS)
+        await _persist(link)
+        await link.close()
+        return (await _read(port))[1]
+
+    async def after(port: int) -> None:
+        changes, _ = await _read(port, positions)
+        assert changes == []
+        assert {change.value for change in (await _read(port))[0]} == {b"1"}
+
+    with Command.running(tmp_path) as node:
+        positions = asyncio.run(before(node.port))
+        node.kill()
+    with Command.running(tmp_path) as node:
+        asyncio.run(after(node.port))
+
+
+async def _write(port: int, value: bytes) -> None:
+    async with connect(url_of(port)) as bucket:
+        for key in _KEYS:
+            await bucket.upsert(key.decode(), value)
+
+
+async def _high_seqnos(port: int) -> dict[int, int]:
+    link = (await open_session(parse_address(url_of(port)))).link
+    try:
+        return unpack_vb_seqnos((await link.request(GetAllVbSeqnos(), _SECONDS)).value)
+    finally:
+        await link.close()
+
+
+async def _persist(link: NodeLink) -> None:
+    seqnos = unpack_vb_seqnos((await link.request(GetAllVbSeqnos(), _SECONDS)).value)
+    await link.requests([SeqnoPersistence(vbucket=vb, seqno=seqno) for vb, seqno in seqnos.items()], _SECONDS)
+
+
+async def _read(port: int, start: Positions | None = None) -> tuple[list[Change], Positions]:
+    """Return all changes from a position to the end of now, and where that is."""
+    changes: list[Change] = []
+    async with connect(url_of(port)) as bucket, await bucket.stream(start=start or "beginning", stop="now") as stream:
+        async for change in stream.changes():
+            changes.append(change)
+        return changes, dict(stream.positions)

@@ -1,0 +1,187 @@
+"""STOP_PERSISTENCE and START_PERSISTENCE: what stands still in between, and what goes on."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.node import Node
+from penstock.store.settings import Settings
+from penstock.wire.constants import Status
+from penstock.wire.frame import Frame
+from penstock.wire.kv import ObserveSeqno, SeqnoPersistence, unpack_observed
+from penstock.wire.observe import CompactDb, EvictKey, StartPersistence, StopPersistence
+from tests.node.disks import FullDirectory, become, copy_files
+from tests.node.watch import run
+from tests.node.wire_client import connected, until_stat
+
+S = Status
+VBUCKETS = 4
+
+
+@contextmanager
+def running(path, *, settings=None, patience=30.0):
+    settings = settings or Settings()
+    with Node.running(["default"], VBUCKETS, data_dir=path, settings=settings, persistence_timeout=patience) as node:
+        yield node
+
+
+@pytest.fixture
+def node(tmp_path):
+    with running(tmp_path / "data") as node:
+        yield node
+
+
+@pytest.fixture
+def client(node):
+    with connected(node) as client:
+        yield client
+
+
+def stop(client):
+    assert client.status(StopPersistence()) == S.SUCCESS
+    assert client.stats()["ep_flusher_state"] == "paused"
+
+
+def start(client):
+    assert client.status(StartPersistence()) == S.SUCCESS
+    assert client.stats()["ep_flusher_state"] == "running"
+
+
+def seqnos(client):
+    """Return what OBSERVE_SEQNO says of vbucket 0: the persisted and the newest seqno."""
+    vbuuid = int(client.stats("vbucket-seqno 0")["vb_0:uuid"])
+    observed = unpack_observed(client.ask(ObserveSeqno(value=vbuuid.to_bytes(8, "big"))).value)
+    return observed.persisted_seqno, observed.current_seqno
+
+
+def persist(client, seqno):
+    assert client.status(SeqnoPersistence(seqno=seqno)) == S.SUCCESS
+
+
+def test_the_persisted_seqno_stands_still_until_the_start(client):
+    client.set(b"before")
+    persist(client, 1)
+    stop(client)
+    for number in range(2000):  # more than are committed together
+        client.set(b"k%d" % number)
+    assert seqnos(client) == (1, 2001)
+    stats = client.stats()
+    assert (stats["ep_queue_size"], stats["ep_commit_num"]) == ("2000", "1")
+    start(client)
+    persist(client, 2001)
+    assert seqnos(client) == (2001, 2001)
+    assert client.stats()["ep_queue_size"] == "0"
+
+
+def test_the_files_hold_exactly_what_was_persisted_before_the_stop(tmp_path, node, client):
+    client.set(b"before", b"1")
+    client.set(b"now and then", b"1")
+    persist(client, 2)
+    stop(client)
+    client.set(b"now and then", b"2")
+    client.set(b"after", b"2")
+    copy_files(node, "default", tmp_path / "copy")
+    with running(tmp_path / "copy") as other, connected(other) as reader:
+        assert [reader.get(key).value for key in (b"before", b"now and then")] == [b"1", b"1"]
+        assert reader.get(b"after").specific == S.KEY_ENOENT
+        assert reader.stats("vbucket-seqno 0")["vb_0:high_seqno"] == "2"
+        assert reader.stats("failovers 0")["vb_0:num_entries"] == "2"
+
+
+def test_closing_the_bucket_persists_the_rest(tmp_path):
+    with running(tmp_path) as node, connected(node) as client:
+        stop(client)
+        client.set(b"k", b"v")
+    with running(tmp_path) as node, connected(node) as client:
+        assert client.get(b"k").value == b"v"
+        assert client.stats("failovers 0")["vb_0:num_entries"] == "1"
+
+
+def test_requests_for_the_disk_wait_for_the_start_and_not_for_ever(tmp_path):
+    with running(tmp_path, patience=0.05) as node, connected(node) as client:
+        stop(client)
+        client.set(b"k")
+        assert client.status(SeqnoPersistence(seqno=1)) == S.ETMPFAIL
+        run(node, lambda: setattr(node.buckets["default"].flusher, "patience", 30.0))
+        client.send(SeqnoPersistence(seqno=1))
+        with connected(node) as other:
+            until_stat(other, "ep_persistence_waiters", 1)
+            start(other)
+        assert client.receive().specific == S.SUCCESS
+
+
+def test_while_it_is_stopped_nothing_is_compacted(client):
+    client.set(b"k")
+    stop(client)
+    assert client.status(CompactDb()) == S.ETMPFAIL
+    start(client)
+    assert client.status(CompactDb()) == S.SUCCESS
+
+
+def test_at_the_quota_changes_are_refused_until_the_start(tmp_path):
+    with running(tmp_path, settings=Settings(segment_bytes=64 * 1024)) as node, connected(node) as client:
+        log = node.buckets["default"].store.log
+        run(node, lambda: setattr(log, "_most_behind", 256 * 1024))
+        stop(client)
+        statuses = [client.set(b"k%d" % number, bytes(10_000)).specific for number in range(60)]
+        kept = statuses.index(S.ETMPFAIL)
+        assert statuses == [S.SUCCESS] * kept + [S.ETMPFAIL] * (60 - kept)
+        start(client)
+        persist(client, kept)
+        assert [client.get(b"k%d" % number).specific for number in range(kept)] == [S.SUCCESS] * kept
+        later = (client.set(b"again", bytes(10_000)).specific for _ in range(100_000))
+        assert S.SUCCESS in later  # as soon as a file has been clustered
+
+
+def test_stopping_and_starting_twice(client):
+    assert client.status(StartPersistence()) == S.EINVAL
+    stop(client)
+    assert client.status(StopPersistence()) == S.EINVAL
+    start(client)
+    assert client.status(StartPersistence()) == S.EINVAL
+
+
+def test_a_disk_that_is_full_is_not_tried_while_it_is_stopped(node, client):
+    client.set(b"k")
+    persist(client, 1)
+    become(node, "default", FullDirectory)
+    client.set(b"k")
+    until_stat(client, "ep_flusher_state", "retrying")
+    stop(client)
+    become(node, "default", FullDirectory.__base__)
+    assert client.set(b"k").specific == S.ETMPFAIL
+    assert client.status(StartPersistence()) == S.SUCCESS
+    until_stat(client, "ep_queue_size", 0)
+    assert client.set(b"k").specific == S.SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [(StopPersistence(), S.EINVAL), (StartPersistence(), S.EINVAL), (EvictKey(key=b"k"), S.NOT_SUPPORTED)],
+    ids=["stop", "start", "evict"],
+)
+def test_in_memory_there_is_nothing_to_stop(request_, status):
+    with Node.running(vbuckets=VBUCKETS) as node, connected(node) as client:
+        client.set(b"k")
+        assert client.status(request_) == status
+
+
+@pytest.mark.parametrize("request_", [StopPersistence, StartPersistence], ids=["stop", "start"])
+def test_neither_takes_a_key_or_a_value(client, request_):
+    opcode = request_.opcode
+    assert client.status(Frame(0x80, opcode, key=b"k")) == S.EINVAL
+    assert client.status(Frame(0x80, opcode, value=b"v")) == S.EINVAL
+    assert client.stats()["ep_flusher_state"] == "running"
+
+
+def test_a_value_is_evicted_once_it_is_on_disk(client):
+    assert client.status(EvictKey(key=b"k")) == S.KEY_ENOENT
+    client.set(b"k", b"v")
+    persist(client, 1)
+    evicted = client.ask(EvictKey(key=b"k"))
+    assert (evicted.specific, evicted.value) == (S.SUCCESS, b"Already ejected.")
+    assert client.get(b"k").value == b"v"
+    stop(client)
+    client.set(b"k", b"w")
+    assert client.status(EvictKey(key=b"k")) == S.KEY_EEXISTS
+    assert client.status(EvictKey(vbucket=VBUCKETS, key=b"k")) == S.NOT_MY_VBUCKET

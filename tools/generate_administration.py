@@ -1,0 +1,70 @@
+"""Write docs/administration.md from the node's tables; with --check only say whether it would change."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from generated import publish
+
+from penstock.node.disk.parameters import PARAMETERS, WITHOUT_EFFECT
+
+TARGET = Path(__file__).parent.parent / "docs" / "administration.md"
+
+OPENING = """\
+# Administration of a node
+
+<!-- Made by tools/generate_administration.py from the code; edit that. -->
+
+`cbepctl` and other tools send these commands over the key-value port. Each command is for the selected bucket. The user
+needs the privilege to manage buckets.
+
+## Persistence
+
+STOP_PERSISTENCE (`cbepctl HOST:PORT stop`) writes no more changes of a bucket to disk:
+
+- Changes stay in memory, and consumers receive them. `persisted_seqno` stands still.
+- STAT shows `ep_flusher_state` as `paused`; `ep_queue_size` counts the changes that are not on disk.
+- A crash loses exactly these changes. Consumers that have received them are told to roll back. A clean stop of the node
+  writes the changes first.
+- Requests that wait for persistence end with ETMPFAIL after the persistence timeout. COMPACT_DB ends with ETMPFAIL.
+- When 256 MiB or four log files wait for the disk, whichever is more, changes end with ETMPFAIL.
+
+START_PERSISTENCE (`cbepctl HOST:PORT start`) writes all of them. Either command answers EINVAL if persistence is
+already stopped or started, and for a bucket in memory.
+
+EVICT_KEY removes nothing: the node reads values on disk through memory-mapped files and keeps no cache. It answers
+`Already ejected.` for a document on disk, and KEY_EEXISTS for a document that is not on disk yet.
+
+COMPACT_DB (`cbepctl HOST:PORT compact VBUCKET TS SEQNO DROP`) rewrites all files of the bucket. It drops tombstones of
+that vbucket which are older than TS, up to SEQNO if that is not 0, and all of them if DROP is 1. The newest change of a
+vbucket or collection stays.
+
+## Parameters
+
+SET_PARAM (`cbepctl HOST:PORT set TYPE NAME VALUE`) sets a parameter of a bucket until the node stops.
+"""
+
+IGNORED = """\
+Parameters that begin with {prefixes} are accepted and
+change nothing: they tune background tasks that a node does not run. Every other parameter is refused: EINVAL, or
+KEY_ENOENT for types checkpoint_param and replication_param.
+"""
+
+
+def parameters() -> str:
+    lines = ["| parameter | type | value | sets |", "| --- | --- | --- | --- |"]
+    for name, parameter in sorted(PARAMETERS.items()):
+        types = ", ".join(f"{kind.name.lower()}_param" for kind in sorted(parameter.types))
+        value = "`true` or `false`" if parameter.highest == 1 else f"{parameter.lowest} to {parameter.highest}"
+        lines.append(f"| `{name}` | {types} | {value} | {parameter.effect} |")
+    prefixes = ", ".join(f"`{prefix}`" for prefix in WITHOUT_EFFECT)
+    return "\n".join(lines) + f"\n\n{IGNORED.format(prefixes=prefixes)}"
+
+
+def main() -> int:
+    return publish(TARGET, f"{OPENING}\n{parameters()}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
