@@ -48,9 +48,16 @@ def test_others_cannot(durable, message):
     assert durable.status(message) == S.EINVAL
 
 
-def test_in_memory_a_majority_of_one_is_all_there_is(client):
-    statuses = [client.status(Set(key=b"k", framing=framing(level))) for level in LEVELS]
-    assert statuses == [S.SUCCESS, S.DURABILITY_INVALID_LEVEL, S.DURABILITY_INVALID_LEVEL]
+IN_MEMORY = [
+    ("couchbase", [S.SUCCESS, S.SUCCESS, S.SUCCESS]),
+    ("ephemeral", [S.SUCCESS, S.DURABILITY_INVALID_LEVEL, S.DURABILITY_INVALID_LEVEL]),
+]
+
+
+@pytest.mark.parametrize(("kind", "expected"), IN_MEMORY)
+def test_the_bucket_type_decides_in_memory(node, client, kind, expected):
+    node.buckets["default"].spec = BucketSpec(name="default", kind=kind)
+    assert [client.status(Set(key=b"k", framing=framing(level))) for level in LEVELS] == expected
 
 
 @pytest.mark.parametrize(

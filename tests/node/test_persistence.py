@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from penstock.node import Node
+from penstock.node.buckets import BucketSpec
 from penstock.store.settings import Settings
 from penstock.wire.constants import KeyState, Magic, Opcode, OpenFlag, Status, VbucketState
 from penstock.wire.dcp import Open
@@ -176,18 +177,38 @@ def test_copies_are_observed_and_dead_vbuckets_are_not(node, client, state):
         assert unpack_observed(reply.value).current_seqno == 1
 
 
-def test_in_memory_nothing_is_ever_persisted():
+IN_MEMORY = [
+    ("couchbase", "persistent", KeyState.PERSISTED, KeyState.NOT_FOUND, 2),
+    ("ephemeral", "ephemeral", KeyState.NOT_PERSISTED, KeyState.LOGICALLY_DELETED, 0),
+]
+
+
+@pytest.mark.parametrize(("kind", "told", "stored", "deleted", "seqno"), IN_MEMORY)
+def test_the_bucket_type_decides_what_is_persisted_in_memory(kind, told, stored, deleted, seqno):
+    """go-dcp, the Kafka and Spark connectors hold changes of a `couchbase` bucket back until they are persisted."""
     with Node.running(vbuckets=VBUCKETS) as node, connected(node) as client:
-        cas = client.set(b"k").cas
-        assert observe(client, b"k") == [(KeyState.NOT_PERSISTED, cas)]
+        bucket = node.buckets["default"]
+        bucket.spec = BucketSpec(name="default", kind=kind)
+        client.set(b"k")
+        assert [state for state, _ in observe(client, b"k")] == [stored]
         assert client.ask(Observe(value=pack_keys([(0, b"k")]))).cas == 0
         client.delete(b"k")
-        cas = client.meta(b"k").cas
-        assert observe(client, b"k") == [(KeyState.LOGICALLY_DELETED, cas)]
-        assert client.status(SeqnoPersistence(seqno=0)) == S.ETMPFAIL
+        assert [state for state, _ in observe(client, b"k")] == [deleted]
+        vbuuid = bucket.store.vbuckets[0].vbuuid.to_bytes(8, "big")
+        assert unpack_observed(client.ask(ObserveSeqno(value=vbuuid)).value)[2:4] == (seqno, 2)
+        assert persisted(client) == seqno
         stats = client.stats()
-        assert stats["ep_bucket_type"] == "ephemeral"
+        assert stats["ep_bucket_type"] == client.stats("config")["ep_bucket_type"] == told
         assert "ep_commit_num" not in stats
+
+
+@pytest.mark.parametrize("kind", ["couchbase", "ephemeral"])
+def test_in_memory_seqno_persistence_is_about_what_is_stored(kind):
+    with Node.running(vbuckets=VBUCKETS) as node, connected(node) as client:
+        node.buckets["default"].spec = BucketSpec(name="default", kind=kind)
+        client.set(b"k")
+        assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
+        assert client.status(SeqnoPersistence(seqno=2)) == S.ETMPFAIL
 
 
 # Waiting

@@ -191,10 +191,10 @@ def test_observe_seqno_knows_the_branch_and_those_before(node, client):
     for _ in range(3):
         client.set(b"k", vbucket=5)
     old = vbucket.failover_log[0]
-    assert observe(client, old.vbuuid) == Observed(5, old.vbuuid, 0, 3)
+    assert observe(client, old.vbuuid) == Observed(5, old.vbuuid, 3, 3)
     vbucket.failover_log = (type(old)(vbuuid=1234, seqno=2), *vbucket.failover_log)
-    assert observe(client, 1234) == Observed(5, 1234, 0, 3)
-    assert observe(client, old.vbuuid) == Observed(5, 1234, 0, 3, old.vbuuid, 2)
+    assert observe(client, 1234) == Observed(5, 1234, 3, 3)
+    assert observe(client, old.vbuuid) == Observed(5, 1234, 3, 3, old.vbuuid, 2)
 
 
 def observe(client, vbuuid):
@@ -228,11 +228,11 @@ def test_seqno_statistics(client):
     expected = {
         "high_seqno": "1",
         "abs_high_seqno": "1",
-        "last_persisted_seqno": "0",
+        "last_persisted_seqno": "1",
         "uuid": str(log[0].vbuuid),
         "purge_seqno": "0",
-        "last_persisted_snap_start": "0",
-        "last_persisted_snap_end": "0",
+        "last_persisted_snap_start": "1",
+        "last_persisted_snap_end": "1",
         "high_prepared_seqno": "0",
         "high_completed_seqno": "0",
         "max_visible_seqno": "1",
@@ -275,7 +275,7 @@ def test_statistics_of_collections(node, client):
 def test_statistics_of_a_bucket(node, client):
     assert client.stats("uuid") == {"uuid": client.stats()["ep_uuid"]}
     config = client.stats("config")
-    assert (config["ep_bucket_type"], config["ep_max_vbuckets"]) == ("ephemeral", "16")
+    assert (config["ep_bucket_type"], config["ep_max_vbuckets"]) == ("persistent", "16")
     assert config["ep_conflict_resolution_type"] == "seqno"
 
 

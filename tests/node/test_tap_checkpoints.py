@@ -29,7 +29,7 @@ def test_closing_a_checkpoint(vbucket):
     assert [found.end_of(each) for each in (1, 2, 3, 4)] == [0, 1, None, None]
     assert found.start_of(3) == Point(vbucket.vbuuid, 1)
     assert [found.after(seqno) for seqno in (0, 1, 2)] == [2, 3, 3]
-    assert (found.last_closed, found.persisted) == (2, 1)
+    assert (found.last_closed, found.persisted) == (2, 2)
 
 
 def test_an_empty_checkpoint_stays_open(vbucket):

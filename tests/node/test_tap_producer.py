@@ -250,7 +250,7 @@ def test_checkpoints_begin_and_end(node, client):
     with tapping(node, flags=flags, vbuckets=(0,), checkpoints=((0, 1),)) as tap:
         assert told(tap.taps(4)) == "0opaque2 0checkpointstart2 0+a 0-b"
         reply = client.ask(CreateCheckpoint())
-        assert reply.value == bytes.fromhex("0000000000000003 0000000000000001")
+        assert reply.value == bytes.fromhex("0000000000000003 0000000000000002")
         assert told(tap.taps(2)) == "0checkpointend2 0checkpointstart3"
         client.set(b"d")
         assert told([tap.tap()]) == "0+d"
@@ -452,7 +452,7 @@ def test_statistics_of_checkpoints(node, client):
         assert client.stats("checkpoint 0") == {
             **{"vb_0:state": "active", "vb_0:open_checkpoint_id": "3", "vb_0:last_closed_checkpoint_id": "2"},
             **{"vb_0:num_tap_cursors": "1", "vb_0:num_checkpoint_items": "4", "vb_0:num_open_checkpoint_items": "1"},
-            **{"vb_0:num_checkpoints": "2", "vb_0:num_items_for_persistence": "0", "vb_0:persisted_checkpoint_id": "1"},
+            **{"vb_0:num_checkpoints": "2", "vb_0:num_items_for_persistence": "0", "vb_0:persisted_checkpoint_id": "2"},
         }
         assert client.stats("checkpoint")["vb_1:num_checkpoint_items"] == "1"
 

@@ -72,7 +72,7 @@ class BucketSpec:
 
     @property
     def persistent(self) -> bool:
-        """Whether it is on disk where there is one."""
+        """Whether it is on disk where there is one. Without a disk, a change counts as persisted once it is stored."""
         return self.kind == "couchbase"
 
     def settings(self, base: Settings) -> Settings:

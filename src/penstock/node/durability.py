@@ -1,7 +1,8 @@
 """Durable writes: how far a change must have got before it is answered, and whether this node can promise that.
 
 A change is made at once, and others see it at once; only its answer waits. The nodes that a bucket is on have no copies
-of each other's vbuckets, so a majority is one of one, and a bucket that is to have copies cannot have any.
+of each other's vbuckets, so a majority is one of one, and a bucket that is to have copies cannot have any. In a bucket
+of type `couchbase` without a disk, a change is persisted as soon as it is stored.
 Source: kv_engine docs/Durability.md; durability_monitor.h.
 """
 
@@ -48,8 +49,9 @@ def check_durability(connection: NodeConnection, frame: Frame, wanted: Durabilit
         raise status_error(
             Status.DURABILITY_IMPOSSIBLE if replicas <= _MOST_REPLICAS else Status.DURABILITY_INVALID_LEVEL, text
         )
-    if wanted.level > DurabilityLevel.MAJORITY and bucket.flusher is None:
-        raise status_error(Status.DURABILITY_INVALID_LEVEL, "nothing is persisted: this bucket lives in memory")
+    if wanted.level > DurabilityLevel.MAJORITY and not bucket.spec.persistent:
+        text = f"durability level {wanted.level.name} in a bucket of type {bucket.spec.kind}; expected MAJORITY"
+        raise status_error(Status.DURABILITY_INVALID_LEVEL, text)
 
 
 def when_durable(connection: NodeConnection, frame: Frame, answer: bytes, wanted: Durability) -> bytes:

@@ -174,6 +174,15 @@ class ServedBucket:
 
     # What it is like
 
+    def reported_persisted_seqno(self, vbucket: Vbucket) -> int:
+        """Return the persisted seqno that clients see: 0 in a bucket that is ephemeral by its type.
+
+        Clients know that type and do not wait. From a bucket of type `couchbase` they expect progress, on disk or not:
+        go-dcp and the Kafka and Spark connectors hold back every change until this seqno has passed it.
+        Source: kv_engine, ephemeral_vb.h, getPublicPersistenceSeqno.
+        """
+        return vbucket.persisted_seqno if self.spec.persistent else 0
+
     def change_manifest(self, manifest: Manifest) -> None:
         """Let these be the scopes and collections, and let everybody know. Raises as Bucket.set_manifest does."""
         if self.definition is not None:

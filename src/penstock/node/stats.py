@@ -78,7 +78,7 @@ def _default(connection: NodeConnection) -> Stats:
     yield "cmd_delete", counters.cmd_delete
     yield "bytes", memory.live_bytes
     yield "mem_used", memory.index_bytes + memory.live_bytes + memory.dead_bytes
-    yield "ep_bucket_type", "persistent" if bucket.store.durable else "ephemeral"
+    yield "ep_bucket_type", "persistent" if bucket.spec.persistent else "ephemeral"
     yield "ep_uuid", bucket.uuid
     yield from _storage(connection, bucket)
     yield "ep_index_bytes", memory.index_bytes
@@ -116,7 +116,7 @@ def _storage(connection: NodeConnection, bucket: ServedBucket) -> Stats:
 
 
 def _vbucket_seqno(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
-    high, persisted = vbucket.high_seqno, vbucket.persisted_seqno
+    high, persisted = vbucket.high_seqno, bucket.reported_persisted_seqno(vbucket)
     snap_start, snap_end = _persisted_snapshot(vbucket, persisted)
     yield from (
         (f"vb_{vbucket.id}:{name}", value)
@@ -169,7 +169,7 @@ def _details(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
         for name, value in (
             ("num_items", vbucket.items),
             ("ht_memory", vbucket.index_bytes),
-            ("queue_size", vbucket.high_seqno - vbucket.persisted_seqno if bucket.store.durable else 0),
+            ("queue_size", vbucket.high_seqno - vbucket.persisted_seqno),
             ("high_seqno", vbucket.high_seqno),
             ("persisted_seqno", vbucket.persisted_seqno),
             ("whole_seqno", vbucket.whole_seqno),
@@ -196,7 +196,7 @@ def _uuid(bucket: ServedBucket) -> Stats:
 def _config(bucket: ServedBucket) -> Stats:
     """What the bucket was told to be like, as far as kv_engine has a name for it."""
     settings, store = bucket.store.settings, bucket.store
-    yield "ep_bucket_type", "persistent" if store.durable else "ephemeral"
+    yield "ep_bucket_type", "persistent" if bucket.spec.persistent else "ephemeral"
     yield "ep_conflict_resolution_type", settings.conflict_resolution
     yield "ep_max_item_size", MAX_VALUE
     yield "ep_max_size", settings.memory_bytes or 0

@@ -178,8 +178,9 @@ class History:
 
     @property
     def persisted_seqno(self) -> int:
-        """Changes up to here survive a restart."""
-        return self._log.persisted(self.index)
+        """Changes up to here are as safe as this bucket can make them: on disk, or stored where there is no disk."""
+        persisted = self._log.persisted(self.index)
+        return self.high_seqno if persisted is None else persisted
 
     @property
     def index_bytes(self) -> int:

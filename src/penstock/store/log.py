@@ -104,9 +104,9 @@ class Log:
         cut: those that it has above this seqno count no more.
         """
 
-    def persisted(self, index: RowIndex) -> int:
-        """Return the seqno up to which a vbucket's changes survive a restart."""
-        return 0
+    def persisted(self, index: RowIndex) -> int | None:
+        """Return the seqno up to which a vbucket's changes are on disk, None in memory."""
+        return None
 
     # What only a log on disk has to do
 

@@ -48,22 +48,25 @@ def _living(bucket: ServedBucket, number: int) -> Vbucket:
 
 
 def _seqno_persistence(connection: NodeConnection, frame: Frame) -> bytes:
-    """Answer as soon as the vbucket is on disk up to a seqno."""
+    """Answer as soon as the vbucket is persisted up to a seqno. In memory that is what is stored, whatever the type."""
     request = decode(frame)
     assert isinstance(request, SeqnoPersistence)
     bucket = connection.selected()
     vbucket = bucket.store.find(frame.specific)
-    if bucket.flusher is None:
-        raise TemporaryFailure("nothing is persisted: this bucket lives in memory")
-    return bucket.flusher.until(vbucket, lambda: vbucket.persisted_seqno >= request.seqno, reply(frame))
+    if bucket.flusher is not None:
+        return bucket.flusher.until(vbucket, lambda: vbucket.persisted_seqno >= request.seqno, reply(frame))
+    if request.seqno > vbucket.persisted_seqno:
+        raise TemporaryFailure(f"vbucket {vbucket.id} has seqno {vbucket.high_seqno}, not {request.seqno} yet")
+    return reply(frame)
 
 
 def _observe_seqno(connection: NodeConnection, frame: Frame) -> bytes:
     if len(frame.value) != _VBUUID_BYTES:
         raise InvalidArguments(f"vbuuid of {len(frame.value)} bytes, expected {_VBUUID_BYTES}")
-    vbucket = _living(connection.selected(), frame.specific)
+    bucket = connection.selected()
+    vbucket = _living(bucket, frame.specific)
     known = int.from_bytes(frame.value, "big")
-    now = Observed(vbucket.id, vbucket.vbuuid, vbucket.persisted_seqno, vbucket.high_seqno)
+    now = Observed(vbucket.id, vbucket.vbuuid, bucket.reported_persisted_seqno(vbucket), vbucket.high_seqno)
     if known == vbucket.vbuuid:
         return reply(frame, value=now.pack())
     for newer, entry in pairwise(vbucket.failover_log):
@@ -82,7 +85,7 @@ def _observe(connection: NodeConnection, frame: Frame) -> bytes:
     if len(asked) > MAX_OBSERVED:
         raise TooBig(f"{len(asked)} keys, limit {MAX_OBSERVED}")
     vbuckets = {number: _living(bucket, number) for number in {number for number, _ in asked}}
-    persisted = {number: vbucket.persisted_seqno for number, vbucket in vbuckets.items()}
+    persisted = {number: bucket.reported_persisted_seqno(vbucket) for number, vbucket in vbuckets.items()}
     found = []
     for number, key in asked:
         if not 0 < len(key) <= MAX_KEY:

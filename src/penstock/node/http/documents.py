@@ -163,7 +163,7 @@ def bucket_stats(served: ServedBucket) -> dict[str, Any]:
         "op": {
             "samples": {name: [value] for name, value in samples.items()},
             "samplesCount": 1,
-            "isPersistent": served.store.durable,
+            "isPersistent": served.spec.persistent,
             "lastTStamp": now,
             "interval": 1000,
         }

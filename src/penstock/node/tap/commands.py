@@ -117,7 +117,8 @@ def _persistence(connection: NodeConnection, frame: Frame) -> bytes:
     if bucket.flusher is not None:
         return bucket.flusher.until(vbucket, is_done, reply(frame))
     if not is_done():
-        raise TemporaryFailure(f"checkpoint {request.checkpoint_id} is not persisted: this bucket lives in memory")
+        last = bucket.tap.checkpoints(vbucket).last_closed
+        raise TemporaryFailure(f"checkpoint {request.checkpoint_id} is not closed yet; the last closed one is {last}")
     return reply(frame)
 
 

@@ -46,7 +46,7 @@ def of_checkpoints(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
         "num_checkpoint_items": high - min(starts, default=high),
         "num_open_checkpoint_items": high - max(starts, default=high),
         "num_checkpoints": len(starts),
-        "num_items_for_persistence": high - vbucket.persisted_seqno if bucket.store.durable else 0,
+        "num_items_for_persistence": high - vbucket.persisted_seqno,
         "persisted_checkpoint_id": checkpoints.persisted,
     }
     for name, value in said.items():
