@@ -38,6 +38,9 @@ connection string changes that.
 
 A command that the bucket has served waits as long for a bucket that is not there any more: the node may have restarted.
 A command whose first connection finds no bucket fails at once.
+
+A producer that breaks the order of its change streams, or uses an opaque of no stream, is left with a warning. The
+streams go on from their positions on a new connection. Three times in a row without a new change: exit code 1.
 """
 
 

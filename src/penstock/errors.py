@@ -10,6 +10,7 @@
       ProtocolError             a rule of the wire was broken
         LocalProtocolError        by us: nothing was sent, the connection is still good
         RemoteProtocolError       by the peer: .status is the answer it gets, if it gets one
+          OrderViolation            by a producer, which broke the order of its change stream
       StatusError               a reply with a non-zero status: .status .opaque .vbucket, and .retriable of its class
         KeyNotFound, KeyExists, ...  one class for each status in STATUS_ERRORS; any other stays a StatusError
       UntrustedNode             a TLS certificate that is not believed: nothing was sent, no login and no request
@@ -73,6 +74,20 @@ class RemoteProtocolError(ProtocolError):
         super().__init__(message)
         self.status = status
         self.fatal = fatal
+
+
+class OrderViolation(RemoteProtocolError):
+    """A producer broke the order of a change stream. A new connection may go on where this one stopped.
+
+    Couchbase 3.1.6 does so when a bucket is flushed: its seqnos begin again under the same vbuuid.
+
+    Attributes:
+        vbucket: the one that the message names.
+    """
+
+    def __init__(self, message: str, *, vbucket: int, status: int = 0x04) -> None:
+        super().__init__(message, status=status)
+        self.vbucket = vbucket
 
 
 class StatusError(Error):

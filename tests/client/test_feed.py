@@ -9,6 +9,7 @@ from penstock.client.position import BEGINNING, Position, SnapshotEnd
 from penstock.errors import (
     ConnectionClosed,
     NotMyVbucket,
+    OrderViolation,
     OutOfRange,
     RemoteProtocolError,
     TemporaryFailure,
@@ -208,13 +209,122 @@ def test_before_the_reply_there_is_nothing():
 
 
 @pytest.mark.parametrize("many", RUNS)
-def test_what_has_an_unknown_opaque_is_left_out_and_acknowledged(many):
+def test_an_opaque_that_no_stream_has_had_is_a_violation(many):
+    """It is reported: left out silently, changes would be lost without a word."""
     consumer, request = opened()
     stranger = replace(request, opaque=9999)
-    consumer.give(marker(stranger, 1, 999), mutations(stranger, *range(1, many + 1)), end(stranger))
+    named = "vbucket 3: {} under opaque 9999, which no stream of this connection has had"
+    with pytest.raises(OrderViolation) as caught:
+        consumer.give(marker(request, 1, 999), mutations(stranger, *range(1, many + 1)))
+    assert str(caught.value) == named.format("change")
+    with pytest.raises(OrderViolation) as caught:
+        consumer.give(marker(stranger, 1, 999))
+    assert str(caught.value) == named.format("DCP_SNAPSHOT_MARKER")
+    assert not consumer.consume()
+
+
+@pytest.mark.parametrize("many", RUNS)
+def test_what_comes_of_a_closed_stream_is_left_out_and_acknowledged(many):
+    consumer, request = opened({3: Wanted(expect_vbuuid=12)})
+    consumer.give(marker(request, 1, 999), mutations(request, *range(1, many + 1)), end(request))
     assert not consumer.feed.deliveries
     consumer.give(noop(1))
     assert consumer.acknowledged == consumer.charged > 55 * many
+
+
+def test_an_earlier_user_of_the_connection_may_have_left_messages_under_way():
+    consumer, request = opened()
+    consumer.feed.tolerate_opaques(50)
+    earlier = replace(request, opaque=49)
+    assert not consumer.get(marker(earlier, 1, 9), mutations(earlier, 1), end(earlier))
+    with pytest.raises(OrderViolation):
+        consumer.give(end(replace(request, opaque=50)))
+
+
+@pytest.mark.parametrize("many", [3, 60])
+def test_what_came_before_a_violation_holds_and_is_resumed_from(many):
+    """In one run with changes of another stream in front of it and behind it."""
+    consumer = consumer_of({3: Wanted(), 5: Wanted()})
+    one, two = consumer.ask()
+    consumer.give(accept(one), accept(two), marker(one, 1, many), marker(two, 1, 2 * many))
+    front = mutations(two, *range(1, many + 1)), mutations(one, *range(1, many)), mutation(two, many + 1)
+    with pytest.raises(OrderViolation) as caught:
+        consumer.give(*front, mutations(one, many, many), mutation(two, many + 2))
+    assert caught.value.vbucket == 3
+    (delivery,) = consumer.feed.deliveries
+    assert {vb: position.seqno for vb, position in delivery.positions.items()} == {3: many, 5: many + 1}
+    found = consumer.consume()
+    assert [c.seqno for c in found if c.vbucket == 3] == list(range(1, many + 1))
+    assert [c.seqno for c in found if c.vbucket == 5] == list(range(1, many + 2))
+    consumer.reconnect()
+    assert [(r.vbucket, r.start_seqno, r.snap_start, r.snap_end) for r in consumer.ask()] == [
+        (3, many, many, many),
+        (5, many + 1, 0, 2 * many),
+    ]
+
+
+# A flush that no stream is told of: Couchbase 3.1.6 goes on with seqno 1 under the same vbuuid
+
+
+def flushed(wanted, **options):
+    """Return a consumer of vbuckets at 41 and 20, after a snapshot of vbucket 3 that begins at 1 again."""
+    consumer = consumer_of(wanted, **options)
+    for vbucket in sorted(consumer.feed.needs_end):
+        consumer.feed.set_end(vbucket, 60)
+    three, *others = consumer.ask()
+    consumer.give(accept(three), *map(accept, others), marker(three, 1, 41), mutations(three, 41))
+    with pytest.raises(OrderViolation, match=r"vbucket 3: snapshot 1\.\.2 after seqno 41"):
+        consumer.give(mutations(three), marker(three, 1, 2), mutations(three, 1, 2))
+    return consumer
+
+
+def test_after_a_flush_every_stream_begins_again():
+    """The producer would accept a position of the old history as soon as the new one has grown as long."""
+    consumer = flushed({3: Wanted(), 4: Wanted(), 5: Wanted(position=AT_20)})
+    assert seqnos(consumer.consume()) == [41]
+    consumer.reconnect()
+    requests = consumer.ask()
+    assert [(r.vbucket, r.start_seqno, r.vbuuid) for r in requests] == [(3, 0, 0), (4, 0, 0), (5, 0, 0)]
+    rows = consumer.get(*map(accept, requests))
+    assert [(row.vbucket, row.event, row.seqno, row.requested_seqno, row.history) for row in rows] == [
+        (3, Event.ROLLBACK, 0, 0, 1),
+        (5, Event.ROLLBACK, 0, 0, 1),
+    ]
+    assert seqnos(consumer.get(marker(requests[0], 0, 2), mutations(requests[0], 1, 2))) == [1, 2]
+
+
+def test_until_a_flushed_stream_begins_again_its_old_position_is_kept():
+    consumer = flushed({3: Wanted()})
+    assert consumer.feed.deliveries[-1].positions[3].seqno == 41
+    consumer.consume()
+    consumer.reconnect()
+    assert consumer.feed.take_positions() == {}
+    consumer.give(accept(consumer.ask_one()))
+    (delivery,) = consumer.feed.deliveries
+    assert (delivery.positions[3].seqno, delivery.positions[3].history) == (0, 1)
+
+
+def test_after_a_flush_an_end_that_means_now_is_asked_for_again():
+    consumer = flushed({3: Wanted()}, ends_now=True)
+    consumer.reconnect()
+    assert consumer.feed.needs_end == {3}
+
+
+def test_a_flush_gives_an_expected_history_up():
+    consumer = flushed({3: Wanted(expect_vbuuid=11), 4: Wanted(expect_vbuuid=11)})
+    assert consumer.feed.given_up == [3]
+    consumer.reconnect()
+    assert [request.vbucket for request in consumer.ask()] == [4]
+
+
+def test_the_same_seqnos_again_are_no_progress_after_a_flush():
+    consumer = flushed({3: Wanted()})
+    consumer.reconnect()
+    request = consumer.ask_one()
+    consumer.give(accept(request), marker(request, 0, 41), mutations(request, 1, 41))
+    assert consumer.feed.troubled == {3}
+    consumer.give(marker(request, 42, 42), mutations(request, 42))
+    assert not consumer.feed.troubled
 
 
 @pytest.mark.parametrize("many", [1, 50])

@@ -1,12 +1,13 @@
 """Streams from peers that misbehave: what they give is given, and then they are left, tried again, or reported."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from penstock import connect
 from penstock.client.stream import tolerated_silence
-from penstock.errors import RemoteProtocolError, Unreachable
+from penstock.errors import OrderViolation, RemoteProtocolError, Unreachable
 from penstock.wire.constants import Opcode, Status
 from penstock.wire.dcp import DcpNoop, StreamReq
 from penstock.wire.layout import decode
@@ -51,12 +52,26 @@ async def test_garbage_ends_a_stream_behind_what_came_before():
         assert str(error) == "first byte of a frame is 0x48, not a known magic"
 
 
+VIOLATIONS = {
+    "a change again": lambda r: marker(r, 1, 9) + mutations(r, 1, 2, 2),
+    "a change behind its snapshot": lambda r: marker(r, 1, 2) + mutations(r, 1, 2, 3),
+    "a snapshot below": lambda r: marker(r, 1, 2) + mutations(r, 1, 2) + marker(r, 2, 1),
+    "another vbucket": lambda r: marker(r, 1, 9) + mutations(r, 1, 2) + mutations(replace(r, vbucket=1), 3),
+    "an unknown opaque": lambda r: marker(r, 1, 9) + mutations(r, 1, 2) + mutations(replace(r, opaque=0), 3),
+    "accepted twice": lambda r: marker(r, 1, 9) + mutations(r, 1, 2) + accept(r),
+}
+
+
+@pytest.mark.parametrize("name", VIOLATIONS)
 @in_loop
-async def test_a_rule_that_is_broken_ends_a_stream_behind_what_came_before():
+async def test_a_broken_order_costs_a_connection_and_the_stream_goes_on(name):
+    asked = []
+
     def serve(peer, request):
-        peer.transport.write(accept(request) + marker(request, 1, 9) + mutations(request, 1, 2))
-        peer.request = request
-        return b""
+        asked.append(request.start_seqno)
+        if request.start_seqno == 0:
+            return accept(request) + VIOLATIONS[name](request)
+        return accept(request) + marker(request, 3, 3) + mutations(request, 3)
 
     async with (
         producer(serve) as script,
@@ -64,13 +79,94 @@ async def test_a_rule_that_is_broken_ends_a_stream_behind_what_came_before():
         await bucket.stream(vbuckets=[0]) as stream,
     ):
         changes = stream.changes()
-        assert (await anext(changes)).seqno == 1
-        peer = script.peers[-1]
-        peer.transport.write(mutations(peer.request, 2))
-        assert (await anext(changes)).seqno == 2
-        with pytest.raises(RemoteProtocolError, match="vbucket 0: by_seqno 2 after 2"):
-            await anext(changes)
-        await peer.lost.wait()
+        assert [(await anext(changes)).seqno for _ in range(3)] == [1, 2, 3]
+    assert asked == [0, 2]
+
+
+@in_loop
+async def test_a_producer_that_only_breaks_the_order_is_an_error(caplog):
+    asked = []
+
+    def serve(peer, request):
+        asked.append(request.start_seqno)
+        return accept(request) + marker(request, 1, 9) + (mutations(request, 1) if len(asked) == 1 else b"") + again
+
+    again = mutations(StreamReq(opaque=7, start_seqno=0, end_seqno=0), 1)
+    async with producer(serve) as script:
+        found, error = await follow(script, retrySeconds=20)
+    assert found == [1]
+    assert asked == [0, 1, 1]
+    assert isinstance(error, OrderViolation)
+    assert str(error) == "vbucket 0: change under opaque 7, which no stream of this connection has had"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{script.url().partition('?')[0]} broke the order of its streams ({error}); connecting again"
+    ] * 2
+
+
+@in_loop
+async def test_a_bounded_read_of_changes_under_an_unknown_opaque_is_no_success():
+    def serve(peer, request):
+        return accept(request) + b"".join(
+            part(replace(request, opaque=4711))
+            for part in (lambda r: marker(r, 1, 2), lambda r: mutations(r, 1, 2), end)
+        )
+
+    async with producer(serve) as script, connect(script.url()) as bucket:
+        with pytest.raises(OrderViolation, match="under opaque 4711"):
+            async with await bucket.stream("beginning", {0: 2}) as stream:
+                assert not [batch async for batch in stream]
+
+
+@in_loop
+async def test_a_flush_under_a_live_stream_begins_the_history_again(caplog):
+    """As Couchbase 3.1.6 does it: seqnos from 1 on under the same vbuuid, and no word."""
+    asked = []
+
+    def serve(peer, request):
+        asked.append(request.start_seqno)
+        before = marker(request, 1, 41) + mutations(request, 41) if len(asked) == 1 else b""
+        return accept(request) + before + marker(request, 1, 2) + mutations(request, 1, 2)
+
+    async with (
+        producer(serve) as script,
+        connect(script.url()) as bucket,
+        await bucket.stream(vbuckets=[0]) as stream,
+    ):
+        changes = stream.changes()
+        found = [await anext(changes) for _ in range(4)]
+    assert [(change.event, change.seqno, change.history) for change in found] == [
+        ("mutation", 41, 0),
+        ("rollback", 0, 1),
+        ("mutation", 1, 1),
+        ("mutation", 2, 1),
+    ]
+    assert asked == [0, 0]
+    assert "snapshot 1..2 after seqno 41" in caplog.text
+
+
+@in_loop
+async def test_flushes_without_end_are_an_error():
+    def serve(peer, request):
+        snapshot = marker(request, 1, 2) + mutations(request, 1, 2)
+        return accept(request) + snapshot + snapshot
+
+    async with producer(serve) as script:
+        found, error = await follow(script, retrySeconds=20)
+    assert found == [1, 2, 0, 1, 2, 0, 1, 2]
+    assert isinstance(error, OrderViolation)
+
+
+@in_loop
+async def test_half_a_frame_at_the_end_is_told():
+    def serve(peer, request):
+        peer.transport.write(accept(request) + marker(request, 1, 9) + mutation(request, 1)[:30])
+        peer.transport.close()
+        return b""
+
+    async with producer(serve) as script:
+        found, error = await follow(script)
+    assert not found
+    assert "the node closed it after 30 of the 62 bytes of a frame" in str(error)
 
 
 @in_loop

@@ -97,6 +97,8 @@ class NodeLink(asyncio.BufferedProtocol):
         self._gone = asyncio.Event()
         self.closed: asyncio.Future[Exception] = self._loop.create_future()
         """Done, with the reason, once the connection has ended."""
+        self.earlier_opaques = 0
+        """Streams that used the connection before had opaques below it; messages of these may be under way."""
         self.ended_in_order = False
         """The node closed it, between two frames, and not for anything that went wrong."""
 
@@ -186,8 +188,9 @@ class NodeLink(asyncio.BufferedProtocol):
         self._drained.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.ended_in_order = exc is None and not self.closed.done() and self._receiver.is_between_frames
-        self.fail(exc or ConnectionClosed("the node closed it"))
+        half = self._receiver.half_frame
+        self.ended_in_order = exc is None and not self.closed.done() and not half
+        self.fail(exc or ConnectionClosed(f"the node closed it after {half}" if half else "the node closed it"))
         self._gone.set()
         self._drained.set()
         waiting, self._waiting = self._waiting, {}

@@ -11,7 +11,6 @@ history that was decided upon. Until then no snapshot counts as complete.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -23,6 +22,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.client.follower import Delivery, Follower
+from penstock.client.order import (
+    behind_snapshot,
+    foreign_vbucket,
+    not_above,
+    parts_of,
+    wrong_snapshot,
+)
 from penstock.client.position import (
     UNKNOWN_END,
     Position,
@@ -35,8 +41,8 @@ from penstock.client.position import (
 from penstock.client.selection import Filter, KnownCollections, Selection
 from penstock.client.speech import SPEECHES, Accepted, Answer, LogFirst, Refused, Rollback, UnknownBranch
 from penstock.client.system_event import change_of
-from penstock.client.vbucket_stream import UNNAMED, VbucketStream, Wanted, is_nothing, not_above, rollback_row
-from penstock.errors import ConnectionClosed, Error, RemoteProtocolError, UsageError, status_error
+from penstock.client.vbucket_stream import UNNAMED, VbucketStream, Wanted, is_nothing, rollback_row
+from penstock.errors import ConnectionClosed, Error, OrderViolation, RemoteProtocolError, UsageError, status_error
 from penstock.store.failover import FailoverLog
 from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
 from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Status, StreamEndReason
@@ -152,7 +158,7 @@ class Feed(Follower):
         self.needs_end = set(self._unfinished) if self._ends_now else set()
         for stream in self._streams.values():
             stream.state = StreamState.ENDED
-            stream.opaque, stream.has_ended = 0, False
+            stream.opaque, stream.has_ended, stream.has_marker = 0, False, False
         for vbucket in self._unfinished:
             self._make_due(vbucket)
 
@@ -196,11 +202,12 @@ class Feed(Follower):
     def _ask(self, stream: VbucketStream, opaque: int) -> Request:
         stream.opaque = opaque
         stream.state = StreamState.REQUESTED
-        stream.is_whole = False
+        stream.is_whole = stream.has_marker = False
         if self._log_first is not None:
             stream.is_confirmed = False
             self._logs_due[stream.vbucket] = self._confirm
         self._by_opaque[opaque] = stream
+        self._opaques.add(opaque)
         self._unanswered += 1
         request = self._speech.stream_request(stream.vbucket, stream.position, stream.end_seqno, opaque, stream.log)
         return replace(request, value=self._filter.value) if self._filter and self._filter.value else request
@@ -298,11 +305,10 @@ class Feed(Follower):
         self._nbytes += frame.size
         stream = self._by_opaque.get(frame.opaque)
         if stream is None:
-            return  # it was given up, or belongs to an ended one
+            self._opaques.check(frame.opaque, frame.specific, message.opcode.name)
+            return
         if stream.vbucket != frame.specific:
-            raise RemoteProtocolError(
-                f"{message.opcode.name} of vbucket {frame.specific} under the opaque of {stream.vbucket}"
-            )
+            raise foreign_vbucket(frame.specific, stream.vbucket, message.opcode.name)
         stream.state = advance(stream.state, event, stream.vbucket, self.dialect)
         handle(self, stream, message)
 
@@ -399,14 +405,32 @@ class Feed(Follower):
         if self._ends_now:
             self.needs_end.add(stream.vbucket)
 
+    def _begin_again(self) -> None:
+        """Begin every stream at 0 again: the bucket was flushed, and its seqnos start anew under the same vbuuids.
+
+        The producer cannot tell a position of the old history from one of the new, once that has grown as long.
+        """
+        self._flush()  # first, or rows of the old history would be handed out with positions of the new one
+        for stream in [self._streams[vbucket] for vbucket in sorted(self._unfinished)]:
+            if not stream.position.seqno:
+                continue
+            if stream.wanted.expect_vbuuid is not None:
+                self._by_opaque.pop(stream.opaque, None)
+                self._give_up(stream)
+                continue
+            stream.troubled_until = max(stream.troubled_until, stream.position.seqno)
+            self._moved.discard(stream.vbucket)
+            self._go_back(stream, Position(history=stream.position.history), 0)
+
     def _on_marker(self, stream: VbucketStream, marker: Message) -> None:
         assert isinstance(marker, SnapshotMarker | SnapshotMarkerV2)
         vbucket, position = stream.vbucket, stream.position
-        if marker.start_seqno > marker.end_seqno or marker.end_seqno < position.seqno:
-            raise RemoteProtocolError(
-                f"vbucket {vbucket}: snapshot {marker.start_seqno}..{marker.end_seqno} after seqno {position.seqno}",
-                status=Status.ERANGE,
-            )
+        begins_again = stream.has_marker and marker.start_seqno <= 1 <= position.seqno
+        if begins_again or marker.start_seqno > marker.end_seqno or marker.end_seqno < position.seqno:
+            if begins_again:
+                self._begin_again()
+            raise wrong_snapshot(vbucket, marker.start_seqno, marker.end_seqno, position.seqno)
+        stream.has_marker = True
         stream.snap_end = max(marker.end_seqno, position.snap_end)
         self._context.snapshot_start[vbucket] = signed64(marker.start_seqno)
         self._context.snapshot_end[vbucket] = signed64(marker.end_seqno)
@@ -494,31 +518,38 @@ class Feed(Follower):
         self._nbytes += nbytes
         heads = heads_of(run, prefixed=self._context.collections is not None)
         batch = columns_of(run, heads, self._context)
-        keep = self._check(heads)
+        keep, violation = self._take_parts(heads)
         if keep is not None:
-            batch = batch.filter(keep)
+            batch = batch.filter(pa.array(keep))
         if batch.num_rows:
             self._deliver(batch)
+        if violation is not None:
+            raise violation
 
-    def _check(self, heads: Heads) -> pa.Array | None:
-        """Check the order of a run, move the positions of its vbuckets, and return which rows stay (None: all)."""
-        vbucket, opaque, seqno = heads.vbucket, heads.opaque, heads.by_seqno
-        assert seqno is not None
-        changes = (vbucket[1:] != vbucket[:-1]) | (opaque[1:] != opaque[:-1])
-        out_of_order = ~changes & (seqno[1:] <= seqno[:-1])
-        if out_of_order.any():
-            at = int(np.argmax(out_of_order)) + 1
-            raise not_above(int(vbucket[at]), int(seqno[at]), int(seqno[at - 1]))
-        bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(seqno)]
+    def _take_parts(self, heads: Heads) -> tuple[npt.NDArray[np.bool_] | None, OrderViolation | None]:
+        """Check the order of a run and move the positions of its vbuckets.
+
+        Returns:
+            Which rows to hand out (None: all), and the violation of the first row that breaks the order, if one does.
+            No row behind it is handed out.
+        """
         keep: npt.NDArray[np.bool_] | None = None
-        for first, behind in itertools.pairwise(bounds):
-            least, most = int(seqno[first]), int(seqno[behind - 1])
-            wanted = self._take(int(vbucket[first]), int(opaque[first]), least, most)
-            if wanted != (least, most):
-                keep = np.ones(len(seqno), bool) if keep is None else keep
-                part = seqno[first:behind]
-                keep[first:behind] = (part >= wanted[0]) & (part <= wanted[1])
-        return None if keep is None else pa.array(keep)
+        for part in parts_of(heads):
+            violation = None
+            try:
+                wanted = self._take(part.vbucket, part.opaque, part.least, part.most)
+            except OrderViolation as error:
+                violation, wanted = error, (1, 0)
+            if wanted == (part.least, part.most):
+                continue
+            keep = np.ones(len(heads.ends), bool) if keep is None else keep
+            if violation is not None:
+                keep[part.first :] = False
+                return keep, violation
+            assert heads.by_seqno is not None
+            seqno = heads.by_seqno[part.first : part.behind]
+            keep[part.first : part.behind] = (seqno >= wanted[0]) & (seqno <= wanted[1])
+        return keep, None
 
     def _take(self, vbucket: int, opaque: int, least: int, most: int) -> tuple[int, int]:
         """Move a vbucket's position over changes `least` to `most`; return which of them are wanted, as (first, last).
@@ -527,9 +558,10 @@ class Feed(Follower):
         """
         stream = self._by_opaque.get(opaque)
         if stream is None:
+            self._opaques.check(opaque, vbucket, "change")
             return (1, 0)
         if stream.vbucket != vbucket:
-            raise RemoteProtocolError(f"change of vbucket {vbucket} under the opaque of {stream.vbucket}")
+            raise foreign_vbucket(vbucket, stream.vbucket, "change")
         stream.state = advance(stream.state, StreamEvent.DATA, vbucket, self.dialect)
         return self._move(stream, least, most)
 
@@ -539,12 +571,13 @@ class Feed(Follower):
         if least <= stream.position.seqno:
             raise not_above(vbucket, least, stream.position.seqno)
         if most > stream.snap_end:
-            raise RemoteProtocolError(f"vbucket {vbucket}: by_seqno {most} behind its snapshot's end {stream.snap_end}")
+            raise behind_snapshot(vbucket, most, stream.snap_end)
         last = min(most, stream.end_seqno) if self._exact_end else most
         if last > stream.position.seqno:
             stream.position = advance_to(stream.position, last, stream.snap_end, stream.log)
             self._moved.add(vbucket)
-        self.troubled.discard(vbucket)
+        if most > stream.troubled_until:
+            self.troubled.discard(vbucket)
         if self._exact_end and most >= stream.end_seqno and stream.snap_end > stream.end_seqno:
             self._close(stream)
             self._arrived(stream)

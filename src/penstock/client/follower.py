@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from penstock.client.order import Opaques
 from penstock.client.position import Position
 from penstock.client.selection import KnownCollections
-from penstock.errors import Error, UsageError
+from penstock.errors import Error, OrderViolation, UsageError
 from penstock.store.failover import FailoverLog
 from penstock.wire.columns import batch_of, changes_of
 from penstock.wire.connection import ReceiveEvent
@@ -80,6 +81,7 @@ class Follower(ABC):
         self._connection = self._via = 0
         self._delivered = self._consumed = 0
         self._nbytes = 0
+        self._opaques = Opaques()
 
     # what is asked for
 
@@ -119,8 +121,13 @@ class Follower(ABC):
     def connection_lost(self) -> None:
         """Forget what belongs to the connection, not what has been received over it."""
         self._connection += 1
-        self._delivered = self._consumed = 0
+        self._delivered = self._consumed = self._nbytes = 0
+        self._opaques.forget()
         self.failure = None
+
+    def tolerate_opaques(self, earlier: int) -> None:
+        """Leave out messages under opaques below `earlier`: they belong to an earlier user of a connection."""
+        self._opaques.earlier = max(self._opaques.earlier, earlier)
 
     def connection_ended(self) -> bool:
         """Tell whether everything has arrived, now that the producer has ended the connection in order."""
@@ -136,14 +143,21 @@ class Follower(ABC):
         """Take the events of one read and return what must be sent at once: answers to noops, acknowledgements.
 
         via: of several connections at a time, which one it was; there the answer goes.
-        Raises RemoteProtocolError if the producer breaks a rule, StatusError for a refusal that no retry mends.
+        Raises OrderViolation if the producer breaks the order of its streams: another connection may mend that.
+        Raises RemoteProtocolError for any other rule that it breaks, StatusError for a refusal that no retry mends.
         """
         self._via = via
-        for event in events:
-            if isinstance(event, Run):
-                self._on_run(event)
-            elif isinstance(event, Frame):
-                self._on_frame(event)
+        try:
+            for event in events:
+                if isinstance(event, Run):
+                    self._on_run(event)
+                elif isinstance(event, Frame):
+                    self._on_frame(event)
+        except OrderViolation as error:
+            if error.vbucket in self.unfinished():
+                self.troubled.add(error.vbucket)
+            self._flush()  # what came before it holds
+            raise
         self._flush()
         self._dealt_with(self._take_count())
         return self._take_outgoing()

@@ -17,6 +17,8 @@ from penstock.wire.connection import ReceiveEvent
 
 __all__ = ["KeptSessions"]
 
+_ANY_OPAQUE = 1 << 32
+
 
 class KeptSessions:
     """The connections that wait, each for a stream that wants the same of the same node. All are of one event loop.
@@ -78,6 +80,7 @@ class _Waiting:
         self.what = _what(address, purpose)
         self.session = session
         self._feed = Feed(session.vbuckets, {}, window=address.options.flow_control_bytes, dialect=purpose.dialect)
+        self._feed.tolerate_opaques(_ANY_OPAQUE)
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(seconds, self.close)
         self._heard_at = self._loop.time()

@@ -21,6 +21,7 @@ from penstock.errors import (
     Error,
     NoBucket,
     OperationTimeout,
+    OrderViolation,
     StatusError,
     Unreachable,
 )
@@ -35,8 +36,11 @@ _FIRST_DELAY, LONGEST_DELAY = 0.05, 2.0
 _QUIET_SECONDS = 1.0
 """A node that is away for less is not worth a word."""
 
-_LOST = (OSError, ConnectionClosed, OperationTimeout)
-"""The node, or the connection to it, is away."""
+_LOST = (OSError, ConnectionClosed, OperationTimeout, OrderViolation)
+"""The node, or the connection to it, is away; or a stream cannot go on over this connection."""
+
+_MOST_VIOLATIONS = 3
+"""A producer that breaks the order of its streams so often in a row will do it again."""
 
 _NOT_THERE = (BucketNotServed, NoBucket)
 """The node is there, and the bucket is not: not yet, or no longer. memcached answers KEY_ENOENT or NO_BUCKET, and an
@@ -86,6 +90,7 @@ class Retry:
         self._since: float | None = None
         self._delay = _FIRST_DELAY
         self._has_warned = False
+        self._violations = 0
 
     def may_mend(self, error: BaseException) -> bool:
         return may_mend(error, has_served=self._has_served())
@@ -94,6 +99,8 @@ class Retry:
         """Return the seconds to wait. Raises the error itself if no attempt can mend it, Unreachable past the limit."""
         if not self.may_mend(error):
             raise error
+        if isinstance(error, OrderViolation):
+            self._note_violation(error, address)
         now = self._clock()
         if self._since is None:
             self._since = now
@@ -108,6 +115,12 @@ class Retry:
             logger.warning("%s does not serve (%s); trying again%s", address, error, limit)
         delay, self._delay = self._delay, min(self._delay * 2, LONGEST_DELAY)
         return min(delay, self._seconds - waited)
+
+    def _note_violation(self, error: OrderViolation, address: Address) -> None:
+        self._violations += 1
+        if self._violations >= _MOST_VIOLATIONS:
+            raise error
+        logger.warning("%s broke the order of its streams (%s); connecting again", address, error)
 
 
 async def retrying(

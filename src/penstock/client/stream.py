@@ -63,8 +63,10 @@ class ChangeStream:
 
     A batch is a pyarrow.RecordBatch of CHANGE_SCHEMA with the changes of one or more vbuckets, each vbucket's in order.
     The connection is there from the first batch asked for until the last one, or `close`, after which none follows.
-    Raises Unreachable when the node stays away, RemoteProtocolError when it breaks the protocol, StatusError when it
-    refuses a stream for good, ConnectionClosed when a connection is lost whose stream no other can go on with (TAP,
+    A producer that breaks the order of its streams is left, with a warning, and each stream goes on from its position.
+    Raises Unreachable when the node stays away, OrderViolation when it breaks the order three times in a row without a
+    change in between, RemoteProtocolError when it sends what cannot be decoded, StatusError when it refuses a stream
+    for good, ConnectionClosed when a connection is lost whose stream no other can go on with (TAP,
     from now on).
     """
 
@@ -243,6 +245,7 @@ class ChangeStream:
             session = self._kept.take(self._address, purpose, places)
         if session is None:
             session = await open_session(self._address, purpose, places)
+        self._feed.tolerate_opaques(session.link.earlier_opaques)
         session.link.closed.add_done_callback(self._on_closed)
         self._sessions.append(session)
         self._alive_at.append(self._loop.time())
@@ -259,7 +262,7 @@ class ChangeStream:
         # What may still come of these streams is known by opaques of the first one, whoever uses the others next.
         behind = max((session.link.take_opaque() for session in sessions), default=0)
         for via, session in enumerate(sessions):
-            session.link.take_opaque(least=behind)
+            session.link.earlier_opaques = session.link.take_opaque(least=behind)
             session.link.closed.remove_done_callback(self._on_closed)
             session.link.send(self._feed.leave(via))
             self._kept.keep(self._address, self._purpose(via), session)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.client.position import BEGINNING, Position
-from penstock.errors import RemoteProtocolError
 from penstock.store.failover import FailoverEntry, FailoverLog
-from penstock.wire.constants import MAX_SEQNO, Status
+from penstock.wire.constants import MAX_SEQNO
 from penstock.wire.schema import Change, Event
 from penstock.wire.stream import StreamState
 
@@ -59,6 +58,10 @@ class VbucketStream:
     """What the producer's last ROLLBACK said, until the stream is accepted again."""
     received: int = 0
     """Changes up to here were handed out before the stream began again at 0."""
+    has_marker: bool = False
+    """Did the stream send a snapshot marker on this connection?"""
+    troubled_until: int = 0
+    """A change up to here is no progress: the producer went back below it and sends the same seqnos again."""
 
 
 def rollback_row(vbucket: int, vbuuid: int | None, position: Position, requested_seqno: int) -> Change:
@@ -76,8 +79,3 @@ def rollback_row(vbucket: int, vbuuid: int | None, position: Position, requested
 def is_nothing(position: Position, end_seqno: int) -> bool:
     """Is there nothing to stream? Behind seqno 0 a producer is asked in any case: its history may be another one."""
     return position.seqno == end_seqno == 0
-
-
-def not_above(vbucket: int, seqno: int, last: int) -> RemoteProtocolError:
-    """Return the error of a change that comes behind a later one, or a second time."""
-    return RemoteProtocolError(f"vbucket {vbucket}: by_seqno {seqno} after {last}", status=Status.ERANGE)

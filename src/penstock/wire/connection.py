@@ -75,6 +75,16 @@ class Connection:
         """Did the last bytes end a frame?"""
         return not self._kept and self._own is None
 
+    @property
+    def half_frame(self) -> str:
+        """What has come of a frame that is incomplete; empty between two frames."""
+        if self._own is not None:
+            return f"{self._own_filled} of the {self._own.nbytes} bytes of a frame"
+        if len(self._kept) < HEADER_BYTES:
+            return f"{len(self._kept)} of the {HEADER_BYTES} bytes of a header" if self._kept else ""
+        size = frame_length(self._kept, 0, self.max_frame)
+        return f"{len(self._kept)} of the {size} bytes of a frame"
+
     def get_buffer(self) -> memoryview:
         """Return where the next bytes go: never empty, valid until the next call on any connection of this slab."""
         if self._own is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from penstock.errors import RemoteProtocolError
+from penstock.errors import OrderViolation
 from penstock.wire import dcp, tap, upr, upr_draft
 from penstock.wire.constants import Dialect, Status
 from penstock.wire.layout import Message
@@ -152,10 +152,10 @@ EVENTS: dict[Dialect, dict[type[Message], StreamEvent]] = {
 
 
 def advance(state: StreamState, event: StreamEvent, vbucket: int, dialect: Dialect = Dialect.DCP) -> StreamState:
-    """Return the state that follows. Raises RemoteProtocolError where the table has none."""
+    """Return the state that follows. Raises OrderViolation where the table has none."""
     following = TRANSITIONS[dialect].get(state, {}).get(event)
     if following is None:
-        raise RemoteProtocolError(f"vbucket {vbucket}: {event.value} while the stream is {state.value}")
+        raise OrderViolation(f"vbucket {vbucket}: {event.value} while the stream is {state.value}", vbucket=vbucket)
     return following
 
 

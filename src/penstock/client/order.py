@@ -1,0 +1,100 @@
+"""The order that a producer must keep in the streams of one connection, and the errors of one that does not.
+
+Every violation costs the streams a new connection, each resumed from its position; what came before it holds. Three
+in a row without a change in between are an error (penstock.client.retry). A frame that cannot be decoded is
+no matter of order: it is an error at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.errors import OrderViolation
+from penstock.wire.constants import Status
+from penstock.wire.heads import Heads
+
+__all__ = ["Opaques", "RunPart", "behind_snapshot", "foreign_vbucket", "not_above", "parts_of", "wrong_snapshot"]
+
+
+class RunPart(NamedTuple):
+    """Consecutive changes of one stream within a run, their seqnos ascending.
+
+    Attributes:
+        first: row of the first change.
+        behind: row after the last change.
+        least: by_seqno of the first change.
+        most: by_seqno of the last change.
+    """
+
+    vbucket: int
+    opaque: int
+    first: int
+    behind: int
+    least: int
+    most: int
+
+
+def parts_of(heads: Heads) -> Iterator[RunPart]:
+    """Cut a run where another stream's changes follow, or a seqno that is not above the one before."""
+    vbucket, opaque, seqno = heads.vbucket, heads.opaque, heads.by_seqno
+    assert seqno is not None
+    cuts = (vbucket[1:] != vbucket[:-1]) | (opaque[1:] != opaque[:-1]) | (seqno[1:] <= seqno[:-1])
+    first = 0
+    for behind in (*(np.flatnonzero(cuts) + 1).tolist(), len(seqno)):
+        numbers = int(vbucket[first]), int(opaque[first])
+        yield RunPart(*numbers, first, behind, int(seqno[first]), int(seqno[behind - 1]))
+        first = behind
+
+
+class Opaques:
+    """The opaques under which a producer may send messages of streams on one connection.
+
+    A stream that was closed, ended or given up leaves messages under way: they are legal, and left out.
+
+    Attributes:
+        earlier: opaques below it may belong to streams of an earlier user of the connection.
+    """
+
+    def __init__(self) -> None:
+        self.earlier = 0
+        self._streams: set[int] = set()
+
+    def forget(self) -> None:
+        """Begin with a new connection."""
+        self.earlier = 0
+        self._streams.clear()
+
+    def add(self, opaque: int) -> None:
+        self._streams.add(opaque)
+
+    def check(self, opaque: int, vbucket: int, name: str) -> None:
+        """Raise OrderViolation for a message under an opaque that no stream of the connection ever had."""
+        if opaque >= self.earlier and opaque not in self._streams:
+            raise OrderViolation(
+                f"vbucket {vbucket}: {name} under opaque {opaque}, which no stream of this connection has had",
+                vbucket=vbucket,
+            )
+
+
+def not_above(vbucket: int, seqno: int, last: int) -> OrderViolation:
+    """Return the error of a change that comes behind a later one, or a second time."""
+    return OrderViolation(f"vbucket {vbucket}: by_seqno {seqno} after {last}", vbucket=vbucket, status=Status.ERANGE)
+
+
+def behind_snapshot(vbucket: int, seqno: int, snap_end: int) -> OrderViolation:
+    """Return the error of a change that its snapshot cannot hold."""
+    return OrderViolation(f"vbucket {vbucket}: by_seqno {seqno} behind its snapshot's end {snap_end}", vbucket=vbucket)
+
+
+def wrong_snapshot(vbucket: int, start_seqno: int, end_seqno: int, last: int) -> OrderViolation:
+    """Return the error of a snapshot that ends below its start, or at or below a change that has come."""
+    about = f"vbucket {vbucket}: snapshot {start_seqno}..{end_seqno} after seqno {last}"
+    return OrderViolation(about, vbucket=vbucket, status=Status.ERANGE)
+
+
+def foreign_vbucket(vbucket: int, expected: int, name: str) -> OrderViolation:
+    """Return the error of a message that carries the opaque of another vbucket's stream."""
+    return OrderViolation(f"{name} of vbucket {vbucket} under the opaque of {expected}", vbucket=expected)
