@@ -4,10 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.login import PLAIN, SCRAM, PlainLogin, ScramLogin, choose_login, names_of, prepared
+from penstock.client.login import (
+    CRAM_MD5,
+    PLAIN,
+    SCRAM,
+    CramLogin,
+    PlainLogin,
+    ScramLogin,
+    choose_login,
+    names_of,
+    prepared,
+)
 from penstock.errors import AccessDenied, RemoteProtocolError, UsageError
 
-ALL = [*SCRAM, PLAIN]
+ALL = [PLAIN, CRAM_MD5, *SCRAM]
 
 EXAMPLES = [
     pytest.param(
@@ -41,11 +51,24 @@ def test_the_examples_of_the_specifications(mechanism, nonce, challenge, final, 
             login.finish(wrong)
 
 
+def test_cram_md5_answers_as_the_example_of_rfc_2195():
+    login = CramLogin("tim", "tanstaaftanstaaf")
+    assert login.initial() == b""
+    challenge = b"<1896.697170952@postoffice.reston.mci.net>"
+    assert login.step(challenge) == b"tim b913a602c7eda7a495b4e6e7334d3890"
+    login.finish(b"Authenticated")
+    with pytest.raises(RemoteProtocolError, match="empty CRAM-MD5 challenge"):
+        login.step(b"")
+
+
 CHOICES = [
     (ALL, False, "SCRAM-SHA512"),
     (["PLAIN", "SCRAM-SHA1", "SCRAM-SHA256"], False, "SCRAM-SHA256"),
     (["OAUTHBEARER", "SCRAM-SHA1"], False, "SCRAM-SHA1"),
     (["PLAIN", "OAUTHBEARER"], True, "PLAIN"),
+    (["CRAM-MD5", "PLAIN"], False, "CRAM-MD5"),
+    (["PLAIN", "CRAM-MD5"], True, "CRAM-MD5"),
+    (["CRAM-MD5", "SCRAM-SHA1", "PLAIN"], True, "SCRAM-SHA1"),
 ]
 
 

@@ -5,7 +5,8 @@
     SASL_STEP   key login.mechanism, value login.step(challenge)    -> SUCCESS and a verifier
     login.finish(verifier)
 
-Source: RFC 5802 and 7677 (SCRAM, here without channel binding), RFC 4616 (PLAIN), RFC 4013 (SASLprep). The client's
+Source: RFC 5802 and 7677 (SCRAM, here without channel binding), RFC 2195 (CRAM-MD5, which Couchbase 2.x and 3.x offer
+beside PLAIN), RFC 4616 (PLAIN), RFC 4013 (SASLprep). The client's
 side of SCRAM is written out here, because scramp's refuses less than 4096 iterations, and Couchbase before 7.6 has 4000
 (ns_server, scram_sha.erl).
 """
@@ -21,12 +22,27 @@ from typing import NamedTuple, NoReturn
 
 from penstock.errors import AccessDenied, RemoteProtocolError, UsageError
 
-__all__ = ["MAX_ITERATIONS", "PLAIN", "SCRAM", "PlainLogin", "ScramLogin", "choose_login", "names_of", "prepared"]
+__all__ = [
+    "CRAM_MD5",
+    "MAX_ITERATIONS",
+    "PLAIN",
+    "SCRAM",
+    "CramLogin",
+    "PlainLogin",
+    "ScramLogin",
+    "choose_login",
+    "names_of",
+    "prepared",
+]
 
 SCRAM = {"SCRAM-SHA512": "sha512", "SCRAM-SHA256": "sha256", "SCRAM-SHA1": "sha1"}
 """The SCRAM mechanisms by the names that this protocol has for them, the strongest first; each with its hash."""
 
-PLAIN = "PLAIN"
+CRAM_MD5, PLAIN = "CRAM-MD5", "PLAIN"
+
+MECHANISMS = (*SCRAM, CRAM_MD5, PLAIN)
+"""By strength, the strongest first. CRAM-MD5 does not show the password, but the server proves nothing, and a listener
+can try passwords at full speed."""
 
 MIN_ITERATIONS, MAX_ITERATIONS = 4000, 1_000_000
 """What a server may ask for. Fewer would make a password that somebody overhears easier to guess; more would keep this
@@ -55,21 +71,45 @@ def prepared(text: str) -> str:
 
 def choose_login(
     mechanisms: Sequence[str], user: str, password: str, *, plain_allowed: bool = False
-) -> ScramLogin | PlainLogin:
+) -> ScramLogin | CramLogin | PlainLogin:
     """Return the strongest login that the server offers.
 
     plain_allowed: the password may be sent as it is, because the connection is encrypted or goes to this machine.
     Raises AccessDenied if nothing that may be used is offered, UsageError as `prepared` does.
     """
-    if not set(SCRAM).isdisjoint(mechanisms):
-        return ScramLogin(mechanisms, user, password)
-    if PLAIN in mechanisms and plain_allowed:
-        return PlainLogin(user, password)
+    usable = [name for name in MECHANISMS if name in mechanisms and (name != PLAIN or plain_allowed)]
+    if usable and usable[0] in SCRAM:
+        return ScramLogin(usable, user, password)
+    if usable:
+        return CramLogin(user, password) if usable[0] == CRAM_MD5 else PlainLogin(user, password)
     offered = " ".join(mechanisms) or "none"
     unless = ", and PLAIN only over TLS" if PLAIN in mechanisms else ""
     raise AccessDenied(
-        f"no common way to log in: the server offers {offered}; expected one of {' '.join(SCRAM)}{unless}"
+        f"no common way to log in: the server offers {offered}; expected one of {' '.join((*SCRAM, CRAM_MD5))}{unless}"
     )
+
+
+class CramLogin:
+    """Answers the challenge of a server with its HMAC under the password (CRAM-MD5)."""
+
+    mechanism = CRAM_MD5
+
+    def __init__(self, user: str, password: str) -> None:
+        self._user = user.encode()
+        self._password = password.encode()
+
+    def initial(self) -> bytes:
+        """Return the value of SASL_AUTH: nothing, the server speaks first."""
+        return b""
+
+    def step(self, challenge: bytes) -> bytes:
+        """Return the value of SASL_STEP. Raises RemoteProtocolError for an empty challenge, which proves nothing."""
+        if not challenge:
+            raise RemoteProtocolError("an empty CRAM-MD5 challenge")
+        return self._user + b" " + hmac.digest(self._password, challenge, "md5").hex().encode()
+
+    def finish(self, verifier: bytes) -> None:
+        """Accept any text at the end: the mechanism has no proof of the server."""
 
 
 class PlainLogin:
