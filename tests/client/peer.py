@@ -9,8 +9,9 @@ from contextlib import ExitStack
 
 from penstock.node import Node
 from penstock.wire.connection import Connection, Slab
-from penstock.wire.constants import Magic, Opcode, Status
+from penstock.wire.constants import Feature, Magic, Opcode, Status
 from penstock.wire.frame import Frame, join_frame
+from penstock.wire.kv import pack_features
 
 SECONDS = 20.0
 """No test waits longer, however busy the machine is."""
@@ -144,8 +145,12 @@ class Script:
     def set_up(self, frame):
         if frame.magic == Magic.RESPONSE or frame.opcode == Opcode.DCP_BUFFER_ACK:
             return b""
-        config = json.dumps(self.config).encode() if frame.opcode == Opcode.GET_CLUSTER_CONFIG else b""
-        return reply(frame, value=config, extras=bytes(4) if frame.opcode == Opcode.GET else b"")
+        values = {
+            Opcode.GET_CLUSTER_CONFIG: json.dumps(self.config).encode(),
+            Opcode.HELLO: pack_features([Feature.SELECT_BUCKET]),
+        }
+        extras = bytes(4) if frame.opcode == Opcode.GET else b""
+        return reply(frame, value=values.get(frame.opcode, b""), extras=extras)
 
 
 def documents(first, behind, size=10):

@@ -9,13 +9,14 @@ from penstock.client.connection import NodeLink
 from penstock.client.session import open_session
 from penstock.errors import (
     AccessDenied,
+    BucketNotServed,
     ConnectionClosed,
+    InternalError,
     KeyNotFound,
     LocalProtocolError,
     OperationTimeout,
     RemoteProtocolError,
     UnknownCommand,
-    UsageError,
 )
 from penstock.wire.constants import Magic, Opcode, Status
 from penstock.wire.frame import HEADER, Frame, join_frame
@@ -243,15 +244,17 @@ async def test_a_session_knows_its_vbuckets():
 @pytest.mark.parametrize(
     ("opcode", "status", "error", "found"),
     [
-        (Opcode.HELLO, Status.UNKNOWN_COMMAND, UnknownCommand, "HELLO b'penstock/.*': UNKNOWN_COMMAND"),
-        (Opcode.SELECT_BUCKET, Status.KEY_ENOENT, UsageError, "no bucket 'beer' on couchbase://127.0.0.1"),
+        (Opcode.HELLO, Status.EINTERNAL, InternalError, "HELLO b'penstock/.*': EINTERNAL"),
+        (Opcode.SELECT_BUCKET, Status.KEY_ENOENT, BucketNotServed, "no bucket 'beer' on couchbase://127.0.0.1"),
         (
             Opcode.SELECT_BUCKET,
             Status.EACCESS,
             AccessDenied,
             "it is not for who has not logged in",
         ),
-        (Opcode.GET_CLUSTER_CONFIG, Status.UNKNOWN_COMMAND, UnknownCommand, "GET_CLUSTER_CONFIG"),
+        (Opcode.SELECT_BUCKET, Status.UNKNOWN_COMMAND, UnknownCommand, "SELECT_BUCKET"),
+        (Opcode.GET_CLUSTER_CONFIG, Status.UNKNOWN_COMMAND, BucketNotServed, "has no cluster map"),
+        (Opcode.GET_CLUSTER_CONFIG, Status.EACCESS, AccessDenied, "GET_CLUSTER_CONFIG"),
     ],
 )
 @in_loop
@@ -265,9 +268,10 @@ CONFIGS = [
     (b"{", RemoteProtocolError, "cluster map of 1 bytes without vBucketServerMap"),
     (b"\xff\xfe", RemoteProtocolError, "without vBucketServerMap"),
     (b"[]", RemoteProtocolError, "without vBucketServerMap"),
-    (b"{}", RemoteProtocolError, "without vBucketServerMap"),
+    (b"", BucketNotServed, "has no cluster map, and its statistics show no vbuckets; .* option vbucketCount=N"),
+    (b"{}", BucketNotServed, "has no cluster map"),
     (b'{"vBucketServerMap":{"serverList":1,"vBucketMap":2}}', RemoteProtocolError, "without vBucketServerMap"),
-    (b'{"vBucketServerMap":{"serverList":["a"],"vBucketMap":[]}}', RemoteProtocolError, "0 vbuckets, expected 1 to"),
+    (b'{"vBucketServerMap":{"serverList":["a"],"vBucketMap":[]}}', BucketNotServed, "has no cluster map"),
     (b'{"vBucketServerMap":{"serverList":[],"vBucketMap":[[0]]}}', RemoteProtocolError, "0 nodes, expected 1 to"),
     (b'{"vBucketServerMap":{"serverList":["a:1","b"],"vBucketMap":[[0]]}}', RemoteProtocolError, "a bad one"),
 ]

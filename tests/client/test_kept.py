@@ -7,8 +7,8 @@ import pytest
 from penstock.client.address import parse_address
 from penstock.client.bucket import Bucket
 from penstock.client.feed import Feed, Wanted
+from penstock.client.handshake import Purpose
 from penstock.client.kept import KeptSessions
-from penstock.client.session import Purpose
 from penstock.client.stream import ChangeStream
 from penstock.wire.constants import Dialect, Magic, Opcode
 from penstock.wire.dcp import DcpNoop

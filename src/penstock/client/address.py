@@ -14,6 +14,7 @@ from penstock.client.credentials import Credentials
 from penstock.errors import UsageError
 from penstock.wire.constants import Dialect
 
+MOST_VBUCKETS = 65536
 DEFAULT_PORT, DEFAULT_TLS_PORT = 11210, 11207
 DEFAULT_URL = f"couchbase://127.0.0.1:{DEFAULT_PORT}/default"
 _EXPECTED = "couchbase://host:port/bucket"
@@ -36,6 +37,8 @@ class Options:
     flow_control_bytes: stream bytes a producer may send ahead of what has been consumed (flowControlBytes).
     noop_interval: seconds between the producer's liveness checks; silence of twice that ends the connection, and
     each time that this happens the next connection may be silent for longer, up to 24 seconds (noopInterval).
+    vbucket_count: how many vbuckets the bucket has; the address alone serves it, and no cluster map is asked for. 0:
+    the cluster map says it (vbucketCount).
     protocol: the dialect of change streams: tap, upr-draft, upr or dcp (protocol).
     scope, collections: the part of the bucket whose changes are wanted: one scope, or collections as `name` of that
     scope (`_default` if there is none) or `scope.name`, with commas between them (scope, collections).
@@ -50,6 +53,7 @@ class Options:
     retry_seconds: float = 30.0
     flow_control_bytes: int = 20 * 1024 * 1024
     noop_interval: int = 20
+    vbucket_count: int = 0
     protocol: Dialect = Dialect.DCP
     scope: str = ""
     collections: tuple[str, ...] = ()
@@ -134,7 +138,11 @@ def outside_name(field: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-_WHOLE = {"noop_interval": (1, 10800), "flow_control_bytes": (64 * 1024, 2**32 - 1)}
+_WHOLE = {
+    "noop_interval": (1, 10800),
+    "flow_control_bytes": (64 * 1024, 2**32 - 1),
+    "vbucket_count": (1, MOST_VBUCKETS),
+}
 _SECONDS = (0.001, 86400.0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import zlib
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,14 +17,15 @@ from penstock.client.cluster_map import ClusterMap
 from penstock.client.connection import NodeLink, refusal
 from penstock.client.credentials import credentials_from
 from penstock.client.feed import Feed, Wanted
+from penstock.client.handshake import DOCUMENTS
 from penstock.client.infos import look
 from penstock.client.nodes import Nodes
 from penstock.client.position import BEGINNING, Position, VbucketInfo, position_at_end
 from penstock.client.selection import Selection, qualified
-from penstock.client.session import DOCUMENTS
 from penstock.client.stream import ChangeStream
 from penstock.client.tap_feed import TapFeed
 from penstock.client.tokens import MutationToken, Tokens
+from penstock.client.vbucket_state import request_failover_logs, request_high_seqnos
 from penstock.errors import (
     KeyNotFound,
     NotMyVbucket,
@@ -44,13 +46,8 @@ from penstock.wire.kv import (
     Delete,
     Flush,
     Get,
-    GetAllVbSeqnos,
-    GetFailoverLog,
     GetReply,
     Set,
-    Stat,
-    unpack_failover_log,
-    unpack_vb_seqnos,
 )
 from penstock.wire.layout import Request, decode
 from penstock.wire.schema import Change
@@ -254,13 +251,9 @@ class Bucket:
         """Return a group of statistics, name to text; of the first of several nodes. Raises KeyNotFound for another."""
 
         async def ask() -> dict[str, str]:
-            return await self._stats(await self._nodes.ready(), group)
+            return await (await self._nodes.ready()).stats(group, self.address.options.operation_timeout)
 
         return await self._nodes.retrying(ask)
-
-    async def _stats(self, link: NodeLink, group: str) -> dict[str, str]:
-        frames = await link.collect(Stat(key=group.encode()), self.address.options.operation_timeout)
-        return {frame.key.decode("utf-8", "replace"): frame.value.decode("utf-8", "replace") for frame in frames}
 
     async def close_streams(self, name: str) -> None:
         """End the change-stream connections of this name. Raises KeyNotFound if there is none."""
@@ -279,12 +272,11 @@ class Bucket:
         """Return the high seqno of every vbucket that is alive: those of a bridge are replicas."""
 
         async def ask() -> dict[int, int]:
-            return self._owned([(owner, await self._seqnos(link)) for owner, link in await self._nodes.every()])
+            timeout = self.address.options.operation_timeout
+            links = await self._nodes.every()
+            return self._owned([(owner, await request_high_seqnos(link, timeout)) for owner, link in links])
 
         return await self._nodes.retrying(ask)
-
-    async def _seqnos(self, link: NodeLink) -> dict[int, int]:
-        return unpack_vb_seqnos((await link.request(GetAllVbSeqnos(), self.address.options.operation_timeout)).value)
 
     def _owned(self, said: Sequence[tuple[int, Mapping[int, T]]]) -> dict[int, T]:
         """Return what nodes say of vbuckets; of several only what each says of its own."""
@@ -295,23 +287,38 @@ class Bucket:
 
     async def failover_logs(self, vbuckets: Sequence[int]) -> dict[int, FailoverLog]:
         """Return the failover logs, newest entry first."""
-        frames = await self._call([GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets])
-        return {vb: unpack_failover_log(frame.value) for vb, frame in zip(vbuckets, frames, strict=True)}
+
+        async def ask() -> dict[int, FailoverLog]:
+            timeout, by_link = self.address.options.operation_timeout, dict[NodeLink, list[int]]()
+            for vbucket, link in (await self._nodes.links(vbuckets)).items():
+                by_link.setdefault(link, []).append(vbucket)
+            said = await asyncio.gather(
+                *(request_failover_logs(link, of, timeout) for link, of in by_link.items()), return_exceptions=True
+            )
+            logs: dict[int, FailoverLog] = {}
+            for answer in said:
+                if isinstance(answer, BaseException):
+                    self._nodes.map_is_old()
+                    raise answer
+                logs.update(answer)
+            return {vbucket: logs[vbucket] for vbucket in vbuckets}
+
+        return await self._nodes.retrying(ask)
 
     async def seqno_stats(self, vbucket: int | None = None) -> dict[str, str]:
         """Return the statistics vbucket-seqno of a vbucket, or of all, each from the node that has it."""
-        links = await self._nodes.every()
+        links, timeout = await self._nodes.every(), self.address.options.operation_timeout
         owners = self._nodes.map.owners  # behind it: nodes have other numbers in another map
         if vbucket is not None:
             link = dict(links).get(owners[vbucket], links[0][1])
             try:
-                return await self._stats(link, f"vbucket-seqno {vbucket}")
+                return await link.stats(f"vbucket-seqno {vbucket}", timeout)
             except NotMyVbucket:
                 self._nodes.map_is_old()
                 raise
         stats: dict[str, str] = {}
         for owner, link in links:
-            said = await self._stats(link, "vbucket-seqno")
+            said = await link.stats("vbucket-seqno", timeout)
             own = {f"vb_{vb}" for vb, has in enumerate(owners) if len(links) == 1 or has == owner}
             stats.update((name, text) for name, text in said.items() if name.partition(":")[0] in own)
         return stats

@@ -22,10 +22,10 @@ import pyarrow.compute as pc
 
 from penstock.client.address import Address
 from penstock.client.connection import NodeLink, text_of
+from penstock.client.handshake import DOCUMENTS
 from penstock.client.nodes import Nodes
 from penstock.client.requests import OPAQUES, Fault, Requests
 from penstock.client.retry import Retry
-from penstock.client.session import DOCUMENTS
 from penstock.errors import (
     STATUS_ERRORS,
     Error,

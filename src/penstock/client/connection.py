@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable, Container, Sequence
 from struct import Struct
-from typing import Self
+from typing import Any, Self
 
 from penstock.errors import (
     ConnectionClosed,
@@ -27,6 +27,7 @@ from penstock.errors import (
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent, Slab
 from penstock.wire.constants import Dialect, Magic, Status
 from penstock.wire.frame import Frame, opcode_name, status_name
+from penstock.wire.kv import Stat
 from penstock.wire.layout import Request
 
 _RECEIVE_BUFFER = 4 * 1024 * 1024
@@ -43,6 +44,12 @@ _OPAQUES = 0x7FFF_FFFF
 _OPAQUE, _OPAQUE_AT = Struct(">I"), 12
 
 ANY_STATUS: Container[int] = range(0x10000)
+UNKNOWN_COMMAND = (Status.NOT_SUPPORTED, Status.UNKNOWN_COMMAND)
+"""How a server answers a request whose opcode it does not know."""
+
+UNKNOWN_THERE = (Status.EINVAL, *UNKNOWN_COMMAND)
+"""How a server answers that is too old for what it was asked."""
+_NO_GROUP = (Status.KEY_ENOENT, Status.EACCESS, *UNKNOWN_THERE)
 
 FrameEvents = Callable[["NodeLink", list[ReceiveEvent]], None]
 
@@ -101,6 +108,8 @@ class NodeLink(asyncio.BufferedProtocol):
         """Streams that used the connection before had opaques below it; messages of these may be under way."""
         self.ended_in_order = False
         """The node closed it, between two frames, and not for anything that went wrong."""
+        self.unknown_opcodes: set[int] = set()
+        """Requests that the server was found not to know; another way was taken, and is taken next time."""
 
     @classmethod
     async def open(
@@ -141,9 +150,20 @@ class NodeLink(asyncio.BufferedProtocol):
     @property
     def is_local(self) -> bool:
         """Does it stay on this machine?"""
+        peer = self._peer()
+        return bool(peer) and ipaddress.ip_address(peer[0].partition("%")[0]).is_loopback
+
+    @property
+    def peer(self) -> str:
+        """The address and port of the node, for messages."""
+        host, port = self._peer()[:2] or ("the node", "")
+        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}".removesuffix(":")
+
+    def _peer(self) -> tuple[Any, ...]:
+        """Return the socket address of the node; empty where the transport does not know it."""
         assert self._transport is not None
         peer = self._transport.get_extra_info("peername")
-        return isinstance(peer, tuple) and ipaddress.ip_address(peer[0].partition("%")[0]).is_loopback
+        return peer if isinstance(peer, tuple) else ()
 
     async def close(self) -> None:
         """End the connection; what still waits for an answer gets ConnectionClosed."""
@@ -284,6 +304,19 @@ class NodeLink(asyncio.BufferedProtocol):
         if call.replies[0].specific != Status.SUCCESS:
             raise refusal(request, call.replies[0])
         return call.collected or []
+
+    async def stats(self, group: str, timeout: float, *, optional: bool = False) -> dict[str, str]:
+        """Return a group of statistics, name to text.
+
+        optional: nothing where the server does not have the group, or not for this user. Raises as `request` does.
+        """
+        try:
+            frames = await self.collect(Stat(key=group.encode()), timeout)
+        except StatusError as error:
+            if optional and error.status in _NO_GROUP:
+                return {}
+            raise
+        return {frame.key.decode("utf-8", "replace"): frame.value.decode("utf-8", "replace") for frame in frames}
 
     async def _call(self, requests: Sequence[Request], timeout: float, *, collect: bool = False) -> _Call:
         first = self.take_opaque(len(requests))

@@ -10,8 +10,9 @@ from penstock.client.address import Address
 from penstock.client.cluster_map import Place
 from penstock.client.connection import NodeLink
 from penstock.client.feed import Feed
+from penstock.client.handshake import Purpose
 from penstock.client.retry import retrying
-from penstock.client.session import Purpose, Session, open_session
+from penstock.client.session import Session, open_session
 from penstock.errors import ConnectionClosed
 from penstock.wire.connection import ReceiveEvent
 

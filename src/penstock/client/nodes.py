@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from penstock.client.address import Address
-from penstock.client.cluster_map import NOBODY, ClusterMap, Place, read_map
+from penstock.client.cluster_map import NOBODY, ClusterMap, Place
 from penstock.client.connection import ANY_STATUS, NodeLink
+from penstock.client.handshake import DOCUMENTS, Purpose
+from penstock.client.map_request import request_map
 from penstock.client.retry import retrying
-from penstock.client.session import DOCUMENTS, Purpose, Session, open_session
+from penstock.client.session import Session, open_session
 from penstock.errors import Error, NoBucket, NotMyVbucket, RemoteProtocolError
 from penstock.wire.frame import Frame
-from penstock.wire.kv import GetClusterConfig
 from penstock.wire.layout import Request
 
 __all__ = ["Nodes", "Part"]
@@ -145,8 +146,7 @@ class Nodes:
             self._first = first
             self._learn(first.map)
         elif self._is_old:
-            config = await first.link.request(GetClusterConfig(), self._address.options.operation_timeout)
-            self._learn(read_map(config.value, first.place, tls=self._address.tls))
+            self._learn(await request_map(first.link, first.place, self._address))
         return first
 
     async def _link_of(self, owner: int, first: Session) -> NodeLink:

@@ -17,11 +17,12 @@ from penstock.client.address import Address
 from penstock.client.cluster_map import NOBODY, Place
 from penstock.client.connection import NodeLink
 from penstock.client.follower import Delivery, Follower
+from penstock.client.handshake import Purpose
 from penstock.client.kept import KeptSessions
 from penstock.client.position import Position
 from penstock.client.retry import LONGEST_DELAY, Retry
 from penstock.client.selection import KnownCollections, read_manifest
-from penstock.client.session import Purpose, Session, open_session, stream_name
+from penstock.client.session import Session, open_session, stream_name
 from penstock.errors import (
     ConnectionClosed,
     Error,

@@ -10,10 +10,11 @@ from penstock.client.address import Address
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
 from penstock.client.cluster_map import ClusterMap
+from penstock.client.handshake import DOCUMENTS
 from penstock.client.position import VbucketInfo
 from penstock.client.retry import retrying
 from penstock.client.selection import KnownCollections, read_manifest
-from penstock.client.session import DOCUMENTS, open_session
+from penstock.client.session import open_session
 from penstock.errors import UsageError
 from penstock.wire.collections import GetManifest
 

@@ -16,9 +16,10 @@ from penstock.client.address import Address
 from penstock.client.blocking import changes_at
 from penstock.client.cluster_map import Place
 from penstock.client.feed import Feed, Wanted
+from penstock.client.handshake import Purpose
 from penstock.client.kept import KeptSessions
 from penstock.client.position import Position
-from penstock.client.session import Purpose, stream_name
+from penstock.client.session import stream_name
 from penstock.client.stream import ChangeStream
 from penstock.errors import Error
 from penstock.spark.source.connections import kept

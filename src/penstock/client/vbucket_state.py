@@ -1,0 +1,110 @@
+"""Ask one node for the failover logs and high seqnos of its vbuckets, by whichever way the server has.
+
+| what | request | in its place |
+| --- | --- | --- |
+| failover log | GET_FAILOVER_LOG (0x96), from Couchbase 4.0 on | STAT `failovers`, from 3.0 on |
+| high seqnos | GET_ALL_VB_SEQNOS (0x48), from 3.1 on | STAT `vbucket-seqno` of what STAT `vbucket` reports as alive |
+
+A connection remembers the opcodes that its server does not know, so that each is tried once.
+Source: ep-engine, ep_engine.cc (processUnknownCommand, doSeqnoStats), failover-table.cc (addStats).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+
+from penstock.client.connection import ANY_STATUS, UNKNOWN_COMMAND, NodeLink, refusal
+from penstock.client.server import unsupported
+from penstock.errors import NotMyVbucket, RemoteProtocolError
+from penstock.store.failover import FailoverLog
+from penstock.wire.constants import Dialect, Opcode, Status
+from penstock.wire.kv import FailoverEntry, GetAllVbSeqnos, GetFailoverLog, unpack_failover_log, unpack_vb_seqnos
+
+__all__ = ["request_failover_logs", "request_high_seqnos"]
+
+_DEAD = "dead"
+_MAX_U64, _MOST_DIGITS, _SHOWN = 2**64 - 1, 20, 40
+
+
+async def request_failover_logs(link: NodeLink, vbuckets: Sequence[int], timeout: float) -> dict[int, FailoverLog]:
+    """Return the failover logs of these vbuckets, newest entry first.
+
+    Raises NotMyVbucket for a vbucket that the node does not have, UnsupportedServer if the server has no failover
+    logs, RemoteProtocolError for malformed ones, and what NodeLink.requests raises.
+    """
+    if Opcode.GET_FAILOVER_LOG not in link.unknown_opcodes:
+        requests = [GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets]
+        frames = await link.requests(requests, timeout, ANY_STATUS)
+        bad = [at for at, frame in enumerate(frames) if frame.specific != Status.SUCCESS]
+        if not any(frames[at].specific in UNKNOWN_COMMAND for at in bad):
+            # NOT_MY_VBUCKET is tried again, so that another refusal is the one to raise.
+            for at in sorted(bad, key=lambda at: frames[at].specific == Status.NOT_MY_VBUCKET):
+                raise refusal(requests[at], frames[at])
+            return {vb: unpack_failover_log(frame.value) for vb, frame in zip(vbuckets, frames, strict=True)}
+        link.unknown_opcodes.add(Opcode.GET_FAILOVER_LOG)
+    group = f"failovers {vbuckets[0]}" if len(vbuckets) == 1 else "failovers"
+    stats = await link.stats(group, timeout, optional=True)
+    if not stats:
+        raise await unsupported(link, Dialect.DCP, timeout)
+    logs = read_failovers(stats)
+    if missing := [vbucket for vbucket in vbuckets if vbucket not in logs]:
+        raise NotMyVbucket(f"STAT failovers without vbucket {missing[0]}", vbucket=missing[0])
+    return {vbucket: logs[vbucket] for vbucket in vbuckets}
+
+
+_ENTRY = re.compile(r"vb_(\d{1,5}):(\d{1,5}):id", re.ASCII)
+
+
+def read_failovers(stats: Mapping[str, str]) -> dict[int, FailoverLog]:
+    """Return the failover logs in the statistics group failovers: `vb_N:0:id`, `vb_N:0:seq`, the newest entry first.
+
+    Raises RemoteProtocolError.
+    """
+    found: dict[int, dict[int, FailoverEntry]] = {}
+    for name, text in stats.items():
+        if parts := _ENTRY.fullmatch(name):
+            seqno = stats.get(f"{name.removesuffix(':id')}:seq", "")
+            entry = FailoverEntry(_number(name, text), _number(f"{name} (seq)", seqno))
+            found.setdefault(int(parts[1]), {})[int(parts[2])] = entry
+    return {vbucket: tuple(log[place] for place in sorted(log)) for vbucket, log in found.items()}
+
+
+async def request_high_seqnos(link: NodeLink, timeout: float) -> dict[int, int]:
+    """Return the high seqno of every vbucket that the node has and that is not dead.
+
+    Raises UnsupportedServer if the server has no seqnos, RemoteProtocolError for malformed ones, and what
+    NodeLink.request raises.
+    """
+    if Opcode.GET_ALL_VB_SEQNOS not in link.unknown_opcodes:
+        reply = await link.request(GetAllVbSeqnos(), timeout, accept=UNKNOWN_COMMAND)
+        if reply.specific == Status.SUCCESS:
+            return unpack_vb_seqnos(reply.value)
+        link.unknown_opcodes.add(Opcode.GET_ALL_VB_SEQNOS)
+    states, stats = await asyncio.gather(
+        link.stats("vbucket", timeout, optional=True), link.stats("vbucket-seqno", timeout, optional=True)
+    )
+    if not stats:
+        raise await unsupported(link, Dialect.DCP, timeout)
+    return {vb: seqno for vb, seqno in read_high_seqnos(stats).items() if states.get(f"vb_{vb}") != _DEAD}
+
+
+_SEQNO = re.compile(r"vb_(\d{1,5}):high_seqno", re.ASCII)
+
+
+def read_high_seqnos(stats: Mapping[str, str]) -> dict[int, int]:
+    """Return the high seqnos in the statistics group vbucket-seqno. Raises RemoteProtocolError."""
+    found: dict[int, int] = {}
+    for name, text in stats.items():
+        if parts := _SEQNO.fullmatch(name):
+            found[int(parts[1])] = _number(name, text)
+    return found
+
+
+def _number(name: str, text: str) -> int:
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    number = int(text) if is_number else _MAX_U64 + 1
+    if number > _MAX_U64:
+        raise RemoteProtocolError(f"statistic {name} is {text[:_SHOWN]!r}, expected a number from 0 to 2^64 - 1")
+    return number

@@ -1,0 +1,242 @@
+"""Servers of earlier releases, as a proxy in front of a node: it answers some opcodes itself, as that release does.
+
+    with Node.running(["beer"]) as node, OldServer(node, COUCHBASE_3_1) as server:
+        server.url()
+
+Documents and streams come from the node. What a release answers was seen with Couchbase 3.1.6 and 2.5.1, each with its
+bucket engine and with the engine alone.
+"""
+
+import asyncio
+import hmac
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from penstock.client.blocking import LoopThread
+from penstock.wire.constants import Magic, Opcode, Status
+from penstock.wire.frame import HEADER_BYTES, Frame, cut_frame, join_frame
+from penstock.wire.kv import SelectBucket
+
+Answer = Status | bytes | Callable[["OldServer", Frame], bytes | None]
+"""How an opcode is answered: with a status, with SUCCESS and this value, or with these frames (None: by the node)."""
+
+CHALLENGE = b"<1896.697170952@postoffice>"
+_SELECT_OPAQUE = 0xDEADBEEF
+
+
+def reply(frame, status=Status.SUCCESS, **parts):
+    return join_frame(Frame(Magic.RESPONSE, frame.opcode, status, opaque=frame.opaque, **parts))
+
+
+def statistics(frame, stats):
+    """Return the frames that answer STAT with these statistics."""
+    lines = [reply(frame, key=name.encode(), value=str(text).encode()) for name, text in stats.items()]
+    return b"".join([*lines, reply(frame)])
+
+
+@dataclass(frozen=True)
+class Release:
+    """What one release answers otherwise than a node of today.
+
+    Attributes:
+        answers: by opcode.
+        stats: by statistics group, what the group shows instead of the node's; a Status refuses it.
+        unknown: opcodes that are answered with UNKNOWN_COMMAND.
+    """
+
+    answers: Mapping[int, Answer] = field(default_factory=dict)
+    stats: Mapping[str, Mapping[str, str] | Status] = field(default_factory=dict)
+    unknown: frozenset[int] = frozenset()
+
+    def but(self, answers=None, stats=None):
+        """Return the same release with other answers."""
+        return replace(self, answers={**self.answers, **(answers or {})}, stats={**self.stats, **(stats or {})})
+
+
+def _cram_md5(server, frame):
+    if frame.opcode == Opcode.SASL_AUTH and frame.key == b"CRAM-MD5":
+        return reply(frame, Status.AUTH_CONTINUE, value=CHALLENGE)
+    said = frame.value
+    for user, password in server.users.items():
+        if frame.key == b"CRAM-MD5":
+            right = user.encode() + b" " + hmac.digest(password.encode(), CHALLENGE, "md5").hex().encode()
+        else:
+            right = b"\0" + user.encode() + b"\0" + password.encode()
+        if said == right:
+            return reply(frame, value=b"Authenticated")
+    return reply(frame, Status.AUTH_ERROR, value=b"Auth failure")
+
+
+_SASL: Mapping[int, Answer] = {
+    Opcode.SASL_LIST_MECHS: b"CRAM-MD5 PLAIN",
+    Opcode.SASL_AUTH: _cram_md5,
+    Opcode.SASL_STEP: _cram_md5,
+}
+
+COUCHBASE_3_1 = Release(
+    answers={
+        **_SASL,
+        Opcode.HELLO: b"",
+        Opcode.SELECT_BUCKET: Status.NOT_SUPPORTED,
+        Opcode.VERSION: b"3.1.6",
+    },
+    stats={"": {"version": "3.1.6", "ep_version": "3.1.6", "ep_max_vbuckets": "4"}},
+    unknown=frozenset({Opcode.GET_FAILOVER_LOG, Opcode.GET_ERROR_MAP}),
+)
+"""Couchbase 3.1.6 behind its bucket engine."""
+
+COUCHBASE_2_5 = Release(
+    answers={**_SASL, Opcode.SELECT_BUCKET: Status.NOT_SUPPORTED, Opcode.VERSION: b"2.5.1"},
+    stats={
+        "": {"version": "2.5.1", "ep_version": "2.5.1", "ep_max_vbuckets": "4"},
+        **dict.fromkeys(("dcp", "failovers", "vbucket-seqno"), Status.KEY_ENOENT),
+    },
+    unknown=frozenset(
+        {
+            *range(Opcode.DCP_OPEN, Opcode.DCP_OPEN + 0x18),
+            *(Opcode.HELLO, Opcode.GET_ALL_VB_SEQNOS, Opcode.GET_FAILOVER_LOG, Opcode.GET_ERROR_MAP),
+        }
+    ),
+)
+"""Couchbase 2.5.1 behind its bucket engine."""
+
+
+def without_map(release, status=Status.SUCCESS):
+    """Return a release with its engine alone, as a bare memcached: it has no cluster map and chooses no bucket."""
+    return release.but(
+        answers={Opcode.GET_CLUSTER_CONFIG: status, Opcode.SELECT_BUCKET: Status.UNKNOWN_COMMAND},
+    )
+
+
+class OldServer:
+    """The proxy, running in a thread of its own.
+
+    Args:
+        node: has the documents.
+        release: answers in its place.
+        users: passwords by user.
+
+    Attributes:
+        requests: every frame that came from clients.
+    """
+
+    def __init__(self, node, release, bucket="beer", users=None):
+        self.release = release
+        self.users = users or {}
+        self.requests: list[Frame] = []
+        self.port = 0
+        self._node = node
+        self._bucket = bucket
+        self._stack = ExitStack()
+        self._pairs: list[_Pair] = []
+
+    def __enter__(self):
+        self._thread = self._stack.enter_context(LoopThread("old-server"))
+        self._server = self._thread.run(self._listen())
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    def __exit__(self, *exc):
+        self._thread.run(self._end())
+        self._stack.close()
+
+    async def _listen(self):
+        return await asyncio.get_running_loop().create_server(self._accept, "127.0.0.1", 0)
+
+    def _accept(self):
+        pair = _Pair(self, self._node.host, self._node.kv_port, self._bucket)
+        self._pairs.append(pair)
+        return pair.client
+
+    async def _end(self):
+        self._server.close()
+        for pair in self._pairs:
+            pair.close()
+        await self._server.wait_closed()
+
+    def url(self, bucket=None, **options):
+        query = "&".join(f"{name}={value}" for name, value in options.items())
+        return f"couchbase://127.0.0.1:{self.port}/{bucket or self._bucket}" + (f"?{query}" if query else "")
+
+    def asked(self, opcode):
+        """Return the requests of this opcode."""
+        return [frame for frame in self.requests if frame.opcode == opcode]
+
+    def answer(self, frame):
+        """Return what the release answers to a request, None if the node is to answer."""
+        if frame.magic != Magic.REQUEST:
+            return None
+        release = self.release
+        if frame.opcode in release.unknown:
+            return reply(frame, Status.UNKNOWN_COMMAND)
+        if frame.opcode == Opcode.STAT and (found := release.stats.get(frame.key.decode())) is not None:
+            return reply(frame, found) if isinstance(found, Status) else statistics(frame, found)
+        answer = release.answers.get(frame.opcode)
+        if answer is None or isinstance(answer, Status):
+            return None if answer is None else reply(frame, answer)
+        return reply(frame, value=answer) if isinstance(answer, bytes) else answer(self, frame)
+
+
+class _Side(asyncio.Protocol):
+    """One of the two connections of a pair. Hands out whole frames, as bytes."""
+
+    def __init__(self, on_frame, on_lost):
+        self.ready: asyncio.Future[asyncio.Transport] = asyncio.get_running_loop().create_future()
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._data = bytearray()
+
+    def connection_made(self, transport):
+        self.ready.set_result(transport)
+
+    def data_received(self, data):
+        self._data += data
+        while len(self._data) >= HEADER_BYTES:
+            size = HEADER_BYTES + int.from_bytes(self._data[8:12], "big")
+            if len(self._data) < size:
+                return
+            frame, self._data = bytes(self._data[:size]), self._data[size:]
+            self._on_frame(frame)
+
+    def connection_lost(self, exc):
+        self._on_lost()
+
+
+class _Pair:
+    """A client's connection and the one to the node. The proxy chooses the bucket, as a port or a login does."""
+
+    def __init__(self, server, host, port, bucket):
+        self._server = server
+        self._early: list[bytes] = []
+        self._is_open = False
+        self.client = _Side(self._from_client, self.close)
+        self.node = _Side(self._from_node, self.close)
+        self._connecting = asyncio.ensure_future(self._connect(host, port, bucket))
+
+    async def _connect(self, host, port, bucket):
+        transport, _ = await asyncio.get_running_loop().create_connection(lambda: self.node, host, port)
+        transport.write(SelectBucket(key=bucket.encode(), opaque=_SELECT_OPAQUE).encode())
+        transport.write(b"".join(self._early))
+        self._is_open = True
+
+    def _from_client(self, data):
+        frame = cut_frame(memoryview(data), 0)
+        self._server.requests.append(frame)
+        answer = self._server.answer(frame)
+        if answer is not None:
+            self.client.ready.result().write(answer)
+        elif self._is_open:
+            self.node.ready.result().write(data)
+        else:
+            self._early.append(data)
+
+    def _from_node(self, data):
+        if int.from_bytes(data[12:16], "big") != _SELECT_OPAQUE:
+            self.client.ready.result().write(data)
+
+    def close(self):
+        self._connecting.cancel()
+        for side in (self.client, self.node):
+            if side.ready.done():
+                side.ready.result().close()

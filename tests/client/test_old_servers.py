@@ -1,0 +1,259 @@
+"""Servers of earlier releases: no HELLO, no SELECT_BUCKET, no GET_FAILOVER_LOG, no DCP, no cluster map."""
+
+import asyncio
+import re
+
+import pytest
+
+from penstock import Node, connect, read_changes
+from penstock.client.handshake import BucketChoice, bucket_choice
+from penstock.client.map_request import count_vbuckets
+from penstock.client.server import Server, explain_lack
+from penstock.client.vbucket_state import read_failovers, read_high_seqnos
+from penstock.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    BucketNotServed,
+    RemoteProtocolError,
+    UnsupportedServer,
+    UsageError,
+)
+from penstock.wire.constants import Dialect, Feature, Opcode, Status
+from penstock.wire.kv import FailoverEntry
+from tests.client.old_server import COUCHBASE_2_5, COUCHBASE_3_1, OldServer, reply, without_map
+from tests.client.peer import documents, in_loop
+
+MAPLESS_3_1, MAPLESS_2_5 = without_map(COUCHBASE_3_1), without_map(COUCHBASE_2_5, Status.UNKNOWN_COMMAND)
+
+
+@pytest.fixture(scope="module")
+def node():
+    with Node.running(["beer"], vbuckets=4) as node:
+
+        async def fill():
+            async with connect(node.url("beer")) as bucket:
+                await bucket.upsert_many(documents(0, 100))
+
+        asyncio.run(fill())
+        yield node
+
+
+def keys_of(batches):
+    return {key for batch in batches for key in batch["key"].to_pylist()}
+
+
+EVERYTHING = {key.encode() for key, _ in documents(0, 100)}
+
+
+@pytest.mark.parametrize("release", [COUCHBASE_3_1, MAPLESS_3_1], ids=["bucket engine", "engine alone"])
+@in_loop
+async def test_all_that_a_reader_asks_is_answered_without_get_failover_log(node, release):
+    with OldServer(node, release) as server:
+        async with connect(server.url()) as bucket:
+            async with connect(node.url("beer")) as straight:
+                assert await bucket.failover_logs(range(4)) == await straight.failover_logs(range(4))
+                assert await bucket.failover_logs([2]) == await straight.failover_logs([2])
+                assert await bucket.vbucket_infos() == await straight.vbucket_infos()
+                assert await bucket.high_seqnos() == await straight.high_seqnos()
+            batches = [batch async for batch in bucket.batches("beginning", "now")]
+            assert keys_of(batches) == EVERYTHING
+            assert not [batch async for batch in bucket.batches("now", "now")]
+        assert len(server.asked(Opcode.GET_FAILOVER_LOG)) == 4  # in one round trip, once for each connection
+        assert not server.asked(Opcode.SELECT_BUCKET)
+
+
+@in_loop
+async def test_high_seqnos_come_from_statistics_where_there_is_no_other_way(node):
+    """Couchbase 3.0 has DCP without GET_ALL_VB_SEQNOS. A dead vbucket is left out, as by that command."""
+    states = {"vb_0": "active", "vb_1": "dead", "vb_2": "replica", "vb_3": "active"}
+    release = COUCHBASE_3_1.but({Opcode.GET_ALL_VB_SEQNOS: Status.UNKNOWN_COMMAND}, {"vbucket": states})
+    with OldServer(node, release) as server:
+        async with connect(server.url()) as bucket, connect(node.url("beer")) as straight:
+            expected = await straight.high_seqnos()
+            del expected[1]
+            assert await bucket.high_seqnos() == expected
+            assert await bucket.high_seqnos() == expected
+        assert len(server.asked(Opcode.GET_ALL_VB_SEQNOS)) == 1
+
+
+@pytest.mark.parametrize("release", [COUCHBASE_2_5, MAPLESS_2_5], ids=["bucket engine", "engine alone"])
+@in_loop
+async def test_a_server_without_hello_reads_and_writes_documents_and_streams_tap(node, release):
+    with OldServer(node, release) as server:
+        async with connect(server.url(protocol="tap")) as bucket:
+            assert (await bucket.get("k7")).value == documents(7, 8)[0][1]
+            await bucket.upsert("k7", documents(7, 8)[0][1])
+            assert keys_of([batch async for batch in bucket.batches("beginning", "now")]) == EVERYTHING
+
+
+@pytest.mark.parametrize("start", ["beginning", "now"])
+def test_a_server_without_dcp_is_named_with_what_to_do(node, start):
+    with OldServer(node, COUCHBASE_2_5) as server:
+        expected = (
+            rf"^127.0.0.1:{server.port} is Couchbase 2.5.1, which has no DCP: "
+            "try protocol=tap, which tail and batch reads can use$"
+        )
+        with pytest.raises(UnsupportedServer, match=expected):
+            list(read_changes(server.url(), start=start, stop="now"))
+
+
+LACKS = [
+    (
+        Server("v2.5.1_MP1_A", "UNKNOWN", frozenset([Dialect.TAP])),
+        Dialect.DCP,
+        "Couchbase 2.5.1.*no DCP: try protocol=tap",
+    ),
+    (Server("1.4.4_304_g7d5a132", ""), Dialect.DCP, "memcached 1.4.4, .*no DCP; expected a server with change streams"),
+    (Server("7.6.0-2176", "7.6.0-2176", frozenset([Dialect.DCP])), Dialect.TAP, "7.6.0, .* no TAP: try protocol=dcp"),
+    (Server("7.6.0-2176", "7.6.0-2176", frozenset([Dialect.DCP])), Dialect.UPR, "7.6.0, .* no UPR: try protocol=dcp"),
+    (Server(), Dialect.DCP, "memcached of unknown version, which has no DCP; expected"),
+    (Server("7.6.5-penstock-0.1.0"), Dialect.DCP, "Penstock 0.1.0, which"),
+]
+
+
+@pytest.mark.parametrize(("server", "wanted", "sentence"), LACKS)
+def test_the_sentence_names_the_release_and_the_way_out(server, wanted, sentence):
+    assert re.match(f"h:1 is .*{sentence}", explain_lack("h:1", server, wanted))
+
+
+# Login and bucket
+
+
+@pytest.mark.parametrize(
+    ("features", "user", "choice"),
+    [
+        ([Feature.SELECT_BUCKET], None, BucketChoice.REQUIRED),
+        ([Feature.SELECT_BUCKET], "beer", BucketChoice.REQUIRED),
+        ([], None, BucketChoice.BY_SERVER),
+        ([Feature.JSON], "beer", BucketChoice.BY_SERVER),
+        ([], "_admin", BucketChoice.TRIED),
+    ],
+)
+def test_who_chooses_the_bucket(features, user, choice):
+    assert bucket_choice(features, user, "beer") is choice
+
+
+@pytest.mark.parametrize("release", [COUCHBASE_3_1, COUCHBASE_2_5], ids=["3.1", "2.5"])
+@in_loop
+async def test_a_login_by_cram_md5_chooses_the_bucket(node, release):
+    with OldServer(node, release, users={"beer": "secret"}) as server:
+        async with connect(server.url(), username="beer", password="secret") as bucket:
+            assert (await bucket.get("k1")).value
+        assert {frame.key for frame in server.asked(Opcode.SASL_AUTH)} == {b"CRAM-MD5"}
+        assert not server.asked(Opcode.SELECT_BUCKET)
+        with pytest.raises(AuthenticationFailed, match="refused the login of 'beer' by CRAM-MD5"):
+            await connect(server.url(), username="beer", password="wrong").connect()
+
+
+@in_loop
+async def test_an_administrator_chooses_the_bucket(node):
+    chosen = COUCHBASE_3_1.but({Opcode.SELECT_BUCKET: lambda server, frame: reply(frame)})
+    absent = COUCHBASE_3_1.but({Opcode.SELECT_BUCKET: Status.KEY_ENOENT})
+    with OldServer(node, chosen, users={"_admin": "secret"}) as server:
+        async with connect(server.url(), username="_admin", password="secret") as bucket:
+            assert (await bucket.get("k1")).value
+        assert [frame.key for frame in server.asked(Opcode.SELECT_BUCKET)] == [b"beer"]
+        server.release = absent
+        with pytest.raises(BucketNotServed, match="no bucket 'beer' on"):
+            await connect(server.url(), username="_admin", password="secret").connect()
+        server.release = COUCHBASE_3_1.but({Opcode.SELECT_BUCKET: Status.EACCESS})
+        with pytest.raises(AccessDenied, match="it is not for '_admin'"):
+            await connect(server.url(), username="_admin", password="secret").connect()
+
+
+@pytest.mark.parametrize(("username", "password"), [(None, None), ("other", "secret")])
+@in_loop
+async def test_another_bucket_than_the_one_asked_for_is_refused(node, username, password):
+    with OldServer(node, COUCHBASE_3_1, users={"other": "secret"}) as server:
+        expected = "chose bucket 'beer' for this connection, expected 'wine': this server chooses the bucket by"
+        with pytest.raises(UsageError, match=expected):
+            await connect(server.url("wine"), username=username, password=password).connect()
+
+
+# No cluster map
+
+
+@pytest.mark.parametrize("status", [Status.SUCCESS, Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED, Status.EINVAL])
+@in_loop
+async def test_the_vbuckets_are_counted_where_there_is_no_map(node, status):
+    with OldServer(node, without_map(COUCHBASE_3_1, status)) as server:
+        async with connect(server.url()) as bucket:
+            assert bucket.vbuckets == 4
+            assert (await bucket.cluster()).places == (("127.0.0.1", server.port),)
+
+
+@in_loop
+async def test_the_option_says_how_many_vbuckets_there_are(node):
+    release = MAPLESS_3_1.but(stats={"": {"ep_max_vbuckets": "1024"}})
+    with OldServer(node, release) as server:
+        expected = (
+            "has no cluster map, and its statistics show 4 vbuckets of at most 1024; "
+            "if it has the whole bucket, give the option vbucketCount=N"
+        )
+        with pytest.raises(BucketNotServed, match=expected):
+            await connect(server.url()).connect()
+        async with connect(server.url(vbucketCount=4)) as bucket:
+            assert bucket.vbuckets == 4
+            assert (await bucket.get("k1")).value
+            assert keys_of([batch async for batch in bucket.batches("beginning", "now")]) == EVERYTHING
+        assert len(server.asked(Opcode.GET_CLUSTER_CONFIG)) == 1
+
+
+ACTIVE = {f"vb_{vb}": "active" for vb in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("states", "most", "count"),
+    [
+        (ACTIVE, "4", 4),
+        (ACTIVE, "1024", 0),
+        (ACTIVE, "", 0),
+        ({**ACTIVE, "vb_2": "dead"}, "4", 0),
+        ({**ACTIVE, "vb_0": "replica"}, "4", 0),
+        ({**ACTIVE, "vb_5": "active"}, "5", 0),
+        ({}, "0", 0),
+        ({}, "", 0),
+        ({**ACTIVE, "uuid": "x"}, "4", 4),
+    ],
+)
+def test_vbuckets_are_counted_only_where_it_is_certain(states, most, count):
+    assert count_vbuckets(states, most) == count
+
+
+# Statistics in place of requests
+
+
+def test_failover_logs_are_read_from_statistics():
+    stats = {
+        "vb_0:num_entries": "2",
+        "vb_0:1:id": "7",
+        "vb_0:1:seq": "0",
+        "vb_0:0:id": str(2**64 - 1),
+        "vb_0:0:seq": "41",
+        "vb_12:num_entries": "1",
+        "vb_12:0:id": "9",
+        "vb_12:0:seq": "0",
+    }
+    assert read_failovers(stats) == {
+        0: (FailoverEntry(2**64 - 1, 41), FailoverEntry(7, 0)),
+        12: (FailoverEntry(9, 0),),
+    }
+    assert read_high_seqnos({"vb_3:high_seqno": "5", "vb_3:uuid": "77"}) == {3: 5}
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [
+        {"vb_0:0:id": "7"},
+        {"vb_0:0:id": "-7", "vb_0:0:seq": "1"},
+        {"vb_0:0:id": "7", "vb_0:0:seq": "x"},
+        {"vb_0:0:id": str(2**64), "vb_0:0:seq": "1"},
+        {"vb_0:0:id": "1" * 5000, "vb_0:0:seq": "1"},
+        {"vb_0:0:id": "٣", "vb_0:0:seq": "1"},
+    ],
+)
+def test_statistics_that_are_no_numbers_are_garbage(stats):
+    with pytest.raises(RemoteProtocolError, match="expected a number from 0 to 2"):
+        read_failovers(stats)
+    with pytest.raises(RemoteProtocolError, match="expected a number"):
+        read_high_seqnos({"vb_0:high_seqno": "many"})
