@@ -34,7 +34,8 @@ about its progress, to standard error. An error is one sentence; `penstock --deb
 | 130 | interrupted by Ctrl-C |
 
 A node that is not there is tried again, with growing pauses, for 30 seconds; `?retrySeconds=N` at the end of the
-connection string changes that.
+connection string changes that. A server without a cluster map, as memcached with its engine alone, needs
+`?vbucketCount=N` there, unless its statistics show all vbuckets.
 
 A command that the bucket has served waits as long for a bucket that is not there any more: the node may have restarted.
 A command whose first connection finds no bucket fails at once.

@@ -170,7 +170,8 @@ class OldServer:
         release = self.release
         if frame.opcode in release.unknown:
             return reply(frame, Status.UNKNOWN_COMMAND)
-        if frame.opcode == Opcode.STAT and (found := release.stats.get(frame.key.decode())) is not None:
+        group = frame.key.decode().partition(" ")[0]  # without the number of a vbucket
+        if frame.opcode == Opcode.STAT and (found := release.stats.get(group)) is not None:
             return reply(frame, found) if isinstance(found, Status) else statistics(frame, found)
         answer = release.answers.get(frame.opcode)
         if answer is None or isinstance(answer, Status):

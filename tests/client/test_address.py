@@ -58,6 +58,7 @@ OPTIONS = [
     ("connectTimeout=2.5", {"connect_timeout": 2.5}),
     ("operationTimeout=1e-3", {"operation_timeout": 0.001}),
     ("retrySeconds=86400", {"retry_seconds": 86400.0}),
+    ("vbucketCount=1024", {"vbucket_count": 1024}),
     ("protocol=upr-draft", {"protocol": Dialect.UPR_DRAFT}),
     ("flowControlBytes=65536&noopInterval=10800", {"flow_control_bytes": 65536, "noop_interval": 10800}),
 ]
@@ -120,6 +121,7 @@ WRONG = [
     ("couchbase://a/beer?noopInterval=1_0", "noopInterval is '1_0'", "from 1 to 10800"),
     ("couchbase://a/beer?flowControlBytes=65535", "flowControlBytes is '65535'", "from 65536 to 4294967295"),
     ("couchbase://a/beer?flowControlBytes=4294967296", "flowControlBytes is '4294967296'", "from 65536 to 4294967295"),
+    ("couchbase://a/beer?vbucketCount=0", "vbucketCount is '0'", "a whole number from 1 to 65536"),
     ("couchbase://a/beer?retrySeconds=0", "retrySeconds is '0'", "a number from 0.001 to 86400"),
     ("couchbase://a/beer?retrySeconds=nan", "retrySeconds is 'nan'", "from 0.001 to 86400"),
     ("couchbase://a/beer?retrySeconds=inf", "retrySeconds is 'inf'", "from 0.001 to 86400"),

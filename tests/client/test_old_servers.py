@@ -6,6 +6,8 @@ import re
 import pytest
 
 from penstock import Node, connect, read_changes
+from penstock.client.address import parse_address
+from penstock.client.dialect_check import check_dialect
 from penstock.client.handshake import BucketChoice, bucket_choice
 from penstock.client.map_request import count_vbuckets
 from penstock.client.server import Server, explain_lack
@@ -114,6 +116,40 @@ LACKS = [
 @pytest.mark.parametrize(("server", "wanted", "sentence"), LACKS)
 def test_the_sentence_names_the_release_and_the_way_out(server, wanted, sentence):
     assert re.match(f"h:1 is .*{sentence}", explain_lack("h:1", server, wanted))
+
+
+CHECKS = [
+    (COUCHBASE_3_1, Dialect.DCP, None),
+    (COUCHBASE_3_1, Dialect.TAP, None),
+    (COUCHBASE_3_1, Dialect.UPR, None),  # the node behind it knows the drafts
+    (COUCHBASE_3_1, Dialect.UPR_DRAFT, None),
+    (COUCHBASE_2_5, Dialect.TAP, None),
+    (COUCHBASE_2_5, Dialect.DCP, "Couchbase 2.5.1, which has no DCP: try protocol=tap"),
+    (COUCHBASE_2_5, Dialect.UPR, "Couchbase 2.5.1, which has no UPR: try protocol=tap"),
+    (
+        COUCHBASE_3_1.but(stats={"tap": Status.KEY_ENOENT}),
+        Dialect.TAP,
+        "Couchbase 3.1.6, which has no TAP: try protocol=dcp",
+    ),
+    (COUCHBASE_3_1.but({Opcode.SET: Status.EINVAL}), Dialect.UPR_DRAFT, "which has no UPR draft: try protocol=dcp"),
+    (
+        COUCHBASE_3_1.but(stats={"failovers": Status.KEY_ENOENT, "dcp": Status.KEY_ENOENT}),
+        Dialect.DCP,
+        "Couchbase 3.1.6, which has no DCP: try protocol=tap",
+    ),
+]
+
+
+@pytest.mark.parametrize(("release", "dialect", "sentence"), CHECKS)
+@in_loop
+async def test_a_dialect_is_checked_before_anything_depends_on_it(node, release, dialect, sentence):
+    with OldServer(node, release) as server:
+        address = parse_address(server.url())
+        if sentence is None:
+            await check_dialect(address, dialect)
+        else:
+            with pytest.raises(UnsupportedServer, match=sentence):
+                await check_dialect(address, dialect)
 
 
 # Login and bucket

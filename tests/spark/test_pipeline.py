@@ -9,17 +9,19 @@ from pathlib import Path
 import pytest
 from deltalake.exceptions import TableNotFoundError
 
-from penstock.errors import Error, LakeRefused, Unreachable, UsageError
+from penstock.errors import Error, LakeRefused, Unreachable, UnsupportedServer, UsageError
 from penstock.node import Node
 from penstock.spark.lake import Lake
 from penstock.spark.lake.lock import locked
 from penstock.spark.lake.reading import count_rows
 from penstock.spark.pipeline.definition import of_one
 from penstock.spark.pipeline.failure import failure, in_one_sentence
+from penstock.spark.pipeline.plan import check_buckets, plan
 from penstock.spark.pipeline.progress import Progress
 from penstock.spark.pipeline.run import run
 from penstock.spark.pipeline.status import status_of
 from penstock.spark.pipeline.stopping import stop
+from tests.client.old_server import COUCHBASE_2_5, COUCHBASE_3_1, OldServer, without_map
 from tests.spark.buckets import Documents, Proxy, check_changelog, compact, current_of, generated, numbered
 from tests.spark.running import SECONDS, catch_up, running
 
@@ -174,6 +176,29 @@ def test_a_bucket_that_cannot_be_used_is_told_before_spark_starts(node, lake, ur
     assert sentence in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not lake.path.exists() or not [*lake.path.iterdir()]
+
+
+def test_a_server_without_dcp_is_refused_before_spark_starts(node, lake):
+    with OldServer(node, COUCHBASE_2_5, bucket="default") as server:
+        definition = of_one(str(lake.path), url=server.url())
+        expected = "is Couchbase 2.5.1, which has no DCP: try protocol=tap, which tail and batch reads can use"
+        for use in (run, check_buckets):
+            with pytest.raises(UnsupportedServer, match=expected):
+                use(definition)
+        (planned,) = plan(definition)
+        assert planned.unreachable == f"127.0.0.1:{server.port} {expected}"
+    assert not lake.path.exists() or not [*lake.path.iterdir()]
+
+
+def test_a_server_of_2014_fills_a_lake(spark, node, documents, lake):
+    documents.store(numbered(0, 300))
+    release = without_map(COUCHBASE_3_1).but(stats={"": {"ep_max_vbuckets": "1024"}})
+    with OldServer(node, release, bucket="default") as server:
+        catch_up(spark, server.url(vbucketCount=16), lake)
+        documents.store(dict.fromkeys(numbered(0, 10), b"changed"))
+        catch_up(spark, server.url(vbucketCount=16), lake)
+    assert current_of(lake) == documents.contents()
+    check_changelog(lake)
 
 
 def test_a_bucket_of_another_size_is_refused_by_the_lake(spark, documents, lake):

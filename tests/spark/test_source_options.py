@@ -151,6 +151,7 @@ READ = {
     "connectTimeout": ("2.5", 2.5),
     "operationTimeout": ("2.5", 2.5),
     "retrySeconds": ("2.5", 2.5),
+    "vbucketCount": ("64", 64),
 }
 LOGIN = {"username", "password", "passwordFile", "credentialsFile"}
 
@@ -187,6 +188,8 @@ def test_times_stand_above_those_of_the_connection_string():
     url = "couchbase://h/b?connectTimeout=1&operationTimeout=2&retrySeconds=3"
     options = SourceOptions.parse({"url": url, "operationTimeout": "20"}).address.options
     assert (options.connect_timeout, options.operation_timeout, options.retry_seconds) == (1, 20, 3)
+    options = SourceOptions.parse({"url": "couchbase://h/b?vbucketCount=4", "vbucketCount": "64"}).address.options
+    assert options.vbucket_count == 64
 
 
 def test_offsets_may_be_of_a_query_or_by_hand():

@@ -97,6 +97,7 @@ class Source:
     connect_timeout: float | None = None
     operation_timeout: float | None = None
     retry_seconds: float | None = None
+    vbucket_count: int | None = None
     where: str | None = None
     value_schema: str | None = None
     trigger_seconds: float = 1.0
@@ -263,6 +264,7 @@ class BucketSink(_Hanging):
     connect_timeout: float | None = None
     operation_timeout: float | None = None
     retry_seconds: float | None = None
+    vbucket_count: int | None = None
     sql: str | None = None
     lost: Lost = "remove"
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from penstock.client.address import Address
 from penstock.client.bucket import Bucket
+from penstock.client.dialect_check import check_dialect
 from penstock.errors import Error, UsageError
 from penstock.spark.lake import Lake
 from penstock.spark.lake.positions import position
@@ -121,6 +122,7 @@ async def _ask(addresses: Sequence[Address]) -> list[dict[int, int] | str]:
 async def _high_seqnos(address: Address) -> dict[int, int] | str:
     bucket = Bucket(address)
     try:
+        await _within(check_dialect(address, address.options.protocol), address)
         return await _within(bucket.high_seqnos(), address)
     except Error as error:
         return str(error)
@@ -145,6 +147,7 @@ async def _checked(source: Source) -> str:
     options = source.options()
     bucket = Bucket(options.address)
     try:
+        await _within(check_dialect(options.address, options.dialect), options.address)
         seqnos = await _within(bucket.high_seqnos(), options.address)
         if beyond := [vbucket for vbucket in options.vbuckets or () if vbucket >= bucket.vbuckets]:
             raise UsageError(f"vbuckets has {beyond[0]}, but {options.address} has {bucket.vbuckets}, from 0 on")
@@ -163,7 +166,7 @@ async def _open_nothing(bucket: Bucket) -> None:
 async def _reached(address: Address) -> str:
     bucket = Bucket(address)
     try:
-        await _within(bucket.high_seqnos(), address)
+        await _within(bucket.connect(), address)
         return f"{address}: {bucket.vbuckets} vbuckets, to be written to"
     finally:
         await bucket.close()

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
+from penstock.client.dialect_check import check_dialect
 from penstock.errors import Error, UsageError
 from penstock.spark.lake import Lake
 from penstock.spark.lake.lock import locked
@@ -62,7 +63,7 @@ def run(
     caught up. spark: the session to run in; without it, one is started and stopped: on this machine, or on the cluster
     that `master` names as for spark-submit. report: called about once a second for each source. However this ends, what
     the changelogs have is merged before.
-    Raises UsageError or LakeRefused for settings, a bucket or a lake that cannot be used, before Spark is started;
+    Raises UsageError or LakeRefused for settings, a server, bucket or lake that cannot be used, before Spark starts;
     Unreachable if a node stays away; Error if a query fails.
     """
     places = [_Place(source, Lake(definition.lake_of(source))) for source in definition.sources]
@@ -71,6 +72,8 @@ def run(
         for place in places:
             stack.callback(place.close, loop)
             place.lake.check_owner(definition.tables.changelog_format)
+            source = place.source.options()
+            loop.run(check_dialect(source.address, source.dialect))
             loop.run(place.bucket.high_seqnos())
         locks = [stack.enter_context(locked(place.lake.path, PATIENCE)) for place in places]
         for place in places:

@@ -150,7 +150,7 @@ OPTIONS: Sequence[Option] = (
 
 CONNECTION = (
     *("url", "bucket", "username", "password", "passwordFile", "credentialsFile"),
-    *("connectTimeout", "operationTimeout", "retrySeconds"),
+    *("connectTimeout", "operationTimeout", "retrySeconds", "vbucketCount"),
 )
 """Options that mean the same as in reading."""
 

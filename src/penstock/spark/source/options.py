@@ -74,6 +74,7 @@ class SourceOptions:
     connect_timeout: float | None = None
     operation_timeout: float | None = None
     retry_seconds: float | None = None
+    vbucket_count: int | None = None
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
@@ -115,7 +116,7 @@ class SourceOptions:
     def address(self) -> Address:
         """Where the bucket is, with what these options say in place of what the connection string does."""
         address = parse_address(self.url, self.credentials)
-        named = {name: value for name in _TIMES if (value := getattr(self, name)) is not None}
+        named = {name: value for name in _OF_CONNECTION if (value := getattr(self, name)) is not None}
         options = replace(address.options, protocol=self.dialect, xattrs=self._wants_xattrs(address.options), **named)
         if self.scope is not None or self.collections is not None:
             options = replace(options, scope=self.scope or "", collections=self.collections or ())
@@ -213,7 +214,7 @@ def _credentials(lower: Mapping[str, str]) -> Credentials | None:
 
 _LOGIN = ("username", "password", "passwordFile", "credentialsFile")
 _OF_VALUES = ("valueFormat", "valueSchema", "xattrs")
-_TIMES = ("connect_timeout", "operation_timeout", "retry_seconds")
+_OF_CONNECTION = ("connect_timeout", "operation_timeout", "retry_seconds", "vbucket_count")
 
 
 def _option(
@@ -274,6 +275,8 @@ OPTIONS: Sequence[Option] = (
     _option("operationTimeout", as_in_a_url, _URL + "10", "seconds for one request's answer", "2.5"),
     _option("retrySeconds", as_in_a_url, _URL + "30",
             "seconds for which a node that does not serve is tried again", "300"),
+    _option("vbucketCount", as_in_a_url, _URL + "of the cluster map",
+            "how many vbuckets a bucket without a cluster map has; the address alone serves it", "1024"),
 )
 # fmt: on
 """Every option, in the order of its documentation."""

@@ -10,6 +10,7 @@ from penstock.client.address import Address
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
 from penstock.client.cluster_map import ClusterMap
+from penstock.client.dialect_check import check_dialect
 from penstock.client.handshake import DOCUMENTS
 from penstock.client.position import VbucketInfo
 from penstock.client.retry import retrying
@@ -17,6 +18,7 @@ from penstock.client.selection import KnownCollections, read_manifest
 from penstock.client.session import open_session
 from penstock.errors import UsageError
 from penstock.wire.collections import GetManifest
+from penstock.wire.constants import Dialect
 
 __all__ = ["ASSUMED_BYTES", "Planner", "bytes_per_seqno"]
 
@@ -88,6 +90,10 @@ class Planner:
             return read_manifest((await session.link.request(GetManifest(), timeout)).value)
         finally:
             await session.link.close()
+
+    def check_dialect(self, dialect: Dialect) -> None:
+        """Raise UnsupportedServer if the server does not stream changes in this dialect."""
+        self._loop.run(check_dialect(self._bucket.address, dialect))
 
     def infos(
         self, vbuckets: Sequence[int] | None = None, settled: Collection[int] | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -56,9 +56,10 @@ class DcpReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         shape = replace(self.shape, filters=self.pushed.filters)
-        if self.options.dialect is Dialect.TAP:
-            return [DumpPartition(self.options.address, shape)]
         with closing(Planner(self.options.address, self.options.vbuckets)) as planner:
+            planner.check_dialect(self.options.dialect)
+            if self.options.dialect is Dialect.TAP:
+                return [DumpPartition(self.options.address, shape)]
             address, cluster = self._narrowed(planner), planner.cluster
             infos = planner.infos(self.pushed.vbuckets_of(planner.vbuckets))
         start, end = self._between(infos, cluster.vbuckets)
@@ -124,7 +125,11 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _connected(self) -> Planner:
         if self._planner is None:
-            self._planner = Planner(self.options.address, self.options.vbuckets)
+            with ExitStack() as stack:
+                planner = stack.enter_context(closing(Planner(self.options.address, self.options.vbuckets)))
+                planner.check_dialect(self.options.dialect)
+                stack.pop_all()  # it is good for use, and closed by `stop`
+            self._planner = planner
         return self._planner
 
     def initialOffset(self) -> dict[str, Any]:
@@ -212,6 +217,7 @@ def latest_offsets(given: Mapping[str, str]) -> str:
     options = SourceOptions.parse(given)
     options.check_streaming()
     with closing(Planner(options.address, options.vbuckets)) as planner:
+        planner.check_dialect(options.dialect)
         infos = planner.infos()
         end, _ = offsets.plan(offsets.beginning(planner.cluster.vbuckets), infos)
     return json.dumps(end.to_json())
