@@ -1,14 +1,25 @@
-"""Changes without their values."""
+"""Changes without their values, and values that were sent compressed."""
+
+from dataclasses import replace
 
 import pytest
 
 from penstock import Node, connect
+from penstock.client.tap_feed import TapFeed
+from penstock.errors import RemoteProtocolError
 from penstock.wire.columns import SMALL_RUN
-from penstock.wire.constants import Datatype, Dialect
+from penstock.wire.connection import Connection, Slab
+from penstock.wire.constants import Datatype, Dialect, Opcode
+from penstock.wire.dcp import Mutation
 from penstock.wire.dcp_values import pack_xattrs
+from penstock.wire.frame import Frame
+from penstock.wire.layout import decode
 from penstock.wire.schema import Event
-from tests.client.peer import in_loop
+from penstock.wire.snappy import deflate
+from penstock.wire.tap import TapMutation
+from tests.client.peer import Script, in_loop, reply
 from tests.client.producer import deletion, marker, mutations, opened
+from tests.client.receiver import Receiver
 from tests.node.watch import run
 
 MANY = 2 * SMALL_RUN
@@ -52,3 +63,67 @@ async def test_extended_attributes_come_without_the_values_behind_them():
         async with connect(node.url("default")) as bucket:
             rows = [row async for row in bucket.changes(stop="now", values=False, xattrs=True)]
             assert [(row.value, row.datatype, row.xattrs) for row in rows] == [(None, None, {"_sync": b"{}"})] * MANY
+
+
+# Compressed without being asked for: Couchbase 3.1.6 does so in every stream
+
+
+def compressed(*frames):
+    """Return change messages with the value that they have, compressed."""
+    found = []
+    for frame in Connection(Slab(1 << 20), runs=None).feed(b"".join(frames)):
+        assert isinstance(frame, Frame)
+        message = decode(frame)
+        assert isinstance(message, Mutation)
+        packed = replace(message, value=deflate(message.value), datatype=Datatype.SNAPPY | Datatype.JSON)
+        found.append(packed.encode())
+    return b"".join(found)
+
+
+@pytest.mark.parametrize("many", [1, MANY])
+def test_a_stream_gives_compressed_values_inflated(many):
+    consumer, request = opened()
+    plain, packed = range(1, many + 1), range(many + 1, 2 * many + 1)
+    rows = consumer.get(
+        marker(request, 1, 2 * many), mutations(request, *plain), compressed(mutations(request, *packed))
+    )
+    assert [row.seqno for row in rows] == [*plain, *packed]
+    assert {(row.value, row.datatype) for row in rows[:many]} == {(b"value", 0)}
+    assert {(row.value, row.datatype) for row in rows[many:]} == {(b"value", Datatype.JSON)}
+    consumer.give()
+    assert consumer.acknowledged <= consumer.charged  # counted as they came, not as they became
+
+
+@pytest.mark.parametrize("many", [1, MANY])
+def test_tap_gives_compressed_values_inflated(many):
+    consumer = Receiver(TapFeed(8, range(8), window=1 << 16))
+    consumer.feed.requests(lambda: 1)
+    message = TapMutation(vbucket=3, key=b"k", value=deflate(b"{}"), datatype=Datatype.SNAPPY | Datatype.JSON)
+    rows = consumer.get(*[message.encode()] * many)
+    assert [(row.value, row.datatype) for row in rows] == [(b"{}", Datatype.JSON)] * many
+
+
+@pytest.mark.parametrize("many", [1, MANY])
+def test_a_value_that_cannot_be_inflated_ends_a_stream(many):
+    consumer, request = opened()
+    bad = Mutation(
+        vbucket=3, opaque=request.opaque, key=b"k", value=b"\x05abc", by_seqno=many + 1, datatype=Datatype.SNAPPY
+    ).encode()
+    with pytest.raises(RemoteProtocolError, match="vbucket 3: DCP_MUTATION of key b'k': compressed value of 4 bytes"):
+        consumer.give(marker(request, 1, many + 1), mutations(request, *range(1, many + 1)), bad)
+
+
+@in_loop
+async def test_a_document_is_read_inflated():
+    values = {b"good": deflate(b"{}"), b"bad": b"\x05abc"}
+
+    def answer(peer, frame):
+        if frame.opcode != Opcode.GET:
+            return None
+        return reply(frame, value=values[frame.key], extras=bytes(4), datatype=Datatype.SNAPPY | Datatype.JSON)
+
+    async with Script(answer) as script, connect(script.url()) as bucket:
+        document = await bucket.get("good")
+        assert (document.value, document.datatype) == (b"{}", Datatype.JSON)
+        with pytest.raises(RemoteProtocolError, match="GET b'bad': compressed value of 4 bytes"):
+            await bucket.get("bad")

@@ -40,6 +40,7 @@ from penstock.wire.collection_names import DEFAULT_NAME
 from penstock.wire.collections import CollectionIdReply, GetCollectionId
 from penstock.wire.constants import MAX_KEY, MAX_SEQNO, MAX_VALUE, Dialect, Status
 from penstock.wire.frame import Frame
+from penstock.wire.inflated import inflate_value
 from penstock.wire.kv import (
     Add,
     CloseProducer,
@@ -163,7 +164,7 @@ class Bucket:
         found: list[Document | None] = []
         for chunk in _chunks(map(_octets, keys)):
             frames = await self._documents(collection, chunk, self._get, accept=(Status.KEY_ENOENT,))
-            found += [_document(frame) for frame in frames]
+            found += [_document(key, frame) for key, frame in zip(chunk, frames, strict=True)]
         return found
 
     async def upsert(
@@ -573,13 +574,14 @@ class Bucket:
         return kind(key=prefix + key, value=value, vbucket=self._vbucket(key), **fields)
 
 
-def _document(frame: Frame) -> Document | None:
+def _document(key: bytes, frame: Frame) -> Document | None:
     if frame.specific != Status.SUCCESS:
         return None
     if len(frame.extras) != _FLAGS.size:
         decode(frame)  # says what is wrong with it; decoding those that are right as well took a third of the time
     (flags,) = _FLAGS.unpack(frame.extras)
-    return Document(frame.value, frame.cas, flags, frame.datatype)
+    value, datatype = inflate_value(frame.value, frame.datatype, f"GET {key!r}")
+    return Document(value, frame.cas, flags, datatype)
 
 
 def _octets(key: str | bytes) -> bytes:

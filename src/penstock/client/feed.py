@@ -56,7 +56,8 @@ from penstock.wire.dcp import (
     SystemEvent,
 )
 from penstock.wire.frame import Frame, join_frame, status_name
-from penstock.wire.heads import Heads, Run, heads_of
+from penstock.wire.heads import Heads, Run
+from penstock.wire.inflated import inflate_run, plain_heads
 from penstock.wire.layout import Message, Request, decode
 from penstock.wire.schema import signed64
 from penstock.wire.stream import EVENTS, StreamEvent, StreamState, advance
@@ -507,6 +508,7 @@ class Feed(Follower):
         nbytes = run.end - int(run.offsets[0])
         if len(run.offsets) < SMALL_RUN:
             self._nbytes += nbytes
+            run = inflate_run(run)
             for change, offset in zip(decode_messages(run, self._context), run.offsets, strict=True):
                 opaque = int.from_bytes(run.buffer[offset + 12 : offset + 16], "big")
                 seqno = change.seqno or 0
@@ -516,7 +518,7 @@ class Feed(Follower):
             return
         self._flush()  # first, or the rows of smaller runs would be handed out with positions behind this one
         self._nbytes += nbytes
-        heads = heads_of(run, prefixed=self._context.collections is not None)
+        run, heads = plain_heads(run, prefixed=self._context.collections is not None)
         batch = columns_of(run, heads, self._context)
         keep, violation = self._take_parts(heads)
         if keep is not None:

@@ -18,7 +18,8 @@ from penstock.errors import RemoteProtocolError, UsageError, status_error
 from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
 from penstock.wire.constants import Dialect, Magic, Opcode, TapConnectFlag, TapFlag, TapOpaque
 from penstock.wire.frame import HEADER, HEADER_BYTES, Buffer, Frame, opcode_name, status_name
-from penstock.wire.heads import Run, heads_of
+from penstock.wire.heads import Run
+from penstock.wire.inflated import inflate_run, plain_heads
 from penstock.wire.layout import decode
 from penstock.wire.schema import Change, Event
 from penstock.wire.stream import EVENTS, StreamEvent, StreamState, advance
@@ -123,14 +124,14 @@ class TapFeed(Follower):
         acks = [_ack_of(run.buffer, offset) for offset in offsets[flags & TapFlag.ACK != 0].tolist()]
         if len(offsets) < SMALL_RUN:
             self._nbytes += nbytes
-            changes = decode_messages(run, self._context)
+            changes = decode_messages(inflate_run(run), self._context)
             self._take({change.vbucket for change in changes})
             self._rows += changes
             self._acks += acks
             return
         self._flush()
         self._nbytes += nbytes
-        heads = heads_of(run)
+        run, heads = plain_heads(run)
         batch = columns_of(run, heads, self._context)
         self._take(np.unique(heads.vbucket).tolist())
         self._acks += acks

@@ -38,6 +38,7 @@ _KINDS: dict[str, pa.DataType] = {field.name: field.type for field in CHANGE_SCH
 def decode_run(run: Run, context: StreamContext, *, views: bool = False) -> pa.RecordBatch:
     """Return the changes of a run as one batch of CHANGE_SCHEMA, keys and values copied.
 
+    Compressed values stay so; `penstock.wire.inflated.inflate_run` goes before it.
     views: values are binary_view into the run's slab, which must then never be written again.
     Raises RemoteProtocolError for a frame that breaks its layout.
     """

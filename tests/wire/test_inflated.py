@@ -1,0 +1,121 @@
+"""Runs with compressed values: what a consumer sees is plain, garbage is refused, and nothing is made too large."""
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import RemoteProtocolError
+from penstock.wire.columns import changes_of, columns_of, decode_messages
+from penstock.wire.constants import MAX_VALUE, Datatype, Dialect
+from penstock.wire.dcp import Deletion, Mutation
+from penstock.wire.dcp_values import pack_xattrs
+from penstock.wire.heads import heads_of
+from penstock.wire.inflated import inflate_run, inflate_value, plain_heads
+from penstock.wire.snappy import MAX_INFLATED, deflate
+from penstock.wire.upr_draft import DraftMutation
+from tests.strategies import runs_in
+from tests.wire.test_columns import context_of, run_of
+
+pytestmark = pytest.mark.usefixtures("path")
+
+SNAPPY, JSON, XATTR = Datatype.SNAPPY, Datatype.JSON, Datatype.XATTR
+
+
+def mutation(value, datatype=0, seqno=1, **fields):
+    return Mutation(vbucket=3, key=b"k", value=value, by_seqno=seqno, datatype=datatype, **fields)
+
+
+def rows_of(run, **attributes):
+    """Return a run's changes, the same both ways."""
+    context = context_of()
+    for name, said in attributes.items():
+        setattr(context, name, said)
+    columns = changes_of(columns_of(run, heads_of(run), context))
+    assert decode_messages(run, context) == columns
+    return columns
+
+
+def compressed(message):
+    """Return a change with its value compressed, and the extended meta data behind that as it was."""
+    end = len(message.value) - getattr(message, "nmeta", 0)
+    value = deflate(message.value[:end]) + message.value[end:]
+    return replace(message, value=value, datatype=message.datatype | SNAPPY)
+
+
+@pytest.mark.parametrize("dialect", [Dialect.DCP, Dialect.UPR, Dialect.TAP])
+@given(data=st.data())
+def test_compressed_or_not_the_rows_are_the_same(dialect, data):
+    plain = [replace(message, datatype=message.datatype & JSON) for message in data.draw(runs_in(dialect, max_size=40))]
+    which = data.draw(st.lists(st.booleans(), min_size=len(plain), max_size=len(plain)))
+    mixed = [
+        compressed(message) if wanted and message.value else message
+        for message, wanted in zip(plain, which, strict=True)
+    ]
+    source = run_of([message.encode() for message in mixed], before=b"..", dialect=dialect)
+    found, heads = plain_heads(source)
+    assert found.buffer == inflate_run(source).buffer
+    assert changes_of(columns_of(found, heads, context_of())) == rows_of(found)
+    assert rows_of(found) == rows_of(run_of([message.encode() for message in plain], dialect=dialect))
+
+
+def test_a_run_without_compressed_values_is_left_alone():
+    for many in (1, 100):
+        run = run_of([mutation(b"v", JSON | XATTR, seqno).encode() for seqno in range(1, many + 1)])
+        assert inflate_run(run) is run
+        assert plain_heads(run)[0] is run
+
+
+def test_the_draft_has_no_datatypes():
+    """Its kinds of message stand where the others have theirs, with the same bit."""
+    run = run_of([DraftMutation(vbucket=1, key=b"k", value=b"v", by_seqno=1).encode()], dialect=Dialect.UPR_DRAFT)
+    assert inflate_run(run) is run
+
+
+@pytest.mark.parametrize("many", [1, 100])
+def test_attributes_are_found_behind_the_compression(many):
+    whole = pack_xattrs({"_a": b"1"}, b"body")
+    packed = mutation(deflate(whole), SNAPPY | XATTR | JSON)
+    run = run_of([replace(packed, by_seqno=seqno).encode() for seqno in range(1, many + 1)])
+    for row in rows_of(inflate_run(run), xattrs=True):
+        assert (row.value, row.xattrs, row.datatype) == (b"body", {"_a": b"1"}, JSON)
+
+
+def test_without_a_value_there_is_nothing_to_inflate():
+    run = run_of([mutation(b"", SNAPPY | JSON).encode(), Deletion(key=b"k", by_seqno=2, datatype=SNAPPY).encode()])
+    assert [(row.value, row.datatype) for row in rows_of(inflate_run(run))] == [(b"", JSON), (None, 0)]
+
+
+BAD = [
+    (b"\x05\x10abc", 0, "compressed value of 5 bytes: "),
+    (deflate(bytes(MAX_VALUE + 1)), 0, f"{MAX_VALUE + 1} inflated, limit {MAX_VALUE}"),
+    (deflate(bytes(MAX_INFLATED + 1)), XATTR, f"{MAX_INFLATED + 1} inflated, limit {MAX_INFLATED}"),
+    (b"\x80\x80\x80\x0a" + bytes(50), 0, "cannot become"),
+]
+
+
+@pytest.mark.parametrize(("value", "datatype", "found"), BAD, ids=[row[2] for row in BAD])
+def test_a_bad_block_is_reported_with_its_document(value, datatype, found):
+    run = run_of([mutation(b"v").encode(), mutation(value, SNAPPY | datatype, 2).encode()])
+    with pytest.raises(RemoteProtocolError, match=found) as caught:
+        inflate_run(run)
+    assert str(caught.value).startswith("vbucket 3: DCP_MUTATION of key b'k': compressed value of ")
+    assert caught.value.fatal
+
+
+@given(st.binary(max_size=200), st.sampled_from([0, XATTR]))
+def test_anything_is_inflated_within_the_limit_or_refused(value, datatype):
+    with contextlib.suppress(RemoteProtocolError):
+        found, plain = inflate_value(value, SNAPPY | datatype, "k")
+        assert len(found) <= MAX_INFLATED
+        assert plain == datatype
+
+
+def test_a_frame_that_breaks_its_layout_is_left_to_the_decoder():
+    broken = replace(mutation(deflate(b"v"), SNAPPY), nmeta=500)
+    assert getattr(broken, "value", None)
+    run = run_of([broken.encode()])
+    with pytest.raises(RemoteProtocolError, match="extended meta data of 500 bytes"):
+        decode_messages(inflate_run(run), context_of())
