@@ -9,8 +9,11 @@ import pytest
 
 from penstock import connect
 from penstock.cli.samples import sample_documents
-from penstock.wire.constants import Datatype
+from penstock.wire.constants import Datatype, Opcode
 from penstock.wire.dcp_values import pack_xattrs
+from tests.client.peer import serving
+from tests.client.test_tap_feed import begin, mutation, mutations
+from tests.client.test_tap_peers import closing, tap
 from tests.node.watch import run as on_loop
 
 BEER_SAMPLE = Path(__file__).parents[3] / "shared" / "data" / "beer-sample.jsonl"
@@ -182,3 +185,40 @@ def test_statistics(on_beer):
     assert on_beer("stats", "failovers", 7, "--json").json["vb_7:num_entries"] == "1"
     assert (unknown := on_beer("stats", "nonsense")).code == 2
     assert "has no statistics 'nonsense'" in unknown.err
+
+
+def test_a_dump_over_tap_ends_with_the_connection(run):
+    """ep-engine 2.5.1: no CLOSE_BACKFILL. Each connection dumps everything, so that a second one would be seen."""
+    whole = begin(0) + mutations(0, 300) + begin(1) + mutations(1, 20)
+    with serving(tap(closing(*[whole] * 9), (300, 20))) as script:
+        shown = run("tail", "--from", "beginning", "--until", "now", "--protocol", "tap", "--url", script.url())
+    assert (shown.code, shown.err, len(shown.lines)) == (0, "", 320)
+
+
+def test_a_dump_over_tap_that_never_has_everything_is_an_error(run):
+    with serving(tap(closing(*[begin(1) + mutations(1, 2)] * 9), (0, 5))) as script:
+        shown = run("tail", "--from", "beginning", "--until", "now", "--protocol", "tap", "--url", script.url())
+    assert shown.code == 1
+    assert "the dump has 2 of 5 documents (vbucket 1: 2 of 5)" in shown.err
+
+
+def test_a_stream_over_tap_that_lacks_documents_is_reported(run):
+    """ep-engine 3.1.6 after kill -9: no backfill, only what is new. The second change ends the command."""
+    counted = tap(lambda peer: mutation(0, b"first"), (300, 20))
+    of_counted, producers, asked = counted.answer, [], []
+
+    def answer(peer, frame):
+        if frame.opcode == Opcode.TAP_CONNECT:
+            producers.append(peer)
+        if frame.opcode == Opcode.STAT:
+            asked.append(frame)
+        if len(asked) == 2:  # it is about to be reported
+            producers[0].transport.write(mutation(0, b"second"))
+        return of_counted(peer, frame)
+
+    counted.answer = answer
+    with serving(counted) as script:
+        url, limit = script.url(), ("--limit", 2)
+        shown = run("tail", "--from", "beginning", "--protocol", "tap", *limit, "--url", url)
+    assert (shown.code, len(shown.lines)) == (0, 2)
+    assert "of 320 documents (vbucket 0:" in shown.err

@@ -5,8 +5,9 @@ import functools
 import json
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
+from penstock.client.blocking import LoopThread
 from penstock.node import Node
 from penstock.wire.connection import Connection, Slab
 from penstock.wire.constants import Feature, Magic, Opcode, Status
@@ -94,6 +95,12 @@ def reply(frame, status=Status.SUCCESS, **parts):
     return join_frame(Frame(Magic.RESPONSE, frame.opcode, status, opaque=frame.opaque, **parts))
 
 
+def stats_reply(frame, stats):
+    """Return the replies to a STAT request: one for each statistic, and the empty last one."""
+    named = [reply(frame, key=name.encode(), value=str(value).encode()) for name, value in stats.items()]
+    return b"".join([*named, reply(frame)])
+
+
 class Peer(asyncio.Protocol):
     """One connection to a scripted peer. requests: what it received. lost: the other side has closed it."""
 
@@ -151,6 +158,17 @@ class Script:
         }
         extras = bytes(4) if frame.opcode == Opcode.GET else b""
         return reply(frame, value=values.get(frame.opcode, b""), extras=extras)
+
+
+@contextmanager
+def serving(script):
+    """Let a script serve from a thread of its own, for callers without an event loop."""
+    with LoopThread("script") as loop:
+        loop.run(script.__aenter__())
+        try:
+            yield script
+        finally:
+            loop.run(script.__aexit__())
 
 
 def documents(first, behind, size=10):

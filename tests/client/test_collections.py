@@ -270,3 +270,15 @@ async def test_extended_attributes(node, url):
         for wanted, expected in ((False, None), (True, {"_sync": b'{"rev":1}', "own": b"1"})):
             (row,) = [row async for row in bucket.changes(stop="now", vbuckets=[3], xattrs=wanted) if row.key]
             assert (row.value, row.datatype, row.xattrs) == (b'{"a":1}', Datatype.JSON, expected)
+
+
+@in_loop
+async def test_a_tap_dump_is_compared_with_the_default_collection(node, url):
+    """TAP knows no other: a document elsewhere is neither sent nor missed."""
+    async with connect(url) as bucket:
+        await bucket.upsert_many([(f"k{number}", b"v") for number in range(20)])
+        await bucket.upsert_many([(f"k{number}", b"v") for number in range(30)], collection=AIRLINE)
+        counts = await bucket.item_counts()
+        assert counts is not None
+        assert sum(count.items for count in counts.values()) == 20
+        assert len([change async for change in bucket.changes(stop="now", protocol="tap")]) == 20

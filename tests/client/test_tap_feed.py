@@ -1,12 +1,15 @@
 """TAP without a socket: one stream for all vbuckets, what it is asked for, and what it cannot go on with."""
 
+import re
 from itertools import count
 
 import pytest
 
+from penstock.client.item_counts import ItemCount
 from penstock.client.tap_feed import TapFeed
-from penstock.errors import NotSupported, RemoteProtocolError, TemporaryFailure, UsageError
+from penstock.errors import NotSupported, RemoteProtocolError, TemporaryFailure, Unreachable, UsageError
 from penstock.wire.columns import SMALL_RUN
+from penstock.wire.connection import Connection, Slab
 from penstock.wire.constants import MAX_SEQNO, Opcode, Status, TapConnectFlag, TapFlag, TapOpaque
 from penstock.wire.dcp import DcpNoop
 from penstock.wire.kv import Get, Noop
@@ -266,7 +269,8 @@ def test_a_flush_of_what_is_empty_already_is_no_row():
 
 
 @pytest.mark.parametrize("many", [2, 100])
-def test_another_connection_begins_anew_with_its_first_message(many):
+def test_another_connection_cuts_off_only_what_it_announces(many):
+    """ep-engine 3.1.6 announces nothing after a crash: what it had sent still holds."""
     consumer = consumer_of([2, 3, 4])
     consumer.get(begin(2), mutations(2, many), begin(3), mutations(3, many))
     consumer.reconnect()
@@ -274,12 +278,19 @@ def test_another_connection_begins_anew_with_its_first_message(many):
     assert consumer.feed.troubled == {2, 3, 4}
     assert not consumer.consume()
     found = consumer.get(begin(3), mutations(3, many), begin(4), mutations(4, 1))
-    assert [row for row in found if row.event == Event.ROLLBACK] == [rollback(2, 1), rollback(3, 1)]
-    assert found[:2] == [rollback(2, 1), rollback(3, 1)]
-    assert [row.history for row in found[2:]] == [1] * many + [0]
+    assert found[0] == rollback(3, 1)
+    assert [row.history for row in found[1:]] == [1] * many + [0]
     assert consumer.feed.troubled
-    consumer.give(close(3))
+    assert [row.history for row in consumer.get(mutations(2, many))] == [0] * many
     assert not consumer.feed.troubled
+
+
+@pytest.mark.parametrize("announced", [begin(2), TapFlush().encode()])
+def test_a_vbucket_that_is_empty_now_is_cut_off_as_well(announced):
+    consumer = consumer_of([2])
+    consumer.get(begin(2), mutations(2, 3), close(2))
+    consumer.reconnect()
+    assert consumer.get(announced, close(2) if announced == begin(2) else b"") == [rollback(2, 1)]
 
 
 def test_what_comes_from_now_on_cannot_go_on():
@@ -292,23 +303,179 @@ def test_what_comes_from_now_on_cannot_go_on():
 # The end
 
 
+def counts(**items):
+    return {int(name.removeprefix("vb")): ItemCount(number) for name, number in items.items()}
+
+
+def dumper(before, messages, chosen=range(8)):
+    """Return a consumer of a dump that was given these messages. before: the counts when it began."""
+    consumer = Consumer(TapFeed(8, chosen, window=1 << 16, until_now=True))
+    assert consumer.feed.needs_counts
+    assert not consumer.feed.set_counts(before)
+    consumer.feed.requests(lambda: 1)
+    consumer.give(*messages)
+    assert not consumer.feed.needs_counts
+    return consumer
+
+
 @pytest.mark.parametrize(
     ("messages", "whole"),
     [
-        ([], False),
         ([remark(0, TapOpaque.ENABLE_AUTO_NACK)], True),
-        ([begin(2)], False),
+        ([begin(2)], True),
+        ([begin(2), mutations(2, 100), begin(3)], True),
         ([begin(2), mutations(2, 100), begin(3), close(2)], False),
         ([begin(2), mutations(2, 100), close(2), begin(3), close(3)], True),
         ([mutations(2, 3)], True),
     ],
 )
-def test_a_dump_is_whole_where_every_backfill_is_over(messages, whole):
-    consumer = consumer_of(until_now=True)
-    consumer.give(*messages)
-    assert not consumer.feed.is_done
-    assert consumer.feed.connection_ended() == whole
+def test_a_dump_without_counts_ends_with_its_connection(messages, whole):
+    """ep-engine 2.5.1 mostly leaves out CLOSE_BACKFILL; where it says some, all have to be there."""
+    consumer = dumper(None, messages)
+    assert consumer.feed.connection_ended()
+    consumer.feed.set_counts(None)
     assert consumer.feed.is_done == whole
+    assert (consumer.feed.failure is None) == whole
+
+
+def test_a_dump_that_says_nothing_at_all_is_lost():
+    assert not dumper(None, []).feed.connection_ended()
+
+
+@pytest.mark.parametrize("many", [3, 100])
+@pytest.mark.parametrize(
+    ("before", "after", "again"),
+    [
+        (counts(vb2=0, vb3=0), counts(vb2=0, vb3=0), []),
+        (counts(vb2=3, vb3=3), counts(vb2=3, vb3=3), []),
+        (counts(vb2=3, vb3=2), counts(vb2=9, vb3=9), []),  # stored meanwhile
+        (counts(vb2=9, vb3=9), counts(vb2=3, vb3=2), []),  # removed meanwhile
+        (counts(vb2=1000, vb3=3), counts(vb2=1000, vb3=3), [2]),
+        (counts(vb2=1000, vb3=1000), counts(vb2=999, vb3=1000), [2, 3]),
+        (counts(vb2=3, vb3=3, vb5=1), counts(vb2=3, vb3=3, vb5=1), [5]),
+        (counts(vb5=1), counts(vb2=1000), []),  # only one of two counts
+        ({2: ItemCount(1, "a"), 5: ItemCount(0, "a")}, {2: ItemCount(1, "b"), 5: ItemCount(0, "b")}, [2]),
+    ],
+)
+def test_a_dump_ends_when_the_counts_say_so(many, before, after, again):
+    consumer = dumper(before, [begin(2), mutations(2, many), begin(3), mutations(3, many)])
+    assert consumer.feed.connection_ended()
+    assert consumer.feed.needs_counts
+    assert not consumer.feed.set_counts(after)
+    rows = consumer.consume()
+    cut_off = [row.vbucket for row in rows if row.event == Event.ROLLBACK]
+    assert cut_off == [vb for vb in again if vb != 5]
+    assert consumer.feed.is_done == (not again)
+    assert (consumer.feed.failure is None) == (not again)
+    consumer.feed.connection_lost()
+    consumer.feed.set_counts(after)
+    requests = consumer.feed.requests(lambda: 2)
+    assert [list(unpack_options(each.flags, each.value).vbuckets or ()) for each in requests] == (
+        [again] if again else []
+    )
+
+
+def test_a_dump_that_was_lost_goes_on_with_the_vbuckets_that_lack_documents():
+    consumer = dumper(counts(vb2=3, vb3=3), [begin(2), mutations(2, 3), begin(3), mutations(3, 1)])
+    consumer.feed.connection_lost()
+    assert consumer.feed.needs_counts
+    consumer.feed.set_counts(counts(vb2=3, vb3=3))
+    assert consumer.consume()[-1] == rollback(3, 1)
+    (request,) = consumer.feed.requests(lambda: 2)
+    assert unpack_options(request.flags, request.value).vbuckets == (3,)
+    consumer.give(begin(3), mutations(3, 3))
+    consumer.feed.connection_ended()
+    consumer.feed.set_counts(counts(vb2=4, vb3=3))
+    assert consumer.feed.is_done
+
+
+def test_a_dump_that_was_lost_when_all_was_there_is_not_asked_for_again():
+    consumer = dumper(counts(vb2=3), [begin(2), mutations(2, 3)])
+    consumer.feed.connection_lost()
+    consumer.feed.set_counts(counts(vb2=3))
+    assert consumer.feed.is_done
+    assert not consumer.feed.requests(lambda: 2)
+
+
+@pytest.mark.parametrize("counted", [counts(vb2=5), None])
+def test_dumps_that_bring_no_more_are_an_error(counted):
+    consumer = dumper(counted, [begin(2), mutations(2, 1)])
+    found = r"vbucket 2: 1 of 5" if counted else "closed the connection during a backfill"
+    for _ in range(5):
+        consumer.feed.connection_lost()
+        consumer.feed.set_counts(counted)
+        consumer.feed.requests(lambda: 2)
+        consumer.give(begin(2), mutations(2, 1))
+    consumer.feed.connection_lost()
+    with pytest.raises(Unreachable, match=rf"5 TAP dumps in a row brought no more: .*{found}"):
+        consumer.feed.set_counts(counted)
+
+
+def test_dumps_that_bring_more_each_time_go_on():
+    """What is on disk lags behind what is counted."""
+    consumer = dumper(counts(vb2=20), [begin(2), mutations(2, 1)])
+    for many in range(2, 20):
+        consumer.feed.connection_lost()
+        consumer.feed.set_counts(counts(vb2=20))
+        assert not consumer.feed.is_done
+        consumer.feed.requests(lambda: 2)
+        consumer.give(begin(2), mutations(2, many))
+
+
+# Is a stream complete?
+
+
+def follower(before, *messages):
+    consumer = Consumer(TapFeed(8, range(8), window=1 << 16))
+    assert consumer.feed.needs_counts
+    assert not consumer.feed.set_counts(before)
+    consumer.feed.requests(lambda: 1)
+    consumer.give(*messages)
+    return consumer.feed
+
+
+@pytest.mark.parametrize(
+    "messages", [[mutations(3, 2)], [mutations(3, 2), mutations(2, 100)], [begin(2), mutations(2, 1), close(2)]]
+)
+def test_a_stream_without_a_backfill_is_reported(messages):
+    feed = follower(counts(vb2=101, vb3=14, vb4=0), *messages)
+    assert feed.needs_counts
+    warning = feed.set_counts(counts(vb2=101, vb3=14, vb4=0))
+    assert re.search(r"has \d+ of 115 documents \(vbucket 2: \d+ of 101, vbucket 3: \d of 14\)", warning)
+    assert not feed.needs_counts
+    assert not feed.unsettled
+
+
+def test_a_stream_that_sends_nothing_is_checked_when_it_is_quiet():
+    feed = follower(counts(vb2=1), remark(0, TapOpaque.ENABLE_AUTO_NACK))
+    assert not feed.needs_counts
+    assert feed.unsettled
+    feed.settle()
+    assert feed.needs_counts
+    assert "0 of 1 documents (vbucket 2: 0 of 1)" in feed.set_counts(counts(vb2=1))
+
+
+def test_a_backfill_is_not_checked_before_its_end():
+    feed = follower(counts(vb2=3), begin(2), mutations(2, 3), begin(3), close(2))
+    assert not feed.unsettled
+    assert not feed.needs_counts
+    feed.receive(Connection(Slab(1 << 16), runs=feed.dialect).feed(close(3)))
+    assert feed.needs_counts
+    assert not feed.set_counts(counts(vb2=3, vb3=0))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, counts(vb2=9)), (counts(vb2=9), None), (counts(vb2=1), counts(vb2=9))]
+)
+def test_what_cannot_be_told_is_not_reported(before, after):
+    assert not follower(before, begin(2), mutations(2, 1), close(2)).set_counts(after)
+
+
+def test_what_comes_from_now_on_is_not_checked():
+    feed = TapFeed(8, range(8), window=1, from_now=True)
+    assert not feed.needs_counts
+    feed.requests(lambda: 1)
+    assert not feed.unsettled
 
 
 def test_without_an_end_a_connection_that_ends_is_lost():

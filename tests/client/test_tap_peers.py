@@ -1,43 +1,72 @@
 """TAP and UPR from peers that are cut off, fall silent or refuse: what was given is cut off or gone on with."""
 
 import asyncio
+import logging
+import re
 
 import pytest
 
 from penstock import connect
 from penstock.errors import NotSupported, RemoteProtocolError, Unreachable
-from penstock.wire.constants import Opcode, Status, UprOpcode
+from penstock.wire.constants import Opcode, Status, TapOpaque, UprOpcode
 from penstock.wire.layout import decode
-from penstock.wire.schema import Event
-from penstock.wire.tap import TapReply
+from penstock.wire.schema import Change, Event
+from penstock.wire.tap import TapReply, unpack_options
 from penstock.wire.upr import UprStreamReq
 from tests.client.dialects import LOG, Upr
-from tests.client.peer import Script, in_loop
-from tests.client.test_tap_feed import begin, close, mutation, mutations, rollback
+from tests.client.peer import Script, in_loop, reply, stats_reply
+from tests.client.test_tap_feed import begin, close, mutation, mutations, remark, rollback
 
 UPR = Upr()
 WHOLE = begin(0) + mutations(0, 3) + close(0) + begin(1) + mutations(1, 2, flags=1) + close(1)
 
 
-def tap(serve):
-    """Return a script that answers TAP_CONNECT by `serve(peer)`, and else is a good node."""
-    return Script(lambda peer, frame: serve(peer) if frame.opcode == Opcode.TAP_CONNECT else _none_of_acks(frame))
+def tap(serve, *counts):
+    """Return a script that answers TAP_CONNECT by `serve(peer)`, and else is a good node.
+
+    counts: the documents of vbucket 0, 1, ... for each STAT, the last one for good; none: the node knows no such group.
+    """
+    left = [*counts]
+
+    def answer(peer, frame):
+        if frame.opcode == Opcode.TAP_CONNECT:
+            return serve(peer)
+        if frame.opcode == Opcode.STAT:
+            return (
+                _counted(frame, left.pop(0) if len(left) > 1 else left[0]) if left else reply(frame, Status.KEY_ENOENT)
+            )
+        return _none_of_acks(frame)
+
+    return Script(answer)
+
+
+def _counted(frame, items):
+    assert frame.key == b"vbucket-details"
+    states = {f"vb_{vb}": "active" for vb in range(len(items))}
+    return stats_reply(frame, states | {f"vb_{vb}:num_items": number for vb, number in enumerate(items)})
 
 
 def _none_of_acks(frame):
     return b"" if Opcode.TAP_MUTATION <= frame.opcode <= Opcode.TAP_CHECKPOINT_END else None
 
 
-def closing(*dumps):
+def closing(*dumps, end="close"):
     """Serve these dumps, one a connection, and hang up behind each."""
     left = iter(dumps)
 
     def serve(peer):
         peer.transport.write(next(left))
-        peer.transport.close()
+        getattr(peer.transport, end)()
         return b""
 
     return serve
+
+
+def vbuckets_asked_for(script):
+    """Return the list of each TAP_CONNECT; empty: all vbuckets."""
+    frames = [frame for peer in script.peers for frame in peer.requests if frame.opcode == Opcode.TAP_CONNECT]
+    found = [unpack_options(int.from_bytes(frame.extras, "big"), frame.value).vbuckets for frame in frames]
+    return [list(vbuckets or ()) for vbuckets in found]
 
 
 async def dump(script, **options):
@@ -45,48 +74,140 @@ async def dump(script, **options):
         return [change async for change in bucket.changes(stop="now")]
 
 
-@in_loop
-async def test_a_dump_ends_with_its_connection():
-    async with tap(closing(WHOLE)) as script:
-        rows = await dump(script)
-    assert [row.vbucket for row in rows] == [0, 0, 0, 1, 1]
-    assert {row.history for row in rows} == {0}
-
-
+@pytest.mark.parametrize("counts", [[], [(3, 2)], [(2, 2), (3, 3)], [(4, 4), (3, 1)]])
 @pytest.mark.parametrize(
-    "part",
+    "dumped",
     [
-        begin(0),
-        begin(0) + mutations(0, 2),
-        begin(0) + mutations(0, 2) + mutation(0, b"half")[:40],
-        begin(0) + mutations(0, 2) + close(0) + close(1)[:30],
-        begin(0) + mutations(0, 2) + begin(1) + close(0),
-        b"",
+        WHOLE,
+        begin(0) + begin(1) + mutations(0, 3) + mutations(1, 2),  # ep-engine 2.5.1: no CLOSE_BACKFILL
+        mutations(0, 3) + mutations(1, 2),
     ],
 )
 @in_loop
-async def test_a_dump_that_was_cut_off_comes_again(part):
-    async with tap(closing(part, WHOLE)) as script:
+async def test_a_dump_ends_with_its_connection(dumped, counts):
+    async with tap(closing(dumped), *counts) as script:
         rows = await dump(script)
-    *before, _, _, _, _, _ = rows
-    if b"k0" in part:
-        assert before.pop() == rollback(0, 1)
-        assert [row.key for row in before] == [b"k0", b"k1"]
-    assert not [row for row in before if row.event == Event.ROLLBACK]
-    assert [(row.vbucket, row.key) for row in rows[-5:]] == [(0, b"k0"), (0, b"k1"), (0, b"k2"), (1, b"k0"), (1, b"k1")]
+    assert [row.vbucket for row in rows] == [0, 0, 0, 1, 1]
+    assert {row.history for row in rows} == {0}
+    assert vbuckets_asked_for(script) == [[]]
+
+
+SECOND = begin(1) + mutations(1, 2)
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+@pytest.mark.parametrize(
+    ("part", "again", "second"),
+    [
+        (begin(0), [], WHOLE),
+        (begin(0) + mutations(0, 2), [], WHOLE),
+        (begin(0) + mutations(0, 2) + mutation(0, b"half")[:40], [], WHOLE),
+        (begin(0) + mutations(0, 2) + close(0) + close(1)[:30], [], WHOLE),
+        (begin(0) + mutations(0, 2) + begin(1) + close(0), [], WHOLE),
+        (begin(0) + mutations(0, 3) + begin(1) + mutations(1, 1), [1], SECOND),
+        (begin(0) + mutations(0, 3) + begin(1) + mutations(1, 1) + mutation(1, b"half")[:40], [1], SECOND),
+        (begin(0) + mutations(0, 3), [1], SECOND),
+        (b"", [], WHOLE),
+    ],
+)
+@in_loop
+async def test_of_a_dump_that_was_cut_off_only_what_is_missing_comes_again(part, again, second, end):
+    async with tap(closing(part, second, end=end), (3, 2)) as script:
+        rows = await dump(script)
+    asked_for = vbuckets_asked_for(script)
+    documents: dict[tuple[int, bytes], Change] = {}
+    for row in rows:
+        if row.event == Event.ROLLBACK:
+            assert row == rollback(row.vbucket, 1)
+            documents = {key: found for key, found in documents.items() if key[0] != row.vbucket}
+        else:
+            assert (row.vbucket, row.key) not in documents
+            documents[row.vbucket, row.key] = row
+    assert [*documents] == [(0, b"k0"), (0, b"k1"), (0, b"k2"), (1, b"k0"), (1, b"k1")]
+    assert len(asked_for) == 2
+    assert end == "abort" or asked_for[1] == again  # a reset may take what was sent before it
+
+
+@in_loop
+async def test_a_dump_that_lacks_the_same_documents_each_time_is_reported():
+    async with tap(closing(*[SECOND] * 9), (0, 3)) as script:
+        with pytest.raises(Unreachable, match=r"5 TAP dumps in a row .* has 2 of 3 documents \(vbucket 1: 2 of 3\)"):
+            await dump(script)
+        assert vbuckets_asked_for(script) == [[], *[[1]] * 5]
 
 
 @in_loop
 async def test_a_dump_that_is_always_cut_off_is_reported():
+    async with tap(closing(*[begin(0) + mutations(0, 2)] * 9), (3, 0)) as script:
+        with pytest.raises(Unreachable, match=r"did not serve for .* 2 of 3 documents"):
+            await dump(script, retrySeconds=0.2)
+        assert len(vbuckets_asked_for(script)) > 2
+
+
+class Warnings(logging.Handler):
+    """What the client logs, one text after another."""
+
+    def __init__(self):
+        super().__init__()
+        self.texts: asyncio.Queue[str] = asyncio.Queue()
+
+    def emit(self, record):
+        self.texts.put_nowait(record.getMessage())
+
+    def __enter__(self):
+        logging.getLogger("penstock.client").addHandler(self)
+        return self
+
+    def __exit__(self, *exc):
+        logging.getLogger("penstock.client").removeHandler(self)
+
+
+@in_loop
+async def test_a_producer_that_announces_nothing_after_a_crash_cuts_nothing_off():
+    """ep-engine 3.1.6 after kill -9: neither INITIAL_VBUCKET_STREAM nor a backfill, only what is new."""
+    left = iter([WHOLE, remark(0, TapOpaque.ENABLE_AUTO_NACK) + mutation(0, b"new")])
+
     def serve(peer):
-        peer.transport.write(begin(0) + mutations(0, 2))
-        peer.transport.close()
+        peer.transport.write(dumped := next(left))
+        if dumped is WHOLE:
+            peer.transport.close()
         return b""
 
-    async with tap(serve) as script:
-        with pytest.raises(Unreachable, match="did not serve for"):
-            await dump(script, retrySeconds=0.2)
-        assert len(script.peers) > 2
+    async with tap(serve, (3, 2)) as script, connect(script.url(protocol="tap")) as bucket:
+        with Warnings() as warnings:
+            async with await bucket.stream() as stream:
+                changes = stream.changes()
+                rows = [await anext(changes) for _ in range(6)]
+                await changes.aclose()
+    assert [(row.event, row.history) for row in rows] == [(Event.MUTATION, 0)] * 6
+    assert rows[-1].key == b"new"
+    assert warnings.texts.empty()
+
+
+@pytest.mark.parametrize(
+    ("sent", "found"),
+    [
+        (b"", r"the TAP stream has 0 of 5 documents \(vbucket 0: 0 of 3, vbucket 1: 0 of 2\)"),
+        (mutation(0, b"new"), r"the TAP stream has 1 of 5 documents \(vbucket 0: 1 of 3, vbucket 1: 0 of 2\)"),
+        (begin(0) + mutations(0, 3) + close(0), r"the TAP stream has 0 of 2 documents \(vbucket 1: 0 of 2\)"),
+    ],
+)
+@in_loop
+async def test_a_stream_that_proves_incomplete_is_reported(sent, found):
+    async with (
+        tap(lambda peer: remark(0, TapOpaque.ENABLE_AUTO_NACK) + sent, (3, 2)) as script,
+        connect(script.url(protocol="tap")) as bucket,
+    ):
+        with Warnings() as warnings:
+            following = asyncio.ensure_future(_follow(bucket))
+            assert re.search(found, await warnings.texts.get())
+            following.cancel()
+            await asyncio.wait([following])
+
+
+async def _follow(bucket):
+    async for _ in bucket.changes():
+        pass
 
 
 @in_loop

@@ -364,13 +364,14 @@ def test_a_vbucket_tells_what_is_on_disk(client):
     assert details == {
         "vb_0": "active",
         "vb_0:num_items": "2",
+        "vb_0:tap_items": "2",
         "vb_0:queue_size": "1",
         "vb_0:high_seqno": "2",
         "vb_0:persisted_seqno": "1",
         "vb_0:whole_seqno": "2",
         "vb_0:purge_seqno": "0",
     }
-    assert len(client.stats("vbucket-details")) == VBUCKETS * 10
+    assert len(client.stats("vbucket-details")) == VBUCKETS * 11
 
 
 # Disks that fail

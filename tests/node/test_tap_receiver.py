@@ -236,6 +236,14 @@ def test_a_change_goes_on_with_a_hop_less(node, client):
     assert [(short(change), change.ttl) for change in changes] == [("0+k", 199), ("0+own", 255), ("0+last", 1)]
 
 
+def test_documents_without_hops_left_are_not_promised(node, client):
+    client.set(b"own")
+    assert client.stats("vbucket-details 0")["vb_0:tap_items"] == "1"
+    client.ask(mutation(key=b"spent", ttl=1))
+    details = client.stats("vbucket-details 0")
+    assert (details["vb_0:num_items"], details["vb_0:tap_items"]) == ("2", "0")
+
+
 @pytest.mark.parametrize("losing", [[Flush()], [DelVbucket(), SetVbucket(state=VbucketState.ACTIVE)]])
 def test_hops_and_checkpoints_go_with_the_history(node, client, losing):
     client.ask(mutation(ttl=1))

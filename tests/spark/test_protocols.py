@@ -16,6 +16,9 @@ from penstock.spark.pipeline.definition import of_one
 from penstock.spark.pipeline.failure import failure
 from penstock.wire.constants import Dialect, VbucketState
 from penstock.wire.schema import CHANGE_SCHEMA
+from tests.client.peer import serving
+from tests.client.test_tap_feed import begin, mutations
+from tests.client.test_tap_peers import closing, tap
 from tests.node.watch import run as in_node
 from tests.spark.buckets import Documents, Proxy, check_changelog, current_of, numbered, read_batch
 from tests.spark.running import catch_up, running
@@ -213,6 +216,18 @@ def test_a_batch_read_gives_the_documents_in_every_dialect(spark, documents, pro
         assert rows["event"].to_pylist().count("expiration") == 10
         times = [row["delete_time"] for row in removed.to_pylist()]
         assert all(times) if protocol == "dcp" else not any(times)
+
+
+@pytest.mark.spark
+def test_a_batch_read_over_tap_ends_with_the_connection(spark):
+    """ep-engine 2.5.1: no CLOSE_BACKFILL. Each connection dumps everything, so that a second one would be seen."""
+    whole = begin(0) + mutations(0, 3000) + begin(1) + mutations(1, 20)
+    with serving(tap(closing(*[whole] * 9), (3000, 20))) as script:
+        rows = spark.read.format("dcp").option("url", script.url()).option("protocol", "tap").load()
+        assert rows.groupBy("vbucket", "event").count().sort("vbucket").collect() == [
+            (0, "mutation", 3000),
+            (1, "mutation", 20),
+        ]
 
 
 @pytest.mark.spark

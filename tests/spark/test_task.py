@@ -17,11 +17,14 @@ from penstock.client.session import open_session
 from penstock.node.topology import NodePlace
 from penstock.spark.source.offsets import RollbackRow, VbucketRange, VbucketRead
 from penstock.spark.source.shape import Filter, Shape
-from penstock.spark.source.task import ChangePartition, read_range
+from penstock.spark.source.task import ChangePartition, DumpPartition, read_range
 from penstock.wire.constants import Datatype
 from penstock.wire.dcp_values import pack_xattrs
 from penstock.wire.schema import CHANGE_SCHEMA, Event
+from tests.client.peer import serving
 from tests.client.test_nodes import free_ports
+from tests.client.test_tap_feed import begin, mutations
+from tests.client.test_tap_peers import closing, tap, vbuckets_asked_for
 from tests.node.watch import run
 from tests.spark.buckets import Documents, Proxy, numbered
 
@@ -234,3 +237,27 @@ def by_place(table: pa.Table) -> dict[tuple[int, int], dict[str, Any]]:
     """Return rows by vbucket and seqno, without the snapshot that each came with."""
     names = [name for name in table.column_names if not name.startswith("snapshot")]
     return {(row["vbucket"], row["seqno"]): row for row in table.select(names).to_pylist()}
+
+
+def dumped(dumps: list[bytes], *counts: tuple[int, ...]) -> tuple[pa.Table, list[list[int]]]:
+    """Return what a TAP read gives of a scripted producer, and the vbuckets that each dump was asked for."""
+    with serving(tap(closing(*dumps), *counts)) as script:
+        address = parse_address(script.url(protocol="tap"))
+        batches = [*read_range(DumpPartition(address, KEYS))]
+        return pa.Table.from_batches(batches, KEYS.schema), vbuckets_asked_for(script)
+
+
+def test_a_tap_read_ends_without_any_close_backfill() -> None:
+    """ep-engine 2.5.1 mostly closes the connection and says nothing else."""
+    rows, asked_for = dumped([begin(0) + mutations(0, 3000) + begin(1) + mutations(1, 20)], (3000, 20))
+    assert rows.num_rows == 3020
+    assert asked_for == [[]]
+
+
+def test_of_a_tap_read_that_was_cut_off_only_what_is_missing_comes_again() -> None:
+    part = begin(0) + mutations(0, 300) + begin(1) + mutations(1, 2)
+    rows, asked_for = dumped([part, begin(1) + mutations(1, 20)], (300, 20))
+    assert asked_for == [[], [1]]
+    events = [(row["vbucket"], row["event"]) for row in rows.to_pylist()]
+    assert events.count((0, "mutation")) == 300
+    assert events[302:] == [(1, "rollback"), *[(1, "mutation")] * 20]

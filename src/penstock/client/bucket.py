@@ -19,6 +19,7 @@ from penstock.client.credentials import credentials_from
 from penstock.client.feed import Feed, Wanted
 from penstock.client.handshake import DOCUMENTS
 from penstock.client.infos import look
+from penstock.client.item_counts import GROUP, ItemCount, read_counts
 from penstock.client.nodes import Nodes
 from penstock.client.position import BEGINNING, Position, VbucketInfo, position_at_end
 from penstock.client.selection import Selection, qualified
@@ -30,6 +31,7 @@ from penstock.errors import (
     KeyNotFound,
     NotMyVbucket,
     RemoteProtocolError,
+    StatusError,
     UnknownCollection,
     UnknownScope,
     UsageError,
@@ -286,6 +288,13 @@ class Bucket:
         owners = self._nodes.map.owners
         return {vb: each for owner, by_vbucket in said for vb, each in by_vbucket.items() if owners[vb] == owner}
 
+    async def item_counts(self) -> dict[int, ItemCount] | None:
+        """Return how many documents TAP sends of each active vbucket, None where the node does not report it."""
+        try:
+            return read_counts(await self.stats(GROUP))
+        except StatusError:
+            return None
+
     async def failover_logs(self, vbuckets: Sequence[int]) -> dict[int, FailoverLog]:
         """Return the failover logs, newest entry first."""
 
@@ -368,7 +377,7 @@ class Bucket:
             raise UsageError(f"{dialect} knows no collections; protocol dcp does")
         if dialect is Dialect.TAP:
             feed = self._tap_feed(start, stop, chosen, values=wants.get("values", True))
-            return ChangeStream(self.address, feed, self.high_seqnos)
+            return ChangeStream(self.address, feed, self.high_seqnos, item_counts=self.item_counts)
         ends = dict.fromkeys(chosen, MAX_SEQNO)
         if isinstance(stop, Mapping):
             ends = {vb: stop[vb] for vb in chosen if vb in stop}

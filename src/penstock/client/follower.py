@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from penstock.client.item_counts import ItemCounts
 from penstock.client.order import Opaques
 from penstock.client.position import Position
 from penstock.client.selection import KnownCollections
@@ -55,6 +56,7 @@ class Follower(ABC):
     been handed out, to be taken from the left. queued_bytes: what of them, and of deliveries that are not consumed
     yet, a producer may count against the window. given_up: the vbuckets whose producer has another history than the
     expected one. needs_end: vbuckets whose end is what the producer has now, to be asked for and given to `set_end`.
+    needs_counts: the item counts of the vbuckets are to be asked for and given to `set_counts`.
     failure: why a stream ended or was refused that another try may mend; troubled: the vbuckets to which that happened,
     until they have sent a change again. collections, xattrs, values: what a connection is to agree on, where the node
     has it.
@@ -62,6 +64,7 @@ class Follower(ABC):
 
     noop = False
     collections = xattrs = False
+    needs_counts = False
     values = True
 
     def __init__(self, dialect: Dialect, vbuckets: int, window: int, positions: dict[int, Position]) -> None:
@@ -130,12 +133,28 @@ class Follower(ABC):
         self._opaques.earlier = max(self._opaques.earlier, earlier)
 
     def connection_ended(self) -> bool:
-        """Tell whether everything has arrived, now that the producer has ended the connection in order."""
+        """Take note that the producer ended the connection in order. Return whether that is an end, not a loss."""
         return False
 
     @abstractmethod
     def set_end(self, vbucket: int, end_seqno: int) -> None:
         """Say where a vbucket of `needs_end` ends."""
+
+    def set_counts(self, counts: ItemCounts | None) -> str:
+        """Take the item counts of `needs_counts`, None if the server has none. Return a warning, or nothing.
+
+        Raises Unreachable if the stream stays incomplete.
+        """
+        return ""
+
+    @property
+    def unsettled(self) -> bool:
+        """May everything have been sent that existed, though no message says so?"""
+        return False
+
+    def settle(self) -> None:
+        """Note that nothing has come for a while."""
+        self.needs_counts = self.unsettled
 
     # what arrives
 

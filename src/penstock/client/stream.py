@@ -7,6 +7,7 @@ whatever is wrong with one, the cluster map may be another one by then.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Self
@@ -18,6 +19,7 @@ from penstock.client.cluster_map import NOBODY, Place
 from penstock.client.connection import NodeLink
 from penstock.client.follower import Delivery, Follower
 from penstock.client.handshake import Purpose
+from penstock.client.item_counts import ItemCounts
 from penstock.client.kept import KeptSessions
 from penstock.client.position import Position
 from penstock.client.retry import LONGEST_DELAY, Retry
@@ -38,7 +40,13 @@ from penstock.wire.constants import Dialect
 from penstock.wire.layout import Request
 from penstock.wire.schema import Change
 
+logger = logging.getLogger("penstock.client")
+
 HighSeqnos = Callable[[], Awaitable[dict[int, int]]]
+AskCounts = Callable[[], Awaitable[ItemCounts | None]]
+
+_SETTLE_SECONDS = 2.0
+"""A TAP producer that sends nothing for so long has no backfill to send, or sends none after a crash."""
 
 _WIDEST_SILENCE = 24.0
 """Seconds to which silences are widened. Couchbase 3.1.6 looks every 6 s whether a NOOP is due, however short the
@@ -77,15 +85,18 @@ class ChangeStream:
         feed: Follower,
         high_seqnos: HighSeqnos | None = None,
         *,
+        item_counts: AskCounts | None = None,
         kept: KeptSessions | None = None,
     ) -> None:
         """high_seqnos: asks the node where streams end that end "now"; of no use without any such.
 
+        item_counts: asks the node how many documents there are; without, a TAP stream is not checked to be complete.
         kept: where to take connections from, and to leave them once all streams have ended.
         """
         self._address = address
         self._feed = feed
         self._high_seqnos = high_seqnos
+        self._item_counts = item_counts
         self._kept = kept
         self._name = stream_name()
         self._sessions: list[Session] = []
@@ -196,6 +207,8 @@ class ChangeStream:
             await self._connect()
         if self._feed.needs_end:
             await self._set_ends()
+        if self._feed.needs_counts:
+            await self._set_counts()
         self._wake.clear()
         links = self._links
         if not links:  # closed meanwhile
@@ -308,6 +321,12 @@ class ChangeStream:
         for vbucket in tuple(self._feed.needs_end):
             self._feed.set_end(vbucket, high_seqnos.get(vbucket, 0))
 
+    async def _set_counts(self) -> None:
+        """Let the feed compare what the node counts with what it was sent."""
+        counts = None if self._item_counts is None else await self._item_counts()
+        if warning := self._feed.set_counts(counts):
+            logger.warning("%s: %s", self._address, warning)
+
     async def _wait(self) -> None:
         """Wait for anything that arrives, or a connection's end. Raises OperationTimeout."""
         options = self._address.options
@@ -321,10 +340,15 @@ class ChangeStream:
         is_unanswered = self._feed.awaits_replies and (until is None or answer_by < until)
         if is_unanswered:
             until, what = answer_by, f"a stream request without an answer for {options.operation_timeout:g} s"
+        if self._feed.unsettled:  # TAP, which promises neither signs of life nor answers
+            until, what = max(self._alive_at) + _SETTLE_SECONDS, ""
         try:
             async with asyncio.timeout_at(until):
                 await self._wake.wait()
         except TimeoutError:
+            if not what:
+                self._feed.settle()
+                return
             self._silences += not is_unanswered
             raise OperationTimeout(what) from None
 

@@ -1,12 +1,16 @@
-"""The consumer of TAP without its socket: one stream for all vbuckets, without positions, and nobody says its end.
+"""The consumer of TAP without its socket: one stream for all vbuckets, without positions and without an end message.
 
-TAP cannot go on where it was: another connection begins anew. Rows of an earlier one are therefore cut off by a
-rollback row to 0 for each vbucket that had any, and everything comes again. Nothing of that helps a stream of what
-comes from now on, which a lost connection ends.
+TAP cannot resume. A producer begins a vbucket anew with INITIAL_VBUCKET_STREAM; a rollback row to 0 then cuts off what
+the vbucket had. Only what the producer announces, or flushes, is cut off: after a crash, ep-engine 3.1.6 announces
+nothing, sends no backfill and goes on. A lost connection ends a stream of what comes from now on.
+
+A dump ends when the producer closes the connection. Item counts tell whether the dump is complete. Vbuckets that lack
+documents are cut off and dumped again; the others are not asked for a second time.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 
@@ -14,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.client.follower import Follower
-from penstock.errors import RemoteProtocolError, UsageError, status_error
+from penstock.client.item_counts import ItemCounts, Shortfall, describe_shortfalls, find_shortfalls
+from penstock.errors import ConnectionClosed, RemoteProtocolError, Unreachable, UsageError, status_error
 from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
 from penstock.wire.constants import Dialect, Magic, Opcode, TapConnectFlag, TapFlag, TapOpaque
 from penstock.wire.frame import HEADER, HEADER_BYTES, Buffer, Frame, opcode_name, status_name
@@ -27,6 +32,9 @@ from penstock.wire.tap import TapConnect, TapMessage, TapOpaqueMessage, TapOptio
 
 _FUTURE = 2**64 - 1
 """As the date of a backfill: only what comes. Source: TAP, "Backfill"."""
+
+_MOST_LOOKS = 5
+"""Dumps in a row that bring a bounded read no nearer to its end. ep-engine dumps what is on disk, which may lag."""
 
 _REMARKS: dict[int, StreamEvent] = {
     TapOpaque.INITIAL_VBUCKET_STREAM: StreamEvent.BACKFILL_START,
@@ -56,12 +64,17 @@ class TapFeed(Follower):
         if foreign := [vb for vb in chosen if not 0 <= vb < vbuckets]:
             raise UsageError(f"vbucket {foreign[0]}, expected one below {vbuckets}")
         super().__init__(Dialect.TAP, vbuckets, window, {})
-        self._chosen = frozenset(chosen)
+        self._chosen = self._due = frozenset(chosen)
         self._from_now = from_now
         self._until_now = until_now
         self.values = self._context.values = values
         self._is_done = not self._chosen or (from_now and until_now)
         self._states: dict[int, StreamState] = {}
+        self._received = np.zeros(vbuckets, np.int64)
+        """By vbucket, the changes since it was cut off that store a document."""
+        self._before: ItemCounts | None = None
+        self._is_to_judge = False
+        self._looks, self._lacking = 0, sys.maxsize
         self._has_rows: set[int] = set()
         self._cut_off: set[int] = set()
         self._acks: list[bytes] = []
@@ -83,17 +96,17 @@ class TapFeed(Follower):
 
     def connection_lost(self) -> None:
         super().connection_lost()
-        self._is_asked = self._has_begun = False
+        self._is_asked = self._has_ended = self._is_checked = False
+        self.needs_counts = not (self._from_now or self._is_done)
         self._acks.clear()
         self._tied.clear()
         if self._connection > 1 and not self._is_done:
             self.troubled = set(self._chosen)
 
     def connection_ended(self) -> bool:
-        """As of Follower. A dump is all there if every backfill that was begun has been said to be over."""
-        whole = self._has_begun and StreamState.IN_BACKFILL not in self._states.values()
-        self._is_done = self._is_done or (self._until_now and whole)
-        return self._is_done
+        """As of Follower. A dump ends with its connection; the counts tell whether it is complete."""
+        self._has_ended = self.needs_counts = self._until_now and self._has_begun
+        return self._has_ended
 
     def set_end(self, vbucket: int, end_seqno: int) -> None:
         raise UsageError(f"vbucket {vbucket}: TAP knows no seqnos")
@@ -101,7 +114,9 @@ class TapFeed(Follower):
     def requests(self, take_opaque: Callable[[], int]) -> list[TapConnect]:
         if self._is_asked or self._is_done:
             return []
-        self._is_asked = True
+        self._is_asked = self._is_to_judge = True
+        self._has_begun = self._has_closed = False
+        self._states = dict.fromkeys(self._due, advance(StreamState.REQUESTED, StreamEvent.ACCEPTED, 0, self.dialect))
         flags = TapConnectFlag.SUPPORT_ACK | TapConnectFlag.FIX_FLAG_BYTEORDER
         if self._from_now:
             flags |= TapConnectFlag.BACKFILL
@@ -109,15 +124,68 @@ class TapFeed(Follower):
             flags |= TapConnectFlag.DUMP
         if not self.values:
             flags |= TapConnectFlag.REQUEST_KEYS_ONLY
-        if len(self._chosen) < self.vbuckets:
+        if len(self._due) < self.vbuckets:
             flags |= TapConnectFlag.LIST_VBUCKETS
-        options = TapOptions(flags, backfill=_FUTURE, vbuckets=tuple(sorted(self._chosen)))
+        options = TapOptions(flags, backfill=_FUTURE, vbuckets=tuple(sorted(self._due)))
         return [TapConnect(flags=flags, value=options.pack(), opaque=take_opaque())]
+
+    # is it complete?
+
+    @property
+    def unsettled(self) -> bool:
+        is_followed = self._is_asked and not (self._is_checked or self._from_now or self._until_now)
+        return is_followed and StreamState.IN_BACKFILL not in self._states.values()
+
+    def settle(self) -> None:
+        if self.unsettled:
+            self._is_checked = self.needs_counts = True
+
+    def set_counts(self, counts: ItemCounts | None) -> str:
+        self.needs_counts = False
+        lacking: dict[int, Shortfall] = {}
+        if self._until_now and self._is_to_judge:
+            self._judge(counts)
+        elif self._is_asked and counts is not None and self._before is not None:
+            lacking = find_shortfalls(self._chosen, self._received.tolist(), self._before, counts)
+        self._before = counts
+        if not lacking:
+            return ""
+        return (
+            f"the TAP stream has {describe_shortfalls(lacking)}, and the producer sends no more of them; "
+            "a dump (stop 'now') reads what is on disk"
+        )
+
+    def _judge(self, counts: ItemCounts | None) -> None:
+        """Decide which vbuckets of a dump that ended, or was lost, are dumped again. Raises Unreachable."""
+        self._is_to_judge = False
+        incomplete, reason = self._incomplete(counts)
+        self._is_done = not incomplete
+        if self._is_done:
+            return
+        lacking = sum(max(each.counted - each.received, 0) for each in incomplete.values())
+        self._looks = 0 if lacking < self._lacking else self._looks + self._has_begun
+        self._lacking = lacking
+        if self._looks >= _MOST_LOOKS:
+            raise Unreachable(f"{self._looks} TAP dumps in a row brought no more: {reason}")
+        self._due = frozenset(incomplete)
+        self._restart(self._due & self._has_rows)
+        self._flush()
+        if self._has_ended:
+            self.failure = ConnectionClosed(reason)
+
+    def _incomplete(self, counts: ItemCounts | None) -> tuple[dict[int, Shortfall], str]:
+        """Return the vbuckets to be dumped again, and why. Without counts a clean end is the end."""
+        if counts is not None and self._before is not None:
+            lacking = find_shortfalls(self._due, self._received.tolist(), self._before, counts)
+            return lacking, f"the dump has {describe_shortfalls(lacking)}"
+        is_whole = self._has_ended and not (self._has_closed and StreamState.IN_BACKFILL in self._states.values())
+        found = {} if is_whole else {vb: Shortfall(int(self._received[vb]), 0) for vb in self._due}
+        return found, "the producer closed the connection during a backfill"
 
     # what arrives
 
     def _on_run(self, run: Run) -> None:
-        self._begin()
+        self._has_begun = True
         nbytes = run.end - int(run.offsets[0])
         offsets = np.asarray(run.offsets)
         flags = np.frombuffer(run.buffer, np.uint8)[offsets + _LOW_FLAGS_AT]
@@ -126,6 +194,8 @@ class TapFeed(Follower):
             self._nbytes += nbytes
             changes = decode_messages(inflate_run(run), self._context)
             self._take({change.vbucket for change in changes})
+            for change in changes:
+                self._received[change.vbucket] += change.event == Event.MUTATION
             self._rows += changes
             self._acks += acks
             return
@@ -134,6 +204,8 @@ class TapFeed(Follower):
         run, heads = plain_heads(run)
         batch = columns_of(run, heads, self._context)
         self._take(np.unique(heads.vbucket).tolist())
+        stored = np.frombuffer(run.buffer, np.uint8)[offsets + _OPCODE_AT] == Opcode.TAP_MUTATION
+        self._received += np.bincount(heads.vbucket[stored], minlength=self.vbuckets)
         self._acks += acks
         self._deliver(batch)
 
@@ -144,6 +216,7 @@ class TapFeed(Follower):
             self._cut_off.discard(vbucket)
             if self._states[vbucket] is not StreamState.IN_BACKFILL:
                 self.troubled.clear()
+                self.settle()
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.magic == Magic.RESPONSE:
@@ -155,7 +228,7 @@ class TapFeed(Follower):
         event = EVENTS[self.dialect].get(type(message))
         if not isinstance(message, TapMessage) or (event is None and not isinstance(message, TapOpaqueMessage)):
             raise RemoteProtocolError(f"{opcode_name(frame.opcode)} from a producer")
-        self._begin()
+        self._has_begun = True
         self._nbytes += frame.size
         if isinstance(message, TapOpaqueMessage):
             self._on_remark(message)
@@ -183,16 +256,9 @@ class TapFeed(Follower):
         if event is StreamEvent.BACKFILL_START:
             self._restart({message.vbucket} & self._has_rows)
         else:
+            self._has_closed = True
             self.troubled.clear()
-
-    def _begin(self) -> None:
-        """Note that a connection sends something; what came by an earlier one does not hold any more."""
-        if not self._has_begun:
-            self._has_begun = True
-            self._states = dict.fromkeys(
-                self._chosen, advance(StreamState.REQUESTED, StreamEvent.ACCEPTED, 0, self.dialect)
-            )
-            self._restart(self._has_rows)
+            self.settle()
 
     def _advance(self, vbucket: int, event: StreamEvent) -> None:
         state = self._states.get(vbucket)
@@ -206,6 +272,7 @@ class TapFeed(Follower):
             self._context.history[vbucket] += 1
             history = int(self._context.history[vbucket])
             self._rows.append(Change(vbucket, None, 0, event=Event.ROLLBACK, history=history, requested_seqno=0))
+            self._received[vbucket] = 0
         self._has_rows = self._has_rows.difference(vbuckets)
         self._cut_off = self._cut_off.union(vbuckets)
 
@@ -225,6 +292,8 @@ class TapFeed(Follower):
         while self._tied and self._tied[0][0] <= self._consumed:
             self._outgoing.append(self._tied.popleft()[1])
 
+
+_OPCODE_AT = 1
 
 _LOW_FLAGS_AT = HEADER_BYTES + 3
 """Where the lower byte of the flags lies: behind the header and the length of the engine-private data."""

@@ -216,7 +216,10 @@ class Bridge:
                 await self._again.wait()
             if self._again.is_set():
                 return
-            stream = self._stream = ChangeStream(self._upstream.address, feed, self._upstream.high_seqnos)
+            upstream = self._upstream
+            stream = self._stream = ChangeStream(
+                upstream.address, feed, upstream.high_seqnos, item_counts=upstream.item_counts
+            )
             closing = self._loop.create_task(self._close_again(stream))
             self._opened_at = self._loop.time()
             self.connections += 1

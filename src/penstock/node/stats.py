@@ -168,6 +168,7 @@ def _details(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
         (f"vb_{vbucket.id}:{name}", value)
         for name, value in (
             ("num_items", vbucket.items),
+            ("tap_items", bucket.tap.items(vbucket)),
             ("ht_memory", vbucket.index_bytes),
             ("queue_size", vbucket.high_seqno - vbucket.persisted_seqno),
             ("high_seqno", vbucket.high_seqno),

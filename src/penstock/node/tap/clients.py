@@ -10,6 +10,7 @@ from typing import NamedTuple
 from penstock.node.tap.checkpoints import Checkpoints, Point, is_on_history
 from penstock.node.tap.hops import Hops
 from penstock.store.vbucket import Vbucket
+from penstock.wire.collection_key import DEFAULT_COLLECTION
 
 __all__ = ["Phase", "Place", "TapBucket", "TapClient"]
 
@@ -75,6 +76,11 @@ class TapBucket:
             found = self._checkpoints[vbucket.id] = Checkpoints(vbucket)
         found.settle()
         return found
+
+    def items(self, vbucket: Vbucket) -> int:
+        """Return how many documents a dump sends at least: of the default collection, with hops left."""
+        hops = self.hops.get(vbucket.id)
+        return 0 if hops is not None and hops.has_spent else vbucket.collection_items(DEFAULT_COLLECTION)
 
     def forget(self, vbucket: Vbucket) -> None:
         """Begin with a vbucket anew, which has lost its history."""

@@ -40,6 +40,11 @@ class Hops:
         if len(starts) > _KEPT:
             del starts[1 : _KEPT // 2], ttls[1 : _KEPT // 2]
 
+    @property
+    def has_spent(self) -> bool:
+        """Is there a change that goes no further?"""
+        return 0 in self._ttls
+
     def of(self, seqnos: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
         """Return the hops that are left of each change."""
         return np.array(self._ttls, np.uint8)[np.searchsorted(self._starts, seqnos, "right") - 1]
