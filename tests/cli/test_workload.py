@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import connect
+from penstock import Node, connect
 from penstock.cli.changes import Mix, Workload, live_keys
 from penstock.errors import Error, UsageError
+from penstock.wire.constants import Opcode, Status
+from tests.client.old_server import COUCHBASE_2_5, OldServer
 
 SHARES = st.integers(0, 30)
 
@@ -26,6 +28,22 @@ def test_every_round_of_a_mix_is_exact(shares, rounds):
 def test_the_kinds_of_a_mix_are_interleaved():
     first = "".join(kind[0] for kind in itertools.islice(Mix(4, 2, 2).kinds(), 8))
     assert (first[:4].count("u"), first[:4].count("d"), first[:4].count("i")) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("release", "warning"),
+    [
+        (COUCHBASE_2_5, ""),
+        (COUCHBASE_2_5.but({Opcode.TAP_CONNECT: Status.NOT_SUPPORTED}), "has no change streams: keys of its documents"),
+    ],
+    ids=["TAP", "no streams"],
+)
+def test_documents_of_a_server_without_dcp_are_changed(run, release, warning):
+    with Node.running(["beer"], vbuckets=4) as node, OldServer(node, release) as server:
+        done = run("workload", "--changes", 40, "--mix", "1:0:1", "--rate", 0, "--url", server.url(), "--json")
+        assert done.code == 0, done.err
+        assert (done.json["changes"], warning in done.err) == (40, True)
+        assert not done.err or warning
 
 
 @pytest.mark.parametrize("text", ["", "1", "1:2", "0:0:0", "1:2:3:4", "-1:2:3", "a:b:c", "1:2:٣", "1.5:1:1"])

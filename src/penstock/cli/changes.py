@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 import random
 import re
 from collections import Counter
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from penstock.cli.lines import compact
 from penstock.cli.samples import sample_document
-from penstock.errors import ConnectionClosed, Error, UsageError
+from penstock.errors import ConnectionClosed, Error, NotSupported, UnknownCommand, UnsupportedServer, UsageError
+from penstock.wire.constants import Dialect
 
 if TYPE_CHECKING:
     from penstock.client.bucket import Bucket
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Mix", "Tally", "Workload", "live_keys"]
 
 Kind = Literal["update", "delete", "insert"]
+
+logger = logging.getLogger("penstock.cli")
 
 _TICK = 0.05
 """Seconds between two bunches of changes."""
@@ -83,11 +87,25 @@ class Tally:
 
 
 async def live_keys(bucket: Bucket) -> list[bytes]:
-    """Return the keys of the documents that a bucket has now, learned from its changes."""
+    """Return the keys of the documents that a bucket has now, read from its changes.
+
+    A server without the dialect of the connection string is asked by TAP. A server without change streams has no list
+    of its keys: then this returns none, with a warning.
+    """
+    for protocol in dict.fromkeys((bucket.address.options.protocol, Dialect.TAP)):
+        try:
+            return await _streamed_keys(bucket, protocol)
+        except (UnsupportedServer, UnknownCommand, NotSupported):
+            continue
+    logger.warning("%s has no change streams: keys of its documents are unknown, only new ones change", bucket.address)
+    return []
+
+
+async def _streamed_keys(bucket: Bucket, protocol: Dialect) -> list[bytes]:
     from penstock.wire.schema import Event
 
     keys: dict[bytes, None] = {}
-    async with aclosing(bucket.batches("beginning", "now", collections=["_default"])) as batches:
+    async with aclosing(bucket.batches("beginning", "now", protocol=protocol, collections=["_default"])) as batches:
         async for batch in batches:
             for event, key in zip(batch["event"].to_pylist(), batch["key"].to_pylist(), strict=True):
                 if event == Event.MUTATION:
