@@ -3,29 +3,39 @@
 The node has a process of its own. The requests are made beforehand, and replies are only counted, so that the two
 cores are the node's and the kernel's. SETs come in two kinds: of new keys, and of keys that are there. Figures are
 requests a second, on the clock and of the node's CPU time.
+
+The node detects JSON in every value. What that costs is measured as a ratio: the CPU time of SETs of JSON text to that
+of SETs of as many bytes that cannot be JSON, in turns on one node; with and without the datatype JSON in the request.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import socket
+import statistics
 import time
 from typing import Any
 
 from benchmarks.report import Report, options
 from benchmarks.served import Served, served
-from penstock.wire.kv import Get, Set
+from penstock.wire.constants import Datatype, Feature
+from penstock.wire.kv import Get, Hello, Set, pack_features
 
 SET_REPLY = 24
 GET_REPLY = 28
 
 
-def batches(count: int, pipelined: int, value: bytes | None, vbuckets: int, prefix: bytes = b"key") -> list[bytes]:
+def batches(
+    count: int, pipelined: int, value: bytes | None, vbuckets: int, prefix: bytes = b"key", *, datatype: int = 0
+) -> list[bytes]:
     """Return the requests for keys 0 to count, half of what is pipelined in one piece; value None: GETs."""
     keys = [b"%s-%09d" % (prefix, number) for number in range(count)]
     requests = [
         (
-            Get(key=key, vbucket=n % vbuckets) if value is None else Set(key=key, value=value, vbucket=n % vbuckets)
+            Get(key=key, vbucket=n % vbuckets)
+            if value is None
+            else Set(key=key, value=value, vbucket=n % vbuckets, datatype=datatype)
         ).encode()
         for n, key in enumerate(keys)
     ]
@@ -75,13 +85,53 @@ def main() -> None:
     parser.add_argument("--pipelined", type=int, default=500)
     parser.add_argument("--value-bytes", type=int, default=100)
     parser.add_argument("--vbuckets", type=int, default=1024)
+    parser.add_argument("--json-bytes", type=int, nargs="*", default=[100, 1000])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="print where the node spends its time")
     chosen = parser.parse_args()
     report = Report(f"Key-value requests on one connection, {chosen.pipelined} pipelined", chosen)
     for keys in chosen.keys:
         kinds(report, chosen, keys // chosen.pipelined * chosen.pipelined)
+    for value_bytes in chosen.json_bytes:
+        json_values(report, chosen, min(chosen.keys) // chosen.pipelined * chosen.pipelined, value_bytes)
     report.finish()
+
+
+def json_text(value_bytes: int) -> bytes:
+    """Return a JSON object of so many bytes, at least 60: some numbers and short strings, and a long string."""
+    document = {"type": "beer", "abv": 5.25, "ibu": 0, "tags": ["a", "b"], "text": ""}
+    document["text"] = "y" * (value_bytes - len(json.dumps(document, separators=(",", ":"))))
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def json_values(report: Report, chosen: argparse.Namespace, count: int, value_bytes: int) -> None:
+    """Measure what the detection of JSON adds to a SET."""
+    text, half = json_text(value_bytes), chosen.pipelined // 2
+    kinds = {
+        "other bytes": (b"v" * len(text), 0),
+        "JSON": (text, 0),
+        "JSON, with the datatype": (text, int(Datatype.JSON)),
+    }
+    pieces = {
+        name: batches(count, chosen.pipelined, value, chosen.vbuckets, datatype=datatype)
+        for name, (value, datatype) in kinds.items()
+    }
+    cpus: dict[str, list[float]] = {name: [] for name in kinds}
+    with served(vbuckets=chosen.vbuckets) as node, socket.create_connection(("127.0.0.1", node.port)) as peer:
+        peer.settimeout(60)
+        peer.sendall(Hello(value=pack_features([Feature.JSON])).encode())
+        peer.recv(1024)
+        exchange(peer, pieces["JSON"], half * SET_REPLY)
+        for _ in range(chosen.rounds):
+            for name in kinds:
+                before = node.cpu()
+                exchange(peer, pieces[name], half * SET_REPLY)
+                cpus[name].append(node.cpu() - before)
+    base = cpus["other bytes"]
+    for name, times in cpus.items():
+        ratio = statistics.median(one / other for one, other in zip(times, base, strict=True))
+        per_set = statistics.median(times) / count * 1e6
+        report.row(f"SET of {name}, {len(text)} B", f"{per_set:.2f} us of CPU, {ratio:.3f} of other bytes")
 
 
 def kinds(report: Report, chosen: argparse.Namespace, count: int) -> None:

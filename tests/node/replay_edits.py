@@ -75,11 +75,6 @@ def never_referenced(step: Step) -> Step:
     return step
 
 
-def as_written(step: Step) -> Step:
-    """Let the datatype be what the client has said that wrote the document: nothing."""
-    return step.change(datatype=0) if step.live and step.frame.opcode == Opcode.DCP_MUTATION else step
-
-
 def no_floor(steps: Script) -> Script:
     """Let the highest rev_seqno of deleted documents matter to no one."""
     known = {step.frame.key for step in steps if step.kind == EXPECT and is_item(step.frame) and not step.live}

@@ -13,7 +13,6 @@ from tests.node.replay_edits import (
     Edit,
     after_do,
     answered,
-    as_written,
     both,
     closed,
     each,
@@ -92,11 +91,6 @@ DIFFERENCES: dict[str, Difference] = {
         "A deletion that is dropped is dropped for all; theirs was still in memory, and so in the stream.",
         without(24, 25, 26),
         where=("dcp_rollback_purged",),
-    ),
-    "JSON": Difference(
-        "Whether a document is JSON is what its writer says; theirs looked.",
-        each(as_written),
-        where=("dcp_disk_backfill_after_clean_restart",),
     ),
     "compressed": Difference(
         "Newer releases send compressed values only to who has agreed on that; theirs sent what it had.",

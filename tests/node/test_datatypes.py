@@ -55,7 +55,7 @@ def test_pieces_are_put_to_what_is_compressed(modern):
     modern.set(b"n", deflate(b"41"), datatype=D.SNAPPY)
     assert modern.ask(Count(key=b"n", delta=1)).value == (42).to_bytes(8, "big")
     read = modern.get(b"n")
-    assert (read.value, read.datatype) == (b"42", 0)
+    assert (read.value, read.datatype) == (b"42", D.JSON)
 
 
 @pytest.mark.parametrize("compressed", [False, True])

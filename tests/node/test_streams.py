@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.node import Node
-from penstock.wire.constants import Magic, Opcode, Status, StreamEndReason
+from penstock.wire.constants import Datatype, Magic, Opcode, Status, StreamEndReason
 from penstock.wire.dcp import DcpNoop, DcpReply, Deletion, Mutation, SnapshotMarker, StreamEnd
 from penstock.wire.frame import Frame
 from penstock.wire.kv import Noop, Set, unpack_failover_log
@@ -28,14 +28,14 @@ def test_from_the_beginning_to_now_and_on(client, consumer):
     same: dict[str, Any] = {"vbucket": 3, "opaque": 0xABCD}
     assert marker == SnapshotMarker(**same, start_seqno=0, end_seqno=4, flags=5)
     assert changes == [
-        Mutation(**same, key=b"a", value=b"3", cas=stored[2].cas, by_seqno=3, rev_seqno=2),
+        Mutation(**same, key=b"a", value=b"3", cas=stored[2].cas, by_seqno=3, rev_seqno=2, datatype=Datatype.JSON),
         Deletion(**same, key=b"b", cas=stored[3].cas, by_seqno=4, rev_seqno=2),
     ]
     live = client.set(b"c", b"4", vbucket=3, expiry=4_000_000_000, flags=0xDEADBEEF)
     marker, change = consumer.message(), consumer.message()
     assert marker == SnapshotMarker(**same, start_seqno=5, end_seqno=5, flags=5)
     new = Mutation(**same, key=b"c", value=b"4", cas=live.cas, by_seqno=5, rev_seqno=1)
-    assert change == replace(new, flags=0xDEADBEEF, expiry=4_000_000_000)
+    assert change == replace(new, flags=0xDEADBEEF, expiry=4_000_000_000, datatype=Datatype.JSON)
 
 
 def test_the_reply_comes_before_the_stream(client, consumer):

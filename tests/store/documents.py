@@ -1,5 +1,6 @@
 """A vbucket's documents as a dict: every method of Vbucket that clients call, as it ought to be."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -35,6 +36,14 @@ def timed_bucket(clock: Clock) -> Bucket:
     """Return a bucket with tiny segments, and with vbuuids that count from 1."""
     vbuuids = count(1)
     return Bucket("b", vbuckets=4, clock=clock, new_vbuuid=lambda: next(vbuuids), segment_bytes=512)
+
+
+def is_json(body: bytes) -> bool:
+    try:
+        json.loads(body.decode())
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -116,14 +125,15 @@ class Documents:
         if found is None:
             if expiry is None:
                 raise KeyNotFound
-            return Counted(*self.store(key, b"%d" % initial, expiry=expiry), initial)
+            return Counted(*self.store(key, b"%d" % initial, expiry=expiry, datatype=1), initial)
         self.check(found, 0)
         xattrs, body = unpack_xattrs(found.value) if found.datatype & 4 else ({}, found.value)
         if not body.isdigit() or len(body) > 20 or int(body) >= 2**64:
             raise DeltaBadValue
         number = 0 if int(body) + delta < 0 else (int(body) + delta) % 2**64
         value = b"%d" % number
-        return Counted(*self.store_over(found, key, pack_xattrs(xattrs, value) if xattrs else value), number)
+        datatype = found.datatype | 1
+        return Counted(*self.store_over(found, key, pack_xattrs(xattrs, value) if xattrs else value, datatype), number)
 
     def extend(self, key: bytes, more: bytes, *, cas: int, in_front: bool) -> Stored:
         found = self.living(key)
@@ -132,7 +142,7 @@ class Documents:
         self.check(found, cas)
         xattrs, body = unpack_xattrs(found.value) if found.datatype & 4 else ({}, found.value)
         body = more + body if in_front else body + more
-        datatype = found.datatype & 4 if more else found.datatype
+        datatype = found.datatype & 4 | is_json(body) if more else found.datatype
         return self.store_over(found, key, pack_xattrs(xattrs, body) if xattrs else body, datatype)
 
     def lock(self, key: bytes, seconds: int) -> Item | None:

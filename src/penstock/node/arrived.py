@@ -10,6 +10,7 @@ from penstock.store.events import packed_events
 from penstock.wire.collection_key import DEFAULT_PREFIX, pack_collection_id
 from penstock.wire.constants import MAX_KEY, Datatype, SystemEventKind
 from penstock.wire.dcp_values import pack_xattrs
+from penstock.wire.json_value import detect_json
 from penstock.wire.schema import Change, Event
 from penstock.wire.system_event import Collection, DroppedCollection, DroppedScope, Scope, Subject
 
@@ -44,7 +45,8 @@ def arrived(change: Change) -> Arrived:
     if not 0 < len(key) <= MAX_KEY:
         raise RemoteProtocolError(f"vbucket {change.vbucket}: {change.event} of a key of {len(key)} bytes")
     key = (pack_collection_id(change.collection_id) if change.collection_id else DEFAULT_PREFIX) + key
-    datatype = change.datatype or 0
+    # TAP and the UPR draft have no datatype; the others send the one that the document is stored with.
+    datatype = detect_json(value) if change.datatype is None else change.datatype
     if change.xattrs:
         value, datatype = pack_xattrs(change.xattrs, value), datatype | Datatype.XATTR
     return Arrived(event, key, value, change.flags or 0, datatype)

@@ -30,7 +30,7 @@ from penstock.node.served import Counters, ServedBucket
 from penstock.store.vbucket import Vbucket
 from penstock.wire.collection_key import DEFAULT_PREFIX
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent
-from penstock.wire.constants import MAX_FRAME, Dialect, Feature, Magic, Status
+from penstock.wire.constants import MAX_FRAME, Datatype, Dialect, Feature, Magic, Status
 from penstock.wire.frame import Frame, opcode_name
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.xerror = False
         self.dialect: Dialect | None = None
         self.login = Login(listener.access)
-        self.handlers = handlers_for(None, None)
+        self.handlers = handlers_for(None, None, json=False)
         self.read_key = self.write_key = self.change_key = self.meta_key = key_reader(self)
         self.map = MapReader(self)
         self.infos = NO_INFOS
@@ -223,11 +223,11 @@ class NodeConnection(asyncio.BufferedProtocol):
         """Serve what the user may do, as far as that is known before a key is."""
         user, bucket = self.login.acting, self.bucket
         if user is None:
-            self.handlers = handlers_for(self.dialect, None)
+            self.handlers = handlers_for(self.dialect, None, json=False)
             return
         # Without a bucket there is nothing to do anything to, and that is what is said.
         allowed = {one for one in Privilege if bucket is None or user.may_somewhere(one, bucket.store.name)}
-        self.handlers = handlers_for(self.dialect, frozenset(allowed))
+        self.handlers = handlers_for(self.dialect, frozenset(allowed), json=bool(self.datatypes & Datatype.JSON))
         self.read_key = key_reader(self, Privilege.READ)
         self.write_key = key_reader(self, Privilege.WRITE)
         self.change_key = key_reader(self, Privilege.READ, Privilege.WRITE)

@@ -25,7 +25,17 @@ from penstock.node.login import BEFORE_LOGIN, Privilege, needed
 from penstock.node.replies import Goodbye, Handler, reply
 from penstock.node.tap import commands as tap
 from penstock.wire.connection import Malformed
-from penstock.wire.constants import DCP_OPCODES, TAP_OPCODES, Dialect, DraftCode, Feature, Magic, Opcode, Status
+from penstock.wire.constants import (
+    DCP_OPCODES,
+    TAP_OPCODES,
+    Datatype,
+    Dialect,
+    DraftCode,
+    Feature,
+    Magic,
+    Opcode,
+    Status,
+)
 from penstock.wire.frame import Frame, opcode_name
 from penstock.wire.frame_info import RequestInfos, unpack_request_infos
 from penstock.wire.layout import ABSENT, MAYBE, PRESENT, Code, layout_of, layouts_of
@@ -79,6 +89,12 @@ COMMANDS: tuple[Mapping[Opcode, Handler], ...] = (
 """What every connection takes."""
 
 
+_JSON_STORES = frozenset(
+    (Opcode.SET, Opcode.SETQ, Opcode.ADD, Opcode.ADDQ, Opcode.REPLACE, Opcode.REPLACEQ),
+)
+"""Commands that clients send with the datatype JSON for every document: so that they need not go by `unusual`."""
+
+
 def shapes(code: Code) -> Iterator[Shape]:
     opcode, datatype = (code >> 8, code & 0xFF) if isinstance(code, DraftCode) else (int(code), 0)
     for extras_length, layout in layouts_of(code, Magic.REQUEST).items():
@@ -116,10 +132,25 @@ def _is_allowed(code: Code, allowed: frozenset[Privilege] | None) -> bool:
 
 
 @lru_cache(maxsize=256)
-def handlers_for(dialect: Dialect | None, allowed: frozenset[Privilege] | None) -> Mapping[Shape, Handler]:
-    """Return the handlers of a connection. dialect: None before it has one. allowed: what its user may do, if not
-    everywhere, then somewhere; None: it has to log in first.
+def handlers_for(
+    dialect: Dialect | None, allowed: frozenset[Privilege] | None, *, json: bool
+) -> Mapping[Shape, Handler]:
+    """Return the handlers of a connection.
+
+    Args:
+        dialect: None before the connection has one.
+        allowed: what its user may do, if not everywhere, then somewhere; None: it has to log in first.
+        json: it has agreed on the datatype JSON.
     """
+    table = _plain_handlers(dialect, allowed)
+    if json and dialect is not Dialect.UPR_DRAFT:  # in the draft, the datatype of a SET is a code
+        for shape in (shape for code in _JSON_STORES for shape in shapes(code)):
+            magic, _, opcode, extras_length, no_key, no_value, no_cas = shape
+            table[magic, int(Datatype.JSON), opcode, extras_length, no_key, no_value, no_cas] = table[shape]
+    return table
+
+
+def _plain_handlers(dialect: Dialect | None, allowed: frozenset[Privilege] | None) -> dict[Shape, Handler]:
     if dialect is not None:
         return _table(allowed, *COMMANDS, SPEECHES[dialect].handlers)
     firsts = (

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound, TooBig
 from penstock.node.replies import Handler, reply
-from penstock.node.values import check_stored, shown
+from penstock.node.values import client_datatype, shown
 from penstock.store.locks import lock_seconds
 from penstock.store.vbucket import Item, Stored, Vbucket
 from penstock.wire.constants import MAX_VALUE, Datatype, Magic, Opcode, Status, VbucketState
 from penstock.wire.frame import HEADER, HEADER_BYTES, Frame
+from penstock.wire.json_value import detect_json
 from penstock.wire.kv import Count, GetLocked, GetReply, Set, StoreReply, Touch
 from penstock.wire.snappy import inflate
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["HANDLERS", "changed", "check_value", "loud_and_quiet", "serving"]
 
 _RESPONSE = int(Magic.RESPONSE)
+_NOT_JSON = ~int(Datatype.JSON)
 _ACTIVE = VbucketState.ACTIVE
 _SET_EXTRAS = Set.layouts[2].extras
 _TOUCH_EXTRAS = Touch.layouts[1].extras
@@ -159,8 +161,7 @@ def _storing(plain: Callable[..., Stored], *, quiet: bool) -> Handler:
             vbucket = serving(connection, frame)  # raises
         if len(value) > MAX_VALUE:
             check_value(value)  # raises
-        if datatype:
-            check_stored(datatype, value)
+        datatype = client_datatype(datatype, value) if datatype & _NOT_JSON else detect_json(value)
         flags, expiry = _SET_EXTRAS.unpack(extras)
         store = keeping_expiry if connection.infos.preserve_ttl else plain
         stored = store(vbucket, key, value, flags=flags, expiry=expiry, datatype=datatype, cas=cas)
@@ -182,7 +183,7 @@ def _extending(in_front: bool, *, quiet: bool) -> Handler:
 
     def extend(connection: NodeConnection, frame: Frame) -> bytes:
         vbucket, key = serving(connection, frame), connection.write_key(frame.key)
-        check_stored(frame.datatype, frame.value)
+        client_datatype(frame.datatype, frame.value)  # raises
         piece = inflate(frame.value) if frame.datatype & Datatype.SNAPPY else frame.value
         stored = vbucket.extend(key, piece, cas=frame.cas, in_front=in_front)
         connection.counters.cmd_set += 1

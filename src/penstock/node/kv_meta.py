@@ -14,9 +14,11 @@ from penstock.store.conflict import Meta
 from penstock.wire.constants import Datatype, Opcode, WithMetaFlag
 from penstock.wire.dcp_values import unpack_xattrs
 from penstock.wire.frame import Frame
+from penstock.wire.json_value import detect_json
 from penstock.wire.kv import DelWithMeta, MetaReply, SetWithMeta
 from penstock.wire.layout import Layout, layouts_of
 from penstock.wire.schema import Event
+from penstock.wire.snappy import inflate
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
@@ -65,7 +67,7 @@ def _with_meta(event: Event, add: bool = False, *, quiet: bool) -> Handler:
         said = _said(forms[len(frame.extras)], frame.extras)
         options = said.get("options", 0)
         _check_options(options, vbucket.conflict_resolution, event)
-        value = _value(frame, said.get("nmeta", 0), deletes)
+        value, datatype = _value(frame, said.get("nmeta", 0), deletes)
         new_cas = bool(options & WithMetaFlag.REGENERATE_CAS)
         if said["new_cas"] in _NO_CAS and not new_cas:
             raise InvalidArguments(f"cas {said['new_cas']}, which no document can have")
@@ -74,7 +76,7 @@ def _with_meta(event: Event, add: bool = False, *, quiet: bool) -> Handler:
             Event.EXPIRATION if options & WithMetaFlag.IS_EXPIRATION else event,
             key,
             value,
-            Meta(said["new_cas"], said["rev_seqno"], said["flags"], time, frame.datatype, deletes),
+            Meta(said["new_cas"], said["rev_seqno"], said["flags"], time, datatype, deletes),
             cas=frame.cas,
             add=add,
             resolve=not options & _SKIPS,
@@ -106,20 +108,22 @@ def _check_options(options: int, resolution: str, event: Event) -> None:
         raise InvalidArguments(f"options 0x{options:x}: FORCE_ACCEPT is for buckets in which the last write wins")
 
 
-def _value(frame: Frame, nmeta: int, deletes: bool) -> bytes:
-    """Return the value without the extended meta data behind it. Raises StatusError or RemoteProtocolError for one
-    that cannot be: of a tombstone there is nothing but extended attributes.
+def _value(frame: Frame, nmeta: int, deletes: bool) -> tuple[bytes, int]:
+    """Return the value, without the extended meta data behind it, and its datatype, with JSON as it is detected.
+
+    Raises StatusError or RemoteProtocolError for a value that cannot be: a tombstone has nothing but extended
+    attributes.
     """
     if nmeta > len(frame.value):
         raise InvalidArguments(f"{nmeta} bytes of extended meta data in a value of {len(frame.value)}")
     value = frame.value[: len(frame.value) - nmeta]
     check_value(value)
-    body = value
-    if frame.datatype & Datatype.XATTR:  # compressed ones are taken as they are
-        body = b"" if frame.datatype & Datatype.SNAPPY else unpack_xattrs(value).body
+    body = inflate(value) if frame.datatype & Datatype.SNAPPY else value
+    if frame.datatype & Datatype.XATTR:
+        body = unpack_xattrs(body).body
     if deletes and body:
         raise InvalidArguments(f"a deletion with {len(body)} bytes that are no extended attributes")
-    return value
+    return value, frame.datatype & ~Datatype.JSON | detect_json(body)
 
 
 HANDLERS: dict[Opcode, Handler] = {

@@ -5,9 +5,10 @@ from __future__ import annotations
 from penstock.errors import InvalidArguments
 from penstock.wire.constants import Datatype
 from penstock.wire.dcp_values import split_xattrs
+from penstock.wire.json_value import detect_json
 from penstock.wire.snappy import inflate
 
-__all__ = ["check_stored", "shown"]
+__all__ = ["client_datatype", "document_datatype", "shown"]
 
 _SPECIAL = Datatype.SNAPPY | Datatype.XATTR
 
@@ -24,9 +25,28 @@ def shown(understood: int, datatype: int, value: bytes) -> tuple[int, bytes]:
     return datatype & understood, value
 
 
-def check_stored(datatype: int, value: bytes) -> None:
-    """Raise InvalidArguments or RemoteProtocolError for a value that a client must not store as a document."""
+def client_datatype(datatype: int, value: bytes) -> int:
+    """Return the datatype to store a client's document with.
+
+    Args:
+        datatype: as the client sent it, with bits that the connection has agreed on.
+
+    Raises:
+        InvalidArguments: the value has extended attributes.
+        RemoteProtocolError: the value is not compressed although its datatype has SNAPPY, or is too long inflated.
+    """
     if datatype & Datatype.XATTR:
         raise InvalidArguments("extended attributes in a value: expected the document alone")
-    if datatype & Datatype.SNAPPY:
-        inflate(value)
+    return document_datatype(datatype, value)
+
+
+def document_datatype(datatype: int, value: bytes) -> int:
+    """Return the datatype of a value: SNAPPY and XATTR as it was sent with, JSON as it is detected in the body.
+
+    Raises:
+        RemoteProtocolError: the value cannot be inflated, or its extended attributes cannot be read.
+    """
+    body = inflate(value) if datatype & Datatype.SNAPPY else value
+    if datatype & Datatype.XATTR:
+        body = split_xattrs(body)[1]
+    return datatype & ~Datatype.JSON | detect_json(body)

@@ -7,6 +7,7 @@ import re
 from penstock.errors import DeltaBadValue
 from penstock.wire.constants import Datatype
 from penstock.wire.dcp_values import split_xattrs
+from penstock.wire.json_value import detect_json
 from penstock.wire.snappy import inflate
 
 __all__ = ["beside_attributes", "counted", "extended"]
@@ -36,12 +37,13 @@ def counted(value: bytes, datatype: int, delta: int) -> tuple[int, bytes]:
 def extended(value: bytes, datatype: int, more: bytes, *, in_front: bool) -> tuple[bytes, int]:
     """Return a value with more behind it, or in front of it but behind its extended attributes, and its datatype.
 
-    It counts as JSON no longer. A compressed value comes back inflated.
+    The datatype has JSON if the new body is JSON text. A compressed value comes back inflated.
     """
     if not more:
         return value, datatype
     xattrs, body = _apart(value, datatype)
-    return xattrs + (more + body if in_front else body + more), datatype & ~(Datatype.JSON | Datatype.SNAPPY)
+    body = more + body if in_front else body + more
+    return xattrs + body, datatype & Datatype.XATTR | detect_json(body)
 
 
 def beside_attributes(old: bytes, old_datatype: int, value: bytes, datatype: int) -> tuple[bytes, int]:

@@ -51,6 +51,7 @@ _MUTATION = int(Opcode.DCP_MUTATION)
 _MUTATION_BYTES = MUTATION_HEAD.size  # of a frame without key and value
 _MUTATION_EXTRAS = MUTATION_HEAD.size - HEADER_BYTES
 _NANOSECONDS = 10**9
+_JSON = int(Datatype.JSON)
 _XATTR = int(Datatype.XATTR)
 
 
@@ -205,9 +206,9 @@ class Vbucket(ScopedHistory):
         if item is None:
             if expiry is None:
                 raise KeyNotFound(vbucket=self.id)
-            return Counted(*self.add(key, b"%d" % initial, expiry=expiry), initial)
+            return Counted(*self.add(key, b"%d" % initial, expiry=expiry, datatype=_JSON), initial)
         number, value = counted(item.value, item.datatype, delta)
-        datatype = item.datatype & ~Datatype.SNAPPY
+        datatype = item.datatype & ~Datatype.SNAPPY | _JSON
         return Counted(*self._rewrite(key, item._replace(value=value, datatype=datatype)), number)
 
     def extend(self, key: bytes, more: bytes, *, cas: int = 0, in_front: bool = False) -> Stored:

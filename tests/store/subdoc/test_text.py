@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import StatusError
-from penstock.store.subdoc.text import is_deeper, is_json, read_text
+from penstock.store.subdoc.text import is_deeper, read_text
 from penstock.wire.constants import Status
+from penstock.wire.json_value import detect_json
 
 JSON = [
     *(b"{}", b"[]", b" {} ", b"\t\n\r [ ]", b"1", b"-0", b"1e5", b"1.5E-3", b'"a"', b"null", b"true", b"false"),
@@ -25,7 +26,7 @@ NO_JSON = [
 @pytest.mark.parametrize("document", JSON)
 def test_what_is_json(document: bytes) -> None:
     assert read_text(document).encode() == document
-    assert is_json(document)
+    assert detect_json(document)
 
 
 @pytest.mark.parametrize("document", NO_JSON)
@@ -33,7 +34,7 @@ def test_what_is_no_json(document: bytes) -> None:
     with pytest.raises(StatusError) as caught:
         read_text(document)
     assert caught.value.status == Status.SUBDOC_DOC_NOTJSON
-    assert not is_json(document)
+    assert not detect_json(document)
 
 
 @pytest.mark.parametrize(
@@ -85,4 +86,4 @@ def test_any_bytes_are_json_as_for_the_standard_library(document: bytes) -> None
         expected = True
     except ValueError:
         expected = False
-    assert is_json(document) == expected
+    assert bool(detect_json(document)) == expected

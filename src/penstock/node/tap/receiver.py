@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import InvalidArguments, NotMyVbucket, OutOfRange, RemoteProtocolError, StatusError
 from penstock.node.replies import Goodbye, Handler, reply
 from penstock.node.served import ServedBucket, VbucketEvent
+from penstock.node.values import document_datatype
 from penstock.store.vbucket import LAST_SEQNO, Vbucket
 from penstock.wire.collection_key import DEFAULT_PREFIX
 from penstock.wire.constants import MAX_KEY, MAX_VALUE, Dialect, Opcode, TapFlag, TapOpaque, VbucketState
@@ -112,7 +113,7 @@ def _mutation(bucket: ServedBucket, message: TapMessage) -> None:
         flags=_item_flags(message),
         expiry=message.expiry,
         nru=private[_NRU_AT] if len(private) > _NRU_AT else 0,
-        datatype=message.datatype,
+        datatype=document_datatype(message.datatype, message.value),
     )
     _note(bucket, vbucket, stored.seqno, message)
 

@@ -27,9 +27,10 @@ from penstock.store.subdoc.attributes import (
 )
 from penstock.store.subdoc.edit import EDITS, READS, makes_array
 from penstock.store.subdoc.path import Key, parse_path
-from penstock.store.subdoc.text import is_json, read_text
+from penstock.store.subdoc.text import read_text
 from penstock.wire.constants import Datatype, DocFlag, Opcode, PathFlag, Status
 from penstock.wire.dcp_values import pack_xattrs
+from penstock.wire.json_value import detect_json
 from penstock.wire.subdoc import LookupResult, LookupSpec, MutationResult, MutationSpec
 
 __all__ = ["Changed", "begin", "change", "look_up"]
@@ -215,7 +216,7 @@ class _Work:
         return self._text
 
     def _set_body(self, body: bytes) -> None:
-        self._text, self.body, self.json = None, body, is_json(body)
+        self._text, self.body, self.json = None, body, bool(detect_json(body))
 
     def _write_whole(self, spec: MutationSpec) -> None:
         if spec.opcode == Opcode.ADD and self.body:

@@ -25,7 +25,6 @@ __all__ = [
     "end_of",
     "find",
     "is_deeper",
-    "is_json",
     "item_ends",
     "read_text",
 ]
@@ -70,14 +69,6 @@ class Place(NamedTuple):
 def check_text(text: str) -> None:
     """Raise ValueError for what is no JSON text, RecursionError for one that is too deep to find that out."""
     _decoder.decode(text)
-
-
-def is_json(value: bytes) -> bool:
-    try:
-        check_text(value.decode())
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def read_text(document: bytes) -> str:
