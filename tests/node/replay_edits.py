@@ -16,6 +16,7 @@ from tests.node.replay import (
     CLOSED,
     CLOSES,
     DO,
+    ENTRY,
     EXPECT,
     MARKER,
     MUTATION,
@@ -210,12 +211,19 @@ def answered(status: Status) -> Edit:
             if step.kind not in (CLOSED, REMARK):
                 kept.append(step)
             if step.kind == SEND and (index > end or index == end - 1):
-                request = header(step.data)
-                reply = Frame(Magic.RESPONSE, request.opcode, status, opaque=request.opaque)
-                kept.append(Step(EXPECT, step.connection, frame=reply, index=step.index, text="the refusal of it"))
+                kept.append(_refusal(step, status))
         return kept
 
     return edit
+
+
+def _refusal(step: Step, status: Status) -> Step:
+    """Return the answer to a request that is refused; a failover log is told without OPEN, too."""
+    request = header(step.data)
+    reply = Frame(Magic.RESPONSE, request.opcode, status, opaque=request.opaque)
+    if request.opcode == Opcode.DCP_GET_FAILOVER_LOG:
+        reply = reply._replace(specific=Status.SUCCESS, value=ENTRY.pack(1, 0))
+    return Step(EXPECT, step.connection, frame=reply, index=step.index, text="the refusal of it")
 
 
 def without(*indexes: int) -> Edit:
@@ -270,9 +278,7 @@ def refused(status: Status) -> Edit:
         kept: Script = []
         for step in steps:
             if step.kind == SEND:
-                request = header(step.data)
-                reply = Frame(Magic.RESPONSE, request.opcode, status, opaque=request.opaque)
-                kept += [step, Step(EXPECT, step.connection, frame=reply, index=step.index, text="the refusal of it")]
+                kept += [step, _refusal(step, status)]
             elif step.kind == CLOSES:
                 kept.append(step)
         return kept

@@ -173,16 +173,26 @@ def test_what_a_consumer_may_say_of_a_message_that_came_late(consumer, v7, statu
         assert consumer.ended()
 
 
-@pytest.mark.parametrize("state", [VbucketState.REPLICA, VbucketState.PENDING, VbucketState.DEAD])
-def test_vbuckets_that_are_not_active(client, consumer, state):
+def test_a_replica_has_streams_unless_only_an_active_vbucket_is_wanted(client, consumer):
     client.set(b"k")
-    client.ask(SetVbucket(state=state))
+    client.ask(SetVbucket(state=VbucketState.REPLICA))
     consumer.open()
     assert consumer.stream(flags=StreamFlag.ACTIVE_VB_ONLY).specific == S.NOT_MY_VBUCKET
     assert consumer.stream().specific == S.SUCCESS
     assert (consumer.message().end_seqno, consumer.message().key) == (1, b"k")
     client.ask(SetVbucket(state=VbucketState.ACTIVE))
     assert consumer.message().reason == StreamEndReason.STATE_CHANGED
+
+
+@pytest.mark.parametrize("state", [VbucketState.PENDING, VbucketState.DEAD])
+def test_pending_and_dead_vbuckets_have_no_streams(client, consumer, state):
+    client.set(b"k")
+    client.ask(SetVbucket(state=state))
+    consumer.open()
+    assert consumer.stream().specific == S.NOT_MY_VBUCKET
+    assert consumer.stream(start=5, end=4).specific == S.NOT_MY_VBUCKET  # before anything else is looked at
+    client.ask(SetVbucket(state=VbucketState.ACTIVE))
+    assert consumer.stream().specific == S.SUCCESS
 
 
 def test_a_flush_ends_streams(client, consumer):

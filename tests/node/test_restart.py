@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import StoreDamaged, StoreRefused, UsageError
 from penstock.node import Node
 from penstock.store.settings import Settings
-from penstock.wire.constants import MAX_SEQNO, Opcode, Status, VbucketState
+from penstock.wire.constants import MAX_SEQNO, Dialect, Opcode, Status, VbucketState
 from penstock.wire.kv import (
     DelVbucket,
     Flush,
@@ -17,6 +17,7 @@ from penstock.wire.kv import (
     SeqnoPersistence,
     SetVbucket,
 )
+from tests.client.receiver import messages_in
 from tests.node.disks import copy_files
 from tests.node.watch import run
 from tests.node.wire_client import connected, until_stat
@@ -38,6 +39,19 @@ def persist(client, vbucket):
     assert client.status(SeqnoPersistence(vbucket=vbucket, seqno=int(high))) == S.SUCCESS
 
 
+def changes_of(node, number, *, dead):
+    """Return the messages of a vbucket's stream; of a dead one, which has none, those that its store has."""
+    vbucket = node.buckets["beer"].store.vbuckets[number]
+    if dead:
+        return messages_in(
+            run(node, lambda: vbucket.snapshot(0, vbucket.high_seqno).read(0, 1 << 20).data), Dialect.DCP
+        )
+    with connected(node, "beer") as consumer:
+        consumer.open(f"reader of {number}")
+        assert consumer.stream(number, end=vbucket.high_seqno).specific == S.SUCCESS
+        return list(consumer.changes())
+
+
 def contents(client):
     """Return all that a client sees of a bucket: documents and tombstones, states, histories."""
     found = {}
@@ -46,13 +60,11 @@ def contents(client):
         if state.specific != S.SUCCESS:
             continue
         seqnos = client.stats(f"vbucket-seqno {vbucket}")
-        changes = []
-        with connected(client.node, "beer") as consumer:
-            consumer.open(f"reader of {vbucket}")
-            assert consumer.stream(vbucket, end=int(seqnos[f"vb_{vbucket}:high_seqno"])).specific == S.SUCCESS
-            for change in consumer.changes():
-                if change.opcode in (Opcode.DCP_MUTATION, Opcode.DCP_DELETION):
-                    changes.append((change.by_seqno, change.opcode, change.key, change.value, change.cas))
+        changes = [
+            (change.by_seqno, change.opcode, change.key, change.value, change.cas)
+            for change in changes_of(client.node, vbucket, dead=state.value == bytes((0, 0, 0, VbucketState.DEAD)))
+            if change.opcode in (Opcode.DCP_MUTATION, Opcode.DCP_DELETION)
+        ]
         kept = {name: value for name, value in seqnos.items() if "persisted" not in name}
         found[vbucket] = state.value, client.stats(f"failovers {vbucket}"), kept, changes
     return found

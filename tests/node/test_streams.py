@@ -260,7 +260,15 @@ def impatient():
         yield node
 
 
-def test_noops_come_from_the_first_stream_on_even_with_a_full_window(impatient):
+def test_noops_come_without_a_stream(impatient):
+    with connected(impatient) as consumer:
+        consumer.open().control("set_noop_interval", "0.1")
+        consumer.control("enable_noop", "true")
+        assert consumer.message() == DcpNoop(opaque=10_000_001)
+        assert consumer.ended()  # it is not answered
+
+
+def test_noops_come_even_with_a_full_window(impatient):
     with connected(impatient) as consumer:
         consumer.open().set(b"k")
         consumer.control("set_noop_interval", "0.1")

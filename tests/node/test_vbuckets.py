@@ -171,8 +171,8 @@ def test_statistics_tell_the_states(client):
         assert unpack_vb_seqnos(client.ask(GetAllVbSeqnos(state=asked)).value).keys() == vbuckets
 
 
-@pytest.mark.parametrize("new", [REPLICA, PENDING, DEAD])
-def test_a_change_of_state_ends_the_stream_and_another_may_follow(client, consumer, new):
+def test_a_change_of_state_ends_the_stream_and_another_may_follow(client, consumer):
+    new = REPLICA
     client.set(b"k", b"v", vbucket=3)
     consumer.stream(3, opaque=1)
     assert [consumer.message().opcode for _ in range(2)] == [Opcode.DCP_SNAPSHOT_MARKER, Opcode.DCP_MUTATION]
@@ -187,6 +187,15 @@ def test_a_change_of_state_ends_the_stream_and_another_may_follow(client, consum
     set_state(client, 3, ACTIVE)
     assert consumer.message() == StreamEnd(vbucket=3, opaque=2, reason=StreamEndReason.STATE_CHANGED)
     assert consumer.stream(3, opaque=3).specific == S.SUCCESS
+
+
+@pytest.mark.parametrize("new", [PENDING, DEAD])
+def test_a_vbucket_that_becomes_pending_or_dead_ends_its_stream_for_good(client, consumer, new):
+    consumer.stream(3, opaque=1)
+    set_state(client, 3, new)
+    assert consumer.message() == StreamEnd(vbucket=3, opaque=1, reason=StreamEndReason.STATE_CHANGED)
+    assert consumer.stream(3, opaque=2).specific == S.NOT_MY_VBUCKET
+    assert unpack_failover_log(consumer.ask(GetFailoverLog(vbucket=3)).value) == failover_log(client, 3)
 
 
 def test_a_stream_may_ask_for_an_active_vbucket(client, consumer):

@@ -127,7 +127,9 @@ def _stream_req(connection: NodeConnection, frame: Frame) -> bytes:
 
 
 def _failover_log(connection: NodeConnection, frame: Frame) -> bytes:
-    vbucket = _opened(connection).bucket.store.existing(frame.specific)
+    """Return a vbucket's failover log. OPEN is not needed: releases 4.0 to 5.5 did not ask for it either."""
+    _check_order(connection)
+    vbucket = connection.selected().store.existing(frame.specific)
     return reply(frame, value=pack_failover_log(vbucket.failover_log))
 
 
@@ -144,13 +146,29 @@ def _buffer_ack(connection: NodeConnection, frame: Frame) -> bytes:
     return b""
 
 
-HANDLERS: dict[Code, Handler] = {
-    Opcode.DCP_OPEN: _open,
-    Opcode.DCP_CONTROL: _control,
-    Opcode.DCP_STREAM_REQ: _stream_req,
-    Opcode.DCP_GET_FAILOVER_LOG: _failover_log,
-    Opcode.DCP_CLOSE_STREAM: _close_stream,
-    Opcode.DCP_BUFFER_ACK: _buffer_ack,
+def _raw(handler: Handler) -> Handler:
+    """Make a handler that takes no datatype, as kv_engine's validators do for every request of DCP but OPEN's JSON."""
+
+    def check(connection: NodeConnection, frame: Frame) -> bytes:
+        if frame.datatype:
+            raise InvalidArguments(f"{opcode_name(frame.opcode)} of datatype 0x{frame.datatype:02x}, expected 0 (raw)")
+        return handler(connection, frame)
+
+    return check
+
+
+WITHOUT_OPEN: dict[Code, Handler] = {Opcode.DCP_GET_FAILOVER_LOG: _raw(_failover_log)}
+"""The commands that a connection of no dialect takes, and has none afterwards."""
+
+HANDLERS: dict[Code, Handler] = WITHOUT_OPEN | {
+    code: _raw(handler)
+    for code, handler in (
+        (Opcode.DCP_OPEN, _open),
+        (Opcode.DCP_CONTROL, _control),
+        (Opcode.DCP_STREAM_REQ, _stream_req),
+        (Opcode.DCP_CLOSE_STREAM, _close_stream),
+        (Opcode.DCP_BUFFER_ACK, _buffer_ack),
+    )
 }
 
 FIRST = frozenset((Opcode.DCP_OPEN,))

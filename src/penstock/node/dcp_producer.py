@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import InvalidArguments, KeyNotFound, NotSupported, OutOfRange, StatusError
+from penstock.errors import InvalidArguments, KeyNotFound, NotMyVbucket, NotSupported, OutOfRange, StatusError
 from penstock.node.filters import Wish, filter_for, read_wish
 from penstock.node.outlet import Look, Outlet
 from penstock.node.producer import Producer
@@ -14,7 +14,16 @@ from penstock.node.replies import Goodbye
 from penstock.node.served import ServedBucket
 from penstock.store.rollback import StreamRequest, range_error
 from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import Datatype, Dialect, Opcode, OpenFlag, Status, StreamEndReason, StreamFlag
+from penstock.wire.constants import (
+    Datatype,
+    Dialect,
+    Opcode,
+    OpenFlag,
+    Status,
+    StreamEndReason,
+    StreamFlag,
+    VbucketState,
+)
 from penstock.wire.dcp import DcpNoop, Deletion, DeletionV2, Expiration, Mutation, PrototypeMutation, StreamReq
 from penstock.wire.frame import Frame, opcode_name
 from penstock.wire.reframe import Form
@@ -24,6 +33,10 @@ if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
 
 __all__ = ["DcpProducer"]
+
+_ACTIVE = frozenset((VbucketState.ACTIVE,))
+_STREAMED = _ACTIVE | {VbucketState.REPLICA}
+"""The states of a vbucket that has streams. Source: kv_engine, DcpProducer::checkConditionsForStreamRequest."""
 
 _NOOP_OPAQUES = 10_000_000  # the first one is the next
 _VBUCKET_BITS = 16
@@ -52,7 +65,7 @@ class DcpProducer(Producer):
     FlatBuffers. compress: values come compressed, if they get smaller. ext_metadata: a section comes behind them.
     several_streams: each has an id, and a vbucket any number of them. collections: they were agreed on before OPEN.
 
-    A NOOP goes out `noop_interval` seconds after the last one, from the first stream on; a peer that leaves one
+    A NOOP goes out `noop_interval` seconds after the last one, with or without a stream. A peer that leaves one
     unanswered for the node's idle timeout (360 s, as kv_engine's dcp_idle_timeout) is gone.
     """
 
@@ -67,7 +80,6 @@ class DcpProducer(Producer):
         self.end_on_close = False
         self.noop = False
         self.noop_interval = 20.0
-        self._streamed = False
         self._noop_opaque = _NOOP_OPAQUES
         self._timer: asyncio.TimerHandle | None = None  # the next NOOP
         self._deadline: asyncio.TimerHandle | None = None  # the end, while a NOOP is unanswered
@@ -109,7 +121,10 @@ class DcpProducer(Producer):
         if request.value and not self.collections:
             raise InvalidArguments("a stream request with a value, without collections")
         flags, store = StreamFlag(request.flags), self.bucket.store
-        vbucket = (store.find if flags & StreamFlag.ACTIVE_VB_ONLY else store.existing)(request.vbucket)
+        vbucket = store.existing(request.vbucket)
+        if vbucket.state not in (_ACTIVE if flags & StreamFlag.ACTIVE_VB_ONLY else _STREAMED):
+            assert vbucket.state is not None
+            raise NotMyVbucket(f"vbucket {vbucket.id} is {vbucket.state.name.lower()}", vbucket=vbucket.id)
         if not self.noop and (self.flags & OpenFlag.INCLUDE_XATTRS or self.collections):
             raise NotSupported("xattrs and collections are streamed only with noop enabled")
         asked = _asked(vbucket, request, flags)
@@ -126,11 +141,7 @@ class DcpProducer(Producer):
         elif flags & (StreamFlag.TO_LATEST | StreamFlag.DISK_ONLY):  # what is in memory alone counts as on disk
             last = vbucket.high_seqno if high is None else max(high, asked.start_seqno)
         key = _key(vbucket.id, wish.stream_id)
-        point = self.open_stream(vbucket, key, request.opaque, asked, last=last, outlet=outlet)
-        if point is None and not self._streamed:
-            self._streamed = True
-            self.set_noop()
-        return vbucket, point
+        return vbucket, self.open_stream(vbucket, key, request.opaque, asked, last=last, outlet=outlet)
 
     def _check_stream_id(self, stream_id: int | None) -> None:
         if (stream_id is None) == self.several_streams:
@@ -189,11 +200,11 @@ class DcpProducer(Producer):
     # Is the peer alive?
 
     def set_noop(self) -> None:
-        """Begin a new interval, if NOOPs are wanted and there has been a stream."""
+        """Begin a new interval, if NOOPs are wanted. Source: kv_engine, DcpProducer::maybeSendNoop."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.noop and self._streamed:
+        if self.noop:
             self._timer = self._loop.call_later(self.noop_interval, self.connection.guarded, self._send_noop)
 
     def _answered_noop(self, opaque: int) -> None:

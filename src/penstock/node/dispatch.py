@@ -157,7 +157,7 @@ def _plain_handlers(dialect: Dialect | None, allowed: frozenset[Privilege] | Non
         {code: _first(dialect, handler) for code, handler in speech.handlers.items() if code in speech.first}
         for dialect, speech in SPEECHES.items()
     )
-    return _table(allowed, *COMMANDS, *firsts)
+    return _table(allowed, *COMMANDS, dcp.WITHOUT_OPEN, *firsts)
 
 
 def unusual(connection: NodeConnection, frame: Frame) -> bytes:
