@@ -107,14 +107,23 @@ def test_values_may_be_compressed_on_the_way(filled):
         assert (gone.value, gone.datatype) == (b"", 0)
 
 
-@pytest.mark.parametrize("name", ["force_value_compression", "enable_value_compression"])
-def test_compression_has_to_be_agreed_on(node, name):
+def test_compression_has_to_be_agreed_on(node):
     with connected(node) as consumer:
         consumer.open()
-        assert consumer.control(name, "true") == S.EINVAL
+        assert consumer.control("force_value_compression", "true") == S.EINVAL
         consumer.hello(Feature.SNAPPY)
-        assert consumer.control(name, "true") == S.SUCCESS
-        assert consumer.control(name, "yes") == S.EINVAL
+        for value in ("true", "false", "yes"):
+            assert consumer.control("force_value_compression", value) == S.SUCCESS
+
+
+def test_the_old_name_of_compression_compresses_nothing(filled):
+    """Releases 4.5 to 5.1 take it without SNAPPY: they keep values as they are stored."""
+    with connected(filled) as consumer:
+        consumer.open()
+        assert consumer.control("enable_value_compression", "true") == S.SUCCESS
+        consumer.stream(flags=StreamFlag.TO_LATEST)
+        _, *changes, _ = consumer.changes()
+        assert {change.datatype & Z for change in changes} == {0}
 
 
 def test_deleted_attributes_have_to_be_asked_for(node):
