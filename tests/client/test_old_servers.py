@@ -118,6 +118,22 @@ def test_the_sentence_names_the_release_and_the_way_out(server, wanted, sentence
     assert re.match(f"h:1 is .*{sentence}", explain_lack("h:1", server, wanted))
 
 
+def test_a_server_without_tap_is_named_when_it_refuses_the_stream(node):
+    release = COUCHBASE_3_1.but({Opcode.TAP_CONNECT: Status.NOT_SUPPORTED}, {"tap": Status.KEY_ENOENT})
+    with OldServer(node, release) as server:
+        expected = rf"^127.0.0.1:{server.port} is Couchbase 3.1.6, which has no TAP: try protocol=dcp$"
+        with pytest.raises(UnsupportedServer, match=expected):
+            list(read_changes(server.url(protocol="tap"), stop="now"))
+
+
+@pytest.mark.parametrize("protocol", ["upr", "upr-draft"])
+def test_a_server_without_the_drafts_is_named(node, protocol):
+    refused = {Opcode.SET: Status.EINVAL, Opcode.DCP_ADD_STREAM: Status.EINVAL}  # opcodes that the drafts have, too
+    expected = r"is Couchbase 3.1.6, which has no UPR.*: try protocol=dcp$"
+    with OldServer(node, COUCHBASE_3_1.but(refused)) as server, pytest.raises(UnsupportedServer, match=expected):
+        list(read_changes(server.url(protocol=protocol), stop="now"))
+
+
 CHECKS = [
     (COUCHBASE_3_1, Dialect.DCP, None),
     (COUCHBASE_3_1, Dialect.TAP, None),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import zlib
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,8 +13,9 @@ import pyarrow as pa
 
 from penstock.client.address import DEFAULT_URL, Address, dialect_of, parse_address
 from penstock.client.cluster_map import ClusterMap
-from penstock.client.connection import NodeLink, refusal
+from penstock.client.connection import refusal
 from penstock.client.credentials import credentials_from
+from penstock.client.dialect_check import check_dialect
 from penstock.client.feed import Feed, Wanted
 from penstock.client.handshake import DOCUMENTS
 from penstock.client.infos import look
@@ -28,6 +28,7 @@ from penstock.client.tap_feed import TapFeed
 from penstock.client.tokens import MutationToken, Tokens
 from penstock.client.vbucket_state import request_failover_logs, request_high_seqnos
 from penstock.errors import (
+    Error,
     KeyNotFound,
     NotMyVbucket,
     RemoteProtocolError,
@@ -299,18 +300,12 @@ class Bucket:
         """Return the failover logs, newest entry first."""
 
         async def ask() -> dict[int, FailoverLog]:
-            timeout, by_link = self.address.options.operation_timeout, dict[NodeLink, list[int]]()
-            for vbucket, link in (await self._nodes.links(vbuckets)).items():
-                by_link.setdefault(link, []).append(vbucket)
-            said = await asyncio.gather(
-                *(request_failover_logs(link, of, timeout) for link, of in by_link.items()), return_exceptions=True
-            )
-            logs: dict[int, FailoverLog] = {}
-            for answer in said:
-                if isinstance(answer, BaseException):
-                    self._nodes.map_is_old()
-                    raise answer
-                logs.update(answer)
+            links = await self._nodes.links(vbuckets)
+            try:
+                logs = await request_failover_logs(links, self.address.options.operation_timeout)
+            except Error:
+                self._nodes.map_is_old()
+                raise
             return {vbucket: logs[vbucket] for vbucket in vbuckets}
 
         return await self._nodes.retrying(ask)
@@ -375,6 +370,8 @@ class Bucket:
         chosen = await self._chosen(vbuckets)
         if dialect is not Dialect.DCP and not (selection.is_everything or selection.is_default):
             raise UsageError(f"{dialect} knows no collections; protocol dcp does")
+        if dialect in (Dialect.UPR, Dialect.UPR_DRAFT):  # a server that lacks them answers with anything
+            await check_dialect(self.address, dialect)
         if dialect is Dialect.TAP:
             feed = self._tap_feed(start, stop, chosen, values=wants.get("values", True))
             return ChangeStream(self.address, feed, self.high_seqnos, item_counts=self.item_counts)

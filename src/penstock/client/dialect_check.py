@@ -13,7 +13,7 @@ from penstock.client.vbucket_state import request_failover_logs
 from penstock.errors import ConnectionClosed, NotMyVbucket, UnsupportedServer
 from penstock.wire.constants import Dialect
 
-__all__ = ["check_dialect"]
+__all__ = ["check_dialect", "unsupported_error"]
 
 
 async def check_dialect(address: Address, dialect: Dialect) -> None:
@@ -31,14 +31,19 @@ async def check_dialect(address: Address, dialect: Dialect) -> None:
                 return
         finally:
             await session.link.close()
-        session = await open_session(address)  # the server may have closed the other connection
-        try:
-            server = await ask_server(session.link, timeout)
-            raise UnsupportedServer(explain_lack(session.link.peer, server, dialect))
-        finally:
-            await session.link.close()
+        raise await unsupported_error(address, dialect)
 
     await retrying(attempt, address, lambda: False)
+
+
+async def unsupported_error(address: Address, dialect: Dialect) -> UnsupportedServer:
+    """Return the error for a server that has refused a dialect. Raises as `open_session` does."""
+    session = await open_session(address)  # the server may have closed the connection on which it refused
+    try:
+        server = await ask_server(session.link, address.options.operation_timeout)
+        return UnsupportedServer(explain_lack(session.link.peer, server, dialect))
+    finally:
+        await session.link.close()
 
 
 async def _is_known(link: NodeLink, dialect: Dialect, timeout: float) -> bool:
@@ -46,7 +51,7 @@ async def _is_known(link: NodeLink, dialect: Dialect, timeout: float) -> bool:
         return may_have_tap(await ask_server(link, timeout))
     try:
         if dialect is Dialect.DCP:  # the handshake has opened it
-            await request_failover_logs(link, [0], timeout)
+            await request_failover_logs({0: link}, timeout)
             return True
         speech = SPEECHES[dialect]
         assert isinstance(speech, LogFirst)

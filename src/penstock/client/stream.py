@@ -17,6 +17,7 @@ import pyarrow as pa
 from penstock.client.address import Address
 from penstock.client.cluster_map import NOBODY, Place
 from penstock.client.connection import NodeLink
+from penstock.client.dialect_check import unsupported_error
 from penstock.client.follower import Delivery, Follower
 from penstock.client.handshake import Purpose
 from penstock.client.item_counts import ItemCounts
@@ -29,9 +30,11 @@ from penstock.errors import (
     ConnectionClosed,
     Error,
     NotMyVbucket,
+    NotSupported,
     OperationTimeout,
     RemoteProtocolError,
     StatusError,
+    UnknownCommand,
     UsageError,
 )
 from penstock.wire.collections import GetManifest
@@ -173,6 +176,8 @@ class ChangeStream:
                 await self._progress()
             except (OSError, Error) as error:
                 if not self._retry.may_mend(error):
+                    if isinstance(error, NotSupported | UnknownCommand) and self._feed.dialect is Dialect.TAP:
+                        raise await unsupported_error(self._address, Dialect.TAP) from error
                     raise
                 if self._has_lasted():
                     self._retry.succeeded()

@@ -28,12 +28,31 @@ _DEAD = "dead"
 _MAX_U64, _MOST_DIGITS, _SHOWN = 2**64 - 1, 20, 40
 
 
-async def request_failover_logs(link: NodeLink, vbuckets: Sequence[int], timeout: float) -> dict[int, FailoverLog]:
-    """Return the failover logs of these vbuckets, newest entry first.
+async def request_failover_logs(links: Mapping[int, NodeLink], timeout: float) -> dict[int, FailoverLog]:
+    """Return the failover logs of some vbuckets, newest entry first.
+
+    Args:
+        links: by vbucket, the connection to its node.
+        timeout: seconds for an answer.
 
     Raises NotMyVbucket for a vbucket that the node does not have, UnsupportedServer if the server has no failover
     logs, RemoteProtocolError for malformed ones, and what NodeLink.requests raises.
     """
+    by_link: dict[NodeLink, list[int]] = {}
+    for vbucket, link in links.items():
+        by_link.setdefault(link, []).append(vbucket)
+    parts = await asyncio.gather(
+        *(_failover_logs_of(link, vbuckets, timeout) for link, vbuckets in by_link.items()), return_exceptions=True
+    )
+    logs: dict[int, FailoverLog] = {}
+    for part in parts:
+        if isinstance(part, BaseException):
+            raise part
+        logs.update(part)
+    return logs
+
+
+async def _failover_logs_of(link: NodeLink, vbuckets: Sequence[int], timeout: float) -> dict[int, FailoverLog]:
     if Opcode.GET_FAILOVER_LOG not in link.unknown_opcodes:
         requests = [GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets]
         frames = await link.requests(requests, timeout, ANY_STATUS)
