@@ -63,6 +63,9 @@ CAPABILITIES = (
 )
 """Of a bucket with vbuckets. Only what is there: a client that trusts `collections` prefixes its keys."""
 
+COUCHAPI = "couchapi"
+"""Capability of a bucket on disk: the Java SDK refuses PersistTo without it."""
+
 PLAIN_CACHE_CAPABILITIES = ("cbhello", "nodesExt")
 
 
@@ -200,11 +203,13 @@ def bucket_map(
     manifest_uid: int,
     replicas: int = 0,
     plain_cache: bool = False,
+    on_disk: bool = False,
 ) -> dict[str, Any]:
     """Return a bucket's cluster map, but for its revision. replicas: as it is to have them; they are nowhere.
 
     plain_cache: for clients that spread keys over nodes themselves (ketama). They ask for vbucket 0.
     """
+    capabilities = sorted((*CAPABILITIES, COUCHAPI)) if on_disk else CAPABILITIES
     said: dict[str, Any] = {
         "name": name,
         "uuid": uuid,
@@ -212,7 +217,7 @@ def bucket_map(
         "uri": f"/pools/default/buckets/{quote(name)}?bucket_uuid={uuid}",
         "streamingUri": f"/pools/default/bucketsStreaming/{quote(name)}?bucket_uuid={uuid}",
         "bucketCapabilitiesVer": "",
-        "bucketCapabilities": PLAIN_CACHE_CAPABILITIES if plain_cache else CAPABILITIES,
+        "bucketCapabilities": PLAIN_CACHE_CAPABILITIES if plain_cache else capabilities,
         "nodes": [
             {"hostname": place.address, "ports": {"direct": place.kv} if place.kv else {}} for place in topology.places
         ],

@@ -49,7 +49,7 @@ def test_what_is_said_of_a_bucket(node, web):
     assert said["ddocs"]["uri"].endswith("/beer/ddocs")
     assert said["basicStats"]["itemCount"] == 3
     assert said["basicStats"]["memUsed"] > 0
-    assert said["quota"] == {"ram": 0, "rawRAM": 0}
+    assert said["quota"]["ram"] == said["quota"]["rawRAM"] >= 100 << 20
     assert (said["replicaNumber"], said["maxTTL"], said["conflictResolutionType"]) == (0, 0, "seqno")
     assert int(said["collectionsManifestUid"], 16) == 0
     assert said["controllers"]["flush"] == "/pools/default/buckets/beer/controller/doFlush"
@@ -137,9 +137,10 @@ LOOKUPS = [page.path for page in PAGES if page.method == "GET"]
 
 @pytest.mark.parametrize("slashes", ["/", "//"])
 @pytest.mark.parametrize("path", LOOKUPS)
-def test_a_trailing_slash_changes_nothing(web, path, slashes):
+def test_a_trailing_slash_changes_nothing(node, web, path, slashes):
     """The Java SDK lists and creates buckets at `/pools/default/buckets/`, and follows no redirect."""
-    asked = path.format(bucket="beer", scope="_default", collection="_default")
+    here, names = f"127.0.0.1:{node.http_port}", {"scope": "_default", "collection": "_default", "name": "curr_items"}
+    asked = path.format(bucket="beer", node=here, user="Administrator", **names)
     answers = [web.ask("HEAD", asked), web.ask("HEAD", asked.rstrip("/") + slashes)]
     assert [answer.status for answer in answers] == [200, 200]
     assert answers[0].headers["content-length"] == answers[1].headers["content-length"]
@@ -151,6 +152,38 @@ def test_a_trailing_slash_on_changes_and_on_unknown_paths(node, web):
     assert web.get("/pools/default/buckets/?skipMap=true").status == 200
     assert web.get("/nowhere/").status == 404
     assert web.delete("/pools/default/buckets/wine/").status == 200
+
+
+def test_the_statistics_that_cbtransfer_asks_for(node, web):
+    with connected(node, "beer") as client:
+        for number in range(3):
+            client.set(b"key-%d" % number, b"v")
+    here = f"127.0.0.1:{node.http_port}"
+    bucket = web.said("/pools/default/buckets/beer")
+    (server,) = web.said(bucket["stats"]["nodeStatsListURI"])["servers"]
+    assert (server["hostname"], web.said(server["uri"])) == (here, server)
+    assert web.said(server["stats"]["uri"])["op"]["samples"]["curr_items"] == [3]
+    items = web.said(f"{bucket['stats']['uri']}/curr_items")
+    assert items["nodeStats"] == {here: [3]}
+    assert len(items["timestamp"]) == 1
+    for path in ("stats/nothing", "nodes/10.0.0.9:8091", "nodes/10.0.0.9:8091/stats"):
+        assert web.get(f"/pools/default/buckets/beer/{path}").status == 404
+
+
+def test_a_quota_that_was_read_can_be_sent_back(web):
+    path = "/pools/default/buckets/beer"
+    megabytes = web.said(path)["quota"]["rawRAM"] >> 20
+    assert web.post(path, ramQuotaMB=megabytes, maxTTL=5).status == 200
+    assert web.said(path)["quota"]["rawRAM"] == megabytes << 20
+
+
+def test_a_bucket_on_disk_can_persist(tmp_path):
+    """The Java SDK refuses PersistTo to a bucket without the capability `couchapi`."""
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
+        web = WebClient(node)
+        assert web.post("/pools/default/buckets", name="fast", bucketType="ephemeral").status == 202
+        found = {bucket["name"]: bucket["bucketCapabilities"] for bucket in web.said("/pools/default/buckets")}
+    assert found["beer"] == sorted([*found["fast"], "couchapi"])
 
 
 def test_other_methods_are_refused(web):

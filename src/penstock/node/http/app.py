@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.node.http import bucket_pages, cluster_pages, collection_pages
+from penstock.node.http import bucket_pages, cluster_pages, collection_pages, user_pages
 from penstock.node.http.forms import FormErrors
 from penstock.node.http.visits import json_response, route_of
 from penstock.node.topology import dump
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PAGES", "make_app"]
 
-PAGES = (*cluster_pages.PAGES, *bucket_pages.PAGES, *collection_pages.PAGES)
+PAGES = (*cluster_pages.PAGES, *bucket_pages.PAGES, *collection_pages.PAGES, *user_pages.PAGES)
 
 
 def make_app(http: HttpServer) -> Starlette:

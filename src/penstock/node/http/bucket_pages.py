@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -42,6 +45,39 @@ async def _stream(visit: Visit) -> Response:
 
 async def _stats(visit: Visit) -> Response:
     return visit.json(documents.bucket_stats(visit.bucket()))
+
+
+async def _stat(visit: Visit) -> Response:
+    name = visit.argument("name")
+    said = documents.bucket_stat(visit.node, visit.bucket(), name)
+    if said is None:
+        raise HTTPException(404, f"no statistic {name!r}")
+    return visit.json(said)
+
+
+async def _nodes(visit: Visit) -> Response:
+    return visit.json(documents.bucket_nodes(visit.node, visit.bucket()))
+
+
+async def _node(visit: Visit) -> Response:
+    return visit.json(_server(visit))
+
+
+async def _node_stats(visit: Visit) -> Response:
+    """Return the statistics of this node; the nodes do not ask each other."""
+    if _server(visit)["hostname"] != at_host(visit.node.topology.here.address.encode(), visit.host).decode():
+        raise HTTPException(404, "statistics of another node: ask that node")
+    return visit.json(documents.bucket_stats(visit.bucket()))
+
+
+def _server(visit: Visit) -> dict[str, Any]:
+    """Return what is known of the node in the path. Raises HTTPException for one that the bucket is not on."""
+    known = json.loads(at_host(dump(documents.bucket_nodes(visit.node, visit.bucket())), visit.host))
+    wanted = visit.argument("node")
+    for server in known["servers"]:
+        if server["hostname"] == wanted:
+            return dict(server)
+    raise HTTPException(404, f"no node {wanted!r}")
 
 
 async def _create(visit: Visit) -> Response:
@@ -107,6 +143,10 @@ PAGES = (
     Page("GET", "/pools/default/bs/{bucket}", _terse_stream),
     Page("GET", "/pools/default/bucketsStreaming/{bucket}", _stream),
     Page("GET", f"{_BUCKET}/stats", _stats, Privilege.SIMPLE_STATS),
+    Page("GET", f"{_BUCKET}/stats/{{name}}", _stat, Privilege.SIMPLE_STATS),
+    Page("GET", f"{_BUCKET}/nodes", _nodes),
+    Page("GET", f"{_BUCKET}/nodes/{{node}}", _node),
+    Page("GET", f"{_BUCKET}/nodes/{{node}}/stats", _node_stats, Privilege.SIMPLE_STATS),
     Page("POST", f"{_BUCKET}/controller/doFlush", _flush, Privilege.MANAGE_BUCKETS),
     Page("POST", f"{_BUCKET}/controller/compactBucket", _compact, Privilege.MANAGE_BUCKETS),
 )

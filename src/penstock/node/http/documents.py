@@ -21,7 +21,7 @@ from penstock.wire.constants import VbucketState
 if TYPE_CHECKING:
     from penstock.node.server import Node
 
-__all__ = ["bucket", "bucket_stats", "nodes", "pool", "pools"]
+__all__ = ["bucket", "bucket_nodes", "bucket_stat", "bucket_stats", "nodes", "pool", "pools"]
 
 _COMPATIBILITY = (7 << 16) + 6
 _MEGABYTE = 1024 * 1024
@@ -105,7 +105,8 @@ def bucket(node: Node, served: ServedBucket) -> dict[str, Any]:
     spec, base = served.spec, f"/pools/default/buckets/{quote(served.store.name)}"
     stats = served.store.stats()
     used = stats.index_bytes + stats.live_bytes + stats.dead_bytes
-    quota = spec.settings(node.storage.settings).memory_bytes or 0
+    # Clients read the quota and send it back with other settings, and gocb refuses one below 100 MB: never 0.
+    quota = spec.settings(node.storage.settings).memory_bytes or _memory()
     said: dict[str, Any] = {
         "rev": served.map.revision,
         "revEpoch": EPOCH,
@@ -114,7 +115,10 @@ def bucket(node: Node, served: ServedBucket) -> dict[str, Any]:
         "bucketType": _TYPES.get(spec.kind, spec.kind),
         "storageBackend": spec.storage_backend if spec.persistent else "undefined",
         "localRandomKeyUri": f"{base}/localRandomKey",
-        "stats": {"uri": f"{base}/stats"},
+        "stats": {
+            "uri": f"{base}/stats",
+            "nodeStatsListURI": f"{base}/nodes",
+        },
         "ddocs": {"uri": f"{base}/ddocs"},
         "controllers": {"compactAll": f"{base}/controller/compactBucket"},
         "replicaNumber": spec.replicas,
@@ -130,7 +134,7 @@ def bucket(node: Node, served: ServedBucket) -> dict[str, Any]:
         "historyRetentionSeconds": int(served.store.settings.retention_seconds or 0),
         "historyRetentionBytes": served.store.settings.retention_bytes or 0,
         "basicStats": {
-            "quotaPercentUsed": round(100 * used / quota, 3) if quota else 0,
+            "quotaPercentUsed": round(100 * used / quota, 3),
             "opsPerSec": 0,
             "diskFetches": 0,
             "itemCount": _items(served),
@@ -142,6 +146,23 @@ def bucket(node: Node, served: ServedBucket) -> dict[str, Any]:
     if served.may_be_flushed:
         said["controllers"]["flush"] = f"{base}/controller/doFlush"
     return said
+
+
+def bucket_nodes(node: Node, served: ServedBucket) -> dict[str, Any]:
+    """Return the nodes of a bucket, with the path of its statistics on each."""
+    base = f"/pools/default/buckets/{quote(served.store.name)}/nodes"
+    paths = {place.address: f"{base}/{place.address}" for place in node.topology.places}
+    servers = [{"hostname": name, "uri": path, "stats": {"uri": f"{path}/stats"}} for name, path in paths.items()]
+    return {"servers": servers}
+
+
+def bucket_stat(node: Node, served: ServedBucket, name: str) -> dict[str, Any] | None:
+    """Return the newest sample of one statistic of this node's, None for a name that does not exist."""
+    found: dict[str, Any] = bucket_stats(served)["op"]
+    samples = found.pop("samples")
+    if name not in samples:
+        return None
+    return found | {"timestamp": samples["timestamp"], "nodeStats": {node.topology.here.address: samples[name]}}
 
 
 def bucket_stats(served: ServedBucket) -> dict[str, Any]:

@@ -83,6 +83,11 @@ class Users:
     def refresh(self) -> None:
         """Look for changes, where there is something to look at."""
 
+    def accounts(self) -> list[Account]:
+        """Return all accounts as they are now, by name."""
+        self.refresh()
+        return [account for _, account in sorted(self._accounts.items())]
+
     def find(self, name: str) -> User | None:
         """Return a user as they are now."""
         self.refresh()

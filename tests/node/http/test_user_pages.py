@@ -1,0 +1,124 @@
+"""Users listed, added, changed and removed over HTTP."""
+
+import pytest
+
+from penstock.node import Node
+from penstock.node.login import User
+from penstock.node.login.users import account_of
+from penstock.node.login.users_file import change_users, read_users
+from tests.node.http.web_client import WebClient
+
+USERS = "/settings/rbac/users"
+ALICE = f"{USERS}/local/alice"
+ITERATIONS = 4096
+EVERYWHERE = {"bucket_name": "*", "scope_name": "*", "collection_name": "*"}
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "users.json"
+    with change_users(path) as accounts:
+        for name, roles in {"root": ["admin"], "alice": ["data_reader[*]"]}.items():
+            accounts[name] = account_of(User.of(name, roles), f"{name}'s", ITERATIONS)
+    return path
+
+
+@pytest.fixture
+def node(path):
+    with Node.running(["beer"], vbuckets=4, users=path) as node:
+        yield node
+
+
+@pytest.fixture
+def web(node):
+    return WebClient(node, ("root", "root's"))
+
+
+def put(web, path, **form):
+    return web.ask("PUT", path, form)
+
+
+def role(name, **target):
+    return {"role": name, "origins": [{"type": "user"}], **target}
+
+
+def test_users_are_listed(web):
+    alice = {
+        **{"id": "alice", "domain": "local", "name": "", "groups": [], "external_groups": []},
+        "roles": [role("data_reader", **EVERYWHERE)],
+    }
+    assert web.said(ALICE) == alice
+    assert [user["id"] for user in web.said(USERS)] == ["alice", "root"]
+    assert web.said(f"{USERS}/local") == web.said(USERS)
+    assert web.said(f"{USERS}/external") == []
+    assert web.get(f"{USERS}/local/bob").status == 404
+
+
+def test_a_new_user_logs_in_at_once(node, web, path):
+    roles = "data_writer[beer:_default:_default], data_dcp_reader[beer],replication_target[*],admin"
+    answer = put(web, f"{USERS}/local/bob", name="Robert", password="bob's", roles=roles)
+    assert (answer.status, answer.said) == (200, "")
+    bob = WebClient(node, ("bob", "bob's"))
+    assert bob.said(f"{USERS}/local/bob")["roles"] == [
+        role("data_writer", bucket_name="beer", scope_name="_default", collection_name="_default"),
+        role("data_dcp_reader", bucket_name="beer", scope_name="*", collection_name="*"),
+        role("replication_target", bucket_name="*"),
+        role("admin"),
+    ]
+    kept, _ = read_users(path)
+    assert [str(one) for one in kept["bob"].user.roles] == [
+        *("data_writer[beer:_default:_default]", "stream_reader[beer]", "replicator[*]", "admin"),
+    ]
+
+
+def test_other_roles_leave_the_password(node, web):
+    assert put(web, ALICE, roles="admin").status == 200
+    assert WebClient(node, ("alice", "alice's")).said(ALICE)["roles"] == [role("admin")]
+    assert put(web, ALICE, roles="admin", password="new").status == 200
+    assert WebClient(node, ("alice", "alice's")).get(ALICE).status == 401
+    assert WebClient(node, ("alice", "new")).get(ALICE).status == 200
+
+
+def test_a_removed_user_does_not_log_in(node, web):
+    assert web.delete(ALICE).status == 200
+    assert WebClient(node, ("alice", "alice's")).get("/whoami").status == 401
+    assert web.delete(ALICE).status == 404
+
+
+WRONG = [
+    ("a new user without a password", "bob", {"roles": "admin"}, "_"),
+    ("a role that does not exist", "bob", {"roles": "cluster_admin", "password": "p"}, "roles"),
+    ("a role without its target", "alice", {"roles": "data_reader"}, "roles"),
+    ("an empty password", "bob", {"roles": "admin", "password": ""}, "_"),
+    ("a long name", "b" * 129, {"roles": "admin", "password": "p"}, "name"),
+]
+
+
+@pytest.mark.parametrize(("name", "form", "field"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
+def test_what_is_refused(web, path, name, form, field):
+    before = path.read_bytes()
+    answer = put(web, f"{USERS}/local/{name}", **form)
+    assert (answer.status, list(answer.said["errors"])) == (400, [field])
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+def test_only_an_administrator_may(node, path, method):
+    before = path.read_bytes()
+    answer = WebClient(node, ("alice", "alice's")).ask(method, ALICE, {"roles": "admin"})
+    assert (answer.status, path.read_bytes()) == (403, before)
+
+
+def test_the_roles_there_are(web):
+    roles = {role["role"]: role for role in web.said("/settings/rbac/roles")}
+    assert list(roles) == ["data_reader", "data_writer", "data_dcp_reader", "replication_target", "admin"]
+    assert ("bucket_name" in roles["admin"], roles["data_reader"]["bucket_name"]) == (False, "*")
+
+
+def test_a_node_without_a_file_of_users_says_so():
+    with Node.running(["beer"], vbuckets=4) as node:
+        web = WebClient(node)
+        assert [user["id"] for user in web.said(USERS)] == ["Administrator"]
+        for answer in (put(web, ALICE, roles="admin", password="p"), web.delete(ALICE)):
+            assert answer.status == 400
+            assert "start it with --users" in answer.said["errors"]["_"]
