@@ -8,6 +8,9 @@ from pathlib import Path
 from generated import publish
 
 from penstock.node.disk.parameters import PARAMETERS, WITHOUT_EFFECT
+from penstock.node.login import Privilege
+from penstock.node.stat_group import Argument, StatGroup
+from penstock.node.stats import GROUPS, MISSING
 
 TARGET = Path(__file__).parent.parent / "docs" / "administration.md"
 
@@ -62,8 +65,51 @@ def parameters() -> str:
     return "\n".join(lines) + f"\n\n{IGNORED.format(prefixes=prefixes)}"
 
 
+STATISTICS = """\
+## Statistics
+
+STAT (`penstock stats GROUP`, `cbstats HOST:PORT GROUP`) shows a group of statistics. Names are those of kv_engine. A
+value that a node does not have is missing, never invented. `[X]` may be left out. Users need the privilege to read
+statistics.
+"""
+
+STATISTICS_END = """\
+The groups `dcp`, `upr` and `tap` take options as a JSON object in the value of the request, with datatype JSON:
+
+- `{"stream_format": "json"}` shows one JSON value for each stream, `"skip"` shows no streams.
+- `{"filter": {"user": NAME, "port": NUMBER}}` shows only the connections of that user and port.
+
+What some names mean here:
+
+- `items_sent` and `total_bytes_sent` of a connection include streams that have ended.
+- `backfill_sent` of a stream counts changes that existed when the stream began, `memory_phase` counts later ones.
+- `mem_used` does not include files that are mapped into memory.
+- `ep_queue_size` is 0 when all changes are on disk.
+- `reset` sets counters of the bucket to 0, but not the totals of connections.
+
+Groups that kv_engine has and a node does not have answer NOT_SUPPORTED; unknown groups answer KEY_ENOENT:
+"""
+
+
+def statistics() -> str:
+    rows = "\n".join(
+        f"| {_call(name, group)} | {group.doc}{_privilege(group)} |" for name, group in sorted(GROUPS.items())
+    )
+    missing = "\n".join(f"- `{name}`: {group.doc}." for name, group in sorted(MISSING.items()))
+    return f"{STATISTICS}\n| group | shows |\n| --- | --- |\n{rows}\n\n{STATISTICS_END}\n{missing}\n"
+
+
+def _call(name: str, group: StatGroup) -> str:
+    usage = f"[{group.usage}]" if group.argument is Argument.OPTIONAL else group.usage
+    return f"`{name} {usage}`".replace(" `", "`") if name else "(none)"
+
+
+def _privilege(group: StatGroup) -> str:
+    return "; needs the privilege to change settings" if group.privilege is not Privilege.SIMPLE_STATS else ""
+
+
 def main() -> int:
-    return publish(TARGET, f"{OPENING}\n{parameters()}")
+    return publish(TARGET, f"{OPENING}\n{parameters()}\n{statistics()}")
 
 
 if __name__ == "__main__":

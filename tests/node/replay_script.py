@@ -236,6 +236,7 @@ ACTIONS: dict[str, dict[int, Sequence[Action]]] = {
     "dcp_takeover": {14: [said(GetVbucket(vbucket=4), bytes((0, 0, 0, D)))]},
     "dcp_vbucket_deleted": {4: [become(2, D)], 6: [ask(DelVbucket(vbucket=2))]},
     "stats_dcp": {0: [stream_for_statistics]},
+    "stats_dcp-vbtakeover_4_statconn": {0: [stream_for_statistics]},
     "tap_change_vb_filter": {37: [ask(ChangeVbFilter(key=b"replication_x", value=pack_checkpoints(((0, 1), (4, 0)))))]},
     "tap_checkpoint": {40: [ask(*LIVE1)]},
     "tap_checkpoint_crossing": {

@@ -267,6 +267,7 @@ STARTS: dict[str, dict[int, Start]] = {
     "tap_no_vbuckets": {0: Start(state=None)},
     "stats_checkpoint_1": {1: Start((FailoverEntry(C1, 10),), 15)},
     "stats_dcp": {4: Start()},
+    "stats_dcp-vbtakeover_4_statconn": {4: Start()},
     "stats_vbucket": {vbucket: Start(state=R if vbucket == 3 else A) for vbucket in range(6)},
     "stats_vbucket-seqno_1": {1: Start((FailoverEntry(C1, 10),), 15)},
 }

@@ -370,8 +370,10 @@ def test_a_vbucket_tells_what_is_on_disk(client):
         "vb_0:persisted_seqno": "1",
         "vb_0:whole_seqno": "2",
         "vb_0:purge_seqno": "0",
+        "vb_0:num_non_resident": "0",
+        "vb_0:max_visible_seqno": "2",
     }
-    assert len(client.stats("vbucket-details")) == VBUCKETS * 11
+    assert len(client.stats("vbucket-details")) == VBUCKETS * 13
 
 
 # Disks that fail

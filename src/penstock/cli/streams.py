@@ -78,7 +78,7 @@ def _row(report: dict[str, Any]) -> tuple[str, ...]:
         *(one_line((text or "-").encode(), _NAME_WIDTH) for text in said),
         ranges_of(stream["vbucket"] for stream in streams) or "-",
         ",".join(sorted(without)) or "-",
-        str(sum(stream["items_sent"] for stream in streams)),
+        str(report["items_sent"]),
         str(sum(stream["items_remaining"] for stream in streams)),
     )
 

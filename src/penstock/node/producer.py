@@ -135,6 +135,7 @@ class Producer(ChangeProducer):
 
     def drop(self, stream: ProducerStream) -> None:
         """Know a stream no more that has ended."""
+        self.keep_totals(stream.items_sent, stream.bytes_sent)
         del self.streams[stream.key], self._of_vbucket[stream.vbucket.id][stream.key]
         self.ready.pop(stream, None)
 

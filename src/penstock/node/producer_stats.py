@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.errors import InvalidArguments
-from penstock.node.producers import ProducerReport
+from penstock.node.producers import ChangeProducer, ProducerReport, StreamReport
 from penstock.node.served import ServedBucket
+from penstock.node.stat_group import Argument, StatGroup, StatRequest, Stats, parse_vbucket, shown
+from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Dialect
 
 __all__ = ["GROUPS", "totals"]
-
-Stats = Iterator[tuple[str, object]]
 
 FAMILIES: dict[str, tuple[Dialect, ...]] = {
     "dcp": (Dialect.DCP,),
@@ -36,6 +36,8 @@ def totals(bucket: ServedBucket) -> Stats:
         sent = [bucket.sent[dialect] for dialect in dialects]
         yield f"ep_{family}_count", len(loads)
         yield f"ep_{family}_producer_count", len(loads)
+        yield f"ep_{family}_consumer_count", 0
+        yield f"ep_{family}_dead_conn_count", 0
         yield f"ep_{family}_num_running_streams", sum(load.streams for load in loads)
         yield f"ep_{family}_streams_opened", sum(each.streams_opened for each in sent)
         yield f"ep_{family}_items_sent", sum(each.items for each in sent)
@@ -47,38 +49,62 @@ def totals(bucket: ServedBucket) -> Stats:
         yield f"ep_{family}_unacked_bytes", sum(load.unacked for load in loads)
 
 
-def _reports(bucket: ServedBucket, family: str) -> list[ProducerReport]:
-    return [p.report() for p in bucket.producers.values() if p.dialect in FAMILIES[family]]
+def _reports(bucket: ServedBucket, family: str, options: Mapping[str, Any] | None = None) -> list[ProducerReport]:
+    producers = [p for p in bucket.producers.values() if p.dialect in FAMILIES[family]]
+    return [p.report() for p in producers if _is_wanted(p, options or {})]
 
 
-def _text(value: object) -> object:
-    return str(value).lower() if isinstance(value, bool) else value
+def _is_wanted(producer: ChangeProducer, options: Mapping[str, Any]) -> bool:
+    """Tell whether the filter of the options, a user and a port, lets a producer through."""
+    wanted = options.get("filter")
+    if not isinstance(wanted, dict):
+        return True
+    connection = producer.connection
+    user, port = wanted.get("user"), wanted.get("port")
+    own_port = connection.node.kv_port if connection.listener.tls is None else connection.node.tls_port
+    return user in (None, connection.user) and port in (None, own_port)
 
 
-def _each(bucket: ServedBucket, family: str, argument: str) -> Stats:
-    """Every producer of a family with its streams, then the totals."""
-    if argument:
-        raise InvalidArguments(f"{family}: expected nothing behind it, found {argument!r}")
-    for report in _reports(bucket, family):
-        prefix = f"eq_{family}q:{report.name}"
+def _each(request: StatRequest) -> Stats:
+    """Show every producer of a family, then the totals, then the streams of the producers.
+
+    Options say what the streams look like: `{"stream_format": "json"}` for one value each, "skip" for none, and which
+    producers are shown: `{"filter": {"user": NAME, "port": NUMBER}}`. Another format counts as none was given. Source:
+    kv_engine ep_engine.cc, DcpStatsOptions.
+    """
+    family, bucket = request.name, request.bucket
+    return _shown(bucket, family, _reports(bucket, family, request.options), request.options.get("stream_format"))
+
+
+def _shown(bucket: ServedBucket, family: str, reports: list[ProducerReport], stream_format: object) -> Stats:
+    for report in reports:
         for name, value in _of_producer(report).items():
-            yield f"{prefix}:{name}", _text(value)
-        for stream in report.streams:
-            said: dict[str, Any] = {
-                "opaque": stream.opaque,
-                "start_seqno": stream.start_seqno,
-                "end_seqno": stream.end_seqno,
-                "state": stream.state,
-                "items_sent": stream.items_sent,
-                "bytes_sent": stream.bytes_sent,
-                "items_remaining": stream.items_remaining,
-                **({"filters": ",".join(stream.filters)} if stream.filters else {}),
-                **stream.details,
-            }
-            for name, value in said.items():
-                if value is not None:
-                    yield f"{prefix}:stream_{stream.vbucket}_{name}", _text(value)
+            yield f"eq_{family}q:{report.name}:{name}", shown(value)
     yield from ((name, value) for name, value in totals(bucket) if name.startswith(f"ep_{family}_"))
+    if stream_format == "skip":
+        return
+    for report in reports:
+        for stream in report.streams:
+            prefix, stats = f"eq_{family}q:{report.name}:stream_{stream.vbucket}", _of_stream(stream)
+            if stream_format == "json":
+                yield prefix, json.dumps(stats, separators=(",", ":"))
+            else:
+                yield from ((f"{prefix}_{name}", shown(value)) for name, value in stats.items())
+
+
+def _of_stream(stream: StreamReport) -> dict[str, Any]:
+    stats: dict[str, Any] = {
+        "opaque": stream.opaque,
+        "start_seqno": stream.start_seqno,
+        "end_seqno": stream.end_seqno,
+        "state": stream.state,
+        "items_sent": stream.items_sent,
+        "bytes_sent": stream.bytes_sent,
+        "items_remaining": stream.items_remaining,
+        **({"filters": ",".join(stream.filters)} if stream.filters else {}),
+        **stream.details,
+    }
+    return {name: value for name, value in stats.items() if value is not None}
 
 
 def _of_producer(report: ProducerReport) -> dict[str, Any]:
@@ -94,47 +120,83 @@ def _of_producer(report: ProducerReport) -> dict[str, Any]:
         "num_streams": len(report.streams),
         "items_sent": report.items_sent,
         "items_remaining": report.items_remaining,
-        "total_bytes_sent": sum(stream.bytes_sent for stream in report.streams),
+        "total_bytes_sent": report.bytes_sent,
         "bytes_unsent": report.bytes_unsent,
         **report.details,
     }
 
 
-def _together(bucket: ServedBucket, group: str, separator: str) -> Stats:
-    """The producers of a family, added up by what their names begin with, up to the separator."""
+def _together(request: StatRequest) -> Stats:
+    """Add the producers of a family up by what their names begin with, up to the separator."""
+    separator, family = request.argument, request.name.removesuffix("agg")
     if len(separator) > _LONGEST_SEPARATOR:
-        raise InvalidArguments(f"{group}: separator of {len(separator)} characters, limit {_LONGEST_SEPARATOR}")
-    family = group.removesuffix("agg")
+        raise InvalidArguments(f"{request.name}: separator of {len(separator)} characters, limit {_LONGEST_SEPARATOR}")
     sums: dict[str, Counter[str]] = {}
-    for report in _reports(bucket, family):
-        said = {
+    for report in _reports(request.bucket, family):
+        numbers = {
             "count": 1,
             "producer_count": 1,
             "items_sent": report.items_sent,
             "items_remaining": report.items_remaining,
-            "total_bytes": sum(stream.bytes_sent for stream in report.streams),
+            "total_bytes": report.bytes_sent,
             "total_backlog_size": report.items_remaining,
         }
         first, found, _ = report.name.partition(separator or ":")
         for prefix in (":total", *([first] if found else [])):
-            sums.setdefault(prefix, Counter()).update(said)
-    for prefix, added in sums.items():
-        for name, number in added.items():
-            yield f"{prefix}:{name}", number
+            sums.setdefault(prefix, Counter()).update(numbers)
+    return ((f"{prefix}:{name}", number) for prefix, added in sums.items() for name, number in added.items())
 
 
-def _as_json(bucket: ServedBucket, group: str, argument: str) -> Stats:
-    """One JSON value for each producer."""
-    if argument:
-        raise InvalidArguments(f"{group}: expected nothing behind it, found {argument!r}")
-    for producer in bucket.producers.values():
-        report = producer.report()
-        yield f"{report.dialect}:{report.name}", json.dumps(report.to_json(), separators=(",", ":"))
+def _as_json(request: StatRequest) -> Stats:
+    """Show one JSON value for each producer."""
+    reports = [producer.report() for producer in request.bucket.producers.values()]
+    return ((f"{r.dialect}:{r.name}", json.dumps(r.to_json(), separators=(",", ":"))) for r in reports)
 
 
-GROUPS: dict[str, Callable[[ServedBucket, str, str], Stats]] = {
-    **dict.fromkeys(FAMILIES, _each),
-    **dict.fromkeys((f"{family}agg" for family in FAMILIES), _together),
-    "streams": _as_json,
+def _takeover(request: StatRequest) -> Stats:
+    """Estimate how much is left to send of a vbucket to one consumer.
+
+    Source: kv_engine ep_engine.cc, doDcpVbTakeoverStats, and active_stream.cc, addTakeoverStats.
+    """
+    number, _, name = request.argument.partition(" ")
+    bucket, family = request.bucket, request.name.removesuffix("-vbtakeover")
+    vbucket = bucket.store.existing(parse_vbucket(request.name, number))
+    reports = [report for report in _reports(bucket, family) if report.name == name]
+    streams = [stream for report in reports for stream in report.streams if stream.vbucket == vbucket.id]
+    return iter(_takeover_of(vbucket, f"eq_{family}q:{name}", bool(reports), streams[0] if streams else None).items())
+
+
+def _takeover_of(vbucket: Vbucket, name: str, is_connected: bool, stream: StreamReport | None) -> dict[str, object]:
+    deletes = vbucket.key_count - vbucket.items
+    amounts = {"on_disk_deletes": deletes, "vb_items": vbucket.items}
+    if stream is not None:
+        left = stream.items_remaining
+        status = "backfilling" if left else "in-memory"
+        return {"name": name, "status": status, "estimate": left, "backfillRemaining": left, "chk_items": 0, **amounts}
+    if is_connected:
+        return {"status": "stream_does_not_exist", "estimate": 0, "backfillRemaining": 0}
+    return {
+        "status": "connection_does_not_exist",
+        **amounts,
+        "chk_items": 0,
+        "estimate": vbucket.items + deletes,
+    }
+
+
+def _groups_of(family: str) -> dict[str, StatGroup]:
+    name, optional = family.upper(), Argument.OPTIONAL
+    return {
+        family: StatGroup(_each, f"the {name} producers with their streams, and totals"),
+        f"{family}agg": StatGroup(_together, f"the {name} producers, added up by names", optional, "SEPARATOR"),
+        f"{family}-vbtakeover": StatGroup(
+            _takeover, f"what is left to send to one {name} consumer", Argument.REQUIRED, "VBUCKET NAME"
+        ),
+    }
+
+
+GROUPS: dict[str, StatGroup] = {
+    **_groups_of("dcp"),
+    **_groups_of("upr"),
+    **_groups_of("tap"),
+    "streams": StatGroup(_as_json, "every producer as one JSON value"),
 }
-"""By name of the group; called with the bucket, the name, and what stands behind it."""

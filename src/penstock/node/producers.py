@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import NotSupported
 from penstock.node.served import ServedBucket, VbucketEvent
@@ -67,11 +67,19 @@ class StreamReport:
     details: dict[str, Any] = field(default_factory=dict)
 
 
+class Ended(NamedTuple):
+    """What the streams of a producer sent that have ended, so that its totals never go down."""
+
+    items: int = 0
+    nbytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ProducerReport:
     """One producer. name: its own, or `anon_N`. label: what to call it: the name, or user@address without one.
 
     peer: address and port. agent: as HELLO said, empty without. created: epoch seconds. details: as of StreamReport.
+    ended: what its earlier streams have sent.
     """
 
     name: str
@@ -84,17 +92,24 @@ class ProducerReport:
     streams: tuple[StreamReport, ...]
     bytes_unsent: int
     details: dict[str, Any] = field(default_factory=dict)
+    ended: Ended = field(default_factory=Ended)
 
     @property
     def items_sent(self) -> int:
-        return sum(stream.items_sent for stream in self.streams)
+        return self.ended.items + sum(stream.items_sent for stream in self.streams)
+
+    @property
+    def bytes_sent(self) -> int:
+        return self.ended.nbytes + sum(stream.bytes_sent for stream in self.streams)
 
     @property
     def items_remaining(self) -> int:
         return sum(stream.items_remaining for stream in self.streams)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        report = asdict(self)
+        del report["ended"]
+        return report | {"items_sent": self.items_sent, "bytes_sent": self.bytes_sent}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +142,7 @@ class ChangeProducer(ABC):
         self.dialect = dialect
         self.created = time.time()
         self.named = bool(name)
+        self.ended = Ended()
         self.name = bucket.enter(self, name)
 
     @abstractmethod
@@ -155,6 +171,10 @@ class ChangeProducer(ABC):
         """Return what only this dialect says of a producer, by its name in STAT."""
         return {}
 
+    def keep_totals(self, items: int, nbytes: int) -> None:
+        """Add what a stream has sent that ends now."""
+        self.ended = Ended(self.ended.items + items, self.ended.nbytes + nbytes)
+
     def stop(self) -> None:
         """Give everything up: the connection is at its end. Whoever adds to this calls it too."""
         self.bucket.leave(self)
@@ -172,4 +192,5 @@ class ChangeProducer(ABC):
             streams=tuple(self.stream_reports()),
             bytes_unsent=connection.bytes_unsent,
             details=self.details(),
+            ended=self.ended,
         )

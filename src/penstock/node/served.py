@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import KeyNotFound
 from penstock.node.buckets import BucketSpec
+from penstock.node.histogram import Histogram
 from penstock.node.live_map import LiveMap
 from penstock.node.tap.clients import TapBucket
 from penstock.node.topology import Topology, bucket_map
@@ -40,6 +42,9 @@ class Counters:
     cmd_delete: int = 0
     get_misses: int = 0
 
+    def reset(self) -> None:
+        self.cmd_get = self.cmd_set = self.cmd_delete = self.get_misses = 0
+
 
 @dataclass(slots=True)
 class Sent:
@@ -48,6 +53,9 @@ class Sent:
     streams_opened: int = 0
     items: int = 0
     nbytes: int = 0
+
+    def reset(self) -> None:
+        self.streams_opened = self.items = self.nbytes = 0
 
 
 class VbucketEvent(Enum):
@@ -80,7 +88,7 @@ class ServedBucket:
     change-stream connections, by dialect and name. sent: by dialect, in total. listeners: who is told what happens to
     whole vbuckets, all producers among them. bridge: keeps the bucket like another node's, None where nothing does.
     upkeep: what it needs now and then. flusher and compactor: bring it to disk and keep that small, None where it is in
-    memory.
+    memory. stat_times: how long STAT took, by its group.
     """
 
     upkeep: Upkeep
@@ -95,6 +103,7 @@ class ServedBucket:
         self.may_be_flushed = True
         self.deleted = False
         self.counters = Counters()
+        self.stat_times: defaultdict[str, Histogram] = defaultdict(Histogram)
         self.changed = self.store.changed
         self.producers: dict[tuple[Dialect, bytes], ChangeProducer] = {}
         self.sent = {dialect: Sent() for dialect in Dialect}

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, NotSupported
-from penstock.node import stats
 from penstock.node.features import grant
 from penstock.node.keys import unknown_collection
 from penstock.node.release import VERSION
 from penstock.node.replies import Goodbye, reply
+from penstock.node.stat_answer import answer_stat
 from penstock.store.vbucket import Vbucket
 from penstock.wire.collection_key import DEFAULT_COLLECTION
 from penstock.wire.constants import Datatype, Opcode, VbucketState
@@ -72,14 +72,6 @@ def _select_bucket(connection: NodeConnection, frame: Frame) -> bytes:
         raise KeyNotFound(f"no bucket {frame.key!r}")
     connection.select(bucket)
     return reply(frame)
-
-
-def _stat(connection: NodeConnection, frame: Frame) -> bytes:
-    if frame.value:
-        raise InvalidArguments("STAT: no group takes a value")
-    found = stats.group(connection, frame.key.decode("utf-8", "replace"))
-    lines = [reply(frame, key=name.encode(), value=str(value).encode()) for name, value in found]
-    return b"".join((*lines, reply(frame)))
 
 
 def _close_producer(connection: NodeConnection, frame: Frame) -> bytes:
@@ -148,7 +140,7 @@ HANDLERS: dict[Opcode, Callable[[NodeConnection, Frame], bytes]] = {
     Opcode.QUITQ: _quit_quietly,
     Opcode.HELLO: _hello,
     Opcode.SELECT_BUCKET: _select_bucket,
-    Opcode.STAT: _stat,
+    Opcode.STAT: answer_stat,
     Opcode.CLOSE_PRODUCER: _close_producer,
     Opcode.GET_CLUSTER_CONFIG: _cluster_config,
     Opcode.GET_ERROR_MAP: _error_map,

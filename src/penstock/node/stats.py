@@ -2,117 +2,70 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
-from penstock.errors import InvalidArguments, KeyNotFound
-from penstock.node import collection_stats, producer_stats
-from penstock.node.disk.opening import file_bytes
-from penstock.node.release import VERSION
+from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound
+from penstock.node import bucket_stats, collection_stats, key_stats, producer_stats, storage_stats
+from penstock.node.login import Privilege
 from penstock.node.served import ServedBucket
+from penstock.node.stat_group import (
+    StatGroup,
+    StatRequest,
+    Stats,
+    group_of_bucket,
+    group_of_vbuckets,
+    missing_group,
+    shown,
+)
 from penstock.node.tap import stats as tap_stats
 from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import MAX_VALUE, VbucketState
+from penstock.wire.constants import MAX_VALUE, Datatype, VbucketState
+from penstock.wire.frame import Frame
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
 
-__all__ = ["group"]
+__all__ = ["GROUPS", "MISSING", "read_stats"]
 
-Stats = Iterator[tuple[str, object]]
-
-_LONGEST_NUMBER = 5  # of a u16, in digits
+_LONGEST_ECHO = 50
 
 
-def group(connection: NodeConnection, text: str) -> Stats:
-    """Return (name, value) of each statistic of a group; text: its name, and a vbucket where it takes one.
+def read_stats(connection: NodeConnection, frame: Frame) -> Stats:
+    """Return (name, value) of each statistic that a STAT asks for.
 
-    Raises KeyNotFound for an unknown group, InvalidArguments for what is no number, NotMyVbucket, NoBucket.
+    Raises KeyNotFound for an unknown group, as kv_engine does, NotSupported for a group of kv_engine that a node does
+    not have, InvalidArguments for an argument or value that does not fit, AccessDenied, NoBucket, NotMyVbucket.
     """
-    bucket = connection.selected()
-    store = bucket.store
-    name, *arguments = text.split(" ")
-    if not text:
-        return _default(connection)
-    about_producers = producer_stats.GROUPS.get(name)
-    if about_producers is not None:
-        found = about_producers(bucket, name, " ".join(arguments))
-        return tap_stats.with_totals(connection, found) if name == "tap" else found
-    if text == "follow" and bucket.bridge is not None:
-        return bucket.bridge.stats()
-    of_bucket = _OF_BUCKET.get(text)
-    if of_bucket is not None:
-        return of_bucket(bucket)
-    of_vbucket = _OF_VBUCKET.get(name)
-    if of_vbucket is None:
-        raise KeyNotFound(f"no statistics {text!r}")
-    if not arguments:
-        return (line for vbucket in store.vbuckets if vbucket.state for line in of_vbucket(bucket, vbucket))
-    return of_vbucket(bucket, store.existing(_number(name, " ".join(arguments))))
+    text = frame.key.decode("utf-8", "replace")
+    name, _, argument = text.partition(" ")
+    request = StatRequest(connection, name, argument, _read_options(frame))
+    group = GROUPS.get(name) or MISSING.get(name)
+    if group is None:
+        raise KeyNotFound(f"no statistics {text[:_LONGEST_ECHO]!r}")
+    connection.selected()
+    if not connection.may(group.privilege):
+        raise AccessDenied(f"STAT {name}: not for {connection.login.acting_name}")
+    group.check(request)
+    return group.read(request)
 
 
-def _number(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER):
-        raise InvalidArguments(f"{name}: expected a vbucket's number, found {text[:20]!r}")
-    return int(text)
+def _read_options(frame: Frame) -> Mapping[str, Any]:
+    """Return the JSON object in the value of a STAT. Raises InvalidArguments for another value.
 
-
-def _default(connection: NodeConnection) -> Stats:
-    node, bucket = connection.node, connection.selected()
-    counters, memory, vbuckets = bucket.counters, bucket.store.stats(), bucket.store.vbuckets
-    yield "pid", os.getpid()
-    yield "uptime", int(node.loop.time() - node.started_at)
-    yield "time", int(time.time())
-    yield "version", VERSION
-    yield "curr_connections", len(node.guests.present)
-    yield "total_connections", node.guests.total
-    yield "threads", 1
-    yield "curr_items", sum(vbucket.items for vbucket in vbuckets if vbucket.state is VbucketState.ACTIVE)
-    yield "curr_items_tot", memory.items
-    yield "cmd_get", counters.cmd_get
-    yield "get_hits", counters.cmd_get - counters.get_misses
-    yield "get_misses", counters.get_misses
-    yield "cmd_set", counters.cmd_set
-    yield "cmd_delete", counters.cmd_delete
-    yield "bytes", memory.live_bytes
-    yield "mem_used", memory.index_bytes + memory.live_bytes + memory.dead_bytes
-    yield "ep_bucket_type", "persistent" if bucket.spec.persistent else "ephemeral"
-    yield "ep_uuid", bucket.uuid
-    yield from _storage(connection, bucket)
-    yield "ep_index_bytes", memory.index_bytes
-    yield "ep_log_live_bytes", memory.live_bytes
-    yield "ep_log_dead_bytes", memory.dead_bytes
-    yield "ep_log_segments", memory.segments
-    yield "ep_max_vbuckets", len(vbuckets)
-    for state in VbucketState:
-        items = [vbucket.items for vbucket in vbuckets if vbucket.state is state]
-        yield f"vb_{state.name.lower()}_num", len(items)
-        yield f"vb_{state.name.lower()}_curr_items", sum(items)
-    yield from producer_stats.totals(bucket)
-    yield "ep_requests_waiting", sum(c.requests_waiting for c in node.guests.present)
-    yield "ep_bytes_unsent", sum(c.bytes_unsent for c in node.guests.present)
-
-
-def _storage(connection: NodeConnection, bucket: ServedBucket) -> Stats:
-    """What is said of the disk, where the bucket is on one, and of the work that nobody asks for."""
-    flusher, compactor, data_dir = bucket.flusher, bucket.compactor, connection.node.storage.data_dir
-    yield "ep_keys_loaded", str(bucket.upkeep.keys_loaded).lower()
-    yield "ep_num_expiry_pager_runs", bucket.upkeep.pages
-    if flusher is None or compactor is None or data_dir is None:
-        return
-    yield "ep_data_dir", data_dir / bucket.store.name
-    yield "ep_db_file_size", file_bytes(data_dir / bucket.store.name)
-    yield "ep_queue_size", bucket.store.unpersisted
-    yield "ep_flusher_state", flusher.state
-    yield "ep_commit_num", flusher.commits
-    yield "ep_commit_time", round(flusher.last_seconds * 1000, 3)  # milliseconds
-    yield "ep_commit_last", int(flusher.last_at)
-    yield "ep_total_persisted", flusher.persisted
-    yield "ep_persistence_waiters", flusher.waiting
-    yield "ep_storage_fault", bucket.store.fault or ""
-    yield "ep_compactions", compactor.pieces
+    Source: kv_engine mcbp_validators.cc, stat_validator.
+    """
+    if not frame.value:
+        return {}
+    if not frame.datatype & Datatype.JSON:
+        raise InvalidArguments(f"STAT: value with datatype 0x{frame.datatype:02x}, expected JSON (0x01)")
+    try:
+        options = json.loads(frame.value)
+    except (ValueError, RecursionError):
+        raise InvalidArguments(f"STAT: the value of {len(frame.value)} bytes is no JSON") from None
+    return options if isinstance(options, dict) else {}
 
 
 def _vbucket_seqno(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
@@ -162,7 +115,7 @@ def _state(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
 
 
 def _details(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
-    """As `vbucket`, with what kv_engine's group of this name says of what there is here too."""
+    """Show the state of a vbucket, and what kv_engine's group of this name shows and a node has too."""
     yield from _state(bucket, vbucket)
     yield from (
         (f"vb_{vbucket.id}:{name}", value)
@@ -177,37 +130,128 @@ def _details(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
             ("purge_seqno", vbucket.purge_seqno),
             ("uuid", vbucket.vbuuid),
             ("max_cas", vbucket.max_cas),
+            ("num_non_resident", 0),
+            ("max_visible_seqno", vbucket.high_seqno),
         )
     )
 
 
-_OF_VBUCKET: dict[str, Callable[[ServedBucket, Vbucket], Stats]] = {
-    "checkpoint": tap_stats.of_checkpoints,
-    "vbucket": _state,
-    "vbucket-details": _details,
-    "vbucket-seqno": _vbucket_seqno,
-    "failovers": _failovers,
-}
+def _hash(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
+    """Show the table of keys. Its slots hold one key each, and nothing but the event loop uses it."""
+    assert vbucket.state is not None
+    keys = vbucket.key_count
+    yield from (
+        (f"vb_{vbucket.id}:{name}", value)
+        for name, value in (
+            ("state", vbucket.state.name.lower()),
+            ("size", keys),
+            ("locks", 0),
+            ("min_depth", 0),
+            ("max_depth", min(keys, 1)),
+            ("reported", vbucket.items),
+            ("counted", vbucket.items),
+            ("mem_size", vbucket.index_bytes),
+            ("mem_size_counted", vbucket.index_bytes),
+        )
+    )
 
 
 def _uuid(bucket: ServedBucket) -> Stats:
     yield "uuid", bucket.uuid
 
 
-def _config(bucket: ServedBucket) -> Stats:
-    """What the bucket was told to be like, as far as kv_engine has a name for it."""
+def _config(request: StatRequest) -> Stats:
+    """Show what the bucket was told to be like, as far as kv_engine has a name for it."""
+    bucket, data_dir = request.bucket, request.node.storage.data_dir
     settings, store = bucket.store.settings, bucket.store
-    yield "ep_bucket_type", "persistent" if bucket.spec.persistent else "ephemeral"
-    yield "ep_conflict_resolution_type", settings.conflict_resolution
-    yield "ep_max_item_size", MAX_VALUE
-    yield "ep_max_size", settings.memory_bytes or 0
-    yield "ep_max_ttl", settings.max_ttl
-    yield "ep_max_vbuckets", len(store.vbuckets)
-    yield "ep_persistent_metadata_purge_age", int(settings.purge_age)
+    config: dict[str, object] = {
+        "ep_bucket_type": "persistent" if bucket.spec.persistent else "ephemeral",
+        "ep_conflict_resolution_type": settings.conflict_resolution,
+        "ep_couch_bucket": store.name,
+        "ep_exp_pager_stime": f"{bucket.upkeep.pager_seconds:g}",
+        "ep_exp_pager_enabled": shown(bucket.upkeep.pager_enabled),
+        "ep_flushall_enabled": shown(bucket.may_be_flushed),
+        "ep_max_item_size": MAX_VALUE,
+        "ep_max_size": settings.memory_bytes or 0,
+        "ep_max_ttl": settings.max_ttl,
+        "ep_max_vbuckets": len(store.vbuckets),
+        "ep_persistent_metadata_purge_age": int(settings.purge_age),
+    }
+    if store.durable and data_dir is not None:
+        config["ep_dbname"] = data_dir / store.name
+    return iter(config.items())
 
 
-_OF_BUCKET: dict[str, Callable[[ServedBucket], Stats]] = {
+def _settings(request: StatRequest) -> Stats:
+    """Show the settings of the node. Source: memcached 3.x; later releases show one JSON document."""
+    node = request.node
+    settings: dict[str, object] = {
+        "num_threads": 1,
+        "auth_enabled_sasl": "yes",
+        "auth_required_sasl": "no" if node.users is None else "yes",
+        f"interface-{node.host}:{node.kv_port}-ssl": "false",
+    }
+    if node.tls_port:
+        settings[f"interface-{node.host}:{node.tls_port}-ssl"] = "true"
+    return iter(settings.items())
+
+
+def _reset(request: StatRequest) -> Stats:
+    """Count from 0 again; the totals of connections and what STAT shows of the present stay."""
+    bucket = request.bucket
+    bucket.counters.reset()
+    for sent in bucket.sent.values():
+        sent.reset()
+    for histogram in chain(bucket.stat_times.values(), storage_stats.histograms(bucket)):
+        histogram.reset()
+    return iter(())
+
+
+def _tap(request: StatRequest) -> Stats:
+    return tap_stats.with_totals(request.connection, producer_stats.GROUPS["tap"].read(request))
+
+
+def _follow(request: StatRequest) -> Stats:
+    """Show how a copy of a bucket elsewhere keeps up. Raises KeyNotFound for a bucket that is none."""
+    bridge = request.bucket.bridge
+    if bridge is None:
+        raise KeyNotFound(f"bucket {request.bucket.store.name} follows no other node")
+    return bridge.stats()
+
+
+GROUPS: dict[str, StatGroup] = {
+    **bucket_stats.GROUPS,
     **collection_stats.GROUPS,
-    "config": _config,
-    "uuid": _uuid,
+    **key_stats.GROUPS,
+    **producer_stats.GROUPS,
+    **storage_stats.GROUPS,
+    "checkpoint": group_of_vbuckets(tap_stats.of_checkpoints, "the checkpoints, or those of one vbucket"),
+    "config": StatGroup(_config, "the settings of the bucket"),
+    "failovers": group_of_vbuckets(_failovers, "the failover logs, or that of one vbucket"),
+    "follow": StatGroup(_follow, "how a bucket that follows another node keeps up"),
+    "hash": group_of_vbuckets(_hash, "the tables of keys, or that of one vbucket"),
+    "reset": StatGroup(_reset, "nothing; counters begin at 0 again", privilege=Privilege.SETTINGS),
+    "settings": StatGroup(_settings, "the settings of the node"),
+    "tap": StatGroup(_tap, "the TAP producers with their vbuckets, absent registered clients, and totals"),
+    "uuid": group_of_bucket(_uuid, "the uuid of the bucket"),
+    "vbucket": group_of_vbuckets(_state, "the state of each vbucket, or of one"),
+    "vbucket-details": group_of_vbuckets(_details, "all about each vbucket, or one"),
+    "vbucket-seqno": group_of_vbuckets(_vbucket_seqno, "the sequence numbers of each vbucket, or of one"),
 }
+"""By name; "" is STAT without a group."""
+
+MISSING: dict[str, StatGroup] = {
+    "dispatcher": missing_group("there are no dispatchers; ask for `tasks`"),
+    "durability-monitor": missing_group("writes are not prepared before they are committed"),
+    "eviction": missing_group("values are not evicted"),
+    "external-auth-timings": missing_group("no other service authenticates users"),
+    "frequency-counters": missing_group("documents are not counted by use"),
+    "fusion": missing_group("there is no log store beside the disk"),
+    "info": missing_group("there is no document about statistics"),
+    "prev-vbucket": missing_group("earlier states of vbuckets are not kept"),
+    "range-scans": missing_group("ranges are not scanned"),
+    "responses": missing_group("replies are not counted by their status"),
+    "scheduler": missing_group("delays of tasks are not measured; ask for `runtimes`"),
+    "vbucket-durability-state": missing_group("writes are not prepared before they are committed"),
+}
+"""Groups of kv_engine that a node does not have."""

@@ -44,9 +44,11 @@ class ProducerStream:
     """
 
     __slots__ = (
+        "_backfill_sent",
         "_end_shown",
         "_flushed",
         "_held",
+        "_high_at_start",
         "_is_first",
         "_is_plain",
         "_last_sent",
@@ -100,6 +102,8 @@ class ProducerStream:
         self._is_plain = False  # it has only documents of the default collection
         self._end_shown = 0  # of the snapshot, as the consumer was told
         self._last_sent = 0
+        self._high_at_start = vbucket.high_seqno
+        self._backfill_sent = 0  # of the changes that were there when the stream was accepted
         # The first snapshot completes the one that the consumer is in: it goes back to where that began, and on to
         # where that ended at least, since what the consumer has of it may lack versions that came up to there.
         self._resumed: tuple[int, int] | None = asked.snap_start, asked.snap_end
@@ -182,7 +186,16 @@ class ProducerStream:
                 "vb_uuid": asked.vbuuid,
                 "snap_start_seqno": asked.snap_start,
                 "snap_end_seqno": asked.snap_end,
+                "last_sent_seqno": self._last_sent,
                 "last_sent_snap_end_seqno": self.seqno,
+                "last_read_seqno": self._last_sent,
+                "backfill_sent": self._backfill_sent,
+                "memory_phase": self.items_sent - self._backfill_sent,
+                # As 3.x called them; the suites of that time wait for these.
+                "backfilled": self._backfill_sent,
+                "memory": self.items_sent - self._backfill_sent,
+                "ready_queue_memory": len(self._held),
+                "items_ready": self in self.producer.ready,
                 **({"group": self.group.decode("utf-8", "backslashreplace")} if self.group else {}),
                 **({"sid": self.outlet.stream_id} if self.outlet.stream_id is not None else {}),
             },
@@ -203,6 +216,8 @@ class ProducerStream:
             self._advance(StreamEvent.DATA)
             self._last_sent = sent.seqno
             self.items_sent += sent.items
+            if self._is_first and self.asked.start_seqno < self._high_at_start:
+                self._backfill_sent += sent.items
             producer.sent.items += sent.items
         if outlet.chosen.is_empty:
             self.reason = StreamEndReason.FILTER_EMPTY if outlet.chosen.tells_events else StreamEndReason.OK

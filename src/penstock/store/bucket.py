@@ -36,13 +36,17 @@ _ROWS_PER_CALL = 256  # in the time of which a call of `erase_some` begins and e
 
 
 class BucketStats(NamedTuple):
-    """items: documents. index_bytes: an estimate. segments: sealed ones and the active one."""
+    """items: documents. index_bytes: an estimate. segments: sealed ones and the active one.
+
+    memory_bytes: what the process holds in memory; on disk, segments that are mapped from their files do not count.
+    """
 
     items: int
     index_bytes: int
     live_bytes: int
     dead_bytes: int
     segments: int
+    memory_bytes: int
 
 
 class Bucket:
@@ -190,12 +194,16 @@ class Bucket:
 
     def stats(self) -> BucketStats:
         """Return the totals over all vbuckets. Takes time in proportion to their number."""
+        log = self.log
+        index_bytes = log.index_bytes + sum(vbucket.index_bytes for vbucket in self.vbuckets)
+        mapped = sum(segment.size for segment in log.sealed if segment.clustered) if self.durable else 0
         return BucketStats(
             items=sum(vbucket.items for vbucket in self.vbuckets),
-            index_bytes=self.log.index_bytes + sum(vbucket.index_bytes for vbucket in self.vbuckets),
-            live_bytes=self.log.frame_bytes - self.log.dead_bytes,
-            dead_bytes=self.log.dead_bytes,
-            segments=len(self.log.sealed) + 1,
+            index_bytes=index_bytes,
+            live_bytes=log.frame_bytes - log.dead_bytes,
+            dead_bytes=log.dead_bytes,
+            segments=len(log.sealed) + 1,
+            memory_bytes=index_bytes + log.frame_bytes - mapped,
         )
 
     def _occupied(self) -> int:

@@ -274,6 +274,11 @@ class History:
         else:
             self._ledger, self.items = Ledger.read(self.index, self._ledger)
 
+    @property
+    def key_count(self) -> int:
+        """How many keys there are, those of tombstones and system events included. May have to load them."""
+        return len(self.loaded_keys())
+
     def forget_key(self, key: bytes, seqno: int) -> None:
         """Forget a key whose newest change is the one at `seqno`, which was dropped."""
         if self._ledger is not None:

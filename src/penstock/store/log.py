@@ -38,6 +38,7 @@ class Log:
     buffer: the active segment, written up to `end`. limit: a frame that would end above it needs make_room.
     fault: why nothing can be appended, None if it can. purged: tombstones that were dropped, whose keys nobody needs
     any more; for the caller to take out. quota: bytes that `occupied` may return; beyond, nothing is taken; None: any.
+    quota_errors: how often that was so.
     """
 
     durable = False
@@ -52,6 +53,7 @@ class Log:
         self.fault: str | None = None
         self.purged: list[Purged] = []
         self.quota: int | None = None
+        self.quota_errors = 0
         self.occupied: Callable[[], int] = lambda: 0
         self.begin(new_buffer(segment_bytes))
 
@@ -93,6 +95,7 @@ class Log:
     def check_quota(self) -> None:
         """Raise OutOfMemory if too much is occupied. That is looked at some times while a segment fills."""
         if self.quota is not None and (occupied := self.occupied()) > self.quota:
+            self.quota_errors += 1
             raise OutOfMemory(f"{occupied} bytes of memory in use, limit {self.quota}")
 
     def make_room_for_note(self, history: History) -> None:

@@ -66,10 +66,11 @@ class Vbucket(ScopedHistory):
 
     Methods that store raise TemporaryFailure or OutOfMemory, and change nothing, while the log takes nothing. They
     raise Locked for a document that somebody has locked, unless they come with the lock's cas; a change ends the lock.
-    time_limits: for documents that are stored here; None: there are none.
+    time_limits: for documents that are stored here; None: there are none. expired: how many documents have become
+    tombstones here because their time was over, since the bucket was opened.
     """
 
-    __slots__ = ("_locks", "time_limits")
+    __slots__ = ("_locks", "expired", "time_limits")
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class Vbucket(ScopedHistory):
         super().__init__(index, log, clock=clock, new_vbuuid=new_vbuuid, changed=changed)
         self._locks: dict[bytes, Lock] = {}
         self.time_limits: TimeLimits | None = None
+        self.expired = 0
 
     # What ends all locks
 
@@ -463,6 +465,7 @@ class Vbucket(ScopedHistory):
             newest = self._find(key, TOMBSTONE_BYTES + len(key) + nbytes)
             assert newest is not None
             self._bury(newest, key, Event.EXPIRATION, nbytes=nbytes)
+            self.expired += 1
             self._locks.pop(key, None)
             self._changed.add(self.id)
 

@@ -9,6 +9,7 @@ from functools import partial
 
 from penstock.errors import Busy, InternalError, StatusError, TemporaryFailure
 from penstock.node.disk.flusher import Flusher
+from penstock.node.histogram import Histogram
 from penstock.node.replies import GiveUp, Parked, Resume
 from penstock.store.bucket import Bucket
 from penstock.store.compaction import Compaction
@@ -28,12 +29,14 @@ _AFTER_FAILURE_SECONDS = 60.0
 class Compactor:
     """Of a durable bucket. To be made, and used, on the event loop's thread.
 
-    pieces: how many were rewritten and put in place.
+    pieces: how many were rewritten and put in place. times: of the rewriting. failures: how often the disk did not take
+    a piece. running: whether one is being rewritten.
     """
 
     def __init__(self, store: Bucket, flusher: Flusher) -> None:
         self.store = store
-        self.pieces = 0
+        self.pieces = self.failures = 0
+        self.times = Histogram()
         self._flusher = flusher
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"penstock-compact-{store.name}")
@@ -45,6 +48,10 @@ class Compactor:
         self._running: asyncio.Future[None] | None = None
         self._task = self._loop.create_task(self._run())
         self._task.add_done_callback(self._ended)
+
+    @property
+    def running(self) -> bool:
+        return self._piece is not None
 
     def look(self) -> None:
         """Rewrite what is worth it, unless it was looked for just now, or nothing can be committed."""
@@ -111,10 +118,13 @@ class Compactor:
         self._piece = piece = self.store.compaction(everything, purge)
         if piece is None:
             return False
+        began = self._loop.time()
         self._running = self._loop.run_in_executor(self._thread, piece.run)
         await asyncio.shield(self._running)
+        self.times.record(self._loop.time() - began)
         self._finish(piece)
         if piece.error is not None:
+            self.failures += 1
             raise TemporaryFailure(f"the disk does not take it: {piece.error.strerror or piece.error}")
         return True
 

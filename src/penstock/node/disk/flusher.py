@@ -22,6 +22,7 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.errors import InternalError, InvalidArguments, NotMyVbucket, StatusError, TemporaryFailure
+from penstock.node.histogram import Histogram
 from penstock.node.replies import GiveUp, Parked, Resume
 from penstock.node.served import VbucketEvent
 from penstock.store.bucket import Bucket
@@ -64,9 +65,16 @@ class _Committed(NamedTuple):
 class Flusher:
     """Commits a durable bucket. To be made, and used, on the event loop's thread.
 
-    commits: how many have succeeded; persisted: changes that they took, about. last_seconds: what the newest one took;
-    last_at: epoch seconds of its end, 0 while there was none. patience: seconds that a request may wait. paused: no
-    commit begins until `resume`. after: called after each commit.
+    Attributes:
+        commits: how many have succeeded.
+        failures: how many have not.
+        times: of those that have succeeded.
+        persisted: changes that they took, about.
+        last_seconds: what the newest one took.
+        last_at: epoch seconds of its end, 0 while there was none.
+        patience: seconds that a request may wait.
+        paused: no commit begins until `resume`.
+        after: called after each commit.
     """
 
     after: Callable[[], None]
@@ -75,7 +83,8 @@ class Flusher:
         self.store = store
         self.patience = patience
         self._settings = store.settings
-        self.commits = self.persisted = 0
+        self.commits = self.persisted = self.failures = 0
+        self.times = Histogram()
         self.last_seconds = 0.0
         self.last_at = 0.0
         self._loop = asyncio.get_running_loop()
@@ -92,6 +101,11 @@ class Flusher:
     def waiting(self) -> int:
         """How many requests wait for the disk."""
         return len(self._waiters)
+
+    @property
+    def committing(self) -> bool:
+        """Whether a commit is under way."""
+        return self._commit is not None
 
     @property
     def seconds_behind(self) -> float:
@@ -183,9 +197,11 @@ class Flusher:
             self._retry()
             return
         fault = self.store.fault
+        self.failures += fault is not None
         self._flushed(self._flushing, None if fault is None else TemporaryFailure(fault))
         if fault is None:
             taken, self.last_seconds = commit.result()
+            self.times.record(self.last_seconds)
             self.last_at = time.time()
             self.commits += 1
             self.persisted += taken

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from penstock.node.histogram import Histogram
 from penstock.store.bucket import Bucket
 
 __all__ = ["PAGER_SECONDS", "Upkeep"]
@@ -21,39 +22,59 @@ _LOOK_SECONDS = 5.0
 class Upkeep:
     """Of one bucket. To be made, and used, on the event loop's thread.
 
-    pages: rounds of the expiry pager. keys_loaded: whether the start has left nothing to load. look: called every few
-    seconds, and where documents have expired.
+    Args:
+        look: called every few seconds, and where documents have expired.
+
+    Attributes:
+        pages: rounds of the expiry pager.
+        pager_times: of the slices of these rounds.
+        pager_seconds: from the end of one round to the next.
+        pager_enabled: whether there are any rounds.
+        keys_loaded: whether the start has left nothing to load.
+        load_times: of the slices in which keys are loaded.
+        load_seconds: from the opening of the bucket until all keys were loaded.
     """
 
     def __init__(self, store: Bucket, *, pager_seconds: float, look: Callable[[], None]) -> None:
         self.store = store
         self.pages = 0
         self.keys_loaded = False
-        self._pager_seconds = pager_seconds
-        self._pager_enabled = True
+        self.pager_times, self.load_times = Histogram(), Histogram()
+        self.load_seconds = 0.0
+        self.pager_seconds = pager_seconds
+        self.pager_enabled = True
         self._look = look
         self._loop = asyncio.get_running_loop()
+        self._opened_at = self._loop.time()
         self._loader: asyncio.Handle = self._loop.call_soon(self._load)
         self._pager = self._loop.call_later(pager_seconds, self.page)
         self._looker = self._loop.call_later(_LOOK_SECONDS, self._look_around)
 
     def _load(self) -> None:
         began = self._loop.time()
-        if self.store.load_keys():
+        has_more = self.store.load_keys()
+        self.load_times.record(self._loop.time() - began)
+        if has_more:
             # As long again for the others: whoever asks for a document meanwhile waits for one slice at most.
             self._loader = self._loop.call_later(self._loop.time() - began, self._load)
         else:
             self.keys_loaded = True
+            self.load_seconds = self._loop.time() - self._opened_at
 
     def set_pager(self, *, seconds: float | None = None, enabled: bool | None = None) -> None:
         """Change how often the expiry pager runs, and whether it does; None: as before."""
         self._pager.cancel()
-        self._pager_seconds = self._pager_seconds if seconds is None else seconds
-        self._pager_enabled = self._pager_enabled if enabled is None else enabled
-        self._call_pager(self._pager_seconds)
+        self.pager_seconds = self.pager_seconds if seconds is None else seconds
+        self.pager_enabled = self.pager_enabled if enabled is None else enabled
+        self._call_pager(self.pager_seconds)
+
+    @property
+    def next_page(self) -> float | None:
+        """When the expiry pager runs next, by the event loop's clock; None if it does not."""
+        return None if self._pager.cancelled() else self._pager.when()
 
     def _call_pager(self, seconds: float) -> None:
-        if self._pager_enabled:
+        if self.pager_enabled:
             self._pager = self._loop.call_later(seconds, self.page)
 
     def page(self) -> None:
@@ -63,7 +84,8 @@ class Upkeep:
         more = self.store.expire()
         self._look()
         self.pages += not more
-        self._call_pager(self._loop.time() - began if more else self._pager_seconds)
+        self.pager_times.record(self._loop.time() - began)
+        self._call_pager(self._loop.time() - began if more else self.pager_seconds)
 
     def _look_around(self) -> None:
         self._look()

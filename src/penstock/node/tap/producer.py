@@ -177,6 +177,7 @@ class TapProducer(ChangeProducer):
 
     def _drop(self, stream: TapStream) -> None:
         self._remove(stream)
+        self.keep_totals(stream.items_sent, stream.bytes_sent)
         del self.streams[stream.vbucket.id]
         self.client.places.pop(stream.vbucket.id, None)
 

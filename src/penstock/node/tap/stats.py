@@ -26,8 +26,25 @@ Stats = Iterator[tuple[str, object]]
 
 
 def with_totals(connection: NodeConnection, said: Iterable[tuple[str, object]]) -> Stats:
-    """Return the totals, the settings, and what was said of the producers; each name once."""
-    return iter(({f"ep_tap_{name}": value for name, value in _totals(connection)} | dict(said)).items())
+    """Return the totals, the settings, what was said of the producers, and the absent clients; each name once."""
+    totals = {f"ep_tap_{name}": value for name, value in _totals(connection)}
+    return iter((totals | dict(said) | dict(_absent(connection.selected()))).items())
+
+
+def _absent(bucket: ServedBucket) -> Stats:
+    """Show the named clients that are not connected, and how much they have missed."""
+    vbuckets = bucket.store.vbuckets
+    for name, client in bucket.tap.clients.items():
+        if (Dialect.TAP, name) in bucket.producers:
+            continue
+        prefix = f"eq_tapq:{name.decode('utf-8', 'backslashreplace')}"
+        missed = sum(max(vbuckets[number].high_seqno - place.seqno, 0) for number, place in client.places.items())
+        yield f"{prefix}:type", "producer"
+        yield f"{prefix}:protocol", Dialect.TAP.value
+        yield f"{prefix}:connected", "false"
+        yield f"{prefix}:registered", str(client.registered).lower()
+        yield f"{prefix}:num_streams", 0
+        yield f"{prefix}:items_remaining", missed
 
 
 def of_checkpoints(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
