@@ -93,7 +93,7 @@ def test_a_server_without_dcp_is_named_with_what_to_do(node, start):
     with OldServer(node, COUCHBASE_2_5) as server:
         expected = (
             rf"^127.0.0.1:{server.port} is Couchbase 2.5.1, which has no DCP: "
-            "try protocol=tap, which tail and batch reads can use$"
+            "try protocol=tap, which all but pipelines and streaming queries can use$"
         )
         with pytest.raises(UnsupportedServer, match=expected):
             list(read_changes(server.url(), start=start, stop="now"))

@@ -25,6 +25,7 @@ from penstock.store.failover import create_entry
 from penstock.wire.constants import Status, VbucketState
 from penstock.wire.kv import Flush, GetClusterConfig, SetVbucket, Stat
 from penstock.wire.schema import Event
+from tests.client.old_server import COUCHBASE_2_5, OldServer
 from tests.node.watch import run, until
 from tests.node.wire_client import SECONDS, connected
 
@@ -375,6 +376,16 @@ def test_an_original_that_is_not_there():
     with original() as first:
         url = first.url("beer")
     with pytest.raises(Unreachable, match=r"limit 0\.01 s"), Node.running(follow=url + "?retrySeconds=0.01"):
+        pass
+
+
+def test_a_server_without_the_dialect_cannot_be_followed():
+    with (
+        original() as first,
+        OldServer(first, COUCHBASE_2_5) as server,
+        pytest.raises(UsageError, match=r"is Couchbase 2.5.1, which has no DCP: try protocol=tap"),
+        Node.running(follow=server.url()),
+    ):
         pass
 
 

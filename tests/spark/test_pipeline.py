@@ -181,7 +181,10 @@ def test_a_bucket_that_cannot_be_used_is_told_before_spark_starts(node, lake, ur
 def test_a_server_without_dcp_is_refused_before_spark_starts(node, lake):
     with OldServer(node, COUCHBASE_2_5, bucket="default") as server:
         definition = of_one(str(lake.path), url=server.url())
-        expected = "is Couchbase 2.5.1, which has no DCP: try protocol=tap, which tail and batch reads can use"
+        expected = (
+            "is Couchbase 2.5.1, which has no DCP: try protocol=tap, "
+            "which all but pipelines and streaming queries can use"
+        )
         for use in (run, check_buckets):
             with pytest.raises(UnsupportedServer, match=expected):
                 use(definition)

@@ -67,7 +67,7 @@ def explain_lack(peer: str, server: Server, wanted: Dialect) -> str:
     if Dialect.DCP in server.dialects and wanted is not Dialect.DCP:
         return f"{lack}: try protocol=dcp"
     if Dialect.TAP in server.dialects and wanted is not Dialect.TAP:
-        return f"{lack}: try protocol=tap, which tail and batch reads can use"
+        return f"{lack}: try protocol=tap, which all but pipelines and streaming queries can use"
     return f"{lack}; expected a server with change streams, as Couchbase 3.0 or newer"
 
 

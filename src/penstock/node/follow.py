@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from penstock.client.address import Address
 from penstock.client.bucket import Bucket
+from penstock.client.dialect_check import check_dialect
 from penstock.client.feed import Feed, Wanted
 from penstock.client.follower import Delivery, Follower
 from penstock.client.position import BEGINNING, Position, branch_of
@@ -84,12 +85,13 @@ class Upstream(NamedTuple):
 async def find_upstream(address: Address) -> Upstream:
     """Connect to a bucket to learn its shape.
 
-    Raises Unreachable if it does not serve within `retry_seconds`, UsageError for what cannot be followed,
-    RemoteProtocolError for a peer that speaks another protocol.
+    Raises Unreachable if it does not serve within `retry_seconds`, UsageError for a bucket or server that cannot be
+    followed, RemoteProtocolError for a peer that speaks another protocol.
     """
     async with Bucket(address) as bucket:
         if bucket.vbuckets & (bucket.vbuckets - 1):
             raise UsageError(f"{address} has {bucket.vbuckets} vbuckets, expected a power of two")
+        await check_dialect(address, address.options.protocol)
         return Upstream(address, bucket.vbuckets)
 
 
