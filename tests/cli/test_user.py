@@ -39,6 +39,21 @@ def test_added_with_a_password_from_a_pipe(on_users, path, ending):
     assert users.check("alice", "wonderland") is None
 
 
+def test_added_without_a_password(on_users, path):
+    done = on_users("user", "add", "beer", "--role", "stream_reader[beer]", "--no-password")
+    assert done == (0, "beer: stream_reader[beer]\n", "")
+    users = UsersFile(path)
+    assert users.check("beer", "") is not None
+    assert users.check("beer", "beer") is None
+
+
+def test_a_password_and_none_are_one_too_many(on_users, path):
+    options = ("--role", "admin", "--no-password", "--password-file", "-")
+    done = on_users("user", "add", "beer", *options, stdin=b"secret")
+    assert (done.code, done.err) == (2, "penstock: --no-password and --password-file, expected one of them\n")
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("source", ["a file", "-"])
 def test_added_with_a_password_from_a_file(run, path, tmp_path, source):
     secret = tmp_path / "secret"

@@ -91,6 +91,24 @@ def test_no_command_but_those_is_served_before_login(guarded):
                 assert (reply.opcode, reply.specific, reply.value) == (opcode, S.EACCESS, b"")
 
 
+@pytest.mark.parametrize("password", ["", "another"])
+def test_a_user_without_a_password_chooses_the_bucket_of_its_name(tmp_path, password):
+    """As the tools of Couchbase 2.x log in: PLAIN, the bucket's name, an empty password, and no SELECT_BUCKET."""
+    users = tmp_path / "users.json"
+    with change_users(users) as accounts:
+        accounts["beer"] = account_of(User.of("beer", ["data_reader[beer]", "data_writer[beer]"]), None, ITERATIONS)
+        accounts["wine"] = account_of(User.of("wine", ["data_reader[wine]"]), "wine's", ITERATIONS)
+    with Node.running(["default", "beer", "wine"], vbuckets=4, users=users, allow_plain=True) as node:
+        with connected(node) as client:
+            login = SaslAuth(key=b"PLAIN", value=b"\0beer\0" + password.encode())
+            assert (client.status(login) == S.SUCCESS) == (not password)
+            if not password:
+                assert client.set(b"k", b"v").specific == S.SUCCESS
+                assert node.buckets["beer"].store.vbuckets[0].items == 1
+        with connected(node) as client:
+            assert client.status(SaslAuth(key=b"PLAIN", value=b"\0wine\0")) == S.AUTH_ERROR
+
+
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1"])
 def test_who_logs_in_has_what_the_roles_give(guarded, mechanism):
     with connected(guarded) as client:

@@ -50,6 +50,36 @@ def test_a_registered_client_goes_on_where_it_was(node, client):
         assert told(tap.taps(3)) == "0opaque0 0+e 0+f", "e was not answered"
 
 
+def test_a_second_live_connection_of_a_registered_client_goes_on_where_the_first_is(node, client):
+    flags = F.REGISTERED_CLIENT | F.SUPPORT_ACK
+    with tapping(node, b"r", flags) as first:
+        first.taps(8)
+        first.acks = False
+        for key in (b"d", b"e"):
+            client.set(key)
+        answered, _ = first.taps(2)
+        first.answer(answered)
+        assert first.status(Noop()) == Status.SUCCESS
+        with tapping(node, b"r", flags) as second:
+            assert told(second.taps(2)) == "0opaque0 0+e", "d was answered, e was not"
+            assert first.ended()
+            client.set(b"f")
+            assert short(second.tap()) == "0+f"
+            assert second.status(Noop()) == Status.SUCCESS
+    client.set(b"g")
+    with tapping(node, b"r", flags) as third:
+        assert told(third.taps(2)) == "0opaque0 0+g"
+    assert [*node.buckets["default"].tap.clients] == [b"r"]
+
+
+def test_a_checkpoint_list_may_be_left_out(node, client):
+    """cbadm-tap-registration of Couchbase 2.x: a date, then no list of CHECKPOINT but the byte of REGISTERED_CLIENT."""
+    flags = F.BACKFILL | F.CHECKPOINT | F.REGISTERED_CLIENT | F.SUPPORT_ACK
+    with tapping(node, b"r", flags, backfill=0xFFFFFFFF, closed_only=True) as tap:
+        assert told(tap.taps(2)) == "0opaque0 0opaque2"
+    assert node.buckets["default"].tap.clients[b"r"].registered
+
+
 def test_a_registered_client_that_was_sent_away_goes_on_where_it_was(node, client):
     with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
         tap.taps(7)

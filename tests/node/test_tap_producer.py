@@ -309,6 +309,15 @@ def test_a_flush(node, client):
         assert flush.engine_private == b""
 
 
+def test_a_flush_is_told_to_a_stream_of_some_vbuckets_as_well(node, client):
+    with tapping(node, flags=F.LIST_VBUCKETS, vbuckets=(1,)) as tap:
+        assert "opaque1" in told(tap.taps(1))
+        assert client.status(Flush()) == Status.SUCCESS
+        client.set(b"d", vbucket=0)
+        client.set(b"e", vbucket=1)
+        assert told(tap.until(b"e")).endswith("0flush 1+e")
+
+
 def test_a_vbucket_that_comes_and_goes(node, client):
     with tapping(node) as tap:
         tap.taps(7)

@@ -35,6 +35,7 @@ def user(context: typer.Context) -> None:
     epilog=examples(
         "penstock user add alice --role 'data_reader[beer]' --role 'data_writer[beer:tasting]' --users users.json",
         "penstock user add spark --role 'stream_reader[*]' --password-file secret.txt --users users.json",
+        "penstock user add beer --role 'stream_reader[beer]' --no-password --users users.json",
         "pass show penstock | penstock user add root --role admin --password-file - --users users.json",
     )
 )
@@ -56,6 +57,14 @@ def add(
             metavar="FILE", help="Has the password in its only line; - is standard input.", show_default="ask for it"
         ),
     ] = None,
+    no_password: Annotated[
+        bool,
+        typer.Option(
+            "--no-password",
+            help="Let anybody log in as this user, with an empty password: for tools of Couchbase 2.x, whose user is "
+            "named like the bucket.",
+        ),
+    ] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Give a user that is there all this anew.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +79,9 @@ def add(
 
     made = User.of(proper_name(name), role)
     _refuse_another(users, made.name, replace)
-    account = account_of(made, _password(password_file))
+    if no_password and password_file is not None:
+        raise UsageError("--no-password and --password-file, expected one of them")
+    account = account_of(made, None if no_password else _password(password_file))
     with change_users(users) as accounts:
         if made.name in accounts and not replace:
             raise _there_is(made.name, users)

@@ -190,9 +190,10 @@ class NodeConnection(asyncio.BufferedProtocol):
         else:
             self._received.max_frame = MAX_FRAME
             self.node.guests.logged_in(self)
-            if DEFAULT_BUCKET in self.node.buckets and user.sees(DEFAULT_BUCKET):
-                self.select(self.node.buckets[DEFAULT_BUCKET])
-                return
+            for name in (user.name, DEFAULT_BUCKET):  # up to 3.x a login chooses the bucket of its name
+                if name in self.node.buckets and user.sees(name):
+                    self.select(self.node.buckets[name])
+                    return
         self.map.follow()
         self._permit()
 

@@ -189,7 +189,8 @@ def unpack_options(flags: int, value: bytes) -> TapOptions:
     if flags & TapConnectFlag.LIST_VBUCKETS:
         pairs, at = _listed(value, at, _VBUCKET)
         vbuckets = tuple(vbucket for (vbucket,) in pairs)
-    if flags & TapConnectFlag.CHECKPOINT and at < len(value):
+    if flags & TapConnectFlag.CHECKPOINT and len(value) - at >= _COUNT.size:
+        # cbadm-tap-registration leaves the list out, and one byte of REGISTERED_CLIENT follows.
         pairs, at = _listed(value, at, _CHECKPOINT)
         checkpoints = tuple((vbucket, checkpoint) for vbucket, checkpoint in pairs)
     if flags & TapConnectFlag.REGISTERED_CLIENT and at < len(value):

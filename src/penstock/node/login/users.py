@@ -51,8 +51,13 @@ def _bytes_of(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def account_of(user: User, password: str, iterations: int = ITERATIONS) -> Account:
-    """Return a user with this password. Raises UsageError for an empty or long one, and as Verifier.derive does."""
+def account_of(user: User, password: str | None, iterations: int = ITERATIONS) -> Account:
+    """Return a user with this password. Raises UsageError for an empty or long one, and as Verifier.derive does.
+
+    None: the user has no password, and logs in with an empty one.
+    """
+    if password is None:
+        return Account(user, verifiers_of("", iterations))
     if not 0 < _bytes_of(password) <= MAX_PASSWORD:
         raise UsageError(f"password of {_bytes_of(password)} bytes, expected 1 to {MAX_PASSWORD}")
     return Account(user, verifiers_of(password, iterations))

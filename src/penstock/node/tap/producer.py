@@ -205,6 +205,8 @@ class TapProducer(ChangeProducer):
 
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
         stream = self.streams.get(vbucket.id)
+        if event is VbucketEvent.FLUSHED:
+            self._flushed.add(vbucket.id)  # also one that is not sent: whether all were flushed decides what is said
         if stream is None:
             if not self.request.is_dump and self._wants(vbucket):
                 self._open(vbucket)
@@ -212,7 +214,6 @@ class TapProducer(ChangeProducer):
             self._drop(stream)
         elif event is VbucketEvent.FLUSHED:
             self._remove(stream)
-            self._flushed.add(vbucket.id)
         self.resume()
 
     def take_response(self, frame: Frame) -> bytes:
@@ -400,6 +401,8 @@ class TapProducer(ChangeProducer):
         flushed, self._flushed = self._flushed, set()
         alive = {v.id for v in self.bucket.store.vbuckets if v.state is not None}
         streams = [stream for number, stream in self.streams.items() if number in flushed]
+        if not streams:
+            return
         if not alive <= flushed:
             for stream in streams:
                 self._restart(stream)
