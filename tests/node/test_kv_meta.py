@@ -195,6 +195,12 @@ def test_conflicts_are_not_looked_at_if_that_is_asked_for(client, options):
     assert (client.meta(b"k").cas, client.meta(b"k").rev_seqno) == (9, 1)
 
 
+@pytest.mark.parametrize("make", [setting, deleting])
+def test_a_reply_has_the_cas_that_was_stored(client, make):
+    reply = client.ask(make())
+    assert (reply.specific, reply.cas, client.meta(b"k").cas) == (S.SUCCESS, CAS, CAS)
+
+
 def test_a_cas_of_its_own_instead_of_the_one_it_comes_with(client):
     stored = client.ask(setting(new_cas=0, options=SKIP | F.REGENERATE_CAS))
     assert stored.specific == S.SUCCESS
