@@ -13,6 +13,7 @@
           OrderViolation            by a producer, which broke the order of its change stream
       StatusError               a reply with a non-zero status: .status .opaque .vbucket, and .retriable of its class
         KeyNotFound, KeyExists, ...  one class for each status in STATUS_ERRORS; any other stays a StatusError
+          VbucketsNotServed            a NotMyVbucket that names all vbuckets that no node serves
       UntrustedNode             a TLS certificate that is not believed: nothing was sent, no login and no request
       ConnectionClosed          the connection ended while something was waiting for it
       OperationTimeout          an answer did not come in time
@@ -24,7 +25,7 @@ A rollback is part of the protocol and therefore an event, never an exception.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class Error(Exception):
@@ -145,6 +146,14 @@ class NotMyVbucket(StatusError):
 
     status = 0x07
     retriable = True
+
+
+class VbucketsNotServed(NotMyVbucket):
+    """No node serves these vbuckets: they are dead, pending or absent where they should be, or nobody has them."""
+
+    def __init__(self, message: str = "", *, vbuckets: tuple[int, ...] = (), **fields: Any) -> None:
+        super().__init__(message, vbucket=vbuckets[0] if vbuckets else 0, **fields)
+        self.vbuckets = vbuckets
 
 
 class NoBucket(StatusError):

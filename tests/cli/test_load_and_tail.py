@@ -9,12 +9,14 @@ import pytest
 
 from penstock import connect
 from penstock.cli.samples import sample_documents
-from penstock.wire.constants import Datatype, Opcode
+from penstock.wire.constants import Datatype, Opcode, Status, VbucketState
 from penstock.wire.dcp_values import pack_xattrs
+from penstock.wire.kv import SetVbucket
 from tests.client.peer import serving
 from tests.client.test_tap_feed import begin, mutation, mutations
 from tests.client.test_tap_peers import closing, tap
 from tests.node.watch import run as on_loop
+from tests.node.wire_client import connected
 
 BEER_SAMPLE = Path(__file__).parents[3] / "shared" / "data" / "beer-sample.jsonl"
 
@@ -222,3 +224,26 @@ def test_a_stream_over_tap_that_lacks_documents_is_reported(run):
         shown = run("tail", "--from", "beginning", "--protocol", "tap", *limit, "--url", url)
     assert (shown.code, len(shown.lines)) == (0, 2)
     assert "of 320 documents (vbucket 0:" in shown.err
+
+
+@pytest.mark.parametrize("protocol", ["dcp", "tap"])
+def test_a_tail_up_to_now_needs_every_vbucket(run, node, protocol):
+    async def store():
+        async with connect(node.url("beer")) as bucket:
+            await bucket.upsert_many((f"k{number}", b"v") for number in range(100))
+
+    asyncio.run(store())
+    with connected(node, "beer") as client:
+        for vbucket in (3, 5, 6):
+            assert client.status(SetVbucket(vbucket=vbucket, state=VbucketState.DEAD)) == Status.SUCCESS
+    url = f"{node.url('beer')}?retrySeconds=0.2"
+    command = ("tail", "--from", "beginning", "--until", "now", "--json", "--protocol", protocol)
+    failed = run(*command, "--url", url)
+    assert (failed.code, failed.out) == (1, "")
+    assert f"last failure: vbuckets 3, 5-6 (3 of 16) are not served by {node.url('beer')}" in failed.err
+    accepted = run(*command, "--url", url, "--missing-vbuckets", "skip")
+    assert accepted.code == 0
+    assert {row["vbucket"] for row in accepted.json_lines} == {*range(16)} - {3, 5, 6}
+    assert accepted.err == (
+        f"penstock: vbuckets 3, 5-6 (3 of 16) are not served by {node.url('beer')}: left out (missingVbuckets=skip)\n"
+    )

@@ -12,7 +12,7 @@ from penstock.node import Node
 from penstock.wire.connection import Connection, Slab
 from penstock.wire.constants import Feature, Magic, Opcode, Status
 from penstock.wire.frame import Frame, join_frame
-from penstock.wire.kv import pack_features
+from penstock.wire.kv import pack_features, pack_vb_seqnos
 
 SECONDS = 20.0
 """No test waits longer, however busy the machine is."""
@@ -152,9 +152,14 @@ class Script:
     def set_up(self, frame):
         if frame.magic == Magic.RESPONSE or frame.opcode == Opcode.DCP_BUFFER_ACK:
             return b""
+        vbuckets = range(len(self.config["vBucketServerMap"]["vBucketMap"]))  # type: ignore[arg-type]
+        if frame.opcode == Opcode.STAT and frame.key == b"vbucket":
+            states = [reply(frame, key=b"vb_%d" % vbucket, value=b"active") for vbucket in vbuckets]
+            return b"".join((*states, reply(frame)))
         values = {
             Opcode.GET_CLUSTER_CONFIG: json.dumps(self.config).encode(),
             Opcode.HELLO: pack_features([Feature.SELECT_BUCKET]),
+            Opcode.GET_ALL_VB_SEQNOS: pack_vb_seqnos((vbucket, 0) for vbucket in vbuckets),
         }
         extras = bytes(4) if frame.opcode == Opcode.GET else b""
         return reply(frame, value=values.get(frame.opcode, b""), extras=extras)

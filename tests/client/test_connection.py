@@ -268,7 +268,7 @@ CONFIGS = [
     (b"{", RemoteProtocolError, "cluster map of 1 bytes without vBucketServerMap"),
     (b"\xff\xfe", RemoteProtocolError, "without vBucketServerMap"),
     (b"[]", RemoteProtocolError, "without vBucketServerMap"),
-    (b"", BucketNotServed, "has no cluster map, and its statistics show no vbuckets; .* option vbucketCount=N"),
+    (b"", BucketNotServed, "has no cluster map, and its statistics show 2 vbuckets; .* option vbucketCount=N"),
     (b"{}", BucketNotServed, "has no cluster map"),
     (b'{"vBucketServerMap":{"serverList":1,"vBucketMap":2}}', RemoteProtocolError, "without vBucketServerMap"),
     (b'{"vBucketServerMap":{"serverList":["a"],"vBucketMap":[]}}', BucketNotServed, "has no cluster map"),

@@ -176,7 +176,7 @@ async def test_a_vbucket_that_is_on_no_node_is_waited_for(nodes, url):
         hasty_url = f"couchbase://127.0.0.1:{nodes[0].kv_port}/beer?retrySeconds=0.2"
         async with connect(hasty_url) as hasty, await hasty.stream(vbuckets=[0]) as stream:
             for call in (hasty.remove(key), anext(stream.changes())):
-                with pytest.raises(Unreachable, match="vbucket 0 is on no node for now"):
+                with pytest.raises(Unreachable, match=r"vbucket 0 \(1 of 8\) is not served by couchbase://127.0.0.1"):
                     await call
         writing = asyncio.ensure_future(bucket.remove(key))
         reading = asyncio.ensure_future(bucket.get_many([key]))
@@ -184,6 +184,27 @@ async def test_a_vbucket_that_is_on_no_node_is_waited_for(nodes, url):
         set_state(VbucketState.ACTIVE)
         await writing
         await reading
+
+
+@pytest.mark.parametrize("asked", [0, 1], ids=["its node", "another node"])
+@in_loop
+async def test_a_read_up_to_now_names_a_vbucket_that_is_on_no_node(nodes, asked):
+    """Its own node has a map in which the vbucket is on no node; the others do not know of it."""
+    url = f"couchbase://127.0.0.1:{nodes[asked].kv_port}/beer"
+    with connected(nodes[0], "beer") as client:
+        assert client.status(SetVbucket(vbucket=0, state=VbucketState.DEAD)) == Status.SUCCESS
+        try:
+            async with connect(url + "?retrySeconds=0.2") as bucket:
+                with pytest.raises(Unreachable, match=rf"vbucket 0 \(1 of {VBUCKETS}\) is not served by"):
+                    await anext(bucket.changes(stop="now"))
+                with pytest.raises(Unreachable, match=rf"vbucket 0 \(1 of {VBUCKETS}\) is not served by"):
+                    await bucket.vbucket_infos()
+            async with connect(url + "?missingVbuckets=skip") as bucket:
+                found = {row.vbucket async for row in bucket.changes(stop="now")}
+                infos = await bucket.vbucket_infos()
+                assert (0 in found, bucket.missing, [*infos]) == (False, (0,), [*range(1, VBUCKETS)])
+        finally:
+            assert client.status(SetVbucket(vbucket=0, state=VbucketState.ACTIVE)) == Status.SUCCESS
 
 
 # Scripts

@@ -31,7 +31,7 @@ def tap(serve, *counts):
     def answer(peer, frame):
         if frame.opcode == Opcode.TAP_CONNECT:
             return serve(peer)
-        if frame.opcode == Opcode.STAT:
+        if frame.opcode == Opcode.STAT and frame.key != b"vbucket":
             return (
                 _counted(frame, left.pop(0) if len(left) > 1 else left[0]) if left else reply(frame, Status.KEY_ENOENT)
             )

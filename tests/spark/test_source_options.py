@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client.address import outside_name
+from penstock.client.address import MissingVbuckets, outside_name
 from penstock.client.credentials import Credentials
 from penstock.client.selection import Selection
 from penstock.errors import Unreachable, UsageError
@@ -152,6 +152,7 @@ READ = {
     "operationTimeout": ("2.5", 2.5),
     "retrySeconds": ("2.5", 2.5),
     "vbucketCount": ("64", 64),
+    "missingVbuckets": ("skip", MissingVbuckets.SKIP),
 }
 LOGIN = {"username", "password", "passwordFile", "credentialsFile"}
 

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from penstock.client.address import DEFAULT_URL, Address, parse_address
+from penstock.client.address import DEFAULT_URL, Address, MissingVbuckets, parse_address
 from penstock.client.credentials import USERNAME_VARIABLE, credentials_from, password_file
 from penstock.version import __version__
 
-__all__ = ["AsJson", "Panel", "PasswordFile", "Url", "Username", "address_of", "app", "examples"]
+__all__ = [
+    "AsJson",
+    "Missing",
+    "Panel",
+    "PasswordFile",
+    "Url",
+    "Username",
+    "address_of",
+    "app",
+    "examples",
+    "with_missing",
+]
 
 
 class Panel(StrEnum):
@@ -45,6 +57,14 @@ Username = Annotated[
 PasswordFile = Annotated[
     str | None, typer.Option("--password-file", metavar="FILE", help="Its only line is the password, instead.")
 ]
+Missing = Annotated[
+    Literal["fail", "skip"] | None,
+    typer.Option(
+        "--missing-vbuckets",
+        help="What to do about vbuckets that no node serves: fail after retrySeconds, or skip them and report it.",
+        show_default="fail",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -52,6 +72,13 @@ def address_of(url: str, username: str | None, file: str | None) -> Address:
     """Return where a command's bucket is, and who logs in there. file: with the password. Raises UsageError."""
     password = None if file is None else password_file(file)
     return parse_address(url, credentials_from(username, password, os.environ))
+
+
+def with_missing(address: Address, missing: Literal["fail", "skip"] | None) -> Address:
+    """Return the address with the option missingVbuckets set, if it is given."""
+    if missing is None:
+        return address
+    return replace(address, options=replace(address.options, missing_vbuckets=MissingVbuckets(missing)))
 
 
 FIRST_STEPS = (

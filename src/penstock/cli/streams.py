@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +11,7 @@ import typer
 from penstock.cli.app import AsJson, Panel, PasswordFile, Url, Username, address_of, app, examples
 from penstock.cli.show import json_line, one_line
 from penstock.client.address import DEFAULT_URL, Address
+from penstock.client.missing import ranges_of
 from penstock.errors import Error, KeyNotFound
 
 commands = typer.Typer(
@@ -81,17 +81,6 @@ def _row(report: dict[str, Any]) -> tuple[str, ...]:
         str(report["items_sent"]),
         str(sum(stream["items_remaining"] for stream in streams)),
     )
-
-
-def ranges_of(numbers: Iterable[int]) -> str:
-    """Return numbers as text, those in a row by the first and the last of them: `0-511,600`."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in runs)
 
 
 async def _reports(address: Address) -> list[dict[str, Any]]:

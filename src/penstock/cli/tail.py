@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from penstock.cli.app import AsJson, Panel, PasswordFile, Url, Username, address_of, app, examples
+from penstock.cli.app import (
+    AsJson,
+    Missing,
+    Panel,
+    PasswordFile,
+    Url,
+    Username,
+    address_of,
+    app,
+    examples,
+    with_missing,
+)
 from penstock.cli.show import as_object, json_line, one_line
 from penstock.client.address import DEFAULT_URL, Address
 
@@ -47,6 +58,7 @@ def tail(
         str | None,
         typer.Option(metavar="NAME", help="The dialect to ask in: tap, upr-draft, upr or, unless said, dcp."),
     ] = None,
+    missing_vbuckets: Missing = None,
     keys_only: Annotated[bool, typer.Option("--keys-only", help="Leave the values out.")] = False,
     url: Url = DEFAULT_URL,
     username: Username = None,
@@ -58,6 +70,10 @@ def tail(
     A rollback is a line too: what came before it above its seqno no longer holds.
     So is what happens to a collection; keys of other collections than the default
     one are shown as scope.collection/key.
+
+    --until now needs every vbucket. Those that no node serves are waited for;
+    then tail fails and names them, or leaves them out with a line on standard
+    error, as --missing-vbuckets says.
 
     With --json a line is an object with the columns of a change.
     cas and vbuuid are strings: many readers of JSON would round such numbers.
@@ -74,7 +90,7 @@ def tail(
     if sys.stdout.isatty() and not as_json:
         print(_HEADER.removesuffix(" value") if keys_only else _HEADER)
     chosen = sorted(set(vbucket)) if vbucket else None
-    address = address_of(url, username, password)
+    address = with_missing(address_of(url, username, password), missing_vbuckets)
     asyncio.run(_tail(address, start, until, vbuckets=chosen, protocol=protocol, limit=limit, line=line))
 
 

@@ -27,6 +27,13 @@ class TlsVerify(StrEnum):
     NONE = "none"
 
 
+class MissingVbuckets(StrEnum):
+    """What a read does about vbuckets that no node serves: wait and FAIL, or SKIP them and report it."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Settings of a connection. In a connection string and in Spark they have the names in brackets.
@@ -39,6 +46,8 @@ class Options:
     each time that this happens the next connection may be silent for longer, up to 24 seconds (noopInterval).
     vbucket_count: how many vbuckets the bucket has; the address alone serves it, and no cluster map is asked for. 0:
     the cluster map says it (vbucketCount).
+    missing_vbuckets: what a read up to now does about vbuckets that no node serves: `fail` after retry_seconds, or
+    `skip` them, with a warning that names them (missingVbuckets).
     protocol: the dialect of change streams: tap, upr-draft, upr or dcp (protocol).
     scope, collections: the part of the bucket whose changes are wanted: one scope, or collections as `name` of that
     scope (`_default` if there is none) or `scope.name`, with commas between them (scope, collections).
@@ -54,6 +63,7 @@ class Options:
     flow_control_bytes: int = 20 * 1024 * 1024
     noop_interval: int = 20
     vbucket_count: int = 0
+    missing_vbuckets: MissingVbuckets = MissingVbuckets.FAIL
     protocol: Dialect = Dialect.DCP
     scope: str = ""
     collections: tuple[str, ...] = ()
@@ -103,6 +113,12 @@ def truth_of(name: str, text: str) -> bool:
     return text == "true"
 
 
+def _missing_of(name: str) -> MissingVbuckets:
+    if name not in MissingVbuckets._value2member_map_:
+        raise UsageError(f"option missingVbuckets is {name!r}, expected one of {', '.join(MissingVbuckets)}")
+    return MissingVbuckets(name)
+
+
 def _verify_of(name: str) -> TlsVerify:
     if name not in TlsVerify._value2member_map_:
         raise UsageError(f"option tlsVerify is {name!r}, expected one of {', '.join(TlsVerify)}")
@@ -120,6 +136,7 @@ def _not_empty(name: str, what: str) -> Callable[[str], str]:
 
 _FOR_TLS = ("ca", "certificate", "certificate_key", "tls_verify")
 _READ: dict[str, Callable[[str], Any]] = {
+    "missingVbuckets": _missing_of,
     "protocol": dialect_of,
     "scope": _not_empty("scope", "a name"),
     "collections": collection_names,

@@ -20,13 +20,14 @@ from penstock.client.feed import Feed, Wanted
 from penstock.client.handshake import DOCUMENTS
 from penstock.client.infos import look
 from penstock.client.item_counts import GROUP, ItemCount, read_counts
+from penstock.client.missing import MissingReport
 from penstock.client.nodes import Nodes
 from penstock.client.position import BEGINNING, Position, VbucketInfo, position_at_end
 from penstock.client.selection import Selection, qualified
 from penstock.client.stream import ChangeStream
 from penstock.client.tap_feed import TapFeed
 from penstock.client.tokens import MutationToken, Tokens
-from penstock.client.vbucket_state import request_failover_logs, request_high_seqnos
+from penstock.client.vbucket_state import request_dumped, request_failover_logs, request_high_seqnos
 from penstock.errors import (
     Error,
     KeyNotFound,
@@ -124,6 +125,7 @@ class Bucket:
         self.address = address
         self._nodes = Nodes(address, replace(DOCUMENTS, tokens=True))
         self._tokens = Tokens()
+        self._report = MissingReport(address)
         self._prefixes: dict[tuple[str, str], bytes] = {}
 
     @property
@@ -272,15 +274,48 @@ class Bucket:
         if len(refused) == len(links):
             raise refused[0]
 
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The vbuckets that the last read up to now, or the last view, left out: no node serves them."""
+        return self._report.missing
+
     async def high_seqnos(self) -> dict[int, int]:
-        """Return the high seqno of every vbucket that is alive: those of a bridge are replicas."""
+        """Return the high seqno of every vbucket that is served: active, or a replica, as all of a bridge are."""
+        return await self._nodes.retrying(self._high_seqnos)
+
+    async def served(self, vbuckets: Sequence[int]) -> dict[int, int]:
+        """Return the high seqnos of these vbuckets.
+
+        Those that no node serves are waited for, or left out where the option missingVbuckets is `skip`.
+        Raises Unreachable, which names them.
+        """
 
         async def ask() -> dict[int, int]:
-            timeout = self.address.options.operation_timeout
-            links = await self._nodes.every()
-            return self._owned([(owner, await request_high_seqnos(link, timeout)) for owner, link in links])
+            return self._check_served(vbuckets, await self._high_seqnos())
 
         return await self._nodes.retrying(ask)
+
+    async def served_by_tap(self, vbuckets: Sequence[int]) -> dict[int, int]:
+        """As `served`, of vbuckets that a TAP dump has: those that are active. Their seqnos are not known, but 0."""
+
+        async def ask() -> dict[int, int]:
+            return self._check_served(vbuckets, await self._dumped())
+
+        return await self._nodes.retrying(ask)
+
+    def _check_served(self, vbuckets: Sequence[int], found: Mapping[int, int]) -> dict[int, int]:
+        if any(vbucket not in found for vbucket in vbuckets):
+            self._nodes.map_is_old()
+        return self._report.check(vbuckets, found, self.vbuckets)
+
+    async def _dumped(self) -> dict[int, int]:
+        link = await self._nodes.ready()
+        return await request_dumped(link, self.vbuckets, self.address.options.operation_timeout)
+
+    async def _high_seqnos(self) -> dict[int, int]:
+        timeout, count = self.address.options.operation_timeout, self.vbuckets
+        links = await self._nodes.every()
+        return self._owned([(owner, await request_high_seqnos(link, count, timeout)) for owner, link in links])
 
     def _owned(self, said: Sequence[tuple[int, Mapping[int, T]]]) -> dict[int, T]:
         """Return what nodes say of vbuckets; of several only what each says of its own."""
@@ -356,7 +391,9 @@ class Bucket:
 
         start: "beginning", "now", or by vbucket the positions where an earlier stream ended; without one, a vbucket
         begins at the beginning. stop: None for ever; "now" for what exists when the stream connects (or connects again,
-        after it was cut off); or by vbucket the last seqno wanted, vbuckets without one being left out.
+        after it was cut off); or by vbucket the last seqno wanted, vbuckets without one being left out. A stream that
+        ends "now" waits for vbuckets that no node serves, and then raises Unreachable with their numbers; or it leaves
+        them out, as the option missingVbuckets says, and so does a start "now".
         Raises UsageError for a vbucket that the bucket does not have, for another start, stop or protocol, and for a
         part of the bucket that it cannot have; iterating over the stream does for one that is not there.
         """
@@ -374,12 +411,12 @@ class Bucket:
             await check_dialect(self.address, dialect)
         if dialect is Dialect.TAP:
             feed = self._tap_feed(start, stop, chosen, values=wants.get("values", True))
-            return ChangeStream(self.address, feed, self.high_seqnos, item_counts=self.item_counts)
+            return ChangeStream(self.address, feed, self.served_by_tap, item_counts=self.item_counts)
         ends = dict.fromkeys(chosen, MAX_SEQNO)
         if isinstance(stop, Mapping):
             ends = {vb: stop[vb] for vb in chosen if vb in stop}
         positions = await self._positions(start, chosen)
-        wanted = {vb: Wanted(position=positions[vb], end_seqno=end) for vb, end in ends.items()}
+        wanted = {vb: Wanted(position=positions[vb], end_seqno=end) for vb, end in ends.items() if vb in positions}
         return self.open_feed(
             wanted,
             dialect=dialect,
@@ -416,7 +453,7 @@ class Bucket:
             xattrs=is_dcp and (options.xattrs if xattrs is None else xattrs),
             values=values,
         )
-        return ChangeStream(self.address, feed, self.high_seqnos)
+        return ChangeStream(self.address, feed, self.served)
 
     def _tap_feed(self, start: Start, stop: Stop, chosen: Sequence[int], *, values: bool) -> TapFeed:
         if start not in ("beginning", "now") or stop not in ("now", None):

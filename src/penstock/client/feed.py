@@ -170,6 +170,10 @@ class Feed(Follower):
         if is_nothing(stream.position, end_seqno) and stream.requested_seqno is None:
             self._finish(stream)
 
+    def leave_out(self, vbucket: int) -> None:
+        self.needs_end.discard(vbucket)
+        self._finish(self._streams[vbucket])
+
     def requests(self, take_opaque: Callable[[], int]) -> list[Request]:
         """Return the requests that are due: one for each stream that is neither open nor at its end.
 

@@ -140,6 +140,10 @@ class Follower(ABC):
     def set_end(self, vbucket: int, end_seqno: int) -> None:
         """Say where a vbucket of `needs_end` ends."""
 
+    @abstractmethod
+    def leave_out(self, vbucket: int) -> None:
+        """Expect nothing more of a vbucket of `needs_end`: no node serves it, and the read goes on without it."""
+
     def set_counts(self, counts: ItemCounts | None) -> str:
         """Take the item counts of `needs_counts`, None if the server has none. Return a warning, or nothing.
 

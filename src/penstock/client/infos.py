@@ -24,21 +24,25 @@ class Asked(Protocol):
     """Who asks: a Bucket."""
 
     async def failover_logs(self, vbuckets: Sequence[int]) -> dict[int, FailoverLog]: ...
-    async def high_seqnos(self) -> dict[int, int]: ...
+    async def served(self, vbuckets: Sequence[int]) -> dict[int, int]: ...
     async def seqno_stats(self, vbucket: int | None = None) -> dict[str, str]: ...
 
 
 async def look(
     asked: Asked, wanted: Sequence[int], known: Mapping[int, VbucketInfo], unsure: Collection[int]
 ) -> dict[int, VbucketInfo]:
-    """Return what is said of the vbuckets.
+    """Return what is said of the vbuckets; those that are not served are left out if `served` leaves them out.
 
     known: of an earlier look; the purge seqno of a vbucket in which nothing has changed since is taken from there,
     unless it is one of `unsure`. Raises TemporaryFailure if failover logs changed meanwhile, RemoteProtocolError for
     statistics that say too little.
     """
-    if known.keys() >= {*wanted} and (found := await _look_again(asked, wanted, known, unsure)) is not None:
-        return found
+    high_seqnos = await asked.served(wanted)
+    wanted = [*high_seqnos]
+    if known.keys() >= high_seqnos.keys():
+        found = await _look_again(asked, high_seqnos, known, unsure)
+        if found is not None:
+            return found
     before = await asked.failover_logs(wanted)
     stats = await asked.seqno_stats()
     if await asked.failover_logs(wanted) != before:
@@ -47,11 +51,14 @@ async def look(
 
 
 async def _look_again(
-    asked: Asked, wanted: Sequence[int], known: Mapping[int, VbucketInfo], unsure: Collection[int]
+    asked: Asked, high_seqnos: Mapping[int, int], known: Mapping[int, VbucketInfo], unsure: Collection[int]
 ) -> dict[int, VbucketInfo] | None:
-    """Do what `look` does with less to ask for; return None where a failover log is not what is known."""
-    high_seqnos = await asked.high_seqnos()
-    moved = [vb for vb in wanted if vb in unsure or high_seqnos.get(vb) != known[vb].high_seqno]
+    """Do what `look` does with less to ask for; return None where a failover log is not what is known.
+
+    high_seqnos: of the wanted vbuckets.
+    """
+    wanted = [*high_seqnos]
+    moved = [vb for vb in wanted if vb in unsure or high_seqnos[vb] != known[vb].high_seqno]
     stats: dict[str, str] = {}
     if len(moved) > _FEW:
         stats = await asked.seqno_stats()

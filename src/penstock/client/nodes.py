@@ -11,9 +11,10 @@ from penstock.client.cluster_map import NOBODY, ClusterMap, Place
 from penstock.client.connection import ANY_STATUS, NodeLink
 from penstock.client.handshake import DOCUMENTS, Purpose
 from penstock.client.map_request import request_map
+from penstock.client.missing import not_served
 from penstock.client.retry import retrying
 from penstock.client.session import Session, open_session
-from penstock.errors import Error, NoBucket, NotMyVbucket, RemoteProtocolError
+from penstock.errors import Error, NoBucket, RemoteProtocolError
 from penstock.wire.frame import Frame
 from penstock.wire.layout import Request
 
@@ -87,7 +88,7 @@ class Nodes:
             return [(owner, await self._link_of(owner, first)) for owner in owners]
 
     async def parts(self, requests: Sequence[Request]) -> list[Part]:
-        """Return who is to be asked what. Raises NotMyVbucket for a vbucket that no node has for now."""
+        """Return who is to be asked what. Raises VbucketsNotServed for vbuckets that no node has for now."""
         async with self._connecting:
             first = await self._ready()
             if len(self.map.places) == 1:
@@ -97,8 +98,8 @@ class Nodes:
                 by_owner.setdefault(self.map.owners[request.vbucket], []).append(place)
             if NOBODY in by_owner:
                 self._is_old = True
-                vbucket = requests[by_owner[NOBODY][0]].vbucket
-                raise NotMyVbucket(f"vbucket {vbucket} is on no node for now", vbucket=vbucket)
+                nowhere = {requests[place].vbucket for place in by_owner[NOBODY]}
+                raise not_served(nowhere, self.map.vbuckets, self._address)
             return [Part(await self._link_of(owner, first), places) for owner, places in by_owner.items()]
 
     async def links(self, vbuckets: Iterable[int]) -> dict[int, NodeLink]:
@@ -108,13 +109,12 @@ class Nodes:
             wanted = set(vbuckets)
             if len(self.map.places) == 1:
                 return dict.fromkeys(wanted, first.link)
+            if nowhere := {vbucket for vbucket in wanted if self.map.owners[vbucket] == NOBODY}:
+                self._is_old = True
+                raise not_served(nowhere, self.map.vbuckets, self._address)
             found: dict[int, NodeLink] = {}
             for vbucket in sorted(wanted):
-                owner = self.map.owners[vbucket]
-                if owner == NOBODY:
-                    self._is_old = True
-                    raise NotMyVbucket(f"vbucket {vbucket} is on no node for now", vbucket=vbucket)
-                found[vbucket] = await self._link_of(owner, first)
+                found[vbucket] = await self._link_of(self.map.owners[vbucket], first)
             return found
 
     async def exchange(self, parts: Sequence[Part], requests: Sequence[Request]) -> list[Frame]:

@@ -22,6 +22,7 @@ from penstock.client.follower import Delivery, Follower
 from penstock.client.handshake import Purpose
 from penstock.client.item_counts import ItemCounts
 from penstock.client.kept import KeptSessions
+from penstock.client.missing import not_served
 from penstock.client.position import Position
 from penstock.client.retry import LONGEST_DELAY, Retry
 from penstock.client.selection import KnownCollections, read_manifest
@@ -29,7 +30,6 @@ from penstock.client.session import Session, open_session, stream_name
 from penstock.errors import (
     ConnectionClosed,
     Error,
-    NotMyVbucket,
     NotSupported,
     OperationTimeout,
     RemoteProtocolError,
@@ -45,7 +45,8 @@ from penstock.wire.schema import Change
 
 logger = logging.getLogger("penstock.client")
 
-HighSeqnos = Callable[[], Awaitable[dict[int, int]]]
+EndSeqnos = Callable[[Sequence[int]], Awaitable[dict[int, int]]]
+"""Tells where the streams of some vbuckets end that end "now"; without those that are to be left out."""
 AskCounts = Callable[[], Awaitable[ItemCounts | None]]
 
 _SETTLE_SECONDS = 2.0
@@ -86,19 +87,19 @@ class ChangeStream:
         self,
         address: Address,
         feed: Follower,
-        high_seqnos: HighSeqnos | None = None,
+        end_seqnos: EndSeqnos | None = None,
         *,
         item_counts: AskCounts | None = None,
         kept: KeptSessions | None = None,
     ) -> None:
-        """high_seqnos: asks the node where streams end that end "now"; of no use without any such.
+        """end_seqnos: asks the node where streams end that end "now"; of no use without any such.
 
         item_counts: asks the node how many documents there are; without, a TAP stream is not checked to be complete.
         kept: where to take connections from, and to leave them once all streams have ended.
         """
         self._address = address
         self._feed = feed
-        self._high_seqnos = high_seqnos
+        self._end_seqnos = end_seqnos
         self._item_counts = item_counts
         self._kept = kept
         self._name = stream_name()
@@ -308,10 +309,12 @@ class ChangeStream:
         if len(places) > 1 and self._feed.dialect is Dialect.TAP:
             raise UsageError(f"{self._address} is on {len(places)} nodes, and a TAP stream comes from one")
         via_of = {NOBODY: 0} | {number: 0 for number, place in enumerate(places) if place == session.place}
-        for vbucket in tuple(self._feed.unfinished()):
+        wanted = tuple(self._feed.unfinished())
+        # Those whose end has to be asked for are waited for, or left out, with the answer.
+        if nowhere := [vb for vb in wanted if owners[vb] == NOBODY and vb not in self._feed.needs_end]:
+            raise not_served(nowhere, len(owners), self._address)
+        for vbucket in wanted:
             owner = owners[vbucket]
-            if owner == NOBODY:
-                raise NotMyVbucket(f"vbucket {vbucket} is on no node for now", vbucket=vbucket)
             if owner not in via_of:
                 via_of[owner] = len(self._sessions)
                 other = await self._open([places[owner]])
@@ -321,10 +324,14 @@ class ChangeStream:
 
     async def _set_ends(self) -> None:
         """Find out what "now" is: where the streams of a new connection, or of a new history, are to end."""
-        assert self._high_seqnos is not None
-        high_seqnos = await self._high_seqnos()
-        for vbucket in tuple(self._feed.needs_end):
-            self._feed.set_end(vbucket, high_seqnos.get(vbucket, 0))
+        assert self._end_seqnos is not None
+        wanted = sorted(self._feed.needs_end)
+        end_seqnos = await self._end_seqnos(wanted)
+        for vbucket in wanted:
+            if vbucket in end_seqnos:
+                self._feed.set_end(vbucket, end_seqnos[vbucket])
+            else:
+                self._feed.leave_out(vbucket)
 
     async def _set_counts(self) -> None:
         """Let the feed compare what the node counts with what it was sent."""

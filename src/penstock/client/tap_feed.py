@@ -98,6 +98,8 @@ class TapFeed(Follower):
         super().connection_lost()
         self._is_asked = self._has_ended = self._is_checked = False
         self.needs_counts = not (self._from_now or self._is_done)
+        # TAP has no seqnos to end at; but a dump must not pass over vbuckets that are not served.
+        self.needs_end = set(self._chosen) if self._until_now and not self._is_done else set()
         self._acks.clear()
         self._tied.clear()
         if self._connection > 1 and not self._is_done:
@@ -109,7 +111,12 @@ class TapFeed(Follower):
         return self._has_ended
 
     def set_end(self, vbucket: int, end_seqno: int) -> None:
-        raise UsageError(f"vbucket {vbucket}: TAP knows no seqnos")
+        self.needs_end.discard(vbucket)
+
+    def leave_out(self, vbucket: int) -> None:
+        self.needs_end.discard(vbucket)
+        self._chosen -= {vbucket}
+        self._is_done = self._is_done or not self._chosen
 
     def requests(self, take_opaque: Callable[[], int]) -> list[TapConnect]:
         if self._is_asked or self._is_done:

@@ -3,7 +3,7 @@
 | what | request | in its place |
 | --- | --- | --- |
 | failover log | GET_FAILOVER_LOG (0x96), from Couchbase 4.0 on | STAT `failovers`, from 3.0 on |
-| high seqnos | GET_ALL_VB_SEQNOS (0x48), from 3.1 on | STAT `vbucket-seqno` of what STAT `vbucket` reports as alive |
+| high seqnos | GET_ALL_VB_SEQNOS (0x48), from 3.1 on | STAT `vbucket-seqno` of what STAT `vbucket` reports as served |
 
 A connection remembers the opcodes that its server does not know, so that each is tried once.
 Source: ep-engine, ep_engine.cc (processUnknownCommand, doSeqnoStats), failover-table.cc (addStats).
@@ -17,14 +17,16 @@ from collections.abc import Mapping, Sequence
 
 from penstock.client.connection import ANY_STATUS, UNKNOWN_COMMAND, NodeLink, refusal
 from penstock.client.server import unsupported
-from penstock.errors import NotMyVbucket, RemoteProtocolError
+from penstock.errors import NotMyVbucket, RemoteProtocolError, StatusError
 from penstock.store.failover import FailoverLog
-from penstock.wire.constants import Dialect, Opcode, Status
+from penstock.wire.constants import Dialect, Opcode, Status, VbucketState
 from penstock.wire.kv import FailoverEntry, GetAllVbSeqnos, GetFailoverLog, unpack_failover_log, unpack_vb_seqnos
 
-__all__ = ["request_failover_logs", "request_high_seqnos"]
+__all__ = ["request_dumped", "request_failover_logs", "request_high_seqnos"]
 
-_DEAD = "dead"
+_SERVED = (VbucketState.ACTIVE, VbucketState.REPLICA)
+"""The states of a vbucket that streams; penstock.client.missing says why."""
+
 _MAX_U64, _MOST_DIGITS, _SHOWN = 2**64 - 1, 20, 40
 
 
@@ -90,23 +92,50 @@ def read_failovers(stats: Mapping[str, str]) -> dict[int, FailoverLog]:
     return {vbucket: tuple(log[place] for place in sorted(log)) for vbucket, log in found.items()}
 
 
-async def request_high_seqnos(link: NodeLink, timeout: float) -> dict[int, int]:
-    """Return the high seqno of every vbucket that the node has and that is not dead.
+async def request_high_seqnos(link: NodeLink, count: int, timeout: float) -> dict[int, int]:
+    """Return the high seqnos of the vbuckets that a node serves: active ones, and replicas if any are left.
+
+    The state in the request leaves pending vbuckets out. kv_engine of 3.x ignores it, and lists them.
+
+    Args:
+        count: how many vbuckets the bucket has.
 
     Raises UnsupportedServer if the server has no seqnos, RemoteProtocolError for malformed ones, and what
     NodeLink.request raises.
     """
-    if Opcode.GET_ALL_VB_SEQNOS not in link.unknown_opcodes:
-        reply = await link.request(GetAllVbSeqnos(), timeout, accept=UNKNOWN_COMMAND)
+    found: dict[int, int] = {}
+    for state in _SERVED:
+        if len(found) == count or Opcode.GET_ALL_VB_SEQNOS in link.unknown_opcodes:
+            break
+        reply = await link.request(GetAllVbSeqnos(state=state), timeout, accept=UNKNOWN_COMMAND)
         if reply.specific == Status.SUCCESS:
-            return unpack_vb_seqnos(reply.value)
-        link.unknown_opcodes.add(Opcode.GET_ALL_VB_SEQNOS)
+            found = unpack_vb_seqnos(reply.value) | found
+        else:
+            link.unknown_opcodes.add(Opcode.GET_ALL_VB_SEQNOS)
+    if Opcode.GET_ALL_VB_SEQNOS not in link.unknown_opcodes:
+        return found
     states, stats = await asyncio.gather(
         link.stats("vbucket", timeout, optional=True), link.stats("vbucket-seqno", timeout, optional=True)
     )
     if not stats:
         raise await unsupported(link, Dialect.DCP, timeout)
-    return {vb: seqno for vb, seqno in read_high_seqnos(stats).items() if states.get(f"vb_{vb}") != _DEAD}
+    served = {state.name.lower() for state in _SERVED}
+    seqnos = read_high_seqnos(stats)
+    return {vb: seqno for vb, seqno in seqnos.items() if not states or states.get(f"vb_{vb}") in served}
+
+
+async def request_dumped(link: NodeLink, count: int, timeout: float) -> dict[int, int]:
+    """Return the vbuckets that a TAP dump of this node has, each with 0: those that are active.
+
+    A server that refuses the statistics is believed to have all. Raises what NodeLink.stats raises else.
+    """
+    try:
+        states = await link.stats("vbucket", timeout)
+    except StatusError as error:
+        if error.retriable:
+            raise
+        return dict.fromkeys(range(count), 0)  # what the server does not report cannot be checked
+    return {vbucket: 0 for vbucket in range(count) if states.get(f"vb_{vbucket}") == "active"}
 
 
 _SEQNO = re.compile(r"vb_(\d{1,5}):high_seqno", re.ASCII)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import typer
 
 from penstock.cli.show import json_line
+from penstock.client.missing import ranges_of
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -66,7 +67,9 @@ def _same(before: Progress, now: Progress) -> bool:
     """Tell whether nothing has happened between two."""
     return all(
         getattr(before, name) == getattr(now, name)
-        for name in ("rows", "lag", "batches", "version", "hanging", "rollbacks", "schema_changes")
+        for name in (
+            *("rows", "lag", "batches", "version", "hanging", "rollbacks", "schema_changes", "missing_vbuckets"),
+        )
     )
 
 
@@ -85,6 +88,8 @@ def _line(progress: Progress) -> str:
     if progress.rollbacks:
         parts.append(f"{progress.rollbacks:,} vbuckets rolled back")
     parts += [f"values have {change}" for change in progress.schema_changes[-1:]]
+    if progress.missing_vbuckets:
+        parts.append(f"vbuckets {ranges_of(progress.missing_vbuckets)} are not served")
     return "   ".join(parts)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.app import AsJson, PasswordFile, Url, Username, examples
+from penstock.cli.app import AsJson, Missing, PasswordFile, Url, Username, examples
 from penstock.cli.interrupt import interruptible
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress import Display, end
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.spark.pipeline.definition import Definition
     from penstock.spark.pipeline.progress import Progress
 
-_OPTIONS = ("to", "max_changes", "trigger", "partitions", "protocol", "url", "username", "password")
+_OPTIONS = ("to", "max_changes", "trigger", "partitions", "protocol", "missing_vbuckets", "url", "username", "password")
 """Parameters that make a pipeline themselves, and mean nothing beside a file."""
 
 
@@ -59,6 +59,7 @@ def run(
             help="The dialect to ask in: upr-draft, upr or, unless said, dcp. TAP cannot resume, so not tap.",
         ),
     ] = None,
+    missing_vbuckets: Missing = None,
     master: Annotated[
         str | None,
         typer.Option(
@@ -101,6 +102,7 @@ def run(
             max_changes_per_trigger=max_changes,
             max_partitions=partitions,
             protocol=protocol,
+            missing_vbuckets=missing_vbuckets,
             trigger_seconds=trigger,
         )
     end(_follow(definition, metrics, master, as_json=as_json, available_now=available_now), as_json=as_json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +10,7 @@ from penstock.cli.app import AsJson, examples
 from penstock.cli.pipeline.group import Where, commands, lakes_of
 from penstock.cli.pipeline.progress import size
 from penstock.cli.show import json_line
+from penstock.client.missing import ranges_of
 from penstock.errors import Error, UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _text(found: Status) -> str:
         lines.append(f"  {'lag':<14} {lag}   {rates}")
     if found.last_rollback is not None:
         vbuckets = found.last_rollback.vbuckets
-        lines.append(f"  {'rolled back':<14} {iso(found.last_rollback.at)}: vbuckets {ranges(vbuckets)}")
+        lines.append(f"  {'rolled back':<14} {iso(found.last_rollback.at)}: vbuckets {ranges_of(vbuckets)}")
     if found.error is not None:
         lines.append(f"  {'error':<14} {found.error}")
     lines += [f"  {'values have':<14} {change}" for change in found.schema_changes]
@@ -77,15 +77,6 @@ def _size(found: Size | None) -> str:
         return "not there yet"
     rows = "" if found.rows is None else f"{found.rows:,} rows, "
     return f"{rows}{size(found.bytes)} in {found.files:,} file{'s' * (found.files != 1)}"
-
-
-def ranges(numbers: tuple[int, ...]) -> str:
-    """Return numbers in ascending order as 0-15,40."""
-    parts = []
-    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        run = [number for _, number in group]
-        parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return ",".join(parts)
 
 
 @commands.command(

@@ -98,6 +98,7 @@ class Source:
     operation_timeout: float | None = None
     retry_seconds: float | None = None
     vbucket_count: int | None = None
+    missing_vbuckets: Literal["fail", "skip"] | None = None
     where: str | None = None
     value_schema: str | None = None
     trigger_seconds: float = 1.0

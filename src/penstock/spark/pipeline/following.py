@@ -102,20 +102,27 @@ class Following:
         )
         last = self.query.lastProgress if self.query is not None else None
         if last is not None:
-            found = replace(found, batches=last.batchId + 1, lag=self._lag(last.sources[0].endOffset))
+            lag, missing = self._lag(last.sources[0].endOffset)
+            found = replace(found, batches=last.batchId + 1, lag=lag, missing_vbuckets=missing)
         self.progress, self._last_at = found, now
         return found
 
-    def _lag(self, end_offset: str | None) -> int | None:
-        """Return None also where the node does not answer, or not at once: what that means, the query finds out."""
+    def _lag(self, end_offset: str | None) -> tuple[int | None, tuple[int, ...]]:
+        """Return the lag, and the vbuckets that no node serves.
+
+        The lag is None also where the node does not answer, or not at once: what that means, the query finds out.
+        """
+        before = self.progress.missing_vbuckets
         asked = self._high_seqnos = self._high_seqnos or self._ask_high_seqnos()
         if asked not in wait([asked], LAG_SECONDS).done:
-            return None
+            return None, before
         self._high_seqnos = None
         try:
             high_seqnos = asked.result()
         except Error:
-            return None
+            return None, before
+        wanted = range(self._vbuckets) if self._chosen is None else self._chosen
+        missing = tuple(vbucket for vbucket in wanted if vbucket not in high_seqnos)
         if not end_offset:
-            return None
-        return behind(Offset.from_json(json.loads(end_offset)), high_seqnos, self._chosen)
+            return None, missing
+        return behind(Offset.from_json(json.loads(end_offset)), high_seqnos, self._chosen), missing

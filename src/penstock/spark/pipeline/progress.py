@@ -43,7 +43,8 @@ class Progress:
     rows, bytes: written to the changelog by this run; bytes of its files. changelog_rows: it has altogether. lag:
     seqnos of the bucket that the changelog does not have yet, None where the node does not say. rows_per_second,
     bytes_per_second: since the report before. rollbacks: rows of them that this run has written. schema_changes: what
-    values have that the declared or inferred schema lacks.
+    values have that the declared or inferred schema lacks. missing_vbuckets: those that no node serves, as far as the
+    nodes last said.
     """
 
     source: str | None = None
@@ -59,6 +60,7 @@ class Progress:
     last_rollback: Rollback | None = None
     hanging: tuple[Hanging, ...] = ()
     schema_changes: tuple[str, ...] = ()
+    missing_vbuckets: tuple[int, ...] = ()
 
     @property
     def folded(self) -> int:

@@ -397,11 +397,15 @@ def _advance(base: VbucketOffset, info: VbucketInfo, granted: int) -> VbucketOff
 def _follow(
     target: Mapping[int, tuple[int, int]] | None, infos: Mapping[int, VbucketInfo]
 ) -> Mapping[int, tuple[int, int]] | None:
-    """Set the target anew where a new branch has begun: the old seqno means nothing there."""
+    """Set the target anew where a new branch has begun: the old seqno means nothing there.
+
+    A vbucket without a target was not served when the run began; what it has now counts.
+    """
     if target is None:
         return None
     return {
-        vb: target[vb] if target[vb][0] == info.vbuuid else (info.vbuuid, info.high_seqno) for vb, info in infos.items()
+        vb: target[vb] if vb in target and target[vb][0] == info.vbuuid else (info.vbuuid, info.high_seqno)
+        for vb, info in infos.items()
     }
 
 

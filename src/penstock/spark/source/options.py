@@ -9,7 +9,15 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
-from penstock.client.address import DEFAULT_URL, Address, Options, outside_name, parse_address, truth_of
+from penstock.client.address import (
+    DEFAULT_URL,
+    Address,
+    MissingVbuckets,
+    Options,
+    outside_name,
+    parse_address,
+    truth_of,
+)
 from penstock.client.credentials import Credentials, credentials_file, credentials_from, password_file
 from penstock.client.selection import Selection
 from penstock.errors import UsageError
@@ -75,6 +83,7 @@ class SourceOptions:
     operation_timeout: float | None = None
     retry_seconds: float | None = None
     vbucket_count: int | None = None
+    missing_vbuckets: MissingVbuckets | None = None
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
@@ -214,7 +223,7 @@ def _credentials(lower: Mapping[str, str]) -> Credentials | None:
 
 _LOGIN = ("username", "password", "passwordFile", "credentialsFile")
 _OF_VALUES = ("valueFormat", "valueSchema", "xattrs")
-_OF_CONNECTION = ("connect_timeout", "operation_timeout", "retry_seconds", "vbucket_count")
+_OF_CONNECTION = ("connect_timeout", "operation_timeout", "retry_seconds", "vbucket_count", "missing_vbuckets")
 
 
 def _option(
@@ -277,6 +286,8 @@ OPTIONS: Sequence[Option] = (
             "seconds for which a node that does not serve is tried again", "300"),
     _option("vbucketCount", as_in_a_url, _URL + "of the cluster map",
             "how many vbuckets a bucket without a cluster map has; the address alone serves it", "1024"),
+    _option("missingVbuckets", as_in_a_url, _URL + "fail",
+            "vbuckets that no node serves: fail after retrySeconds, or skip them and log a warning", "skip"),
 )
 # fmt: on
 """Every option, in the order of its documentation."""

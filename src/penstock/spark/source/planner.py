@@ -61,6 +61,7 @@ class Planner:
         self._bucket = Bucket(address)
         self._vbuckets = vbuckets
         self._looked_at = 0.0
+        self._looked_for: frozenset[int] = frozenset()
         self._bytes, self._weighed_at = ASSUMED_BYTES, -_WEIGH_SECONDS
         self.seen: dict[int, VbucketInfo] = {}
         """What `infos` returned last."""
@@ -100,10 +101,13 @@ class Planner:
     ) -> dict[int, VbucketInfo]:
         """Return a consistent view of these vbuckets; of all that are asked for, if not given.
 
+        Those that no node serves are waited for, or left out, as the option missingVbuckets says.
+
         settled: those whose purge seqno does not matter as long as nothing else has changed since the last call; None:
         everything is asked for anew.
         """
         wanted = self.vbuckets if vbuckets is None else vbuckets
+        self._looked_for = frozenset(wanted)
         known, unsure = ({}, set()) if settled is None else (self.seen, {*wanted} - {*settled})
         self.seen = self._loop.run(self._bucket.vbucket_infos(wanted, known, unsure))
         self._looked_at = time.monotonic()
@@ -130,7 +134,7 @@ class Planner:
 
     async def _high_seqnos(self) -> dict[int, int]:
         found = await self._bucket.high_seqnos()
-        return {vb: seqno for vb, seqno in found.items() if vb in self.seen}
+        return {vb: seqno for vb, seqno in found.items() if vb in self._looked_for}
 
     def bytes_per_seqno(self) -> int:
         """Return an estimate for all changes, of the last _WEIGH_SECONDS."""

@@ -1,0 +1,198 @@
+"""Vbuckets that no node serves: a read up to now waits for them, names them, or leaves them out and reports it."""
+
+import logging
+
+import pytest
+
+from penstock import Node, connect, read_changes
+from penstock.client.address import parse_address
+from penstock.client.bucket import vbucket_of
+from penstock.client.missing import MissingReport, not_served
+from penstock.errors import NotMyVbucket, Unreachable
+from penstock.wire.constants import Opcode, Status, VbucketState
+from penstock.wire.kv import DelVbucket, SetVbucket, pack_vb_seqnos
+from tests.client.peer import Script, documents, in_loop, reply
+from tests.node.wire_client import connected
+
+ACTIVE, REPLICA, PENDING, DEAD = VbucketState
+VBUCKETS = 8
+ABSENT = None
+ADDRESS = parse_address("couchbase://127.0.0.1/beer")
+SKIPPING = parse_address("couchbase://127.0.0.1/beer?missingVbuckets=skip")
+
+
+@pytest.fixture
+def node():
+    with Node.running(["beer"], vbuckets=VBUCKETS) as node:
+        yield node
+
+
+def set_state(node, vbucket, state):
+    with connected(node, "beer") as client:
+        if state is ABSENT:
+            assert client.status(SetVbucket(vbucket=vbucket, state=DEAD)) == Status.SUCCESS
+            assert client.status(DelVbucket(vbucket=vbucket)) == Status.SUCCESS
+        else:
+            assert client.status(SetVbucket(vbucket=vbucket, state=state)) == Status.SUCCESS
+
+
+async def fill(url, count=80):
+    """Store documents; return how many each vbucket has."""
+    stored = documents(0, count)
+    async with connect(url) as bucket:
+        await bucket.upsert_many(stored)
+    found = [vbucket_of(key.encode(), VBUCKETS) for key, _ in stored]
+    return {vbucket: found.count(vbucket) for vbucket in range(VBUCKETS)}
+
+
+async def count_rows(url, **how):
+    """Read a bucket up to now; return how many rows there were of each vbucket, and which vbuckets were left out."""
+    async with connect(url) as bucket:
+        found = [row.vbucket async for row in bucket.changes(**{"stop": "now", **how})]
+        return {vbucket: found.count(vbucket) for vbucket in set(found)}, bucket.missing
+
+
+# Naming them
+
+
+@pytest.mark.parametrize(
+    ("missing", "count", "sentence"),
+    [
+        ([3], 8, "vbucket 3 (1 of 8) is not served by couchbase://127.0.0.1:11210/beer"),
+        ([3, *range(17, 41)], 64, "vbuckets 3, 17-40 (25 of 64) are not served by couchbase://127.0.0.1:11210/beer"),
+        (range(1024), 1024, "vbuckets 0-1023 (1024 of 1024) are not served by couchbase://127.0.0.1:11210/beer"),
+    ],
+)
+def test_the_error_names_them(missing, count, sentence):
+    error = not_served(missing, count, ADDRESS)
+    assert str(error) == sentence
+    assert error.vbuckets == tuple(missing)
+    assert isinstance(error, NotMyVbucket)
+    assert error.retriable
+
+
+def test_each_change_of_what_is_left_out_is_reported_once(caplog):
+    report = MissingReport(SKIPPING)
+    served = dict.fromkeys(range(4), 0)
+    for found in ({0: 0, 1: 0}, {0: 0, 1: 0}, {0: 0, 1: 0, 2: 0}, served, served):
+        assert report.check(range(4), found, 4) == found
+    assert [message.partition(" by ")[0] for message in caplog.messages] == [
+        "vbuckets 2-3 (2 of 4) are not served",
+        "vbucket 3 (1 of 4) is not served",
+        "all vbuckets of couchbase://127.0.0.1:11210/beer are served again",
+    ]
+    assert report.missing == ()
+
+
+# Reading without them
+
+HOWS = [
+    ({"protocol": dialect}, state)
+    for dialect in ("dcp", "upr", "upr-draft", "tap")
+    for state in (DEAD, PENDING, ABSENT)
+]
+
+
+@pytest.mark.parametrize(("how", "state"), HOWS)
+@in_loop
+async def test_a_read_up_to_now_fails_with_their_numbers(node, how, state):
+    await fill(node.url("beer"))
+    set_state(node, 3, state)
+    set_state(node, 5, state)
+    with pytest.raises(Unreachable, match=r"did not serve for .*: vbuckets 3, 5 \(2 of 8\) are not served by"):
+        await count_rows(node.url("beer") + "?retrySeconds=0.2", **how)
+    rows, missing = await count_rows(node.url("beer") + "?retrySeconds=0.2", vbuckets=[0, 1], **how)
+    assert (rows.keys(), missing) == ({0, 1}, ())
+
+
+@pytest.mark.parametrize(("how", "state"), HOWS)
+@in_loop
+async def test_a_read_that_skips_them_reports_them(node, how, state, caplog):
+    counts = await fill(node.url("beer"))
+    set_state(node, 3, state)
+    rows, missing = await count_rows(node.url("beer") + "?missingVbuckets=skip", **how)
+    assert (rows, missing) == ({vbucket: count for vbucket, count in counts.items() if vbucket != 3}, (3,))
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        f"vbucket 3 (1 of 8) is not served by {node.url('beer')}: left out (missingVbuckets=skip)"
+    ]
+
+
+@in_loop
+async def test_replicas_are_read_but_not_dumped_by_tap(node):
+    """All vbuckets of a bridge are replicas. A TAP dump has none of them: it is of active vbuckets alone."""
+    counts = await fill(node.url("beer"))
+    for vbucket in range(VBUCKETS):
+        set_state(node, vbucket, REPLICA)
+    assert await count_rows(node.url("beer")) == (counts, ())
+    with pytest.raises(Unreachable, match=r"vbuckets 0-7 \(8 of 8\) are not served by"):
+        await count_rows(node.url("beer") + "?retrySeconds=0.1", protocol="tap")
+
+
+def test_the_blocking_reader_fails_as_well(node):
+    set_state(node, 7, DEAD)
+    with pytest.raises(Unreachable, match=r"vbucket 7 \(1 of 8\) is not served by"):
+        list(read_changes(node.url("beer") + "?retrySeconds=0.1", stop="now"))
+
+
+@in_loop
+async def test_a_view_of_the_vbuckets(node):
+    set_state(node, 2, DEAD)
+    async with connect(node.url("beer") + "?retrySeconds=0.1") as bucket:
+        with pytest.raises(Unreachable, match=r"vbucket 2 \(1 of 8\) is not served by"):
+            await bucket.vbucket_infos()
+        assert (await bucket.vbucket_infos([0, 1])).keys() == {0, 1}
+    async with connect(node.url("beer") + "?missingVbuckets=skip") as bucket:
+        known = await bucket.vbucket_infos()
+        assert known.keys() == {*range(VBUCKETS)} - {2}
+        set_state(node, 2, ACTIVE)
+        assert (await bucket.vbucket_infos(None, known)).keys() == {*range(VBUCKETS)}
+        assert bucket.missing == ()
+
+
+@in_loop
+async def test_a_stream_from_now_on_leaves_them_out(node):
+    set_state(node, 0, DEAD)
+    async with (
+        connect(node.url("beer") + "?missingVbuckets=skip") as bucket,
+        await bucket.stream(start="now") as stream,
+    ):
+        assert stream.positions.keys() == {*range(1, VBUCKETS)}
+
+
+# Waiting for them
+
+
+@pytest.mark.parametrize("protocol", ["dcp", "tap"])
+@in_loop
+async def test_they_are_waited_for(protocol):
+    """A vbucket is away in the first three answers."""
+    looks = []
+
+    def answer(peer, frame):
+        looks.append(frame.opcode)
+        left = range(1, VBUCKETS) if looks.count(frame.opcode) <= 3 else range(VBUCKETS)
+        if frame.opcode == Opcode.GET_ALL_VB_SEQNOS:
+            return reply(frame, value=pack_vb_seqnos((vbucket, 7) for vbucket in left))
+        states = [reply(frame, key=b"vb_%d" % vbucket, value=b"active") for vbucket in left]
+        return b"".join((*states, reply(frame)))
+
+    def is_look(frame):
+        return frame.opcode == Opcode.GET_ALL_VB_SEQNOS or (frame.opcode == Opcode.STAT and frame.key == b"vbucket")
+
+    async with (
+        Script(lambda peer, frame: answer(peer, frame) if is_look(frame) else None, VBUCKETS) as script,
+        connect(script.url()) as bucket,
+    ):
+        served = await (bucket.served_by_tap if protocol == "tap" else bucket.served)(range(VBUCKETS))
+    assert served == dict.fromkeys(range(VBUCKETS), 0 if protocol == "tap" else 7)
+    assert len(looks) > 3
+
+
+@in_loop
+async def test_a_tap_server_that_reports_no_states_is_believed():
+    refused = {Opcode.STAT: Status.KEY_ENOENT}
+    async with (
+        Script(lambda peer, frame: reply(frame, refused[frame.opcode]) if frame.opcode in refused else None) as script,
+        connect(script.url()) as bucket,
+    ):
+        assert await bucket.served_by_tap([0, 1]) == {0: 0, 1: 0}

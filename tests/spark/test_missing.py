@@ -1,0 +1,92 @@
+"""Vbuckets that no node serves: batch and streaming reads wait for them and fail, or skip them and say so."""
+
+import json
+
+import pytest
+
+from penstock.client.bucket import vbucket_of
+from penstock.errors import Unreachable
+from penstock.spark.pipeline.definition import of_one
+from penstock.spark.pipeline.run import run
+from penstock.spark.source.offsets import Offset
+from penstock.spark.source.readers import latest_offsets
+from penstock.wire.constants import Status, VbucketState
+from penstock.wire.kv import SetVbucket
+from tests.node.wire_client import connected
+from tests.spark.buckets import Documents, read_batch
+
+VBUCKETS = 16
+STORED = {f"k{number}": b"v" for number in range(200)}
+OF_3 = {key for key in STORED if vbucket_of(key.encode(), VBUCKETS) == 3}
+NAMED = r"did not serve for .*: vbucket 3 \(1 of 16\) is not served by"
+
+
+@pytest.fixture
+def documents(node):
+    """A bucket with documents whose vbucket 3 is dead."""
+    with Documents.of(node.url("default")) as documents:
+        documents.store(STORED)
+        set_state(node, VbucketState.DEAD)
+        yield documents
+
+
+def set_state(node, state):
+    with connected(node, "default") as client:
+        assert client.status(SetVbucket(vbucket=3, state=state)) == Status.SUCCESS
+
+
+def test_a_batch_read_fails_with_its_number(documents):
+    with pytest.raises(Unreachable, match=NAMED):
+        read_batch(documents.url, retrySeconds="0.2")
+    with pytest.raises(Unreachable, match=NAMED):
+        read_batch(documents.url, retrySeconds="0.2", protocol="tap")
+    assert read_batch(documents.url, retrySeconds="0.2", vbuckets="0-2").num_rows
+
+
+@pytest.mark.parametrize("protocol", ["dcp", "tap"])
+def test_a_batch_read_may_skip_it(documents, protocol):
+    rows = read_batch(documents.url, missingVbuckets="skip", protocol=protocol)
+    assert {key.decode() for key in rows["key"].to_pylist()} == STORED.keys() - OF_3
+
+
+def test_latest_offsets(documents):
+    with pytest.raises(Unreachable, match=NAMED):
+        latest_offsets({"url": documents.url, "retrySeconds": "0.2"})
+    found = json.loads(latest_offsets({"url": documents.url, "missingVbuckets": "skip"}))
+    assert Offset.from_json(found).vbuckets[3].seqno == 0
+
+
+def test_a_stream_fails_with_its_number(documents, follow):
+    with pytest.raises(Unreachable, match=NAMED):
+        follow(documents.url, retrySeconds="0.2").step()
+
+
+def keys_of(tables):
+    return {key.decode() for table in tables for key in table["key"].to_pylist()}
+
+
+def test_a_stream_that_skips_it_reads_it_once_it_is_served(node, documents, follow):
+    query = follow(documents.url, missingVbuckets="skip")
+    assert keys_of(query.all()) == STORED.keys() - OF_3
+    set_state(node, VbucketState.ACTIVE)
+    assert keys_of(query.all()) == OF_3
+
+
+def test_available_now_may_skip_it_and_takes_it_if_it_comes_back(node, documents, follow):
+    query = follow(documents.url, missingVbuckets="skip", maxChangesPerTrigger="50")
+    query.start = query.reader.initialOffset()
+    query.reader.prepareForTriggerAvailableNow()
+    first = query.step()
+    set_state(node, VbucketState.ACTIVE)
+    assert keys_of([first, *query.all()]) == STORED.keys()
+    query.reader.prepareForTriggerAvailableNow()
+    set_state(node, VbucketState.DEAD)
+    assert query.all() == []
+
+
+def test_a_pipeline_up_to_now(documents, spark, tmp_path):
+    with pytest.raises(Unreachable, match=NAMED):
+        run(of_one(str(tmp_path / "a"), url=documents.url, retry_seconds=0.2), available_now=True, spark=spark)
+    definition = of_one(str(tmp_path / "b"), url=documents.url, missing_vbuckets="skip")
+    (progress,) = run(definition, available_now=True, spark=spark)
+    assert (progress.rows, progress.missing_vbuckets) == (len(STORED) - len(OF_3), (3,))
