@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,7 +85,8 @@ REFUSED = [
     ("colour 1", S.KEY_ENOENT),
     ("memory x", S.EINVAL),
     ("vbucket x", S.EINVAL),
-    ("vbucket 123456", S.EINVAL),
+    ("vbucket 123456", S.NOT_MY_VBUCKET),
+    ("vbucket 1" + 20 * "0", S.EINVAL),
     ("vbucket-details 4", S.NOT_MY_VBUCKET),
     ("hash 70000", S.NOT_MY_VBUCKET),
     ("diskinfo x", S.EINVAL),
@@ -156,12 +158,21 @@ def test_in_memory_there_is_no_flusher():
     with Node.running(vbuckets=VBUCKETS) as node, connected(node) as client:
         client.set(b"k")
         stats = client.stats()
-        assert stats["ep_queue_size"] == "0"
-        assert not {"ep_flusher_state", "ep_commit_num", "ep_dbname"} & set(stats)
+        names = ("ep_queue_size", "ep_flusher_todo", "ep_commit_num", "ep_total_persisted", "ep_dbname")
+        assert [stats[name] for name in names] == ["0", "0", "1", "1", ""]  # what is stored counts as persisted
+        assert "ep_flusher_state" not in stats
         assert client.stats("warmup") == {"ep_warmup": "disabled"}
         assert status(client, "diskinfo") == S.NOT_SUPPORTED
         assert client.stats("key k 0")["key_is_dirty"] == "false"
         assert status(client, "vkey k 0") == S.NOT_SUPPORTED
+
+
+def test_an_ephemeral_bucket_commits_nothing():
+    with Node.running(vbuckets=VBUCKETS) as node, connected(node) as client:
+        bucket = node.buckets["default"]
+        run(node, lambda: setattr(bucket, "spec", replace(bucket.spec, kind="ephemeral")))
+        client.set(b"k")
+        assert "ep_commit_num" not in client.stats()
 
 
 def test_documents_that_have_expired_are_counted(client):

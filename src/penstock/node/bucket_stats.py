@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import struct
 import time
 from typing import TYPE_CHECKING
 
@@ -31,6 +33,10 @@ def read_bucket(node: Node, bucket: ServedBucket) -> Stats:
     yield "curr_connections", len(node.guests.present)
     yield "total_connections", node.guests.total
     yield "threads", 1
+    yield "pointer_size", struct.calcsize("P") * 8
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    yield "rusage_user", f"{usage.ru_utime:.6f}"
+    yield "rusage_system", f"{usage.ru_stime:.6f}"
     yield "curr_items", sum(vbucket.items for vbucket in vbuckets if vbucket.state is VbucketState.ACTIVE)
     yield "curr_items_tot", memory.items
     yield "cmd_get", counters.cmd_get
@@ -48,6 +54,10 @@ def read_bucket(node: Node, bucket: ServedBucket) -> Stats:
     yield from _storage(node, bucket)
     yield "ep_log_segments", memory.segments
     yield "ep_max_vbuckets", len(vbuckets)
+    yield "ep_vb_total", sum(vbucket.state is not None for vbucket in vbuckets)
+    yield "ep_num_non_resident", 0
+    yield "ep_num_value_ejects", 0
+    yield "ep_bg_fetched", 0
     for state in VbucketState:
         yield from _of_state(state.name.lower(), [vbucket for vbucket in vbuckets if vbucket.state is state])
     yield from producer_stats.totals(bucket)
@@ -78,14 +88,15 @@ def warmup_state(bucket: ServedBucket) -> str:
 def _storage(node: Node, bucket: ServedBucket) -> Stats:
     """Show how things stand with the disk, where the bucket is on one."""
     flusher, compactor, data_dir = bucket.flusher, bucket.compactor, node.storage.data_dir
+    yield "ep_flusher_todo", bucket.store.uncommitted
     if flusher is None or compactor is None or data_dir is None:
+        yield from _in_memory(bucket)
         return
     path = data_dir / bucket.store.name
     yield "ep_data_dir", path
     yield "ep_dbname", path
     yield "ep_db_file_size", file_bytes(path)
     yield "ep_flusher_state", flusher.state
-    yield "ep_flusher_todo", bucket.store.uncommitted
     yield "ep_commit_num", flusher.commits
     yield "ep_commit_time", round(flusher.last_seconds * 1000, 3)  # milliseconds
     yield "ep_commit_last", int(flusher.last_at)
@@ -95,6 +106,19 @@ def _storage(node: Node, bucket: ServedBucket) -> Stats:
     yield "ep_storage_fault", bucket.store.fault or ""
     yield "ep_compactions", compactor.pieces
     yield "ep_compaction_failed", compactor.failures
+
+
+def _in_memory(bucket: ServedBucket) -> Stats:
+    """Show the disk of a bucket that has none.
+
+    Clients of a bucket of type `couchbase` wait for commits: there every change counts as persisted once it is stored,
+    as `reported_persisted_seqno` says, so that each change is a commit.
+    """
+    yield "ep_dbname", ""
+    if bucket.spec.persistent:
+        changes = sum(vbucket.high_seqno for vbucket in bucket.store.vbuckets)
+        yield "ep_commit_num", changes
+        yield "ep_total_persisted", changes
 
 
 def read_memory(bucket: ServedBucket) -> Stats:

@@ -241,6 +241,11 @@ GROUPS: dict[str, StatGroup] = {
 """By name; "" is STAT without a group."""
 
 MISSING: dict[str, StatGroup] = {
+    "allocator": missing_group("the allocator of Python is not shown"),
+    "audit": missing_group("nothing is audited"),
+    "bucket_details": missing_group("ask for `tasks-all`"),
+    "clocks": missing_group("there is one clock, that of the system"),
+    "connections": missing_group("ask for `streams`"),
     "dispatcher": missing_group("there are no dispatchers; ask for `tasks`"),
     "durability-monitor": missing_group("writes are not prepared before they are committed"),
     "eviction": missing_group("values are not evicted"),
@@ -248,10 +253,14 @@ MISSING: dict[str, StatGroup] = {
     "frequency-counters": missing_group("documents are not counted by use"),
     "fusion": missing_group("there is no log store beside the disk"),
     "info": missing_group("there is no document about statistics"),
+    "items": missing_group("there are no slabs"),
+    "klog": missing_group("there is no mutation log beside the log of changes"),
     "prev-vbucket": missing_group("earlier states of vbuckets are not kept"),
     "range-scans": missing_group("ranges are not scanned"),
     "responses": missing_group("replies are not counted by their status"),
     "scheduler": missing_group("delays of tasks are not measured; ask for `runtimes`"),
+    "slabs": missing_group("there are no slabs"),
+    "topkeys": missing_group("documents are not counted by use"),
     "vbucket-durability-state": missing_group("writes are not prepared before they are committed"),
 }
-"""Groups of kv_engine that a node does not have."""
+"""Groups of kv_engine, ep-engine and memcached that a node does not have."""
