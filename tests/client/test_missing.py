@@ -119,7 +119,7 @@ async def test_a_read_that_skips_them_reports_them(node, how, state, caplog):
 
 @in_loop
 async def test_replicas_are_read_but_not_dumped_by_tap(node):
-    """All vbuckets of a bridge are replicas. A TAP dump has none of them: it is of active vbuckets alone."""
+    """A TAP dump is of active vbuckets alone, but for the dump of a bridge (tests/node/test_follow.py)."""
     counts = await fill(node.url("beer"))
     for vbucket in range(VBUCKETS):
         set_state(node, vbucket, REPLICA)

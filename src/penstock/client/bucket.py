@@ -296,7 +296,7 @@ class Bucket:
         return await self._nodes.retrying(ask)
 
     async def served_by_tap(self, vbuckets: Sequence[int]) -> dict[int, int]:
-        """As `served`, of vbuckets that a TAP dump has: those that are active. Their seqnos are not known, but 0."""
+        """As `served`, of the vbuckets that a TAP dump has. Their seqnos are not known, but 0."""
 
         async def ask() -> dict[int, int]:
             return self._check_served(vbuckets, await self._dumped())

@@ -4,7 +4,7 @@ A vbucket is served if a node that the cluster map names for it has it active, o
 are replicas. It is not served if it is dead, pending or absent there, or if the map names no node. A pending vbucket
 takes changes for a node that is still the active one; kv_engine lists it as alive and refuses its streams.
 Source: kv_engine, ep_engine.cc (getAllVBucketSequenceNumbers), dcp/producer.cc (streamRequest); 3.x streams it.
-A TAP dump is of active vbuckets alone, so replicas are not served by it. Source: ep-engine 2.5.1, tapconnection.cc.
+A TAP dump is of active vbuckets alone, but for the dump of a bridge. Source: ep-engine 2.5.1, tapconnection.cc.
 
 A read that is to be complete must see every vbucket, so it waits for those that are not served, as for a node that is
 away, and then fails. The option missingVbuckets=skip leaves them out instead, and the read reports them.

@@ -125,9 +125,10 @@ async def request_high_seqnos(link: NodeLink, count: int, timeout: float) -> dic
 
 
 async def request_dumped(link: NodeLink, count: int, timeout: float) -> dict[int, int]:
-    """Return the vbuckets that a TAP dump of this node has, each with 0: those that are active.
+    """Return the vbuckets that a TAP dump of this node has, each with 0.
 
-    A server that refuses the statistics is believed to have all. Raises what NodeLink.stats raises else.
+    These are the active ones; of a bridge, which has the statistics group follow, the replicas as well. A server that
+    refuses the states of its vbuckets is believed to have all. Raises what NodeLink.stats raises else.
     """
     try:
         states = await link.stats("vbucket", timeout)
@@ -135,7 +136,10 @@ async def request_dumped(link: NodeLink, count: int, timeout: float) -> dict[int
         if error.retriable:
             raise
         return dict.fromkeys(range(count), 0)  # what the server does not report cannot be checked
-    return {vbucket: 0 for vbucket in range(count) if states.get(f"vb_{vbucket}") == "active"}
+    dumped = {"active"}
+    if "replica" in states.values() and await link.stats("follow", timeout, optional=True):
+        dumped.add("replica")
+    return {vbucket: 0 for vbucket in range(count) if states.get(f"vb_{vbucket}") in dumped}
 
 
 _SEQNO = re.compile(r"vb_(\d{1,5}):high_seqno", re.ASCII)
