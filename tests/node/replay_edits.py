@@ -61,10 +61,20 @@ def without_cas(step: Step) -> Step:
 
 
 def of_memory(step: Step) -> Step:
+    return _flagged(step, SnapshotFlag.MEMORY | SnapshotFlag.CHECKPOINT)
+
+
+def of_disk(*indexes: int) -> Edit:
+    """Let the markers at these indexes begin a backfill."""
+    flags = SnapshotFlag.DISK | SnapshotFlag.CHECKPOINT
+    return each(lambda step: _flagged(step, flags) if step.index in indexes else step)
+
+
+def _flagged(step: Step, flags: SnapshotFlag) -> Step:
     if step.frame[:2] != (Magic.REQUEST, Opcode.DCP_SNAPSHOT_MARKER):
         return step
     start, end, _ = MARKER.unpack(step.frame.extras)
-    return step.change(extras=MARKER.pack(start, end, SnapshotFlag.MEMORY | SnapshotFlag.CHECKPOINT))
+    return step.change(extras=MARKER.pack(start, end, flags))
 
 
 def never_referenced(step: Step) -> Step:

@@ -22,6 +22,7 @@ from tests.node.replay_edits import (
     more,
     never_referenced,
     no_floor,
+    of_disk,
     of_memory,
     once,
     only_new,
@@ -69,6 +70,10 @@ DIFFERENCES: dict[str, Difference] = {
     "texts": Difference(each(without_text)),
     "deletions": Difference(each(without_cas)),
     "memory": Difference(each(of_memory)),
+    "restart": Difference(
+        of_disk(6), where=("dcp_disk_backfill_after_clean_restart", "dcp_disk_backfill_after_sigkill")
+    ),
+    "compaction": Difference(of_disk(14, 20), where=("dcp_rollback_purged",)),
     "nru": Difference(each(never_referenced)),
     "repeats": Difference(once),
     "deleted revisions": Difference(no_floor),

@@ -309,6 +309,13 @@ def test_a_stream_up_to_now_has_everything(client, consumer, flag):
     assert [change.by_seqno for change in changes] == [1, 2, 3, 4, 5]
 
 
+def test_a_bucket_in_memory_counts_as_persisted(node, client, consumer):
+    client.set(b"k")
+    vbuuid = node.buckets["default"].store.vbuckets[0].vbuuid
+    assert consumer.stream(start=1, vbuuid=vbuuid, flags=StreamFlag.DISK_ONLY).specific == S.SUCCESS
+    assert consumer.message().reason == 0
+
+
 def test_a_stream_from_now_on_has_only_what_follows(client, consumer):
     client.set(b"before")
     assert consumer.stream(flags=StreamFlag.FROM_LATEST).specific == S.SUCCESS

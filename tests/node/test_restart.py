@@ -8,7 +8,8 @@ import pytest
 from penstock.errors import StoreDamaged, StoreRefused, UsageError
 from penstock.node import Node
 from penstock.store.settings import Settings
-from penstock.wire.constants import MAX_SEQNO, Dialect, Opcode, Status, VbucketState
+from penstock.wire.constants import MAX_SEQNO, Dialect, Feature, Opcode, SnapshotFlag, Status, VbucketState
+from penstock.wire.dcp import SnapshotMarker
 from penstock.wire.kv import (
     DelVbucket,
     Flush,
@@ -132,6 +133,26 @@ def test_a_consumer_goes_on_where_it_was_after_a_stop(tmp_path):
         client.open()
         assert client.stream(start=5, end=6, vbuuid=vbuuid).specific == S.SUCCESS
         assert [change.by_seqno for change in client.changes() if change.opcode == Opcode.DCP_MUTATION] == [6]
+
+
+def test_what_was_there_before_a_restart_is_a_backfill_from_disk(tmp_path):
+    disk, memory = (flag | SnapshotFlag.CHECKPOINT for flag in (SnapshotFlag.DISK, SnapshotFlag.MEMORY))
+    with running(tmp_path) as node, on_beer(node) as client, connected(node, "beer") as consumer:
+        client.set(b"before")
+        consumer.open().stream()
+        assert (consumer.message().flags, consumer.message().key) == (memory, b"before")
+    with running(tmp_path) as node, on_beer(node) as client, connected(node, "beer") as consumer:
+        consumer.hello(Feature.COLLECTIONS).open()
+        consumer.control("enable_noop", "true")
+        assert consumer.control("max_marker_version", "2.2") == S.SUCCESS
+        consumer.stream()
+        marker = consumer.message()
+        assert (marker.version, marker.start_seqno, marker.end_seqno, marker.flags) == (2, 0, 1, disk)
+        assert consumer.message().by_seqno == 1
+        client.set(b"after")
+        marker = consumer.message()
+        assert isinstance(marker, SnapshotMarker)  # version 2.2 is for backfills
+        assert (marker.start_seqno, marker.end_seqno, marker.flags) == (2, 2, memory)
 
 
 @contextmanager

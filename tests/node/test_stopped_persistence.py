@@ -6,7 +6,7 @@ import pytest
 
 from penstock.node import Node
 from penstock.store.settings import Settings
-from penstock.wire.constants import Status
+from penstock.wire.constants import Status, StreamFlag
 from penstock.wire.frame import Frame
 from penstock.wire.kv import ObserveSeqno, SeqnoPersistence, unpack_observed
 from penstock.wire.observe import CompactDb, EvictKey, StartPersistence, StopPersistence
@@ -56,6 +56,23 @@ def seqnos(client):
 
 def persist(client, seqno):
     assert client.status(SeqnoPersistence(seqno=seqno)) == S.SUCCESS
+
+
+def test_a_stream_of_what_is_on_disk_ends_there(node, client):
+    """As kv_engine, adjustSeqnosForStreamRequest: the end is the persisted seqno, and nothing begins behind it."""
+    client.set(b"kept")
+    persist(client, 1)
+    stop(client)
+    client.set(b"not yet")
+    vbuuid = node.buckets["default"].store.vbuckets[0].vbuuid
+    with connected(node) as consumer:
+        flags = StreamFlag.DISK_ONLY
+        assert consumer.open().stream(flags=flags).specific == S.SUCCESS
+        assert [change.key for change in consumer.changes()] == [b"", b"kept"]
+        assert consumer.stream(start=2, vbuuid=vbuuid, flags=flags).specific == S.ERANGE
+        assert consumer.stream(start=2, vbuuid=vbuuid, flags=flags | StreamFlag.TO_LATEST).specific == S.ERANGE
+        assert consumer.stream(start=2, vbuuid=vbuuid, flags=StreamFlag.TO_LATEST).specific == S.SUCCESS
+    start(client)
 
 
 def test_the_persisted_seqno_stands_still_until_the_start(client):

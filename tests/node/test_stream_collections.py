@@ -82,6 +82,17 @@ def seen(messages):
     return [(type(each).__name__, getattr(each, "by_seqno", None) or each.end_seqno, each.key) for each in messages]
 
 
+def test_up_to_latest_is_up_to_the_newest_change_of_the_collections(node, writer, modern):
+    """As kv_engine, adjustSeqnosForStreamRequest: nothing begins behind it."""
+    writer.set(key(LAGERS), b"l")
+    writer.set(key(0), b"d")
+    vbuuid = node.buckets["default"].store.vbuckets[0].vbuuid
+    asked = {"vbuuid": vbuuid, "flags": StreamFlag.TO_LATEST, "value": ids(LAGERS)}
+    assert modern.stream(start=4, **asked).specific == S.SUCCESS
+    assert modern.message().reason == 0
+    assert modern.stream(start=5, **asked).specific == S.ERANGE
+
+
 def test_all_with_events(writer, modern):
     writer.set(key(0))
     writer.set(key(LAGERS), b"v")

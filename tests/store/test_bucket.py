@@ -74,6 +74,18 @@ def test_what_is_stored_comes_back() -> None:
     assert vbucket.get(b"other") is None
 
 
+def test_what_lies_in_a_sealed_segment_is_a_backfill() -> None:
+    """Also in memory. kv_engine says so of buckets in memory, too."""
+    vbucket = new_bucket(segment_bytes=64 * 1024).find(2)
+    vbucket.set(b"k", b"value")
+    while not vbucket.index.segments:
+        vbucket.set(b"k", bytes(1000))
+    sealed, high = vbucket.index.backfill_end, vbucket.high_seqno
+    assert 0 < sealed < high
+    for start, origin in ((0, SnapshotFlag.DISK), (sealed - 1, SnapshotFlag.DISK), (sealed, SnapshotFlag.MEMORY)):
+        assert vbucket.snapshot(start, MAX_SEQNO).flags == origin | SnapshotFlag.CHECKPOINT
+
+
 def test_what_is_stored_is_streamed() -> None:
     vbucket = new_bucket().find(2)
     vbucket.set(b"k", b"value", flags=0xDEADBEEF, expiry=2_000_000_000, datatype=1)

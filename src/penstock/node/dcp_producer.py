@@ -136,10 +136,10 @@ class DcpProducer(Producer):
         high = outlet.chosen.high_seqno(vbucket) if outlet is not None else None
         asked = replace(asked, purge_seqno=wish.purge_seqno, collections_high_seqno=high)
         last = None
-        if flags & StreamFlag.DISK_ONLY and store.durable:
-            last = max(vbucket.persisted_seqno, asked.start_seqno)
-        elif flags & (StreamFlag.TO_LATEST | StreamFlag.DISK_ONLY):  # what is in memory alone counts as on disk
-            last = vbucket.high_seqno if high is None else max(high, asked.start_seqno)
+        if flags & StreamFlag.DISK_ONLY:  # a bucket in memory counts as persisted
+            last = vbucket.persisted_seqno
+        elif flags & StreamFlag.TO_LATEST:
+            last = vbucket.high_seqno if high is None else high
         key = _key(vbucket.id, wish.stream_id)
         return vbucket, self.open_stream(vbucket, key, request.opaque, asked, last=last, outlet=outlet)
 

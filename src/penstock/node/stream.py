@@ -13,7 +13,7 @@ from penstock.store.rollback import StreamRequest
 from penstock.store.snapshot import Snapshot
 from penstock.store.vbucket import Vbucket
 from penstock.wire.collection_key import DEFAULT_COLLECTION
-from penstock.wire.constants import Magic, Opcode, StreamEndReason
+from penstock.wire.constants import Magic, Opcode, SnapshotFlag, StreamEndReason
 from penstock.wire.dcp import SeqnoAdvanced, SnapshotMarker, SnapshotMarkerV2
 from penstock.wire.frame import HEADER, HEADER_BYTES, Buffer
 from penstock.wire.hop import hop
@@ -277,8 +277,12 @@ class ProducerStream:
         return 0
 
     def _marker(self, start: int, end: int, flags: int) -> bytes:
+        """Return the marker of a snapshot: version 2.2 where it was agreed on, for the first one and for backfills.
+
+        kv_engine sends version 2.0 to replicas with synchronous replication alone, which this node does not offer.
+        """
         vbucket, opaque, framing = self.vbucket.id, self.opaque, self.outlet.framing
-        if self._is_first and self.producer.tells_purge_seqno:
+        if self.producer.tells_purge_seqno and (self._is_first or flags & SnapshotFlag.DISK):
             return SnapshotMarkerV2(
                 vbucket=vbucket,
                 opaque=opaque,

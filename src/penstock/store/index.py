@@ -33,7 +33,8 @@ class RowIndex:
     lowest_snapshot_end: the highest seqno that superseded a frame which was dropped. purge_seqno: the highest seqno of
     a tombstone that was dropped, purged_rev_seqno: the highest rev_seqno of one. cuts: where the history was cut,
     oldest first; (n, s) is a cut at seqno s in log file n, of which earlier files do not know. gaps: whether the tail
-    leaves seqnos out, from tail_start on; to be set by whoever appends such a row. readers: snapshots that have yet to
+    leaves seqnos out, from tail_start on; to be set by whoever appends such a row. loaded_seqno: the highest seqno that
+    was there when the log was opened, 0 for a log in memory. readers: snapshots that have yet to
     choose among rows of segments.
     """
 
@@ -44,6 +45,7 @@ class RowIndex:
         "firsts",
         "gaps",
         "lengths_at",
+        "loaded_seqno",
         "lowest_snapshot_end",
         "offsets_at",
         "purge_seqno",
@@ -64,6 +66,7 @@ class RowIndex:
     def __init__(self, vbucket: int) -> None:
         self.vbucket = vbucket
         self.lowest_snapshot_end = 0
+        self.loaded_seqno = 0
         self.purge_seqno = 0
         self.purged_rev_seqno = 0
         self.cuts: list[tuple[int, int]] = []
@@ -121,6 +124,7 @@ class RowIndex:
             self.tail_start = self.last_seqno + 1
             self.gaps = False
         self.purge_seqno = min(self.purge_seqno, seqno)
+        self.loaded_seqno = min(self.loaded_seqno, seqno)
         if not seqno:
             self.lowest_snapshot_end = self.purged_rev_seqno = 0
 
@@ -145,6 +149,14 @@ class RowIndex:
             return 0
         segment = self.segments[-1]
         return segment.seqnos_at[segment.ends[self.vbucket] - 1]
+
+    @property
+    def backfill_end(self) -> int:
+        """The highest seqno that a stream reads in a backfill: from a sealed segment, or loaded from a file."""
+        if not self.segments:
+            return self.loaded_seqno
+        segment = self.segments[-1]
+        return max(self.loaded_seqno, segment.seqnos_at[segment.ends[self.vbucket] - 1])
 
     def _empty_tail(self) -> None:
         self.gaps = False

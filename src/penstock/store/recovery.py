@@ -73,6 +73,7 @@ def recover(log: DurableLog, histories: Sequence[History], found: Found) -> None
         newest = np.maximum(newest, _newest_cas(segment))
     for history, count, max_cas in zip(histories, items.tolist(), newest.tolist(), strict=True):
         history.settle(count, max_cas)
+        history.index.loaded_seqno = history.index.last_seqno
 
 
 def _take_notes(read: LogRead, histories: Sequence[History]) -> list[_Cut]:

@@ -41,16 +41,18 @@ class _Part(NamedTuple):
 class Snapshot:
     """The changes of (start_seqno, end_seqno] that count at end_seqno, in order; the last has end_seqno itself.
 
-    flags: a SnapshotFlag for the marker. A snapshot with start_seqno == end_seqno is empty.
+    flags: a SnapshotFlag for the marker. DISK where the snapshot begins in a backfill; kv_engine says so of buckets in
+    memory, too. Every snapshot shows a document once, so each is a checkpoint.
+    A snapshot with start_seqno == end_seqno is empty.
     """
 
-    __slots__ = ("__weakref__", "_frames", "_parts", "_tail", "end_seqno", "start_seqno")
-
-    flags = SnapshotFlag.MEMORY | SnapshotFlag.CHECKPOINT  # every snapshot shows a document once, so it is a checkpoint
+    __slots__ = ("__weakref__", "_frames", "_parts", "_tail", "end_seqno", "flags", "start_seqno")
 
     def __init__(self, index: RowIndex, start_seqno: int, end_seqno: int, few: int = FEW) -> None:
         self.start_seqno = start_seqno
         self.end_seqno = end_seqno
+        origin = SnapshotFlag.DISK if start_seqno < index.backfill_end else SnapshotFlag.MEMORY
+        self.flags = origin | SnapshotFlag.CHECKPOINT
         self._frames: FewFrames | ManyFrames
         self._tail: ManyFrames | None = None
         self._parts: list[_Part] = []  # those to come, last one first
