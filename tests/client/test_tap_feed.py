@@ -389,6 +389,21 @@ def test_a_dump_that_was_lost_goes_on_with_the_vbuckets_that_lack_documents():
     assert consumer.feed.is_done
 
 
+def test_a_dump_leaves_out_vbuckets_that_are_not_served():
+    feed = TapFeed(8, range(3), window=1, until_now=True)
+    assert feed.needs_end == {0, 1, 2}
+    feed.leave_out(1)
+    feed.set_end(0, 0)
+    feed.set_end(2, 0)
+    assert not feed.needs_end
+    (request,) = feed.requests(lambda: 1)
+    assert unpack_options(request.flags or 0, request.value).vbuckets == (0, 2)
+    for vbucket in (0, 2):
+        assert not feed.is_done
+        feed.leave_out(vbucket)
+    assert feed.is_done
+
+
 def test_a_dump_that_was_lost_when_all_was_there_is_not_asked_for_again():
     consumer = dumper(counts(vb2=3), [begin(2), mutations(2, 3)])
     consumer.feed.connection_lost()

@@ -1,5 +1,6 @@
 """Logging in over a connection, and what that changes: commands, buckets, documents; with TLS and without."""
 
+import hmac
 import logging
 import socket
 import ssl
@@ -107,6 +108,38 @@ def test_a_user_without_a_password_chooses_the_bucket_of_its_name(tmp_path, pass
                 assert node.buckets["beer"].store.vbuckets[0].items == 1
         with connected(node) as client:
             assert client.status(SaslAuth(key=b"PLAIN", value=b"\0wine\0")) == S.AUTH_ERROR
+
+
+@pytest.mark.parametrize(
+    ("name", "password", "status"),
+    [
+        (b"beer", b"", S.SUCCESS),
+        (b"beer", b"beer", S.AUTH_ERROR),
+        (b"wine", b"", S.AUTH_ERROR),
+        (b"wine", b"wine's", S.AUTH_ERROR),
+        (b"nobody", b"", S.AUTH_ERROR),
+        (b"", b"", S.EINVAL),
+        (b"\xff", b"", S.EINVAL),
+    ],
+)
+def test_cram_md5_is_for_users_without_a_password(tmp_path, name, password, status):
+    """cbtransfer of Couchbase 2.5.1 knows nothing else, and asks for no list."""
+    users = tmp_path / "users.json"
+    with change_users(users) as accounts:
+        accounts["beer"] = account_of(User.of("beer", ["data_reader[beer]"]), None, ITERATIONS)
+        accounts["wine"] = account_of(User.of("wine", ["data_reader[wine]"]), "wine's", ITERATIONS)
+    with Node.running(["beer", "wine"], vbuckets=4, users=users, allow_plain=True) as node, connected(node) as client:
+        assert client.ask(SaslListMechs()).value == b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN"
+        challenge = client.ask(SaslAuth(key=b"CRAM-MD5"))
+        assert challenge.specific == S.AUTH_CONTINUE
+        proof = hmac.digest(password, challenge.value, "md5").hex().encode()
+        assert client.status(SaslStep(key=b"CRAM-MD5", value=name + b" " + proof)) == status
+        assert client.status(Get(key=b"k")) == (S.KEY_ENOENT if status == S.SUCCESS else S.EACCESS)
+
+
+def test_cram_md5_is_refused_where_plain_is(guarded):
+    with connected(guarded) as client:
+        assert client.status(SaslAuth(key=b"CRAM-MD5")) == S.AUTH_ERROR
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1"])

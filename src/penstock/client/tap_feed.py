@@ -99,7 +99,7 @@ class TapFeed(Follower):
         self._is_asked = self._has_ended = self._is_checked = False
         self.needs_counts = not (self._from_now or self._is_done)
         # TAP has no seqnos to end at; but a dump must not pass over vbuckets that are not served.
-        self.needs_end = set(self._chosen) if self._until_now and not self._is_done else set()
+        self.needs_end = set(self._due) if self._until_now and not self._is_done else set()
         self._acks.clear()
         self._tied.clear()
         if self._connection > 1 and not self._is_done:
@@ -116,7 +116,8 @@ class TapFeed(Follower):
     def leave_out(self, vbucket: int) -> None:
         self.needs_end.discard(vbucket)
         self._chosen -= {vbucket}
-        self._is_done = self._is_done or not self._chosen
+        self._due -= {vbucket}
+        self._is_done = self._is_done or not self._due
 
     def requests(self, take_opaque: Callable[[], int]) -> list[TapConnect]:
         if self._is_asked or self._is_done:

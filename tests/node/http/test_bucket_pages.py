@@ -34,6 +34,7 @@ def test_a_bucket_as_a_client_makes_it(node, web):
     assert (answer.status, answer.body) == (202, b"")
     said = web.said(answer.headers["location"])
     assert (said["bucketType"], said["storageBackend"], said["conflictResolutionType"]) == ("membase", "magma", "lww")
+    assert (said["authType"], said["saslPassword"]) == ("sasl", ""), "cbtransfer of 2.5.1 reads them"
     assert said["quota"]["rawRAM"] == 256 << 20
     assert (said["replicaNumber"], said["maxTTL"], said["historyRetentionSeconds"]) == (1, 3600, 60)
     assert said["vBucketServerMap"]["vBucketMap"] == [[0, -1]] * 64

@@ -113,6 +113,8 @@ def bucket(node: Node, served: ServedBucket) -> dict[str, Any]:
         **served.map.said,
         "nodes": nodes(node),
         "bucketType": _TYPES.get(spec.kind, spec.kind),
+        "authType": "sasl",
+        "saslPassword": "",  # users have passwords, buckets have none; cbtransfer of 2.5.1 and cbrestore insist on it
         "storageBackend": spec.storage_backend if spec.persistent else "undefined",
         "localRandomKeyUri": f"{base}/localRandomKey",
         "stats": {

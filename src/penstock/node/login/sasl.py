@@ -6,6 +6,8 @@ what cannot be understood is EINVAL, an unknown mechanism and a wrong password a
 
 from __future__ import annotations
 
+import hmac
+import secrets
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from penstock.node.login.access import Access
 
 __all__ = ["MAX_VALUE", "TRANSITIONS", "AuthState", "Login", "Step"]
+
+CRAM_MD5 = "CRAM-MD5"
 
 MAX_VALUE = 1024
 """Bytes of what a client says in one step."""
@@ -87,7 +91,7 @@ class Login:
         self._nonce = nonce
         self.state = AuthState.NOTHING
         self.user: User | None = None
-        self._exchange: _Scram | None = None
+        self._exchange: _Scram | _CramMd5 | None = None
 
     @property
     def acting(self) -> User | None:
@@ -113,7 +117,10 @@ class Login:
         """Take a SASL_AUTH. mechanism: the request's key. fits: what `proving` has told; None: found out here."""
         self.user = self._exchange = None
         name = _mechanism(mechanism)
-        if name not in self.access.mechanisms:
+        if name == CRAM_MD5 and PLAIN in self.access.mechanisms:
+            self._exchange = _CramMd5(self.access.users)
+            step = Step(Status.AUTH_CONTINUE, self._exchange.challenge)
+        elif name not in self.access.mechanisms:
             step = Step(Status.AUTH_ERROR, why=f"mechanism {_shown(mechanism)} is not offered here")
         elif len(value) > MAX_VALUE:
             step = _too_long(value)
@@ -227,6 +234,34 @@ class _Scram:
         if self.user is None:  # removed since the challenge
             return Step(Status.AUTH_ERROR, why=f"{self.mechanism}: no such user any more: {self._name!r}", judged=True)
         return Step(Status.SUCCESS, verdict, judged=True)
+
+
+class _CramMd5:
+    """One exchange for a user without a password. Attributes as of _Scram; challenge: what the client has to sign.
+
+    cbtransfer and cbbackup of Couchbase 2.5.1 begin with it, without asking for the list of mechanisms. It is not in
+    that list: for users who have a password the node would have to know the password. Source: RFC 2195.
+    """
+
+    mechanism = CRAM_MD5
+
+    def __init__(self, users: Users) -> None:
+        self.user: User | None = None
+        self.challenge = f"<{secrets.token_hex(16)}@penstock>".encode()
+        self._users = users
+
+    def final(self, value: bytes) -> Step:
+        name, _, proof = value.rpartition(b" ")
+        try:
+            user = self._users.without_password(proper_name(name.decode()))
+        except (UnicodeDecodeError, UsageError):
+            return Step(Status.EINVAL, why="CRAM-MD5: expected USER, a space and a digest, in UTF-8")
+        expected = hmac.digest(b"", self.challenge, "md5").hex().encode()
+        if user is None or not hmac.compare_digest(proof.lower(), expected):
+            why = f"CRAM-MD5: no such user without a password, or another digest: {name!r}"
+            return Step(Status.AUTH_ERROR, why=why, judged=True)
+        self.user = user
+        return Step(Status.SUCCESS, judged=True)
 
 
 def _mechanism(key: bytes) -> str:

@@ -31,10 +31,11 @@ _REMEMBERED = 1000
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A user, and their verifiers by mechanism: one for each of SCRAM."""
+    """A user, and their verifiers by mechanism: one for each of SCRAM. has_password: if not, an empty one logs in."""
 
     user: User
     verifiers: Mapping[str, Verifier]
+    has_password: bool = True
 
 
 def proper_name(name: str) -> str:
@@ -57,7 +58,7 @@ def account_of(user: User, password: str | None, iterations: int = ITERATIONS) -
     None: the user has no password, and logs in with an empty one.
     """
     if password is None:
-        return Account(user, verifiers_of("", iterations))
+        return Account(user, verifiers_of("", iterations), has_password=False)
     if not 0 < _bytes_of(password) <= MAX_PASSWORD:
         raise UsageError(f"password of {_bytes_of(password)} bytes, expected 1 to {MAX_PASSWORD}")
     return Account(user, verifiers_of(password, iterations))
@@ -98,6 +99,12 @@ class Users:
         self.refresh()
         account = self._accounts.get(name)
         return None if account is None else account.user
+
+    def without_password(self, name: str) -> User | None:
+        """Return a user as they are now, if they log in without a password."""
+        self.refresh()
+        account = self._accounts.get(name)
+        return None if account is None or account.has_password else account.user
 
     def verifier(self, mechanism: str, name: str) -> Verifier:
         """Return what checks a user's proof; for a name that nobody has, what no proof fits."""

@@ -125,7 +125,7 @@ def _account(name: str, said: Mapping[str, Any]) -> Account:
     if proper_name(name) != name:
         raise ValueError(f"user {name!r} in another form than SASLprep gives")
     verifiers = {mechanism: Verifier.from_json(mechanism, said["verifiers"][mechanism]) for mechanism in SCRAM}
-    return Account(User.of(name, said["roles"]), verifiers)
+    return Account(User.of(name, said["roles"]), verifiers, has_password=said.get("password", True) is not False)
 
 
 @contextmanager
@@ -162,6 +162,7 @@ def _write(path: Path, accounts: Mapping[str, Account], secret: bytes) -> None:
     users = {
         name: {
             "roles": [str(role) for role in account.user.roles],
+            **({} if account.has_password else {"password": False}),
             "verifiers": {mechanism: one.to_json() for mechanism, one in account.verifiers.items()},
         }
         for name, account in sorted(accounts.items())
