@@ -86,6 +86,7 @@ def main() -> None:
     parser.add_argument("--value-bytes", type=int, default=100)
     parser.add_argument("--vbuckets", type=int, default=1024)
     parser.add_argument("--json-bytes", type=int, nargs="*", default=[100, 1000])
+    parser.add_argument("--json-keys", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="print where the node spends its time")
     chosen = parser.parse_args()
@@ -93,7 +94,7 @@ def main() -> None:
     for keys in chosen.keys:
         kinds(report, chosen, keys // chosen.pipelined * chosen.pipelined)
     for value_bytes in chosen.json_bytes:
-        json_values(report, chosen, min(chosen.keys) // chosen.pipelined * chosen.pipelined, value_bytes)
+        json_values(report, chosen, chosen.json_keys // chosen.pipelined * chosen.pipelined, value_bytes)
     report.finish()
 
 
