@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound, TooBig
 from penstock.node.replies import Handler, reply
-from penstock.node.values import client_datatype, shown
+from penstock.node.values import client_datatype, plain_value, shown
 from penstock.store.locks import lock_seconds
 from penstock.store.vbucket import Item, Stored, Vbucket
 from penstock.wire.constants import MAX_VALUE, Datatype, Magic, Opcode, Status, VbucketState
 from penstock.wire.frame import HEADER, HEADER_BYTES, Frame
 from penstock.wire.json_value import detect_json
 from penstock.wire.kv import Count, GetLocked, GetReply, Set, StoreReply, Touch
-from penstock.wire.snappy import inflate
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
@@ -183,8 +182,7 @@ def _extending(in_front: bool, *, quiet: bool) -> Handler:
 
     def extend(connection: NodeConnection, frame: Frame) -> bytes:
         vbucket, key = serving(connection, frame), connection.write_key(frame.key)
-        client_datatype(frame.datatype, frame.value)  # raises
-        piece = inflate(frame.value) if frame.datatype & Datatype.SNAPPY else frame.value
+        piece = plain_value(frame.datatype, frame.value)
         stored = vbucket.extend(key, piece, cas=frame.cas, in_front=in_front)
         connection.counters.cmd_set += 1
         return changed(connection, vbucket, stored, frame, quiet)

@@ -8,7 +8,7 @@ from penstock.wire.dcp_values import split_xattrs
 from penstock.wire.json_value import detect_json
 from penstock.wire.snappy import inflate
 
-__all__ = ["client_datatype", "document_datatype", "shown"]
+__all__ = ["client_datatype", "document_datatype", "plain_value", "shown"]
 
 _SPECIAL = Datatype.SNAPPY | Datatype.XATTR
 
@@ -25,8 +25,8 @@ def shown(understood: int, datatype: int, value: bytes) -> tuple[int, bytes]:
     return datatype & understood, value
 
 
-def client_datatype(datatype: int, value: bytes) -> int:
-    """Return the datatype to store a client's document with.
+def plain_value(datatype: int, value: bytes) -> bytes:
+    """Return the value that a client sent, inflated.
 
     Args:
         datatype: as the client sent it, with bits that the connection has agreed on.
@@ -37,7 +37,12 @@ def client_datatype(datatype: int, value: bytes) -> int:
     """
     if datatype & Datatype.XATTR:
         raise InvalidArguments("extended attributes in a value: expected the document alone")
-    return document_datatype(datatype, value)
+    return inflate(value) if datatype & Datatype.SNAPPY else value
+
+
+def client_datatype(datatype: int, value: bytes) -> int:
+    """Return the datatype to store a client's document with. Arguments and errors are those of `plain_value`."""
+    return datatype & ~Datatype.JSON | detect_json(plain_value(datatype, value))
 
 
 def document_datatype(datatype: int, value: bytes) -> int:
