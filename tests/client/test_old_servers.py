@@ -110,6 +110,11 @@ LACKS = [
     (Server("7.6.0-2176", "7.6.0-2176", frozenset([Dialect.DCP])), Dialect.UPR, "7.6.0, .* no UPR: try protocol=dcp"),
     (Server(), Dialect.DCP, "memcached of unknown version, which has no DCP; expected"),
     (Server("7.6.5-penstock-0.1.0"), Dialect.DCP, "Penstock 0.1.0, which"),
+    (
+        Server("7.6.5-penstock-0.1.0", "", frozenset([Dialect.DCP])),
+        Dialect.DCP,
+        "Penstock 0.1.0 and refuses DCP for this bucket; expected one with change streams",
+    ),
 ]
 
 

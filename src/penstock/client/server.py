@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from penstock.client.connection import ANY_STATUS, NodeLink
-from penstock.errors import Error, TemporaryFailure, UnsupportedServer
+from penstock.errors import Error, UnsupportedServer
 from penstock.wire.constants import Dialect, Status
 from penstock.wire.kv import Version
 
@@ -63,6 +63,8 @@ def explain_lack(peer: str, server: Server, wanted: Dialect) -> str:
     Args:
         peer: host and port of the server.
     """
+    if wanted in server.dialects:
+        return f"{peer} is {server.name} and refuses {_SHOWN[wanted]} for this bucket; expected one with change streams"
     lack = f"{peer} is {server.name}, which has no {_SHOWN[wanted]}"
     if Dialect.DCP in server.dialects and wanted is not Dialect.DCP:
         return f"{lack}: try protocol=dcp"
@@ -71,12 +73,6 @@ def explain_lack(peer: str, server: Server, wanted: Dialect) -> str:
     return f"{lack}; expected a server with change streams, as Couchbase 3.0 or newer"
 
 
-async def unsupported(link: NodeLink, wanted: Dialect, timeout: float) -> UnsupportedServer | TemporaryFailure:
-    """Return the error for a server that refused what a dialect needs.
-
-    It is TemporaryFailure where the server has the dialect all the same: a bucket that starts lacks some of it.
-    """
-    server = await ask_server(link, timeout)
-    if wanted in server.dialects:
-        return TemporaryFailure(f"{link.peer} is {server.name} and refused {_SHOWN[wanted]} for now")
-    return UnsupportedServer(explain_lack(link.peer, server, wanted))
+async def unsupported(link: NodeLink, wanted: Dialect, timeout: float) -> UnsupportedServer:
+    """Return the error for a server that refused a dialect."""
+    return UnsupportedServer(explain_lack(link.peer, await ask_server(link, timeout), wanted))

@@ -16,8 +16,15 @@ import re
 from collections.abc import Mapping, Sequence
 
 from penstock.client.connection import ANY_STATUS, UNKNOWN_COMMAND, NodeLink, refusal
-from penstock.client.server import unsupported
-from penstock.errors import NotMyVbucket, RemoteProtocolError, StatusError
+from penstock.client.server import ask_server, explain_lack
+from penstock.errors import (
+    Error,
+    NotMyVbucket,
+    RemoteProtocolError,
+    StatusError,
+    TemporaryFailure,
+    UnsupportedServer,
+)
 from penstock.store.failover import FailoverLog
 from penstock.wire.constants import Dialect, Opcode, Status, VbucketState
 from penstock.wire.kv import FailoverEntry, GetAllVbSeqnos, GetFailoverLog, unpack_failover_log, unpack_vb_seqnos
@@ -68,7 +75,7 @@ async def _failover_logs_of(link: NodeLink, vbuckets: Sequence[int], timeout: fl
     group = f"failovers {vbuckets[0]}" if len(vbuckets) == 1 else "failovers"
     stats = await link.stats(group, timeout, optional=True)
     if not stats:
-        raise await unsupported(link, Dialect.DCP, timeout)
+        raise await _without(link, "failover logs", timeout)
     logs = read_failovers(stats)
     if missing := [vbucket for vbucket in vbuckets if vbucket not in logs]:
         raise NotMyVbucket(f"STAT failovers without vbucket {missing[0]}", vbucket=missing[0])
@@ -90,6 +97,14 @@ def read_failovers(stats: Mapping[str, str]) -> dict[int, FailoverLog]:
             entry = FailoverEntry(_number(name, text), _number(f"{name} (seq)", seqno))
             found.setdefault(int(parts[1]), {})[int(parts[2])] = entry
     return {vbucket: tuple(log[place] for place in sorted(log)) for vbucket, log in found.items()}
+
+
+async def _without(link: NodeLink, what: str, timeout: float) -> Error:
+    """Return the error for a server that reports no failover logs or seqnos: it has no DCP, or its bucket starts."""
+    server = await ask_server(link, timeout)
+    if Dialect.DCP in server.dialects:
+        return TemporaryFailure(f"{link.peer} is {server.name} and reports no {what}")
+    return UnsupportedServer(explain_lack(link.peer, server, Dialect.DCP))
 
 
 async def request_high_seqnos(link: NodeLink, count: int, timeout: float) -> dict[int, int]:
@@ -118,7 +133,7 @@ async def request_high_seqnos(link: NodeLink, count: int, timeout: float) -> dic
         link.stats("vbucket", timeout, optional=True), link.stats("vbucket-seqno", timeout, optional=True)
     )
     if not stats:
-        raise await unsupported(link, Dialect.DCP, timeout)
+        raise await _without(link, "seqnos", timeout)
     served = {state.name.lower() for state in _SERVED}
     seqnos = read_high_seqnos(stats)
     return {vb: seqno for vb, seqno in seqnos.items() if not states or states.get(f"vb_{vb}") in served}
