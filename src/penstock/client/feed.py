@@ -22,24 +22,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.client.follower import Delivery, Follower
-from penstock.client.order import (
-    behind_snapshot,
-    foreign_vbucket,
-    not_above,
-    parts_of,
-    wrong_snapshot,
-)
-from penstock.client.position import (
-    UNKNOWN_END,
-    Position,
-    accepted,
-    advance_to,
-    reconciled,
-    roll_back,
-    without_branch,
-)
+from penstock.client.order import behind_snapshot, foreign_vbucket, not_above, parts_of, wrong_snapshot
+from penstock.client.position import UNKNOWN_END, Position, accepted, advance_to, reconciled
 from penstock.client.selection import Filter, KnownCollections, Selection
-from penstock.client.speech import SPEECHES, Accepted, Answer, LogFirst, Refused, Rollback, UnknownBranch
+from penstock.client.speech import (
+    SPEECHES,
+    Accepted,
+    Answer,
+    LogFirst,
+    Refused,
+    Rollback,
+    UnknownBranch,
+    position_behind,
+)
 from penstock.client.system_event import change_of
 from penstock.client.vbucket_stream import UNNAMED, VbucketStream, Wanted, is_nothing, rollback_row
 from penstock.errors import ConnectionClosed, Error, OrderViolation, RemoteProtocolError, UsageError, status_error
@@ -380,18 +375,7 @@ class Feed(Follower):
 
     def _on_rollback(self, stream: VbucketStream, answer: Rollback | UnknownBranch) -> None:
         position = stream.position
-        if isinstance(answer, UnknownBranch):
-            back = without_branch(position)
-            requested_seqno = back.seqno
-        else:
-            requested_seqno = answer.seqno
-            back = roll_back(position, requested_seqno)
-        if not position.seqno:
-            raise RemoteProtocolError(f"vbucket {stream.vbucket}: ROLLBACK to {requested_seqno} of a stream from 0")
-        if requested_seqno > position.seqno:
-            raise RemoteProtocolError(
-                f"vbucket {stream.vbucket}: ROLLBACK to {requested_seqno} of a stream from {position.seqno}"
-            )
+        back, requested_seqno = position_behind(answer, stream.vbucket, position)
         if stream.wanted.expect_vbuuid is None:
             self._go_back(stream, back, requested_seqno)
         elif position.seqno < stream.wanted.purge_seqno:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
-from penstock.client.position import Position, stream_request
+from penstock.client.position import Position, roll_back, stream_request, without_branch
 from penstock.errors import RemoteProtocolError
 from penstock.store.failover import FailoverLog, sanitised
 from penstock.wire.constants import Dialect, DraftCode, Magic, Opcode, Status, StreamEndReason, UprEndReason, UprOpcode
@@ -200,6 +200,22 @@ _DRAFT_STATUS: dict[int, Status] = {
 
 SPEECHES: dict[Dialect, Speech] = {speech.dialect: speech for speech in (_Draft(), _Upr(), _Dcp())}
 """The dialects that stream by vbucket: all but TAP."""
+
+
+def position_behind(answer: Rollback | UnknownBranch, vbucket: int, position: Position) -> tuple[Position, int]:
+    """Return where a consumer goes on that has to go back from a position, and the seqno that the producer asked for.
+
+    Raises RemoteProtocolError for a producer that asks for what is not below the position.
+    """
+    if isinstance(answer, UnknownBranch):
+        back = without_branch(position)
+        requested_seqno = back.seqno
+    else:
+        requested_seqno = answer.seqno
+        back = roll_back(position, requested_seqno)
+    if not position.seqno or requested_seqno > position.seqno:
+        raise RemoteProtocolError(f"vbucket {vbucket}: ROLLBACK to {requested_seqno} of a stream from {position.seqno}")
+    return back, requested_seqno
 
 
 def branch_entry(log: FailoverLog, seqno: int) -> FailoverEntry:
