@@ -1,0 +1,49 @@
+"""A node that restarts under a query: the planner and the tasks wait for what was there once."""
+
+import pytest
+
+from penstock import Node
+from tests.client.restarting import STAGES, RestartingServer
+from tests.spark.buckets import Documents, MicroBatches
+
+
+@pytest.fixture
+def node():
+    with Node.running(["beer"], vbuckets=4) as node:
+        yield node
+
+
+def test_a_query_goes_on(node, follow):
+    with RestartingServer(node) as server, Documents.of(node.url("beer")) as documents:
+        documents.store({"before": b"v"})
+        query: MicroBatches = follow(server.url())
+        assert keys_of(query.all()) == [b"before"]
+        server.restart()
+        documents.store({"after": b"v"})
+        assert keys_of(query.all()) == [b"after"]
+        assert server.has_restarted
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_task_waits_at_every_stage(node, follow, stage, monkeypatch):
+    """The node restarts between the plan and the read."""
+    with RestartingServer(node) as server, Documents.of(node.url("beer")) as documents:
+        query: MicroBatches = follow(server.url())
+        query.all()
+        documents.store({"k": b"v"})
+        partitions = query.reader.partitions
+
+        def restart_first(start, end):
+            planned = partitions(start, end)
+            server.restart(stage)
+            return planned
+
+        monkeypatch.setattr(query.reader, "partitions", restart_first)
+        table = query.step()
+        assert table is not None
+        assert keys_of([table]) == [b"k"]
+        assert server.met[stage]
+
+
+def keys_of(tables):
+    return [key for table in tables for key in table["key"].to_pylist()]
