@@ -1,6 +1,7 @@
 """What is done to a node that is going to be killed, and what it has to remember of it.
 
-Three clients: one writes, one asks whether it is on disk, one has files rewritten. A fourth follows the changes, keeps
+Four clients: one writes, one asks whether it is on disk, one has files rewritten, one stops persistence and starts it
+again. A fifth follows the changes, keeps
 a copy of the documents, and goes on where it was with the next node on the same data.
 """
 
@@ -19,9 +20,9 @@ from penstock.client.session import open_session
 from penstock.errors import ConnectionClosed, Unreachable
 from penstock.store.failover import MAX_ENTRIES, FailoverLog
 from penstock.wire.constants import Status
-from penstock.wire.kv import Delete, GetAllVbSeqnos, SeqnoPersistence, Set, unpack_vb_seqnos
+from penstock.wire.kv import Delete, GetAllVbSeqnos, Noop, SeqnoPersistence, Set, unpack_vb_seqnos
 from penstock.wire.layout import Request
-from penstock.wire.observe import CompactDb
+from penstock.wire.observe import CompactDb, StartPersistence, StopPersistence
 from penstock.wire.schema import Change, Event
 from tests.kills.served import VBUCKETS
 
@@ -66,6 +67,8 @@ class Traffic:
         works: list[Callable[[NodeLink], Awaitable[None]]] = [self._write, self._confirm]
         if self._chance.random() < 0.5:
             works.append(self._compact)
+        if self._chance.random() < 0.3:
+            works.append(self._stop_and_start)
         links = [(await open_session(address)).link for _ in works]
         async with connect(url_of(port)) as bucket:
             tasks = [asyncio.ensure_future(work(link)) for work, link in zip(works, links, strict=True)]
@@ -115,7 +118,16 @@ class Traffic:
 
     async def _compact(self, link: NodeLink) -> None:
         while True:
-            await link.request(CompactDb(), _SECONDS)
+            await link.request(CompactDb(), _SECONDS, accept=(Status.ETMPFAIL,))  # while persistence is stopped
+
+    async def _stop_and_start(self, link: NodeLink) -> None:
+        """Stop persistence for some changes at a time, or until the kill."""
+        while True:
+            await link.request(StopPersistence(), _SECONDS)
+            for _ in range(self._chance.choice((5, 20, 1_000_000))):
+                await link.request(Noop(), _SECONDS)
+            await link.request(StartPersistence(), _SECONDS)
+            await link.request(Noop(), _SECONDS)
 
     async def _follow(self, bucket: Bucket, left: int, killed: asyncio.Event) -> None:
         """Keep the copy up to date; after so many deliveries let the node wait until it is killed."""

@@ -18,6 +18,7 @@ from penstock.wire.kv import (
     Hello,
     SelectBucket,
     SetVbucket,
+    Stat,
     pack_features,
     unpack_vb_seqnos,
 )
@@ -197,3 +198,27 @@ def test_a_role_may_be_about_one_collection(tmp_path):
         assert statuses == [(S.EACCESS, S.EACCESS), (S.KEY_ENOENT, S.SUCCESS), (S.KEY_ENOENT, S.EACCESS)]
         assert brewer.status(GetCollectionId(value=b"beers.lagers")) == S.SUCCESS
         assert brewer.status(GetCollectionId(value=b".")) == S.UNKNOWN_COLLECTION
+
+
+def test_statistics_show_the_collections_of_a_user(tmp_path):
+    path = tmp_path / "users.json"
+    with change_users(path) as accounts:
+        for name, some in {"root": ["admin"], "taster": ["stream_reader[default:beers:ales]"]}.items():
+            accounts[name] = account_of(User.of(name, some), f"{name}'s", ITERATIONS)
+    with Node.running(vbuckets=1, users=path) as node, connected(node) as root, connected(node) as taster:
+        for client, name in ((root, "root"), (taster, "taster")):
+            client.ask(Hello(value=pack_features([Feature.COLLECTIONS])))
+            assert log_in(client, name) == S.SUCCESS
+        assert set_manifest(root, MANIFEST) == S.SUCCESS
+        for number in (0, ALES, LAGERS):
+            root.set(prefixed(number, b"k"))
+        assert taster.status(SelectBucket(key=b"default")) == S.SUCCESS
+        names = {text for name, text in taster.stats("collections").items() if name.endswith(":name")}
+        assert names == {"ales"}
+        assert taster.stats("vbucket-seqno 0") == root.stats("vbucket-seqno 0")
+        statuses = [taster.status(Stat(key=b"key k 0 " + path)) for path in (b"beers.lagers", b"_default._default")]
+        assert statuses == [S.EACCESS, S.EACCESS]
+        assert taster.stats("key k 0 beers.ales")["key_vb_state"] == "active"
+        assert {name for name in taster.stats("collections-details 0") if name.endswith(":name")} == {
+            f"vb_0:0x{ALES:x}:name"
+        }

@@ -20,6 +20,7 @@ from penstock.wire.constants import Feature, Opcode, Status
 from penstock.wire.dcp import Open
 from penstock.wire.kv import Get, GetAllVbSeqnos, GetClusterConfig, Hello, Noop, SelectBucket, Set, Stat, pack_features
 from penstock.wire.login import SaslAuth, SaslListMechs, SaslStep
+from penstock.wire.observe import CompactDb, EvictKey, SetParam, StartPersistence, StopPersistence
 from penstock.wire.session import GetErrorMap, ListBuckets
 from tests.node.wire_client import connected, served
 
@@ -176,6 +177,21 @@ def test_a_role_is_held_to(guarded, name, get, set_, stream, stats):
         assert client.set(b"k", b"v").specific == set_
         assert client.status(Stat(key=b"vbucket")) == stats
         assert client.status(Open(key=b"name", flags=1)) == stream
+
+
+ADMINISTRATION = [
+    *(StopPersistence(), StartPersistence(), EvictKey(key=b"k"), SetParam(type=1, key=b"max_ttl", value=b"0")),
+    *(CompactDb(), Stat(key=b"reset"), Stat(key=b"tasks-all")),
+]
+
+
+@pytest.mark.parametrize("message", ADMINISTRATION, ids=[f"{type(one).__name__}{one.key!r}" for one in ADMINISTRATION])
+def test_administration_is_for_administrators(guarded, message):
+    for name in ("root", "follower"):
+        with connected(guarded) as client:
+            log_in(client, name)
+            assert client.status(SelectBucket(key=b"beer")) == S.SUCCESS
+            assert (client.status(message) == S.EACCESS) == (name == "follower")
 
 
 def test_a_wrong_password_is_refused_and_makes_the_next_one_wait(guarded, caplog):

@@ -45,8 +45,9 @@ def read_stats(connection: NodeConnection, frame: Frame) -> Stats:
     group = GROUPS.get(name) or MISSING.get(name)
     if group is None:
         raise KeyNotFound(f"no statistics {text[:_LONGEST_ECHO]!r}")
-    connection.selected()
-    if not connection.may(group.privilege):
+    bucket, user = connection.selected(), connection.login.acting
+    # A user of one scope or collection may have the privilege only there, and follows it with these statistics.
+    if user is None or not user.may_somewhere(group.privilege, bucket.store.name):
         raise AccessDenied(f"STAT {name}: not for {connection.login.acting_name}")
     group.check(request)
     return group.read(request)

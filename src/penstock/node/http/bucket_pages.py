@@ -44,7 +44,7 @@ async def _stream(visit: Visit) -> Response:
 
 
 async def _stats(visit: Visit) -> Response:
-    return visit.json(documents.bucket_stats(visit.bucket()))
+    return visit.json(documents.bucket_stats(visit.node, visit.bucket()))
 
 
 async def _stat(visit: Visit) -> Response:
@@ -67,7 +67,7 @@ async def _node_stats(visit: Visit) -> Response:
     """Return the statistics of this node; the nodes do not ask each other."""
     if _server(visit)["hostname"] != at_host(visit.node.topology.here.address.encode(), visit.host).decode():
         raise HTTPException(404, "statistics of another node: ask that node")
-    return visit.json(documents.bucket_stats(visit.bucket()))
+    return visit.json(documents.bucket_stats(visit.node, visit.bucket()))
 
 
 def _server(visit: Visit) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from penstock.node.bucket_stats import read_bucket
 from penstock.node.disk.opening import file_bytes
 from penstock.node.release import RELEASE
 from penstock.node.served import ServedBucket
@@ -104,7 +105,7 @@ def bucket(node: Node, served: ServedBucket) -> dict[str, Any]:
     """Return all that is said of a bucket; what the cluster map has is in it too."""
     spec, base = served.spec, f"/pools/default/buckets/{quote(served.store.name)}"
     stats = served.store.stats()
-    used = stats.index_bytes + stats.live_bytes + stats.dead_bytes
+    used = stats.memory_bytes
     # Clients read the quota and send it back with other settings, and gocb refuses one below 100 MB: never 0.
     quota = spec.settings(node.storage.settings).memory_bytes or _memory()
     said: dict[str, Any] = {
@@ -160,28 +161,18 @@ def bucket_nodes(node: Node, served: ServedBucket) -> dict[str, Any]:
 
 def bucket_stat(node: Node, served: ServedBucket, name: str) -> dict[str, Any] | None:
     """Return the newest sample of one statistic of this node's, None for a name that does not exist."""
-    found: dict[str, Any] = bucket_stats(served)["op"]
+    found: dict[str, Any] = bucket_stats(node, served)["op"]
     samples = found.pop("samples")
     if name not in samples:
         return None
     return found | {"timestamp": samples["timestamp"], "nodeStats": {node.topology.here.address: samples[name]}}
 
 
-def bucket_stats(served: ServedBucket) -> dict[str, Any]:
-    """Return the newest sample of some statistics, by the names that charts of them have."""
-    stats, counters = served.store.stats(), served.counters
+def bucket_stats(node: Node, served: ServedBucket) -> dict[str, Any]:
+    """Return the newest sample of every statistic that is a number: those of STAT without a group."""
     now = int(time.time() * 1000)
-    samples = {
-        "timestamp": now,
-        "curr_items": _items(served),
-        "curr_items_tot": stats.items,
-        "mem_used": stats.index_bytes + stats.live_bytes + stats.dead_bytes,
-        "cmd_get": counters.cmd_get,
-        "cmd_set": counters.cmd_set,
-        "get_misses": counters.get_misses,
-        "get_hits": counters.cmd_get - counters.get_misses,
-        "ep_queue_size": served.store.uncommitted,
-    }
+    numbers = {name: value for name, value in read_bucket(node, served) if isinstance(value, int | float)}
+    samples = {"timestamp": now, **numbers}
     return {
         "op": {
             "samples": {name: [value] for name, value in samples.items()},
