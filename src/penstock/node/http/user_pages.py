@@ -40,7 +40,8 @@ async def _list(visit: Visit) -> Response:
     return visit.json([_user_document(account.user) for account in _users(visit).accounts()])
 
 
-async def _list_external(visit: Visit) -> Response:
+async def _list_none(visit: Visit) -> Response:
+    """List what a node never has: external users, and groups of users."""
     return visit.json([])
 
 
@@ -152,9 +153,10 @@ _USER = f"{_LIST}/local/{{user}}"
 PAGES = (
     Page("GET", _LIST, _list, Privilege.SETTINGS),
     Page("GET", f"{_LIST}/local", _list, Privilege.SETTINGS),
-    Page("GET", f"{_LIST}/external", _list_external, Privilege.SETTINGS),
+    Page("GET", f"{_LIST}/external", _list_none, Privilege.SETTINGS),
     Page("GET", _USER, _show, Privilege.SETTINGS),
     Page("PUT", _USER, _put, Privilege.SETTINGS),
     Page("DELETE", _USER, _remove, Privilege.SETTINGS),
     Page("GET", "/settings/rbac/roles", _roles, Privilege.SETTINGS),
+    Page("GET", "/settings/rbac/groups", _list_none, Privilege.SETTINGS),
 )
