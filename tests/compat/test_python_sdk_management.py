@@ -8,6 +8,8 @@ from tests.compat.installed import need
 
 need("couchbase")
 
+from couchbase.auth import PasswordAuthenticator  # noqa: E402
+from couchbase.cluster import Cluster  # noqa: E402
 from couchbase.exceptions import (  # noqa: E402
     BucketAlreadyExistsException,
     BucketDoesNotExistException,
@@ -19,9 +21,18 @@ from couchbase.exceptions import (  # noqa: E402
     ScopeAlreadyExistsException,
     ScopeNotFoundException,
     UnAmbiguousTimeoutException,
+    UserNotFoundException,
 )
 from couchbase.management.buckets import BucketSettings, BucketType, CreateBucketSettings  # noqa: E402
 from couchbase.management.collections import CreateCollectionSettings, UpdateCollectionSettings  # noqa: E402
+from couchbase.management.users import Role  # noqa: E402
+from couchbase.management.users import User as SdkUser  # noqa: E402
+from couchbase.options import ClusterOptions  # noqa: E402
+
+from penstock.node import Node  # noqa: E402
+from penstock.node.login import User  # noqa: E402
+from penstock.node.login.users import account_of  # noqa: E402
+from penstock.node.login.users_file import change_users  # noqa: E402
 
 GONE = (KeyspaceNotFoundException, CollectionNotFoundException, ScopeNotFoundException, UnAmbiguousTimeoutException)
 SHORT = timedelta(seconds=2)
@@ -121,3 +132,34 @@ def test_buckets_from_beginning_to_end(cluster, until):
 
 def test_the_buckets_that_were_there_from_the_beginning(cluster):
     assert {"default", "beer"} <= {one.name for one in cluster.buckets().get_all_buckets()}
+
+
+def test_bucket_settings_that_were_read_can_be_sent_back(cluster):
+    buckets = cluster.buckets()
+    settings = buckets.get_bucket("beer")
+    assert settings.ram_quota_mb >= 100
+    buckets.update_bucket(settings)
+    assert buckets.get_bucket("beer") == settings
+
+
+def test_users_from_beginning_to_end(tmp_path):
+    path = tmp_path / "users.json"
+    with change_users(path) as accounts:
+        accounts["root"] = account_of(User.of("root", ["admin"]), "wonderland")
+    with Node.running(["beer"], vbuckets=16, users=path) as node:
+        cluster = Cluster(
+            f"couchbase://127.0.0.1:{node.kv_port}", ClusterOptions(PasswordAuthenticator("root", "wonderland"))
+        )
+        try:
+            cluster.bucket("beer")
+            users = cluster.users()
+            bob = SdkUser(username="bob", password="secret", roles=[Role(name="data_reader", bucket="beer")])
+            users.upsert_user(bob)
+            assert {one.user.username for one in users.get_all_users()} == {"bob", "root"}
+            assert [role.name for role in users.get_user("bob").user.roles] == ["data_reader"]
+            assert "data_dcp_reader" in {described.role.name for described in users.get_roles()}
+            users.drop_user("bob")
+            with pytest.raises(UserNotFoundException):
+                users.get_user("bob")
+        finally:
+            cluster.close()
