@@ -28,7 +28,7 @@ def detect_json(value: bytes) -> int:
     r"""Return the bit Datatype.JSON for JSON text, 0 for any other value.
 
     Half a surrogate pair (`"\ud800"`) is JSON here, as for kv_engine's validator, and a number may be of any size. Text
-    nested deeper than the interpreter allows (about 1000 levels) is not; kv_engine has no limit.
+    nested deeper than the interpreter allows (1000 levels or more) is not; kv_engine has no limit.
     """
     if not value or value[0] not in _BEGINNINGS:
         return 0
