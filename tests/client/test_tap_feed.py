@@ -362,17 +362,33 @@ def test_a_dump_ends_when_the_counts_say_so(many, before, after, again):
     assert consumer.feed.connection_ended()
     assert consumer.feed.needs_counts
     assert not consumer.feed.set_counts(after)
-    rows = consumer.consume()
-    cut_off = [row.vbucket for row in rows if row.event == Event.ROLLBACK]
-    assert cut_off == [vb for vb in again if vb != 5]
+    assert {row.event for row in consumer.consume()} == {Event.MUTATION}
     assert consumer.feed.is_done == (not again)
     assert (consumer.feed.failure is None) == (not again)
     consumer.feed.connection_lost()
     consumer.feed.set_counts(after)
+    assert [(row.event, row.vbucket) for row in consumer.consume()] == [(Event.ROLLBACK, vb) for vb in again if vb != 5]
     requests = consumer.feed.requests(lambda: 2)
     assert [list(unpack_options(each.flags, each.value).vbuckets or ()) for each in requests] == (
         [again] if again else []
     )
+
+
+def deletions(vbucket, many):
+    return b"".join(TapDelete(vbucket=vbucket, key=b"x%d" % number, cas=9).encode() for number in range(many))
+
+
+@pytest.mark.parametrize("many", [3, 100])
+def test_expired_documents_that_are_counted_a_moment_longer_make_no_second_dump(many):
+    """ep-engine 2.5.1 sends them as deletions, and deletes them behind that."""
+    consumer = dumper(counts(vb2=2 * many), [begin(2), mutations(2, many), deletions(2, many)])
+    consumer.feed.connection_ended()
+    consumer.feed.set_counts(counts(vb2=2 * many))
+    assert not consumer.feed.is_done
+    consumer.feed.connection_lost()
+    consumer.feed.set_counts(counts(vb2=many))
+    assert consumer.feed.is_done
+    assert {row.event for row in consumer.consume()} == {Event.MUTATION, Event.DELETION}
 
 
 def test_a_dump_that_was_lost_goes_on_with_the_vbuckets_that_lack_documents():
@@ -484,6 +500,12 @@ def test_a_backfill_is_not_checked_before_its_end():
 )
 def test_what_cannot_be_told_is_not_reported(before, after):
     assert not follower(before, begin(2), mutations(2, 1), close(2)).set_counts(after)
+
+
+@pytest.mark.parametrize("many", [3, 100])
+def test_expired_documents_are_not_missed(many):
+    feed = follower(counts(vb2=many + 2), begin(2), mutations(2, 2), deletions(2, many), close(2))
+    assert not feed.set_counts(counts(vb2=many + 2))
 
 
 def test_what_comes_from_now_on_is_not_checked():

@@ -70,8 +70,8 @@ class TapFeed(Follower):
         self.values = self._context.values = values
         self._is_done = not self._chosen or (from_now and until_now)
         self._states: dict[int, StreamState] = {}
-        self._received = np.zeros(vbuckets, np.int64)
-        """By vbucket, the changes since it was cut off that store a document."""
+        self._stored, self._deleted = np.zeros((2, vbuckets), np.int64)
+        """By vbucket, the changes since it was cut off, of either kind."""
         self._before: ItemCounts | None = None
         self._is_to_judge = False
         self._looks, self._lacking = 0, sys.maxsize
@@ -122,7 +122,7 @@ class TapFeed(Follower):
     def requests(self, take_opaque: Callable[[], int]) -> list[TapConnect]:
         if self._is_asked or self._is_done:
             return []
-        self._is_asked = self._is_to_judge = True
+        self._is_asked, self._is_to_judge = True, self._until_now
         self._has_begun = self._has_closed = False
         self._states = dict.fromkeys(self._due, advance(StreamState.REQUESTED, StreamEvent.ACCEPTED, 0, self.dialect))
         flags = TapConnectFlag.SUPPORT_ACK | TapConnectFlag.FIX_FLAG_BYTEORDER
@@ -150,12 +150,22 @@ class TapFeed(Follower):
 
     def set_counts(self, counts: ItemCounts | None) -> str:
         self.needs_counts = False
-        lacking: dict[int, Shortfall] = {}
-        if self._until_now and self._is_to_judge:
-            self._judge(counts)
-        elif self._is_asked and counts is not None and self._before is not None:
-            lacking = find_shortfalls(self._chosen, self._received.tolist(), self._before, counts)
+        if self._has_ended:
+            self._end(counts)
+            return ""
+        if self._is_asked:
+            return self._warning(counts)
+        if self._is_to_judge:
+            self._dump_again(counts)
         self._before = counts
+        return ""
+
+    def _warning(self, counts: ItemCounts | None) -> str:
+        """Return what a stream that follows lacks. Deletions count: ep-engine sends expired documents as such."""
+        if counts is None or self._before is None:
+            return ""
+        received = (self._stored + self._deleted).tolist()
+        lacking = find_shortfalls(self._chosen, received, self._before, counts)
         if not lacking:
             return ""
         return (
@@ -163,31 +173,39 @@ class TapFeed(Follower):
             "a dump (stop 'now') reads what is on disk"
         )
 
-    def _judge(self, counts: ItemCounts | None) -> None:
-        """Decide which vbuckets of a dump that ended, or was lost, are dumped again. Raises Unreachable."""
+    def _end(self, counts: ItemCounts | None) -> None:
+        """Decide whether a dump that ended in order is complete.
+
+        Vbuckets that lack documents are looked at once more before they are dumped again: ep-engine sends expired
+        documents as deletions, and counts them for a moment longer.
+        """
+        incomplete, reason = self._incomplete(counts)
+        self._due = frozenset(incomplete)
+        self._is_done = not incomplete
+        if incomplete:
+            self.failure = ConnectionClosed(reason)
+
+    def _dump_again(self, counts: ItemCounts | None) -> None:
+        """Decide which vbuckets of a dump that fell short, or was lost, are dumped again. Raises Unreachable."""
         self._is_to_judge = False
         incomplete, reason = self._incomplete(counts)
+        self._due = frozenset(incomplete)
         self._is_done = not incomplete
-        if self._is_done:
-            return
         lacking = sum(max(each.counted - each.received, 0) for each in incomplete.values())
         self._looks = 0 if lacking < self._lacking else self._looks + self._has_begun
         self._lacking = lacking
-        if self._looks >= _MOST_LOOKS:
+        if incomplete and self._looks >= _MOST_LOOKS:
             raise Unreachable(f"{self._looks} TAP dumps in a row brought no more: {reason}")
-        self._due = frozenset(incomplete)
         self._restart(self._due & self._has_rows)
         self._flush()
-        if self._has_ended:
-            self.failure = ConnectionClosed(reason)
 
     def _incomplete(self, counts: ItemCounts | None) -> tuple[dict[int, Shortfall], str]:
         """Return the vbuckets to be dumped again, and why. Without counts a clean end is the end."""
         if counts is not None and self._before is not None:
-            lacking = find_shortfalls(self._due, self._received.tolist(), self._before, counts)
+            lacking = find_shortfalls(self._due, self._stored.tolist(), self._before, counts)
             return lacking, f"the dump has {describe_shortfalls(lacking)}"
         is_whole = self._has_ended and not (self._has_closed and StreamState.IN_BACKFILL in self._states.values())
-        found = {} if is_whole else {vb: Shortfall(int(self._received[vb]), 0) for vb in self._due}
+        found = {} if is_whole else {vb: Shortfall(int(self._stored[vb]), 0) for vb in self._due}
         return found, "the producer closed the connection during a backfill"
 
     # what arrives
@@ -203,7 +221,8 @@ class TapFeed(Follower):
             changes = decode_messages(inflate_run(run), self._context)
             self._take({change.vbucket for change in changes})
             for change in changes:
-                self._received[change.vbucket] += change.event == Event.MUTATION
+                kind = self._stored if change.event == Event.MUTATION else self._deleted
+                kind[change.vbucket] += 1
             self._rows += changes
             self._acks += acks
             return
@@ -213,7 +232,8 @@ class TapFeed(Follower):
         batch = columns_of(run, heads, self._context)
         self._take(np.unique(heads.vbucket).tolist())
         stored = np.frombuffer(run.buffer, np.uint8)[offsets + _OPCODE_AT] == Opcode.TAP_MUTATION
-        self._received += np.bincount(heads.vbucket[stored], minlength=self.vbuckets)
+        for kind, rows in ((self._stored, stored), (self._deleted, ~stored)):
+            kind += np.bincount(heads.vbucket[rows], minlength=self.vbuckets)
         self._acks += acks
         self._deliver(batch)
 
@@ -280,7 +300,7 @@ class TapFeed(Follower):
             self._context.history[vbucket] += 1
             history = int(self._context.history[vbucket])
             self._rows.append(Change(vbucket, None, 0, event=Event.ROLLBACK, history=history, requested_seqno=0))
-            self._received[vbucket] = 0
+            self._stored[vbucket] = self._deleted[vbucket] = 0
         self._has_rows = self._has_rows.difference(vbuckets)
         self._cut_off = self._cut_off.union(vbuckets)
 
