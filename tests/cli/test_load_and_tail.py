@@ -9,6 +9,7 @@ import pytest
 
 from penstock import connect
 from penstock.cli.samples import sample_documents
+from penstock.client.bucket import vbucket_of
 from penstock.wire.constants import Datatype, Opcode, Status, VbucketState
 from penstock.wire.dcp_values import pack_xattrs
 from penstock.wire.kv import SetVbucket
@@ -187,6 +188,15 @@ def test_statistics(on_beer):
     assert on_beer("stats", "failovers", 7, "--json").json["vb_7:num_entries"] == "1"
     assert (unknown := on_beer("stats", "nonsense")).code == 2
     assert "has no statistics 'nonsense'" in unknown.err
+    assert (missing := on_beer("stats", "fusion", "sync_info")).code == 2
+    assert "NOT_SUPPORTED (group 'fusion' is not supported" in missing.err
+
+
+def test_statistics_of_a_document(on_beer):
+    on_beer("load", "-", "--key", "id", stdin=b'{"id":"k"}\n')
+    vbucket = vbucket_of(b"k", 16)
+    assert on_beer("stats", "key", "k", vbucket, "--json").json["key_vb_state"] == "active"
+    assert on_beer("stats", "key", "other", vbucket).code == 2
 
 
 def test_a_dump_over_tap_ends_with_the_connection(run):

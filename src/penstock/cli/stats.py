@@ -10,14 +10,16 @@ import typer
 from penstock.cli.app import AsJson, Panel, PasswordFile, Url, Username, address_of, app, examples
 from penstock.cli.show import json_line, one_line
 from penstock.client.address import DEFAULT_URL, Address
-from penstock.errors import InvalidArguments, KeyNotFound, UsageError
+from penstock.errors import InvalidArguments, KeyNotFound, NotSupported, UsageError
 
 _WIDTH = 100_000
 
 
 @app.command(
     rich_help_panel=Panel.NODE,
-    epilog=examples("penstock stats", "penstock stats vbucket-seqno", "penstock stats failovers 7 --json"),
+    epilog=examples(
+        "penstock stats", "penstock stats vbucket-seqno", "penstock stats failovers 7 --json", "penstock stats key k 7"
+    ),
 )
 def stats(
     group: Annotated[
@@ -26,8 +28,9 @@ def stats(
             metavar="GROUP", help="Such as vbucket-seqno, failovers, dcp or tap; without, what sums up the bucket."
         ),
     ] = "",
-    vbucket: Annotated[
-        int | None, typer.Argument(min=0, max=65535, metavar="VBUCKET", help="Only this one, in those groups.")
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARGUMENT...", help="Of the group: a vbucket for failovers, key and vbucket for key."),
     ] = None,
     *,
     url: Url = DEFAULT_URL,
@@ -36,8 +39,7 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Show what the node says of a bucket."""
-    wanted = group if vbucket is None else f"{group} {vbucket}"
-    found = asyncio.run(_stats(wanted, address_of(url, username, password)))
+    found = asyncio.run(_stats(" ".join((group, *(arguments or ()))), address_of(url, username, password)))
     if as_json:
         print(json_line(found))
     else:
@@ -52,5 +54,5 @@ async def _stats(group: str, address: Address) -> dict[str, str]:
     async with Bucket(address) as bucket:
         try:
             return await bucket.stats(group)
-        except (KeyNotFound, InvalidArguments) as error:
+        except (KeyNotFound, InvalidArguments, NotSupported) as error:
             raise UsageError(f"{bucket.address} has no statistics {group!r}: {error}") from error
