@@ -235,5 +235,5 @@ class ServedBucket:
             manifest_uid=self.store.manifest.uid,
             replicas=self.spec.replicas,
             plain_cache=self.spec.plain_cache,
-            on_disk=self.store.durable,
+            persistent=self.spec.persistent,
         )

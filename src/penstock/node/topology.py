@@ -64,7 +64,7 @@ CAPABILITIES = (
 """Of a bucket with vbuckets. Only what is there: a client that trusts `collections` prefixes its keys."""
 
 COUCHAPI = "couchapi"
-"""Capability of a bucket on disk: the Java SDK refuses PersistTo without it."""
+"""Capability of a bucket of type `couchbase`: the Java SDK refuses PersistTo without it."""
 
 PLAIN_CACHE_CAPABILITIES = ("cbhello", "nodesExt")
 
@@ -203,13 +203,13 @@ def bucket_map(
     manifest_uid: int,
     replicas: int = 0,
     plain_cache: bool = False,
-    on_disk: bool = False,
+    persistent: bool = False,
 ) -> dict[str, Any]:
     """Return a bucket's cluster map, but for its revision. replicas: as it is to have them; they are nowhere.
 
     plain_cache: for clients that spread keys over nodes themselves (ketama). They ask for vbucket 0.
     """
-    capabilities = sorted((*CAPABILITIES, COUCHAPI)) if on_disk else CAPABILITIES
+    capabilities = sorted((*CAPABILITIES, COUCHAPI)) if persistent else CAPABILITIES
     said: dict[str, Any] = {
         "name": name,
         "uuid": uuid,

@@ -177,9 +177,10 @@ def test_a_quota_that_was_read_can_be_sent_back(web):
     assert web.said(path)["quota"]["rawRAM"] == megabytes << 20
 
 
-def test_a_bucket_on_disk_can_persist(tmp_path):
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_bucket_of_type_couchbase_can_persist(tmp_path, on_disk):
     """The Java SDK refuses PersistTo to a bucket without the capability `couchapi`."""
-    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path if on_disk else None) as node:
         web = WebClient(node)
         assert web.post("/pools/default/buckets", name="fast", bucketType="ephemeral").status == 202
         found = {bucket["name"]: bucket["bucketCapabilities"] for bucket in web.said("/pools/default/buckets")}
