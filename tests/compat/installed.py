@@ -13,11 +13,15 @@ from typing import NoReturn
 
 import pytest
 
-__all__ = ["need", "npm_package", "program", "shared_libraries"]
+__all__ = ["GO_DIRECTORY", "go_program", "java_program", "need", "npm_package", "program", "shared_libraries"]
 
 _PLACE = Path(__file__).parent.parent.parent / "build" / "compat"
 _DEBIAN = _PLACE / "debian" / "usr"
 _NPM = _PLACE / "npm" / "node_modules"
+_JAVA = _PLACE / "java"
+
+GO_DIRECTORY = _PLACE / "go"
+"""Programs in Go, and the data that gocbcore's test suites read."""
 
 
 def need(module: str) -> None:
@@ -39,6 +43,21 @@ def npm_package(name: str) -> dict[str, str]:
     if not (_NPM / name / "package.json").exists():
         _missing(f"the npm package {name}")
     return os.environ | {"NODE_PATH": str(_NPM)}
+
+
+def go_program(name: str) -> str:
+    """Return the path of a program that was built from tests/compat/go."""
+    if not (GO_DIRECTORY / "installed").exists():
+        _missing(f"the Go program {name}")
+    return str(GO_DIRECTORY / name)
+
+
+def java_program(name: str) -> list[str]:
+    """Return the command that runs a class of tests/compat/java."""
+    if not (_JAVA / "installed").exists():
+        _missing(f"the Java program {name}")
+    path = os.pathsep.join([str(_JAVA / "classes"), str(_JAVA / "jars" / "*")])
+    return [program("java"), "-cp", path, name]
 
 
 def shared_libraries() -> dict[str, str]:

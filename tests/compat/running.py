@@ -1,0 +1,59 @@
+"""A program of others that runs beside a test and prints lines."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+__all__ = ["PATIENCE", "Program"]
+
+PATIENCE = 60.0
+"""Seconds that a program has for the lines that a test waits for, and for its end."""
+
+
+class Program:
+    """A running program.
+
+    Attributes:
+        lines: all lines of its standard output that have been read.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self.lines: list[str] = []
+        self._process = process
+        self._output: IO[bytes] = process.stdout
+        self._rest = b""
+
+    @classmethod
+    @contextmanager
+    def running(cls, command: Sequence[str]) -> Iterator[Program]:
+        """Start a program, and kill it where it has not ended by itself."""
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            try:
+                yield cls(process)
+            finally:
+                process.kill()
+
+    def read_until(self, enough: Callable[[list[str]], bool]) -> list[str]:
+        """Read lines until they are enough, and return those that this call has read."""
+        deadline, already = time.monotonic() + PATIENCE, len(self.lines)
+        while not enough(self.lines[already:]):
+            ready, _, _ = select.select([self._output], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"not enough in {PATIENCE:g} s: {self.lines[already:]}"
+            data = os.read(self._output.fileno(), 1 << 16)
+            assert data, f"the program ended with status {self._process.wait(PATIENCE)}: {self.lines[already:]}"
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self.lines += [line.decode() for line in lines]
+        return self.lines[already:]
+
+    def terminate(self) -> int:
+        """Send SIGTERM, and return the exit status."""
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(PATIENCE)

@@ -1,0 +1,75 @@
+"""Trendyol's go-dcp with its default settings: rollback mitigation, checkpoints and membership in the bucket itself."""
+
+import json
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.wire.constants import Status
+from tests.compat.installed import go_program
+from tests.compat.running import Program
+from tests.compat.serving import Serving
+from tests.node.http.web_client import WebClient
+from tests.node.wire_client import connected
+
+VBUCKETS = 16
+DOCUMENTS = {f"first-{number}" for number in range(50)}
+
+
+def write(client, keys):
+    for number, key in enumerate(sorted(keys)):
+        assert client.set(key.encode(), b'{"n":1}', vbucket=number % VBUCKETS).specific == Status.SUCCESS
+
+
+@contextmanager
+def follow(serving, bucket, free_ports, membership="couchbase"):
+    """Run a member of one consumer group, always the same.
+
+    `static` membership: the only member. By default a member that has ended counts as one for another minute.
+    """
+    (api_port,) = free_ports(1)
+    url = f"http://127.0.0.1:{serving.ready['http_port']}"
+    command = [go_program("stream"), url, serving.user, serving.password, bucket, "group", membership, str(api_port)]
+    with Program.running(command) as program:
+        yield program
+
+
+def read_keys(program, event, expected):
+    """Read changes until as many keys as expected had this event; the keys must be the expected ones."""
+    lines = program.read_until(lambda lines: len(keys_of(lines, event)) >= len(expected))
+    assert keys_of(lines, event) == expected
+
+
+def keys_of(lines, event):
+    changes = [json.loads(line) for line in lines]
+    return {change["key"] for change in changes if change["event"] == event}
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("bucket", "on_disk"),
+    [
+        pytest.param("default", False, id="couchbase in memory"),
+        pytest.param("default", True, id="couchbase on disk"),
+        pytest.param("passing", False, id="ephemeral"),
+    ],
+)
+def test_a_group_follows_and_goes_on_where_it_was(tmp_path, free_ports, bucket, on_disk):
+    options = ["--data-dir", tmp_path / "data"] if on_disk else []
+    with Serving.running("--vbuckets", VBUCKETS, *options) as serving:
+        if bucket != "default":
+            web = WebClient(serving, port=serving.ready["http_port"])
+            made = web.post("/pools/default/buckets", name=bucket, bucketType="ephemeral", ramQuotaMB=100)
+            assert made.status == 202
+        with connected(serving, bucket) as client:
+            write(client, DOCUMENTS)
+            with follow(serving, bucket, free_ports) as program:
+                read_keys(program, "mutation", DOCUMENTS)
+                write(client, {"live"})
+                read_keys(program, "mutation", {"live"})
+                client.delete(b"live")
+                read_keys(program, "deletion", {"live"})
+                assert program.terminate() == 0
+            write(client, {"meanwhile"})
+            with follow(serving, bucket, free_ports, "static") as program:
+                read_keys(program, "mutation", {"meanwhile"})

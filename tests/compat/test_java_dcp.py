@@ -1,0 +1,70 @@
+"""java-dcp-client with what the Kafka and Spark connectors ask of it: persistence polling and flow control."""
+
+import subprocess
+
+import pytest
+
+from penstock.wire.constants import Status
+from tests.compat.installed import java_program
+from tests.compat.running import PATIENCE, Program
+from tests.compat.serving import Serving
+from tests.node.wire_client import connected
+
+VBUCKETS = 16
+DOCUMENTS = 200
+
+
+def write(client, *keys):
+    for number, key in enumerate(keys):
+        assert client.set(key.encode(), b'{"n":1}', vbucket=number % VBUCKETS).specific == Status.SUCCESS
+
+
+def command(serving, until):
+    return [*java_program("Dcp"), serving.url, serving.user, serving.password, "default", until]
+
+
+def read_until(program, key):
+    """Read what the program prints until it has received this document, and return that."""
+    return program.read_until(lambda lines: f"mutation _default._default.{key} json" in lines)
+
+
+@pytest.fixture(params=[False, True], ids=["in memory", "on disk"])
+def serving(request, tmp_path):
+    options = ["--data-dir", tmp_path / "data"] if request.param else []
+    with Serving.running("--vbuckets", VBUCKETS, *options) as serving:
+        yield serving
+
+
+@pytest.mark.timeout(120)
+def test_a_bucket_is_read_up_to_now(serving):
+    with connected(serving) as client:
+        keys = [f"k{number}" for number in range(DOCUMENTS)]
+        write(client, *keys)
+        client.delete(b"k0")
+    done = subprocess.run(command(serving, "now"), stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=True)
+    events = {tuple(line.split()[:2]) for line in done.stdout.splitlines()} - {("streaming", "default")}
+    expected = {("mutation", f"_default._default.{key}") for key in keys[1:]}
+    assert events == expected | {("deletion", "_default._default.k0")}
+
+
+@pytest.mark.timeout(120)
+def test_a_consumer_follows(serving):
+    with Program.running(command(serving, "never")) as program, connected(serving) as client:
+        program.read_until(lambda lines: "streaming default" in lines)
+        for key in ("a", "b", "c"):
+            write(client, key)
+            read_until(program, key)
+
+
+@pytest.mark.timeout(120)
+def test_a_consumer_is_rolled_back_by_a_node_that_lost_everything():
+    with Serving.running("--vbuckets", VBUCKETS) as serving, Program.running(command(serving, "never")) as program:
+        with connected(serving) as client:
+            write(client, "lost")
+        read_until(program, "lost")
+        serving.kill()
+        serving.start()
+        with connected(serving) as client:
+            write(client, "kept")
+        lines = read_until(program, "kept")
+    assert "rollback 0 0" in lines

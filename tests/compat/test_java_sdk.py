@@ -1,0 +1,18 @@
+"""Couchbase's own client for Java."""
+
+import subprocess
+
+import pytest
+
+from tests.compat.installed import java_program
+
+ACTS = ["documents", "durability", "parts", "collections", "buckets", "transactions"]
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("place", ["node", "durable_node"])
+def test_a_session(request, place):
+    node = request.getfixturevalue(place)
+    command = [*java_program("Sdk"), node.url, node.user, node.password, "default"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout.split(), done.returncode) == (ACTS, 0), done.stderr
