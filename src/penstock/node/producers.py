@@ -67,7 +67,7 @@ class StreamReport:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-class Ended(NamedTuple):
+class StreamTotals(NamedTuple):
     """What the streams of a producer sent that have ended, so that its totals never go down."""
 
     items: int = 0
@@ -92,7 +92,7 @@ class ProducerReport:
     streams: tuple[StreamReport, ...]
     bytes_unsent: int
     details: dict[str, Any] = field(default_factory=dict)
-    ended: Ended = field(default_factory=Ended)
+    ended: StreamTotals = field(default_factory=StreamTotals)
 
     @property
     def items_sent(self) -> int:
@@ -142,7 +142,7 @@ class ChangeProducer(ABC):
         self.dialect = dialect
         self.created = time.time()
         self.named = bool(name)
-        self.ended = Ended()
+        self.ended = StreamTotals()
         self.name = bucket.enter(self, name)
 
     @abstractmethod
@@ -173,7 +173,7 @@ class ChangeProducer(ABC):
 
     def keep_totals(self, items: int, nbytes: int) -> None:
         """Add what a stream has sent that ends now."""
-        self.ended = Ended(self.ended.items + items, self.ended.nbytes + nbytes)
+        self.ended = StreamTotals(self.ended.items + items, self.ended.nbytes + nbytes)
 
     def stop(self) -> None:
         """Give everything up: the connection is at its end. Whoever adds to this calls it too."""

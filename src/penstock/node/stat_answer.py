@@ -29,13 +29,13 @@ _LINES_AT_ONCE = 64  # between two looks at the clock
 
 def answer_stat(connection: NodeConnection, frame: Frame) -> bytes:
     """Return all replies to a STAT. Raises Parked if that takes longer than a slice, and as read_stats does."""
-    answer = _Answer(connection, frame, read_stats(connection, frame))
+    answer = _StatAnswer(connection, frame, read_stats(connection, frame))
     if answer.go_on():
         return answer.replies()
     raise Parked(answer.park)
 
 
-class _Answer:
+class _StatAnswer:
     """The replies to one STAT, as far as they were made."""
 
     _resume: Resume

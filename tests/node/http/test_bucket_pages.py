@@ -5,6 +5,7 @@ import pytest
 from penstock.node import Node
 from penstock.wire.constants import Status
 from penstock.wire.kv import GetClusterConfig
+from penstock.wire.observe import StartPersistence, StopPersistence
 from tests.node.http.web_client import WebClient
 from tests.node.wire_client import connected
 
@@ -144,6 +145,9 @@ def test_buckets_made_over_http_are_there_after_a_restart(tmp_path):
         said = web.said(f"{BUCKETS}/wine")
         assert said["basicStats"]["diskUsed"] > 0
         with connected(node, "wine") as client:
+            assert client.status(StopPersistence()) == Status.SUCCESS
+            assert web.post(f"{BUCKETS}/wine/controller/compactBucket").status == 503
+            assert client.status(StartPersistence()) == Status.SUCCESS
             client.set(b"k", b"v", vbucket=7)
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
         again = WebClient(node).said(f"{BUCKETS}/wine")

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from penstock.errors import Busy, UsageError
+from penstock.errors import Busy, TemporaryFailure, UsageError
 from penstock.node.http import documents
 from penstock.node.http.forms import FormErrors, changed_spec, new_spec, read_form
 from penstock.node.http.streaming import MapStream
@@ -125,7 +125,7 @@ async def _compact(visit: Visit) -> Response:
     if served.compactor is not None:
         try:
             served.compactor.everything(b"").begin(lambda _: None)
-        except Busy as error:
+        except (Busy, TemporaryFailure) as error:
             raise HTTPException(503, str(error)) from None
     return Response(status_code=200)
 

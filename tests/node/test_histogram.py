@@ -1,0 +1,32 @@
+"""Durations by powers of two of microseconds."""
+
+import pytest
+
+from penstock.node.histogram import Histogram
+
+SECONDS = [
+    (0.0, "work_0,1"),
+    (0.000_001, "work_1,2"),
+    (0.000_003, "work_2,4"),
+    (0.001, "work_512,1024"),
+    (1.0, "work_524288,1048576"),
+]
+
+
+@pytest.mark.parametrize(("seconds", "name"), SECONDS)
+def test_a_duration_stands_between_two_powers_of_two(seconds, name):
+    histogram = Histogram()
+    histogram.record(seconds)
+    assert list(histogram.lines("work")) == [(name, 1)]
+
+
+def test_histograms_are_added_up_and_forgotten():
+    histograms = [Histogram(), Histogram(), Histogram()]
+    for histogram, seconds in zip(histograms, (0.000_003, 0.000_003, 0.001), strict=True):
+        histogram.record(seconds)
+    merged = Histogram.merged(histograms)
+    assert list(merged.lines("work")) == [("work_2,4", 2), ("work_512,1024", 1)]
+    assert (merged.count, merged.total) == (3, pytest.approx(0.001_006))
+    histograms[0].reset()
+    assert list(histograms[0].lines("work")) == []
+    assert (histograms[0].count, histograms[0].total, histograms[0].last) == (0, 0.0, 0.0)
