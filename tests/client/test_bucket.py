@@ -136,6 +136,17 @@ async def test_what_is_known_of_vbuckets(url):
         assert await bucket.vbucket_infos([]) == {}
 
 
+@in_loop
+async def test_high_seqnos_connect_by_themselves(url):
+    async with connect(url) as bucket:
+        await bucket.upsert("connected", b"v")
+        expected = await bucket.high_seqnos()
+    assert len(expected) == 16
+    bucket = connect(url)
+    assert await bucket.high_seqnos() == expected
+    await bucket.close()
+
+
 def test_the_vbucket_of_a_key_is_the_clients_common_one():
     assert [vbucket_of(key, 1024) for key in (b"foo", b"bar", b"hello")] == [115, 767, 528]
     assert [vbucket_of(key, 64) for key in (b"foo", b"bar", b"hello")] == [51, 63, 16]

@@ -313,8 +313,9 @@ class Bucket:
         return await request_dumped(link, self.vbuckets, self.address.options.operation_timeout)
 
     async def _high_seqnos(self) -> dict[int, int]:
-        timeout, count = self.address.options.operation_timeout, self.vbuckets
+        timeout = self.address.options.operation_timeout
         links = await self._nodes.every()
+        count = self.vbuckets  # not known before the first connection
         return self._owned([(owner, await request_high_seqnos(link, count, timeout)) for owner, link in links])
 
     def _owned(self, said: Sequence[tuple[int, Mapping[int, T]]]) -> dict[int, T]:
