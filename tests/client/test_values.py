@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock import Node, connect
+from penstock.client.item_counts import ItemCount
 from penstock.client.tap_feed import TapFeed
 from penstock.errors import RemoteProtocolError
 from penstock.wire.columns import SMALL_RUN
@@ -101,6 +102,21 @@ def test_tap_gives_compressed_values_inflated(many):
     message = TapMutation(vbucket=3, key=b"k", value=deflate(b"{}"), datatype=Datatype.SNAPPY | Datatype.JSON)
     rows = consumer.get(*[message.encode()] * many)
     assert [(row.value, row.datatype) for row in rows] == [(b"{}", Datatype.JSON)] * many
+
+
+@pytest.mark.parametrize("many", [1, MANY])
+def test_a_tap_dump_counts_compressed_documents(many):
+    """Inflating moves the messages: their opcodes have to be read where they came in."""
+    consumer = Receiver(TapFeed(8, range(8), window=1 << 16, until_now=True))
+    counted = {3: ItemCount(many)}
+    consumer.feed.set_counts(counted)
+    consumer.feed.requests(lambda: 1)
+    message = TapMutation(vbucket=3, key=b"k", value=deflate(b'"%s"' % bytes(99)), datatype=Datatype.SNAPPY)
+    assert len(consumer.get(*[message.encode()] * many)) == many
+    assert consumer.feed.connection_ended()
+    consumer.feed.set_counts(counted)
+    assert consumer.feed.is_done
+    assert consumer.feed.failure is None
 
 
 @pytest.mark.parametrize("many", [1, MANY])

@@ -214,7 +214,8 @@ class TapFeed(Follower):
         self._has_begun = True
         nbytes = run.end - int(run.offsets[0])
         offsets = np.asarray(run.offsets)
-        flags = np.frombuffer(run.buffer, np.uint8)[offsets + _LOW_FLAGS_AT]
+        octets = np.frombuffer(run.buffer, np.uint8)
+        flags, stored = octets[offsets + _LOW_FLAGS_AT], octets[offsets + _OPCODE_AT] == Opcode.TAP_MUTATION
         acks = [_ack_of(run.buffer, offset) for offset in offsets[flags & TapFlag.ACK != 0].tolist()]
         if len(offsets) < SMALL_RUN:
             self._nbytes += nbytes
@@ -231,7 +232,6 @@ class TapFeed(Follower):
         run, heads = plain_heads(run)
         batch = columns_of(run, heads, self._context)
         self._take(np.unique(heads.vbucket).tolist())
-        stored = np.frombuffer(run.buffer, np.uint8)[offsets + _OPCODE_AT] == Opcode.TAP_MUTATION
         for kind, rows in ((self._stored, stored), (self._deleted, ~stored)):
             kind += np.bincount(heads.vbucket[rows], minlength=self.vbuckets)
         self._acks += acks
