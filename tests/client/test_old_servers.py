@@ -8,7 +8,7 @@ import pytest
 from penstock import Node, connect, read_changes
 from penstock.client.address import parse_address
 from penstock.client.dialect_check import check_dialect
-from penstock.client.handshake import BucketChoice, bucket_choice
+from penstock.client.handshake import BucketChoice, Purpose, bucket_choice
 from penstock.client.map_request import count_vbuckets
 from penstock.client.server import Server, explain_lack
 from penstock.client.vbucket_state import read_failovers, read_high_seqnos
@@ -188,6 +188,16 @@ async def test_a_dialect_is_checked_before_anything_depends_on_it(node, release,
 )
 def test_who_chooses_the_bucket(features, user, choice):
     assert bucket_choice(features, user, "beer") is choice
+
+
+@pytest.mark.parametrize(
+    ("stream_name", "dialect", "is_asked"),
+    [("", Dialect.TAP, False), ("tail", Dialect.DCP, False), ("tail", Dialect.TAP, True)],
+)
+def test_a_tap_stream_asks_for_datatypes(stream_name, dialect, is_asked):
+    """Couchbase 3.1.6 dies of compressed documents that it has to inflate for a TAP client."""
+    features = Purpose(stream_name=stream_name, dialect=dialect).features()
+    assert (Feature.DATATYPE in features) == is_asked
 
 
 @pytest.mark.parametrize("release", [COUCHBASE_3_1, COUCHBASE_2_5], ids=["3.1", "2.5"])

@@ -56,6 +56,9 @@ class Purpose:
         wanted = [Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON]
         wanted += [Feature.XATTR] * self.xattrs + [Feature.COLLECTIONS] * self.collections
         wanted += [Feature.MUTATION_SEQNO] * self.tokens
+        # Couchbase 3.1.6 inflates values for TAP clients without DATATYPE, and some twenty in a row end its process:
+        # ship_tap_log in memcached.c writes past the end of temp_alloc_list.
+        wanted += [Feature.DATATYPE] * (self.dialect is Dialect.TAP and bool(self.stream_name))
         return wanted
 
 

@@ -326,6 +326,7 @@ class ParamType(IntEnum):
 class Feature(IntEnum):
     """What HELLO negotiates. Source: memcached mcbp/protocol/feature.h. The node grants those that it keeps."""
 
+    DATATYPE = 0x01
     TLS = 0x02
     TCP_NODELAY = 0x03
     MUTATION_SEQNO = 0x04
