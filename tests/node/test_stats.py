@@ -287,6 +287,20 @@ def test_totals_of_a_connection_never_go_down(client, other):
     assert client.stats("dcpagg :")[":total:items_sent"] == "30"
 
 
+def test_acknowledged_bytes_are_those_that_the_consumer_says(client, other):
+    client.set(b"k", bytes(100))
+    other.open("c").control("connection_buffer_size", "1000")
+    other.stream()
+    for _ in range(2):
+        other.message()
+    unacked = int(client.stats("dcp")["eq_dcpq:c:unacked_bytes"])
+    assert unacked > 100
+    other.acknowledge(unacked + 7)
+    assert other.status(Noop()) == S.SUCCESS
+    stats = client.stats("dcp")
+    assert (stats["eq_dcpq:c:unacked_bytes"], stats["eq_dcpq:c:total_acked_bytes"]) == ("0", str(unacked + 7))
+
+
 def stream_stats(client, name="c", vbucket=0):
     prefix = f"eq_dcpq:{name}:stream_{vbucket}_"
     return {key.removeprefix(prefix): text for key, text in client.stats("dcp").items() if key.startswith(prefix)}

@@ -177,10 +177,13 @@ class Producer(ChangeProducer):
             self._loop.call_soon(self.connection.guarded, self._turn)
 
     def acknowledge(self, nbytes: int) -> None:
-        """Take nbytes as dealt with by the peer; more than there are count as all."""
-        nbytes = min(nbytes, self.unacked)
-        self.unacked -= nbytes
-        self.acked += nbytes
+        """Take nbytes as dealt with by the peer; more than there are count as all.
+
+        `acked` is what the peer said. Source: kv_engine producer.cc, BufferLog::acknowledge.
+        """
+        if self.window:
+            self.acked += nbytes
+        self.unacked -= min(nbytes, self.unacked)
         self.resume()
 
     def _turn(self) -> None:
