@@ -10,8 +10,11 @@ from penstock.client.bucket import vbucket_of
 from penstock.client.missing import MissingReport, not_served
 from penstock.errors import NotMyVbucket, Unreachable
 from penstock.wire.constants import Opcode, Status, VbucketState
+from penstock.wire.dcp import StreamReq
 from penstock.wire.kv import DelVbucket, SetVbucket, pack_vb_seqnos
+from penstock.wire.layout import decode
 from tests.client.peer import Script, documents, in_loop, reply
+from tests.client.producer import accept, marker, mutations, noop, refuse
 from tests.node.wire_client import connected
 
 ACTIVE, REPLICA, PENDING, DEAD = VbucketState
@@ -196,3 +199,30 @@ async def test_a_tap_server_that_reports_no_states_is_believed():
         connect(script.url()) as bucket,
     ):
         assert await bucket.served_by_tap([0, 1]) == {0: 0, 1: 0}
+
+
+# Following without them
+
+
+@in_loop
+async def test_a_stream_that_is_refused_does_not_hold_up_the_others():
+    """The producer sends vbucket 1 only after a round trip that follows the refusal of vbucket 0."""
+    streams = {}
+
+    def answer(peer, frame):
+        if frame.opcode == Opcode.DCP_STREAM_REQ:
+            request = decode(frame)
+            assert isinstance(request, StreamReq)
+            if request.vbucket == 0:
+                return refuse(request, Status.NOT_MY_VBUCKET)
+            streams[peer] = request
+            return accept(request) + noop(7)
+        if frame.opcode == Opcode.DCP_NOOP and peer in streams and not streams[peer].start_seqno:
+            return marker(streams[peer], 0, 2) + mutations(streams[peer], 1, 2)
+        return None
+
+    async with Script(answer) as script, connect(script.url(retrySeconds=0.5)) as bucket:
+        changes = bucket.changes()
+        assert [(await anext(changes)).seqno for _ in range(2)] == [1, 2]
+        with pytest.raises(Unreachable, match=r"last failure: vbucket 0 \(1 of 2\) is not served by"):
+            await anext(changes)

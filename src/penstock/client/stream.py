@@ -30,6 +30,7 @@ from penstock.client.session import Session, open_session, stream_name
 from penstock.errors import (
     ConnectionClosed,
     Error,
+    NotMyVbucket,
     NotSupported,
     OperationTimeout,
     RemoteProtocolError,
@@ -115,6 +116,8 @@ class ChangeStream:
         self._waiting_since = self._asked_since = self._connected_at = self._loop.time()
         self._alive_at: list[float] = []
         """By connection, when it was heard of last."""
+        self._reconnect_at: float | None = None
+        """When to give these connections up for new ones, because a stream failed that another attempt may mend."""
         self._silences = 0
         """Connections that ended because nothing came."""
         self._retry = Retry(address.options.retry_seconds, self._loop.time)
@@ -219,8 +222,12 @@ class ChangeStream:
         links = self._links
         if not links:  # closed meanwhile
             return
-        if self._feed.failure is not None:
-            raise self._feed.failure
+        if self._feed.failure is not None and self._reconnect_at is None:
+            self._plan_reconnect(self._feed.failure)
+        if self._reconnect_at is not None and self._loop.time() >= self._reconnect_at:
+            self._go_anew = True
+            await self._disconnect()
+            return
         if requests := self._feed.requests(links[0].take_opaque):
             self._send(requests)
             self._asked_since = self._loop.time()
@@ -232,6 +239,14 @@ class ChangeStream:
                     return
                 raise link.ended()
         await self._wait()
+
+    def _plan_reconnect(self, failure: Error) -> None:
+        """Go on with the other streams of these connections until the failed one is due for another attempt."""
+        if isinstance(failure, NotMyVbucket):
+            failure = not_served(self._feed.troubled, self._feed.vbuckets, self._address)
+        if self._has_lasted():
+            self._retry.succeeded()
+        self._reconnect_at = self._loop.time() + self._retry.next_delay(failure, self._address)
 
     def _send(self, requests: Sequence[Request]) -> None:
         """Send requests, each to the node that has the vbucket."""
@@ -354,10 +369,15 @@ class ChangeStream:
             until, what = answer_by, f"a stream request without an answer for {options.operation_timeout:g} s"
         if self._feed.unsettled:  # TAP, which promises neither signs of life nor answers
             until, what = max(self._alive_at) + _SETTLE_SECONDS, ""
+        is_reconnect = self._reconnect_at is not None and (until is None or self._reconnect_at < until)
+        if is_reconnect:
+            until = self._reconnect_at
         try:
             async with asyncio.timeout_at(until):
                 await self._wake.wait()
         except TimeoutError:
+            if is_reconnect:
+                return
             if not what:
                 self._feed.settle()
                 return
@@ -372,7 +392,7 @@ class ChangeStream:
         return bool(self._sessions) and max(self._alive_at) - self._connected_at > LONGEST_DELAY
 
     async def _disconnect(self) -> None:
-        links, self._sessions, self._alive_at = self._links, [], []
+        links, self._sessions, self._alive_at, self._reconnect_at = self._links, [], [], None
         for link in links:  # all at once: what still came by one would be taken for the next connection's
             link.fail(ConnectionClosed("it was closed on this side"))
         if links:
