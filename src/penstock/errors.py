@@ -84,11 +84,13 @@ class OrderViolation(RemoteProtocolError):
 
     Attributes:
         vbucket: the one that the message names.
+        begins_again: the seqnos begin at 1 again, so nothing that was received of the bucket holds.
     """
 
-    def __init__(self, message: str, *, vbucket: int, status: int = 0x04) -> None:
+    def __init__(self, message: str, *, vbucket: int, status: int = 0x04, begins_again: bool = False) -> None:
         super().__init__(message, status=status)
         self.vbucket = vbucket
+        self.begins_again = begins_again
 
 
 class StatusError(Error):

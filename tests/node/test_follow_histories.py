@@ -162,3 +162,19 @@ def test_two_histories_are_the_same_up_to_where_one_left_their_last_common_branc
             break
         same += 1
     assert common_seqno(copy.log, len(copy.changes), original.log) == same
+
+
+@in_loop
+async def test_an_upstream_that_is_flushed_without_a_word_is_copied_anew():
+    """As Couchbase 3.1.6: seqnos begin at 1 again under the same vbuuid, and a position of before would be accepted."""
+
+    def serve(peer, request):
+        first = len(script.asked) == 1
+        old = marker(request, 1, 41) + mutations(request, 41) if first else b""
+        return accept(request, LOG) + old + marker(request, 1, 50) + mutations(request, 1, 50)
+
+    async with Original(serve) as script, copy_of(script) as (_, watch, vbucket):
+        await watch.until(lambda: vbucket.whole_seqno == 50)
+        assert vbucket.get(b"\0k41") is None
+        assert vbucket.items == 2
+    assert script.asked == [(0, 0, 0, 0)] * 2

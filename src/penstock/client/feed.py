@@ -414,11 +414,13 @@ class Feed(Follower):
     def _on_marker(self, stream: VbucketStream, marker: Message) -> None:
         assert isinstance(marker, SnapshotMarker | SnapshotMarkerV2)
         vbucket, position = stream.vbucket, stream.position
+        last = position.seqno
         begins_again = stream.has_marker and marker.start_seqno <= 1 <= position.seqno
         if begins_again or marker.start_seqno > marker.end_seqno or marker.end_seqno < position.seqno:
             if begins_again:
                 self._begin_again()
-            raise wrong_snapshot(vbucket, marker.start_seqno, marker.end_seqno, position.seqno)
+            bounds = marker.start_seqno, marker.end_seqno
+            raise wrong_snapshot(vbucket, *bounds, last, begins_again=begins_again)
         stream.has_marker = True
         stream.snap_end = max(marker.end_seqno, position.snap_end)
         self._context.snapshot_start[vbucket] = signed64(marker.start_seqno)

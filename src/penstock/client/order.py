@@ -89,10 +89,12 @@ def behind_snapshot(vbucket: int, seqno: int, snap_end: int) -> OrderViolation:
     return OrderViolation(f"vbucket {vbucket}: by_seqno {seqno} behind its snapshot's end {snap_end}", vbucket=vbucket)
 
 
-def wrong_snapshot(vbucket: int, start_seqno: int, end_seqno: int, last: int) -> OrderViolation:
+def wrong_snapshot(
+    vbucket: int, start_seqno: int, end_seqno: int, last: int, *, begins_again: bool = False
+) -> OrderViolation:
     """Return the error of a snapshot that ends below its start, or at or below a change that has come."""
     about = f"vbucket {vbucket}: snapshot {start_seqno}..{end_seqno} after seqno {last}"
-    return OrderViolation(about, vbucket=vbucket, status=Status.ERANGE)
+    return OrderViolation(about, vbucket=vbucket, status=Status.ERANGE, begins_again=begins_again)
 
 
 def foreign_vbucket(vbucket: int, expected: int, name: str) -> OrderViolation:

@@ -100,7 +100,9 @@ class Retry:
         if not self.may_mend(error):
             raise error
         if isinstance(error, OrderViolation):
-            self._note_violation(error, address)
+            self._violations += 1
+            if self._violations >= _MOST_VIOLATIONS:
+                raise error
         now = self._clock()
         if self._since is None:
             self._since = now
@@ -109,18 +111,14 @@ class Retry:
             raise Unreachable(
                 f"{address} did not serve for {waited:.3g} s (limit {self._seconds:g} s); last failure: {error}"
             ) from error
-        if waited >= _QUIET_SECONDS and not self._has_warned:
+        if isinstance(error, OrderViolation):
+            logger.warning("%s broke the order of its streams (%s); connecting again", address, error)
+        elif waited >= _QUIET_SECONDS and not self._has_warned:
             self._has_warned = True
             limit = f" for up to {self._seconds:g} s" if self._seconds < math.inf else ""
             logger.warning("%s does not serve (%s); trying again%s", address, error, limit)
         delay, self._delay = self._delay, min(self._delay * 2, LONGEST_DELAY)
         return min(delay, self._seconds - waited)
-
-    def _note_violation(self, error: OrderViolation, address: Address) -> None:
-        self._violations += 1
-        if self._violations >= _MOST_VIOLATIONS:
-            raise error
-        logger.warning("%s broke the order of its streams (%s); connecting again", address, error)
 
 
 async def retrying(

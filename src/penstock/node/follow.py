@@ -30,6 +30,7 @@ from penstock.client.tap_feed import TapFeed
 from penstock.errors import (
     CannotApplyManifest,
     Error,
+    OrderViolation,
     OutOfMemory,
     OutOfRange,
     StatusError,
@@ -197,6 +198,8 @@ class Bridge:
             cause = error.__cause__ if isinstance(error, Unreachable) and error.__cause__ is not None else error
             assert isinstance(cause, Exception)
             logger.info("%s: %s", self.address, cause)
+            if isinstance(cause, OrderViolation) and cause.begins_again:
+                await self._begin_again()
             if self._loop.time() - self._opened_at > LONGEST_DELAY:
                 self._away.succeeded()
             if is_lasting(cause):
@@ -205,6 +208,11 @@ class Bridge:
                 self._deleted.succeeded()
                 delay = self._away.next_delay(cause, self.address)
             await asyncio.sleep(delay)
+
+    async def _begin_again(self) -> None:
+        """Empty every copy: the upstream was flushed, and would accept positions of its old history."""
+        for number in sorted(self._followed):
+            await self._do(number, partial(self._move, self._vbuckets[number], 0, ()))
 
     async def _follow(self) -> None:
         """Follow over one connection, until it ends or other vbuckets are to be followed."""
