@@ -92,10 +92,13 @@ KV = Suite(
             "TestEnhancedErrorOp TestKvErrorMap7ff0 TestKvErrorMap7ff1 TestKvErrorMap7ff2",
         ),
     },
-    races=each(
-        "cancels a durable write and expects to be faster than its reply",
-        "TestZombieLoggerComponentCancelledOps TestTelemetryOrphanedResponses",
-    ),
+    races={
+        **each(
+            "cancels a durable write and expects to be faster than its reply",
+            "TestZombieLoggerComponentCancelledOps TestTelemetryOrphanedResponses",
+        ),
+        **each("gives a request a nanosecond and expects no reply within it", "TestStatsTimeout"),
+    },
 )
 
 DCP = Suite(
