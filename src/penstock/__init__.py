@@ -7,7 +7,8 @@ from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.client.blocking import read_changes
-    from penstock.client.bucket import Bucket, Document, connect
+    from penstock.client.bucket import Bucket, connect
+    from penstock.client.documents import Document
     from penstock.client.position import Position
     from penstock.node import Node
     from penstock.wire.schema import CHANGE_SCHEMA, Change
@@ -28,7 +29,7 @@ _HOMES = {
     "CHANGE_SCHEMA": "penstock.wire.schema",
     "Bucket": "penstock.client.bucket",
     "Change": "penstock.wire.schema",
-    "Document": "penstock.client.bucket",
+    "Document": "penstock.client.documents",
     "Node": "penstock.node",
     "Position": "penstock.client.position",
     "connect": "penstock.client.bucket",

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock import connect
-from penstock.client.bucket import Document, vbucket_of
+from penstock.client.documents import Document, vbucket_of
 from penstock.client.position import VbucketInfo
 from penstock.errors import (
     ConnectionClosed,

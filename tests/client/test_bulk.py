@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from penstock import Node, connect
 from penstock.client.address import parse_address
-from penstock.client.bucket import vbucket_of
 from penstock.client.bulk import NO_ANSWER, BulkWriter
+from penstock.client.documents import vbucket_of
 from penstock.client.requests import OPAQUES, Rows, encode, vbuckets_of
 from penstock.errors import AccessDenied, UnknownCollection, Unreachable, UsageError
 from penstock.node.topology import NodePlace

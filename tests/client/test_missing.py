@@ -6,7 +6,7 @@ import pytest
 
 from penstock import Node, connect, read_changes
 from penstock.client.address import parse_address
-from penstock.client.bucket import vbucket_of
+from penstock.client.documents import vbucket_of
 from penstock.client.missing import MissingReport, not_served
 from penstock.errors import NotMyVbucket, Unreachable
 from penstock.wire.constants import Opcode, Status, VbucketState

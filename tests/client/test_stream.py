@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from penstock import Node, connect
-from penstock.client.bucket import vbucket_of
+from penstock.client.documents import vbucket_of
 from penstock.client.feed import Wanted
 from penstock.client.position import BEGINNING
 from penstock.errors import RemoteProtocolError, Unreachable, UsageError

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import connect
-from penstock.client.bucket import vbucket_of
+from penstock.client.documents import vbucket_of
 from penstock.client.tokens import MutationToken, Tokens
 from penstock.errors import KeyExists, KeyNotFound, NotStored
 from penstock.node import Node

@@ -9,8 +9,9 @@ import asyncio
 from pathlib import Path
 
 from penstock.client.address import parse_address
-from penstock.client.bucket import connect, vbucket_of
+from penstock.client.bucket import connect
 from penstock.client.connection import NodeLink
+from penstock.client.documents import vbucket_of
 from penstock.client.position import Position
 from penstock.client.session import open_session
 from penstock.wire.kv import GetAllVbSeqnos, SeqnoPersistence, unpack_vb_seqnos

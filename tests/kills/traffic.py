@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 
 from penstock.client.address import parse_address
-from penstock.client.bucket import Bucket, connect, vbucket_of
+from penstock.client.bucket import Bucket, connect
 from penstock.client.connection import NodeLink
+from penstock.client.documents import vbucket_of
 from penstock.client.position import Position
 from penstock.client.session import open_session
 from penstock.errors import ConnectionClosed, Unreachable

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-import zlib
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 import pyarrow as pa
 
@@ -16,6 +14,7 @@ from penstock.client.cluster_map import ClusterMap
 from penstock.client.connection import refusal
 from penstock.client.credentials import credentials_from
 from penstock.client.dialect_check import check_dialect
+from penstock.client.documents import Document, chunks_of, document_of, encode_key, vbucket_of
 from penstock.client.feed import Feed, Wanted
 from penstock.client.handshake import DOCUMENTS
 from penstock.client.infos import look
@@ -44,14 +43,12 @@ from penstock.wire.collection_names import DEFAULT_NAME
 from penstock.wire.collections import CollectionIdReply, GetCollectionId
 from penstock.wire.constants import MAX_KEY, MAX_SEQNO, MAX_VALUE, Dialect, Status
 from penstock.wire.frame import Frame
-from penstock.wire.inflated import inflate_value
 from penstock.wire.kv import (
     Add,
     CloseProducer,
     Delete,
     Flush,
     Get,
-    GetReply,
     Set,
 )
 from penstock.wire.layout import Request, decode
@@ -77,26 +74,6 @@ class Wants(TypedDict, total=False):
     collections: Sequence[str]
     xattrs: bool | None
     values: bool
-
-
-_AT_ONCE = 512
-"""Requests of one call that are under way together."""
-
-_FLAGS = GetReply.layouts[1].extras
-
-
-class Document(NamedTuple):
-    """What is stored under a key."""
-
-    value: bytes
-    cas: int
-    flags: int = 0
-    datatype: int = 0
-
-
-def vbucket_of(key: bytes, vbuckets: int) -> int:
-    """Return the vbucket that a key belongs to. Source: the clients' common CRC-32 mapping."""
-    return ((zlib.crc32(key) >> 16) & 0x7FFF) % vbuckets
 
 
 def connect(url: str = DEFAULT_URL, *, username: str | None = None, password: str | None = None) -> Bucket:
@@ -167,9 +144,9 @@ class Bucket:
     async def get_many(self, keys: Iterable[str | bytes], *, collection: str = "") -> list[Document | None]:
         """Return the documents in the order of the keys, None where there is none."""
         found: list[Document | None] = []
-        for chunk in _chunks(map(_octets, keys)):
+        for chunk in chunks_of(map(encode_key, keys)):
             frames = await self._documents(collection, chunk, self._get, accept=(Status.KEY_ENOENT,))
-            found += [_document(key, frame) for key, frame in zip(chunk, frames, strict=True)]
+            found += [document_of(key, frame) for key, frame in zip(chunk, frames, strict=True)]
         return found
 
     async def upsert(
@@ -198,7 +175,7 @@ class Bucket:
         """Store documents, many requests under way at once; return their cas in the same order."""
         written: list[int] = []
         store = partial(self._store, Set, expiry=expiry, flags=flags, datatype=datatype)
-        for chunk in _chunks((_octets(key), value) for key, value in documents):
+        for chunk in chunks_of((encode_key(key), value) for key, value in documents):
             written += [frame.cas for frame in await self._documents(collection, chunk, store)]
         return written
 
@@ -214,7 +191,7 @@ class Bucket:
     ) -> int:
         """Store a document where there is none; return its cas. Raises KeyExists."""
         store = partial(self._store, Add, expiry=expiry, flags=flags, datatype=datatype)
-        return (await self._documents(collection, [(_octets(key), value)], store, again=False))[0].cas
+        return (await self._documents(collection, [(encode_key(key), value)], store, again=False))[0].cas
 
     async def replace(
         self, key: str | bytes, value: bytes, *, cas: int, expiry: int = 0, flags: int = 0, collection: str = ""
@@ -223,17 +200,17 @@ class Bucket:
         if not cas:
             raise UsageError(f"cas 0 to replace {key!r}, expected that of the version to replace")
         store = partial(self._store, Set, expiry=expiry, flags=flags, cas=cas)
-        return (await self._documents(collection, [(_octets(key), value)], store, again=False))[0].cas
+        return (await self._documents(collection, [(encode_key(key), value)], store, again=False))[0].cas
 
     async def remove(self, key: str | bytes, *, cas: int = 0, collection: str = "") -> int:
         """Remove a document; return the tombstone's cas. Raises KeyNotFound, KeyExists if cas is not its version."""
         delete = partial(self._delete, cas=cas)
-        return (await self._documents(collection, [_octets(key)], delete, again=False))[0].cas
+        return (await self._documents(collection, [encode_key(key)], delete, again=False))[0].cas
 
     async def remove_many(self, keys: Iterable[str | bytes], *, collection: str = "") -> int:
         """Remove documents, many requests under way at once; return how many there were."""
         removed = 0
-        for chunk in _chunks(map(_octets, keys)):
+        for chunk in chunks_of(map(encode_key, keys)):
             accept = (Status.KEY_ENOENT,)
             frames = await self._documents(collection, chunk, self._delete, accept=accept, again=False)
             removed += sum(frame.specific == Status.SUCCESS for frame in frames)
@@ -616,26 +593,3 @@ class Bucket:
         if len(value) > MAX_VALUE:
             raise UsageError(f"value of {len(value)} bytes under {key!r}, limit {MAX_VALUE}")
         return kind(key=prefix + key, value=value, vbucket=self._vbucket(key), **fields)
-
-
-def _document(key: bytes, frame: Frame) -> Document | None:
-    if frame.specific != Status.SUCCESS:
-        return None
-    if len(frame.extras) != _FLAGS.size:
-        decode(frame)  # says what is wrong with it; decoding those that are right as well took a third of the time
-    (flags,) = _FLAGS.unpack(frame.extras)
-    value, datatype = inflate_value(frame.value, frame.datatype, f"GET {key!r}")
-    return Document(value, frame.cas, flags, datatype)
-
-
-def _octets(key: str | bytes) -> bytes:
-    try:
-        return key.encode() if isinstance(key, str) else key
-    except UnicodeEncodeError as error:
-        raise UsageError(f"key {key!r} is no text that UTF-8 can hold: {error.reason}") from None
-
-
-def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
-    source = iter(items)
-    while chunk := list(itertools.islice(source, _AT_ONCE)):
-        yield chunk
