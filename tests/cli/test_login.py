@@ -53,3 +53,20 @@ def test_a_password_is_no_argument(run, guarded):
     assert code == 2
     assert "secret" not in err
     assert run("stats", "--username", "ada").err == "penstock: a username without a password\n"
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA512", "PLAIN"])
+def test_a_user_without_a_password(run, monkeypatch, tmp_path, mechanism):
+    """A bucket of Couchbase 2.x is a user, who often has an empty password."""
+    with change_users(tmp_path / "users.json") as accounts:
+        accounts["beer"] = account_of(User.of("beer", ["admin"]), None)
+    (tmp_path / "password").write_text("\n")
+    with Node.running(
+        ["beer"], vbuckets=4, users=tmp_path / "users.json", mechanisms=[mechanism], allow_plain=True
+    ) as node:
+        url = ("--url", node.url("beer"))
+        assert run("stats", *url, "--username", "beer", "--password-file", tmp_path / "password").code == 0
+        monkeypatch.setenv("PENSTOCK_PASSWORD", "")
+        assert run("stats", *url, "--username", "beer").code == 0
+        monkeypatch.setenv("PENSTOCK_PASSWORD", "another")
+        assert run("stats", *url, "--username", "beer").code == 1

@@ -26,15 +26,18 @@ _MOST_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user of a node. Raises UsageError for a name or password that no node can have, without showing the latter."""
+    """A user of a node. The password may be empty: buckets of Couchbase 2.x often have none.
+
+    Raises UsageError for a name or password that no node can have, without showing the password.
+    """
 
     username: str
     password: str = field(repr=False)
 
     def __post_init__(self) -> None:
+        if not self.username:
+            raise UsageError("the username is empty")
         for what, text in (("username", self.username), ("password", self.password)):
-            if not text:
-                raise UsageError(f"the {what} is empty")
             if "\0" in text or not _is_utf8(text):
                 raise UsageError(f"the {what} is not what UTF-8 without NUL can hold")
 
@@ -44,14 +47,14 @@ def credentials_from(
 ) -> Credentials | None:
     """Return who is to log in, None for nobody.
 
-    environment: has PENSTOCK_USERNAME and PENSTOCK_PASSWORD, for what is not given. Raises UsageError for one without
-    the other.
+    environment: has PENSTOCK_USERNAME and PENSTOCK_PASSWORD, for what is not given; a password that is set and empty
+    counts, a username does not. Raises UsageError for one without the other.
     """
     known = environment or {}
     username = known.get(USERNAME_VARIABLE) or None if username is None else username
     if username is None and password is None:
         return None  # a password that only lies about in the environment is nobody's
-    password = known.get(PASSWORD_VARIABLE) or None if password is None else password
+    password = known.get(PASSWORD_VARIABLE) if password is None else password
     if username is None or password is None:
         found, missing = ("username", "password") if password is None else ("password", "username")
         raise UsageError(f"a {found} without a {missing}")
@@ -59,9 +62,9 @@ def credentials_from(
 
 
 def password_file(path: str) -> str:
-    """Return the password that a file's only line is. Raises UsageError."""
+    """Return the password that a file's only line is: an empty line is an empty password. Raises UsageError."""
     lines = _read(path).splitlines()
-    if len(lines) != 1 or not lines[0]:
+    if len(lines) != 1:
         raise UsageError(f"{path}: found {len(lines)} lines, expected one, with a password")
     return lines[0]
 

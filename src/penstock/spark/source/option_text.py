@@ -9,9 +9,13 @@ from penstock.client.address import Options, outside_name
 from penstock.errors import UsageError
 from penstock.wire.schema import CHANGE_SCHEMA
 
-__all__ = ["as_in_a_url", "columns", "not_empty", "one_of", "positive", "size", "vbuckets"]
+__all__ = ["any_text", "as_in_a_url", "columns", "not_empty", "one_of", "positive", "size", "vbuckets"]
 
 _MOST_VBUCKETS = 65536
+
+
+def any_text(name: str, text: str) -> str:
+    return text
 
 
 def not_empty(name: str, text: str) -> str:

@@ -21,7 +21,16 @@ from penstock.client.address import (
 from penstock.client.credentials import Credentials, credentials_file, credentials_from, password_file
 from penstock.client.selection import Selection
 from penstock.errors import UsageError
-from penstock.spark.source.option_text import as_in_a_url, columns, not_empty, one_of, positive, size, vbuckets
+from penstock.spark.source.option_text import (
+    any_text,
+    as_in_a_url,
+    columns,
+    not_empty,
+    one_of,
+    positive,
+    size,
+    vbuckets,
+)
 from penstock.spark.source.positions import EARLIEST, LATEST, Place, end_of, start_of
 from penstock.spark.source.shape import Shape, ValueFormat
 from penstock.wire.constants import Dialect
@@ -243,7 +252,7 @@ OPTIONS: Sequence[Option] = (
     _option("bucket", not_empty, "of the connection string",
             "the bucket, in place of the connection string's path", "beer"),
     _option("username", not_empty, f"PENSTOCK_USERNAME {_ENVIRONMENT}, else nobody", "who logs in", "ada", login=True),
-    _option("password", not_empty, f"PENSTOCK_PASSWORD {_ENVIRONMENT}",
+    _option("password", any_text, f"PENSTOCK_PASSWORD {_ENVIRONMENT}",
             "the password; no plan, log or message shows it", "secret", login=True),
     _option("passwordFile", not_empty, "none",
             "a file on the driver whose only line is the password", "/run/secrets/dcp", login=True),
