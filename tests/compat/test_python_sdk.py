@@ -28,7 +28,7 @@ from couchbase.exceptions import (  # noqa: E402
     InvalidArgumentException,
     UnAmbiguousTimeoutException,
 )
-from couchbase.management.buckets import CreateBucketSettings  # noqa: E402
+from couchbase.management.buckets import BucketType, CreateBucketSettings  # noqa: E402
 from couchbase.options import (  # noqa: E402
     ClusterOptions,
     ClusterTimeoutOptions,
@@ -193,11 +193,20 @@ def test_durable_writes_to_a_bucket_on_disk(durable_collection, level):
     assert durable_collection.remove("k", durability=durable).success
 
 
-@pytest.mark.parametrize("level", DURABLE[1:])
-def test_a_bucket_in_memory_persists_nothing(collection, level):
-    with pytest.raises(DurabilityInvalidLevelException):
-        collection.upsert("k", 1, UpsertOptions(durability=ServerDurability(level)))
+@pytest.mark.parametrize("level", DURABLE)
+def test_durable_writes_to_a_bucket_in_memory(collection, level):
+    assert collection.upsert("k", 1, UpsertOptions(durability=ServerDurability(level))).success
+
+
+def test_an_ephemeral_bucket_persists_nothing(another_cluster):
+    settings = CreateBucketSettings(name="passing", bucket_type=BucketType.EPHEMERAL, ram_quota_mb=100, num_replicas=0)
+    another_cluster.buckets().create_bucket(settings)
+    collection = another_cluster.bucket("passing").default_collection()
+    for level in DURABLE[1:]:
+        with pytest.raises(DurabilityInvalidLevelException):
+            collection.upsert("k", 1, UpsertOptions(durability=ServerDurability(level)))
     assert not collection.exists("k").exists
+    another_cluster.buckets().drop_bucket("passing")
 
 
 def test_a_majority_that_there_is_not(another_cluster):
