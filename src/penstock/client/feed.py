@@ -17,12 +17,10 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.client.follower import Delivery, Follower
-from penstock.client.order import behind_snapshot, foreign_vbucket, not_above, parts_of, wrong_snapshot
+from penstock.client.order import behind_snapshot, foreign_vbucket, not_above, take_parts, wrong_snapshot
 from penstock.client.position import UNKNOWN_END, Position, accepted, advance_to, reconciled
 from penstock.client.selection import Filter, KnownCollections, Selection
 from penstock.client.speech import (
@@ -37,7 +35,7 @@ from penstock.client.speech import (
 )
 from penstock.client.system_event import change_of
 from penstock.client.vbucket_stream import UNNAMED, VbucketStream, Wanted, is_nothing, rollback_row
-from penstock.errors import ConnectionClosed, Error, OrderViolation, RemoteProtocolError, UsageError, status_error
+from penstock.errors import ConnectionClosed, Error, RemoteProtocolError, UsageError, status_error
 from penstock.store.failover import FailoverLog
 from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
 from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Status, StreamEndReason
@@ -51,7 +49,7 @@ from penstock.wire.dcp import (
     SystemEvent,
 )
 from penstock.wire.frame import Frame, join_frame, status_name
-from penstock.wire.heads import Heads, Run
+from penstock.wire.heads import Run
 from penstock.wire.inflated import inflate_run, plain_heads
 from penstock.wire.layout import Message, Request, decode
 from penstock.wire.schema import signed64
@@ -510,38 +508,13 @@ class Feed(Follower):
         self._nbytes += nbytes
         run, heads = plain_heads(run, prefixed=self._context.collections is not None)
         batch = columns_of(run, heads, self._context)
-        keep, violation = self._take_parts(heads)
+        keep, violation = take_parts(heads, self._take)
         if keep is not None:
             batch = batch.filter(pa.array(keep))
         if batch.num_rows:
             self._deliver(batch)
         if violation is not None:
             raise violation
-
-    def _take_parts(self, heads: Heads) -> tuple[npt.NDArray[np.bool_] | None, OrderViolation | None]:
-        """Check the order of a run and move the positions of its vbuckets.
-
-        Returns:
-            Which rows to hand out (None: all), and the violation of the first row that breaks the order, if one does.
-            No row behind it is handed out.
-        """
-        keep: npt.NDArray[np.bool_] | None = None
-        for part in parts_of(heads):
-            violation = None
-            try:
-                wanted = self._take(part.vbucket, part.opaque, part.least, part.most)
-            except OrderViolation as error:
-                violation, wanted = error, (1, 0)
-            if wanted == (part.least, part.most):
-                continue
-            keep = np.ones(len(heads.ends), bool) if keep is None else keep
-            if violation is not None:
-                keep[part.first :] = False
-                return keep, violation
-            assert heads.by_seqno is not None
-            seqno = heads.by_seqno[part.first : part.behind]
-            keep[part.first : part.behind] = (seqno >= wanted[0]) & (seqno <= wanted[1])
-        return keep, None
 
     def _take(self, vbucket: int, opaque: int, least: int, most: int) -> tuple[int, int]:
         """Move a vbucket's position over changes `least` to `most`; return which of them are wanted, as (first, last).

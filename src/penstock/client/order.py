@@ -7,16 +7,17 @@ no matter of order: it is an error at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import OrderViolation
 from penstock.wire.constants import Status
 from penstock.wire.heads import Heads
 
-__all__ = ["Opaques", "RunPart", "behind_snapshot", "foreign_vbucket", "not_above", "parts_of", "wrong_snapshot"]
+__all__ = ["Opaques", "RunPart", "behind_snapshot", "foreign_vbucket", "not_above", "take_parts", "wrong_snapshot"]
 
 
 class RunPart(NamedTuple):
@@ -37,7 +38,7 @@ class RunPart(NamedTuple):
     most: int
 
 
-def parts_of(heads: Heads) -> Iterator[RunPart]:
+def _parts_of(heads: Heads) -> Iterator[RunPart]:
     """Cut a run where another stream's changes follow, or a seqno that is not above the one before."""
     vbucket, opaque, seqno = heads.vbucket, heads.opaque, heads.by_seqno
     assert seqno is not None
@@ -47,6 +48,38 @@ def parts_of(heads: Heads) -> Iterator[RunPart]:
         numbers = int(vbucket[first]), int(opaque[first])
         yield RunPart(*numbers, first, behind, int(seqno[first]), int(seqno[behind - 1]))
         first = behind
+
+
+def take_parts(
+    heads: Heads, take: Callable[[int, int, int, int], tuple[int, int]]
+) -> tuple[npt.NDArray[np.bool_] | None, OrderViolation | None]:
+    """Check the order of a run, stream by stream.
+
+    Args:
+        take: takes vbucket, opaque and the first and last seqno of consecutive changes of one stream. Returns the first
+            and the last seqno to hand out. Raises OrderViolation.
+
+    Returns:
+        Which rows to hand out (None: all), and the violation of the first row that breaks the order, if one does.
+        No row behind it is handed out.
+    """
+    keep: npt.NDArray[np.bool_] | None = None
+    for part in _parts_of(heads):
+        violation = None
+        try:
+            wanted = take(part.vbucket, part.opaque, part.least, part.most)
+        except OrderViolation as error:
+            violation, wanted = error, (1, 0)
+        if wanted == (part.least, part.most):
+            continue
+        keep = np.ones(len(heads.ends), bool) if keep is None else keep
+        if violation is not None:
+            keep[part.first :] = False
+            return keep, violation
+        assert heads.by_seqno is not None
+        seqno = heads.by_seqno[part.first : part.behind]
+        keep[part.first : part.behind] = (seqno >= wanted[0]) & (seqno <= wanted[1])
+    return keep, None
 
 
 class Opaques:
