@@ -18,6 +18,13 @@ def client(node):
 
 
 @pytest.fixture
+def other(node):
+    """Another such connection."""
+    with connected(node) as client:
+        yield client
+
+
+@pytest.fixture
 def consumer(node):
     """A second connection, with DCP OPEN done."""
     with connected(node) as client:

@@ -47,18 +47,6 @@ def node(tmp_path):
         yield node
 
 
-@pytest.fixture
-def client(node):
-    with connected(node) as client:
-        yield client
-
-
-@pytest.fixture
-def other(node):
-    with connected(node) as client:
-        yield client
-
-
 def observe(client, *keys, vbucket=0):
     """Return state and cas of each key."""
     reply = client.ask(Observe(value=pack_keys((vbucket, key) for key in keys)))

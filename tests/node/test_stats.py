@@ -27,18 +27,6 @@ def node(tmp_path):
         yield node
 
 
-@pytest.fixture
-def client(node):
-    with connected(node) as client:
-        yield client
-
-
-@pytest.fixture
-def other(node):
-    with connected(node) as client:
-        yield client
-
-
 def persist(client, seqno, vbucket=0):
     assert client.status(SeqnoPersistence(vbucket=vbucket, seqno=seqno)) == S.SUCCESS
 

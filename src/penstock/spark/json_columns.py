@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from penstock.spark.json_types import as_struct, differences, fields_of, from_ddl, to_ddl, type_name
+from penstock.wire.json_value import is_utf8
 
 __all__ = ["Evolution", "differences", "evolution", "from_ddl", "infer", "infer_all", "parse", "to_ddl"]
 
@@ -426,17 +427,9 @@ def _infer_rows(values: pa.BinaryArray) -> pa.DataType:
     found: pa.DataType = pa.struct([])
     for value in values.to_pylist():
         members = members_of(value.decode("utf-8", "surrogateescape"))
-        if members is not None and _is_utf8(value):
+        if members is not None and is_utf8(value):
             found = _merged(found, _type_of_members((each.name, each.value) for each in members))
     return found
-
-
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _type_of_members(members: Iterable[tuple[str, Any]], depth: int = 0) -> pa.DataType:

@@ -13,7 +13,7 @@ from msgspec.json import Decoder
 
 from penstock.wire.constants import Datatype
 
-__all__ = ["detect_json"]
+__all__ = ["detect_json", "is_utf8"]
 
 _JSON: Final = int(Datatype.JSON)
 
@@ -38,7 +38,7 @@ def detect_json(value: bytes) -> int:
         return _detect_with_surrogates(value)
     except RecursionError:
         return 0
-    return _JSON if value.isascii() or _is_utf8(value) else 0
+    return _JSON if value.isascii() or is_utf8(value) else 0
 
 
 def _detect_with_surrogates(value: bytes) -> int:
@@ -50,10 +50,11 @@ def _detect_with_surrogates(value: bytes) -> int:
         _check_syntax(plain)
     except (DecodeError, RecursionError):
         return 0
-    return _JSON if _is_utf8(value) else 0
+    return _JSON if is_utf8(value) else 0
 
 
-def _is_utf8(value: bytes) -> bool:
+def is_utf8(value: bytes) -> bool:
+    """Tell whether bytes are UTF-8."""
     try:
         value.decode()
     except UnicodeDecodeError:
