@@ -22,10 +22,19 @@ from penstock.wire.kv import (
     Touch,
     Unlock,
 )
+from tests.node.wire_client import connected, served
 
 S = Status
 LOCKED_CAS = 2**64 - 1
 META: dict[str, Any] = {"flags": 0, "expiry": 0, "rev_seqno": 99, "new_cas": 99}
+
+
+@pytest.fixture
+def other(node):
+    """Another connection, on which the newer statuses are known."""
+    with connected(node) as other:
+        served(node, other).xerror = True
+        yield other
 
 
 def lock(client, **fields):
