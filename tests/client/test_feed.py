@@ -16,7 +16,7 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.wire.columns import SMALL_RUN
-from penstock.wire.constants import MAX_SEQNO, Opcode, Status, StreamEndReason
+from penstock.wire.constants import MAX_SEQNO, Opcode, SnapshotFlag, Status, StreamEndReason
 from penstock.wire.dcp import CloseStream, DcpReply
 from penstock.wire.frame import Frame, join_frame
 from penstock.wire.kv import FailoverEntry, Get
@@ -315,6 +315,24 @@ def test_a_flush_gives_an_expected_history_up():
     assert consumer.feed.given_up == [3]
     consumer.reconnect()
     assert [request.vbucket for request in consumer.ask()] == [4]
+
+
+def test_a_second_backfill_that_begins_where_the_stream_did_is_no_flush():
+    """Couchbase 4.5.1 to 4.6 reads from disk again for a slow stream, and names the stream's start once more."""
+    consumer, request = opened()
+    found = consumer.get(
+        *(marker(request, 0, 3, flags=SnapshotFlag.DISK), mutations(request, 1, 2, 3)),
+        *(marker(request, 0, 5, flags=SnapshotFlag.DISK), mutations(request, 4, 5)),
+    )
+    assert seqnos(found) == [1, 2, 3, 4, 5]
+
+
+def test_a_disk_snapshot_that_ends_below_the_position_is_a_flush():
+    consumer, request = opened()
+    consumer.give(marker(request, 0, 3), mutations(request, 1, 2, 3))
+    with pytest.raises(OrderViolation) as caught:
+        consumer.give(marker(request, 0, 2, flags=SnapshotFlag.DISK))
+    assert caught.value.begins_again
 
 
 def test_the_same_seqnos_again_are_no_progress_after_a_flush():

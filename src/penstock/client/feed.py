@@ -20,7 +20,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from penstock.client.follower import Delivery, Follower
-from penstock.client.order import behind_snapshot, foreign_vbucket, not_above, take_parts, wrong_snapshot
+from penstock.client.order import behind_snapshot, foreign_vbucket, is_flush, not_above, take_parts, wrong_snapshot
 from penstock.client.position import UNKNOWN_END, Position, accepted, advance_to, reconciled
 from penstock.client.selection import Filter, KnownCollections, Selection
 from penstock.client.speech import (
@@ -413,7 +413,7 @@ class Feed(Follower):
         assert isinstance(marker, SnapshotMarker | SnapshotMarkerV2)
         vbucket, position = stream.vbucket, stream.position
         last = position.seqno
-        begins_again = stream.has_marker and marker.start_seqno <= 1 <= position.seqno
+        begins_again = stream.has_marker and is_flush(marker, last)
         if begins_again or marker.start_seqno > marker.end_seqno or marker.end_seqno < position.seqno:
             if begins_again:
                 self._begin_again()

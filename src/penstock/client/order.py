@@ -14,10 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import OrderViolation
-from penstock.wire.constants import Status
+from penstock.wire.constants import SnapshotFlag, Status
+from penstock.wire.dcp import SnapshotMarker, SnapshotMarkerV2
 from penstock.wire.heads import Heads
 
-__all__ = ["Opaques", "RunPart", "behind_snapshot", "foreign_vbucket", "not_above", "take_parts", "wrong_snapshot"]
+__all__ = [
+    "Opaques",
+    "RunPart",
+    "behind_snapshot",
+    "foreign_vbucket",
+    "is_flush",
+    "not_above",
+    "take_parts",
+    "wrong_snapshot",
+]
 
 
 class RunPart(NamedTuple):
@@ -110,6 +120,20 @@ class Opaques:
                 f"vbucket {vbucket}: {name} under opaque {opaque}, which no stream of this connection has had",
                 vbucket=vbucket,
             )
+
+
+def is_flush(marker: SnapshotMarker | SnapshotMarkerV2, last: int) -> bool:
+    """Tell whether a snapshot behind the first one of a stream shows that the seqnos begin at 1 again.
+
+    A snapshot from disk that goes on behind `last` does not: Couchbase 4.5.1 to 4.6 reads from disk again for a slow
+    consumer, and names the start of the stream as the start of each such snapshot.
+    Source: ep-engine 4.6.5, dcp/stream.cc (markDiskSnapshot, handleSlowStream).
+
+    Args:
+        last: the seqno of the last change.
+    """
+    goes_on = bool(marker.flags & SnapshotFlag.DISK) and marker.end_seqno >= last
+    return marker.start_seqno <= 1 <= last and not goes_on
 
 
 def not_above(vbucket: int, seqno: int, last: int) -> OrderViolation:
