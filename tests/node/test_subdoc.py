@@ -416,6 +416,17 @@ def test_a_document_that_begins_as_a_deleted_one_and_is_revived(modern):
     assert again.specific == S.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS
 
 
+def test_a_deleted_document_is_not_revived_by_who_does_not_see_it(modern):
+    assert (
+        change_all(modern, (UPSERT, XATTR, b"t", b"1"), doc_flags=AS_DELETED | ADD).specific == S.SUBDOC_SUCCESS_DELETED
+    )
+    assert change(modern, UPSERT, b"t", b"2", XATTR, doc_flags=REVIVE).specific == S.KEY_ENOENT
+    assert change_all(modern, (UPSERT, XATTR, b"t", b"2"), doc_flags=REVIVE).specific == S.EINVAL
+    assert change(modern, UPSERT, b"t", b"2", XATTR, doc_flags=REVIVE | ACCESS).specific == S.SUCCESS
+    again = change(modern, UPSERT, b"t", b"3", XATTR, doc_flags=REVIVE)
+    assert again.specific == S.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS
+
+
 def test_a_staged_insert_is_changed_by_its_cas(modern):
     """gocbcore's transactions insert and then replace with the flags CREATE_AS_DELETED|ACCESS_DELETED and a cas."""
     staged = change_all(modern, (UPSERT, XATTR, b"txn", b"1"), doc_flags=AS_DELETED | ADD | ACCESS)

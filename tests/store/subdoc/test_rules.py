@@ -108,6 +108,15 @@ def test_create_as_deleted_on_a_single_path(flags: int, doc_flags: int) -> None:
     check([(UPSERT, XATTR, b"a", b"1")], AS_DELETED | MKDOC, single_path=True)
 
 
+@pytest.mark.parametrize("doc_flags", [REVIVE, REVIVE | ACCESS | MKDOC | AS_DELETED])
+def test_revive_on_a_single_path(doc_flags: int) -> None:
+    spec: list[Any] = [(UPSERT, XATTR, b"a", b"1")]
+    check(spec, doc_flags, single_path=True)
+    with pytest.raises(StatusError) as caught:
+        check(spec, doc_flags)
+    assert caught.value.status == EINVAL
+
+
 def test_what_is_to_be_added_has_no_cas() -> None:
     with pytest.raises(StatusError) as caught:
         check([(UPSERT, 0, b"a", b"1")], ADD, cas=5)

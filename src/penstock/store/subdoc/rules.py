@@ -89,11 +89,21 @@ def check_changes(
         raise InvalidArguments("the flags ADD and MKDOC, expected one of them")
     if single_path and doc_flags & AS_DELETED:
         _check_created_as_deleted(specs, doc_flags)
-    if doc_flags & REVIVE and not doc_flags & ACCESS:
-        raise InvalidArguments("the flag REVIVE without ACCESS_DELETED")
-    if doc_flags & REVIVE and doc_flags & AS_DELETED:
-        raise InvalidArguments("the flags REVIVE and CREATE_AS_DELETED, expected one of them")
+    if not single_path and doc_flags & REVIVE:
+        _check_revived(doc_flags)
     _check_paths(specs, doc_flags, several_xattrs)
+
+
+def _check_revived(doc_flags: int) -> None:
+    """Check REVIVE on SUBDOC_MULTI_MUTATION.
+
+    A single-path command has neither rule: without ACCESS_DELETED it finds no deleted document to revive.
+    Source: kv_engine subdocument_validators.cc.
+    """
+    if not doc_flags & ACCESS:
+        raise InvalidArguments("the flag REVIVE without ACCESS_DELETED")
+    if doc_flags & AS_DELETED:
+        raise InvalidArguments("the flags REVIVE and CREATE_AS_DELETED, expected one of them")
 
 
 def _check_created_as_deleted(specs: Sequence[MutationSpec], doc_flags: int) -> None:
