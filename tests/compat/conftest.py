@@ -48,6 +48,7 @@ class Certified(NamedTuple):
     url: str
     plain_url: str
     files: Path
+    https_port: int
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +69,8 @@ def tls_node(tmp_path_factory):
         "tls_port": 0,
     }
     with Node.running(["default"], vbuckets=64, **options) as node:
-        yield Certified(f"couchbases://127.0.0.1:{node.tls_port}", f"couchbase://127.0.0.1:{node.kv_port}", directory)
+        url, plain_url = f"couchbases://127.0.0.1:{node.tls_port}", f"couchbase://127.0.0.1:{node.kv_port}"
+        yield Certified(url, plain_url, directory, node.https_port)
 
 
 @pytest.fixture(scope="module")

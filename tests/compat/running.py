@@ -7,7 +7,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO
 
@@ -33,9 +33,10 @@ class Program:
 
     @classmethod
     @contextmanager
-    def running(cls, command: Sequence[str]) -> Iterator[Program]:
-        """Start a program, and kill it where it has not ended by itself."""
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    def running(cls, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Program]:
+        """Start a program, and kill it where it has not ended by itself. environment: beside that of the tests."""
+        known = os.environ | dict(environment or {})
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=known) as process:
             try:
                 yield cls(process)
             finally:

@@ -1,10 +1,12 @@
 """Trendyol's go-dcp with its default settings: rollback mitigation, checkpoints and membership in the bucket itself."""
 
+import asyncio
 import json
 from contextlib import contextmanager
 
 import pytest
 
+from penstock import connect
 from penstock.wire.constants import Status
 from tests.compat.installed import go_program
 from tests.compat.running import Program
@@ -31,6 +33,20 @@ def follow(serving, bucket, free_ports, membership="couchbase"):
     url = f"http://127.0.0.1:{serving.ready['http_port']}"
     command = [go_program("stream"), url, serving.user, serving.password, bucket, "group", membership, str(api_port)]
     with Program.running(command) as program:
+        yield program
+
+
+@contextmanager
+def follow_over_tls(certified, bucket, free_ports):
+    """Run the only member of a consumer group.
+
+    SSL_CERT_FILE: go-dcp's requests over HTTP know only the machine's authorities, not that of `rootCAPath`.
+    """
+    (api_port,) = free_ports(1)
+    url, authority = f"http://127.0.0.1:{certified.https_port}", str(certified.files / "ca.pem")
+    place = [url, "alice", "wonderland", bucket]
+    command = [go_program("stream"), *place, "encrypted", "static", str(api_port), authority]
+    with Program.running(command, {"SSL_CERT_FILE": authority}) as program:
         yield program
 
 
@@ -73,3 +89,19 @@ def test_a_group_follows_and_goes_on_where_it_was(tmp_path, free_ports, bucket, 
             write(client, {"meanwhile"})
             with follow(serving, bucket, free_ports, "static") as program:
                 read_keys(program, "mutation", {"meanwhile"})
+
+
+@pytest.mark.timeout(180)
+def test_over_tls_a_password_needs_no_option(tls_node, free_ports):
+    url = f"{tls_node.url}/default?ca={tls_node.files / 'ca.pem'}"
+
+    async def write_one(key):
+        async with connect(url, username="alice", password="wonderland") as bucket:
+            await bucket.upsert(key, b'{"n":1}')
+
+    asyncio.run(write_one("go-dcp before"))
+    with follow_over_tls(tls_node, "default", free_ports) as program:
+        program.read_until(lambda lines: "go-dcp before" in keys_of(lines, "mutation"))
+        asyncio.run(write_one("go-dcp live"))
+        program.read_until(lambda lines: "go-dcp live" in keys_of(lines, "mutation"))
+        assert program.terminate() == 0

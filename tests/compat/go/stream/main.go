@@ -2,7 +2,8 @@
 // checkpoints and membership in documents of the bucket itself.
 //
 // Arguments: URL of the node's HTTP port, user, password, bucket, consumer group, membership (couchbase is the default
-// one), port for go-dcp's own API.
+// one), port for go-dcp's own API, and for TLS the file of the authority; the port of the URL is that of HTTPS then, and
+// the scheme http as ever, since go-dcp knows no other.
 package main
 
 import (
@@ -29,6 +30,9 @@ func main() {
 		Username:   os.Args[2],
 		Password:   os.Args[3],
 		BucketName: os.Args[4],
+	}
+	if len(os.Args) > 8 {
+		settings.SecureConnection, settings.RootCAPath = true, os.Args[8]
 	}
 	settings.Dcp.Group.Name = os.Args[5]
 	settings.Dcp.Group.Membership.Type = os.Args[6]
