@@ -190,6 +190,8 @@ def test_statistics(on_beer):
     assert "has no statistics 'nonsense'" in unknown.err
     assert (missing := on_beer("stats", "fusion", "sync_info")).code == 2
     assert "NOT_SUPPORTED (group 'fusion' is not supported" in missing.err
+    assert (foreign := on_beer("stats", "hash", 99999)).code == 2
+    assert "vbucket 99999 of" in foreign.err
 
 
 def test_statistics_of_a_document(on_beer):

@@ -21,7 +21,7 @@ from penstock.errors import (
 from penstock.node import Node
 from penstock.wire.constants import MAX_VALUE, Opcode, Status
 from penstock.wire.kv import FailoverEntry, pack_failover_log
-from tests.client.peer import Script, in_loop, reply
+from tests.client.peer import Script, in_loop, reply, stats_reply
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +121,30 @@ async def test_statistics(url):
         assert "vb_15:uuid" in await bucket.stats("vbucket-seqno")
         with pytest.raises(KeyNotFound, match="nonsense"):
             await bucket.stats("nonsense")
+
+
+@pytest.mark.parametrize("group", ["hash 99999", "failovers 16", "key k 16", "dcp-vbtakeover 16 name"])
+@in_loop
+async def test_statistics_of_a_vbucket_that_the_bucket_does_not_have(url, group):
+    async with connect(f"{url}?retrySeconds=86400") as bucket:
+        with pytest.raises(UsageError, match=r"vbucket (99999|16) of .*, which has 16$"):
+            await bucket.stats(group)
+
+
+@in_loop
+async def test_statistics_of_a_vbucket_that_may_come_back_are_waited_for(url):
+    """A document's key may be a number: it is none of a vbucket."""
+    asked = []
+
+    def once(peer, frame):
+        if frame.opcode != Opcode.STAT:
+            return None
+        asked.append(frame.key)
+        return reply(frame, Status.NOT_MY_VBUCKET) if len(asked) == 1 else stats_reply(frame, {"key_flags": 0})
+
+    async with Script(once) as script, connect(script.url()) as bucket:
+        assert await bucket.stats("key 99999 0") == {"key_flags": "0"}
+    assert asked == [b"key 99999 0"] * 2
 
 
 @in_loop

@@ -19,7 +19,7 @@ from penstock.client.feed import Feed, Wanted
 from penstock.client.handshake import DOCUMENTS
 from penstock.client.infos import look
 from penstock.client.item_counts import GROUP, ItemCount, read_counts
-from penstock.client.missing import MissingReport
+from penstock.client.missing import MissingReport, check_numbers, vbuckets_named
 from penstock.client.nodes import Nodes
 from penstock.client.position import BEGINNING, Position, VbucketInfo, position_at_end
 from penstock.client.selection import Selection, qualified
@@ -43,14 +43,7 @@ from penstock.wire.collection_names import DEFAULT_NAME
 from penstock.wire.collections import CollectionIdReply, GetCollectionId
 from penstock.wire.constants import MAX_KEY, MAX_SEQNO, MAX_VALUE, Dialect, Status
 from penstock.wire.frame import Frame
-from penstock.wire.kv import (
-    Add,
-    CloseProducer,
-    Delete,
-    Flush,
-    Get,
-    Set,
-)
+from penstock.wire.kv import Add, CloseProducer, Delete, Flush, Get, Set
 from penstock.wire.layout import Request, decode
 from penstock.wire.schema import Change
 
@@ -231,10 +224,17 @@ class Bucket:
     # what the node says of itself
 
     async def stats(self, group: str = "") -> dict[str, str]:
-        """Return a group of statistics, name to text; of the first of several nodes. Raises KeyNotFound for another."""
+        """Return a group of statistics, name to text; of the first of several nodes.
+
+        Raises KeyNotFound for another, UsageError for a vbucket that the bucket does not have.
+        """
 
         async def ask() -> dict[str, str]:
-            return await (await self._nodes.ready()).stats(group, self.address.options.operation_timeout)
+            try:
+                return await (await self._nodes.ready()).stats(group, self.address.options.operation_timeout)
+            except NotMyVbucket:
+                check_numbers(vbuckets_named(group), self.vbuckets, self.address)
+                raise
 
         return await self._nodes.retrying(ask)
 
@@ -471,8 +471,7 @@ class Bucket:
     async def _chosen(self, vbuckets: Sequence[int] | None) -> Sequence[int]:
         await self._nodes.retrying(self._nodes.ready)
         chosen = range(self.vbuckets) if vbuckets is None else vbuckets
-        if foreign := [vb for vb in chosen if not 0 <= vb < self.vbuckets]:
-            raise UsageError(f"vbucket {foreign[0]} of {self.address}, which has {self.vbuckets}")
+        check_numbers(chosen, self.vbuckets, self.address)
         return chosen
 
     async def _positions(self, start: Start, vbuckets: Sequence[int]) -> dict[int, Position]:

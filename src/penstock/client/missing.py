@@ -1,4 +1,4 @@
-"""Vbuckets that no node serves: how messages name them, and what a read does about them.
+"""Vbuckets that no node serves: how messages name them, and what a read does about them; and numbers of no vbucket.
 
 A vbucket is served if a node that the cluster map names for it has it active, or as a replica: all vbuckets of a bridge
 are replicas. It is not served if it is dead, pending or absent there, or if the map names no node. A pending vbucket
@@ -17,13 +17,30 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from penstock.client.address import Address, MissingVbuckets
-from penstock.errors import VbucketsNotServed
+from penstock.errors import UsageError, VbucketsNotServed
 
-__all__ = ["MissingReport", "not_served", "ranges_of"]
+__all__ = ["MissingReport", "check_numbers", "not_served", "ranges_of", "vbuckets_named"]
 
 T = TypeVar("T")
 
 logger = logging.getLogger("penstock.client")
+
+_BEHIND_A_KEY = frozenset(("key", "key-byid", "vkey", "vkey-byid"))
+"""Statistics groups whose first argument is a document's key, and the second one a vbucket."""
+
+
+def check_numbers(vbuckets: Iterable[int], count: int, address: Address) -> None:
+    """Raise UsageError for a number that no vbucket has in a bucket with `count` of them."""
+    for vbucket in vbuckets:
+        if not 0 <= vbucket < count:
+            raise UsageError(f"vbucket {vbucket} of {address}, which has {count}")
+
+
+def vbuckets_named(group: str) -> list[int]:
+    """Return the vbucket that a statistics group with its arguments is about, nothing if it is about none."""
+    name, *arguments = group.split() or [""]
+    place = 1 if name in _BEHIND_A_KEY else 0
+    return [int(word) for word in arguments[place : place + 1] if word.isascii() and word.isdecimal()]
 
 
 def ranges_of(numbers: Iterable[int], separator: str = ",") -> str:
