@@ -18,6 +18,7 @@ from penstock.wire.kv import SetVbucket
 from penstock.wire.layout import decode
 from tests.client.peer import Script, documents, in_loop, reply
 from tests.client.producer import accept, end, marker, mutations
+from tests.node.http.web_client import WebClient
 from tests.node.wire_client import connected
 
 # Maps
@@ -102,6 +103,16 @@ def nodes():
 @pytest.fixture
 def url(nodes):
     return f"couchbase://127.0.0.1:{nodes[1].kv_port}/beer"
+
+
+def test_nodes_say_the_same_uuid_of_a_bucket(nodes):
+    """A client reads a bucket's URIs, which have its uuid, at one node, and asks another one for them."""
+    here, *others = map(WebClient, nodes)
+    (said,) = here.said("/pools/default/buckets")
+    assert said["uuid"] in said["uri"]
+    for other in others:
+        assert other.said(said["uri"])["uuid"] == said["uuid"]
+        assert other.said("/pools/default/b/beer")["uuid"] == said["uuid"]
 
 
 @in_loop

@@ -95,6 +95,14 @@ def test_the_map_says_what_connections_can_agree_on():
     assert said & OF_FEATURES.keys() == {name for name, feature in OF_FEATURES.items() if feature in GRANTED}
 
 
+def test_a_bucket_on_one_node_has_its_own_uuid_and_on_several_one_of_all():
+    assert Topology().bucket_uuid("beer", "ab") == "ab"
+    moved = Topology(THREE, 1).moved(NodePlace(host="127.0.0.1", kv=2000, kv_tls=2002, mgmt=2003))
+    known = {topology.bucket_uuid("beer", "ab") for topology in (Topology(THREE), Topology(THREE, 2), moved)}
+    assert len(known) == 1
+    assert len({*known, Topology(THREE).bucket_uuid("wine", "ab"), Topology(THREE[:2]).bucket_uuid("beer", "ab")}) == 3
+
+
 def test_a_plain_cache_has_no_vbuckets_to_be_found_by():
     said = map_of(Topology(THREE), store(1), plain_cache=True)
     assert said["nodeLocator"] == "ketama"

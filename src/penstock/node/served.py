@@ -98,7 +98,7 @@ class ServedBucket:
         self.spec = spec or BucketSpec(name=store.name, vbuckets=len(store.vbuckets))
         self.topology = Topology()
         self.map = LiveMap(self._map)
-        self.uuid = store.uuid or (definition.uuid if definition is not None else secrets.token_hex(16))
+        self._own_uuid = store.uuid or (definition.uuid if definition is not None else secrets.token_hex(16))
         self.definition = definition
         self.may_be_flushed = True
         self.deleted = False
@@ -182,6 +182,11 @@ class ServedBucket:
             listener.vbucket_changed(vbucket, event)
 
     # What it is like
+
+    @property
+    def uuid(self) -> str:
+        """What clients know it by, in hexadecimal."""
+        return self.topology.bucket_uuid(self.store.name, self._own_uuid)
 
     def reported_persisted_seqno(self, vbucket: Vbucket) -> int:
         """Return the persisted seqno that clients see: 0 in a bucket that is ephemeral by its type.

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
+from uuid import NAMESPACE_URL, uuid5
 
 from penstock.errors import UsageError
 from penstock.store.vbucket import Vbucket
@@ -118,9 +119,8 @@ class Topology:
     def __post_init__(self) -> None:
         if not 0 <= self.this < len(self.places):
             raise UsageError(f"node {self.this} of {len(self.places)}: expected one of them, counted from 0")
-        known = [place.at(place.kv or place.kv_tls) for place in self.places]
-        if len(self.places) > 1 and len(set(known)) < len(known):
-            raise UsageError(f"two nodes in one place: {', '.join(known)}")
+        if len(self.places) > 1 and len(set(self.addresses)) < len(self.places):
+            raise UsageError(f"two nodes in one place: {', '.join(self.addresses)}")
 
     @property
     def here(self) -> NodePlace:
@@ -139,6 +139,18 @@ class Topology:
         nodes = len(self.places)
         # The lowest v with v * nodes // vbuckets >= n, for n this node and the next.
         return range(-(-self.this * vbuckets // nodes), -(-(self.this + 1) * vbuckets // nodes))
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where each node serves data: the same on all of them."""
+        return [place.at(place.kv or place.kv_tls) for place in self.places]
+
+    def bucket_uuid(self, name: str, own: str) -> str:
+        """Return what clients know a bucket by: its own uuid on one node, on several one that all of them say.
+
+        Clients take a bucket with another uuid for a new one of the same name.
+        """
+        return own if len(self.places) == 1 else uuid5(NAMESPACE_URL, " ".join([name, *self.addresses])).hex
 
     def check(self, vbuckets: int) -> None:
         """Raise UsageError where a bucket with so many vbuckets cannot be on these nodes."""
@@ -237,7 +249,7 @@ def _server_map(topology: Topology, vbuckets: Sequence[Vbucket], replicas: int) 
     return {
         "hashAlgorithm": "CRC",
         "numReplicas": replicas,
-        "serverList": [place.at(place.kv or place.kv_tls) for place in topology.places],
+        "serverList": topology.addresses,
         "vBucketMap": places,
     }
 
