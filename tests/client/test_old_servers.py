@@ -266,6 +266,33 @@ async def test_the_option_says_how_many_vbuckets_there_are(node):
         assert len(server.asked(Opcode.GET_CLUSTER_CONFIG)) == 1
 
 
+@in_loop
+async def test_an_option_that_says_too_few_vbuckets_is_refused(node):
+    """A read would leave documents out without a word, and a write would put them where nobody else looks."""
+    with OldServer(node, MAPLESS_3_1) as server:
+        with pytest.raises(UsageError, match="has vbucket 3, expected vbuckets 0 to 2, as option vbucketCount says"):
+            await connect(server.url(vbucketCount=3)).connect()
+        server.release = MAPLESS_3_1.but(stats={"vbucket": {**ACTIVE, "vb_3": "dead"}})
+        async with connect(server.url(vbucketCount=3)) as bucket:
+            assert bucket.vbuckets == 3
+
+
+@pytest.mark.parametrize("options", [{}, {"vbucketCount": 4}])
+@in_loop
+async def test_without_a_map_the_statistics_say_which_bucket_the_server_chose(node, options):
+    """Couchbase 2.0 to 2.2: the bucket default for everybody who has not logged in."""
+    chosen = {**MAPLESS_3_1.stats[""], "ep_couch_bucket": "default"}
+    with OldServer(node, MAPLESS_3_1.but(stats={"": chosen}), users={"beer": "", "other": ""}) as server:
+        with pytest.raises(UsageError, match="chose bucket 'default' for this connection, expected 'beer'"):
+            await connect(server.url(**options)).connect()
+        with pytest.raises(UsageError, match="chose bucket 'default' for this connection, expected 'beer'"):
+            await connect(server.url(**options), username="other", password="").connect()
+        await connect(server.url("default", **options)).connect()
+        # The login chose it, whatever the engine was told when somebody created the bucket.
+        async with connect(server.url(**options), username="beer", password="") as bucket:
+            assert (await bucket.get("k1")).value
+
+
 ACTIVE = {f"vb_{vb}": "active" for vb in range(4)}
 
 

@@ -22,29 +22,20 @@ async def request_map(link: NodeLink, place: Place, address: Address, *, is_sele
 
     Args:
         place: where the node was reached.
-        is_selected: whether SELECT_BUCKET chose the bucket; otherwise its name in the map is checked.
+        is_selected: whether SELECT_BUCKET chose the bucket; otherwise its name in the map or the statistics is checked.
 
     Raises:
         BucketNotServed: there is no map, or not yet, and the statistics do not show all vbuckets.
-        UsageError: the server chose another bucket for this connection.
+        UsageError: the server chose another bucket for this connection, or has more vbuckets than vbucketCount says.
         RemoteProtocolError: the map is malformed.
         StatusError, OperationTimeout, ConnectionClosed: as NodeLink.request raises them.
     """
-    if address.options.vbucket_count:
-        return _single(place, address.options.vbucket_count)
-    timeout = address.options.operation_timeout
-    config = await link.request(GetClusterConfig(), timeout, accept=UNKNOWN_THERE)
-    found = None if config.specific else read_map(config.value, place, tls=address.tls)
+    found = None
+    if not address.options.vbucket_count:
+        config = await link.request(GetClusterConfig(), address.options.operation_timeout, accept=UNKNOWN_THERE)
+        found = None if config.specific else read_map(config.value, place, tls=address.tls)
     if found is None:
-        states = await link.stats("vbucket", timeout, optional=True)
-        most = (await link.stats("", timeout, optional=True)).get("ep_max_vbuckets", "")
-        count = count_vbuckets(states, most)
-        if not count:
-            raise BucketNotServed(
-                f"{link.peer} has no cluster map, and its statistics show {_seen(states, most)}; "
-                "if it has the whole bucket, give the option vbucketCount=N"
-            )
-        return _single(place, count)
+        found = await _single(link, place, address)
     if not is_selected and found.bucket not in ("", address.bucket):
         raise UsageError(
             f"{link.peer} chose bucket {found.bucket!r} for this connection, expected {address.bucket!r}: "
@@ -53,8 +44,29 @@ async def request_map(link: NodeLink, place: Place, address: Address, *, is_sele
     return found
 
 
-def _single(place: Place, count: int) -> ClusterMap:
-    return ClusterMap((place,), (0,) * count)
+async def _single(link: NodeLink, place: Place, address: Address) -> ClusterMap:
+    """Return the map of a bucket that is on this node alone. Raises as `request_map` does."""
+    timeout, count = address.options.operation_timeout, address.options.vbucket_count
+    states = await link.stats("vbucket", timeout, optional=True)
+    stats = await link.stats("", timeout, optional=True)
+    if count:
+        served = [vbucket for vbucket, state in _by_number(states).items() if state != "dead"]
+        if served and max(served) >= count:
+            raise UsageError(
+                f"{link.peer} has vbucket {max(served)}, "
+                f"expected vbuckets 0 to {count - 1}, as option vbucketCount says"
+            )
+    else:
+        most = stats.get("ep_max_vbuckets", "")
+        count = count_vbuckets(states, most)
+        if not count:
+            raise BucketNotServed(
+                f"{link.peer} has no cluster map, and its statistics show {_seen(states, most)}; "
+                "if it has the whole bucket, give the option vbucketCount=N"
+            )
+    # The login chooses the bucket of its name, even where the engine was told none.
+    is_by_login = address.credentials is not None and address.credentials.username == address.bucket
+    return ClusterMap((place,), (0,) * count, "" if is_by_login else stats.get("ep_couch_bucket", ""))
 
 
 def count_vbuckets(states: Mapping[str, str], most: str) -> int:
