@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.store.vbucket import Item
-from penstock.wire.constants import VbucketState
+from penstock.wire.constants import Datatype, VbucketState
 from penstock.wire.dcp import DeletionV2, Expiration, Mutation
 from tests.kills.workload import COMMANDS, NANOSECONDS, Operation, Turn
 
@@ -200,12 +200,12 @@ class Expected:
         yield from self.fetch(vbucket, key)
         item = self._item(vbucket, key)
         if item is not None and item.expiry != self._absolute(expiry):
-            yield from self._write(vbucket, key, item.value, item.flags, self._absolute(expiry))
+            yield from self._write(vbucket, key, item.value, item.flags, self._absolute(expiry), item.datatype)
 
     def count(self, vbucket: ExpectedVbucket, key: bytes, delta: int) -> Records:
         item = self._item(vbucket, key)
         number = 0 if item is None else max(int(item.value) + delta, 0)
-        yield from self._write(vbucket, key, b"%d" % number, 0, 0)
+        yield from self._write(vbucket, key, b"%d" % number, 0, 0, Datatype.JSON)
 
     def extend(self, vbucket: ExpectedVbucket, key: bytes, more: bytes) -> Records:
         yield from self.fetch(vbucket, key)
@@ -293,7 +293,9 @@ class Expected:
         item = self._item(vbucket, key)
         return vbucket.state is ACTIVE and item is not None and 0 < item.expiry <= self.now // NANOSECONDS
 
-    def _write(self, vbucket: ExpectedVbucket, key: bytes, value: bytes, flags: int, expiry: int) -> Records:
+    def _write(
+        self, vbucket: ExpectedVbucket, key: bytes, value: bytes, flags: int, expiry: int, datatype: int = 0
+    ) -> Records:
         vbucket.append(
             Mutation(
                 vbucket=vbucket.id,
@@ -301,6 +303,7 @@ class Expected:
                 value=value,
                 flags=flags,
                 expiry=expiry,
+                datatype=datatype,
                 cas=vbucket.tick(self.now),
                 by_seqno=vbucket.high + 1,
                 rev_seqno=vbucket.rev(key),
