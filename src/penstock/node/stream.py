@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.node.outlet import Outlet
 from penstock.node.producers import StreamReport
 from penstock.store.frames import Chunk
-from penstock.store.rollback import StreamRequest
+from penstock.store.rollback import StreamRequest, misses_purged
 from penstock.store.snapshot import Snapshot
 from penstock.store.vbucket import Vbucket
 from penstock.wire.collection_key import DEFAULT_COLLECTION
@@ -52,6 +52,7 @@ class ProducerStream:
         "_is_first",
         "_is_plain",
         "_last_sent",
+        "_purge_seqno",
         "_resumed",
         "_snapshot",
         "asked",
@@ -104,6 +105,7 @@ class ProducerStream:
         self._last_sent = 0
         self._high_at_start = vbucket.high_seqno
         self._backfill_sent = 0  # of the changes that were there when the stream was accepted
+        self._purge_seqno = vbucket.purge_seqno  # up to here, the consumer needs no tombstone that is gone
         # The first snapshot completes the one that the consumer is in: it goes back to where that began, and on to
         # where that ended at least, since what the consumer has of it may lack versions that came up to there.
         self._resumed: tuple[int, int] | None = asked.snap_start, asked.snap_end
@@ -169,6 +171,7 @@ class ProducerStream:
         self._held = b""
         self._flushed = True
         self.seqno = 0
+        self._purge_seqno = self.vbucket.purge_seqno
 
     def report(self) -> StreamReport:
         asked = self.asked
@@ -224,7 +227,14 @@ class ProducerStream:
         return sent.data
 
     def _open_snapshot(self) -> bytes:
-        """Return what begins the next snapshot, nothing if there is none, or the consumer would see nothing of it."""
+        """Return what begins the next snapshot, nothing if there is none, or the consumer would see nothing of it.
+
+        Return the stream's end if the snapshot would lack tombstones that the consumer needs. Source: kv_engine
+        backfill_by_seqno_disk.cc.
+        """
+        if self._lacks_tombstones():
+            return self._end(StreamEndReason.ROLLBACK)
+        self._purge_seqno = self.vbucket.purge_seqno
         start, end = self.seqno + 1, self.end_seqno
         if self._resumed is not None:
             start, end = min(start, self._resumed[0]), max(end, self._resumed[1])
@@ -246,6 +256,12 @@ class ProducerStream:
             return said
         self._advance(StreamEvent.MARKER)
         return self._marker(start, shown, snapshot.flags)
+
+    def _lacks_tombstones(self) -> bool:
+        """Tell whether a compaction has dropped tombstones behind the newest snapshot, before the stream sent them."""
+        if self.asked.ignore_purged:
+            return False
+        return misses_purged(self.vbucket.purge_seqno, self._purge_seqno, self.seqno)
 
     def _shown(self, snapshot: Snapshot) -> tuple[Snapshot, int]:
         """Return a snapshot like this one, and the last seqno that the consumer sees of it; its start, if it sees none.

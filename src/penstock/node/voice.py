@@ -26,7 +26,8 @@ __all__ = ["VOICES", "Voice"]
 @dataclass(frozen=True)
 class Voice:
     """says: messages that only name an event of the stream. Where SNAPSHOT_START is not among them, snapshots begin
-    with a marker; where FLUSH is not, a flush ends the stream. ends: by reason, the last message.
+    with a marker; where FLUSH is not, a flush ends the stream. ends: by reason, the last message. A dialect that has no
+    word for a rollback says that the state has changed: the consumer asks anew, and is told to roll back then.
     """
 
     dialect: Dialect
@@ -49,6 +50,7 @@ VOICES = {
             {
                 StreamEndReason.OK: partial(UprStreamEnd, reason=UprEndReason.OK),
                 StreamEndReason.STATE_CHANGED: partial(UprStreamEnd, reason=UprEndReason.STATE_CHANGED),
+                StreamEndReason.ROLLBACK: partial(UprStreamEnd, reason=UprEndReason.STATE_CHANGED),
             },
         ),
         Voice(
@@ -59,7 +61,11 @@ VOICES = {
                 StreamEvent.SNAPSHOT_END: DraftSnapshotEnd,
                 StreamEvent.FLUSH: DraftFlush,
             },
-            {StreamEndReason.OK: DraftStreamEnd, StreamEndReason.STATE_CHANGED: DraftStateChanged},
+            {
+                StreamEndReason.OK: DraftStreamEnd,
+                StreamEndReason.STATE_CHANGED: DraftStateChanged,
+                StreamEndReason.ROLLBACK: DraftStateChanged,
+            },
         ),
     )
 }

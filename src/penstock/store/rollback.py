@@ -77,6 +77,17 @@ def rollback_point(log: FailoverLog, high_seqno: int, purge_seqno: int, request:
     return min(upper, snap_start)
 
 
+def misses_purged(purge_seqno: int, seen: int, seqno: int) -> bool:
+    """Tell whether tombstones were purged that a stream has yet to send: its consumer would keep deleted documents.
+
+    Args:
+        purge_seqno: the vbucket's.
+        seen: the vbucket's purge seqno when the stream began, or chose its newest snapshot.
+        seqno: the end of that snapshot; 0: the consumer has nothing that could be deleted.
+    """
+    return purge_seqno > seen and 0 < seqno < purge_seqno
+
+
 def _missed_purged(purge_seqno: int, request: StreamRequest) -> bool:
     """Tell whether tombstones the consumer has not seen were purged, so that it would keep deleted documents."""
     start, high = request.start_seqno, request.collections_high_seqno

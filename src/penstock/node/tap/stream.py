@@ -9,6 +9,7 @@ from penstock.node.producers import StreamReport
 from penstock.node.tap.checkpoints import Checkpoints
 from penstock.node.tap.clients import Phase, Place
 from penstock.store.frames import NO_FRAMES, Chunk
+from penstock.store.rollback import misses_purged
 from penstock.store.snapshot import Snapshot
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import TapOpaque
@@ -39,6 +40,7 @@ class TapStream:
         self.items_sent = 0
         self.bytes_sent = 0
         self._snapshot: Snapshot | None = None
+        self._purge_seqno = vbucket.purge_seqno  # up to here, the consumer needs no tombstone that is gone
         self._told_open = 0  # the open checkpoint that it has come to, where only closed ones are wanted
 
     def wake(self) -> None:
@@ -50,13 +52,17 @@ class TapStream:
 
     @property
     def is_lost(self) -> bool:
-        """Is the consumer on a history that the vbucket has left? If so, it has to begin anew."""
-        place = self.place
+        """Is the consumer on a history that the vbucket has left, or would it miss tombstones that are gone?
+
+        If so, it has to begin anew.
+        """
+        place, purge_seqno = self.place, self.vbucket.purge_seqno
         if place.vbuuid == self.vbucket.vbuuid:
-            return False
+            return self._snapshot is None and misses_purged(purge_seqno, self._purge_seqno, place.seqno)
         if not place.is_on_history(self.vbucket):
             return True
         self.place = place._replace(vbuuid=self.vbucket.vbuuid)
+        self._purge_seqno = purge_seqno
         return False
 
     @property
@@ -86,6 +92,7 @@ class TapStream:
         self.place = place
         self.end_seqno = self.vbucket.high_seqno
         self._snapshot = None
+        self._purge_seqno = self.vbucket.purge_seqno
 
     def pull(self, max_bytes: int, max_frames: int) -> Chunk:
         """Return the next changes: at most max_bytes and max_frames of them, but one if there is any."""
@@ -94,6 +101,7 @@ class TapStream:
             if snapshot.end_seqno == snapshot.start_seqno:
                 return NO_FRAMES
             self._snapshot = snapshot
+            self._purge_seqno = self.vbucket.purge_seqno
             self.place = self.place._replace(snap_end=snapshot.end_seqno)
         chunk = self._snapshot.read(0, max_bytes, max_frames=max_frames)
         if not chunk.frames:

@@ -1,0 +1,132 @@
+"""Streams that are behind while a compaction drops tombstones: no consumer keeps a deleted document without a word."""
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from penstock.node import Node
+from penstock.node.tap.stream import opaque_message
+from penstock.wire.constants import Dialect, Opcode, Status, StreamEndReason, StreamFlag, TapOpaque
+from penstock.wire.dcp import StreamEnd
+from penstock.wire.observe import CompactDb
+from penstock.wire.upr import UprStreamEnd, UprStreamReq
+from penstock.wire.upr_draft import DraftStateChanged, DraftStreamReq
+from tests.node.tap_client import F, TapClient
+from tests.node.upr_client import UprClient, stream_request
+from tests.node.wire_client import connected
+
+S = Status
+LARGE = 16
+"""Documents of a megabyte: more than the sockets between a node and its peer hold."""
+
+
+@pytest.fixture
+def node(tmp_path):
+    with Node.running(["default"], 2, data_dir=tmp_path) as node:
+        yield node
+
+
+@pytest.fixture
+def client(node):
+    with connected(node) as client:
+        yield client
+
+
+def vbuuid(node):
+    return node.buckets["default"].store.vbuckets[0].vbuuid
+
+
+def drop_a_tombstone(client):
+    """Delete document `a` if it is there, store another one, and drop the tombstone."""
+    client.delete(b"a")
+    client.set(b"last")
+    high = int(client.stats("vbucket-seqno 0")["vb_0:high_seqno"])
+    assert client.status(CompactDb(drop_deletes=1)) == S.SUCCESS
+    assert client.stats("vbucket-seqno 0")["vb_0:purge_seqno"] == str(high - 1)
+
+
+def store_large(client):
+    client.set(b"a")
+    for number in range(LARGE):
+        client.set(b"large-%d" % number, bytes(1 << 20))
+
+
+def until(said, condition):
+    """Return the messages up to the one of which this is so."""
+    messages: list[Any] = []
+    while not (messages and condition(messages[-1])):
+        messages.append(said())
+    return messages
+
+
+def test_dcp_ends_the_stream_for_a_rollback(node, client):
+    client.set(b"a", bytes(100))
+    client.set(b"b", bytes(100))
+    with connected(node) as consumer:
+        consumer.open()
+        assert consumer.control("connection_buffer_size", "1") == S.SUCCESS
+        assert consumer.stream().specific == S.SUCCESS
+        marker = consumer.message()
+        drop_a_tombstone(client)
+        said = [marker]
+        while not isinstance(said[-1], StreamEnd):
+            consumer.acknowledge(1000)
+            said.append(consumer.message())
+        assert [message.key for message in said] == [b"", b"a", b"b", b""]
+        assert said[-1].reason == StreamEndReason.ROLLBACK
+        assert consumer.stream(start=2, vbuuid=vbuuid(node)).specific == S.ROLLBACK
+
+
+@pytest.mark.parametrize(
+    ("dialect", "request_", "end"),
+    [(Dialect.UPR, UprStreamReq, UprStreamEnd), (Dialect.UPR_DRAFT, DraftStreamReq, DraftStateChanged)],
+    ids=["upr", "draft"],
+)
+def test_upr_says_that_the_state_has_changed(node, client, dialect, request_, end):
+    store_large(client)
+    with closing(UprClient(node, dialect, receive_buffer=1 << 16)) as consumer:
+        consumer.send(stream_request(request_))
+        until(lambda: consumer.said()[0], lambda message: message.key == b"a")
+        drop_a_tombstone(client)
+        said = until(lambda: consumer.said()[0], lambda message: isinstance(message, end))
+        assert b"last" not in [message.key for message in said]
+
+
+def test_tap_begins_the_vbucket_anew(node, client):
+    store_large(client)
+    with closing(TapClient(node, receive_buffer=1 << 16)) as tap:
+        tap.join(flags=F.BACKFILL, backfill=0)
+        tap.tap()
+        drop_a_tombstone(client)
+        said = until(tap.tap, lambda message: message.key == b"last")
+        keys = [message.key for message in said]
+        assert (keys.count(b"a"), keys.count(b"large-0"), keys.count(b"last")) == (1, 2, 1)
+        begins = opaque_message(TapOpaque.INITIAL_VBUCKET_STREAM).engine_private
+        again = len(said) - 1 - [getattr(message, "engine_private", b"") for message in reversed(said)].index(begins)
+        assert keys.index(b"a") < again < keys.index(b"last")
+
+
+def test_consumers_that_need_no_tombstone_go_on(node, client):
+    """One that has nothing yet, one that asked not to care, and one that has the deletion."""
+    client.set(b"a")
+    client.set(b"b")
+    with connected(node) as empty, connected(node) as careless, connected(node) as whole:
+        for name, consumer in (("empty", empty), ("careless", careless)):  # neither takes more for now
+            assert consumer.open(name).control("connection_buffer_size", "1") == S.SUCCESS
+            assert consumer.stream(vbucket=1).specific == S.SUCCESS
+        client.set(b"k", vbucket=1)
+        for consumer in (empty, careless):
+            consumer.skip_to(opcode=Opcode.DCP_SNAPSHOT_MARKER)
+        assert empty.stream().specific == S.SUCCESS
+        flags = StreamFlag.IGNORE_PURGED_TOMBSTONES
+        assert careless.stream(start=2, vbuuid=vbuuid(node), flags=flags).specific == S.SUCCESS
+        assert whole.open("whole").stream().specific == S.SUCCESS
+        client.delete(b"a")
+        whole.skip_to(opcode=Opcode.DCP_DELETION)
+        drop_a_tombstone(client)
+        for consumer in (empty, careless, whole):
+            consumer.acknowledge(1000)
+            while (message := consumer.message()).key != b"last":
+                assert not isinstance(message, StreamEnd)
+                consumer.acknowledge(1000)
