@@ -143,7 +143,9 @@ async def test_a_peer_that_hangs_up_wakes_everybody():
             return_exceptions=True,
         )
         assert [type(each) for each in found] == [ConnectionClosed] * 3
-        assert str(found[0]) == "the connection ended: the node closed it"
+        assert [str(each) for each in found] == [
+            f"the connection ended before {name} was answered: the node closed it" for name in ("GET", "GET", "STAT")
+        ]
 
 
 @in_loop

@@ -156,6 +156,25 @@ async def test_flushes_without_end_are_an_error():
     assert isinstance(error, OrderViolation)
 
 
+@pytest.mark.parametrize("opcode", [Opcode.HELLO, Opcode.SELECT_BUCKET, Opcode.GET_CLUSTER_CONFIG])
+@in_loop
+async def test_a_node_that_hangs_up_on_a_new_connection(opcode):
+    """memcached 3.1.6 does so with whoever asks for a bucket that it does not have."""
+
+    def hang_up(peer, frame):
+        if frame.opcode != opcode:
+            return None
+        peer.transport.close()
+        return b""
+
+    async with Script(hang_up) as script:
+        with pytest.raises(
+            Unreachable, match=f"the connection ended before {opcode.name} was answered: the node closed it$"
+        ):
+            async with connect(script.url(retrySeconds=0.05)):
+                pass
+
+
 @in_loop
 async def test_half_a_frame_at_the_end_is_told():
     def serve(peer, request):

@@ -57,16 +57,18 @@ FrameEvents = Callable[["NodeLink", list[ReceiveEvent]], None]
 class _Call:
     """Requests sent together, under opaques from `first` on, and the replies that have come.
 
-    collected: frames in front of the last one, where an answer has several; None where it has one.
+    opcode: of the first request. collected: frames in front of the last one, where an answer has several; None where it
+    has one.
     """
 
-    __slots__ = ("collected", "done", "first", "missing", "replies")
+    __slots__ = ("collected", "done", "first", "missing", "opcode", "replies")
 
-    def __init__(self, first: int, count: int, done: asyncio.Future[None], *, collect: bool) -> None:
+    def __init__(self, first: int, requests: Sequence[Request], done: asyncio.Future[None], *, collect: bool) -> None:
         self.first = first
-        self.missing = count
+        self.missing = len(requests)
+        self.opcode = requests[0].opcode
         self.done = done
-        self.replies: list[Frame] = [_NONE] * count
+        self.replies: list[Frame] = [_NONE] * len(requests)
         self.collected: list[Frame] | None = [] if collect else None
 
     def take(self, frame: Frame) -> bool:
@@ -216,7 +218,7 @@ class NodeLink(asyncio.BufferedProtocol):
         waiting, self._waiting = self._waiting, {}
         for call in set(waiting.values()):
             if not call.done.done():
-                call.done.set_exception(self.ended())
+                call.done.set_exception(self.ended(f" before {opcode_name(call.opcode)} was answered"))
 
     # what callers use
 
@@ -227,12 +229,12 @@ class NodeLink(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def ended(self) -> Error:
-        """Return what to raise where something was expected of a connection that has ended."""
+    def ended(self, when: str = "") -> Error:
+        """Return what to raise where something was expected of a connection that has ended. when: part of the text."""
         reason = self.closed.result()
         if isinstance(reason, Error) and not isinstance(reason, ConnectionClosed | OperationTimeout):
             return reason  # the peer broke a rule or refused: trying again may not mend it
-        return ConnectionClosed(f"the connection ended: {reason}")
+        return ConnectionClosed(f"the connection ended{when}: {reason}")
 
     def listen(self, on_stream: FrameEvents | None) -> None:
         """Give what comes from now on, and is no answer, to somebody else."""
@@ -321,7 +323,7 @@ class NodeLink(asyncio.BufferedProtocol):
     async def _call(self, requests: Sequence[Request], timeout: float, *, collect: bool = False) -> _Call:
         first = self.take_opaque(len(requests))
         data = _encode(requests, first)
-        call = _Call(first, len(requests), self._loop.create_future(), collect=collect)
+        call = _Call(first, requests, self._loop.create_future(), collect=collect)
         try:
             async with asyncio.timeout(timeout):
                 await self._drained.wait()
@@ -331,7 +333,7 @@ class NodeLink(asyncio.BufferedProtocol):
                 self.send(data)
                 await call.done
         except TimeoutError:
-            silent = OperationTimeout(f"{opcode_name(requests[0].opcode)}: no answer within {timeout:g} s")
+            silent = OperationTimeout(f"{opcode_name(call.opcode)}: no answer within {timeout:g} s")
             self.fail(silent)
             raise silent from None
         return call
