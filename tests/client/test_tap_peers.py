@@ -134,6 +134,9 @@ async def test_a_dump_that_lacks_the_same_documents_each_time_is_reported():
         with pytest.raises(Unreachable, match=r"5 TAP dumps in a row .* has 2 of 3 documents \(vbucket 1: 2 of 3\)"):
             await dump(script)
         assert vbuckets_asked_for(script) == [[], *[[1]] * 5]
+        # Before the first dump, and twice behind each: when it has ended, and when the next one is due.
+        looks = [frame for peer in script.peers for frame in peer.requests if frame.key == b"vbucket-details"]
+        assert len(looks) == 1 + 2 * 6
 
 
 @in_loop

@@ -235,9 +235,10 @@ class ChangeStream:
             return
         for link in links:
             if link.closed.done():
-                if link.ended_in_order and self._feed.connection_ended():
+                if not (link.ended_in_order and self._feed.connection_ended()):
+                    raise link.ended()
+                if self._reconnect_at is None:
                     return
-                raise link.ended()
         await self._wait()
 
     def _plan_reconnect(self, failure: Error) -> None:

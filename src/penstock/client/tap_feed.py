@@ -106,8 +106,9 @@ class TapFeed(Follower):
             self.troubled = set(self._chosen)
 
     def connection_ended(self) -> bool:
-        """As of Follower. A dump ends with its connection; the counts tell whether it is complete."""
-        self._has_ended = self.needs_counts = self._until_now and self._has_begun
+        """As of Follower. A dump ends with its connection; the counts, asked for once, tell whether it is complete."""
+        if not self._has_ended:
+            self._has_ended = self.needs_counts = self._until_now and self._has_begun
         return self._has_ended
 
     def set_end(self, vbucket: int, end_seqno: int) -> None:
