@@ -4,6 +4,7 @@ import hmac
 import logging
 import socket
 import ssl
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -264,6 +265,30 @@ def test_who_is_removed_is_out_within_a_moment(tmp_path):
             pass
         assert stream.ended()
         assert bob.status(Get(key=b"k")) == S.KEY_ENOENT
+
+
+@pytest.mark.parametrize(
+    ("roles", "get", "set_"),
+    [
+        (["data_reader[*]"], S.SUCCESS, S.EACCESS),
+        (["data_reader[default]", "data_writer[default]"], S.NO_BUCKET, S.NO_BUCKET),
+    ],
+    ids=["that take writing away", "of another bucket"],
+)
+def test_other_roles_never_choose_another_bucket(tmp_path, roles, get, set_):
+    """A client goes on without a look at its bucket: what it stores must not end up in `default`."""
+    path = tmp_path / "users.json"
+    with change_users(path) as accounts:
+        accounts["alice"] = account_of(User.of("alice", ["data_reader[*]", "data_writer[*]"]), "alice's", ITERATIONS)
+    with Node.running(["default", "beer"], vbuckets=1, users=path) as node, connected(node) as client:
+        assert log_in(client, "alice") == S.SUCCESS
+        assert client.status(SelectBucket(key=b"beer")) == S.SUCCESS
+        assert client.set(b"k").specific == S.SUCCESS
+        with change_users(path) as accounts:
+            accounts["alice"] = replace(accounts["alice"], user=User.of("alice", roles))
+        while (status := client.set(b"k").specific) == S.SUCCESS:
+            assert not node.buckets["default"].store.vbuckets[0].items
+        assert (client.get(b"k").specific, status) == (get, set_)
 
 
 def test_without_users_nobody_has_to_and_one_can(node, client):

@@ -179,10 +179,7 @@ class NodeConnection(asyncio.BufferedProtocol):
 
     def enter(self) -> None:
         """Go on as who has logged in, or as nobody: with the bucket that is there unless another is selected."""
-        if self.bucket is not None:
-            self.bucket.notify()
-        self.bucket, self.vbuckets = None, ()
-        self.counters, self.changed = Counters(), set()
+        self._deselect()
         user = self.login.acting
         if user is None:
             self._received.max_frame = MAX_BEFORE_LOGIN
@@ -197,14 +194,26 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.map.follow()
         self._permit()
 
+    def _deselect(self) -> None:
+        if self.bucket is not None:
+            self.bucket.notify()
+        self.bucket, self.vbuckets = None, ()
+        self.counters, self.changed = Counters(), set()
+
     def renew(self) -> None:
         """Take note that users have changed. Streams of somebody who may do something else now end."""
         if not self.login.renew():
             return
+        user, bucket = self.login.user, self.bucket
         if self.producer is not None:
             self.abort("its user may do something else now")
-        else:
+        elif user is None:
             self.enter()
+        else:  # the client goes on with the bucket that it has selected, or with none: never with another one
+            if bucket is not None and not user.sees(bucket.store.name):
+                self._deselect()
+                self.map.follow()
+            self._permit()
 
     def may(self, privilege: Privilege, scope: str | None = None, collection: str | None = None) -> bool:
         """Tell whether the user has a privilege for the bucket, or one scope or collection in it."""
