@@ -79,6 +79,21 @@ def test_other_roles_leave_the_password(node, web):
     assert WebClient(node, ("alice", "new")).get(ALICE).status == 200
 
 
+def test_other_roles_leave_a_user_without_a_password_without_one(web, path):
+    with change_users(path) as accounts:
+        accounts["old"] = account_of(User.of("old", ["data_reader[*]"]), None, ITERATIONS)
+    assert put(web, f"{USERS}/local/old", roles="admin").status == 200
+    assert not read_users(path)[0]["old"].has_password
+    assert put(web, f"{USERS}/local/old", roles="admin", password="new").status == 200
+    assert read_users(path)[0]["old"].has_password
+
+
+def test_a_slash_in_a_name_is_part_of_the_name(web, path):
+    assert web.delete(f"{USERS}/local/alice%2F").status == 404
+    assert put(web, f"{USERS}/local/alice%2F/", roles="admin").status == 404
+    assert [str(one) for one in read_users(path)[0]["alice"].user.roles] == ["data_reader[*]"]
+
+
 def test_a_removed_user_does_not_log_in(node, web):
     assert web.delete(ALICE).status == 200
     assert WebClient(node, ("alice", "alice's")).get("/whoami").status == 401

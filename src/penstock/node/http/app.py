@@ -25,24 +25,29 @@ PAGES = (*cluster_pages.PAGES, *bucket_pages.PAGES, *collection_pages.PAGES, *us
 
 
 def make_app(http: HttpServer) -> Starlette:
-    return Starlette(
+    app = Starlette(
         routes=[route_of(http, page) for page in PAGES],
         middleware=[Middleware(TrailingSlashes)],
         exception_handlers={HTTPException: _refused, FormErrors: _wrong_form, ClientDisconnect: _left},
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 class TrailingSlashes:
     """Serves a path that ends with slashes like the path without them.
 
-    Couchbase's Java SDK 3.11 asks for `/pools/default/buckets/` and follows no redirect.
+    Couchbase's Java SDK 3.11 asks for `/pools/default/buckets/` and follows no redirect. A slash that is sent as %2F
+    belongs to a name, and stays.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app({**scope, "path": scope["path"].rstrip("/") or "/"}, receive, send)
+        path, raw = scope["path"], scope["raw_path"]
+        slashes = len(raw) - len(raw.rstrip(b"/"))
+        await self._app({**scope, "path": path[: len(path) - slashes] or "/"}, receive, send)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

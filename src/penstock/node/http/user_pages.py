@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from penstock.errors import Error, UsageError
 from penstock.node.http.forms import FormErrors, read_form
 from penstock.node.http.visits import Page, Visit
 from penstock.node.login.roles import Privilege, Role, RoleName, User
-from penstock.node.login.users import Account, Users, account_of, proper_name
+from penstock.node.login.users import Users, account_of, proper_name
 from penstock.node.login.users_file import UsersFile, change_users
 
 __all__ = ["PAGES"]
@@ -111,7 +112,7 @@ def _store_user(path: Path, user: User, password: str | None) -> None:
         if made is None:
             if user.name not in accounts:
                 raise UsageError(f"user {user.name!r} is new: expected a password")
-            made = Account(user, accounts[user.name].verifiers)
+            made = replace(accounts[user.name], user=user)
         accounts[user.name] = made
 
 
