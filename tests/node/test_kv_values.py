@@ -9,7 +9,8 @@ from penstock.wire.constants import MAX_KEY, MAX_VALUE, Datatype, Feature, Magic
 from penstock.wire.frame import Frame
 from penstock.wire.kv import Append, Count, CountReply, Get, Hello, Noop, pack_features
 from penstock.wire.layout import decode
-from tests.node.wire_client import served
+from penstock.wire.snappy import deflate
+from tests.node.wire_client import connected, served
 
 S = Status
 LAST = 2**64 - 1
@@ -134,6 +135,23 @@ def test_a_document_grows_up_to_the_limit(client):
     assert client.status(append(value=b"1")) == S.SUCCESS
     assert client.status(append(Opcode.PREPEND, value=b"1")) == S.E2BIG
     assert len(client.get(b"k").value) == MAX_VALUE
+
+
+def test_a_compressed_document_grows_up_to_the_limit_too(node, client):
+    """Beyond it, no frame would take the document: neither a reader nor a stream would ever get past it."""
+    with connected(node) as modern:
+        modern.hello(Feature.SNAPPY)
+        assert modern.set(b"k", deflate(bytes(MAX_VALUE - 1)), datatype=Datatype.SNAPPY).specific == S.SUCCESS
+    assert client.status(append(value=b"12")) == S.E2BIG
+    assert client.status(append(value=b"1")) == S.SUCCESS
+    assert len(client.get(b"k").value) == MAX_VALUE
+
+
+def test_a_compressed_document_is_no_larger_than_another(node):
+    with connected(node) as modern:
+        modern.hello(Feature.SNAPPY)
+        for nbytes, status in ((MAX_VALUE, S.SUCCESS), (MAX_VALUE + 1, S.EINVAL)):
+            assert modern.set(b"k", deflate(bytes(nbytes)), datatype=Datatype.SNAPPY).specific == status
 
 
 def test_what_has_grown_is_json_no_more(node, client):

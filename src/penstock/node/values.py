@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.errors import InvalidArguments
-from penstock.wire.constants import Datatype
+from penstock.wire.constants import MAX_VALUE, Datatype
 from penstock.wire.dcp_values import split_xattrs
 from penstock.wire.json_value import detect_json
 from penstock.wire.snappy import inflate
@@ -37,7 +37,7 @@ def plain_value(datatype: int, value: bytes) -> bytes:
     """
     if datatype & Datatype.XATTR:
         raise InvalidArguments("extended attributes in a value: expected the document alone")
-    return inflate(value) if datatype & Datatype.SNAPPY else value
+    return inflate(value, MAX_VALUE) if datatype & Datatype.SNAPPY else value
 
 
 def client_datatype(datatype: int, value: bytes) -> int:

@@ -221,10 +221,9 @@ class Vbucket(ScopedHistory):
         item = self._writable(key, cas)
         if item is None:
             raise NotStored(vbucket=self.id)
-        nbytes = len(item.value) + len(more)
-        if nbytes > MAX_VALUE:
-            raise TooBig(f"value of {nbytes} bytes, limit {MAX_VALUE}", vbucket=self.id)
         value, datatype = extended(item.value, item.datatype, more, in_front=in_front)
+        if len(value) > MAX_VALUE:  # a compressed one has been inflated
+            raise TooBig(f"value of {len(value)} bytes, limit {MAX_VALUE}", vbucket=self.id)
         return self._rewrite(key, item._replace(value=value, datatype=datatype))
 
     def delete(self, key: bytes, *, cas: int = 0) -> Stored:
