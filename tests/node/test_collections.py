@@ -215,6 +215,9 @@ def test_statistics_show_the_collections_of_a_user(tmp_path):
         assert taster.status(SelectBucket(key=b"default")) == S.SUCCESS
         names = {text for name, text in taster.stats("collections").items() if name.endswith(":name")}
         assert names == {"ales"}
+        scopes = taster.stats("scopes")
+        assert {text for name, text in scopes.items() if name.endswith(":name")} == {"beers", "ales"}
+        assert {text for name, text in scopes.items() if name.endswith((":items", ":collections"))} == {"1"}
         assert taster.stats("vbucket-seqno 0") == root.stats("vbucket-seqno 0")
         statuses = [taster.status(Stat(key=b"key k 0 " + path)) for path in (b"beers.lagers", b"_default._default")]
         assert statuses == [S.EACCESS, S.EACCESS]

@@ -55,22 +55,23 @@ def _shown_collections(bucket: ServedBucket, pairs: Iterable[tuple[Scope, Collec
 
 def _scopes(request: StatRequest, by_id: bool = False) -> Stats:
     """Show all scopes, or the one of the argument. Raises UnknownScope."""
-    manifest = request.bucket.store.manifest
-    scopes = [scope for scope in manifest.scopes if request.connection.sees(scope.name)]
+    manifest, sees = request.bucket.store.manifest, request.connection.sees
+    scopes = [scope for scope in manifest.scopes if sees(scope.name)]
     if request.argument:
         chosen = None if by_id else manifest.find_scope(request.argument)
         scopes = [scope for scope in scopes if scope is chosen or (by_id and scope.id == parse_id(request.argument))]
         if not scopes:
             raise UnknownScope(f"no scope {request.argument} in manifest {manifest.uid:x}", body=manifest.said_uid)
-    return _shown_scopes(request.bucket, scopes, manifest.uid)
+    seen = [(scope, [one for one in scope.collections if sees(scope.name, one.name)]) for scope in scopes]
+    return _shown_scopes(request.bucket, seen, manifest.uid)
 
 
-def _shown_scopes(bucket: ServedBucket, scopes: Iterable[Scope], uid: int) -> Stats:
-    for scope in scopes:
+def _shown_scopes(bucket: ServedBucket, scopes: Iterable[tuple[Scope, list[Collection]]], uid: int) -> Stats:
+    for scope, collections in scopes:
         yield f"0x{scope.id:x}:name", scope.name
-        yield f"0x{scope.id:x}:collections", len(scope.collections)
-        yield f"0x{scope.id:x}:items", sum(_items(bucket, collection) for collection in scope.collections)
-        for collection in scope.collections:
+        yield f"0x{scope.id:x}:collections", len(collections)
+        yield f"0x{scope.id:x}:items", sum(_items(bucket, collection) for collection in collections)
+        for collection in collections:
             yield f"0x{scope.id:x}:0x{collection.id:x}:name", collection.name
     yield "manifest_uid", f"{uid:x}"
 
