@@ -317,6 +317,34 @@ def test_a_flush_gives_an_expected_history_up():
     assert [request.vbucket for request in consumer.ask()] == [4]
 
 
+@pytest.mark.parametrize("end", [2, 30])
+def test_after_a_flush_the_first_snapshot_of_a_stream_says_so(end):
+    """Couchbase 3.1.6 takes the lower of the snapshot's start that was asked for and the first seqno that it has."""
+    consumer = consumer_of({3: Wanted(position=AT_20), 4: Wanted(position=AT_20)})
+    three, four = consumer.ask()
+    with pytest.raises(OrderViolation) as caught:
+        consumer.give(accept(three), accept(four), marker(three, 1, end), mutations(three, 1, 2))
+    assert caught.value.begins_again
+    consumer.reconnect()
+    assert [request.start_seqno for request in consumer.ask()] == [0, 0]
+
+
+@pytest.mark.parametrize("end", [2, 3, 30])
+def test_after_a_flush_a_later_snapshot_of_a_stream_says_so(end):
+    consumer, request = opened()
+    consumer.give(marker(request, 0, 3), mutations(request, 1, 2, 3))
+    with pytest.raises(OrderViolation) as caught:
+        consumer.give(marker(request, 1, end))
+    assert caught.value.begins_again
+
+
+@pytest.mark.parametrize("flags", [SnapshotFlag.MEMORY, SnapshotFlag.DISK])
+def test_a_first_snapshot_begins_where_it_was_asked_for(flags):
+    inside = replace(AT_20, snap_start=1, snap_end=30)
+    consumer, request = opened({3: Wanted(position=inside)})
+    assert seqnos(consumer.get(marker(request, 1, 30, flags=flags), mutations(request, 21, 30))) == [21, 30]
+
+
 def test_a_second_backfill_that_begins_where_the_stream_did_is_no_flush():
     """Couchbase 4.5.1 to 4.6 reads from disk again for a slow stream, and names the stream's start once more."""
     consumer, request = opened()

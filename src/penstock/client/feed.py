@@ -152,7 +152,7 @@ class Feed(Follower):
         self.needs_end = set(self._unfinished) if self._ends_now else set()
         for stream in self._streams.values():
             stream.state = StreamState.ENDED
-            stream.opaque, stream.has_ended, stream.has_marker = 0, False, False
+            stream.opaque, stream.has_ended = 0, False
         for vbucket in self._unfinished:
             self._make_due(vbucket)
 
@@ -200,7 +200,8 @@ class Feed(Follower):
     def _ask(self, stream: VbucketStream, opaque: int) -> Request:
         stream.opaque = opaque
         stream.state = StreamState.REQUESTED
-        stream.is_whole = stream.has_marker = False
+        stream.is_whole = False
+        stream.least_start = stream.position.snap_start
         if self._log_first is not None:
             stream.is_confirmed = False
             self._logs_due[stream.vbucket] = self._confirm
@@ -413,13 +414,13 @@ class Feed(Follower):
         assert isinstance(marker, SnapshotMarker | SnapshotMarkerV2)
         vbucket, position = stream.vbucket, stream.position
         last = position.seqno
-        begins_again = stream.has_marker and is_flush(marker, last)
+        begins_again = is_flush(marker, last, stream.least_start)
         if begins_again or marker.start_seqno > marker.end_seqno or marker.end_seqno < position.seqno:
             if begins_again:
                 self._begin_again()
             bounds = marker.start_seqno, marker.end_seqno
             raise wrong_snapshot(vbucket, *bounds, last, begins_again=begins_again)
-        stream.has_marker = True
+        stream.least_start = marker.end_seqno + 1
         stream.snap_end = max(marker.end_seqno, position.snap_end)
         self._context.snapshot_start[vbucket] = signed64(marker.start_seqno)
         self._context.snapshot_end[vbucket] = signed64(marker.end_seqno)

@@ -122,8 +122,8 @@ class Opaques:
             )
 
 
-def is_flush(marker: SnapshotMarker | SnapshotMarkerV2, last: int) -> bool:
-    """Tell whether a snapshot behind the first one of a stream shows that the seqnos begin at 1 again.
+def is_flush(marker: SnapshotMarker | SnapshotMarkerV2, last: int, least_start: int) -> bool:
+    """Tell whether a snapshot shows that the seqnos of its stream begin at 1 again.
 
     A snapshot from disk that goes on behind `last` does not: Couchbase 4.5.1 to 4.6 reads from disk again for a slow
     consumer, and names the start of the stream as the start of each such snapshot.
@@ -131,9 +131,11 @@ def is_flush(marker: SnapshotMarker | SnapshotMarkerV2, last: int) -> bool:
 
     Args:
         last: the seqno of the last change.
+        least_start: where the snapshot should begin, or above.
     """
-    goes_on = bool(marker.flags & SnapshotFlag.DISK) and marker.end_seqno >= last
-    return marker.start_seqno <= 1 <= last and not goes_on
+    if not marker.start_seqno <= 1 <= last:
+        return False
+    return marker.end_seqno < last or (marker.start_seqno < least_start and not marker.flags & SnapshotFlag.DISK)
 
 
 def not_above(vbucket: int, seqno: int, last: int) -> OrderViolation:

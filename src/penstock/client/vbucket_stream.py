@@ -58,8 +58,8 @@ class VbucketStream:
     """What the producer's last ROLLBACK said, until the stream is accepted again."""
     received: int = 0
     """Changes up to here were handed out before the stream began again at 0."""
-    has_marker: bool = False
-    """Did the stream send a snapshot marker on this connection?"""
+    least_start: int = 0
+    """Where the next snapshot begins, or above; the first one at the start of the snapshot that was asked for."""
     troubled_until: int = 0
     """A change up to here is no progress: the producer went back below it and sends the same seqnos again."""
 
