@@ -12,7 +12,7 @@ from penstock.wire.dcp import StreamEnd
 from penstock.wire.observe import CompactDb
 from penstock.wire.upr import UprStreamEnd, UprStreamReq
 from penstock.wire.upr_draft import DraftStateChanged, DraftStreamReq
-from tests.node.tap_client import F, TapClient
+from tests.node.tap_client import F, TapClient, settings
 from tests.node.upr_client import UprClient, stream_request
 from tests.node.wire_client import connected
 
@@ -105,6 +105,29 @@ def test_tap_begins_the_vbucket_anew(node, client):
         begins = opaque_message(TapOpaque.INITIAL_VBUCKET_STREAM).engine_private
         again = len(said) - 1 - [getattr(message, "engine_private", b"") for message in reversed(said)].index(begins)
         assert keys.index(b"a") < again < keys.index(b"last")
+
+
+def test_tap_begins_anew_for_a_refused_deletion_that_is_gone(node, client):
+    client.set(b"a")
+    settings(node, backoff_period=0)
+    with closing(TapClient(node)) as tap:
+        tap.join(flags=F.BACKFILL | F.SUPPORT_ACK, backfill=0, acks=True)
+        closed = opaque_message(TapOpaque.CLOSE_BACKFILL).engine_private
+        for _ in range(2):  # vbuckets
+            until(tap.tap, lambda message: getattr(message, "engine_private", b"") == closed)
+        tap.acks = False
+        client.delete(b"a")
+        deletion = tap.tap()
+        assert deletion.key == b"a"
+        client.set(b"last")
+        assert client.status(CompactDb(drop_deletes=1)) == S.SUCCESS
+        tap.answer(deletion, S.ETMPFAIL)
+        tap.acks = True
+        said = until(tap.tap, lambda message: message.key == b"last")
+        if getattr(said[0], "key", b"") == b"last":  # on its way before the answer
+            said += until(tap.tap, lambda message: message.key == b"last")
+        begins = opaque_message(TapOpaque.INITIAL_VBUCKET_STREAM).engine_private
+        assert begins in [getattr(message, "engine_private", b"") for message in said]
 
 
 def test_consumers_that_need_no_tombstone_go_on(node, client):

@@ -385,6 +385,8 @@ class TapProducer(ChangeProducer):
         chunk = stream.one(seqno)
         if not chunk.frames:
             self.client.again.pop((vbucket, seqno), None)
+            if stream.has_lost(seqno):
+                self._restart(stream)
             return b""
         return self._changes(stream, chunk, last=True, again=True)
 

@@ -119,6 +119,10 @@ class TapStream:
         chunk = self.vbucket.snapshot(seqno - 1, max(self.place.seqno, seqno)).read(0, 1)
         return chunk if chunk.frames and _BY_SEQNO(chunk.data, 0) == (seqno,) else NO_FRAMES
 
+    def has_lost(self, seqno: int) -> bool:
+        """Tell whether the change with this seqno is gone, and may have been a tombstone that the consumer needs."""
+        return seqno <= self.vbucket.purge_seqno and self.vbucket.index.find(seqno) is None
+
     def announce(self) -> TapMessage | None:
         """Return what has to be said before the next change, and take it as said."""
         if self.place.phase is not Phase.LIVE or not self._follows_checkpoints:
