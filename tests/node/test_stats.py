@@ -365,12 +365,18 @@ def test_producers_by_user_and_port(node, client, other):
 
 @pytest.mark.parametrize(
     ("value", "datatype"),
-    [(b"{", Datatype.JSON), (b"{}", Datatype.RAW), (b"\xff", Datatype.JSON), (b"[" * 100_000, Datatype.JSON)],
+    [(b"{", Datatype.JSON), (b"{}", Datatype.RAW), (b"\xff", Datatype.JSON), (b"[" * 4096, Datatype.JSON)],
     ids=["cut short", "of another datatype", "no text", "without an end"],
 )
 def test_a_value_that_is_no_json(client, value, datatype):
     client.hello(Feature.JSON)
     assert dcp_as(client, value, datatype) == S.EINVAL
+
+
+def test_a_value_has_a_limit(client):
+    client.hello(Feature.JSON)
+    assert "ep_dcp_count" in dcp_as(client, b"{}" + b" " * 4094)
+    assert dcp_as(client, b"{}" + b" " * 4095) == S.E2BIG
 
 
 def test_a_value_is_passed_over_by_other_groups(client):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound
+from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, TooBig
 from penstock.node import bucket_stats, collection_stats, key_stats, producer_stats, storage_stats
 from penstock.node.login import Privilege
 from penstock.node.served import ServedBucket
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 __all__ = ["GROUPS", "MISSING", "read_stats"]
 
 _LONGEST_ECHO = 50
+_MOST_OPTIONS = 4096  # bytes
 
 
 def read_stats(connection: NodeConnection, frame: Frame) -> Stats:
     """Return (name, value) of each statistic that a STAT asks for.
 
     Raises KeyNotFound for an unknown group, as kv_engine does, NotSupported for a group of kv_engine that a node does
-    not have, InvalidArguments for an argument or value that does not fit, AccessDenied, NoBucket, NotMyVbucket.
+    not have, InvalidArguments for an argument or value that does not fit, TooBig, AccessDenied, NoBucket, NotMyVbucket.
     """
     text = frame.key.decode("utf-8", "replace")
     name, _, argument = text.partition(" ")
@@ -54,12 +55,14 @@ def read_stats(connection: NodeConnection, frame: Frame) -> Stats:
 
 
 def _read_options(frame: Frame) -> Mapping[str, Any]:
-    """Return the JSON object in the value of a STAT. Raises InvalidArguments for another value.
+    """Return the JSON object in the value of a STAT. Raises InvalidArguments for another value, TooBig for a long one.
 
     Source: kv_engine mcbp_validators.cc, stat_validator.
     """
     if not frame.value:
         return {}
+    if len(frame.value) > _MOST_OPTIONS:  # reading megabytes of them would hold up the event loop
+        raise TooBig(f"STAT: value of {len(frame.value)} bytes, limit {_MOST_OPTIONS}")
     if not frame.datatype & Datatype.JSON:
         raise InvalidArguments(f"STAT: value with datatype 0x{frame.datatype:02x}, expected JSON (0x01)")
     try:
