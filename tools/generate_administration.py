@@ -41,7 +41,7 @@ EVICT_KEY removes nothing: the node reads values on disk through memory-mapped f
 
 COMPACT_DB (`cbepctl HOST:PORT compact VBUCKET TS SEQNO DROP`) rewrites all files of the bucket. It drops tombstones of
 that vbucket which are older than TS, up to SEQNO if that is not 0, and all of them if DROP is 1. The newest change of a
-vbucket or collection stays.
+vbucket or collection stays. A stream that has yet to send a dropped tombstone ends with reason ROLLBACK.
 
 ## Parameters
 
