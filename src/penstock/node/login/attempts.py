@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
+from penstock.node.address_shares import network_of
 from penstock.node.login.sasl import Step
 from penstock.wire.constants import Status
 
@@ -42,18 +42,18 @@ class Attempts:
 
         If only bad ones were, who does not hear soon could go on with the next guess.
         """
-        count = self._count(_network(address))
+        count = self._count(network_of(address))
         return min(FIRST_SECONDS * 2 ** (count - 1), MOST_SECONDS) if count else 0.0
 
     def failed(self, address: str) -> None:
-        network = _network(address)
+        network = network_of(address)
         self._failures[network] = _Failures(min(self._count(network) + 1, _ENOUGH), self._clock())
         self._failures.move_to_end(network)
         if len(self._failures) > MAX_ADDRESSES:
             self._failures.popitem(last=False)
 
     def succeeded(self, address: str) -> None:
-        self._failures.pop(_network(address), None)
+        self._failures.pop(network_of(address), None)
 
     def after(self, step: Step, address: str) -> float:
         """Count a step of a login, and return the seconds until it may be answered."""
@@ -69,13 +69,3 @@ class Attempts:
     def _count(self, network: str) -> int:
         found = self._failures.get(network)
         return found.times if found is not None and self._clock() - found.last < FORGET_SECONDS else 0
-
-
-def _network(address: str) -> str:
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if found.version == 4:
-        return str(found)
-    return str(found.ipv4_mapped or ipaddress.ip_network((int(found) >> 64 << 64, 64)))
