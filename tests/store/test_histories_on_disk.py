@@ -176,6 +176,14 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
             *[("reopen", 0, 2), ("rollback", 0, 1), *clustered, ("reopen", 0, 2)],
         ],
     ),
+    "a crash that takes a rollback back leaves the system event from before it": (
+        Settings(segment_bytes=300, purge_age=0),
+        [
+            *[("apply", 1, (b"d" * 40, 1, 3)), ("commit", 1, 0), ("manifest", 0, 0), ("commit", 0, 0)],
+            *[("rollback", 1, 1), ("manifest", 0, 0)],
+            *[("crash", 0, Crash("manifest", 10, power=True, seed=88, openings=[])), ("set", 1, b"a")],
+        ],
+    ),
     "a pass over everything begins at the beginning": (
         Settings(),
         [
