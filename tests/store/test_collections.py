@@ -13,6 +13,7 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.store.bucket import Bucket
+from penstock.store.conflict import Meta
 from penstock.store.events import packed_events
 from penstock.store.manifest import DEFAULT_MANIFEST, Manifest
 from penstock.store.settings import Settings
@@ -359,6 +360,24 @@ def test_a_collections_time_limit_is_over_the_buckets() -> None:
     bucket.set_settings(Settings())
     bucket.set_manifest(manifest.without_collection("shop", "items"))
     assert vbucket.time_limits is None
+
+
+def test_a_time_limit_holds_for_documents_that_come_with_their_metadata() -> None:
+    bucket = Bucket("b", vbuckets=1, clock=lambda: START, new_vbuuid=lambda: 1, settings=Settings(max_ttl=100))
+    bucket.set_manifest(SHOP.with_max_ttl("shop", "items", 10).with_max_ttl("shop", "users", 0))
+    vbucket = bucket.vbuckets[0]
+    expected = {0: [100, 5, 50, 100], ITEMS: [10, 5, 10, 10], USERS: [0, 5, 50, 500]}
+    for collection, seconds in expected.items():
+        for revision, (asked, expires) in enumerate(zip([0, 5, 50, 500], seconds, strict=True), start=1):
+            meta = Meta(cas=revision, rev_seqno=revision, expiry=NOW + asked if asked else 0)
+            vbucket.store_with_meta(Event.MUTATION, key(collection), b"1", meta)
+            item = vbucket.get(key(collection))
+            assert item is not None
+            assert item.expiry == (NOW + expires if expires else 0)
+        vbucket.store_with_meta(Event.DELETION, key(collection), b"", Meta(cas=9, rev_seqno=9, expiry=NOW - 7))
+        tombstone = vbucket.tombstone(key(collection))
+        assert tombstone is not None
+        assert tombstone.expiry == NOW - 7
 
 
 def test_a_time_limit_is_told_to_those_who_have_the_collection(bucket: Bucket) -> None:

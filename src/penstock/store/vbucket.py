@@ -336,6 +336,7 @@ class Vbucket(ScopedHistory):
         event: a mutation, deletion or expiration; the last two leave a tombstone whether or not there was a document.
         cas: as of `set`. add: only where there is no document. resolve: False: it wins in any case. new_cas: it gets a
         cas of this vbucket instead of its own. A document that has expired is none, but its version still counts.
+        A time limit of the bucket or collection limits the expiry, as in kv_engine KVBucket::setWithMeta.
         Raises KeyExists if it does not win, is to be added to a document, or that has another cas; KeyNotFound if a cas
         is given and there is no document; OutOfRange for a rev_seqno above LAST_SEQNO.
         """
@@ -349,6 +350,9 @@ class Vbucket(ScopedHistory):
         if cas and not is_there:
             raise KeyNotFound(vbucket=self.id)
         deleted = event is not Event.MUTATION
+        expiry = 0 if deleted else meta.expiry
+        if self.time_limits is not None and not deleted:
+            expiry = self.time_limits.applied(key, expiry, self._now() // _NANOSECONDS)
         return self.apply(
             event,
             key,
@@ -356,7 +360,7 @@ class Vbucket(ScopedHistory):
             cas=self._clock.tick() if new_cas else meta.cas,
             rev_seqno=meta.rev_seqno,
             flags=meta.flags,
-            expiry=0 if deleted else meta.expiry,
+            expiry=expiry,
             datatype=meta.datatype,
             delete_time=meta.expiry if deleted else 0,
         )
