@@ -17,12 +17,13 @@ from penstock.node.login import User
 from penstock.node.login.certificates import make_certificates
 from penstock.node.login.users import account_of
 from penstock.node.login.users_file import change_users
-from penstock.wire.constants import Feature, Opcode, Status
+from penstock.wire.constants import Feature, Opcode, PathFlag, Status
 from penstock.wire.dcp import Open
 from penstock.wire.kv import Get, GetAllVbSeqnos, GetClusterConfig, Hello, Noop, SelectBucket, Set, Stat, pack_features
 from penstock.wire.login import SaslAuth, SaslListMechs, SaslStep
 from penstock.wire.observe import CompactDb, EvictKey, SetParam, StartPersistence, StopPersistence
 from penstock.wire.session import GetErrorMap, ListBuckets
+from penstock.wire.subdoc import SubdocLookup, SubdocMutation
 from tests.node.wire_client import connected, served
 
 S = Status
@@ -289,6 +290,37 @@ def test_other_roles_never_choose_another_bucket(tmp_path, roles, get, set_):
         while (status := client.set(b"k").specific) == S.SUCCESS:
             assert not node.buckets["default"].store.vbuckets[0].items
         assert (client.get(b"k").specific, status) == (get, set_)
+
+
+@pytest.mark.parametrize(
+    ("roles", "names"),
+    [
+        (["data_reader[beer]"], b'["mine"]'),
+        (["data_reader[beer]", "data_writer[*]"], b'["mine"]'),
+        (["data_reader[beer]", "stream_reader[wine]"], b'["mine"]'),
+        (["data_reader[beer]", "stream_reader[beer:_default:other]"], b'["mine"]'),
+        (["stream_reader[beer:_default:_default]"], b'["_sync","mine"]'),
+        (["replicator[*]"], b'["_sync","mine"]'),
+        (["admin"], b'["_sync","mine"]'),
+    ],
+)
+def test_names_of_system_attributes_need_a_privilege(tmp_path, roles, names):
+    path = tmp_path / "users.json"
+    with change_users(path) as accounts:
+        accounts["root"] = account_of(User.of("root", ["admin"]), "root's", ITERATIONS)
+        accounts["alice"] = account_of(User.of("alice", roles), "alice's", ITERATIONS)
+    with Node.running(["beer", "wine"], vbuckets=1, users=path) as node, connected(node) as client:
+        assert client.status(Hello(value=pack_features([Feature.XATTR]))) == S.SUCCESS
+        assert log_in(client, "root") == S.SUCCESS
+        assert client.status(SelectBucket(key=b"beer")) == S.SUCCESS
+        client.set(b"k", b"{}")
+        for name in (b"_sync", b"mine"):
+            upsert = SubdocMutation.at(name, b"1", key=b"k", flags=PathFlag.XATTR)
+            assert client.ask(upsert.encode(Opcode.SUBDOC_DICT_UPSERT)).specific == S.SUCCESS
+        assert log_in(client, "alice") == S.SUCCESS
+        assert client.status(SelectBucket(key=b"beer")) == S.SUCCESS
+        request = SubdocLookup.at(b"$XTOC", key=b"k", flags=PathFlag.XATTR)
+        assert client.ask(request.encode(Opcode.SUBDOC_GET)).value == names
 
 
 def test_without_users_nobody_has_to_and_one_can(node, client):

@@ -18,7 +18,7 @@ from penstock.wire.constants import MAX_KEY
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
 
-__all__ = ["MAX_COLLECTION_KEY", "KeyReader", "key_reader", "unknown_collection"]
+__all__ = ["MAX_COLLECTION_KEY", "KeyReader", "is_allowed", "key_reader", "unknown_collection"]
 
 KeyReader = Callable[[bytes], bytes]
 """Returns what the store knows a request's document by. Raises StatusError for a key that cannot be."""
@@ -66,6 +66,15 @@ def key_reader(connection: NodeConnection, *privileges: Privilege) -> KeyReader:
         return key
 
     return prefixed if connection.collections else bare
+
+
+def is_allowed(connection: NodeConnection, privilege: Privilege, key: bytes) -> bool:
+    """Tell whether the user has a privilege for the collection of a key of the store."""
+    manifest = connection.selected().store.manifest
+    collection = manifest.collections.get(split_collection_key(key)[0])
+    if collection is None:
+        return connection.may(privilege)
+    return connection.may(privilege, manifest.scopes_by_id[collection.scope_id].name, collection.name)
 
 
 def _nowhere(key: bytes) -> bytes:

@@ -13,7 +13,9 @@ from time import time_ns
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import InvalidArguments, Locked, NotMyVbucket, NotSupported, StatusError, TooBig, status_error
+from penstock.node.keys import is_allowed
 from penstock.node.kv import check_value, serving
+from penstock.node.login import Privilege
 from penstock.node.replies import Handler, reply
 from penstock.store.locks import LOCKED_CAS
 from penstock.store.subdoc.attributes import Around, Document
@@ -48,6 +50,7 @@ _JSON, _SNAPPY, _XATTRS = int(Datatype.JSON), int(Datatype.SNAPPY), int(Datatype
 _ADD, _REVIVE = int(DocFlag.ADD), int(DocFlag.REVIVE)
 _REPLICA = int(DocFlag.REPLICA_READ)
 _DELETED_TOO = int(DocFlag.ACCESS_DELETED | DocFlag.CREATE_AS_DELETED)
+_NAMES = b"$XTOC"
 _PATH = Struct(">HB")
 _NUMBER = Struct(">I")
 _TOKEN = MutationReply.layouts[2].extras
@@ -108,8 +111,13 @@ def _document(item: Item, deleted: bool) -> Document:
     return Document(body, xattrs, datatype, deleted, cas, seqno, rev_seqno, flags, expiry)
 
 
-def _around(vbucket: Vbucket) -> Around:
-    return Around(vbucket.vbuuid, max(time_ns(), vbucket.max_cas))
+def _around(
+    connection: NodeConnection, vbucket: Vbucket, key: bytes, specs: Sequence[LookupSpec | MutationSpec]
+) -> Around:
+    """Return what virtual attributes show beside the document. `$XTOC` hides names of the system from most users."""
+    lists_names = any(spec.path.startswith(_NAMES) for spec in specs)
+    all_names = lists_names and is_allowed(connection, Privilege.SYSTEM_XATTRS, key)
+    return Around(vbucket.vbuuid, max(time_ns(), vbucket.max_cas), all_names)
 
 
 def _check(connection: NodeConnection, frame: Frame, specs: Sequence[LookupSpec | MutationSpec]) -> None:
@@ -146,7 +154,7 @@ def _look_up(connection: NodeConnection, frame: Frame, specs: list[LookupSpec], 
     if found is None:
         connection.counters.get_misses += 1
     document = begin(found, specs, doc_flags, cas=frame.cas)
-    results = look_up(document, specs, _around(vbucket))
+    results = look_up(document, specs, _around(connection, vbucket, key, specs))
     if frame.opcode != Opcode.SUBDOC_MULTI_LOOKUP:
         ((status, value),) = results
         if status:
@@ -193,7 +201,7 @@ def _change(connection: NodeConnection, frame: Frame, specs: list[MutationSpec],
     key = (connection.change_key if tells else connection.write_key)(frame.key)
     vbucket = serving(connection, frame)
     document = begin(_version(vbucket, key, doc_flags, frame.cas), specs, doc_flags, cas=frame.cas)
-    result = change(document, specs, doc_flags, _around(vbucket))
+    result = change(document, specs, doc_flags, _around(connection, vbucket, key, specs))
     if isinstance(result, MutationResult):
         if frame.opcode != Opcode.SUBDOC_MULTI_MUTATION:
             raise _failure(specs[0], result.status)

@@ -61,8 +61,11 @@ def test_texts_that_are_no_role(text, said):
 WHOLE = [
     ("data_reader", {P.READ, P.META_READ}),
     ("data_writer", {P.WRITE, P.META_READ}),
-    ("stream_reader", {P.READ, P.STREAM, P.META_READ, P.SIMPLE_STATS}),
-    ("replicator", {P.READ, P.WRITE, P.STREAM, P.META_WRITE, P.META_READ, P.SIMPLE_STATS, P.REPLICATE}),
+    ("stream_reader", {P.READ, P.STREAM, P.SYSTEM_XATTRS, P.META_READ, P.SIMPLE_STATS}),
+    (
+        "replicator",
+        {P.READ, P.WRITE, P.STREAM, P.META_WRITE, P.SYSTEM_XATTRS, P.META_READ, P.SIMPLE_STATS, P.REPLICATE},
+    ),
 ]
 
 
@@ -89,7 +92,7 @@ def test_a_role_of_a_collection():
     user = User.of("u", ["stream_reader[beer:s:c]", "data_writer[beer:s]", "data_reader[wine]"])
     assert user.privileges("beer") == {P.META_READ, P.SIMPLE_STATS}
     assert user.scoped("beer") == {
-        Target("beer", "s", "c"): {P.READ, P.STREAM},
+        Target("beer", "s", "c"): {P.READ, P.STREAM, P.SYSTEM_XATTRS},
         Target("beer", "s"): {P.WRITE},
     }
     assert user.may(P.STREAM, "beer", "s", "c")

@@ -28,6 +28,7 @@ class Privilege(Enum):
     """What a command needs.
 
     META_READ: sequence numbers and failover logs. META_WRITE: documents with the metadata of another bucket.
+    SYSTEM_XATTRS: `$XTOC` lists the extended attributes of the system too.
     SETTINGS: states of vbuckets, connections of others, checkpoints.
     """
 
@@ -35,6 +36,7 @@ class Privilege(Enum):
     WRITE = auto()
     STREAM = auto()
     META_WRITE = auto()
+    SYSTEM_XATTRS = auto()
     META_READ = auto()
     SIMPLE_STATS = auto()
     REPLICATE = auto()
@@ -44,7 +46,9 @@ class Privilege(Enum):
 
 
 EVERYTHING = frozenset(Privilege)
-OF_DOCUMENTS = frozenset((Privilege.READ, Privilege.WRITE, Privilege.STREAM, Privilege.META_WRITE))
+OF_DOCUMENTS = frozenset(
+    (Privilege.READ, Privilege.WRITE, Privilege.STREAM, Privilege.META_WRITE, Privilege.SYSTEM_XATTRS)
+)
 """What a user may have for some collections only."""
 
 
@@ -71,9 +75,10 @@ _WATCH = _META_READ | {Privilege.SIMPLE_STATS}
 GRANTS: dict[RoleName, Grant] = {
     RoleName.DATA_READER: Grant(frozenset((Privilege.READ,)), _META_READ),
     RoleName.DATA_WRITER: Grant(frozenset((Privilege.WRITE,)), _META_READ),
-    RoleName.STREAM_READER: Grant(frozenset((Privilege.READ, Privilege.STREAM)), _WATCH),
+    # Streams carry all extended attributes, so that these two roles see those of the system anyhow.
+    RoleName.STREAM_READER: Grant(frozenset((Privilege.READ, Privilege.STREAM, Privilege.SYSTEM_XATTRS)), _WATCH),
     RoleName.REPLICATOR: Grant(
-        frozenset((Privilege.READ, Privilege.WRITE, Privilege.STREAM, Privilege.META_WRITE)),
+        OF_DOCUMENTS,
         _WATCH | {Privilege.REPLICATE},
     ),
     RoleName.ADMIN: Grant(EVERYTHING, EVERYTHING),
