@@ -527,17 +527,14 @@ class DurableStory(Story):
     # What there is to see
 
     def view(self, vbucket: Vbucket, history: History, start: int, end: int) -> list[Mutation | Tombstone]:
-        """As it was told, but for tombstones that were purged, and those that a crash has brought back."""
+        """As it was told, but for tombstones that were purged."""
         shown = []
         newest = {change.key: change for change in history.changes if change.by_seqno <= end}
         ends = history.ends
         for change in history.changes:
             if start < change.by_seqno <= end and not 0 < erased_by(change, ends) <= end:
-                found = vbucket.index.find(change.by_seqno)
                 purged = (vbucket.id, change.cas) in self.purged
-                if newest[change.key] is change:
-                    shown += [] if purged and found is None else [change]
-                elif purged and found is not None and not found[0].superseded_at[found[1]]:
+                if newest[change.key] is change and not (purged and vbucket.index.find(change.by_seqno) is None):
                     shown.append(change)
         return shown
 

@@ -176,6 +176,13 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
             *[("reopen", 0, 2), ("rollback", 0, 1), *clustered, ("reopen", 0, 2)],
         ],
     ),
+    **{
+        f"no tombstone that was purged is back in front of its key's newer change, after {calls} calls": (
+            Settings(purge_age=0),
+            [*purged, ("set", 0, b"bb"), killed_in_commit(calls)],
+        )
+        for calls in range(1, 5)
+    },
     "a crash that takes a rollback back leaves the system event from before it": (
         Settings(segment_bytes=300, purge_age=0),
         [

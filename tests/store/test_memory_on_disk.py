@@ -15,6 +15,7 @@ from penstock.store.settings import Settings
 from tests.store.model import START, read_all
 
 SEGMENT_BYTES = 64 * 1024
+SECOND = 10**9
 
 
 @pytest.fixture
@@ -25,12 +26,12 @@ def bucket(tmp_path: Path) -> Iterator[Bucket]:
 
 
 def opened(path: Path) -> Bucket:
-    vbuuids = count(1)
+    vbuuids, looks = count(1), count()
     return Bucket.open(
         path,
         "b",
         vbuckets=4,
-        clock=lambda: START,
+        clock=lambda: START + next(looks) * SECOND // 2,  # a segment rests for a minute when there was little to gain
         new_vbuuid=lambda: next(vbuuids),
         settings=Settings(segment_bytes=SEGMENT_BYTES),
     )

@@ -22,7 +22,7 @@ from penstock.store.recovery import recover
 from penstock.store.rewrite import PurgeRequest
 from penstock.store.scoped import REFUSED
 from penstock.store.settings import Settings
-from penstock.store.survey import Found, look
+from penstock.store.survey import Found, complete, look
 from penstock.store.time_to_live import time_limits
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import VbucketState
@@ -157,6 +157,7 @@ class Bucket:
             raise StoreDamaged(
                 f"{log.directory.path}: {found.damage[0]}{more}; `penstock check` says what can be saved"
             )
+        complete(log.directory, found)
         log.histories = self.vbuckets
         if found.logs:
             recover(log, self.vbuckets, found)

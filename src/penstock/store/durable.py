@@ -464,6 +464,7 @@ class DurableLog(Log):
         draft = draft_name(segment.ids, self._drafts)
         self._drafts += 1
         save(self.directory, draft, segment, sealed_at=self.sealed_at[segment.ids[1]], as_of=self._as_of)
+        self.directory.sync_names()  # before the log promises that it has a name
         mapped = load(self.directory, draft, len(self.indexes)).segment
         return rewritten._replace(segment=mapped, draft=draft)
 
@@ -479,13 +480,13 @@ class DurableLog(Log):
         raised = {*np.flatnonzero(choice.passed).tolist(), *(purged.vbucket for purged in rewritten.purged)}
         indexes = [self.indexes[vbucket] for vbucket in sorted(raised)]
         floors = [[i.vbucket, i.lowest_snapshot_end, i.purge_seqno, i.purged_rev_seqno] for i in indexes]
+        name = segment_name(segment.ids)
         if floors:
-            said = _text({"floors": floors})
+            said = _text({"floors": floors, "draft": rewritten.draft, "segment": name})
             self.make_space(len(said))
             self._write(said, 0)
         else:
             self._appended += 1  # nothing to note, but a commit is to give the file its name
-        name = segment_name(segment.ids)
         names = {segment_name(source.ids) if source.clustered else log_name(source.ids[0]) for source in sources}
         self._installed.append(_Installed(rewritten.draft, name, names - {name}, sources))
         for source in sources[:-1]:

@@ -18,7 +18,7 @@ from penstock.store.files import Directory
 from penstock.store.opening import said_by, write
 from penstock.store.overlay import Overlay
 from penstock.store.sealed import save, segment_name
-from penstock.store.survey import Found, look
+from penstock.store.survey import Found, complete, look
 
 __all__ = ["Report", "check", "enter", "finish", "repair"]
 
@@ -74,6 +74,7 @@ def repair(directory: Directory, report: Report, overlay: Callable[[Path], Overl
     try:
         for left_over in filter(Overlay.is_draft, directory.names()):
             directory.remove(left_over)
+        complete(directory, report.found)
         _write(drafts, report)
     except OSError as error:
         drafts.forget()

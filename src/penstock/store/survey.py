@@ -7,7 +7,7 @@ bad. A log counts up to the first place where it is bad: what comes behind may d
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from penstock.store.sealed import (
     segment_name,
 )
 
-__all__ = ["BadBlock", "Behind", "Damage", "End", "Found", "Gap", "LogRead", "Torn", "look"]
+__all__ = ["BadBlock", "Behind", "Damage", "End", "Found", "Gap", "LogRead", "Torn", "complete", "look"]
 
 _RECORDS_AT = FILE_HEADER.size
 
@@ -102,6 +102,7 @@ class Found(NamedTuple):
     """The files of a bucket. torn: the end of the last log file, None if it ends well. obsolete: names of left-overs.
 
     bad_blocks, gaps, end: what is damaged. sealed: segments, also those with bad blocks. logs: those that count.
+    promised: drafts that a note in the log says are segments, and their names then; `complete` renames them.
     """
 
     sealed: list[Sealed]
@@ -111,6 +112,7 @@ class Found(NamedTuple):
     bad_blocks: list[BadBlock]
     gaps: list[Gap]
     end: End | None
+    promised: Mapping[str, str]
 
     @property
     def damage(self) -> list[Damage]:
@@ -146,13 +148,18 @@ def _is_last(scanned: Scanned) -> bool:
 
 def look(directory: Directory, uuid: bytes, vbuckets: int) -> Found:
     """Read the files of a bucket."""
-    segments, logs, obsolete = _arranged(directory.names())
-    found = Found([], [], None, obsolete, [], [], None)
+    names = directory.names()
+    promised = _promised(directory, uuid, names)
+    drafts = {name: draft for draft, name in promised.items()}
+    segments, logs, obsolete = _arranged(
+        [name for name in names if name not in promised and name not in drafts], drafts
+    )
+    found = Found([], [], None, obsolete, [], [], None, promised)
     expected = 1
     for ids, name in sorted(segments.items()):
         if ids[0] > expected:
             found.gaps.append(_missing(expected, ids[0] - 1))
-        _read_segment(found, directory, name, ids, vbuckets)
+        _read_segment(found, directory, drafts.get(name, name), ids, vbuckets)
         expected = ids[1] + 1
     if logs and logs[0] > expected:
         found.gaps.append(_missing(expected, logs[0] - 1))
@@ -160,9 +167,38 @@ def look(directory: Directory, uuid: bytes, vbuckets: int) -> Found:
     return _read_logs(found, directory, uuid, logs, expected)
 
 
-def _arranged(names: Sequence[str]) -> tuple[Mapping[tuple[int, int], str], list[int], list[str]]:
+def complete(directory: Directory, found: Found) -> None:
+    """Give drafts the names that the log has promised them."""
+    for draft, name in found.promised.items():
+        directory.rename(draft, name)
+    if found.promised:
+        directory.sync_names()
+
+
+def _promised(directory: Directory, uuid: bytes, names: Sequence[str]) -> dict[str, str]:
+    """Return the drafts that the log says are segments since the bucket was opened last, and their names.
+
+    Changes behind such a note rely on it: they supersede no tombstone that the segment has dropped.
+    """
+    if not any(map(is_draft, names)):
+        return {}
+    numbers = sorted(number for name in names if (number := log_number(name)) is not None)
+    drafts: dict[str, str] = {}
+    for number in numbers:
+        for _, text in _read_log(directory, number, uuid).scanned.notes:
+            said = json.loads(text)
+            if "opened" in said:
+                drafts.clear()
+            elif said.get("draft") in names:
+                drafts[said["segment"]] = said["draft"]
+    return {draft: name for name, draft in drafts.items()}
+
+
+def _arranged(
+    names: Sequence[str], promised: Iterable[str]
+) -> tuple[Mapping[tuple[int, int], str], list[int], list[str]]:
     """Return the segments by their numbers, the numbers of the log files behind them, and the names of left-overs."""
-    ranges = {ids: name for name in names if (ids := segment_ids(name)) is not None}
+    ranges = {ids: name for name in [*names, *promised] if (ids := segment_ids(name)) is not None}
     obsolete = [name for name in names if is_draft(name)]
     kept: dict[tuple[int, int], str] = {}
     for ids in sorted(ranges, key=lambda ids: (ids[0], -ids[1])):
