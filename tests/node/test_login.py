@@ -218,7 +218,7 @@ def test_a_wrong_password_is_refused_and_makes_the_next_one_wait(guarded, caplog
         (SaslAuth(key=b"PLAIN", value=b"\0root\0root's"), S.AUTH_ERROR),
         (SaslStep(key=b"SCRAM-SHA512", value=b"c=biws"), S.EINVAL),
         (SaslAuth(key=b"SCRAM-SHA512", value=b"n,,n=" + b"u" * 500 + b",r=abc"), S.EINVAL),
-        (SaslAuth(key=b"SCRAM-SHA512", value=b"n" * 100_000), S.EINVAL),
+        (SaslAuth(key=b"SCRAM-SHA512", value=b"n" * 4000), S.EINVAL),
         (SaslAuth(key=b"SCRAM-SHA512", value=b"garbage"), S.EINVAL),
     ],
 )

@@ -21,11 +21,13 @@ SECONDS = 10.0
 class WireClient:
     """One connection. Frames that are not awaited stay in `frames` in the order of their arrival."""
 
-    def __init__(self, node, bucket=None, *, receive_buffer=None, tls=None):
+    def __init__(self, node, bucket=None, *, receive_buffer=None, tls=None, address=None):
         self.socket = socket.socket()
         if receive_buffer is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.settimeout(SECONDS)
+        if address is not None:  # where the client is: all of 127.0.0.0/8 are
+            self.socket.bind((address, 0))
         self.socket.connect((node.host, node.kv_port if tls is None else node.tls_port))
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_hostname=node.host)

@@ -43,8 +43,12 @@ logger = logging.getLogger("penstock.node")
 WRITE_BUFFER_BYTES = 2 * 1024 * 1024
 """What the transport holds before the connection counts as paused; it goes on at a quarter."""
 
-MAX_BEFORE_LOGIN = 1024 * 1024
-"""Bytes of a frame, where a login is asked for."""
+MAX_BEFORE_LOGIN = 4 * 1024
+"""Bytes of a frame, and of one read, where a login is required and missing. A step of a login has 1 KiB at most."""
+
+UNREAD_BEFORE_LOGIN = 64 * 1024
+"""Bytes of replies that a connection without its login may leave unread. The system's own buffer takes more than a
+client waits for (the error map is the longest, 9 KiB), so these fill up only when nobody reads."""
 
 DEFAULT_BUCKET = "default"
 """The one that a connection has without selecting it."""
@@ -52,7 +56,7 @@ DEFAULT_BUCKET = "default"
 MOST_PARKED = 256
 """Requests of one connection that may wait at once, where it takes replies in any order."""
 
-TURN_BYTES = 512 * 1024  # of replies
+TURN_BYTES = 512 * 1024  # of replies; before login UNREAD_BEFORE_LOGIN
 _REQUEST_BYTES = 256  # what it costs to serve a request, in bytes of replies: at most 2048 in a turn
 _CLOSE_SECONDS = 5.0  # for the peer to take what was written before
 
@@ -100,6 +104,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._serving: ReceiveEvent | None = None
         self._parked: dict[object, GiveUp] = {}
         self._most_parked = 1
+        self._turn_bytes = TURN_BYTES
         self._replies: list[bytes] = []
         self._closing = False
         self._closer: asyncio.TimerHandle | None = None
@@ -110,14 +115,14 @@ class NodeConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES // 4)
         _keep_alive(transport.get_extra_info("socket"))
         peername = transport.get_extra_info("peername")
         self.host, self.peer = "" if peername is None else peername[0], _address(peername)
         self.dialect = self.listener.dialect
         self.login.present(transport.get_extra_info("peercert"))
         self.node.enter(self)
-        self.enter()
+        if not self._closing:
+            self.enter()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._received.get_buffer()
@@ -134,6 +139,8 @@ class NodeConnection(asyncio.BufferedProtocol):
             self.guarded(self._serve)
 
     def pause_writing(self) -> None:
+        if self.login.acting is None:
+            self.node.loop.call_soon(self.guarded, self.abort, "it has not logged in, and does not read its replies")
         self.paused = True
         self._transport.pause_reading()
 
@@ -182,10 +189,10 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._deselect()
         user = self.login.acting
         if user is None:
-            self._received.max_frame = MAX_BEFORE_LOGIN
+            self._bound(MAX_BEFORE_LOGIN, UNREAD_BEFORE_LOGIN, UNREAD_BEFORE_LOGIN)
             self.node.guests.wait_for_login(self)
         else:
-            self._received.max_frame = MAX_FRAME
+            self._bound(MAX_FRAME, WRITE_BUFFER_BYTES, TURN_BYTES)
             self.node.guests.logged_in(self)
             for name in (user.name, DEFAULT_BUCKET):  # up to 3.x a login chooses the bucket of its name
                 if name in self.node.buckets and user.sees(name):
@@ -193,6 +200,13 @@ class NodeConnection(asyncio.BufferedProtocol):
                     return
         self.map.follow()
         self._permit()
+
+    def _bound(self, frame: int, unread: int, turn: int) -> None:
+        """Set the limits of a frame, of replies that the peer leaves unread, and of the replies of one turn."""
+        self._received.max_frame = frame
+        unread = max(unread, self.bytes_unsent)  # what is on its way already is not held against the peer
+        self._transport.set_write_buffer_limits(unread, unread // 4)
+        self._turn_bytes = turn
 
     def _deselect(self) -> None:
         if self.bucket is not None:
@@ -323,7 +337,7 @@ class NodeConnection(asyncio.BufferedProtocol):
             if self.requests_waiting:
                 self._transport.pause_reading()
             return
-        add, share = self._replies.append, TURN_BYTES
+        add, share = self._replies.append, self._turn_bytes
         event: ReceiveEvent | None = None
         try:
             for event in self._requests:
@@ -358,7 +372,7 @@ class NodeConnection(asyncio.BufferedProtocol):
 
     def _is_blocked(self) -> bool:
         """Must what is parked be answered before anything else is served?"""
-        return len(self._parked) >= self._most_parked
+        return len(self._parked) >= (1 if self.login.acting is None else self._most_parked)
 
     def _park(self, parked: Parked, request: ReceiveEvent) -> None:
         which = object()

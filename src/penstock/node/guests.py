@@ -9,6 +9,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from penstock.node.address_shares import AddressShares, network_of
+
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
     from penstock.node.login import Users
@@ -18,10 +20,12 @@ __all__ = ["MOST_STRANGERS", "Guests"]
 
 logger = logging.getLogger("penstock.node")
 
-MOST_STRANGERS: Final = 4096
-"""Connections that have yet to log in. With one more, the oldest of them ends."""
+MOST_STRANGERS: Final = 8192
+"""Connections that have yet to log in, from all addresses; half of them may be from one. An address that wants more
+than its share loses its own oldest one, so that it cannot end the connections of others."""
 
 _LOOK_SECONDS = 1.0
+_WARNING_SECONDS = 60.0  # between two warnings of too many connections
 
 
 class Guests:
@@ -37,48 +41,79 @@ class Guests:
         self._options = options
         self._users = users
         self._version = 0 if users is None else users.version
-        self._strangers: dict[NodeConnection, float] = {}  # and when they came, the oldest first
-        self._refused = False
+        self._shares = AddressShares(options.most_connections)
+        self._turned_away: set[NodeConnection] = set()  # those that `leave` gives no place back for
+        self._strangers: dict[str, dict[NodeConnection, float]] = {}  # by address; when they came, the oldest first
+        self._stranger_shares = AddressShares(MOST_STRANGERS)
+        self._warned = -_WARNING_SECONDS
         self._looker: asyncio.TimerHandle | None = None
 
     def enter(self, connection: NodeConnection) -> None:
-        """Take in a connection, or end it where there is no room."""
+        """Register a connection. Abort it if the share of its address is used up."""
         self.total += 1
         self.present.add(connection)
-        if len(self.present) > self._options.most_connections:
-            if not self._refused:
-                self._refused = True
-                logger.warning("more than %d connections: new ones are ended", self._options.most_connections)
-            connection.abort("there are too many")
+        if not self._shares.take(connection.host):
+            self._turned_away.add(connection)
+            self._warn(connection.host)
+            connection.abort("its address has too many connections")
         if self._looker is None:
             self._looker = self._loop.call_later(_LOOK_SECONDS, self._look)
 
     def leave(self, connection: NodeConnection) -> None:
         self.present.discard(connection)
-        self._strangers.pop(connection, None)
-        if len(self.present) < self._options.most_connections:
-            self._refused = False
+        self.logged_in(connection)
+        if connection in self._turned_away:
+            self._turned_away.remove(connection)
+        else:
+            self._shares.give_back(connection.host)
 
     def wait_for_login(self, connection: NodeConnection) -> None:
         """Let a connection log in within the time that there is for that."""
-        if len(self._strangers) >= MOST_STRANGERS:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]  # not when it is gone, or the next would end it once more
-            oldest.abort(f"{MOST_STRANGERS} others came after it, and it had not logged in")
-        self._strangers[connection] = self._loop.time()
+        of_address = self._strangers.setdefault(network_of(connection.host), {})
+        if connection not in of_address:
+            if not self._stranger_shares.take(connection.host):
+                self._make_room(of_address, connection.host)
+            of_address[connection] = self._loop.time()
 
     def logged_in(self, connection: NodeConnection) -> None:
-        self._strangers.pop(connection, None)
+        network = network_of(connection.host)
+        of_address = self._strangers.get(network, {})
+        if of_address.pop(connection, None) is not None:
+            self._stranger_shares.give_back(connection.host)
+        if not of_address:
+            self._strangers.pop(network, None)
 
     def close(self) -> None:
         if self._looker is not None:
             self._looker.cancel()
 
+    def _make_room(self, of_address: dict[NodeConnection, float], host: str) -> None:
+        """End the oldest stranger of an address, so that a new one gets its place.
+
+        An address without any, where all places are taken, gets the place of the one that has waited longest.
+        """
+        if of_address:
+            oldest = next(iter(of_address))
+            del of_address[oldest]  # not when it has left, or the next would end it once more
+        else:
+            oldest = min((came, id(one), one) for some in self._strangers.values() for one, came in some.items())[2]
+            self.logged_in(oldest)
+            self._stranger_shares.take(host)
+        oldest.abort("others came after it, and it had not logged in")
+
+    def _warn(self, host: str) -> None:
+        now = self._loop.time()
+        if now - self._warned >= _WARNING_SECONDS:
+            self._warned = now
+            held, most = self._shares.held(host), self._options.most_connections
+            logger.warning("%s has %d of at most %d connections: its new ones are ended", host, held, most)
+
     def _look(self) -> None:
         self._looker = self._loop.call_later(_LOOK_SECONDS, self._look) if self.present else None
         now = self._loop.time()
         late = now - self._options.login_timeout
-        for connection in [one for one, came in self._strangers.items() if came <= late]:
+        waiting = [item for of_address in self._strangers.values() for item in of_address.items()]
+        for connection in [one for one, came in waiting if came <= late]:
             connection.abort(f"no login within {self._options.login_timeout:g} s")
         late = now - self._options.frame_timeout
         for connection in [one for one in self.present if one.frame_began and one.frame_began <= late]:

@@ -58,7 +58,8 @@ class Connection:
     """What one peer sent so far.
 
     runs: hand consecutive data messages of this dialect on as Run events; None: each is a Frame like any other.
-    max_frame: bytes of a frame that is waited for; one that a single read brings may have as many as the slab.
+    max_frame: bytes of a frame that is waited for. No read brings more than these either, so a longer frame is refused
+    however it arrives, and what one read brings is bounded for peers that are not trusted yet.
     """
 
     def __init__(self, slab: Slab, *, runs: Dialect | None, max_frame: int = MAX_FRAME) -> None:
@@ -91,7 +92,7 @@ class Connection:
             return self._own.view[self._own_filled : self._own.nbytes]
         kept = len(self._kept)
         self.slab.view[:kept] = self._kept
-        return self.slab.view[kept : self.slab.nbytes]
+        return self.slab.view[kept : min(self.slab.nbytes, self.max_frame)]
 
     def receive_data(self, nbytes: int) -> list[ReceiveEvent]:
         """Take the first `nbytes` of the buffer given out last as received, and return what they complete."""
