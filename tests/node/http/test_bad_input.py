@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.node import Node
 from penstock.node.http import forms
-from penstock.node.http.listening import MAX_HEAD_BYTES
+from penstock.node.http.request_reader import MAX_BODY, MAX_HEAD_BYTES
 from tests.node.http.web_client import SECONDS, WebClient, all_of, raw
 
 BUCKETS = "/pools/default/buckets"
@@ -27,7 +27,7 @@ BODIES = [
     (b"name=wine&name=water", 400, b"twice"),
     (b'{"name": "wine"}', 400, b"name"),
     (b"", 400, b"name"),
-    (b"name=" + b"x" * forms.MAX_BODY, 413, b"1048576"),
+    (b"name=" + b"x" * MAX_BODY, 413, b"1048576"),
 ]
 
 
@@ -71,7 +71,7 @@ def test_what_is_no_request(node, request_):
     with raw(node, request_) as connection:
         connection.shutdown(1)
         answer = all_of(connection)
-    assert not answer or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 404", b"HTTP/1.1 405"))
+    assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
     assert is_served(node)
 
 
@@ -147,8 +147,9 @@ async def _open(node):
 
 
 def test_there_are_so_many_connections_at_most():
+    """One address gets half of them."""
     with Node.running(["beer"], vbuckets=4) as node:
-        node.http.most = 3
+        node.http.shares.places = 6
         with contextlib.ExitStack() as opened:
             request = b"GET /pools/default/bs/beer HTTP/1.1\r\nHost: localhost\r\n\r\n"
             for _ in range(3):

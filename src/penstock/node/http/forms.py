@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,12 +12,11 @@ from starlette.requests import Request
 
 from penstock.errors import UsageError
 from penstock.node.buckets import MAX_REPLICAS, BucketSpec
+from penstock.node.http.request_reader import MAX_BODY
 
 __all__ = ["MAX_BODY", "FormErrors", "changed_spec", "flag", "new_spec", "number", "read_form"]
 
-MAX_BODY = 1024 * 1024
 MAX_FIELDS = 100
-BODY_SECONDS = 20.0
 _MEGABYTE = 1024 * 1024
 _LARGEST_QUOTA = 2**40  # megabytes
 _LARGEST = 2**63 - 1
@@ -34,7 +32,7 @@ class FormErrors(Exception):
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """Return the fields of a form. Raises HTTPException for a body that is none, too long, or does not come."""
+    """Return the fields of a form. Raises HTTPException for a body that is none, or too long."""
     try:
         text = (await _read_body(request)).decode("utf-8")
         pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
@@ -50,15 +48,10 @@ async def read_form(request: Request) -> dict[str, str]:
 
 async def _read_body(request: Request) -> bytes:
     body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > MAX_BODY:
-                    # The rest is not read; what it would be taken for cannot be known.
-                    raise HTTPException(413, f"a body over {MAX_BODY} bytes", {"connection": "close"})
-    except TimeoutError:
-        raise HTTPException(408, f"no whole body in {BODY_SECONDS:g} s", {"connection": "close"}) from None
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY:  # a chunked one: the connection refuses the others by their length
+            raise HTTPException(413, f"a body over {MAX_BODY} bytes", {"connection": "close"})
     return bytes(body)
 
 

@@ -1,0 +1,139 @@
+"""One HTTP request and its response, between a connection and the ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import h11
+from starlette.types import ASGIApp, Message, Scope
+
+from penstock.node.http.request_reader import split_target
+
+if TYPE_CHECKING:
+    from penstock.node.http.connection import HttpConnection
+
+__all__ = ["Exchange", "make_scope", "reason_phrase"]
+
+logger = logging.getLogger("penstock.node")
+
+
+def make_scope(request: h11.Request, transport: asyncio.BaseTransport, scheme: str) -> Scope:
+    """Return the ASGI scope of a request. Raises RequestRefused for an invalid target."""
+    path, query = split_target(request)
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": request.http_version.decode("ascii"),
+        "server": _address(transport, "sockname"),
+        "client": _address(transport, "peername"),
+        "scheme": scheme,
+        "method": request.method.decode("ascii"),
+        "root_path": "",
+        "path": unquote(path.decode("ascii")),
+        "raw_path": path,
+        "query_string": query,
+        "headers": list(request.headers),
+        "state": {"certificate": transport.get_extra_info("peercert")},
+    }
+
+
+def reason_phrase(status: int) -> bytes:
+    """Return the text behind a status code: clients of HTTP/1.0 show it."""
+    return HTTPStatus(status).phrase.encode("ascii")
+
+
+def _address(transport: asyncio.BaseTransport, name: str) -> tuple[str, int] | None:
+    found = transport.get_extra_info(name)
+    return None if found is None else (found[0], found[1])
+
+
+class Exchange:
+    """A request that is served by the application.
+
+    Attributes:
+        protocol: h11's state of the request and its response.
+        unread: the part of the body that the application has yet to take.
+        request_complete: the whole body was received.
+        response_complete: the whole response was written, or never will be.
+        keep_alive: the connection may serve another request afterwards.
+    """
+
+    def __init__(self, connection: HttpConnection, protocol: h11.Connection, scope: Scope, *, keep_alive: bool) -> None:
+        self.protocol = protocol
+        self.unread = bytearray()
+        self.request_complete = self.response_complete = False
+        self.keep_alive = keep_alive
+        self._connection = connection
+        self._scope = scope
+        self._started = False
+        self._body_delivered = False
+        self._disconnected = False
+        self._changed = asyncio.Event()
+
+    async def run(self, app: ASGIApp) -> None:
+        """Let the application serve the request. An error of the application ends the connection."""
+        try:
+            await app(self._scope, self._receive, self._send)
+        except Exception:  # an error in one page must not end the node
+            logger.exception("HTTP: %s %s failed", self._scope["method"], self._scope["path"])
+        if not self.response_complete:
+            self.response_complete, self.keep_alive = True, False
+            self._connection.exchange_finished()
+
+    # What the connection calls
+
+    def receive_body(self, data: bytes | bytearray) -> None:
+        if not self.response_complete:  # else nobody reads it
+            self.unread += data
+            self._changed.set()
+
+    def receive_end(self) -> None:
+        self.request_complete = True
+        self._changed.set()
+
+    def disconnect(self) -> None:
+        """Tell the application that the client has left, or that the rest of its request is invalid."""
+        self._disconnected, self.keep_alive = True, False
+        self._changed.set()
+
+    # What the application calls
+
+    async def _receive(self) -> Message:
+        while True:
+            if self.protocol.they_are_waiting_for_100_continue and not self._started:
+                self._write(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
+            if self.unread or (self.request_complete and not self._body_delivered):
+                data = bytes(self.unread)
+                self.unread.clear()
+                self._body_delivered = self.request_complete
+                self._connection.update_reading()
+                return {"type": "http.request", "body": data, "more_body": not self._body_delivered}
+            if self._disconnected or self.response_complete:
+                return {"type": "http.disconnect"}
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _send(self, message: Message) -> None:
+        await self._connection.drain()
+        if message["type"] == "http.response.start":
+            headers = [(bytes(name), bytes(value)) for name, value in message["headers"]]
+            if not self.keep_alive and (b"connection", b"close") not in headers:
+                headers.append((b"connection", b"close"))
+            self._started = True
+            status = message["status"]
+            self._write(h11.Response(status_code=status, headers=headers, reason=reason_phrase(status)))
+            return
+        if message.get("body") and self._scope["method"] != "HEAD":
+            self._write(h11.Data(data=message["body"]))
+        if not message.get("more_body"):
+            self._write(h11.EndOfMessage())
+            self.response_complete = True
+            self._changed.set()
+            self._connection.exchange_finished()
+
+    def _write(self, event: h11.Event) -> None:
+        self._connection.write(self.protocol.send(event))
