@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Annotated, Any
 
 import typer
+from msgspec import Struct, ValidationError, convert
 
 from penstock.cli.app import AsJson, Panel, PasswordFile, Url, Username, address_of, app, examples
 from penstock.cli.show import json_line, one_line
 from penstock.client.address import DEFAULT_URL, Address
 from penstock.client.missing import ranges_of
-from penstock.errors import Error, KeyNotFound
+from penstock.errors import Error, KeyNotFound, RemoteProtocolError
+from penstock.wire.peer_json import read_peer_json
 
 commands = typer.Typer(
     help="See who follows a bucket, and end a connection that does.", no_args_is_help=False, rich_markup_mode="rich"
@@ -70,16 +71,36 @@ def close_streams(
     print(json_line({"closed": name}) if as_json else f"Closed {name}.")
 
 
+class _Stream(Struct):
+    """One stream of a connection, as far as a row shows it."""
+
+    vbucket: int
+    filters: list[str]
+    items_remaining: int
+
+
+class _Report(Struct):
+    """One connection, as far as a row shows it."""
+
+    name: str
+    dialect: str
+    user: str | None
+    peer: str
+    agent: str
+    items_sent: int
+    streams: list[_Stream]
+
+
 def _row(report: dict[str, Any]) -> tuple[str, ...]:
-    streams, user = report["streams"], report["user"] or "anonymous"
-    without = {what for stream in streams for what in stream["filters"]}
-    said = (report["name"], report["dialect"], f"{user}@{report['peer']}", report["agent"])  # the consumer's own words
+    read = convert(report, _Report)
+    without = {what for stream in read.streams for what in stream.filters}
+    texts = (read.name, read.dialect, f"{read.user or 'anonymous'}@{read.peer}", read.agent)  # the consumer's own words
     return (
-        *(one_line((text or "-").encode(), _NAME_WIDTH) for text in said),
-        ranges_of(stream["vbucket"] for stream in streams) or "-",
+        *(one_line((text or "-").encode(), _NAME_WIDTH) for text in texts),
+        ranges_of(stream.vbucket for stream in read.streams) or "-",
         ",".join(sorted(without)) or "-",
-        str(report["items_sent"]),
-        str(sum(stream["items_remaining"] for stream in streams)),
+        str(read.items_sent),
+        str(sum(stream.items_remaining for stream in read.streams)),
     )
 
 
@@ -88,9 +109,12 @@ async def _reports(address: Address) -> list[dict[str, Any]]:
 
     async with Bucket(address) as bucket:
         try:
-            return [json.loads(text) for text in (await bucket.stats("streams")).values()]
-        except (KeyNotFound, json.JSONDecodeError):
+            texts = (await bucket.stats("streams")).values()
+            reports = [read_peer_json(text.encode(), dict[str, Any], "statistic streams") for text in texts]
+            convert(reports, list[_Report])  # a report that the table cannot show is not Penstock's
+        except (KeyNotFound, RemoteProtocolError, ValidationError):
             raise Error(f"{bucket.address} does not list its streams: it is no Penstock node") from None
+    return reports
 
 
 async def _close(name: str, address: Address) -> None:

@@ -15,6 +15,7 @@ from penstock.errors import UsageError
 from penstock.wire.constants import Dialect
 
 MOST_VBUCKETS = 65536
+MOST_PORT = 65535
 DEFAULT_PORT, DEFAULT_TLS_PORT = 11210, 11207
 DEFAULT_URL = f"couchbase://127.0.0.1:{DEFAULT_PORT}/default"
 _EXPECTED = "couchbase://host:port/bucket"
@@ -250,14 +251,23 @@ def _host(text: str, default_port: int) -> tuple[str, int]:
     host, port = parts["address"] or parts["name"], parts["port"]
     if not host:
         raise UsageError(f"connection string names no host, expected {_EXPECTED}")
-    if not (_is_ipv6(host) if parts["address"] else _is_name(host)):
+    if not is_host(host, in_brackets=bool(parts["address"])):
         kind = "an IPv6 address in the brackets" if parts["address"] else "a name or an address"
         raise UsageError(f"host {host!r} in the connection string, expected {kind}")
     if port is None:
         return host, default_port
-    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
-        raise UsageError(f"port {port!r} in the connection string, expected a number from 1 to 65535")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) <= MOST_PORT):
+        raise UsageError(f"port {port!r} in the connection string, expected a number from 1 to {MOST_PORT}")
     return host, int(port)
+
+
+_LONGEST_NAME = 253
+"""Characters of a host's name. Source: RFC 1035, 2.3.4; without the length of the first label and the root."""
+
+
+def is_host(text: str, *, in_brackets: bool = False) -> bool:
+    """Tell whether text names a host. in_brackets: it is an IPv6 address; if not, a name or an IPv4 address."""
+    return len(text) <= _LONGEST_NAME and (_is_ipv6(text) if in_brackets else _is_name(text))
 
 
 def _is_ipv6(text: str) -> bool:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import json
 import socket
 import ssl
 from collections.abc import Callable, Container, Sequence
 from struct import Struct
 from typing import Any, Self
+
+import msgspec
 
 from penstock.errors import (
     ConnectionClosed,
@@ -29,6 +30,7 @@ from penstock.wire.constants import Dialect, Magic, Status
 from penstock.wire.frame import Frame, opcode_name, status_name
 from penstock.wire.kv import Stat
 from penstock.wire.layout import Request
+from penstock.wire.peer_json import read_peer_json
 
 _RECEIVE_BUFFER = 4 * 1024 * 1024
 """What the kernel may hold for us: room for a producer to go on while a slab is being decoded."""
@@ -366,17 +368,28 @@ def refusal(request: Request, reply: Frame, prefix_bytes: int = 0) -> StatusErro
     return status_error(reply.specific, message, opaque=reply.opaque, vbucket=request.vbucket, body=reply.value)
 
 
+class _ErrorText(msgspec.Struct):
+    context: str
+
+
+class _ErrorAnswer(msgspec.Struct):
+    """The JSON of a refusal. Source: kv_engine docs/BinaryProtocol.md, "Response Body"."""
+
+    error: _ErrorText
+
+
 _MOST_TEXT = 400
 
 
 def text_of(reply: Frame) -> str:
-    """Return what a refusal says in words: its value, or the context of the error where that is JSON."""
+    """Return what a refusal says in words: its value, or the context of the error where that is JSON.
+
+    What cannot be printed is escaped: the text goes into messages, logs and terminals.
+    """
     if len(reply.value) > _MOST_TEXT or reply.specific == Status.NOT_MY_VBUCKET:
         return ""
-    text = reply.value.decode("utf-8", "replace")
-    if text.startswith("{"):
-        try:
-            return str(json.loads(text)["error"]["context"])
-        except (ValueError, KeyError, TypeError):
-            return text
-    return text
+    try:
+        text = read_peer_json(reply.value, _ErrorAnswer, "error").error.context
+    except RemoteProtocolError:
+        text = reply.value.decode("utf-8", "replace")
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -73,7 +73,7 @@ def credentials_file(path: str) -> Credentials:
     """Return what a JSON object `{"username": ..., "password": ...}` in a file says. Raises UsageError."""
     try:
         said = json.loads(_read(path))
-    except ValueError:
+    except (ValueError, RecursionError):
         said = None  # and not a word of the error, which quotes the text
     if not (isinstance(said, dict) and said.keys() == {"username", "password"}):
         raise UsageError(f'{path}: expected {{"username": ..., "password": ...}}')

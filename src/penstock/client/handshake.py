@@ -99,10 +99,11 @@ async def handshake(link: NodeLink, place: Place, address: Address, purpose: Pur
 
 
 async def _agree(link: NodeLink, address: Address, purpose: Purpose) -> frozenset[int]:
-    """Return the features that the server grants; none if it does not know HELLO."""
-    hello = Hello(key=f"penstock/{__version__}".encode(), value=pack_features(purpose.features()))
+    """Return the wanted features that the server grants; none if it does not know HELLO."""
+    wanted = purpose.features()
+    hello = Hello(key=f"penstock/{__version__}".encode(), value=pack_features(wanted))
     reply = await link.request(hello, address.options.connect_timeout, accept=UNKNOWN_THERE)
-    return frozenset() if reply.specific else frozenset(unpack_features(reply.value))
+    return frozenset() if reply.specific else frozenset(wanted).intersection(unpack_features(reply.value))
 
 
 class BucketChoice(Enum):

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from penstock.client.position import VbucketInfo
+from penstock.client.stat_numbers import read_number
 from penstock.errors import RemoteProtocolError, TemporaryFailure
 from penstock.store.failover import FailoverLog
 
@@ -72,8 +73,8 @@ async def _look_again(
 
 
 def _info(vbucket: int, log: FailoverLog, stats: Mapping[str, str]) -> VbucketInfo:
-    try:
-        high, purge = (int(stats[f"vb_{vbucket}:{name}"]) for name in ("high_seqno", "purge_seqno"))
-    except (KeyError, ValueError) as error:
-        raise RemoteProtocolError(f"statistics vbucket-seqno without {error}") from None
+    names = (f"vb_{vbucket}:high_seqno", f"vb_{vbucket}:purge_seqno")
+    if missing := [name for name in names if name not in stats]:
+        raise RemoteProtocolError(f"statistics vbucket-seqno without {missing[0]!r}")
+    high, purge = (read_number(name, stats[name]) for name in names)
     return VbucketInfo(log, high, purge)

@@ -11,6 +11,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from penstock.client.stat_numbers import read_number
+
 __all__ = ["GROUP", "ItemCount", "ItemCounts", "Shortfall", "describe_shortfalls", "find_shortfalls", "read_counts"]
 
 GROUP = "vbucket-details"
@@ -20,7 +22,7 @@ _ACTIVE = "active"
 _SHOWN = 3
 """Vbuckets in a message."""
 
-_FIELD = re.compile(r"vb_(\d{1,5}):(num_items|tap_items|uuid)")
+_FIELD = re.compile(r"vb_(\d{1,5}):(num_items|tap_items|uuid)", re.ASCII)
 
 
 class ItemCount(NamedTuple):
@@ -49,15 +51,16 @@ class Shortfall(NamedTuple):
 def read_counts(stats: Mapping[str, str]) -> dict[int, ItemCount] | None:
     """Return the counts in the statistics of GROUP, None where there are none.
 
-    Penstock's node reports `tap_items` as well: TAP sends the default collection only.
+    Penstock's node reports `tap_items` as well: TAP sends the default collection only. Raises RemoteProtocolError.
     """
     fields = [(int(field[1]), field[2], text) for name, text in stats.items() if (field := _FIELD.fullmatch(name))]
     said = {(vbucket, name): text for vbucket, name, text in fields}
     counts = {}
     for vbucket, _ in said:
         items = said.get((vbucket, "tap_items"), said.get((vbucket, "num_items"), ""))
-        if items.isascii() and items.isdigit():
-            counts[vbucket] = ItemCount(int(items), said.get((vbucket, "uuid"), ""))
+        if items:
+            number = read_number(f"num_items of vbucket {vbucket}", items)
+            counts[vbucket] = ItemCount(number, said.get((vbucket, "uuid"), ""))
     if not counts:
         return None
     return {vb: count for vb, count in counts.items() if stats.get(f"vb_{vb}") == _ACTIVE}

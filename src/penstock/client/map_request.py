@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from penstock.client.address import Address
+from penstock.client.address import MOST_VBUCKETS, Address
 from penstock.client.cluster_map import ClusterMap, Place, read_map
 from penstock.client.connection import UNKNOWN_THERE, NodeLink
 from penstock.errors import BucketNotServed, UsageError
@@ -77,7 +77,8 @@ def count_vbuckets(states: Mapping[str, str], most: str) -> int:
         most: the statistic ep_max_vbuckets.
     """
     by_number = _by_number(states)
-    is_whole = sorted(by_number) == list(range(len(by_number))) and most == str(len(by_number))
+    whole = list(range(min(len(by_number), MOST_VBUCKETS)))
+    is_whole = sorted(by_number) == whole and most == str(len(by_number))
     return len(by_number) if is_whole and {*by_number.values()} == {"active"} else 0
 
 

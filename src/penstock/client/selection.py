@@ -6,13 +6,15 @@ Source: kv_engine docs/Collections.md, "Manifest"; docs/dcp, commands/stream-req
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
-from penstock.errors import RemoteProtocolError, UsageError
+from msgspec import Meta, Struct
+
+from penstock.errors import UsageError
 from penstock.wire.collection_names import DEFAULT_NAME, CollectionNames
+from penstock.wire.peer_json import read_peer_json
 
 __all__ = ["Filter", "KnownCollections", "Selection", "qualified", "read_manifest"]
 
@@ -31,28 +33,33 @@ class KnownCollections(NamedTuple):
             names.add(collection_id, self.scopes[scope], name)
 
 
+_Id = Annotated[str, Meta(pattern="^[0-9a-fA-F]{1,8}$")]
+"""In hexadecimal."""
+
+
+class _Collection(Struct):
+    name: str
+    uid: _Id
+
+
+class _Scope(Struct):
+    name: str
+    uid: _Id
+    collections: list[_Collection]
+
+
+class _Manifest(Struct):
+    """A collections manifest, as far as the client reads it."""
+
+    scopes: list[_Scope]
+
+
 def read_manifest(manifest: bytes) -> KnownCollections:
     """Return what a node's manifest says. Raises RemoteProtocolError for JSON that is none."""
-    try:
-        said: list[dict[str, Any]] = json.loads(manifest)["scopes"]
-        scopes = {str(scope["name"]): _id(scope["uid"]) for scope in said}
-        collections = {
-            (str(scope["name"]), str(each["name"])): _id(each["uid"]) for scope in said for each in scope["collections"]
-        }
-    except (ValueError, KeyError, TypeError):
-        raise RemoteProtocolError(
-            f"collections manifest of {len(manifest)} bytes, expected its scopes as JSON"
-        ) from None
+    read = read_peer_json(manifest, _Manifest, "collections manifest").scopes
+    scopes = {scope.name: int(scope.uid, 16) for scope in read}
+    collections = {(scope.name, each.name): int(each.uid, 16) for scope in read for each in scope.collections}
     return KnownCollections(scopes, collections)
-
-
-_ID = re.compile("[0-9a-fA-F]{1,8}")
-
-
-def _id(text: str) -> int:
-    if not _ID.fullmatch(text):
-        raise ValueError(text)
-    return int(text, 16)
 
 
 def qualified(name: str, scope: str = "") -> tuple[str, str]:

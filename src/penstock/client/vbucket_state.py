@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock.client.connection import ANY_STATUS, UNKNOWN_COMMAND, NodeLink, refusal
 from penstock.client.server import ask_server, explain_lack
+from penstock.client.stat_numbers import read_number
 from penstock.errors import (
     Error,
     NotMyVbucket,
@@ -33,8 +34,6 @@ __all__ = ["request_dumped", "request_failover_logs", "request_high_seqnos"]
 
 _SERVED = (VbucketState.ACTIVE, VbucketState.REPLICA)
 """The states of a vbucket that streams; penstock.client.missing says why."""
-
-_MAX_U64, _MOST_DIGITS, _SHOWN = 2**64 - 1, 20, 40
 
 
 async def request_failover_logs(links: Mapping[int, NodeLink], timeout: float) -> dict[int, FailoverLog]:
@@ -94,7 +93,7 @@ def read_failovers(stats: Mapping[str, str]) -> dict[int, FailoverLog]:
     for name, text in stats.items():
         if parts := _ENTRY.fullmatch(name):
             seqno = stats.get(f"{name.removesuffix(':id')}:seq", "")
-            entry = FailoverEntry(_number(name, text), _number(f"{name} (seq)", seqno))
+            entry = FailoverEntry(read_number(name, text), read_number(f"{name} (seq)", seqno))
             found.setdefault(int(parts[1]), {})[int(parts[2])] = entry
     return {vbucket: tuple(log[place] for place in sorted(log)) for vbucket, log in found.items()}
 
@@ -128,15 +127,22 @@ async def request_high_seqnos(link: NodeLink, count: int, timeout: float) -> dic
         else:
             link.unknown_opcodes.add(Opcode.GET_ALL_VB_SEQNOS)
     if Opcode.GET_ALL_VB_SEQNOS not in link.unknown_opcodes:
-        return found
+        return _below(count, found)
     states, stats = await asyncio.gather(
         link.stats("vbucket", timeout, optional=True), link.stats("vbucket-seqno", timeout, optional=True)
     )
     if not stats:
         raise await _without(link, "seqnos", timeout)
     served = {state.name.lower() for state in _SERVED}
-    seqnos = read_high_seqnos(stats)
+    seqnos = _below(count, read_high_seqnos(stats))
     return {vb: seqno for vb, seqno in seqnos.items() if not states or states.get(f"vb_{vb}") in served}
+
+
+def _below(count: int, seqnos: dict[int, int]) -> dict[int, int]:
+    """Return the seqnos. Raises RemoteProtocolError for those of a vbucket that the bucket does not have."""
+    if seqnos and max(seqnos) >= count:
+        raise RemoteProtocolError(f"high seqno of vbucket {max(seqnos)} in a bucket with {count} vbuckets")
+    return seqnos
 
 
 async def request_dumped(link: NodeLink, count: int, timeout: float) -> dict[int, int]:
@@ -165,13 +171,5 @@ def read_high_seqnos(stats: Mapping[str, str]) -> dict[int, int]:
     found: dict[int, int] = {}
     for name, text in stats.items():
         if parts := _SEQNO.fullmatch(name):
-            found[int(parts[1])] = _number(name, text)
+            found[int(parts[1])] = read_number(name, text)
     return found
-
-
-def _number(name: str, text: str) -> int:
-    is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
-    number = int(text) if is_number else _MAX_U64 + 1
-    if number > _MAX_U64:
-        raise RemoteProtocolError(f"statistic {name} is {text[:_SHOWN]!r}, expected a number from 0 to 2^64 - 1")
-    return number

@@ -1,0 +1,272 @@
+"""JSON of hostile peers: an error of the protocol in one sentence, or a value that holds what its type says."""
+
+import ast
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock import connect
+from penstock.cli.streams import _reports
+from penstock.client.address import MOST_PORT, parse_address
+from penstock.client.cluster_map import NOBODY, read_map
+from penstock.client.connection import text_of
+from penstock.client.selection import read_manifest
+from penstock.errors import Error, RemoteProtocolError, Unreachable
+from penstock.wire.collections import GetManifest
+from penstock.wire.constants import Feature, Magic, Opcode, Status
+from penstock.wire.frame import Frame
+from penstock.wire.kv import pack_features
+from penstock.wire.peer_json import MOST_JSON_BYTES
+from tests.client.peer import Script, in_loop, reply, stats_reply
+
+HERE = ("here", 11210)
+NODES = [
+    {"services": {"kv": 1, "kvSSL": 101, "mgmt": 9}, "hostname": "a"},
+    {"services": {"kv": 2, "kvSSL": 102}, "thisNode": True},
+]
+CONFIG = {
+    "rev": 7,
+    "name": "beer",
+    "nodesExt": NODES,
+    "vBucketServerMap": {"serverList": ["a:1", "[::1]:2"], "vBucketMap": [[0, 1], [-1, 0]]},
+}
+MANIFEST = {
+    "uid": "1f",
+    "scopes": [{"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0", "maxTTL": 3}]}],
+}
+REPORT = {
+    "name": "n",
+    "dialect": "dcp",
+    "user": None,
+    "peer": "h:1",
+    "agent": "a",
+    "items_sent": 1,
+    "streams": [{"vbucket": 1, "filters": ["values"], "items_remaining": 2}],
+}
+
+
+def check_map(text, *, tls=False):
+    found = read_map(text, HERE, tls=tls)
+    if found is not None:
+        assert 0 < len(found.owners) <= 65536
+        assert all(NOBODY <= owner < len(found.places) for owner in found.owners)
+        assert all(0 < port <= MOST_PORT and host.isprintable() and len(host) < 256 for host, port in found.places[1:])
+
+
+def check_tls_map(text):
+    check_map(text, tls=True)
+
+
+def check_manifest(text):
+    found = read_manifest(text)
+    assert all(0 <= each < 1 << 32 for each in (*found.scopes.values(), *found.collections.values()))
+    assert all(scope in found.scopes for scope, _ in found.collections)
+
+
+READERS = {"map": (check_map, CONFIG), "TLS map": (check_tls_map, CONFIG), "manifest": (check_manifest, MANIFEST)}
+
+DEEP = 100_000
+TEXTS = {
+    "deep arrays": b"[" * DEEP,
+    "deep objects": b'{"a":' * DEEP,
+    "deep arrays in an unknown field": b'{"x":' + b"[" * DEEP + b"]" * DEEP + b"}",
+    "deep objects in an unknown field": b'{"x":' + b'{"a":' * DEEP + b"1" + b"}" * DEEP + b"}",
+    "a number": b"9" * 10_000,
+    "NaN": b"NaN",
+    "not UTF-8": b"\xff\xfe{}",
+    "spaces": b" " * (20 << 20),
+    "nothing": b" ",
+    "half": b'{"vBucketServerMap": {"serverList"',
+    "more behind it": b"{} {}",
+    "a byte order mark": b"\xef\xbb\xbf{}",
+    "a text": b'"text"',
+    "null": b"null",
+    "long": b'{"x":"' + b"x" * MOST_JSON_BYTES + b'"}',
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("name", READERS)
+def test_text_that_is_no_such_json(name, text):
+    with pytest.raises(RemoteProtocolError) as caught:
+        READERS[name][0](TEXTS[text])
+    assert len(str(caught.value)) < 200
+
+
+def paths_of(value, path=()):
+    """Give the path of each value in JSON, the whole first."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from paths_of(inner, (*path, key))
+
+
+def replaced(document, path, value):
+    if not path:
+        return value
+    document = copy.deepcopy(document)
+    inner = document
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return document
+
+
+def error_of(check, text):
+    try:
+        check(text)
+    except RemoteProtocolError as error:
+        return str(error)
+    return ""
+
+
+WRONG: list[object] = [
+    *(None, True, False, -1, -2, 0, 65536, 2**31, 2**63, 2**64, 10**400, 1.5, 1e300),
+    *("", "text", "\0", "a" * 300, "a\n:1", "a:0", "a:65536", "a:99999", "a..b:1", "[:::]:1", "-1", "x" * 100_000),
+    *([], [[]], [None], ["a:1"] * 2000, {}, {"a": {}}, [[0]] * 70_000, [{}]),
+]
+RAW = [b"NaN", b"-Infinity", b"1e999", b'"\\ud800"', b'"\xff"', b"[" * DEEP, b'{"a":' * DEEP, b"9" * 10_000]
+"""What json.dumps cannot write."""
+
+CASES = [(name, path) for name, (_, good) in READERS.items() for path in paths_of(good)]
+
+
+@pytest.mark.parametrize(("name", "path"), CASES)
+def test_any_value_at_any_key(name, path):
+    check, good = READERS[name]
+    texts = [json.dumps(replaced(good, path, wrong)).encode() for wrong in WRONG]
+    mark = b'"<here>"'
+    texts += [json.dumps(replaced(good, path, "<here>")).encode().replace(mark, raw) for raw in RAW]
+    for text in texts:
+        said = error_of(check, text)
+        assert "\n" not in said
+        assert len(said) < 300
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"serverList": ["a:1", "b:2"], "vBucketMap": [[0]] * 1_000_000}, "limit 4194304"),
+        ({"serverList": ["a:1", "b:2"], "vBucketMap": [[0]] * 70_000}, "70000 vbuckets, expected 1 to 65536"),
+        ({"serverList": ["a:1"] * 100_000, "vBucketMap": [[0]]}, "100000 nodes, expected 1 to 1024"),
+        ({"serverList": ["a:1", "b:70000"], "vBucketMap": [[0]]}, "the server 'b:70000', expected host:port"),
+        ({"serverList": ["a:1", "b c:7"], "vBucketMap": [[0]]}, "the server 'b c:7', expected host:port"),
+        ({"serverList": ["a:1", "b:7"], "vBucketMap": [[2**64]]}, "Expected `int` <= 2147483647"),
+        ({"serverList": ["a:1", "b:7"], "vBucketMap": [[-7]]}, "a vbucket on node -7 of 2"),
+    ],
+)
+def test_maps_beyond_their_bounds(said, found):
+    with pytest.raises(RemoteProtocolError, match=found):
+        read_map(json.dumps({"vBucketServerMap": said}).encode(), HERE)
+
+
+def test_of_two_equal_keys_the_later_one_counts():
+    text = json.dumps(CONFIG).replace('"rev": 7', '"name": "wine"').encode()
+    assert text.count(b'"name"') == 2
+    found = read_map(text, HERE)
+    assert found is not None
+    assert found.bucket == "beer"
+
+
+REFUSALS = [
+    (b'{"error":{"context":"no such thing","ref":"7"}}', "no such thing"),
+    (b'{"error":{"context":"bell \\u0007 and line\\n"}}', r"bell \x07 and line\n"),
+    (b"plain \x1b[31m text", r"plain \x1b[31m text"),
+    (b'{"error":{"context":"\\ud800"}}', '{"error":{"context":"\\ud800"}}'),
+    (b'{"error":' * 40, '{"error":' * 40),
+    (b'{"error":[]}', '{"error":[]}'),
+    (b'{"error":{"context":NaN}}', '{"error":{"context":NaN}}'),
+    (b"[" * 400, "[" * 400),
+    (b"[" * 401, ""),
+    (b"\xff", "\ufffd"),
+]
+
+
+@pytest.mark.parametrize(("value", "text"), REFUSALS)
+def test_words_of_a_refusal(value, text):
+    assert text_of(Frame(Magic.RESPONSE, Opcode.GET, Status.EINVAL, value=value)) == text
+
+
+def test_the_body_of_not_my_vbucket_is_not_read():
+    assert text_of(Frame(Magic.RESPONSE, Opcode.GET, Status.NOT_MY_VBUCKET, value=b"[" * 200)) == ""
+
+
+# Over a socket
+
+HOSTILE = [b"[" * DEEP, b'{"a":' * DEEP, b" " * (20 << 20), b"NaN", b"9" * 10_000]
+ANSWERS = {
+    "map": (Opcode.GET_CLUSTER_CONFIG, lambda frame, text: reply(frame, value=text), "cluster map of"),
+    "manifest": (GetManifest.opcode, lambda frame, text: reply(frame, value=text), "manifest of"),
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:5].decode())
+@pytest.mark.parametrize("name", ANSWERS)
+@in_loop
+async def test_a_stream_of_a_node_with_hostile_json_is_one_error(name, text):
+    opcode, make, found = ANSWERS[name]
+
+    def answer(peer, frame):
+        if frame.opcode == Opcode.HELLO:
+            return reply(frame, value=pack_features([Feature.SELECT_BUCKET, Feature.COLLECTIONS]))
+        return make(frame, text) if frame.opcode == opcode else None
+
+    async with Script(answer) as script:
+        with pytest.raises(RemoteProtocolError, match=found):
+            async with connect(script.url()) as bucket:
+                await anext(bucket.changes())
+
+
+@in_loop
+async def test_refusals_with_hostile_bodies():
+    bodies = iter([b"[" * 400, b'{"error":' * 44, b"[" * DEEP])
+
+    def answer(peer, frame):
+        return reply(frame, Status.EINVAL, value=next(bodies)) if frame.opcode == Opcode.GET else None
+
+    async with Script(answer) as script, connect(script.url()) as bucket:
+        for _ in range(3):
+            with pytest.raises(Error, match="GET b'k': EINVAL"):
+                await bucket.get("k")
+
+
+@in_loop
+async def test_not_my_vbucket_with_a_hostile_map():
+    def answer(peer, frame):
+        return reply(frame, Status.NOT_MY_VBUCKET, value=b"[" * DEEP) if frame.opcode == Opcode.GET else None
+
+    async with Script(answer) as script, connect(script.url(retrySeconds=0.2)) as bucket:
+        with pytest.raises(Unreachable, match="NOT_MY_VBUCKET"):
+            await bucket.get("k")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 3000, '{"a":' * 3000, "NaN", json.dumps({**REPORT, "streams": 7})])
+@in_loop
+async def test_reports_of_streams_that_are_none(text):
+    def answer(peer, frame):
+        return stats_reply(frame, {"stream": text}) if frame.key == b"streams" else None
+
+    async with Script(answer) as script:
+        with pytest.raises(Error, match="does not list its streams: it is no Penstock node"):
+            await _reports(parse_address(script.url()))
+
+
+# Where it is read
+
+LOCAL = {"client/credentials.py": "a file", "spark/source/positions.py": "an option"}
+"""What reads JSON of this machine's user."""
+
+
+def test_all_json_of_peers_is_read_in_one_place():
+    root = Path(penstock.__file__).parent
+    found = set()
+    for folder in ("client", "wire", "spark/source"):
+        for path in sorted((root / folder).glob("**/*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                called = node.func if isinstance(node, ast.Call) else None
+                if isinstance(called, ast.Attribute) and called.attr in ("loads", "load", "raw_decode"):
+                    found.add(str(path.relative_to(root)))
+    assert found == LOCAL.keys()
