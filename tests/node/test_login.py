@@ -201,10 +201,10 @@ def test_a_wrong_password_is_refused_and_makes_the_next_one_wait(guarded, caplog
     with connected(guarded) as client:
         assert log_in(client, "root", "sesame") == S.AUTH_ERROR
         assert log_in(client, "nobody") == S.AUTH_ERROR
-        assert guarded.attempts.delay("127.0.0.1") > 0
+        assert guarded.attempts.delay("127.0.0.1", "root") > 0
         assert client.status(Get(key=b"k")) == S.EACCESS
         assert log_in(client, "root") == S.SUCCESS
-        assert guarded.attempts.delay("127.0.0.1") == 0
+        assert guarded.attempts.delay("127.0.0.1", "root") == 0
     said = [record.getMessage() for record in caplog.records if "login" in record.getMessage()]
     assert len(said) == 2
     assert "sesame" not in " ".join(said)

@@ -1,23 +1,28 @@
 """Passwords that wait to be checked: whose turn it is, how many there may be, and that others are served meanwhile."""
 
 import asyncio
+import select
 import threading
+import time
+from base64 import b64encode
 from contextlib import ExitStack
 from functools import partial
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
 from penstock.client.login import MAX_ITERATIONS
 from penstock.errors import TemporaryFailure
 from penstock.node import Node, passwords
-from penstock.node.login import User
+from penstock.node.login import Attempts, User
 from penstock.node.login.attempts import MOST_SECONDS
 from penstock.node.login.users import account_of
 from penstock.node.login.users_file import change_users
 from penstock.node.passwords import Passwords
 from penstock.wire.constants import Status
 from penstock.wire.kv import Get
-from penstock.wire.login import SaslAuth
+from penstock.wire.login import SaslAuth, SaslStep
 from tests.node.watch import run
 from tests.node.wire_client import SECONDS, connected
 
@@ -32,8 +37,11 @@ def users(tmp_path):
     return path
 
 
-def ask_in_order(asked, close=False):
-    """Let addresses ask, while the first of them is being checked; return in which order they were answered."""
+def ask_in_order(asked, close=False, attempts=None):
+    """Let addresses ask, while the first of them is being checked; return in which order they were answered.
+
+    asked: an address and an account for each, or the address alone.
+    """
     checked, gate = [], threading.Event()
 
     def check(address, number):
@@ -42,9 +50,10 @@ def ask_in_order(asked, close=False):
         return number % 2 == 0
 
     async def work():
-        waiting = Passwords(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        waiting = Passwords(loop, attempts or Attempts(loop.time))
         try:
-            answers = [waiting.ask(address, partial(check, address, n)) for n, address in enumerate(asked)]
+            answers = [waiting.ask(who[0], who[1:], partial(check, who, n)) for n, who in enumerate(asked)]
             gate.set()
             if close:
                 waiting.close()
@@ -61,6 +70,38 @@ def test_each_address_has_its_turn():
     assert [address for address, _ in checked] == list("aabcaba")
     assert [number for address, number in checked if address == "a"] == [0, 1, 2, 3]
     assert answers == [True, False, True, False, True, False, True]
+
+
+def test_each_account_of_an_address_has_its_turn():
+    _, checked = ask_in_order(["a1", "a1", "a1", "b1", "a2", "a2", "b1"])
+    assert [who for who, _ in checked] == ["a1", "a1", "b1", "a2", "b1", "a1", "a2"]
+
+
+def test_guesses_whose_answers_would_wait_for_too_long_are_not_checked():
+    """Those that were asked while there was room, too: the ones before them were wrong meanwhile."""
+
+    async def work():
+        loop = asyncio.get_running_loop()
+        attempts = Attempts(loop.time)
+        waiting = Passwords(loop, attempts)
+
+        def wrong():
+            for _ in range(10):
+                loop.call_soon_threadsafe(partial(attempts.judge, "a", "root", right=False))
+            return False
+
+        try:
+            answers = [waiting.ask("a", "root", wrong), waiting.ask("a", "root", lambda: True)]
+            answers.append(waiting.ask("a", "alice", lambda: True))
+            found = await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), SECONDS)
+            with pytest.raises(TemporaryFailure, match="too many wrong passwords from a"):
+                waiting.ask("a", "root", lambda: True)
+            return found
+        finally:
+            waiting.close()
+
+    first, second, alice = asyncio.run(work())
+    assert (first, type(second), alice) == (False, TemporaryFailure, True)
 
 
 def test_none_is_checked_once_it_is_closed():
@@ -82,16 +123,17 @@ def test_too_many_are_refused(monkeypatch):
 
 def test_who_has_gone_is_not_waited_for():
     async def work():
-        waiting, gate, asked = Passwords(asyncio.get_running_loop()), threading.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+        waiting, gate, asked = Passwords(loop, Attempts(loop.time)), threading.Event(), threading.Event()
 
         def check():
             asked.set()
             return True
 
         try:
-            first = waiting.ask("a", lambda: gate.wait(SECONDS))
-            gone = waiting.ask("b", check)
-            last = waiting.ask("c", lambda: not asked.is_set())
+            first = waiting.ask("a", "", lambda: gate.wait(SECONDS))
+            gone = waiting.ask("b", "", check)
+            last = waiting.ask("c", "", lambda: not asked.is_set())
             gone.cancel()
             gate.set()
             return await asyncio.wait_for(asyncio.gather(first, last), SECONDS)
@@ -115,7 +157,9 @@ def test_others_are_served_while_passwords_are_checked(tmp_path):
             guess.send(SaslAuth(key=b"PLAIN", value=b"\0alice\0guess %d" % number))
         assert run(node, lambda: node.guests.total) == 21
         assert known.set(b"k", b"v").specific == S.SUCCESS
-        assert run(node, lambda: node.attempts.delay("127.0.0.1")) < MOST_SECONDS  # not all are known to be wrong yet
+        assert (
+            run(node, lambda: node.attempts.delay("127.0.0.1", "alice")) < MOST_SECONDS
+        )  # not all are known to be wrong yet
 
 
 def test_the_right_password_and_the_wrong_one(users):
@@ -124,3 +168,78 @@ def test_the_right_password_and_the_wrong_one(users):
             assert client.status(SaslAuth(key=b"PLAIN", value=b"\0alice\0" + password)) == status
             assert client.status(Get(key=b"k")) == (S.KEY_ENOENT if status == S.SUCCESS else S.EACCESS)
         assert client.status(SaslAuth(key=b"PLAIN", value=b"\0alice\0wonderland")) == S.SUCCESS  # it is known by now
+
+
+# Guesses, over sockets
+
+SCRAM_FIRST = SaslAuth(key=b"SCRAM-SHA256", value=b"n,,n=root,r=N")
+
+
+def refused_before(node, times, account="root"):
+    """Count so many wrong passwords from 127.0.0.1, as if connections that have left had sent them."""
+    for _ in range(times):
+        run(node, lambda: node.attempts.judge("127.0.0.1", account, right=False))
+
+
+def scram_guess(client):
+    """Send what proves nothing, up to where the answer waits."""
+    challenge = client.ask(SCRAM_FIRST)
+    assert challenge.specific == S.AUTH_CONTINUE
+    nonce = challenge.value.split(b",")[0]
+    client.send(SaslStep(key=b"SCRAM-SHA256", value=b"c=biws,%s,p=%s" % (nonce, b64encode(bytes(32)))))
+
+
+@pytest.mark.parametrize("scram", [False, True], ids=["PLAIN", "SCRAM"])
+def test_guesses_at_the_same_time_queue_and_an_innocent_login_does_not(users, scram):
+    """The guesses' answers are at least as late as they would be on one connection; the login comes before them."""
+    with Node.running(vbuckets=1, users=users, allow_plain=True) as node, ExitStack() as stack:
+        crowd = [stack.enter_context(connected(node)) for _ in range(6)]
+        started = time.monotonic()
+        for client in crowd:
+            if scram:
+                scram_guess(client)
+            else:
+                client.send(SaslAuth(key=b"PLAIN", value=b"\0root\0guess"))
+        innocent = stack.enter_context(connected(node))
+        assert innocent.status(SaslAuth(key=b"PLAIN", value=b"\0alice\0wonderland")) == S.SUCCESS
+        assert select.select([crowd[-1].socket], [], [], 0)[0] == []
+        for client in crowd:
+            assert client.receive().specific == S.AUTH_ERROR
+        assert time.monotonic() - started >= 0.05 + 0.1 + 0.2 + 0.4 + 0.8
+        assert run(node, lambda: node.attempts.delay("127.0.0.1", "root")) == 1.6  # the login has reset nothing
+
+
+@pytest.mark.parametrize("scram", [False, True], ids=["PLAIN", "SCRAM"])
+def test_where_too_many_answers_wait_a_guess_is_not_checked(users, scram):
+    with Node.running(vbuckets=1, users=users, allow_plain=True) as node, connected(node) as client:
+        refused_before(node, 10)
+        if scram:
+            scram_guess(client)
+            assert client.receive().specific == S.ETMPFAIL
+        else:
+            assert client.status(SaslAuth(key=b"PLAIN", value=b"\0root\0guess")) == S.ETMPFAIL
+        assert client.status(SaslAuth(key=b"PLAIN", value=b"\0alice\0wonderland")) == S.SUCCESS
+
+
+def test_guesses_over_http_and_kv_are_counted_together(users):
+    with Node.running(vbuckets=1, users=users, allow_plain=True) as node:
+        url = f"http://{node.host}:{node.http_port}/pools/default"
+
+        def ask(user, password):
+            request = Request(
+                url, headers={"Authorization": "Basic " + b64encode(f"{user}:{password}".encode()).decode()}
+            )
+            try:
+                with urlopen(request, timeout=SECONDS) as answer:
+                    return answer.status
+            except HTTPError as error:
+                with error:
+                    return error.code
+
+        assert [ask("root", "guess"), ask("alice", "wonderland")] == [401, 200]
+        assert run(node, lambda: node.attempts.delay("127.0.0.1", "root")) == 0.05
+        with connected(node) as client:
+            assert client.status(SaslAuth(key=b"PLAIN", value=b"\0root\0guess")) == S.AUTH_ERROR
+        assert run(node, lambda: node.attempts.delay("127.0.0.1", "root")) == 0.1
+        refused_before(node, 8)
+        assert [ask("root", "guess"), ask("alice", "wonderland")] == [503, 200]

@@ -56,6 +56,9 @@ DEFAULT_BUCKET = "default"
 MOST_PARKED = 256
 """Requests of one connection that may wait at once, where it takes replies in any order."""
 
+MOST_BEHIND_LOGIN = 64
+"""Requests that may wait behind a login. A client pipelines a handful; each costs a node far more than its 24 bytes."""
+
 TURN_BYTES = 512 * 1024  # of replies; before login UNREAD_BEFORE_LOGIN
 _REQUEST_BYTES = 256  # what it costs to serve a request, in bytes of replies: at most 2048 in a turn
 _CLOSE_SECONDS = 5.0  # for the peer to take what was written before
@@ -335,7 +338,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         """Serve what was received, or as much of it as one turn allows."""
         if self._is_blocked():
             if self.requests_waiting:
-                self._transport.pause_reading()
+                self._wait_parked()
             return
         add, share = self._replies.append, self._turn_bytes
         event: ReceiveEvent | None = None
@@ -363,12 +366,20 @@ class NodeConnection(asyncio.BufferedProtocol):
         finally:
             self._serving = event
         self._flush()
-        if self.requests_waiting:
+        if self.requests_waiting and self._is_blocked():
+            self._wait_parked()
+        elif self.requests_waiting:
             self._transport.pause_reading()
-            if not self.paused and not self._is_blocked():
+            if not self.paused:
                 self.node.loop.call_soon(self.guarded, self._serve)
         elif not self.paused:
             self._transport.resume_reading()
+
+    def _wait_parked(self) -> None:
+        """Read no more until a parked request is answered. Raises Goodbye where too much waits for a login."""
+        if self.login.acting is None and self.requests_waiting > MOST_BEHIND_LOGIN:
+            raise Goodbye(f"{self.requests_waiting} requests behind a login, expected at most {MOST_BEHIND_LOGIN}")
+        self._transport.pause_reading()
 
     def _is_blocked(self) -> bool:
         """Must what is parked be answered before anything else is served?"""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from penstock.errors import NotSupported
+from penstock.errors import NotSupported, TemporaryFailure
 from penstock.node.login import Step
 from penstock.node.replies import GiveUp, Handler, Parked, Resume, reply
 from penstock.wire.constants import Opcode, Status
@@ -27,14 +27,14 @@ def _list(connection: NodeConnection, frame: Frame) -> bytes:
 def _auth(connection: NodeConnection, frame: Frame) -> bytes:
     """Begin a login. Who was logged in is so no more, whatever comes of it.
 
-    Raises Parked where a password is to be checked.
+    Raises Parked where a password is to be checked, TemporaryFailure where too many wrong ones wait for their answer.
     """
     if connection.producer is not None:
         raise NotSupported("the streams of this connection belong to its user")
     proving = connection.login.proving(frame.key, frame.value)
     if proving is None:
         return _verdict(connection, frame, _begun(connection, frame))
-    answer = connection.node.passwords.ask(connection.host, proving)
+    answer = connection.node.passwords.ask(connection.host, *proving)
     raise Parked(lambda resume: _Checked(connection, frame, answer, resume).give_up)
 
 
@@ -47,6 +47,8 @@ def _begun(connection: NodeConnection, frame: Frame, fits: bool | None = None) -
 
 
 def _step(connection: NodeConnection, frame: Frame) -> bytes:
+    if (name := connection.login.claimed) is not None:
+        connection.node.attempts.admit(connection.host, name)
     return _verdict(connection, frame, connection.login.step(frame.key, frame.value))
 
 
@@ -81,7 +83,11 @@ class _Checked:
             self._timer.cancel()
 
     def _known(self, answer: asyncio.Future[bool]) -> None:
-        if not self._given_up and not answer.cancelled():
+        if self._given_up or answer.cancelled():
+            return
+        if isinstance(error := answer.exception(), TemporaryFailure):
+            self._resume(error)
+        else:
             step = _begun(self._connection, self._frame, answer.result())
             node = self._connection.node
             self._timer = node.loop.call_later(

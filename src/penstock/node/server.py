@@ -71,8 +71,8 @@ class Node:
     node, None where nothing does. storage: how the buckets are kept. guests: its connections. http: management.
     uuid: of what clients take for a cluster. usual_vbuckets: of a bucket that does not say.
     topology: the nodes of its buckets, and where this one is; map: the cluster map of who has no bucket. users: who can
-    log in, None where nobody has to. is_loopback: only this machine reaches it. attempts: wrong passwords, by address.
-    passwords: those that are being checked. handshakes: of connections with TLS that are not there yet.
+    log in, None where nobody has to. is_loopback: only this machine reaches it. attempts: wrong passwords, by address
+    and account. passwords: those that are being checked. handshakes: of connections with TLS that are not there yet.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: Options) -> None:
@@ -81,7 +81,7 @@ class Node:
         self.host, self.is_loopback = _address(options.host)
         self.users = None if options.users is None else UsersFile(Path(options.users))
         self.attempts = Attempts(loop.time)
-        self.passwords = Passwords(loop)
+        self.passwords = Passwords(loop, self.attempts)
         self.handshakes = Handshakes(loop)
         self.storage = Storage(
             data_dir=None if options.data_dir is None else Path(options.data_dir),

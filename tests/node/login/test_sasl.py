@@ -55,7 +55,7 @@ def client_of(mechanism, name, password):
 def test_the_right_password(access, mechanism, name):
     login = Login(access)
     step = talk(login, client_of(mechanism, name, PASSWORDS[name]))
-    assert (step.status, step.judged, login.state) == (Status.SUCCESS, True, AuthState.LOGGED_IN)
+    assert (step.status, step.account, login.state) == (Status.SUCCESS, name, AuthState.LOGGED_IN)
     assert login.user is login.acting is access.users.find(name)
 
 
@@ -65,10 +65,10 @@ def test_a_wrong_password_and_no_such_user_look_alike(access, mechanism, name):
     login = Login(access)
     if mechanism != PLAIN and name in ("", "\u0007"):  # that client does not say such a thing
         step = login.begin(mechanism.encode(), f"n,,n={name},r=N".encode())
-        assert (step.status, step.value, step.judged) == (Status.EINVAL, b"", False)
+        assert (step.status, step.value, step.account) == (Status.EINVAL, b"", None)
     else:
         step = talk(login, client_of(mechanism, name, "wrong"))
-        assert (step.status, step.value, step.judged) == (Status.AUTH_ERROR, b"", True)
+        assert (step.status, step.value, step.account) == (Status.AUTH_ERROR, b"", name)
         assert "no such user or another password" in step.why
     assert (login.user, login.acting, login.state) == (None, None, AuthState.FAILED)
 
@@ -167,7 +167,7 @@ def test_a_step_that_nothing_asked_for(access, state):
     user = login.user
     assert not any(opcode is Opcode.SASL_STEP for opcode, _ in TRANSITIONS[state])
     step = login.step(b"SCRAM-SHA1", b"c=biws,r=N,p=AAAA")
-    assert (step.status, step.judged) == (Status.EINVAL, False)
+    assert (step.status, step.account) == (Status.EINVAL, None)
     assert "without SASL_AUTH" in step.why
     assert (login.state, login.user) == (state, user)
 
@@ -277,7 +277,7 @@ def test_ends_that_cannot_be(access, said, status, name):
     challenge = login.begin(b"SCRAM-SHA1", f"n,,n={name},r=N".encode()).value
     step = login.step(b"SCRAM-SHA1", said(challenge.split(b",")[0][2:]))
     assert (step.status, step.value) == (status, b"")
-    assert step.judged == (status is Status.AUTH_ERROR)
+    assert (step.account is not None) == (status is Status.AUTH_ERROR)
     assert (login.user, login.state) == (None, AuthState.FAILED)
 
 

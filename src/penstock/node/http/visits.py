@@ -147,19 +147,16 @@ def _certified(access: Access, request: Request) -> User | None:
 async def _logged_in(http: HttpServer, access: Access, request: Request, name: str, password: str) -> User:
     """Return who has this password. Raises HTTPException. Whoever guesses waits."""
     address = request.client.host if request.client is not None else ""
-    attempts = http.node.attempts
-    await asyncio.sleep(attempts.delay(address))
     fits, proving = None, access.users.proving(name, password)
     if proving is not None:
         try:
-            fits = await http.node.passwords.ask(address, proving)
+            fits = await http.node.passwords.ask(address, name, proving)
         except TemporaryFailure as error:
             raise HTTPException(503, str(error)) from None
     user = access.users.check(name, password, fits)
+    await asyncio.sleep(http.node.attempts.judge(address, name, right=user is not None))
     if user is None:
-        attempts.failed(address)
         raise _unauthorized()
-    attempts.succeeded(address)
     return user
 
 

@@ -42,15 +42,18 @@ class AuthState(Enum):
 
 
 class Step(NamedTuple):
-    """What a request for login is answered with. why: for the log, without anything secret.
+    """The answer to a request for login.
 
-    judged: a password or a proof of one was right or wrong: what guessing is about.
+    Attributes:
+        status, value: of the reply.
+        why: the reason, for the log, without anything secret.
+        account: the name whose password, or proof of one, was right or wrong. None: nothing was checked.
     """
 
     status: Status
     value: bytes = b""
     why: str = ""
-    judged: bool = False
+    account: str | None = None
 
 
 _AUTH, _STEP = Opcode.SASL_AUTH, Opcode.SASL_STEP
@@ -104,14 +107,23 @@ class Login:
         acting = self.acting
         return "somebody who has not logged in" if acting is None else acting.name or "anybody"
 
-    def proving(self, mechanism: bytes, value: bytes) -> Callable[[], bool] | None:
-        """Return what tells whether the password in a SASL_AUTH is right, which takes milliseconds, and may be asked on
-        any thread. None: there is none, or `begin` knows at once.
+    @property
+    def claimed(self) -> str | None:
+        """The name that the next SASL_STEP has to prove; None where that is not known yet."""
+        return None if self._exchange is None else self._exchange.account
+
+    def proving(self, mechanism: bytes, value: bytes) -> tuple[str, Callable[[], bool]] | None:
+        """Return the name in a SASL_AUTH, and a function that tells whether the password is right.
+
+        The function takes milliseconds, and may be called on any thread. None: the request has no password, or `begin`
+        knows at once whether it is right.
         """
         if _mechanism(mechanism) != PLAIN or PLAIN not in self.access.mechanisms or len(value) > MAX_VALUE:
             return None
         said = _plain(value)
-        return None if isinstance(said, Step) else self.access.users.proving(*said)
+        if isinstance(said, Step) or (check := self.access.users.proving(*said)) is None:
+            return None
+        return said[0], check
 
     def begin(self, mechanism: bytes, value: bytes, fits: bool | None = None) -> Step:
         """Take a SASL_AUTH. mechanism: the request's key. fits: what `proving` has told; None: found out here."""
@@ -178,8 +190,8 @@ class Login:
             return said
         self.user = self.access.users.check(*said, fits)
         if self.user is None:
-            return Step(Status.AUTH_ERROR, why=f"PLAIN: no such user or another password: {said[0]!r}", judged=True)
-        return Step(Status.SUCCESS, judged=True)
+            return Step(Status.AUTH_ERROR, why=f"PLAIN: no such user or another password: {said[0]!r}", account=said[0])
+        return Step(Status.SUCCESS, account=said[0])
 
 
 def _plain(value: bytes) -> tuple[str, str] | Step:
@@ -196,18 +208,23 @@ def _plain(value: bytes) -> tuple[str, str] | Step:
 
 
 class _Scram:
-    """One exchange: first message, challenge, proof, verdict. user: whose proof was right."""
+    """One exchange: first message, challenge, proof, verdict.
+
+    Attributes:
+        account: the name that the client gave.
+        user: whose proof was right.
+    """
 
     def __init__(self, users: Users, mechanism: str, nonce: str | None) -> None:
         self.mechanism = mechanism
         self.user: User | None = None
         self._users = users
-        self._name = ""
+        self.account = ""
         self._exchange = Exchange(mechanism, self._verifier, nonce)
 
     def _verifier(self, name: str) -> Verifier:
-        self._name = proper_name(name)
-        return self._users.verifier(self.mechanism, self._name)
+        self.account = proper_name(name)
+        return self._users.verifier(self.mechanism, self.account)
 
     def first(self, value: bytes) -> Step:
         parts = value.split(b",", 3)
@@ -228,12 +245,13 @@ class _Scram:
         except ValueError as error:
             return Step(Status.EINVAL, why=f"{self.mechanism}: {error}")
         if verdict is None:
-            why = f"{self.mechanism}: no such user or another password: {self._name!r}"
-            return Step(Status.AUTH_ERROR, why=why, judged=True)
-        self.user = self._users.find(self._name)
+            why = f"{self.mechanism}: no such user or another password: {self.account!r}"
+            return Step(Status.AUTH_ERROR, why=why, account=self.account)
+        self.user = self._users.find(self.account)
         if self.user is None:  # removed since the challenge
-            return Step(Status.AUTH_ERROR, why=f"{self.mechanism}: no such user any more: {self._name!r}", judged=True)
-        return Step(Status.SUCCESS, verdict, judged=True)
+            why = f"{self.mechanism}: no such user any more: {self.account!r}"
+            return Step(Status.AUTH_ERROR, why=why, account=self.account)
+        return Step(Status.SUCCESS, verdict, account=self.account)
 
 
 class _CramMd5:
@@ -244,6 +262,7 @@ class _CramMd5:
     """
 
     mechanism = CRAM_MD5
+    account: str | None = None  # not known before the proof
 
     def __init__(self, users: Users) -> None:
         self.user: User | None = None
@@ -253,15 +272,16 @@ class _CramMd5:
     def final(self, value: bytes) -> Step:
         name, _, proof = value.rpartition(b" ")
         try:
-            user = self._users.without_password(proper_name(name.decode()))
+            account = proper_name(name.decode())
+            user = self._users.without_password(account)
         except (UnicodeDecodeError, UsageError):
             return Step(Status.EINVAL, why="CRAM-MD5: expected USER, a space and a digest, in UTF-8")
         expected = hmac.digest(b"", self.challenge, "md5").hex().encode()
         if user is None or not hmac.compare_digest(proof.lower(), expected):
             why = f"CRAM-MD5: no such user without a password, or another digest: {name!r}"
-            return Step(Status.AUTH_ERROR, why=why, judged=True)
+            return Step(Status.AUTH_ERROR, why=why, account=account)
         self.user = user
-        return Step(Status.SUCCESS, judged=True)
+        return Step(Status.SUCCESS, account=account)
 
 
 def _mechanism(key: bytes) -> str:

@@ -110,9 +110,9 @@ class Users:
         """Return what checks a user's proof; for a name that nobody has, what no proof fits."""
         self.refresh()
         account = self._accounts.get(name)
-        if account is None:
-            return Verifier.invented(mechanism, name, self._iterations, self._secret)
-        return account.verifiers[mechanism]
+        # Made in any case: the time that it takes must not tell which users there are.
+        invented = Verifier.invented(mechanism, name, self._iterations, self._secret)
+        return invented if account is None else account.verifiers[mechanism]
 
     def proving(self, name: str, password: str) -> Callable[[], bool] | None:
         """Return what tells whether a user has this password, which takes milliseconds, and may be asked on any thread.
