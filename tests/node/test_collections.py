@@ -195,9 +195,10 @@ def test_a_role_may_be_about_one_collection(tmp_path):
             (brewer.get(prefixed(number, b"k")).specific, brewer.set(prefixed(number, b"k")).specific)
             for number in (0, ALES, LAGERS)
         ]
-        assert statuses == [(S.EACCESS, S.EACCESS), (S.KEY_ENOENT, S.SUCCESS), (S.KEY_ENOENT, S.EACCESS)]
+        unknown = (S.UNKNOWN_COLLECTION, S.UNKNOWN_COLLECTION)
+        assert statuses == [unknown, (S.KEY_ENOENT, S.SUCCESS), (S.KEY_ENOENT, S.EACCESS)]
         assert brewer.status(GetCollectionId(value=b"beers.lagers")) == S.SUCCESS
-        assert brewer.status(GetCollectionId(value=b".")) == S.UNKNOWN_COLLECTION
+        assert brewer.status(GetCollectionId(value=b".")) == brewer.status(GetCollectionId(value=b"none.none"))
 
 
 def test_statistics_show_the_collections_of_a_user(tmp_path):
@@ -220,7 +221,7 @@ def test_statistics_show_the_collections_of_a_user(tmp_path):
         assert {text for name, text in scopes.items() if name.endswith((":items", ":collections"))} == {"1"}
         assert taster.stats("vbucket-seqno 0") == root.stats("vbucket-seqno 0")
         statuses = [taster.status(Stat(key=b"key k 0 " + path)) for path in (b"beers.lagers", b"_default._default")]
-        assert statuses == [S.EACCESS, S.EACCESS]
+        assert statuses == [S.UNKNOWN_COLLECTION, S.UNKNOWN_SCOPE]
         assert taster.stats("key k 0 beers.ales")["key_vb_state"] == "active"
         assert {name for name in taster.stats("collections-details 0") if name.endswith(":name")} == {
             f"vb_0:0x{ALES:x}:name"

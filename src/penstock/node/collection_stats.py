@@ -5,14 +5,14 @@ Source: kv_engine collections/manifest.cc and vbucket_manifest.cc.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from penstock.errors import UnknownScope
 from penstock.node.key_stats import find_collection, parse_id
 from penstock.node.served import ServedBucket
 from penstock.node.stat_group import Argument, StatGroup, StatRequest, Stats, group_of_bucket, parse_vbucket, shown
-from penstock.store.manifest import Collection, Scope
+from penstock.store.manifest import Collection, Manifest, Scope
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import VbucketState
 
@@ -27,18 +27,19 @@ def _items(bucket: ServedBucket, collection: Collection) -> int:
     return sum(each.collection_items(collection.id) for each in vbuckets if each.state is VbucketState.ACTIVE)
 
 
-def _visible(request: StatRequest) -> Iterator[tuple[Scope, Collection]]:
-    for scope in request.bucket.store.manifest.scopes:
-        for collection in scope.collections:
-            if request.connection.sees(scope.name, collection.name):
-                yield scope, collection
+def _visible(request: StatRequest) -> Manifest:
+    return request.connection.visible_manifest(request.bucket)
+
+
+def _pairs(manifest: Manifest) -> list[tuple[Scope, Collection]]:
+    return [(scope, collection) for scope in manifest.scopes for collection in scope.collections]
 
 
 def _collections(request: StatRequest, by_id: bool = False) -> Stats:
     """Show all collections, or the one of the argument. Raises UnknownCollection, UnknownScope."""
-    manifest = request.bucket.store.manifest
+    manifest = _visible(request)
     chosen = find_collection(manifest, request.argument, by_id=by_id) if request.argument else None
-    pairs = [pair for pair in _visible(request) if chosen is None or pair[1] is chosen]
+    pairs = [pair for pair in _pairs(manifest) if chosen is None or pair[1] is chosen]
     return _shown_collections(request.bucket, pairs, manifest.uid)
 
 
@@ -55,23 +56,22 @@ def _shown_collections(bucket: ServedBucket, pairs: Iterable[tuple[Scope, Collec
 
 def _scopes(request: StatRequest, by_id: bool = False) -> Stats:
     """Show all scopes, or the one of the argument. Raises UnknownScope."""
-    manifest, sees = request.bucket.store.manifest, request.connection.sees
-    scopes = [scope for scope in manifest.scopes if sees(scope.name)]
+    manifest = _visible(request)
+    scopes = list(manifest.scopes)
     if request.argument:
         chosen = None if by_id else manifest.find_scope(request.argument)
         scopes = [scope for scope in scopes if scope is chosen or (by_id and scope.id == parse_id(request.argument))]
         if not scopes:
             raise UnknownScope(f"no scope {request.argument} in manifest {manifest.uid:x}", body=manifest.said_uid)
-    seen = [(scope, [one for one in scope.collections if sees(scope.name, one.name)]) for scope in scopes]
-    return _shown_scopes(request.bucket, seen, manifest.uid)
+    return _shown_scopes(request.bucket, scopes, manifest.uid)
 
 
-def _shown_scopes(bucket: ServedBucket, scopes: Iterable[tuple[Scope, list[Collection]]], uid: int) -> Stats:
-    for scope, collections in scopes:
+def _shown_scopes(bucket: ServedBucket, scopes: Iterable[Scope], uid: int) -> Stats:
+    for scope in scopes:
         yield f"0x{scope.id:x}:name", scope.name
-        yield f"0x{scope.id:x}:collections", len(collections)
-        yield f"0x{scope.id:x}:items", sum(_items(bucket, collection) for collection in collections)
-        for collection in collections:
+        yield f"0x{scope.id:x}:collections", len(scope.collections)
+        yield f"0x{scope.id:x}:items", sum(_items(bucket, collection) for collection in scope.collections)
+        for collection in scope.collections:
             yield f"0x{scope.id:x}:0x{collection.id:x}:name", collection.name
     yield "manifest_uid", f"{uid:x}"
 
@@ -81,7 +81,7 @@ _OfVbucket = Callable[[Vbucket, list[tuple[Scope, Collection]]], Stats]
 
 def _details(request: StatRequest, read: _OfVbucket) -> Stats:
     """Show every vbucket, or the one of the argument."""
-    store, pairs = request.bucket.store, list(_visible(request))
+    store, pairs = request.bucket.store, _pairs(_visible(request))
     if request.argument:
         return read(store.existing(parse_vbucket(request.name, request.argument)), pairs)
     return (line for vbucket in store.vbuckets if vbucket.state not in _HIDDEN for line in read(vbucket, pairs))
@@ -89,18 +89,18 @@ def _details(request: StatRequest, read: _OfVbucket) -> Stats:
 
 def _collections_of(vbucket: Vbucket, pairs: list[tuple[Scope, Collection]]) -> Stats:
     prefix, there = f"vb_{vbucket.id}", vbucket.collections
-    yield f"{prefix}:collections", len(there)
+    pairs = [(scope, collection) for scope, collection in pairs if collection.id in there]
+    yield f"{prefix}:collections", len(pairs)
     yield f"{prefix}:manifest:uid", vbucket.manifest_uid or 0
     for scope, collection in pairs:
-        if collection.id in there:
-            name = f"{prefix}:0x{collection.id:x}"
-            high = vbucket.collection_high_seqno(collection.id)
-            yield f"{name}:name", collection.name
-            yield f"{name}:scope", f"0x{scope.id:x}"
-            yield f"{name}:high_seqno", high
-            yield f"{name}:persisted_high_seqno", min(high, vbucket.persisted_seqno)
-            yield f"{name}:items", vbucket.collection_items(collection.id)
-            yield f"{name}:history", shown(collection.history)
+        name = f"{prefix}:0x{collection.id:x}"
+        high = vbucket.collection_high_seqno(collection.id)
+        yield f"{name}:name", collection.name
+        yield f"{name}:scope", f"0x{scope.id:x}"
+        yield f"{name}:high_seqno", high
+        yield f"{name}:persisted_high_seqno", min(high, vbucket.persisted_seqno)
+        yield f"{name}:items", vbucket.collection_items(collection.id)
+        yield f"{name}:history", shown(collection.history)
 
 
 def _scopes_of(vbucket: Vbucket, pairs: list[tuple[Scope, Collection]]) -> Stats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import InvalidArguments, UnknownCollection, UnknownScope
+from penstock.errors import InvalidArguments
 from penstock.node.replies import Handler, reply
 from penstock.store.manifest import DEFAULT_NAME, Manifest
 from penstock.wire.collections import GetCollectionId, GetScopeId
@@ -23,7 +23,7 @@ _LONGEST_PATH: Final = 2 * 251 + 1
 
 
 def _manifest(connection: NodeConnection, frame: Frame) -> bytes:
-    value = connection.selected().store.manifest.to_json()
+    value = connection.visible_manifest(connection.selected()).to_json()
     return reply(frame, value=value, datatype=connection.datatypes & Datatype.JSON)
 
 
@@ -35,23 +35,17 @@ def _set_manifest(connection: NodeConnection, frame: Frame) -> bytes:
 def _collection_id(connection: NodeConnection, frame: Frame) -> bytes:
     request = decode(frame)
     assert isinstance(request, GetCollectionId)
-    manifest = connection.selected().store.manifest
+    manifest = connection.visible_manifest(connection.selected())
     scope, collection = _names(request.path, 2)
-    found = manifest.find(scope, collection)
-    if not connection.sees(scope, collection):
-        raise UnknownCollection(f"no collection {scope}.{collection} for you", body=manifest.said_uid)
-    return reply(frame, extras=_ID.pack(manifest.uid, found.id))
+    return reply(frame, extras=_ID.pack(manifest.uid, manifest.find(scope, collection).id))
 
 
 def _scope_id(connection: NodeConnection, frame: Frame) -> bytes:
     request = decode(frame)
     assert isinstance(request, GetScopeId)
-    manifest = connection.selected().store.manifest
+    manifest = connection.visible_manifest(connection.selected())
     (scope,) = _names(request.path.partition(b".")[0], 1)
-    found = manifest.find_scope(scope)
-    if not connection.sees(scope):
-        raise UnknownScope(f"no scope {scope} for you", body=manifest.said_uid)
-    return reply(frame, extras=_ID.pack(manifest.uid, found.id))
+    return reply(frame, extras=_ID.pack(manifest.uid, manifest.find_scope(scope).id))
 
 
 def _names(path: bytes, count: int) -> list[str]:

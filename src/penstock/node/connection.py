@@ -22,11 +22,13 @@ from penstock.errors import NoBucket, RemoteProtocolError, StatusError
 from penstock.node.dispatch import NO_INFOS, answer_malformed, handlers_for, unusual
 from penstock.node.features import datatypes_of
 from penstock.node.keys import key_reader
-from penstock.node.login import OF_DOCUMENTS, Login, Privilege
+from penstock.node.login import Login, Privilege
 from penstock.node.map_reader import MapReader
 from penstock.node.producers import ChangeProducer
 from penstock.node.replies import GiveUp, Goodbye, Parked, classic_status, refusal, reply
 from penstock.node.served import Counters, ServedBucket
+from penstock.node.visible import ManifestView
+from penstock.store.manifest import Manifest
 from penstock.store.vbucket import Vbucket
 from penstock.wire.collection_key import DEFAULT_PREFIX
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent
@@ -112,6 +114,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._closing = False
         self._closer: asyncio.TimerHandle | None = None
         self._written = 0
+        self._view = ManifestView()
         self._guard: asyncio.TimerHandle | None = None
 
     # What asyncio calls
@@ -239,12 +242,9 @@ class NodeConnection(asyncio.BufferedProtocol):
             privilege, None if bucket is None else bucket.store.name, scope, collection
         )
 
-    def sees(self, scope: str, collection: str | None = None) -> bool:
-        """Tell whether the user has anything to do with the documents of a collection, or of some in a scope."""
-        if any(self.may(privilege, scope, collection) for privilege in OF_DOCUMENTS):
-            return True
-        inside = () if collection else self.selected().store.manifest.find_scope(scope).collections
-        return any(self.sees(scope, one.name) for one in inside)
+    def visible_manifest(self, bucket: ServedBucket) -> Manifest:
+        """Return the manifest of a bucket as the user sees it."""
+        return self._view.of(bucket, self.login.acting)
 
     def _permit(self) -> None:
         """Serve what the user may do, as far as that is known before a key is."""

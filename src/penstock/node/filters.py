@@ -189,7 +189,7 @@ def filter_for(connection: NodeConnection, bucket: ServedBucket, wish: Wish) -> 
     Raises UnknownCollection, UnknownScope for what the bucket does not have, AccessDenied for what the user may not
     have streamed.
     """
-    manifest = bucket.store.manifest
+    manifest = connection.visible_manifest(bucket)
     if wish.scope is not None:
         scope = manifest.scopes_by_id.get(wish.scope)
         if scope is None:

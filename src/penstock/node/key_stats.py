@@ -52,7 +52,7 @@ def _read(request: StatRequest) -> Stats:
     by_id = request.name.endswith("-byid")
     collection_id = DEFAULT_COLLECTION
     if path:
-        collection_id = find_collection(bucket.store.manifest, path[0], by_id=by_id).id
+        collection_id = find_collection(request.connection.visible_manifest(bucket), path[0], by_id=by_id).id
     key = _checked_key(request, name.encode(), collection_id)
     verified = request.name.startswith("vkey")
     if verified and not bucket.store.durable:
@@ -79,7 +79,8 @@ def _read(request: StatRequest) -> Stats:
 
 def _checked_key(request: StatRequest, key: bytes, collection_id: int) -> bytes:
     """Return the store's key of a document. Raises AccessDenied, UnknownCollection, InvalidArguments."""
-    connection, manifest = request.connection, request.bucket.store.manifest
+    connection = request.connection
+    manifest = connection.visible_manifest(request.bucket)
     collection = manifest.collections.get(collection_id)
     if collection is None:
         raise unknown_collection(collection_id, manifest)

@@ -40,7 +40,9 @@ def key_reader(connection: NodeConnection, *privileges: Privilege) -> KeyReader:
     everywhere = all(user.may(privilege, name) for privilege in privileges)
 
     def check(collection_id: int) -> None:
-        collection = store.manifest.collections.get(collection_id)
+        # A client without collections knows the default one: to it, that one is not hidden but denied.
+        manifest = connection.visible_manifest(bucket) if connection.collections else store.manifest
+        collection = manifest.collections.get(collection_id)
         if collection is None:
             raise unknown_collection(collection_id, store.manifest)
         if not everywhere:

@@ -109,14 +109,14 @@ def _all_vb_seqnos(connection: NodeConnection, frame: Frame) -> bytes:
     state = request.state or 0
     if state > max(VbucketState):
         raise InvalidArguments(f"vbucket state {state}, expected 0 to {max(VbucketState)}")
-    store = connection.selected().store
+    bucket = connection.selected()
     collection = None if connection.collections else DEFAULT_COLLECTION
     if isinstance(request, GetCollectionSeqnos):
         collection = request.collection_id
-        if collection not in store.manifest.collections:
-            raise unknown_collection(collection, store.manifest)
+        if collection not in connection.visible_manifest(bucket).collections:
+            raise unknown_collection(collection, bucket.store.manifest)
     wanted = {VbucketState(state)} if state else ALIVE
-    found = ((v, _high_seqno(v, collection)) for v in store.vbuckets if v.state in wanted)
+    found = ((v, _high_seqno(v, collection)) for v in bucket.store.vbuckets if v.state in wanted)
     return reply(frame, value=pack_vb_seqnos((v.id, seqno) for v, seqno in found if seqno is not None))
 
 

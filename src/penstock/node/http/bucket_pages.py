@@ -22,11 +22,12 @@ __all__ = ["PAGES"]
 async def _buckets(visit: Visit) -> Response:
     node = visit.node
     seen = [served for name, served in node.buckets.items() if visit.user.sees(name)]
-    return visit.json([documents.bucket(node, served) for served in seen])
+    return visit.json([documents.bucket(node, served, visit.manifest(served)) for served in seen])
 
 
 async def _bucket(visit: Visit) -> Response:
-    return visit.json(documents.bucket(visit.node, visit.bucket()))
+    served = visit.bucket()
+    return visit.json(documents.bucket(visit.node, served, visit.manifest(served)))
 
 
 async def _terse(visit: Visit) -> Response:
@@ -40,7 +41,11 @@ async def _terse_stream(visit: Visit) -> Response:
 
 async def _stream(visit: Visit) -> Response:
     served, node = visit.bucket(), visit.node
-    return MapStream(visit.http, served, lambda: at_host(dump(documents.bucket(node, served)), visit.host))
+
+    def make() -> bytes:
+        return at_host(dump(documents.bucket(node, served, visit.manifest(served))), visit.host)
+
+    return MapStream(visit.http, served, make)
 
 
 async def _stats(visit: Visit) -> Response:

@@ -23,7 +23,7 @@ _LARGEST_UID = 16  # digits
 
 
 async def _scopes(visit: Visit) -> Response:
-    return visit.json(_said(visit.bucket().store.manifest))
+    return visit.json(_said(visit.manifest(visit.bucket())))
 
 
 def _said(manifest: Manifest) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from penstock.node.disk.opening import file_bytes
 from penstock.node.release import RELEASE
 from penstock.node.served import ServedBucket
 from penstock.node.topology import EPOCH
+from penstock.store.manifest import Manifest
 from penstock.wire.constants import VbucketState
 
 if TYPE_CHECKING:
@@ -101,8 +102,8 @@ def nodes(node: Node) -> list[dict[str, Any]]:
     return found
 
 
-def bucket(node: Node, served: ServedBucket) -> dict[str, Any]:
-    """Return all that is said of a bucket; what the cluster map has is in it too."""
+def bucket(node: Node, served: ServedBucket, manifest: Manifest) -> dict[str, Any]:
+    """Return the document about a bucket, with all that the cluster map has. manifest: as the user sees it."""
     spec, base = served.spec, f"/pools/default/buckets/{quote(served.store.name)}"
     stats = served.store.stats()
     used = stats.memory_bytes
@@ -140,7 +141,7 @@ def bucket(node: Node, served: ServedBucket) -> dict[str, Any]:
             "quotaPercentUsed": round(100 * used / quota, 3),
             "opsPerSec": 0,
             "diskFetches": 0,
-            "itemCount": _items(served),
+            "itemCount": _visible_items(served, manifest),
             "diskUsed": _on_disk(node, served),
             "dataUsed": stats.live_bytes,
             "memUsed": used,
@@ -186,6 +187,13 @@ def bucket_stats(node: Node, served: ServedBucket) -> dict[str, Any]:
 
 def _items(served: ServedBucket) -> int:
     return sum(vbucket.items for vbucket in served.store.vbuckets if vbucket.state is VbucketState.ACTIVE)
+
+
+def _visible_items(served: ServedBucket, manifest: Manifest) -> int:
+    if manifest is served.store.manifest:
+        return _items(served)
+    active = [vbucket for vbucket in served.store.vbuckets if vbucket.state is VbucketState.ACTIVE]
+    return sum(vbucket.collection_items(collection) for vbucket in active for collection in manifest.collections)
 
 
 def _on_disk(node: Node, served: ServedBucket) -> int:

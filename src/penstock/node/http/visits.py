@@ -26,6 +26,8 @@ from penstock.node.login.roles import Privilege, User
 from penstock.node.login.tls import names_in
 from penstock.node.served import ServedBucket
 from penstock.node.topology import at_host, dump
+from penstock.node.visible import visible_manifest
+from penstock.store.manifest import Manifest
 
 if TYPE_CHECKING:
     from penstock.node.http.listening import HttpServer
@@ -64,6 +66,10 @@ class Visit:
         if wanted is not None and wanted != served.uuid:
             raise HTTPException(404, "Bucket uuid does not match the requested.")
         return served
+
+    def manifest(self, served: ServedBucket) -> Manifest:
+        """Return the manifest of a bucket as the user sees it."""
+        return visible_manifest(served.store.manifest, self.user, served.store.name)
 
     def json(self, said: Any, status: int = 200) -> Response:
         return json_response(at_host(dump(said), self.host), status)

@@ -1,0 +1,175 @@
+"""Which scopes and collections a user may know of: as a table, and through every door that shows names."""
+
+import json
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.node import Node
+from penstock.node.login import ANONYMOUS, User
+from penstock.node.login.users import account_of
+from penstock.node.login.users_file import change_users
+from penstock.node.visible import visible_manifest
+from penstock.store.manifest import DEFAULT_MANIFEST
+from penstock.wire.collection_key import pack_collection_id
+from penstock.wire.collections import GetCollectionId, GetManifest, GetScopeId
+from penstock.wire.constants import Feature, Status
+from penstock.wire.kv import Get, GetCollectionSeqnos, GetKeys, GetRandomKey, Hello, SelectBucket, Stat, pack_features
+from tests.node.http.web_client import WebClient
+from tests.node.test_login import ITERATIONS, log_in
+from tests.node.wire_client import connected
+
+MANIFEST = (
+    DEFAULT_MANIFEST.with_scope("beers")
+    .with_collection("beers", "ales")
+    .with_collection("beers", "lagers")
+    .with_scope("wines")
+    .with_collection("wines", "reds")
+    .with_scope("empty")
+)
+ALL = {"_default": ["_default"], "beers": ["ales", "lagers"], "wines": ["reds"], "empty": []}
+ALES, LAGERS, REDS = (MANIFEST.find(*path).id for path in (("beers", "ales"), ("beers", "lagers"), ("wines", "reds")))
+WINES = MANIFEST.find_scope("wines").id
+
+ROWS = [
+    (["admin"], ALL),
+    (["data_reader[*]"], ALL),
+    (["data_reader[default]"], ALL),
+    (["data_writer[default]"], ALL),
+    (["stream_reader[default]"], ALL),
+    (["replicator[default]"], ALL),
+    (["data_reader[other]"], {}),
+    ([], {}),
+    (["data_reader[default:beers]"], {"beers": ["ales", "lagers"]}),
+    (["data_writer[default:empty]"], {"empty": []}),
+    (["data_reader[default:beers:ales]"], {"beers": ["ales"]}),
+    (["data_reader[default:beers:none]"], {}),
+    (["data_reader[default:none]"], {}),
+    (["data_reader[default:_default]"], {"_default": ["_default"]}),
+    (["stream_reader[default:beers:lagers]", "data_writer[default:wines]"], {"beers": ["lagers"], "wines": ["reds"]}),
+    (["data_reader[other]", "data_writer[default:wines:reds]"], {"wines": ["reds"]}),
+    (["data_reader[default:beers:ales]", "data_reader[default:beers]"], {"beers": ["ales", "lagers"]}),
+]
+
+
+def names(manifest):
+    return {scope.name: [collection.name for collection in scope.collections] for scope in manifest.scopes}
+
+
+@pytest.mark.parametrize(("roles", "expected"), ROWS, ids=[" ".join(row[0]) or "none" for row in ROWS])
+def test_a_user_sees_what_the_roles_are_about(roles, expected):
+    seen = visible_manifest(MANIFEST, User.of("alice", roles), "default")
+    assert names(seen) == expected
+    assert seen.uid == MANIFEST.uid
+    assert all(seen.find(scope, one) == MANIFEST.find(scope, one) for scope, ones in expected.items() for one in ones)
+
+
+def test_without_users_all_is_seen_and_before_login_nothing():
+    assert visible_manifest(MANIFEST, ANONYMOUS, "default") is MANIFEST
+    assert names(visible_manifest(MANIFEST, None, "default")) == {}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """A node on which `alice` may read and stream one collection, with a document in each."""
+    path = tmp_path_factory.mktemp("users") / "users.json"
+    with change_users(path) as accounts:
+        for name, roles in {"root": ["admin"], "alice": ["stream_reader[default:beers:ales]"]}.items():
+            accounts[name] = account_of(User.of(name, roles), f"{name}'s", ITERATIONS)
+    with Node.running(["default", "other"], vbuckets=4, users=path, allow_plain=True) as node:
+        with logged_in(node, "root") as root:
+            node.loop.call_soon_threadsafe(node.buckets["default"].change_manifest, MANIFEST)
+            while json.loads(root.ask(GetManifest()).value)["uid"] != f"{MANIFEST.uid:x}":
+                continue
+            for number in (0, ALES, LAGERS, REDS):
+                assert root.set(key(number)).specific == Status.SUCCESS
+        yield node
+
+
+def key(number):
+    return pack_collection_id(number) + b"k"
+
+
+@contextmanager
+def logged_in(node, name):
+    with connected(node) as client:
+        client.ask(Hello(value=pack_features([Feature.COLLECTIONS, Feature.XERROR])))
+        assert log_in(client, name) == Status.SUCCESS
+        assert client.status(SelectBucket(key=b"default")) == Status.SUCCESS
+        yield client
+
+
+HIDDEN = ("lagers", "wines", "reds", "empty", "_default")
+
+SAME = [
+    ("collection id", GetCollectionId(value=b"beers.lagers"), GetCollectionId(value=b"beers.none")),
+    ("collection id in a scope", GetCollectionId(value=b"wines.reds"), GetCollectionId(value=b"none.none")),
+    ("default collection", GetCollectionId(value=b"_default._default"), GetCollectionId(value=b"none._default")),
+    ("scope id", GetScopeId(value=b"wines"), GetScopeId(value=b"none")),
+    ("get", Get(key=key(LAGERS)), Get(key=key(99))),
+    ("random key", GetRandomKey(collection_id=REDS), GetRandomKey(collection_id=99)),
+    ("keys", GetKeys(key=key(REDS)), GetKeys(key=key(99))),
+    ("seqnos", GetCollectionSeqnos(collection_id=REDS), GetCollectionSeqnos(collection_id=99)),
+    ("stat collections", Stat(key=b"collections beers.lagers"), Stat(key=b"collections beers.none")),
+    ("stat collections-byid", Stat(key=b"collections-byid 0x%x" % REDS), Stat(key=b"collections-byid 0x99")),
+    ("stat scopes", Stat(key=b"scopes wines"), Stat(key=b"scopes none")),
+    ("stat scopes-byid", Stat(key=b"scopes-byid 0x%x" % WINES), Stat(key=b"scopes-byid 0x99")),
+    ("stat key", Stat(key=b"key k 0 beers.lagers"), Stat(key=b"key k 0 beers.none")),
+    ("stat key-byid", Stat(key=b"key-byid k 0 0x%x" % REDS), Stat(key=b"key-byid k 0 0x99")),
+]
+
+
+@pytest.mark.parametrize(("hidden", "unknown"), [row[1:] for row in SAME], ids=[row[0] for row in SAME])
+def test_what_a_user_may_not_see_is_unknown(guarded, hidden, unknown):
+    with logged_in(guarded, "alice") as alice:
+        first, second = alice.ask(hidden), alice.ask(unknown)
+    assert first.specific in (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE)
+    assert (first.specific, first.value) == (second.specific, second.value)
+
+
+@pytest.mark.parametrize("wish", [{"collections": ["%x"]}, {"scope": "%x"}], ids=["collections", "scope"])
+def test_a_stream_of_what_a_user_may_not_see_is_unknown(guarded, wish):
+    hidden = json.dumps(wish) % (WINES if "scope" in wish else REDS)
+    unknown = json.dumps(wish) % 0x99
+    with logged_in(guarded, "alice") as alice:
+        alice.open("alice").control("enable_noop", "true")
+        answers = [alice.stream(value=text.encode()) for text in (hidden, unknown)]
+    assert answers[0].specific in (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE)
+    assert (answers[0].specific, answers[0].value) == (answers[1].specific, answers[1].value)
+
+
+@pytest.mark.parametrize(
+    "group",
+    ["collections", "collections-details", "scopes", "scopes-details", "collections-details 0", "dcp", "streams"],
+)
+def test_statistics_name_only_what_a_user_sees(guarded, group):
+    with logged_in(guarded, "root") as root, logged_in(guarded, "alice") as alice:
+        root.open("all").stream(value=json.dumps({"collections": [f"{REDS:x}"]}).encode())
+        shown = alice.stats(group)
+    texts = [str(text) for pair in shown.items() for text in pair]
+    assert not [text for text in texts for name in HIDDEN if name in text.split(":")]
+    assert {"ales", "beers"} & set(shown.values()) or group in ("dcp", "streams")
+    assert {value for name, value in shown.items() if name.endswith((":collections", ":scopes", ":items"))} <= {
+        "0",
+        "1",
+    }
+
+
+def test_the_manifest_has_the_same_uid_and_fewer_entries(guarded):
+    with logged_in(guarded, "alice") as alice:
+        manifest = json.loads(alice.ask(GetManifest()).value)
+    over_http = WebClient(guarded, ("alice", "alice's")).said("/pools/default/buckets/default/scopes")
+    whole = WebClient(guarded, ("root", "root's")).said("/pools/default/buckets/default/scopes")
+    for said in (manifest, over_http):
+        assert said["uid"] == whole["uid"] == f"{MANIFEST.uid:x}"
+        assert [scope["name"] for scope in said["scopes"]] == ["beers"]
+        assert [one["uid"] for one in said["scopes"][0]["collections"]] == [f"{ALES:x}"]
+    assert [scope["name"] for scope in whole["scopes"]] == list(ALL)
+
+
+def test_documents_are_counted_as_far_as_a_user_sees_them(guarded):
+    counts = [
+        WebClient(guarded, (name, f"{name}'s")).said("/pools/default/buckets/default")["basicStats"]["itemCount"]
+        for name in ("root", "alice")
+    ]
+    assert counts == [4, 1]
