@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from fuzz.target import CUTS
+from fuzz.frames import CUTS
 from penstock.wire.constants import Dialect
 from penstock.wire.frame import join_frame
 from tests.golden import GOLDEN_OF, frame_of
@@ -19,14 +19,9 @@ TOGETHER = 8  # rows
 AT_ONCE = bytes(CUTS)
 
 
-def write_corpus(where: Path, dialect: Dialect) -> int:
-    """Write the tries that fuzzing begins with into a directory; return how many there are."""
-    where.mkdir(parents=True, exist_ok=True)
-    begin = (*printed(dialect), *golden(dialect), *shortest(dialect), *recorded(dialect))
-    tries = {AT_ONCE + data for data in begin}
-    for number, data in enumerate(sorted(tries)):
-        (where / f"begin-{number:04}").write_bytes(data)
-    return len(tries)
+def tries(dialect: Dialect) -> Iterator[bytes]:
+    """Yield the tries that fuzzing a consumer begins with."""
+    yield from (AT_ONCE + data for of in (printed, golden, shortest, recorded) for data in of(dialect))
 
 
 def printed(dialect: Dialect) -> Iterator[bytes]:

@@ -25,7 +25,7 @@ from penstock.wire.kv import (
     unpack_observed,
     unpack_vb_seqnos,
 )
-from penstock.wire.session import ListBuckets, Verbosity
+from penstock.wire.session import GetErrorMap, ListBuckets, Verbosity
 from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, key
 from tests.node.wire_client import connected, served
 
@@ -57,6 +57,7 @@ def test_hello_begins_anew_each_time(node, client):
 
 
 REFUSED = [
+    ("an error map of no form", GetErrorMap(version=0), S.KEY_ENOENT),
     ("a feature without the one it needs", Hello(value=pack_features([0x0D])), S.EINVAL),
     ("two that it needs, of three", Hello(value=pack_features([0x06, 0x0B, 0x24])), S.EINVAL),
     ("an odd number of bytes", Hello(value=b"\0\4\0"), S.EINVAL),

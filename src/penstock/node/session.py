@@ -99,6 +99,8 @@ def _list_buckets(connection: NodeConnection, frame: Frame) -> bytes:
 def _error_map(connection: NodeConnection, frame: Frame) -> bytes:
     request = decode(frame)
     assert isinstance(request, GetErrorMap)
+    if not request.version:  # Source: kv_engine, mcbp_executors.cc (get_errmap_executor)
+        raise KeyNotFound("error map of version 0, expected 1 or more")
     return reply(frame, value=error_map(request.version), datatype=connection.datatypes & Datatype.JSON)
 
 

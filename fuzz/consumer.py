@@ -9,8 +9,11 @@ recordings and specifications have. Nothing but a protocol error, or what a refu
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 
+from fuzz import corpus
+from fuzz.frames import reads
 from penstock.client.feed import Feed, Wanted
 from penstock.client.follower import Follower
 from penstock.client.selection import KnownCollections, Selection
@@ -26,7 +29,6 @@ from penstock.wire.frame import Frame, cut_frame, join_frame
 from penstock.wire.heads import Run, StreamContext
 from penstock.wire.layout import Code, Message, decode
 
-CUTS = 4  # bytes of a try that say how long the first reads are
 SLAB_BYTES = 4096
 LONGEST = 64 * 1024  # of a frame
 VBUCKETS = 1024
@@ -35,13 +37,13 @@ COLLECTIONS = KnownCollections({"_default": 0}, {("_default", "_default"): 0})
 OPAQUES = (0xDEADBEEF, 0x2D, 0x2001, 0x2002, *range(1, 9))
 
 
-def reads(data: bytes) -> Iterator[bytes]:
-    """Cut a try into what its reads bring."""
-    at = CUTS
-    for length in data[:CUTS]:
-        yield data[at : at + length]
-        at += length
-    yield data[at:]
+answered: Counter[str] = Counter()
+"""How often each message was understood; `opcode refused`: how often one was none."""
+
+
+def tries(dialect: Dialect) -> Iterator[bytes]:
+    """Yield the tries to begin with."""
+    return corpus.tries(dialect)
 
 
 def check_frame(frame: Frame, dialect: Dialect) -> None:
@@ -50,7 +52,9 @@ def check_frame(frame: Frame, dialect: Dialect) -> None:
     try:
         message = decode(frame, dialect)
     except RemoteProtocolError:
+        answered[f"{frame.opcode:#04x} refused"] += 1
         return
+    answered[f"{frame.opcode:#04x} {type(message).__name__}"] += 1
     describe(frame, dialect)
     written = message.encode(_code(message, frame))
     assert decode(cut_frame(memoryview(written), 0), dialect) == message, f"{message} is read as another message"

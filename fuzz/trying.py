@@ -1,0 +1,83 @@
+"""Make tries for one target, in the process that libFuzzer wants for itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+from fuzz.targets import Target
+
+SECONDS = 2.0
+"""From one note of progress to the next."""
+
+GRAMMAR = 0.9
+"""How many of the tries are changed as their grammar allows; the others are changed anywhere."""
+
+
+class Notes:
+    """Writes down how far a process is: its end is abrupt, so nothing may be left for then."""
+
+    def __init__(self, target: Target, path: Path) -> None:
+        self._target = target
+        self._path = path
+        self._began = self._last = time.monotonic()
+        self.tries = 0
+
+    def note(self) -> None:
+        """Count a try, and write from time to time."""
+        self.tries += 1
+        now = time.monotonic()
+        if now - self._last < SECONDS:
+            return
+        self._last = now
+        seen = dict(sorted(self._target.answered().items()))
+        found = {"tries": self.tries, "seconds": round(now - self._began), "seen": seen}
+        draft = self._path.with_suffix(".new")
+        draft.write_text(json.dumps(found), encoding="utf-8")
+        draft.replace(self._path)
+
+
+def keep(data: bytes, found: Path) -> None:
+    """Write a try that found something; libFuzzer would under the same name, but not for those to begin with."""
+    found.mkdir(parents=True, exist_ok=True)
+    (found / f"crash-{hashlib.sha1(data).hexdigest()}").write_bytes(data)
+
+
+def fuzz(target: Target, notes: Path, found: Path, arguments: list[str]) -> None:
+    """Run libFuzzer with its arguments; does not return.
+
+    Args:
+        target: what is fuzzed.
+        notes: file for the progress.
+        found: directory for tries that found something.
+        arguments: libFuzzer's own.
+    """
+    import atheris
+
+    with atheris.instrument_imports(include=["penstock", "fuzz.consumer", "fuzz.node"]):
+        check = target.check()
+    from fuzz.frames import mutate
+
+    spare, progress = target.spare(), Notes(target, notes)
+
+    def change(data: bytes, longest: int, seed: int) -> bytes:
+        chance = random.Random(seed)
+        if chance.random() > GRAMMAR:
+            changed: bytes = atheris.Mutate(data, longest)
+            return changed
+        return mutate(data, longest, chance, spare)
+
+    def try_one(data: bytes) -> None:
+        try:
+            check(data)
+        except BaseException:
+            keep(data, found)
+            raise
+        progress.note()
+
+    atheris.Setup([sys.argv[0], *arguments], try_one, custom_mutator=change)
+    atheris.Fuzz()
