@@ -4,11 +4,12 @@ export PYTHON
 
 BIN := .venv/bin
 UV := uv==0.13.8
-SOURCES := src tests $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py examples/*/*.py examples/*/*/*.py fuzz/*.py tools/*.py))))
+SOURCES := src tests $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py examples/*/*.py examples/*/*/*.py fuzz/*.py mutation/*.py tools/*.py))))
 BENCHMARKS := $(addprefix benchmarks.,decode encode store kv producer stream dialects \
 	spark spark_scaling spark_changelog spark_latency current sink \
 	durable durable_read durable_open durable_pause durable_scaling idle login sdk)
 BENCHED := .venv/installed-bench
+MUTATED := .venv/installed-mutation
 GENERATORS := $(wildcard tools/generate_*.py)
 
 .PHONY: help
@@ -41,10 +42,20 @@ others: install ## programs of others, which tests and benchmarks hold a node ag
 compat: others ## the tests with programs of others; without these they are skipped in `make test`
 	@PENSTOCK_COMPAT=required exec $(BIN)/python -m pytest tests/compat $(ARGS)
 
+# All of it runs, whatever fails; the exit status tells whether something did.
+MINUTES := 60
+JOBS := 1
 .PHONY: soak
-soak: install ## the long tests, and fuzzing for 10 minutes a dialect
-	$(BIN)/python -m pytest -m soak --hypothesis-profile=soak $(ARGS)
-	$(BIN)/python -m fuzz --seconds 600
+soak: $(MUTATED) ## the long tests, mutation testing, and fuzzing; MINUTES=60 for each dialect, JOBS=2 at a time
+	@failed=; \
+	$(BIN)/python -m pytest -m soak --hypothesis-profile=soak $(ARGS) || failed="$$failed tests"; \
+	$(BIN)/python -m mutation || failed="$$failed mutation"; \
+	$(BIN)/python -m fuzz --minutes $(MINUTES) --jobs $(JOBS) || failed="$$failed fuzz"; \
+	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
+
+.PHONY: mutation
+mutation: $(MUTATED) ## change the modules that decide, and see that tests notice; ARGS='store/rollback' chooses
+	@exec $(BIN)/python -m mutation $(ARGS)
 
 .PHONY: fuzz
 fuzz: install ## fuzzing; ARGS='--seconds 60 --dialect tap' chooses
@@ -63,8 +74,12 @@ format: install ## rewrite the code as check wants it, and the generated files
 	$(BIN)/ruff check --fix .
 	@set -e; for generator in $(GENERATORS); do echo "$$generator"; $(BIN)/python $$generator; done
 
-# Kept out of what the tests need.
+# Kept out of what the tests need, as is what mutation testing needs.
 $(BENCHED): requirements/bench.txt | install
+	PIP_USER=0 $(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes --only-binary :all: -r $<
+	@touch $@
+
+$(MUTATED): requirements/mutation.txt | install
 	PIP_USER=0 $(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes --only-binary :all: -r $<
 	@touch $@
 
@@ -84,7 +99,8 @@ lock: ## requirements/*.txt from pyproject.toml and requirements/build.in
 	compile requirements/build.in --output-file requirements/build.txt; \
 	compile pyproject.toml --extra spark --extra pcap --group dev --output-file requirements/dev.txt; \
 	compile --group bench --constraint requirements/dev.txt --output-file requirements/bench.txt; \
-	compile --group compat --constraint requirements/dev.txt --output-file requirements/compat.txt
+	compile --group compat --constraint requirements/dev.txt --output-file requirements/compat.txt; \
+	compile --group mutation --constraint requirements/dev.txt --output-file requirements/mutation.txt
 
 .PHONY: clean
 clean: ## remove all that is made, .venv included

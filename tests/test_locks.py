@@ -23,6 +23,7 @@ ASKED = [
     *(("dev.txt", asked) for asked in PROJECT["dependency-groups"]["dev"]),
     *(("bench.txt", asked) for asked in PROJECT["dependency-groups"]["bench"]),
     *(("compat.txt", asked) for asked in PROJECT["dependency-groups"]["compat"]),
+    *(("mutation.txt", asked) for asked in PROJECT["dependency-groups"]["mutation"]),
     *(("build.txt", asked) for asked in PROJECT["build-system"]["requires"]),
 ]
 
@@ -40,14 +41,15 @@ def test_the_benchmarks_change_no_version_that_the_tests_run_on():
     assert {name: measured[name] for name in shared} == {name: tested[name] for name in shared}
 
 
-def test_the_clients_of_others_change_no_version_that_the_tests_run_on():
-    tested, others = pins("dev.txt"), pins("compat.txt")
+@pytest.mark.parametrize("lock", ["compat.txt", "mutation.txt"])
+def test_what_is_added_changes_no_version_that_the_tests_run_on(lock):
+    tested, others = pins("dev.txt"), pins(lock)
     assert {name: others[name] for name in others.keys() & tested.keys()} == {
         name: tested[name] for name in others.keys() & tested.keys()
     }
 
 
-@pytest.mark.parametrize("lock", ["bench.txt", "build.txt", "compat.txt", "dev.txt"])
+@pytest.mark.parametrize("lock", ["bench.txt", "build.txt", "compat.txt", "dev.txt", "mutation.txt"])
 def test_every_pin_has_hashes(lock):
     text = (ROOT / "requirements" / lock).read_text()
     for pin in re.split(r"\n(?=[a-z])", text)[1:]:

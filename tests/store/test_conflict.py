@@ -37,6 +37,8 @@ ROWS = [
     (DELETED._replace(expiry=501), DELETED, False, False),
     (HERE, DELETED, True, True),
     (HERE._replace(expiry=0, flags=0), DELETED, False, False),
+    (HERE._replace(expiry=1, flags=0), DELETED, True, True),
+    (HERE._replace(expiry=0, flags=1), DELETED, True, True),
     (HERE._replace(rev_seqno=4, cas=49), DELETED, False, False),
 ]
 

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.store.failover import MAX_ENTRIES, FailoverEntry, FailoverLog, create_entry, prune
+from penstock.store.failover import MAX_ENTRIES, FailoverEntry, FailoverLog, create_entry, prune, sanitised
 
 
 def entries(*pairs: tuple[int, int]) -> FailoverLog:
@@ -32,7 +32,7 @@ def test_the_oldest_entries_are_forgotten() -> None:
 
 
 def test_zero_names_no_branch() -> None:
-    with pytest.raises(ValueError, match="vbuuid 0"):
+    with pytest.raises(ValueError, match=r"^vbuuid 0 means"):
         create_entry((), 0, 0)
 
 
@@ -46,3 +46,25 @@ def test_prune(seqno: int, result: tuple[tuple[int, int], ...]) -> None:
 
 def test_prune_may_leave_nothing() -> None:
     assert prune(entries((8, 5)), 4) == ()
+
+
+SANITISED = [
+    ("nothing to mend", ((8, 5), (7, 0)), ((8, 5), (7, 0))),
+    ("no entry", (), ()),
+    ("vbuuid 0 in front", ((0, 9), (7, 0)), ((7, 0),)),
+    ("vbuuid 0 behind", ((8, 5), (0, 3)), ((8, 5),)),
+    ("nothing but vbuuid 0", ((0, 0),), ()),
+    ("two at the same seqno", ((8, 5), (7, 5)), ((8, 5), (7, 5))),
+    ("above the one in front", ((9, 5), (8, 6), (7, 0)), ((9, 5), (7, 0))),
+    ("above the one in front, not above the first", ((9, 5), (8, 2), (7, 3), (6, 1)), ((9, 5), (8, 2), (6, 1))),
+]
+
+
+@pytest.mark.parametrize(("what", "log", "result"), SANITISED)
+def test_sanitised(what: str, log: tuple[tuple[int, int], ...], result: tuple[tuple[int, int], ...]) -> None:
+    assert sanitised(log) == entries(*result)
+
+
+def test_a_log_from_elsewhere_keeps_the_newest_entries() -> None:
+    log = [(seqno, seqno) for seqno in range(MAX_ENTRIES + 2, 0, -1)]
+    assert sanitised(log) == entries(*log[:MAX_ENTRIES])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.store.failover import FailoverEntry, FailoverLog, create_entry, prune
-from penstock.store.rollback import StreamRequest, range_error, rollback_point
+from penstock.store.rollback import StreamRequest, misses_purged, range_error, rollback_point
 
 OLD, NEW, STRANGE = 1111, 2222, 9999
 LOG = (FailoverEntry(NEW, 3), FailoverEntry(OLD, 0))
@@ -29,6 +29,8 @@ DECISIONS: list[tuple[str, StreamRequest, int, int | None]] = [
     ("R1 strict, no vbuuid", request(0, 0, 0, 0, strict_vbuuid=True), 0, None),
     ("R1 strict, unknown vbuuid: R3", request(STRANGE, 0, 0, 0, strict_vbuuid=True), 0, 0),
     ("R1 strict, known vbuuid: R6", request(OLD, 0, 0, 0, strict_vbuuid=True), 0, None),
+    ("R1 strict, known vbuuid, is not asked about the purge seqno", request(OLD, 0, 0, 0, strict_vbuuid=True), 9, None),
+    ("R2 the first change, below purge", request(NEW, 1, 1, 1), 5, 0),
     ("R2 start below purge", request(NEW, 4, 4, 4), 5, 0),
     ("R2 start at purge", request(NEW, 5, 5, 5), 5, None),
     ("R2 looks at start, not at snap_start", request(NEW, 4, 8, 6), 5, None),
@@ -75,8 +77,26 @@ def test_the_oldest_of_two_equal_vbuuids_counts() -> None:
 
 
 def test_every_vbucket_has_a_history() -> None:
-    with pytest.raises(ValueError, match="empty failover log"):
+    with pytest.raises(ValueError, match=r"^empty failover log"):
         rollback_point((), 0, 0, request(0, 0, 0, 0))
+
+
+PURGED_MEANWHILE = [
+    # what, the purge seqno now, the one when the stream began, the end of its snapshot, whether it misses tombstones
+    ("a tombstone beyond its snapshot", 9, 5, 7, True),
+    ("the change right before the tombstone is its last", 9, 5, 8, True),
+    ("the tombstone is its last change", 9, 5, 9, False),
+    ("the tombstone is in its snapshot", 9, 5, 10, False),
+    ("nothing was purged since", 9, 9, 7, False),
+    ("the vbucket was rolled back since", 5, 9, 3, False),
+    ("it has one change", 9, 5, 1, True),
+    ("it has nothing that could be deleted", 9, 5, 0, False),
+]
+
+
+@pytest.mark.parametrize(("what", "now", "seen", "seqno", "result"), PURGED_MEANWHILE)
+def test_tombstones_purged_under_a_stream(what: str, now: int, seen: int, seqno: int, result: bool) -> None:
+    assert misses_purged(now, seen, seqno) is result
 
 
 RANGES = [

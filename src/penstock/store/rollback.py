@@ -93,8 +93,8 @@ def _missed_purged(purge_seqno: int, request: StreamRequest) -> bool:
     start, high = request.start_seqno, request.collections_high_seqno
     if request.ignore_purged or start == 0 or start >= purge_seqno or request.purge_seqno == purge_seqno:
         return False
-    # Its collections' own changes all lie at or below its start: nothing that was purged above concerns it.
-    return high is None or start < high or high > purge_seqno
+    # If no change of its collections lies above its start, nothing that was purged there concerns it.
+    return high is None or start < high
 
 
 def _branch_end(log: FailoverLog, high_seqno: int, vbuuid: int) -> int | None:

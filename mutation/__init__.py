@@ -1,0 +1,1 @@
+"""Mutation testing of the modules that decide, see `python -m mutation --help`."""
