@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from penstock.node.address_shares import AddressShares, network_of
+from penstock.node.log_limit import LogLimit
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
@@ -25,27 +26,27 @@ MOST_STRANGERS: Final = 8192
 than its share loses its own oldest one, so that it cannot end the connections of others."""
 
 _LOOK_SECONDS = 1.0
-_WARNING_SECONDS = 60.0  # between two warnings of too many connections
 
 
 class Guests:
     """The connections of a node. present: all of them; total: how many there have been.
 
     users: looked at once a second, for connections whose user may do something else by then; None: nobody logs in.
+    most: connections at once.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, options: Options, users: Users | None) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, options: Options, users: Users | None, most: int) -> None:
         self.present: set[NodeConnection] = set()
         self.total = 0
         self._loop = loop
         self._options = options
         self._users = users
         self._version = 0 if users is None else users.version
-        self._shares = AddressShares(options.most_connections)
+        self._shares = AddressShares(most)
         self._turned_away: set[NodeConnection] = set()  # those that `leave` gives no place back for
         self._strangers: dict[str, dict[NodeConnection, float]] = {}  # by address; when they came, the oldest first
         self._stranger_shares = AddressShares(MOST_STRANGERS)
-        self._warned = -_WARNING_SECONDS
+        self._refused = LogLimit(logger, loop.time)
         self._looker: asyncio.TimerHandle | None = None
 
     def enter(self, connection: NodeConnection) -> None:
@@ -54,7 +55,10 @@ class Guests:
         self.present.add(connection)
         if not self._shares.take(connection.host):
             self._turned_away.add(connection)
-            self._warn(connection.host)
+            held, places = self._shares.held(connection.host), self._shares.places
+            self._refused.warning(
+                f"{connection.host} has {held} of at most {places} connections: its new ones are ended"
+            )
             connection.abort("its address has too many connections")
         if self._looker is None:
             self._looker = self._loop.call_later(_LOOK_SECONDS, self._look)
@@ -100,13 +104,6 @@ class Guests:
             self.logged_in(oldest)
             self._stranger_shares.take(host)
         oldest.abort("others came after it, and it had not logged in")
-
-    def _warn(self, host: str) -> None:
-        now = self._loop.time()
-        if now - self._warned >= _WARNING_SECONDS:
-            self._warned = now
-            held, most = self._shares.held(host), self._options.most_connections
-            logger.warning("%s has %d of at most %d connections: its new ones are ended", host, held, most)
 
     def _look(self) -> None:
         self._looker = self._loop.call_later(_LOOK_SECONDS, self._look) if self.present else None

@@ -16,6 +16,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import Error, OperationTimeout, UsageError
+from penstock.node.accepting import Acceptor, most_connections
 from penstock.node.bucket_list import BucketList, check_names
 from penstock.node.buckets import BucketSpec
 from penstock.node.connection import NodeConnection
@@ -43,7 +44,6 @@ __all__ = ["Listener", "Node"]
 logger = logging.getLogger("penstock.node")
 
 DEFAULT_BUCKETS = ("default",)
-_BACKLOG = 4096  # connections that wait to be accepted; with asyncio's 100 a crowd waits a second for every 100 of it
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 _DISK_SECONDS = 600.0  # for buckets to be read when they are opened, and to be written when they are closed
@@ -101,10 +101,10 @@ class Node:
         self.buckets = BucketList(self)
         self.usual_vbuckets = 1024
         self.http: HttpServer = _http_server(self)
-        self.guests = Guests(loop, options, self.users)
+        self.guests = Guests(loop, options, self.users, most_connections(options.most_connections))
         self.started_at = loop.time()
         self._tls = _context(options)
-        self._servers: list[asyncio.Server] = []
+        self._acceptors: list[Acceptor] = []
         self._stopping = False
         self._empty = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -131,7 +131,7 @@ class Node:
         node.access(tls=False)  # before anything is opened
         try:
             await node._open_buckets(buckets, vbuckets)
-            await node._listen()
+            node._listen()
         except BaseException:
             await node._stop_listening()
             await node._let_go()
@@ -159,14 +159,14 @@ class Node:
             if served.flusher is not None:
                 await served.flusher.flush()  # that it is a copy
 
-    async def _listen(self) -> None:
+    def _listen(self) -> None:
         http, options = self.http, self.options
-        self.http_port = await http.listen(self.host, options.management_port(tls=False), self._listener(None))
+        self.http_port = http.listen(self.host, options.management_port(tls=False), self._listener(None))
         if options.tls_port is not None:
             listener = self._listener(self._tls)
-            self.https_port = await http.listen(self.host, options.management_port(tls=True), listener)
-            self.tls_port = await self._open_port(options.tls_port, listener)
-        self.kv_port = await self._open_port(options.port, self._listener(None))
+            self.https_port = http.listen(self.host, options.management_port(tls=True), listener)
+            self.tls_port = self._open_port(options.tls_port, listener)
+        self.kv_port = self._open_port(options.port, self._listener(None))
         here = replace(
             self.topology.here,
             kv=self.kv_port,
@@ -178,8 +178,8 @@ class Node:
         self.map.change()
         for served in self.buckets.values():
             served.place(self.topology)
-        for server in (*http.servers, *self._servers):  # nobody is told of a port that is not known yet
-            await server.start_serving()
+        for acceptor in (*http.acceptors, *self._acceptors):  # nobody is told of a port that is not known yet
+            acceptor.start()
 
     def _listener(self, tls: ssl.SSLContext | None) -> Listener:
         dialect, prototype = PINS[self.options.pin] if self.options.pin is not None else (None, False)
@@ -197,21 +197,20 @@ class Node:
             host=self.host,
         )
 
-    async def _open_port(self, port: int, listener: Listener) -> int:
-        """Accept connections on a port, and return its number. Raises Error if that cannot be."""
+    def _open_port(self, port: int, listener: Listener) -> int:
+        """Take a port, and return its number. Raises Error if that cannot be."""
 
         def make() -> NodeConnection:
             return NodeConnection(self, listener)
 
         factory = make if listener.tls is None else self.handshakes.encrypted(make, listener.tls)
         try:
-            server = await self.loop.create_server(factory, self.host, port, backlog=_BACKLOG, start_serving=False)
+            acceptor = Acceptor(self.loop, self.host, port, factory)
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else error
             raise Error(f"cannot listen on {self.host} port {port}: {why}") from error
-        self._servers.append(server)
-        number: int = server.sockets[0].getsockname()[1]
-        return number
+        self._acceptors.append(acceptor)
+        return acceptor.port
 
     def reload(self) -> None:
         """Read the users and the certificate anew. Raises UsageError for what cannot be; then it stays as it was."""
@@ -288,17 +287,11 @@ class Node:
             self._stopped.set()
 
     async def _stop_listening(self) -> None:
-        for server in self._servers:
-            for listening in server.sockets:
-                self.loop.remove_reader(listening.fileno())
-        await asyncio.sleep(0)  # what was accepted before joins its server, which a closed one does not let happen
-        for server in self._servers:
-            server.close()
+        for acceptor in self._acceptors:
+            await acceptor.close()
         self.handshakes.close()
         await self.http.close()
         await self._end_connections()
-        for server in self._servers:
-            await server.wait_closed()
 
     async def _end_connections(self) -> None:
         if not self.guests.present:

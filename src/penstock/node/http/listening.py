@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import Error
+from penstock.node.accepting import Acceptor
 from penstock.node.address_shares import AddressShares
 from penstock.node.http.app import make_app
 from penstock.node.http.connection import HttpConnection
@@ -36,7 +37,7 @@ class HttpServer:
     """Serves all HTTP ports of a node. It must be made, and used, on the event loop's thread.
 
     Attributes:
-        servers: of asyncio.
+        acceptors: one for each port.
         accesses: who may log in and how, by scheme.
         connections: those that are open.
         shares: how many connections each client address has.
@@ -55,14 +56,14 @@ class HttpServer:
         self.shares = AddressShares(most)
         self.streams: set[asyncio.Event] = set()
         self.read_buffer = memoryview(bytearray(_READ_BYTES))
-        self.servers: list[asyncio.Server] = []
+        self.acceptors: list[Acceptor] = []
         self._app = make_app(self)
         self.connections: set[HttpConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._refused_requests = LogLimit(logger, node.loop.time)
         self._refused_connections = LogLimit(logger, node.loop.time)
 
-    async def listen(self, host: str, port: int, listener: Listener) -> int:
+    def listen(self, host: str, port: int, listener: Listener) -> int:
         """Take a port, 0 for any, to serve it once the server is started, and return its number. Raises Error."""
         scheme = "http" if listener.tls is None else "https"
 
@@ -71,23 +72,22 @@ class HttpServer:
 
         factory = make if listener.tls is None else self.node.handshakes.encrypted(make, listener.tls)
         try:
-            server = await self.loop.create_server(factory, host, port, start_serving=False)
+            acceptor = Acceptor(self.loop, host, port, factory)
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else error
             raise Error(
                 f"cannot listen on {host} port {port} for management: {why}; another {scheme}_port can be chosen, "
                 "0 for any"
             ) from error
-        self.servers.append(server)
+        self.acceptors.append(acceptor)
         self.accesses[scheme] = listener.access
-        number: int = server.sockets[0].getsockname()[1]
-        return number
+        return acceptor.port
 
     async def close(self) -> None:
         """Stop listening, end streams, and give other requests that are being served a second."""
         self.stopping = True
-        for server in self.servers:
-            server.close()
+        for acceptor in self.acceptors:
+            await acceptor.close()
         for connection in tuple(self.connections):
             connection.finish()
         self.wake()
@@ -95,8 +95,6 @@ class HttpServer:
         for connection in tuple(self.connections):
             connection.transport.abort()
         await self._wait_for_tasks()
-        for server in self.servers:
-            await server.wait_closed()
 
     async def _wait_for_tasks(self) -> None:
         if self._tasks:

@@ -1,0 +1,93 @@
+"""A node whose process may open few files: it says so, keeps its connections, and takes new ones when it can."""
+
+import json
+import os
+import resource
+import select
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from penstock.node.accepting import most_connections
+from penstock.wire.constants import Status
+from penstock.wire.kv import Noop
+from tests.node.wire_client import connected
+
+S = Status
+
+SERVE = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, tuple(map(int, sys.argv[1:3])))
+from penstock.cli import main
+sys.argv = ["penstock", "serve", "--port", "0", "--http-port", "0", "--vbuckets", "4", "--json"]
+main()
+"""
+
+
+@contextmanager
+def serving(soft, hard):
+    """Run `penstock serve` as a process that may open so many files; yield the process, and a node to connect to."""
+    command = [sys.executable, "-c", SERVE, str(soft), str(hard)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert select.select([process.stdout], [], [], 60)[0], "the node did not start in time"
+            ready = json.loads(process.stdout.readline())
+            yield process, SimpleNamespace(host="127.0.0.1", kv_port=ready["kv_port"])
+        finally:
+            process.terminate()
+
+
+def end(process):
+    """End a process, and return what it has logged."""
+    process.terminate()
+    _, log = process.communicate(timeout=30)
+    return log
+
+
+def files_of(process):
+    return len(os.listdir(f"/proc/{process.pid}/fd"))
+
+
+def test_the_soft_limit_is_raised_and_a_low_one_is_reported():
+    with serving(64, 1000) as (process, node):
+        assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (1000, 1000)
+        with ExitStack() as stack:
+            crowd = [stack.enter_context(connected(node)) for _ in range(200)]
+            assert {client.status(Noop()) for client in crowd} == {S.SUCCESS}
+        log = end(process)
+    assert "this process may open 1000 files: at most 500 connections instead of 60000" in log
+    assert "Too many open files" not in log
+
+
+def test_without_file_descriptors_a_node_keeps_its_connections_and_takes_others_later():
+    with serving(1000, 1000) as (process, node), connected(node) as known, ExitStack() as stack:
+        assert known.status(Noop()) == S.SUCCESS
+        most = files_of(process) + 5
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most, 1000))
+        crowd = [stack.enter_context(connected(node)) for _ in range(20)]
+        for client in crowd[:5]:
+            assert client.status(Noop()) == S.SUCCESS
+        for client in crowd[5:]:
+            client.send(Noop())
+        assert select.select([client.socket for client in crowd[5:]], [], [], 1.5)[0] == []  # beyond the next attempt
+        assert known.set(b"k", b"v").specific == S.SUCCESS
+        assert known.get(b"k").value == b"v"
+        for client in crowd[:15]:
+            client.close()
+        for client in crowd[15:]:
+            assert client.receive().specific == S.SUCCESS
+        log = end(process)
+    assert log.count("no connection can be accepted: Too many open files") == 1
+    assert len(log.splitlines()) < 10
+
+
+@pytest.mark.parametrize(("wanted", "places"), [(100, 100), (5000, 5000)])
+def test_as_many_as_are_wanted(wanted, places, caplog):
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] > 6000, "this machine lets a process open too few files"
+    caplog.set_level("INFO")
+    assert most_connections(wanted) == places
+    assert not caplog.records
