@@ -141,7 +141,7 @@ class RowVbucket(Vbucket):
         last = self._base | self.high_seqno
         return RowSnapshot(self._rows.engine.frames(self._base | start_seqno + 1, last), start_seqno, self.high_seqno)
 
-    def _find(self, key: bytes, nbytes: int) -> Newest | None:
+    def _find(self, key: bytes, nbytes: int, frees: bool = False) -> Newest | None:
         head = self._rows.head(self._prefix + key)
         if head is None:
             return None

@@ -54,9 +54,9 @@ def time_pauses(bucket: Bucket) -> list[float]:
     pauses: list[float] = []
     make_room = bucket.log.make_room
 
-    def timed(nbytes: int) -> None:
+    def timed(nbytes: int, *, frees: bool = False) -> None:
         started = time.perf_counter()
-        make_room(nbytes)
+        make_room(nbytes, frees=frees)
         milliseconds = (time.perf_counter() - started) * 1e3
         if milliseconds > 1:  # less: there was nothing to do
             pauses.append(milliseconds)

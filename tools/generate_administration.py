@@ -43,6 +43,18 @@ COMPACT_DB (`cbepctl HOST:PORT compact VBUCKET TS SEQNO DROP`) rewrites all file
 that vbucket which are older than TS, up to SEQNO if that is not 0, and all of them if DROP is 1. The newest change of a
 vbucket or collection stays. A stream that has yet to send a dropped tombstone ends with reason ROLLBACK.
 
+## Memory
+
+`--memory BYTES`, `max_size`, or `ramQuotaMB` over HTTP is the quota of a bucket for what `mem_used` counts:
+
+- In the background, compaction drops dead frames: deleted documents and old versions. At most about a quarter of all
+  frames is dead. Above 85 % of the quota a smaller part suffices.
+- A bucket on disk keeps in memory its keys, 8 bytes for each change in its files, and the changes that wait for the
+  disk. Values are read from the files. So a bucket with large values can be many times its quota.
+- Above the quota changes end with ETMPFAIL while compaction or a commit is about to free memory, otherwise with ENOMEM.
+  Deletions and a flush are still taken.
+- Tombstones stay in memory too, for the purge age (`--purge-age`).
+
 ## Parameters
 
 SET_PARAM (`cbepctl HOST:PORT set TYPE NAME VALUE`) sets a parameter of a bucket until the node stops.
@@ -83,7 +95,9 @@ What some names mean here:
 
 - `items_sent` and `total_bytes_sent` of a connection include streams that have ended.
 - `backfill_sent` of a stream counts changes that existed when the stream began, `memory_phase` counts later ones.
-- `mem_used` does not include files that are mapped into memory.
+- `mem_used` is what keys, rows and frames of the bucket occupy in memory. Files that are mapped into memory are not
+  part of it: the system takes their pages back when it needs them.
+- `ep_oom_errors` counts changes that were refused with ENOMEM, `ep_tmp_oom_errors` those with ETMPFAIL, at the quota.
 - `ep_queue_size` is 0 when all changes are on disk.
 - `reset` sets counters of the bucket to 0, but not the totals of connections.
 

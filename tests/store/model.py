@@ -10,6 +10,7 @@ from penstock.store.events import subject_of_key
 from penstock.store.failover import MAX_ENTRIES
 from penstock.store.frames import Chunk
 from penstock.store.ledger import collection_of
+from penstock.store.settings import Settings
 from penstock.store.snapshot import Snapshot
 from penstock.wire.constants import VbucketState
 from penstock.wire.dcp import DeletionV2, Expiration, Mutation
@@ -29,7 +30,10 @@ def tombstone(event: Event = Event.DELETION, *, delete_time: int = START // 10**
 
 
 def new_bucket(*, vbuckets: int = 4, segment_bytes: int = 512, times: Iterator[int] | None = None) -> Bucket:
-    """Return a bucket with tiny segments, whose clock stands still unless told, and whose vbuuids count from 1."""
+    """Return a bucket with tiny segments, whose clock stands still unless told, and whose vbuuids count from 1.
+
+    Its tombstones stay.
+    """
     vbuuids = count(1)
     return Bucket(
         "b",
@@ -37,6 +41,7 @@ def new_bucket(*, vbuckets: int = 4, segment_bytes: int = 512, times: Iterator[i
         clock=lambda: START if times is None else next(times),
         new_vbuuid=lambda: next(vbuuids),
         segment_bytes=segment_bytes,
+        settings=Settings(purge_age=10**12),
     )
 
 

@@ -216,11 +216,11 @@ def test_a_disk_that_does_not_take_the_manifest(disk: Place) -> None:
 
 def test_vbuckets_that_could_not_be_told_are_told_later(disk: Place) -> None:
     bucket = disk(memory_bytes=10**9)
-    bucket.log.quota = 0
+    bucket.log.quota.nbytes = 0
     bucket.log.limit = 0
     bucket.set_manifest(SHOP)
     assert bucket.vbuckets[0].collections == {0}
-    bucket.log.quota = None
+    bucket.log.quota.nbytes = None
     assert not bucket.erase()
     assert [vbucket.collections for vbucket in bucket.vbuckets] == [{0, ITEMS, USERS}] * 4
     bucket.close()

@@ -1,13 +1,14 @@
 """A bucket on disk is, once it is opened again, as it was."""
 
 from collections import deque
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.errors import OutOfMemory, StoreRefused
+from penstock.errors import OutOfMemory, StoreRefused, TemporaryFailure
 from penstock.store.bucket import Bucket
 from penstock.store.durable import DurableLog
 from penstock.store.files import Directory
@@ -200,8 +201,48 @@ def test_superseded_frames_stay_as_long_as_they_are_to(opened: Opened) -> None:
 def test_keys_and_rows_have_a_quota(opened: Opened) -> None:
     bucket = opened(memory_bytes=20_000)
     with pytest.raises(OutOfMemory, match=r"^\d+ bytes of memory in use, limit 20000$"):
-        deque(bucket.vbuckets[0].set(b"key %d" % number, b"") for number in range(1000))
-    assert 20_000 < bucket.stats().index_bytes < 30_000
+        store_each(bucket, 1000)
+    assert 15_000 < bucket.stats().index_bytes < 30_000
+
+
+def store_each(bucket: Bucket, count: int) -> None:
+    """Store documents, as far as they are taken, and bring each to disk."""
+    for number in range(count):
+        with suppress(TemporaryFailure):
+            bucket.vbuckets[0].set(b"key %d" % number, b"")
+        bucket.commit()
+        rewrite(bucket)
+
+
+def rewrite(bucket: Bucket) -> None:
+    while (piece := bucket.compaction()) is not None:
+        piece.run()
+        assert piece.finish()
+        bucket.commit()
+
+
+def test_what_waits_for_the_disk_is_refused_for_the_time_being_at_the_quota(opened: Opened) -> None:
+    bucket = opened(memory_bytes=20_000)
+    with pytest.raises(TemporaryFailure, match=r"limit 20000: memory is being freed, try again soon$"):
+        deque(bucket.vbuckets[0].set(b"key %d" % number, b"." * 1000) for number in range(100))
+    assert (bucket.log.quota.temporary_errors, bucket.log.quota.errors) == (1, 0)
+    bucket.commit()
+    rewrite(bucket)
+    bucket.vbuckets[0].set(b"again", b"." * 1000)
+
+
+def test_values_on_disk_are_beside_the_quota(opened: Opened) -> None:
+    bucket = opened(memory_bytes=20_000)
+    stored = 0
+    while stored < 50:
+        with suppress(TemporaryFailure):
+            bucket.vbuckets[0].set(b"key %d" % stored, b"." * 4000)
+            stored += 1
+        bucket.commit()
+        rewrite(bucket)
+    stats = bucket.stats()
+    assert stats.live_bytes > 10 * 20_000 > 10 * stats.memory_bytes
+    assert [bucket.vbuckets[0].get(b"key %d" % number) is not None for number in range(50)] == [True] * 50
 
 
 def test_expired_documents_are_found_without_being_asked_for(opened: Opened) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.store.bucket import Bucket
+from penstock.store.compaction import Compaction
 from penstock.store.events import subject_of_key
 from penstock.store.frames import FewFrames, ManyFrames
 from penstock.store.snapshot import Snapshot
@@ -36,14 +37,51 @@ step = st.one_of(
     st.tuples(st.just("open"), st.integers(0, 3), st.tuples(st.integers(0, 120), st.integers(0, 120))),
     st.tuples(st.just("read"), st.just(0), st.tuples(st.integers(0, 400), st.none() | st.integers(0, 200))),
 )
+compaction = st.tuples(st.sampled_from(["seal", "begin", "run", "finish"]), st.just(0), st.booleans())
 steps = st.sampled_from([0, 60]).flatmap(lambda least: st.lists(step, min_size=least, max_size=120))
+compacted = st.lists(st.one_of(step, step, compaction), min_size=20, max_size=120)
 sizes = st.integers(0, 90) | st.sampled_from([500, 700])
 
 
 @settings(max_examples=150, deadline=None)
 @given(steps, sizes, st.sampled_from([512, 1500]), st.sampled_from([0, 8]))
 def test_snapshots_are_exact(story: list[tuple[str, int, object]], size: int, segment_bytes: int, few: int) -> None:
-    told = Story(new_bucket(segment_bytes=segment_bytes), size)
+    check_snapshots(Story(new_bucket(segment_bytes=segment_bytes), size), story, few)
+
+
+@settings(max_examples=150, deadline=None)
+@given(compacted, sizes, st.sampled_from([512, 1500]), st.sampled_from([0, 8]))
+def test_snapshots_are_exact_while_segments_are_compacted_beside(
+    story: list[tuple[str, int, object]], size: int, segment_bytes: int, few: int
+) -> None:
+    check_snapshots(CompactedStory(new_bucket(segment_bytes=segment_bytes), size), story, few)
+
+
+class CompactedStory(Story):
+    """A story of a bucket in memory whose compactions begin and end at any time."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.bucket.log.compact = lambda: None
+        self.piece: Compaction | None = None
+
+    def seal(self, *_: object) -> None:
+        self.bucket.seal()
+
+    def begin(self, _: Vbucket, __: History, everything: bool) -> None:
+        self.piece = self.bucket.compaction(everything) or self.piece
+
+    def run(self, *_: object) -> None:
+        if self.piece is not None:
+            self.piece.run()
+
+    def finish(self, *_: object) -> None:
+        piece, self.piece = self.piece, None
+        if piece is not None:
+            piece.finish()
+
+
+def check_snapshots(told: Story, story: list[tuple[str, int, object]], few: int) -> None:
     bucket = told.bucket
     for step in story:
         told.step(*step)

@@ -116,8 +116,8 @@ def serve(
 def _given(settings: Mapping[str, float | str | None], data_dir: Path | None) -> dict[str, Any]:
     """Return the settings that were given. Raises UsageError if there are some, and nothing that they are about."""
     given = {name: value for name, value in settings.items() if value is not None}
-    if data_dir is None and given.keys() - {"memory_bytes", "conflict_resolution"}:
-        raise UsageError("--commit-…, --purge-age and --retention… are about buckets in a --data-dir")
+    if data_dir is None and given.keys() - {"memory_bytes", "conflict_resolution", "purge_age"}:
+        raise UsageError("--commit-… and --retention… are about buckets in a --data-dir")
     return given
 
 

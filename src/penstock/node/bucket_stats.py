@@ -124,18 +124,23 @@ def _in_memory(bucket: ServedBucket) -> Stats:
 def read_memory(bucket: ServedBucket) -> Stats:
     """Return what the bucket's data occupy. The log of a bucket on disk is mapped, but for its newest files."""
     store = bucket.store
-    memory, quota = store.stats(), store.settings.memory_bytes
-    yield "bytes", memory.live_bytes
+    memory, quota = store.stats(), store.log.quota
+    yield "bytes", memory.memory_bytes
     yield "mem_used", memory.memory_bytes
     yield "mem_used_estimate", memory.memory_bytes
-    yield "ep_kv_size", memory.live_bytes
-    yield "ep_overhead", memory.index_bytes + memory.dead_bytes
+    if not store.durable:
+        yield "ep_kv_size", memory.live_bytes
+    yield "ep_overhead", memory.index_bytes + (0 if store.durable else memory.dead_bytes)
     yield "ep_index_bytes", memory.index_bytes
     yield "ep_log_live_bytes", memory.live_bytes
     yield "ep_log_dead_bytes", memory.dead_bytes
     yield "ep_item_num", memory.items
-    yield "ep_max_size", quota or 0  # 0: no quota
-    yield "ep_oom_errors", store.log.quota_errors
+    yield "ep_max_size", quota.nbytes or 0  # 0: no quota
+    if quota.nbytes is not None:
+        yield "ep_mem_high_wat", quota.high_water
+        yield "ep_mem_low_wat", quota.low_water
+    yield "ep_oom_errors", quota.errors
+    yield "ep_tmp_oom_errors", quota.temporary_errors
 
 
 GROUPS: dict[str, StatGroup] = {

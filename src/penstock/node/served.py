@@ -87,7 +87,7 @@ class ServedBucket:
     nodes that it is on; map: its cluster map. changed: vbuckets that changed since the last `notify`. producers: the
     change-stream connections, by dialect and name. sent: by dialect, in total. listeners: who is told what happens to
     whole vbuckets, all producers among them. bridge: keeps the bucket like another node's, None where nothing does.
-    upkeep: what it needs now and then. flusher and compactor: bring it to disk and keep that small, None where it is in
+    upkeep: what it needs now and then. compactor: keeps its log small. flusher: brings it to disk, None where it is in
     memory. stat_times: how long STAT took, by its group.
     """
 

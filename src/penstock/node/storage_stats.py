@@ -1,7 +1,7 @@
 """The groups of STAT about the disk, about what a bucket does in the background, and how long all that takes.
 
 Names are those of ep-engine's cbstats. A node has these background tasks for a bucket: the flusher, which commits, the
-compactor, the expiry pager, and the loading of keys when the bucket is opened.
+compactor, the expiry pager, and the loading of keys when the bucket is opened. In memory there is no flusher.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ class _Task(NamedTuple):
 
 def _tasks(bucket: ServedBucket) -> Iterator[_Task]:
     flusher, compactor, upkeep = bucket.flusher, bucket.compactor, bucket.upkeep
-    if flusher is not None and compactor is not None:
+    if flusher is not None:
         yield _Task("flusher", "Writer", flusher.times, flusher.committing, None, "Writes changes to disk")
-        yield _Task("compactor", "AuxIO", compactor.times, compactor.running, None, "Rewrites files of the log")
+    if compactor is not None:
+        yield _Task("compactor", "AuxIO", compactor.times, compactor.running, None, "Rewrites segments of the log")
     yield _Task("expiry_pager", "NonIO", upkeep.pager_times, False, upkeep.next_page, "Deletes expired documents")
     if not upkeep.keys_loaded:
         yield _Task("key_loader", "NonIO", upkeep.load_times, False, 0.0, "Loads the keys of documents")
@@ -165,10 +166,9 @@ def _disk_failures(bucket: ServedBucket) -> Stats:
 def _workload(bucket: ServedBucket) -> Stats:
     """Show the threads: the event loop for all buckets, one that commits, one that compacts."""
     tasks = list(_tasks(bucket))
-    writers = sum(task.kind == "Writer" for task in tasks)
     yield "ep_workload:num_readers", 0
-    yield "ep_workload:num_writers", writers
-    yield "ep_workload:num_auxio", writers
+    yield "ep_workload:num_writers", sum(task.kind == "Writer" for task in tasks)
+    yield "ep_workload:num_auxio", sum(task.kind == "AuxIO" for task in tasks)
     yield "ep_workload:num_nonio", 1
     yield "ep_workload:num_shards", 1
     yield "ep_workload:ready_tasks", 0

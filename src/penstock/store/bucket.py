@@ -38,7 +38,8 @@ _ROWS_PER_CALL = 256  # in the time of which a call of `erase_some` begins and e
 class BucketStats(NamedTuple):
     """items: documents. index_bytes: an estimate. segments: sealed ones and the active one.
 
-    memory_bytes: what the process holds in memory; on disk, segments that are mapped from their files do not count.
+    memory_bytes: what is in memory; segments that are mapped from their files do not count. index_bytes: of keys and
+    rows in memory, a part of it.
     """
 
     items: int
@@ -57,7 +58,7 @@ class Bucket:
     uuid: of the bucket on disk, in hexadecimal, else empty. manifest: which scopes and collections there are.
 
     vbuckets: how many, a power of two up to 65536. clock: nanoseconds since the epoch. new_vbuuid: a random number
-    from 1 to 2^48-1 at each call. settings: in memory only conflict_resolution and memory_bytes matter. Raises
+    from 1 to 2^48-1 at each call. settings: in memory those about files and retention do not matter. Raises
     ValueError for another number of vbuckets or segments over 1 GiB.
     """
 
@@ -72,7 +73,10 @@ class Bucket:
         settings: Settings | None = None,
     ) -> None:
         indexes = _indexes(vbuckets)
-        self._set_up(settings or Settings(), Log(indexes, segment_bytes), name=name, clock=clock, new_vbuuid=new_vbuuid)
+        settings = settings or Settings()
+        log = Log(indexes, segment_bytes, settings=settings, clock=clock)
+        log.compact = self._compact_here
+        self._set_up(settings, log, name=name, clock=clock, new_vbuuid=new_vbuuid)
 
     def _set_up(
         self,
@@ -100,8 +104,8 @@ class Bucket:
         self._said: dict[str, Any] = {"properties": {}}
         self._behind: set[int] = set()  # vbuckets that did not take what they were to be told
         self._limit_times()
-        log.quota = settings.memory_bytes
-        log.occupied = self._occupied
+        log.histories = self.vbuckets
+        log.quota.measure = lambda: self.stats().memory_bytes
         self._clock = clock
         self._unloaded = iter(self.vbuckets)
         self._pager: Iterator[int] | None = None
@@ -197,7 +201,7 @@ class Bucket:
         """Return the totals over all vbuckets. Takes time in proportion to their number."""
         log = self.log
         index_bytes = log.index_bytes + sum(vbucket.index_bytes for vbucket in self.vbuckets)
-        mapped = sum(segment.size for segment in log.sealed if segment.clustered) if self.durable else 0
+        mapped = sum(segment.size for segment in log.sealed if segment.mapped)
         return BucketStats(
             items=sum(vbucket.items for vbucket in self.vbuckets),
             index_bytes=index_bytes,
@@ -206,10 +210,6 @@ class Bucket:
             segments=len(log.sealed) + 1,
             memory_bytes=index_bytes + log.frame_bytes - mapped,
         )
-
-    def _occupied(self) -> int:
-        stats = self.stats()
-        return stats.index_bytes + (0 if self.durable else stats.live_bytes + stats.dead_bytes)
 
     # What it is to be like
 
@@ -234,10 +234,9 @@ class Bucket:
 
     def set_settings(self, settings: Settings) -> None:
         """Take other settings from now on: of segments those that are begun, of expiry times those that are set."""
-        self.settings = settings
-        if isinstance(self.log, DurableLog):
-            self.log.settings = settings
-        self.log.quota = settings.memory_bytes
+        self.settings = self.log.settings = settings
+        self.log.quota.nbytes = settings.memory_bytes
+        self.log.quota.doubt()
         for vbucket in self.vbuckets:
             vbucket.conflict_resolution = settings.conflict_resolution
         self._limit_times()
@@ -350,6 +349,18 @@ class Bucket:
         if any(vbucket.erasing for vbucket in self.vbuckets):
             return None  # the event that ended a collection stays until nothing of it counts
         return self.log.compaction(everything, purge)
+
+    def _compact_here(self) -> None:
+        """Rewrite the next piece now; all that is worth it where memory is short. For as long as nobody does it beside.
+
+        Whoever calls `compaction` sets `log.compact` to be called instead.
+        """
+        while (piece := self.compaction()) is not None:
+            piece.run()
+            piece.finish()
+            self.log.quota.look()
+            if not self.log.quota.is_pressed:
+                break
 
     def seal(self) -> None:
         """Let the active segment be rewritten like others."""

@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from penstock.errors import TemporaryFailure
-from penstock.store.compaction import Compaction, worthwhile
+from penstock.store.compaction import Compaction
 from penstock.store.files import Directory
 from penstock.store.index import RowIndex
 from penstock.store.log import Log
 from penstock.store.record import RECORD_BYTES, pack_file_header, pack_record, seed_of
-from penstock.store.rewrite import Limits, PurgeRequest, Rewritten, superseding
-from penstock.store.rewrite import name as name_of
+from penstock.store.rewrite import Choice, PurgeRequest, Rewritten, superseding
 from penstock.store.sealed import draft_name, load, save, segment_name
 from penstock.store.segment import Column, Rows, Segment, new_buffer
 from penstock.store.settings import Settings
@@ -40,13 +39,10 @@ if TYPE_CHECKING:
 __all__ = ["CLEAN", "DurableLog", "LogFile", "log_name", "log_number"]
 
 _NAME = re.compile(r"log-(\d{10})")
-_BEHIND = 256 * 1024 * 1024  # bytes in memory that wait to be synced or clustered, or as many as four log files have
 _NANOSECONDS = 10**9
-_LOOKS_PER_SEGMENT = 8
 
 CLEAN = b'{"clean":true}'
 _CLEAN_BYTES = 64
-_REST = 60 * _NANOSECONDS
 
 
 def log_name(number: int) -> str:
@@ -106,26 +102,23 @@ class DurableLog(Log):
         clock: Callable[[], int],
     ) -> None:
         self.directory = directory
-        self.settings = settings
         self.uuid = uuid
-        self.histories: Sequence[History] = ()
         self.broken = False
         self.commits = self.compactions = 0
-        self._clock = clock
         self._appended = 0  # records, written by the owner's thread alone
         self._taken = 0  # of them, by commits: written by the thread that commits
         self._committed = 0  # of them, by commits that have ended well: likewise
-        self.compacting = False
-        self._most_behind = max(_BEHIND, 4 * settings.segment_bytes)
         self.sealed_at: dict[int, int] = {}  # by the last number of a segment: when it was sealed, ns
         self._installed: deque[_Installed] = deque()
-        self._rests: dict[tuple[int, int], int] = {}  # segments that there is no gain in rewriting before then, ns
-        self._passed = 0
         self._drafts = 0
         self._as_of = 0, 0  # where the log ended when the newest compaction was chosen
         self.unsynced: list[LogFile] = []
         self.file = LogFile(0, memoryview(b""))
-        super().__init__(indexes, settings.segment_bytes)
+        super().__init__(indexes, settings.segment_bytes, settings=settings, clock=clock)
+
+    @property
+    def number(self) -> int:
+        return self.file.number
 
     @property
     def uncommitted(self) -> int:
@@ -151,24 +144,22 @@ class DurableLog(Log):
         self._appended += 1
         return start
 
-    def make_room(self, nbytes: int) -> None:
-        self.check()
-        self.check_quota()
-        if self.end + nbytes + RECORD_BYTES > len(self.buffer):
-            if sum(len(segment.buffer) for segment in self.sealed if not segment.clustered) > self._most_behind:
-                raise TemporaryFailure("too many changes wait for the disk: it is too slow, or persistence is stopped")
-            self.roll(nbytes)
-        self._raise_limit()
+    def make_room(self, nbytes: int, *, frees: bool = False) -> None:
+        super().make_room(nbytes + RECORD_BYTES, frees=frees)
 
-    def check(self) -> None:
-        if self.fault is not None:
-            raise TemporaryFailure(self.fault)
+    def check_behind(self) -> None:
+        if self.waiting_bytes > self._most_behind:
+            raise TemporaryFailure("too many changes wait for the disk: it is too slow, or persistence is stopped")
+
+    def seal_dead(self) -> None:
+        """Do nothing: dead frames of the active log file take as much memory as live ones, and go with them."""
 
     def make_room_for_note(self, history: History) -> None:
         self.check()
         self.make_space(2 * len(_text(history.described())))
 
     def note(self, history: History, cut: int | None = None) -> None:
+        super().note(history, cut)
         if cut is not None:
             index = history.index
             index.cuts = [(number, seqno) for number, seqno in index.cuts if seqno < cut] + [(self.file.number, cut)]
@@ -187,20 +178,12 @@ class DurableLog(Log):
         self.make_space(_CLEAN_BYTES)
         self._write(_text({"opened": True}), 0)
 
-    def seal(self) -> None:
-        self._passed = 0  # for a pass over everything
-        if any(index.offsets_at or index.dead for index in self.indexes):
-            self.roll(0)
-
     def roll(self, nbytes: int) -> None:
         """Seal the active log file, if there is anything in it, and begin the next one, with room for nbytes more."""
         active = self.active()
         if active is not None:
-            active.ids = self.file.number, self.file.number
-            self.sealed.append(active)
+            self.list_sealed(active)
             self.sealed_at[self.file.number] = self._clock()
-            for index in self.indexes:
-                index.replace([], active)
         elif self.file.number:
             self._empty_segment()
         self.begin_file(self.file.number + 1, nbytes)
@@ -247,14 +230,11 @@ class DurableLog(Log):
         self.directory.sync(descriptor)
         return descriptor
 
-    def begin(self, buffer: memoryview) -> None:
-        super().begin(buffer)
-        self._raise_limit()
-
-    def _raise_limit(self) -> None:
-        self.limit = len(self.buffer) - RECORD_BYTES
-        if self.quota is not None:
-            self.limit = min(self.limit, self.end + len(self.buffer) // _LOOKS_PER_SEGMENT)
+    def _raise_limit(self, nbytes: int) -> None:
+        if self.quota.nbytes is None:
+            nbytes = len(self.buffer)
+        super()._raise_limit(nbytes)
+        self.limit = min(self.limit, len(self.buffer) - RECORD_BYTES)
         if self.fault is not None:  # whether before, or on another thread just now
             self.limit = 0
 
@@ -361,75 +341,24 @@ class DurableLog(Log):
     # Compaction
 
     def compaction(self, everything: bool, purge: PurgeRequest | None = None) -> Compaction | None:
-        """Return the next piece of rewriting that is worth doing; None while there is none, or one is under way.
+        compaction = super().compaction(everything, purge)
+        if compaction is not None:
+            self._as_of = self.file.number, self.end
+        return compaction
 
-        everything: also where there is little to gain, each segment once, until None is returned. purge: tombstones
-        to drop before their time.
-        """
-        if self.compacting:
-            return None
-        chosen = self._unclustered()
-        if chosen is None:
-            chosen = self._once() if everything else self._worthwhile()
-        if chosen is None:
-            return None
-        self.compacting = True
-        self._as_of = self.file.number, self.end
-        return Compaction(self, self.sealed[chosen], self.limits()._replace(purge=purge))
+    def unready(self) -> set[int]:
+        return {file.number for file in self.unsynced}
 
-    def _unclustered(self) -> slice | None:
-        unsynced = {file.number for file in self.unsynced}
-        for place, segment in enumerate(self.sealed):
-            if not segment.clustered and segment.ids[0] not in unsynced:
-                return slice(place, place + 1)
-        return None
-
-    def _worthwhile(self) -> slice | None:
-        now = self._clock()
-        ready = [segment for segment in self.sealed if segment.clustered]
-        gains = [0 if self._rests.get(segment.ids, 0) > now else self._gain(segment, now) for segment in ready]
-        return worthwhile(ready, gains, self.segment_bytes)
-
-    def _gain(self, segment: Segment, now: int) -> int:
-        overdue = 0 < segment.purge_at < now // _NANOSECONDS - self.settings.purge_age
-        return segment.dead + (segment.tombstone_bytes if overdue else 0)
-
-    def _once(self) -> slice | None:
-        """Return the next segments, together as large as one may be, that a pass over everything has not reached."""
-        start = next((n for n, segment in enumerate(self.sealed) if segment.ids[0] > self._passed), None)
-        if start is None or not self.sealed[start].clustered:
-            self._passed = 0
-            return None
-        end, live = start + 1, self.sealed[start].live
-        while (
-            end < len(self.sealed) and self.sealed[end].clustered and live + self.sealed[end].live <= self.segment_bytes
-        ):
-            live += self.sealed[end].live
-            end += 1
-        self._passed = self.sealed[end - 1].ids[1]
-        return slice(start, end)
-
-    def limits(self) -> Limits:
-        """Return what a rewrite may drop: what is superseded by a change on disk that is older than the retention.
-
-        Of tombstones the newest change of a vbucket stays, and of each collection.
-        """
-        now = self._clock()
-        window = self._window(now)
+    def floors(self) -> Column:
+        """What is superseded by a change on disk that is older than the retention may be dropped."""
+        window = self._window(self._clock())
         floors = [min(self.persisted(index), self._before(index, window)) for index in self.indexes]
-        newest = [
-            (history.id, seqno)
-            for history in self.histories
-            if history.ledger is not None
-            for seqno in history.ledger.highs.values()
-        ]
-        of, seqnos = np.array(newest, np.int64).reshape(-1, 2).T
-        return Limits(
-            floors=np.array(floors, np.int64),
-            last_seqnos=np.array([index.last_seqno for index in self.indexes], np.int64),
-            purge_before=max(now // _NANOSECONDS - int(self.settings.purge_age), 0),
-            kept=name_of(of.astype(np.uint16), seqnos),
-        )
+        return np.array(floors, np.int64)
+
+    def retained(self, choice: Choice) -> int:
+        settings = self.settings
+        is_kept = settings.retention_seconds != 0 and settings.retention_bytes != 0
+        return super().retained(choice) + (choice.recent if is_kept else 0)
 
     def _window(self, now: int) -> int:
         """Return the number of the first log file whose changes keep what they superseded."""
@@ -466,10 +395,11 @@ class DurableLog(Log):
         save(self.directory, draft, segment, sealed_at=self.sealed_at[segment.ids[1]], as_of=self._as_of)
         self.directory.sync_names()  # before the log promises that it has a name
         mapped = load(self.directory, draft, len(self.indexes)).segment
+        mapped.held = segment.held
         return rewritten._replace(segment=mapped, draft=draft)
 
     def discard(self, rewritten: Rewritten | None) -> None:
-        self.compacting = False
+        super().discard(rewritten)
         if rewritten is not None:
             with suppress(OSError):  # what stays goes when the bucket is opened the next time
                 self.directory.remove(rewritten.draft)
@@ -491,10 +421,6 @@ class DurableLog(Log):
         self._installed.append(_Installed(rewritten.draft, name, names - {name}, sources))
         for source in sources[:-1]:
             self.sealed_at.pop(source.ids[1], None)
-        before = sum(source.size for source in sources)
-        if 4 * segment.size > 3 * before or 2 * segment.dead > segment.size:
-            self._rests[segment.ids] = self._clock() + _REST
-        self.compacting = False
         self.compactions += 1
 
 

@@ -381,11 +381,14 @@ class History:
 
     # Changes
 
-    def _find(self, key: bytes, nbytes: int) -> Newest | None:
-        """Return the newest change of a key. A frame of nbytes can be appended before any row moves."""
+    def _find(self, key: bytes, nbytes: int, frees: bool = False) -> Newest | None:
+        """Return the newest change of a key. A frame of nbytes can be appended before any row moves.
+
+        frees: as of Log.make_room; only where the key has a document.
+        """
         log = self._log
         if log.end + nbytes > log.limit:
-            log.make_room(nbytes)
+            log.make_room(nbytes, frees=frees and key in self.loaded_keys())
         seqno = self._newest.get(key)
         if seqno is None or (found := self.index.find(seqno)) is None:
             return None

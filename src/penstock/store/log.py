@@ -1,10 +1,11 @@
 """The change log of a bucket: encoded frames of all vbuckets in one sequence of segments.
 
-Frames are packed into the active segment in the order of commits. When it is full it is *sealed*: rewritten with the
-frames of each vbucket next to each other, so that a backfill copies a few long runs, and without the frames that have
-been superseded meanwhile. A sealed segment that is more than half superseded is rewritten in the same way.
+Frames are packed into the active segment in the order of commits. When it is full it is *sealed*, and the next one
+begins. Compaction then *clusters* it: a new segment has the frames of each vbucket next to each other, so that a
+backfill copies a few long runs, and lacks the frames that were superseded meanwhile. Later it rewrites the segments
+with many dead frames in the same way.
 
-This one lives in memory; DurableLog keeps the same on disk. Appends never move anything; make_room may.
+This log lives in memory; DurableLog keeps the same on disk. Appends never move anything; make_room may.
 """
 
 from __future__ import annotations
@@ -14,56 +15,96 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.errors import OutOfMemory
-from penstock.store.compaction import Compaction, worthwhile
+from penstock.errors import TemporaryFailure
+from penstock.store.compaction import PRESSED, Compaction, gain_of, next_rewrite, next_unclustered
 from penstock.store.index import RowIndex
-from penstock.store.rewrite import Limits, Purged, PurgeRequest, Rewritten
+from penstock.store.quota import Quota
+from penstock.store.rewrite import Choice, Limits, Purged, PurgeRequest, Rewritten
+from penstock.store.rewrite import name as name_of
 from penstock.store.segment import Column, Rows, Segment, new_buffer
+from penstock.store.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.store.history import History
 
 __all__ = ["SEGMENT_BYTES", "Log"]
 
-SEGMENT_BYTES = 16 * 1024 * 1024  # sealed in about 15 ms, for which an event loop can be held
+SEGMENT_BYTES = 16 * 1024 * 1024  # in memory; sealed in a few milliseconds, for which an event loop can be held
 
 _LARGEST_SEGMENT = 1024 * 1024 * 1024  # its offsets, and twice them, fit into Arrow's 31 bits
-_REWRITES_PER_SEGMENT = 8  # at even distances between two seals: two halves are all that a full one can leave behind
+_LOOKS_PER_SEGMENT = 8  # at even distances between two seals
+_BEHIND = 256 * 1024 * 1024  # bytes of sealed segments that wait for compaction, or as many as four segments have
+_NANOSECONDS = 10**9
 _ANY_SEQNO = 2**63 - 1
 
 
 class Log:
     """The log of the vbuckets with these indexes, in memory.
 
-    buffer: the active segment, written up to `end`. limit: a frame that would end above it needs make_room.
-    fault: why nothing can be appended, None if it can. purged: tombstones that were dropped, whose keys nobody needs
-    any more; for the caller to take out. quota: bytes that `occupied` may return; beyond, nothing is taken; None: any.
-    quota_errors: how often that was so.
+    Attributes:
+        buffer: the active segment, written up to `end`.
+        limit: a frame that would end above it needs make_room.
+        sealed: all other segments, oldest first.
+        fault: why nothing can be appended, None if it can.
+        compacting: a compaction is under way.
+        purged: tombstones that were dropped, whose keys nobody needs any more; for the caller to take out.
+        histories: the vbuckets.
+        quota: what the bucket may occupy in memory.
+        compact: called after a seal, and several times while a segment fills; begins or does a compaction.
     """
 
     durable = False
     broken = False
 
-    def __init__(self, indexes: Sequence[RowIndex], segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(
+        self,
+        indexes: Sequence[RowIndex],
+        segment_bytes: int = SEGMENT_BYTES,
+        *,
+        settings: Settings | None = None,
+        clock: Callable[[], int] = lambda: 0,
+    ) -> None:
         if not 0 < segment_bytes <= _LARGEST_SEGMENT:
             raise ValueError(f"segments of {segment_bytes} bytes, expected 1 to {_LARGEST_SEGMENT}")
         self.indexes = indexes
-        self.segment_bytes = segment_bytes
+        self.settings = settings or Settings()
+        self.quota = Quota(self.settings.memory_bytes)
         self.sealed: list[Segment] = []
+        self.histories: Sequence[History] = ()
         self.fault: str | None = None
         self.purged: list[Purged] = []
-        self.quota: int | None = None
-        self.quota_errors = 0
-        self.occupied: Callable[[], int] = lambda: 0
-        self.begin(new_buffer(segment_bytes))
+        self.compacting = False
+        self.compact: Callable[[], None] = lambda: None
+        self._clock = clock
+        self._segment_bytes = segment_bytes
+        self._most_behind = max(_BEHIND, 4 * segment_bytes)
+        self._passed = 0  # by a pass over everything: the number of the last segment
+        self._front = 0  # by a pass over what holds others back: likewise
+        self._number = 1
+        self.begin(new_buffer(self.segment_bytes))
+
+    @property
+    def number(self) -> int:
+        """The number of the active segment; each has a higher one than those before it."""
+        return self._number
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of a segment. A small quota makes small segments: the active one is in memory as a whole."""
+        return self.quota.segment_bytes(self._segment_bytes)
 
     def begin(self, buffer: memoryview) -> None:
         """Begin an empty active segment."""
         self.buffer = buffer
         self.end = 0
-        self.limit = len(buffer) // _REWRITES_PER_SEGMENT
         for index in self.indexes:
             index.begin_tail(buffer)
+        self._raise_limit(0)
+
+    def _raise_limit(self, nbytes: int) -> None:
+        """Let frames be appended up to the next look, and one of nbytes in any case."""
+        step = 0 if self.quota.is_exceeded else len(self.buffer) // _LOOKS_PER_SEGMENT
+        self.limit = min(len(self.buffer), self.end + max(nbytes, step))
 
     # What vbuckets write
 
@@ -77,26 +118,53 @@ class Log:
         self.buffer[offset:end] = frame
         return offset
 
-    def make_room(self, nbytes: int) -> None:
+    def make_room(self, nbytes: int, *, frees: bool = False) -> None:
         """See to it that a frame of nbytes can be appended. Rows may move; call it when `end` + nbytes > `limit`.
 
-        Does at most one seal or one rewrite, so that no call takes long. Raises TemporaryFailure, where the log is on
-        disk and cannot grow; OutOfMemory.
+        frees: the frame supersedes a document and has none itself, so it is taken above the quota, too.
+        Raises TemporaryFailure while the log cannot take it, and where memory is about to be freed; OutOfMemory.
         """
-        self.check_quota()
+        self.check()
+        self.check_quota(frees=frees)
         if self.end + nbytes > len(self.buffer):
-            self._seal()
-            self.begin(new_buffer(max(self.segment_bytes, nbytes)))
-        else:
-            self._rewrite_one()
-        step = max(nbytes, len(self.buffer) // _REWRITES_PER_SEGMENT)
-        self.limit = min(len(self.buffer), self.end + step)
+            self.check_behind()
+            self.roll(nbytes)
+        self.compact()
+        self._raise_limit(nbytes)
 
-    def check_quota(self) -> None:
-        """Raise OutOfMemory if too much is occupied. That is looked at some times while a segment fills."""
-        if self.quota is not None and (occupied := self.occupied()) > self.quota:
-            self.quota_errors += 1
-            raise OutOfMemory(f"{occupied} bytes of memory in use, limit {self.quota}")
+    def check(self) -> None:
+        """Raise TemporaryFailure while nothing can be appended."""
+        if self.fault is not None:
+            raise TemporaryFailure(self.fault)
+
+    def check_behind(self) -> None:
+        """Raise TemporaryFailure if too many sealed segments wait for compaction."""
+        if self.waiting_bytes > self._most_behind:
+            raise TemporaryFailure("too many changes wait for compaction, try again soon")
+
+    def check_quota(self, *, frees: bool = False) -> None:
+        """Free memory where much is in use. Raises as Quota.refuse does above the quota, unless the change frees some.
+
+        That is looked at some times while a segment fills.
+        """
+        quota = self.quota
+        if quota.look() and quota.is_pressed:
+            self.seal_dead()
+            self.compact()
+            quota.look()
+            quota.helps = self.frees()
+        if quota.is_exceeded and not frees:
+            self.limit = 0  # so that the next change asks again
+            quota.refuse()
+
+    def seal_dead(self) -> None:
+        """Seal the active segment if compaction can free much of it."""
+        if not self.compacting and PRESSED * self.end < sum(index.dead for index in self.indexes):
+            self.roll(0)
+
+    def frees(self) -> bool:
+        """Tell whether compaction is about to free memory."""
+        return self.compacting or self.waiting_bytes > 0 or self._next_rewrite() is not None
 
     def make_room_for_note(self, history: History) -> None:
         """See to it that a note about a vbucket can be written. Raises as make_room does."""
@@ -106,6 +174,8 @@ class Log:
 
         cut: those that it has above this seqno count no more.
         """
+        if cut is not None:
+            self.quota.doubt()
 
     def persisted(self, index: RowIndex) -> int | None:
         """Return the seqno up to which a vbucket's changes are on disk, None in memory."""
@@ -129,21 +199,28 @@ class Log:
     def close(self) -> None:
         """End well."""
 
-    def compaction(self, everything: bool, purge: PurgeRequest | None = None) -> Compaction | None:
-        """Return what is to be rewritten by somebody else: this log does that when it makes room."""
-        return None
-
     # Rewriting
 
     def seal(self) -> None:
         """Let the active segment be a sealed one."""
-        self._seal()
-        self.begin(new_buffer(self.segment_bytes))
+        self._passed = 0  # for a pass over everything
+        if any(index.offsets_at or index.dead for index in self.indexes):
+            self.roll(0)
 
-    def _seal(self) -> None:
+    def roll(self, nbytes: int) -> None:
+        """Seal the active segment, if there is anything in it, and begin the next one, with room for nbytes more."""
         active = self.active()
         if active is not None:
-            self._rewrite([active])
+            self.list_sealed(active)
+        self._number += 1
+        self.begin(new_buffer(max(self.segment_bytes, nbytes)))
+
+    def list_sealed(self, segment: Segment) -> None:
+        """Take the active segment for a sealed one."""
+        segment.ids = self.number, self.number
+        self.sealed.append(segment)
+        for index in self.indexes:
+            index.replace([], segment)
 
     def active(self) -> Segment | None:
         """Return the active segment as it is, if it holds anything: its rows by vbucket, its frames in commit order."""
@@ -163,21 +240,71 @@ class Log:
         segment.mark(segment.superseded)  # what was cut off is not in it
         return segment
 
-    def _rewrite_one(self) -> None:
-        """Rewrite the segment with most to gain, if more than half of it is dead, with neighbours that fit in."""
-        chosen = worthwhile(self.sealed, [segment.dead for segment in self.sealed], self.segment_bytes)
-        if chosen is not None:
-            self._rewrite(self.sealed[chosen])
+    def compaction(self, everything: bool, purge: PurgeRequest | None = None) -> Compaction | None:
+        """Return the next piece of rewriting that is worth doing; None while there is none, or one is under way.
 
-    def _rewrite(self, sources: Sequence[Segment]) -> None:
-        compaction = Compaction(self, sources, self.limits())
-        compaction.run()
-        compaction.finish()
+        everything: also where there is little to gain, each segment once, until None is returned. purge: tombstones
+        to drop before their time.
+        """
+        if self.compacting or not self.sealed:
+            return None
+        chosen = next_unclustered(self.sealed, self.unready())
+        if chosen is None:
+            chosen = self._once() if everything else self._next_rewrite()
+        if chosen is None:
+            return None
+        self.compacting = True
+        return Compaction(self, self.sealed[chosen], self.limits()._replace(purge=purge))
+
+    def unready(self) -> set[int]:
+        """Return the numbers of sealed segments that cannot be rewritten yet."""
+        return set()
+
+    def _next_rewrite(self) -> slice | None:
+        now = self._clock()
+        gains = [gain_of(segment, now, self.settings.purge_age) for segment in self.sealed]
+        chosen, self._front = next_rewrite(
+            self.sealed, gains, self.segment_bytes, front=self._front, pressed=self.quota.is_pressed
+        )
+        return chosen
+
+    def _once(self) -> slice | None:
+        """Return the next segments, together as large as one may be, that a pass over everything has not reached."""
+        start = next((n for n, segment in enumerate(self.sealed) if segment.ids[0] > self._passed), None)
+        if start is None or not self.sealed[start].clustered:
+            self._passed = 0
+            return None
+        end, live = start + 1, self.sealed[start].live
+        while (
+            end < len(self.sealed) and self.sealed[end].clustered and live + self.sealed[end].live <= self.segment_bytes
+        ):
+            live += self.sealed[end].live
+            end += 1
+        self._passed = self.sealed[end - 1].ids[1]
+        return slice(start, end)
 
     def limits(self) -> Limits:
-        """Return what a rewrite may drop: all that is superseded."""
-        nothing = np.zeros(len(self.indexes), np.int64)
-        return Limits(floors=nothing + _ANY_SEQNO, last_seqnos=nothing)
+        """Return what a rewrite may drop: what is superseded, and tombstones whose time is over.
+
+        Of tombstones the newest change of a vbucket stays, and of each collection.
+        """
+        newest = [
+            (history.id, seqno)
+            for history in self.histories
+            if history.ledger is not None
+            for seqno in history.ledger.highs.values()
+        ]
+        of, seqnos = np.array(newest, np.int64).reshape(-1, 2).T
+        return Limits(
+            floors=self.floors(),
+            last_seqnos=np.array([index.last_seqno for index in self.indexes], np.int64),
+            purge_before=max(self._clock() // _NANOSECONDS - int(self.settings.purge_age), 0),
+            kept=name_of(of.astype(np.uint16), seqnos),
+        )
+
+    def floors(self) -> Column:
+        """Return for each vbucket the highest seqno whose superseded frame may be dropped."""
+        return np.full(len(self.indexes), _ANY_SEQNO, np.int64)
 
     def held(self, sources: Sequence[Segment]) -> Column | None:
         """As `choose` wants it. Nobody reads this log from its beginning."""
@@ -189,6 +316,7 @@ class Log:
 
     def discard(self, rewritten: Rewritten | None) -> None:
         """Forget what `keep` has kept."""
+        self.compacting = False
 
     def install(self, sources: Sequence[Segment], rewritten: Rewritten) -> None:
         """Let the new segment stand for `sources`, or for the tails, if the source is not among the sealed ones."""
@@ -203,8 +331,33 @@ class Log:
         for purged in rewritten.purged:
             self.indexes[purged.vbucket].raise_floors(0, purged.seqno, purged.rev_seqno)
         self.purged += rewritten.purged
+        self._note_rewrite(sources, rewritten)
+        self.compacting = False
+        self.quota.doubt()
+
+    def _note_rewrite(self, sources: Sequence[Segment], rewritten: Rewritten) -> None:
+        """Note what a rewrite could not drop: trying again helps only later, or once one has dropped older frames."""
+        segment, now = rewritten.segment, self._clock()
+        dropped = sum(source.size for source in sources) - segment.size
+        if not dropped:
+            segment.rest(gain_of(segment, now, self.settings.purge_age), now)
+            return
+        overdue = gain_of(segment, now, self.settings.purge_age) - segment.dead
+        segment.rest(self.retained(rewritten.choice) + overdue, now)
+        for newer in self.sealed:
+            if newer.ids[0] > segment.ids[1]:
+                newer.rest(0, now)
+
+    def retained(self, choice: Choice) -> int:
+        """Return how many bytes of dead frames a rewrite had to keep, and the next one has to."""
+        return choice.held
 
     # Sizes
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of sealed segments that are not clustered yet."""
+        return sum(len(segment.buffer) for segment in self.sealed if not segment.clustered)
 
     @property
     def frame_bytes(self) -> int:

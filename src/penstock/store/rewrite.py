@@ -77,12 +77,16 @@ class Joined(NamedTuple):
 
 class Choice(NamedTuple):
     """rows: those to be kept, in the order of (vbucket, seqno). passed: for each vbucket the highest seqno that
-    superseded a dropped frame, 0 if there was none. purged: the rows of tombstones that are dropped.
+    superseded a dropped frame, 0 if there was none. purged: the rows of tombstones that are dropped. held: bytes of
+    frames that are kept only because an older segment has an older frame of their document. recent: bytes of superseded
+    frames that are above the floors.
     """
 
     rows: Column
     passed: Column
     purged: Column
+    held: int = 0
+    recent: int = 0
 
 
 class Purged(NamedTuple):
@@ -129,13 +133,17 @@ def choose(rows: Joined, limits: Limits, purgeable: Mask | None = None, held: Co
         if len(limits.kept):
             purgeable &= ~_among(name(rows.vbuckets, rows.seqnos), limits.kept)
         expendable |= purgeable
+    held_bytes = 0
     if held is not None:
+        before = expendable.copy()
         _hold(rows, expendable, held)
+        held_bytes = int(rows.lengths[before & ~expendable].sum(dtype=np.int64))
         superseded &= expendable
+    recent = int(rows.lengths[fates > limits.floors[rows.vbuckets]].sum(dtype=np.int64))
     passed = _highest(rows.vbuckets, fates, superseded, len(limits.floors))
     purged = np.zeros(0, np.int64) if purgeable is None else np.flatnonzero(purgeable & expendable)
     kept = np.flatnonzero(~expendable & (fates != CUT))
-    return Choice(kept[np.argsort(rows.vbuckets[kept], kind="stable")], passed, purged)
+    return Choice(kept[np.argsort(rows.vbuckets[kept], kind="stable")], passed, purged, held_bytes, recent)
 
 
 def _hold(rows: Joined, expendable: Mask, held: Column) -> None:
@@ -215,6 +223,7 @@ def rewrite(
     columns = Rows(rows.seqnos[kept], packed.astype(np.uint32), lengths, np.zeros(len(kept), np.int64), supersedes)
     frames = _frames(sources, kept, lengths)
     segment = Segment(frames, starts, columns, ids=(sources[0].ids[0], sources[-1].ids[1]))
+    segment.held = choice.held
     if times is not None:
         tombstones = (times[kept] > 0) & (rows.fates[kept] == 0)
         segment.tombstone_bytes = int(lengths[tombstones].sum(dtype=np.int64))

@@ -168,7 +168,7 @@ def load(directory: Directory, name: str, vbuckets: int) -> Sealed:
     superseded = np.zeros(len(columns["seqnos"]), np.int64)
     rows = Rows(columns["seqnos"], columns["offsets"], columns["lengths"], superseded, columns["supersedes"])
     segment = Segment(frames, columns["starts"], rows, ids=ids)
-    segment.tombstone_bytes, segment.purge_at = tombstone_bytes, purge_at
+    segment.tombstone_bytes, segment.purge_at, segment.mapped = tombstone_bytes, purge_at, True
     return Sealed(segment, sealed_at, as_of, columns["checksums"])
 
 

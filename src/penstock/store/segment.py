@@ -23,6 +23,7 @@ CUT = -1
 """In the place of a superseding seqno: the row was cut off, by a rollback or with its vbucket."""
 
 _PIECE = 1024 * 1024
+_REST = 60 * 10**9  # ns
 
 
 class Rows(NamedTuple):
@@ -47,7 +48,9 @@ class Segment:
     clustered: the frames lie in the order of the rows, otherwise in that of commits. ids: of the first and the last log
     file that its frames were written to. cuts: how often `cut` has taken something off. tombstone_bytes: of frames of
     tombstones that nothing had superseded when the segment was made; purge_at: when the newest of them was deleted,
-    epoch seconds, 0 for none.
+    epoch seconds, 0 for none. held: bytes of superseded frames that had to stay when the segment was made, because an
+    older segment has an older frame of the same document. stuck: bytes that a rewrite cannot drop before `stuck_until`,
+    ns. mapped: the buffer and the columns are parts of a file, but for `superseded`.
     Each column is there twice over the same memory: as an array for whole columns, as a view (`..._at`) that is
     quicker for one value.
     """
@@ -58,9 +61,11 @@ class Segment:
         "cuts",
         "dead",
         "ends",
+        "held",
         "ids",
         "lengths",
         "lengths_at",
+        "mapped",
         "offsets",
         "offsets_at",
         "purge_at",
@@ -68,6 +73,8 @@ class Segment:
         "seqnos_at",
         "size",
         "starts",
+        "stuck",
+        "stuck_until",
         "superseded",
         "superseded_at",
         "supersedes",
@@ -94,6 +101,12 @@ class Segment:
         self.dead = 0
         self.cuts = 0
         self.tombstone_bytes = self.purge_at = 0
+        self.held = self.stuck = self.stuck_until = 0
+        self.mapped = False
+
+    def rest(self, stuck: int, now: int) -> None:
+        """Take note that a rewrite cannot drop these bytes for the time being."""
+        self.stuck, self.stuck_until = stuck, now + _REST
 
     def cut(self, vbucket: int, seqno: int) -> None:
         """Let the rows of a vbucket above `seqno` count no more, and those count again that one of them superseded.
@@ -142,6 +155,9 @@ class Segment:
 
     @property
     def index_bytes(self) -> int:
+        """Bytes of the columns in memory."""
+        if self.mapped:
+            return self.superseded_at.nbytes
         columns = (self.starts, self.seqnos_at, self.offsets_at, self.lengths_at, self.superseded_at)
         return sum(column.nbytes for column in columns)
 

@@ -21,9 +21,9 @@ class Settings:
     synced together once the oldest has waited so long, or so many have gathered. purge_age: seconds that a tombstone
     stays. retention_seconds, retention_bytes: frames that were superseded stay while that was less than so many
     seconds ago, and the log since then has at most so many bytes; None: no limit of that kind. conflict_resolution:
-    `seqno` or `lww` (last write wins), for changes that come with their meta data. memory_bytes: what keys and rows may
-    occupy, None for any. max_ttl: seconds that documents live at most, where their collection does not say; 0: any
-    time.
+    `seqno` or `lww` (last write wins), for changes that come with their meta data. memory_bytes: what the bucket may
+    occupy in memory, None for any. max_ttl: seconds that documents live at most, where their collection does not say;
+    0: any time.
     """
 
     segment_bytes: int = 64 * 1024 * 1024

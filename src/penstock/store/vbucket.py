@@ -228,7 +228,7 @@ class Vbucket(ScopedHistory):
 
     def delete(self, key: bytes, *, cas: int = 0) -> Stored:
         """Delete a document; Stored has the tombstone's cas. Raises as replace does."""
-        old = self._require(self._present(key, TOMBSTONE_BYTES + len(key)), key, cas)
+        old = self._require(self._present(key, TOMBSTONE_BYTES + len(key), frees=True), key, cas)
         return self._bury(old, key, Event.DELETION)
 
     def is_there(self, key: bytes) -> bool:
@@ -261,7 +261,7 @@ class Vbucket(ScopedHistory):
         tombstone, 0 for whatever it has. expiry, preserve_expiry: as of `set`. Raises KeyExists for another cas.
         """
         nbytes = TOMBSTONE_BYTES if deleted else _MUTATION_BYTES
-        old = self._present(key, nbytes + len(key) + len(make(0, 0)))
+        old = self._present(key, nbytes + len(key) + len(make(0, 0)), frees=deleted)
         if old is not None:
             self._check(key, cas, old[2][CAS])
         self._locks.pop(key, None)
@@ -340,7 +340,8 @@ class Vbucket(ScopedHistory):
         Raises KeyExists if it does not win, is to be added to a document, or that has another cas; KeyNotFound if a cas
         is given and there is no document; OutOfRange for a rev_seqno above LAST_SEQNO.
         """
-        newest = self._find(key, _MUTATION_BYTES + len(key) + len(value))
+        deleted = event is not Event.MUTATION
+        newest = self._find(key, _MUTATION_BYTES + len(key) + len(value), deleted)
         is_there = is_document(newest) and not self._is_over(newest)
         if newest is not None:
             if (add and is_there) or (resolve and not wins(meta, meta_of(newest), self.conflict_resolution)):
@@ -349,7 +350,6 @@ class Vbucket(ScopedHistory):
                 self._check(key, cas, newest[2][CAS])
         if cas and not is_there:
             raise KeyNotFound(vbucket=self.id)
-        deleted = event is not Event.MUTATION
         expiry = 0 if deleted else meta.expiry
         if self.time_limits is not None and not deleted:
             expiry = self.time_limits.applied(key, expiry, self._now() // _NANOSECONDS)
@@ -424,7 +424,7 @@ class Vbucket(ScopedHistory):
         frame = b"".join((head, key, value))
         self._begin_change(seqno, snapshot_end)
         if told is None:
-            self._commit(self._find(key, len(frame)), key, seqno, frame)
+            self._commit(self._find(key, len(frame), event is not Event.MUTATION), key, seqno, frame)
         else:
             self._apply_event(told, seqno, frame)
         if self._locks:
@@ -435,12 +435,12 @@ class Vbucket(ScopedHistory):
 
     # Before a change of its own
 
-    def _present(self, key: bytes, nbytes: int) -> Newest | None:
+    def _present(self, key: bytes, nbytes: int, frees: bool = False) -> Newest | None:
         """As _find, after a document that has expired has become a tombstone."""
-        newest = self._find(key, nbytes)
+        newest = self._find(key, nbytes, frees)
         if self._is_over(newest):
             self._expire(key, nbytes)
-            return self._find(key, nbytes)
+            return self._find(key, nbytes, frees)
         return newest
 
     def _look(self, key: bytes) -> Newest | None:
@@ -465,7 +465,7 @@ class Vbucket(ScopedHistory):
         nbytes: of what is to be written next, so that there is room for both or nothing is written.
         """
         if self.state is VbucketState.ACTIVE:
-            newest = self._find(key, TOMBSTONE_BYTES + len(key) + nbytes)
+            newest = self._find(key, TOMBSTONE_BYTES + len(key) + nbytes, frees=True)
             assert newest is not None
             self._bury(newest, key, Event.EXPIRATION, nbytes=nbytes)
             self.expired += 1
@@ -570,7 +570,7 @@ class Vbucket(ScopedHistory):
         if value is None:
             value = b"" if old is None else remains_of(old)
             if value:
-                old = self._find(key, TOMBSTONE_BYTES + len(key) + len(value) + nbytes)
+                old = self._find(key, TOMBSTONE_BYTES + len(key) + len(value) + nbytes, frees=True)
         seqno, cas = self.high_seqno + 1, cas or self._clock.tick()
         head = tombstone_head(
             event,

@@ -116,7 +116,7 @@ def _compact(connection: NodeConnection, frame: Frame) -> bytes:
     assert isinstance(request, CompactDb)
     bucket = connection.selected()
     vbucket = bucket.store.existing(frame.specific)
-    if bucket.compactor is None:
+    if bucket.compactor is None or not bucket.store.durable:
         raise NotSupported("there is nothing to compact: this bucket lives in memory")
     purge = PurgeRequest(
         vbucket.id,

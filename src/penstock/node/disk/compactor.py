@@ -27,13 +27,13 @@ _AFTER_FAILURE_SECONDS = 60.0
 
 
 class Compactor:
-    """Of a durable bucket. To be made, and used, on the event loop's thread.
+    """Compacts one bucket. To be made, and used, on the event loop's thread.
 
     pieces: how many were rewritten and put in place. times: of the rewriting. failures: how often the disk did not take
-    a piece. running: whether one is being rewritten.
+    a piece. running: whether one is being rewritten. flusher: of a bucket on disk, None in memory.
     """
 
-    def __init__(self, store: Bucket, flusher: Flusher) -> None:
+    def __init__(self, store: Bucket, flusher: Flusher | None) -> None:
         self.store = store
         self.pieces = self.failures = 0
         self.times = Histogram()
@@ -41,11 +41,12 @@ class Compactor:
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"penstock-compact-{store.name}")
         self._wanted = asyncio.Event()
-        self._not_before = 0.0
+        self._not_before = self._retry_at = 0.0
         self._asker: tuple[Resume, bytes] | None = None
         self._purge: PurgeRequest | None = None
         self._piece: Compaction | None = None
         self._running: asyncio.Future[None] | None = None
+        store.log.compact = self.look
         self._task = self._loop.create_task(self._run())
         self._task.add_done_callback(self._ended)
 
@@ -54,9 +55,15 @@ class Compactor:
         return self._piece is not None
 
     def look(self) -> None:
-        """Rewrite what is worth it, unless it was looked for just now, or nothing can be committed."""
-        if self._loop.time() >= self._not_before and not self._flusher.paused:
-            self._not_before = self._loop.time() + _PAUSE_SECONDS
+        """Rewrite what is worth it, unless nothing can be committed.
+
+        Segments that wait are looked for each time, others only now and then.
+        """
+        now, log = self._loop.time(), self.store.log
+        if now < self._retry_at or (self._flusher is not None and self._flusher.paused):
+            return
+        if now >= self._not_before or log.waiting_bytes or log.quota.is_exceeded:
+            self._not_before = now + _PAUSE_SECONDS
             self._wanted.set()
 
     def everything(self, reply: bytes, purge: PurgeRequest | None = None) -> Parked:
@@ -69,7 +76,8 @@ class Compactor:
             raise Busy(f"bucket {self.store.name} is being compacted")
         if self._task.done():
             raise InternalError(f"bucket {self.store.name}: compaction has ended")
-        self._flusher.check_running()
+        if self._flusher is not None:
+            self._flusher.check_running()
         return Parked(partial(self._ask, reply, purge))
 
     def _ask(self, reply: bytes, purge: PurgeRequest | None, resume: Resume) -> GiveUp:
@@ -101,17 +109,21 @@ class Compactor:
                     self._answer()
             except TemporaryFailure as error:
                 logger.warning("bucket %s: not compacted: %s", self.store.name, error)
-                self._not_before = self._loop.time() + _AFTER_FAILURE_SECONDS
+                self._retry_at = self._loop.time() + _AFTER_FAILURE_SECONDS
                 self._answer(error)
 
     async def _rewrite_all(self) -> None:
         """Raises TemporaryFailure."""
         self.store.seal()
-        await self._flusher.flush()  # only what is on disk can be rewritten
+        await self._flush()  # only what is on disk can be rewritten
         purge = self._purge
         while await self._rewrite_one(everything=True, purge=purge):
             pass
-        await self._flusher.flush()  # only then do the new files stand for the old ones
+        await self._flush()  # only then do the new files stand for the old ones
+
+    async def _flush(self) -> None:
+        if self._flusher is not None:
+            await self._flusher.flush()
 
     async def _rewrite_one(self, *, everything: bool = False, purge: PurgeRequest | None = None) -> bool:
         """Rewrite the next piece; False: there is none. Raises TemporaryFailure where the disk does not take it."""
@@ -131,7 +143,8 @@ class Compactor:
     def _finish(self, piece: Compaction) -> None:
         self._piece = None
         self.pieces += piece.finish()
-        self._flusher.changed()
+        if self._flusher is not None:
+            self._flusher.changed()
 
     async def close(self) -> None:
         """Begin nothing more, and wait for what is under way."""

@@ -77,10 +77,11 @@ async def open_bucket(spec: BucketSpec, storage: Storage) -> ServedBucket:
     served.may_be_flushed = storage.flush if spec.flush_enabled is None else spec.flush_enabled
     served.upkeep = Upkeep(store, pager_seconds=storage.pager_seconds, look=served.look)
     if store.durable:
-        served.flusher = flusher = Flusher(store, patience=storage.persistence_timeout)
-        served.compactor = Compactor(store, flusher)
-        flusher.after = served.compactor.look
-        served.listeners.add(flusher)
+        served.flusher = Flusher(store, patience=storage.persistence_timeout)
+        served.listeners.add(served.flusher)
+    served.compactor = Compactor(store, served.flusher)
+    if served.flusher is not None:
+        served.flusher.after = served.compactor.look
     if store.recovered:
         logger.info("bucket %s: %s", spec.name, store.recovered)
     return served

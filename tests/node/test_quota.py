@@ -1,0 +1,116 @@
+"""A bucket at its memory quota: what it takes, what it refuses, and what it frees."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.node import Node
+from penstock.store.settings import Settings
+from penstock.wire.constants import Status
+from penstock.wire.kv import Flush
+from tests.node.wire_client import connected, until_stat
+
+S = Status
+MEGABYTE = 1 << 20
+QUOTA = 8 * MEGABYTE
+VALUE = bytes(64 * 1024)
+TRIES = 100_000
+
+
+@contextmanager
+def running(**options):
+    settings = Settings(memory_bytes=QUOTA)
+    with Node.running(["default"], 4, settings=settings, **options) as node, connected(node) as client:
+        yield client
+
+
+def store(client, key, value=VALUE):
+    """Store a document, again while the node asks for that, and return the status."""
+    statuses = (client.set(key, value).specific for _ in range(TRIES))
+    return next(status for status in statuses if status != S.ETMPFAIL)
+
+
+def fill(client):
+    """Store documents until one is refused for good, and return how many were stored."""
+    for number in range(1000):
+        status = store(client, b"key-%d" % number)
+        if status != S.SUCCESS:
+            assert status == S.ENOMEM
+            return number
+    raise AssertionError("the quota is never exceeded")
+
+
+def memory(client):
+    return {name: int(value) for name, value in client.stats("memory").items()}
+
+
+def test_what_is_full_of_documents_refuses_changes_for_good_and_counts_them():
+    with running() as client:
+        assert fill(client) > 100
+        assert {client.set(b"more", VALUE).specific for _ in range(200)} == {S.ENOMEM}
+        said = memory(client)
+        assert said["ep_oom_errors"] == 201
+        assert said["mem_used"] > QUOTA
+
+
+def test_what_was_deleted_can_be_stored_again():
+    with running() as client:
+        stored = fill(client)
+        assert {client.delete(b"key-%d" % number).specific for number in range(stored)} == {S.SUCCESS}
+        assert fill(client) > 0.9 * stored
+        assert memory(client)["ep_log_live_bytes"] > QUOTA // 2
+
+
+def test_what_was_flushed_can_be_stored_again():
+    with running() as client:
+        stored = fill(client)
+        assert client.status(Flush()) == S.SUCCESS
+        assert fill(client) > 0.9 * stored
+
+
+def test_documents_that_are_overwritten_have_room_below_the_quota():
+    with running() as client:
+        assert {store(client, b"key-%d" % (number % 50)) for number in range(1000)} == {S.SUCCESS}
+        said = memory(client)
+        assert said["mem_used"] <= QUOTA
+        assert said["ep_oom_errors"] == 0
+
+
+def test_deletions_are_taken_above_the_quota_but_new_keys_are_not():
+    with running() as client:
+        fill(client)
+        assert client.delete(b"key-0").specific == S.SUCCESS
+        assert client.set(b"a new one").specific in (S.ENOMEM, S.ETMPFAIL)
+
+
+def test_a_larger_quota_counts_at_once():
+    with Node.running(["default"], 4, settings=Settings(memory_bytes=QUOTA)) as node, connected(node) as client:
+        fill(client)
+        node.loop.call_soon_threadsafe(node.buckets["default"].store.set_settings, Settings(memory_bytes=4 * QUOTA))
+        assert S.SUCCESS in (client.set(b"more", VALUE).specific for _ in range(TRIES))
+
+
+def test_a_bucket_on_disk_may_have_ten_times_its_quota(tmp_path):
+    count = 10 * QUOTA // len(VALUE)
+    with running(data_dir=tmp_path) as client:
+        assert {store(client, b"key-%d" % number) for number in range(count)} == {S.SUCCESS}
+        until_stat(client, "ep_queue_size", 0)
+        assert memory(client)["ep_log_live_bytes"] > 10 * QUOTA
+        assert any(memory(client)["mem_used"] < QUOTA for _ in range(TRIES))
+        assert all(client.get(b"key-%d" % number).value == VALUE for number in range(count))
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_dead_frames_are_dropped_beyond_a_quarter(tmp_path, on_disk):
+    """A few documents change again and again, and many never do."""
+    settings = Settings(segment_bytes=256 * 1024)
+    where = {"data_dir": tmp_path} if on_disk else {}
+    with Node.running(["default"], 4, settings=settings, **where) as node, connected(node) as client:
+        for number in range(2000):
+            client.set(b"cold-%d" % number, bytes(1000))
+            client.set(b"hot-%d" % (number % 10), bytes(1000))
+        for number in range(2000):
+            client.set(b"hot-%d" % (number % 10), bytes(1000))
+        live = memory(client)["ep_log_live_bytes"]
+        allowed = live / 3 + 3 * node.buckets["default"].store.log.segment_bytes
+        assert any(memory(client)["ep_log_dead_bytes"] < allowed for _ in range(TRIES // 10))
