@@ -7,8 +7,8 @@ import pytest
 from penstock import Node, connect, read_changes
 from penstock.client.address import parse_address
 from penstock.client.documents import vbucket_of
-from penstock.client.missing import MissingReport, not_served
-from penstock.errors import NotMyVbucket, Unreachable
+from penstock.client.missing import MissingReport, check_numbers, not_served, ranges_of, vbuckets_named
+from penstock.errors import NotMyVbucket, Unreachable, UsageError, VbucketsNotServed
 from penstock.wire.constants import Opcode, Status, VbucketState
 from penstock.wire.dcp import StreamReq
 from penstock.wire.kv import DelVbucket, SetVbucket, pack_vb_seqnos
@@ -72,6 +72,56 @@ def test_the_error_names_them(missing, count, sentence):
     assert error.vbuckets == tuple(missing)
     assert isinstance(error, NotMyVbucket)
     assert error.retriable
+
+
+def test_they_fail_a_read_unless_they_are_skipped():
+    with pytest.raises(
+        VbucketsNotServed, match=r"^vbucket 1 \(1 of 2\) is not served by couchbase://127.0.0.1:11210/beer$"
+    ):
+        MissingReport(ADDRESS).check(range(2), {0: 0}, 2)
+    report = MissingReport(ADDRESS)
+    assert report.missing == ()
+    assert report.check([1], {0: 5, 1: 6}, 2) == {1: 6}
+
+
+@pytest.mark.parametrize("vbucket", [-1, 8, 9])
+def test_numbers_that_no_vbucket_has(vbucket):
+    with pytest.raises(UsageError, match=rf"^vbucket {vbucket} of couchbase://127.0.0.1:11210/beer, which has 8$"):
+        check_numbers([0, 7, vbucket], 8, ADDRESS)
+
+
+def test_numbers_that_vbuckets_have():
+    check_numbers(range(8), 8, ADDRESS)
+
+
+@pytest.mark.parametrize(
+    ("group", "numbers"),
+    [
+        ("", []),
+        ("vbucket", []),
+        ("vbucket-details 7", [7]),
+        ("vbucket-details 7 8", [7]),
+        ("key k 7", [7]),
+        ("key 5 7", [7]),
+        ("vkey 5 7 8", [7]),
+        ("key-byid 5 7", [7]),
+        ("vkey-byid k 7", [7]),
+        ("key 7", []),
+        ("failovers -1", []),
+        ("failovers x", []),
+        ("failovers \u0663", []),  # a digit, but not of ASCII
+    ],
+)
+def test_the_vbucket_that_statistics_are_about(group, numbers):
+    assert vbuckets_named(group) == numbers
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([], ""), ([4], "4"), ([5, 4], "4-5"), ([1, 3, 4, 4, 5, 9], "1,3-5,9"), ([0, 2], "0,2")]
+)
+def test_numbers_as_ranges(numbers, text):
+    assert ranges_of(numbers) == text
+    assert ranges_of(numbers, "; ") == text.replace(",", "; ")
 
 
 def test_each_change_of_what_is_left_out_is_reported_once(caplog):

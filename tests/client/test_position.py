@@ -89,6 +89,16 @@ def test_changes_move_a_position_through_its_snapshots():
     assert position == Position(seqno=12, vbuuid=22, snap_start=8, snap_end=15, ends=ends(8))
 
 
+def test_a_snapshot_behind_a_complete_one_begins_at_its_end():
+    position = advance_to(Position(seqno=9, vbuuid=11, snap_start=6, snap_end=9), 12, 15, LOG)
+    assert position == Position(seqno=12, vbuuid=22, snap_start=9, snap_end=15)
+
+
+def test_the_end_of_a_snapshot_names_the_branch_it_was_received_in():
+    assert advance_to(replace(AT_END, seqno=14), 15, 15, LOG).vbuuid == 22
+    assert advance_to(replace(INSIDE, seqno=11), 12, 12, LOG).vbuuid == 22
+
+
 def test_an_interrupted_snapshot_begins_where_it_began():
     position = advance_to(replace(INSIDE, seqno=7), 8, 14, LOG)
     assert (position.snap_start, position.snap_end) == (6, 14)
@@ -122,6 +132,8 @@ def test_the_request_that_goes_on(position, end_seqno, fields):
     assert (request.vbucket, request.opaque, request.flags) == (7, 5, 0)
     found = (request.start_seqno, request.end_seqno, request.vbuuid, request.snap_start, request.snap_end)
     assert found == fields
+    assert stream_request(7, position, end_seqno) == replace(request, opaque=0)
+    assert stream_request(7, position) == replace(request, opaque=0, end_seqno=MAX_SEQNO)
 
 
 def test_the_position_behind_everything_there_is():
@@ -147,6 +159,7 @@ def of(*log):
         (COMPLETE, LOG, 25, None),
         (CUT_OFF, LOG, 30, None),
         (COMPLETE, of((44, 25), (33, 20), (22, 10), (11, 0)), 25, None),
+        (Position(seqno=1, vbuuid=11, snap_start=1, snap_end=1, ends=ends(1)), LOG, 1, None),
         (CUT_OFF, of((44, 60), (33, 20), (22, 10), (11, 0)), 25, 25),
         (CUT_OFF, of((44, 25), (33, 20), (22, 10), (11, 0)), 25, 25),
         (CUT_OFF, of((44, 24), (33, 20), (22, 10), (11, 0)), 18, 24),

@@ -1,12 +1,13 @@
 """A node that is away: how long it is waited for, and what is said meanwhile."""
 
 import asyncio
+import math
 
 import pytest
 
 from penstock import Node, connect
 from penstock.client.address import parse_address
-from penstock.client.retry import Retry, may_mend
+from penstock.client.retry import LONGEST_DELAY, Retry, is_lasting, may_mend, retrying
 from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -16,6 +17,7 @@ from penstock.errors import (
     NoBucket,
     NotMyVbucket,
     OperationTimeout,
+    OrderViolation,
     RemoteProtocolError,
     TemporaryFailure,
     Unreachable,
@@ -61,6 +63,13 @@ def test_what_another_attempt_may_mend(error, at_first, later):
     assert (may_mend(error, has_served=False), may_mend(error, has_served=True)) == (at_first, later)
 
 
+@pytest.mark.parametrize(
+    ("error", "lasting"), [(NoBucket("none"), True), (BucketNotServed("none"), True), (OSError(), False)]
+)
+def test_which_failure_may_last(error, lasting):
+    assert is_lasting(error) is lasting
+
+
 def fail(retry, clock, times=1000):
     for _ in range(times):
         clock.now += retry.next_delay(OSError("refused"), ADDRESS)
@@ -90,6 +99,63 @@ def test_each_absence_is_told_once(clock, caplog):
     assert len(caplog.messages) == 2
 
 
+def test_a_warning_comes_after_a_second_and_no_sooner(clock, caplog):
+    retry = Retry(30.0, clock)
+    retry.next_delay(OSError("refused"), ADDRESS)
+    clock.now += 0.99
+    retry.next_delay(OSError("refused"), ADDRESS)
+    assert caplog.messages == []
+    clock.now = 101.0
+    retry.next_delay(OSError("refused"), ADDRESS)
+    assert len(caplog.messages) == 1
+
+
+def test_a_warning_names_no_limit_where_there_is_none(clock, caplog):
+    retry = Retry(math.inf, clock)
+    fail(retry, clock, times=10)
+    assert caplog.messages == [f"{ADDRESS} does not serve (refused); trying again"]
+
+
+def test_each_delay_is_twice_the_one_before_up_to_the_longest(clock):
+    retry = Retry(30.0, clock)
+    delays = [retry.next_delay(OSError("refused"), ADDRESS) for _ in range(8)]
+    assert delays == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, LONGEST_DELAY, LONGEST_DELAY]
+    retry.succeeded()
+    assert retry.next_delay(OSError("refused"), ADDRESS) == 0.05
+
+
+def test_no_delay_passes_the_limit(clock):
+    retry = Retry(30.0, clock)
+    retry.next_delay(OSError("refused"), ADDRESS)
+    clock.now += 29.99
+    assert retry.next_delay(OSError("refused"), ADDRESS) == pytest.approx(0.01)
+
+
+def test_a_third_broken_order_in_a_row_is_an_error(clock, caplog):
+    broken = OrderViolation("vbucket 0: by_seqno 1 after 2", vbucket=0)
+    retry = Retry(30.0, clock)
+    for _ in range(2):
+        for _ in range(2):
+            retry.next_delay(broken, ADDRESS)
+        retry.succeeded()
+    assert caplog.messages == [f"{ADDRESS} broke the order of its streams ({broken}); connecting again"] * 4
+    for _ in range(2):
+        retry.next_delay(broken, ADDRESS)
+        retry.next_delay(OSError("refused"), ADDRESS)  # a failure in between changes nothing
+    with pytest.raises(OrderViolation):
+        retry.next_delay(broken, ADDRESS)
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_bucket_that_is_not_there_is_waited_for_if_it_has_served(clock, served):
+    retry = Retry(30.0, clock, lambda: served)
+    if served:
+        assert retry.next_delay(NoBucket("none"), ADDRESS) == 0.05
+    else:
+        with pytest.raises(NoBucket):
+            retry.next_delay(NoBucket("none"), ADDRESS)
+
+
 class SkippingLoop(asyncio.SelectorEventLoop):
     """A loop whose clock can be moved on."""
 
@@ -97,6 +163,51 @@ class SkippingLoop(asyncio.SelectorEventLoop):
 
     def time(self):
         return super().time() + self.skipped
+
+
+def attempts(*outcomes):
+    """Return an attempt that has these outcomes in turn, and the list of those it has had."""
+    had = []
+
+    async def attempt():
+        had.append(outcomes[len(had)])
+        if isinstance(had[-1], Exception):
+            raise had[-1]
+        return had[-1]
+
+    return attempt, had
+
+
+def test_attempts_go_on_until_one_succeeds():
+    attempt, had = attempts(OSError("refused"), ConnectionClosed("closed"), NoBucket("not yet"), "there")
+    assert asyncio.run(retrying(attempt, ADDRESS, lambda: True)) == "there"
+    assert len(had) == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "options"),
+    [
+        (AccessDenied("not for you"), {}),
+        (NoBucket("none"), {}),
+        (OperationTimeout("no answer"), {"only": (OSError,)}),
+        (ValueError("ours"), {}),
+    ],
+)
+def test_a_failure_that_no_attempt_mends_is_raised_at_once(error, options):
+    attempt, had = attempts(error, "there")
+    with pytest.raises(type(error)):
+        asyncio.run(retrying(attempt, ADDRESS, **options))
+    assert had == [error]
+
+
+def test_attempts_end_at_the_limit_of_the_address():
+    attempt, had = attempts(*[OSError("refused")] * 1000)
+    address = parse_address("couchbase://127.0.0.1/beer?retrySeconds=0.12")
+    with pytest.raises(
+        Unreachable, match=r"^couchbase://127.0.0.1:11210/beer\S* did not serve for .* \(limit 0.12 s\)"
+    ):
+        asyncio.run(retrying(attempt, address))
+    assert 2 <= len(had) <= 4
 
 
 async def follow_over_restart(loop):

@@ -1,0 +1,160 @@
+"""The order of a run, part by part, and what is said of one that breaks it."""
+
+import numpy as np
+import pytest
+
+from penstock.client.order import (
+    Opaques,
+    RunPart,
+    behind_snapshot,
+    foreign_vbucket,
+    is_flush,
+    not_above,
+    take_parts,
+    wrong_snapshot,
+)
+from penstock.errors import OrderViolation
+from penstock.wire.connection import Connection, Slab
+from penstock.wire.constants import Dialect, SnapshotFlag, Status
+from penstock.wire.dcp import Mutation, SnapshotMarker
+from penstock.wire.heads import Heads, Run, heads_of
+
+
+def heads(*rows: tuple[int, int, int]) -> Heads:
+    """Return the heads of a run: (vbucket, opaque, seqno) of each of its changes."""
+    changes = (
+        Mutation(vbucket=vbucket, opaque=opaque, by_seqno=seqno, key=b"k").encode() for vbucket, opaque, seqno in rows
+    )
+    for event in Connection(Slab(1 << 16), runs=Dialect.DCP).feed(b"".join(changes)):
+        assert isinstance(event, Run)
+        return heads_of(event)
+    raise AssertionError("no run")
+
+
+PARTS = [
+    ("one change", [(0, 1, 5)], [RunPart(0, 1, 0, 1, 5, 5)]),
+    ("ascending, with gaps", [(0, 1, 5), (0, 1, 6), (0, 1, 9)], [RunPart(0, 1, 0, 3, 5, 9)]),
+    ("another vbucket alone", [(0, 1, 5), (2, 1, 6)], [RunPart(0, 1, 0, 1, 5, 5), RunPart(2, 1, 1, 2, 6, 6)]),
+    ("another opaque alone", [(0, 1, 5), (0, 2, 6)], [RunPart(0, 1, 0, 1, 5, 5), RunPart(0, 2, 1, 2, 6, 6)]),
+    ("both", [(0, 1, 5), (2, 3, 6)], [RunPart(0, 1, 0, 1, 5, 5), RunPart(2, 3, 1, 2, 6, 6)]),
+    ("the same seqno again", [(0, 1, 5), (0, 1, 5)], [RunPart(0, 1, 0, 1, 5, 5), RunPart(0, 1, 1, 2, 5, 5)]),
+    ("below", [(0, 1, 5), (0, 1, 4)], [RunPart(0, 1, 0, 1, 5, 5), RunPart(0, 1, 1, 2, 4, 4)]),
+    (
+        "there and back",
+        [(0, 1, 5), (0, 1, 6), (2, 3, 1), (0, 1, 7), (0, 1, 8)],
+        [RunPart(0, 1, 0, 2, 5, 6), RunPart(2, 3, 2, 3, 1, 1), RunPart(0, 1, 3, 5, 7, 8)],
+    ),
+]
+
+
+@pytest.mark.parametrize(("what", "rows", "parts"), PARTS, ids=[row[0] for row in PARTS])
+def test_a_run_is_cut_where_another_stream_or_a_lower_seqno_follows(what, rows, parts):
+    taken = []
+
+    def take(vbucket, opaque, least, most):
+        taken.append((vbucket, opaque, least, most))
+        return least, most
+
+    assert take_parts(heads(*rows), take) == (None, None)
+    assert taken == [(part.vbucket, part.opaque, part.least, part.most) for part in parts]
+
+
+def test_a_row_is_handed_out_if_it_is_wanted():
+    rows = [*((0, 1, seqno) for seqno in (3, 5, 7, 9)), *((1, 2, seqno) for seqno in (1, 2)), (2, 3, 8)]
+    wanted = {0: (5, 8), 1: (1, 0), 2: (8, 8)}
+    keep, violation = take_parts(heads(*rows), lambda vbucket, *_: wanted[vbucket])
+    assert violation is None
+    assert keep is not None
+    assert keep.tolist() == [False, True, True, False, False, False, True]
+    assert keep.dtype == np.bool_
+
+
+def test_no_row_is_handed_out_behind_a_violation():
+    def take(vbucket, opaque, least, most):
+        if vbucket == 1:
+            raise not_above(vbucket, least, 7)
+        return (least, most) if vbucket != 3 else (9, 9)
+
+    rows = [(0, 1, 5), (3, 4, 8), (3, 4, 9), (1, 2, 6), (1, 2, 7), (2, 3, 1)]
+    keep, violation = take_parts(heads(*rows), take)
+    assert keep is not None
+    assert keep.tolist() == [True, False, True, False, False, False]
+    assert keep.dtype == np.bool_
+    assert str(violation) == "vbucket 1: by_seqno 6 after 7"
+
+
+def test_a_violation_counts_whatever_the_seqnos():
+    def take(*_):
+        raise foreign_vbucket(1, 0, "change")
+
+    for seqno in range(1, 4):
+        keep, violation = take_parts(heads((0, 1, seqno)), take)
+        assert violation is not None
+        assert keep is not None
+        assert keep.tolist() == [False]
+
+
+def test_an_opaque_that_no_stream_had_is_a_violation():
+    opaques = Opaques()
+    assert opaques.earlier == 0
+    opaques.add(5)
+    opaques.check(5, 7, "change")
+    for opaque in (0, 4, 6):
+        with pytest.raises(OrderViolation) as caught:
+            opaques.check(opaque, 7, "change")
+        assert str(caught.value) == (
+            f"vbucket 7: change under opaque {opaque}, which no stream of this connection has had"
+        )
+        assert caught.value.vbucket == 7
+
+
+def test_opaques_of_an_earlier_user_of_the_connection_are_no_violation():
+    opaques = Opaques()
+    opaques.earlier = 4
+    opaques.check(3, 7, "change")
+    with pytest.raises(OrderViolation):
+        opaques.check(4, 7, "change")
+    opaques.add(9)
+    opaques.forget()
+    assert opaques.earlier == 0
+    for opaque in (0, 9):
+        with pytest.raises(OrderViolation):
+            opaques.check(opaque, 7, "change")
+
+
+MEMORY, DISK = SnapshotFlag.MEMORY, SnapshotFlag.DISK
+FLUSHES = [
+    # what, the marker's start, end and flags, the last seqno, where a snapshot should begin, whether it is a flush
+    ("the first snapshot", 0, 9, MEMORY, 0, 0, False),
+    ("it goes on", 10, 20, MEMORY, 9, 10, False),
+    ("it begins at 2", 2, 5, MEMORY, 9, 10, False),
+    ("it begins at 1 and ends below", 1, 5, MEMORY, 9, 10, True),
+    ("it begins at 0 and ends below", 0, 5, MEMORY, 9, 10, True),
+    ("it ends right below", 1, 8, DISK, 9, 10, True),
+    ("from disk, it ends at the last", 1, 9, DISK, 9, 10, False),
+    ("from disk, it goes on", 1, 12, DISK, 9, 10, False),
+    ("from memory, it goes on", 1, 12, MEMORY, 9, 10, True),
+    ("from memory, it begins where it should", 1, 12, MEMORY, 9, 1, False),
+    ("behind the first change alone", 1, 9, MEMORY, 1, 2, True),
+    ("behind the first change alone, from disk", 1, 9, DISK, 1, 2, False),
+]
+
+
+@pytest.mark.parametrize(("what", "start", "end", "flags", "last", "least", "flush"), FLUSHES)
+def test_which_snapshot_shows_a_flush(what, start, end, flags, last, least, flush):
+    assert is_flush(SnapshotMarker(start_seqno=start, end_seqno=end, flags=flags), last, least) is flush
+
+
+VIOLATIONS = [
+    (not_above(3, 5, 7), "vbucket 3: by_seqno 5 after 7", 3, Status.ERANGE, False),
+    (behind_snapshot(3, 9, 7), "vbucket 3: by_seqno 9 behind its snapshot's end 7", 3, Status.EINVAL, False),
+    (wrong_snapshot(3, 5, 4, 7), "vbucket 3: snapshot 5..4 after seqno 7", 3, Status.ERANGE, False),
+    (wrong_snapshot(3, 1, 4, 7, begins_again=True), "vbucket 3: snapshot 1..4 after seqno 7", 3, Status.ERANGE, True),
+    (foreign_vbucket(3, 4, "change"), "change of vbucket 3 under the opaque of 4", 4, Status.EINVAL, False),
+]
+
+
+@pytest.mark.parametrize(("error", "text", "vbucket", "status", "begins_again"), VIOLATIONS)
+def test_what_a_violation_says(error, text, vbucket, status, begins_again):
+    assert isinstance(error, OrderViolation)
+    assert (str(error), error.vbucket, error.status, error.begins_again) == (text, vbucket, status, begins_again)
