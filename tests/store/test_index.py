@@ -1,0 +1,262 @@
+"""The row index by itself, held against a list of rows: appended, sealed, rewritten, superseded and cut off."""
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from penstock.store.index import RowIndex
+from penstock.store.segment import Rows, Segment
+
+VBUCKETS, HERE = 3, 1
+BUFFER = memoryview(bytes(4096))
+OTHERS = 2
+"""Rows that each other vbucket has in a segment, so that this one's begin somewhere in it."""
+
+
+@dataclass
+class Row:
+    """One change: its place, and the seqno of the change that superseded it, 0 for none."""
+
+    seqno: int
+    offset: int
+    length: int
+    superseded: int = 0
+
+
+def segment_of(rows: list[Row], buffer: memoryview = BUFFER) -> Segment:
+    """Return a segment with these rows of HERE, and some of the other vbuckets."""
+    other = [Row(seqno, 0, 1) for seqno in range(1, OTHERS + 1)]
+    every = [*other, *rows, *other]
+    starts = np.array([0, OTHERS, OTHERS + len(rows), 2 * OTHERS + len(rows)], np.int32)
+    columns = Rows(
+        np.array([row.seqno for row in every], np.int64),
+        np.array([row.offset for row in every], np.uint32),
+        np.array([row.length for row in every], np.uint32),
+        np.array([row.superseded for row in every], np.int64),
+    )
+    return Segment(buffer, starts, columns)
+
+
+@dataclass
+class Model:
+    """The rows where they ought to be, and the index that has them.
+
+    Attributes:
+        pieces: rows of each segment, oldest first.
+        tail: rows behind them.
+        dead: bytes of the tail's frames that are superseded or cut off.
+    """
+
+    index: RowIndex = field(default_factory=lambda: RowIndex(HERE))
+    pieces: list[list[Row]] = field(default_factory=list)
+    tail: list[Row] = field(default_factory=list)
+    end: int = 0
+    dead: int = 0
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for piece in (*self.pieces, self.tail) for row in piece]
+
+    @property
+    def last(self) -> int:
+        return max((row.seqno for row in self.rows), default=0)
+
+    def append(self, gap: int, length: int) -> None:
+        seqno = self.last + 1 + gap
+        if gap:
+            self.index.gaps = True
+        self.tail.append(Row(seqno, self.end, length))
+        self.index.seqnos_at.append(seqno)
+        self.index.offsets_at.append(self.end)
+        self.index.lengths_at.append(length)
+        self.index.superseded_at.append(0)
+        self.end += length
+
+    def supersede(self, row: Row) -> None:
+        """Let the newest change supersede a row."""
+        row.superseded = self.last
+        found = self.index.find(row.seqno)
+        assert found is not None
+        columns, at = found
+        columns.superseded_at[at] = self.last
+        columns.dead += row.length
+        self.dead += row.length if row in self.tail else 0
+
+    def seal(self) -> None:
+        self.index.replace([], segment_of(self.tail))
+        self.index.begin_tail(BUFFER)
+        if self.tail:
+            self.pieces.append(self.tail)
+        self.tail, self.dead = [], 0
+
+    def rewrite(self, first: int, count: int) -> None:
+        """Put segments together, without the rows that are superseded."""
+        sources = self.index.segments[first : first + count]
+        kept = [row for piece in self.pieces[first : first + count] for row in piece if not row.superseded]
+        self.index.replace(sources, segment_of(kept))
+        self.pieces[first : first + count] = [kept] if kept else []
+
+    def cut(self, seqno: int) -> None:
+        self.index.cut(seqno)
+        for row in self.tail:
+            if row.seqno > seqno and not row.superseded:
+                self.dead += row.length
+            elif row.seqno <= seqno < row.superseded:
+                self.dead -= row.length
+        self.tail = [row for row in self.tail if row.seqno <= seqno]
+        self.pieces = [kept for piece in self.pieces if (kept := [row for row in piece if row.seqno <= seqno])]
+        for row in self.rows:
+            row.superseded = row.superseded if row.superseded <= seqno else 0
+
+    def check(self) -> None:
+        """The index answers as the list of rows does."""
+        index, rows = self.index, self.rows
+        seqnos = [row.seqno for row in rows]
+        assert index.last_seqno == self.last
+        assert index.dead == self.dead
+        assert index.index_bytes == 24 * len(self.tail) + 16 * len(self.pieces)
+        sealed = [row.seqno for piece in self.pieces for row in piece]
+        assert index.backfill_end == max([index.loaded_seqno, *sealed])
+        for seqno in range(self.last + 1):
+            found = index.find(seqno)
+            assert (found is not None) == (seqno in seqnos)
+            if found is not None:
+                columns, at = found
+                row = rows[seqnos.index(seqno)]
+                assert (columns.seqnos_at[at], columns.offsets_at[at]) == (seqno, row.offset)
+            assert index.floor(seqno) == max((one for one in seqnos if one <= seqno), default=0)
+            if seqno:
+                assert index.ceiling(seqno) == min(one for one in seqnos if one >= seqno)
+        assert index.floor(self.last + 5) == self.last
+        live = [(seqno, offset) for _, offsets, of in index.live() for offset, seqno in zip(offsets, of, strict=True)]
+        assert live == [(row.seqno, row.offset) for row in rows if not row.superseded]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_index_answers_as_a_list_of_rows_does(seed):
+    chance, model = random.Random(seed), Model()
+    gaps = chance.random() < 0.5
+    for _ in range(30):
+        match chance.randrange(9):
+            case 0:
+                model.seal()
+            case 1 if model.index.segments:
+                first = chance.randrange(len(model.index.segments))
+                model.rewrite(first, chance.randint(1, len(model.index.segments) - first))
+            case 2 if model.rows:
+                model.cut(chance.choice([0, model.last, *(row.seqno for row in model.rows)]) + chance.randint(-1, 1))
+            case 3 | 4 if live := [row for row in model.rows[:-1] if not row.superseded]:
+                model.supersede(chance.choice(live))
+            case _:
+                model.append(chance.choice([0, 0, 1, 4]) if gaps else 0, chance.randint(1, 9))
+        model.check()
+
+
+TAILS = [
+    # what, the seqno of the last sealed row, seqnos of the active segment, where the tail begins, whether it has gaps
+    ("nothing before", 0, [1, 2, 3], 1, False),
+    ("behind a segment", 4, [5, 6], 5, False),
+    ("a gap behind a segment", 4, [6, 7], 5, True),
+    ("a gap inside", 0, [1, 3], 1, True),
+    ("one row", 0, [1], 1, False),
+    ("one row behind a gap", 0, [2], 1, True),
+    ("no row", 0, [], 1, False),
+    ("no row behind a segment", 4, [], 5, False),
+]
+
+
+@pytest.mark.parametrize(("what", "sealed", "seqnos", "start", "gaps"), TAILS)
+def test_the_rows_of_an_active_segment_are_the_tail(what, sealed, seqnos, start, gaps):
+    index = RowIndex(HERE)
+    if sealed:
+        index.replace([], segment_of([Row(sealed - 1, 0, 1), Row(sealed, 1, 1)]))
+    rows = [Row(seqno, 10 * seqno, 7, 99 if seqno == 1 else 0) for seqno in seqnos]
+    index.fill_tail(segment_of(rows), slice(OTHERS, OTHERS + len(rows)), 7)
+    assert index.seqnos_at.tolist() == seqnos
+    assert index.offsets_at.tolist() == [10 * seqno for seqno in seqnos]
+    assert index.lengths_at.tolist() == [7] * len(seqnos)
+    assert index.superseded_at.tolist() == [99 if seqno == 1 else 0 for seqno in seqnos]
+    assert (index.tail_start, index.gaps, index.dead) == (start, gaps, 7)
+    for seqno in range(start, 9):
+        assert (index.find(seqno) is not None) == (seqno in seqnos) or seqno > max(seqnos, default=0)
+
+
+def test_an_empty_index():
+    index = RowIndex(HERE)
+    assert (index.last_seqno, index.backfill_end, index.floor(5), index.index_bytes, index.dead) == (0, 0, 0, 0, 0)
+    assert (index.lowest_snapshot_end, index.purge_seqno, index.purged_rev_seqno, index.loaded_seqno) == (0, 0, 0, 0)
+    assert (index.cuts, index.segments, index.gaps, index.tail_start) == ([], [], False, 1)
+    assert (bytes(index.buffer), list(index.live()), index.vbucket) == (b"", [], HERE)
+    assert index.find(0) is None
+
+
+def test_a_new_tail_has_a_buffer_of_its_own():
+    index = RowIndex(HERE)
+    index.seqnos_at.append(7)
+    index.dead, index.gaps = 5, True
+    other = memoryview(b"other")
+    index.begin_tail(other)
+    assert (index.buffer, index.tail_start, index.dead, index.gaps, index.seqnos_at.tolist()) == (
+        other,
+        8,
+        0,
+        False,
+        [],
+    )
+    index.begin_tail(other)
+    assert index.tail_start == 8
+
+
+def test_live_frames_come_with_the_buffer_that_they_lie_in():
+    index = RowIndex(HERE)
+    sealed, active = memoryview(b"sealed"), memoryview(b"active")
+    index.replace([], segment_of([Row(1, 0, 1), Row(2, 1, 1, superseded=3)], sealed))
+    index.begin_tail(active)
+    index.fill_tail(segment_of([Row(3, 2, 1)]), slice(OTHERS, OTHERS + 1), 0)
+    parts = index.live()
+    index.cut(0)  # those that were asked for before see them still
+    assert [(buffer, seqnos.dtype) for buffer, _, seqnos in parts][1] == (active, np.int64)
+
+
+def test_floors_only_rise_and_a_cut_lowers_them():
+    index = RowIndex(HERE)
+    index.raise_floors(7, 5, 3)
+    index.raise_floors(6, 4, 2)
+    assert (index.lowest_snapshot_end, index.purge_seqno, index.purged_rev_seqno) == (7, 5, 3)
+    index.raise_floors(8)
+    assert (index.lowest_snapshot_end, index.purge_seqno, index.purged_rev_seqno) == (8, 5, 3)
+    index.loaded_seqno = 6
+    index.cut(9)
+    assert (index.purge_seqno, index.loaded_seqno) == (5, 6)
+    index.cut(4)
+    assert (index.lowest_snapshot_end, index.purge_seqno, index.purged_rev_seqno, index.loaded_seqno) == (8, 4, 3, 4)
+    index.cut(1)
+    assert (index.lowest_snapshot_end, index.purged_rev_seqno) == (8, 3)
+    index.cut(0)
+    assert (index.lowest_snapshot_end, index.purge_seqno, index.purged_rev_seqno, index.loaded_seqno) == (0, 0, 0, 0)
+
+
+def test_what_was_loaded_is_a_backfill_too():
+    index = RowIndex(HERE)
+    index.loaded_seqno = 9
+    assert index.backfill_end == 9
+    index.replace([], segment_of([Row(5, 0, 1)]))
+    assert index.backfill_end == 9
+    index.replace([], segment_of([Row(12, 0, 1)]))
+    assert index.backfill_end == 12
+
+
+def test_a_segment_without_rows_of_the_vbucket_is_not_listed():
+    index = RowIndex(HERE)
+    index.replace([], segment_of([]))
+    assert index.segments == []
+    first, second, other = segment_of([Row(1, 0, 1)]), segment_of([Row(2, 0, 1)]), segment_of([])
+    index.replace([], first)
+    index.replace([], second)
+    index.replace([other, first], None)
+    assert index.segments == [second]
+    assert index.firsts.tolist() == [2]
+    index.replace([second, other], None)
+    assert index.segments == []
