@@ -7,6 +7,7 @@ import pytest
 from penstock.client.feed import Wanted
 from penstock.client.position import BEGINNING, Position, SnapshotEnd
 from penstock.errors import (
+    AccessDenied,
     ConnectionClosed,
     NotMyVbucket,
     OrderViolation,
@@ -434,7 +435,11 @@ def test_a_stream_that_ends_in_the_middle_of_its_snapshot_is_not_done():
 
 
 @pytest.mark.parametrize(
-    ("reason", "name"), [*((reason, reason.name) for reason in StreamEndReason if reason), (99, "reason 99")]
+    ("reason", "name"),
+    [
+        *((reason, reason.name) for reason in StreamEndReason if reason not in (0, StreamEndReason.LOST_PRIVILEGES)),
+        (99, "reason 99"),
+    ],
 )
 def test_a_stream_that_ends_early_goes_on_where_it_was_on_the_next_connection(reason, name):
     consumer, request = opened({3: Wanted(end_seqno=9)})
@@ -449,6 +454,13 @@ def test_a_stream_that_ends_early_goes_on_where_it_was_on_the_next_connection(re
     assert (request.start_seqno, request.snap_start, request.snap_end) == (2, 0, 9)
     consumer.give(accept(request), marker(request, 0, 9), mutations(request, 9))
     assert not consumer.feed.troubled
+
+
+def test_a_stream_whose_privilege_is_lost_is_not_tried_again():
+    consumer, request = opened({3: Wanted(end_seqno=9)})
+    said = "vbucket 3: the user lost the privilege to stream it, and the stream ended at seqno 2: give the user"
+    with pytest.raises(AccessDenied, match=said):
+        consumer.give(marker(request, 1, 9), mutations(request, 2), end(request, StreamEndReason.LOST_PRIVILEGES))
 
 
 def test_a_stream_without_an_end_has_none():

@@ -35,7 +35,7 @@ from penstock.client.speech import (
 )
 from penstock.client.system_event import change_of
 from penstock.client.vbucket_stream import UNNAMED, VbucketStream, Wanted, is_nothing, rollback_row
-from penstock.errors import ConnectionClosed, Error, RemoteProtocolError, UsageError, status_error
+from penstock.errors import AccessDenied, ConnectionClosed, Error, RemoteProtocolError, UsageError, status_error
 from penstock.store.failover import FailoverLog
 from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
 from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Status, StreamEndReason
@@ -479,6 +479,11 @@ class Feed(Follower):
             self._arrived(stream)  # what was wanted is gone, and will not be there again
             return
         position, reason = stream.position, self._speech.end_reason(message)
+        if isinstance(message, StreamEnd) and message.reason == StreamEndReason.LOST_PRIVILEGES:
+            raise AccessDenied(
+                f"vbucket {stream.vbucket}: the user lost the privilege to stream it, and the stream ended at seqno "
+                f"{position.seqno}: give the user a role for it, such as stream_reader, and start again from there"
+            )
         at_end = position.seqno >= stream.end_seqno or position.is_complete or stream.is_whole
         if reason or stream.end_seqno == MAX_SEQNO or not at_end:
             about = f"vbucket {stream.vbucket}: the producer ended the stream at {position.seqno}, {reason or 'OK'}"

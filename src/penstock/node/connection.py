@@ -66,6 +66,8 @@ _REQUEST_BYTES = 256  # what it costs to serve a request, in bytes of replies: a
 _CLOSE_SECONDS = 5.0  # for the peer to take what was written before
 
 # A peer that is gone without a word is noticed within about two minutes, whatever the system's own times are.
+# For the ends of streams to go out before the connection of a removed user is closed.
+_FAREWELL_SECONDS = 1.0
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
 
@@ -221,12 +223,17 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.counters, self.changed = Counters(), set()
 
     def renew(self) -> None:
-        """Take note that users have changed. Streams of somebody who may do something else now end."""
+        """Apply a change of the users. Streams that the user may no longer have end."""
         if not self.login.renew():
             return
         user, bucket = self.login.user, self.bucket
         if self.producer is not None:
-            self.abort("its user may do something else now")
+            if not self.producer.renew():
+                self.abort("its user may do something else now")
+                return
+            self._permit()
+            if user is None:
+                self.node.loop.call_later(_FAREWELL_SECONDS, self.close)
         elif user is None:
             self.enter()
         else:  # the client goes on with the bucket that it has selected, or with none: never with another one

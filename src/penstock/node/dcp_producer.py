@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArguments, KeyNotFound, NotMyVbucket, NotSupported, OutOfRange, StatusError
-from penstock.node.filters import Wish, filter_for, read_wish
+from penstock.node.filters import Wish, filter_for, may_stream, read_wish
 from penstock.node.outlet import Look, Outlet
 from penstock.node.producer import Producer
 from penstock.node.replies import Goodbye
@@ -169,6 +169,20 @@ class DcpProducer(Producer):
         self.bucket.forget(stream)
         stream.close()
         self.drop(stream)
+
+    def renew(self) -> bool:
+        """End the streams that the user may no longer have.
+
+        To a client without collections kv_engine reports such an end as OK, which looks as if all had been sent: there
+        the connection ends instead.
+        """
+        if not self.collections:
+            return False
+        user, bucket = self.connection.login.acting, self.bucket
+        for stream in tuple(self.streams.values()):
+            if stream.reason is None and not may_stream(user, bucket, stream.outlet.chosen):
+                self.end_stream(stream, StreamEndReason.LOST_PRIVILEGES)
+        return True
 
     def stop(self) -> None:
         super().stop()

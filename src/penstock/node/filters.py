@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import AccessDenied, InvalidArguments, StatusError, UnknownCollection, UnknownScope
-from penstock.node.login import Privilege
+from penstock.node.login import Privilege, User
 from penstock.store.events import SystemEvent
 from penstock.store.manifest import DEFAULT_NAME
 from penstock.store.rollback import MAX_SEQNO
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
     from penstock.node.served import ServedBucket
 
-__all__ = ["Filter", "Wish", "bare_filter", "filter_for", "read_wish"]
+__all__ = ["Filter", "Wish", "bare_filter", "filter_for", "may_stream", "read_wish"]
 
 _HEX = re.compile(r"(0x)?[0-9a-fA-F]{1,8}")
 _HIGHEST_STREAM_ID: Final = 0xFFFF
@@ -213,6 +213,23 @@ def bare_filter(connection: NodeConnection, bucket: ServedBucket) -> Filter:
         raise UnknownCollection("the default collection was dropped", body=manifest.said_uid)
     _check_access(connection, bucket, DEFAULT_NAME, DEFAULT_NAME)
     return Filter((DEFAULT_COLLECTION,), tells_events=False)
+
+
+def may_stream(user: User | None, bucket: ServedBucket, chosen: Filter) -> bool:
+    """Return whether a user may have all that a filter lets through. What was dropped meanwhile does not count.
+
+    Source: kv_engine collections/vbucket_filter.cc, Filter::checkPrivileges.
+    """
+    if user is None:
+        return False
+    manifest, name = bucket.store.manifest, bucket.store.name
+    if chosen.ids is None:
+        return user.may(Privilege.STREAM, name)
+    if chosen.scope is not None:
+        scope = manifest.scopes_by_id.get(chosen.scope)
+        return scope is None or user.may(Privilege.STREAM, name, scope.name)
+    known = (manifest.collections[number] for number in chosen.ids & manifest.collections.keys())
+    return all(user.may(Privilege.STREAM, name, manifest.scopes_by_id[one.scope_id].name, one.name) for one in known)
 
 
 def _check_access(connection: NodeConnection, bucket: ServedBucket, *names: str) -> None:

@@ -153,6 +153,10 @@ class ChangeProducer(ABC):
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
         """Take note of what happened to a whole vbucket; sent is what comes of it in a turn of its own."""
 
+    def renew(self) -> bool:
+        """Apply a change of the user's roles to the streams. False: the connection must end, which is the default."""
+        return False
+
     @abstractmethod
     def take_response(self, frame: Frame) -> bytes:
         """Take what the peer says about something that was sent to it. Raises Goodbye where that ends the connection.

@@ -1,0 +1,129 @@
+"""A user who loses a privilege loses the streams that needed it."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock import connect
+from penstock.errors import AccessDenied
+from penstock.node import Node
+from penstock.node.login import User
+from penstock.node.login.users import account_of
+from penstock.node.login.users_file import change_users
+from penstock.wire.constants import Feature, Opcode, Status, StreamEndReason
+from penstock.wire.dcp import StreamEnd
+from penstock.wire.kv import SelectBucket
+from penstock.wire.layout import decode
+from tests.client.peer import in_loop
+from tests.node.http.web_client import WebClient
+from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, ids, wish
+from tests.node.test_login import ITERATIONS, log_in
+from tests.node.wire_client import connected
+
+ALL, SCOPE, ALE_ROLE = "stream_reader[default]", "stream_reader[default:beers]", "stream_reader[default:beers:ales]"
+
+ROWS = [
+    ("whole bucket, only a scope left", b"", [SCOPE], True),
+    ("whole bucket, two roles instead", b"", [ALL, ALE_ROLE], False),
+    ("scope, only a collection left", wish(scope=f"{BEERS:x}"), [ALE_ROLE], True),
+    ("scope, only the scope left", wish(scope=f"{BEERS:x}"), [SCOPE], False),
+    ("collections, one left", ids(ALES, LAGERS), [ALE_ROLE], True),
+    ("collection that is left", ids(ALES), [ALE_ROLE], False),
+    ("collection, reading is left", ids(ALES), ["data_reader[default]"], True),
+    ("collection, another bucket is left", ids(ALES), ["stream_reader[other]"], True),
+    ("collection, no user", ids(ALES), None, True),
+]
+
+
+@pytest.fixture
+def users(tmp_path):
+    path = tmp_path / "users.json"
+    with change_users(path) as accounts:
+        for name, roles in {"root": ["admin"], "alice": [ALL]}.items():
+            accounts[name] = account_of(User.of(name, roles), f"{name}'s", ITERATIONS)
+    return path
+
+
+@pytest.fixture
+def node(users):
+    with Node.running(["default", "other"], vbuckets=2, users=users, allow_plain=True) as node:
+        with connected(node) as root:
+            assert log_in(root.hello(Feature.COLLECTIONS), "root") == Status.SUCCESS
+            assert root.status(SelectBucket(key=b"default")) == Status.SUCCESS
+            give(root, 1, DEFAULT, beers(ALE, LAGER))
+        yield node
+
+
+def consumer(client):
+    assert log_in(client.hello(Feature.COLLECTIONS), "alice") == Status.SUCCESS
+    assert client.status(SelectBucket(key=b"default")) == Status.SUCCESS
+    client.open("alice").control("enable_noop", "true")
+    return client
+
+
+def next_end(client):
+    while (frame := client.receive()).opcode != Opcode.DCP_STREAM_END:
+        continue
+    end = decode(frame)
+    assert isinstance(end, StreamEnd)
+    return end
+
+
+@pytest.mark.parametrize(("value", "roles", "ends"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_a_stream_ends_when_its_privilege_is_lost(node, users, value, roles, ends):
+    root = WebClient(node, ("root", "root's"))
+    with connected(node) as client:
+        assert consumer(client).stream(value=value).specific == Status.SUCCESS
+        before = node.users.version
+        if roles is None:
+            assert root.delete("/settings/rbac/users/local/alice").status == 200
+        else:
+            with change_users(users) as accounts:
+                accounts["alice"] = replace(accounts["alice"], user=User.of("alice", roles))
+        if ends:
+            assert next_end(client).reason == StreamEndReason.LOST_PRIVILEGES
+            assert client.stream(vbucket=1, value=value).specific in (
+                Status.EACCESS,
+                Status.UNKNOWN_COLLECTION,
+                Status.UNKNOWN_SCOPE,
+            )
+            if roles is None:
+                assert client.ended()
+        else:
+            while node.users.version == before:
+                root.said("/whoami")
+            assert client.stream(vbucket=1, value=value).specific == Status.SUCCESS
+
+
+def test_other_streams_of_the_connection_go_on(node, users):
+    with connected(node) as client:
+        assert consumer(client).stream(0, value=ids(ALES)).specific == Status.SUCCESS
+        assert client.stream(1, value=ids(LAGERS)).specific == Status.SUCCESS
+        with change_users(users) as accounts:
+            accounts["alice"] = replace(accounts["alice"], user=User.of("alice", [ALE_ROLE]))
+        end = next_end(client)
+        assert (end.vbucket, end.reason) == (1, StreamEndReason.LOST_PRIVILEGES)
+        assert client.stream(0, value=ids(ALES)).specific == Status.KEY_EEXISTS
+
+
+def test_a_client_without_collections_loses_its_connection(node, users):
+    """Its end would have to be OK, which looks as if all had been sent."""
+    with connected(node) as client:
+        assert log_in(client, "alice") == Status.SUCCESS
+        assert client.status(SelectBucket(key=b"default")) == Status.SUCCESS
+        assert client.open("alice").stream().specific == Status.SUCCESS
+        with change_users(users) as accounts:
+            accounts["alice"] = replace(accounts["alice"], user=User.of("alice", ["data_reader[default]"]))
+        assert client.ended()
+
+
+@in_loop
+async def test_our_client_says_what_happened(node, users):
+    url = f"couchbase://127.0.0.1:{node.kv_port}/default"
+    async with connect(url, username="alice", password="alice's") as bucket:
+        changes = bucket.changes()
+        await anext(changes)  # an event of the collections
+        with change_users(users) as accounts:
+            accounts["alice"] = replace(accounts["alice"], user=User.of("alice", [ALE_ROLE]))
+        with pytest.raises(AccessDenied, match="the user lost the privilege to stream it"):
+            [change async for change in changes]
