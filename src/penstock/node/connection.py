@@ -1,9 +1,9 @@
 """One connection to the node: asyncio moves the bytes, the table of handlers decides what they mean.
 
 Requests are served in order, and all that one read brought are answered with one write. A read that asks for much is
-served in turns, so that others are served in between; until it is done, and while the peer does not take what was
-written, nothing more is read from it. So a connection never holds more than one read, the replies of one turn and one
-reply more than what the transport was told to buffer.
+served in turns of a few milliseconds, so that others are served in between; until it is done, and while the peer does
+not take what was written, nothing more is read from it. So a connection never holds more than one read, the replies of
+one turn and one reply more than what the transport was told to buffer.
 
 A request may have to wait, for the disk for instance: it is *parked*, and those behind it wait with it; then one read
 more is held. A client that takes replies in any order has many parked requests at once.
@@ -63,6 +63,8 @@ MOST_BEHIND_LOGIN = 64
 
 TURN_BYTES = 512 * 1024  # of replies; before login UNREAD_BEFORE_LOGIN
 _REQUEST_BYTES = 256  # what it costs to serve a request, in bytes of replies: at most 2048 in a turn
+_TURN_SECONDS = 0.008  # requests that take long end the turn before its bytes do
+_CLOCK_BYTES = 4 * 1024  # of replies between two looks at the clock: at most 16 requests
 _CLOSE_SECONDS = 5.0  # for the peer to take what was written before
 
 # A peer that is gone without a word is noticed within about two minutes, whatever the system's own times are.
@@ -347,7 +349,8 @@ class NodeConnection(asyncio.BufferedProtocol):
             if self.requests_waiting:
                 self._wait_parked()
             return
-        add, share = self._replies.append, self._turn_bytes
+        add, share, clock = self._replies.append, self._turn_bytes, self.node.loop.time
+        look_at, deadline = share - _CLOCK_BYTES, clock() + _TURN_SECONDS
         event: ReceiveEvent | None = None
         try:
             for event in self._requests:
@@ -367,8 +370,10 @@ class NodeConnection(asyncio.BufferedProtocol):
                     continue
                 add(answer)
                 share -= len(answer) + _REQUEST_BYTES
-                if share <= 0:
-                    break
+                if share <= look_at:
+                    if share <= 0 or clock() >= deadline:
+                        break
+                    look_at = share - _CLOCK_BYTES
             event = None
         finally:
             self._serving = event
