@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from benchmarks.kept import BUCKETS
 from penstock.node import Node
 from penstock.node.disk import opening
+from penstock.store.vbucket import Vbucket
 
 START_SECONDS = 600.0
 _STOP_SECONDS = 120.0
@@ -43,11 +44,19 @@ class Pause(NamedTuple):
 
 
 class Served(NamedTuple):
-    """port: where the node listens. frame_bytes: of all changes that it was filled with. cpu: asks for its CPU time."""
+    """A running node.
+
+    Attributes:
+        port: where the node listens for key-value requests.
+        frame_bytes: bytes of all changes that the node was filled with.
+        pipe: to the node's process.
+        http_port: where the node listens for management requests.
+    """
 
     port: int
     frame_bytes: int
     pipe: Pipe
+    http_port: int
 
     def cpu(self) -> float:
         """Return the CPU seconds that the node has used so far."""
@@ -60,6 +69,10 @@ class Served(NamedTuple):
         From the first time on a timer of the node's goes off a thousand times a second.
         """
         return Pause(*self._ask("pause"))
+
+    def roll_back(self) -> None:
+        """Roll every vbucket back to half of its seqnos, one in each turn of the event loop, as a bridge does."""
+        self._ask("rollback")
 
     def settle(self) -> None:
         """Wait until the node has nothing more to do, such as to rewrite what was stored, some seconds at most."""
@@ -98,8 +111,8 @@ def served(
     try:
         if not ours.poll(START_SECONDS):
             raise TimeoutError("the node did not start")
-        port, frame_bytes = ours.recv()
-        yield Served(port, frame_bytes, ours)
+        port, frame_bytes, http_port = ours.recv()
+        yield Served(port, frame_bytes, ours, http_port)
     finally:
         ours.send("stop")
         process.join(_STOP_SECONDS)
@@ -140,6 +153,9 @@ async def _serve(pipe: Pipe, wanted: _Wanted) -> None:
                 pipe.send(time.process_time())
             case "pause":
                 pipe.send(probe.take())
+            case "rollback":
+                _roll_back(loop, iter(store.vbuckets))
+                pipe.send(None)
             case _:
                 stopped.set()
 
@@ -147,12 +163,19 @@ async def _serve(pipe: Pipe, wanted: _Wanted) -> None:
     profiler = cProfile.Profile()
     if profile:
         profiler.enable()
-    pipe.send((node.kv_port, store.stats().live_bytes))
+    pipe.send((node.kv_port, store.stats().live_bytes, node.http_port))
     await stopped.wait()
     if profile:
         profiler.disable()
         pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
     await node.stop()
+
+
+def _roll_back(loop: asyncio.AbstractEventLoop, vbuckets: Iterator[Vbucket]) -> None:
+    vbucket = next(vbuckets, None)
+    if vbucket is not None:
+        vbucket.rollback(vbucket.high_seqno // 2)
+        loop.call_soon(_roll_back, loop, vbuckets)
 
 
 class _Probe:

@@ -121,11 +121,16 @@ def test_a_snapshot_of_rows_keeps_to_its_bounds(tmp_path):
             ["in memory, under load ", "everything being rewritten "],
         ),
         ("durable_scaling", ["--changes", "200", "600", "--rounds", "1"], [", Penstock ", ", SQLite "]),
+        (
+            "pauses",
+            ["--documents", "600", "--seconds", "0.1", "--rest", "0.01"],
+            ["first commands after the start", "is deleted"],
+        ),
     ],
 )
 def test_a_benchmark_of_durable_buckets_runs(tmp_path, benchmark, options, rows):
     common = ["--directory", str(tmp_path), "--vbuckets", "8"]
-    if benchmark != "durable_pause":
+    if benchmark not in ("durable_pause", "pauses"):
         common += ["--against", "SQLite"]
     run = [sys.executable, "-m", f"benchmarks.{benchmark}", *common, *options]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)

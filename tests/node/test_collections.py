@@ -55,6 +55,20 @@ def set_manifest(client, manifest):
     return client.status(SetManifest(value=json.dumps(manifest).encode()))
 
 
+def test_a_new_manifest_is_answered_when_all_vbuckets_have_it():
+    with Node.running(vbuckets=1024) as node, connected(node) as client, connected(node) as other:
+        for one in (client, other):
+            one.hello(Feature.COLLECTIONS)
+        client.send(SetManifest(value=json.dumps(MANIFEST).encode()), GetCollectionSeqnos(collection_id=ALES))
+        while json.loads(other.ask(GetManifest()).value) != MANIFEST:
+            pass
+        assert other.set(prefixed(ALES, b"k"), vbucket=1023).specific == S.SUCCESS
+        assert client.receive().specific == S.SUCCESS
+        seqnos = unpack_vb_seqnos(client.receive().value)
+        assert sorted(seqnos) == list(range(1024))
+        assert {number: seqno for number, seqno in seqnos.items() if seqno != 2} == {1023: 4}
+
+
 @pytest.fixture
 def modern(node):
     """A connection that has agreed on collections, in a bucket that has some."""

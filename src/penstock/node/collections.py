@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import InvalidArguments
-from penstock.node.replies import Handler, reply
+from penstock.node.replies import Handler, Parked, reply
 from penstock.store.manifest import DEFAULT_NAME, Manifest
 from penstock.wire.collections import GetCollectionId, GetScopeId
 from penstock.wire.constants import Datatype, Opcode
@@ -28,8 +29,12 @@ def _manifest(connection: NodeConnection, frame: Frame) -> bytes:
 
 
 def _set_manifest(connection: NodeConnection, frame: Frame) -> bytes:
-    connection.selected().change_manifest(Manifest.from_json(frame.value))
-    return reply(frame)
+    """Use another manifest at once; answer when all vbuckets have written its events."""
+    bucket = connection.selected()
+    bucket.change_manifest(Manifest.from_json(frame.value))
+    if not bucket.store.is_behind:
+        return reply(frame)
+    raise Parked(lambda resume: bucket.upkeep.when_spread(partial(resume, reply(frame))))
 
 
 def _collection_id(connection: NodeConnection, frame: Frame) -> bytes:

@@ -350,7 +350,7 @@ class NodeConnection(asyncio.BufferedProtocol):
                 self._wait_parked()
             return
         add, share, clock = self._replies.append, self._turn_bytes, self.node.loop.time
-        look_at, deadline = share - _CLOCK_BYTES, clock() + _TURN_SECONDS
+        look_at, deadline = max(share - _CLOCK_BYTES, 0), clock() + _TURN_SECONDS
         event: ReceiveEvent | None = None
         try:
             for event in self._requests:
@@ -373,7 +373,7 @@ class NodeConnection(asyncio.BufferedProtocol):
                 if share <= look_at:
                     if share <= 0 or clock() >= deadline:
                         break
-                    look_at = share - _CLOCK_BYTES
+                    look_at = max(share - _CLOCK_BYTES, 0)
             event = None
         finally:
             self._serving = event

@@ -198,13 +198,15 @@ class ServedBucket:
         return vbucket.persisted_seqno if self.spec.persistent else 0
 
     def change_manifest(self, manifest: Manifest) -> None:
-        """Let these be the scopes and collections, and let everybody know. Raises as Bucket.set_manifest does."""
+        """Let these be the scopes and collections, and let everybody know. Raises as Bucket.set_manifest does.
+
+        The vbuckets write their events piece by piece: `upkeep.when_spread` says when all of them have.
+        """
         if self.definition is not None:
             self.definition.keep("manifest", self.store.manifest.followed_by(manifest).described())
-        self.store.set_manifest(manifest)
+        self.store.begin_manifest(manifest)
         self.map.change()
-        self.changed.update(vbucket.id for vbucket in self.store.vbuckets if vbucket.state is VbucketState.ACTIVE)
-        self.upkeep.page()  # what was dropped is erased, and consumers are told
+        self.upkeep.spread()
 
     def change_spec(self, spec: BucketSpec, settings: Settings) -> None:
         """Let the bucket be like that from now on. settings: of the store. Raises TemporaryFailure."""

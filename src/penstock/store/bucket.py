@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +32,8 @@ __all__ = ["Bucket", "BucketStats"]
 _NANOSECONDS = 10**9
 _ROWS_AT_ONCE = 16 * 1024  # a few milliseconds of work
 _ERASED_AT_ONCE = 8 * 1024  # as many
+_EVENTS_AT_ONCE = 1024  # as many, too
+_EVENTS_PER_VBUCKET = 8  # that take as long as what is written about a vbucket beside its events
 _ROWS_PER_CALL = 256  # in the time of which a call of `erase_some` begins and ends
 
 
@@ -48,6 +50,20 @@ class BucketStats(NamedTuple):
     dead_bytes: int
     segments: int
     memory_bytes: int
+
+
+class ManifestStep(NamedTuple):
+    """A change of the manifest.
+
+    Attributes:
+        before: uid of the manifest that it changed.
+        uid: of the manifest that it made.
+        events: what each active vbucket writes about it.
+    """
+
+    before: int
+    uid: int
+    events: Sequence[SystemEvent]
 
 
 class Bucket:
@@ -102,7 +118,7 @@ class Bucket:
             vbucket.catch_up = self._catch_up
         self._directory: Directory | None = None
         self._said: dict[str, Any] = {"properties": {}}
-        self._behind: set[int] = set()  # vbuckets that did not take what they were to be told
+        self._untold: dict[int, list[ManifestStep]] = {}  # of each vbucket that is behind
         self._limit_times()
         log.histories = self.vbuckets
         log.quota.measure = lambda: self.stats().memory_bytes
@@ -176,7 +192,8 @@ class Bucket:
             log.begin_file(1, 0)
         for vbucket in self.vbuckets:
             if vbucket.state is VbucketState.ACTIVE:
-                self._catch_up(vbucket.id)
+                with suppress(*REFUSED):  # then the vbucket stays behind
+                    self._catch_up(vbucket.id)
             elif vbucket.manifest_uid is None:
                 vbucket.relearn()
         for left_over in found.obsolete:
@@ -219,6 +236,16 @@ class Bucket:
         What was in a dropped collection goes with `erase`. Raises as Manifest.followed_by does, and TemporaryFailure,
         with nothing changed, where the disk does not take it.
         """
+        self.begin_manifest(manifest)
+        while self.spread_manifest(len(self.vbuckets)):
+            pass
+
+    def begin_manifest(self, manifest: Manifest) -> None:
+        """As `set_manifest`, but the vbuckets are behind.
+
+        Each writes its events before its next change, before a document is read from it, or when `spread_manifest`
+        comes to it. What it holds is the same in all three cases.
+        """
         old, new = self.manifest, self.manifest.followed_by(manifest)
         if new.uid == old.uid:
             return
@@ -228,9 +255,25 @@ class Bucket:
         self.manifest = new
         self._limit_times()
         events = packed_events(subjects_of(changes_between(old, new), old.uid, new.uid))
+        step = ManifestStep(old.uid, new.uid, events)
         for vbucket in self.vbuckets:
             if vbucket.state is VbucketState.ACTIVE:
-                self._catch_up(vbucket.id, events if vbucket.manifest_uid == old.uid else None)
+                self._untold.setdefault(vbucket.id, []).append(step)
+                vbucket.behind = True
+
+    def spread_manifest(self, events: int = _EVENTS_AT_ONCE) -> bool:
+        """Let the next vbuckets that are behind write their events; False: none is behind, or the log takes nothing.
+
+        events: how many, of all vbuckets together, a few milliseconds' worth; at least one vbucket's.
+        """
+        while events > 0 and self._untold:
+            number, steps = next(iter(self._untold.items()))
+            events -= _EVENTS_PER_VBUCKET + sum(len(step.events) for step in steps)
+            try:
+                self._catch_up(number)
+            except REFUSED:
+                return False
+        return bool(self._untold)
 
     def set_settings(self, settings: Settings) -> None:
         """Take other settings from now on: of segments those that are begun, of expiry times those that are set."""
@@ -246,37 +289,52 @@ class Bucket:
         for vbucket in self.vbuckets:
             vbucket.time_limits = limits
 
-    def _catch_up(self, number: int, events: Sequence[SystemEvent] | None = None) -> None:
-        """Let an active vbucket tell what it has not told of the manifest. events: if it is known what that is.
+    @property
+    def is_behind(self) -> bool:
+        """Whether a vbucket has yet to write events of the manifest."""
+        return bool(self._untold)
 
-        A vbucket that has a newer manifest, from where it is a copy of, keeps that.
+    def _catch_up(self, number: int) -> None:
+        """Let a vbucket write the system events that it lacks, if it is active.
+
+        A vbucket that has a newer manifest, from where it is a copy of, keeps that. Raises TemporaryFailure or
+        OutOfMemory; then the vbucket stays behind.
         """
-        vbucket, manifest = self.vbuckets[number], self.manifest
-        if vbucket.manifest_uid == manifest.uid:
+        vbucket, steps = self.vbuckets[number], self._untold.pop(number, [])
+        vbucket.behind = False
+        if vbucket.state is not VbucketState.ACTIVE or vbucket.manifest_uid == self.manifest.uid:
             return
-        self._behind.discard(number)
         try:
-            doubtful = vbucket.manifest_uid is None
-            if events is None:
-                if doubtful:
-                    vbucket.relearn()
-                before = vbucket.manifest_uid or 0
-                if before > manifest.uid:
-                    return
-                events = packed_events(subjects_of(changes_between(vbucket.manifest(), manifest), before, manifest.uid))
-            if events:
-                vbucket.tell(events)
-                if doubtful:
-                    vbucket.relearn()  # what is in collections whose beginning was lost counts, too
-            vbucket.up_to(manifest.uid)
+            for step in steps:
+                if vbucket.manifest_uid == step.before:
+                    vbucket.tell(step.events)
+                    vbucket.up_to(step.uid)
+            if vbucket.manifest_uid != self.manifest.uid:
+                self._compare(vbucket)
         except REFUSED:
-            self._behind.add(number)
+            self._untold[number] = []
+            vbucket.behind = True
+            raise
+
+    def _compare(self, vbucket: Vbucket) -> None:
+        """Let a vbucket write events of which it has to be found out first whether it lacks them."""
+        doubtful = vbucket.manifest_uid is None
+        if doubtful:
+            vbucket.relearn()
+        before, manifest = vbucket.manifest_uid or 0, self.manifest
+        if before > manifest.uid:
+            return
+        events = packed_events(subjects_of(changes_between(vbucket.manifest(), manifest), before, manifest.uid))
+        if events:
+            vbucket.tell(events)
+            if doubtful:
+                vbucket.relearn()  # what is in collections whose beginning was lost counts, too
+        vbucket.up_to(manifest.uid)
 
     def erase(self) -> bool:
         """Go on with what is left of dropped collections, a few milliseconds' worth; False: nothing is left."""
-        for number in sorted(self._behind):
-            if self.vbuckets[number].state is VbucketState.ACTIVE:
-                self._catch_up(number)
+        if self.spread_manifest():
+            return True  # nothing may be erased that an event, which is yet to be written, is about
         rows = 0
         for vbucket in self.vbuckets:
             while rows < _ERASED_AT_ONCE and (taken := vbucket.erase_some(_ERASED_AT_ONCE - rows)):

@@ -88,6 +88,8 @@ class History:
     state: a VbucketState, None while it is deleted. failover_log: newest entry first. high_seqno: the newest change's,
     0 if there is none. items: documents there are (deleted ones are not, nor are system events). changed: gets this
     vbucket's number when a change comes that nobody has asked for. conflict_resolution: as in Settings.
+    behind: the vbucket has yet to write system events of the bucket's manifest, in front of any other change.
+    catch_up: writes them; called with the vbucket's number when it is active and may lack some.
     """
 
     __slots__ = (
@@ -99,6 +101,8 @@ class History:
         "_newest",
         "_now",
         "_whole_seqno",
+        "behind",
+        "catch_up",
         "conflict_resolution",
         "failover_log",
         "high_seqno",
@@ -127,6 +131,8 @@ class History:
         self._clock = HybridClock(clock)
         self._new_vbuuid = new_vbuuid
         self._changed = changed
+        self.behind = False
+        self.catch_up: Callable[[int], None] = lambda _: None
         self._begin()
 
     def _begin(self) -> None:
@@ -386,6 +392,8 @@ class History:
 
         frees: as of Log.make_room; only where the key has a document.
         """
+        if self.behind:
+            self.catch_up(self.id)
         log = self._log
         if log.end + nbytes > log.limit:
             log.make_room(nbytes, frees=frees and key in self.loaded_keys())

@@ -11,7 +11,8 @@ bit; until then a snapshot may still show some of it, in front of the event.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,6 @@ from penstock.store.fields import collection_ids, is_mutation, keys
 from penstock.store.history import REV_SEQNO, History, Newest
 from penstock.store.index import RowIndex
 from penstock.store.ledger import Ledger
-from penstock.store.log import Log
 from penstock.store.manifest import DEFAULT_MANIFEST, Collection, Manifest, Scope
 from penstock.store.segment import Segment
 from penstock.store.tombstone import tombstone_head
@@ -52,21 +52,9 @@ class _Slice(NamedTuple):
 
 
 class ScopedHistory(History):
-    """catch_up: called with the vbucket's number when it is active and may lack events of the bucket's manifest."""
+    """A vbucket's history, with the collections in it."""
 
-    __slots__ = ("catch_up",)
-
-    def __init__(
-        self,
-        index: RowIndex,
-        log: Log,
-        *,
-        clock: Callable[[], int],
-        new_vbuuid: Callable[[], int],
-        changed: set[int],
-    ) -> None:
-        super().__init__(index, log, clock=clock, new_vbuuid=new_vbuuid, changed=changed)
-        self.catch_up: Callable[[int], None] = lambda _: None
+    __slots__ = ()
 
     # Which collections there are
 
@@ -119,21 +107,28 @@ class ScopedHistory(History):
     # Events
 
     def set_state(self, state: VbucketState, *, takeover: bool = False) -> None:
+        if self.behind:  # what it has yet to write belongs to the time in which it was active
+            self._follow()
         super().set_state(state, takeover=takeover)
         self._follow()
 
     def reset(self) -> None:
+        if self.behind:
+            self._follow()
         super().reset()
         self._follow()
 
     def rollback(self, seqno: int) -> int:
+        if self.behind:
+            self._follow()
         seqno = super().rollback(seqno)
         self._follow()
         return seqno
 
     def _follow(self) -> None:
         if self.state is VbucketState.ACTIVE:
-            self.catch_up(self.id)
+            with suppress(*REFUSED):  # then the vbucket stays behind
+                self.catch_up(self.id)
 
     def tell(self, events: Sequence[SystemEvent]) -> None:
         """Write system events as changes of this vbucket's own.
@@ -235,16 +230,26 @@ class ScopedHistory(History):
         """
         if self._ledger is None or not self._ledger.erasing:
             return 0
-        collection, done = next(iter(self._ledger.erasing.items()))
-        end = self._ledger.emptied[collection]
+        erasing, emptied = self._ledger.erasing, self._ledger.emptied
+        # One pass for all of them: those that have come furthest wait for the others.
+        done = min(erasing.values())
+        ends = {collection: emptied[collection] for collection, at in erasing.items() if at == done}
+        further = min((at for at in erasing.values() if at > done), default=None)
+        end = max(ends.values()) if further is None else further + 1
         found = self._next(done, end, most)
+        taken = 1
         if found is None:
-            del self._ledger.erasing[collection]
-            return 1
-        rows, start, stop = found
-        self._ledger.erasing[collection] = rows.seqnos_at[stop - 1]
-        self._erase(found, collection, end)
-        return stop - start
+            done = end - 1
+        else:
+            rows, start, stop = found
+            done, taken = rows.seqnos_at[stop - 1], stop - start
+            self._erase(found, ends)
+        for collection, emptied_at in ends.items():
+            if done >= emptied_at - 1:
+                del erasing[collection]
+            else:
+                erasing[collection] = done
+        return taken
 
     def erase_all(self) -> None:
         while self.erase_some():
@@ -263,14 +268,19 @@ class ScopedHistory(History):
         stop = min(start + most, bisect_left(index.seqnos_at, end))
         return _Slice(index, start, stop) if start < stop else None
 
-    def _erase(self, found: _Slice, collection: int, end: int) -> None:
-        """Let those of some rows count no more, from `end` on, that are in a collection."""
+    def _erase(self, found: _Slice, ends: Mapping[int, int]) -> None:
+        """Let those of some rows that are in a collection count no more from its end on. ends: of each collection."""
         rows, start, stop = found
         live = start + np.flatnonzero(np.array(rows.superseded_at[start:stop], np.int64) == 0)
         offsets = np.array(rows.offsets_at[start:stop], np.int64)[live - start]
-        inside = collection_ids(rows.buffer, offsets) == collection
+        seqnos = np.array(rows.seqnos_at[start:stop], np.int64)[live - start]
+        ended = np.array(sorted(ends), np.int64)
+        ids = collection_ids(rows.buffer, offsets)
+        places = np.minimum(np.searchsorted(ended, ids), len(ended) - 1)
+        row_ends = np.array([ends[collection] for collection in ended.tolist()], np.int64)[places]
+        inside = (ended[places] == ids) & (seqnos < row_ends)
         offsets = offsets[inside]
-        for row in live[inside].tolist():
+        for row, end in zip(live[inside].tolist(), row_ends[inside].tolist(), strict=True):
             rows.superseded_at[row] = end
             rows.dead += rows.lengths_at[row]
         self.items -= int(np.count_nonzero(is_mutation(rows.buffer, offsets)))

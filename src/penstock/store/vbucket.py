@@ -113,6 +113,8 @@ class Vbucket(ScopedHistory):
 
     def get(self, key: bytes) -> Item | None:
         """Return the document, or None if there is none. While it is locked, its cas is LOCKED_CAS."""
+        if self.behind:
+            self._follow()
         newest = self._newest.get(key)
         if newest is None or (found := self.index.find(newest)) is None:
             return None
@@ -392,6 +394,8 @@ class Vbucket(ScopedHistory):
         With the key of a system event it is that event. Raises OutOfRange for a seqno that is not above high_seqno, or
         a number above LAST_SEQNO; RemoteProtocolError for a system event that is none.
         """
+        if self.behind:
+            self.catch_up(self.id)
         high = self.high_seqno
         if seqno is None:
             seqno = high + 1
@@ -445,6 +449,8 @@ class Vbucket(ScopedHistory):
 
     def _look(self, key: bytes) -> Newest | None:
         """As _find, but nothing is going to be written."""
+        if self.behind:
+            self._follow()
         seqno = self._newest.get(key)
         if seqno is None or (found := self.index.find(seqno)) is None:
             return None

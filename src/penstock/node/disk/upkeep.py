@@ -1,6 +1,7 @@
 """What a bucket needs done by itself: loading its keys after a start, and ending documents whose time is over.
 
-All of it runs on the event loop, in slices of a few milliseconds.
+All of it runs on the event loop, in slices of a few milliseconds. The same goes for what a new manifest says to the
+vbuckets.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Upkeep:
         self._loader: asyncio.Handle = self._loop.call_soon(self._load)
         self._pager = self._loop.call_later(pager_seconds, self.page)
         self._looker = self._loop.call_later(_LOOK_SECONDS, self._look_around)
+        self._spreader: asyncio.Handle | None = None
+        self._awaiting: dict[object, Callable[[], None]] = {}
 
     def _load(self) -> None:
         began = self._loop.time()
@@ -87,10 +90,42 @@ class Upkeep:
         self.pager_times.record(self._loop.time() - began)
         self._call_pager(self._loop.time() - began if more else self.pager_seconds)
 
+    def spread(self) -> None:
+        """Let the vbuckets that are behind the manifest write its events, some of them now."""
+        if self._spreader is not None:
+            self._spreader.cancel()
+            self._spreader = None
+        more = self.store.spread_manifest()
+        self._look()
+        if more:
+            self._spreader = self._loop.call_soon(self._take_breath)
+            return
+        for callback in self._awaiting.values():
+            self._loop.call_soon(callback)
+        self._awaiting.clear()
+        self.page()  # what was dropped is erased
+
+    def _take_breath(self) -> None:
+        """Go on one turn later: what has come meanwhile is served first."""
+        self._spreader = self._loop.call_soon(self.spread)
+
+    def when_spread(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call a function, in a turn of its own, once no vbucket is behind the manifest. Returns what prevents that."""
+        key = object()
+        self._awaiting[key] = callback
+        if self._spreader is None:
+            self._spreader = self._loop.call_soon(self.spread)
+
+        def give_up() -> None:
+            self._awaiting.pop(key, None)
+
+        return give_up
+
     def _look_around(self) -> None:
         self._look()
         self._looker = self._loop.call_later(_LOOK_SECONDS, self._look_around)
 
     def close(self) -> None:
-        for timer in (self._loader, self._pager, self._looker):
-            timer.cancel()
+        for timer in (self._loader, self._pager, self._looker, self._spreader):
+            if timer is not None:
+                timer.cancel()

@@ -43,7 +43,7 @@ def _collection(found: Collection) -> dict[str, Any]:
 async def _create_scope(visit: Visit) -> Response:
     served, form = visit.bucket(), await _form(visit, "name")
     name = form["name"]
-    return _change(visit, served, lambda manifest: _with_scope(manifest, name))
+    return await _change(visit, served, lambda manifest: _with_scope(manifest, name))
 
 
 def _with_scope(manifest: Manifest, name: str) -> Manifest:
@@ -54,7 +54,7 @@ def _with_scope(manifest: Manifest, name: str) -> Manifest:
 
 async def _drop_scope(visit: Visit) -> Response:
     name = visit.argument("scope")
-    return _change(visit, visit.bucket(), lambda manifest: manifest.without_scope(name))
+    return await _change(visit, visit.bucket(), lambda manifest: manifest.without_scope(name))
 
 
 async def _create_collection(visit: Visit) -> Response:
@@ -67,7 +67,7 @@ async def _create_collection(visit: Visit) -> Response:
             raise FormErrors({"_": f'Collection with name "{name}" in scope "{scope}" already exists'})
         return manifest.with_collection(scope, name, ttl, history)
 
-    return _change(visit, served, added)
+    return await _change(visit, served, added)
 
 
 async def _modify_collection(visit: Visit) -> Response:
@@ -85,20 +85,21 @@ async def _modify_collection(visit: Visit) -> Response:
             after = after.with_history(scope, name, history)
         return after
 
-    return _change(visit, served, modified)
+    return await _change(visit, served, modified)
 
 
 async def _drop_collection(visit: Visit) -> Response:
     scope, name = visit.argument("scope"), visit.argument("collection")
-    return _change(visit, visit.bucket(), lambda manifest: manifest.without_collection(scope, name))
+    return await _change(visit, visit.bucket(), lambda manifest: manifest.without_collection(scope, name))
 
 
-def _change(visit: Visit, served: ServedBucket, change: Callable[[Manifest], Manifest]) -> Response:
+async def _change(visit: Visit, served: ServedBucket, change: Callable[[Manifest], Manifest]) -> Response:
     before = served.store.manifest
     try:
         after = change(before)
         if after is not before:
             served.change_manifest(after)
+            await _spread(served)
     except UnknownScope:
         _missing(f'Scope with name "{visit.argument("scope")}" is not found')
     except UnknownCollection:
@@ -108,7 +109,20 @@ def _change(visit: Visit, served: ServedBucket, change: Callable[[Manifest], Man
         raise FormErrors({"_": str(error)}) from None
     except StatusError as error:
         raise HTTPException(503, str(error)) from None
-    return visit.json({"uid": f"{served.store.manifest.uid:x}"})
+    return visit.json({"uid": f"{after.uid:x}"})
+
+
+async def _spread(served: ServedBucket) -> None:
+    """Wait until all vbuckets have written the events of the manifest, as long as the bucket is there."""
+    spread = asyncio.Event()
+    give_up = served.upkeep.when_spread(spread.set)
+    try:
+        async with asyncio.timeout(_WAIT_SECONDS):
+            await spread.wait()
+    except TimeoutError:
+        raise HTTPException(504, f"not all vbuckets have the manifest after {_WAIT_SECONDS:g} s") from None
+    finally:
+        give_up()
 
 
 def _missing(why: str) -> NoReturn:
@@ -135,6 +149,7 @@ async def _ensure(visit: Visit) -> Response:
         raise HTTPException(504, f"no manifest {uid:x} within {_WAIT_SECONDS:g} s") from None
     finally:
         unwatch()
+    await _spread(served)
     return visit.json({})
 
 

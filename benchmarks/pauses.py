@@ -1,0 +1,344 @@
+"""The longest pause of a node's event loop while the node does each of its large pieces of work. The rule: 20 ms.
+
+The node has a process of its own. A second process asks it for one document after the other, over a connection of its
+own: the longest answer is what another client would see. A timer in the node tells by how much it was late at most; of
+that figure, time in which other processes had the processors is taken off. Both figures are given: on a machine with
+other work only the timer's says what the node did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import NamedTuple
+from urllib.request import Request, urlopen
+
+from benchmarks.kept import OURS, add_directory, apart, new_vbuuid, scratch
+from benchmarks.report import Report, options
+from benchmarks.served import Disk, Served, served
+from penstock.store.bucket import Bucket
+from penstock.wire.collections import SetManifest
+from penstock.wire.constants import Feature, OpenFlag, ParamType
+from penstock.wire.dcp import Open, StreamReq
+from penstock.wire.frame import HEADER, HEADER_BYTES
+from penstock.wire.kv import Flush, Get, GetClusterConfig, Hello, Set, Stat, pack_features
+from penstock.wire.observe import CompactDb, SetParam
+
+VALUE = b"v" * 100
+_COMMIT = 10_000
+_PATIENCE = 120.0
+_PROBE_SECONDS = 0.001
+_REPLY_BYTES = 1 << 20
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+class Scene(NamedTuple):
+    """A node with documents, and the process that asks it for one after the other.
+
+    Attributes:
+        node: the node.
+        probe: a pipe to the process that asks.
+        vbuckets: of the bucket.
+        documents: how many it has.
+        seconds: how long work of no fixed length lasts.
+        rest: seconds behind each piece of work, which are measured too.
+    """
+
+    node: Served
+    probe: Pipe
+    vbuckets: int
+    documents: int
+    seconds: float
+    rest: float
+
+    def connect(self) -> socket.socket:
+        peer = socket.create_connection(("127.0.0.1", self.node.port))
+        peer.settimeout(_PATIENCE)
+        return peer
+
+
+def document(number: int) -> bytes:
+    return b"key-%09d" % number
+
+
+# The process that asks
+
+
+def ask(pipe: Pipe, port: int) -> None:
+    """Ask for one document after the other; send the longest time to an answer whenever the pipe asks for it."""
+    request = Get(key=document(0)).encode()
+    longest = 0.0
+    with socket.create_connection(("127.0.0.1", port)) as peer:
+        peer.settimeout(_PATIENCE)
+        pipe.send(None)
+        while True:
+            began = time.perf_counter()
+            peer.sendall(request)
+            if not peer.recv(_REPLY_BYTES):
+                return
+            longest = max(longest, time.perf_counter() - began)
+            if pipe.poll(_PROBE_SECONDS):
+                if pipe.recv() is None:
+                    return
+                pipe.send(longest)
+                longest = 0.0
+
+
+@contextmanager
+def scene(chosen: argparse.Namespace, vbuckets: int, directory: Path | None = None) -> Iterator[Scene]:
+    """Run a node with these documents. directory: where they are; None: in memory."""
+    with ExitStack() as stack:
+        disk = None if directory is None else Disk(OURS, directory)
+        node = stack.enter_context(
+            served(
+                vbuckets=vbuckets,
+                changes=0 if disk else chosen.documents,
+                value_bytes=len(VALUE),
+                profile=chosen.profile,
+                disk=disk,
+            )
+        )
+        node.longest_pause()
+        ours, theirs = _SPAWN.Pipe()
+        process = _SPAWN.Process(target=ask, args=(theirs, node.port), daemon=True)
+        process.start()
+        theirs.close()
+        stack.callback(process.kill)
+        ours.recv()
+        yield Scene(node, ours, vbuckets, chosen.documents, chosen.seconds, chosen.rest)
+
+
+# What the node does meanwhile
+
+
+def exchange(peer: socket.socket, requests: bytes, replies: int) -> None:
+    """Send requests and read so many replies."""
+    peer.sendall(requests)
+    reader = peer.makefile("rb")
+    for _ in range(replies):
+        head = HEADER.unpack(reader.read(HEADER_BYTES))
+        reader.read(head[6])
+
+
+def nothing(_: Scene) -> None:
+    """Do nothing: what the machine itself costs."""
+
+
+def store(scene: Scene, *, expiry: int = 0, keys: int | None = None) -> None:
+    """Overwrite documents as fast as the node takes them, 500 at a time."""
+    number, until = 0, time.monotonic() + scene.seconds
+    with scene.connect() as peer:
+        while (time.monotonic() < until) if keys is None else number < keys:
+            piece = [
+                Set(key=document(n % scene.documents), value=VALUE, vbucket=n % scene.vbuckets, expiry=expiry)
+                for n in range(number, number + 500)
+            ]
+            exchange(peer, b"".join(one.encode() for one in piece), len(piece))
+            number += len(piece)
+
+
+def compact(scene: Scene) -> None:
+    """Have the node rewrite everything, while documents are stored."""
+    with scene.connect() as peer:
+        peer.sendall(CompactDb().encode())
+        store(scene)
+        peer.recv(_REPLY_BYTES)
+
+
+def manifest(count: int, uid: int) -> Callable[[Scene], None]:
+    """Make what gives the bucket so many collections beside its default one."""
+
+    def change(scene: Scene) -> None:
+        default = [{"name": "_default", "uid": "0"}]
+        others = [{"name": f"c{number}", "uid": f"{number + 8:x}"} for number in range(count)]
+        said = {"uid": f"{uid:x}", "scopes": [{"name": "_default", "uid": "0", "collections": default + others}]}
+        with scene.connect() as peer:
+            exchange(peer, SetManifest(value=json.dumps(said).encode()).encode(), 1)
+
+    return change
+
+
+def read_all_vbuckets(scene: Scene) -> None:
+    """Read from every vbucket at once, then change each."""
+    numbers = range(min(2 * scene.vbuckets + 500, scene.documents))
+    with scene.connect() as peer:
+        gets = b"".join(Get(key=document(n), vbucket=n % scene.vbuckets).encode() for n in numbers)
+        exchange(peer, gets, len(numbers))
+        sets = b"".join(Set(key=document(n), value=VALUE, vbucket=n % scene.vbuckets).encode() for n in numbers)
+        exchange(peer, sets, len(numbers))
+
+
+def flush(scene: Scene) -> None:
+    with scene.connect() as peer:
+        exchange(peer, Flush().encode(), 1)
+
+
+def roll_back(scene: Scene) -> None:
+    scene.node.roll_back()
+
+
+def stream(scene: Scene) -> None:
+    """Open a stream of every vbucket at once, and read for as long as something comes."""
+    with scene.connect() as peer:
+        exchange(peer, Open(key=b"pauses", flags=OpenFlag.PRODUCER).encode(), 1)
+        requests = [
+            StreamReq(vbucket=number, opaque=number, start_seqno=0, end_seqno=2**64 - 1).encode()
+            for number in range(scene.vbuckets)
+        ]
+        peer.sendall(b"".join(requests))
+        peer.settimeout(scene.seconds / 2)
+        room = bytearray(_REPLY_BYTES)
+        try:
+            while peer.recv_into(room):
+                pass
+        except TimeoutError:
+            pass
+
+
+def statistics(scene: Scene) -> None:
+    with scene.connect() as peer:
+        peer.sendall(
+            b"".join(Stat(key=group).encode() for group in (b"vbucket-details", b"vbucket-seqno", b"dcp", b""))
+        )
+        peer.settimeout(scene.seconds / 2)
+        try:
+            while peer.recv(_REPLY_BYTES):
+                pass
+        except TimeoutError:
+            pass
+
+
+def cluster_maps(scene: Scene) -> None:
+    """Let 500 connections ask for the cluster map at once; half of them are sent each new one, too."""
+    features = pack_features([Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION])
+    with ExitStack() as stack:
+        peers = [stack.enter_context(scene.connect()) for _ in range(500)]
+        for number, peer in enumerate(peers):
+            if number % 2:
+                exchange(peer, Hello(value=features).encode(), 1)
+        for peer in peers:
+            peer.sendall(GetClusterConfig().encode())
+        manifest(1, 9)(scene)
+        for peer in peers:
+            peer.recv(_REPLY_BYTES)
+
+
+def expire(scene: Scene) -> None:
+    """Let documents expire, and the pager find them."""
+    store(scene, expiry=1, keys=scene.documents)
+    parameter = SetParam(key=b"exp_pager_stime", value=b"1", type=ParamType.FLUSH).encode()
+    with scene.connect() as peer:
+        exchange(peer, parameter, 1)
+        time.sleep(scene.seconds)
+
+
+def delete_bucket(scene: Scene) -> None:
+    url = f"http://127.0.0.1:{scene.node.http_port}/pools/default/buckets/default"
+    with urlopen(Request(url, method="DELETE"), timeout=_PATIENCE):
+        pass
+
+
+# Measuring
+
+
+def measure(report: Report, scene: Scene, about: str, work: Callable[[Scene], None]) -> None:
+    """Do the work, let the node come to rest, and report the longest pause."""
+    scene.probe.send("reset")
+    scene.probe.recv()
+    scene.node.longest_pause()
+    began = time.perf_counter()
+    work(scene)
+    seconds = time.perf_counter() - began
+    time.sleep(scene.rest)
+    pause = scene.node.longest_pause()
+    seen = 0.0
+    if work is not delete_bucket:  # which ends the connection that asks
+        scene.probe.send("longest")
+        seen = scene.probe.recv()
+    report.row(
+        about,
+        f"{pause.own * 1e3:.1f} ms{'' if pause.own < 0.02 else ' (!)'}, {pause.cpu * 1e3:.1f} ms of it CPU time; "
+        f"the longest GET {seen * 1e3:.1f} ms on the clock; it took {seconds:.2f} s",
+    )
+
+
+MEMORY: dict[str, Callable[[Scene], None]] = {
+    "nothing": nothing,
+    "a collection is made": manifest(1, 1),
+    "1,000 collections are made": manifest(1000, 2),
+    "1,000 collections are dropped": manifest(0, 3),
+    "documents are stored (seals)": store,
+    "1,024 DCP streams are opened": stream,
+    "vbucket-details and other statistics": statistics,
+    "500 clients ask for the cluster map": cluster_maps,
+    "documents expire": expire,
+    "all vbuckets are rolled back": roll_back,
+    "all documents are flushed": flush,
+    "the bucket is deleted": delete_bucket,
+}
+DISK: dict[str, Callable[[Scene], None]] = {
+    "first commands after the start": read_all_vbuckets,
+    "a collection is made": manifest(1, 1),
+    "1,000 collections are made": manifest(1000, 2),
+    "1,000 collections are dropped": manifest(0, 3),
+    "documents are stored (commits)": store,
+    "documents are stored, everything is rewritten": compact,
+    "1,024 DCP streams are opened": stream,
+    "all vbuckets are rolled back": roll_back,
+    "all documents are flushed": flush,
+    "the bucket is deleted": delete_bucket,
+}
+
+
+def fill(directory: Path, vbuckets: int, documents: int) -> None:
+    bucket = Bucket.open(directory, "default", vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=new_vbuuid)
+    for number in range(documents):
+        bucket.vbuckets[number % vbuckets].set(b"\0" + document(number), VALUE)
+        if number % _COMMIT == 0:
+            bucket.commit()
+    bucket.close()
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--documents", type=int, default=1_000_000)
+    parser.add_argument("--vbuckets", type=int, nargs="+", default=[1024, 1])
+    parser.add_argument("--seconds", type=float, default=3.0, help="of work that has no end of its own")
+    parser.add_argument("--rest", type=float, default=1.0, help="seconds behind each piece of work, measured too")
+    parser.add_argument("--only", default="", help="cases with this in their name")
+    parser.add_argument("--profile", action="store_true", help="print where the node spends its time")
+    add_directory(parser)
+    chosen = parser.parse_args()
+    report = Report("The longest pause of a node's event loop", chosen)
+    for vbuckets in chosen.vbuckets:
+        name = f"{vbuckets} vbucket{'s' if vbuckets > 1 else ''}"
+        if memory := cases(f"in memory, {name}", MEMORY, chosen.only):
+            with scene(chosen, vbuckets) as stage:
+                run(report, stage, memory)
+        if disk := cases(f"on disk, {name}", DISK, chosen.only):
+            with scratch(chosen) as directory:
+                apart(fill, directory / "default", vbuckets, chosen.documents)
+                with scene(chosen, vbuckets, directory) as stage:
+                    run(report, stage, disk)
+    report.finish()
+
+
+def cases(where: str, work: dict[str, Callable[[Scene], None]], only: str) -> dict[str, Callable[[Scene], None]]:
+    named = {f"{where}: {about}": each for about, each in work.items()}
+    return {about: each for about, each in named.items() if only in about}
+
+
+def run(report: Report, stage: Scene, work: dict[str, Callable[[Scene], None]]) -> None:
+    for about, each in work.items():
+        measure(report, stage, about, each)
+
+
+if __name__ == "__main__":
+    main()

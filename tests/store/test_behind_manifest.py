@@ -1,0 +1,165 @@
+"""Vbuckets that write the events of a manifest later than the bucket has it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import OutOfRange, TemporaryFailure
+from penstock.store.bucket import Bucket
+from penstock.store.manifest import Manifest
+from penstock.wire.constants import VbucketState
+from penstock.wire.schema import Event
+from tests.store.failing import Place, directory_in_memory
+from tests.store.model import START, new_bucket
+from tests.store.shop import ITEMS, SHOP, all_of, erase, key, told
+
+VBUCKETS = 4
+STEPS = st.one_of(
+    st.tuples(st.just("manifest"), st.integers(0, 5)),
+    st.tuples(st.sampled_from(("set", "delete", "get", "flush", "demote", "back")), st.integers(0, VBUCKETS - 1)),
+    st.tuples(st.just("spread"), st.integers(1, 40)),
+    st.tuples(st.just("erase"), st.just(0)),
+)
+
+
+def next_manifest(manifest: Manifest, number: int) -> Manifest:
+    """Return a manifest with one collection more, or one less."""
+    names = [collection.name for collection in manifest.collections.values() if collection.id]
+    if number < len(names) and number % 2:
+        return manifest.without_collection("_default", names[number])
+    return manifest.with_collection("_default", f"c{manifest.next_id}")
+
+
+class Run:
+    """The same steps on a bucket. eager: all vbuckets write their events at once."""
+
+    def __init__(self, eager: bool) -> None:
+        self.eager = eager
+        self.seconds, vbuuids = 0, count(1)
+        self.bucket = Bucket(
+            "b",
+            vbuckets=VBUCKETS,
+            clock=lambda: START + self.seconds * 10**9,
+            new_vbuuid=lambda: next(vbuuids),
+            segment_bytes=1 << 20,  # seals would come at other times, and a rollback depends on what they drop
+        )
+
+    def step(self, what: str, number: int) -> None:
+        bucket, vbucket = self.bucket, self.bucket.vbuckets[number % VBUCKETS]
+        newest = max(bucket.manifest.collections)
+        match what:
+            case "manifest":
+                manifest = next_manifest(bucket.manifest, number)
+                (bucket.set_manifest if self.eager else bucket.begin_manifest)(manifest)
+            case "set":
+                vbucket.set(key(newest), b"value")
+            case "delete" if vbucket.get(key(newest)) is not None:
+                vbucket.delete(key(newest))
+            case "get":
+                vbucket.get(key(newest))
+            case "flush":
+                vbucket.reset()
+            case "demote":
+                vbucket.set_state(VbucketState.REPLICA)
+                vbucket.set_state(VbucketState.ACTIVE)
+            case "back":
+                vbucket.rollback(number)
+            case "spread":
+                bucket.spread_manifest(number)
+            case "erase" if self.eager:
+                bucket.erase()
+
+    def histories(self) -> list[object]:
+        """Return what each vbucket holds once all have written their events and nothing is left to erase."""
+        erase(self.bucket)
+        assert not self.bucket.is_behind
+        return [
+            (vbucket.failover_log, vbucket.items, vbucket.manifest(), all_of(vbucket))
+            for vbucket in self.bucket.vbuckets
+        ]
+
+
+@given(st.lists(STEPS, max_size=30))
+def test_a_vbucket_holds_the_same_whenever_it_writes_its_events(steps: list[tuple[str, int]]) -> None:
+    eager, lazy = Run(True), Run(False)
+    for what, number in steps:
+        eager.step(what, number)
+        lazy.step(what, number)
+    assert lazy.histories() == eager.histories()
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with directory_in_memory() as path:
+        yield Place(path / "beer")
+
+
+def test_events_come_before_the_first_change() -> None:
+    bucket = new_bucket()
+    bucket.begin_manifest(SHOP)
+    assert bucket.manifest == SHOP
+    assert (bucket.is_behind, bucket.vbuckets[0].high_seqno) == (True, 0)
+    assert bucket.vbuckets[0].set(key(ITEMS), b"v").seqno == 4
+    assert len(told(bucket.vbuckets[0])) == 3
+    assert bucket.vbuckets[1].high_seqno == 0
+    assert not bucket.spread_manifest(1000)
+    assert {vbucket.high_seqno for vbucket in bucket.vbuckets} == {3, 4}
+
+
+def test_a_change_from_elsewhere_does_not_take_the_seqno_of_an_event() -> None:
+    bucket = new_bucket()
+    bucket.begin_manifest(SHOP)
+    with pytest.raises(OutOfRange, match="seqno 1 after 3"):
+        bucket.vbuckets[0].apply(Event.MUTATION, key(0), b"v", cas=1, rev_seqno=1, seqno=1)
+
+
+def test_a_collection_that_ends_and_begins_again_is_empty_for_readers() -> None:
+    bucket = new_bucket()
+    bucket.set_manifest(SHOP)
+    bucket.vbuckets[0].set(key(ITEMS), b"old")
+    dropped = SHOP.without_collection("shop", "items")
+    bucket.begin_manifest(dropped)
+    bucket.begin_manifest(Manifest(dropped.uid + 1, SHOP.scopes, SHOP.next_id))
+    assert bucket.vbuckets[0].collection_items(ITEMS) == 1
+    bucket.vbuckets[0].set(key(ITEMS, "other"), b"new")
+    assert bucket.vbuckets[0].collection_items(ITEMS) == 1
+    erase(bucket)
+    assert bucket.vbuckets[0].get(key(ITEMS)) is None
+
+
+def test_a_disk_that_takes_nothing_leaves_vbuckets_behind(place: Place) -> None:
+    bucket = place()
+    vbucket = bucket.vbuckets[0]
+    vbucket.set(key(0), b"v")
+    bucket.begin_manifest(SHOP)
+    place.directory.fail("write", errno.ENOSPC)
+    bucket.commit()
+    with pytest.raises(TemporaryFailure):
+        vbucket.set(key(ITEMS), b"v")
+    assert vbucket.get(key(0)) is not None
+    assert (bucket.spread_manifest(), bucket.is_behind, told(vbucket)) == (False, True, [])
+    place.directory.heal()
+    bucket.commit()
+    vbucket.set(key(ITEMS), b"v")
+    assert (bucket.spread_manifest(), bucket.is_behind) == (False, False)
+    assert [len(told(each)) for each in bucket.vbuckets] == [3] * len(bucket.vbuckets)
+    bucket.close()
+
+
+def test_a_kill_while_vbuckets_are_behind_loses_no_event(place: Place) -> None:
+    bucket = place()
+    bucket.begin_manifest(SHOP)
+    bucket.vbuckets[1].set(key(ITEMS), b"v")
+    bucket.commit()
+    place.directory.let_go()
+    again = place()
+    assert again.manifest == SHOP
+    assert [len(told(vbucket)) for vbucket in again.vbuckets] == [3] * len(again.vbuckets)
+    assert again.vbuckets[1].get(key(ITEMS)) is not None
+    again.close()
