@@ -6,7 +6,7 @@ setup(
     ext_modules=[
         Extension(
             "penstock.wire._native",
-            ["src/penstock/wire/_native.c"],
+            ["src/penstock/wire/_native.c", "src/penstock/wire/_json.c"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
             optional=True,

@@ -9,6 +9,10 @@
 #include <stdint.h>
 #include <string.h>
 
+/* These are in _json.c: paths in JSON text. */
+PyObject *locate(PyObject *self, PyObject *args);
+PyObject *find_item(PyObject *self, PyObject *args);
+
 enum { MARK_BYTES = 257, NO_FORM = 0xFF, SHORT = 32 };
 
 static inline uint16_t load16(const uint8_t *at)
@@ -205,6 +209,8 @@ static PyMethodDef functions[] = {
     {"hop", hop, METH_VARARGS, NULL},
     {"gather", gather, METH_VARARGS, NULL},
     {"copy", copy, METH_VARARGS, NULL},
+    {"locate", locate, METH_VARARGS, NULL},
+    {"find_item", find_item, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -13,7 +13,7 @@ from penstock.errors import KeyExists, KeyNotFound, StatusError
 from penstock.store.subdoc.attributes import Around, Document
 from penstock.store.subdoc.command import Changed, begin, change, look_up
 from penstock.store.subdoc.rules import check_changes, check_lookups
-from penstock.store.subdoc.text import read_text
+from penstock.store.subdoc.text import Text
 from penstock.wire.constants import Datatype, DocFlag, Opcode, PathFlag, Status
 from penstock.wire.dcp_values import unpack_xattrs
 from penstock.wire.subdoc import LOOKUPS, MUTATIONS, LookupSpec, MutationResult, MutationSpec
@@ -332,7 +332,7 @@ def test_any_changes_are_made_or_refused(found: Document | None, specs: list[Mut
             xattrs, body = unpack_xattrs(value) if after.datatype & Datatype.XATTR else ({}, value)
             assert (list(xattrs), body) == (list(after.xattrs), after.body)
             assert not (after.deleted and body)
-            assert not after.datatype & JSON or read_text(body)
+            assert not after.datatype & JSON or Text(body).read() == body
 
 
 @given(FOUND, st.lists(LOOKUP_SPECS, min_size=1, max_size=4), DOC_FLAGS)
@@ -342,3 +342,42 @@ def test_any_lookups_are_answered_or_refused(found: Document | None, specs: list
         results = look_up(begin(found, specs, doc_flags), specs, AROUND)
         assert len(results) == len(specs)
         assert all(result.status == Status.SUCCESS or not result.value for result in results)
+
+
+# Several changes find their places in one pass over the document as it was; what they make is as if each came alone.
+
+KEYED = Document(b'{"a":{"b":1,"c":{}},"d":[1,[],{"e":2}],"n":5 , "o" : { } }', datatype=int(JSON))
+STEPS = st.sampled_from([b"a", b"b", b"c", b"d", b"n", b"o", b"new", b"\\/", b"/"])
+INDEXES = st.sampled_from([b"", b"", b"[0]", b"[-1]", b"[2]", b"[3]"])
+DEEP_PATHS = st.lists(st.builds(bytes.__add__, STEPS, INDEXES), min_size=1, max_size=3).map(b".".join)
+KEY_PATHS = st.lists(STEPS, min_size=1, max_size=2).map(b".".join)
+SIMPLE = st.sampled_from([UPSERT, ADD, REPLACE, COUNTER])
+ANY_EDIT = st.sampled_from(sorted(MUTATIONS.keys() - {Opcode.SET, Opcode.ADD, Opcode.DELETE, TO_BODY}))
+NEW = st.sampled_from([b"7", b'{"b":3}', b'{"c":{"a":[]}}', b"[]", b' "s" ', b"-2"])
+
+
+@given(
+    st.lists(
+        st.builds(MutationSpec, SIMPLE, st.sampled_from([0, P]), KEY_PATHS, NEW)
+        | st.builds(MutationSpec, ANY_EDIT, st.sampled_from([0, P]), DEEP_PATHS, NEW),
+        min_size=2,
+        max_size=8,
+    )
+)
+def test_changes_of_one_command_are_as_if_each_came_alone(specs: list[MutationSpec]) -> None:
+    document, answers = KEYED, list[MutationResult]()
+    made: list[MutationSpec] = []
+    for spec in specs:
+        spec = spec._replace(value=b"" if spec.opcode == DELETE else spec.value)
+        alone = change(document, [spec], 0, AROUND)
+        if isinstance(alone, MutationResult):
+            failing = change(KEYED, [*made, spec], 0, AROUND)
+            assert failing == MutationResult(len(made), alone.status)
+            continue
+        document = document._replace(body=alone.body)
+        answers += [result._replace(operation=len(made)) for result in alone.answers]
+        made.append(spec)
+    if made:
+        together = change(KEYED, made, 0, AROUND)
+        assert isinstance(together, Changed)
+        assert (together.body, together.answers) == (document.body, answers)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.errors import StatusError
 from penstock.store.subdoc.edit import EDITS, READS, makes_array
 from penstock.store.subdoc.path import Path, parse_path
-from penstock.store.subdoc.text import read_text
+from penstock.store.subdoc.text import Text
 from penstock.wire.constants import Opcode, Status
 from tests.store.subdoc import model
 
@@ -27,15 +27,26 @@ ETOODEEP, DELTA, ERANGE = Status.SUBDOC_VALUE_ETOODEEP, Status.SUBDOC_DELTA_EINV
 HIGHEST, LOWEST = 2**63 - 1, -(2**63)
 
 
+def read_at(opcode: int, document: str, path: Path) -> str:
+    return READS[opcode](Text(document.encode(), [path]), path).decode()
+
+
 def read(opcode: Opcode, document: str, path: str) -> str:
-    return READS[opcode](read_text(document.encode()), parse_path(path.encode()))
+    return read_at(opcode, document, parse_path(path.encode()))
+
+
+def edit_at(opcode: int, document: str, path: Path, value: bytes, mkdir_p: bool) -> tuple[str, str]:
+    """Return the changed text and the answer."""
+    text = Text(document.encode(), [path])
+    answer = EDITS[opcode](text, path, value, mkdir_p)
+    assert Text(text.read()).read() == text.read()
+    return text.read().decode(), answer.decode()
 
 
 def edit(opcode: Opcode, document: str, path: str, value: str = "", mkdir_p: bool = False) -> str:
-    edited = EDITS[opcode](read_text(document.encode()), parse_path(path.encode()), value.encode(), mkdir_p)
-    assert edited.text == read_text(edited.text.encode())
-    assert bool(edited.answer) == (opcode == COUNTER)
-    return edited.text
+    edited, answer = edit_at(opcode, document, parse_path(path.encode()), value.encode(), mkdir_p)
+    assert bool(answer) == (opcode == COUNTER)
+    return edited
 
 
 def refusal(do: Any, *arguments: Any) -> int:
@@ -264,7 +275,7 @@ def test_what_are_no_values(opcode: Opcode, path: str, value: str) -> None:
 def test_values_are_utf_8() -> None:
     for opcode, path in ((DICT_ADD, b"a"), (PUSH_LAST, b""), (COUNTER, b"a")):
         status = DELTA if opcode == COUNTER else CANTINSERT
-        assert refusal(EDITS[opcode], "{}", parse_path(path), b'"\xff"', False) == status
+        assert refusal(edit_at, opcode, "{}", parse_path(path), b'"\xff"', False) == status
 
 
 def nested(levels: int) -> str:
@@ -364,13 +375,13 @@ def test_operations_do_as_the_model_does(data: st.DataObject) -> None:
     value = ",".join(map(json.dumps, new)).encode()
     expected = attempt(model.edit, Opcode(opcode), document, path, new, mkdir_p)
     if isinstance(expected, Status):
-        assert refusal(EDITS[opcode], text, parse_path(written(path)), value, mkdir_p) == expected
+        assert refusal(edit_at, opcode, text, parse_path(written(path)), value, mkdir_p) == expected
         return
-    edited = EDITS[opcode](text, parse_path(written(path)), value, mkdir_p)
-    assert json.loads(edited.text) == expected
-    assert EDITS[opcode](AROUND % text, below(written(path)), value, mkdir_p).text == AROUND % edited.text
+    edited, answer = edit_at(opcode, text, parse_path(written(path)), value, mkdir_p)
+    assert json.loads(edited) == expected
+    assert edit_at(opcode, AROUND % text, below(written(path)), value, mkdir_p)[0] == AROUND % edited
     if opcode == COUNTER:
-        assert edited.answer == json.dumps(model.follow(expected, path))
+        assert answer == json.dumps(model.follow(expected, path))
 
 
 @given(st.data())
@@ -381,25 +392,27 @@ def test_reading_does_as_the_model_does(data: st.DataObject) -> None:
     found = attempt(model.there, document, path)
     if isinstance(found, Status):
         for opcode in (GET, EXISTS, GET_COUNT):
-            assert refusal(READS[opcode], text, parse_path(written(path))) == found
+            assert refusal(read_at, opcode, text, parse_path(written(path))) == found
         return
-    assert json.loads(READS[GET](text, parse_path(written(path)))) == found
-    assert READS[EXISTS](text, parse_path(written(path))) == ""
+    assert json.loads(read_at(GET, text, parse_path(written(path)))) == found
+    assert read_at(EXISTS, text, parse_path(written(path))) == ""
     if isinstance(found, list | dict):
-        assert READS[GET_COUNT](text, parse_path(written(path))) == str(len(found))
+        assert read_at(GET_COUNT, text, parse_path(written(path))) == str(len(found))
     else:
-        assert refusal(READS[GET_COUNT], text, parse_path(written(path))) == MISMATCH
+        assert refusal(read_at, GET_COUNT, text, parse_path(written(path))) == MISMATCH
 
 
 DOCUMENTED = {each for each in Status if 0xC0 <= each <= 0xCA}
 SOUP = st.text('[]{}":, \n\\ab1-.`', max_size=24).map(str.encode) | st.binary(max_size=12)
 
 
-def changed(document: bytes, path: bytes, value: bytes, opcode: int, mkdir_p: bool) -> str:
-    return EDITS[opcode](read_text(document), parse_path(path), value, mkdir_p).text
+def changed(document: bytes, path: bytes, value: bytes, opcode: int, mkdir_p: bool) -> bytes:
+    text = Text(document)
+    EDITS[opcode](text, parse_path(path), value, mkdir_p)
+    return text.read()
 
 
 @given(SOUP, SOUP, SOUP, st.sampled_from(sorted(EDITS)), st.booleans())
 def test_garbage_is_refused_with_a_status(document: bytes, path: bytes, value: bytes, opcode: int, p: bool) -> None:
     after = attempt(changed, document, path, value, opcode, p)
-    assert after in DOCUMENTED or read_text(after.encode()) == after
+    assert after in DOCUMENTED or Text(after).read() == after

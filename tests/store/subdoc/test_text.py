@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import StatusError
-from penstock.store.subdoc.text import is_deeper, read_text
+from penstock.store.subdoc import scan
+from penstock.store.subdoc.path import Key, Path
+from penstock.store.subdoc.text import Text, count_levels, locate
 from penstock.wire.constants import Status
 from penstock.wire.json_value import detect_json
 
@@ -25,14 +27,14 @@ NO_JSON = [
 
 @pytest.mark.parametrize("document", JSON)
 def test_what_is_json(document: bytes) -> None:
-    assert read_text(document).encode() == document
+    assert Text(document).read() == document
     assert detect_json(document)
 
 
 @pytest.mark.parametrize("document", NO_JSON)
 def test_what_is_no_json(document: bytes) -> None:
     with pytest.raises(StatusError) as caught:
-        read_text(document)
+        Text(document)
     assert caught.value.status == Status.SUBDOC_DOC_NOTJSON
     assert not detect_json(document)
 
@@ -48,7 +50,7 @@ def test_what_is_no_json(document: bytes) -> None:
 )
 def test_a_document_that_is_too_deep(document: bytes) -> None:
     with pytest.raises(StatusError) as caught:
-        read_text(document)
+        Text(document)
     assert caught.value.status == Status.SUBDOC_DOC_E2DEEP
 
 
@@ -56,7 +58,7 @@ def test_a_document_that_is_too_deep(document: bytes) -> None:
     "document", [b"[" * 32 + b"1" + b"]" * 32, b'["' + b"[" * 99 + b'"]', b'["\\"' + b"{" * 99 + b'","\\\\",[[]]]']
 )
 def test_a_document_that_is_not_too_deep(document: bytes) -> None:
-    assert read_text(document).encode() == document
+    assert Text(document).read() == document
 
 
 def levels(value: object) -> int:
@@ -74,9 +76,10 @@ VALUES = st.recursive(
 )
 
 
-@given(VALUES, st.integers(0, 6))
-def test_how_deep_it_is(value: object, limit: int) -> None:
-    assert is_deeper(json.dumps(value), limit) == (levels(value) > limit)
+@given(VALUES)
+def test_how_deep_it_is(value: object) -> None:
+    document = json.dumps(value).encode()
+    assert count_levels(document) == scan.locate(document, ())[0] == levels(value)
 
 
 @given(st.binary(max_size=20) | st.text('[]{}",:1 \\en-.', max_size=20).map(str.encode))
@@ -87,3 +90,83 @@ def test_any_bytes_are_json_as_for_the_standard_library(document: bytes) -> None
     except ValueError:
         expected = False
     assert bool(detect_json(document)) == expected
+    assert (count_levels(document) >= 0) == expected
+
+
+# The extension module, where it is built, against the same in Python.
+
+
+def key(text: str) -> Key:
+    return Key(json.loads(f'"{text}"'), text)
+
+
+NAMES = st.sampled_from(["a", "b", "ab", "ä", "𝄞", '\\"', "\\\\", "", "]", "long enough for a word of eight"])
+STEPS = st.builds(key, NAMES) | st.integers(-1, 3)
+PATHS: st.SearchStrategy[tuple[Path, ...]] = st.lists(
+    st.lists(STEPS, max_size=4).map(tuple), max_size=16, unique=True
+).map(tuple)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=12)
+TREES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(NAMES.map(lambda text: json.loads(f'"{text}"')), inner, max_size=4)
+    ),
+    max_leaves=40,
+)
+
+
+@given(TREES, PATHS, st.booleans(), st.sampled_from([(",", ":"), (" ,\n", "\t:\r\n ")]))
+def test_places_are_the_same(tree: object, paths: tuple[Path, ...], plain: bool, marks: tuple[str, str]) -> None:
+    document = f" {json.dumps(tree, ensure_ascii=plain, separators=marks)}\n".encode()
+    assert locate(document, paths) == scan.locate(document, paths)
+
+
+@given(st.data())
+def test_damaged_text_is_no_json_for_both(data: st.DataObject) -> None:
+    document = bytearray(json.dumps(data.draw(TREES), ensure_ascii=data.draw(st.booleans())).encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(document)))
+        document[at : at + data.draw(st.integers(0, 2))] = data.draw(
+            st.sampled_from(
+                [b"", b"\\", b'"', b"\x00", b"\xc3", b"\xed\xa0\x80", b"\xf0\x9d\x84\x9e", b",", b"[", b"}", b"0"]
+            )
+        )
+    text, paths = bytes(document), data.draw(PATHS)
+    assert locate(text, paths) == scan.locate(text, paths)
+
+
+TWICE = [
+    (b'{"a":1,"\\u0061":2}', (key("a"),)),
+    (b'{"\\ud834\\udd1e":1}', (key("𝄞"),)),
+    (b'{"\\ud834":1,"\\udd1e":2,"\\u00e4\\/":3}', (key("ä/"),)),
+    (b'{"\\u00E4":[{"a":[]},{"a":[7]}]}', (key("ä"), -1, key("a"), 0)),
+    (b"[[[1],[2]],[[3],[4,5]]]", (-1, -1, -1)),
+    (b"[[1],2]", (-1, 0)),
+    (b"[[1],2]", (-1,)),
+    (b"[2,[]]", (-1, -1)),
+    (b"[2,[]]", (2**40,)),
+]
+
+
+@pytest.mark.parametrize(("document", "path"), TWICE)
+def test_a_place_is_the_same(document: bytes, path: Path) -> None:
+    assert locate(document, (path,)) == scan.locate(document, (path,))
+
+
+def test_a_last_element_within_a_last_element_is_not_read_again_and_again() -> None:
+    levels = 30
+    document = b"[1," * levels + b"0" + b',"x"' * 100 + b"]" * levels
+    paths = tuple((-1,) * length for length in range(16, levels + 1))
+    assert locate(document, paths[:15]) == scan.locate(document, paths[:15])
+
+
+@given(st.lists(st.sampled_from([b"1", b'"a"', b"null", b"[]", b"{}"]), max_size=5), st.sampled_from([b"1", b'"b"']))
+def test_the_first_element_that_matters(items: list[bytes], item: bytes) -> None:
+    document = b'{"a":[ ' + b" , ".join(items) + b" ]}"
+    text = Text(document)
+    at = text.find_item(document.index(b"["), item)
+    assert at == scan.find_item(document, document.index(b"["), item)
+    wanted = [document.index(b"[") + 2 + sum(len(each) + 3 for each in items[:n]) for n, each in enumerate(items)]
+    expected = [where for where, each in zip(wanted, items, strict=True) if each == item or each in (b"[]", b"{}")]
+    assert at == (expected[0] if expected else -1)

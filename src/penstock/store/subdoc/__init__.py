@@ -1,7 +1,9 @@
 """Sub-document commands: reading and changing parts of a document of JSON text, and of its extended attributes.
 
 path     the path of a part, taken apart
-text     JSON text: whether it is some, how deep it is, where a part of it lies
+place    where a path leads in a text
+text     JSON text: whether it is some, how deep it is, where its parts lie, changes that are put into it
+scan     what text does without the extension module
 edit     one operation on one text
 rules    which operations, flags and paths may stand together in a command
 virtual  the attributes that no document has stored, and values that stand for what a store will give

@@ -9,6 +9,7 @@ the operations are the same there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -26,8 +27,8 @@ from penstock.store.subdoc.attributes import (
     xattr_name,
 )
 from penstock.store.subdoc.edit import EDITS, READS, makes_array
-from penstock.store.subdoc.path import Key, parse_path
-from penstock.store.subdoc.text import read_text
+from penstock.store.subdoc.path import Key, Path, parse_path
+from penstock.store.subdoc.text import Text
 from penstock.wire.constants import Datatype, DocFlag, Opcode, PathFlag, Status
 from penstock.wire.dcp_values import pack_xattrs
 from penstock.wire.json_value import detect_json
@@ -109,7 +110,7 @@ def _new(specs: Sequence[LookupSpec | MutationSpec], doc_flags: int) -> Document
 
 def look_up(document: Document, specs: Sequence[LookupSpec], around: Around) -> list[LookupResult]:
     """Return what checked lookups find, one after the other: those that find nothing hinder none."""
-    work = _Work(document, around)
+    work = _Work(document, around, specs)
     results = []
     for spec in specs:
         try:
@@ -126,7 +127,7 @@ def change(
 
     Raises StatusError with SUBDOC_DELETED_DOCUMENT_CANT_HAVE_VALUE for a body in a document that stays deleted.
     """
-    work = _Work(document, around)
+    work = _Work(document, around, specs)
     mkdir_p = _MKDIR_P if doc_flags & _CREATES else 0
     work.reserve(specs)
     answers = []
@@ -149,17 +150,25 @@ def change(
 
 
 class _Work:
-    """A document that operations are done on."""
+    """A document that operations are done on.
 
-    def __init__(self, document: Document, around: Around) -> None:
+    A text is parsed once for all paths that lead into it: the body, or an attribute.
+    """
+
+    def __init__(self, document: Document, around: Around, specs: Sequence[LookupSpec | MutationSpec]) -> None:
         self._document = document
         self._around = around
-        self._text: str | None = None
-        self._virtual: dict[str, str] = {}
-        self.body = document.body
+        self._specs = specs
+        self._texts: dict[str | None, Text | StatusError] = {}  # by the attribute; None is the body
+        self._body = document.body
         self.json = bool(document.datatype & _JSON_BODY)
         self.xattrs = dict(document.xattrs)
         self.macros: dict[bytes, bytes] = {}
+
+    @property
+    def body(self) -> bytes:
+        text = self._texts.get(None)
+        return text.read() if isinstance(text, Text) else self._body
 
     def read(self, spec: LookupSpec) -> bytes:
         """Do a lookup and return what it finds. Raises StatusError."""
@@ -168,13 +177,9 @@ class _Work:
                 raise status_error(Status.SUBDOC_PATH_ENOENT, "the document has no body")
             return self.body
         if not spec.flags & _XATTR:
-            return READS[spec.opcode](self._body_text(), parse_path(spec.path)).encode()
-        name = xattr_name(spec.path)
-        if is_virtual(name.name):
-            text = self._virtual.get(name.name) or self._virtual_text(name.name)
-        else:
-            text = self._xattr_text(name)
-        found = READS[spec.opcode](text, parse_path(spec.path)).encode()
+            return READS[spec.opcode](self._body_text(), parse_path(spec.path))
+        text = self._xattr_text(xattr_name(spec.path))
+        found = READS[spec.opcode](text, parse_path(spec.path))
         return decode_binary(found) if spec.flags & _BINARY else found
 
     def write(self, spec: MutationSpec) -> bytes:
@@ -189,12 +194,13 @@ class _Work:
         edit = EDITS[spec.opcode]
         if spec.flags & _XATTR:
             name = xattr_name(spec.path)
-            edited = edit(self._xattr_text(name), path, self._meant(spec), mkdir_p)
-            self._keep(name, edited.text)
+            text = self._xattr_text(name)
+            answer = edit(text, path, self._meant(spec), mkdir_p)
+            self._keep(name, text.read())
         else:
-            edited = edit(self._body_text(), path, spec.value, mkdir_p)
-            self._text, self.body, self.json = edited.text, edited.text.encode(), True
-        return edited.answer.encode()
+            answer = edit(self._body_text(), path, spec.value, mkdir_p)
+            self.json = True
+        return answer
 
     def reserve(self, specs: Sequence[MutationSpec]) -> None:
         """Choose what stands in the attributes for what only a change gives: texts that stand nowhere else in them."""
@@ -210,32 +216,56 @@ class _Work:
             self.macros[b'"%s"' % stand_in] = macro
             chance.update(macro)
 
-    def _body_text(self) -> str:
-        if self._text is None:
-            self._text = read_text(self.body)
-        return self._text
+    def _body_text(self) -> Text:
+        return self._parsed(None) or self._parse(None, self._body)
+
+    def _xattr_text(self, name: Key) -> Text:
+        """Return an object of one attribute, stored or virtual; an empty one if there is no such attribute."""
+        return self._parsed(name.name) or self._parse(name.name, self._xattr_object(name))
+
+    def _parsed(self, name: str | None) -> Text | None:
+        text = self._texts.get(name)
+        if isinstance(text, StatusError):
+            raise text
+        return text
+
+    def _parse(self, name: str | None, text: bytes) -> Text:
+        try:
+            self._texts[name] = parsed = Text(text, self._paths(name))
+        except StatusError as error:
+            self._texts[name] = error
+            raise
+        return parsed
+
+    def _paths(self, name: str | None) -> list[Path]:
+        """Return the paths of operations that lead into an attribute, or into the body."""
+        paths = []
+        for spec in self._specs:
+            with suppress(StatusError):  # of a path that cannot be; its operation fails when it is done
+                if name == (xattr_name(spec.path).name if spec.flags & _XATTR else None):
+                    paths.append(parse_path(spec.path))
+        return paths
 
     def _set_body(self, body: bytes) -> None:
-        self._text, self.body, self.json = None, body, bool(detect_json(body))
+        self._texts.pop(None, None)
+        self._body, self.json = body, bool(detect_json(body))
 
     def _write_whole(self, spec: MutationSpec) -> None:
         if spec.opcode == Opcode.ADD and self.body:
             raise status_error(Status.SUBDOC_PATH_EEXISTS, "the document has a body")
         self._set_body(spec.value)
         if spec.opcode == Opcode.DELETE:
+            self._texts.clear()
             self.xattrs = {name: value for name, value in self.xattrs.items() if is_system(name)}
 
-    def _virtual_text(self, name: str) -> str:
-        self._virtual[name] = text = virtual_text(name, self._document, self._around)
-        return text
-
-    def _xattr_text(self, name: Key) -> str:
+    def _xattr_object(self, name: Key) -> bytes:
+        if is_virtual(name.name):
+            return virtual_text(name.name, self._document, self._around).encode()
         value = self.xattrs.get(name.name)
-        return "{}" if value is None else read_text(b"%s%s}" % (_front(name), value))
+        return b"{}" if value is None else b"%s%s}" % (_front(name), value)
 
-    def _keep(self, name: Key, text: str) -> None:
+    def _keep(self, name: Key, object_: bytes) -> None:
         """Take an attribute's value out of the object in which an operation has put it, or left none."""
-        object_ = text.encode()
         front = _front(name)
         if object_.startswith(front):
             self.xattrs[name.name] = object_[len(front) : -1]

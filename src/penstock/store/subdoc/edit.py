@@ -9,132 +9,121 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple
 
 from penstock.errors import StatusError, status_error
 from penstock.store.subdoc.path import LAST, Key, Path, spelled
-from penstock.store.subdoc.text import (
-    MAX_DEPTH,
-    WHITE,
-    Place,
-    check_text,
-    count_members,
-    end_of,
-    find,
-    is_deeper,
-    item_ends,
-)
+from penstock.store.subdoc.place import Place
+from penstock.store.subdoc.text import MAX_DEPTH, WHITE, Splice, Text, count_levels, skip_space
 from penstock.wire.constants import Opcode, Status
 
-__all__ = ["EDITS", "READS", "Edited", "makes_array"]
+__all__ = ["EDITS", "READS", "makes_array"]
 
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 _MOST_DIGITS = 20
 _DELTA = re.compile(r"-?[1-9][0-9]{0,18}")
-_INTEGER = re.compile(r"-?[0-9]+")
-
-
-class Edited(NamedTuple):
-    """A changed text, and what the operation answers."""
-
-    text: str
-    answer: str = ""
+_INTEGER = re.compile(rb"-?[0-9]+")
 
 
 # Reading
 
 
-def _get(text: str, path: Path) -> str:
-    at = _existing(text, path).at
-    return text[at : end_of(text, at)]
+def _get(text: Text, path: Path) -> bytes:
+    place = _existing(text, path)
+    return text.part(place.at, place.end)
 
 
-def _exists(text: str, path: Path) -> str:
+def _exists(text: Text, path: Path) -> bytes:
     _existing(text, path)
-    return ""
+    return b""
 
 
-def _get_count(text: str, path: Path) -> str:
-    count = count_members(text, _existing(text, path).at)
-    if count is None:
+def _get_count(text: Text, path: Path) -> bytes:
+    size = _existing(text, path).size
+    if size < 0:
         raise _error(Status.SUBDOC_PATH_MISMATCH, path, "is neither array nor object")
-    return str(count)
+    return b"%d" % size
 
 
 # Changing objects
 
 
-def _dict_add(text: str, path: Path, value: bytes, mkdir_p: bool) -> Edited:
+def _dict_add(text: Text, path: Path, value: bytes, mkdir_p: bool) -> bytes:
     new = _one(value, above=len(path))
     place = _entry(text, path)
     if place.at >= 0:
         raise _error(Status.SUBDOC_PATH_EEXISTS, path, "is there already")
-    return Edited(_with_key(text, path, place, new, mkdir_p))
+    _add_key(text, path, place, new, mkdir_p)
+    return b""
 
 
-def _dict_upsert(text: str, path: Path, value: bytes, mkdir_p: bool) -> Edited:
+def _dict_upsert(text: Text, path: Path, value: bytes, mkdir_p: bool) -> bytes:
     new = _one(value, above=len(path))
     place = _entry(text, path)
     if place.at >= 0:
-        return Edited(_put(text, place.at, end_of(text, place.at), new))
-    return Edited(_with_key(text, path, place, new, mkdir_p))
+        text.change_value(path, place, Splice(place.at, place.end, new))
+    else:
+        _add_key(text, path, place, new, mkdir_p)
+    return b""
 
 
-def _entry(text: str, path: Path) -> Place:
+def _entry(text: Text, path: Path) -> Place:
     """Return the place of a path that ends in a key."""
-    place = find(text, _not_empty(path))
+    place = text.find(_not_empty(path))
     if not isinstance(path[-1], Key):
         raise _error(Status.SUBDOC_PATH_EINVAL, path, "ends in an index, expected a key")
     return place
 
 
-def _with_key(text: str, path: Path, place: Place, new: str, mkdir_p: bool) -> str:
-    """Return a text with what is missing of a path, and a value at its end.
+def _add_key(text: Text, path: Path, place: Place, new: bytes, mkdir_p: bool) -> None:
+    """Add what is missing of a path, and a value at its end.
 
     Raises StatusError with SUBDOC_PATH_ENOENT where more than the last key is missing and the command did not ask for
     that, or where an index is missing: there is nothing to put in front of it.
     """
     missing = path[place.found :]
-    keys = [component.text for component in missing if isinstance(component, Key)]
+    keys = [component.text.encode() for component in missing if isinstance(component, Key)]
     if len(keys) < len(missing) or (len(keys) > 1 and not mkdir_p):
         raise _error(Status.SUBDOC_PATH_ENOENT, path[: place.found + 1], "is not there")
     first, *inner = keys
-    opened = "".join(f'{{"{key}":' for key in inner)
-    comma = "," if place.members else ""
-    return _put(text, place.close, place.close, f'{comma}"{first}":{opened}{new}{"}" * len(inner)}')
+    opened = b"".join(b'{"%s":' % key for key in inner)
+    comma = b"," if place.members else b""
+    added = b'%s"%s":%s%s%s' % (comma, first, opened, new, b"}" * len(inner))
+    text.change_value(path, place, Splice(place.close, place.close, added))
 
 
 # Changing what is there
 
 
-def _replace(text: str, path: Path, value: bytes, mkdir_p: bool) -> Edited:
+def _replace(text: Text, path: Path, value: bytes, mkdir_p: bool) -> bytes:
     new = _one(value, above=len(_not_empty(path)))
-    at = _existing(text, path).at
-    return Edited(_put(text, at, end_of(text, at), new))
+    place = _existing(text, path)
+    text.change_value(path, place, Splice(place.at, place.end, new))
+    return b""
 
 
-def _delete(text: str, path: Path, value: bytes, mkdir_p: bool) -> Edited:
+def _delete(text: Text, path: Path, value: bytes, mkdir_p: bool) -> bytes:
     """A member that is not the last goes with the comma behind it, the last with the one in front of it, if any."""
+    text.read()
     place = _existing(text, _not_empty(path))
-    end = end_of(text, place.at)
-    behind = text[end:]
-    following = behind.lstrip(WHITE)
-    if following[0] == ",":
-        return Edited(text[: place.key_at] + following[1:])
-    before = text[: place.key_at]
-    preceding = before.rstrip(WHITE)
-    return Edited((preceding[:-1] if preceding[-1] == "," else before) + behind)
+    begin, end = place.key_at, place.end
+    following, preceding = text.skip_space(end), text.before(begin)
+    if text.part(following, following + 1) == b",":
+        end = following + 1
+    elif text.part(preceding, preceding + 1) == b",":
+        begin = preceding
+    text.change(Splice(begin, end, b""))
+    return b""
 
 
-def _counter(text: str, path: Path, value: bytes, mkdir_p: bool) -> Edited:
+def _counter(text: Text, path: Path, value: bytes, mkdir_p: bool) -> bytes:
     """A sum that is no i64 is SUBDOC_VALUE_CANTINSERT, as on the server; a number that is none, SUBDOC_NUM_ERANGE."""
     delta = _delta(value)
-    place = find(text, _not_empty(path))
+    place = text.find(_not_empty(path))
     if place.at < 0:
-        new = str(delta)
-        return Edited(_with_key(text, path, place, new, mkdir_p), new)
-    end = end_of(text, place.at)
-    old = text[place.at : end]
+        new = b"%d" % delta
+        _add_key(text, path, place, new, mkdir_p)
+        return new
+    old = text.part(place.at, place.end)
     if _INTEGER.fullmatch(old) is None:
         raise _error(Status.SUBDOC_PATH_MISMATCH, path, "is no integer")
     if len(old) > _MOST_DIGITS or not _LOWEST <= (number := int(old)) <= _HIGHEST:
@@ -142,8 +131,9 @@ def _counter(text: str, path: Path, value: bytes, mkdir_p: bool) -> Edited:
     number += delta
     if not _LOWEST <= number <= _HIGHEST:
         raise _error(Status.SUBDOC_VALUE_CANTINSERT, path, f"and {delta} do not fit into 64 bits")
-    new = str(number)
-    return Edited(_put(text, place.at, end, new), new)
+    new = b"%d" % number
+    text.change_value(path, place, Splice(place.at, place.end, new))
+    return new
 
 
 def _delta(value: bytes) -> int:
@@ -157,80 +147,88 @@ def _delta(value: bytes) -> int:
 # Changing arrays
 
 
-def _push_last(text: str, path: Path, value: bytes, mkdir_p: bool) -> Edited:
+def _push_last(text: Text, path: Path, value: bytes, mkdir_p: bool) -> bytes:
     new = _several(value, above=len(path) + 1)
     place = _array(text, path)
     if place.at < 0:
-        return Edited(_new_array(text, path, place, new, mkdir_p))
-    return Edited(_appended(text, place.at, new))
+        _add_array(text, path, place, new, mkdir_p)
+    else:
+        _append(text, place, new)
+    return b""
 
 
-def _push_first(text: str, path: Path, value: bytes, mkdir_p: bool) -> Edited:
+def _push_first(text: Text, path: Path, value: bytes, mkdir_p: bool) -> bytes:
     new = _several(value, above=len(path) + 1)
     place = _array(text, path)
     if place.at < 0:
-        return Edited(_new_array(text, path, place, new, mkdir_p))
-    first = find(text[place.at : end_of(text, place.at)], (0,))
-    if first.at < 0:
-        return Edited(_put(text, place.at + 1, place.at + 1, new))
-    at = place.at + first.at
-    return Edited(_put(text, at, at, new + ","))
+        _add_array(text, path, place, new, mkdir_p)
+    elif not place.size:
+        text.change(Splice(place.at + 1, place.at + 1, new))
+    else:
+        first = text.skip_space(place.at + 1)
+        text.change(Splice(first, first, new + b","))
+    return b""
 
 
-def _insert(text: str, path: Path, value: bytes, mkdir_p: bool) -> Edited:
+def _insert(text: Text, path: Path, value: bytes, mkdir_p: bool) -> bytes:
     new = _several(value, above=len(path))
     index = path[-1] if path else LAST
     if not isinstance(index, int) or index == LAST:
         raise _error(Status.SUBDOC_PATH_EINVAL, path, "expected an index of 0 or more at its end")
-    place = find(text, path)
+    text.read()
+    place = text.find(path)
     if place.at >= 0:
-        return Edited(_put(text, place.at, place.at, new + ","))
-    if place.found < len(path) - 1 or place.members != index:
+        text.change(Splice(place.at, place.at, new + b","))
+    elif place.found < len(path) - 1 or place.members != index:
         raise _error(Status.SUBDOC_PATH_ENOENT, path, "is not there, nor what would be in front of it")
-    return Edited(_put(text, place.close, place.close, f",{new}" if index else new))
+    else:
+        text.change(Splice(place.close, place.close, b"," + new if index else new))
+    return b""
 
 
-def _add_unique(text: str, path: Path, value: bytes, mkdir_p: bool) -> Edited:
+def _add_unique(text: Text, path: Path, value: bytes, mkdir_p: bool) -> bytes:
     new = _one(value, above=len(path) + 1)
     bare = new.strip(WHITE)
-    if bare[0] in "[{":
+    if bare[:1] in (b"[", b"{"):
         raise status_error(Status.SUBDOC_VALUE_CANTINSERT, "an array or object, expected what can be compared")
     place = _array(text, path)
     if place.at < 0:
-        return Edited(_new_array(text, path, place, new, mkdir_p))
-    for at, end in item_ends(text, place.at):
-        if text[at] in "[{":
+        _add_array(text, path, place, new, mkdir_p)
+        return b""
+    found = text.find_item(place.at, bare)
+    if found >= 0:
+        if text.part(found, found + 1) in (b"[", b"{"):
             raise _error(Status.SUBDOC_PATH_MISMATCH, path, "has an array or object among its elements")
-        if text[at:end] == bare:
-            raise _error(Status.SUBDOC_PATH_EEXISTS, path, "has this element already")
-    return Edited(_appended(text, place.at, new))
+        raise _error(Status.SUBDOC_PATH_EEXISTS, path, "has this element already")
+    _append(text, place, new)
+    return b""
 
 
-def _array(text: str, path: Path) -> Place:
+def _array(text: Text, path: Path) -> Place:
     """Return the place of a path that leads to an array, or to nothing."""
-    place = find(text, path)
-    if place.at >= 0 and text[place.at] != "[":
+    text.read()
+    place = text.find(path)
+    if place.at >= 0 and text.part(place.at, place.at + 1) != b"[":
         raise _error(Status.SUBDOC_PATH_MISMATCH, path, "is no array")
     return place
 
 
-def _appended(text: str, array: int, new: str) -> str:
-    close = end_of(text, array) - 1
-    empty = not text[array + 1 : close].strip(WHITE)
-    return _put(text, close, close, new if empty else f",{new}")
+def _append(text: Text, array: Place, new: bytes) -> None:
+    close = array.end - 1
+    text.change(Splice(close, close, b"," + new if array.size else new))
 
 
-def _new_array(text: str, path: Path, place: Place, new: str, mkdir_p: bool) -> str:
+def _add_array(text: Text, path: Path, place: Place, new: bytes, mkdir_p: bool) -> None:
     if not mkdir_p:
         raise _error(Status.SUBDOC_PATH_ENOENT, path, "is not there")
-    return _with_key(text, path, place, f"[{new}]", mkdir_p)
+    _add_key(text, path, place, b"[%s]" % new, mkdir_p)
 
 
 # What they have in common
 
 
-def _existing(text: str, path: Path) -> Place:
-    place = find(text, path)
+def _existing(text: Text, path: Path) -> Place:
+    place = text.find(path)
     if place.at < 0:
         raise _error(Status.SUBDOC_PATH_ENOENT, path, "is not there")
     return place
@@ -242,42 +240,31 @@ def _not_empty(path: Path) -> Path:
     return path
 
 
-def _one(value: bytes, *, above: int) -> str:
+def _one(value: bytes, *, above: int) -> bytes:
     """Return a value that is one JSON value. above: how many arrays and objects it is to stand in."""
-    return _checked(value, "{}", above)
+    _check(value, count_levels(value), above)
+    return value
 
 
-def _several(value: bytes, *, above: int) -> str:
+def _several(value: bytes, *, above: int) -> bytes:
     """Return a value that is one or more JSON values with commas between them. above: as of `_one`, of each."""
-    text = _checked(value, "[{}]", above)
-    if not text.strip(WHITE):
+    _check(value, count_levels(b"[%s]" % value) - 1, above)
+    if skip_space(value, 0) == len(value):
         raise _cannot_insert(value)
-    return text
+    return value
 
 
-def _checked(value: bytes, form: str, above: int) -> str:
-    try:
-        text = value.decode()
-        check_text(form.format(text))
-    except ValueError:
-        raise _cannot_insert(value) from None
-    except RecursionError:
-        raise _too_deep() from None
-    if above > MAX_DEPTH or is_deeper(text, MAX_DEPTH - above):
-        raise _too_deep()
-    return text
-
-
-def _put(text: str, begin: int, end: int, new: str) -> str:
-    return text[:begin] + new + text[end:]
+def _check(value: bytes, levels: int, above: int) -> None:
+    if levels < 0:
+        raise _cannot_insert(value)
+    if above + levels > MAX_DEPTH:
+        raise status_error(
+            Status.SUBDOC_VALUE_ETOODEEP, f"with this value the document has more than {MAX_DEPTH} levels"
+        )
 
 
 def _cannot_insert(value: bytes) -> StatusError:
     return status_error(Status.SUBDOC_VALUE_CANTINSERT, f"value {value[:40]!r} of {len(value)} bytes is no JSON here")
-
-
-def _too_deep() -> StatusError:
-    return status_error(Status.SUBDOC_VALUE_ETOODEEP, f"with this value the document has more than {MAX_DEPTH} levels")
 
 
 def _error(status: Status, path: Path, what: str) -> StatusError:
@@ -291,14 +278,14 @@ def makes_array(opcode: int, path: bytes) -> bool:
 
 _PUSHES = {Opcode.SUBDOC_ARRAY_PUSH_LAST, Opcode.SUBDOC_ARRAY_PUSH_FIRST, Opcode.SUBDOC_ARRAY_ADD_UNIQUE}
 
-READS: dict[int, Callable[[str, Path], str]] = {
+READS: dict[int, Callable[[Text, Path], bytes]] = {
     Opcode.SUBDOC_GET: _get,
     Opcode.SUBDOC_EXISTS: _exists,
     Opcode.SUBDOC_GET_COUNT: _get_count,
 }
 """By opcode: takes a checked text and a path, returns the answer. All raise StatusError."""
 
-EDITS: dict[int, Callable[[str, Path, bytes, bool], Edited]] = {
+EDITS: dict[int, Callable[[Text, Path, bytes, bool], bytes]] = {
     Opcode.SUBDOC_DICT_ADD: _dict_add,
     Opcode.SUBDOC_DICT_UPSERT: _dict_upsert,
     Opcode.SUBDOC_DELETE: _delete,
@@ -309,4 +296,5 @@ EDITS: dict[int, Callable[[str, Path, bytes, bool], Edited]] = {
     Opcode.SUBDOC_ARRAY_ADD_UNIQUE: _add_unique,
     Opcode.SUBDOC_COUNTER: _counter,
 }
-"""By opcode: takes a checked text, a path, a value, and whether to make the objects that are missing on the way."""
+"""By opcode: changes a checked text at a path, with a value, making the objects that are missing on the way if the last
+argument says so; returns the answer. All raise StatusError, and have changed nothing then."""

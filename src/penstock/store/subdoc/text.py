@@ -1,213 +1,203 @@
-"""JSON text: whether it is some, how deep it is, and where a part of it lies.
+"""JSON text: whether it is some, how deep it is, where its parts lie, and changes of it that are put in together.
 
-The standard library's decoder does the reading: it is the quickest way over text that there is in Python, and its
-rules are those of RFC 8259 once it refuses NaN and Infinity. Numbers are not made, so that none is too long for it.
-A text is checked once, whole; what looks for a place in it may then take for granted that all is well formed.
+The extension module reads a text in one pass, whatever the number of paths, without objects and without the GIL; where
+it was not built, penstock.store.subdoc.scan does the same.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from json import JSONDecoder
-from typing import NamedTuple, NoReturn
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from struct import Struct
+from typing import Final, NamedTuple
 
 from penstock.errors import StatusError, status_error
-from penstock.store.subdoc.path import LAST, Component, Path, spelled
+from penstock.store.subdoc import scan
+from penstock.store.subdoc.path import MAX_COMPONENTS, Path, spelled
+from penstock.store.subdoc.place import MISMATCH, MISSING, Place
 from penstock.wire.constants import Status
+from penstock.wire.native import extension
 
-__all__ = [
-    "MAX_DEPTH",
-    "WHITE",
-    "Place",
-    "check_text",
-    "count_members",
-    "end_of",
-    "find",
-    "is_deeper",
-    "item_ends",
-    "read_text",
-]
+__all__ = ["MAX_DEPTH", "WHITE", "Splice", "Text", "count_levels", "skip_space"]
 
 MAX_DEPTH = 32
 """How deep arrays and objects may stand in one another, the outermost counted."""
 
-WHITE = " \t\n\r"
-_SPACE = re.compile(r"[ \t\n\r]*").match
-_ESCAPE = re.compile(r"\\.").sub
-_AS_BRACKETS = bytes.maketrans(b"{}", b"[]")
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+WHITE: Final = b" \t\n\r"
+_MOST_PATHS: Final = 16
+"""Of one pass. A command has no more."""
+
+_MAX_INDEX: Final = 2**31 - 1
+"""No document is long enough for this element."""
+
+_NAME_ROW = Struct(f"{1 + 2 * MAX_COMPONENTS}i")
+_SPACE = re.compile(rb"[ \t\n\r]*").match
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+class Splice(NamedTuple):
+    """A change of a text: `new` takes the place of what stands between begin and end."""
+
+    begin: int
+    end: int
+    new: bytes
 
 
-_decoder = JSONDecoder(parse_float=bool, parse_int=bool, parse_constant=_refuse)
-_read: Callable[[str, int], tuple[object, int]] = _decoder.scan_once  # type: ignore[attr-defined]  # as raw_decode
+class Text:
+    """A checked JSON text that paths are looked up in, and that changes are put into.
 
-
-class Place(NamedTuple):
-    """Where a path leads to. at: where the value begins, -1 if there is none.
-
-    found: how many of the components there are. container: where the array or object begins that has, or would have,
-    the next of them. key_at: where the member begins, with its key if it has one. close: where the container ends, if
-    the value is not there, and members: how many it has.
+    paths: what will be asked for; one pass finds them all. Changes that leave each other's places valid are put in
+    together, when the text is next read as a whole.
+    Raises StatusError: SUBDOC_DOC_NOTJSON, SUBDOC_DOC_E2DEEP.
     """
 
-    at: int
-    found: int
-    container: int = -1
-    key_at: int = -1
-    close: int = -1
-    members: int = 0
+    __slots__ = ("_document", "_paths", "_places", "_splices")
+
+    def __init__(self, document: bytes, paths: Iterable[Path] = ()) -> None:
+        self._document = document
+        self._paths = tuple(dict.fromkeys(paths))[:_MOST_PATHS]
+        self._splices: list[Splice] = []
+        levels, places = locate(document, self._paths)
+        if levels < 0:
+            raise status_error(Status.SUBDOC_DOC_NOTJSON, f"document of {len(document)} bytes is no JSON text")
+        if levels > MAX_DEPTH:
+            raise status_error(Status.SUBDOC_DOC_E2DEEP, f"document of more than {MAX_DEPTH} levels")
+        self._places = dict(zip(self._paths, places, strict=True))
+
+    def find(self, path: Path) -> Place:
+        """Return where a path leads.
+
+        Raises StatusError with SUBDOC_PATH_MISMATCH where it takes something for an array or object that is not one.
+        """
+        place = self._places.get(path)
+        if place is None:
+            place = self._find_again(path)
+        if place.at == MISMATCH:
+            raise self._mismatch(path, place)
+        return place
+
+    def read(self) -> bytes:
+        """Return the text with its changes. Places that were found before are those of an older text then."""
+        if self._splices:
+            self._document = _spliced(self._document, self._splices)
+            self._splices = []
+            self._places = {}
+        return self._document
+
+    def part(self, begin: int, end: int) -> bytes:
+        """Return what stands between two places."""
+        return self._document[begin:end]
+
+    def skip_space(self, at: int) -> int:
+        """Return where the next byte is that is not white space."""
+        return skip_space(self._document, at)
+
+    def before(self, at: int) -> int:
+        """Return where the last byte in front of a place is that is not white space."""
+        window = 64
+        while True:
+            begin = max(0, at - window)
+            kept = self._document[begin:at].rstrip(WHITE)
+            if kept or not begin:
+                return begin + len(kept) - 1
+            at, window = begin, 2 * window
+
+    def find_item(self, array: int, item: bytes) -> int:
+        """Return where in an array the first element is that is spelled so, or is an array or object; -1 for none."""
+        if extension is None:
+            return scan.find_item(self._document, array, item)
+        found: int = extension.find_item(self._document, array, item)
+        return found
+
+    def change(self, splice: Splice) -> None:
+        """Put a change in, after which all that was found is looked for again."""
+        self._splices.append(splice)
+        self.read()
+
+    def change_value(self, path: Path, place: Place, splice: Splice) -> None:
+        """Put a change in that replaces the value at a place, or adds the missing rest of its path to an object.
+
+        Places that are found stay valid where the change is in none of their values and none of what they lack.
+        """
+        self._splices.append(splice)
+        moved = {}
+        for other, its in self._places.items():
+            kept = _kept(other, its, path, place)
+            if kept is not None:
+                moved[other] = kept
+        self._places = moved
+
+    def _find_again(self, path: Path) -> Place:
+        paths = self._paths if path in self._paths else (path,)
+        _, places = locate(self.read(), paths)
+        self._places = dict(zip(paths, places, strict=True))
+        return self._places[path]
+
+    def _mismatch(self, path: Path, place: Place) -> StatusError:
+        opening = self._document[place.container : place.container + 1]
+        kind = {b"[": "an array", b"{": "an object"}.get(opening, "neither array nor object")
+        wanted = "an array" if isinstance(path[place.found], int) else "an object"
+        text = f"{spelled(path[: place.found])} is {kind}, expected {wanted}"
+        return status_error(Status.SUBDOC_PATH_MISMATCH, text)
 
 
-# Whether it is JSON
-
-
-def check_text(text: str) -> None:
-    """Raise ValueError for what is no JSON text, RecursionError for one that is too deep to find that out."""
-    _decoder.decode(text)
-
-
-def read_text(document: bytes) -> str:
-    """Return the text of a document. Raises StatusError: SUBDOC_DOC_NOTJSON, SUBDOC_DOC_E2DEEP."""
-    try:
-        text = document.decode()
-        check_text(text)
-    except ValueError as error:
-        raise status_error(Status.SUBDOC_DOC_NOTJSON, f"document of {len(document)} bytes: {error}") from None
-    except RecursionError:
-        raise _too_deep() from None
-    if is_deeper(text, MAX_DEPTH):
-        raise _too_deep()
-    return text
-
-
-def is_deeper(text: str, levels: int) -> bool:
-    """Whether in a checked text more than so many arrays and objects stand in one another."""
-    if text.count("[") + text.count("{") <= levels:
-        return False
-    if "\\" in text:
-        text = _ESCAPE("", text)
-    outside = "".join(text.split('"')[::2])  # of strings
-    brackets = outside.encode().translate(_AS_BRACKETS, _NO_BRACKETS)
-    for _ in range(levels):
-        brackets = brackets.replace(b"[]", b"")  # the innermost, all at once
-    return bool(brackets)
-
-
-def _too_deep() -> StatusError:
-    return status_error(Status.SUBDOC_DOC_E2DEEP, f"document of more than {MAX_DEPTH} levels")
-
-
-# Where a part lies
-
-
-def find(text: str, path: Path) -> Place:
-    """Return where a path leads to in a checked text.
-
-    Raises StatusError with SUBDOC_PATH_MISMATCH where it takes something for an array or object that is not one.
-    """
-    at = _skip(text, 0)
-    place = Place(at, 0)
-    for found, component in enumerate(path):
-        if text[at] != ("[" if isinstance(component, int) else "{"):
-            raise _mismatch(text, at, path, found)
-        place = _member(text, at, component, found)
-        at = place.at
-        if at < 0:
-            break
+def _kept(path: Path, place: Place, changed: Path, where: Place) -> Place | None:
+    """Return a path's place after a value was changed or added at another path's; None if that is not known."""
+    if where.at >= 0:  # a value was replaced
+        inside = place.at if place.at >= 0 else place.container
+        is_apart = not where.at <= inside < where.end
+        return place if is_apart and not place.at <= where.at < place.end else None
+    if place.at >= 0:  # a member was added at the end of an object
+        return None if place.at <= where.close < place.end else place
+    if place.at == MISSING and place.close == where.close:
+        mine, added = path[place.found], changed[where.found]
+        if isinstance(mine, int) or isinstance(added, int) or mine.name == added.name:
+            return None
+        return place._replace(members=place.members + 1)
     return place
 
 
-def end_of(text: str, at: int) -> int:
-    """Return where the value that begins at `at` ends."""
-    return _read(text, at)[1]
+def _spliced(document: bytes, splices: Sequence[Splice]) -> bytes:
+    parts: list[bytes | memoryview] = []
+    source, at = memoryview(document), 0
+    for begin, end, new in sorted(splices, key=lambda splice: splice.begin):
+        parts += (source[at:begin], new)
+        at = end
+    return b"".join((*parts, source[at:]))
 
 
-def item_ends(text: str, at: int) -> list[tuple[int, int]]:
-    """Return where the elements of the array at `at` begin and end."""
-    spans = []
-    at = _skip(text, at + 1)
-    while text[at] != "]":
-        end = end_of(text, at)
-        spans.append((at, end))
-        at = _next(text, end)
-    return spans
+def skip_space(document: bytes, at: int) -> int:
+    """Return where the next byte is that is not white space."""
+    found = _SPACE(document, at)
+    assert found is not None, "it matches nothing, too"
+    return found.end()
 
 
-def count_members(text: str, at: int) -> int | None:
-    """Return how many members the array or object at `at` has, None if there is neither."""
-    if text[at] == "[":
-        return _element(text, at, None, 0).members
-    return _entry(text, at, None, 0).members if text[at] == "{" else None
+def count_levels(document: bytes) -> int:
+    """Return how many arrays and objects stand in one another at most, -1 if this is no JSON text."""
+    return locate(document, ())[0]
 
 
-def _member(text: str, container: int, component: Component, found: int) -> Place:
-    """Return the place of a component in the array or object at `container`, `found` components being above it."""
-    if isinstance(component, int):
-        return _element(text, container, component, found)
-    return _entry(text, container, component.name, found)
+def locate(document: bytes, paths: tuple[Path, ...]) -> tuple[int, Sequence[Place]]:
+    """Return what `count_levels` does, and where up to 16 paths lead: nothing if this is no JSON text."""
+    if extension is None:
+        return scan.locate(document, paths)
+    levels, places = extension.locate(document, *_table(paths))
+    return levels, [Place._make(place) for place in places]
 
 
-def _entry(text: str, container: int, name: str | None, found: int) -> Place:
-    """As _member, of an object. name: None for that of no key."""
-    members = 0
-    at = _skip(text, container + 1)
-    while text[at] != "}":
-        key_at = at
-        key, at = _read(text, at)
-        at = _skip(text, at) + 1
-        if text[at] <= " ":  # asked here, as below, because this runs for every key that is passed over
-            at = _skip(text, at)
-        if key == name:
-            return Place(at, found + 1, container, key_at)
-        members += 1
-        at = _read(text, at)[1]
-        if text[at] != ",":
-            at = _next(text, at)
-        elif text[at + 1] <= " ":
-            at = _skip(text, at + 1)
-        else:
-            at += 1
-    return Place(-1, found, container, close=at, members=members)
-
-
-def _element(text: str, container: int, index: int | None, found: int) -> Place:
-    """As _member, of an array. index: None for that of no element."""
-    last = -1
-    members = 0
-    at = _skip(text, container + 1)
-    while text[at] != "]":
-        if members == index:
-            return Place(at, found + 1, container, at)
-        last = at
-        members += 1
-        at = _next(text, end_of(text, at))
-    if index == LAST and members:
-        return Place(last, found + 1, container, last)
-    return Place(-1, found, container, close=at, members=members)
-
-
-def _skip(text: str, at: int) -> int:
-    """Return where the next character is that is not white space."""
-    if text[at] <= " ":
-        found = _SPACE(text, at)
-        assert found is not None, "it matches nothing, too"
-        return found.end()
-    return at
-
-
-def _next(text: str, end: int) -> int:
-    """Return where the member behind one that ends at `end` begins, or where its array or object is closed."""
-    at = _skip(text, end)
-    return _skip(text, at + 1) if text[at] == "," else at
-
-
-def _mismatch(text: str, at: int, path: Path, found: int) -> StatusError:
-    kind = {"[": "an array", "{": "an object"}.get(text[at], "neither array nor object")
-    component = path[found]
-    wanted = "an array" if isinstance(component, int) else "an object"
-    return status_error(Status.SUBDOC_PATH_MISMATCH, f"{spelled(path[:found])} is {kind}, expected {wanted}")
+@lru_cache(maxsize=1024)
+def _table(paths: tuple[Path, ...]) -> tuple[bytes, bytes]:
+    """Return paths as the extension module takes them: a row of numbers for each, and the names of their keys."""
+    rows, names = [], b""
+    for path in paths:
+        row = [len(path)]
+        for component in path:
+            if isinstance(component, int):
+                row += (min(component, _MAX_INDEX), -1)
+            else:
+                name = component.name.encode()
+                row += (len(names), len(name))
+                names += name
+        rows.append(_NAME_ROW.pack(*row, *[0] * (1 + 2 * MAX_COMPONENTS - len(row))))
+    return b"".join(rows), names
