@@ -65,6 +65,23 @@ def test_the_first_steps_need_no_login(guarded):
     assert WebClient(guarded).said("/")["name"] == "penstock"
 
 
+def test_a_stranger_learns_little(guarded):
+    pools = WebClient(guarded).said("/pools")
+    assert not pools["isAdminCreds"]
+    assert pools["pools"][0]["uri"] == "/pools/default"
+    assert guarded.uuid not in str(pools)
+    assert "version" not in WebClient(guarded).said("/")
+    for path in ("/versions", "/pools/default", "/pools/nodes", "/pools/default/nodeServices", "/whoami"):
+        assert WebClient(guarded).get(path).status in (401, 404)
+
+
+def test_only_administrators_are_told_that_they_are(guarded):
+    assert as_user(guarded, "root").said("/pools")["isAdminCreds"]
+    reader = as_user(guarded, "reader").said("/pools")
+    assert not reader["isAdminCreds"]
+    assert reader["uuid"] == guarded.uuid
+
+
 def test_everybody_sees_their_buckets(guarded):
     root, reader = as_user(guarded, "root"), as_user(guarded, "reader")
     assert [bucket["name"] for bucket in root.said(BUCKETS)] == ["beer", "wine"]

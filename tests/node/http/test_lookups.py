@@ -19,6 +19,7 @@ RELEASE = re.compile(r"7\.6\.0-\d+-enterprise")
 def test_the_way_of_older_clients_from_pools_to_a_bucket(node, web):
     pools = web.said("/pools")
     assert RELEASE.fullmatch(pools["implementationVersion"])
+    assert pools["isAdminCreds"]  # without users, everybody is an administrator
     (pool,) = pools["pools"]
     assert pool["name"] == "default"
     said = web.said(pool["uri"])

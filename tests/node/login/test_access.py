@@ -3,7 +3,8 @@
 import pytest
 
 from penstock.errors import UsageError
-from penstock.node.login import ANONYMOUS, MECHANISMS, Privilege, Users, decide_access
+from penstock.node.login import ANONYMOUS, MECHANISMS, Privilege, User, Users, decide_access
+from penstock.node.login.users import account_of
 
 NOBODY = Users({}, b"s" * 32)
 SCRAMS = MECHANISMS[:3]
@@ -42,6 +43,25 @@ def test_with_users_everybody_has_to_log_in(given, offered, loopback):
     access = decide_access(NOBODY, loopback=loopback, **given)
     assert (access.anonymous_user, access.mechanisms, access.users) == (None, offered, NOBODY)
     assert "nobody can log in" in access.notice
+
+
+@pytest.mark.parametrize(
+    ("names", "loopback", "warned"),
+    [
+        ((), False, ""),
+        (("beer",), True, ""),
+        (("beer",), False, "'beer'"),
+        (("a", "b", "c", "d", "e", "f"), False, "'a', 'b', 'c', 'd', 'e', ..."),
+    ],
+)
+def test_users_without_a_password_are_warned_of_beyond_this_machine(names, loopback, warned):
+    accounts = {name: account_of(User.of(name, ["data_reader[*]"]), None, 4096) for name in names}
+    accounts["root"] = account_of(User.of("root", ["admin"]), "root's", 4096)
+    notice = decide_access(Users(accounts, b"s" * 32), loopback=loopback).notice
+    if warned:
+        assert notice.startswith(f"warning: users without a password: {warned}: everybody who reaches a port")
+    else:
+        assert not notice
 
 
 def test_one_mechanism_alone():

@@ -6,6 +6,7 @@ from starlette.responses import Response
 
 from penstock.node.http import documents
 from penstock.node.http.visits import Page, Visit, json_response
+from penstock.node.login.roles import Privilege
 from penstock.node.release import VERSION
 from penstock.node.topology import at_host
 
@@ -13,11 +14,14 @@ __all__ = ["PAGES"]
 
 
 async def _root(visit: Visit) -> Response:
-    return visit.json({"name": "penstock", "version": VERSION, "pools": "/pools"})
+    version = {} if visit.is_stranger else {"version": VERSION}
+    return visit.json({"name": "penstock", **version, "pools": "/pools"})
 
 
 async def _pools(visit: Visit) -> Response:
-    return visit.json(documents.pools(visit.node))
+    if visit.is_stranger:
+        return visit.json(documents.pools_for_stranger())
+    return visit.json(documents.pools(visit.node, is_admin=visit.user.may(Privilege.SETTINGS)))
 
 
 async def _pool(visit: Visit) -> Response:

@@ -23,16 +23,34 @@ from penstock.wire.constants import VbucketState
 if TYPE_CHECKING:
     from penstock.node.server import Node
 
-__all__ = ["bucket", "bucket_nodes", "bucket_stat", "bucket_stats", "nodes", "pool", "pools"]
+__all__ = ["bucket", "bucket_nodes", "bucket_stat", "bucket_stats", "nodes", "pool", "pools", "pools_for_stranger"]
 
 _COMPATIBILITY = (7 << 16) + 6
 _MEGABYTE = 1024 * 1024
 _TYPES = {"couchbase": "membase"}  # what the others are called is what they are
 
 
-def pools(node: Node) -> dict[str, Any]:
+def pools_for_stranger() -> dict[str, Any]:
+    """Return the document about the cluster for a client that has not logged in.
+
+    Clients that begin here without a login need the pool's URI and the version that they talk to; KV's VERSION tells it
+    before a login too. Real servers ask for a login here; 2.5.1 and 3.1.3 do not if a bucket has no password.
+    Source: ns_server, menelaus_web.erl, auth_any_bucket.
+    """
     return {
-        "isAdminCreds": True,
+        "isAdminCreds": False,
+        "isROAdminCreds": False,
+        "isEnterprise": True,
+        "pools": [{"name": "default", "uri": "/pools/default", "streamingUri": "/poolsStreaming/default"}],
+        "settings": {},
+        "implementationVersion": RELEASE,
+    }
+
+
+def pools(node: Node, *, is_admin: bool) -> dict[str, Any]:
+    return {
+        "isAdminCreds": is_admin,
+        "isROAdminCreds": False,
         "isEnterprise": True,
         "allowedServices": ["kv"],
         "pools": [

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["Page", "Visit", "json_response", "route_of"]
 
 _HOST = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,253}))(:[0-9]{1,5})?")
+_STRANGER = User("", ())
+"""The user of an open page who has not logged in."""
+
 _SAFE_METHODS = ("GET", "HEAD")
 
 
@@ -51,6 +54,11 @@ class Visit:
     @property
     def node(self) -> Node:
         return self.http.node
+
+    @property
+    def is_stranger(self) -> bool:
+        """Return whether the client has not logged in, on a node that asks for a login."""
+        return self.user is _STRANGER
 
     def argument(self, name: str) -> str:
         """Return a part of the path."""
@@ -135,7 +143,7 @@ async def _user(http: HttpServer, page: Page, request: Request, host: str) -> Us
             return user
         if access.anonymous_user is None:
             if page.open:
-                return User("", ())
+                return _STRANGER
             raise _unauthorized()
         return access.anonymous_user
     if request.scope["scheme"] == "http" and not (http.node.is_loopback or http.node.options.allow_plain):

@@ -16,6 +16,9 @@ MECHANISMS = (*SCRAM, PLAIN)
 """All that there are, the preferred one first."""
 
 
+_MOST_NAMES = 5
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """users: who can log in. mechanisms: how. anonymous_user: who one is without, None: one has to.
@@ -62,8 +65,20 @@ def decide_access(
     if users is None:
         notice = f"no users: everybody on this machine may do everything; to log in: {DEVELOPER}, {DEVELOPER_PASSWORD}"
         return Access(development_users(), offered, ANONYMOUS, notice)
-    notice = "" if len(users) else "there are no users yet: nobody can log in"
-    return Access(users, offered, None, notice)
+    return Access(users, offered, None, _notice_of(users, loopback))
+
+
+def _notice_of(users: Users, loopback: bool) -> str:
+    if not len(users):
+        return "there are no users yet: nobody can log in"
+    names = [account.user.name for account in users.accounts() if not account.has_password]
+    if loopback or not names:
+        return ""
+    shown = ", ".join(map(repr, names[:_MOST_NAMES])) + (", ..." if len(names) > _MOST_NAMES else "")
+    return (
+        f"warning: users without a password: {shown}: everybody who reaches a port of this node can log in as them; "
+        "`penstock user add` gives them passwords"
+    )
 
 
 def _offered(mechanisms: Sequence[str] | None, unread: bool) -> tuple[str, ...]:
