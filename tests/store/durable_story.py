@@ -16,6 +16,7 @@ from penstock.store.durable import DurableLog, log_number
 from penstock.store.events import subject_of_key
 from penstock.store.failover import MAX_ENTRIES
 from penstock.store.history import CAS
+from penstock.store.segment import Segment
 from penstock.store.settings import Settings
 from penstock.store.snapshot import Snapshot
 from penstock.store.vbucket import Vbucket
@@ -137,6 +138,16 @@ class DurableStory(Story):
         self.ends |= {file.number: file.end for file in [*self.log.unsynced, self.log.file]}
         return sum(self.ends.values())
 
+    def end_of(self, vbucket: Vbucket, change: Mutation | Tombstone) -> int:
+        """Return how many bytes the log had with a change that was just made. Notes behind it may have begun a file."""
+        self.position()
+        found = vbucket.index.find(change.by_seqno)
+        assert found is not None
+        rows, row = found
+        number = rows.ids[0] if isinstance(rows, Segment) else self.log.file.number
+        before = sum(end for other, end in self.ends.items() if other < number)
+        return before + rows.offsets_at[row] + rows.lengths_at[row]
+
     def note(self) -> None:
         """Take note of what the bucket is after a record."""
         floors = [(vbucket.lowest_snapshot_end, vbucket.purge_seqno) for vbucket in self.bucket.vbuckets]
@@ -187,7 +198,7 @@ class DurableStory(Story):
         change = history.changes[-1]
         assert read_all(Snapshot(vbucket.index, change.by_seqno - 1, change.by_seqno)) == [change]
         assert change.cas > max((old.cas for old in history.changes[:-1] if old.cas <= LAST_SEEN), default=0)
-        self.made[vbucket.id, change.cas, change.by_seqno] = self.now, self.position()
+        self.made[vbucket.id, change.cas, change.by_seqno] = self.now, self.end_of(vbucket, change)
         self.note()
 
     def set(self, vbucket: Vbucket, history: History, detail: Any) -> None:
@@ -271,7 +282,8 @@ class DurableStory(Story):
         """A snapshot's first change comes after the note that it begins, its last one before the note that it ends."""
         before = history.whole_seqno, history.high_seqno
         super().applied(history, change, snapshot_end)
-        self.made[history.vbucket, change.cas, change.by_seqno] = self.now, self.position()
+        place = self.end_of(self.bucket.vbuckets[history.vbucket], change)
+        self.made[history.vbucket, change.cas, change.by_seqno] = self.now, place
         if before[0] < before[1] and history.whole_seqno == history.high_seqno:
             history.whole_seqno = before[0]
             self.note()

@@ -124,6 +124,13 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
         Settings(retention_seconds=None, retention_bytes=1200),
         [*(("set", 0, b"%d" % number * 90) for number in range(6)), ("set", 0, b"0" * 90), *clustered],
     ),
+    "nor from the file that the note behind the change has begun": (
+        Settings(segment_bytes=300, retention_seconds=None, retention_bytes=300),
+        [
+            *[*[("set", 0, b"a")] * 3, ("apply", 0, (b"a", 0, 1)), ("state", 0, (VbucketState.PENDING, False))],
+            *[("set", 0, b"a"), ("compact", 0, 0)],
+        ],
+    ),
     "frames that were cut off are dead also when nothing else is in their file": (
         Settings(),
         [("set", 0, b"a"), ("reset", 0, 0), ("compact", 0, 0)],

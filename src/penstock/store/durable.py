@@ -412,7 +412,8 @@ class DurableLog(Log):
         floors = [[i.vbucket, i.lowest_snapshot_end, i.purge_seqno, i.purged_rev_seqno] for i in indexes]
         name = segment_name(segment.ids)
         if floors:
-            said = _text({"floors": floors, "draft": rewritten.draft, "segment": name})
+            drafts = {one.draft: one.name for one in tuple(self._installed)}  # no earlier one may stay behind
+            said = _text({"floors": floors, "drafts": {**drafts, rewritten.draft: name}})
             self.make_space(len(said))
             self._write(said, 0)
         else:

@@ -189,8 +189,8 @@ def _promised(directory: Directory, uuid: bytes, names: Sequence[str]) -> dict[s
             said = json.loads(text)
             if "opened" in said:
                 drafts.clear()
-            elif said.get("draft") in names:
-                drafts[said["segment"]] = said["draft"]
+            else:
+                drafts |= {name: draft for draft, name in said.get("drafts", {}).items() if draft in names}
     return {draft: name for name, draft in drafts.items()}
 
 
