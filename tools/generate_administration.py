@@ -54,6 +54,10 @@ vbucket or collection stays. A stream that has yet to send a dropped tombstone e
 - Above the quota changes end with ETMPFAIL while compaction or a commit is about to free memory, otherwise with ENOMEM.
   Deletions and a flush are still taken.
 - Tombstones stay in memory too, for the purge age (`--purge-age`).
+- An ephemeral bucket with `evictionPolicy=nruEviction` (HTTP) deletes documents above 85 % of the quota, down to 75 %:
+  those that were changed longest ago, whether or not they were read since. Streams carry these deletions, and
+  `vb_active_auto_delete_count` counts them. While memory is short their tombstones stay for a minute at most.
+  With `noEviction`, the default, it refuses changes.
 
 ## Parameters
 

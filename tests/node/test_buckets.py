@@ -44,6 +44,8 @@ WRONG = [
     ({"replicas": 4}, "4 replicas"),
     ({"max_ttl": -1}, "-1 s"),
     ({"quota_bytes": -5}, "-5"),
+    ({"eviction": "nruEviction"}, "'nruEviction' of a bucket of type couchbase: expected valueOnly or fullEviction"),
+    ({"kind": "ephemeral", "eviction": "valueOnly"}, "expected noEviction or nruEviction"),
     ({"retention_seconds": -1.0}, "-1.0"),
     ({"conflict_resolution": "custom"}, "'custom'"),
     ({"storage_backend": "tape"}, "'tape'"),

@@ -1,14 +1,17 @@
 """A bucket at its memory quota: what it takes, what it refuses, and what it frees."""
 
+import asyncio
 from contextlib import contextmanager
 
 import pytest
 
 from penstock.node import Node
+from penstock.node.buckets import BucketSpec
 from penstock.store.settings import Settings
 from penstock.wire.constants import Status
-from penstock.wire.kv import Flush
-from tests.node.wire_client import connected, until_stat
+from penstock.wire.dcp import Deletion, Mutation
+from penstock.wire.kv import Flush, GetLocked
+from tests.node.wire_client import SECONDS, connected, until_stat
 
 S = Status
 MEGABYTE = 1 << 20
@@ -114,3 +117,65 @@ def test_dead_frames_are_dropped_beyond_a_quarter(tmp_path, on_disk):
         live = memory(client)["ep_log_live_bytes"]
         allowed = live / 3 + 3 * node.buckets["default"].store.log.segment_bytes
         assert any(memory(client)["ep_log_dead_bytes"] < allowed for _ in range(TRIES // 10))
+
+
+# What an ephemeral bucket does when it is full
+
+
+@contextmanager
+def ephemeral(eviction):
+    spec = BucketSpec(name="wine", kind="ephemeral", vbuckets=4, quota_bytes=QUOTA, eviction=eviction)
+    with Node.running(["beer"], 4) as node:
+        asyncio.run_coroutine_threadsafe(node.create_bucket(spec), node.loop).result(SECONDS)
+        yield node
+
+
+def test_an_ephemeral_bucket_refuses_new_documents():
+    with ephemeral("noEviction") as node, connected(node, "wine") as client:
+        stored = fill(client)
+        assert all(client.get(b"key-%d" % number).specific == S.SUCCESS for number in range(stored))
+        assert client.stats()["vb_active_auto_delete_count"] == "0"
+        assert client.stats("config")["ep_ephemeral_full_policy"] == "fail_new_data"
+
+
+def test_an_ephemeral_bucket_deletes_its_oldest_documents():
+    count = 5 * QUOTA // len(VALUE)
+    with ephemeral("nruEviction") as node, connected(node, "wine") as client:
+        assert {store(client, b"key-%d" % number) for number in range(count)} == {S.SUCCESS}
+        kept = [client.get(b"key-%d" % number).specific == S.SUCCESS for number in range(count)]
+        assert not kept[0]
+        assert kept[-1]
+        assert count // 20 < sum(kept) <= QUOTA // len(VALUE) + 16
+        assert int(client.stats()["vb_active_auto_delete_count"]) == count - sum(kept)
+        assert client.stats("config")["ep_ephemeral_full_policy"] == "auto_delete"
+        assert memory(client)["mem_used"] < 1.2 * QUOTA
+
+
+def test_streams_show_the_deletions_of_a_full_bucket():
+    """The documents that a stream has sent and not deleted are those that there are."""
+    count = 2 * QUOTA // len(VALUE)
+    with ephemeral("nruEviction") as node, connected(node, "wine") as client, connected(node, "wine") as consumer:
+        consumer.open().stream()
+        there = set()
+        for number in range(count):
+            assert store(client, b"key-%d" % number) == S.SUCCESS
+        end = int(client.stats("vbucket-seqno 0")["vb_0:high_seqno"])
+        seqno = 0
+        while seqno < end:
+            message = consumer.message()
+            if isinstance(message, Mutation):
+                there.add(message.key)
+            elif isinstance(message, Deletion):
+                there.discard(message.key)
+            seqno = getattr(message, "by_seqno", seqno)
+        assert there == {b"key-%d" % n for n in range(count) if client.get(b"key-%d" % n).specific == S.SUCCESS}
+        assert 0 < len(there) < count
+
+
+def test_documents_that_are_locked_stay():
+    with ephemeral("nruEviction") as node, connected(node, "wine") as client:
+        assert client.set(b"locked").specific == S.SUCCESS
+        assert client.status(GetLocked(key=b"locked", lock_time=30)) == S.SUCCESS
+        assert {store(client, b"key-%d" % number) for number in range(200)} == {S.SUCCESS}
+        assert client.get(b"key-0").specific == S.KEY_ENOENT
+        assert client.get(b"locked").specific == S.SUCCESS

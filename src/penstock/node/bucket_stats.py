@@ -60,6 +60,8 @@ def read_bucket(node: Node, bucket: ServedBucket) -> Stats:
     yield "ep_bg_fetched", 0
     for state in VbucketState:
         yield from _of_state(state.name.lower(), [vbucket for vbucket in vbuckets if vbucket.state is state])
+    if not bucket.spec.persistent:
+        yield "vb_active_auto_delete_count", bucket.store.auto_deleted
     yield from producer_stats.totals(bucket)
     yield "ep_requests_waiting", sum(c.requests_waiting for c in node.guests.present)
     yield "ep_bytes_unsent", sum(c.bytes_unsent for c in node.guests.present)

@@ -10,12 +10,20 @@ from typing import Any
 from penstock.errors import UsageError
 from penstock.store.settings import Settings
 
-__all__ = ["KINDS", "MAX_REPLICAS", "BucketSpec", "check_name"]
+__all__ = ["EVICTION", "KINDS", "MAX_REPLICAS", "BucketSpec", "check_name"]
 
 KINDS = ("couchbase", "ephemeral", "memcached")
 MAX_REPLICAS = 3
 _MAX_TTL = 2**31 - 1
 _BACKENDS = ("couchstore", "magma")
+EVICTION = {
+    "couchbase": ("valueOnly", "fullEviction"),
+    "ephemeral": ("noEviction", "nruEviction"),
+    "memcached": ("noEviction", "nruEviction", "valueOnly", "fullEviction"),
+}
+"""Eviction policies by the type of a bucket. With nruEviction old documents are deleted while memory is short; others
+differ only in their name, since values on disk are always read from there."""
+
 _NAME = re.compile(r"[A-Za-z0-9_.%-]{1,100}")
 
 
@@ -28,7 +36,8 @@ class BucketSpec:
     memory; retention_seconds, retention_bytes: of the history, as in Settings; all of these None: as the node's others.
     flush_enabled: whether all of it may be deleted at once; None: where only this machine reaches the node. replicas:
     how many copies it is to have; there are none on one node. max_ttl: seconds that a document lives at most, 0 for
-    any. storage_backend: a name that clients ask for and want to see again. Raises UsageError for anything else.
+    any. storage_backend: a name that clients ask for and want to see again. eviction: one of EVICTION, None: the first
+    one of its kind. Raises UsageError for anything else.
     """
 
     name: str
@@ -42,6 +51,7 @@ class BucketSpec:
     retention_seconds: float | None = None
     retention_bytes: int | None = None
     storage_backend: str = "couchstore"
+    eviction: str | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -66,6 +76,14 @@ class BucketSpec:
         if self.storage_backend not in _BACKENDS:
             raise UsageError(f"storage backend {self.storage_backend!r}: expected {' or '.join(_BACKENDS)}")
 
+        if self.eviction is not None and self.eviction not in EVICTION[self.kind]:
+            expected = " or ".join(EVICTION[self.kind])
+            raise UsageError(f"eviction policy {self.eviction!r} of a bucket of type {self.kind}: expected {expected}")
+
+    @property
+    def eviction_policy(self) -> str:
+        return self.eviction or EVICTION[self.kind][0]
+
     @property
     def plain_cache(self) -> bool:
         return self.kind == "memcached"
@@ -83,6 +101,7 @@ class BucketSpec:
             "retention_seconds": self.retention_seconds,
             "retention_bytes": self.retention_bytes,
             "max_ttl": self.max_ttl or None,
+            "auto_delete": self.eviction_policy == "nruEviction" or None,
         }
         return replace(base, **{name: value for name, value in own.items() if value is not None})
 

@@ -164,6 +164,12 @@ class ServedBucket:
                 stream.wake()
         self.changed.clear()
 
+    def free_memory(self) -> None:
+        """See whether something is worth compacting, or has to be deleted. The log calls it while it fills."""
+        if self.compactor is not None:
+            self.compactor.look()
+        self.upkeep.free_memory()
+
     def look(self) -> None:
         """As `notify`; and see whether something is worth compacting."""
         self.notify()

@@ -181,6 +181,9 @@ def _config(request: StatRequest) -> Stats:
         "ep_max_vbuckets": len(store.vbuckets),
         "ep_persistent_metadata_purge_age": int(settings.purge_age),
     }
+    if bucket.spec.kind == "ephemeral":
+        config["ep_ephemeral_full_policy"] = "auto_delete" if settings.auto_delete else "fail_new_data"
+        config["ep_ephemeral_metadata_purge_age"] = int(settings.purge_age)
     if store.durable and data_dir is not None:
         config["ep_dbname"] = data_dir / store.name
     return iter(config.items())

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from penstock.errors import NotMyVbucket, StoreDamaged, StoreRefused, TemporaryFailure
 from penstock.store import opening
 from penstock.store.compaction import Compaction
+from penstock.store.deleter import Deleter
 from penstock.store.durable import DurableLog
 from penstock.store.events import SystemEvent, packed_events
 from penstock.store.fields import expiries, keys
@@ -72,6 +73,7 @@ class Bucket:
     changed: numbers of vbuckets in which an access has found a document expired, so that its deletion is the newest
     change; for the caller to take out. recovered: what opening it found, in words; empty where there was nothing.
     uuid: of the bucket on disk, in hexadecimal, else empty. manifest: which scopes and collections there are.
+    auto_deleted: how many documents were deleted because memory was short.
 
     vbuckets: how many, a power of two up to 65536. clock: nanoseconds since the epoch. new_vbuuid: a random number
     from 1 to 2^48-1 at each call. settings: in memory those about files and retention do not matter. Raises
@@ -121,10 +123,13 @@ class Bucket:
         self._untold: dict[int, list[ManifestStep]] = {}  # of each vbucket that is behind
         self._limit_times()
         log.histories = self.vbuckets
+        log.can_delete = self._can_delete
         log.quota.measure = lambda: self.stats().memory_bytes
         self._clock = clock
         self._unloaded = iter(self.vbuckets)
         self._pager: Iterator[int] | None = None
+        self._deleter: Deleter | None = None
+        self.auto_deleted = 0
 
     @classmethod
     def open(
@@ -409,16 +414,45 @@ class Bucket:
         return self.log.compaction(everything, purge)
 
     def _compact_here(self) -> None:
-        """Rewrite the next piece now; all that is worth it where memory is short. For as long as nobody does it beside.
+        """Rewrite the next piece now; where memory is short, free as much as can be.
 
-        Whoever calls `compaction` sets `log.compact` to be called instead.
+        A caller that compacts on a thread sets another `log.compact`.
         """
+        if self._deleter is not None:
+            return  # its deletions ask for room
         while (piece := self.compaction()) is not None:
             piece.run()
             piece.finish()
             self.log.quota.look()
             if not self.log.quota.is_pressed:
-                break
+                return
+        while self.free_memory():
+            pass
+
+    def _can_delete(self) -> bool:
+        return self.settings.auto_delete and any(
+            vbucket.items for vbucket in self.vbuckets if vbucket.state is VbucketState.ACTIVE
+        )
+
+    def free_memory(self) -> bool:
+        """Delete old documents while memory is short, a few milliseconds' worth; False: enough, or none may be deleted.
+
+        Compaction then drops what they have left. Only active vbuckets delete; copies of them follow.
+        """
+        if self._deleter is None:
+            quota = self.log.quota
+            if not (quota.is_pressed and self._can_delete()):
+                return False
+            wanted = quota.measure() - self.log.dead_bytes - quota.low_water
+            if wanted <= 0:
+                return False
+            self._deleter = Deleter(self.log, self.vbuckets, wanted)
+        deleted = self._deleter.delete_some()
+        self.auto_deleted += len(deleted)
+        self.changed.update(deleted)
+        if self._deleter.is_done:
+            self._deleter = None
+        return self._deleter is not None
 
     def seal(self) -> None:
         """Let the active segment be rewritten like others."""

@@ -34,6 +34,7 @@ SEGMENT_BYTES = 16 * 1024 * 1024  # in memory; sealed in a few milliseconds, for
 _LARGEST_SEGMENT = 1024 * 1024 * 1024  # its offsets, and twice them, fit into Arrow's 31 bits
 _LOOKS_PER_SEGMENT = 8  # at even distances between two seals
 _BEHIND = 256 * 1024 * 1024  # bytes of sealed segments that wait for compaction, or as many as four segments have
+_SHORT_PURGE_AGE = 60.0  # seconds. Source: kv_engine, ephemeral_metadata_purge_age
 _NANOSECONDS = 10**9
 _ANY_SEQNO = 2**63 - 1
 
@@ -51,6 +52,7 @@ class Log:
         histories: the vbuckets.
         quota: what the bucket may occupy in memory.
         compact: called after a seal, and several times while a segment fills; begins or does a compaction.
+        can_delete: tells whether documents may and can be deleted to free memory.
     """
 
     durable = False
@@ -75,6 +77,7 @@ class Log:
         self.purged: list[Purged] = []
         self.compacting = False
         self.compact: Callable[[], None] = lambda: None
+        self.can_delete: Callable[[], bool] = lambda: False
         self._clock = clock
         self._segment_bytes = segment_bytes
         self._most_behind = max(_BEHIND, 4 * segment_bytes)
@@ -152,7 +155,7 @@ class Log:
             self.seal_dead()
             self.compact()
             quota.look()
-            quota.helps = self.frees()
+            quota.helps = self.frees() or self.can_delete()
         if quota.is_exceeded and not frees:
             self.limit = 0  # so that the next change asks again
             quota.refuse()
@@ -256,13 +259,19 @@ class Log:
         self.compacting = True
         return Compaction(self, self.sealed[chosen], self.limits()._replace(purge=purge))
 
+    @property
+    def purge_age(self) -> float:
+        """Seconds that a tombstone stays. Those of documents that had to go for lack of memory must go themselves."""
+        age = self.settings.purge_age
+        return min(age, _SHORT_PURGE_AGE) if self.settings.auto_delete and self.quota.is_pressed else age
+
     def unready(self) -> set[int]:
         """Return the numbers of sealed segments that cannot be rewritten yet."""
         return set()
 
     def _next_rewrite(self) -> slice | None:
         now = self._clock()
-        gains = [gain_of(segment, now, self.settings.purge_age) for segment in self.sealed]
+        gains = [gain_of(segment, now, self.purge_age) for segment in self.sealed]
         chosen, self._front = next_rewrite(
             self.sealed, gains, self.segment_bytes, front=self._front, pressed=self.quota.is_pressed
         )
@@ -298,7 +307,7 @@ class Log:
         return Limits(
             floors=self.floors(),
             last_seqnos=np.array([index.last_seqno for index in self.indexes], np.int64),
-            purge_before=max(self._clock() // _NANOSECONDS - int(self.settings.purge_age), 0),
+            purge_before=max(self._clock() // _NANOSECONDS - int(self.purge_age), 0),
             kept=name_of(of.astype(np.uint16), seqnos),
         )
 
@@ -340,9 +349,9 @@ class Log:
         segment, now = rewritten.segment, self._clock()
         dropped = sum(source.size for source in sources) - segment.size
         if not dropped:
-            segment.rest(gain_of(segment, now, self.settings.purge_age), now)
+            segment.rest(gain_of(segment, now, self.purge_age), now)
             return
-        overdue = gain_of(segment, now, self.settings.purge_age) - segment.dead
+        overdue = gain_of(segment, now, self.purge_age) - segment.dead
         segment.rest(self.retained(rewritten.choice) + overdue, now)
         for newer in self.sealed:
             if newer.ids[0] > segment.ids[1]:

@@ -23,7 +23,7 @@ class Settings:
     seconds ago, and the log since then has at most so many bytes; None: no limit of that kind. conflict_resolution:
     `seqno` or `lww` (last write wins), for changes that come with their meta data. memory_bytes: what the bucket may
     occupy in memory, None for any. max_ttl: seconds that documents live at most, where their collection does not say;
-    0: any time.
+    0: any time. auto_delete: while memory is short, the documents that were changed longest ago are deleted.
     """
 
     segment_bytes: int = 64 * 1024 * 1024
@@ -35,6 +35,7 @@ class Settings:
     conflict_resolution: str = "seqno"
     memory_bytes: int | None = None
     max_ttl: int = 0
+    auto_delete: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.segment_bytes <= _LARGEST_SEGMENT:

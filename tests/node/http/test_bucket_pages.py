@@ -121,6 +121,17 @@ def test_what_cannot_be_changed(web, form):
     assert answer.said["errors"] == dict.fromkeys(form, "cannot be changed")
 
 
+def test_what_happens_when_a_bucket_is_full(web):
+    assert web.post(BUCKETS, name="wine", bucketType="ephemeral", evictionPolicy="nruEviction").status == 202
+    assert web.said(f"{BUCKETS}/wine")["evictionPolicy"] == "nruEviction"
+    assert web.post(f"{BUCKETS}/wine", evictionPolicy="noEviction").status == 200
+    assert web.said(f"{BUCKETS}/wine")["evictionPolicy"] == "noEviction"
+    refused = web.post(f"{BUCKETS}/wine", evictionPolicy="valueOnly")
+    assert refused.status == 400
+    assert refused.said["errors"]["evictionPolicy"].endswith("expected noEviction or nruEviction")
+    assert web.post(BUCKETS, name="third", evictionPolicy="noEviction").status == 400
+
+
 def test_a_bucket_is_emptied(node, web):
     with connected(node, "beer") as client:
         client.set(b"k", b"v")

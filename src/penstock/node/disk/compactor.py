@@ -46,7 +46,6 @@ class Compactor:
         self._purge: PurgeRequest | None = None
         self._piece: Compaction | None = None
         self._running: asyncio.Future[None] | None = None
-        store.log.compact = self.look
         self._task = self._loop.create_task(self._run())
         self._task.add_done_callback(self._ended)
 

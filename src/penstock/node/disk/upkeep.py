@@ -1,4 +1,5 @@
-"""What a bucket needs done by itself: loading its keys after a start, and ending documents whose time is over.
+"""What a bucket needs done by itself: loading its keys after a start, ending documents whose time is over, and deleting
+old ones while memory is short.
 
 All of it runs on the event loop, in slices of a few milliseconds. The same goes for what a new manifest says to the
 vbuckets.
@@ -52,6 +53,20 @@ class Upkeep:
         self._looker = self._loop.call_later(_LOOK_SECONDS, self._look_around)
         self._spreader: asyncio.Handle | None = None
         self._awaiting: dict[object, Callable[[], None]] = {}
+        self._freer: asyncio.Handle | None = None
+
+    def free_memory(self) -> None:
+        """Begin to delete old documents, if the bucket may do so and memory is short."""
+        store = self.store
+        if self._freer is None and store.settings.auto_delete and store.log.quota.is_pressed:
+            self._freer = self._loop.call_soon(self._free_some)
+
+    def _free_some(self) -> None:
+        began = self._loop.time()
+        more = self.store.free_memory()
+        self._look()
+        # As long again for the others.
+        self._freer = self._loop.call_later(self._loop.time() - began, self._free_some) if more else None
 
     def _load(self) -> None:
         began = self._loop.time()
@@ -126,6 +141,6 @@ class Upkeep:
         self._looker = self._loop.call_later(_LOOK_SECONDS, self._look_around)
 
     def close(self) -> None:
-        for timer in (self._loader, self._pager, self._looker, self._spreader):
+        for timer in (self._loader, self._pager, self._looker, self._spreader, self._freer):
             if timer is not None:
                 timer.cancel()

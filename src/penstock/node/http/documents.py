@@ -150,7 +150,7 @@ def bucket(node: Node, served: ServedBucket, manifest: Manifest) -> dict[str, An
         "quota": {"ram": quota, "rawRAM": quota},
         "maxTTL": spec.max_ttl,
         "compressionMode": "passive",
-        "evictionPolicy": "valueOnly" if spec.persistent else "noEviction",
+        "evictionPolicy": spec.eviction_policy,
         "durabilityMinLevel": "none",
         "conflictResolutionType": served.store.settings.conflict_resolution,
         "historyRetentionSeconds": int(served.store.settings.retention_seconds or 0),

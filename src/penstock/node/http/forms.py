@@ -108,6 +108,7 @@ _CHANGEABLE: dict[str, Field] = {
     "ramQuotaMB": ("quota_bytes", _quota),
     "replicaNumber": ("replicas", number(0, MAX_REPLICAS)),
     "flushEnabled": ("flush_enabled", flag),
+    "evictionPolicy": ("eviction", _choice("valueOnly", "fullEviction", "noEviction", "nruEviction")),
     "maxTTL": ("max_ttl", number(0, 2**31 - 1)),
     "historyRetentionSeconds": ("retention_seconds", number(0, _LARGEST)),
     "historyRetentionBytes": ("retention_bytes", lambda text: number(0, _LARGEST)(text) or None),
@@ -116,7 +117,6 @@ _CHANGEABLE: dict[str, Field] = {
 _CHECKED: dict[str, Callable[[str], Any]] = {
     "durabilityMinLevel": _choice("none"),
     "compressionMode": _choice("off", "passive", "active"),
-    "evictionPolicy": _choice("valueOnly", "fullEviction", "noEviction", "nruEviction"),
     "replicaIndex": flag,
     "historyRetentionCollectionDefault": flag,
 }
@@ -134,7 +134,11 @@ def new_spec(form: Mapping[str, str], vbuckets: int) -> BucketSpec:
     try:
         return BucketSpec(**{"name": form["name"], "vbuckets": vbuckets, **found})
     except UsageError as error:
-        raise FormErrors({"name": str(error)}) from None
+        raise _not_a_bucket(error) from None
+
+
+def _not_a_bucket(error: UsageError) -> FormErrors:
+    return FormErrors({"evictionPolicy" if "eviction" in str(error) else "name": str(error)})
 
 
 def changed_spec(spec: BucketSpec, form: Mapping[str, str]) -> BucketSpec:
@@ -145,7 +149,10 @@ def changed_spec(spec: BucketSpec, form: Mapping[str, str]) -> BucketSpec:
         wrong["name"] = "cannot be changed"
     if wrong:
         raise FormErrors(wrong)
-    return replace(spec, **_read(form, _CHANGEABLE))
+    try:
+        return replace(spec, **_read(form, _CHANGEABLE))
+    except UsageError as error:
+        raise _not_a_bucket(error) from None
 
 
 def _differs(spec: BucketSpec, attribute: str, found: Mapping[str, Any]) -> bool:
