@@ -85,3 +85,20 @@ def test_console_block(text, tmp_path):
         shown = run(["bash", "-e", "-c", script.replace(DEFAULT_PORT, str(node.kv_port))], tmp_path, 280)
     assert "10000 documents loaded" in shown
     assert "5 of 10,000 rows" in shown
+
+
+RELIABILITY = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+
+
+def test_reliability_names_tests_and_benchmarks_that_are_there():
+    named = set(re.findall(r"`((?:tests|benchmarks|fuzz|mutation)/[^`]+)`", RELIABILITY))
+    assert named
+    assert [path for path in sorted(named) if not (ROOT / path).is_file()] == []
+
+
+def test_reliability_names_a_test_for_each_promise():
+    promises = [line for line in RELIABILITY.splitlines() if line.startswith("| ") and line.endswith("|")]
+    for header in ("promise", "tested by"):
+        assert any(header in line for line in promises)
+    for table in re.findall(r"\| promise \| tested by \|\n\| --- \| --- \|\n((?:\|.*\n)+)", RELIABILITY):
+        assert [line for line in table.splitlines() if "`tests/" not in line and "`benchmarks/" not in line] == []

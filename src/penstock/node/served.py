@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -96,6 +97,8 @@ class ServedBucket:
     def __init__(self, store: Bucket, spec: BucketSpec | None = None, definition: Definition | None = None) -> None:
         self.store = store
         self.spec = spec or BucketSpec(name=store.name, vbuckets=len(store.vbuckets))
+        for vbucket in store.vbuckets:
+            vbucket.monotonic = time.monotonic_ns
         self.topology = Topology()
         self.map = LiveMap(self._map)
         self._own_uuid = store.uuid or (definition.uuid if definition is not None else secrets.token_hex(16))

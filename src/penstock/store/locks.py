@@ -21,7 +21,7 @@ _LONGEST_SECONDS = 30
 
 
 class Lock(NamedTuple):
-    """cas: the document's until it changes. until: when the lock ends, ns since the epoch; 0: it was ended."""
+    """cas: the document's until it changes. until: when the lock ends, by the monotonic clock; 0: it was ended."""
 
     cas: int
     until: int

@@ -66,11 +66,12 @@ class Vbucket(ScopedHistory):
 
     Methods that store raise TemporaryFailure or OutOfMemory, and change nothing, while the log takes nothing. They
     raise Locked for a document that somebody has locked, unless they come with the lock's cas; a change ends the lock.
+    monotonic: nanoseconds that never go back, which locks are measured with; unless set, the bucket's clock.
     time_limits: for documents that are stored here; None: there are none. expired: how many documents have become
     tombstones here because their time was over, since the bucket was opened.
     """
 
-    __slots__ = ("_locks", "expired", "time_limits")
+    __slots__ = ("_locks", "expired", "monotonic", "time_limits")
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class Vbucket(ScopedHistory):
     ) -> None:
         super().__init__(index, log, clock=clock, new_vbuuid=new_vbuuid, changed=changed)
         self._locks: dict[bytes, Lock] = {}
+        self.monotonic = clock
         self.time_limits: TimeLimits | None = None
         self.expired = 0
 
@@ -128,7 +130,7 @@ class Vbucket(ScopedHistory):
                 self._expire(key)
             return None
         if self._locks and (lock := self._locks.get(key)) is not None:
-            cas = LOCKED_CAS if self._now() < lock.until else lock.cas
+            cas = LOCKED_CAS if self.monotonic() < lock.until else lock.cas
         value = buffer[at + _MUTATION_BYTES + key_length : at + HEADER_BYTES + body].tobytes()
         return _new_item(Item, (cas, flags, datatype, value, expiry, rev_seqno, seqno))
 
@@ -286,7 +288,7 @@ class Vbucket(ScopedHistory):
         if item is None:
             return None
         cas = self._clock.tick()
-        self._locks[key] = Lock(cas, self._now() + seconds * _NANOSECONDS)
+        self._locks[key] = Lock(cas, self.monotonic() + seconds * _NANOSECONDS)
         return item._replace(cas=cas)
 
     def unlock(self, key: bytes, cas: int) -> None:
@@ -294,7 +296,7 @@ class Vbucket(ScopedHistory):
         if self.get(key) is None:
             raise KeyNotFound(vbucket=self.id)
         lock = self._locks.get(key)
-        if lock is None or self._now() >= lock.until:
+        if lock is None or self.monotonic() >= lock.until:
             raise NotLocked(vbucket=self.id)
         if cas != lock.cas:
             raise Locked(vbucket=self.id)
@@ -313,7 +315,7 @@ class Vbucket(ScopedHistory):
             return None
         meta = meta_of(newest)
         if self._locks and (lock := self._locks.get(key)) is not None:
-            meta = meta._replace(cas=LOCKED_CAS if self._now() < lock.until else lock.cas)
+            meta = meta._replace(cas=LOCKED_CAS if self.monotonic() < lock.until else lock.cas)
         return meta
 
     def newest_seqno(self, key: bytes) -> int | None:
@@ -504,7 +506,7 @@ class Vbucket(ScopedHistory):
         0 is the cas of a command that does not care.
         """
         if self._locks and (lock := self._locks.get(key)) is not None:
-            if cas != lock.cas and self._now() < lock.until:
+            if cas != lock.cas and self.monotonic() < lock.until:
                 raise Locked(vbucket=self.id)
             logged = lock.cas
         if cas and cas != logged:

@@ -1,0 +1,247 @@
+"""A day in which the wall clock jumps, seconds or days, forward and back: cas, expiry, locks, purges and restarts.
+
+A model says what a bucket has to answer. It knows two clocks: the wall clock, which jumps, and a monotonic one.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import KeyNotFound, Locked
+from penstock.store.bucket import Bucket
+from penstock.store.settings import Settings
+from penstock.store.vbucket import Vbucket
+from tests.store.model import START
+
+SECOND = 10**9
+HOUR, DAY = 60 * 60, 24 * 60 * 60
+KEYS = [b"key %d" % number for number in range(12)]
+PURGE_AGE = 6 * HOUR
+JUMPS = (1, 30, 600, HOUR, 10 * HOUR, DAY, 3 * DAY)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the model knows of a document. locked_until: by the monotonic clock, seconds; 0 for no lock."""
+
+    value: bytes
+    expiry: int = 0
+    locked_until: float = 0
+
+
+@dataclass
+class Day:
+    """A bucket and its model.
+
+    Attributes:
+        wall, monotonic: the clocks, in seconds.
+        highest: the highest that the wall clock has been.
+        documents: by key, those that are there, or whose expiry nobody has noticed.
+        tombstones: by key, when it was deleted; without those that a compaction may have dropped.
+        cas: the newest one.
+        changes: how many there have been.
+    """
+
+    path: Path | None
+    chance: random.Random
+    wall: float = START / SECOND
+    monotonic: float = 0.0
+    highest: float = START / SECOND
+    documents: dict[bytes, Known] = field(default_factory=dict)
+    tombstones: dict[bytes, int] = field(default_factory=dict)
+    cas: int = 0
+    changes: int = 0
+    bucket: Bucket = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.numbers = count(1)
+        self.bucket = self.open()
+
+    def open(self) -> Bucket:
+        how = {
+            "vbuckets": 1,
+            "clock": lambda: int(self.wall * SECOND),
+            "new_vbuuid": lambda: next(self.numbers),
+            "settings": Settings(purge_age=PURGE_AGE, segment_bytes=4096),
+        }
+        bucket = Bucket("b", **how) if self.path is None else Bucket.open(self.path, "b", **how)  # type: ignore[arg-type]
+        bucket.vbuckets[0].monotonic = lambda: int(self.monotonic * SECOND)
+        return bucket
+
+    @property
+    def vbucket(self) -> Vbucket:
+        return self.bucket.vbuckets[0]
+
+    @property
+    def now(self) -> int:
+        return int(self.wall)
+
+    def pass_time(self) -> None:
+        """Let some time pass, and now and then let the wall clock jump."""
+        seconds = self.chance.choice([0, 0.001, 1, 10, 60, 300])
+        self.monotonic += seconds
+        self.wall += seconds
+        if self.chance.random() < 0.1:
+            self.wall += self.chance.choice(JUMPS) * self.chance.choice([-1, 1])
+        self.highest = max(self.highest, self.wall)
+
+    def stored(self, cas: int) -> None:
+        """Check the cas of a change: above all others, and not far above the clock."""
+        self.changes += 1
+        assert cas > self.cas
+        assert cas <= int(self.highest * SECOND) + self.changes
+        self.cas = cas
+
+    def notice(self, key: bytes) -> Known | None:
+        """Return what is known of a document that is there; one whose time is over is gone for good."""
+        known = self.documents.get(key)
+        if known is not None and 0 < known.expiry <= self.now:
+            self.forget(key)
+            self.noticed()
+            return None
+        return known
+
+    def forget(self, key: bytes) -> Known:
+        self.tombstones[key] = self.now
+        return self.documents.pop(key)
+
+    def noticed(self) -> None:
+        """Count the deletion of an expired document, whose cas nobody was told."""
+        self.changes += 1
+        assert self.vbucket.max_cas > self.cas
+        assert self.vbucket.max_cas <= int(self.highest * SECOND) + self.changes
+        self.cas = self.vbucket.max_cas
+
+    # What is done
+
+    def read(self, key: bytes) -> None:
+        item = self.vbucket.get(key)
+        known = self.notice(key)
+        assert (None if item is None else item.value) == (None if known is None else known.value)
+
+    def write(self, key: bytes) -> None:
+        known, value = self.documents.get(key), b"%d" % self.chance.randrange(1000)
+        expiry = self.chance.choice([0, 1, 60, HOUR, DAY, self.now + 5, self.now + DAY])
+        try:
+            stored = self.vbucket.set(key, value, expiry=expiry)
+        except Locked:
+            assert known is not None
+            assert self.monotonic < known.locked_until
+            return
+        if known is not None and 0 < known.expiry <= self.now:
+            self.changes += 1  # the deletion in between
+        elif known is not None:
+            assert self.monotonic >= known.locked_until
+        self.tombstones.pop(key, None)
+        self.documents[key] = Known(value, self.now + expiry if 0 < expiry <= 30 * DAY else expiry)
+        self.stored(stored.cas)
+
+    def delete(self, key: bytes) -> None:
+        try:
+            stored = self.vbucket.delete(key)
+        except KeyNotFound:
+            assert self.notice(key) is None
+        except Locked:
+            assert self.monotonic < self.documents[key].locked_until
+        else:
+            assert self.monotonic >= self.forget(key).locked_until
+            self.stored(stored.cas)
+
+    def lock(self, key: bytes) -> None:
+        known = self.documents.get(key)
+        try:
+            item = self.vbucket.lock(key, 20)
+        except Locked:
+            assert known is not None
+            assert self.monotonic < known.locked_until
+            return
+        known = self.notice(key)
+        assert (item is None) == (known is None)
+        if item is not None and known is not None:
+            assert self.monotonic >= known.locked_until
+            self.documents[key] = replace(known, locked_until=self.monotonic + 20)
+            self.stored(item.cas)
+
+    def delete_expired(self) -> None:
+        """Let the pager do its work: it deletes all that is over, and nothing else."""
+        over = [key for key, known in self.documents.items() if 0 < known.expiry <= self.now]
+        before = self.vbucket.high_seqno
+        while self.bucket.expire():
+            continue
+        assert self.vbucket.high_seqno == before + len(over)
+        for key in over:
+            self.forget(key)
+        self.changes += len(over)
+        self.cas = self.vbucket.max_cas
+
+    def compact(self) -> None:
+        """Compact: a tombstone stays for as long as the purge age by the clock, and so does each document."""
+        if self.path is not None:
+            self.bucket.commit()
+            self.bucket.seal()
+            self.bucket.compact()
+            self.tombstones = {key: time for key, time in self.tombstones.items() if time >= self.now - PURGE_AGE}
+        for key in self.tombstones:
+            assert self.vbucket.tombstone(key) is not None
+
+    def restart(self) -> None:
+        """Close and open the bucket: what it was told stays, locks do not."""
+        if self.path is not None:
+            self.bucket.commit()
+            self.bucket.close()
+            self.bucket = self.open()
+            self.documents = {key: replace(known, locked_until=0) for key, known in self.documents.items()}
+
+    def live(self, hours: float) -> None:
+        actions = [self.read, self.read, self.write, self.write, self.write, self.delete, self.lock]
+        while self.monotonic < hours * HOUR:
+            self.pass_time()
+            match self.chance.randrange(40):
+                case 0:
+                    self.delete_expired()
+                case 1:
+                    self.restart()
+                case 2:
+                    self.compact()
+                case _:
+                    self.chance.choice(actions)(self.chance.choice(KEYS))
+        for key in KEYS:
+            self.read(key)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_hours_of_clock_jumps(tmp_path, on_disk, seed):
+    Day(tmp_path / "b" if on_disk else None, random.Random(seed)).live(3)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_days_of_clock_jumps(tmp_path, on_disk, seed):
+    Day(tmp_path / "b" if on_disk else None, random.Random(1000 + seed)).live(24)
+
+
+def lock_for(jump: int, waited: int) -> bool:
+    """Lock a document for 20 s, let the wall clock jump, wait; tell whether it is locked still."""
+    day = Day(None, random.Random(0))
+    day.vbucket.set(b"k", b"v")
+    day.vbucket.lock(b"k", 20)
+    day.wall += jump + waited
+    day.monotonic += waited
+    try:
+        day.vbucket.set(b"k", b"w")
+    except Locked:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("jump", [0, -DAY, -1, 1, DAY])
+@pytest.mark.parametrize(("waited", "locked"), [(0, True), (19, True), (20, False), (21, False)])
+def test_a_lock_lasts_as_long_as_it_should_whatever_the_clock_does(jump, waited, locked):
+    assert lock_for(jump, waited) is locked
