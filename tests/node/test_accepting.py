@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import select
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from penstock.node import Node
 from penstock.node.accepting import most_connections
 from penstock.wire.constants import Status
 from penstock.wire.kv import Noop
@@ -91,3 +93,15 @@ def test_as_many_as_are_wanted(wanted, places, caplog):
     caplog.set_level("INFO")
     assert most_connections(wanted) == places
     assert not caplog.records
+
+
+@pytest.mark.parametrize("port", ["kv_port", "http_port"])
+def test_replies_do_not_wait_for_acknowledgements(port):
+    with Node.running(vbuckets=1) as node, socket.create_connection((node.host, getattr(node, port))) as client:
+        client.sendall(b"GET /pools HTTP/1.1\r\n" if port == "http_port" else Noop().encode()[:10])
+        connections = node.http.connections if port == "http_port" else node.guests.present
+        while not connections:
+            continue
+        (connection,) = connections
+        transport = connection.transport if port == "http_port" else connection._transport
+        assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
