@@ -9,8 +9,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from penstock.node.address_shares import AddressShares, network_of
+from penstock.node.address_shares import AddressShares
 from penstock.node.log_limit import LogLimit
+from penstock.node.newcomers import Newcomers
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
@@ -44,8 +45,7 @@ class Guests:
         self._version = 0 if users is None else users.version
         self._shares = AddressShares(most)
         self._turned_away: set[NodeConnection] = set()  # those that `leave` gives no place back for
-        self._strangers: dict[str, dict[NodeConnection, float]] = {}  # by address; when they came, the oldest first
-        self._stranger_shares = AddressShares(MOST_STRANGERS)
+        self._strangers: Newcomers[NodeConnection] = Newcomers(MOST_STRANGERS)
         self._refused = LogLimit(logger, loop.time)
         self._looker: asyncio.TimerHandle | None = None
 
@@ -73,44 +73,22 @@ class Guests:
 
     def wait_for_login(self, connection: NodeConnection) -> None:
         """Let a connection log in within the time that there is for that."""
-        of_address = self._strangers.setdefault(network_of(connection.host), {})
-        if connection not in of_address:
-            if not self._stranger_shares.take(connection.host):
-                self._make_room(of_address, connection.host)
-            of_address[connection] = self._loop.time()
+        oldest = self._strangers.add(connection, connection.host, self._loop.time())
+        if oldest is not None:
+            oldest.abort("others came after it, and it had not logged in")
 
     def logged_in(self, connection: NodeConnection) -> None:
-        network = network_of(connection.host)
-        of_address = self._strangers.get(network, {})
-        if of_address.pop(connection, None) is not None:
-            self._stranger_shares.give_back(connection.host)
-        if not of_address:
-            self._strangers.pop(network, None)
+        self._strangers.remove(connection, connection.host)
 
     def close(self) -> None:
         if self._looker is not None:
             self._looker.cancel()
 
-    def _make_room(self, of_address: dict[NodeConnection, float], host: str) -> None:
-        """End the oldest stranger of an address, so that a new one gets its place.
-
-        An address without any, where all places are taken, gets the place of the one that has waited longest.
-        """
-        if of_address:
-            oldest = next(iter(of_address))
-            del of_address[oldest]  # not when it has left, or the next would end it once more
-        else:
-            oldest = min((came, id(one), one) for some in self._strangers.values() for one, came in some.items())[2]
-            self.logged_in(oldest)
-            self._stranger_shares.take(host)
-        oldest.abort("others came after it, and it had not logged in")
-
     def _look(self) -> None:
         self._looker = self._loop.call_later(_LOOK_SECONDS, self._look) if self.present else None
         now = self._loop.time()
         late = now - self._options.login_timeout
-        waiting = [item for of_address in self._strangers.values() for item in of_address.items()]
-        for connection in [one for one, came in waiting if came <= late]:
+        for connection in self._strangers.older_than(late):
             connection.abort(f"no login within {self._options.login_timeout:g} s")
         late = now - self._options.frame_timeout
         for connection in [one for one in self.present if one.frame_began and one.frame_began <= late]:

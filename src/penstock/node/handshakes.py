@@ -1,89 +1,101 @@
-"""Connections with TLS, from when they are accepted: what each of them costs, and how many may be shaking hands.
-
-asyncio sets 256 KiB aside for a connection with TLS, before a byte has come and for as long as it lasts, and has no
-option for it: four thousand peers that connect and say nothing were 1.2 GiB. So the protocol that it makes for them is
-made here, as loop.create_server would, with a size of its own; the server itself is one without TLS.
-"""
+"""Bounds the TLS handshakes of a node, and ends connections whose certificates no longer count."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final
 
-__all__ = ["MOST_HANDSHAKES", "TLS_BUFFER_BYTES", "Handshakes"]
+from penstock.node.encryption import READ_BYTES, Encrypted
+from penstock.node.newcomers import Newcomers
 
-TLS_BUFFER_BYTES: Final = 32 * 1024
-"""Two TLS records of the longest kind. Measured, a pipeline of requests is as fast as with asyncio's 256 KiB."""
+__all__ = ["MOST_HANDSHAKES", "MOST_SILENT", "Handshakes"]
 
+MOST_SILENT: Final = 8192
 MOST_HANDSHAKES: Final = 1024
-"""Peers that may be shaking hands. With one more, the oldest of them ends."""
+"""Peers that have connected but not sent a whole ClientHello (4 KiB each, with theirs), and those for which OpenSSL
+has a handshake under way (40 KiB each). See Newcomers for each address's share."""
 
-_SECONDS = 10.0
+_SECONDS: Final = 10.0
 """In which a handshake must be done."""
+
+_LOOK_SECONDS: Final = 1.0
 
 
 class Handshakes:
-    """Those under way on all ports of a node."""
+    """The TLS connections of all ports of a node.
+
+    Attributes:
+        loop: the node's event loop.
+        read_buffer: shared by all connections: each read is used up before the next.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._transports: dict[_Encrypted, asyncio.Transport] = {}  # the oldest first
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self._silent: Newcomers[Encrypted] = Newcomers(MOST_SILENT)
+        self._begun: Newcomers[Encrypted] = Newcomers(MOST_HANDSHAKES)
+        self._certified: set[Encrypted] = set()
+        self._looker: asyncio.TimerHandle | None = None
         self._closed = False
 
     def encrypted(
-        self, make: Callable[[], asyncio.BaseProtocol], context: ssl.SSLContext
+        self, make: Callable[[], asyncio.BaseProtocol], new_context: Callable[[], ssl.SSLContext]
     ) -> Callable[[], asyncio.BaseProtocol]:
-        """Return what makes the protocols of a server with TLS. make: makes those that get the bytes in clear."""
-        return lambda: _Encrypted(self, make(), context)
+        """Return a factory for the protocols of a port with TLS.
+
+        Args:
+            make: makes the protocols that get the bytes in clear.
+            new_context: returns the context of the next handshake.
+        """
+        return lambda: Encrypted(self, make, new_context)
+
+    def end_certified(self) -> None:
+        """End all connections whose client has shown a certificate."""
+        for connection in tuple(self._certified):
+            connection.abort()
 
     def close(self) -> None:
-        """End all that are not done, and those that begin later: they had been accepted before."""
+        """End all handshakes, and those that begin later: their connections had been accepted before."""
         self._closed = True
-        for transport in tuple(self._transports.values()):
-            transport.abort()
+        if self._looker is not None:
+            self._looker.cancel()
+        for connection in (*self._silent.all(), *self._begun.all()):
+            connection.abort()
 
     # What connections call
 
-    def begun(self, protocol: _Encrypted, transport: asyncio.Transport) -> None:
-        if len(self._transports) >= MOST_HANDSHAKES:
-            self._transports.pop(next(iter(self._transports))).abort()
-        self._transports[protocol] = transport
+    def connected(self, connection: Encrypted) -> None:
+        self._add(self._silent, connection)
         if self._closed:
-            transport.abort()
+            connection.abort()
+        elif self._looker is None:
+            self._looker = self.loop.call_later(_LOOK_SECONDS, self._look)
 
-    def ended(self, protocol: _Encrypted) -> None:
-        self._transports.pop(protocol, None)
+    def begun(self, connection: Encrypted) -> None:
+        self._silent.remove(connection, connection.host)
+        self._add(self._begun, connection)
 
+    def done(self, connection: Encrypted, *, certified: bool) -> None:
+        self._begun.remove(connection, connection.host)
+        if certified:
+            self._certified.add(connection)
 
-class _Encrypted(SSLProtocol):
-    max_size = TLS_BUFFER_BYTES
+    def lost(self, connection: Encrypted) -> None:
+        self._silent.remove(connection, connection.host)
+        self._begun.remove(connection, connection.host)
+        self._certified.discard(connection)
 
-    def __init__(self, handshakes: Handshakes, clear: asyncio.BaseProtocol, context: ssl.SSLContext) -> None:
-        done: asyncio.Future[None] = handshakes.loop.create_future()
-        done.add_done_callback(self._done)
-        super().__init__(
-            handshakes.loop,
-            clear,
-            context,
-            done,
-            server_side=True,
-            ssl_handshake_timeout=_SECONDS,  # type: ignore[arg-type]  # no need for a whole number
-        )
-        self._handshakes = handshakes
+    def _add(self, newcomers: Newcomers[Encrypted], connection: Encrypted) -> None:
+        oldest = newcomers.add(connection, connection.host, self.loop.time())
+        if oldest is not None:
+            oldest.abort()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._handshakes.begun(self, cast(asyncio.Transport, transport))
-        super().connection_made(transport)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._handshakes.ended(self)
-        super().connection_lost(exc)
-
-    def _done(self, done: asyncio.Future[None]) -> None:
-        """Shaken, or never to be: what went wrong is the peer's business."""
-        if not done.cancelled():
-            done.exception()
-        self._handshakes.ended(self)
+    def _look(self) -> None:
+        """Check once a second for all together: a timer for each would cost more than the peers that it watches."""
+        late = self.loop.time() - _SECONDS
+        for connection in (*self._silent.older_than(late), *self._begun.older_than(late)):
+            connection.abort()
+        waiting = len(self._silent) or len(self._begun)
+        self._looker = self.loop.call_later(_LOOK_SECONDS, self._look) if waiting else None

@@ -7,7 +7,6 @@ import ipaddress
 import logging
 import os
 import secrets
-import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from penstock.node.follow import Bridge, find_upstream
 from penstock.node.guests import Guests
 from penstock.node.handshakes import Handshakes
 from penstock.node.live_map import LiveMap
-from penstock.node.login import Access, Attempts, UsersFile, decide_access, load_certificate, server_context
+from penstock.node.login import Access, Attempts, ServerTls, UsersFile, decide_access
 from penstock.node.options import DEFAULT_PORT, PINS, Options
 from penstock.node.passwords import Passwords
 from penstock.node.producers import ProducerReport
@@ -61,7 +60,7 @@ class Listener:
     access: Access
     dialect: Dialect | None = None
     prototype: bool = False
-    tls: ssl.SSLContext | None = None
+    tls: ServerTls | None = None
 
 
 class Node:
@@ -103,7 +102,7 @@ class Node:
         self.http: HttpServer = _http_server(self)
         self.guests = Guests(loop, options, self.users, most_connections(options.most_connections))
         self.started_at = loop.time()
-        self._tls = _context(options)
+        self._tls = _server_tls(options)
         self._acceptors: list[Acceptor] = []
         self._stopping = False
         self._empty = asyncio.Event()
@@ -181,7 +180,7 @@ class Node:
         for acceptor in (*http.acceptors, *self._acceptors):  # nobody is told of a port that is not known yet
             acceptor.start()
 
-    def _listener(self, tls: ssl.SSLContext | None) -> Listener:
+    def _listener(self, tls: ServerTls | None) -> Listener:
         dialect, prototype = PINS[self.options.pin] if self.options.pin is not None else (None, False)
         return Listener(self.access(tls is not None), dialect, prototype, tls)
 
@@ -199,11 +198,12 @@ class Node:
 
     def _open_port(self, port: int, listener: Listener) -> int:
         """Take a port, and return its number. Raises Error if that cannot be."""
+        tls = listener.tls
 
         def make() -> NodeConnection:
             return NodeConnection(self, listener)
 
-        factory = make if listener.tls is None else self.handshakes.encrypted(make, listener.tls)
+        factory = make if tls is None else self.handshakes.encrypted(make, lambda: tls.context)
         try:
             acceptor = Acceptor(self.loop, self.host, port, factory)
         except OSError as error:
@@ -213,12 +213,15 @@ class Node:
         return acceptor.port
 
     def reload(self) -> None:
-        """Read the users and the certificate anew. Raises UsageError for what cannot be; then it stays as it was."""
-        options = self.options
+        """Read the users, the certificate and the CA of clients again.
+
+        When a CA is no longer there, connections end whose clients have shown a certificate: a client of a CA that
+        remains connects again. Raises UsageError for files that cannot be used; then everything stays as it was.
+        """
         if self.users is not None:
             self.users.reload()
-        if self._tls is not None and options.certificate is not None and options.key is not None:
-            load_certificate(self._tls, Path(options.certificate), Path(options.key))
+        if self._tls is not None and self._tls.reload():
+            self.handshakes.end_certified()
 
     @classmethod
     @contextmanager
@@ -373,9 +376,9 @@ def _address(host: str) -> tuple[str, bool]:
         raise UsageError(f"host {host!r}: expected an address, such as 127.0.0.1 or ::1") from None
 
 
-def _context(options: Options) -> ssl.SSLContext | None:
-    """Return what encrypts connections, if there is a certificate. Raises UsageError for files that are none."""
+def _server_tls(options: Options) -> ServerTls | None:
+    """Return the TLS of the ports, if there is a certificate. Raises UsageError for files that cannot be used."""
     if options.certificate is None or options.key is None:
         return None
     client_ca = None if options.client_ca is None else Path(options.client_ca)
-    return server_context(Path(options.certificate), Path(options.key), client_ca)
+    return ServerTls(Path(options.certificate), Path(options.key), client_ca)

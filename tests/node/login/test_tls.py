@@ -10,9 +10,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from penstock.errors import UsageError
-from penstock.node.login import AuthState, Login, User, Users, decide_access, load_certificate, server_context
+from penstock.node.login import AuthState, Login, User, Users, decide_access
 from penstock.node.login.certificates import make_certificates
-from penstock.node.login.tls import names_in
+from penstock.node.login.tls import ServerTls, names_in, server_context
 from penstock.node.login.users import Account
 
 SECONDS = 10.0
@@ -159,24 +159,47 @@ def test_names_in_a_certificate():
 # Certificates that are there in place of others
 
 
-def test_another_certificate_counts_from_the_next_connection_on(files, other):
-    context = context_of(files)
-    load_certificate(context, other / "server.pem", other / "server.key")
-    shake(context, client_of(other))
+@pytest.fixture
+def served(files, tmp_path):
+    """The TLS of copies of the files, which a test may replace."""
+    for name in ("server.pem", "server.key", "ca.pem"):
+        (tmp_path / name).write_bytes((files / name).read_bytes())
+    return ServerTls(tmp_path / "server.pem", tmp_path / "server.key", tmp_path / "ca.pem")
+
+
+def test_another_certificate_counts_from_the_next_connection_on(served, files, other, tmp_path):
+    for name in ("server.pem", "server.key"):
+        (tmp_path / name).write_bytes((other / name).read_bytes())
+    shake(served.context, client_of(files))
+    assert not served.reload()
+    shake(served.context, client_of(other))
     with pytest.raises(ssl.SSLCertVerificationError):
-        shake(context, client_of(files))
+        shake(served.context, client_of(files))
 
 
-def test_a_certificate_that_cannot_be_loaded_leaves_the_one_before(files, other, tmp_path):
-    context = context_of(files)
-    for certificate, key in (
-        (other / "server.pem", files / "server.key"),
-        (files / "server.key", files / "server.key"),
-        (tmp_path / "none.pem", files / "server.key"),
+def test_files_that_cannot_be_loaded_leave_what_was_before(served, files, other, tmp_path):
+    for name, content in (
+        ("server.pem", (other / "server.pem").read_bytes()),
+        ("server.pem", (files / "server.key").read_bytes()),
+        ("server.pem", None),
+        ("ca.pem", b""),
     ):
+        before = (tmp_path / name).read_bytes()
+        if content is None:
+            (tmp_path / name).unlink()
+        else:
+            (tmp_path / name).write_bytes(content)
         with pytest.raises(UsageError):
-            load_certificate(context, certificate, key)
-        shake(context, client_of(files))
+            served.reload()
+        shake(served.context, client_of(files))
+        (tmp_path / name).write_bytes(before)
+
+
+def test_a_reload_tells_whether_a_ca_is_gone(served, files, other, tmp_path):
+    ours, theirs = ((one / "ca.pem").read_bytes() for one in (files, other))
+    for content, gone in ((ours, False), (ours + theirs, False), (theirs + ours, False), (theirs, True), (ours, True)):
+        (tmp_path / "ca.pem").write_bytes(content)
+        assert served.reload() == gone
 
 
 # Files that cannot be used

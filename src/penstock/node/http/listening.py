@@ -65,12 +65,13 @@ class HttpServer:
 
     def listen(self, host: str, port: int, listener: Listener) -> int:
         """Take a port, 0 for any, to serve it once the server is started, and return its number. Raises Error."""
-        scheme = "http" if listener.tls is None else "https"
+        tls = listener.tls
+        scheme = "http" if tls is None else "https"
 
         def make() -> HttpConnection:
             return HttpConnection(self, scheme)
 
-        factory = make if listener.tls is None else self.node.handshakes.encrypted(make, listener.tls)
+        factory = make if tls is None else self.node.handshakes.encrypted(make, lambda: tls.context)
         try:
             acceptor = Acceptor(self.loop, host, port, factory)
         except OSError as error:

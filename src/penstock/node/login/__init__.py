@@ -8,7 +8,7 @@ from penstock.node.login.attempts import Attempts
 from penstock.node.login.privileges import BEFORE_LOGIN, needed, needed_to_open
 from penstock.node.login.roles import ANONYMOUS, OF_DOCUMENTS, Privilege, Role, RoleName, Target, User, parse_role
 from penstock.node.login.sasl import AuthState, Login, Step
-from penstock.node.login.tls import load_certificate, server_context
+from penstock.node.login.tls import ServerTls
 from penstock.node.login.users import Users
 from penstock.node.login.users_file import UsersFile
 
@@ -24,15 +24,14 @@ __all__ = [
     "Privilege",
     "Role",
     "RoleName",
+    "ServerTls",
     "Step",
     "Target",
     "User",
     "Users",
     "UsersFile",
     "decide_access",
-    "load_certificate",
     "needed",
     "needed_to_open",
     "parse_role",
-    "server_context",
 ]

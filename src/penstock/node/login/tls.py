@@ -10,7 +10,31 @@ from typing import Any
 
 from penstock.errors import UsageError
 
-__all__ = ["load_certificate", "names_in", "server_context"]
+__all__ = ["ServerTls", "names_in", "server_context"]
+
+
+class ServerTls:
+    """The TLS of a node's ports, made of files that may change.
+
+    Arguments and errors as of `server_context`.
+
+    Attributes:
+        context: of the next handshakes. A new one with each reload: an SSLContext cannot forget a CA, and its session
+            tickets would let clients of a removed one in.
+    """
+
+    def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
+        self._files = certificate, key, client_ca
+        self.context = server_context(*self._files)
+
+    def reload(self) -> bool:
+        """Read the files again; True if a CA that clients had their certificates from is no longer there.
+
+        Raises UsageError as `server_context` does; then everything stays as it was.
+        """
+        before = set(self.context.get_ca_certs(binary_form=True))
+        self.context = server_context(*self._files)
+        return not before <= set(self.context.get_ca_certs(binary_form=True))
 
 
 def server_context(
@@ -27,7 +51,9 @@ def server_context(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
-    load_certificate(context, certificate, key)
+    for path, what in ((certificate, "certificate"), (key, "key")):
+        _check_readable(path, f"TLS {what}")
+    _load(context, certificate, key)
     if client_ca is not None:
         _check_readable(client_ca, "client CA")
         try:
@@ -36,17 +62,6 @@ def server_context(
             raise UsageError(f"{client_ca}: no certificate in PEM form, expected the CA of the clients") from None
         context.verify_mode = ssl.CERT_REQUIRED if require_client else ssl.CERT_OPTIONAL
     return context
-
-
-def load_certificate(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    """Let a context have a certificate and its key, from its next connection on: also in place of the ones it has.
-
-    Raises UsageError as server_context does; then the context has what it had.
-    """
-    for path, what in ((certificate, "certificate"), (key, "key")):
-        _check_readable(path, f"TLS {what}")
-    _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)  # a failure leaves a context without a key
-    _load(context, certificate, key)
 
 
 def _load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:

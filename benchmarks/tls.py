@@ -1,0 +1,101 @@
+"""How fast is a node over TLS, beside the same without?
+
+One connection stores and reads small documents, pipelined, and large ones; then handshakes, one after the other.
+"""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.idle import HELLO, LOGIN, NOOP, certified, connect
+from benchmarks.process import Process, penstock
+from benchmarks.report import Report, options
+from penstock.wire.frame import HEADER_BYTES
+from penstock.wire.kv import Get, Set
+
+SMALL, LARGE = 100, 1 << 20
+PIPELINED = 500
+
+
+def take(peer: socket.socket, nbytes: int) -> None:
+    buffer = bytearray(1 << 18)
+    while nbytes:
+        count = peer.recv_into(buffer, min(nbytes, len(buffer)))
+        if not count:
+            raise ConnectionError("the node closed the connection")
+        nbytes -= count
+
+
+def exchange(peer: socket.socket, request: bytes, reply_bytes: int, rounds: int) -> float:
+    """Return the seconds that it takes to ask so many times."""
+    started = time.perf_counter()
+    for _ in range(rounds):
+        peer.sendall(request)
+        take(peer, reply_bytes)
+    return time.perf_counter() - started
+
+
+def measured(node: Process, chosen_rounds: int, *, tls: bool) -> dict[str, Callable[[], tuple[float, float]]]:
+    """Return what is measured: each gives units a second, and the node's processor microseconds for a unit."""
+    port = node.ready["tls_port"] if tls else node.port
+    peer = connect(port, [HELLO, LOGIN, NOOP], tls=tls)
+    store = Set(key=b"\0large", value=bytes(LARGE)).encode()
+    get_large = Get(key=b"\0large").encode()
+    store_small = Set(key=b"\0small", value=bytes(SMALL)).encode() * PIPELINED
+    get_small = Get(key=b"\0small").encode() * PIPELINED
+    stored, got_small, got_large = HEADER_BYTES, HEADER_BYTES + 4 + SMALL, HEADER_BYTES + 4 + LARGE
+    exchange(peer, store, stored, 1)
+    exchange(peer, store_small, stored * PIPELINED, 1)
+
+    def rate(request: bytes, reply: int, unit: float, rounds: int) -> Callable[[], tuple[float, float]]:
+        def work() -> tuple[float, float]:
+            cpu = node.cpu()
+            seconds = exchange(peer, request, reply, rounds)
+            return unit * rounds / seconds, (node.cpu() - cpu) / (unit * rounds) * 1e6
+
+        return work
+
+    return {
+        "GET of 100 B, 500 pipelined (requests/s)": rate(
+            get_small, got_small * PIPELINED, PIPELINED, 2 * chosen_rounds
+        ),
+        "SET of 100 B, 500 pipelined (requests/s)": rate(store_small, stored * PIPELINED, PIPELINED, chosen_rounds),
+        "GET of 1 MiB (MiB/s)": rate(get_large, got_large, 1, chosen_rounds),
+        "SET of 1 MiB (MiB/s)": rate(store, stored, 1, chosen_rounds // 2),
+    }
+
+
+def handshakes(node: Process, count: int) -> float:
+    """Return how many connections with TLS can be opened each second, one after the other."""
+    started = time.perf_counter()
+    for _ in range(count):
+        connect(node.ready["tls_port"], [NOOP], tls=True).close()
+    return count / (time.perf_counter() - started)
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--repeat", type=int, default=5)
+    chosen = parser.parse_args()
+    report = Report("A node over TLS, and without; the best of the repetitions", chosen)
+    with (
+        tempfile.TemporaryDirectory() as place,
+        penstock("--vbuckets", 64, *certified(Path(place))) as node,
+    ):
+        for tls in (False, True):
+            for name, work in measured(node, chosen.rounds, tls=tls).items():
+                found = [work() for _ in range(chosen.repeat)]
+                best, cpu = max(rate for rate, _ in found), sum(cpu for _, cpu in found) / len(found)
+                report.row(f"{'TLS' if tls else 'plain'}: {name}", f"{best:,.0f}; {cpu:.1f} us of the node's CPU each")
+        best = max(handshakes(node, chosen.rounds * 2) for _ in range(chosen.repeat))
+        report.row("TLS: connections opened (each second)", f"{best:,.0f}")
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
