@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import json
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
@@ -59,11 +60,14 @@ class Running:
 
 
 _PROCESS = """
-import asyncio, sys
+import asyncio, json, sys
 from penstock.node import Node
+from penstock.node.topology import NodePlace
 
 async def main():
-    node = await Node.start(port=int(sys.argv[1]), buckets=["beer"], vbuckets=4)
+    options = json.loads(sys.argv[2])
+    options["nodes"] = [NodePlace(host="127.0.0.1", kv=port) for port in options.get("nodes", ())]
+    node = await Node.start(port=int(sys.argv[1]), buckets=["beer"], **options)
     print(node.kv_port, flush=True)
     await node.wait_closed()
 
@@ -72,15 +76,16 @@ asyncio.run(main())
 
 
 class Process:
-    """A node in a process of its own, to be killed."""
+    """A node in a process of its own, to be killed. options: of Node.start; nodes: the ports of all nodes."""
 
-    def __init__(self):
-        self.port = 0
+    def __init__(self, port=0, vbuckets=4, **options):
+        self.port = port
+        self.options = json.dumps({"vbuckets": vbuckets, **options})
         self.start()
 
     def start(self):
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROCESS, str(self.port)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", _PROCESS, str(self.port), self.options], stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
@@ -88,6 +93,12 @@ class Process:
     def kill(self):
         self._process.kill()
         self._process.communicate(timeout=SECONDS)
+
+
+def free_ports(count):
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in held]
 
 
 def reply(frame, status=Status.SUCCESS, **parts):

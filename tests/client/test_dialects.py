@@ -258,7 +258,8 @@ async def test_the_kernel_watches_where_the_dialect_does_not(running, protocol):
         await bucket.upsert("k", b"")
         async with await bucket.stream() as stream:
             await anext(stream.changes())
-            (link,) = stream._links
+            (lane,) = stream._lanes.values()
+            link = lane.link
             assert link._transport is not None
             sock = link._transport.get_extra_info("socket")
             assert bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) == (protocol != "dcp")

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import msgspec
 
+from penstock.client.dropped import Dropped, DropReason
 from penstock.errors import (
     ConnectionClosed,
     Error,
@@ -112,6 +113,7 @@ class NodeLink(asyncio.BufferedProtocol):
         """Streams that used the connection before had opaques below it; messages of these may be under way."""
         self.ended_in_order = False
         """The node closed it, between two frames, and not for anything that went wrong."""
+        self.dropped = Dropped()
         self.unknown_opcodes: set[int] = set()
         """Requests that the server was found not to know; another way was taken, and is taken next time."""
 
@@ -195,7 +197,7 @@ class NodeLink(asyncio.BufferedProtocol):
             if isinstance(event, Broken | Malformed):
                 failure = event.error
                 break
-            if not (isinstance(event, Frame) and event.magic == Magic.RESPONSE and self._answer(event)):
+            if not (isinstance(event, Frame) and (self._answer(event) or self._drop(event))):
                 rest.append(event)
         try:
             if self._on_stream is not None:
@@ -221,6 +223,11 @@ class NodeLink(asyncio.BufferedProtocol):
         for call in set(waiting.values()):
             if not call.done.done():
                 call.done.set_exception(self.ended(f" before {opcode_name(call.opcode)} was answered"))
+
+    @property
+    def half_frame(self) -> str:
+        """What has come of a frame that is incomplete; empty between two frames."""
+        return self._receiver.half_frame
 
     # what callers use
 
@@ -341,13 +348,23 @@ class NodeLink(asyncio.BufferedProtocol):
         return call
 
     def _answer(self, frame: Frame) -> bool:
-        """Take a reply to a request of ours; False for one that is not."""
-        call = self._waiting.get(frame.opaque)
+        """Take a reply to a request of ours; False for any other frame."""
+        call = self._waiting.get(frame.opaque) if frame.magic == Magic.RESPONSE else None
         if call is None:
             return False
         if call.take(frame):
             del self._waiting[frame.opaque]
         return True
+
+    def _drop(self, frame: Frame) -> bool:
+        """Leave out a frame that is nobody's; False for one that is for the streams."""
+        if frame.magic in (Magic.SERVER_REQUEST, Magic.SERVER_RESPONSE):
+            self.dropped.add(DropReason.PUSHED)
+            return True
+        if self._on_stream is None:
+            is_reply = frame.magic == Magic.RESPONSE
+            self.dropped.add(DropReason.UNEXPECTED_REPLY if is_reply else DropReason.NOBODY_LISTENS)
+        return self._on_stream is None
 
 
 def _encode(requests: Sequence[Request], first: int) -> bytearray:

@@ -11,31 +11,37 @@ history that was decided upon. Until then no snapshot counts as complete.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from operator import itemgetter
-from typing import NamedTuple
 
 import pyarrow as pa
 
-from penstock.client.follower import Delivery, Follower
-from penstock.client.order import behind_snapshot, foreign_vbucket, is_flush, not_above, take_parts, wrong_snapshot
+from penstock.client.dropped import DropReason
+from penstock.client.follower import Delivery
+from penstock.client.order import (
+    NONE_WANTED,
+    RunPart,
+    behind_snapshot,
+    foreign_vbucket,
+    is_flush,
+    not_above,
+    take_parts,
+    wrong_snapshot,
+)
 from penstock.client.position import UNKNOWN_END, Position, accepted, advance_to, reconciled
-from penstock.client.selection import Filter, KnownCollections, Selection
+from penstock.client.selection import KnownCollections, Selection
 from penstock.client.speech import (
-    SPEECHES,
     Accepted,
     Answer,
-    LogFirst,
     Refused,
     Rollback,
     UnknownBranch,
     position_behind,
 )
+from penstock.client.stream_table import AskedLog, StreamTable
 from penstock.client.system_event import change_of
-from penstock.client.vbucket_stream import UNNAMED, VbucketStream, Wanted, is_nothing, rollback_row
-from penstock.errors import AccessDenied, ConnectionClosed, Error, RemoteProtocolError, UsageError, status_error
+from penstock.client.vbucket_stream import UNNAMED, VbucketStream, Wanted, rollback_row
+from penstock.errors import AccessDenied, ConnectionClosed, RemoteProtocolError, status_error
 from penstock.store.failover import FailoverLog
 from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
 from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Status, StreamEndReason
@@ -51,22 +57,14 @@ from penstock.wire.dcp import (
 from penstock.wire.frame import Frame, join_frame, status_name
 from penstock.wire.heads import Run
 from penstock.wire.inflated import inflate_run, plain_heads
-from penstock.wire.layout import Message, Request, decode
+from penstock.wire.layout import Message, decode
 from penstock.wire.schema import signed64
 from penstock.wire.stream import EVENTS, StreamEvent, StreamState, advance
 
 __all__ = ["Delivery", "Feed", "Wanted"]
 
 
-class _Asked(NamedTuple):
-    """A failover log that was asked for. of: the opaque of the stream that it was asked about."""
-
-    stream: VbucketStream
-    then: Callable[[VbucketStream, FailoverLog], None]
-    of: int
-
-
-class Feed(Follower):
+class Feed(StreamTable):
     """The streams of some vbuckets, each from its own position. Attributes as of Follower."""
 
     def __init__(
@@ -92,130 +90,21 @@ class Feed(Follower):
         extended attributes. These two are for DCP. values: with values; if not, DCP does not send them.
         Raises UsageError for a vbucket that the bucket does not have.
         """
-        if foreign := [vb for vb in wanted if not 0 <= vb < vbuckets]:
-            raise UsageError(f"vbucket {foreign[0]}, expected one below {vbuckets}")
-        super().__init__(dialect, vbuckets, window, {vb: each.position for vb, each in wanted.items()})
-        self._speech = SPEECHES[dialect]
-        self._log_first = self._speech if isinstance(self._speech, LogFirst) else None
-        self.noop = self._speech.noop
+        super().__init__(vbuckets, wanted, window, dialect, ends_now=ends_now, selection=selection)
         self._exact_end = exact_end
-        self._ends_now = ends_now
         self._every_move = every_move
-        self._filter = None if selection is None else Filter(selection)
-        self.collections = selection is not None
         self.xattrs = self._context.xattrs = xattrs
         self.values = self._context.values = values
-        self._streams = {vb: VbucketStream(vb, each, each.position, each.end_seqno) for vb, each in wanted.items()}
-        nothing = {vb for vb, each in wanted.items() if is_nothing(each.position, each.end_seqno)}
-        self._unfinished = set(wanted) - (set() if ends_now else nothing)
-        self._due: set[int] = set()
-        self._by_opaque: dict[int, VbucketStream] = {}
-        self._logs_due: dict[int, Callable[[VbucketStream, FailoverLog], None]] = {}
-        self._logs: dict[int, _Asked] = {}
-        self._unanswered = 0
         self._moved: set[int] = set()
         self._adopted: dict[int, FailoverLog] = {}
-        self._unacked: Counter[int] = Counter()
-        self._is_untidy = False  # a producer goes on with a stream that nobody wants
         self.connection_lost()
 
-    # what is asked for
-
-    def unfinished(self) -> Collection[int]:
-        return self._unfinished
+    # collections
 
     def use_collections(self, known: KnownCollections | None) -> None:
         """As of Follower. Raises UsageError for what is wanted and not there."""
         if self._filter is not None:
             self._context.collections = self._filter.use(known)
-
-    @property
-    def is_done(self) -> bool:
-        return not self._unfinished
-
-    @property
-    def is_tidy(self) -> bool:
-        return self.is_done and not self._by_opaque and not self._is_untidy
-
-    @property
-    def awaits_replies(self) -> bool:
-        return self._unanswered > 0 or bool(self._logs)
-
-    def connection_lost(self) -> None:
-        super().connection_lost()
-        self._by_opaque.clear()
-        self._logs.clear()
-        self._logs_due.clear()
-        self._is_untidy = False
-        self._unanswered = 0
-        self._unacked.clear()
-        self.needs_end = set(self._unfinished) if self._ends_now else set()
-        for stream in self._streams.values():
-            stream.state = StreamState.ENDED
-            stream.opaque, stream.has_ended = 0, False
-        for vbucket in self._unfinished:
-            self._make_due(vbucket)
-
-    def set_end(self, vbucket: int, end_seqno: int) -> None:
-        stream = self._streams[vbucket]
-        stream.end_seqno = end_seqno
-        self.needs_end.discard(vbucket)
-        if is_nothing(stream.position, end_seqno) and stream.requested_seqno is None:
-            self._finish(stream)
-
-    def leave_out(self, vbucket: int) -> None:
-        self.needs_end.discard(vbucket)
-        self._finish(self._streams[vbucket])
-
-    def requests(self, take_opaque: Callable[[], int]) -> list[Request]:
-        """Return the requests that are due: one for each stream that is neither open nor at its end.
-
-        Where the failover log has to be known first it is that which is asked for, and then the stream.
-        """
-        due, self._due = sorted(self._due - self.needs_end), self._due & self.needs_end
-        requests = [self._ask(self._streams[vbucket], self._fresh(take_opaque)) for vbucket in due]
-        logs, self._logs_due = self._logs_due, {}
-        if self._log_first is not None:
-            for vbucket, then in sorted(logs.items(), key=itemgetter(0)):
-                opaque, stream = self._fresh(take_opaque), self._streams[vbucket]
-                if (before := self._logs.get(stream.log_opaque)) is not None and before.stream is stream:
-                    del self._logs[stream.log_opaque]  # it asked about what is over; one question each is enough
-                stream.log_opaque = opaque
-                self._logs[opaque] = _Asked(stream, then, stream.opaque)
-                requests.append(self._log_first.log_request(vbucket, opaque))
-        return requests
-
-    def _fresh(self, take_opaque: Callable[[], int]) -> int:
-        """Return an opaque that nothing has: all messages of a stream are known by it alone."""
-        while (opaque := take_opaque()) in self._by_opaque or opaque in self._logs:
-            continue
-        return opaque
-
-    def _make_due(self, vbucket: int) -> None:
-        if self._log_first is None:
-            self._due.add(vbucket)
-        else:
-            self._logs_due[vbucket] = self._decide
-
-    def _ask(self, stream: VbucketStream, opaque: int) -> Request:
-        stream.opaque = opaque
-        stream.state = StreamState.REQUESTED
-        stream.is_whole = False
-        stream.least_start = stream.position.snap_start
-        if self._log_first is not None:
-            stream.is_confirmed = False
-            self._logs_due[stream.vbucket] = self._confirm
-        self._by_opaque[opaque] = stream
-        self._opaques.add(opaque)
-        self._unanswered += 1
-        request = self._speech.stream_request(stream.vbucket, stream.position, stream.end_seqno, opaque, stream.log)
-        return replace(request, value=self._filter.value) if self._filter and self._filter.value else request
-
-    def _finish(self, stream: VbucketStream) -> None:
-        self._unfinished.discard(stream.vbucket)
-        self._due.discard(stream.vbucket)
-        self._logs_due.pop(stream.vbucket, None)
-        self.troubled.discard(stream.vbucket)
 
     def _give_up(self, stream: VbucketStream) -> None:
         """Leave a stream alone whose producer has another history than the expected one."""
@@ -223,11 +112,6 @@ class Feed(Follower):
             self._close(stream)
         self._finish(stream)
         self.given_up.append(stream.vbucket)
-
-    def _fail(self, stream: VbucketStream, failure: Error) -> None:
-        """Ask again for a stream, but only on another connection and later: at once would be a busy loop."""
-        self.failure = failure
-        self.troubled.add(stream.vbucket)
 
     # failover logs
 
@@ -252,9 +136,11 @@ class Feed(Follower):
         elif stream.wanted.expect_vbuuid is not None:
             self._give_up(stream)
         else:
-            self._by_opaque.pop(stream.opaque, None)
+            self._forget(stream.opaque)
             stream.state = StreamState.ENDED
-            self._fail(stream, ConnectionClosed(f"vbucket {stream.vbucket}: its history changed as the stream began"))
+            self.troubled.add(stream.vbucket)
+            # The producer goes on with the stream, and there is no message that stops it.
+            raise ConnectionClosed(f"vbucket {stream.vbucket}: its history changed as the stream began")
 
     def _rename(self, stream: VbucketStream, log: FailoverLog) -> None:
         """Learn the names of the branches that a flush began."""
@@ -303,8 +189,8 @@ class Feed(Follower):
             raise RemoteProtocolError(f"{message.opcode.name} from a producer")
         self._nbytes += frame.size
         stream = self._by_opaque.get(frame.opaque)
-        if stream is None:
-            self._opaques.check(frame.opaque, frame.specific, message.opcode.name)
+        if stream is None or stream.via != self._via:
+            self._opaques[self._via].check(frame.opaque, frame.specific, message.opcode.name)
             return
         if stream.vbucket != frame.specific:
             raise foreign_vbucket(frame.specific, stream.vbucket, message.opcode.name)
@@ -317,15 +203,16 @@ class Feed(Follower):
             return
         stream = self._by_opaque.get(frame.opaque)
         answer = None if stream is None else self._speech.stream_answer(frame)
-        if stream is None or answer is None:
+        if stream is None or answer is None or stream.via != self._via:
+            self.dropped.add(DropReason.UNEXPECTED_REPLY)
             return
         event = _ANSWERS[type(answer)]
         stream.state = advance(stream.state, event, stream.vbucket, self.dialect)
-        self._unanswered -= 1
+        self._requested.discard(frame.opaque)
         if isinstance(answer, Accepted):
             self._on_accepted(stream, answer.log)
             return
-        del self._by_opaque[frame.opaque]
+        self._forget(frame.opaque)
         if isinstance(answer, Refused):
             self._on_refused(stream, answer.status)
         elif isinstance(answer, UnknownBranch) and not stream.position.seqno:
@@ -333,10 +220,11 @@ class Feed(Follower):
         else:
             self._on_rollback(stream, answer)
 
-    def _on_log(self, asked: _Asked, frame: Frame) -> None:
+    def _on_log(self, asked: AskedLog, frame: Frame) -> None:
         assert self._log_first is not None
         stream, answer = asked.stream, self._log_first.log_answer(frame)
         if asked.of != stream.opaque or stream.vbucket not in self._unfinished:
+            self.dropped.add(DropReason.OUTDATED_LOG)
             return
         if isinstance(answer, Refused):
             self._on_refused(stream, answer.status)
@@ -402,8 +290,10 @@ class Feed(Follower):
         for stream in [self._streams[vbucket] for vbucket in sorted(self._unfinished)]:
             if not stream.position.seqno:
                 continue
+            # What still comes by other connections is of the old history, or out of its place in the new one.
+            self._forget(stream.opaque)
+            stream.state = StreamState.ENDED
             if stream.wanted.expect_vbuuid is not None:
-                self._by_opaque.pop(stream.opaque, None)
                 self._give_up(stream)
                 continue
             stream.troubled_until = max(stream.troubled_until, stream.position.seqno)
@@ -455,6 +345,8 @@ class Feed(Follower):
 
     def _on_nothing(self, stream: VbucketStream, message: Message) -> None:
         """Pass over a stream's start, and a state that the vbucket shall have here, which is for replicas."""
+        is_state = EVENTS[self.dialect][type(message)] is StreamEvent.STATE
+        self.dropped.add(DropReason.STATE if is_state else DropReason.STREAM_START)
 
     def _on_system_event(self, stream: VbucketStream, message: Message) -> None:
         assert isinstance(message, SystemEvent)
@@ -462,8 +354,7 @@ class Feed(Follower):
         if names is None:
             raise RemoteProtocolError(f"vbucket {stream.vbucket}: system event of a connection without collections")
         change = change_of(message, names, self._context)
-        least, most = self._move(stream, message.by_seqno, message.by_seqno)
-        if least <= most:
+        if self._is_wanted(stream, message.by_seqno):
             self._rows.append(change)
 
     def _on_advanced(self, stream: VbucketStream, message: Message) -> None:
@@ -471,9 +362,11 @@ class Feed(Follower):
         assert isinstance(message, SeqnoAdvanced)
         if message.by_seqno != stream.position.seqno:
             self._move(stream, message.by_seqno, message.by_seqno)
+        else:
+            self.dropped.add(DropReason.REPEATED_ADVANCE)
 
     def _on_end(self, stream: VbucketStream, message: Message) -> None:
-        del self._by_opaque[stream.opaque]
+        self._forget(stream.opaque)
         is_empty = isinstance(message, StreamEnd) and message.reason == StreamEndReason.FILTER_EMPTY
         if is_empty and self._filter and self._filter.value:
             self._arrived(stream)  # what was wanted is gone, and will not be there again
@@ -487,7 +380,7 @@ class Feed(Follower):
         at_end = position.seqno >= stream.end_seqno or position.is_complete or stream.is_whole
         if reason or stream.end_seqno == MAX_SEQNO or not at_end:
             about = f"vbucket {stream.vbucket}: the producer ended the stream at {position.seqno}, {reason or 'OK'}"
-            self._fail(stream, ConnectionClosed(about))
+            self._fail(stream, ConnectionClosed(about), was_open=True)
         else:
             self._arrived(stream)
 
@@ -505,16 +398,14 @@ class Feed(Follower):
             run = inflate_run(run)
             for change, offset in zip(decode_messages(run, self._context), run.offsets, strict=True):
                 opaque = int.from_bytes(run.buffer[offset + 12 : offset + 16], "big")
-                seqno = change.seqno or 0
-                first, last = self._take(change.vbucket, opaque, seqno, seqno)
-                if first <= last:
+                if self._is_taken(change.vbucket, opaque, change.seqno or 0):
                     self._rows.append(change)
             return
         self._flush()  # first, or the rows of smaller runs would be handed out with positions behind this one
         self._nbytes += nbytes
         run, heads = plain_heads(run, prefixed=self._context.collections is not None)
         batch = columns_of(run, heads, self._context)
-        keep, violation = take_parts(heads, self._take)
+        keep, violation = take_parts(heads, self._take, self.dropped)
         if keep is not None:
             batch = batch.filter(pa.array(keep))
         if batch.num_rows:
@@ -522,19 +413,36 @@ class Feed(Follower):
         if violation is not None:
             raise violation
 
-    def _take(self, vbucket: int, opaque: int, least: int, most: int) -> tuple[int, int]:
-        """Move a vbucket's position over changes `least` to `most`; return which of them are wanted, as (first, last).
+    def _take(self, part: RunPart) -> tuple[int, int]:
+        """Move a vbucket's position over some changes; return which of them are wanted, as (first, last).
 
-        (1, 0): none, because the stream was given up, closed or ended.
+        NONE_WANTED: none, because the stream was given up, closed or ended.
         """
+        stream = self._stream_of(part.vbucket, part.opaque, part.behind - part.first)
+        return NONE_WANTED if stream is None else self._move(stream, part.least, part.most)
+
+    def _is_taken(self, vbucket: int, opaque: int, seqno: int) -> bool:
+        """Do as _take does with a single change; return whether it is wanted."""
+        stream = self._stream_of(vbucket, opaque, 1)
+        return stream is not None and self._is_wanted(stream, seqno)
+
+    def _is_wanted(self, stream: VbucketStream, seqno: int) -> bool:
+        first, last = self._move(stream, seqno, seqno)
+        if first <= seqno <= last:
+            return True
+        self.dropped.add(DropReason.RECEIVED_BEFORE if seqno < first else DropReason.BEHIND_END)
+        return False
+
+    def _stream_of(self, vbucket: int, opaque: int, changes: int) -> VbucketStream | None:
+        """Return the open stream to which changes belong; None, and the changes are counted, if it is not open."""
         stream = self._by_opaque.get(opaque)
-        if stream is None:
-            self._opaques.check(opaque, vbucket, "change")
-            return (1, 0)
+        if stream is None or stream.via != self._via:
+            self._opaques[self._via].check(opaque, vbucket, "change", changes)
+            return None
         if stream.vbucket != vbucket:
             raise foreign_vbucket(vbucket, stream.vbucket, "change")
         stream.state = advance(stream.state, StreamEvent.DATA, vbucket, self.dialect)
-        return self._move(stream, least, most)
+        return stream
 
     def _move(self, stream: VbucketStream, least: int, most: int) -> tuple[int, int]:
         """Do what _take does, to a stream that is open."""
@@ -556,10 +464,11 @@ class Feed(Follower):
 
     def _close(self, stream: VbucketStream) -> None:
         """Tell the producer that what is still to come is not wanted."""
-        del self._by_opaque[stream.opaque]
+        self._forget(stream.opaque)
         stream.state = advance(stream.state, StreamEvent.CLOSED, stream.vbucket, self.dialect)
         closing = self._speech.close_request(stream.vbucket)
-        self._outgoing.append(closing)
+        if stream.via == self._via:
+            self._outgoing.append(closing)
         self._is_untidy = self._is_untidy or not closing
 
     def _flush(self) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
 
+from penstock.client.dropped import Dropped
 from penstock.client.item_counts import ItemCounts
 from penstock.client.order import Opaques
 from penstock.client.position import Position
 from penstock.client.selection import KnownCollections
-from penstock.errors import Error, OrderViolation, UsageError
+from penstock.errors import ConnectionClosed, Error, OrderViolation, UsageError
 from penstock.store.failover import FailoverLog
 from penstock.wire.columns import batch_of, changes_of
 from penstock.wire.connection import ReceiveEvent
@@ -48,6 +50,15 @@ class Delivery(NamedTuple):
         return self.content if isinstance(self.content, list) else changes_of(self.content)
 
 
+class Failure(NamedTuple):
+    """A stream that ended or was refused, which another try may mend. vbucket: None for all of the connection."""
+
+    vbucket: int | None
+    via: int
+    error: Error
+    was_open: bool = False
+
+
 class Follower(ABC):
     """The streams of one consumer, over one connection after another, each of them with every node there is.
 
@@ -57,9 +68,10 @@ class Follower(ABC):
     yet, a producer may count against the window. given_up: the vbuckets whose producer has another history than the
     expected one. needs_end: vbuckets whose end is what the producer has now, to be asked for and given to `set_end`.
     needs_counts: the item counts of the vbuckets are to be asked for and given to `set_counts`.
-    failure: why a stream ended or was refused that another try may mend; troubled: the vbuckets to which that happened,
-    until they have sent a change again. collections, xattrs, values: what a connection is to agree on, where the node
-    has it.
+    failures: streams that ended or were refused, which another try may mend; troubled: the vbuckets to which that
+    happened, until they have sent a change again. vias: by vbucket, the number of the connection to its node; 0 where
+    nothing is said. dropped: what was received and not handed out. collections, xattrs, values: what a connection is to
+    agree on, where the node has it.
     """
 
     noop = False
@@ -76,15 +88,18 @@ class Follower(ABC):
         self.queued_bytes = 0
         self.given_up: list[int] = []
         self.needs_end: set[int] = set()
-        self.failure: Error | None = None
+        self.failures: list[Failure] = []
+        self.vias: dict[int, int] = {}
+        self.dropped = Dropped()
         self.troubled: set[int] = set()
         self._context = StreamContext(vbuckets)
         self._rows: list[Change] = []
         self._outgoing: list[bytes] = []
-        self._connection = self._via = 0
+        self._via = 0
+        self._generations: Counter[int] = Counter()
         self._delivered = self._consumed = 0
         self._nbytes = 0
-        self._opaques = Opaques()
+        self._opaques: defaultdict[int, Opaques] = defaultdict(partial(Opaques, self.dropped))
 
     # what is asked for
 
@@ -107,6 +122,15 @@ class Follower(ABC):
         """Is a request unanswered?"""
         return False
 
+    def unanswered(self, via: int) -> int:
+        """Return how many requests on this connection are unanswered."""
+        return 0
+
+    @property
+    def is_endless(self) -> bool:
+        """Do all streams go on for ever?"""
+        return False
+
     @property
     def is_tidy(self) -> bool:
         """May somebody else use its connections, because nothing comes by them any more that belongs to a stream?"""
@@ -118,19 +142,41 @@ class Follower(ABC):
         return True
 
     @abstractmethod
-    def requests(self, take_opaque: Callable[[], int]) -> Sequence[Request]:
-        """Return the requests that are due."""
+    def requests(self, take_opaque: Callable[[], int], held: Collection[int] = ()) -> Sequence[Request]:
+        """Return the requests that are due, but for those of the vbuckets that are held: their node is away."""
 
-    def connection_lost(self) -> None:
-        """Forget what belongs to the connection, not what has been received over it."""
-        self._connection += 1
+    def connection_lost(self, via: int | None = None) -> Collection[int]:
+        """Forget what belongs to a connection (None: to any), not what has been received over it.
+
+        Returns the unfinished vbuckets that it had.
+        """
+        for each in {*self._generations, *self._opaques, *self.vias.values(), 0} if via is None else {via}:
+            self._generations[each] += 1
+            self._opaques.pop(each, None)
         self._delivered = self._consumed = self._nbytes = 0
-        self._opaques.forget()
-        self.failure = None
+        lost = self._vbuckets_of(via)
+        self.failures = [each for each in self.failures if via not in (None, each.via)]
+        return lost
 
-    def tolerate_opaques(self, earlier: int) -> None:
+    def _vbuckets_of(self, via: int | None) -> set[int]:
+        return {vb for vb in self.unfinished() if via in (None, self.vias.get(vb, 0))}
+
+    @property
+    def failure(self) -> Error | None:
+        """The newest of the failures."""
+        return self.failures[-1].error if self.failures else None
+
+    def take_failures(self) -> list[Failure]:
+        """Return the failures since this was asked last."""
+        failures, self.failures = self.failures, []
+        return failures
+
+    def ask_again(self, vbuckets: Collection[int]) -> None:  # noqa: B027 - nothing to do where streams have no states
+        """Make due the streams of these vbuckets, as far as they are not open."""
+
+    def tolerate_opaques(self, earlier: int, via: int = 0) -> None:
         """Leave out messages under opaques below `earlier`: they belong to an earlier user of a connection."""
-        self._opaques.earlier = max(self._opaques.earlier, earlier)
+        self._opaques[via].earlier = max(self._opaques[via].earlier, earlier)
 
     def connection_ended(self) -> bool:
         """Take note that the producer ended the connection in order. Return whether that is an end, not a loss."""
@@ -166,7 +212,8 @@ class Follower(ABC):
         """Take the events of one read and return what must be sent at once: answers to noops, acknowledgements.
 
         via: of several connections at a time, which one it was; there the answer goes.
-        Raises OrderViolation if the producer breaks the order of its streams: another connection may mend that.
+        Raises OrderViolation if the producer breaks the order of its streams, ConnectionClosed if a stream cannot go on
+        over this connection: another one may mend that.
         Raises RemoteProtocolError for any other rule that it breaks, StatusError for a refusal that no retry mends.
         """
         self._via = via
@@ -176,10 +223,11 @@ class Follower(ABC):
                     self._on_run(event)
                 elif isinstance(event, Frame):
                     self._on_frame(event)
-        except OrderViolation as error:
-            if error.vbucket in self.unfinished():
+        except (OrderViolation, ConnectionClosed) as error:
+            if isinstance(error, OrderViolation) and error.vbucket in self.unfinished():
                 self.troubled.add(error.vbucket)
             self._flush()  # what came before it holds
+            self._nbytes = 0  # nothing more is acknowledged to this connection
             raise
         self._flush()
         self._dealt_with(self._take_count())
@@ -189,7 +237,7 @@ class Follower(ABC):
         """Note that the caller is done with a delivery; return what acknowledges it where it came from."""
         self._via = delivery.via
         self.queued_bytes -= delivery.nbytes
-        if delivery.connection == self._connection:
+        if delivery.connection == self._generations[delivery.via]:
             self._consumed += 1
             self._dealt_with(delivery.nbytes)
         return self._take_outgoing()
@@ -245,7 +293,7 @@ class Follower(ABC):
 
     def _deliver(self, content: pa.RecordBatch | list[Change]) -> None:
         positions, logs = self._moved_positions(), self._new_logs()
-        delivery = Delivery(content, positions, self._take_count(), self._connection, logs, self._via)
+        delivery = Delivery(content, positions, self._take_count(), self._generations[self._via], logs, self._via)
         self.queued_bytes += delivery.nbytes
         self._delivered += 1
         self.deliveries.append(delivery)

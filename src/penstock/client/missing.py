@@ -54,9 +54,11 @@ def ranges_of(numbers: Iterable[int], separator: str = ",") -> str:
     return separator.join(f"{first}-{last}" if first < last else str(first) for first, last in runs)
 
 
-def not_served(missing: Collection[int], count: int, address: Address) -> VbucketsNotServed:
-    """Return the error that names these vbuckets of a bucket with `count` of them."""
-    return VbucketsNotServed(f"{_sentence(missing, count)} not served by {address}", vbuckets=tuple(sorted(missing)))
+def not_served(missing: Collection[int], count: int, address: Address, reason: str = "") -> VbucketsNotServed:
+    """Return the error that names these vbuckets of a bucket with `count` of them. reason: why, where it is known."""
+    because = f" ({reason})" if reason else ""
+    sentence = f"{_sentence(missing, count)} not served by {address}{because}"
+    return VbucketsNotServed(sentence, vbuckets=tuple(sorted(missing)))
 
 
 def _sentence(missing: Collection[int], count: int) -> str:

@@ -13,12 +13,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.client.dropped import Dropped, DropReason
 from penstock.errors import OrderViolation
 from penstock.wire.constants import SnapshotFlag, Status
 from penstock.wire.dcp import SnapshotMarker, SnapshotMarkerV2
 from penstock.wire.heads import Heads
 
 __all__ = [
+    "NONE_WANTED",
     "Opaques",
     "RunPart",
     "behind_snapshot",
@@ -28,6 +30,10 @@ __all__ = [
     "take_parts",
     "wrong_snapshot",
 ]
+
+
+NONE_WANTED = (1, 0)
+"""The first and the last seqno to hand out, where none is."""
 
 
 class RunPart(NamedTuple):
@@ -61,13 +67,14 @@ def _parts_of(heads: Heads) -> Iterator[RunPart]:
 
 
 def take_parts(
-    heads: Heads, take: Callable[[int, int, int, int], tuple[int, int]]
+    heads: Heads, take: Callable[[RunPart], tuple[int, int]], dropped: Dropped
 ) -> tuple[npt.NDArray[np.bool_] | None, OrderViolation | None]:
     """Check the order of a run, stream by stream.
 
     Args:
-        take: takes vbucket, opaque and the first and last seqno of consecutive changes of one stream. Returns the first
-            and the last seqno to hand out. Raises OrderViolation.
+        take: takes consecutive changes of one stream. Returns the first and the last seqno to hand out, NONE_WANTED if
+            it has counted them as dropped. Raises OrderViolation.
+        dropped: counts the other changes that are not to be handed out.
 
     Returns:
         Which rows to hand out (None: all), and the violation of the first row that breaks the order, if one does.
@@ -77,18 +84,23 @@ def take_parts(
     for part in _parts_of(heads):
         violation = None
         try:
-            wanted = take(part.vbucket, part.opaque, part.least, part.most)
+            wanted = take(part)
         except OrderViolation as error:
-            violation, wanted = error, (1, 0)
+            violation, wanted = error, NONE_WANTED
         if wanted == (part.least, part.most):
             continue
         keep = np.ones(len(heads.ends), bool) if keep is None else keep
         if violation is not None:
             keep[part.first :] = False
+            dropped.add(DropReason.BEHIND_VIOLATION, len(keep) - part.first)
             return keep, violation
         assert heads.by_seqno is not None
         seqno = heads.by_seqno[part.first : part.behind]
-        keep[part.first : part.behind] = (seqno >= wanted[0]) & (seqno <= wanted[1])
+        early, late = seqno < wanted[0], seqno > wanted[1]
+        keep[part.first : part.behind] = ~(early | late)
+        if wanted != NONE_WANTED:
+            dropped.add(DropReason.RECEIVED_BEFORE, int(early.sum()))
+            dropped.add(DropReason.BEHIND_END, int((late & ~early).sum()))
     return keep, None
 
 
@@ -101,21 +113,24 @@ class Opaques:
         earlier: opaques below it may belong to streams of an earlier user of the connection.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dropped: Dropped) -> None:
         self.earlier = 0
         self._streams: set[int] = set()
-
-    def forget(self) -> None:
-        """Begin with a new connection."""
-        self.earlier = 0
-        self._streams.clear()
+        self._dropped = dropped
 
     def add(self, opaque: int) -> None:
         self._streams.add(opaque)
 
-    def check(self, opaque: int, vbucket: int, name: str) -> None:
-        """Raise OrderViolation for a message under an opaque that no stream of the connection ever had."""
-        if opaque >= self.earlier and opaque not in self._streams:
+    def check(self, opaque: int, vbucket: int, name: str, frames: int = 1) -> None:
+        """Count messages of a stream that is not open.
+
+        Raises OrderViolation for messages under an opaque that no stream of the connection ever had.
+        """
+        if opaque in self._streams:
+            self._dropped.add(DropReason.CLOSED_STREAM, frames)
+        elif opaque < self.earlier:
+            self._dropped.add(DropReason.EARLIER_STREAM, frames)
+        else:
             raise OrderViolation(
                 f"vbucket {vbucket}: {name} under opaque {opaque}, which no stream of this connection has had",
                 vbucket=vbucket,

@@ -92,6 +92,12 @@ class Retry:
         self._has_warned = False
         self._violations = 0
 
+    def lasted(self) -> None:
+        """Begin the time anew, because what failed had worked for a while. Violations of the order still count."""
+        violations = self._violations
+        self.succeeded()
+        self._violations = violations
+
     def may_mend(self, error: BaseException) -> bool:
         return may_mend(error, has_served=self._has_served())
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Collection, Iterable
 import numpy as np
 import pyarrow as pa
 
-from penstock.client.follower import Follower
+from penstock.client.dropped import DropReason
+from penstock.client.follower import Failure, Follower
 from penstock.client.item_counts import ItemCounts, Shortfall, describe_shortfalls, find_shortfalls
 from penstock.errors import ConnectionClosed, RemoteProtocolError, Unreachable, UsageError, status_error
 from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
@@ -77,6 +78,7 @@ class TapFeed(Follower):
         self._looks, self._lacking = 0, sys.maxsize
         self._has_rows: set[int] = set()
         self._cut_off: set[int] = set()
+        self._connections = 0
         self._acks: list[bytes] = []
         self._tied: deque[tuple[int, bytes]] = deque()
         self.connection_lost()
@@ -94,16 +96,22 @@ class TapFeed(Follower):
     def can_go_on(self) -> bool:
         return not (self._from_now and self._is_asked)
 
-    def connection_lost(self) -> None:
-        super().connection_lost()
+    @property
+    def is_endless(self) -> bool:
+        return not self._until_now
+
+    def connection_lost(self, via: int | None = None) -> Collection[int]:
+        lost = super().connection_lost(via)
+        self._connections += 1
         self._is_asked = self._has_ended = self._is_checked = False
         self.needs_counts = not (self._from_now or self._is_done)
         # TAP has no seqnos to end at; but a dump must not pass over vbuckets that are not served.
         self.needs_end = set(self._due) if self._until_now and not self._is_done else set()
         self._acks.clear()
         self._tied.clear()
-        if self._connection > 1 and not self._is_done:
+        if self._connections > 1 and not self._is_done:
             self.troubled = set(self._chosen)
+        return lost
 
     def connection_ended(self) -> bool:
         """As of Follower. A dump ends with its connection; the counts, asked for once, tell whether it is complete."""
@@ -120,8 +128,8 @@ class TapFeed(Follower):
         self._due -= {vbucket}
         self._is_done = self._is_done or not self._due
 
-    def requests(self, take_opaque: Callable[[], int]) -> list[TapConnect]:
-        if self._is_asked or self._is_done:
+    def requests(self, take_opaque: Callable[[], int], held: Collection[int] = ()) -> list[TapConnect]:
+        if self._is_asked or self._is_done or held:
             return []
         self._is_asked, self._is_to_judge = True, self._until_now
         self._has_begun = self._has_closed = False
@@ -184,7 +192,7 @@ class TapFeed(Follower):
         self._due = frozenset(incomplete)
         self._is_done = not incomplete
         if incomplete:
-            self.failure = ConnectionClosed(reason)
+            self.failures.append(Failure(None, self._via, ConnectionClosed(reason)))
 
     def _dump_again(self, counts: ItemCounts | None) -> None:
         """Decide which vbuckets of a dump that fell short, or was lost, are dumped again. Raises Unreachable."""
@@ -271,15 +279,18 @@ class TapFeed(Follower):
 
     def _on_answer(self, frame: Frame) -> None:
         """A producer answers TAP_CONNECT only where it refuses it."""
-        if frame.opcode == Opcode.TAP_CONNECT and frame.specific:
+        if frame.opcode != Opcode.TAP_CONNECT or not frame.specific:
+            self.dropped.add(DropReason.UNEXPECTED_REPLY)
+        else:
             error = status_error(frame.specific, f"TAP_CONNECT refused, {status_name(frame.specific)}")
             if not error.retriable:
                 raise error
-            self.failure = error
+            self.failures.append(Failure(None, self._via, error))
 
     def _on_remark(self, message: TapOpaqueMessage) -> None:
         event = _REMARKS.get(int.from_bytes(message.engine_private, "big"))
         if event is None or len(message.engine_private) != _REMARK_BYTES:
+            self.dropped.add(DropReason.REMARK)
             return
         self._advance(message.vbucket, event)
         if event is StreamEvent.BACKFILL_START:

@@ -40,6 +40,8 @@ class VbucketStream:
     end_seqno: int
     state: StreamState = StreamState.ENDED
     opaque: int = 0
+    via: int = 0
+    """The number of the connection that it was asked for on."""
     log_opaque: int = 0
     """That of the failover log that was asked for last."""
     log: FailoverLog = ()

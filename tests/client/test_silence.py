@@ -1,0 +1,213 @@
+"""Silence after half a frame, or instead of an answer: noticed within the operation timeout, whatever is going on."""
+
+import asyncio
+
+import pytest
+
+from penstock import connect
+from penstock.errors import Unreachable
+from penstock.wire.constants import Dialect, Feature, Opcode, UprOpcode
+from penstock.wire.dcp import StreamReq
+from penstock.wire.kv import pack_features
+from penstock.wire.layout import decode
+from penstock.wire.login import SaslAuth, SaslListMechs
+from penstock.wire.upr import UprStreamReq
+from tests.client.peer import Script, in_loop, reply, stats_reply
+from tests.client.producer import LOG, accept, marker, mutation, mutations, noop
+from tests.client.test_tap_feed import begin
+from tests.client.test_tap_feed import mutations as tap_mutations
+from tests.client.test_tap_peers import UPR, tap
+
+TIMES = {"operationTimeout": 0.3, "connectTimeout": 0.3, "retrySeconds": 0.05, "noopInterval": 60}
+"""The signs of life are due much later than the other times."""
+
+HALF = {"nothing": 0, "half a header": 11, "half a body": 27}
+
+
+def cut(answer, size):
+    """Return half an answer; of one without a body, a part of its header."""
+    return answer[: min(size, len(answer) - 1)]
+
+
+def halting(opcode, size, features=()):
+    """Return a script that is a good node but for half an answer to one command, and nothing more."""
+
+    def answer(peer, frame):
+        if frame.opcode == Opcode.HELLO and opcode != Opcode.HELLO:
+            return reply(frame, value=pack_features([Feature.SELECT_BUCKET, *features]))
+        if frame.opcode == SaslListMechs.opcode and opcode != SaslListMechs.opcode:
+            return reply(frame, value=b"PLAIN")
+        return cut(reply(frame, value=b"0123456789ABCDEF"), size) if frame.opcode == opcode else None
+
+    return Script(answer)
+
+
+STEPS = [
+    Opcode.HELLO,
+    SaslListMechs.opcode,
+    SaslAuth.opcode,
+    Opcode.SELECT_BUCKET,
+    Opcode.GET_CLUSTER_CONFIG,
+    Opcode.DCP_OPEN,
+    Opcode.DCP_CONTROL,
+    Opcode.DCP_STREAM_REQ,
+]
+
+
+@pytest.mark.parametrize("half", HALF)
+@pytest.mark.parametrize("opcode", STEPS, ids=lambda opcode: opcode.name)
+@in_loop
+async def test_half_an_answer_in_each_step_of_a_stream(opcode, half):
+    async with halting(opcode, HALF[half]) as script:
+        with pytest.raises(Unreachable, match=r"(within|for) 0\.3 s"):
+            async with (
+                connect(script.url(**TIMES), username="u", password="p") as bucket,
+                await bucket.stream() as stream,
+            ):
+                await anext(stream.changes())
+
+
+@pytest.mark.parametrize("half", HALF)
+@pytest.mark.parametrize(
+    "opcode", [Opcode.GET, Opcode.SET, Opcode.STAT, Opcode.GET_ALL_VB_SEQNOS, Opcode.GET_FAILOVER_LOG]
+)
+@in_loop
+async def test_half_an_answer_to_a_request(opcode, half):
+    async with halting(opcode, HALF[half]) as script, connect(script.url(**TIMES)) as bucket:
+        calls = {
+            Opcode.GET: lambda: bucket.get("k"),
+            Opcode.SET: lambda: bucket.upsert("k", b"v"),
+            Opcode.STAT: bucket.stats,
+            Opcode.GET_ALL_VB_SEQNOS: bucket.high_seqnos,
+            Opcode.GET_FAILOVER_LOG: lambda: bucket.failover_logs([0]),
+        }
+        with pytest.raises(Unreachable, match=r"no answer within 0\.3 s"):
+            await calls[opcode]()
+
+
+@in_loop
+async def test_statistics_without_an_end():
+    def answer(peer, frame):
+        return stats_reply(frame, {"a": "1"})[:-24] if frame.opcode == Opcode.STAT else None
+
+    async with Script(answer) as script, connect(script.url(**TIMES)) as bucket:
+        with pytest.raises(Unreachable, match=r"STAT: no answer within 0\.3 s"):
+            await bucket.stats()
+
+
+@in_loop
+async def test_half_a_tls_handshake():
+    """A listener that takes the first message of TLS, and says a part of an answer."""
+
+    def hello(reader, writer):
+        writer.write(b"\x16\x03\x03\x00\x7a\x02\x00")
+        writers.append(writer)
+
+    writers: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(hello, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(Unreachable, match=r"no connection to 127\.0\.0\.1:\d+ within 0\.3 s"):
+            async with connect(
+                f"couchbases://127.0.0.1:{port}/beer?connectTimeout=0.3&retrySeconds=0.05&tlsVerify=none"
+            ):
+                pass
+        for writer in writers:
+            writer.transport.abort()
+
+
+def dcp(peer, frame):
+    if frame.opcode != Opcode.DCP_STREAM_REQ:
+        return None
+    request = decode(frame)
+    assert isinstance(request, StreamReq)
+    first = mutations(request, 1) if request.start_seqno == 0 else b""
+    return accept(request) + marker(request, 0, 9) + first + mutation(request, 2)[:40]
+
+
+def upr(peer, frame):
+    """The log is asked for before the stream, and once more behind it."""
+    if frame.opcode == UprOpcode.UPR_GET_FAILOVER_LOG:
+        half = UPR.mutations(peer.request, 2)[:-20] if hasattr(peer, "request") else b""
+        return UPR.log(decode(frame, Dialect.UPR), LOG) + half
+    if frame.opcode == UprOpcode.UPR_STREAM_REQ:
+        request = peer.request = decode(frame, Dialect.UPR)
+        assert isinstance(request, UprStreamReq)
+        first = UPR.mutations(request, 1) if request.start_seqno == 0 else b""
+        return UPR.accept(request) + UPR.snapshot_start(request) + first
+    return None
+
+
+@pytest.mark.parametrize(
+    ("protocol", "script"),
+    [
+        ("dcp", lambda: Script(dcp)),
+        ("upr", lambda: Script(upr)),
+        ("tap", lambda: tap(lambda peer: (begin(0) + tap_mutations(0, 2))[:-10])),
+    ],
+)
+@in_loop
+async def test_half_a_change(protocol, script):
+    """The first change is given, and the wait for the second one ends."""
+    found: list[int] = []
+    async with (
+        script() as peers,
+        connect(peers.url(protocol=protocol, **TIMES)) as bucket,
+        await bucket.stream(vbuckets=[0]) as stream,
+    ):
+        with pytest.raises(Unreachable, match=r"nothing for 0\.3 s after \d+ of the \d+ bytes of a frame"):
+            await collect(stream, found)
+    assert len(found) >= 1
+
+
+@in_loop
+async def test_an_unanswered_stream_is_noticed_though_others_flow():
+    """It costs the connection, and after the limit the stream; the flowing one has had its changes all the time."""
+
+    def answer(peer, frame):
+        if frame.opcode == Opcode.DCP_STREAM_REQ:
+            request = decode(frame)
+            assert isinstance(request, StreamReq)
+            if request.vbucket == 1:
+                return b""
+            peer.request, peer.seqno = request, request.start_seqno
+            return accept(request) + noop(7)
+        if frame.opcode == Opcode.DCP_NOOP:
+            peer.seqno += 1
+            loop = asyncio.get_running_loop()
+            first = 0 if peer.seqno == 1 else peer.seqno
+            data = marker(peer.request, first, peer.seqno) + mutations(peer.request, peer.seqno) + noop(7)
+            loop.call_later(0.01, peer.transport.write, data)
+            return b""
+        return None
+
+    found: list[int] = []
+    async with (
+        Script(answer) as script,
+        connect(script.url(**TIMES | {"retrySeconds": 0.5})) as bucket,
+        await bucket.stream() as stream,
+    ):
+        with pytest.raises(Unreachable, match=r"a stream request without an answer for 0\.3 s"):
+            await collect(stream, found)
+    assert found == [*range(1, len(found) + 1)]
+    assert len(found) > 10
+
+
+async def collect(stream, found):
+    async for change in stream.changes():
+        found.append(change.seqno)
+
+
+@in_loop
+async def test_closing_waits_for_nobody():
+    """The peer has sent half a frame, and reads nothing more."""
+    async with Script(dcp) as script:
+        bucket = connect(script.url(**TIMES))
+        await bucket.connect()
+        stream = await bucket.stream(vbuckets=[0])
+        assert await stream.next_delivery() is not None
+        for peer in script.peers:
+            peer.transport.pause_reading()
+        await stream.close()
+        await bucket.close()
+        assert await stream.next_delivery() is None
