@@ -25,6 +25,7 @@ from penstock.spark.source.offsets import (
     VbucketRange,
     VbucketRead,
     beginning,
+    can_begin_at,
     check_size,
     now,
     plan,
@@ -36,6 +37,7 @@ from penstock.spark.source.offsets import (
     settled_at,
 )
 from penstock.spark.source.ranges import cut
+from penstock.spark.source.runs import brief
 from penstock.store.failover import FailoverEntry, FailoverLog
 from penstock.store.rollback import StreamRequest, rollback_point
 
@@ -157,7 +159,14 @@ class TestAvailableNow:
         memory = prepare({0: info(7)})
         end, memory = plan(beginning(1), {0: info(9)}, None, memory)
         assert end == Offset((at(0, A, 7),))
-        assert plan(end, {0: info(20)}, None, memory)[0] is end
+        again, memory = plan(end, {0: info(20)}, None, memory)
+        assert again is end
+        assert plan(again, {0: info(30)}, None, memory)[0] is end
+
+    def test_from_now_on_ends_there_too(self):
+        memory = prepare({0: info(7)})
+        pinned, memory = plan(now({0: info(7)}, 1), {0: info(9)}, None, memory)
+        assert plan(pinned, {0: info(9)}, None, memory)[0] is pinned
 
     def test_goes_on_until_the_last_batch_is_proven(self):
         memory = prepare({0: info(7)})
@@ -220,6 +229,14 @@ class TestLimit:
             previous, memory = plan(previous, infos, 45, memory)
             seen.append([v.seqno for v in previous.vbuckets])
         assert seen == [[43, 0, 2], [45, 42, 3], [50, 50, 35]]
+
+    def test_a_purge_seqno_that_is_just_what_is_left_is_read(self):
+        end, _ = plan(beginning(2), {0: info(4, 4), 1: info(8, 6)}, 10)
+        assert [v.seqno for v in end.vbuckets] == [4, 6]
+
+    def test_behind_its_purge_seqno_a_vbucket_gets_no_more_than_there_is(self):
+        end, _ = plan(beginning(2), {0: info(5, 4), 1: info(20)}, 15)
+        assert [v.seqno for v in end.vbuckets] == [5, 10]
 
     def test_a_purge_seqno_above_the_limit_is_read_in_one_batch(self):
         end, _ = plan(beginning(2), {0: info(50, 40), 1: info(50)}, 10)
@@ -296,6 +313,11 @@ class TestTheTask:
         assert not VbucketRead(0, 0, A, 5, 9).goes_on_after_rollback(5)
         assert VbucketRead(0, 0, A, 0, 9, purge_seqno=6).goes_on_after_rollback(5)
         assert not VbucketRead(0, 0, A, 0, 9, purge_seqno=6).goes_on_after_rollback(6)
+
+
+def test_a_vbucket_that_there_is_not():
+    with pytest.raises(UsageError, match=r"^vbucket 7, expected one below 2$"):
+        plan(beginning(2), {0: info(1), 1: info(1), 7: info(1)})
 
 
 def test_the_number_of_vbuckets_is_that_of_the_first_offset():
@@ -422,6 +444,30 @@ class TestWhatIsSettled:
         assert settled(again, self.INFOS, Memory()) == {2}
         assert settled(again, {**self.INFOS, 1: info(6)}, memory) == {0, 2}
         assert settled(again, {5: info(0)}, memory) == set()
+        assert settled(again, {3: info(0)}, memory) == set()
+
+    def test_proofs_of_another_offset_do_not_count(self):
+        end, memory = plan(beginning(3), self.INFOS)
+        again, memory = plan(end, self.INFOS, None, memory)
+        assert again == end
+        assert settled(beginning(3), {0: info(7), 2: info(0)}, memory) == {2}
+
+
+BEGINNINGS = [
+    # what, the seqno behind which a reader begins, the vbucket, whether it can
+    ("at 0", 0, info(9, 6), True),
+    ("below the purge seqno", 5, info(9, 6), False),
+    ("at the purge seqno", 6, info(9, 6), True),
+    ("at the end", 9, info(9), True),
+    ("above the end", 10, info(9), False),
+    ("on the newest of two branches", 12, VbucketInfo(BRANCHED, 15, 0), True),
+    ("where the newest branch began", 10, VbucketInfo(BRANCHED, 15, 0), True),
+]
+
+
+@pytest.mark.parametrize(("what", "seqno", "known", "can"), BEGINNINGS)
+def test_where_a_reader_can_begin(what, seqno, known, can):
+    assert can_begin_at(seqno, known) is can
 
 
 class TestNodes:
@@ -512,7 +558,11 @@ class TestJson:
             ({"seqno": "1 -1"}, "'-1' is not a number"),
             ({"vbuuid": f"1 {2**64}"}, "is not a number from 0 to"),
             ({"history": "0*9999999999"}, "more than 65536 vbuckets"),
+            ({"proven": "-*3"}, "shorter"),
+            ({"purge": "0"}, "shorter"),
             ({"proven": "- 4"}, "'' is not a number"),
+            ({"proven": "- 1+2+3"}, r"'2\+3' is not a number"),
+            ({"proven": "- 5+0"}, "not the proven ends of seqno 5"),
             ({"proven": "- 9+0"}, "not the proven ends of seqno 5"),
             ({"proven": "- 0+0,1+0"}, "not the proven ends of seqno 5"),
             ({"proven": "- 4+0,3+0,2+0,1+0,0+0"}, "not the proven ends of seqno 5"),
@@ -523,6 +573,7 @@ class TestJson:
         with pytest.raises(UsageError, match=message) as caught:
             Offset.from_json({**good, **change})
         assert "\n" not in str(caught.value)
+        assert str(caught.value).endswith(f": {brief({**good, **change})}")
 
     def test_that_lacks_a_column(self):
         with pytest.raises(UsageError, match="not an offset of this source"):

@@ -126,3 +126,18 @@ def test_who_may_in_all_may_in_each_part(texts):
             privilege in has and target.covers(bucket, scope, collection) for target, has in user.scoped(bucket).items()
         )
         assert part == listed
+
+
+def test_a_user_has_a_name():
+    assert User.of("alice", ["admin"]).name == "alice"
+
+
+def test_what_a_user_may_do_in_parts_of_a_bucket_beyond_the_whole():
+    user = User.of(
+        "alice",
+        ["data_writer[beer]", "data_writer[beer:ales]", "data_reader[beer:ales]", "data_reader[wine:ales]"],
+    )
+    assert user.scoped("beer") == {Target("beer", "ales"): frozenset((Privilege.READ,))}
+    assert user.scoped("wine") == {Target("wine", "ales"): frozenset((Privilege.READ,))}
+    assert user.scoped("water") == {}
+    assert User.of("bob", ["admin", "data_reader[beer:ales]"]).scoped("beer") == {}
