@@ -86,12 +86,12 @@ def needed(code: Code) -> Needs:
     What a node cannot be asked at all needs a login, so that before it every other command is refused alike.
     """
     if isinstance(code, UprOpcode):
-        return NEEDED_UPR.get(code, _LOGIN)
+        return NEEDED_UPR[code]
     if isinstance(code, DraftCode):
         return _STREAM
     if isinstance(code, ServerOpcode):
         return _LOGIN
-    return NEEDED.get(code, _LOGIN)
+    return NEEDED[code]
 
 
 def needed_to_open(flags: int) -> Privilege:
