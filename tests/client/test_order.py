@@ -40,6 +40,21 @@ PARTS = [
     ("the same seqno again", [(0, 1, 5), (0, 1, 5)], [RunPart(0, 1, 0, 1, 5, 5), RunPart(0, 1, 1, 2, 5, 5)]),
     ("below", [(0, 1, 5), (0, 1, 4)], [RunPart(0, 1, 0, 1, 5, 5), RunPart(0, 1, 1, 2, 4, 4)]),
     (
+        "another vbucket and back",
+        [(0, 1, 5), (2, 1, 6), (0, 1, 7)],
+        [RunPart(0, 1, 0, 1, 5, 5), RunPart(2, 1, 1, 2, 6, 6), RunPart(0, 1, 2, 3, 7, 7)],
+    ),
+    (
+        "another opaque and back",
+        [(0, 1, 5), (0, 2, 6), (0, 1, 7)],
+        [RunPart(0, 1, 0, 1, 5, 5), RunPart(0, 2, 1, 2, 6, 6), RunPart(0, 1, 2, 3, 7, 7)],
+    ),
+    (
+        "below, and not the first",
+        [(0, 1, 5), (0, 1, 9), (0, 1, 7)],
+        [RunPart(0, 1, 0, 2, 5, 9), RunPart(0, 1, 2, 3, 7, 7)],
+    ),
+    (
         "there and back",
         [(0, 1, 5), (0, 1, 6), (2, 3, 1), (0, 1, 7), (0, 1, 8)],
         [RunPart(0, 1, 0, 2, 5, 6), RunPart(2, 3, 2, 3, 1, 1), RunPart(0, 1, 3, 5, 7, 8)],
@@ -146,15 +161,19 @@ def test_which_snapshot_shows_a_flush(what, start, end, flags, last, least, flus
 
 
 VIOLATIONS = [
-    (not_above(3, 5, 7), "vbucket 3: by_seqno 5 after 7", 3, Status.ERANGE, False),
-    (behind_snapshot(3, 9, 7), "vbucket 3: by_seqno 9 behind its snapshot's end 7", 3, Status.EINVAL, False),
-    (wrong_snapshot(3, 5, 4, 7), "vbucket 3: snapshot 5..4 after seqno 7", 3, Status.ERANGE, False),
-    (wrong_snapshot(3, 1, 4, 7, begins_again=True), "vbucket 3: snapshot 1..4 after seqno 7", 3, Status.ERANGE, True),
-    (foreign_vbucket(3, 4, "change"), "change of vbucket 3 under the opaque of 4", 4, Status.EINVAL, False),
+    (lambda: not_above(3, 5, 7), "vbucket 3: by_seqno 5 after 7", 3, Status.ERANGE, False),
+    (lambda: behind_snapshot(3, 9, 7), "vbucket 3: by_seqno 9 behind its snapshot's end 7", 3, Status.EINVAL, False),
+    (lambda: wrong_snapshot(3, 5, 4, 7), "vbucket 3: snapshot 5..4 after seqno 7", 3, Status.ERANGE, False),
+    (
+        lambda: wrong_snapshot(3, 1, 4, 7, begins_again=True),
+        *("vbucket 3: snapshot 1..4 after seqno 7", 3, Status.ERANGE, True),
+    ),
+    (lambda: foreign_vbucket(3, 4, "change"), "change of vbucket 3 under the opaque of 4", 4, Status.EINVAL, False),
 ]
 
 
-@pytest.mark.parametrize(("error", "text", "vbucket", "status", "begins_again"), VIOLATIONS)
-def test_what_a_violation_says(error, text, vbucket, status, begins_again):
+@pytest.mark.parametrize(("make", "text", "vbucket", "status", "begins_again"), VIOLATIONS)
+def test_what_a_violation_says(make, text, vbucket, status, begins_again):
+    error = make()
     assert isinstance(error, OrderViolation)
     assert (str(error), error.vbucket, error.status, error.begins_again) == (text, vbucket, status, begins_again)
