@@ -24,7 +24,7 @@ from penstock.wire.connection import Connection, Slab
 from penstock.wire.constants import Dialect, Magic
 from penstock.wire.frame import HEADER_BYTES, Frame, frame_length, opcode_name, status_name
 from penstock.wire.kv import Noop
-from penstock.wire.layout import Message, decode
+from penstock.wire.layout import decode
 from tests.node.conversations import DOCUMENTS, FIRSTS, SEEDS
 
 SECONDS = 10.0
@@ -57,12 +57,17 @@ def check(data: bytes, dialect: Dialect | None) -> None:
 
 
 @cache
-def _served() -> _Served:
-    return _Served()
+def _served() -> Served:
+    return Served()
 
 
-class _Served(logging.Handler):
-    """A node and its event loop, on which nothing runs but while there is a try; and the errors that were logged."""
+class Served(logging.Handler):
+    """A node and its event loop, on which nothing runs but while there is a try; and the errors that were logged.
+
+    Attributes:
+        errors: what was logged during a try.
+        port: where tries are sent.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -73,7 +78,11 @@ class _Served(logging.Handler):
         self.node = self.loop.run_until_complete(
             Node.start(port=0, buckets=[WITNESS], vbuckets=VBUCKETS, most_connections=100)
         )
-        self.witness = self.loop.run_until_complete(asyncio.open_connection("127.0.0.1", self.node.kv_port))
+        self.port = self.choose_port()
+        self.witness = self.loop.run_until_complete(asyncio.open_connection("127.0.0.1", self.port))
+
+    def choose_port(self) -> int:
+        return self.node.kv_port
 
     def emit(self, record: logging.LogRecord) -> None:
         self.errors.append(self.format(record))
@@ -82,6 +91,10 @@ class _Served(logging.Handler):
         self.errors.clear()
         replied = self.loop.run_until_complete(self._converse(data))
         assert not self.errors, "\n".join(self.errors)
+        self.check_replies(replied, data)
+
+    def check_replies(self, replied: bytes, data: bytes) -> None:
+        """Raise AssertionError for answers that a node may not give."""
         check_replies(replied, data)
 
     def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -93,23 +106,28 @@ class _Served(logging.Handler):
             await self.node.create_bucket(BucketSpec(name="default", vbuckets=VBUCKETS))
             client = socket.socket()
             client.setblocking(False)
-            await self.loop.sock_connect(client, ("127.0.0.1", self.node.kv_port))
-            taking = self.loop.create_task(_take_all(self.loop, client))
+            await self.loop.sock_connect(client, ("127.0.0.1", self.port))
+            taking = self.loop.create_task(take_all(self.loop, client))
             try:
                 for piece in reads(data):
                     await self.loop.sock_sendall(client, piece)
-                await self._ask_witness(Noop())  # meanwhile producers have their turns
+                await self.ask_witness()  # meanwhile producers have their turns
                 client.shutdown(socket.SHUT_WR)
             except OSError:
                 pass  # the node has ended it, as it may
             finally:
                 replied = await taking
                 client.close()
-            await self.node.delete_bucket("default")
+            await self.clear()
             return replied
 
-    async def _ask_witness(self, request: Message) -> None:
+    async def clear(self) -> None:
+        """Delete the bucket of the try."""
+        await self.node.delete_bucket("default")
+
+    async def ask_witness(self) -> None:
         """Let another client ask for something, and wait for the answer."""
+        request = Noop()
         reader, writer = self.witness
         writer.write(request.encode())
         head = await reader.readexactly(HEADER_BYTES)
@@ -117,7 +135,7 @@ class _Served(logging.Handler):
         await reader.readexactly(frame_length(head, 0) - HEADER_BYTES)
 
 
-async def _take_all(loop: asyncio.AbstractEventLoop, client: socket.socket) -> bytes:
+async def take_all(loop: asyncio.AbstractEventLoop, client: socket.socket) -> bytes:
     """Return what comes until the node ends the connection."""
     taken = bytearray()
     try:

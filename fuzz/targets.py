@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from penstock.wire.constants import Dialect
+
+HTTP = "http"
+"""Management: it is no dialect either."""
 
 KEY_VALUE = "kv"
 """Key-value commands without a change stream: sub-document, with-meta, collections, STAT and all others."""
@@ -19,7 +23,8 @@ class Target(NamedTuple):
     Attributes:
         dialect: what is spoken: a dialect of change streams, `kv`, or another protocol.
         side: the program that receives the tries: `consumer` or `node`.
-        module: has tries(dialect), check(data, dialect) and, if it counts them, the counter `answered`.
+        module: has tries(dialect), check(data, dialect), the counter `answered`, and mutate(data, longest, chance) if
+            its tries are not made of frames.
     """
 
     dialect: str
@@ -41,11 +46,15 @@ class Target(NamedTuple):
         )
         return tries
 
-    def spare(self) -> Sequence[bytes]:
-        """Return the frames that a mutation may put into a try; none where tries are not made of frames."""
-        from fuzz.frames import spare_frames
+    def mutate(self) -> Callable[[bytes, int, random.Random], bytes]:
+        """Return what changes a try as its grammar allows: the try, the longest result, and the choices to make."""
+        if self.dialect == HTTP:
+            changed: Callable[[bytes, int, random.Random], bytes] = self._load(self.module).mutate
+            return changed
+        from fuzz.frames import mutate, spare_frames
 
-        return spare_frames(self.spoken or Dialect.DCP, requests=self.side == "node")
+        spare = spare_frames(self.spoken or Dialect.DCP, requests=self.side == "node")
+        return lambda data, longest, chance: mutate(data, longest, chance, spare)
 
     def check(self) -> Callable[[bytes], None]:
         """Return what is done with one try."""
@@ -64,5 +73,6 @@ class Target(NamedTuple):
 TARGETS = (
     *(Target(dialect, "consumer", "fuzz.consumer") for dialect in Dialect),
     *(Target(dialect, "node", "fuzz.node") for dialect in (*Dialect, KEY_VALUE)),
+    Target(HTTP, "node", "fuzz.http"),
 )
 DIALECTS = tuple(dict.fromkeys(target.dialect for target in TARGETS))

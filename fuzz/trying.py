@@ -58,18 +58,16 @@ def fuzz(target: Target, notes: Path, found: Path, arguments: list[str]) -> None
     """
     import atheris
 
-    with atheris.instrument_imports(include=["penstock", "fuzz.consumer", "fuzz.node"]):
+    with atheris.instrument_imports(include=["penstock", "fuzz.consumer", "fuzz.node", "fuzz.http"]):
         check = target.check()
-    from fuzz.frames import mutate
-
-    spare, progress = target.spare(), Notes(target, notes)
+    mutate, progress = target.mutate(), Notes(target, notes)
 
     def change(data: bytes, longest: int, seed: int) -> bytes:
         chance = random.Random(seed)
         if chance.random() > GRAMMAR:
             changed: bytes = atheris.Mutate(data, longest)
             return changed
-        return mutate(data, longest, chance, spare)
+        return mutate(data, longest, chance)
 
     def try_one(data: bytes) -> None:
         try:

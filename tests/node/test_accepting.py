@@ -95,13 +95,16 @@ def test_as_many_as_are_wanted(wanted, places, caplog):
     assert not caplog.records
 
 
+def transports_of(node):
+    over_http, over_kv = tuple(node.http.connections), tuple(node.guests.present)  # at once: the node's thread goes on
+    return [*(one.transport for one in over_http), *(one._transport for one in over_kv)]
+
+
 @pytest.mark.parametrize("port", ["kv_port", "http_port"])
 def test_replies_do_not_wait_for_acknowledgements(port):
     with Node.running(vbuckets=1) as node, socket.create_connection((node.host, getattr(node, port))) as client:
         client.sendall(b"GET /pools HTTP/1.1\r\n" if port == "http_port" else Noop().encode()[:10])
-        connections = node.http.connections if port == "http_port" else node.guests.present
-        while not connections:
+        while not (transports := transports_of(node)):
             continue
-        (connection,) = connections
-        transport = connection.transport if port == "http_port" else connection._transport
+        (transport,) = transports
         assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

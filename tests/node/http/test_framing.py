@@ -178,6 +178,13 @@ def test_a_body_that_nobody_reads_is_no_request(node):
     assert answer.count(b'"domain"') == 1
 
 
+def test_a_client_that_leaves_within_a_body_that_nobody_reads_is_let_go(node):
+    with raw(node, GET + b"Content-Length: 5\r\n\r\n") as connection:
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        connection.shutdown(socket.SHUT_WR)
+        assert not all_of(connection)
+
+
 def test_a_client_is_told_to_send_its_body(node):
     with raw(node, POST + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n") as connection:
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 100 ")

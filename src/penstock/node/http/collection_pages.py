@@ -18,7 +18,7 @@ from penstock.store.manifest import MAX_TTL, Collection, Manifest
 
 __all__ = ["PAGES"]
 
-_WAIT_SECONDS = 10.0
+WAIT_SECONDS = 10.0
 _LARGEST_UID = 16  # digits
 
 
@@ -117,10 +117,10 @@ async def _spread(served: ServedBucket) -> None:
     spread = asyncio.Event()
     give_up = served.upkeep.when_spread(spread.set)
     try:
-        async with asyncio.timeout(_WAIT_SECONDS):
+        async with asyncio.timeout(WAIT_SECONDS):
             await spread.wait()
     except TimeoutError:
-        raise HTTPException(504, f"not all vbuckets have the manifest after {_WAIT_SECONDS:g} s") from None
+        raise HTTPException(504, f"not all vbuckets have the manifest after {WAIT_SECONDS:g} s") from None
     finally:
         give_up()
 
@@ -141,12 +141,12 @@ async def _ensure(visit: Visit) -> Response:
     changed = asyncio.Event()
     unwatch = served.map.watch(changed.set)
     try:
-        async with asyncio.timeout(_WAIT_SECONDS):
+        async with asyncio.timeout(WAIT_SECONDS):
             while served.store.manifest.uid < uid:
                 changed.clear()
                 await changed.wait()
     except TimeoutError:
-        raise HTTPException(504, f"no manifest {uid:x} within {_WAIT_SECONDS:g} s") from None
+        raise HTTPException(504, f"no manifest {uid:x} within {WAIT_SECONDS:g} s") from None
     finally:
         unwatch()
     await _spread(served)

@@ -78,9 +78,10 @@ class HttpConnection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """Let a request that was received whole be answered; TLS cannot be closed by halves."""
         self._eof = True
-        if self._exchange is None or self._ended or self._scheme == "https":
+        exchange = self._exchange
+        if exchange is None or exchange.response_complete or self._ended or self._scheme == "https":
             return False
-        self._exchange.disconnect()
+        exchange.disconnect()
         return True
 
     def pause_writing(self) -> None:

@@ -70,6 +70,7 @@ class Exchange:
         self._connection = connection
         self._scope = scope
         self._started = False
+        self._head = b""
         self._body_delivered = False
         self._disconnected = False
         self._changed = asyncio.Event()
@@ -105,7 +106,8 @@ class Exchange:
     async def _receive(self) -> Message:
         while True:
             if self.protocol.they_are_waiting_for_100_continue and not self._started:
-                self._write(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
+                event = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+                self._connection.write(self.protocol.send(event))
             if self.unread or (self.request_complete and not self._body_delivered):
                 data = bytes(self.unread)
                 self.unread.clear()
@@ -125,15 +127,17 @@ class Exchange:
                 headers.append((b"connection", b"close"))
             self._started = True
             status = message["status"]
-            self._write(h11.Response(status_code=status, headers=headers, reason=reason_phrase(status)))
+            event = h11.Response(status_code=status, headers=headers, reason=reason_phrase(status))
+            self._head = self.protocol.send(event) or b""  # it goes out with the first part of the body
             return
+        pieces = [self._head]
+        self._head = b""
         if message.get("body") and self._scope["method"] != "HEAD":
-            self._write(h11.Data(data=message["body"]))
+            pieces.append(self.protocol.send(h11.Data(data=message["body"])) or b"")
         if not message.get("more_body"):
-            self._write(h11.EndOfMessage())
+            pieces.append(self.protocol.send(h11.EndOfMessage()) or b"")
+        self._connection.write(b"".join(pieces))
+        if not message.get("more_body"):
             self.response_complete = True
             self._changed.set()
             self._connection.exchange_finished()
-
-    def _write(self, event: h11.Event) -> None:
-        self._connection.write(self.protocol.send(event))
