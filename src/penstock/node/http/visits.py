@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import ipaddress
 import re
 from collections.abc import Awaitable, Callable
@@ -190,7 +189,7 @@ def _credentials(said: str) -> tuple[str, str]:
         if scheme.lower() != "basic":
             raise _unauthorized()
         name, colon, password = base64.b64decode(text.strip(), validate=True).decode("utf-8").partition(":")
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # no base64, no UTF-8, or no ASCII
         raise _unauthorized() from None
     if not colon:
         raise _unauthorized()
