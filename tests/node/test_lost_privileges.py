@@ -16,7 +16,7 @@ from penstock.wire.kv import SelectBucket
 from penstock.wire.layout import decode
 from tests.client.peer import in_loop
 from tests.node.http.web_client import WebClient
-from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, ids, wish
+from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, ids, key, wish
 from tests.node.test_login import ITERATIONS, log_in
 from tests.node.wire_client import connected
 
@@ -104,6 +104,24 @@ def test_other_streams_of_the_connection_go_on(node, users):
         end = next_end(client)
         assert (end.vbucket, end.reason) == (1, StreamEndReason.LOST_PRIVILEGES)
         assert client.stream(0, value=ids(ALES)).specific == Status.KEY_EEXISTS
+
+
+def test_a_stream_tells_nothing_of_collections_that_the_user_may_not_see(node, users):
+    with change_users(users) as accounts:
+        accounts["alice"] = replace(accounts["alice"], user=User.of("alice", [ALE_ROLE]))
+    with connected(node) as client, connected(node) as root:
+        assert consumer(client).stream(value=ids(ALES)).specific == Status.SUCCESS
+        assert log_in(root.hello(Feature.COLLECTIONS), "root") == Status.SUCCESS
+        assert root.status(SelectBucket(key=b"default")) == Status.SUCCESS
+        hidden = {"name": "hidden", "uid": "20", "collections": [{"name": "secret", "uid": "21"}]}
+        give(root, 2, DEFAULT, beers(ALE, LAGER), hidden)
+        give(root, 3, DEFAULT, beers(ALE))
+        assert root.set(key(ALES, b"last")).specific == Status.SUCCESS
+        frames = [client.receive()]
+        while frames[-1].opcode != Opcode.DCP_MUTATION:
+            frames.append(client.receive())
+    told = [frame.key for frame in frames if frame.opcode == Opcode.DCP_SYSTEM_EVENT]
+    assert told == [b"ales"]
 
 
 def test_a_client_without_collections_loses_its_connection(node, users):

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import socket
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.node import Node
+from penstock.node.http import connection as connection_module
 from penstock.node.http import forms
 from penstock.node.http.request_reader import MAX_BODY, MAX_HEAD_BYTES
 from tests.node.http.web_client import SECONDS, WebClient, all_of, raw
@@ -140,6 +142,28 @@ def test_after_an_answer_a_connection_is_watched_too():
                 assert not all_of(other)
             # As long again as the other was given: a stream may go on for ever.
             assert asyncio.run_coroutine_threadsafe(_open(node), node.loop).result(SECONDS) == 1
+
+
+def test_an_idle_connection_ends(monkeypatch, node):
+    monkeypatch.setattr(connection_module, "_KEEP_ALIVE_SECONDS", 0.05)
+    with raw(node, b"GET /pools HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
+        assert all_of(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_a_client_that_reads_nothing_is_cut_off(monkeypatch, node):
+    monkeypatch.setattr(connection_module, "_UNREAD_SECONDS", 0.05)
+    request = b"GET /pools/default/buckets HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(SECONDS)
+        connection.connect((node.host, node.http_port))
+        with pytest.raises(ConnectionError):
+            _send_for_ever(connection, request)
+
+
+def _send_for_ever(connection, data):
+    while True:
+        connection.sendall(data)
 
 
 async def _open(node):
