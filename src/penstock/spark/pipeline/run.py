@@ -217,7 +217,7 @@ class _Run:
         """Report where everything stands; the report may raise, to end the run."""
         before = tuple(following.progress for following in self._followings)
         now = tuple(following.look() for following in self._followings)
-        if now != before or time.time() - self._written_at > _ACCOUNT_SECONDS:
+        if now != before or time.monotonic() - self._written_at > _ACCOUNT_SECONDS:
             self._write_account(ended=False, error=None)
         for progress in now if self._report is not None else ():
             assert self._report is not None
@@ -229,10 +229,10 @@ class _Run:
             self._tell()
 
     def _write_account(self, *, ended: bool, error: str | None) -> None:
-        self._written_at = time.time()
+        self._written_at = time.monotonic()
         for following in self._followings:
             account = replace(
-                self._account, updated=self._written_at, ended=ended, error=error, said=asdict(following.progress)
+                self._account, updated=time.time(), ended=ended, error=error, said=asdict(following.progress)
             )
             account.write(following.lake)
 

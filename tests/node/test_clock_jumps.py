@@ -1,0 +1,86 @@
+"""A node whose system clock jumps: connections, streams and locks go by another clock, and no cas goes back."""
+
+import random
+import time
+
+import pytest
+
+from penstock.node import Node
+from penstock.wire.constants import Status
+from penstock.wire.dcp import Mutation
+from penstock.wire.kv import GetLocked, Noop
+from penstock.wire.layout import decode
+from tests.node.wire_client import connected
+
+HOUR, DAY = 60 * 60, 24 * 60 * 60
+JUMPS = (1, 30, HOUR, DAY, 40 * DAY)
+
+
+class SystemClock:
+    """What time.time_ns and time.time say, moved by `seconds`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = 0
+        real_ns, real = time.time_ns, time.time
+        monkeypatch.setattr(time, "time_ns", lambda: real_ns() + self.seconds * 10**9)
+        monkeypatch.setattr(time, "time", lambda: real() + self.seconds)
+
+
+@pytest.fixture
+def system_clock(monkeypatch):
+    return SystemClock(monkeypatch)
+
+
+@pytest.fixture(params=[False, True], ids=["in memory", "on disk"])
+def node(request, system_clock, tmp_path):
+    with Node.running(["default"], vbuckets=2, data_dir=tmp_path if request.param else None) as node:
+        yield node
+
+
+def test_a_stream_goes_on_and_no_cas_goes_back(node, system_clock):
+    chance = random.Random(7)
+    with connected(node) as writer, connected(node) as consumer:
+        consumer.open().stream()
+        newest = 0
+        for number in range(48):
+            system_clock.seconds += chance.choice(JUMPS) * chance.choice((-1, 1))
+            reply = writer.set(b"key %d" % (number % 5), b"%d" % number)
+            assert (reply.specific, reply.cas > newest) == (Status.SUCCESS, True)
+            newest = reply.cas
+            assert consumer.message().end_seqno == number + 1
+            change = consumer.message()
+            assert isinstance(change, Mutation)
+            assert (change.by_seqno, change.cas) == (number + 1, newest)
+
+
+@pytest.mark.parametrize("jump", [DAY, -DAY])
+def test_a_lock_is_not_over_because_the_clock_has_jumped(node, system_clock, jump):
+    with connected(node) as holder, connected(node) as other:
+        holder.set(b"k", b"v")
+        locked = holder.ask(GetLocked(key=b"k", lock_time=30))
+        system_clock.seconds += jump
+        assert other.set(b"k", b"w").specific == Status.KEY_EEXISTS
+        assert holder.set(b"k", b"x", cas=locked.cas).specific == Status.SUCCESS
+        assert other.set(b"k", b"y").specific == Status.SUCCESS
+
+
+def test_what_has_expired_stays_away(node, system_clock):
+    with connected(node) as client:
+        client.set(b"k", b"v", expiry=HOUR)
+        system_clock.seconds -= DAY
+        assert client.get(b"k").specific == Status.SUCCESS
+        system_clock.seconds += DAY + 2 * HOUR
+        assert client.get(b"k").specific == Status.KEY_ENOENT
+        system_clock.seconds -= 2 * DAY
+        assert client.get(b"k").specific == Status.KEY_ENOENT
+        assert decode(client.ask(Noop())).status == Status.SUCCESS
+
+
+def test_cas_goes_on_from_where_it_was_after_a_restart(system_clock, tmp_path):
+    with Node.running(["default"], vbuckets=2, data_dir=tmp_path) as node, connected(node) as client:
+        system_clock.seconds = DAY
+        before = client.set(b"k", b"v").cas
+    system_clock.seconds = -DAY
+    with Node.running(["default"], vbuckets=2, data_dir=tmp_path) as node, connected(node) as client:
+        assert client.get(b"k").cas == before
+        assert client.set(b"k", b"w").cas > before
