@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 from penstock.client.login import (
     CRAM_MD5,
     PLAIN,
-    SCRAM,
     CramLogin,
     PlainLogin,
     ScramLogin,
     choose_login,
     names_of,
-    prepared,
 )
 from penstock.errors import AccessDenied, RemoteProtocolError, UsageError
+from penstock.wire.saslprep import prepared
+from penstock.wire.scram import SCRAM
 
 ALL = [PLAIN, CRAM_MD5, *SCRAM]
 

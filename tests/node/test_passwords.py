@@ -12,7 +12,6 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from penstock.client.login import MAX_ITERATIONS
 from penstock.errors import TemporaryFailure
 from penstock.node import Node, passwords
 from penstock.node.login import Attempts, User
@@ -23,6 +22,7 @@ from penstock.node.passwords import Passwords
 from penstock.wire.constants import Status
 from penstock.wire.kv import Get
 from penstock.wire.login import SaslAuth, SaslStep
+from penstock.wire.scram import MAX_ITERATIONS
 from tests.node.watch import run
 from tests.node.wire_client import SECONDS, connected
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.client.login import PLAIN, SCRAM
+from penstock.client.login import PLAIN
 from penstock.errors import UsageError
 from penstock.node.login.roles import ANONYMOUS, User
 from penstock.node.login.users import DEVELOPER, DEVELOPER_PASSWORD, Users, development_users
+from penstock.wire.scram import SCRAM
 
 __all__ = ["MECHANISMS", "Access", "decide_access"]
 

@@ -1,6 +1,6 @@
 """One connection's login, as the node does it. No I/O: what arrives goes in, what is to be answered comes out.
 
-Source: RFC 5802 and 7677 (SCRAM), RFC 4616 (PLAIN); memcached daemon/sasl_auth_command_context.cc for the statuses:
+Source: penstock.wire.scram, RFC 4616 (PLAIN); memcached daemon/sasl_auth_command_context.cc for the statuses:
 what cannot be understood is EINVAL, an unknown mechanism and a wrong password are AUTH_ERROR; both end the exchange.
 """
 
@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.client.login import PLAIN
 from penstock.errors import UsageError
 from penstock.node.login.roles import User
-from penstock.node.login.scram import Exchange
 from penstock.node.login.tls import names_in
 from penstock.node.login.users import MAX_NAME, Users, proper_name
-from penstock.node.login.verifier import Verifier
 from penstock.wire.constants import Opcode, Status
+from penstock.wire.scram import ScramKeys, ScramServer
 
 if TYPE_CHECKING:
     from penstock.node.login.access import Access
@@ -30,6 +29,8 @@ CRAM_MD5 = "CRAM-MD5"
 
 MAX_VALUE = 1024
 """Bytes of what a client says in one step."""
+
+_NONCE_BYTES = 24
 
 _LONGEST_ESCAPED = 3 * MAX_NAME + 2  # n= and a name of nothing but commas
 
@@ -220,18 +221,18 @@ class _Scram:
         self.user: User | None = None
         self._users = users
         self.account = ""
-        self._exchange = Exchange(mechanism, self._verifier, nonce)
+        self._exchange = ScramServer(mechanism, self._keys, nonce or secrets.token_urlsafe(_NONCE_BYTES))
 
-    def _verifier(self, name: str) -> Verifier:
+    def _keys(self, name: str) -> ScramKeys:
         self.account = proper_name(name)
-        return self._users.verifier(self.mechanism, self.account)
+        return self._users.verifier(self.mechanism, self.account).keys
 
     def first(self, value: bytes) -> Step:
         parts = value.split(b",", 3)
         if len(parts) > 2 and len(parts[2]) > _LONGEST_ESCAPED:
             return Step(Status.EINVAL, why=f"{self.mechanism}: a user name of more than {MAX_NAME} bytes")
         try:
-            return Step(Status.AUTH_CONTINUE, self._exchange.first(value))
+            return Step(Status.AUTH_CONTINUE, self._exchange.challenge(value))
         except UnicodeDecodeError:
             return Step(Status.EINVAL, why=f"{self.mechanism}: a first message that is not UTF-8")
         except (ValueError, UsageError) as error:
@@ -239,7 +240,7 @@ class _Scram:
 
     def final(self, value: bytes) -> Step:
         try:
-            verdict = self._exchange.final(value)
+            verdict = self._exchange.verify(value)
         except UnicodeDecodeError:
             return Step(Status.EINVAL, why=f"{self.mechanism}: a final message that is not UTF-8")
         except ValueError as error:

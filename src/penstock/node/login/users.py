@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 
-from penstock.client.login import SCRAM, prepared
 from penstock.errors import UsageError
 from penstock.node.login.roles import User
 from penstock.node.login.verifier import ITERATIONS, MIN_ITERATIONS, Verifier, verifiers_of
+from penstock.wire.saslprep import prepared
+from penstock.wire.scram import SCRAM
 
 __all__ = ["MAX_NAME", "MAX_PASSWORD", "Account", "Users", "account_of", "development_users", "proper_name"]
 

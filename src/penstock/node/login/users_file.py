@@ -20,11 +20,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from penstock.client.login import SCRAM
 from penstock.errors import Error, UsageError
 from penstock.node.login.roles import User
 from penstock.node.login.users import Account, Users, proper_name
 from penstock.node.login.verifier import Verifier
+from penstock.wire.scram import SCRAM
 
 __all__ = ["UsersFile", "change_users", "read_users"]
 

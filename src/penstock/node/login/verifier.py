@@ -6,29 +6,26 @@ Source: RFC 5802, section 3: StoredKey and ServerKey with their salt and iterati
 from __future__ import annotations
 
 import hmac
+import secrets
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from penstock.client.login import MAX_ITERATIONS, SCRAM
 from penstock.errors import UsageError
+from penstock.wire.saslprep import prepared
+from penstock.wire.scram import MAX_ITERATIONS, SCRAM, ScramKeys
 
-__all__ = ["ITERATIONS", "MIN_ITERATIONS", "Verifier", "scramp_name", "verifiers_of"]
+__all__ = ["ITERATIONS", "MIN_ITERATIONS", "Verifier", "verifiers_of"]
 
 ITERATIONS = 15_000
 """As Couchbase 7.6 has it. A client computes that once a login (6 ms with SHA-512); the node only if it is given the
 password itself (PLAIN, HTTP)."""
 
-MIN_ITERATIONS = 4096  # that scramp takes, and the least that RFC 7677 recommends
+MIN_ITERATIONS = 4096  # the least that RFC 7677 recommends
 SALT_BYTES = 32
 _SALT_LENGTHS = range(12, 65)
 _KEY_LENGTHS = {"sha512": 64, "sha256": 32, "sha1": 20}
-
-
-def scramp_name(mechanism: str) -> str:
-    """Return the registered name of a mechanism: SCRAM-SHA-512 for SCRAM-SHA512."""
-    return mechanism.replace("SHA", "SHA-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +44,14 @@ class Verifier:
 
         Raises UsageError for a password with a character that SASLprep refuses.
         """
-        from scramp import ScramException, ScramMechanism  # type: ignore[import-untyped]
+        salt = salt or secrets.token_bytes(SALT_BYTES)
+        keys = ScramKeys.derive(mechanism, prepared(password).encode(), salt, iterations)
+        return cls(mechanism, keys.salt, keys.iterations, keys.stored_key, keys.server_key)
 
-        try:
-            salt, stored, server, _ = ScramMechanism(scramp_name(mechanism)).make_auth_info(password, iterations, salt)
-        except ScramException as error:
-            raise UsageError(f"a password that SASLprep (RFC 4013) refuses: {error.args[0]}") from None
-        return cls(mechanism, salt, iterations, stored, server)
+    @property
+    def keys(self) -> ScramKeys:
+        """What SCRAM checks a proof with."""
+        return ScramKeys(self.salt, self.iterations, self.stored_key, self.server_key)
 
     @classmethod
     def invented(cls, mechanism: str, name: str, iterations: int, secret: bytes) -> Self:
