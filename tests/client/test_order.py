@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from penstock.client.dropped import Dropped, DropReason
 from penstock.client.order import (
     Opaques,
     RunPart,
@@ -66,34 +67,41 @@ PARTS = [
 def test_a_run_is_cut_where_another_stream_or_a_lower_seqno_follows(what, rows, parts):
     taken = []
 
-    def take(vbucket, opaque, least, most):
-        taken.append((vbucket, opaque, least, most))
-        return least, most
+    def take(part):
+        taken.append(part)
+        return part.least, part.most
 
-    assert take_parts(heads(*rows), take) == (None, None)
-    assert taken == [(part.vbucket, part.opaque, part.least, part.most) for part in parts]
+    dropped = Dropped()
+    assert take_parts(heads(*rows), take, dropped) == (None, None)
+    assert taken == parts
+    assert not dropped.frames
 
 
 def test_a_row_is_handed_out_if_it_is_wanted():
     rows = [*((0, 1, seqno) for seqno in (3, 5, 7, 9)), *((1, 2, seqno) for seqno in (1, 2)), (2, 3, 8)]
     wanted = {0: (5, 8), 1: (1, 0), 2: (8, 8)}
-    keep, violation = take_parts(heads(*rows), lambda vbucket, *_: wanted[vbucket])
+    dropped = Dropped()
+    keep, violation = take_parts(heads(*rows), lambda part: wanted[part.vbucket], dropped)
     assert violation is None
+    # What take says of none, it has counted itself.
+    assert dropped.frames == {DropReason.RECEIVED_BEFORE: 1, DropReason.BEHIND_END: 1}
     assert keep is not None
     assert keep.tolist() == [False, True, True, False, False, False, True]
     assert keep.dtype == np.bool_
 
 
 def test_no_row_is_handed_out_behind_a_violation():
-    def take(vbucket, opaque, least, most):
-        if vbucket == 1:
-            raise not_above(vbucket, least, 7)
-        return (least, most) if vbucket != 3 else (9, 9)
+    def take(part):
+        if part.vbucket == 1:
+            raise not_above(part.vbucket, part.least, 7)
+        return (part.least, part.most) if part.vbucket != 3 else (9, 9)
 
     rows = [(0, 1, 5), (3, 4, 8), (3, 4, 9), (1, 2, 6), (1, 2, 7), (2, 3, 1)]
-    keep, violation = take_parts(heads(*rows), take)
+    dropped = Dropped()
+    keep, violation = take_parts(heads(*rows), take, dropped)
     assert keep is not None
     assert keep.tolist() == [True, False, True, False, False, False]
+    assert dropped.frames == {DropReason.RECEIVED_BEFORE: 1, DropReason.BEHIND_VIOLATION: 3}
     assert keep.dtype == np.bool_
     assert str(violation) == "vbucket 1: by_seqno 6 after 7"
 
@@ -103,17 +111,19 @@ def test_a_violation_counts_whatever_the_seqnos():
         raise foreign_vbucket(1, 0, "change")
 
     for seqno in range(1, 4):
-        keep, violation = take_parts(heads((0, 1, seqno)), take)
+        keep, violation = take_parts(heads((0, 1, seqno)), take, Dropped())
         assert violation is not None
         assert keep is not None
         assert keep.tolist() == [False]
 
 
 def test_an_opaque_that_no_stream_had_is_a_violation():
-    opaques = Opaques()
+    dropped = Dropped()
+    opaques = Opaques(dropped)
     assert opaques.earlier == 0
     opaques.add(5)
-    opaques.check(5, 7, "change")
+    opaques.check(5, 7, "change", 3)
+    assert dropped.frames == {DropReason.CLOSED_STREAM: 3}
     for opaque in (0, 4, 6):
         with pytest.raises(OrderViolation) as caught:
             opaques.check(opaque, 7, "change")
@@ -124,17 +134,13 @@ def test_an_opaque_that_no_stream_had_is_a_violation():
 
 
 def test_opaques_of_an_earlier_user_of_the_connection_are_no_violation():
-    opaques = Opaques()
+    dropped = Dropped()
+    opaques = Opaques(dropped)
     opaques.earlier = 4
     opaques.check(3, 7, "change")
+    assert dropped.frames == {DropReason.EARLIER_STREAM: 1}
     with pytest.raises(OrderViolation):
         opaques.check(4, 7, "change")
-    opaques.add(9)
-    opaques.forget()
-    assert opaques.earlier == 0
-    for opaque in (0, 9):
-        with pytest.raises(OrderViolation):
-            opaques.check(opaque, 7, "change")
 
 
 MEMORY, DISK = SnapshotFlag.MEMORY, SnapshotFlag.DISK

@@ -6,7 +6,6 @@ import asyncio
 import shutil
 import sys
 from collections.abc import Callable
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -25,8 +24,11 @@ from penstock.cli.app import (
 )
 from penstock.cli.show import as_object, json_line, one_line
 from penstock.client.address import DEFAULT_URL, Address
+from penstock.client.dropped import ROUTINE, describe_drops
+from penstock.client.missing import ranges_of
 
 if TYPE_CHECKING:
+    from penstock.client.stream import ChangeStream
     from penstock.wire.schema import Change
 
 _HEADER = f"{'vb':>4} {'seqno':>8} {'event':10} {'key':32} {'cas':>19} {'size':>7} value"
@@ -108,18 +110,27 @@ async def _tail(
     from penstock.wire.columns import changes_of
 
     stop: Literal["now"] | None = "now" if until == "now" else None
-    async with (
-        Bucket(address) as bucket,
-        aclosing(bucket.batches(start, stop, vbuckets, protocol=protocol)) as batches,
-    ):
-        async for batch in batches:
-            changes = changes_of(batch)[:limit]
-            # One write for what arrived together; flushed, since whoever reads wants to see it now.
-            print("\n".join(map(line, changes)), flush=True)
-            if limit is not None:
-                limit -= len(changes)
-                if not limit:
-                    return
+    async with Bucket(address) as bucket, await bucket.stream(start, stop, vbuckets, protocol=protocol) as stream:
+        try:
+            async for batch in stream:
+                changes = changes_of(batch)[:limit]
+                # One write for what arrived together; flushed, since whoever reads wants to see it now.
+                print("\n".join(map(line, changes)), flush=True)
+                if limit is not None:
+                    limit -= len(changes)
+                    if not limit:
+                        return
+        finally:
+            _report(stream)
+
+
+def _report(stream: ChangeStream) -> None:
+    """Say on standard error what of the bucket is not among the lines."""
+    dropped = {reason: frames for reason, frames in stream.dropped.items() if reason not in ROUTINE}
+    if dropped:
+        print(f"Not shown: {describe_drops(dropped)}", file=sys.stderr)
+    if missing := stream.missing:
+        print(f"Not shown: vbuckets {ranges_of(missing, ', ')}, which waited for their nodes", file=sys.stderr)
 
 
 def _json(change: Change, keys_only: bool) -> str:

@@ -15,6 +15,7 @@ from penstock.client.connection import refusal
 from penstock.client.credentials import credentials_from
 from penstock.client.dialect_check import check_dialect
 from penstock.client.documents import Document, chunks_of, document_of, encode_key, vbucket_of
+from penstock.client.dropped import DropReason
 from penstock.client.feed import Feed, Wanted
 from penstock.client.handshake import DOCUMENTS
 from penstock.client.infos import look
@@ -255,6 +256,11 @@ class Bucket:
     def missing(self) -> tuple[int, ...]:
         """The vbuckets that the last read up to now, or the last view, left out: no node serves them."""
         return self._report.missing
+
+    @property
+    def dropped(self) -> dict[DropReason, int]:
+        """How many frames were received and are nobody's, by reason; of change streams, see ChangeStream.dropped."""
+        return dict(self._nodes.dropped)
 
     async def high_seqnos(self) -> dict[int, int]:
         """Return the high seqno of every vbucket that is served: active, or a replica, as all of a bridge are."""

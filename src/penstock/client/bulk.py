@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from penstock.client.address import Address
 from penstock.client.connection import NodeLink, text_of
+from penstock.client.dropped import DropReason
 from penstock.client.handshake import DOCUMENTS
 from penstock.client.nodes import Nodes
 from penstock.client.requests import OPAQUES, Fault, Requests
@@ -270,7 +271,9 @@ class BulkWriter:
     def _received(self, link: NodeLink, events: list[ReceiveEvent]) -> None:
         window = self._window
         replies = [event for event in events if isinstance(event, Frame) and event.opaque >= OPAQUES]
+        link.dropped.add(DropReason.UNEXPECTED_REPLY, len(events) - len(replies))
         if window is None or not replies:
+            link.dropped.add(DropReason.UNEXPECTED_REPLY, len(replies))
             return
         answered, size = window.answer(replies)
         self._in_flight -= size

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 
-__all__ = ["DropLog", "DropReason", "Dropped", "describe_drops"]
+__all__ = ["ROUTINE", "DropLog", "DropReason", "Dropped", "describe_drops"]
 
 logger = logging.getLogger("penstock.client")
 
@@ -46,6 +46,15 @@ class DropReason(StrEnum):
     """A change of the cluster map, for instance: the client asks for the map itself."""
 
     NOBODY_LISTENS = "on a connection without streams"
+
+
+ROUTINE = frozenset(
+    (
+        *(DropReason.BEHIND_END, DropReason.REPEATED_ADVANCE, DropReason.STATE, DropReason.STREAM_START),
+        *(DropReason.REMARK, DropReason.UNEXPECTED_REPLY, DropReason.OUTDATED_LOG),
+    )
+)
+"""Reasons that a good producer gives in a good stream: a report for people leaves them out."""
 
 
 class Dropped:

@@ -41,7 +41,7 @@ from penstock.client.speech import (
 from penstock.client.stream_table import AskedLog, StreamTable
 from penstock.client.system_event import change_of
 from penstock.client.vbucket_stream import UNNAMED, VbucketStream, Wanted, rollback_row
-from penstock.errors import AccessDenied, ConnectionClosed, RemoteProtocolError, status_error
+from penstock.errors import AccessDenied, ConnectionClosed, OrderViolation, RemoteProtocolError, status_error
 from penstock.store.failover import FailoverLog
 from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
 from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Status, StreamEndReason
@@ -396,9 +396,15 @@ class Feed(StreamTable):
         if len(run.offsets) < SMALL_RUN:
             self._nbytes += nbytes
             run = inflate_run(run)
-            for change, offset in zip(decode_messages(run, self._context), run.offsets, strict=True):
+            changes = decode_messages(run, self._context)
+            for place, (change, offset) in enumerate(zip(changes, run.offsets, strict=True)):
                 opaque = int.from_bytes(run.buffer[offset + 12 : offset + 16], "big")
-                if self._is_taken(change.vbucket, opaque, change.seqno or 0):
+                try:
+                    is_taken = self._is_taken(change.vbucket, opaque, change.seqno or 0)
+                except OrderViolation:
+                    self.dropped.add(DropReason.BEHIND_VIOLATION, len(changes) - place)
+                    raise
+                if is_taken:
                     self._rows.append(change)
             return
         self._flush()  # first, or the rows of smaller runs would be handed out with positions behind this one

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from penstock.client.dropped import Dropped
+from penstock.client.dropped import Dropped, DropReason
 from penstock.client.item_counts import ItemCounts
 from penstock.client.order import Opaques
 from penstock.client.position import Position
@@ -217,6 +217,7 @@ class Follower(ABC):
         Raises RemoteProtocolError for any other rule that it breaks, StatusError for a refusal that no retry mends.
         """
         self._via = via
+        events = iter(events)
         try:
             for event in events:
                 if isinstance(event, Run):
@@ -227,6 +228,8 @@ class Follower(ABC):
             if isinstance(error, OrderViolation) and error.vbucket in self.unfinished():
                 self.troubled.add(error.vbucket)
             self._flush()  # what came before it holds
+            left = sum(len(event.offsets) if isinstance(event, Run) else 1 for event in events)
+            self.dropped.add(DropReason.BEHIND_VIOLATION, left)
             self._nbytes = 0  # nothing more is acknowledged to this connection
             raise
         self._flush()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from penstock.client.address import Address
 from penstock.client.cluster_map import NOBODY, ClusterMap, Place
 from penstock.client.connection import ANY_STATUS, NodeLink
+from penstock.client.dropped import DropReason
 from penstock.client.handshake import DOCUMENTS, Purpose
 from penstock.client.map_request import request_map
 from penstock.client.missing import not_served
@@ -47,6 +49,11 @@ class Nodes:
         self._links: dict[Place, NodeLink] = {}
         self._is_old = False
         self._connecting = asyncio.Lock()
+
+    @property
+    def dropped(self) -> Counter[DropReason]:
+        """How many frames of the connections that there are were nobody's, by reason."""
+        return sum((link.dropped.frames for link in self._links.values()), Counter())
 
     async def close(self) -> None:
         links, self._links, self._first = [*self._links.values()], {}, None

@@ -135,6 +135,8 @@ class ChangeStream:
     @property
     def missing(self) -> tuple[int, ...]:
         """Vbuckets that wait: their node is away, or no node serves them. The changes of the others go on."""
+        if self._feed.is_done:
+            return ()
         ended = {via for via, lane in self._lanes.items() if lane.link.closed.done()}
         waiting = self._held | self._feed.troubled
         waiting.update(vb for vb, via in self._feed.vias.items() if via in ended)

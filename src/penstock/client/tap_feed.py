@@ -274,6 +274,8 @@ class TapFeed(Follower):
             self._restart(self._chosen - self._cut_off)
         elif event is not None:
             self._advance(message.vbucket, event)
+            if event is StreamEvent.STATE:
+                self.dropped.add(DropReason.STATE)
         if message.tap_flags & TapFlag.ACK:
             self._acks.append(_ack(frame.opcode, frame.opaque))
 
