@@ -15,7 +15,7 @@ import numpy.typing as npt
 from penstock.store.fields import delete_times, keys, rev_seqnos
 from penstock.store.lookup import find_rows
 from penstock.store.record import supersedes_of
-from penstock.store.segment import CUT, Column, Lengths, Rows, Segment, gather
+from penstock.store.segment import CUT, Column, Lengths, Rows, Segment, gather, new_buffer
 
 __all__ = ["Choice", "Limits", "PurgeRequest", "Purged", "Rewritten", "choose", "rewrite"]
 
@@ -262,7 +262,7 @@ def _frames(sources: Sequence[Segment], kept: Column, lengths: Lengths) -> memor
     buffers = [source.buffer if count else b"" for source, count in zip(sources, wanted.tolist(), strict=True)]
     ends = np.cumsum([0, *map(len, buffers)]).tolist()
     # numpy lets other threads go on while it copies; bytes.join would not.
-    joined = np.empty(ends[-1], np.uint8)
+    joined = np.frombuffer(new_buffer(ends[-1]), np.uint8)
     for begin, end, buffer in zip(ends[:-1], ends[1:], buffers, strict=True):
         joined[begin:end] = np.frombuffer(buffer, np.uint8)
     offsets = np.concatenate([source.offsets + begin for source, begin in zip(sources, ends[:-1], strict=True)])

@@ -7,7 +7,9 @@ one goes with its last reader.
 
 from __future__ import annotations
 
+import mmap
 from bisect import bisect_right
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +25,7 @@ CUT = -1
 """In the place of a superseding seqno: the row was cut off, by a rollback or with its vbucket."""
 
 _PIECE = 1024 * 1024
+_MAPPED_FROM = 1024 * 1024
 _REST = 60 * 10**9  # ns
 
 
@@ -206,5 +209,15 @@ def _take(values: pa.Array, rows: npt.NDArray[np.int32]) -> memoryview:
 
 
 def new_buffer(nbytes: int) -> memoryview:
-    """Return memory for frames. numpy asks for huge pages, with which filling it fresh is several times quicker."""
-    return np.empty(nbytes, np.uint8).data
+    """Return memory for frames, in huge pages where the system has some: filling it is several times quicker then.
+
+    A large one is a mapping of its own, which the system gets back at once. The C library would keep it: glibc maps
+    nothing up to the size of what was freed last, and what it keeps instead falls into pieces.
+    """
+    if nbytes < _MAPPED_FROM:
+        return np.empty(nbytes, np.uint8).data
+    mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(mapping)

@@ -1,0 +1,225 @@
+"""What a node occupies in memory: under overwrites, at its quota, and with far more on disk than its quota.
+
+The node is a process of its own, as users start it. Its memory is what the system says of the process: anonymous pages
+are its own, pages of mapped files are given back when others need them. What it occupies when it is empty is taken off.
+
+A refused request is sent again until it is taken. So the figures say how much was refused, and that nothing was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.process import PASSWORD, USER, Process, penstock
+from benchmarks.report import Report, options
+from penstock.wire.constants import Status
+from penstock.wire.frame import HEADER, HEADER_BYTES
+from penstock.wire.kv import Delete, Get, Set, Stat
+from penstock.wire.login import SaslAuth
+
+_BATCH = 200
+_VBUCKETS = 1024
+_MEGABYTE = 1 << 20
+_PATIENCE = 120.0
+_REFUSED = (Status.ETMPFAIL, Status.ENOMEM)
+_LOGIN = SaslAuth(key=b"PLAIN", value=f"\0{USER}\0{PASSWORD}".encode()).encode()
+
+
+class Memory(NamedTuple):
+    """Bytes of a process: its own pages, and pages of mapped files."""
+
+    own: int
+    mapped: int
+
+    @classmethod
+    def of(cls, process: Process) -> Memory:
+        status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+        own, mapped = (re.search(rf"^{name}:\s+(\d+) kB", status, re.MULTILINE) for name in ("RssAnon", "RssFile"))
+        assert own is not None
+        assert mapped is not None
+        return cls(int(own[1]) * 1024, int(mapped[1]) * 1024)
+
+
+class Client:
+    """One connection that sends requests in batches and sends refused ones again.
+
+    Attributes:
+        refused: how many answers were ETMPFAIL or ENOMEM, by status.
+        longest: the longest batch, in seconds, one that was sent again included.
+        peak: the most memory that the node had after a batch.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.refused = dict.fromkeys(_REFUSED, 0)
+        self.longest = 0.0
+        self.peak = 0
+        self._socket = socket.create_connection(("127.0.0.1", process.port), _PATIENCE)
+        self._file = self._socket.makefile("rb", 1 << 20)
+        self.ask([_LOGIN])
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+    def ask(self, requests: Sequence[bytes]) -> list[tuple[int, bytes]]:
+        """Send requests and return of each answer the status and the body."""
+        self._socket.sendall(b"".join(requests))
+        answers = []
+        for _ in requests:
+            head = HEADER.unpack(self._file.read(HEADER_BYTES))
+            answers.append((head[5], self._file.read(head[6])))
+        return answers
+
+    def send_all(self, requests: Iterator[bytes], *, tries: int = 10_000) -> int:
+        """Send requests until all are taken, or one is not after so many tries. Returns how many were taken."""
+        taken = 0
+        while batch := [request for _, request in zip(range(_BATCH), requests, strict=False)]:
+            began = time.perf_counter()
+            for _ in range(tries):
+                statuses = [status for status, _ in self.ask(batch)]
+                left = [request for request, status in zip(batch, statuses, strict=True) if status in _REFUSED]
+                taken += len(batch) - len(left)
+                for status in _REFUSED:
+                    self.refused[status] += statuses.count(status)
+                batch = left
+                if not batch:
+                    break
+            self.longest = max(self.longest, time.perf_counter() - began)
+            self.peak = max(self.peak, Memory.of(self.process).own)
+            if batch:
+                return taken
+        return taken
+
+    def stats(self) -> dict[str, int]:
+        self._socket.sendall(Stat(key=b"memory").encode())
+        found: dict[str, int] = {}
+        while True:
+            head = HEADER.unpack(self._file.read(HEADER_BYTES))
+            body = self._file.read(head[6])
+            if not head[2]:
+                return found
+            found[body[: head[2]].decode()] = int(body[head[2] :])
+
+
+@contextmanager
+def connected(*given: object) -> Iterator[Client]:
+    with penstock("--vbuckets", _VBUCKETS, *given) as process:
+        client = Client(process)
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+def sets(numbers: Iterator[int] | range, value: bytes) -> Iterator[bytes]:
+    return (Set(key=b"key-%09d" % n, value=value, vbucket=n % _VBUCKETS).encode() for n in numbers)
+
+
+def overwrite(report: Report, name: str, chosen: argparse.Namespace, choose: Callable[[], int]) -> None:
+    """Fill a bucket in memory, and then change its documents at random."""
+    value = random.Random(1).randbytes(chosen.value_bytes)
+    with connected() as client:
+        empty = Memory.of(client.process).own
+        client.send_all(sets(range(chosen.keys), value))
+        began = time.perf_counter()
+        count = chosen.turns * chosen.keys
+        client.send_all(sets((choose() for _ in range(count)), value))
+        seconds = time.perf_counter() - began
+        said = client.stats()
+        live = said["ep_log_live_bytes"] + said["ep_index_bytes"]
+        own = Memory.of(client.process).own - empty
+        report.row(
+            f"in memory, {name}",
+            f"{live / 1e6:.0f} MB of keys, rows and live frames; memory {own / live:.2f} of that at the end, "
+            f"{(client.peak - empty) / live:.2f} at most; mem_used {said['mem_used'] / live:.2f}; "
+            f"{count / seconds / 1e3:.0f} k/s, longest batch of {_BATCH} {client.longest * 1e3:.0f} ms",
+        )
+
+
+def at_quota(report: Report, chosen: argparse.Namespace) -> None:
+    """Fill a bucket in memory until it refuses, delete everything, and fill it again."""
+    value = random.Random(1).randbytes(chosen.value_bytes)
+    with connected("--memory", chosen.quota) as client:
+        empty = Memory.of(client.process).own
+        first = client.send_all(sets(range(10**9), value), tries=50)
+        deletions = (Delete(key=b"key-%09d" % n, vbucket=n % _VBUCKETS).encode() for n in range(first))
+        deleted = client.send_all(deletions)
+        again = client.send_all(sets(range(10**9), value), tries=50)
+        report.row(
+            f"at a quota of {chosen.quota / 1e6:.0f} MB",
+            f"{first} documents, {deleted} deletions, {again} documents again; ETMPFAIL "
+            f"{client.refused[Status.ETMPFAIL]}, ENOMEM {client.refused[Status.ENOMEM]} times; "
+            f"memory at most {(client.peak - empty) / 1e6:.0f} MB",
+        )
+
+
+def beyond_quota(report: Report, chosen: argparse.Namespace) -> None:
+    """Fill a bucket on disk with many times its quota, change some of it, and read it."""
+    value = random.Random(1).randbytes(chosen.large_bytes)
+    count = chosen.times * chosen.quota // chosen.large_bytes
+    chance = random.Random(2)
+    with (
+        tempfile.TemporaryDirectory(dir=chosen.directory) as directory,
+        connected("--memory", chosen.quota, "--data-dir", directory) as client,
+    ):
+        empty = Memory.of(client.process).own
+        began = time.perf_counter()
+        client.send_all(sets(range(count), value))
+        client.send_all(sets((chance.randrange(count) for _ in range(count // 4)), value))
+        written = count * 5 // 4 / (time.perf_counter() - began)
+        longest = client.longest
+        began = time.perf_counter()
+        wrong = 0
+        for first in range(0, count, _BATCH):
+            numbers = range(first, min(first + _BATCH, count))
+            gets = [Get(key=b"key-%09d" % n, vbucket=n % _VBUCKETS).encode() for n in numbers]
+            wrong += sum(status != Status.SUCCESS or body[4:] != value for status, body in client.ask(gets))
+        read = count / (time.perf_counter() - began)
+        memory, said = Memory.of(client.process), client.stats()
+        report.row(
+            f"on disk, {chosen.times} times a quota of {chosen.quota / 1e6:.0f} MB, {chosen.large_bytes} B each",
+            f"{said['ep_log_live_bytes'] / 1e6:.0f} MB live, {said['ep_log_dead_bytes'] / 1e6:.0f} MB dead; "
+            f"{written * chosen.large_bytes / 1e6:.0f} MB/s written, longest batch {longest * 1e3:.0f} ms, ETMPFAIL "
+            f"{client.refused[Status.ETMPFAIL]}, ENOMEM {client.refused[Status.ENOMEM]} times; "
+            f"{read * chosen.large_bytes / 1e6:.0f} MB/s read, {wrong} of {count} wrong; mem_used "
+            f"{said['mem_used'] / 1e6:.0f} MB, own pages {(memory.own - empty) / 1e6:.0f} MB, at most "
+            f"{(client.peak - empty) / 1e6:.0f} MB, pages of files {memory.mapped / 1e6:.0f} MB",
+        )
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--keys", type=int, default=200_000)
+    parser.add_argument("--value-bytes", type=int, default=1000)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--quota", type=int, default=100_000_000)
+    parser.add_argument("--large-bytes", type=int, default=4096)
+    parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--directory", type=Path, default=None, help="where files are written")
+    chosen = parser.parse_args()
+    report = Report("Memory of a node under overwrites and at its quota", chosen)
+    chance = random.Random(3)
+    overwrite(report, "any document", chosen, lambda: chance.randrange(chosen.keys))
+    overwrite(
+        report,
+        "nine of ten times one of 1000",
+        chosen,
+        lambda: chance.randrange(1000 if chance.random() < 0.9 else chosen.keys),
+    )
+    at_quota(report, chosen)
+    beyond_quota(report, chosen)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
