@@ -16,12 +16,13 @@ import logging
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from operator import length_hint
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from penstock.errors import NoBucket, RemoteProtocolError, StatusError
-from penstock.node.dispatch import NO_INFOS, answer_malformed, handlers_for, unusual
+from penstock.node.dispatch import NO_INFOS, answer_malformed, handlers_for, serve, unusual
 from penstock.node.features import datatypes_of
 from penstock.node.keys import key_reader
+from penstock.node.large_values import Finished
 from penstock.node.login import Login, Privilege
 from penstock.node.map_reader import MapReader
 from penstock.node.producers import ChangeProducer
@@ -80,7 +81,8 @@ class NodeConnection(asyncio.BufferedProtocol):
     requests, as far as its user may make them. login: who the user is. read_key, write_key, change_key, meta_key: make
     the store's key of a request's, to read the document, to change it, to do both, and to change it with its meta data;
     they raise what is wrong with the key, or AccessDenied. map: the cluster map, as it knows it. infos: what the
-    request that is served says in its framing extras. producer: there from the first change-stream request on. paused:
+    request that is served says in its framing extras; finished: the work on a large value that was done for it.
+    producer: there from the first change-stream request on. paused:
     the peer does not take what is sent. frame_began: when, by the event loop's clock, the frame did that has not ended
     yet; 0 for none. host, peer: the peer's address, and it with the port. agent: what HELLO called it.
     """
@@ -109,8 +111,9 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.agent = ""
         self._transport: asyncio.Transport
         self._received = Connection(node.slab, runs=None)
-        self._requests: Iterator[ReceiveEvent] = iter(())
-        self._serving: ReceiveEvent | None = None
+        self.finished: Finished | None = None
+        self._requests: Iterator[ReceiveEvent | _Again] = iter(())
+        self._serving: ReceiveEvent | _Again | None = None
         self._parked: dict[object, GiveUp] = {}
         self._most_parked = 1
         self._turn_bytes = TURN_BYTES
@@ -325,7 +328,8 @@ class NodeConnection(asyncio.BufferedProtocol):
             self.close()
         except Exception:
             # The one place that catches everything: a defect of ours, wherever it is, must not take the others down.
-            request = self._serving if isinstance(self._serving, Frame) else None
+            serving = self._serving
+            request = _request_of(serving) if isinstance(serving, Frame | _Again) else None
             logger.exception("internal error in %s", opcode_name(request.opcode) if request else "the producer")
             if request is not None:
                 self._replies.append(reply(request, Status.EINTERNAL))
@@ -351,7 +355,7 @@ class NodeConnection(asyncio.BufferedProtocol):
             return
         add, share, clock = self._replies.append, self._turn_bytes, self.node.loop.time
         look_at, deadline = max(share - _CLOCK_BYTES, 0), clock() + _TURN_SECONDS
-        event: ReceiveEvent | None = None
+        event: ReceiveEvent | _Again | None = None
         try:
             for event in self._requests:
                 try:
@@ -359,6 +363,8 @@ class NodeConnection(asyncio.BufferedProtocol):
                         magic, opcode, _, datatype, _, cas, extras, key, value, _ = event
                         shape = (magic, datatype, opcode, len(extras), not key, not value, not cas)
                         answer = self.handlers.get(shape, unusual)(self, event)
+                    elif isinstance(event, _Again):
+                        answer = self._serve_again(event)
                     else:
                         answer = self._answer_to_no_frame(event)
                 except (StatusError, RemoteProtocolError) as error:
@@ -397,18 +403,29 @@ class NodeConnection(asyncio.BufferedProtocol):
         """Must what is parked be answered before anything else is served?"""
         return len(self._parked) >= (1 if self.login.acting is None else self._most_parked)
 
-    def _park(self, parked: Parked, request: ReceiveEvent) -> None:
-        which = object()
+    def _park(self, parked: Parked, event: ReceiveEvent | _Again) -> None:
+        request, which = _request_of(event), object()
 
-        def resume(answer: bytes | StatusError) -> None:
+        def resume(answer: bytes | StatusError | Finished) -> None:
             del self._parked[which]
-            self._replies.append(self._refusal(request, answer) if isinstance(answer, StatusError) else answer)
+            if isinstance(answer, Finished):
+                self._requests = iter([_Again(request, answer), *self._requests])
+            else:
+                self._replies.append(self._refusal(request, answer) if isinstance(answer, StatusError) else answer)
             self.guarded(self._flush if self.paused else self._serve)
 
         self._parked[which] = parked.begin(resume)
 
-    def _refusal(self, request: ReceiveEvent, error: StatusError | RemoteProtocolError) -> bytes:
-        assert isinstance(request, Frame)
+    def _serve_again(self, again: _Again) -> bytes:
+        """Serve a request for which a thread has worked."""
+        self.finished = again.finished
+        try:
+            return serve(self, again.request)
+        finally:
+            self.finished = None
+
+    def _refusal(self, event: ReceiveEvent | _Again, error: StatusError | RemoteProtocolError) -> bytes:
+        request = _request_of(event)
         logger.debug("%s", error)
         status = error.status if self.xerror else classic_status(request.opcode, error.status)
         return refusal(self, request, status, error)
@@ -450,6 +467,19 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.map.stop()
         if self.producer is not None:
             self.producer.stop()
+
+
+class _Again(NamedTuple):
+    """A request that was parked, and the work that was done for it meanwhile."""
+
+    request: Frame
+    finished: Finished
+
+
+def _request_of(event: ReceiveEvent | _Again) -> Frame:
+    request = event.request if isinstance(event, _Again) else event
+    assert isinstance(request, Frame), "nothing else is refused or parked"
+    return request
 
 
 def _keep_alive(sock: socket.socket) -> None:

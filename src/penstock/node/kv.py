@@ -8,6 +8,7 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound, TooBig
+from penstock.node.large_values import LARGE, work_apart
 from penstock.node.replies import Handler, reply
 from penstock.node.values import client_datatype, plain_value, shown
 from penstock.store.locks import lock_seconds
@@ -16,6 +17,7 @@ from penstock.wire.constants import MAX_VALUE, Datatype, Magic, Opcode, Status, 
 from penstock.wire.frame import HEADER, HEADER_BYTES, Frame
 from penstock.wire.json_value import detect_json
 from penstock.wire.kv import Count, GetLocked, GetReply, Set, StoreReply, Touch
+from penstock.wire.snappy import inflated_length
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
@@ -158,9 +160,10 @@ def _storing(plain: Callable[..., Stored], *, quiet: bool) -> Handler:
         key = connection.write_key(key)
         if vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).state is not _ACTIVE:
             vbucket = serving(connection, frame)  # raises
-        if len(value) > MAX_VALUE:
-            check_value(value)  # raises
-        datatype = client_datatype(datatype, value) if datatype & _NOT_JSON else detect_json(value)
+        if len(value) > LARGE or datatype & _NOT_JSON:
+            datatype = _stored_datatype(connection, datatype, value)
+        else:
+            datatype = detect_json(value)
         flags, expiry = _SET_EXTRAS.unpack(extras)
         store = keeping_expiry if connection.infos.preserve_ttl else plain
         stored = store(vbucket, key, value, flags=flags, expiry=expiry, datatype=datatype, cas=cas)
@@ -168,6 +171,15 @@ def _storing(plain: Callable[..., Stored], *, quiet: bool) -> Handler:
         return changed(connection, vbucket, stored, frame, quiet)
 
     return handle
+
+
+def _stored_datatype(connection: NodeConnection, datatype: int, value: bytes) -> int:
+    """Return the datatype to store a large or compressed value with. Raises Parked where a thread is to find it out."""
+    check_value(value)
+    nbytes = inflated_length(value) if datatype & Datatype.SNAPPY else len(value)
+    if nbytes <= LARGE:
+        return client_datatype(datatype, value)
+    return work_apart(connection, None, partial(client_datatype, datatype, value))
 
 
 def _add(vbucket: Vbucket, key: bytes, value: bytes, *, cas: int, preserve_expiry: bool = False, **said: int) -> Stored:

@@ -12,6 +12,7 @@ from penstock.wire.frame import Frame, join_frame
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
+    from penstock.node.large_values import Finished
 
 __all__ = ["GiveUp", "Goodbye", "Handler", "Parked", "Resume", "classic_status", "refusal", "reply"]
 
@@ -21,8 +22,11 @@ Handler = Callable[["NodeConnection", Frame], bytes]
 Raises StatusError or RemoteProtocolError for what is refused, Goodbye, and Parked for what is answered later.
 """
 
-Resume = Callable[[bytes | StatusError], None]
-"""Takes the reply to a parked request, or why it is refused. To be called once, by a turn of the event loop's own."""
+Resume = Callable[["bytes | StatusError | Finished"], None]
+"""Takes the reply to a parked request, or why it is refused; or the work with which the request is served again.
+
+To be called once, by a turn of the event loop's own.
+"""
 
 GiveUp = Callable[[], None]
 """Ends a wait without a reply: whoever asked is gone. Not called once the reply was given."""

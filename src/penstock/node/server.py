@@ -23,6 +23,7 @@ from penstock.node.disk.opening import Storage
 from penstock.node.follow import Bridge, find_upstream
 from penstock.node.guests import Guests
 from penstock.node.handshakes import Handshakes
+from penstock.node.large_values import Workers
 from penstock.node.live_map import LiveMap
 from penstock.node.login import Access, Attempts, ServerTls, UsersFile, decide_access
 from penstock.node.options import DEFAULT_PORT, PINS, Options
@@ -71,7 +72,8 @@ class Node:
     uuid: of what clients take for a cluster. usual_vbuckets: of a bucket that does not say.
     topology: the nodes of its buckets, and where this one is; map: the cluster map of who has no bucket. users: who can
     log in, None where nobody has to. is_loopback: only this machine reaches it. attempts: wrong passwords, by address
-    and account. passwords: those that are being checked. handshakes: of connections with TLS that are not there yet.
+    and account. passwords: those that are being checked. workers: threads for large values.
+    handshakes: of connections with TLS that are not there yet.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: Options) -> None:
@@ -81,6 +83,7 @@ class Node:
         self.users = None if options.users is None else UsersFile(Path(options.users))
         self.attempts = Attempts(loop.time)
         self.passwords = Passwords(loop, self.attempts)
+        self.workers = Workers(loop)
         self.handshakes = Handshakes(loop)
         self.storage = Storage(
             data_dir=None if options.data_dir is None else Path(options.data_dir),
@@ -286,6 +289,7 @@ class Node:
             await self._stop_listening()
         finally:
             self.passwords.close()
+            self.workers.close()
             await self._let_go()
             self._stopped.set()
 

@@ -1,20 +1,21 @@
 """The sub-document commands: a document is fetched, what they do is done to it, and it is stored, in one go.
 
 What they do is penstock.store.subdoc's. A document is stored inflated, with the datatype that it has now; lookups
-inflate what they read.
+inflate what they read. A thread works on a large document; what it made is stored if the document is still the same.
 Source: memcached daemon/protocol/mcbp/subdocument_context.cc and what executes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from struct import Struct
 from time import time_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from penstock.errors import InvalidArguments, Locked, NotMyVbucket, NotSupported, StatusError, TooBig, status_error
 from penstock.node.keys import is_allowed
 from penstock.node.kv import check_value, serving
+from penstock.node.large_values import LARGE, work_apart
 from penstock.node.login import Privilege
 from penstock.node.replies import Handler, reply
 from penstock.store.locks import LOCKED_CAS
@@ -25,10 +26,11 @@ from penstock.store.vbucket import Item, Stored, Vbucket
 from penstock.wire.constants import Datatype, DocFlag, Opcode, PathFlag, Status, VbucketState
 from penstock.wire.dcp_values import unpack_xattrs
 from penstock.wire.frame import Frame, opcode_name
-from penstock.wire.snappy import MAX_INFLATED, inflate
+from penstock.wire.snappy import MAX_INFLATED, inflate, inflated_length
 from penstock.wire.subdoc import (
     LOOKUPS,
     MUTATIONS,
+    LookupResult,
     LookupSpec,
     MutationReply,
     MutationResult,
@@ -54,6 +56,9 @@ _NAMES = b"$XTOC"
 _PATH = Struct(">HB")
 _NUMBER = Struct(">I")
 _TOKEN = MutationReply.layouts[2].extras
+
+
+T = TypeVar("T")
 
 
 class Options(NamedTuple):
@@ -86,7 +91,27 @@ def _one_path(frame: Frame) -> tuple[int, bytes, bytes]:
 # The document
 
 
-def _version(vbucket: Vbucket, key: bytes, doc_flags: int, cas: int) -> Document | None:
+class _Found(NamedTuple):
+    """What the store has of a key: a document, or what is left of a deleted one."""
+
+    item: Item
+    deleted: bool
+
+    def document(self) -> Document:
+        """Return the document with its value inflated and taken apart."""
+        cas, flags, datatype, value, expiry, rev_seqno, seqno = self.item
+        if datatype & _SNAPPY:
+            value = inflate(value)
+        xattrs, body = unpack_xattrs(value) if datatype & _XATTRS else ({}, value)
+        return Document(body, xattrs, datatype, self.deleted, cas, seqno, rev_seqno, flags, expiry)
+
+    def size(self) -> int:
+        """Return how many bytes the value has inflated."""
+        value = self.item.value
+        return inflated_length(value) if self.item.datatype & _SNAPPY else len(value)
+
+
+def _find(vbucket: Vbucket, key: bytes, doc_flags: int, cas: int) -> _Found | None:
     """Return a document, or what is left of a deleted one if flags ask for that.
 
     Raises Locked for a command that has no cas, unless it is to add the document: then that it is there matters more.
@@ -100,15 +125,24 @@ def _version(vbucket: Vbucket, key: bytes, doc_flags: int, cas: int) -> Document
         if cas in (0, LOCKED_CAS):
             raise Locked(vbucket=vbucket.id)
         item = item._replace(cas=cas)  # whether it is the lock's shows when the document is stored
-    return _document(item, deleted)
+    return _Found(item, deleted)
 
 
-def _document(item: Item, deleted: bool) -> Document:
-    cas, flags, datatype, value, expiry, rev_seqno, seqno = item
-    if datatype & _SNAPPY:
-        value = inflate(value)
-    xattrs, body = unpack_xattrs(value) if datatype & _XATTRS else ({}, value)
-    return Document(body, xattrs, datatype, deleted, cas, seqno, rev_seqno, flags, expiry)
+def _work(
+    connection: NodeConnection,
+    frame: Frame,
+    found: _Found | None,
+    work: Callable[[Document | None], T],
+    *,
+    version: Hashable = None,
+) -> T:
+    """Return what work on a document comes to. Raises Parked where a thread is to do it.
+
+    version: what is changed, as of `work_apart`; a lookup's result holds for the time when it was asked for.
+    """
+    if len(frame.value) + (0 if found is None else found.size()) <= LARGE:
+        return work(None if found is None else found.document())
+    return work_apart(connection, version, lambda: work(None if found is None else found.document()))
 
 
 def _around(
@@ -149,12 +183,19 @@ def _look_up(connection: NodeConnection, frame: Frame, specs: list[LookupSpec], 
     _check(connection, frame, specs)
     key = connection.read_key(frame.key)
     vbucket = _readable(connection, frame, doc_flags)
-    connection.counters.cmd_get += 1
-    found = _version(vbucket, key, doc_flags, frame.cas)
-    if found is None:
-        connection.counters.get_misses += 1
-    document = begin(found, specs, doc_flags, cas=frame.cas)
-    results = look_up(document, specs, _around(connection, vbucket, key, specs))
+    found = _find(vbucket, key, doc_flags, frame.cas)
+    around = _around(connection, vbucket, key, specs)
+
+    def work(there: Document | None) -> tuple[Document, list[LookupResult]]:
+        document = begin(there, specs, doc_flags, cas=frame.cas)
+        return document, look_up(document, specs, around)
+
+    try:
+        document, results = _work(connection, frame, found, work)
+    except StatusError:
+        _count_read(connection, found)
+        raise
+    _count_read(connection, found)
     if frame.opcode != Opcode.SUBDOC_MULTI_LOOKUP:
         ((status, value),) = results
         if status:
@@ -166,6 +207,12 @@ def _look_up(connection: NodeConnection, frame: Frame, specs: list[LookupSpec], 
     else:
         status = Status.SUBDOC_MULTI_PATH_FAILURE if failed else Status.SUCCESS
     return reply(frame, status, value=pack_lookup_results(results), cas=document.cas)
+
+
+def _count_read(connection: NodeConnection, found: _Found | None) -> None:
+    connection.counters.cmd_get += 1
+    if found is None:
+        connection.counters.get_misses += 1
 
 
 def _found(connection: NodeConnection, frame: Frame, spec: LookupSpec, document: Document, value: bytes) -> bytes:
@@ -200,8 +247,15 @@ def _change(connection: NodeConnection, frame: Frame, specs: list[MutationSpec],
     tells = any(spec.opcode == Opcode.SUBDOC_COUNTER for spec in specs)  # what the document has
     key = (connection.change_key if tells else connection.write_key)(frame.key)
     vbucket = serving(connection, frame)
-    document = begin(_version(vbucket, key, doc_flags, frame.cas), specs, doc_flags, cas=frame.cas)
-    result = change(document, specs, doc_flags, _around(connection, vbucket, key, specs))
+    found = _find(vbucket, key, doc_flags, frame.cas)
+    around = _around(connection, vbucket, key, specs)
+
+    def work(there: Document | None) -> tuple[Document, Changed | MutationResult]:
+        document = begin(there, specs, doc_flags, cas=frame.cas)
+        return document, change(document, specs, doc_flags, around)
+
+    version = found and (found.item.cas, found.item.seqno, found.deleted)
+    document, result = _work(connection, frame, found, work, version=version)
     if isinstance(result, MutationResult):
         if frame.opcode != Opcode.SUBDOC_MULTI_MUTATION:
             raise _failure(specs[0], result.status)
@@ -229,7 +283,7 @@ def _store(  # noqa: PLR0917 - all of them are what is stored, and where
 ) -> Stored:
     """Store what was made of a document; without an expiry it never expires, as with a SET."""
     check_value(result.body)
-    if (nbytes := len(result.value())) > MAX_INFLATED:
+    if (nbytes := result.nbytes) > MAX_INFLATED:
         raise TooBig(f"value of {nbytes} bytes with its extended attributes, limit {MAX_INFLATED}")
     stored = vbucket.rewrite(
         key,

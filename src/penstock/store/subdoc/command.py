@@ -59,6 +59,11 @@ class Changed(NamedTuple):
     answers: list[MutationResult]
     macros: dict[bytes, bytes]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the value to be stored."""
+        return len(self.body) + (len(pack_xattrs(self.xattrs)) if self.xattrs else 0)
+
     def value(self, cas: int = 0, seqno: int = 0) -> bytes:
         """Return the value to be stored, not compressed, for a change with this cas and seqno: always as long."""
         if not self.xattrs:

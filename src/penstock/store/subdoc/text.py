@@ -16,8 +16,8 @@ from penstock.errors import StatusError, status_error
 from penstock.store.subdoc import scan
 from penstock.store.subdoc.path import MAX_COMPONENTS, Path, spelled
 from penstock.store.subdoc.place import MISMATCH, MISSING, Place
+from penstock.wire import native
 from penstock.wire.constants import Status
-from penstock.wire.native import extension
 
 __all__ = ["MAX_DEPTH", "WHITE", "Splice", "Text", "count_levels", "skip_space"]
 
@@ -30,6 +30,8 @@ _MOST_PATHS: Final = 16
 
 _MAX_INDEX: Final = 2**31 - 1
 """No document is long enough for this element."""
+
+extension = native.extension if hasattr(native.extension, "locate") else None  # one of an older release has no such
 
 _NAME_ROW = Struct(f"{1 + 2 * MAX_COMPONENTS}i")
 _SPACE = re.compile(rb"[ \t\n\r]*").match

@@ -1,0 +1,249 @@
+"""What do sub-document commands cost, and who waits for one on a large document?
+
+One connection sends each command several times; another one sends GETs of a small document all the while, one after
+the other, and notes how long each takes. A last part changes and stores large values as a whole. Then the same commands
+on a document of 1 KiB, without a network: those must stay quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from benchmarks.process import PASSWORD, USER, Process, penstock
+from benchmarks.report import Report, interleaved, options
+from penstock.store.subdoc.attributes import Around, Document
+from penstock.store.subdoc.command import change, look_up
+from penstock.wire.connection import Connection, Slab
+from penstock.wire.constants import Datatype, Feature, Opcode, Status
+from penstock.wire.frame import Frame
+from penstock.wire.kv import Append, Get, Hello, SelectBucket, Set, pack_features
+from penstock.wire.layout import Request
+from penstock.wire.login import SaslAuth
+from penstock.wire.snappy import deflate
+from penstock.wire.subdoc import (
+    LookupSpec,
+    MultiLookup,
+    MultiMutation,
+    MutationSpec,
+    SubdocLookup,
+    SubdocMutation,
+    pack_lookup_specs,
+    pack_mutation_specs,
+)
+
+PATIENCE = 60.0
+GET, COUNT, UPSERT = Opcode.SUBDOC_GET, Opcode.SUBDOC_GET_COUNT, Opcode.SUBDOC_DICT_UPSERT
+ADD, PUSH, UNIQUE = Opcode.SUBDOC_DICT_ADD, Opcode.SUBDOC_ARRAY_PUSH_LAST, Opcode.SUBDOC_ARRAY_ADD_UNIQUE
+COUNTER = Opcode.SUBDOC_COUNTER
+
+_PROBE = """
+import sys, time
+from benchmarks.subdoc import Client
+client = Client(int(sys.argv[1]))
+request = client.small()
+client.ask(request)
+print("ready", flush=True)
+took = []
+sys.stdin.readline()
+deadline = time.perf_counter() + float(sys.argv[2])
+while time.perf_counter() < deadline:
+    began = time.perf_counter()
+    client.ask(request)
+    took.append(time.perf_counter() - began)
+    time.sleep(0.0002)
+took.sort()
+print(len(took), took[len(took) * 99 // 100], took[-1], flush=True)
+"""
+
+
+_RIVAL = """
+from penstock.store.subdoc.text import count_levels
+text = b"[" + b"1," * 9_000_000 + b"1]"
+print("ready", flush=True)
+while True:
+    count_levels(text)
+"""
+"""What of the waiting is the machine's: this one shares processors with the node, and nothing else."""
+
+
+class Client:
+    """A connection that has logged in and asks one thing after the other."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE)
+        self.connection = Connection(Slab(1 << 20), runs=None)
+        self.ask(SaslAuth(key=b"PLAIN", value=f"\0{USER}\0{PASSWORD}".encode()))
+        self.ask(Hello(value=pack_features([Feature.JSON, Feature.SNAPPY])))
+        self.ask(SelectBucket(key=b"default"))
+
+    def small(self) -> Request:
+        return Get(key=b"small")
+
+    def ask(self, request: Request | bytes) -> Frame:
+        """Return the reply. Raises ConnectionError for one that is a refusal."""
+        self.socket.sendall(request if isinstance(request, bytes) else request.encode())
+        while True:
+            for frame in self.connection.feed(self.socket.recv(1 << 20)):
+                assert isinstance(frame, Frame)
+                if frame.specific != Status.SUCCESS:
+                    raise ConnectionError(f"opcode 0x{frame.opcode:02x}: status 0x{frame.specific:x}")
+                return frame
+
+
+def fill(target: int, item: Callable[[int], str], brackets: str) -> str:
+    """Return an array or object of about so many bytes."""
+    count = target // (len(item(10**6)) + 1)
+    return f"{brackets[0]}{','.join(map(item, range(count)))}{brackets[1]}"
+
+
+def documents(nbytes: int) -> dict[bytes, bytes]:
+    half = nbytes // 2
+    objects = fill(half, lambda n: f'{{"id":{n},"name":"name {n}","tags":["x","yy"],"v":{n}.5}}', "[]")
+    keys = ",".join(f'"k{n}":{n}' for n in range(16))
+    return {
+        b"objects": f'{{"a":{objects},"b":{objects},{keys}}}'.encode(),
+        b"numbers": f'{{"a":{fill(nbytes, str, "[]")}}}'.encode(),
+        b"fields": fill(nbytes, lambda n: f'"field{n:07d}":{n}', "{}").encode(),
+    }
+
+
+def lookups(key: bytes, *paths: bytes) -> MultiLookup:
+    return MultiLookup(key=key, value=pack_lookup_specs([(GET, 0, path) for path in paths]))
+
+
+def changes(key: bytes, *specs: tuple[int, int, bytes, bytes]) -> MultiMutation:
+    return MultiMutation(key=key, value=pack_mutation_specs(specs))
+
+
+def commands() -> dict[str, Request | bytes]:
+    """Return the commands on large documents."""
+    spread = [b"a[%d].name" % (n * 8000) for n in range(8)] + [b"b[-1].v", b"b[-1].id", *(b"k%d" % n for n in range(6))]
+    return {
+        "16 paths, all over an array of objects": lookups(b"objects", *spread),
+        "16 times a[-1] of numbers": lookups(b"numbers", *[b"a[-1]"] * 16),
+        "16 keys of an object": lookups(b"fields", *(b"field%07d" % (n * 50_000) for n in range(16))),
+        "GET_COUNT of an object": SubdocLookup.at(b"", key=b"fields").encode(COUNT),
+        "one missing key, with MKDIR_P off": changes(b"fields", (UPSERT, 0, b"another", b"1")),
+        "ARRAY_ADD_UNIQUE to numbers": SubdocMutation.at(b"a", b'"%f"' % time.time(), key=b"numbers").encode(UNIQUE),
+        "16 upserts": changes(b"objects", *((UPSERT, 0, b"k%d" % n, b'"new"') for n in range(16))),
+        "16 counters": changes(b"objects", *((COUNTER, 0, b"c%d" % n, b"1") for n in range(16))),
+        "16 pushes to one array": changes(b"objects", *((PUSH, 0, b"b", b"1") for _ in range(16))),
+    }
+
+
+def values(document: bytes) -> dict[str, Request | bytes]:
+    """Return commands that store large values as a whole."""
+    halves = b'["' + b"\\ud800" * (len(document) // 6) + b'"]'
+    return {
+        "SET": Set(key=b"whole", value=document),
+        "SET with half surrogate pairs": Set(key=b"whole", value=halves),
+        "SET, compressed": Set(key=b"whole", value=deflate(document), datatype=Datatype.SNAPPY),
+        "GET": Get(key=b"objects"),
+        "APPEND of one byte": Append(key=b"text", value=b" "),
+    }
+
+
+def beside(node: Process, work: Callable[[], object], seconds: float) -> tuple[int, float, float]:
+    """Return how many GETs a process of its own has sent while some work was done, the p99 and the longest, in ms."""
+    command = [sys.executable, "-c", _PROBE, str(node.port), str(seconds)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as probe:
+        assert probe.stdin is not None
+        assert probe.stdout is not None
+        probe.stdout.readline()
+        probe.stdin.write("go\n")
+        probe.stdin.flush()
+        done = threading.Event()
+
+        def keep_on() -> None:
+            while not done.is_set():
+                work()
+
+        thread = threading.Thread(target=keep_on)
+        thread.start()
+        count, p99, longest = probe.stdout.readline().split()
+        done.set()
+        thread.join()
+    return int(count), float(p99) * 1e3, float(longest) * 1e3
+
+
+def measure(report: Report, node: Process, chosen: argparse.Namespace) -> None:
+    client = Client(node.port)
+    large = documents(chosen.bytes)
+    for key, document in large.items():
+        client.ask(Set(key=key, value=document))
+    client.ask(Set(key=b"small", value=b"{}"))
+    client.ask(Set(key=b"text", value=large[b"objects"]))
+    count, p99, longest = beside(node, partial(time.sleep, 0.01), chosen.seconds)
+    report.row("GETs beside nothing", f"p99 {p99:.1f} ms, longest {longest:.1f} ms of {count}")
+    with subprocess.Popen([sys.executable, "-c", _RIVAL], stdout=subprocess.PIPE) as rival:
+        assert rival.stdout is not None
+        rival.stdout.readline()
+        count, p99, longest = beside(node, partial(time.sleep, 0.01), chosen.seconds)
+        rival.kill()
+    report.row("GETs beside another process that scans", f"p99 {p99:.1f} ms, longest {longest:.1f} ms of {count}")
+    for name, request in {**commands(), **values(large[b"objects"])}.items():
+        took = []
+        for _ in range(chosen.rounds):
+            began = time.perf_counter()
+            client.ask(request)
+            took.append((time.perf_counter() - began) * 1e3)
+            if "UNIQUE" in name:
+                request = SubdocMutation.at(b"a", b'"%f"' % time.time(), key=b"numbers").encode(UNIQUE)
+        repeated = SubdocLookup.at(b"a[0]", key=b"numbers").encode(GET) if "UNIQUE" in name else request
+        count, p99, longest = beside(node, partial(client.ask, repeated), chosen.seconds)
+        report.row(
+            name,
+            f"{min(took):.0f} ms (median {statistics.median(took):.0f}); "
+            f"GETs meanwhile p99 {p99:.1f} ms, longest {longest:.1f} ms of {count}",
+        )
+
+
+def measure_small(report: Report, rounds: int) -> None:
+    text = {"id": 1, "name": "some name", "tags": ["a", "b"], "address": {"city": "Town", "geo": [1.5, 2.5]}, "n": 5}
+    body = json.dumps(text | {"text": "lorem ipsum " * 60, "list": [{"k": n} for n in range(8)]}).encode()
+    document, around = Document(body, {}, int(Datatype.JSON)), Around()
+
+    def read(*paths: bytes) -> Callable[[], object]:
+        return lambda: look_up(document, [LookupSpec(GET, 0, path) for path in paths], around)
+
+    def write(*specs: Sequence[object]) -> Callable[[], object]:
+        return lambda: change(document, [MutationSpec(*spec) for spec in specs], 0, around)  # type: ignore[arg-type]
+
+    cases = {
+        "one path": read(b"address.city"),
+        "4 paths": read(b"id", b"list[-1].k", b"address.geo[0]", b"n"),
+        "upsert": write((UPSERT, 0, b"name", b'"other"')),
+        "counter": write((COUNTER, 0, b"n", b"1")),
+        "push": write((PUSH, 0, b"tags", b'"c"')),
+        "4 upserts": write(*((UPSERT, 0, path, b"1") for path in (b"id", b"name", b"new", b"n"))),
+    }
+    times = interleaved(cases, rounds, calls=1000)
+    for name, each in times.items():
+        report.row(f"{len(body)} bytes, no network: {name}", f"{each.median * 1e6:.1f} us")
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--bytes", type=int, default=18 << 20, help="of a large document")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=3.0, help="for which GETs are sent beside each command")
+    chosen = parser.parse_args()
+    size = f"{chosen.bytes / (1 << 20):.3g} MiB"
+    report = Report(f"Sub-document commands on {size}, and GETs of others meanwhile", chosen)
+    with penstock() as node:
+        measure(report, node, chosen)
+    measure_small(report, chosen.rounds)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

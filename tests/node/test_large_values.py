@@ -1,0 +1,287 @@
+"""Large values: a thread works on them, requests keep their order, and what others do meanwhile counts."""
+
+import asyncio
+import json
+import struct
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from penstock.node import Node
+from penstock.node.large_values import _MOST_WAITING, LARGE
+from penstock.wire.constants import Datatype, DurabilityLevel, Feature, FrameInfo, Magic, Opcode, PathFlag, Status
+from penstock.wire.constants import VbucketState as State
+from penstock.wire.dcp_values import pack_framing
+from penstock.wire.frame import Frame
+from penstock.wire.frame_info import Durability, RequestInfos, pack_request_infos
+from penstock.wire.kv import Delete, Get, Hello, Noop, Set, SetVbucket, pack_features
+from penstock.wire.snappy import deflate, inflate
+from penstock.wire.subdoc import (
+    MultiLookup,
+    MultiMutation,
+    SubdocLookup,
+    SubdocMutation,
+    pack_lookup_specs,
+    pack_mutation_specs,
+    unpack_lookup_results,
+)
+from tests.node.wire_client import connected
+
+S = Status
+GET, COUNT = Opcode.SUBDOC_GET, Opcode.SUBDOC_GET_COUNT
+COUNTER, UPSERT = Opcode.SUBDOC_COUNTER, Opcode.SUBDOC_DICT_UPSERT
+PUSH, UNIQUE = Opcode.SUBDOC_ARRAY_PUSH_LAST, Opcode.SUBDOC_ARRAY_ADD_UNIQUE
+FILLING = "x" * LARGE
+BIG = json.dumps({"n": 5, "a": [1, 2], "filling": FILLING}).encode()
+
+
+def hello(client, *features):
+    client.ask(Hello(value=pack_features([Feature.JSON, Feature.XATTR, Feature.XERROR, Feature.SNAPPY, *features])))
+
+
+@pytest.fixture
+def modern(node):
+    with connected(node) as client:
+        hello(client)
+        yield client
+
+
+@pytest.fixture
+def unordered(node):
+    with connected(node) as client:
+        hello(client, Feature.UNORDERED_EXECUTION)
+        yield client
+
+
+def counter(by=b"1", **said):
+    return SubdocMutation.at(b"n", by, key=b"k", **said).encode(COUNTER)
+
+
+def lookup(path=b"n", opcode=GET, **said):
+    return SubdocLookup.at(path, key=b"k", **said).encode(opcode)
+
+
+@contextmanager
+def all_threads_busy(node):
+    """Let no thread of a node begin anything else until this is over."""
+    release = threading.Event()
+
+    async def occupy():
+        for _ in range(2):
+            node.workers.start(release.wait)
+
+    asyncio.run_coroutine_threadsafe(occupy(), node.loop).result(10)
+    try:
+        yield
+    finally:
+        release.set()
+
+
+def wait_for_work(node, client, count=1):
+    """Ask a client's connection something until the node has so many large values beside the two that keep it busy."""
+    while node.workers.waiting < 2 + count:
+        assert client.status(Noop()) == S.SUCCESS
+
+
+# What is answered is what a small document's command is answered
+
+
+SAME = [
+    lookup(b"a[-1]"),
+    lookup(b"a", COUNT),
+    lookup(b"none"),
+    lookup(b"n.x"),
+    lookup(b"a["),
+    counter(b"-7"),
+    counter(b"no number"),
+    SubdocMutation.at(b"a", b"3", key=b"k").encode(PUSH),
+    SubdocMutation.at(b"a", b"2", key=b"k").encode(UNIQUE),
+    SubdocMutation.at(b"new.deep", b'{"b":1}', key=b"k", flags=PathFlag.MKDIR_P).encode(UPSERT),
+    SubdocMutation.at(b"_x", b"1", key=b"k", flags=PathFlag.XATTR).encode(UPSERT),
+    MultiLookup(key=b"k", value=pack_lookup_specs([(GET, 0, b"n"), (GET, 0, b"no"), (GET, PathFlag.XATTR, b"_x")])),
+    MultiMutation(key=b"k", value=pack_mutation_specs([(COUNTER, 0, b"n", b"1"), (UPSERT, 0, b"a", b"[]")])),
+    MultiMutation(key=b"k", value=pack_mutation_specs([(COUNTER, 0, b"n", b"1"), (UPSERT, 0, b"n.x", b"[]")])),
+]
+
+
+@pytest.mark.parametrize("request_", SAME, ids=map(str, range(len(SAME))))
+@pytest.mark.parametrize("compressed", [False, True])
+def test_answers_are_those_of_a_small_document(modern, request_, compressed):
+    answers, documents = [], []
+    for filling in ("", FILLING):
+        value = json.dumps({"n": 5, "a": [1, 2], "filling": filling}).encode()
+        stored = modern.ask(
+            Set(key=b"k", value=deflate(value), datatype=Datatype.SNAPPY) if compressed else Set(key=b"k", value=value)
+        )
+        assert stored.specific == S.SUCCESS
+        answer = modern.ask(request_)
+        answers.append((answer.specific, answer.value, answer.datatype))
+        read = modern.get(b"k")
+        document = json.loads(inflate(read.value) if read.datatype & Datatype.SNAPPY else read.value)
+        assert document.pop("filling") == filling
+        documents.append(document)
+    assert answers[0] == answers[1]
+    assert documents[0] == documents[1]
+
+
+@pytest.mark.parametrize(
+    ("value", "datatype"),
+    [
+        (BIG, Datatype.JSON),
+        (BIG[:-1], 0),
+        (json.dumps("ü" * LARGE, ensure_ascii=False).encode(), Datatype.JSON),
+        (b'"' + b"\xff" * LARGE + b'"', 0),
+        (b'["\\ud800' + b"x" * LARGE + b'"]', Datatype.JSON),
+        (b"[" * LARGE + b"]" * LARGE, 0),
+    ],
+)
+def test_json_is_detected(modern, value, datatype):
+    modern.set(b"k", value)
+    read = modern.get(b"k")
+    assert (read.value, read.datatype) == (value, datatype)
+    assert modern.ask(Set(key=b"k", value=deflate(value), datatype=Datatype.SNAPPY)).specific == S.SUCCESS
+    assert modern.meta(b"k").value_datatype == datatype | Datatype.SNAPPY
+
+
+# Order
+
+
+def test_answers_come_in_the_order_of_the_requests(modern):
+    modern.send(Set(key=b"k", value=BIG, opaque=1), Get(key=b"k", opaque=2), counter(opaque=3), lookup(opaque=4))
+    modern.send(Set(key=b"k", value=b"[]", opaque=5), Get(key=b"k", opaque=6), Noop(opaque=7))
+    answers = [modern.receive() for _ in range(7)]
+    assert [answer.opaque for answer in answers] == [1, 2, 3, 4, 5, 6, 7]
+    assert {answer.specific for answer in answers} == {S.SUCCESS}
+    assert [answers[at].value for at in (1, 2, 3, 5)] == [BIG, b"6", b"6", b"[]"]
+
+
+def test_others_are_served_meanwhile(node, modern, other):
+    modern.set(b"k", BIG)
+    with all_threads_busy(node):
+        modern.send(lookup(opaque=1), Noop(opaque=2))
+        wait_for_work(node, other)
+        assert other.get(b"k").value == BIG
+    assert [modern.receive().opaque for _ in range(2)] == [1, 2]
+
+
+def test_a_client_that_takes_any_order_gets_the_rest_first(node, unordered, other):
+    unordered.set(b"k", BIG)
+    with all_threads_busy(node):
+        unordered.send(lookup(opaque=1), Noop(opaque=2))
+        assert unordered.receive().opaque == 2
+    assert (answer := unordered.receive()).opaque == 1
+    assert answer.value == b"5"
+
+
+# What others do meanwhile
+
+
+def test_no_change_is_lost(node):
+    clients, each = 4, 5
+    with connected(node) as first:
+        first.set(b"k", BIG)
+
+    def change(answers):
+        with connected(node) as client:
+            answers += [client.status(counter()) for _ in range(each)]
+
+    answers: list[int] = []
+    threads = [threading.Thread(target=change, args=(answers,)) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [S.SUCCESS] * clients * each
+    with connected(node) as client:
+        assert json.loads(client.get(b"k").value)["n"] == 5 + clients * each
+
+
+MEANWHILE = [
+    (Set(key=b"k", value=b'{"n":8}'), False, S.SUCCESS, b'{"n":9}'),
+    (Set(key=b"k", value=b"no"), False, S.SUBDOC_DOC_NOTJSON, b"no"),
+    (Set(key=b"k", value=b'{"n":8}'), True, S.KEY_EEXISTS, b'{"n":8}'),
+    (Delete(key=b"k"), False, S.KEY_ENOENT, None),
+    (SetVbucket(state=State.REPLICA), False, S.NOT_MY_VBUCKET, None),
+]
+
+
+@pytest.mark.parametrize(("meanwhile", "with_cas", "status", "left"), MEANWHILE)
+def test_a_document_that_changes_meanwhile(node, modern, other, meanwhile, with_cas, status, left):
+    stored = modern.set(b"k", BIG)
+    with all_threads_busy(node):
+        modern.send(counter(cas=stored.cas if with_cas else 0))
+        wait_for_work(node, other)
+        assert other.status(meanwhile) == S.SUCCESS
+    assert modern.receive().specific == status
+    if left is not None:
+        assert other.get(b"k").value == left
+
+
+# What stands in the framing extras still counts when a request is served again
+
+
+def test_a_large_change_is_durable(tmp_path):
+    durable = pack_request_infos(RequestInfos(durability=Durability(DurabilityLevel.PERSIST_TO_MAJORITY, 5000)))
+    with Node.running(vbuckets=4, data_dir=tmp_path) as node, connected(node) as client:
+        assert client.status(Set(key=b"k", value=BIG, framing=durable)) == S.SUCCESS
+        extras = struct.pack(">HB", 1, 0)
+        request = Frame(Magic.ALT_REQUEST, COUNTER, extras=extras, key=b"k", value=b"n1", framing=durable)
+        assert client.ask(request).specific == S.SUCCESS
+        stats = client.stats("vbucket-seqno 0")
+        assert stats["vb_0:last_persisted_seqno"] == stats["vb_0:high_seqno"] == "2"
+
+
+def test_a_large_change_keeps_the_expiry(modern):
+    soon = int(time.time()) + 500
+    framing = pack_framing([(FrameInfo.PRESERVE_TTL, b"")])
+    modern.set(b"k", BIG, expiry=soon)
+    request = Frame(Magic.ALT_REQUEST, UPSERT, extras=struct.pack(">HB", 1, 0), key=b"k", value=b"n1", framing=framing)
+    assert modern.ask(request).specific == S.SUCCESS
+    assert modern.meta(b"k").expiry == soon
+
+
+# Bounds
+
+
+def test_a_client_that_goes_away_is_forgotten(node, modern, other):
+    modern.set(b"k", BIG)
+    with all_threads_busy(node):
+        modern.send(counter())
+        wait_for_work(node, other)
+        modern.hang_up()
+        while node.workers.waiting > 2:
+            other.status(Noop())
+    assert json.loads(other.get(b"k").value)["n"] == 5
+
+
+def test_only_so_many_large_values_wait(node, other):
+    other.set(b"k", BIG)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connected(node)) for _ in range(_MOST_WAITING // 256 + 1)]
+        with all_threads_busy(node):
+            for client in clients:
+                hello(client, Feature.UNORDERED_EXECUTION)
+                client.send(*[lookup()] * 256)
+            refused = clients[-1].receive()
+            assert (refused.specific, node.workers.waiting) == (S.ETMPFAIL, _MOST_WAITING)
+        assert clients[0].receive().specific == S.SUCCESS
+
+
+def test_a_node_stops_while_large_values_wait():
+    with Node.running(vbuckets=1) as node, connected(node) as client, connected(node) as other:
+        client.set(b"k", BIG)
+        with all_threads_busy(node):
+            client.send(*[lookup()] * 3)
+            wait_for_work(node, other)
+    assert node.workers.waiting == 0
+
+
+def test_results_of_many_lookups(modern):
+    big = json.dumps({"a": list(range(LARGE // 4))}).encode()
+    modern.set(b"k", big)
+    specs = [(GET, 0, b"a[-1]"), (COUNT, 0, b"a"), *[(GET, 0, b"a[%d]" % at) for at in range(14)]]
+    answer = modern.ask(MultiLookup(key=b"k", value=pack_lookup_specs(specs)))
+    results = [value for _, value in unpack_lookup_results(answer.value)]
+    assert results == [b"%d" % (LARGE // 4 - 1), b"%d" % (LARGE // 4), *(b"%d" % at for at in range(14))]
