@@ -74,6 +74,10 @@ def test_the_error_names_them(missing, count, sentence):
     assert error.retriable
 
 
+def test_the_error_says_why_where_that_is_known():
+    assert str(not_served([3], 8, ADDRESS, "no node is left")).endswith(" (no node is left)")
+
+
 def test_they_fail_a_read_unless_they_are_skipped():
     with pytest.raises(
         VbucketsNotServed, match=r"^vbucket 1 \(1 of 2\) is not served by couchbase://127.0.0.1:11210/beer$"

@@ -44,6 +44,7 @@ class Day:
         documents: by key, those that are there, or whose expiry nobody has noticed.
         tombstones: by key, when it was deleted; without those that a compaction may have dropped.
         cas: the newest one.
+        logged: the newest one of a change; only the log outlives a restart, and locks are not in it.
         changes: how many there have been.
     """
 
@@ -55,6 +56,7 @@ class Day:
     documents: dict[bytes, Known] = field(default_factory=dict)
     tombstones: dict[bytes, int] = field(default_factory=dict)
     cas: int = 0
+    logged: int = 0
     changes: int = 0
     bucket: Bucket = field(init=False)
 
@@ -90,12 +92,16 @@ class Day:
             self.wall += self.chance.choice(JUMPS) * self.chance.choice([-1, 1])
         self.highest = max(self.highest, self.wall)
 
-    def stored(self, cas: int) -> None:
-        """Check the cas of a change: above all others, and not far above the clock."""
+    def given(self, cas: int) -> None:
+        """Check a cas: above all others, and not far above the clock."""
         self.changes += 1
         assert cas > self.cas
         assert cas <= int(self.highest * SECOND) + self.changes
         self.cas = cas
+
+    def stored(self, cas: int) -> None:
+        self.given(cas)
+        self.logged = cas
 
     def notice(self, key: bytes) -> Known | None:
         """Return what is known of a document that is there; one whose time is over is gone for good."""
@@ -112,10 +118,7 @@ class Day:
 
     def noticed(self) -> None:
         """Count the deletion of an expired document, whose cas nobody was told."""
-        self.changes += 1
-        assert self.vbucket.max_cas > self.cas
-        assert self.vbucket.max_cas <= int(self.highest * SECOND) + self.changes
-        self.cas = self.vbucket.max_cas
+        self.stored(self.vbucket.max_cas)
 
     # What is done
 
@@ -165,7 +168,7 @@ class Day:
         if item is not None and known is not None:
             assert self.monotonic >= known.locked_until
             self.documents[key] = replace(known, locked_until=self.monotonic + 20)
-            self.stored(item.cas)
+            self.given(item.cas)
 
     def delete_expired(self) -> None:
         """Let the pager do its work: it deletes all that is over, and nothing else."""
@@ -177,7 +180,8 @@ class Day:
         for key in over:
             self.forget(key)
         self.changes += len(over)
-        self.cas = self.vbucket.max_cas
+        if over:
+            self.cas = self.logged = self.vbucket.max_cas
 
     def compact(self) -> None:
         """Compact: a tombstone stays for as long as the purge age by the clock, and so does each document."""
@@ -195,6 +199,7 @@ class Day:
             self.bucket.commit()
             self.bucket.close()
             self.bucket = self.open()
+            self.cas = self.logged
             self.documents = {key: replace(known, locked_until=0) for key, known in self.documents.items()}
 
     def live(self, hours: float) -> None:
