@@ -45,6 +45,11 @@ def test_with_tls():
     )
 
 
+def test_a_number_of_vbuckets_is_for_one_host():
+    with pytest.raises(UsageError, match="option vbucketCount with 2 hosts, expected one, which has the whole bucket"):
+        parse_address("couchbase://a,b/beer?vbucketCount=4")
+
+
 def test_credentials_stand_apart_and_are_not_shown():
     address = parse_address("couchbase://h/beer", Credentials("ada", "secret"))
     assert address.credentials == Credentials("ada", "secret")

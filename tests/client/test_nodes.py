@@ -158,6 +158,16 @@ async def test_only_nodes_with_something_to_say_are_connected_to(nodes, url):
 
 
 @in_loop
+async def test_totals_are_sums_over_all_nodes(nodes, url):
+    async with connect(url) as bucket:
+        await bucket.upsert_many(documents(0, 100))
+        totals = await bucket.total_stats()
+        assert totals["curr_items"] >= 100
+        assert 0 < int((await bucket.stats())["curr_items"]) < totals["curr_items"]
+        assert "ep_version" not in totals
+
+
+@in_loop
 async def test_tap_comes_from_one_node(url):
     async with connect(url) as bucket, await bucket.stream(protocol="tap") as stream:
         with pytest.raises(UsageError, match="is on 3 nodes, and a TAP stream comes from one"):

@@ -486,6 +486,17 @@ def test_a_stream_that_sends_nothing_is_checked_when_it_is_quiet():
     assert "0 of 1 documents (vbucket 2: 0 of 1)" in feed.set_counts(counts(vb2=1))
 
 
+def test_a_vbucket_that_begins_anew_while_it_is_counted_is_checked_at_its_end():
+    """What it had is cut off by then: it would seem to have nothing."""
+    feed = follower(counts(vb2=41), begin(2), mutations(2, 41), close(2))
+    assert feed.needs_counts
+    feed.receive(Connection(Slab(1 << 16), runs=feed.dialect).feed(begin(2)))
+    assert not feed.set_counts(counts(vb2=41))
+    feed.receive(Connection(Slab(1 << 16), runs=feed.dialect).feed(mutations(2, 40) + close(2)))
+    assert feed.needs_counts
+    assert "40 of 41 documents" in feed.set_counts(counts(vb2=41))
+
+
 def test_a_backfill_is_not_checked_before_its_end():
     feed = follower(counts(vb2=3), begin(2), mutations(2, 3), begin(3), close(2))
     assert not feed.unsettled

@@ -22,6 +22,7 @@ from penstock.wire.kv import (
     SetWithNmeta,
     pack_features,
 )
+from penstock.wire.snappy import deflate
 from tests.node.wire_client import connected, served
 
 S, F = Status, WithMetaFlag
@@ -301,6 +302,20 @@ REFUSED = [
     ("a compressed value that was not agreed on", setting(datatype=Datatype.SNAPPY), S.EINVAL),
     ("changed more often than can be counted", setting(rev_seqno=2**63), S.ERANGE),
 ]
+
+
+def test_a_compressed_document_has_the_limit_of_its_datatype(node):
+    """A client's reader has the same one: what goes in comes out."""
+    packed = pack_xattrs({"_a": b"1"}, bytes(MAX_VALUE))
+    rows = [
+        (deflate(bytes(MAX_VALUE)), Datatype.SNAPPY, S.SUCCESS),
+        (deflate(bytes(MAX_VALUE + 1)), Datatype.SNAPPY, S.EINVAL),
+        (deflate(packed), Datatype.SNAPPY | Datatype.XATTR, S.SUCCESS),
+    ]
+    with connected(node) as modern:
+        modern.hello(Feature.SNAPPY, Feature.XATTR)
+        for rev_seqno, (value, datatype, status) in enumerate(rows, 100):
+            assert modern.status(setting(value=value, datatype=datatype, rev_seqno=rev_seqno)) == status
 
 
 @pytest.mark.parametrize(("what", "message", "status"), REFUSED, ids=[row[0] for row in REFUSED])

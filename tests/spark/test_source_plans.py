@@ -11,7 +11,7 @@ from penstock.node import Node
 from penstock.node.topology import NodePlace
 from penstock.spark.source.planner import ASSUMED_BYTES, bytes_per_seqno
 from penstock.spark.source.runs import numbers
-from tests.client.test_nodes import free_ports
+from tests.client.peer import free_ports
 from tests.spark.buckets import Documents, Proxy, numbered, planned, read_batch
 from tests.spark.test_protocols import contents
 
@@ -19,12 +19,12 @@ from tests.spark.test_protocols import contents
 @pytest.mark.parametrize(
     ("stats", "expected"),
     [
-        ({"ep_log_live_bytes": "1000", "curr_items_tot": "3", "bytes": "9", "curr_items": "1"}, 334),
-        ({"vb_active_itm_memory": "500", "vb_active_curr_items": "5", "bytes": "9", "curr_items": "1"}, 100),
-        ({"vb_active_itm_memory_uncompressed": "700", "vb_active_curr_items": "5", "vb_active_itm_memory": "5"}, 140),
-        ({"bytes": "9", "curr_items": "1"}, 9),
-        ({"bytes": "9", "curr_items": "0"}, ASSUMED_BYTES),
-        ({"bytes": "lots", "curr_items": "4"}, ASSUMED_BYTES),
+        ({"ep_log_live_bytes": 1000, "curr_items_tot": 3, "bytes": 9, "curr_items": 1}, 334),
+        ({"vb_active_itm_memory": 500, "vb_active_curr_items": 5, "bytes": 9, "curr_items": 1}, 100),
+        ({"vb_active_itm_memory_uncompressed": 700, "vb_active_curr_items": 5, "vb_active_itm_memory": 5}, 140),
+        ({"bytes": 9, "curr_items": 1}, 9),
+        ({"bytes": 9, "curr_items": 0}, ASSUMED_BYTES),
+        ({"curr_items": 4}, ASSUMED_BYTES),
         ({}, ASSUMED_BYTES),
     ],
 )

@@ -68,6 +68,7 @@ async def _ask(address: Address) -> Compacted:
     from penstock.client.bucket import Bucket
     from penstock.client.retry import retrying
     from penstock.client.session import open_session
+    from penstock.client.stat_numbers import read_number
     from penstock.wire.observe import CompactDb
 
     async with Bucket(address) as bucket:
@@ -80,7 +81,7 @@ async def _ask(address: Address) -> Compacted:
         finally:
             await link.close()
         after = await bucket.stats()
-    sizes = (int(stats.get("ep_db_file_size", 0)) for stats in (before, after))
+    sizes = (read_number("ep_db_file_size", stats.get("ep_db_file_size", "0")) for stats in (before, after))
     return Compacted(bucket.address.bucket, *sizes)
 
 

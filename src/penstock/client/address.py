@@ -179,13 +179,22 @@ def _number(field: str, text: str) -> int | float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a bucket is, and how to talk to it. hosts: names or addresses, and ports. credentials: who logs in."""
+    """Where a bucket is, and how to talk to it. hosts: names or addresses, and ports. credentials: who logs in.
+
+    Raises UsageError for several hosts with the option vbucketCount: there is no map that says which has what.
+    """
 
     hosts: tuple[tuple[str, int], ...]
     bucket: str
     options: Options
     tls: bool = False
     credentials: Credentials | None = None
+
+    def __post_init__(self) -> None:
+        if self.options.vbucket_count and len(self.hosts) > 1:
+            raise UsageError(
+                f"option vbucketCount with {len(self.hosts)} hosts, expected one, which has the whole bucket"
+            )
 
     def __str__(self) -> str:
         hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)

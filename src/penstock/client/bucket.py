@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,6 +25,7 @@ from penstock.client.missing import MissingReport, check_numbers, vbuckets_named
 from penstock.client.nodes import Nodes
 from penstock.client.position import BEGINNING, Position, VbucketInfo, position_at_end
 from penstock.client.selection import Selection, qualified
+from penstock.client.stat_numbers import read_number
 from penstock.client.stream import ChangeStream
 from penstock.client.tap_feed import TapFeed
 from penstock.client.tokens import MutationToken, Tokens
@@ -236,6 +238,18 @@ class Bucket:
             except NotMyVbucket:
                 check_numbers(vbuckets_named(group), self.vbuckets, self.address)
                 raise
+
+        return await self._nodes.retrying(ask)
+
+    async def total_stats(self, group: str = "") -> dict[str, int]:
+        """Return the numbers in a group of statistics, each the sum over all nodes. Raises as `stats` does."""
+
+        async def ask() -> dict[str, int]:
+            totals: Counter[str] = Counter()
+            for _, link in await self._nodes.every():
+                said = await link.stats(group, self.address.options.operation_timeout)
+                totals.update({name: read_number(name, text) for name, text in said.items() if text.isdecimal()})
+            return dict(totals)
 
         return await self._nodes.retrying(ask)
 

@@ -163,6 +163,9 @@ class TapFeed(Follower):
             self._end(counts)
             return ""
         if self._is_asked:
+            if StreamState.IN_BACKFILL in self._states.values():
+                self._is_checked = False  # the producer began a vbucket anew meanwhile: what it had is cut off
+                return ""
             return self._warning(counts)
         if self._is_to_judge:
             self._dump_again(counts)

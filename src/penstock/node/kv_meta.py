@@ -18,7 +18,7 @@ from penstock.wire.json_value import detect_json
 from penstock.wire.kv import DelWithMeta, MetaReply, SetWithMeta
 from penstock.wire.layout import Layout, layouts_of
 from penstock.wire.schema import Event
-from penstock.wire.snappy import inflate
+from penstock.wire.snappy import inflate, most_inflated
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
@@ -118,7 +118,7 @@ def _value(frame: Frame, nmeta: int, deletes: bool) -> tuple[bytes, int]:
         raise InvalidArguments(f"{nmeta} bytes of extended meta data in a value of {len(frame.value)}")
     value = frame.value[: len(frame.value) - nmeta]
     check_value(value)
-    body = inflate(value) if frame.datatype & Datatype.SNAPPY else value
+    body = inflate(value, most_inflated(frame.datatype)) if frame.datatype & Datatype.SNAPPY else value
     if frame.datatype & Datatype.XATTR:
         body = unpack_xattrs(body).body
     if deletes and body:

@@ -6,7 +6,7 @@ from penstock.errors import InvalidArguments
 from penstock.wire.constants import MAX_VALUE, Datatype
 from penstock.wire.dcp_values import split_xattrs
 from penstock.wire.json_value import detect_json
-from penstock.wire.snappy import inflate
+from penstock.wire.snappy import inflate, most_inflated
 
 __all__ = ["client_datatype", "document_datatype", "plain_value", "shown"]
 
@@ -51,7 +51,7 @@ def document_datatype(datatype: int, value: bytes) -> int:
     Raises:
         RemoteProtocolError: the value cannot be inflated, or its extended attributes cannot be read.
     """
-    body = inflate(value) if datatype & Datatype.SNAPPY else value
+    body = inflate(value, most_inflated(datatype)) if datatype & Datatype.SNAPPY else value
     if datatype & Datatype.XATTR:
         body = split_xattrs(body)[1]
     return datatype & ~Datatype.JSON | detect_json(body)

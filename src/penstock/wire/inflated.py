@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.constants import MAX_VALUE, Datatype, Dialect
+from penstock.wire.constants import Datatype, Dialect
 from penstock.wire.dcp_values import split_extended_meta
 from penstock.wire.frame import Buffer, cut_frame
 from penstock.wire.heads import Heads, Run, heads_of
 from penstock.wire.layout import decode
 from penstock.wire.shapes import KIND_AT, NMETA, SLACK
-from penstock.wire.snappy import MAX_INFLATED, inflate
+from penstock.wire.snappy import inflate, most_inflated
 
 __all__ = ["inflate_run", "inflate_value", "plain_heads"]
 
@@ -76,9 +76,8 @@ def inflate_value(value: bytes, datatype: int, about: str) -> tuple[bytes, int]:
     if not datatype & _SNAPPY:
         return value, datatype
     # Without a value there is nothing to inflate: deletions and streams without values may keep the datatype.
-    limit = MAX_INFLATED if datatype & Datatype.XATTR else MAX_VALUE
     try:
-        return (inflate(value, limit) if value else value), datatype & ~_SNAPPY
+        return (inflate(value, most_inflated(datatype)) if value else value), datatype & ~_SNAPPY
     except RemoteProtocolError as error:
         raise RemoteProtocolError(f"{about}: {error}", status=error.status) from None
 

@@ -10,12 +10,18 @@ from typing import Final
 import cramjam
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.constants import MAX_VALUE
+from penstock.wire.constants import MAX_VALUE, Datatype
 
-__all__ = ["MAX_INFLATED", "deflate", "inflate", "inflated_length"]
+__all__ = ["MAX_INFLATED", "deflate", "inflate", "inflated_length", "most_inflated"]
 
 MAX_INFLATED: Final = MAX_VALUE + 1024 * 1024
 """Bytes of a document with its extended attributes."""
+
+
+def most_inflated(datatype: int) -> int:
+    """Return how many bytes a document of this datatype may have inflated: the one rule for whoever takes it in."""
+    return MAX_INFLATED if datatype & Datatype.XATTR else MAX_VALUE
+
 
 _MOST = 64
 _FROM = 3

@@ -40,12 +40,12 @@ _WEIGHED = (
 """Statistics of bytes and of the documents that have them: Penstock's node, then kv_engine from new to old."""
 
 
-def bytes_per_seqno(stats: Mapping[str, str]) -> int:
+def bytes_per_seqno(stats: Mapping[str, int]) -> int:
     """Return how many bytes a change of the bucket has on average, as far as its statistics tell; at least 1."""
     for of_bytes, of_items in _WEIGHED:
-        nbytes, items = stats.get(of_bytes, ""), stats.get(of_items, "")
-        if nbytes.isdecimal() and items.isdecimal() and int(items) and int(nbytes):
-            return -(-int(nbytes) // int(items))
+        nbytes, items = stats.get(of_bytes, 0), stats.get(of_items, 0)
+        if nbytes and items:
+            return -(-nbytes // items)
     return ASSUMED_BYTES
 
 
@@ -139,7 +139,7 @@ class Planner:
     def bytes_per_seqno(self) -> int:
         """Return an estimate for all changes, of the last _WEIGH_SECONDS."""
         if time.monotonic() - self._weighed_at >= _WEIGH_SECONDS:
-            self._bytes = bytes_per_seqno(self._loop.run(self._bucket.stats()))
+            self._bytes = bytes_per_seqno(self._loop.run(self._bucket.total_stats()))
             self._weighed_at = time.monotonic()
         return self._bytes
 
