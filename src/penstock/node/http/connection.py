@@ -23,7 +23,7 @@ __all__ = ["HttpConnection"]
 
 _KEEP_ALIVE_SECONDS = 60.0
 _UNREAD_SECONDS = 30.0  # for the client to read something of what is sent to it
-_LINGER_SECONDS = 1.0  # for the client to close, so that a reset does not overtake the response
+_LINGER_SECONDS = 1.0  # for the client to close first
 _MAX_UNREAD_BODY = 64 * 1024
 
 
@@ -208,16 +208,27 @@ class HttpConnection(asyncio.BufferedProtocol):
     # The end
 
     def _end(self) -> None:
-        """Close the connection once all was written. What the client still sends is thrown away."""
+        """Close the connection once all was written. What the client still sends is thrown away.
+
+        The client closes first, if it does so soon: else the system answers what it still sends with a reset, and that
+        may overtake the response. TLS has no half-close, so there this is for clients in the middle of a request.
+        """
         self._ended = True
         if self.transport.is_closing():
             return
-        self._abort_after(_UNREAD_SECONDS if self.transport.get_write_buffer_size() else _LINGER_SECONDS)
-        if self._eof or not self.transport.can_write_eof():
-            self.transport.close()
-        else:
+        is_complete = self._exchange is not None and self._exchange.request_complete
+        if self._eof or (is_complete and not self.transport.can_write_eof()):
+            self._close()
+            return
+        if self.transport.can_write_eof():
             self.transport.write_eof()
-            self.update_reading()
+        _cancel(self._deadline)
+        self._deadline = self._server.loop.call_later(_LINGER_SECONDS, self._close)
+        self.update_reading()
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._abort_after(_UNREAD_SECONDS)
 
     def _abort_after(self, seconds: float) -> None:
         _cancel(self._deadline)
