@@ -37,7 +37,7 @@ def test_a_bucket_that_is_whole(run, beer):
     before = contents(beer)
     code, out, err = run("check", beer)
     assert (code, err) == (0, "")
-    assert out.startswith(f"{beer}: bucket beer is whole: 50 changes and 34 documents in 3 of 4 vbuckets")
+    assert out.startswith(f"{beer}: bucket beer is whole: 49 changes and 34 documents in 3 of 4 vbuckets")
     assert out.endswith("; 1 segment and 2 log files\n")
     assert contents(beer) == before
     found = run("check", beer, "--json").json
@@ -69,19 +69,19 @@ def test_damage_is_said_before_it_is_repaired(run, beer):
     before = contents(beer)
     said = [
         f"{beer}: bucket beer is damaged; 1 segment and 2 log files",
-        rf"  {segment}, offset 64: 616 bytes are not as their checksum says",
+        rf"  {segment}, offset 64: 548 bytes are not as their checksum says",
     ]
     code, out, err = run("check", beer)
     assert (code, err) == (1, "")
     assert out.splitlines()[:2] == said
-    assert out.splitlines()[2].startswith("    lost with that: 9 changes: vbucket 0 ")
+    assert out.splitlines()[2].startswith("    lost with that: 8 changes: vbucket 0 ")
     assert "  consumers start over in vbuckets 0-2" in out.splitlines()
     assert contents(beer) == before
     found = run("check", beer, "--json")
     assert found.code == 1
     (loss,) = found.json["damage"]
-    assert (loss["file"], loss["offset"], loss["bytes"]) == (segment, 64, 616)
-    assert sum(lost["changes"] for lost in loss["lost"]) == 9
+    assert (loss["file"], loss["offset"], loss["bytes"]) == (segment, 64, 548)
+    assert sum(lost["changes"] for lost in loss["lost"]) == 8
     assert [vbucket["rollback"] for vbucket in found.json["vbuckets"]] == [0, 0, 0, 0]
 
     code, repaired, err = run("check", beer, "--repair")
@@ -111,7 +111,7 @@ def test_what_cannot_be_counted_is_said_so(run, beer):
     code, out, _ = run("check", beer)
     assert code == 1
     lines = out.splitlines()
-    assert lines[1] == f"  {log_name(1)}: missing, and no segment in the place"
+    assert lines[1] == f"  {segment.name}: missing, and inventory.json lists it"
     assert lines[2].startswith("    lost with that: whatever changes there were in vbucket 0 from seqno 1 to ")
     assert lines[2].endswith("vbucket 3 from seqno 1 on")
     (loss,) = run("check", beer, "--json").json["damage"]
@@ -146,7 +146,7 @@ def test_a_bucket_in_use_is_left_alone(run, tmp_path):
     [
         (lambda path: None, "data is no directory, expected one of a bucket, or of a node's buckets"),
         (lambda path: path.mkdir(), "data has no bucket in it, expected one of a bucket, or of a node's buckets"),
-        (lambda path: put(path, {"bucket.json": b'{"format": 3}'}), "data: format 3, this version knows 2"),
+        (lambda path: put(path, {"bucket.json": b'{"format": 4}'}), "data: format 4, this version knows 2 and 3"),
     ],
 )
 def test_what_cannot_be_checked(run, tmp_path, prepare, reason):
@@ -215,6 +215,49 @@ async def store(url: str, numbers: range) -> None:
     async with penstock.connect(url) as bucket:
         for number in numbers:
             await bucket.upsert(f"key {number}", b"value %d" % number)
+
+
+def lose_all(path: Path) -> None:
+    """Damage all that says what was in the bucket, one way or another."""
+    (path / log_name(1)).unlink()
+
+
+def empty_all(path: Path) -> None:
+    (path / log_name(1)).write_bytes(b"")
+
+
+def forget_files(path: Path) -> None:
+    """Remove the inventory and the end of the log that it would have told of."""
+    (path / "inventory.json").unlink()
+    log = path / log_name(1)
+    log.write_bytes(log.read_bytes()[: log.stat().st_size * 2 // 3])
+
+
+@pytest.mark.parametrize("hurt", [lose_all, empty_all, forget_files])
+def test_a_consumer_rolls_back_after_files_were_lost(run, tmp_path, hurt):
+    """It has what a consumer has that begins afterwards; without the repair it would keep what nobody else has."""
+    consumer = Consumer()
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
+        asyncio.run(store(node.url("beer"), range(100)))
+        consumer.follow(node.url("beer"))
+    assert len(consumer.documents) == 100
+    hurt(tmp_path / "beer")
+    with (
+        pytest.raises(penstock.errors.StoreDamaged, match="`penstock check --repair` saves it"),
+        Node.running(["beer"], vbuckets=4, data_dir=tmp_path),
+    ):
+        raise AssertionError("a damaged bucket was opened")
+    assert run("check", tmp_path / "beer").code == 1
+    assert run("check", tmp_path / "beer", "--repair").code == 0
+    assert run("check", tmp_path / "beer").code == 0
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
+        asyncio.run(store(node.url("beer"), range(1000, 1100)))  # the seqnos of what was lost are given out again
+        consumer.follow(node.url("beer"))
+        fresh = Consumer()
+        fresh.follow(node.url("beer"))
+    assert {vbucket for vbucket, _ in consumer.rollbacks} == {0, 1, 2, 3}
+    assert consumer.documents == fresh.documents
+    assert len(fresh.documents) in range(100, 200)
 
 
 def test_a_consumer_hears_of_what_was_lost(run, tmp_path):

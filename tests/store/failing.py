@@ -27,6 +27,8 @@ _IN_MEMORY = Path("/dev/shm")
 class FailingDirectory(Directory):
     """It takes note of what is synced, and does not sync it: that would take most of a test's time.
 
+    Operations have the names of methods; `sync log` and `sync inv` are those of log files and of the inventory.
+
     limit: how many bytes of so many a write takes at once. during: by operation, what happens while it runs, once.
     failures: how many calls have failed.
     """
@@ -86,7 +88,7 @@ class FailingDirectory(Directory):
             return super().write(descriptor, data[: max(self.limit(len(data)), 1)], offset)
 
     def sync(self, descriptor: int) -> None:
-        with self._doing("sync"):
+        with self._doing("sync"), self._doing(f"sync {self._open[descriptor][:3]}"):
             self._synced[self._open[descriptor]] = os.fstat(descriptor).st_size
 
     def close(self, descriptor: int) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import KeyNotFound, TemporaryFailure
 from penstock.store.bucket import Bucket
+from penstock.store.record import RECORD_BYTES
 from penstock.wire.constants import VbucketState
 from tests.store.failing import FailingDirectory, Place, contents, directory_in_memory, shown
 from tests.store.mounts import run_with_mounts
@@ -83,6 +84,7 @@ PASSING = [
     ("create", errno.EMFILE),
     ("rename", errno.ENOSPC),
     ("remove", errno.EIO),
+    ("sync inv", errno.EIO),
 ]
 
 
@@ -207,7 +209,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
 # Faults that do not pass
 
 
-@pytest.mark.parametrize("operation", ["sync", "sync_names"])
+@pytest.mark.parametrize("operation", ["sync log", "sync_names"])
 def test_nothing_is_acknowledged_after_a_sync_has_failed(place: Place, operation: str) -> None:
     for after in range(4):
         bucket = place(segment_bytes=1000)
@@ -299,8 +301,9 @@ def test_a_fault_that_comes_while_room_is_made_is_not_overlooked(place: Place) -
     compaction = bucket.compaction()
     assert compaction is not None
     compaction.run()
-    while bucket.log.end + 100 < 5000:
+    while bucket.log.end + 170 < 5000:
         bucket.vbuckets[0].set(b"other", b"")
+    bucket.vbuckets[0].set(b"o" * (5000 - bucket.log.end - RECORD_BYTES - 55), b"")  # to the last byte
     files = len(bucket.log.sealed)
     place.directory.fail("write", errno.ENOSPC)
     bucket.commit()

@@ -27,7 +27,7 @@ class Record(NamedTuple):
 class Written(NamedTuple):
     """The files of a bucket, and the records of the last log file. state: what the bucket was before the first one.
 
-    as_of: where the last log file ended when the segment was made.
+    as_of: where the last log file ended when the segment was made, or the inventory was written.
     """
 
     files: dict[str, bytes]
@@ -93,7 +93,8 @@ class Writer:
     def end(self) -> Written:
         self.bucket.commit()
         self.place.directory.let_go()
-        return Written(contents(self.place.path), self.records, self.state, self.as_of)
+        as_of = max(self.as_of, self.log.inventory.logs[-1].synced)
+        return Written(contents(self.place.path), self.records, self.state, as_of)
 
 
 def change(writer: Writer, number: int) -> None:
@@ -150,7 +151,7 @@ def _write_all_kinds(writer: Writer) -> Written:
     with writer.step() as bucket:
         bucket.vbuckets[0].rollback(bucket.vbuckets[0].high_seqno - 1)
     written = writer.end()
-    assert [name[:3] for name in written.files] == ["buc", "log", "log", "seg"]
+    assert [name[:3] for name in written.files] == ["buc", "inv", "log", "log", "seg"]
     return written
 
 

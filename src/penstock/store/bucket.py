@@ -170,7 +170,12 @@ class Bucket:
                 bucket._directory, bucket._said = files, dict(said)
                 bucket.manifest = Manifest.restored(said["manifest"])
                 bucket._limit_times()
-                bucket._recover(look(files, uuid, vbuckets), log)
+                log.revision = said.get("revision", 0)
+                bucket._recover(look(files, said), log)
+                if said["format"] != opening.FORMAT:
+                    bucket._write_down("format", opening.FORMAT)
+            except TemporaryFailure as error:
+                raise StoreRefused(f"{path}: {error}") from error
             except OSError as error:
                 raise StoreRefused(f"{path}: cannot be read and written to: {error.strerror or error}") from error
             undo.pop_all()
@@ -180,12 +185,14 @@ class Bucket:
         if found.damage:
             more = f", and {len(found.damage) - 1} more" if len(found.damage) > 1 else ""
             raise StoreDamaged(
-                f"{log.directory.path}: {found.damage[0]}{more}; `penstock check` says what can be saved"
+                f"{log.directory.path}: {found.damage[0]}{more}; `penstock check` says what can be saved, and "
+                "`penstock check --repair` saves it"
             )
-        complete(log.directory, found)
         log.histories = self.vbuckets
         if found.logs:
             recover(log, self.vbuckets, found)
+            log.relist()  # from here on the log may be longer than it says
+            complete(log.directory, found)
             self.recovered = found.summary
             if not found.clean:
                 for vbucket in self.vbuckets:
@@ -204,6 +211,8 @@ class Bucket:
         for left_over in found.obsolete:
             log.directory.remove(left_over)
         log.commit()
+        if log.fault is None and found.logs:
+            log.relist()  # with the mark of this opening
         if log.fault is not None:
             raise StoreRefused(f"{log.directory.path}: {log.fault}")
 
@@ -356,13 +365,15 @@ class Bucket:
         self._write_down("properties", json.loads(json.dumps(properties)))
 
     def _write_down(self, name: str, what: object) -> None:
-        said = {**self._said, name: what}
+        said = {**self._said, name: what, "revision": self._said.get("revision", 0) + 1}
         if self._directory is not None:
             try:
                 opening.write(self._directory, said)
             except OSError as error:
                 raise TemporaryFailure(f"the disk does not take it: {error.strerror or error}") from error
         self._said = said
+        if isinstance(self.log, DurableLog):
+            self.log.revision = said["revision"]
 
     # On disk
 

@@ -138,7 +138,8 @@ def plan(found: Found, blank: Blank) -> Plan:
     described = {} if found.logs or found.end is None else _described(found.end.behind, blank.said["vbuckets"])
     histories = blank.recovered(found, described).histories
     bad = [_in_blocks(sealed.segment, blocks) for sealed, blocks in _by_segment(found)]
-    losses = [Loss(one.damage, _lost_in(found.sealed[one.place].segment, [one.block])) for one in found.bad_blocks]
+    losses = [Loss(damage, []) for damage in found.others]
+    losses += [Loss(one.damage, _lost_in(found.sealed[one.place].segment, [one.block])) for one in found.bad_blocks]
     losses += [Loss(gap.damage, _lost_with(gap, histories)) for gap in found.gaps]
     first_lost: dict[int, int] = {}
     for lost in (lost for loss in losses for lost in loss.lost):
@@ -146,7 +147,7 @@ def plan(found: Found, blank: Blank) -> Plan:
     sealed = [_without(one, rows) if rows.any() else one for one, rows in zip(found.sealed, bad, strict=True)]
     sealed += [_nothing(gap.ids, len(histories)) for gap in found.gaps]
     sealed.sort(key=lambda one: one.segment.ids)
-    left = found._replace(sealed=sealed, bad_blocks=[], gaps=[], end=None)
+    left = found._replace(sealed=sealed, bad_blocks=[], gaps=[], end=None, others=[])
     starts_over = found.end is not None and _knows_more(found)
     concerned = range(len(histories)) if starts_over else sorted(first_lost)
     floors: dict[int, int] = {}
@@ -157,7 +158,7 @@ def plan(found: Found, blank: Blank) -> Plan:
     return Plan(
         losses,
         left,
-        rebuilt=[one for one in left.sealed if not any(one is before for before in found.sealed)],
+        rebuilt=[one for one in left.sealed if not one.nbytes],
         behind=[] if found.end is None else [behind.number for behind in found.end.behind],
         first_lost=first_lost,
         floors=floors,
@@ -274,7 +275,7 @@ def _without(sealed: Sealed, gone: Mask) -> Sealed:
     if len(kept):
         frames = gather(segment.buffer, segment.offsets[kept].astype(np.int64), lengths)
     rows = Rows(segment.seqnos[kept], packed, lengths, np.zeros(len(kept), np.int64), segment.supersedes[kept])
-    return sealed._replace(segment=Segment(frames, starts, rows, ids=segment.ids))
+    return sealed._replace(segment=Segment(frames, starts, rows, ids=segment.ids), name="", nbytes=0)
 
 
 def _nothing(ids: tuple[int, int], vbuckets: int) -> Sealed:

@@ -26,6 +26,7 @@ from penstock.errors import TemporaryFailure
 from penstock.store.compaction import Compaction
 from penstock.store.files import Directory
 from penstock.store.index import RowIndex
+from penstock.store.inventory import Inventory, ListedLog, ListedSegment, extend_identity, write_inventory
 from penstock.store.log import Log
 from penstock.store.record import RECORD_BYTES, pack_file_header, pack_record, seed_of
 from penstock.store.rewrite import Choice, PurgeRequest, Rewritten, superseding
@@ -36,13 +37,15 @@ from penstock.store.settings import Settings
 if TYPE_CHECKING:
     from penstock.store.history import History
 
-__all__ = ["CLEAN", "DurableLog", "LogFile", "log_name", "log_number"]
+__all__ = ["CLEAN", "HEAD", "OPENED", "DurableLog", "LogFile", "log_name", "log_number"]
 
 _NAME = re.compile(r"log-(\d{10})")
 _NANOSECONDS = 10**9
 
 CLEAN = b'{"clean":true}'
-_CLEAN_BYTES = 64
+HEAD = b'{"head":'
+OPENED = b'{"opened":'
+_MARK_BYTES = 128
 
 
 def log_name(number: int) -> str:
@@ -58,22 +61,24 @@ def log_number(name: str) -> int | None:
 class LogFile:
     """A log file that is being written. buffer: what it holds, up to `end`. seed: of its records' checksums. written,
     synced: how much of that is in the file, and on disk for certain. head_end: the end of the note it begins with.
+    identity: as the inventory lists it.
     """
 
-    __slots__ = ("buffer", "descriptor", "end", "head_end", "number", "seed", "synced", "written")
+    __slots__ = ("buffer", "descriptor", "end", "head_end", "identity", "number", "seed", "synced", "written")
 
     def __init__(self, number: int, buffer: memoryview, seed: int = 0, end: int = 0) -> None:
         self.number = number
         self.buffer = buffer
         self.seed = seed
         self.end = self.written = self.synced = end
-        self.head_end = 0
+        self.head_end = self.identity = 0
         self.descriptor: int | None = None
 
 
 class _Installed(NamedTuple):
     """A new segment whose file has yet to get its name, and the names of the files that go then.
 
+    listed: what the inventory is to say of it.
     sources: what it stands for. They go with this, on the thread that commits: the system takes its time to free a
     file that is gone when it is mapped no more.
     """
@@ -82,12 +87,14 @@ class _Installed(NamedTuple):
     name: str
     replaced: set[str]
     sources: Sequence[Segment]
+    listed: ListedSegment
 
 
 class DurableLog(Log):
     """The log in a directory. uuid: the bucket's, 16 bytes. broken: a sync has failed, so nobody knows what is on disk.
 
-    commits, compactions: how many there were since the log was opened.
+    commits, compactions: how many there were since the log was opened. inventory: the one in the directory. revision:
+    of `bucket.json`, as the inventory is to say.
     """
 
     durable = True
@@ -113,6 +120,10 @@ class DurableLog(Log):
         self._drafts = 0
         self._as_of = 0, 0  # where the log ended when the newest compaction was chosen
         self.unsynced: list[LogFile] = []
+        self.inventory = Inventory()
+        self.revision = 0
+        self._closed_logs: list[ListedLog] = []  # since the inventory was written
+        self._drafted: dict[str, ListedSegment] = {}  # segments that have no name yet, by draft
         self.file = LogFile(0, memoryview(b""))
         super().__init__(indexes, settings.segment_bytes, settings=settings, clock=clock)
 
@@ -175,8 +186,8 @@ class DurableLog(Log):
 
     def mark_opened(self) -> None:
         """Write that the bucket is open, so that a clean stop before this one is not the last word."""
-        self.make_space(_CLEAN_BYTES)
-        self._write(_text({"opened": True}), 0)
+        self.make_space(_MARK_BYTES)
+        self._identify(self._write(_text({"opened": True, **self._moment()}), 0))
 
     def roll(self, nbytes: int) -> None:
         """Seal the active log file, if there is anything in it, and begin the next one, with room for nbytes more."""
@@ -194,19 +205,31 @@ class DurableLog(Log):
             oldest = self.sealed[0].ids[1] if self.sealed else number
             for index in self.indexes:
                 index.cuts = [cut for cut in index.cuts if cut[0] > oldest]
-        head = _text({"head": [history.described() for history in self.histories], "behind": self.file.end})
+        described = [history.described() for history in self.histories]
+        head = _text({"head": described, "behind": self.file.end, **self._moment()})
         header = pack_file_header(self.uuid, number)
         needed = len(header) + len(head) + nbytes + 2 * RECORD_BYTES
         self.begin(new_buffer(max(self.segment_bytes, needed)))
         self.file = LogFile(number, self.buffer, seed_of(header))
-        self.unsynced.append(self.file)
         self.buffer[: len(header)] = header
         self.end = self.file.end = len(header)
-        self._write(head, 0)
+        self._identify(self._write(head, 0))
         self.file.head_end = self.end
+        self.unsynced.append(self.file)  # only now: a commit may look at any time
+
+    def _moment(self) -> dict[str, int]:
+        """Return what tells this log file, and this opening of the bucket, from all others."""
+        return {"at": self._clock(), "generation": self.inventory.generation}
+
+    def _identify(self, at: int) -> None:
+        """Let a note be part of the active log file's identity. at: where its record begins."""
+        self.file.identity = extend_identity(self.file.identity, self.buffer, at)
 
     def go_on(self, sealed: list[Segment], active: Segment, end: int) -> None:
-        """Append to a log file that is there, behind its first `end` bytes; active: what it holds."""
+        """Append to a log file that is there, behind its first `end` bytes; active: what it holds.
+
+        The inventory lists that file last.
+        """
         self.sealed = sealed
         for segment in sealed:
             self.sealed_at.setdefault(segment.ids[1], self._clock())
@@ -218,6 +241,7 @@ class DurableLog(Log):
         self.end = end
         self.file = LogFile(number, self.buffer, seed_of(pack_file_header(self.uuid, number)), end)
         self.file.descriptor = self._sync_again(log_name(number), end)
+        self.file.identity = self.inventory.logs[-1].identity
         self.unsynced.append(self.file)
         fate = active.fate
         for index in self.indexes:
@@ -262,8 +286,7 @@ class DurableLog(Log):
             self._rename(installed)
         except OSError as error:
             self._taken = before
-            if not self.broken:
-                self._fail(f"the disk does not take what is to be written: {error.strerror or error}")
+            self._refuse(error)
             return
         self._committed = self._taken
         self.commits += 1
@@ -273,10 +296,23 @@ class DurableLog(Log):
         """Commit, with the mark of a clean stop; then let others have the directory."""
         self.commit()
         if self.fault is None:
-            self.make_space(_CLEAN_BYTES)
+            self.make_space(_MARK_BYTES)
             self._write(CLEAN, 0)
             self.commit()
+            if self.fault is None:
+                self.relist(clean=True)
         self.let_go()
+
+    def relist(self, *, clean: bool = False) -> None:
+        """Write the inventory, unless `fault` says afterwards that it could not be done. clean: all has been closed."""
+        try:
+            self._write_inventory(self.inventory._replace(clean=clean))
+        except OSError as error:
+            self._refuse(error)
+
+    def _refuse(self, error: OSError) -> None:
+        if not self.broken:
+            self._fail(f"the disk does not take what is to be written: {error.strerror or error}")
 
     def let_go(self) -> None:
         """Let others have the directory, whatever is not on disk."""
@@ -296,14 +332,35 @@ class DurableLog(Log):
         if file.synced < end:
             self._sync(self.directory.sync, file.descriptor)
             file.synced = end
+        if not self.inventory.lists_log(file.number):
+            self._write_inventory(self.inventory)
         if file is not self.file and file.synced == file.end:
+            self._closed_logs.append(ListedLog(file.number, file.synced, file.identity))
             self.directory.close(file.descriptor)
             self.unsynced.remove(file)
 
+    def _write_inventory(self, inventory: Inventory) -> None:
+        """Bring to disk which files there must be from now on, with all that is known of log files."""
+        open_logs = [ListedLog(file.number, file.synced, file.identity) for file in self.unsynced if file.synced]
+        replaced = max((one.ids[1] for one in inventory.segments), default=0)
+        logs = [one for one in (*self._closed_logs, *open_logs) if one.number > replaced]
+        inventory = inventory.with_logs(logs)
+        inventory = inventory._replace(generation=self.inventory.generation + 1, revision=self.revision)
+        write_inventory(self.directory, self.uuid, inventory)
+        self._sync(self.directory.sync_names)
+        self.inventory = inventory
+        self._closed_logs.clear()
+
     def _rename(self, count: int) -> None:
-        """Give the first new segments their names, now that what the log says about them is on disk."""
+        """Let the first new segments count, now that what the log says about them is on disk; then name their files.
+
+        A draft that is there after a crash is therefore never older than the inventory.
+        """
         for _ in range(count):
             new = self._installed[0]
+            inventory = self.inventory.with_segment(new.listed)
+            if inventory != self.inventory:
+                self._write_inventory(inventory)
             self.directory.rename(new.draft, new.name)
             self._sync(self.directory.sync_names)
             self._installed.popleft()
@@ -392,15 +449,25 @@ class DurableLog(Log):
         segment = rewritten.segment
         draft = draft_name(segment.ids, self._drafts)
         self._drafts += 1
-        save(self.directory, draft, segment, sealed_at=self.sealed_at[segment.ids[1]], as_of=self._as_of)
-        self.directory.sync_names()  # before the log promises that it has a name
-        mapped = load(self.directory, draft, len(self.indexes)).segment
-        mapped.held = segment.held
-        return rewritten._replace(segment=mapped, draft=draft)
+        save(
+            self.directory,
+            draft,
+            segment,
+            sealed_at=self.sealed_at[segment.ids[1]],
+            as_of=self._as_of,
+            uuid=self.uuid,
+            generation=self.inventory.generation,
+        )
+        self.directory.sync_names()  # before the log promises that it has a name, and the inventory lists it
+        sealed = load(self.directory, draft, len(self.indexes))
+        sealed.segment.held = segment.held
+        self._drafted[draft] = sealed.listed
+        return rewritten._replace(segment=sealed.segment, draft=draft)
 
     def discard(self, rewritten: Rewritten | None) -> None:
         super().discard(rewritten)
         if rewritten is not None:
+            self._drafted.pop(rewritten.draft, None)
             with suppress(OSError):  # what stays goes when the bucket is opened the next time
                 self.directory.remove(rewritten.draft)
 
@@ -419,7 +486,8 @@ class DurableLog(Log):
         else:
             self._appended += 1  # nothing to note, but a commit is to give the file its name
         names = {segment_name(source.ids) if source.clustered else log_name(source.ids[0]) for source in sources}
-        self._installed.append(_Installed(rewritten.draft, name, names - {name}, sources))
+        listed = self._drafted.pop(rewritten.draft)
+        self._installed.append(_Installed(rewritten.draft, name, names - {name}, sources, listed))
         for source in sources[:-1]:
             self.sealed_at.pop(source.ids[1], None)
         self.compactions += 1

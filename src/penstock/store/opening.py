@@ -7,20 +7,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from crc32c import crc32c
-
 from penstock.errors import InvalidArguments, StoreDamaged, StoreRefused
+from penstock.store.checked_json import draft_of, replace_json, unpack_json
 from penstock.store.files import Directory
 from penstock.store.manifest import DEFAULT_MANIFEST, Manifest
 
-__all__ = ["FORMAT", "check_same", "enter", "is_there", "make", "said_by", "write"]
+__all__ = [
+    "BUCKET",
+    "FORMAT",
+    "FORMAT_WITHOUT_INVENTORY",
+    "check_same",
+    "enter",
+    "is_there",
+    "make",
+    "said_by",
+    "write",
+]
 
-FORMAT = 2
-"""Of the files; a directory of another one is refused. Since 2 keys begin with their collection."""
+FORMAT = 3
+"""Format of the files. Since 3 a directory with files has an inventory."""
 
-_BUCKET = "bucket.json"
-_DRAFT = f"{_BUCKET}.new"
-_CHECKSUM = "crc32c"
+FORMAT_WITHOUT_INVENTORY = 2
+"""Format of directories that have no inventory yet: it is written when they are opened. The same otherwise."""
+
+BUCKET = "bucket.json"
 
 
 def enter(directory: Directory) -> None:
@@ -36,7 +46,7 @@ def enter(directory: Directory) -> None:
 
 def is_there(directory: Directory) -> bool:
     """Tell whether a bucket has been made in the directory."""
-    return (directory.path / _BUCKET).exists()
+    return (directory.path / BUCKET).exists()
 
 
 def make(
@@ -44,7 +54,7 @@ def make(
 ) -> Mapping[str, Any]:
     """Write down whose directory it is, and return that. uuid: 16 bytes."""
     said = {
-        "format": FORMAT,
+        "format": FORMAT_WITHOUT_INVENTORY,
         "name": name,
         "uuid": uuid.hex(),
         "vbuckets": vbuckets,
@@ -60,16 +70,8 @@ def make(
 
 def write(directory: Directory, said: Mapping[str, Any]) -> None:
     """Let the directory say that from now on. What it says is never half of it."""
-    text = json.dumps({**said, _CHECKSUM: _checksum(said)}, indent=2).encode() + b"\n"
-    directory.put(_DRAFT, (0, memoryview(text)))
-    directory.rename(_DRAFT, _BUCKET)
+    replace_json(directory, BUCKET, said)
     directory.sync_names()
-
-
-def _checksum(said: Mapping[str, Any]) -> int:
-    """Return a checksum of what is said, in whatever order and with whatever space between."""
-    found: int = crc32c(json.dumps(said, sort_keys=True).encode())
-    return found
 
 
 def said_by(directory: Directory, *, repairs: bool = False) -> Mapping[str, Any] | None:
@@ -78,27 +80,31 @@ def said_by(directory: Directory, *, repairs: bool = False) -> Mapping[str, Any]
     repairs: whether the caller ends a repair that was interrupted. Raises StoreRefused for a directory with one,
     otherwise, and for a format that this version does not know; StoreDamaged if all that is not said.
     """
-    names = [name for name in directory.names() if name not in {"lock", _DRAFT}]
+    names = [name for name in directory.names() if name not in {"lock", draft_of(BUCKET)}]
     if not names:
         return None
-    if _BUCKET not in names:
-        raise StoreRefused(f"{directory.path}: has {names[0]}, but no {_BUCKET}: it is no bucket's directory")
+    if BUCKET not in names:
+        raise StoreRefused(f"{directory.path}: has {names[0]}, but no {BUCKET}: it is no bucket's directory")
     try:
-        said: dict[str, Any] = json.loads(directory.read(_BUCKET))
-        if said["format"] != FORMAT:
-            raise StoreRefused(f"{directory.path}: format {said['format']}, this version knows {FORMAT}")
-        checksum = said.pop(_CHECKSUM)
-        if checksum != _checksum(said):
-            raise ValueError(f"its checksum is {checksum}, expected {_checksum(said)}")
+        data = directory.read(BUCKET)
+        _check_format(directory, json.loads(data)["format"])
+        said = unpack_json(data)
         _, _ = bytes.fromhex(said["uuid"]), said["vbuckets"] + 0
         said["name"].encode()
         Manifest.restored(said["manifest"])
         said["properties"].items()
+        _ = said.get("revision", 0) + 0
     except (ValueError, LookupError, TypeError, AttributeError, InvalidArguments) as error:
-        raise StoreDamaged(f"{directory.path / _BUCKET}: does not say what a bucket is: {error}") from error
+        raise StoreDamaged(f"{directory.path / BUCKET}: does not say what a bucket is: {error}") from error
     if "repair" in said and not repairs:
         raise StoreRefused(f"{directory.path}: a repair was interrupted; `penstock check --repair` ends it")
     return said
+
+
+def _check_format(directory: Directory, found: object) -> None:
+    if found not in (FORMAT_WITHOUT_INVENTORY, FORMAT):
+        known = f"{FORMAT_WITHOUT_INVENTORY} and {FORMAT}"
+        raise StoreRefused(f"{directory.path}: format {found}, this version knows {known}")
 
 
 def check_same(said: Mapping[str, Any], path: Path, *, name: str, vbuckets: int) -> None:

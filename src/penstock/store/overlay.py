@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from penstock.store.checked_json import draft_of
 from penstock.store.durable import log_number
 from penstock.store.files import Directory
+from penstock.store.inventory import INVENTORY
 from penstock.store.sealed import segment_ids
 
 __all__ = ["Overlay", "Untouched"]
 
 _DRAFT = ".repaired"
+_INVENTORIES = INVENTORY, draft_of(INVENTORY)
 
 
 class Untouched(Directory):
@@ -58,7 +61,9 @@ class Overlay(Directory):
     def is_draft(name: str) -> bool:
         """Tell whether a file is one that a repair has not come to the end of."""
         base = name.removesuffix(_DRAFT)
-        return base != name and (log_number(base) is not None or segment_ids(base) is not None)
+        if base == name:
+            return False
+        return log_number(base) is not None or segment_ids(base) is not None or base in _INVENTORIES
 
     def _seen(self, name: str) -> str:
         return self.draft(name) if name in self.written else name
@@ -88,6 +93,13 @@ class Overlay(Directory):
         descriptor = self.create(name)
         self.write_all(descriptor, content[:size], 0)
         return descriptor
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file that was written here."""
+        super().rename(self.draft(old), self.draft(new))
+        self.written.remove(old)
+        self.written.add(new)
+        self.removed.discard(new)
 
     def remove(self, name: str) -> None:
         self.removed.add(name)

@@ -17,6 +17,7 @@ from penstock.store.clock import LAST_SEEN
 from penstock.store.durable import DurableLog, log_name
 from penstock.store.fields import by_seqnos, cas, is_mutation, vbuckets_of
 from penstock.store.history import History
+from penstock.store.inventory import Inventory, ListedLog
 from penstock.store.ledger import count_segment, mark_emptied
 from penstock.store.lookup import find_rows
 from penstock.store.record import supersedes_of
@@ -37,10 +38,15 @@ class _Cut(NamedTuple):
 
 def recover(log: DurableLog, histories: Sequence[History], found: Found) -> None:
     """Fill an empty log and its vbuckets with what was found; the last log file becomes the active one, or another one
-    is begun.
+    is begun. The log's inventory is what was found, too; it has yet to be written.
 
     Raises StoreDamaged for a note that does not say what a note says.
     """
+    log.inventory = Inventory(
+        generation=found.generation,
+        segments=tuple(sealed.listed for sealed in found.sealed),
+        logs=tuple(ListedLog(read.number, read.scanned.end, read.identity(read.scanned.end)) for read in found.logs),
+    )
     log.sealed = [sealed.segment for sealed in found.sealed]
     for sealed in found.sealed:
         log.sealed_at[sealed.segment.ids[1]] = sealed.sealed_at

@@ -15,9 +15,9 @@ from penstock.errors import StoreDamaged, StoreRefused
 from penstock.store.check import Blank, Left, Loss, Plan, left_of, plan, settle
 from penstock.store.durable import log_name
 from penstock.store.files import Directory
-from penstock.store.opening import said_by, write
+from penstock.store.opening import FORMAT, said_by, write
 from penstock.store.overlay import Overlay
-from penstock.store.sealed import save, segment_name
+from penstock.store.sealed import Sealed, load, save, segment_name
 from penstock.store.survey import Found, complete, look
 
 __all__ = ["Report", "check", "enter", "finish", "repair"]
@@ -57,7 +57,7 @@ def check(
 ) -> Report:
     """Read all of a bucket. clock, new_vbuuid: as of Bucket.open. Raises StoreDamaged where nothing can be said."""
     blank = Blank(said, clock=clock, new_vbuuid=new_vbuuid)
-    found = look(directory, blank.uuid, said["vbuckets"])
+    found = look(directory, said)
     what = plan(found, blank)
     histories = blank.recovered(what.found, what.described).histories
     rollbacks = settle(histories, what) if found.damage else {}
@@ -92,21 +92,37 @@ def repair(directory: Directory, report: Report, overlay: Callable[[Path], Overl
 
 def _write(overlay: Overlay, report: Report) -> None:
     what, said = report.plan, report.said
-    for sealed in what.rebuilt:
-        name = segment_name(sealed.segment.ids)
-        save(overlay, name, sealed.segment, sealed_at=sealed.sealed_at, as_of=sealed.as_of)
-    for name in (*map(log_name, what.behind), *what.found.obsolete):
+    found = what.found._replace(sealed=[_rebuilt(overlay, one, report) for one in what.found.sealed])
+    for name in (*map(log_name, what.behind), *found.obsolete):
         overlay.remove(name)
-    log, histories = report.blank.recovered(what.found, what.described, overlay)
+    log, histories = report.blank.recovered(found, what.described, overlay)
+    log.revision = said.get("revision", 0)
     settle(histories, what)
     while any(sealed.as_of[0] >= log.file.number for sealed in what.found.sealed) and what.starts_over:
         log.roll(0)  # they were made when the log was longer: that must not be expected of it any more
     log.close()
     if log.fault is not None:
         raise StoreRefused(f"{overlay.path}: {log.fault}")
-    again = look(overlay, report.blank.uuid, said["vbuckets"])
+    again = look(overlay, said)
     if again.damage or not again.clean:
         raise StoreDamaged(f"{overlay.path}: cannot be repaired: {again.damage[0] if again.damage else again.summary}")
+
+
+def _rebuilt(overlay: Overlay, sealed: Sealed, report: Report) -> Sealed:
+    """Return a segment with the file that it has after the repair, which is written if it is another one."""
+    if not any(sealed is one for one in report.plan.rebuilt):
+        return sealed
+    name = segment_name(sealed.segment.ids)
+    save(
+        overlay,
+        name,
+        sealed.segment,
+        sealed_at=sealed.sealed_at,
+        as_of=sealed.as_of,
+        uuid=report.blank.uuid,
+        generation=report.found.generation,
+    )
+    return load(overlay, name, report.said["vbuckets"])
 
 
 def _new_directory(directory: Directory) -> str:
@@ -139,6 +155,6 @@ def finish(directory: Directory, said: Mapping[str, Any]) -> Mapping[str, Any]:
                 directory.rename(name, f"{aside}/{name}")
             directory.rename(Overlay.draft(name), name)
     Directory(directory.path / aside).sync_names()
-    said = {key: value for key, value in said.items() if key != "repair"}
+    said = {**{key: value for key, value in said.items() if key != "repair"}, "format": FORMAT}
     write(directory, said)
     return said

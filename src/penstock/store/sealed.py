@@ -24,6 +24,7 @@ from crc32c import crc32c
 
 from penstock.errors import StoreDamaged
 from penstock.store.files import Directory
+from penstock.store.inventory import ListedSegment
 from penstock.store.segment import Rows, Segment
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "BadSegment",
     "Sealed",
     "bad_blocks",
+    "draft_ids",
     "draft_name",
     "is_draft",
     "load",
@@ -69,15 +71,35 @@ class BadSegment(StoreDamaged):
 
 
 class Sealed(NamedTuple):
-    """sealed_at: when its last log file was sealed, ns. as_of: the number of the log file that was active when it was
-    made, and how far that reached: all up to there was on disk before the segment had its name. checksums: of each MiB
-    of the frames.
+    """A segment as a file has it.
+
+    Attributes:
+        segment: its rows and frames.
+        sealed_at: when its last log file was sealed, ns.
+        as_of: the number of the log file that was active when it was made, and how far that reached. All up to there
+            was on disk before the segment had its name.
+        checksums: of each MiB of the frames.
+        name: the file.
+        nbytes: the size of the file.
+        checksum: that of the description.
+        generation: the newest inventory when the segment was made.
+        uuid: that of the bucket, in hexadecimal; empty in files of older releases.
     """
 
     segment: Segment
     sealed_at: int
     as_of: tuple[int, int]
     checksums: npt.NDArray[np.uint32]
+    name: str = ""
+    nbytes: int = 0
+    checksum: int = 0
+    generation: int = 0
+    uuid: str = ""
+
+    @property
+    def listed(self) -> ListedSegment:
+        """What an inventory says of the file."""
+        return ListedSegment(self.segment.ids, self.nbytes, self.checksum)
 
 
 def segment_name(ids: tuple[int, int]) -> str:
@@ -93,14 +115,29 @@ def is_draft(name: str) -> bool:
     return _DRAFT.fullmatch(name) is not None
 
 
+def draft_ids(name: str) -> tuple[int, int] | None:
+    """Return the numbers of the first and the last log file in a draft's name, None of another name."""
+    match = _DRAFT.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
 def segment_ids(name: str) -> tuple[int, int] | None:
     """Return the numbers of the first and the last log file in a segment's name, None of another name."""
     match = _NAME.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 
-def save(directory: Directory, name: str, segment: Segment, *, sealed_at: int, as_of: tuple[int, int]) -> None:
-    """Write a clustered segment with its supersedes column, synced."""
+def save(
+    directory: Directory,
+    name: str,
+    segment: Segment,
+    *,
+    sealed_at: int,
+    as_of: tuple[int, int],
+    uuid: bytes,
+    generation: int,
+) -> None:
+    """Write a clustered segment with its supersedes column, synced. Keyword arguments: as of Sealed."""
     assert segment.supersedes is not None
     frames = segment.buffer
     blocks = range(0, len(frames), _BLOCK)
@@ -123,6 +160,8 @@ def save(directory: Directory, name: str, segment: Segment, *, sealed_at: int, a
     tail = b"".join(parts)
     said = {
         "ids": segment.ids,
+        "uuid": uuid.hex(),
+        "generation": generation,
         "frame_bytes": len(frames),
         "sealed_at": sealed_at,
         "as_of": as_of,
@@ -161,6 +200,7 @@ def load(directory: Directory, name: str, vbuckets: int) -> Sealed:
         sealed_at = said["sealed_at"]
         as_of = said["as_of"][0], said["as_of"][1]
         tombstone_bytes, purge_at = said["tombstones"]
+        generation, uuid = said.get("generation", 0) + 0, said.get("uuid", "")
     except (LookupError, TypeError, ValueError) as error:
         raise BadSegment(name, len(data), f"the description says what cannot be: {error}") from error
     if len(columns["starts"]) != vbuckets + 1:
@@ -169,7 +209,10 @@ def load(directory: Directory, name: str, vbuckets: int) -> Sealed:
     rows = Rows(columns["seqnos"], columns["offsets"], columns["lengths"], superseded, columns["supersedes"])
     segment = Segment(frames, columns["starts"], rows, ids=ids)
     segment.tombstone_bytes, segment.purge_at, segment.mapped = tombstone_bytes, purge_at, True
-    return Sealed(segment, sealed_at, as_of, columns["checksums"])
+    checksum = said["crc32c"]
+    return Sealed(
+        segment, sealed_at, as_of, columns["checksums"], name, len(data), checksum, generation=generation, uuid=uuid
+    )
 
 
 def _description(name: str, data: memoryview) -> Mapping[str, Any]:
@@ -180,7 +223,7 @@ def _description(name: str, data: memoryview) -> Mapping[str, Any]:
     if magic != MAGIC or not length or begin < FRAMES_AT or crc32c(data[begin : begin + length]) != checksum:
         raise BadSegment(name, max(begin, 0), "no description with the right checksum at the end")
     said: dict[str, Any] = json.loads(bytes(data[begin : begin + length]))
-    return {**said, "bytes": length}
+    return {**said, "bytes": length, "crc32c": checksum}
 
 
 def bad_blocks(sealed: Sealed) -> list[slice]:

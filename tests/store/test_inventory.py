@@ -1,0 +1,170 @@
+"""The inventory of a bucket's directory: when it is written, what it costs, and directories that have none yet."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import StoreDamaged
+from penstock.store.checked_json import replace_json, unpack_json
+from penstock.store.files import Directory
+from penstock.store.inventory import INVENTORY, BadInventory, Inventory, read_inventory
+from tests.store.failing import FailingDirectory, Place, contents, shown
+
+
+@pytest.fixture
+def place(memory: Path) -> Place:
+    return Place(memory / "beer")
+
+
+def listed(place: Place) -> Inventory:
+    said = json.loads((place.path / "bucket.json").read_bytes())
+    return read_inventory(Directory(place.path), bytes.fromhex(said["uuid"]))
+
+
+def fill(place: Place, count: int = 60, *, compact: bool = False, close: bool = True) -> list[object]:
+    """Store changes in a few log files, and return what a client sees of them."""
+    bucket = place(segment_bytes=1000)
+    for number in range(count):
+        bucket.vbuckets[number % 4].set(b"key %d" % (number % 9), b"value %d" % number)
+        if number % 10 == 9:
+            bucket.commit()
+    if compact:
+        bucket.compact()
+    bucket.commit()
+    before = shown(bucket)
+    if close:
+        bucket.close()
+    else:
+        place.directory.let_go()
+    return before
+
+
+class Counted(FailingDirectory):
+    """Takes note of how often each operation is called."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.calls: list[str] = []
+
+    def sync(self, descriptor: int) -> None:
+        self.calls.append(f"sync {self._open[descriptor][:3]}")
+        super().sync(descriptor)
+
+    def sync_names(self) -> None:
+        self.calls.append("sync_names")
+        super().sync_names()
+
+
+def test_it_lists_what_there_is(place: Place) -> None:
+    fill(place, compact=True)
+    found = listed(place)
+    names = [f"segment-{one.ids[0]:010d}-{one.ids[1]:010d}" for one in found.segments]
+    names += [f"log-{one.number:010d}" for one in found.logs]
+    assert sorted(names) == [name for name in contents(place.path) if name[:3] in {"log", "seg"}]
+    assert found.clean
+    for one in found.logs:
+        assert (place.path / f"log-{one.number:010d}").stat().st_size == one.synced
+    bucket = place()
+    assert not listed(place).clean
+    assert listed(place).generation > found.generation
+    bucket.close()
+
+
+def test_a_commit_costs_nothing_and_a_switch_one_file(place: Place) -> None:
+    """A log file that begins: its name, its first commit, the inventory, and that one's name."""
+    bucket = place(segment_bytes=2000)
+    directory = Counted(place.path)
+    bucket.log.directory._open and directory._open.update(place.directory._open)  # type: ignore[attr-defined]
+    bucket.log.directory = directory  # type: ignore[attr-defined]
+    for number in range(100):
+        files = len(bucket.log.sealed)
+        bucket.vbuckets[0].set(b"key %d" % number, b"value")
+        directory.calls.clear()
+        bucket.commit()
+        if len(bucket.log.sealed) == files:
+            assert directory.calls == ["sync log"]
+        else:
+            assert directory.calls[-4:] == ["sync_names", "sync log", "sync inv", "sync_names"]
+            assert len(directory.calls) in (4, 5)  # with the rest of the log file before
+    assert bucket.log.sealed
+
+
+def test_a_directory_of_an_older_release_gets_one(place: Place) -> None:
+    before = fill(place, compact=True)
+    (place.path / INVENTORY).unlink()
+    directory = Directory(place.path)
+    said = unpack_json(directory.read("bucket.json"))
+    said.pop("revision")
+    replace_json(directory, "bucket.json", {**said, "format": 2})
+    bucket = place()
+    assert shown(bucket) == before
+    assert "not clean" not in bucket.recovered
+    assert listed(place).segments
+    bucket.close()
+    assert unpack_json(directory.read("bucket.json"))["format"] == 3
+    (place.path / INVENTORY).unlink()
+    with pytest.raises(StoreDamaged, match=r"beer: inventory\.json: missing; .*`penstock check --repair` saves it$"):
+        place()
+
+
+def test_one_of_another_bucket(place: Place, memory: Path) -> None:
+    fill(place)
+    other = Place(memory / "wine")
+    next(other.vbuuids)
+    fill(other)
+    shutil.copy(other.path / INVENTORY, place.path / INVENTORY)
+    with pytest.raises(BadInventory, match="it is of the bucket with uuid"):
+        listed(place)
+    with pytest.raises(StoreDamaged, match=r"inventory\.json, offset 0: it is of the bucket with uuid"):
+        place()
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_an_older_copy(place: Place, *, compact: bool) -> None:
+    """It helps nobody, so the files are held against each other, and nothing is taken from them."""
+    fill(place)
+    older = (place.path / INVENTORY).read_bytes()
+    before = fill(place, compact=compact)
+    (place.path / INVENTORY).write_bytes(older)
+    with pytest.raises(StoreDamaged, match=r"inventory\.json, offset 0: an older copy: generation \d+, and "):
+        place()
+    assert before
+
+
+def test_an_older_copy_of_what_names_the_bucket(place: Place) -> None:
+    fill(place)
+    older = (place.path / "bucket.json").read_bytes()
+    bucket = place()
+    bucket.set_properties({"flush": True})
+    bucket.close()
+    (place.path / "bucket.json").write_bytes(older)
+    with pytest.raises(StoreDamaged, match=r"bucket\.json, offset 0: an older copy: revision 1, expected 2 or above"):
+        place()
+
+
+def test_a_log_file_of_a_copy_that_went_its_own_way(place: Place, memory: Path) -> None:
+    """Two directories that were one once: what one has written since is no part of the other."""
+    fill(place, 10)
+    copy = Place(memory / "copy")
+    shutil.copytree(place.path, copy.path)
+    copy.now += 1
+    fill(place, 12, close=False)
+    fill(copy, 13, close=False)
+    name = max(name for name in contents(copy.path) if name.startswith("log"))
+    shutil.copy(copy.path / name, place.path / name)
+    with pytest.raises(StoreDamaged, match=rf"{name}, offset 0: it is not the file that inventory\.json lists"):
+        place()
+
+
+def test_a_segment_that_has_the_name_of_a_draft_yet(place: Place) -> None:
+    """The inventory lists it, so it counts; a crash came before it got its name."""
+    before = fill(place, compact=True)
+    name = max(name for name in contents(place.path) if name.startswith("segment"))
+    (place.path / name).rename(place.path / f"{name}.3.new")
+    bucket = place()
+    assert shown(bucket) == before
+    assert name in contents(place.path)
+    assert not [name for name in contents(place.path) if name.endswith(".new")]
+    bucket.close()
