@@ -1,6 +1,7 @@
 """What is on disk, who is told so and when, and what happens when the disk fails."""
 
 import logging
+import shutil
 from contextlib import contextmanager
 
 import pytest
@@ -8,9 +9,10 @@ import pytest
 from penstock.node import Node
 from penstock.node.buckets import BucketSpec
 from penstock.store.settings import Settings
-from penstock.wire.constants import KeyState, Magic, Opcode, OpenFlag, Status, VbucketState
+from penstock.wire.constants import DurabilityLevel, KeyState, Magic, Opcode, OpenFlag, Status, VbucketState
 from penstock.wire.dcp import Open
 from penstock.wire.frame import Frame
+from penstock.wire.frame_info import Durability, RequestInfos, pack_request_infos
 from penstock.wire.kv import (
     Delete,
     DelVbucket,
@@ -407,6 +409,31 @@ def test_a_stop_while_the_disk_is_full_says_what_is_lost(tmp_path, caplog):
     assert said.startswith("bucket default: 1 changes are not on disk, and lost: the disk does not take")
     with running(tmp_path) as node, connected(node) as client:
         assert client.get(b"k").value == b"kept"
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_directory_that_is_deleted_underneath_is_noticed_by_the_next_commit(tmp_path, caplog, moved):
+    with running(tmp_path, NEVER) as node, connected(node) as client:
+        client.set(b"k", b"kept")
+        assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
+        if moved:
+            (tmp_path / "default").rename(tmp_path / "elsewhere")
+        else:
+            shutil.rmtree(tmp_path / "default")
+        client.set(b"k", b"lost")
+        assert client.status(SeqnoPersistence(seqno=2)) == S.ETMPFAIL
+        assert client.set(b"k", b"refused").specific == S.ETMPFAIL
+        durable = pack_request_infos(RequestInfos(durability=Durability(DurabilityLevel.PERSIST_TO_MAJORITY, None)))
+        assert client.status(Set(key=b"k", framing=durable)) == S.ETMPFAIL
+        assert client.get(b"k").value == b"lost"
+        stats = client.stats()
+        assert stats["ep_flusher_state"] == "stopped"
+        assert "default/log-0000000001 was deleted, moved or replaced" in stats["ep_storage_fault"]
+        assert persisted(client) == 1
+    said = logged(caplog, logging.ERROR)
+    assert said[0].startswith("bucket default: ")
+    assert "was deleted, moved or replaced while the bucket was open" in said[0]
+    assert len([line for line in said if "was deleted, moved" in line]) <= 2  # when it happens, and at the end
 
 
 def test_nothing_is_confirmed_after_a_sync_has_failed(tmp_path, caplog):

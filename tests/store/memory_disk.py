@@ -158,6 +158,9 @@ class _DiskDirectory(Directory):
         file = self._files[descriptor]
         file.synced = file.data
 
+    def holds(self, descriptor: int, name: str) -> bool:
+        return self._disk.names.get(name) is self._files[descriptor]
+
     def close(self, descriptor: int) -> None:
         del self._files[descriptor]
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shutil
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import KeyNotFound, TemporaryFailure
 from penstock.store.bucket import Bucket
+from penstock.store.durable import log_name
 from penstock.store.record import RECORD_BYTES
 from penstock.wire.constants import VbucketState
 from tests.store.failing import FailingDirectory, Place, contents, directory_in_memory, shown
@@ -238,6 +240,47 @@ def test_nothing_is_acknowledged_after_a_sync_has_failed(place: Place, operation
             assert vbucket.high_seqno >= seqno
         change(bucket, 0)
         bucket.close()
+
+
+def delete_directory(path: Path) -> None:
+    shutil.rmtree(path)
+
+
+def delete_log(path: Path) -> None:
+    max(path.glob("log-*")).unlink()
+
+
+def rename_log(path: Path) -> None:
+    max(path.glob("log-*")).rename(path / "moved")
+
+
+def replace_log(path: Path) -> None:
+    log = max(path.glob("log-*"))
+    content = log.read_bytes()
+    log.unlink()
+    log.write_bytes(content)
+
+
+def replace_directory(path: Path) -> None:
+    path.rename(path.with_name("moved"))
+    shutil.copytree(path.with_name("moved"), path)
+
+
+@pytest.mark.parametrize("hurt", [delete_directory, delete_log, rename_log, replace_log, replace_directory])
+def test_the_next_commit_notices_that_its_file_is_gone(place: Place, hurt: Callable[[Path], None]) -> None:
+    bucket = place()
+    change(bucket, 0)
+    bucket.commit()
+    change(bucket, 1)
+    persisted = [vbucket.persisted_seqno for vbucket in bucket.vbuckets]
+    hurt(place.path)
+    assert bucket.fault is None
+    for _ in range(2):
+        bucket.commit()
+        assert bucket.broken
+        assert [vbucket.persisted_seqno for vbucket in bucket.vbuckets] == persisted
+        check_refusal(bucket, f"{place.path / log_name(1)} was deleted, moved or replaced while the bucket was open")
+    bucket.close()
 
 
 # Two threads

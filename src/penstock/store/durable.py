@@ -13,11 +13,13 @@ One thread owns the log; `commit` and Compaction.run may be called beside it, fr
 from __future__ import annotations
 
 import json
+import os
 import re
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from errno import ENOENT
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -91,7 +93,8 @@ class _Installed(NamedTuple):
 
 
 class DurableLog(Log):
-    """The log in a directory. uuid: the bucket's, 16 bytes. broken: a sync has failed, so nobody knows what is on disk.
+    """The log in a directory. uuid: the bucket's, 16 bytes. broken: a sync has failed,
+    or files are gone, so nobody knows what is on disk.
 
     commits, compactions: how many there were since the log was opened. inventory: the one in the directory. revision:
     of `bucket.json`, as the inventory is to say.
@@ -331,6 +334,7 @@ class DurableLog(Log):
             file.written += self.directory.write(file.descriptor, file.buffer[file.written : end], file.written)
         if file.synced < end:
             self._sync(self.directory.sync, file.descriptor)
+            self._check_name(file.descriptor, log_name(file.number))
             file.synced = end
         if not self.inventory.lists_log(file.number):
             self._write_inventory(self.inventory)
@@ -377,6 +381,16 @@ class DurableLog(Log):
                 "until the bucket is opened anew"
             )
             raise
+
+    def _check_name(self, descriptor: int, name: str) -> None:
+        """Raise OSError, and give up, if the file that is written is no longer the one that an opening would find."""
+        if not self.directory.holds(descriptor, name):
+            self.broken = True
+            self._fail(
+                f"{self.directory.path / name} was deleted, moved or replaced while the bucket was open: what was "
+                "stored since then is lost, and nothing is stored until the bucket is opened anew"
+            )
+            raise FileNotFoundError(ENOENT, os.strerror(ENOENT), name)
 
     def _fail(self, why: str) -> None:
         self.fault = why
@@ -480,7 +494,8 @@ class DurableLog(Log):
         name = segment_name(segment.ids)
         if floors:
             drafts = {one.draft: one.name for one in tuple(self._installed)}  # no earlier one may stay behind
-            said = _text({"floors": floors, "drafts": {**drafts, rewritten.draft: name}})
+            drafts[rewritten.draft] = name
+            said = _text({"floors": floors, "drafts": drafts})
             self.make_space(len(said))
             self._write(said, 0)
         else:

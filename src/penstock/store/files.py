@@ -80,6 +80,15 @@ class Directory:
         """Return when what was written is on disk."""
         os.fdatasync(descriptor)
 
+    def holds(self, descriptor: int, name: str) -> bool:
+        """Tell whether an open file is still there under its name. Somebody may have removed or replaced it."""
+        own = os.fstat(descriptor)
+        try:
+            there = os.stat(self.path / name)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return own.st_nlink > 0 and (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
+
     def close(self, descriptor: int) -> None:
         os.close(descriptor)
 

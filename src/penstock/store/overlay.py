@@ -29,6 +29,9 @@ class Untouched(Directory):
     def reopen(self, name: str, size: int) -> int:
         return self.create(name)
 
+    def holds(self, descriptor: int, name: str) -> bool:
+        return True
+
     def sync(self, descriptor: int) -> None:
         pass
 
@@ -93,6 +96,9 @@ class Overlay(Directory):
         descriptor = self.create(name)
         self.write_all(descriptor, content[:size], 0)
         return descriptor
+
+    def holds(self, descriptor: int, name: str) -> bool:
+        return super().holds(descriptor, self._seen(name))
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file that was written here."""

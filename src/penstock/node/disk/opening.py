@@ -55,11 +55,12 @@ def new_vbuuid() -> int:
 
 
 def file_bytes(path: Path) -> int:
-    """Return the bytes of all files of a bucket, in its directory."""
+    """Return the bytes of all files of a bucket, in its directory; 0 if somebody has removed that."""
     total = 0
-    for entry in os.scandir(path):
-        with contextlib.suppress(FileNotFoundError):  # a compaction removes them at any time
-            total += entry.stat().st_size
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(path):
+            with contextlib.suppress(FileNotFoundError):  # a compaction removes them at any time
+                total += entry.stat().st_size
     return total
 
 
