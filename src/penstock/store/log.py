@@ -297,19 +297,21 @@ class Log:
 
         Of tombstones the newest change of a vbucket stays, and of each collection.
         """
-        newest = [
-            (history.id, seqno)
-            for history in self.histories
-            if history.ledger is not None
-            for seqno in history.ledger.highs.values()
-        ]
-        of, seqnos = np.array(newest, np.int64).reshape(-1, 2).T
         return Limits(
             floors=self.floors(),
             last_seqnos=np.array([index.last_seqno for index in self.indexes], np.int64),
             purge_before=max(self._clock() // _NANOSECONDS - int(self.purge_age), 0),
-            kept=name_of(of.astype(np.uint16), seqnos),
+            kept=self._newest_of_collections,
         )
+
+    def _newest_of_collections(self) -> Column:
+        """Return the names of the newest change of each collection in each vbucket. Called from any thread."""
+        found = [np.zeros(0, np.int64)]
+        for history in self.histories:
+            if (ledger := history.ledger) is not None:
+                seqnos = np.array(tuple(ledger.highs.values()), np.int64)  # the tuple is made at one moment
+                found.append(name_of(np.full(len(seqnos), history.id, np.uint16), seqnos))
+        return np.concatenate(found)
 
     def floors(self) -> Column:
         """Return for each vbucket the highest seqno whose superseded frame may be dropped."""

@@ -6,7 +6,7 @@ from its beginning would find the older frame, and nothing that supersedes it: t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -55,14 +55,15 @@ class PurgeRequest(NamedTuple):
 class Limits(NamedTuple):
     """What may go. floors: for each vbucket the highest seqno whose superseded frame may be dropped. last_seqnos: for
     each the seqno of its newest change, which stays. purge_before: tombstones of documents deleted before this epoch
-    second may be dropped; 0 for none. kept: names (as `name`) of tombstones that stay all the same. purge: more
-    tombstones that may be dropped, because a client asked for it.
+    second may be dropped; 0 for none. kept: returns names (as `name`) of tombstones that stay all the same. It is
+    called on the thread that rewrites, and only if there are tombstones to drop: there can be millions of such names.
+    purge: more tombstones that may be dropped, because a client asked for it.
     """
 
     floors: Column
     last_seqnos: Column
     purge_before: int = 0
-    kept: Column = _NONE
+    kept: Callable[[], Column] = lambda: _NONE
     purge: PurgeRequest | None = None
 
 
@@ -130,8 +131,8 @@ def choose(rows: Joined, limits: Limits, purgeable: Mask | None = None, held: Co
     expendable = superseded.copy()
     if purgeable is not None:
         purgeable &= (fates == 0) & (rows.seqnos != limits.last_seqnos[rows.vbuckets])
-        if len(limits.kept):
-            purgeable &= ~_among(name(rows.vbuckets, rows.seqnos), limits.kept)
+        if purgeable.any():
+            purgeable &= ~_among(name(rows.vbuckets, rows.seqnos), limits.kept())
         expendable |= purgeable
     held_bytes = 0
     if held is not None:
