@@ -292,6 +292,7 @@ REFUSED = [
     (b"1", S.EINVAL),
     (b"{", S.EINVAL),
     (b"[" * 100_000, S.EINVAL),
+    (b'{"collections":' + b"[" * 100_000 + b"]" * 100_000 + b"}", S.EINVAL),
     (b"\xff", S.EINVAL),
     (wish(whatever=1), S.EINVAL),
     (wish(collections=[]), S.EINVAL),

@@ -28,6 +28,7 @@ BODIES = [
     (b"&".join(b"f%d=1" % number for number in range(forms.MAX_FIELDS + 1)), 400, b"fields"),
     (b"name=wine&name=water", 400, b"twice"),
     (b'{"name": "wine"}', 400, b"name"),
+    (b"[" * 100_000, 400, b"name"),
     (b"", 400, b"name"),
     (b"name=" + b"x" * MAX_BODY, 413, b"1048576"),
 ]
