@@ -1,7 +1,9 @@
-"""What do connections cost that are open and ask for nothing?
+"""What do connections cost that are open and ask for nothing, or are half open?
 
-A node, and memcached beside it, are processes of their own. Each connection has said HELLO, has logged in, and has
-asked one thing; then all stay. The figure is how much more memory the process has then than before.
+A node, and memcached beside it, are processes of their own. Each idle connection has said HELLO, has logged in, and has
+asked one thing. Each half-open one has sent half a frame, half a ClientHello, or a ClientHello and nothing more; of the
+last kind a node lets 512 of an address wait, and ends the others. Then all stay. The figure is how much more memory the
+process has then than before. The peers have some addresses, as one may not have all connections.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ import socket
 import ssl
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 from benchmarks.process import PASSWORD, USER, Process, memcached, penstock
@@ -40,9 +43,27 @@ ENCRYPTED = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 ENCRYPTED.check_hostname, ENCRYPTED.verify_mode = False, ssl.CERT_NONE
 
 
+ADDRESSES = cycle([f"127.0.0.{number}" for number in range(1, 5)])
+
+
+def half_open(port: int, sent: bytes) -> socket.socket:
+    """Return a connection on which no more than this has been sent."""
+    peer = socket.create_connection(("127.0.0.1", port), 60, (next(ADDRESSES), 0))
+    peer.sendall(sent)
+    return peer
+
+
+def client_hello() -> bytes:
+    """Return the first message of a TLS client."""
+    outgoing = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        ENCRYPTED.wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+    return outgoing.read()
+
+
 def connect(port: int, requests: Sequence[bytes], *, tls: bool = False) -> socket.socket:
     """Return a connection on which these have been asked and answered."""
-    peer = socket.create_connection(("127.0.0.1", port), 60)
+    peer = socket.create_connection(("127.0.0.1", port), 60, (next(ADDRESSES), 0))
     if tls:
         peer = ENCRYPTED.wrap_socket(peer)
     for request in requests:
@@ -69,18 +90,33 @@ def _exactly(peer: socket.socket, count: int) -> bytes:
     return found
 
 
-def measure(report: Report, name: str, process: Process, count: int, open_one: Callable[[], socket.socket]) -> None:
+def growth(process: Process, count: int, open_one: Callable[[], socket.socket]) -> tuple[int, int]:
+    """Open so many connections; return how many bytes more the process has then, and how many in all."""
     open_one().close()  # what the first one costs is not the others'
     before = process.memory()
     with ExitStack() as stack:
         for _ in range(count):
             stack.enter_context(open_one())
+        last = stack.enter_context(connect(process.port, [NOOP]))  # so all before it have been read from
         after = process.memory()
-    each = (after - before) / count
+        last.close()
+    return after - before, after
+
+
+def measure(report: Report, name: str, process: Process, count: int, open_one: Callable[[], socket.socket]) -> None:
+    more, after = growth(process, count, open_one)
     report.row(
         name,
-        f"{(after - before) / 2**20:.1f} MiB, {each / 1024:.1f} KiB each; the process then {after / 2**20:.1f} MiB",
+        f"{more / 2**20:.1f} MiB, {more / count / 1024:.1f} KiB each; the process then {after / 2**20:.1f} MiB",
     )
+
+
+HALF_OPEN = (
+    ("half a frame", "kv_port", HELLO[:10]),
+    ("half a ClientHello", "tls_port", client_hello()[:100]),
+    ("a ClientHello and no more", "tls_port", client_hello()),
+)
+"""What is sent on half-open connections, and to which port."""
 
 
 def certified(directory: Path) -> list[str]:
@@ -95,6 +131,7 @@ def certified(directory: Path) -> list[str]:
 def main() -> None:
     parser = options(__doc__.partition("\n")[0])
     parser.add_argument("--connections", type=int, default=1000)
+    parser.add_argument("--half-open", type=int, default=4096)
     parser.add_argument("--vbuckets", type=int, default=1024)
     chosen = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -113,6 +150,12 @@ def main() -> None:
     ):
         encrypted = partial(connect, node.ready["tls_port"], ours, tls=True)
         measure(report, "Penstock, TLS", node, count, encrypted)
+    with tempfile.TemporaryDirectory() as place:
+        files = certified(Path(place))
+        for name, port, sent in HALF_OPEN:
+            with penstock("--vbuckets", chosen.vbuckets, *files) as node:
+                open_one = partial(half_open, node.ready[port], sent)
+                measure(report, f"Penstock, {chosen.half_open} with {name}", node, chosen.half_open, open_one)
     with memcached("-c", count + 100) as other:
         if other is not None:
             measure(report, "memcached, one thread", other, count, partial(connect, other.port, [NOOP]))
