@@ -138,3 +138,39 @@ def test_what_counts_as_a_guess(attempts):
     wrong, right = Step(Status.AUTH_ERROR, account="root"), Step(Status.SUCCESS, account="root")
     steps = [Step(Status.AUTH_CONTINUE), Step(Status.AUTH_ERROR), wrong, Step(Status.EINVAL), wrong, right, right]
     assert [round(attempts.after(step, ONE), 6) for step in steps] == [0, 0, 0, 0, 0.05, 0.15, 0]
+
+
+def test_a_queue_of_just_the_longest_length_admits_one_more(attempts, clock):
+    answered = clock.now + [attempts.judge(ONE, "root", right=False) for _ in range(10)][-1]
+    clock.now = answered - MOST_QUEUED_SECONDS
+    attempts.admit(ONE, "root")
+    clock.now -= 0.5
+    with pytest.raises(TemporaryFailure):
+        attempts.admit(ONE, "root")
+
+
+def test_failures_are_forgotten_at_the_second_and_cost_nothing_from_then_on(attempts, clock):
+    attempts.judge(ONE, "root", right=False)
+    clock.now += FORGET_SECONDS - 0.5
+    assert (attempts.delay(ONE, "root"), len(attempts)) == (0.05, 1)
+    clock.now += 0.5
+    assert (attempts.delay(ONE, "root"), len(attempts), len(attempts._names)) == (0, 0, 0)
+
+
+def test_an_account_that_is_forgotten_leaves_its_place_to_another(attempts, monkeypatch):
+    monkeypatch.setattr(module, "NAMES_OF_ADDRESS", 1)
+    attempts.judge(ONE, "first", right=False)
+    attempts.judge(ONE, "first", right=True)
+    attempts.judge(ONE, "second", right=False)
+    assert (attempts.delay(ONE, "second"), attempts.delay(ONE, "third")) == (0.05, 0)
+
+
+def test_of_accounts_that_have_logged_in_the_newest_are_known(attempts, monkeypatch):
+    monkeypatch.setattr(module, "NAMES_OF_ADDRESS", 0)
+    monkeypatch.setattr(module, "MAX_ACCOUNTS", 2)
+    for name in ("a", "b"):
+        attempts.judge(ONE, name, right=True)
+    attempts.judge(ONE, "stranger", right=False)
+    assert [attempts.delay(ONE, name) for name in ("a", "b", "c")] == [0, 0, 0.05]
+    attempts.judge(ONE, "c", right=True)
+    assert [attempts.delay(ONE, name) for name in ("a", "b", "c")] == [0.05, 0, 0]
