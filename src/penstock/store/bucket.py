@@ -177,7 +177,7 @@ class Bucket:
             except TemporaryFailure as error:
                 raise StoreRefused(f"{path}: {error}") from error
             except OSError as error:
-                raise StoreRefused(f"{path}: cannot be read and written to: {error.strerror or error}") from error
+                raise StoreRefused(opening.refusal(path, "read and written to", error)) from error
             undo.pop_all()
         return bucket
 

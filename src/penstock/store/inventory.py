@@ -133,6 +133,10 @@ def read_inventory(directory: Directory, uuid: bytes) -> Inventory:
         if content["uuid"] != uuid.hex():
             raise BadInventory(f"it is of the bucket with uuid {content['uuid']}, not {uuid.hex()}")
         return _unpack(content)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise BadInventory(f"it cannot be read: {error.strerror or error}") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise BadInventory(f"it cannot be read: {error}") from error
 

@@ -20,6 +20,7 @@ __all__ = [
     "enter",
     "is_there",
     "make",
+    "refusal",
     "said_by",
     "write",
 ]
@@ -99,6 +100,12 @@ def said_by(directory: Directory, *, repairs: bool = False) -> Mapping[str, Any]
     if "repair" in said and not repairs:
         raise StoreRefused(f"{directory.path}: a repair was interrupted; `penstock check --repair` ends it")
     return said
+
+
+def refusal(path: Path, what: str, error: OSError) -> str:
+    """Return the sentence about a directory that cannot be used, with the file's name where the system says it."""
+    place = path / Path(error.filename).name if isinstance(error.filename, str) else path
+    return f"{place}: cannot be {what}: {error.strerror or error}"
 
 
 def _check_format(directory: Directory, found: object) -> None:

@@ -15,7 +15,7 @@ from penstock.errors import StoreDamaged, StoreRefused
 from penstock.store.check import Blank, Left, Loss, Plan, left_of, plan, settle
 from penstock.store.durable import log_name
 from penstock.store.files import Directory
-from penstock.store.opening import FORMAT, said_by, write
+from penstock.store.opening import FORMAT, refusal, said_by, write
 from penstock.store.overlay import Overlay
 from penstock.store.sealed import Sealed, load, save, segment_name
 from penstock.store.survey import Found, complete, look
@@ -57,7 +57,10 @@ def check(
 ) -> Report:
     """Read all of a bucket. clock, new_vbuuid: as of Bucket.open. Raises StoreDamaged where nothing can be said."""
     blank = Blank(said, clock=clock, new_vbuuid=new_vbuuid)
-    found = look(directory, said)
+    try:
+        found = look(directory, said)
+    except OSError as error:
+        raise StoreRefused(refusal(directory.path, "read", error)) from error
     what = plan(found, blank)
     histories = blank.recovered(what.found, what.described).histories
     rollbacks = settle(histories, what) if found.damage else {}
