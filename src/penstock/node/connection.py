@@ -49,7 +49,7 @@ WRITE_BUFFER_BYTES = 2 * 1024 * 1024
 MAX_BEFORE_LOGIN = 4 * 1024
 """Bytes of a frame, and of one read, where a login is required and missing. A step of a login has 1 KiB at most."""
 
-UNREAD_BEFORE_LOGIN = 64 * 1024
+UNREAD_BEFORE_LOGIN = 16 * 1024
 """Bytes of replies that a connection without its login may leave unread. The system's own buffer takes more than a
 client waits for (the error map is the longest, 9 KiB), so these fill up only when nobody reads."""
 
