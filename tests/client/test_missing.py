@@ -72,6 +72,7 @@ def test_the_error_names_them(missing, count, sentence):
     assert error.vbuckets == tuple(missing)
     assert isinstance(error, NotMyVbucket)
     assert error.retriable
+    assert str(not_served(missing, count, ADDRESS, "h:1: refused")) == f"{sentence} (h:1: refused)"
 
 
 def test_the_error_says_why_where_that_is_known():

@@ -1,24 +1,12 @@
-"""One of several nodes is away: its vbuckets wait, and the changes of the others go on."""
+"""Which vbuckets wait for their node, until when, and when that is too long."""
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice, repeat
 
 import pytest
 
-from penstock import connect
 from penstock.client.address import parse_address
-from penstock.client.documents import vbucket_of
 from penstock.client.outages import EVERY_NODE, Outages
-from penstock.errors import OrderViolation, Unreachable, VbucketsNotServed
-from penstock.wire.constants import Opcode, Status
-from penstock.wire.dcp import StreamReq
-from penstock.wire.layout import decode
-from penstock.wire.schema import Change
-from tests.client.peer import Process, Script, free_ports, in_loop
-from tests.client.producer import accept, marker, mutations, noop, refuse
-
-# Decisions
+from penstock.errors import OrderViolation, RemoteProtocolError, Unreachable
 
 
 class Clock:
@@ -70,6 +58,42 @@ def test_a_vbucket_that_is_sent_from_node_to_node_gets_no_more_time(clock):
     assert clock.now == pytest.approx(130)
 
 
+def test_a_node_that_is_well_is_no_outage(clock):
+    outages = outages_of(clock)
+    assert not outages
+    assert outages.next_due({1}) is None
+    assert outages.due(()) == set()
+    outages.failed("a", {1}, OSError("refused"))
+    assert outages.next_due({2}) is None
+    assert outages.next_due({1, 2}) == pytest.approx(100.05)
+    clock.now = 100.05
+    assert outages.due({1}) == {1}
+
+
+def test_the_first_attempt_for_any_of_them_counts(clock):
+    outages = outages_of(clock)
+    outages.failed("a", {1}, OSError("refused"))
+    outages.failed("a", {1}, OSError("refused"))
+    outages.failed("b", {2}, OSError("refused"))
+    assert outages.next_due({1, 2}) == pytest.approx(100.05)
+    assert outages.next_due({1}) == pytest.approx(100.1)
+
+
+def test_every_node_is_away_until_something_comes(clock):
+    outages = outages_of(clock, 10)
+    outages.failed(EVERY_NODE, {1}, OSError("refused"))
+    clock.now += 9
+    outages.settle({1})
+    clock.now += 1
+    with pytest.raises(Unreachable, match="for 10 s"):
+        outages.failed(EVERY_NODE, {1}, OSError("refused"))
+
+
+def test_a_failure_that_no_attempt_mends_is_raised(clock):
+    with pytest.raises(RemoteProtocolError, match="garbage"):
+        outages_of(clock).failed("a", {1}, RemoteProtocolError("garbage"))
+
+
 def test_what_is_well_again_has_all_of_its_time(clock):
     outages = outages_of(clock)
     outages.failed("a", {1, 2}, OSError("refused"))
@@ -99,244 +123,3 @@ def test_nodes_that_may_be_away_for_ever_and_all_of_them_that_may_not(clock):
     fail(outages, clock, repeat("a"), {1, 2})
     assert clock.now > 1000
     assert fail_until_it_is_enough(outages, clock, EVERY_NODE, {1, 2}) == pytest.approx(30)
-
-
-# Real nodes
-
-VBUCKETS, NODES = 8, 3
-
-
-class Cluster:
-    """Nodes in processes of their own, with their data on disk."""
-
-    def __init__(self, path):
-        ports = free_ports(NODES)
-
-        def start(number):
-            return Process(ports[number], VBUCKETS, nodes=ports, this_node=number, data_dir=str(path / str(number)))
-
-        with ThreadPoolExecutor(NODES) as threads:
-            self.nodes = [*threads.map(start, range(NODES))]
-        self._numbers = count()
-
-    def url(self, *numbers, **options):
-        hosts = ",".join(f"127.0.0.1:{self.nodes[number].port}" for number in numbers)
-        return f"couchbase://{hosts}/beer?" + "&".join(f"{name}={value}" for name, value in options.items())
-
-    async def write(self, bucket, vbuckets, many=40):
-        """Store documents in these vbuckets alone."""
-        keys: list[str] = []
-        while len(keys) < many:
-            key = f"k{next(self._numbers)}"
-            vbucket = vbucket_of(key.encode(), VBUCKETS)
-            if vbucket in vbuckets:
-                keys.append(key)
-        await bucket.upsert_many((key, b"v") for key in keys)
-        return many
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
-    yield cluster
-    for node in cluster.nodes:
-        node.kill()
-
-
-async def take(stream, many):
-    """Return the next so many changes, and nothing more."""
-    rows: list[Change] = []
-    while len(rows) < many:
-        delivery = await stream.next_delivery()
-        rows += delivery.changes
-    assert len(rows) == many
-    return rows
-
-
-def seqnos_of(rows):
-    found: dict[int, list[int]] = {vbucket: [] for vbucket in range(VBUCKETS)}
-    for row in rows:
-        assert row.event == "mutation"
-        found[row.vbucket].append(row.seqno)
-    return found
-
-
-def between(first, last):
-    """Return all seqnos between two views: each key is written once, so that nothing is deduplicated."""
-    return {vbucket: [*range(first[vbucket] + 1, last[vbucket] + 1)] for vbucket in range(VBUCKETS)}
-
-
-@pytest.mark.parametrize("killed", [0, 2], ids=["the one that was named", "another one"])
-@in_loop
-async def test_a_killed_node_holds_up_only_its_own_vbuckets(cluster, killed):
-    async with connect(cluster.url(killed)) as bucket, connect(cluster.url((killed + 1) % 3)) as writer:
-        owners = (await bucket.cluster()).owners
-        away = {vb for vb, owner in enumerate(owners) if owner == killed}
-        others = {*range(VBUCKETS)} - away
-        first = await bucket.high_seqnos()
-        async with await bucket.stream("now") as stream:
-            rows = await take(stream, await cluster.write(writer, {*range(VBUCKETS)}))
-            assert stream.missing == ()
-            await asyncio.to_thread(cluster.nodes[killed].kill)
-            for _ in range(3):
-                rows += await take(stream, await cluster.write(writer, others))
-            assert {*stream.missing} == away
-            await asyncio.to_thread(cluster.nodes[killed].start)
-            rows += await take(stream, await cluster.write(writer, {*range(VBUCKETS)}))
-            rows += await take(stream, await cluster.write(writer, away))
-            assert stream.missing == ()
-        assert seqnos_of(rows) == between(first, await bucket.high_seqnos())
-
-
-@in_loop
-async def test_a_node_that_stays_away_is_reported_with_its_vbuckets(cluster):
-    async with connect(cluster.url(0, 1, retrySeconds=1)) as bucket:
-        owners = (await bucket.cluster()).owners
-        async with await bucket.stream("now") as stream:
-            await take(stream, await cluster.write(bucket, {*range(VBUCKETS)}))
-            await asyncio.to_thread(cluster.nodes[2].kill)
-            with pytest.raises(Unreachable) as caught:
-                await stream.next_delivery()
-    await asyncio.to_thread(cluster.nodes[2].start)
-    assert isinstance(caught.value.__cause__, VbucketsNotServed)
-    assert caught.value.__cause__.vbuckets == tuple(vb for vb, owner in enumerate(owners) if owner == 2)
-    assert f"127.0.0.1:{cluster.nodes[2].port}" in str(caught.value)
-
-
-@in_loop
-async def test_a_read_up_to_now_goes_on_where_a_node_was_killed(cluster):
-    async with connect(cluster.url(0, 1)) as bucket:
-        await cluster.write(bucket, {*range(VBUCKETS)}, 400)
-        async with await bucket.stream(stop="now") as stream:
-            first = await stream.next_delivery()
-            assert first is not None
-            rows = [*first.changes]
-            await asyncio.to_thread(cluster.nodes[2].kill)
-            await asyncio.to_thread(cluster.nodes[2].start)
-            while (delivery := await stream.next_delivery()) is not None:
-                rows += delivery.changes
-        assert seqnos_of(rows) == between(dict.fromkeys(range(VBUCKETS), 0), await bucket.high_seqnos())
-
-
-# Scripts
-
-
-def cluster_of(*scripts):
-    servers = [f"127.0.0.1:{script.port}" for script in scripts]
-    rows = [[number] for number in range(len(scripts))]
-    for script in scripts:
-        script.config = {"vBucketServerMap": {"serverList": servers, "vBucketMap": rows}}
-
-
-def request_in(frame):
-    request = decode(frame)
-    assert isinstance(request, StreamReq)
-    return request
-
-
-def flowing(peer, frame):
-    """Answer as a producer that always has one more change, a sign of life after the other."""
-    if frame.opcode == Opcode.DCP_STREAM_REQ:
-        request = request_in(frame)
-        peer.request, peer.seqno = request, request.start_seqno
-        return accept(request) + noop(7)
-    if frame.opcode == Opcode.DCP_NOOP:
-        peer.seqno += 1
-        first = 0 if peer.seqno == 1 else peer.seqno
-        return marker(peer.request, first, peer.seqno) + mutations(peer.request, peer.seqno) + noop(7)
-    return None
-
-
-async def give(stream, found):
-    async for change in stream.changes():
-        found.append(change)
-
-
-def silent_from(opcode):
-    return lambda peer, frame: b"" if frame.opcode == opcode else None
-
-
-@pytest.mark.parametrize(
-    ("opcode", "options"),
-    [
-        (Opcode.HELLO, {"connectTimeout": 0.3}),
-        (Opcode.DCP_OPEN, {"connectTimeout": 0.3}),
-        (Opcode.DCP_STREAM_REQ, {"operationTimeout": 0.3}),
-    ],
-    ids=lambda value: getattr(value, "name", ""),
-)
-@in_loop
-async def test_a_node_that_falls_silent_holds_up_nobody_else(opcode, options):
-    """However often it is tried: the other one has something new all the time."""
-    async with Script(flowing) as one, Script(silent_from(opcode)) as two:
-        cluster_of(one, two)
-        async with connect(one.url(retrySeconds=1.5, **options)) as bucket, await bucket.stream() as stream:
-            found: list[Change] = []
-            with pytest.raises(Unreachable, match=r"vbucket 1 .*127.0.0.1"):
-                await give(stream, found)
-            assert stream.missing == (1,)
-            assert len(found) > 100
-            assert {change.vbucket for change in found} == {0}
-            assert [change.seqno for change in found] == [*range(1, len(found) + 1)]
-    assert 2 < len(two.peers) < 30
-
-
-@in_loop
-async def test_a_node_that_always_hangs_up_is_no_busy_loop_though_the_other_one_flows():
-    def hang_up(peer, frame):
-        if frame.opcode != Opcode.DCP_STREAM_REQ:
-            return None
-        peer.transport.close()
-        return b""
-
-    async with Script(flowing) as one, Script(hang_up) as two:
-        cluster_of(one, two)
-        async with connect(one.url(retrySeconds=1)) as bucket, await bucket.stream() as stream:
-            with pytest.raises(Unreachable, match=r"vbucket 1 \(1 of 2\) is not served by .*the node closed it"):
-                [change async for change in stream.changes()]
-    assert len(two.peers) < 15
-
-
-@in_loop
-async def test_a_vbucket_that_is_refused_is_asked_for_again_on_the_same_connection():
-    asked = []
-
-    def serve(peer, frame):
-        if frame.opcode != Opcode.DCP_STREAM_REQ:
-            return None
-        request = request_in(frame)
-        asked.append((script.peers.index(peer), request.vbucket))
-        if request.vbucket == 1 and len(asked) < 5:
-            return refuse(request, Status.ETMPFAIL)
-        return accept(request) + marker(request, 0, 1) + mutations(request, 1)
-
-    async with Script(serve) as script, connect(script.url()) as bucket, await bucket.stream() as stream:
-        found = stream.changes()
-        assert [(await anext(found)).vbucket for _ in range(2)] == [0, 1]
-        assert stream.missing == ()
-    ((number, _), *_) = asked
-    assert asked == [(number, vb) for vb in (0, 1, 1, 1, 1)]
-
-
-@in_loop
-async def test_a_follower_that_may_skip_waits_for_ever():
-    """The limit has passed many times when the vbucket is served at last."""
-    asked = []
-
-    def serve(peer, frame):
-        if frame.opcode != Opcode.DCP_STREAM_REQ or request_in(frame).vbucket == 0:
-            return flowing(peer, frame)
-        request = request_in(frame)
-        asked.append(request)
-        if len(asked) < 6:
-            return refuse(request, Status.NOT_MY_VBUCKET)
-        return accept(request) + marker(request, 0, 1) + mutations(request, 1)
-
-    async with Script(serve) as script:
-        url = script.url(retrySeconds=0.05, missingVbuckets="skip")
-        async with connect(url) as bucket, await bucket.stream() as stream:
-            async for change in stream.changes():
-                if change.vbucket == 1:
-                    break
-                assert stream.missing in ((), (1,))
-    assert len(asked) == 6

@@ -156,6 +156,21 @@ def test_a_bucket_that_is_not_there_is_waited_for_if_it_has_served(clock, served
             retry.next_delay(NoBucket("none"), ADDRESS)
 
 
+def test_what_has_lasted_has_all_of_its_time_again_but_its_violations_count(clock):
+    retry = Retry(30.0, clock)
+    violation = OrderViolation("seqno 3 after 4", vbucket=1)
+    retry.next_delay(violation, ADDRESS)
+    clock.now += 29
+    retry.lasted()
+    assert retry.next_delay(violation, ADDRESS) == pytest.approx(0.05)
+    clock.now += 29
+    retry.lasted()
+    with pytest.raises(OrderViolation):
+        retry.next_delay(violation, ADDRESS)
+    retry.succeeded()
+    assert fail_for_good(retry, clock) == pytest.approx(30.0)
+
+
 class SkippingLoop(asyncio.SelectorEventLoop):
     """A loop whose clock can be moved on."""
 
@@ -167,7 +182,7 @@ class SkippingLoop(asyncio.SelectorEventLoop):
 
 def attempts(*outcomes):
     """Return an attempt that has these outcomes in turn, and the list of those it has had."""
-    had = []
+    had: list[object] = []
 
     async def attempt():
         had.append(outcomes[len(had)])

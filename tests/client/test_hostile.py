@@ -1,0 +1,229 @@
+"""Servers whose frames are cut, changed, delayed, repeated, reordered or too long: a client ends with its own errors.
+
+Each example is one conversation over real sockets: a bucket is entered, documents and statistics are asked for, and
+its changes are read in one of the dialects. Whatever comes, the client ends in bounded time, with an answer or with an
+Error, and without a task, a connection or more memory left than what it may hold.
+"""
+
+import asyncio
+import tracemalloc
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from penstock import connect
+from penstock.errors import Error
+from penstock.wire.constants import Dialect, Feature, Opcode, UprOpcode
+from penstock.wire.dcp import StreamReq
+from penstock.wire.kv import pack_features, pack_vb_seqnos
+from penstock.wire.layout import decode
+from penstock.wire.upr import UprStreamReq
+from tests.client.peer import Script, reply, stats_reply
+from tests.client.producer import LOG, accept, end, marker, mutations, noop
+from tests.client.test_tap_feed import begin, close
+from tests.client.test_tap_feed import mutations as tap_mutations
+from tests.client.test_tap_peers import UPR
+
+SECONDS = 15.0
+"""For one conversation on a busy machine; its own limits are a twentieth of that."""
+
+LIMITS = {"connectTimeout": 0.3, "operationTimeout": 0.3, "retrySeconds": 0.3, "noopInterval": 1}
+MOST_BYTES = 64 << 20
+MANY = 40
+
+# A good node, for a few calls
+
+
+def dcp(peer, frame):
+    if frame.opcode != Opcode.DCP_STREAM_REQ:
+        return None
+    request = decode(frame)
+    assert isinstance(request, StreamReq)
+    first = request.start_seqno
+    data = accept(request) + noop(7)
+    if first < MANY:
+        data += marker(request, first, MANY) + mutations(request, *range(first + 1, MANY + 1))
+    return data + end(request)
+
+
+def upr(peer, frame):
+    if frame.opcode == UprOpcode.UPR_GET_FAILOVER_LOG:
+        return UPR.log(decode(frame, Dialect.UPR), LOG)
+    if frame.opcode == UprOpcode.UPR_STREAM_REQ:
+        request = decode(frame, Dialect.UPR)
+        assert isinstance(request, UprStreamReq)
+        seqnos = range(request.start_seqno + 1, MANY + 1)
+        return UPR.accept(request) + UPR.snapshot(request, *seqnos) + UPR.end(request)
+    return None
+
+
+def tap(peer, frame):
+    if frame.opcode != Opcode.TAP_CONNECT:
+        return b"" if Opcode.TAP_MUTATION <= frame.opcode <= Opcode.TAP_CHECKPOINT_END else None
+    asyncio.get_running_loop().call_later(0.05, peer.transport.close)
+    return b"".join(begin(vb) + tap_mutations(vb, MANY) + close(vb) for vb in range(2))
+
+
+PRODUCERS = {"dcp": dcp, "upr": upr, "tap": tap}
+
+
+def statistics(frame):
+    """Return what a node says that has the documents which the streams have."""
+    if frame.key == b"vbucket-details":
+        named = {f"vb_{vb}:num_items": MANY for vb in range(2)}
+        return stats_reply(frame, {f"vb_{vb}": "active" for vb in range(2)} | named)
+    if frame.key == b"vbucket-seqno":
+        names = ("high_seqno", "purge_seqno", "uuid")
+        return stats_reply(frame, {f"vb_{vb}:{name}": MANY for vb in range(2) for name in names})
+    return None
+
+
+def good(protocol):
+    def answer(peer, frame):
+        if frame.opcode == Opcode.HELLO:
+            return reply(frame, value=pack_features([Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON]))
+        if frame.opcode == Opcode.GET_ALL_VB_SEQNOS:
+            return reply(frame, value=pack_vb_seqnos((vb, MANY) for vb in range(2)))
+        found = statistics(frame) if frame.opcode == Opcode.STAT else None
+        return PRODUCERS[protocol](peer, frame) if found is None else found
+
+    return answer
+
+
+# What is done to an answer
+
+CHANGES = ["cut", "flip", "grow", "repeat", "insert", "late", "swap", "none", "hang up", "huge body", "endless"]
+
+
+@dataclass
+class Hostility:
+    """Changes some of the answers of a script. plan: by the number of the answer, what is done, where, and a byte."""
+
+    plan: dict[int, tuple[str, int, int]]
+    script: Script = field(init=False)
+    count: int = 0
+    held: bytes = b""
+
+    def answer(self, peer, frame, answer):
+        data = self.script.set_up(frame) if answer is None else answer
+        if not data:
+            return b""
+        change, place, byte = self.plan.get(self.count, ("", 0, 0))
+        self.count += 1
+        if change != "swap":
+            data, self.held = data + self.held, b""
+        return self.changed(peer, change, bytearray(data), place, byte)
+
+    def changed(self, peer, change, data, place, byte):
+        at = place % len(data)
+        match change:
+            case "cut":
+                return bytes(data[:at])
+            case "flip":
+                data[at] ^= byte or 1
+            case "grow":
+                data[at:at] = bytes([byte]) * (place * 7 % 500 + 1)
+            case "repeat":
+                data *= 2 + byte % 3
+            case "insert":
+                data[at:at] = bytes([byte, 0xFF, byte]) * 9
+            case "late":
+                asyncio.get_running_loop().call_later(byte / 500, write, peer, bytes(data))
+                return b""
+            case "swap":
+                self.held = bytes(data)
+                return b""
+            case "none":
+                return b""
+            case "hang up":
+                write(peer, bytes(data[:at]))
+                peer.transport.close()
+                return b""
+            case "huge body":
+                data[8:12] = b"\x7f\xff\xff\xff"
+            case "endless":
+                data = bytes(data) * (2000 // (len(data) // 100 + 1))
+        return bytes(data)
+
+
+def write(peer, data):
+    if not peer.transport.is_closing():
+        peer.transport.write(data)
+
+
+async def talk(protocol, plan):
+    """Return how many changes came, and the error that ended the conversation."""
+    hostility = Hostility(plan)
+    producer = good(protocol)
+    count = 0
+    async with Script(lambda peer, frame: hostility.answer(peer, frame, producer(peer, frame))) as script:
+        hostility.script = script
+        try:
+            async with connect(script.url(protocol=protocol, **LIMITS)) as bucket:
+                await bucket.get("k")
+                await bucket.upsert("k", b"v")
+                await bucket.stats()
+                async with await bucket.stream(stop="now") as stream:
+                    async for batch in stream:
+                        count += batch.num_rows
+                        assert stream.queued_bytes < MOST_BYTES
+                        if count > 100 * MANY:
+                            break
+        except (Error, OSError) as error:
+            return count, error
+    return count, None
+
+
+def converse(protocol, plan):
+    async def bounded():
+        async with asyncio.timeout(SECONDS):
+            found = await talk(protocol, plan)
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return found
+
+    return asyncio.run(bounded())
+
+
+@pytest.mark.parametrize("protocol", PRODUCERS)
+def test_a_good_one_gives_everything(protocol):
+    assert converse(protocol, {}) == (2 * MANY, None)
+
+
+plans = st.dictionaries(
+    st.integers(0, 30),
+    st.tuples(st.sampled_from(CHANGES), st.integers(0, 4000), st.integers(0, 255)),
+    min_size=1,
+    max_size=4,
+)
+quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=1_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.mark.parametrize("protocol", PRODUCERS)
+@given(plan=plans)
+@example(plan={0: ("huge body", 0, 0)})
+@example(plan={7: ("endless", 0, 0)})
+@quick
+def test_a_hostile_one_ends_in_an_error_or_an_answer(protocol, plan):
+    converse(protocol, plan)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("protocol", PRODUCERS)
+@given(plan=plans)
+@thorough
+def test_many_hostile_ones(protocol, plan):
+    converse(protocol, plan)
+
+
+def test_a_body_that_is_announced_costs_nothing_before_it_comes():
+    """A frame of 2 GiB is refused by its header."""
+    tracemalloc.start()
+    try:
+        converse("dcp", {4: ("huge body", 0, 0)})
+        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
+    finally:
+        tracemalloc.stop()
