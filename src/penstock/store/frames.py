@@ -1,6 +1,7 @@
 """Frames of the log, chosen but not yet copied: handed out in chunks, with the opaque of the stream they go to.
 
-Two forms do the same: FewFrames one by one, for a stream that is up to date; ManyFrames in columns, for a backfill.
+Three forms do the same: FewFrames one by one, for a stream that is up to date; ManyFrames in columns, for a backfill;
+AdjacentFrames for a backfill of a vbucket from which nothing is left out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.store.segment import Column, Lengths, gather_ascending
 
-__all__ = ["NO_FRAMES", "OFFSET_BITS", "Chunk", "FewFrames", "ManyFrames"]
+__all__ = ["NO_FRAMES", "OFFSET_BITS", "AdjacentFrames", "Chunk", "FewFrames", "ManyFrames"]
 
 OFFSET_BITS = 32
 _OFFSET = (1 << OFFSET_BITS) - 1
@@ -68,39 +69,76 @@ class FewFrames:
         return Chunk(data, begins)
 
 
-class ManyFrames:
-    """Frames as columns. where: the number of the buffer above OFFSET_BITS, the offset in it below; buffers in order,
-    and ascending in each."""
+class _Columns:
+    """Frames of which the lengths are known in a column. A form of it knows where their bytes lie."""
 
-    __slots__ = ("_at", "_buffers", "_ends", "_lengths", "_where")
+    __slots__ = ("_at", "_ends", "_lengths")
 
-    def __init__(self, buffers: Sequence[memoryview], where: Column, lengths: Lengths) -> None:
-        self._buffers = buffers
-        self._where = where
+    def __init__(self, lengths: Lengths) -> None:
         self._lengths = lengths
         self._ends = np.cumsum(lengths, dtype=np.int64)
         self._at = 0
 
     @property
     def remaining(self) -> int:
-        return len(self._where) - self._at
+        return len(self._ends) - self._at
 
     def read(self, opaque: int, max_bytes: int, window: int, max_frames: int) -> Chunk:
         """As Snapshot.read, with a window and a number of frames of at least 1."""
-        start = self._at
-        if start == len(self._ends):
+        start, count = self._at, len(self._ends)
+        if start == count:
             return NO_FRAMES
         base = int(self._ends[start - 1]) if start else 0
         max_bytes = min(max_bytes, _LARGEST_CHUNK)
-        fitting = int(self._ends.searchsorted(base + max_bytes, "right"))
-        allowed = int(self._ends.searchsorted(base + window, "left")) + 1
-        self._at = stop = max(start + 1, min(fitting, allowed, start + max_frames))
+        stop = start + max_frames
+        if stop >= count and int(self._ends[-1]) - base <= min(max_bytes, window):
+            stop = count
+        else:
+            fitting = int(self._ends.searchsorted(base + max_bytes, "right"))
+            allowed = int(self._ends.searchsorted(base + window, "left")) + 1
+            stop = max(start + 1, min(fitting, allowed, stop))
+        self._at = stop
         data = bytearray().join(self._pieces(start, stop))
         begins = self._ends[start:stop] - self._lengths[start:stop]
-        begins -= base
+        if base:
+            begins -= base
         opaques = np.ndarray((len(data) - _OPAQUE_AT - 3,), ">u4", data, _OPAQUE_AT, (1,))  # one a byte, overlapping
         opaques[begins] = opaque
         return Chunk(data, begins)
+
+    def _pieces(self, start: int, stop: int) -> list[memoryview]:
+        raise NotImplementedError
+
+
+class AdjacentFrames(_Columns):
+    """Frames that lie next to each other. parts: buffers, each from the first of its frames to the last, in order."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[memoryview], lengths: Lengths) -> None:
+        super().__init__(lengths)
+        self._parts = parts
+
+    def _pieces(self, start: int, stop: int) -> list[memoryview]:
+        begin, end = int(self._ends[start - 1]) if start else 0, int(self._ends[stop - 1])
+        found = []
+        for part in self._parts:
+            if begin < len(part) and end > 0:
+                found.append(part[max(begin, 0) : end])
+            begin, end = begin - len(part), end - len(part)
+        return found
+
+
+class ManyFrames(_Columns):
+    """Frames as columns. where: the number of the buffer above OFFSET_BITS, the offset in it below; buffers in order,
+    and ascending in each."""
+
+    __slots__ = ("_buffers", "_where")
+
+    def __init__(self, buffers: Sequence[memoryview], where: Column, lengths: Lengths) -> None:
+        super().__init__(lengths)
+        self._buffers = buffers
+        self._where = where
 
     def _pieces(self, start: int, stop: int) -> list[memoryview]:
         """Return the bytes of the rows: runs of frames that lie next to each other, or frames picked all at once."""

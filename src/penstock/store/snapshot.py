@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.store.frames import NO_FRAMES, OFFSET_BITS, Chunk, FewFrames, ManyFrames
+from penstock.store.frames import NO_FRAMES, OFFSET_BITS, AdjacentFrames, Chunk, FewFrames, ManyFrames
 from penstock.store.index import RowIndex
 from penstock.store.segment import Column, Segment
 from penstock.wire.constants import SnapshotFlag
@@ -46,16 +46,17 @@ class Snapshot:
     A snapshot with start_seqno == end_seqno is empty.
     """
 
-    __slots__ = ("__weakref__", "_frames", "_parts", "_tail", "end_seqno", "flags", "start_seqno")
+    __slots__ = ("__weakref__", "_frames", "_has_copies", "_parts", "_tail", "end_seqno", "flags", "start_seqno")
 
     def __init__(self, index: RowIndex, start_seqno: int, end_seqno: int, few: int = FEW) -> None:
         self.start_seqno = start_seqno
         self.end_seqno = end_seqno
         origin = SnapshotFlag.DISK if start_seqno < index.backfill_end else SnapshotFlag.MEMORY
         self.flags = origin | SnapshotFlag.CHECKPOINT
-        self._frames: FewFrames | ManyFrames
+        self._frames: FewFrames | ManyFrames | AdjacentFrames
         self._tail: ManyFrames | None = None
         self._parts: list[_Part] = []  # those to come, last one first
+        self._has_copies = False
         if end_seqno - start_seqno <= few:
             self._frames = _look_up(index, start_seqno, end_seqno)
             return
@@ -75,6 +76,7 @@ class Snapshot:
     def hold(self) -> None:
         """Take a copy of what has superseded the rows to come."""
         self._parts = [part._replace(superseded=part.superseded.copy()) for part in self._parts]
+        self._has_copies = True
 
     @property
     def remaining(self) -> int:
@@ -109,8 +111,12 @@ class Snapshot:
             return False
         return True
 
-    def _choose(self) -> ManyFrames:
+    def _choose(self) -> FewFrames | ManyFrames | AdjacentFrames:
         """Choose among the rows of the next segments."""
+        if not self._has_copies and (adjacent := self._take_whole()):
+            return _join(adjacent)
+        if not self._parts:  # there were only parts without a row
+            return _NOTHING
         parts: list[_Part] = []
         total = 0
         while self._parts and total < _BATCH_ROWS:
@@ -128,6 +134,29 @@ class Snapshot:
             live = (superseded == 0) | (superseded > self.end_seqno)
             where, lengths = where[live], lengths[live]
         return ManyFrames([part.segment.buffer for part in parts], where, lengths)
+
+    def _take_whole(self) -> list[_Part]:
+        """Return the next parts as far as every frame in them counts, and lies behind the one before."""
+        parts: list[_Part] = []
+        total = 0
+        while self._parts and total < _BATCH_ROWS:
+            segment, _, start, end = self._parts[-1]
+            if segment.dead or not segment.clustered:
+                break
+            part = self._parts.pop()
+            if start < end:
+                parts.append(part)
+                total += end - start
+        return parts
+
+
+def _join(parts: list[_Part]) -> AdjacentFrames:
+    spans, lengths = [], []
+    for segment, _, start, end in parts:
+        begin, stop = segment.offsets_at[start], segment.offsets_at[end - 1] + segment.lengths_at[end - 1]
+        spans.append(segment.buffer[begin:stop])
+        lengths.append(segment.lengths[start:end])
+    return AdjacentFrames(spans, lengths[0] if len(lengths) == 1 else np.concatenate(lengths))
 
 
 def _look_up(index: RowIndex, start_seqno: int, end_seqno: int) -> FewFrames:
