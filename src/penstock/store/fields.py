@@ -19,6 +19,7 @@ __all__ = [
     "expiries",
     "field",
     "is_mutation",
+    "key_fingerprints",
     "keys",
     "rev_seqnos",
     "vbuckets_of",
@@ -26,6 +27,9 @@ __all__ = [
 
 _MUTATION = int(Opcode.DCP_MUTATION)
 _MUTATION_EXTRAS = head_dtype(Mutation).itemsize - HEADER_BYTES
+_WORD = (0, "<u8")
+_WORD_BYTES = 8
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # odd, with bits everywhere
 _LEB_BITS, _LEB_BYTES = 0x7F, 5  # of an id in front of a key
 _LARGEST_COLLECTION = 2**32 - 1
 
@@ -97,6 +101,22 @@ def keys(buffer: memoryview, offsets: Column | Lengths) -> list[bytes]:
     lengths = field(buffer, offsets, _KEY_LENGTH).astype(np.uint32)
     found: list[bytes] = values_of(buffer, begins, lengths).take(np.arange(0, 2 * len(begins), 2)).to_pylist()
     return found
+
+
+def key_fingerprints(buffer: memoryview, offsets: Column | Lengths) -> npt.NDArray[np.uint64]:
+    """Return a number for the key of each frame, made of its length and the bytes at its ends and in its middle.
+
+    The same key has the same number everywhere; two keys seldom have.
+    """
+    begins = _key_begins(buffer, offsets)
+    lengths = field(buffer, offsets, _KEY_LENGTH).astype(np.int64)
+    last = begins + lengths - _WORD_BYTES  # of a shorter key it begins in the header
+    surplus = np.maximum(_WORD_BYTES - lengths, 0).astype(np.uint64)
+    found = field(buffer, last, _WORD).astype(np.uint64) >> (np.uint64(8) * surplus)
+    for at, least in ((begins, _WORD_BYTES), (last - (lengths >> 1) + _WORD_BYTES // 2, 2 * _WORD_BYTES)):
+        word = field(buffer, np.where(lengths >= least, at, last), _WORD).astype(np.uint64)
+        found = found * _MIX + np.where(lengths >= least, word, np.uint64(0))
+    return found * _MIX + lengths.astype(np.uint64)
 
 
 def collection_ids(buffer: memoryview, offsets: Column | Lengths) -> Column:

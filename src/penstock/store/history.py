@@ -13,11 +13,12 @@ import numpy as np
 
 from penstock.store.clock import HybridClock
 from penstock.store.failover import FailoverEntry, FailoverLog, create_entry, prune, sanitised
-from penstock.store.fields import is_mutation, keys
+from penstock.store.fields import is_mutation
 from penstock.store.index import RowIndex
+from penstock.store.key_search import UnloadedKeys
 from penstock.store.ledger import Ledger
 from penstock.store.log import Log
-from penstock.store.segment import Column, Segment
+from penstock.store.segment import Segment
 from penstock.store.snapshot import Snapshot
 from penstock.wire.constants import Opcode, VbucketState
 from penstock.wire.dcp import DELETION_HEAD
@@ -36,7 +37,6 @@ __all__ = [
 ]
 
 _MUTATION = int(Opcode.DCP_MUTATION)
-_LOADED_AT_ONCE = 8192
 _KEY_BYTES = 64 + 32  # of a key of 16 to 31 bytes
 
 Newest = tuple[Segment | RowIndex, int, tuple[int, ...]]
@@ -44,42 +44,6 @@ Newest = tuple[Segment | RowIndex, int, tuple[int, ...]]
 
 OPCODE, KEY_LENGTH, EXTRAS_LENGTH, DATATYPE, BODY, CAS, REV_SEQNO = 1, 2, 3, 4, 6, 8, 10
 """Places in a head."""
-
-
-class UnloadedKeys(dict[bytes, int]):
-    """In the place of a vbucket's keys until they have been read from its frames: loads them when it is asked."""
-
-    def __init__(self, history: History) -> None:
-        super().__init__()
-        self._history = history
-        self._found: dict[bytes, int] = {}
-        self._parts = history.index.live()
-        self._pending: list[tuple[memoryview, Column, Column]] = []
-
-    def get(self, key: bytes, default: Any = None) -> Any:
-        return self.load().get(key, default)
-
-    def __setitem__(self, key: bytes, seqno: int) -> None:
-        self.load()[key] = seqno
-
-    def load(self) -> dict[bytes, int]:
-        while self.load_some():
-            pass
-        return self._found
-
-    def load_some(self) -> int:
-        """Read some thousand keys. Returns how many rows that took; 0 when all are there, and in the vbucket."""
-        if not self._pending:
-            self._pending = [_part for _part in [next(self._parts, None)] if _part is not None]
-        if not self._pending:
-            self._history.take_keys(self._found)
-            return 0
-        buffer, offsets, seqnos = self._pending.pop()
-        head = min(len(offsets), _LOADED_AT_ONCE)
-        self._found.update(zip(keys(buffer, offsets[:head]), seqnos[:head].tolist(), strict=True))
-        if head < len(offsets):
-            self._pending.append((buffer, offsets[head:], seqnos[head:]))
-        return head + 1
 
 
 class History:
@@ -274,7 +238,7 @@ class History:
 
     def load_keys(self) -> None:
         """Read from the frames which keys there are, and where. Takes time in proportion to the vbucket."""
-        UnloadedKeys(self).load()
+        UnloadedKeys(self.index, self.take_keys).load()
         if self._ledger is None:
             self.items = sum(int(np.count_nonzero(is_mutation(buffer, at))) for buffer, at, _ in self.index.live())
         else:
@@ -310,7 +274,7 @@ class History:
             self._whole_seqno = None
         self.items = items
         self._clock.see(max_cas)
-        self._newest = UnloadedKeys(self)
+        self._newest = UnloadedKeys(self.index, self.take_keys)
         if self._ledger is not None and self._ledger.seqno > self.high_seqno:  # the event was lost, the note was not
             self._ledger.uid = None
 
@@ -396,7 +360,7 @@ class History:
             self.catch_up(self.id)
         log = self._log
         if log.end + nbytes > log.limit:
-            log.make_room(nbytes, frees=frees and key in self.loaded_keys())
+            log.make_room(nbytes, frees=frees and self._newest.get(key) is not None)
         seqno = self._newest.get(key)
         if seqno is None or (found := self.index.find(seqno)) is None:
             return None

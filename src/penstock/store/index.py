@@ -141,6 +141,12 @@ class RowIndex:
         return segment.seqnos_at[bisect_right(segment.seqnos_at, seqno, start, end) - 1]
 
     @property
+    def row_count(self) -> int:
+        """How many rows there are, superseded ones included."""
+        vbucket = self.vbucket
+        return len(self.seqnos_at) + sum(segment.ends[vbucket] - segment.starts[vbucket] for segment in self.segments)
+
+    @property
     def last_seqno(self) -> int:
         """The highest seqno of a row, 0 if there is none."""
         if self.seqnos_at:

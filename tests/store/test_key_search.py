@@ -1,0 +1,110 @@
+"""Vbuckets with so many keys that a look-up does not wait until all are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.store.bucket import Bucket
+from penstock.store.fields import key_fingerprints
+from penstock.store.key_search import UnloadedKeys
+from penstock.wire.frame import HEADER
+from tests.store.failing import Place, directory_in_memory
+
+KEYS = 60_000
+SEGMENT = 1 << 20
+
+
+def name(number: int) -> bytes:
+    return b"\0key-%06d" % number
+
+
+@pytest.fixture
+def opened() -> Iterator[tuple[Place, Bucket]]:
+    """A bucket of one vbucket that was opened with its documents, some of them deleted or changed."""
+    with directory_in_memory() as path:
+        place = Place(path / "beer")
+        bucket = place(vbuckets=1, segment_bytes=SEGMENT)
+        vbucket = bucket.vbuckets[0]
+        for number in range(KEYS):
+            vbucket.set(name(number), b"%d" % number)
+        for number in range(0, KEYS, 1000):
+            vbucket.set(name(number), b"again")
+        vbucket.delete(name(7))
+        bucket.close()
+        bucket = place(vbuckets=1, segment_bytes=SEGMENT)
+        yield place, bucket
+        bucket.close()
+
+
+def is_loading(bucket: Bucket) -> bool:
+    return isinstance(bucket.vbuckets[0]._newest, UnloadedKeys)
+
+
+def value(bucket: Bucket, number: int) -> bytes | None:
+    item = bucket.vbuckets[0].get(name(number))
+    return None if item is None else item.value
+
+
+def test_documents_are_found_before_all_keys_are_loaded(opened: tuple[Place, Bucket]) -> None:
+    _, bucket = opened
+    assert value(bucket, KEYS - 1) == b"%d" % (KEYS - 1)
+    assert is_loading(bucket)
+
+
+def test_every_key_is_found_while_more_and_more_are_loaded(opened: tuple[Place, Bucket]) -> None:
+    _, bucket = opened
+    for number in (KEYS - 1, 3, 7, 1000, KEYS, 5000, KEYS - 2, 19_000, 0):
+        expected = b"again" if number % 1000 == 0 and number < KEYS else b"%d" % number
+        assert value(bucket, number) == (None if number in (7, KEYS) else expected)
+
+
+def test_what_is_written_meanwhile_counts(opened: tuple[Place, Bucket]) -> None:
+    place, bucket = opened
+    vbucket = bucket.vbuckets[0]
+    for number, text in ((KEYS - 1, b"new"), (KEYS, b"more"), (2, b"newer")):
+        vbucket.set(name(number), text)
+    vbucket.delete(name(KEYS - 3))
+    assert is_loading(bucket)
+    while bucket.load_keys():
+        pass
+    assert not is_loading(bucket)
+    assert [value(bucket, n) for n in (KEYS - 1, KEYS, 2, KEYS - 3)] == [b"new", b"more", b"newer", None]
+    assert vbucket.items == KEYS - 1
+    assert vbucket.key_count == KEYS + 1
+    bucket.close()
+    again = place(vbuckets=1, segment_bytes=SEGMENT)
+    assert [value(again, n) for n in (KEYS - 1, KEYS, 2, KEYS - 3)] == [b"new", b"more", b"newer", None]
+    again.close()
+
+
+def test_keys_that_look_alike_are_told_apart() -> None:
+    with directory_in_memory() as path:
+        place = Place(path / "beer")
+        bucket = place(vbuckets=1, segment_bytes=SEGMENT)
+        keys = [b"\0customer-%s-%06d-%s-profile" % (b"x" * 20, number, b"y" * 30) for number in range(KEYS)]
+        for number, key in enumerate(keys):
+            bucket.vbuckets[0].set(key, b"%d" % number)
+        bucket.close()
+        bucket = place(vbuckets=1, segment_bytes=SEGMENT)
+        item = bucket.vbuckets[0].get(keys[-1])
+        assert item is not None
+        assert item.value == b"%d" % (KEYS - 1)
+        bucket.close()
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40), st.binary(max_size=20))
+def test_a_fingerprint_is_of_the_key_alone(key: bytes, other: bytes, value: bytes) -> None:
+    def frame(key: bytes, extras: bytes, value: bytes) -> bytes:
+        body = len(extras) + len(key) + len(value)
+        return HEADER.pack(0x80, 0x57, len(key), len(extras), 0, 0, body, 7, 9) + extras + key + value
+
+    frames = [frame(key, bytes(31), value), frame(other, b"\xff" * 18, b""), frame(key, b"\xff" * 31, b"")]
+    begins = np.cumsum([0, *map(len, frames[:-1])])
+    first, second, third = key_fingerprints(memoryview(b"".join(frames)), begins).tolist()
+    assert first == third
+    assert (first == second) == (key == other) or len(key) > 24
