@@ -38,6 +38,7 @@ __all__ = ["Producer"]
 
 _VISIT_BYTES = 8 * 1024  # what it costs to look at a stream, in bytes sent
 _SIFT_BYTES = 128 * 1024  # what it costs to look at changes of which none is sent, in bytes sent
+_TURN_SECONDS = 0.008
 _NO_WINDOW = 2**62
 
 MAX_STREAMS = 65536
@@ -189,10 +190,12 @@ class Producer(ChangeProducer):
     def _turn(self) -> None:
         self._turn_asked = False
         self.turns += 1
-        share = TURN_BYTES
+        share, deadline = TURN_BYTES, self._loop.time() + _TURN_SECONDS
         while self.ready and share > 0 and self.room > 0 and not self.connection.paused:
             stream, _ = self.ready.popitem(last=False)
             share -= self._visit(stream) + _VISIT_BYTES
+            if self._loop.time() >= deadline:  # changes that are looked at one by one take long
+                break
         self.resume()
 
     def _visit(self, stream: ProducerStream) -> int:

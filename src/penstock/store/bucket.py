@@ -33,8 +33,10 @@ __all__ = ["Bucket", "BucketStats"]
 _NANOSECONDS = 10**9
 _ROWS_AT_ONCE = 16 * 1024  # a few milliseconds of work
 _ERASED_AT_ONCE = 8 * 1024  # as many
-_EVENTS_AT_ONCE = 1024  # as many, too
+_EVENTS_AT_ONCE = 256  # a millisecond of work
 _EVENTS_PER_VBUCKET = 8  # that take as long as what is written about a vbucket beside its events
+_EXPIRED_AT_ONCE = 256  # tombstones, about a millisecond of work
+_ROWS_PER_EXPIRED = 32  # that are looked at in the time that a tombstone takes
 _ROWS_PER_CALL = 256  # in the time of which a call of `erase_some` begins and ends
 
 
@@ -278,7 +280,7 @@ class Bucket:
     def spread_manifest(self, events: int = _EVENTS_AT_ONCE) -> bool:
         """Let the next vbuckets that are behind write their events; False: none is behind, or the log takes nothing.
 
-        events: how many, of all vbuckets together, a few milliseconds' worth; at least one vbucket's.
+        events: how many, of all vbuckets together; at least one vbucket's.
         """
         while events > 0 and self._untold:
             number, steps = next(iter(self._untold.items()))
@@ -520,8 +522,11 @@ class Bucket:
             if vbucket.state is VbucketState.ACTIVE:
                 for buffer, offsets, _ in tuple(vbucket.index.live()):
                     times = expiries(buffer, offsets)
-                    for key in keys(buffer, offsets[(times > 0) & (times <= now)]):
-                        vbucket.get(key)
+                    over = offsets[(times > 0) & (times <= now)]
+                    for first in range(0, len(over), _EXPIRED_AT_ONCE):
+                        for key in keys(buffer, over[first : first + _EXPIRED_AT_ONCE]):
+                            vbucket.get(key)
+                        yield len(over[first : first + _EXPIRED_AT_ONCE]) * _ROWS_PER_EXPIRED
                     yield len(offsets)
 
     def close(self) -> None:

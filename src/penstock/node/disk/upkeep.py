@@ -19,6 +19,7 @@ PAGER_SECONDS = 600.0
 """From the end of one round of the expiry pager to the next. Source: kv_engine exp_pager_stime."""
 
 _LOOK_SECONDS = 5.0
+_SPREAD_SECONDS = 0.005  # of events that vbuckets write in one turn
 
 
 class Upkeep:
@@ -110,7 +111,9 @@ class Upkeep:
         if self._spreader is not None:
             self._spreader.cancel()
             self._spreader = None
-        more = self.store.spread_manifest()
+        until = self._loop.time() + _SPREAD_SECONDS
+        while (more := self.store.spread_manifest()) and self._loop.time() < until:
+            pass
         self._look()
         if more:
             self._spreader = self._loop.call_soon(self._take_breath)
