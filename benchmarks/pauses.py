@@ -14,7 +14,7 @@ import multiprocessing
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import NamedTuple
@@ -75,7 +75,7 @@ def ask(pipe: Pipe, port: int) -> None:
     """Ask for one document after the other; send the longest time to an answer whenever the pipe asks for it."""
     request = Get(key=document(0)).encode()
     longest = 0.0
-    with socket.create_connection(("127.0.0.1", port)) as peer:
+    with suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)) as peer:
         peer.settimeout(_PATIENCE)
         pipe.send(None)
         while True:
@@ -125,6 +125,8 @@ def exchange(peer: socket.socket, requests: bytes, replies: int) -> None:
     for _ in range(replies):
         head = HEADER.unpack(reader.read(HEADER_BYTES))
         reader.read(head[6])
+        if head[5]:
+            raise RuntimeError(f"status 0x{head[5]:02x} from the node")
 
 
 def nothing(_: Scene) -> None:
@@ -225,7 +227,7 @@ def cluster_maps(scene: Scene) -> None:
                 exchange(peer, Hello(value=features).encode(), 1)
         for peer in peers:
             peer.sendall(GetClusterConfig().encode())
-        manifest(1, 9)(scene)
+        manifest(2, uid=2)(scene)
         for peer in peers:
             peer.recv(_REPLY_BYTES)
 
@@ -271,28 +273,28 @@ def measure(report: Report, scene: Scene, about: str, work: Callable[[Scene], No
 
 MEMORY: dict[str, Callable[[Scene], None]] = {
     "nothing": nothing,
-    "a collection is made": manifest(1, 1),
-    "1,000 collections are made": manifest(1000, 2),
-    "1,000 collections are dropped": manifest(0, 3),
-    "documents are stored (seals)": store,
+    "a collection is made": manifest(1, uid=1),
     "1,024 DCP streams are opened": stream,
     "vbucket-details and other statistics": statistics,
     "500 clients ask for the cluster map": cluster_maps,
+    "documents are stored (seals)": store,
     "documents expire": expire,
     "all vbuckets are rolled back": roll_back,
     "all documents are flushed": flush,
+    "1,000 collections are made": manifest(1000, uid=3),
+    "1,000 collections are dropped": manifest(0, uid=4),
     "the bucket is deleted": delete_bucket,
 }
 DISK: dict[str, Callable[[Scene], None]] = {
     "first commands after the start": read_all_vbuckets,
-    "a collection is made": manifest(1, 1),
-    "1,000 collections are made": manifest(1000, 2),
-    "1,000 collections are dropped": manifest(0, 3),
+    "a collection is made": manifest(1, uid=1),
+    "1,024 DCP streams are opened": stream,
     "documents are stored (commits)": store,
     "documents are stored, everything is rewritten": compact,
-    "1,024 DCP streams are opened": stream,
     "all vbuckets are rolled back": roll_back,
     "all documents are flushed": flush,
+    "1,000 collections are made": manifest(1000, uid=3),
+    "1,000 collections are dropped": manifest(0, uid=4),
     "the bucket is deleted": delete_bucket,
 }
 
