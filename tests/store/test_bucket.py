@@ -175,3 +175,10 @@ def test_stats() -> None:
     bucket.log.make_room(1 << 20)
     assert bucket.stats()[2:5] == (222 + TOMBSTONE_BYTES + 1, 0, 2)
     assert (bucket.find(0).purge_seqno, bucket.find(0).persisted_seqno) == (0, bucket.find(0).high_seqno)
+
+
+def test_memory_counts_long_keys() -> None:
+    bucket = new_bucket(segment_bytes=1 << 20)
+    for number in range(1000):
+        bucket.find(0).set(b"%0250d" % number, b"")
+    assert 300_000 < bucket.find(0).index_bytes < 400_000

@@ -37,7 +37,8 @@ __all__ = [
 ]
 
 _MUTATION = int(Opcode.DCP_MUTATION)
-_KEY_BYTES = 64 + 32  # of a key of 16 to 31 bytes
+_ALIGNED = 16  # bytes, to which objects are rounded up
+_INT_BYTES = 32
 
 Newest = tuple[Segment | RowIndex, int, tuple[int, ...]]
 """The newest change of a key: its row, and its head up to rev_seqno, where deletions and mutations look the same."""
@@ -154,8 +155,11 @@ class History:
 
     @property
     def index_bytes(self) -> int:
-        """An estimate of what the keys occupy: their dict, and for each an object of bytes and one of its seqno."""
-        return sys.getsizeof(self._newest) + _KEY_BYTES * len(self._newest)
+        """An estimate of what the keys occupy: their dict, and for each an object as long as the first, and an int."""
+        newest = self._newest
+        a_key = sys.getsizeof(next(iter(newest), b""))
+        a_key += -a_key % _ALIGNED
+        return sys.getsizeof(newest) + (a_key + _INT_BYTES) * len(newest)
 
     # States
 
