@@ -16,7 +16,7 @@ from penstock.wire.constants import VbucketState as State
 from penstock.wire.dcp_values import pack_framing
 from penstock.wire.frame import Frame
 from penstock.wire.frame_info import Durability, RequestInfos, pack_request_infos
-from penstock.wire.kv import Delete, Get, Hello, Noop, Set, SetVbucket, pack_features
+from penstock.wire.kv import Append, Delete, Get, Hello, Noop, Set, SetVbucket, pack_features
 from penstock.wire.snappy import deflate, inflate
 from penstock.wire.subdoc import (
     MultiLookup,
@@ -143,6 +143,22 @@ def test_json_is_detected(modern, value, datatype):
     assert (read.value, read.datatype) == (value, datatype)
     assert modern.ask(Set(key=b"k", value=deflate(value), datatype=Datatype.SNAPPY)).specific == S.SUCCESS
     assert modern.meta(b"k").value_datatype == datatype | Datatype.SNAPPY
+
+
+@pytest.mark.parametrize(("opcode", "expected"), [(Opcode.APPEND, BIG + b" "), (Opcode.PREPEND, b" " + BIG)])
+def test_a_large_document_becomes_longer(node, modern, other, opcode, expected):
+    modern.set(b"k", BIG)
+    assert modern.ask(Append(key=b"k", value=b" ").encode(opcode)).specific == S.SUCCESS
+    read = modern.get(b"k")
+    assert (read.value, read.datatype) == (expected, Datatype.JSON)
+    with all_threads_busy(node):
+        modern.send(Append(key=b"k", value=b"7").encode(opcode))
+        wait_for_work(node, other)
+        other.set(b"k", b"1")
+    assert modern.receive().specific == S.SUCCESS
+    assert sorted(other.get(b"k").value) == sorted(b"17")
+    longer = Append(key=b"k", value=b"x" * LARGE, cas=1).encode(opcode)
+    assert modern.ask(longer).specific == S.KEY_EEXISTS
 
 
 # Order

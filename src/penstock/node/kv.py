@@ -12,12 +12,13 @@ from penstock.node.large_values import LARGE, work_apart
 from penstock.node.replies import Handler, reply
 from penstock.node.values import client_datatype, plain_value, shown
 from penstock.store.locks import lock_seconds
+from penstock.store.values import extended
 from penstock.store.vbucket import Item, Stored, Vbucket
 from penstock.wire.constants import MAX_VALUE, Datatype, Magic, Opcode, Status, VbucketState
 from penstock.wire.frame import HEADER, HEADER_BYTES, Frame
 from penstock.wire.json_value import detect_json
 from penstock.wire.kv import Count, GetLocked, GetReply, Set, StoreReply, Touch
-from penstock.wire.snappy import inflated_length
+from penstock.wire.snappy import MAX_INFLATED, inflated_length
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
@@ -195,11 +196,24 @@ def _extending(in_front: bool, *, quiet: bool) -> Handler:
     def extend(connection: NodeConnection, frame: Frame) -> bytes:
         vbucket, key = serving(connection, frame), connection.write_key(frame.key)
         piece = plain_value(frame.datatype, frame.value)
-        stored = vbucket.extend(key, piece, cas=frame.cas, in_front=in_front)
+        made = _extended_apart(connection, vbucket.get(key), piece, in_front)
+        stored = vbucket.extend(key, piece, cas=frame.cas, in_front=in_front, made=made)
         connection.counters.cmd_set += 1
         return changed(connection, vbucket, stored, frame, quiet)
 
     return extend
+
+
+def _extended_apart(
+    connection: NodeConnection, item: Item | None, piece: bytes, in_front: bool
+) -> tuple[bytes, int] | None:
+    """Return what a thread makes of a large document, None for one that is not large. Raises Parked before that."""
+    if item is None or len(item.value) + len(piece) <= LARGE:
+        return None
+    if len(item.value) + len(piece) > MAX_INFLATED:
+        return None  # the store refuses it
+    version = (item.cas, item.seqno)
+    return work_apart(connection, version, partial(extended, item.value, item.datatype, piece, in_front=in_front))
 
 
 def _counting(sign: int, *, quiet: bool) -> Handler:

@@ -217,15 +217,18 @@ class Vbucket(ScopedHistory):
         datatype = item.datatype & ~Datatype.SNAPPY | _JSON
         return Counted(*self._rewrite(key, item._replace(value=value, datatype=datatype)), number)
 
-    def extend(self, key: bytes, more: bytes, *, cas: int = 0, in_front: bool = False) -> Stored:
+    def extend(
+        self, key: bytes, more: bytes, *, cas: int = 0, in_front: bool = False, made: tuple[bytes, int] | None = None
+    ) -> Stored:
         """Put more behind, or in front of, a document's value. cas: what it must have now, 0 for whatever it has.
 
+        made: what `extended` makes of the document that is there, where that is known already.
         Raises NotStored if there is no document, KeyExists if it has another cas, TooBig if its value would be.
         """
         item = self._writable(key, cas)
         if item is None:
             raise NotStored(vbucket=self.id)
-        value, datatype = extended(item.value, item.datatype, more, in_front=in_front)
+        value, datatype = made or extended(item.value, item.datatype, more, in_front=in_front)
         if len(value) > MAX_VALUE:  # a compressed one has been inflated
             raise TooBig(f"value of {len(value)} bytes, limit {MAX_VALUE}", vbucket=self.id)
         return self._rewrite(key, item._replace(value=value, datatype=datatype))
