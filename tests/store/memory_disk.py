@@ -15,6 +15,9 @@ from penstock.store.files import Directory
 __all__ = ["Died", "Disk"]
 
 
+_SECTOR = 32  # bytes: log files of tests have a thousand
+
+
 class Died(BaseException):
     """The process was killed, or lost its power: no code of its own comes after that."""
 
@@ -27,7 +30,12 @@ class File:
     synced: bytes = b""
 
     def after_power_loss(self, random: Random) -> bytes:
-        """Return what of it might be there: what was written later has come so far, and perhaps with a hole."""
+        """Return what of it might be there.
+
+        What was written since the last sync has come so far, and perhaps with a hole; or its sectors came in any order.
+        """
+        if random.random() < 0.3:
+            return self._some_sectors(random)
         reached = random.randint(0, len(self.data))
         data = bytearray(self.data[:reached] + self.synced[reached:])
         safe = next((at for at, same in enumerate(map(eq, data, self.synced)) if not same), len(self.synced))
@@ -36,6 +44,13 @@ class File:
             end = random.randint(start, min(len(data), start + 40))
             data[start:end] = bytes(end - start)
         return bytes(data)
+
+    def _some_sectors(self, random: Random) -> bytes:
+        """Return the file with some of the sectors that were written since the last sync; a missing one is zeros."""
+        size = random.randint(min(len(self.synced), len(self.data)), max(len(self.synced), len(self.data)))
+        before, after = self.synced.ljust(size, b"\0"), self.data.ljust(size, b"\0")
+        sectors = range(0, size, _SECTOR)
+        return b"".join(random.choice((before, after))[at : min(at + _SECTOR, size)] for at in sectors)
 
 
 @dataclass(eq=False)
