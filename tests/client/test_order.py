@@ -90,6 +90,12 @@ def test_a_row_is_handed_out_if_it_is_wanted():
     assert keep.dtype == np.bool_
 
 
+def test_each_row_that_had_come_before_is_counted():
+    dropped = Dropped()
+    take_parts(heads((0, 1, 5), (0, 1, 6), (0, 1, 7)), lambda part: (7, 7), dropped)
+    assert dropped.frames == {DropReason.RECEIVED_BEFORE: 2}
+
+
 def test_no_row_is_handed_out_behind_a_violation():
     def take(part):
         if part.vbucket == 1:
@@ -139,6 +145,8 @@ def test_opaques_of_an_earlier_user_of_the_connection_are_no_violation():
     opaques.earlier = 4
     opaques.check(3, 7, "change")
     assert dropped.frames == {DropReason.EARLIER_STREAM: 1}
+    opaques.check(3, 7, "change", frames=4)
+    assert dropped.frames == {DropReason.EARLIER_STREAM: 5}
     with pytest.raises(OrderViolation):
         opaques.check(4, 7, "change")
 

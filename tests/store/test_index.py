@@ -215,6 +215,7 @@ def test_live_frames_come_with_the_buffer_that_they_lie_in():
     index.replace([], segment_of([Row(1, 0, 1), Row(2, 1, 1, superseded=3)], sealed))
     index.begin_tail(active)
     index.fill_tail(segment_of([Row(3, 2, 1)]), slice(OTHERS, OTHERS + 1), 0)
+    assert {str(column.dtype) for _, *columns in index.live() for column in columns} == {"int64"}
     parts = index.live()
     index.cut(0)  # those that were asked for before see them still
     assert [(bytes(buffer), seqnos.tolist()) for buffer, _, seqnos in parts][1:] == [(b"active", [3])]
@@ -222,6 +223,8 @@ def test_live_frames_come_with_the_buffer_that_they_lie_in():
 
 def test_floors_only_rise_and_a_cut_lowers_them():
     index = RowIndex(HERE)
+    index.raise_floors(3)
+    assert (index.lowest_snapshot_end, index.purge_seqno, index.purged_rev_seqno) == (3, 0, 0)
     index.raise_floors(7, 5, 3)
     index.raise_floors(6, 4, 2)
     assert (index.lowest_snapshot_end, index.purge_seqno, index.purged_rev_seqno) == (7, 5, 3)
