@@ -164,6 +164,19 @@ def test_what_does_not_say_whose_it_is_cannot_be_repaired(run, beer):
     assert err.startswith(f"penstock: {beer}/bucket.json: does not say what a bucket is: ")
 
 
+@pytest.mark.parametrize("of_node", [False, True])
+def test_a_bucket_whose_name_is_lost_is_not_overlooked(run, beer, of_node):
+    (beer / "bucket.json").unlink()
+    code, out, err = run("check", beer.parent if of_node else beer)
+    assert (code, out) == (2, "")
+    assert err == f"penstock: {beer}: has inventory.json, but no bucket.json: it is no bucket's directory\n"
+    with (
+        pytest.raises(penstock.errors.Error, match=r"but no bucket\.json"),
+        Node.running(["beer"], data_dir=beer.parent),
+    ):
+        raise AssertionError("a damaged bucket was opened")
+
+
 def test_a_repair_that_was_interrupted_is_ended(run, beer):
     written = of_all_kinds()
     said = json.loads(written.files["bucket.json"])

@@ -62,9 +62,12 @@ def check(
 
 def _buckets(path: Path) -> list[Path]:
     """Return the directories of buckets. Raises UsageError if there is none."""
-    if (path / "bucket.json").exists():
+    from penstock.store.files import Directory
+    from penstock.store.opening import is_there
+
+    if is_there(Directory(path)):
         return [path]
-    found = sorted(inner.parent for inner in path.glob("*/bucket.json"))
+    found = sorted(inner for inner in path.glob("*") if inner.is_dir() and is_there(Directory(inner)))
     if not found:
         what = "has no bucket in it" if path.is_dir() else "is no directory"
         raise UsageError(f"{path} {what}, expected one of a bucket, or of a node's buckets")

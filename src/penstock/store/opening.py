@@ -10,6 +10,7 @@ from typing import Any
 from penstock.errors import InvalidArguments, StoreDamaged, StoreRefused
 from penstock.store.checked_json import draft_of, replace_json, unpack_json
 from penstock.store.files import Directory
+from penstock.store.inventory import INVENTORY
 from penstock.store.manifest import DEFAULT_MANIFEST, Manifest
 
 __all__ = [
@@ -46,8 +47,8 @@ def enter(directory: Directory) -> None:
 
 
 def is_there(directory: Directory) -> bool:
-    """Tell whether a bucket has been made in the directory."""
-    return (directory.path / BUCKET).exists()
+    """Tell whether a bucket has been made in the directory, also where its name is lost."""
+    return any((directory.path / name).exists() for name in (BUCKET, INVENTORY))
 
 
 def make(

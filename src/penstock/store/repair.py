@@ -46,9 +46,13 @@ def enter(directory: Directory) -> Mapping[str, Any]:
         raise StoreRefused(f"{directory.path}: cannot be written to: {error.strerror or error}") from error
     if not is_free:
         raise StoreRefused(f"{directory.path}: in use by process {directory.owner()}")
-    said = said_by(directory, repairs=True)
-    if said is None:
-        raise StoreRefused(f"{directory.path}: nothing is in it, expected a bucket")
+    try:
+        said = said_by(directory, repairs=True)
+        if said is None:
+            raise StoreRefused(f"{directory.path}: nothing is in it, expected a bucket")
+    except BaseException:
+        directory.unlock()
+        raise
     return said
 
 
