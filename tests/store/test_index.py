@@ -25,9 +25,9 @@ class Row:
     superseded: int = 0
 
 
-def segment_of(rows: list[Row], buffer: memoryview = BUFFER) -> Segment:
+def segment_of(rows: list[Row], buffer: memoryview = BUFFER, others_from: int = 1) -> Segment:
     """Return a segment with these rows of HERE, and some of the other vbuckets."""
-    other = [Row(seqno, 0, 1) for seqno in range(1, OTHERS + 1)]
+    other = [Row(seqno, 0, 1) for seqno in range(others_from, others_from + OTHERS)]
     every = [*other, *rows, *other]
     starts = np.array([0, OTHERS, OTHERS + len(rows), 2 * OTHERS + len(rows)], np.int32)
     columns = Rows(
@@ -190,6 +190,14 @@ def test_an_empty_index():
     assert (index.cuts, index.segments, index.gaps, index.tail_start) == ([], [], False, 1)
     assert (bytes(index.buffer), list(index.live()), index.vbucket) == (b"", [], HERE)
     assert index.find(0) is None
+
+
+def test_a_row_of_the_next_vbucket_is_not_found():
+    index = RowIndex(HERE)
+    index.replace([], segment_of([Row(5, 0, 1)], others_from=6))
+    index.replace([], segment_of([Row(9, 0, 1)]))
+    index.tail_start = 10
+    assert [index.find(seqno) is not None for seqno in range(5, 10)] == [True, False, False, False, True]
 
 
 def test_a_new_tail_has_a_buffer_of_its_own():
