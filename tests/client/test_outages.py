@@ -82,10 +82,12 @@ def test_the_first_attempt_for_any_of_them_counts(clock):
 def test_every_node_is_away_until_something_comes(clock):
     outages = outages_of(clock, 10)
     outages.failed(EVERY_NODE, {1}, OSError("refused"))
+    assert outages.due({1, 2}) == {2}
+    assert outages.next_due({2}) is None
     clock.now += 9
     outages.settle({1})
     clock.now += 1
-    with pytest.raises(Unreachable, match="for 10 s"):
+    with pytest.raises(Unreachable, match="couchbase://h:1/beer did not serve for 10 s"):
         outages.failed(EVERY_NODE, {1}, OSError("refused"))
 
 

@@ -14,7 +14,7 @@ from penstock.client.retry import Retry
 
 __all__ = ["EVERY_NODE", "Outages"]
 
-EVERY_NODE: Hashable = None
+EVERY_NODE: Hashable = "every node"
 """The group of a failure that is no single node's: no node can be reached, or the map names none for the vbucket."""
 
 
