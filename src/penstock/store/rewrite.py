@@ -21,6 +21,7 @@ __all__ = ["Choice", "Limits", "PurgeRequest", "Purged", "Rewritten", "choose", 
 
 Numbers = npt.NDArray[np.uint16]
 Mask = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
 
 _NONE = np.zeros(0, np.int64)
 _LAST_SEQNO = 2**63 - 1
@@ -257,14 +258,24 @@ def _frames(sources: Sequence[Segment], kept: Column, lengths: Lengths) -> memor
         return memoryview(b"")
     if len(sources) == 1:
         return gather(sources[0].buffer, sources[0].offsets[kept].astype(np.int64), lengths)
-    counts = np.cumsum([len(source.seqnos) for source in sources])
-    wanted = np.bincount(np.searchsorted(counts, kept, "right"), minlength=len(sources))
-    # After a flush most sources have nothing to copy.
-    buffers = [source.buffer if count else b"" for source, count in zip(sources, wanted.tolist(), strict=True)]
-    ends = np.cumsum([0, *map(len, buffers)]).tolist()
-    # numpy lets other threads go on while it copies; bytes.join would not.
-    joined = np.frombuffer(new_buffer(ends[-1]), np.uint8)
-    for begin, end, buffer in zip(ends[:-1], ends[1:], buffers, strict=True):
-        joined[begin:end] = np.frombuffer(buffer, np.uint8)
-    offsets = np.concatenate([source.offsets + begin for source, begin in zip(sources, ends[:-1], strict=True)])
-    return gather(joined.data, offsets[kept], lengths)
+    # Source by source, so that at most one source's frames are in memory once more, and no dead ones.
+    ends = np.cumsum(lengths, dtype=np.int64)
+    target = np.frombuffer(new_buffer(int(ends[-1])), np.uint8)
+    first = 0
+    for source in sources:
+        here = np.flatnonzero((kept >= first) & (kept < first + len(source.seqnos)))
+        if len(here):
+            frames = gather(source.buffer, source.offsets[kept[here] - first].astype(np.int64), lengths[here])
+            _place(np.frombuffer(frames, np.uint8), here, lengths[here], target, ends)
+        first += len(source.seqnos)
+    return target.data
+
+
+def _place(frames: Bytes, rows: Column, lengths: Lengths, target: Bytes, ends: Column) -> None:
+    """Copy frames that lie next to each other to where these rows lie. ends: of all rows in the target."""
+    runs = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+    starts = (ends[rows[runs]] - lengths[runs]).tolist()
+    bounds = [*(np.cumsum(lengths, dtype=np.int64)[runs] - lengths[runs]).tolist(), len(frames)]
+    # numpy lets other threads go on while it copies a long run.
+    for start, begin, end in zip(starts, bounds[:-1], bounds[1:], strict=True):
+        target[start : start + end - begin] = frames[begin:end]
