@@ -9,6 +9,7 @@ from typing import Any
 from penstock.errors import DeltaBadValue, KeyExists, KeyNotFound, Locked, NotLocked, NotStored
 from penstock.store.bucket import Bucket
 from penstock.store.conflict import Meta, wins
+from penstock.store.settings import Settings
 from penstock.store.vbucket import Counted, Item, Stored
 from penstock.wire.dcp import Mutation
 from penstock.wire.dcp_values import pack_xattrs, unpack_xattrs
@@ -35,7 +36,8 @@ class Clock:
 def timed_bucket(clock: Clock) -> Bucket:
     """Return a bucket with tiny segments, and with vbuuids that count from 1."""
     vbuuids = count(1)
-    return Bucket("b", vbuckets=4, clock=clock, new_vbuuid=lambda: next(vbuuids), segment_bytes=512)
+    settings = Settings(purge_age=START // SECOND)  # no tombstone is old enough to be purged, whatever its time
+    return Bucket("b", vbuckets=4, clock=clock, new_vbuuid=lambda: next(vbuuids), segment_bytes=512, settings=settings)
 
 
 def is_json(body: bytes) -> bool:
