@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StoreDamaged
+from penstock.store.bucket import Bucket
 from penstock.store.checked_json import replace_json, unpack_json
 from penstock.store.files import Directory
 from penstock.store.inventory import INVENTORY, BadInventory, Inventory, read_inventory
+from penstock.store.settings import Settings
 from tests.store.failing import FailingDirectory, Place, contents, shown
+from tests.store.memory_disk import Died, Disk
 
 
 @pytest.fixture
@@ -168,3 +171,47 @@ def test_a_segment_that_has_the_name_of_a_draft_yet(place: Place) -> None:
     assert name in contents(place.path)
     assert not [name for name in contents(place.path) if name.endswith(".new")]
     bucket.close()
+
+
+@pytest.mark.parametrize("has_inventory", [True, False])
+def test_a_crash_while_a_segment_replaces_one_of_its_own_name(*, has_inventory: bool) -> None:
+    """One segment was rewritten alone, so the draft takes the place of the file with its name."""
+    fuse, died = 0, True
+    while died:
+        disk, died = Disk(), False
+        _open(disk).close()
+        bucket = _open(disk)
+        for number in range(40):
+            bucket.vbuckets[number % 4].set(b"key %d" % number, b"older" * 4)
+        bucket.compact()
+        for number in range(36):
+            bucket.vbuckets[number % 4].set(b"key %d" % number, b"newer")
+        bucket.commit()
+        before = shown(bucket)
+        disk.fuse = fuse
+        try:
+            compaction = bucket.compaction()
+            assert compaction is not None
+            compaction.run()
+            compaction.finish()
+            bucket.commit()
+        except Died:
+            died = True
+        disk.kill()
+        if not has_inventory:
+            said = unpack_json(disk.names["bucket.json"].data)
+            disk.names.pop(INVENTORY)
+            replace_json(disk(Path()), "bucket.json", {**said, "format": 2})
+        for _ in range(2):
+            bucket = _open(disk)
+            assert shown(bucket) == before
+            assert [name for name in disk.names if name.startswith("segment")] == ["segment-0000000001-0000000001"]
+            bucket.close()
+        fuse += 1
+    assert fuse > 10
+
+
+def _open(disk: Disk) -> Bucket:
+    return Bucket.open(
+        Path(), "beer", vbuckets=4, clock=lambda: 10**18, new_vbuuid=lambda: 1, directory=disk, settings=Settings()
+    )

@@ -311,8 +311,9 @@ def _promised(directory: Directory, uuid: bytes, names: Sequence[str]) -> dict[t
 def _arrange_by_names(names: Sequence[str], promised: Mapping[tuple[int, int], str]) -> _Arranged:
     """Tell segments and log files from left-overs by their numbers alone."""
     ranges = {ids: name for name in names if (ids := segment_ids(name)) is not None}
-    ranges.update(promised)
     obsolete = [name for name in names if is_draft(name) and name not in promised.values()]
+    obsolete += [ranges[ids] for ids in promised if ids in ranges]
+    ranges.update(promised)
     kept: list[_Candidates] = []
     for ids in sorted(ranges, key=lambda ids: (ids[0], -ids[1])):
         if any(_is_within(ids, other.ids) for other in kept):
@@ -382,8 +383,9 @@ def _read_segment(found: Found, directory: Directory, said: Mapping[str, Any], c
             why = Damage(name, error.offset, size - error.offset, error.reason)
             continue
         if candidates.listed in (None, sealed.listed):
-            if name in found.obsolete:
-                found.obsolete.remove(name)
+            for used in (name, segment_name(candidates.ids)):  # a draft takes the place of the file with its name
+                if used in found.obsolete:
+                    found.obsolete.remove(used)
             _take_segment(found, sealed)
             return
         if name == segment_name(candidates.ids):
