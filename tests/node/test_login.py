@@ -371,6 +371,22 @@ def encrypted(users, certificates):
         yield node
 
 
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "TLS"])
+def test_half_a_frame_is_too_long_once_the_login_is_lost(encrypted, certificates, is_encrypted, caplog):
+    """More of it was kept than a connection may send before its login: that once stopped a node with TLS."""
+    tls = ssl.create_default_context(cafile=certificates["ca"]) if is_encrypted else None
+    half = Set(key=b"k", value=bytes(20_000)).encode()[:15_000]
+    with connected(encrypted, tls=tls) as client:
+        assert log_in(client, "root") == S.SUCCESS
+        client.send(SaslAuth(key=b"SCRAM-SHA512", value=b"garbage").encode() + half)
+        assert client.receive().specific == S.EINVAL
+        client.send(bytes(10))
+        assert client.ended()
+    with connected(encrypted) as client:
+        assert client.status(Noop()) == S.SUCCESS
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 def test_with_tls_a_password_may_be_sent(encrypted, certificates):
     with connected(encrypted, tls=ssl.create_default_context(cafile=certificates["ca"])) as client:
         assert client.ask(SaslListMechs()).value == b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN"

@@ -222,6 +222,16 @@ def test_there_is_always_room() -> None:
         sent = sent[nbytes:]
 
 
+def test_there_is_room_when_the_limit_becomes_less_than_is_kept() -> None:
+    connection = Connection(Slab(1 << 16), runs=None)
+    half = dcp.Mutation(key=b"k", value=bytes(20_000), by_seqno=1).encode()[:15_000]
+    assert not list(connection.feed(half))
+    connection.max_frame = 4096
+    assert connection.get_buffer()
+    (event,) = connection.feed(bytes(10))
+    assert isinstance(event, Broken)
+
+
 def test_a_run_may_be_read_a_mutation_head_behind_its_end() -> None:
     deletion = dcp.Deletion(key=b"k", by_seqno=1).encode()
     connection = Connection(Slab(len(deletion) * 2), runs=Dialect.DCP)

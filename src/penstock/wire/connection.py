@@ -92,7 +92,8 @@ class Connection:
             return self._own.view[self._own_filled : self._own.nbytes]
         kept = len(self._kept)
         self.slab.view[:kept] = self._kept
-        return self.slab.view[kept : min(self.slab.nbytes, self.max_frame)]
+        # `max_frame` may have become less than is kept: then a few bytes more show that the frame is too long.
+        return self.slab.view[kept : max(min(self.slab.nbytes, self.max_frame), kept + HEADER_BYTES)]
 
     def receive_data(self, nbytes: int) -> list[ReceiveEvent]:
         """Take the first `nbytes` of the buffer given out last as received, and return what they complete."""
