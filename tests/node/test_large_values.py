@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from penstock.node import Node
+from penstock.node.connection import PARKED_BYTES, TURN_BYTES
 from penstock.node.large_values import _MOST_WAITING, LARGE
 from penstock.wire.constants import Datatype, DurabilityLevel, Feature, FrameInfo, Magic, Opcode, PathFlag, Status
 from penstock.wire.constants import VbucketState as State
@@ -27,7 +28,7 @@ from penstock.wire.subdoc import (
     pack_mutation_specs,
     unpack_lookup_results,
 )
-from tests.node.wire_client import connected
+from tests.node.wire_client import SECONDS, connected
 
 S = Status
 GET, COUNT = Opcode.SUBDOC_GET, Opcode.SUBDOC_GET_COUNT
@@ -275,7 +276,8 @@ def test_a_client_that_goes_away_is_forgotten(node, modern, other):
 def test_only_so_many_large_values_wait(node, other):
     other.set(b"k", BIG)
     with ExitStack() as stack:
-        clients = [stack.enter_context(connected(node)) for _ in range(_MOST_WAITING // 256 + 1)]
+        each = PARKED_BYTES // (len(BIG) + 2) + 1
+        clients = [stack.enter_context(connected(node)) for _ in range(_MOST_WAITING // each + 1)]
         with all_threads_busy(node):
             for client in clients:
                 hello(client, Feature.UNORDERED_EXECUTION)
@@ -283,6 +285,44 @@ def test_only_so_many_large_values_wait(node, other):
             refused = clients[-1].receive()
             assert (refused.specific, node.workers.waiting) == (S.ETMPFAIL, _MOST_WAITING)
         assert clients[0].receive().specific == S.SUCCESS
+
+
+def test_a_client_that_takes_any_order_has_so_many_bytes_worked_on(node, unordered, other):
+    most = PARKED_BYTES // len(BIG) + 1
+    unordered.set(b"k", BIG)
+    with all_threads_busy(node):
+        unordered.send(*[lookup(opaque=1)] * 2 * most, Noop(opaque=2))
+        wait_for_work(node, other, most)
+        assert int(other.stats()["ep_requests_waiting"]) == most + 1
+        assert node.workers.waiting == 2 + most
+    answers = [unordered.receive() for _ in range(2 * most + 1)]
+    assert answers[0].opaque == 1
+    assert {answer.specific for answer in answers} == {S.SUCCESS}
+
+
+def test_work_that_ends_gives_a_client_no_further_turns(node, unordered):
+    """Between two turns of a connection everybody else has one, however much ends meanwhile."""
+    requests, works = 20_000, 60
+    in_a_turn = TURN_BYTES // 256
+    unordered.set(b"k", BIG)
+    counters = node.buckets["default"].counters
+    served = counters.cmd_get + requests
+
+    async def most_at_once():
+        most, before = 0, counters.cmd_get
+        while before < served:
+            await asyncio.sleep(0)
+            most, before = max(most, counters.cmd_get - before), counters.cmd_get
+        return most
+
+    with all_threads_busy(node):
+        unordered.send(*[lookup()] * works)
+        while node.workers.waiting < 2 + works:
+            unordered.status(Noop())
+        asked = asyncio.run_coroutine_threadsafe(most_at_once(), node.loop)
+        unordered.send(*[Get(key=b"none").encode(Opcode.GETQ)] * requests)
+    assert {unordered.receive().specific for _ in range(works)} == {S.SUCCESS}
+    assert asked.result(SECONDS) <= 2 * in_a_turn
 
 
 def test_a_node_stops_while_large_values_wait():

@@ -59,6 +59,10 @@ DEFAULT_BUCKET = "default"
 MOST_PARKED = 256
 """Requests of one connection that may wait at once, where it takes replies in any order."""
 
+PARKED_BYTES = MAX_FRAME
+"""Bytes of values that they may hold, with those of the documents that threads work on. Once there are more, nothing
+else is served before one of them is answered."""
+
 MOST_BEHIND_LOGIN = 64
 """Requests that may wait behind a login. A client pipelines a handful; each costs a node far more than its 24 bytes."""
 
@@ -115,8 +119,10 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._requests: Iterator[ReceiveEvent | _Again] = iter(())
         self._serving: ReceiveEvent | _Again | None = None
         self._parked: dict[object, GiveUp] = {}
+        self._parked_bytes = 0
         self._most_parked = 1
         self._turn_bytes = TURN_BYTES
+        self._turn_is_due = False
         self._replies: list[bytes] = []
         self._closing = False
         self._closer: asyncio.TimerHandle | None = None
@@ -160,7 +166,7 @@ class NodeConnection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self.paused = False
         if self.requests_waiting:
-            self.node.loop.call_soon(self.guarded, self._serve)
+            self._serve_soon()
         else:
             self._transport.resume_reading()
         if self.producer is not None:
@@ -347,9 +353,20 @@ class NodeConnection(asyncio.BufferedProtocol):
 
     # Serving
 
+    def _serve_soon(self) -> None:
+        """Take a turn after those of others; one is due at most, whatever ends meanwhile."""
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self.node.loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._turn_is_due = False
+        self.guarded(self._serve)
+
     def _serve(self) -> None:
         """Serve what was received, or as much of it as one turn allows."""
         if self._is_blocked():
+            self._flush()
             if self.requests_waiting:
                 self._wait_parked()
             return
@@ -389,7 +406,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         elif self.requests_waiting:
             self._transport.pause_reading()
             if not self.paused:
-                self.node.loop.call_soon(self.guarded, self._serve)
+                self._serve_soon()
         elif not self.paused:
             self._transport.resume_reading()
 
@@ -401,20 +418,27 @@ class NodeConnection(asyncio.BufferedProtocol):
 
     def _is_blocked(self) -> bool:
         """Must what is parked be answered before anything else is served?"""
-        return len(self._parked) >= (1 if self.login.acting is None else self._most_parked)
+        most = 1 if self.login.acting is None else self._most_parked
+        return len(self._parked) >= most or self._parked_bytes > PARKED_BYTES
 
     def _park(self, parked: Parked, event: ReceiveEvent | _Again) -> None:
         request, which = _request_of(event), object()
+        nbytes = len(request.value) + parked.nbytes
 
         def resume(answer: bytes | StatusError | Finished) -> None:
             del self._parked[which]
+            self._parked_bytes -= nbytes
             if isinstance(answer, Finished):
                 self._requests = iter([_Again(request, answer), *self._requests])
             else:
                 self._replies.append(self._refusal(request, answer) if isinstance(answer, StatusError) else answer)
-            self.guarded(self._flush if self.paused else self._serve)
+            if self.paused:
+                self.guarded(self._flush)
+            elif not self._turn_is_due:
+                self.guarded(self._serve)
 
         self._parked[which] = parked.begin(resume)
+        self._parked_bytes += nbytes
 
     def _serve_again(self, again: _Again) -> bytes:
         """Serve a request for which a thread has worked."""

@@ -180,7 +180,7 @@ def _stored_datatype(connection: NodeConnection, datatype: int, value: bytes) ->
     nbytes = inflated_length(value) if datatype & Datatype.SNAPPY else len(value)
     if nbytes <= LARGE:
         return client_datatype(datatype, value)
-    return work_apart(connection, None, partial(client_datatype, datatype, value))
+    return work_apart(connection, None, nbytes, partial(client_datatype, datatype, value))
 
 
 def _add(vbucket: Vbucket, key: bytes, value: bytes, *, cas: int, preserve_expiry: bool = False, **said: int) -> Stored:
@@ -208,12 +208,13 @@ def _extended_apart(
     connection: NodeConnection, item: Item | None, piece: bytes, in_front: bool
 ) -> tuple[bytes, int] | None:
     """Return what a thread makes of a large document, None for one that is not large. Raises Parked before that."""
-    if item is None or len(item.value) + len(piece) <= LARGE:
+    if item is None or (nbytes := len(item.value) + len(piece)) <= LARGE:
         return None
-    if len(item.value) + len(piece) > MAX_INFLATED:
+    if nbytes > MAX_INFLATED:
         return None  # the store refuses it
     version = (item.cas, item.seqno)
-    return work_apart(connection, version, partial(extended, item.value, item.datatype, piece, in_front=in_front))
+    work = partial(extended, item.value, item.datatype, piece, in_front=in_front)
+    return work_apart(connection, version, nbytes, work)
 
 
 def _counting(sign: int, *, quiet: bool) -> Handler:

@@ -77,12 +77,13 @@ class Workers:
         self.waiting -= 1
 
 
-def work_apart(connection: NodeConnection, version: Hashable, work: Callable[[], T]) -> T:
+def work_apart(connection: NodeConnection, version: Hashable, nbytes: int, work: Callable[[], T]) -> T:
     """Return what work on a large value returns, or raise what it raises.
 
     Args:
         connection: its request is parked at the first call, and served again with the result.
         version: what the work is made of; a result that was made of anything else is dropped, and the work done again.
+        nbytes: of the value that it is done on, and about as many of the result.
         work: runs in a thread: it must use nothing that the event loop changes.
 
     Raises:
@@ -116,4 +117,4 @@ def work_apart(connection: NodeConnection, version: Hashable, work: Callable[[],
         outcome.add_done_callback(end)
         return give_up
 
-    raise Parked(begin)
+    raise Parked(begin, nbytes)

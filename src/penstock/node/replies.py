@@ -44,12 +44,13 @@ class Parked(Exception):
     """This request is answered later, and until then none that its connection sends.
 
     begin: called with what takes the reply; returns what ends the wait. Whatever is waited for, it takes a time that
-    has a bound.
+    has a bound. nbytes: held until then, beside the request.
     """
 
-    def __init__(self, begin: Callable[[Resume], GiveUp]) -> None:
+    def __init__(self, begin: Callable[[Resume], GiveUp], nbytes: int = 0) -> None:
         super().__init__("answered later")
         self.begin = begin
+        self.nbytes = nbytes
 
 
 def reply(

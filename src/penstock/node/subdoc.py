@@ -140,9 +140,10 @@ def _work(
 
     version: what is changed, as of `work_apart`; a lookup's result holds for the time when it was asked for.
     """
-    if len(frame.value) + (0 if found is None else found.size()) <= LARGE:
+    nbytes = len(frame.value) + (0 if found is None else found.size())
+    if nbytes <= LARGE:
         return work(None if found is None else found.document())
-    return work_apart(connection, version, lambda: work(None if found is None else found.document()))
+    return work_apart(connection, version, nbytes, lambda: work(None if found is None else found.document()))
 
 
 def _around(
