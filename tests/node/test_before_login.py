@@ -133,6 +133,13 @@ def test_what_a_stranger_is_answered(stranger, what, message, status):
     assert stranger.set(b"k", b"v").specific == S.SUCCESS
 
 
+@pytest.mark.parametrize("message", [auth(b"KERBEROS"), auth(b"PLAIN", b"bob\0alice\0wonderland")])
+def test_logins_that_nobody_waits_for_do_not_fill_the_log(stranger, log, message):
+    stranger.send(*[message] * 20, Noop())
+    assert [stranger.receive().specific for _ in range(21)] == [S.AUTH_ERROR] * 20 + [S.SUCCESS]
+    assert said(log, "refused") == 1
+
+
 def test_steps_out_of_order(stranger):
     first = SaslAuth(key=b"SCRAM-SHA1", value=b"n,,n=alice,r=N")
     step = SaslStep(key=b"SCRAM-SHA1", value=b"c=biws,r=N,p=AAAA")

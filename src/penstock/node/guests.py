@@ -32,6 +32,7 @@ _LOOK_SECONDS = 1.0
 class Guests:
     """The connections of a node. present: all of them; total: how many there have been.
 
+    refused_logins: logs those for which nobody has to wait.
     users: looked at once a second, for connections whose user may do something else by then; None: nobody logs in.
     most: connections at once.
     """
@@ -47,6 +48,7 @@ class Guests:
         self._turned_away: set[NodeConnection] = set()  # those that `leave` gives no place back for
         self._strangers: Newcomers[NodeConnection] = Newcomers(MOST_STRANGERS)
         self._refused = LogLimit(logger, loop.time)
+        self.refused_logins = LogLimit(logger, loop.time)
         self._looker: asyncio.TimerHandle | None = None
 
     def enter(self, connection: NodeConnection) -> None:

@@ -101,6 +101,8 @@ def _told(connection: NodeConnection, frame: Frame, step: Step) -> bytes:
         connection.enter()
     elif step.status == Status.EINVAL:
         logger.info("login from %s: %s", connection.peer, step.why)
+    elif step.status != Status.AUTH_CONTINUE and step.account is None:
+        connection.node.guests.refused_logins.warning(f"login from {connection.peer} refused: {step.why}")
     elif step.status != Status.AUTH_CONTINUE:
         logger.warning("login from %s refused: %s", connection.peer, step.why)
     return reply(frame, step.status, value=step.value)
