@@ -478,6 +478,17 @@ def test_an_answer_of_many_slices_is_the_same(tmp_path, monkeypatch):
         assert len(found) > 10_000
 
 
+def test_nothing_overtakes_a_long_answer(monkeypatch):
+    """Many answers of one connection at a time would leave the others hardly a turn."""
+    monkeypatch.setattr(stat_answer, "_SLICE_SECONDS", 0.0)
+    with Node.running(["default"], 1024) as node, connected(node) as client:
+        client.hello(Feature.UNORDERED_EXECUTION)
+        client.send(*[Stat(key=b"vbucket-details")] * 3, Noop())
+        for _ in range(3):
+            assert sum(1 for _ in iter(lambda: client.receive().key, b"")) > 10_000
+        assert client.receive().opcode == Noop.opcode
+
+
 def test_a_vbucket_that_is_gone_meanwhile_is_left_out(monkeypatch):
     monkeypatch.setattr(stat_answer, "_SLICE_SECONDS", 0.0)
     with Node.running(["default"], 1024) as node, connected(node) as client, connected(node) as other:

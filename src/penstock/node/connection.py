@@ -16,7 +16,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from operator import length_hint
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from penstock.errors import NoBucket, RemoteProtocolError, StatusError
 from penstock.node.dispatch import NO_INFOS, answer_malformed, handlers_for, serve, unusual
@@ -59,7 +59,7 @@ DEFAULT_BUCKET = "default"
 MOST_PARKED = 256
 """Requests of one connection that may wait at once, where it takes replies in any order."""
 
-PARKED_BYTES = MAX_FRAME
+PARKED_BYTES: Final = MAX_FRAME
 """Bytes of values that they may hold, with those of the documents that threads work on. Once there are more, nothing
 else is served before one of them is answered."""
 
@@ -419,7 +419,7 @@ class NodeConnection(asyncio.BufferedProtocol):
     def _is_blocked(self) -> bool:
         """Must what is parked be answered before anything else is served?"""
         most = 1 if self.login.acting is None else self._most_parked
-        return len(self._parked) >= most or self._parked_bytes > PARKED_BYTES
+        return len(self._parked) >= most or self._parked_bytes >= PARKED_BYTES
 
     def _park(self, parked: Parked, event: ReceiveEvent | _Again) -> None:
         request, which = _request_of(event), object()
