@@ -11,6 +11,7 @@ from penstock.store.settings import Settings
 from penstock.wire.constants import Status
 from penstock.wire.dcp import Deletion, Mutation
 from penstock.wire.kv import Flush, GetLocked
+from tests.node.manifests import ALE, DEFAULT, beers, give
 from tests.node.wire_client import SECONDS, connected, until_stat
 
 S = Status
@@ -91,6 +92,17 @@ def test_a_larger_quota_counts_at_once():
         fill(client)
         node.loop.call_soon_threadsafe(node.buckets["default"].store.set_settings, Settings(memory_bytes=4 * QUOTA))
         assert S.SUCCESS in (client.set(b"more", VALUE).specific for _ in range(TRIES))
+
+
+def test_collections_begin_everywhere_once_there_is_room_again():
+    """Nobody reads or writes the vbuckets meanwhile, which would let each of them write its events."""
+    with Node.running(["default"], 4, settings=Settings(memory_bytes=QUOTA)) as node, connected(node) as client:
+        fill(client)
+        before = int(client.stats("vbucket-seqno")["vb_3:high_seqno"])
+        give(client, 1, DEFAULT, beers(ALE))
+        assert int(client.stats("vbucket-seqno")["vb_3:high_seqno"]) == before
+        node.loop.call_soon_threadsafe(node.buckets["default"].store.set_settings, Settings(memory_bytes=4 * QUOTA))
+        until_stat(client, "vb_3:high_seqno", before + 2, group="vbucket-seqno")
 
 
 def test_a_bucket_on_disk_may_have_ten_times_its_quota(tmp_path):

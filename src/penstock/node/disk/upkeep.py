@@ -20,6 +20,7 @@ PAGER_SECONDS = 600.0
 
 _LOOK_SECONDS = 5.0
 _SPREAD_SECONDS = 0.005  # of events that vbuckets write in one turn
+_REFUSED_SECONDS = 1.0  # until that is tried again while the log takes nothing
 
 
 class Upkeep:
@@ -107,7 +108,10 @@ class Upkeep:
         self._call_pager(self._loop.time() - began if more else self.pager_seconds)
 
     def spread(self) -> None:
-        """Let the vbuckets that are behind the manifest write its events, some of them now."""
+        """Let the vbuckets that are behind the manifest write its events, some of them now.
+
+        While the log takes nothing, that is tried again and again, and nobody waits for it.
+        """
         if self._spreader is not None:
             self._spreader.cancel()
             self._spreader = None
@@ -121,14 +125,20 @@ class Upkeep:
         for callback in self._awaiting.values():
             self._loop.call_soon(callback)
         self._awaiting.clear()
-        self.page()  # what was dropped is erased
+        if self.store.is_behind:
+            self._spreader = self._loop.call_later(_REFUSED_SECONDS, self.spread)
+        else:
+            self.page()  # what was dropped is erased
 
     def _take_breath(self) -> None:
         """Go on one turn later: what has come meanwhile is served first."""
         self._spreader = self._loop.call_soon(self.spread)
 
     def when_spread(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call a function, in a turn of its own, once no vbucket is behind the manifest. Returns what prevents that."""
+        """Call a function, in a turn of its own, once no vbucket is behind the manifest, or the log takes nothing.
+
+        Returns what prevents that.
+        """
         key = object()
         self._awaiting[key] = callback
         if self._spreader is None:
