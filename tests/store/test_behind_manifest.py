@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import OutOfRange, TemporaryFailure
+from penstock.errors import OutOfMemory, OutOfRange, TemporaryFailure
 from penstock.store.bucket import Bucket
 from penstock.store.manifest import Manifest
+from penstock.store.settings import Settings
 from penstock.wire.constants import VbucketState
 from penstock.wire.schema import Event
 from tests.store.failing import Place, directory_in_memory
@@ -150,6 +151,23 @@ def test_a_disk_that_takes_nothing_leaves_vbuckets_behind(place: Place) -> None:
     assert (bucket.spread_manifest(), bucket.is_behind) == (False, False)
     assert [len(told(each)) for each in bucket.vbuckets] == [3] * len(bucket.vbuckets)
     bucket.close()
+
+
+def test_a_full_bucket_reads_no_keys_for_events_that_it_refuses() -> None:
+    """That takes time in proportion to the vbucket, and each access tries to write them."""
+    bucket = new_bucket()
+    vbucket = bucket.vbuckets[0]
+    vbucket.set(key(0), b"v")
+    bucket.set_settings(Settings(memory_bytes=0))
+    with pytest.raises(OutOfMemory):
+        vbucket.set(key(0), b"v" * 100_000)
+    keys = vbucket.loaded_keys()
+    bucket.begin_manifest(SHOP)
+    assert vbucket.get(key(0)) is not None
+    assert (bucket.spread_manifest(), bucket.is_behind, told(vbucket)) == (False, True, [])
+    assert vbucket.loaded_keys() is keys
+    bucket.set_settings(Settings())
+    assert (bucket.spread_manifest(1000), bucket.is_behind, len(told(vbucket))) == (False, False, 3)
 
 
 def test_a_kill_while_vbuckets_are_behind_loses_no_event(place: Place) -> None:
