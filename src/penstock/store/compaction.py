@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_DEAD", "PRESSED", "Compaction", "gain_of", "next_rewrite", "next_unclustered"]
 
-MOST_DEAD = 0.25
+MOST_DEAD = 0.2
 """The part of all frames that may be dead. Above it segments are rewritten that are dead to a smaller part."""
 
 PRESSED = 0.125
@@ -52,7 +52,7 @@ def next_rewrite(
 ) -> tuple[slice | None, int]:
     """Return which segments to rewrite next, None for none: the oldest one that is worth it, and neighbours.
 
-    A segment is worth it if a rewrite drops half of it; a quarter, if that part of the whole log is dead.
+    A segment is worth it if a rewrite drops half of it; a fifth, if that part of the whole log is dead.
 
     Args:
         sealed: the sealed segments, oldest first.
