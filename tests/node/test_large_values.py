@@ -12,12 +12,24 @@ import pytest
 from penstock.node import Node
 from penstock.node.connection import PARKED_BYTES, TURN_BYTES
 from penstock.node.large_values import _MOST_WAITING, LARGE
-from penstock.wire.constants import Datatype, DurabilityLevel, Feature, FrameInfo, Magic, Opcode, PathFlag, Status
+from penstock.wire.constants import (
+    Datatype,
+    DurabilityLevel,
+    Feature,
+    FrameInfo,
+    Magic,
+    Opcode,
+    OpenFlag,
+    PathFlag,
+    Status,
+)
 from penstock.wire.constants import VbucketState as State
+from penstock.wire.dcp import Open
 from penstock.wire.dcp_values import pack_framing
 from penstock.wire.frame import Frame
 from penstock.wire.frame_info import Durability, RequestInfos, pack_request_infos
-from penstock.wire.kv import Append, Delete, Get, Hello, Noop, Set, SetVbucket, pack_features
+from penstock.wire.kv import Append, Delete, Get, Hello, Noop, SelectBucket, Set, SetVbucket, pack_features
+from penstock.wire.login import SaslAuth
 from penstock.wire.snappy import deflate, inflate
 from penstock.wire.subdoc import (
     MultiLookup,
@@ -234,6 +246,25 @@ def test_a_document_that_changes_meanwhile(node, modern, other, meanwhile, with_
     assert modern.receive().specific == status
     if left is not None:
         assert other.get(b"k").value == left
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "status"),
+    [
+        (SelectBucket(key=b"beer"), S.SUCCESS),
+        (Hello(value=pack_features([Feature.COLLECTIONS])), S.SUCCESS),
+        (SaslAuth(key=b"PLAIN", value=b"\0nobody\0nothing"), S.AUTH_ERROR),
+        (Open(key=b"name", flags=OpenFlag.PRODUCER), S.NOT_SUPPORTED),
+    ],
+)
+def test_what_requests_are_served_with_changes_behind_them(node, unordered, other, meanwhile, status):
+    """Nor is anything behind the change served before it, in any order."""
+    with all_threads_busy(node):
+        unordered.send(Set(key=b"k", value=BIG, opaque=1), meanwhile, Noop(opaque=3))
+        wait_for_work(node, other)
+    first, second, third = (unordered.receive() for _ in range(3))
+    assert (first.opaque, first.specific, second.specific, third.opaque) == (1, S.SUCCESS, status, 3)
+    assert other.get(b"k").value == BIG
 
 
 # What stands in the framing extras still counts when a request is served again

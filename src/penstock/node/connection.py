@@ -26,7 +26,7 @@ from penstock.node.large_values import Finished
 from penstock.node.login import Login, Privilege
 from penstock.node.map_reader import MapReader
 from penstock.node.producers import ChangeProducer
-from penstock.node.replies import GiveUp, Goodbye, Parked, classic_status, refusal, reply
+from penstock.node.replies import ALONE, Barrier, GiveUp, Goodbye, Parked, classic_status, refusal, reply
 from penstock.node.served import Counters, ServedBucket
 from penstock.node.visible import ManifestView
 from penstock.store.manifest import Manifest
@@ -59,7 +59,7 @@ DEFAULT_BUCKET = "default"
 MOST_PARKED = 256
 """Requests of one connection that may wait at once, where it takes replies in any order."""
 
-PARKED_BYTES: Final = MAX_FRAME
+PARKED_BYTES: Final = ALONE
 """Bytes of values that they may hold, with those of the documents that threads work on. Once there are more, nothing
 else is served before one of them is answered."""
 
@@ -120,6 +120,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._serving: ReceiveEvent | _Again | None = None
         self._parked: dict[object, GiveUp] = {}
         self._parked_bytes = 0
+        self._barrier = False
         self._most_parked = 1
         self._turn_bytes = TURN_BYTES
         self._turn_is_due = False
@@ -289,9 +290,15 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._permit()
 
     def speak(self, dialect: Dialect) -> None:
-        """Take this connection's change-stream requests as a dialect's, from now on and for good."""
+        """Take this connection's change-stream requests as a dialect's, from now on and for good. Raises Barrier."""
+        self.wait_for_parked()
         self.dialect = dialect
         self._permit()
+
+    def wait_for_parked(self) -> None:
+        """Check that no request is parked. Raises Barrier."""
+        if self._parked:
+            raise Barrier
 
     def selected(self) -> ServedBucket:
         """Return the bucket. Raises NoBucket."""
@@ -391,6 +398,9 @@ class NodeConnection(asyncio.BufferedProtocol):
                     if self._is_blocked():
                         break
                     continue
+                except Barrier:
+                    self._barrier, self._requests = True, iter([event, *self._requests])
+                    break
                 add(answer)
                 share -= len(answer) + _REQUEST_BYTES
                 if share <= look_at:
@@ -418,8 +428,12 @@ class NodeConnection(asyncio.BufferedProtocol):
 
     def _is_blocked(self) -> bool:
         """Must what is parked be answered before anything else is served?"""
+        parked = len(self._parked)
+        if not parked:
+            self._barrier = False
+            return False
         most = 1 if self.login.acting is None else self._most_parked
-        return len(self._parked) >= most or self._parked_bytes >= PARKED_BYTES
+        return self._barrier or parked >= most or self._parked_bytes >= PARKED_BYTES
 
     def _park(self, parked: Parked, event: ReceiveEvent | _Again) -> None:
         request, which = _request_of(event), object()

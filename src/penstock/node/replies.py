@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.errors import RemoteProtocolError, StatusError
-from penstock.wire.constants import DCP_OPCODES, Datatype, Magic, Opcode, Status
+from penstock.wire.constants import DCP_OPCODES, MAX_FRAME, Datatype, Magic, Opcode, Status
 from penstock.wire.frame import Frame, join_frame
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
     from penstock.node.large_values import Finished
 
-__all__ = ["GiveUp", "Goodbye", "Handler", "Parked", "Resume", "classic_status", "refusal", "reply"]
+__all__ = ["ALONE", "Barrier", "GiveUp", "Goodbye", "Handler", "Parked", "Resume", "classic_status", "refusal", "reply"]
 
 Handler = Callable[["NodeConnection", Frame], bytes]
 """Serves one request and returns its reply.
@@ -38,6 +38,17 @@ class Goodbye(Exception):
     def __init__(self, why: str, last: bytes = b"") -> None:
         super().__init__(why)
         self.last = last
+
+
+class Barrier(Exception):
+    """This request is served once no request of its connection is parked, and none behind it before that.
+
+    A parked request may be served again: what it is served with must not change before.
+    """
+
+
+ALONE = MAX_FRAME
+"""As `nbytes` of a parked request: nothing overtakes it. It is as much as a connection may hold."""
 
 
 class Parked(Exception):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import NotSupported, TemporaryFailure
 from penstock.node.login import Step
-from penstock.node.replies import GiveUp, Handler, Parked, Resume, reply
+from penstock.node.replies import ALONE, GiveUp, Handler, Parked, Resume, reply
 from penstock.wire.constants import Opcode, Status
 from penstock.wire.frame import Frame
 
@@ -29,13 +29,14 @@ def _auth(connection: NodeConnection, frame: Frame) -> bytes:
 
     Raises Parked where a password is to be checked, TemporaryFailure where too many wrong ones wait for their answer.
     """
+    connection.wait_for_parked()
     if connection.producer is not None:
         raise NotSupported("the streams of this connection belong to its user")
     proving = connection.login.proving(frame.key, frame.value)
     if proving is None:
         return _verdict(connection, frame, _begun(connection, frame))
     answer = connection.node.passwords.ask(connection.host, *proving)
-    raise Parked(lambda resume: _Checked(connection, frame, answer, resume).give_up)
+    raise Parked(lambda resume: _Checked(connection, frame, answer, resume).give_up, ALONE)
 
 
 def _begun(connection: NodeConnection, frame: Frame, fits: bool | None = None) -> Step:
@@ -47,6 +48,7 @@ def _begun(connection: NodeConnection, frame: Frame, fits: bool | None = None) -
 
 
 def _step(connection: NodeConnection, frame: Frame) -> bytes:
+    connection.wait_for_parked()
     if (name := connection.login.claimed) is not None:
         connection.node.attempts.admit(connection.host, name)
     return _verdict(connection, frame, connection.login.step(frame.key, frame.value))
@@ -61,7 +63,7 @@ def _verdict(connection: NodeConnection, frame: Frame, step: Step) -> bytes:
     def begin(resume: Resume) -> GiveUp:
         return connection.node.loop.call_later(seconds, lambda: resume(_told(connection, frame, step))).cancel
 
-    raise Parked(begin)
+    raise Parked(begin, ALONE)
 
 
 class _Checked:

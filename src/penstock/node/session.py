@@ -55,6 +55,7 @@ def _quit_quietly(connection: NodeConnection, frame: Frame) -> bytes:
 
 def _hello(connection: NodeConnection, frame: Frame) -> bytes:
     """Agree on features, in place of those agreed on before."""
+    connection.wait_for_parked()
     granted = grant(unpack_features(frame.value))
     connection.agent = frame.key[:MAX_AGENT].decode("utf-8", "replace")
     connection.agree(frozenset(granted))
@@ -62,6 +63,7 @@ def _hello(connection: NodeConnection, frame: Frame) -> bytes:
 
 
 def _select_bucket(connection: NodeConnection, frame: Frame) -> bytes:
+    connection.wait_for_parked()
     if connection.producer is not None:
         raise NotSupported("the streams of this connection belong to its bucket")
     name, user = frame.key.decode("utf-8", "replace"), connection.login.acting

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import StatusError
 from penstock.node.histogram import Histogram
-from penstock.node.replies import GiveUp, Parked, Resume, reply
+from penstock.node.replies import ALONE, GiveUp, Parked, Resume, reply
 from penstock.node.stat_group import Stats
 from penstock.node.stats import read_stats
-from penstock.wire.constants import MAX_FRAME
 from penstock.wire.frame import Frame
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def answer_stat(connection: NodeConnection, frame: Frame) -> bytes:
     if answer.go_on():
         return answer.replies()
     # Nothing overtakes it, as in kv_engine: each STAT has turns of its own, and many would leave others none.
-    raise Parked(answer.park, MAX_FRAME)
+    raise Parked(answer.park, ALONE)
 
 
 class _StatAnswer:
