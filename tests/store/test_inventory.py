@@ -2,11 +2,12 @@
 
 import json
 import shutil
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import StoreDamaged
+from penstock.errors import StoreDamaged, StoreRefused
 from penstock.store.bucket import Bucket
 from penstock.store.checked_json import replace_json, unpack_json
 from penstock.store.files import Directory
@@ -215,3 +216,33 @@ def _open(disk: Disk) -> Bucket:
     return Bucket.open(
         Path(), "beer", vbuckets=4, clock=lambda: 10**18, new_vbuuid=lambda: 1, directory=disk, settings=Settings()
     )
+
+
+def test_a_start_without_room_for_it_changes_nothing(place: Place) -> None:
+    """A segment that the log has promised gets its name only when it is listed, and what it replaces stays as long."""
+    bucket = place()
+    for number in range(90):
+        bucket.vbuckets[number % 4].set(b"key %d" % (number % 9), b"value %d" % number)
+    bucket.seal()
+    bucket.commit()
+    compaction = bucket.compaction()
+    assert compaction is not None
+    compaction.run()
+    assert compaction.finish()
+    place.directory.fail("rename", ENOSPC)
+    bucket.commit()
+    before = shown(bucket)
+    place.directory.let_go()
+    (place.path / f"{INVENTORY}.new").unlink()
+    files = contents(place.path)
+    assert [name for name in files if name.endswith(".new")]
+    place.prepare = lambda directory: directory.fail("sync inv", ENOSPC)
+    for _ in range(2):
+        with pytest.raises(StoreRefused, match="No space left on device"):
+            place()
+        place.directory.let_go()
+    assert contents(place.path) == files
+    place.prepare = lambda directory: None
+    bucket = place()
+    assert shown(bucket) == before
+    bucket.close()

@@ -194,6 +194,7 @@ class Bucket:
         if found.logs:
             recover(log, self.vbuckets, found)
             log.relist()  # from here on the log may be longer than it says
+            _check_fault(log)  # files that are not listed may neither get their names nor replace others
             complete(log.directory, found)
             self.recovered = found.summary
             if not found.clean:
@@ -215,8 +216,7 @@ class Bucket:
         log.commit()
         if log.fault is None and found.logs:
             log.relist()  # with the mark of this opening
-        if log.fault is not None:
-            raise StoreRefused(f"{log.directory.path}: {log.fault}")
+        _check_fault(log)
 
     def find(self, vbucket: int) -> Vbucket:
         """Return an active vbucket. Raises NotMyVbucket if there is none of that number."""
@@ -532,6 +532,12 @@ class Bucket:
     def close(self) -> None:
         """Commit, and let others have the directory. The bucket must not be used any more."""
         self.log.close()
+
+
+def _check_fault(log: DurableLog) -> None:
+    """Raise StoreRefused if the disk did not take what was written."""
+    if log.fault is not None:
+        raise StoreRefused(f"{log.directory.path}: {log.fault}")
 
 
 def _indexes(vbuckets: int) -> list[RowIndex]:
