@@ -7,9 +7,14 @@ import pytest
 
 from penstock.node import Node
 from penstock.node.buckets import BucketSpec
+from penstock.node.login import User
+from penstock.node.login.users import account_of
+from penstock.node.login.users_file import change_users
+from penstock.node.login.verifier import MIN_ITERATIONS
 from penstock.wire.constants import Status, VbucketState
 from penstock.wire.kv import SetVbucket
 from tests.node.http.web_client import SECONDS, WebClient, all_of, raw
+from tests.node.watch import run
 from tests.node.wire_client import connected
 
 STREAMS = ["/pools/default/bs/beer", "/pools/default/bucketsStreaming/beer"]
@@ -63,6 +68,26 @@ def test_a_stream_ends_with_its_bucket(node, web):
             stream.next()
         assert web.post("/pools/default/buckets/default/scopes", name="cellar").status == 200
         assert other.next()["collectionsManifestUid"] == "1"
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_ends_with_its_user(tmp_path, path):
+    users = tmp_path / "users.json"
+    with change_users(users) as accounts:
+        for name in ("alice", "root"):
+            accounts[name] = account_of(User.of(name, ["admin"]), "secret", MIN_ITERATIONS)
+    with (
+        Node.running(["beer"], vbuckets=1, users=users) as node,
+        WebClient(node, ("alice", "secret")).stream(path) as stream,
+    ):
+        stream.next()
+        with change_users(users) as accounts:
+            del accounts["alice"]
+        run(node, node.reload)
+        root = WebClient(node, ("root", "secret"))
+        assert root.post("/pools/default/buckets/beer/scopes", name="new").status == 200
+        with pytest.raises(EOFError):
+            stream.next()
 
 
 def test_who_leaves_is_forgotten(node, web):

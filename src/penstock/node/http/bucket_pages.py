@@ -36,7 +36,7 @@ async def _terse(visit: Visit) -> Response:
 
 async def _terse_stream(visit: Visit) -> Response:
     served = visit.bucket()
-    return MapStream(visit.http, served, lambda: at_host(served.map.text, visit.host))
+    return MapStream(visit, served, lambda: at_host(served.map.text, visit.host))
 
 
 async def _stream(visit: Visit) -> Response:
@@ -45,7 +45,7 @@ async def _stream(visit: Visit) -> Response:
     def make() -> bytes:
         return at_host(dump(documents.bucket(node, served, visit.manifest(served))), visit.host)
 
-    return MapStream(visit.http, served, make)
+    return MapStream(visit, served, make)
 
 
 async def _stats(visit: Visit) -> Response:

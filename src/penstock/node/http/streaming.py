@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.node.served import ServedBucket
 
 if TYPE_CHECKING:
-    from penstock.node.http.listening import HttpServer
+    from penstock.node.http.visits import Visit
 
 __all__ = ["SEPARATOR", "MapStream"]
 
@@ -21,15 +21,16 @@ SEPARATOR = b"\n\n\n\n"
 
 
 class MapStream(Response):
-    """Sends a bucket's document now and after each change of its map, until the peer has enough or the bucket is gone.
+    """Sends a bucket's document now and after each change of its map, until the peer has enough, the bucket is gone, or
+    the user has other roles.
 
     make: returns the document. A peer that reads slowly gets the newest, not all.
     """
 
-    def __init__(self, http: HttpServer, served: ServedBucket, make: Callable[[], bytes]) -> None:
+    def __init__(self, visit: Visit, served: ServedBucket, make: Callable[[], bytes]) -> None:
         super().__init__(media_type="application/json")
         del self.headers["content-length"]
-        self._http = http
+        self._visit, self._http = visit, visit.http
         self._served = served
         self._make = make
         self._changed = asyncio.Event()
@@ -54,6 +55,8 @@ class MapStream(Response):
         while not (self._left or self._http.stopping or self._served.deleted):
             self._changed.clear()
             if self._served.map.revision != sent:
+                if not self._visit.is_current():
+                    return
                 sent = self._served.map.revision
                 await send({"type": "http.response.body", "body": self._make() + SEPARATOR, "more_body": True})
             await self._changed.wait()

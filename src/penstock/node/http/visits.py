@@ -78,6 +78,14 @@ class Visit:
         """Return the manifest of a bucket as the user sees it."""
         return visible_manifest(served.store.manifest, self.user, served.store.name)
 
+    def is_current(self) -> bool:
+        """Tell whether the user still is one, with the same roles as when the request came."""
+        access = self.http.accesses[self.request.scope["scheme"]]
+        if self.user is access.anonymous_user:
+            return True
+        access.users.refresh()
+        return access.users.find(self.user.name) == self.user
+
     def json(self, said: Any, status: int = 200) -> Response:
         return json_response(at_host(dump(said), self.host), status)
 
