@@ -47,7 +47,7 @@ vbucket or collection stays. A stream that has yet to send a dropped tombstone e
 
 `--memory BYTES`, `max_size`, or `ramQuotaMB` over HTTP is the quota of a bucket for what `mem_used` counts:
 
-- In the background, compaction drops dead frames: deleted documents and old versions. At most about a quarter of all
+- In the background, compaction drops dead frames: deleted documents and old versions. At most about a fifth of all
   frames is dead. Above 85 % of the quota a smaller part suffices.
 - A bucket on disk keeps in memory its keys, 8 bytes for each change in its files, and the changes that wait for the
   disk. Values are read from the files. So a bucket with large values can be many times its quota.

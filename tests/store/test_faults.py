@@ -78,6 +78,28 @@ def test_a_write_may_take_as_little_as_it_likes(place: Place, most: int) -> None
     assert shown(place()) == before
 
 
+def test_a_compaction_without_memory_is_tried_again(place: Place) -> None:
+    def run_out_of_memory() -> None:
+        raise MemoryError
+
+    bucket = place(segment_bytes=1000)
+    for number in range(30):
+        change(bucket, number)
+    bucket.seal()
+    bucket.commit()
+    before = shown(bucket)
+    place.directory.during["create"] = run_out_of_memory
+    compaction = bucket.compaction()
+    assert compaction is not None
+    compaction.run()
+    assert compaction.error is not None
+    assert compaction.error.errno == errno.ENOMEM
+    assert not compaction.finish()
+    assert rewrite(bucket)
+    assert shown(bucket) == before
+    bucket.close()
+
+
 PASSING = [
     ("write", errno.ENOSPC),
     ("write", errno.EDQUOT),

@@ -6,6 +6,8 @@ bucket goes on.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING
 
@@ -102,7 +104,7 @@ def _with_neighbours(sealed: Sequence[Segment], gains: Sequence[int], segment_by
 class Compaction:
     """The rewriting of some segments of a log, neighbours, into one.
 
-    error: what the disk said, if it did not take it.
+    error: what the disk said, if it did not take it; ENOMEM, if there was no memory for the work.
     """
 
     def __init__(self, log: Log, sources: Sequence[Segment], limits: Limits) -> None:
@@ -121,6 +123,8 @@ class Compaction:
             self._rewritten = self._log.keep(rewrite(self.sources, self._fates, self._limits, held))
         except OSError as error:
             self.error = error
+        except MemoryError:
+            self.error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     def finish(self) -> bool:
         """Let the new segment stand for the old ones.

@@ -498,11 +498,10 @@ class DurableLog(Log):
             said = _text({"floors": floors, "drafts": drafts})
             self.make_space(len(said))
             self._write(said, 0)
-        else:
-            self._appended += 1  # nothing to note, but a commit is to give the file its name
         names = {segment_name(source.ids) if source.clustered else log_name(source.ids[0]) for source in sources}
         listed = self._drafted.pop(rewritten.draft)
         self._installed.append(_Installed(rewritten.draft, name, names - {name}, sources, listed))
+        self._appended += 1  # a commit is to give the file its name, also if one has just taken the note
         for source in sources[:-1]:
             self.sealed_at.pop(source.ids[1], None)
         self.compactions += 1

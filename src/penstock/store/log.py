@@ -167,7 +167,7 @@ class Log:
 
     def frees(self) -> bool:
         """Tell whether compaction is about to free memory."""
-        return self.compacting or self.waiting_bytes > 0 or self._next_rewrite() is not None
+        return self.compacting or self.waiting_bytes > 0 or self._next_rewrite()[0] is not None
 
     def make_room_for_note(self, history: History) -> None:
         """See to it that a note about a vbucket can be written. Raises as make_room does."""
@@ -253,7 +253,10 @@ class Log:
             return None
         chosen = next_unclustered(self.sealed, self.unready())
         if chosen is None:
-            chosen = self._once() if everything else self._next_rewrite()
+            if everything:
+                chosen = self._once()
+            else:
+                chosen, self._front = self._next_rewrite()
         if chosen is None:
             return None
         self.compacting = True
@@ -269,13 +272,11 @@ class Log:
         """Return the numbers of sealed segments that cannot be rewritten yet."""
         return set()
 
-    def _next_rewrite(self) -> slice | None:
+    def _next_rewrite(self) -> tuple[slice | None, int]:
+        """Return the segments that are worth a rewrite, and the next `_front`."""
         now = self._clock()
         gains = [gain_of(segment, now, self.purge_age) for segment in self.sealed]
-        chosen, self._front = next_rewrite(
-            self.sealed, gains, self.segment_bytes, front=self._front, pressed=self.quota.is_pressed
-        )
-        return chosen
+        return next_rewrite(self.sealed, gains, self.segment_bytes, front=self._front, pressed=self.quota.is_pressed)
 
     def _once(self) -> slice | None:
         """Return the next segments, together as large as one may be, that a pass over everything has not reached."""
