@@ -2,9 +2,7 @@
 
 import json
 import signal
-import socket
 import ssl
-from contextlib import ExitStack
 
 import pytest
 
@@ -16,6 +14,7 @@ from penstock.wire.login import SaslAuth
 from tests.cli.test_processes import NO_USERS, ended, first_line, started
 from tests.node.test_login import log_in
 from tests.node.wire_client import connected
+from tests.ports import free_ports
 
 
 class Here:
@@ -96,15 +95,6 @@ def test_places(texts, number, hosts):
 def test_places_that_are_none(text):
     with pytest.raises(UsageError, match="expected"):
         parse_places([text], "a", 1)
-
-
-def free_ports(count):
-    """Return ports that nobody listens on just now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def test_two_nodes_share_a_bucket():

@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import json
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
@@ -93,12 +92,6 @@ class Process:
     def kill(self):
         self._process.kill()
         self._process.communicate(timeout=SECONDS)
-
-
-def free_ports(count):
-    with ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in held]
 
 
 def reply(frame, status=Status.SUCCESS, **parts):

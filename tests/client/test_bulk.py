@@ -21,9 +21,10 @@ from penstock.node.topology import NodePlace
 from penstock.wire.constants import MAX_VALUE, Opcode, Status
 from penstock.wire.frame import Frame
 from penstock.wire.kv import Add, Delete, DelWithMeta, GetLocked, Set, SetWithMeta
-from tests.client.peer import SECONDS, Script, free_ports, in_loop, reply
+from tests.client.peer import SECONDS, Script, in_loop, reply
 from tests.client.test_nodes import keys_of, let_have, moving
 from tests.node.wire_client import connected
+from tests.ports import free_ports
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 KEYS = st.binary(min_size=1, max_size=12)

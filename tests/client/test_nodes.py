@@ -15,10 +15,11 @@ from penstock.wire.constants import Opcode, Status, VbucketState
 from penstock.wire.dcp import StreamReq
 from penstock.wire.kv import SetVbucket
 from penstock.wire.layout import decode
-from tests.client.peer import Script, documents, free_ports, in_loop, reply
+from tests.client.peer import Script, documents, in_loop, reply
 from tests.client.producer import accept, end, marker, mutations
 from tests.node.http.web_client import WebClient
 from tests.node.wire_client import connected
+from tests.ports import free_ports
 
 # Maps
 

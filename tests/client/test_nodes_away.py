@@ -13,8 +13,9 @@ from penstock.wire.constants import Opcode, Status
 from penstock.wire.dcp import StreamReq
 from penstock.wire.layout import decode
 from penstock.wire.schema import Change
-from tests.client.peer import Process, Script, free_ports, in_loop
+from tests.client.peer import Process, Script, in_loop
 from tests.client.producer import accept, marker, mutations, noop, refuse
+from tests.ports import free_ports
 
 # Real nodes
 

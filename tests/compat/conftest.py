@@ -1,7 +1,5 @@
-import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -123,18 +121,6 @@ def collection(node, bucket):
 @pytest.fixture
 def durable_collection(connected, durable_node):
     return connected(durable_node.url).bucket("default").default_collection()
-
-
-@pytest.fixture
-def free_ports():
-    """Return ports that nobody has at the moment."""
-
-    def free_ports(count: int) -> list[int]:
-        with ExitStack() as stack:
-            servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-            return [server.getsockname()[1] for server in servers]
-
-    return free_ports
 
 
 @pytest.fixture

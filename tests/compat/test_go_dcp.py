@@ -13,6 +13,7 @@ from tests.compat.running import Program
 from tests.compat.serving import Serving
 from tests.node.http.web_client import WebClient
 from tests.node.wire_client import connected
+from tests.ports import free_ports
 
 VBUCKETS = 16
 DOCUMENTS = {f"first-{number}" for number in range(50)}
@@ -24,7 +25,7 @@ def write(client, keys):
 
 
 @contextmanager
-def follow(serving, bucket, free_ports, membership="couchbase"):
+def follow(serving, bucket, membership="couchbase"):
     """Run a member of one consumer group, always the same.
 
     `static` membership: the only member. By default a member that has ended counts as one for another minute.
@@ -37,7 +38,7 @@ def follow(serving, bucket, free_ports, membership="couchbase"):
 
 
 @contextmanager
-def follow_over_tls(certified, bucket, free_ports):
+def follow_over_tls(certified, bucket):
     """Run the only member of a consumer group.
 
     SSL_CERT_FILE: go-dcp's requests over HTTP know only the machine's authorities, not that of `rootCAPath`.
@@ -70,7 +71,7 @@ def keys_of(lines, event):
         pytest.param("passing", False, id="ephemeral"),
     ],
 )
-def test_a_group_follows_and_goes_on_where_it_was(tmp_path, free_ports, bucket, on_disk):
+def test_a_group_follows_and_goes_on_where_it_was(tmp_path, bucket, on_disk):
     options = ["--data-dir", tmp_path / "data"] if on_disk else []
     with Serving.running("--vbuckets", VBUCKETS, *options) as serving:
         if bucket != "default":
@@ -79,7 +80,7 @@ def test_a_group_follows_and_goes_on_where_it_was(tmp_path, free_ports, bucket, 
             assert made.status == 202
         with connected(serving, bucket) as client:
             write(client, DOCUMENTS)
-            with follow(serving, bucket, free_ports) as program:
+            with follow(serving, bucket) as program:
                 read_keys(program, "mutation", DOCUMENTS)
                 write(client, {"live"})
                 read_keys(program, "mutation", {"live"})
@@ -87,12 +88,12 @@ def test_a_group_follows_and_goes_on_where_it_was(tmp_path, free_ports, bucket, 
                 read_keys(program, "deletion", {"live"})
                 assert program.terminate() == 0
             write(client, {"meanwhile"})
-            with follow(serving, bucket, free_ports, "static") as program:
+            with follow(serving, bucket, "static") as program:
                 read_keys(program, "mutation", {"meanwhile"})
 
 
 @pytest.mark.timeout(180)
-def test_over_tls_a_password_needs_no_option(tls_node, free_ports):
+def test_over_tls_a_password_needs_no_option(tls_node):
     url = f"{tls_node.url}/default?ca={tls_node.files / 'ca.pem'}"
 
     async def write_one(key):
@@ -100,7 +101,7 @@ def test_over_tls_a_password_needs_no_option(tls_node, free_ports):
             await bucket.upsert(key, b'{"n":1}')
 
     asyncio.run(write_one("go-dcp before"))
-    with follow_over_tls(tls_node, "default", free_ports) as program:
+    with follow_over_tls(tls_node, "default") as program:
         program.read_until(lambda lines: "go-dcp before" in keys_of(lines, "mutation"))
         asyncio.run(write_one("go-dcp live"))
         program.read_until(lambda lines: "go-dcp live" in keys_of(lines, "mutation"))

@@ -7,6 +7,7 @@ import pytest
 from tests.compat.installed import need
 from tests.compat.serving import Serving
 from tests.node.wire_client import connected as memcached_client
+from tests.ports import free_ports
 
 need("couchbase")
 
@@ -303,7 +304,7 @@ def test_who_may_only_read(tls_node, connected):
     assert collection.get("read me").value == 1
 
 
-def test_documents_of_two_nodes(connected, free_ports):
+def test_documents_of_two_nodes(connected):
     """Each has half of the vbuckets: the client finds the one that has a document by the cluster map."""
     (first, first_http), (second, second_http) = free_ports(2), free_ports(2)
     nodes = [f"--node=127.0.0.1:{kv}:{http}" for kv, http in ((first, first_http), (second, second_http))]

@@ -11,7 +11,7 @@ from penstock.node import Node
 from penstock.node.topology import NodePlace
 from penstock.spark.source.planner import ASSUMED_BYTES, bytes_per_seqno
 from penstock.spark.source.runs import numbers
-from tests.client.peer import free_ports
+from tests.ports import free_ports
 from tests.spark.buckets import Documents, Proxy, numbered, planned, read_batch
 from tests.spark.test_protocols import contents
 
@@ -96,8 +96,7 @@ def networks():
         found = [stack.enter_context(Proxy.before(port)) for port in ports]
         places = [NodePlace(host="127.0.0.1", kv=network.port) for network in found]
         for number, port in enumerate(ports):
-            shared = {"vbuckets": 16, "nodes": places, "this_node": number, "port": port}
-            stack.enter_context(Node.running(["default"], **shared))
+            stack.enter_context(Node.running(["default"], 16, nodes=places, this_node=number, port=port))
         yield found
 
 

@@ -21,10 +21,11 @@ from penstock.spark.source.task import ChangePartition, DumpPartition, read_rang
 from penstock.wire.constants import Datatype
 from penstock.wire.dcp_values import pack_xattrs
 from penstock.wire.schema import CHANGE_SCHEMA, Event
-from tests.client.peer import free_ports, serving
+from tests.client.peer import serving
 from tests.client.test_tap_feed import begin, mutations
 from tests.client.test_tap_peers import closing, tap, vbuckets_asked_for
 from tests.node.watch import run
+from tests.ports import free_ports
 from tests.spark.buckets import Documents, Proxy, numbered
 
 VBUCKETS = 8
