@@ -96,8 +96,7 @@ class DurableLog(Log):
     """The log in a directory. uuid: the bucket's, 16 bytes. broken: a sync has failed,
     or files are gone, so nobody knows what is on disk.
 
-    commits, compactions: how many there were since the log was opened. inventory: the one in the directory. revision:
-    of `bucket.json`, as the inventory is to say.
+    inventory: the one in the directory. revision: of `bucket.json`, as the inventory is to say.
     """
 
     durable = True
@@ -114,7 +113,6 @@ class DurableLog(Log):
         self.directory = directory
         self.uuid = uuid
         self.broken = False
-        self.commits = self.compactions = 0
         self._appended = 0  # records, written by the owner's thread alone
         self._taken = 0  # of them, by commits: written by the thread that commits
         self._committed = 0  # of them, by commits that have ended well: likewise
@@ -292,7 +290,6 @@ class DurableLog(Log):
             self._refuse(error)
             return
         self._committed = self._taken
-        self.commits += 1
         self.fault = None
 
     def close(self) -> None:
@@ -504,7 +501,6 @@ class DurableLog(Log):
         self._appended += 1  # a commit is to give the file its name, also if one has just taken the note
         for source in sources[:-1]:
             self.sealed_at.pop(source.ids[1], None)
-        self.compactions += 1
 
 
 def _text(said: object) -> bytes:

@@ -87,6 +87,15 @@ def test_time_forgets(attempts, clock):
     assert fail(attempts, clock, 2) == [0, 0.05]
 
 
+def test_time_forgets_names_that_nobody_asks_for_again(attempts, clock):
+    """They do not count against the names that an address may have."""
+    for number in range(NAMES_OF_ADDRESS):
+        fail(attempts, clock, 1, account=f"mistyped {number}")
+    clock.now += FORGET_SECONDS
+    assert fail(attempts, clock, 1, account="alice") == [0]
+    assert (attempts.delay(ONE, "bob"), len(attempts)) == (0, 1)
+
+
 def test_a_network_of_ipv6_is_one_address_and_a_name_has_one_form(attempts, clock):
     fail(attempts, clock, 2, "2001:db8::1", "IX")
     assert attempts.delay("2001:db8::ffff:1", "I\u00adX") == 0.1

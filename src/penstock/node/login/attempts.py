@@ -64,12 +64,12 @@ class Attempts:
 
     def delay(self, address: str, account: str) -> float:
         """Return the seconds by which the next verdict about an account is held back."""
-        found = self._find(self._key(address, account))
+        found = self._guesses.get(self._key(address, account))
         return _seconds_after(found.times) if found is not None else 0.0
 
     def admit(self, address: str, account: str) -> None:
         """Let a password be checked. Raises TemporaryFailure while too many answers of the pair are queued."""
-        found = self._find(self._key(address, account))
+        found = self._guesses.get(self._key(address, account))
         if found is not None and found.answered - self._clock() > MOST_QUEUED_SECONDS:
             raise TemporaryFailure(f"too many wrong passwords from {address}: try again in {MOST_QUEUED_SECONDS:g} s")
 
@@ -79,7 +79,7 @@ class Attempts:
         A right password waits as well. Otherwise a client without a quick answer would know that it was wrong.
         """
         key, pair, now = self._key(address, account), _pair(address, account), self._clock()
-        times, _, answered = self._find(key) or _Guesses(0, now, now)
+        times, _, answered = self._guesses.get(key) or _Guesses(0, now, now)
         answered = max(now, answered) + _seconds_after(times)
         if right:
             self._known[pair] = None
@@ -103,17 +103,18 @@ class Attempts:
         return self.judge(address, step.account, right=step.status is Status.SUCCESS)
 
     def _key(self, address: str, account: str) -> _Key:
+        """Return the pair under which an account is counted now, after old failures were forgotten."""
+        self._forget_old()
         pair = _pair(address, account)
         if pair in self._guesses or pair in self._known or self._names[pair[0]] < NAMES_OF_ADDRESS:
             return pair
         return pair[0], None
 
-    def _find(self, key: _Key) -> _Guesses | None:
-        found = self._guesses.get(key)
-        if found is not None and self._clock() - found.last >= FORGET_SECONDS:
-            self._forget(key)
-            return None
-        return found
+    def _forget_old(self) -> None:
+        """Forget the pairs whose last failure is long ago; the oldest ones are in front."""
+        before = self._clock() - FORGET_SECONDS
+        while self._guesses and next(iter(self._guesses.values())).last <= before:
+            self._forget(next(iter(self._guesses)))
 
     def _forget(self, key: _Key) -> None:
         if self._guesses.pop(key, None) is not None:
