@@ -323,6 +323,36 @@ def test_names_of_system_attributes_need_a_privilege(tmp_path, roles, names):
         assert client.ask(request.encode(Opcode.SUBDOC_GET)).value == names
 
 
+@pytest.mark.parametrize(
+    ("roles", "read", "written"),
+    [
+        (["data_reader[beer]", "data_writer[beer]"], S.EACCESS, S.EACCESS),
+        (["stream_reader[beer]", "data_writer[beer]"], S.SUCCESS, S.EACCESS),
+        (["data_reader[beer]", "data_writer[beer]", "stream_reader[beer:_default:other]"], S.EACCESS, S.EACCESS),
+        (["replicator[beer]"], S.SUCCESS, S.SUCCESS),
+        (["admin"], S.SUCCESS, S.SUCCESS),
+    ],
+)
+def test_attributes_of_the_system_need_a_privilege(tmp_path, roles, read, written):
+    path = tmp_path / "users.json"
+    with change_users(path) as accounts:
+        accounts["root"] = account_of(User.of("root", ["admin"]), "root's", ITERATIONS)
+        accounts["alice"] = account_of(User.of("alice", roles), "alice's", ITERATIONS)
+    upsert = SubdocMutation.at(b"_sync", b"1", key=b"k", flags=PathFlag.XATTR).encode(Opcode.SUBDOC_DICT_UPSERT)
+    get = SubdocLookup.at(b"_sync", key=b"k", flags=PathFlag.XATTR).encode(Opcode.SUBDOC_GET)
+    with Node.running(["beer"], vbuckets=1, users=path) as node, connected(node) as client:
+        assert client.status(Hello(value=pack_features([Feature.XATTR]))) == S.SUCCESS
+        assert log_in(client, "root") == S.SUCCESS
+        assert client.status(SelectBucket(key=b"beer")) == S.SUCCESS
+        client.set(b"k", b"{}")
+        assert client.status(upsert) == S.SUCCESS
+        assert log_in(client, "alice") == S.SUCCESS
+        assert client.status(SelectBucket(key=b"beer")) == S.SUCCESS
+        assert (client.status(get), client.status(upsert)) == (read, written)
+        absent = SubdocLookup.at(b"_sync", key=b"none", flags=PathFlag.XATTR).encode(Opcode.SUBDOC_GET)
+        assert client.status(absent) == S.KEY_ENOENT  # a document is looked for first
+
+
 def test_without_users_nobody_has_to_and_one_can(node, client):
     assert client.ask(SaslListMechs()).value == b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN"
     assert client.set(b"k", b"v").specific == S.SUCCESS

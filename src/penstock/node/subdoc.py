@@ -52,7 +52,7 @@ _JSON, _SNAPPY, _XATTRS = int(Datatype.JSON), int(Datatype.SNAPPY), int(Datatype
 _ADD, _REVIVE = int(DocFlag.ADD), int(DocFlag.REVIVE)
 _REPLICA = int(DocFlag.REPLICA_READ)
 _DELETED_TOO = int(DocFlag.ACCESS_DELETED | DocFlag.CREATE_AS_DELETED)
-_NAMES = b"$XTOC"
+_OF_SYSTEM = (b"$XTOC", b"_")
 _PATH = Struct(">HB")
 _NUMBER = Struct(">I")
 _TOKEN = MutationReply.layouts[2].extras
@@ -147,12 +147,16 @@ def _work(
 
 
 def _around(
-    connection: NodeConnection, vbucket: Vbucket, key: bytes, specs: Sequence[LookupSpec | MutationSpec]
+    connection: NodeConnection,
+    vbucket: Vbucket,
+    key: bytes,
+    specs: Sequence[LookupSpec | MutationSpec],
+    privilege: Privilege,
 ) -> Around:
-    """Return what virtual attributes show beside the document. `$XTOC` hides names of the system from most users."""
-    lists_names = any(spec.path.startswith(_NAMES) for spec in specs)
-    all_names = lists_names and is_allowed(connection, Privilege.SYSTEM_XATTRS, key)
-    return Around(vbucket.vbuuid, max(time_ns(), vbucket.max_cas), all_names)
+    """Return what operations need beside the document. privilege: for attributes of the system."""
+    needs = any(spec.flags & _XATTR and spec.path.startswith(_OF_SYSTEM) for spec in specs)
+    system_xattrs = needs and is_allowed(connection, privilege, key)
+    return Around(vbucket.vbuuid, max(time_ns(), vbucket.max_cas), system_xattrs)
 
 
 def _check(connection: NodeConnection, frame: Frame, specs: Sequence[LookupSpec | MutationSpec]) -> None:
@@ -185,7 +189,7 @@ def _look_up(connection: NodeConnection, frame: Frame, specs: list[LookupSpec], 
     key = connection.read_key(frame.key)
     vbucket = _readable(connection, frame, doc_flags)
     found = _find(vbucket, key, doc_flags, frame.cas)
-    around = _around(connection, vbucket, key, specs)
+    around = _around(connection, vbucket, key, specs, Privilege.SYSTEM_XATTR_READ)
 
     def work(there: Document | None) -> tuple[Document, list[LookupResult]]:
         document = begin(there, specs, doc_flags, cas=frame.cas)
@@ -249,7 +253,7 @@ def _change(connection: NodeConnection, frame: Frame, specs: list[MutationSpec],
     key = (connection.change_key if tells else connection.write_key)(frame.key)
     vbucket = serving(connection, frame)
     found = _find(vbucket, key, doc_flags, frame.cas)
-    around = _around(connection, vbucket, key, specs)
+    around = _around(connection, vbucket, key, specs, Privilege.SYSTEM_XATTR_WRITE)
 
     def work(there: Document | None) -> tuple[Document, Changed | MutationResult]:
         document = begin(there, specs, doc_flags, cas=frame.cas)

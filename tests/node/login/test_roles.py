@@ -61,10 +61,20 @@ def test_texts_that_are_no_role(text, said):
 WHOLE = [
     ("data_reader", {P.READ, P.META_READ}),
     ("data_writer", {P.WRITE, P.META_READ}),
-    ("stream_reader", {P.READ, P.STREAM, P.SYSTEM_XATTRS, P.META_READ, P.SIMPLE_STATS}),
+    ("stream_reader", {P.READ, P.STREAM, P.SYSTEM_XATTR_READ, P.META_READ, P.SIMPLE_STATS}),
     (
         "replicator",
-        {P.READ, P.WRITE, P.STREAM, P.META_WRITE, P.SYSTEM_XATTRS, P.META_READ, P.SIMPLE_STATS, P.REPLICATE},
+        {
+            P.READ,
+            P.WRITE,
+            P.STREAM,
+            P.META_WRITE,
+            P.SYSTEM_XATTR_READ,
+            P.SYSTEM_XATTR_WRITE,
+            P.META_READ,
+            P.SIMPLE_STATS,
+            P.REPLICATE,
+        },
     ),
 ]
 
@@ -92,7 +102,7 @@ def test_a_role_of_a_collection():
     user = User.of("u", ["stream_reader[beer:s:c]", "data_writer[beer:s]", "data_reader[wine]"])
     assert user.privileges("beer") == {P.META_READ, P.SIMPLE_STATS}
     assert user.scoped("beer") == {
-        Target("beer", "s", "c"): {P.READ, P.STREAM, P.SYSTEM_XATTRS},
+        Target("beer", "s", "c"): {P.READ, P.STREAM, P.SYSTEM_XATTR_READ},
         Target("beer", "s"): {P.WRITE},
     }
     assert user.may(P.STREAM, "beer", "s", "c")

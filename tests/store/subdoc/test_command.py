@@ -161,9 +161,27 @@ def test_virtual_attributes() -> None:
         *((Status.SUCCESS, b'["_sys","user"]'), (Status.SUCCESS, b"2"), (Status.SUBDOC_PATH_ENOENT, b"")),
         (Status.SUBDOC_XATTR_UNKNOWN_VATTR, b""),
     ]
-    assert looked_up((GET, XATTR, b"$XTOC"), around=Around(all_names=False)) == [(Status.SUCCESS, b'["user"]')]
+    assert looked_up((GET, XATTR, b"$XTOC"), around=Around(system_xattrs=False)) == [(Status.SUCCESS, b'["user"]')]
     assert looked_up((GET, XATTR, b"$document.datatype"), document=Document(b"x")) == [(Status.SUCCESS, b'["raw"]')]
     assert looked_up((GET, XATTR, b"$document.deleted"), document=TOMBSTONE) == [(Status.SUCCESS, b"true")]
+
+
+DENIED, HIDDEN = (Status.EACCESS, b""), Around(system_xattrs=False)
+
+
+def test_lookups_without_access_to_attributes_of_the_system() -> None:
+    body = (GET, 0, b"a")
+    assert looked_up((GET, XATTR, b"user"), body, around=HIDDEN) == [(Status.SUCCESS, b"5"), (Status.SUCCESS, b"1")]
+    for path in (b"_sys", b"_sys.x[0]", b"_no"):
+        rows = ((GET, XATTR, b"user"), (EXISTS, XATTR, path), (GET, XATTR, b"$document"), body)
+        assert looked_up(*rows, around=HIDDEN) == [DENIED, DENIED, DENIED, (Status.SUCCESS, b"1")]
+
+
+def test_changes_without_access_to_attributes_of_the_system() -> None:
+    specs = [MutationSpec(UPSERT, XATTR, b"user", b"6"), MutationSpec(UPSERT, XATTR, b"_sys.y", b"2")]
+    assert change(PLAIN, specs, 0, HIDDEN) == MutationResult(0, Status.EACCESS)
+    assert isinstance(change(PLAIN, specs[:1], 0, HIDDEN), Changed)
+    assert change(PLAIN, [MutationSpec(TO_BODY, XATTR, b"_sys", b"")], 0, HIDDEN) == MutationResult(0, Status.EACCESS)
 
 
 # Changes

@@ -28,7 +28,8 @@ class Privilege(Enum):
     """What a command needs.
 
     META_READ: sequence numbers and failover logs. META_WRITE: documents with the metadata of another bucket.
-    SYSTEM_XATTRS: `$XTOC` lists the extended attributes of the system too.
+    SYSTEM_XATTR_READ, SYSTEM_XATTR_WRITE: extended attributes whose names begin with `_`. Without the first, `$XTOC`
+    does not list them. Source: kv_engine, subdocument_context.cc, validate_xattr_privilege.
     SETTINGS: states of vbuckets, connections of others, checkpoints.
     """
 
@@ -36,7 +37,8 @@ class Privilege(Enum):
     WRITE = auto()
     STREAM = auto()
     META_WRITE = auto()
-    SYSTEM_XATTRS = auto()
+    SYSTEM_XATTR_READ = auto()
+    SYSTEM_XATTR_WRITE = auto()
     META_READ = auto()
     SIMPLE_STATS = auto()
     REPLICATE = auto()
@@ -47,7 +49,14 @@ class Privilege(Enum):
 
 EVERYTHING = frozenset(Privilege)
 OF_DOCUMENTS = frozenset(
-    (Privilege.READ, Privilege.WRITE, Privilege.STREAM, Privilege.META_WRITE, Privilege.SYSTEM_XATTRS)
+    (
+        Privilege.READ,
+        Privilege.WRITE,
+        Privilege.STREAM,
+        Privilege.META_WRITE,
+        Privilege.SYSTEM_XATTR_READ,
+        Privilege.SYSTEM_XATTR_WRITE,
+    )
 )
 """What a user may have for some collections only."""
 
@@ -75,8 +84,9 @@ _WATCH = _META_READ | {Privilege.SIMPLE_STATS}
 GRANTS: dict[RoleName, Grant] = {
     RoleName.DATA_READER: Grant(frozenset((Privilege.READ,)), _META_READ),
     RoleName.DATA_WRITER: Grant(frozenset((Privilege.WRITE,)), _META_READ),
-    # Streams carry all extended attributes, so that these two roles see those of the system anyhow.
-    RoleName.STREAM_READER: Grant(frozenset((Privilege.READ, Privilege.STREAM, Privilege.SYSTEM_XATTRS)), _WATCH),
+    # Couchbase's data_reader and data_writer have no access to attributes of the system either. Streams carry them all.
+    # Source: ns_server, menelaus_roles.erl.
+    RoleName.STREAM_READER: Grant(frozenset((Privilege.READ, Privilege.STREAM, Privilege.SYSTEM_XATTR_READ)), _WATCH),
     RoleName.REPLICATOR: Grant(
         OF_DOCUMENTS,
         _WATCH | {Privilege.REPLICATE},

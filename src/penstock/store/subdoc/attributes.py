@@ -54,11 +54,17 @@ class Document(NamedTuple):
 
 
 class Around(NamedTuple):
-    """What else `$document`, `$vbucket` and `$XTOC` show. now: nanoseconds. all_names: also those of the system."""
+    """What operations on a document need beside it.
+
+    Attributes:
+        vbuuid: `$document` shows it.
+        now: in nanoseconds; `$vbucket` shows it.
+        system_xattrs: whether lookups may read, or changes may write, attributes of the system.
+    """
 
     vbuuid: int = 0
     now: int = 0
-    all_names: bool = True
+    system_xattrs: bool = True
 
 
 _NANOSECONDS = 10**9
@@ -91,9 +97,9 @@ def is_virtual(name: str) -> bool:
     return name.startswith("$")
 
 
-def is_system(name: str) -> bool:
-    """Whether an attribute is one of the system's, which stay when the document is deleted."""
-    return name.startswith("_")
+def is_system(name: str | bytes) -> bool:
+    """Tell whether an attribute, or one that a path leads into, is the system's: it stays in a deleted document."""
+    return name[:1] in ("_", b"_")
 
 
 def _bad_name(path: bytes) -> StatusError:
@@ -113,7 +119,7 @@ def virtual_text(name: str, document: Document, around: Around) -> str:
     elif name == "$vbucket":
         value = {"HLC": {"mode": "real", "now": str(around.now // _NANOSECONDS)}}
     elif name == "$XTOC":
-        value = [each for each in document.xattrs if around.all_names or not is_system(each)]
+        value = [each for each in document.xattrs if around.system_xattrs or not is_system(each)]
     else:
         raise status_error(
             Status.SUBDOC_XATTR_UNKNOWN_VATTR, f"virtual attribute {name!r}, there are $document, $vbucket and $XTOC"

@@ -114,10 +114,17 @@ def _new(specs: Sequence[LookupSpec | MutationSpec], doc_flags: int) -> Document
 
 
 def look_up(document: Document, specs: Sequence[LookupSpec], around: Around) -> list[LookupResult]:
-    """Return what checked lookups find, one after the other: those that find nothing hinder none."""
+    """Return what checked lookups find, one after the other: those that find nothing hinder none.
+
+    If one of them needs an attribute of the system that is not allowed, all attributes are denied, and the body is not.
+    """
     work = _Work(document, around, specs)
+    denied = 0 if _may_access(specs, around) else _XATTR
     results = []
     for spec in specs:
+        if spec.flags & denied:
+            results.append(LookupResult(Status.EACCESS))
+            continue
         try:
             results.append(LookupResult(Status.SUCCESS, work.read(spec)))
         except StatusError as error:
@@ -130,8 +137,11 @@ def change(
 ) -> Changed | MutationResult:
     """Return what checked operations make of a document, or the one of them that fails.
 
+    Attributes come first: an attribute of the system that is not allowed fails the first operation.
     Raises StatusError with SUBDOC_DELETED_DOCUMENT_CANT_HAVE_VALUE for a body in a document that stays deleted.
     """
+    if not _may_access(specs, around):
+        return MutationResult(0, Status.EACCESS)
     work = _Work(document, around, specs)
     mkdir_p = _MKDIR_P if doc_flags & _CREATES else 0
     work.reserve(specs)
@@ -152,6 +162,14 @@ def change(
         )
     datatype = _JSON_BODY if work.json and work.body else 0
     return Changed(work.body, work.xattrs, datatype | (_XATTRS if work.xattrs else 0), deleted, answers, work.macros)
+
+
+def _may_access(specs: Sequence[LookupSpec | MutationSpec], around: Around) -> bool:
+    """Tell whether the user may access all attributes of checked operations.
+
+    Source: kv_engine, subdocument_context.cc, do_xattr_phase.
+    """
+    return around.system_xattrs or not any(spec.flags & _XATTR and is_system(spec.path) for spec in specs)
 
 
 class _Work:
