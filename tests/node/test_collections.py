@@ -24,6 +24,7 @@ from penstock.wire.kv import (
 )
 from penstock.wire.layout import decode
 from tests.node.test_login import ITERATIONS, log_in
+from tests.node.watch import run
 from tests.node.wire_client import connected
 
 S = Status
@@ -69,6 +70,34 @@ def test_a_new_manifest_is_answered_when_all_vbuckets_have_it():
         assert min(seqnos.values()) == 2  # the document may have been stored before the answer, or after it
         seqnos = unpack_vb_seqnos(client.ask(GetCollectionSeqnos(collection_id=ALES)).value)
         assert {number: seqno for number, seqno in seqnos.items() if seqno != 2} == {1023: 4}
+
+
+@pytest.mark.parametrize("disabled", ["before", "meanwhile"])
+def test_a_dropped_collection_is_erased_without_the_expiry_pager(disabled):
+    with Node.running(vbuckets=1) as node, connected(node) as client:
+        client.hello(Feature.COLLECTIONS)
+        assert set_manifest(client, MANIFEST) == S.SUCCESS
+        store, upkeep = node.buckets["default"].store, node.buckets["default"].upkeep
+        vbucket, pages = store.vbuckets[0], run(node, lambda: upkeep.pages)
+
+        def drop_many():  # more than one slice erases
+            for number in range(20_000):
+                vbucket.set(prefixed(ALES, b"%d" % number), b"")
+            vbucket.set(prefixed(LAGERS, b"over"), b"", expiry=1_000_000_000)
+            if disabled == "before":
+                upkeep.set_pager(enabled=False)
+            store.set_manifest(store.manifest.without_collection("beers", "ales"))
+            upkeep.spread()
+            assert vbucket.erasing
+            upkeep.set_pager(enabled=False)
+
+        run(node, drop_many)
+        while run(node, lambda: vbucket.erasing or upkeep.next_page is not None):
+            pass
+        assert run(node, lambda: (vbucket.items, upkeep.pages)) == (1, pages)
+        run(node, lambda: upkeep.set_pager(seconds=0.001, enabled=True))
+        while run(node, lambda: vbucket.items or upkeep.pages == pages):
+            pass
 
 
 @pytest.fixture

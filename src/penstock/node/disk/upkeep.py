@@ -47,6 +47,7 @@ class Upkeep:
         self.load_seconds = 0.0
         self.pager_seconds = pager_seconds
         self.pager_enabled = True
+        self._in_round = False  # the last slice has left something to do
         self._look = look
         self._loop = asyncio.get_running_loop()
         self._opened_at = self._loop.time()
@@ -83,10 +84,10 @@ class Upkeep:
 
     def set_pager(self, *, seconds: float | None = None, enabled: bool | None = None) -> None:
         """Change how often the expiry pager runs, and whether it does; None: as before."""
-        self._pager.cancel()
         self.pager_seconds = self.pager_seconds if seconds is None else seconds
         self.pager_enabled = self.pager_enabled if enabled is None else enabled
-        self._call_pager(self.pager_seconds)
+        if not self._in_round:
+            self._call_pager(self.pager_seconds)
 
     @property
     def next_page(self) -> float | None:
@@ -94,18 +95,19 @@ class Upkeep:
         return None if self._pager.cancelled() else self._pager.when()
 
     def _call_pager(self, seconds: float) -> None:
-        if self.pager_enabled:
+        """Let the next slice come after so many seconds. Without the pager, only if dropped documents are left."""
+        self._pager.cancel()
+        if self.pager_enabled or self._in_round:
             self._pager = self._loop.call_later(seconds, self.page)
 
     def page(self) -> None:
-        """Go on with a round of the expiry pager, or begin one now."""
-        self._pager.cancel()
+        """Go on with a round of the expiry pager, or begin one now; without the pager, erase what was dropped."""
         began = self._loop.time()
-        more = self.store.expire()
+        self._in_round = self.store.expire() if self.pager_enabled else self.store.erase()
         self._look()
-        self.pages += not more
+        self.pages += self.pager_enabled and not self._in_round
         self.pager_times.record(self._loop.time() - began)
-        self._call_pager(self._loop.time() - began if more else self.pager_seconds)
+        self._call_pager(self._loop.time() - began if self._in_round else self.pager_seconds)
 
     def spread(self) -> None:
         """Let the vbuckets that are behind the manifest write its events, some of them now.
