@@ -12,7 +12,8 @@ from penstock.node.login.users import account_of
 from penstock.node.login.users_file import change_users
 from penstock.wire.constants import Feature, Opcode, Status, StreamEndReason
 from penstock.wire.dcp import StreamEnd
-from penstock.wire.kv import SelectBucket
+from penstock.wire.frame import join_frame
+from penstock.wire.kv import Noop, SelectBucket
 from penstock.wire.layout import decode
 from tests.client.peer import in_loop
 from tests.node.http.web_client import WebClient
@@ -54,10 +55,10 @@ def node(users):
         yield node
 
 
-def consumer(client):
+def consumer(client, name="alice"):
     assert log_in(client.hello(Feature.COLLECTIONS), "alice") == Status.SUCCESS
     assert client.status(SelectBucket(key=b"default")) == Status.SUCCESS
-    client.open("alice").control("enable_noop", "true")
+    client.open(name).control("enable_noop", "true")
     return client
 
 
@@ -93,6 +94,33 @@ def test_a_stream_ends_when_its_privilege_is_lost(node, users, value, roles, end
             while node.users.version == before:
                 root.said("/whoami")
             assert client.stream(vbucket=1, value=value).specific == Status.SUCCESS
+
+
+def test_nothing_is_sent_after_the_loss_whatever_waited_for_room(node, users):
+    """Stream ids make frames longer than they are in the log, so that some wait for room in the window."""
+    window = 4000
+    with connected(node) as root, connected(node) as other, connected(node) as client:
+        assert log_in(root.hello(Feature.COLLECTIONS), "root") == Status.SUCCESS
+        assert root.status(SelectBucket(key=b"default")) == Status.SUCCESS
+        for number in range(100):
+            assert root.set(key(ALES, b"%d" % number)).specific == Status.SUCCESS
+        consumer(client)
+        assert client.control("connection_buffer_size", str(window)) == Status.SUCCESS
+        assert client.control("enable_stream_id", "true") == Status.SUCCESS
+        assert client.stream(value=wish(sid=1)).specific == Status.SUCCESS
+        received = 0
+        while received < window:
+            received += len(join_frame(client.receive()))
+        assert consumer(other, "other").stream().specific == Status.SUCCESS
+        with change_users(users) as accounts:
+            accounts["alice"] = replace(accounts["alice"], user=User.of("alice", [ALE_ROLE]))
+        assert next_end(other).reason == StreamEndReason.LOST_PRIVILEGES  # by now, both have lost the role
+        assert client.status(Noop()) == Status.SUCCESS
+        assert not client.frames  # the end waits for room too
+        client.acknowledge(received)
+        end = client.message()
+        assert isinstance(end, StreamEnd), end
+        assert end.reason == StreamEndReason.LOST_PRIVILEGES
 
 
 def test_other_streams_of_the_connection_go_on(node, users):

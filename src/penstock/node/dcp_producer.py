@@ -180,8 +180,8 @@ class DcpProducer(Producer):
             return False
         user, bucket = self.connection.login.acting, self.bucket
         for stream in tuple(self.streams.values()):
-            if stream.reason is None and not may_stream(user, bucket, stream.outlet.chosen):
-                self.end_stream(stream, StreamEndReason.LOST_PRIVILEGES)
+            if not may_stream(user, bucket, stream.outlet.chosen):
+                self.end_stream(stream, StreamEndReason.LOST_PRIVILEGES if stream.reason is None else stream.reason)
         return True
 
     def stop(self) -> None:

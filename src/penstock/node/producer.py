@@ -125,8 +125,11 @@ class Producer(ChangeProducer):
                 self.end_stream(stream, StreamEndReason.STATE_CHANGED)
 
     def end_stream(self, stream: ProducerStream, reason: StreamEndReason) -> None:
-        """Let the end be the next that is sent of a stream."""
-        stream.reason = reason
+        """Let the end be the next that is sent of a stream, once the peer has room for it.
+
+        Source: kv_engine, DcpProducer::step: ends count for flow control too.
+        """
+        stream.end(reason)
         self._hurry(stream)
 
     def _hurry(self, stream: ProducerStream) -> None:

@@ -160,6 +160,12 @@ class ProducerStream:
             return said
         return self._end(StreamEndReason.OK) if self.seqno >= self.end_seqno else None
 
+    def end(self, reason: StreamEndReason) -> None:
+        """Let the end be the next that is sent, also before frames for which there was no room."""
+        self.reason = reason
+        self._snapshot = None
+        self._held = b""
+
     def close(self) -> None:
         """End without a word: the consumer asked for it."""
         self._advance(StreamEvent.CLOSED)
