@@ -113,6 +113,54 @@ def test_a_directory_of_an_older_release_gets_one(place: Place) -> None:
         place()
 
 
+def test_a_crash_at_the_first_opening_by_this_release() -> None:
+    """Also between the first inventory and the new format, and with an older release that goes on from there."""
+    fuse, windows, died = 0, 0, True
+    while died:
+        disk, died = Disk(), False
+        bucket = _open(disk)
+        for number in range(9):
+            bucket.vbuckets[number % 4].set(b"key %d" % number, b"older")
+        bucket.close()
+        before = shown(bucket)
+        _make_older(disk)
+        disk.fuse = fuse
+        try:
+            _open(disk).close()
+        except Died:
+            died = True
+        disk.kill()
+        if INVENTORY in disk.names and b'"format": 2' in disk.names["bucket.json"].data:
+            windows += 1
+            before = _go_on_as_an_older_release(disk)
+        for _ in range(2):
+            bucket = _open(disk)
+            assert shown(bucket) == before
+            bucket.close()
+        fuse += 1
+    assert windows > 5
+
+
+def _make_older(disk: Disk) -> None:
+    said = unpack_json(disk.names["bucket.json"].data)
+    disk.names.pop(INVENTORY, None)
+    said.pop("revision", None)
+    replace_json(disk(Path()), "bucket.json", {**said, "format": 2})
+
+
+def _go_on_as_an_older_release(disk: Disk) -> list[object]:
+    """Store changes as a release does that neither reads nor writes inventories; return what a client sees."""
+    inventory = disk.names[INVENTORY]
+    _make_older(disk)
+    bucket = _open(disk)
+    bucket.vbuckets[0].set(b"key 0", b"newer")
+    bucket.seal()
+    bucket.close()
+    _make_older(disk)
+    disk.names[INVENTORY] = inventory
+    return shown(bucket)
+
+
 def test_one_of_another_bucket(place: Place, memory: Path) -> None:
     fill(place)
     other = Place(memory / "wine")
@@ -200,9 +248,7 @@ def test_a_crash_while_a_segment_replaces_one_of_its_own_name(*, has_inventory: 
             died = True
         disk.kill()
         if not has_inventory:
-            said = unpack_json(disk.names["bucket.json"].data)
-            disk.names.pop(INVENTORY)
-            replace_json(disk(Path()), "bucket.json", {**said, "format": 2})
+            _make_older(disk)
         for _ in range(2):
             bucket = _open(disk)
             assert shown(bucket) == before

@@ -217,20 +217,28 @@ def complete(directory: Directory, found: Found) -> None:
 
 
 def _inventory(directory: Directory, said: Mapping[str, Any], damage: list[Damage]) -> Inventory | None:
-    """Return the inventory of a directory, None if none can be relied on. What is wrong with it goes to `damage`."""
+    """Return the inventory of a directory, None if none can be relied on. What is wrong with it goes to `damage`.
+
+    With the older format none counts: a crash can have come between the first inventory and the new format, and an
+    older release, which knows no inventory, can have written to the directory since.
+    """
+    has_older_format = said["format"] == FORMAT_WITHOUT_INVENTORY
     try:
         inventory = read_inventory(directory, bytes.fromhex(said["uuid"]))
     except FileNotFoundError:
-        if said["format"] != FORMAT_WITHOUT_INVENTORY:
+        if not has_older_format:
             damage.append(Damage(INVENTORY, None, 0, "missing"))
         return None
     except BadInventory as error:
-        damage.append(Damage(INVENTORY, 0, 0, str(error)))
+        if not has_older_format:
+            damage.append(Damage(INVENTORY, 0, 0, str(error)))
         return None
     revision = said.get("revision", 0)
     if revision < inventory.revision:
         reason = f"an older copy: revision {revision}, expected {inventory.revision} or above"
         damage.append(Damage(BUCKET, 0, 0, reason))
+    elif has_older_format:
+        return None
     return inventory
 
 
