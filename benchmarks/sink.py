@@ -20,10 +20,10 @@ from pyspark.sql import functions as F
 from benchmarks.kv import SET_REPLY, batches, drive
 from benchmarks.report import Report, options
 from benchmarks.served import Served, served
-from penstock.client.address import Address, parse_address
 from penstock.client.bucket import connect
-from penstock.client.bulk import BulkWriter
-from penstock.client.requests import Rows, encode
+from penstock.client.connect.address import Address, parse_address
+from penstock.client.documents.bulk import BulkWriter
+from penstock.client.documents.write_requests import Rows, encode
 from penstock.spark.session import local_session
 from penstock.wire.constants import Opcode
 from penstock.wire.kv import Set

@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 
 from benchmarks.report import Report, options
 from benchmarks.served import served
-from penstock.client.address import parse_address
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
+from penstock.client.connect.address import parse_address
 from penstock.spark.lake import Lake
 from penstock.spark.session import local_session
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 
 from fuzz import corpus
 from fuzz.frames import reads
-from penstock.client.feed import Feed, Wanted
-from penstock.client.follower import Follower
-from penstock.client.selection import KnownCollections, Selection
-from penstock.client.tap_feed import TapFeed
+from penstock.client.feeds.feed import Feed, Wanted
+from penstock.client.feeds.follower import Follower
+from penstock.client.feeds.selection import KnownCollections, Selection
+from penstock.client.feeds.tap_feed import TapFeed
 from penstock.errors import RemoteProtocolError, StatusError
 from penstock.wire.collection_names import CollectionNames
 from penstock.wire.columns import batch_of, decode_messages, decode_run

@@ -8,8 +8,8 @@ from penstock.version import __version__
 if TYPE_CHECKING:
     from penstock.client.blocking import read_changes
     from penstock.client.bucket import Bucket, connect
-    from penstock.client.documents import Document
-    from penstock.client.position import Position
+    from penstock.client.documents.document import Document
+    from penstock.client.feeds.stream_position import Position
     from penstock.node import Node
     from penstock.wire.schema import CHANGE_SCHEMA, Change
 
@@ -29,9 +29,9 @@ _HOMES = {
     "CHANGE_SCHEMA": "penstock.wire.schema",
     "Bucket": "penstock.client.bucket",
     "Change": "penstock.wire.schema",
-    "Document": "penstock.client.documents",
+    "Document": "penstock.client.documents.document",
     "Node": "penstock.node",
-    "Position": "penstock.client.position",
+    "Position": "penstock.client.feeds.stream_position",
     "connect": "penstock.client.bucket",
     "read_changes": "penstock.client.blocking",
 }

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import connect
 from penstock.cli.samples import sample_documents
-from penstock.client.documents import vbucket_of
+from penstock.client.documents.document import vbucket_of
 from penstock.wire.constants import Datatype, Opcode, Status, VbucketState
 from penstock.wire.dcp_values import pack_xattrs
 from penstock.wire.kv import SetVbucket

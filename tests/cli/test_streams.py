@@ -6,7 +6,7 @@ import typing
 import pytest
 
 from penstock.cli.serve_options import Dialects
-from penstock.client.missing import ranges_of
+from penstock.client.topology.missing import ranges_of
 from penstock.node.options import PINS
 from penstock.wire.constants import MAX_SEQNO
 from penstock.wire.upr import UprStreamReq

@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from penstock.client.feed import Feed, Wanted
+from penstock.client.feeds.feed import Feed, Wanted
 from penstock.store.rollback import StreamRequest, rollback_point
 from penstock.wire.constants import Dialect, Status
 from penstock.wire.kv import FailoverEntry, pack_failover_log

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from itertools import count
 
-from penstock.client.feed import Feed, Wanted
-from penstock.client.position import Position, SnapshotEnd
+from penstock.client.feeds.feed import Feed, Wanted
+from penstock.client.feeds.stream_position import Position, SnapshotEnd
 from penstock.wire.connection import Connection, Slab
 from penstock.wire.constants import Magic, Opcode, Status
 from penstock.wire.dcp import (

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.client.address import DEFAULT_URL, Address, Options, TlsVerify, parse_address
-from penstock.client.credentials import Credentials
+from penstock.client.connect.address import DEFAULT_URL, Address, Options, TlsVerify, parse_address
+from penstock.client.connect.credentials import Credentials
 from penstock.errors import UsageError
 from penstock.wire.constants import Dialect
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from penstock import connect
-from penstock.client.documents import Document, vbucket_of
-from penstock.client.position import VbucketInfo
+from penstock.client.documents.document import Document, vbucket_of
+from penstock.client.feeds.stream_position import VbucketInfo
 from penstock.errors import (
     ConnectionClosed,
     KeyExists,

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import Node, connect
-from penstock.client.address import parse_address
-from penstock.client.bulk import NO_ANSWER, BulkWriter
-from penstock.client.documents import vbucket_of
-from penstock.client.requests import OPAQUES, Rows, encode, vbuckets_of
+from penstock.client.connect.address import parse_address
+from penstock.client.documents.bulk import NO_ANSWER, BulkWriter
+from penstock.client.documents.document import vbucket_of
+from penstock.client.documents.write_requests import OPAQUES, Rows, encode, vbuckets_of
 from penstock.errors import AccessDenied, UnknownCollection, Unreachable, UsageError
 from penstock.node.topology import NodePlace
 from penstock.wire.constants import MAX_VALUE, Opcode, Status

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from penstock.client.address import parse_address
-from penstock.client.connection import NodeLink
-from penstock.client.session import open_session
+from penstock.client.connect.address import parse_address
+from penstock.client.connect.client_session import open_session
+from penstock.client.connect.link import NodeLink
 from penstock.errors import (
     AccessDenied,
     BucketNotServed,

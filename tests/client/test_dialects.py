@@ -11,7 +11,7 @@ import pytest
 
 from penstock import connect, read_changes
 from penstock.client.bucket import Bucket
-from penstock.client.position import Position
+from penstock.client.feeds.stream_position import Position
 from penstock.errors import ConnectionClosed, UsageError
 from penstock.wire.constants import Dialect, Opcode, OpenFlag, Status, VbucketState
 from penstock.wire.dcp import Open

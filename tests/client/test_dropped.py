@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import connect
-from penstock.client.dropped import DropReason, describe_drops
-from penstock.client.feed import Wanted
+from penstock.client.connect.dropped import DropReason, describe_drops
+from penstock.client.feeds.feed import Wanted
 from penstock.errors import OrderViolation
 from penstock.wire.constants import Magic, Opcode
 from penstock.wire.dcp import DcpReply, SeqnoAdvanced, StreamReq

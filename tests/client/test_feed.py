@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.client.feed import Wanted
-from penstock.client.position import BEGINNING, Position, SnapshotEnd
+from penstock.client.feeds.feed import Wanted
+from penstock.client.feeds.stream_position import BEGINNING, Position, SnapshotEnd
 from penstock.errors import (
     AccessDenied,
     ConnectionClosed,

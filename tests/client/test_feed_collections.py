@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from penstock.client.feed import Wanted
-from penstock.client.selection import KnownCollections, Selection, qualified, read_manifest
+from penstock.client.feeds.feed import Wanted
+from penstock.client.feeds.selection import KnownCollections, Selection, qualified, read_manifest
 from penstock.errors import RemoteProtocolError, UnknownCollection, UsageError
 from penstock.wire import system_event
 from penstock.wire.collection_key import pack_collection_id

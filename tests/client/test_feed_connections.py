@@ -5,8 +5,8 @@ from itertools import cycle, zip_longest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.feed import Wanted
-from penstock.client.position import BEGINNING
+from penstock.client.feeds.feed import Wanted
+from penstock.client.feeds.stream_position import BEGINNING
 from penstock.wire.constants import MAX_SEQNO, Magic, Opcode, Status
 from penstock.wire.dcp import DcpReply
 from penstock.wire.frame import Frame

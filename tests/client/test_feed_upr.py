@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.feed import Wanted
-from penstock.client.position import UNKNOWN_END, Position, SnapshotEnd
+from penstock.client.feeds.feed import Wanted
+from penstock.client.feeds.stream_position import UNKNOWN_END, Position, SnapshotEnd
 from penstock.errors import ConnectionClosed, KeyNotFound, NotMyVbucket, RemoteProtocolError
 from penstock.wire.columns import SMALL_RUN
 from penstock.wire.constants import MAX_SEQNO, Status

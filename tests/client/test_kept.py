@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from penstock.client.address import parse_address
 from penstock.client.bucket import Bucket
-from penstock.client.feed import Feed, Wanted
-from penstock.client.handshake import Purpose
-from penstock.client.kept import KeptSessions
-from penstock.client.stream import ChangeStream
+from penstock.client.connect.address import parse_address
+from penstock.client.connect.handshake import Purpose
+from penstock.client.feeds.feed import Feed, Wanted
+from penstock.client.streams.change_stream import ChangeStream
+from penstock.client.streams.session_pool import KeptSessions
 from penstock.wire.constants import Dialect, Magic, Opcode
 from penstock.wire.dcp import DcpNoop
 from penstock.wire.layout import decode

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock import Node, connect, read_changes
-from penstock.client.credentials import Credentials, credentials_file, credentials_from, password_file
+from penstock.client.connect.credentials import Credentials, credentials_file, credentials_from, password_file
 from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,

@@ -5,9 +5,9 @@ import logging
 import pytest
 
 from penstock import Node, connect, read_changes
-from penstock.client.address import parse_address
-from penstock.client.documents import vbucket_of
-from penstock.client.missing import MissingReport, check_numbers, not_served, ranges_of, vbuckets_named
+from penstock.client.connect.address import parse_address
+from penstock.client.documents.document import vbucket_of
+from penstock.client.topology.missing import MissingReport, check_numbers, not_served, ranges_of, vbuckets_named
 from penstock.errors import NotMyVbucket, Unreachable, UsageError, VbucketsNotServed
 from penstock.wire.constants import Opcode, Status, VbucketState
 from penstock.wire.dcp import StreamReq

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import pytest
 
 from penstock import Node, connect
-from penstock.client.cluster_map import ClusterMap, read_map
-from penstock.client.documents import vbucket_of
+from penstock.client.connect.cluster_map import ClusterMap, read_map
+from penstock.client.documents.document import vbucket_of
 from penstock.errors import KeyExists, NotMyVbucket, RemoteProtocolError, Unreachable, UsageError
 from penstock.node.topology import NodePlace
 from penstock.wire.constants import Opcode, Status, VbucketState

@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from penstock import connect
-from penstock.client.documents import vbucket_of
+from penstock.client.documents.document import vbucket_of
 from penstock.errors import Unreachable, VbucketsNotServed
 from penstock.wire.constants import Opcode, Status
 from penstock.wire.dcp import StreamReq

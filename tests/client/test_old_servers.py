@@ -6,12 +6,12 @@ import re
 import pytest
 
 from penstock import Node, connect, read_changes
-from penstock.client.address import parse_address
-from penstock.client.dialect_check import check_dialect
-from penstock.client.handshake import BucketChoice, Purpose, bucket_choice
-from penstock.client.map_request import count_vbuckets
-from penstock.client.server import Server, explain_lack
-from penstock.client.vbucket_state import read_failovers, read_high_seqnos
+from penstock.client.connect.address import parse_address
+from penstock.client.connect.handshake import BucketChoice, Purpose, bucket_choice
+from penstock.client.connect.map_request import count_vbuckets
+from penstock.client.connect.server_info import Server, explain_lack
+from penstock.client.streams.dialect_check import check_dialect
+from penstock.client.topology.vbucket_state import read_failovers, read_high_seqnos
 from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,

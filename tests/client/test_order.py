@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from penstock.client.dropped import Dropped, DropReason
-from penstock.client.order import (
+from penstock.client.connect.dropped import Dropped, DropReason
+from penstock.client.feeds.order import (
     Opaques,
     RunPart,
     behind_snapshot,

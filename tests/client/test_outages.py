@@ -4,8 +4,8 @@ from itertools import count, islice, repeat
 
 import pytest
 
-from penstock.client.address import parse_address
-from penstock.client.outages import EVERY_NODE, Outages
+from penstock.client.connect.address import parse_address
+from penstock.client.streams.outages import EVERY_NODE, Outages
 from penstock.errors import OrderViolation, RemoteProtocolError, Unreachable
 
 

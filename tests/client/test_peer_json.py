@@ -10,10 +10,10 @@ import pytest
 import penstock
 from penstock import connect
 from penstock.cli.streams import _reports
-from penstock.client.address import MOST_PORT, parse_address
-from penstock.client.cluster_map import NOBODY, read_map
-from penstock.client.connection import text_of
-from penstock.client.selection import read_manifest
+from penstock.client.connect.address import MOST_PORT, parse_address
+from penstock.client.connect.cluster_map import NOBODY, read_map
+from penstock.client.connect.link import text_of
+from penstock.client.feeds.selection import read_manifest
 from penstock.errors import Error, RemoteProtocolError, Unreachable
 from penstock.wire.collections import GetManifest
 from penstock.wire.constants import Feature, Magic, Opcode, Status
@@ -256,7 +256,7 @@ async def test_reports_of_streams_that_are_none(text):
 
 # Where it is read
 
-LOCAL = {"client/credentials.py": "a file", "spark/source/positions.py": "an option"}
+LOCAL = {"client/connect/credentials.py": "a file", "spark/source/positions.py": "an option"}
 """What reads JSON of this machine's user."""
 
 

@@ -12,7 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from penstock.client.position import (
+from penstock.client.feeds.dialects import branch_entry
+from penstock.client.feeds.stream_position import (
     BEGINNING,
     UNKNOWN_END,
     Position,
@@ -27,7 +28,6 @@ from penstock.client.position import (
     stream_request,
     without_branch,
 )
-from penstock.client.speech import branch_entry
 from penstock.store.failover import FailoverEntry, create_entry
 from penstock.store.rollback import StreamRequest, range_error, rollback_point
 from penstock.wire.constants import MAX_SEQNO

@@ -6,8 +6,8 @@ import math
 import pytest
 
 from penstock import Node, connect
-from penstock.client.address import parse_address
-from penstock.client.retry import LONGEST_DELAY, Retry, is_lasting, may_mend, retrying
+from penstock.client.connect.address import parse_address
+from penstock.client.connect.retry import LONGEST_DELAY, Retry, is_lasting, may_mend, retrying
 from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,

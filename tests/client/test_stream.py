@@ -8,9 +8,9 @@ from itertools import count
 import pytest
 
 from penstock import Node, connect
-from penstock.client.documents import vbucket_of
-from penstock.client.feed import Wanted
-from penstock.client.position import BEGINNING
+from penstock.client.documents.document import vbucket_of
+from penstock.client.feeds.feed import Wanted
+from penstock.client.feeds.stream_position import BEGINNING
 from penstock.errors import RemoteProtocolError, Unreachable, UsageError
 from penstock.wire.columns import changes_of
 from penstock.wire.schema import CHANGE_SCHEMA, Event

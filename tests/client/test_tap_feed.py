@@ -5,8 +5,8 @@ from itertools import count
 
 import pytest
 
-from penstock.client.item_counts import ItemCount
-from penstock.client.tap_feed import TapFeed
+from penstock.client.feeds.item_counts import ItemCount
+from penstock.client.feeds.tap_feed import TapFeed
 from penstock.errors import NotSupported, RemoteProtocolError, TemporaryFailure, Unreachable, UsageError
 from penstock.wire.columns import SMALL_RUN
 from penstock.wire.connection import Connection, Slab

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import connect
-from penstock.client.documents import vbucket_of
-from penstock.client.tokens import MutationToken, Tokens
+from penstock.client.documents.document import vbucket_of
+from penstock.client.documents.mutation_tokens import MutationToken, Tokens
 from penstock.errors import KeyExists, KeyNotFound, NotStored
 from penstock.node import Node
 from penstock.wire.constants import Feature, Magic, Opcode, Status

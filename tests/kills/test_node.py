@@ -14,8 +14,8 @@ from typing import Protocol
 
 import pytest
 
-from penstock.client.address import parse_address
-from penstock.client.session import open_session
+from penstock.client.connect.address import parse_address
+from penstock.client.connect.client_session import open_session
 from tests.kills.killing import Nursery
 from tests.kills.served import Command
 from tests.kills.traffic import Traffic, url_of

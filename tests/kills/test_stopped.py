@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from penstock.client.address import parse_address
 from penstock.client.bucket import connect
-from penstock.client.connection import NodeLink
-from penstock.client.documents import vbucket_of
-from penstock.client.position import Position
-from penstock.client.session import open_session
+from penstock.client.connect.address import parse_address
+from penstock.client.connect.client_session import open_session
+from penstock.client.connect.link import NodeLink
+from penstock.client.documents.document import vbucket_of
+from penstock.client.feeds.stream_position import Position
 from penstock.wire.kv import GetAllVbSeqnos, SeqnoPersistence, unpack_vb_seqnos
 from penstock.wire.observe import StartPersistence, StopPersistence
 from penstock.wire.schema import Change, Event

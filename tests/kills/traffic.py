@@ -12,12 +12,12 @@ import random
 from collections.abc import Awaitable, Callable
 from itertools import count
 
-from penstock.client.address import parse_address
 from penstock.client.bucket import Bucket, connect
-from penstock.client.connection import NodeLink
-from penstock.client.documents import vbucket_of
-from penstock.client.position import Position
-from penstock.client.session import open_session
+from penstock.client.connect.address import parse_address
+from penstock.client.connect.client_session import open_session
+from penstock.client.connect.link import NodeLink
+from penstock.client.documents.document import vbucket_of
+from penstock.client.feeds.stream_position import Position
 from penstock.errors import ConnectionClosed, Unreachable
 from penstock.store.failover import MAX_ENTRIES, FailoverLog
 from penstock.wire.constants import Status

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from penstock.client.position import branch_of
+from penstock.client.feeds.stream_position import branch_of
 from penstock.node import Node
 from penstock.node.tap.settings import TapSettings
 from penstock.store.vbucket import Vbucket

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.client.address import parse_address
 from penstock.client.bucket import Bucket
-from penstock.client.credentials import Credentials
+from penstock.client.connect.address import parse_address
+from penstock.client.connect.credentials import Credentials
 from penstock.errors import AccessDenied, Error, Unreachable, UsageError
 from penstock.node import Node
 from penstock.node.login import User

@@ -11,9 +11,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import Filter
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from penstock.client.address import parse_address
 from penstock.client.blocking import LoopThread, read_changes
 from penstock.client.bucket import Bucket
+from penstock.client.connect.address import parse_address
 from penstock.spark.data_source import DcpDataSource
 from penstock.spark.lake import Lake
 from penstock.spark.lake.reading import read_changelog, read_current

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client.address import parse_address
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
-from penstock.client.credentials import Credentials
+from penstock.client.connect.address import parse_address
+from penstock.client.connect.credentials import Credentials
 from penstock.node import Node
 from penstock.node.login import User
 from penstock.node.login.users import account_of

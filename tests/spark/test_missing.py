@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from penstock.client.documents import vbucket_of
+from penstock.client.documents.document import vbucket_of
 from penstock.errors import Unreachable
 from penstock.spark.pipeline.definition import of_one
 from penstock.spark.pipeline.run import run

@@ -604,7 +604,7 @@ def test_planning_is_pure():
         "collections.abc",
         "dataclasses",
         "typing",
-        "penstock.client.position",
+        "penstock.client.feeds.stream_position",
         "penstock.errors",
         "penstock.spark.source.runs",
         "penstock.store.failover",

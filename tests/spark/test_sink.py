@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.client.blocking import read_changes
-from penstock.client.documents import vbucket_of
+from penstock.client.documents.document import vbucket_of
 from penstock.errors import UsageError
 from penstock.node import Node
 from penstock.spark.sink.columns import check_columns

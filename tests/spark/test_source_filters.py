@@ -28,8 +28,8 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from penstock.client.position import VbucketInfo
-from penstock.client.selection import KnownCollections, Selection
+from penstock.client.feeds.selection import KnownCollections, Selection
+from penstock.client.feeds.stream_position import VbucketInfo
 from penstock.node import Node
 from penstock.spark.source.offsets import VbucketRead
 from penstock.spark.source.pushdown import Pushed, narrowed, push

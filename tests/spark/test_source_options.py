@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client.address import MissingVbuckets, outside_name
-from penstock.client.credentials import Credentials
-from penstock.client.selection import Selection
+from penstock.client.connect.address import MissingVbuckets, outside_name
+from penstock.client.connect.credentials import Credentials
+from penstock.client.feeds.selection import Selection
 from penstock.errors import Unreachable, UsageError
 from penstock.spark.source.offsets import Offset, Proven, VbucketOffset, VbucketRange
 from penstock.spark.source.options import OPTIONS, SourceOptions

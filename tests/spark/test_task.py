@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from penstock import Node
-from penstock.client.address import parse_address
-from penstock.client.cluster_map import ClusterMap
-from penstock.client.session import open_session
+from penstock.client.connect.address import parse_address
+from penstock.client.connect.client_session import open_session
+from penstock.client.connect.cluster_map import ClusterMap
 from penstock.node.topology import NodePlace
 from penstock.spark.source.offsets import RollbackRow, VbucketRange, VbucketRead
 from penstock.spark.source.shape import Filter, Shape

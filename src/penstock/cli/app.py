@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from penstock.client.address import DEFAULT_URL, Address, MissingVbuckets, parse_address
-from penstock.client.credentials import USERNAME_VARIABLE, credentials_from, password_file
+from penstock.client.connect.address import DEFAULT_URL, Address, MissingVbuckets, parse_address
+from penstock.client.connect.credentials import USERNAME_VARIABLE, credentials_from, password_file
 from penstock.version import __version__
 
 __all__ = [

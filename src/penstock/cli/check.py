@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli.app import AsJson, Panel, app, examples
 from penstock.cli.show import json_line
-from penstock.client.missing import ranges_of
+from penstock.client.topology.missing import ranges_of
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:

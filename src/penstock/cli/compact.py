@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli.app import AsJson, Panel, PasswordFile, Url, Username, address_of, app, examples
 from penstock.cli.show import json_line
-from penstock.client.address import DEFAULT_URL, Address
+from penstock.client.connect.address import DEFAULT_URL, Address
 from penstock.errors import Error, NotSupported, UsageError
 
 _PATIENCE = 24 * 60 * 60.0  # seconds; a terabyte takes hours
@@ -66,9 +66,9 @@ def compact(
 async def _ask(address: Address) -> Compacted:
     """Let a node do it, and return when it has."""
     from penstock.client.bucket import Bucket
-    from penstock.client.retry import retrying
-    from penstock.client.session import open_session
-    from penstock.client.stat_numbers import read_number
+    from penstock.client.connect.client_session import open_session
+    from penstock.client.connect.retry import retrying
+    from penstock.client.connect.stat_numbers import read_number
     from penstock.wire.observe import CompactDb
 
     async with Bucket(address) as bucket:

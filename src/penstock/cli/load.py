@@ -17,7 +17,7 @@ import typer
 from penstock.cli.app import AsJson, Panel, PasswordFile, Url, Username, address_of, app, examples
 from penstock.cli.lines import BadLine, LoadedDocument, open_input, read_documents
 from penstock.cli.show import json_line
-from penstock.client.address import DEFAULT_URL, Address
+from penstock.client.connect.address import DEFAULT_URL, Address
 
 if TYPE_CHECKING:
     from penstock.client.bucket import Bucket

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli import serve_options as options
 from penstock.cli.app import AsJson, Panel, PasswordFile, Username, address_of, app, examples
 from penstock.cli.show import json_line
-from penstock.client.address import DEFAULT_PORT
+from penstock.client.connect.address import DEFAULT_PORT
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli.app import AsJson, Panel, PasswordFile, Url, Username, address_of, app, examples
 from penstock.cli.show import json_line, one_line
-from penstock.client.address import DEFAULT_URL, Address
+from penstock.client.connect.address import DEFAULT_URL, Address
 from penstock.errors import InvalidArguments, KeyNotFound, NotSupported, UsageError
 
 _WIDTH = 100_000

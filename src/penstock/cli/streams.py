@@ -10,8 +10,8 @@ from msgspec import Struct, ValidationError, convert
 
 from penstock.cli.app import AsJson, Panel, PasswordFile, Url, Username, address_of, app, examples
 from penstock.cli.show import json_line, one_line
-from penstock.client.address import DEFAULT_URL, Address
-from penstock.client.missing import ranges_of
+from penstock.client.connect.address import DEFAULT_URL, Address
+from penstock.client.topology.missing import ranges_of
 from penstock.errors import Error, KeyNotFound, RemoteProtocolError
 from penstock.wire.peer_json import read_peer_json
 

@@ -23,12 +23,12 @@ from penstock.cli.app import (
     with_missing,
 )
 from penstock.cli.show import as_object, json_line, one_line
-from penstock.client.address import DEFAULT_URL, Address
-from penstock.client.dropped import ROUTINE, describe_drops
-from penstock.client.missing import ranges_of
+from penstock.client.connect.address import DEFAULT_URL, Address
+from penstock.client.connect.dropped import ROUTINE, describe_drops
+from penstock.client.topology.missing import ranges_of
 
 if TYPE_CHECKING:
-    from penstock.client.stream import ChangeStream
+    from penstock.client.streams.change_stream import ChangeStream
     from penstock.wire.schema import Change
 
 _HEADER = f"{'vb':>4} {'seqno':>8} {'event':10} {'key':32} {'cas':>19} {'size':>7} value"

@@ -19,7 +19,7 @@ from penstock.cli.changes import Mix, Tally, Workload, live_keys
 from penstock.cli.lines import BadLine, open_input, read_keys
 from penstock.cli.samples import sample_documents
 from penstock.cli.show import json_line
-from penstock.client.address import DEFAULT_URL, Address
+from penstock.client.connect.address import DEFAULT_URL, Address
 from penstock.errors import UsageError
 
 __all__ = ["run_until_stopped"]

@@ -1,1 +1,7 @@
-"""The consumer: connect, read and write documents, follow changes; asyncio core, blocking front."""
+"""The consumer: connects, reads and writes documents, follows changes; an asyncio core and a blocking front.
+
+`bucket` is the front that users hold, `blocking` the same without an event loop. The work is in the packages, and each
+of them knows those before it. Nothing here knows a node's inside or Spark.
+"""
+
+ORDER = ("connect", "feeds", "topology", "streams", "documents")

@@ -14,9 +14,9 @@ from typing import Any, Self, TypeVar, Unpack
 
 import pyarrow as pa
 
-from penstock.client.address import DEFAULT_URL, Address, parse_address
 from penstock.client.bucket import Bucket, Start, Stop, Wants
-from penstock.client.credentials import credentials_from
+from penstock.client.connect.address import DEFAULT_URL, Address, parse_address
+from penstock.client.connect.credentials import credentials_from
 
 T = TypeVar("T")
 Changes = Generator[pa.RecordBatch, None, None]

@@ -10,26 +10,26 @@ from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 import pyarrow as pa
 
-from penstock.client.address import DEFAULT_URL, Address, dialect_of, parse_address
-from penstock.client.cluster_map import ClusterMap
-from penstock.client.connection import refusal
-from penstock.client.credentials import credentials_from
-from penstock.client.dialect_check import check_dialect
-from penstock.client.documents import Document, chunks_of, document_of, encode_key, vbucket_of
-from penstock.client.dropped import DropReason
-from penstock.client.feed import Feed, Wanted
-from penstock.client.handshake import DOCUMENTS
-from penstock.client.infos import look
-from penstock.client.item_counts import GROUP, ItemCount, read_counts
-from penstock.client.missing import MissingReport, check_numbers, vbuckets_named
-from penstock.client.nodes import Nodes
-from penstock.client.position import BEGINNING, Position, VbucketInfo, position_at_end
-from penstock.client.selection import Selection, qualified
-from penstock.client.stat_numbers import read_number
-from penstock.client.stream import ChangeStream
-from penstock.client.tap_feed import TapFeed
-from penstock.client.tokens import MutationToken, Tokens
-from penstock.client.vbucket_state import request_dumped, request_failover_logs, request_high_seqnos
+from penstock.client.connect.address import DEFAULT_URL, Address, dialect_of, parse_address
+from penstock.client.connect.cluster_map import ClusterMap
+from penstock.client.connect.credentials import credentials_from
+from penstock.client.connect.dropped import DropReason
+from penstock.client.connect.handshake import DOCUMENTS
+from penstock.client.connect.link import refusal
+from penstock.client.connect.stat_numbers import read_number
+from penstock.client.documents.document import Document, chunks_of, document_of, encode_key, vbucket_of
+from penstock.client.documents.mutation_tokens import MutationToken, Tokens
+from penstock.client.feeds.feed import Feed, Wanted
+from penstock.client.feeds.item_counts import GROUP, ItemCount, read_counts
+from penstock.client.feeds.selection import Selection, qualified
+from penstock.client.feeds.stream_position import BEGINNING, Position, VbucketInfo, position_at_end
+from penstock.client.feeds.tap_feed import TapFeed
+from penstock.client.streams.change_stream import ChangeStream
+from penstock.client.streams.dialect_check import check_dialect
+from penstock.client.topology.missing import MissingReport, check_numbers, vbuckets_named
+from penstock.client.topology.nodes import Nodes
+from penstock.client.topology.vbucket_infos import look
+from penstock.client.topology.vbucket_state import request_dumped, request_failover_logs, request_high_seqnos
 from penstock.errors import (
     Error,
     KeyNotFound,

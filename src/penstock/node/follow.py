@@ -17,16 +17,16 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from penstock.client.address import Address
 from penstock.client.bucket import Bucket
-from penstock.client.dialect_check import check_dialect
-from penstock.client.feed import Feed, Wanted
-from penstock.client.follower import Delivery, Follower
-from penstock.client.position import BEGINNING, Position, branch_of
-from penstock.client.retry import LONGEST_DELAY, Retry, is_lasting
-from penstock.client.selection import Selection
-from penstock.client.stream import ChangeStream
-from penstock.client.tap_feed import TapFeed
+from penstock.client.connect.address import Address
+from penstock.client.connect.retry import LONGEST_DELAY, Retry, is_lasting
+from penstock.client.feeds.feed import Feed, Wanted
+from penstock.client.feeds.follower import Delivery, Follower
+from penstock.client.feeds.selection import Selection
+from penstock.client.feeds.stream_position import BEGINNING, Position, branch_of
+from penstock.client.feeds.tap_feed import TapFeed
+from penstock.client.streams.change_stream import ChangeStream
+from penstock.client.streams.dialect_check import check_dialect
 from penstock.errors import (
     CannotApplyManifest,
     Error,

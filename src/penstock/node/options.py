@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from penstock.client.address import Address, dialect_of, parse_address
+from penstock.client.connect.address import Address, dialect_of, parse_address
 from penstock.errors import UsageError
 from penstock.node.disk.flusher import PERSISTENCE_TIMEOUT
 from penstock.node.disk.upkeep import PAGER_SECONDS

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scramp import ScramClient  # type: ignore[import-untyped]
 
-from penstock.client.login import PLAIN, PlainLogin, ScramLogin
+from penstock.client.connect.sasl_login import PLAIN, PlainLogin, ScramLogin
 from penstock.node.login import Access, AuthState, Login, User, Users, decide_access
 from penstock.node.login.sasl import MAX_VALUE, TRANSITIONS
 from penstock.node.login.users import Account

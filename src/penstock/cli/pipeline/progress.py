@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import typer
 
 from penstock.cli.show import json_line
-from penstock.client.missing import ranges_of
+from penstock.client.topology.missing import ranges_of
 
 if TYPE_CHECKING:
     from rich.live import Live

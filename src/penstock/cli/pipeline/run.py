@@ -12,7 +12,7 @@ from penstock.cli.app import AsJson, Missing, PasswordFile, Url, Username, examp
 from penstock.cli.interrupt import interruptible
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress import Display, end
-from penstock.client.address import DEFAULT_URL
+from penstock.client.connect.address import DEFAULT_URL
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from penstock.cli.app import AsJson, examples
 from penstock.cli.pipeline.group import Where, commands, lakes_of
 from penstock.cli.pipeline.progress import size
 from penstock.cli.show import json_line
-from penstock.client.missing import ranges_of
+from penstock.client.topology.missing import ranges_of
 from penstock.errors import Error, UsageError
 
 if TYPE_CHECKING:

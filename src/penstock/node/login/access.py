@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.client.login import PLAIN
+from penstock.client.connect.sasl_login import PLAIN
 from penstock.errors import UsageError
 from penstock.node.login.roles import ANONYMOUS, User
 from penstock.node.login.users import DEVELOPER, DEVELOPER_PASSWORD, Users, development_users

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.client.login import PLAIN
+from penstock.client.connect.sasl_login import PLAIN
 from penstock.errors import UsageError
 from penstock.node.login.roles import User
 from penstock.node.login.tls import names_in

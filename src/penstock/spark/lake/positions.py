@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.client.tokens import MutationToken
+from penstock.client.documents.mutation_tokens import MutationToken
 from penstock.errors import OperationTimeout, UsageError, WriteLost
 from penstock.spark.lake import plain
 from penstock.spark.lake.fold import CUTTING_EVENTS

@@ -25,7 +25,7 @@ from penstock.spark.lake.schemas import CHANGELOG_SCHEMA, CURRENT_SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.client.tokens import MutationToken
+    from penstock.client.documents.mutation_tokens import MutationToken
     from penstock.spark.lake.positions import LakePosition
     from penstock.spark.source.offsets import Offset
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from penstock.client.address import Address, outside_name
+from penstock.client.connect.address import Address, outside_name
 from penstock.errors import UsageError
 from penstock.spark.derived.paths import parse_path
 from penstock.spark.derived.posting import Patience, Poster, secret_headers

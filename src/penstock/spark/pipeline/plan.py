@@ -7,9 +7,9 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from penstock.client.address import Address
 from penstock.client.bucket import Bucket
-from penstock.client.dialect_check import check_dialect
+from penstock.client.connect.address import Address
+from penstock.client.streams.dialect_check import check_dialect
 from penstock.errors import Error, UsageError
 from penstock.spark.lake import Lake
 from penstock.spark.lake.positions import position

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
-from penstock.client.dialect_check import check_dialect
+from penstock.client.streams.dialect_check import check_dialect
 from penstock.errors import Error, UsageError
 from penstock.spark.lake import Lake
 from penstock.spark.lake.lock import locked

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from penstock.client.address import Address, truth_of
-from penstock.client.bulk import MAX_BYTES_IN_FLIGHT
+from penstock.client.connect.address import Address, truth_of
+from penstock.client.documents.bulk import MAX_BYTES_IN_FLIGHT
 from penstock.errors import UsageError
 from penstock.spark.source.option_text import not_empty, one_of, size
 from penstock.spark.source.options import SourceOptions

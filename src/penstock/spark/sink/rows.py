@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.client.requests import Fault, Rows
+from penstock.client.documents.write_requests import Fault, Rows
 from penstock.errors import LocalProtocolError
 from penstock.spark.sink.json_text import is_nested, json_of
 from penstock.spark.sink.options import Operation, SinkOptions, SubPath

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.client.blocking import LoopThread
-from penstock.client.bulk import BulkWriter, Outcomes
-from penstock.client.requests import Fault, Requests, encode
+from penstock.client.documents.bulk import BulkWriter, Outcomes
+from penstock.client.documents.write_requests import Fault, Requests, encode
 from penstock.errors import Error, UnknownCollection, UnknownScope, UsageError
 from penstock.spark.sink.options import Operation, SinkOptions
 from penstock.spark.sink.rows import Collection, Prepared, asking, prepare

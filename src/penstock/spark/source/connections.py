@@ -10,7 +10,7 @@ import os
 import threading
 
 from penstock.client.blocking import LoopThread
-from penstock.client.kept import KeptSessions
+from penstock.client.streams.session_pool import KeptSessions
 
 _MOST, _SECONDS = 8, 60.0
 """Connections that wait in a process, and for how long: a trigger's interval is seldom longer, and making one is cheap

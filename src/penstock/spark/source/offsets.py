@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-from penstock.client.position import VbucketInfo
+from penstock.client.feeds.stream_position import VbucketInfo
 from penstock.errors import Error, UsageError
 from penstock.spark.source.runs import brief, join, number, numbers, split
 from penstock.store.failover import FailoverLog

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.client.address import Options, outside_name
+from penstock.client.connect.address import Options, outside_name
 from penstock.errors import UsageError
 from penstock.wire.schema import CHANGE_SCHEMA
 

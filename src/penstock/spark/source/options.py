@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
-from penstock.client.address import (
+from penstock.client.connect.address import (
     DEFAULT_URL,
     Address,
     MissingVbuckets,
@@ -18,8 +18,8 @@ from penstock.client.address import (
     parse_address,
     truth_of,
 )
-from penstock.client.credentials import Credentials, credentials_file, credentials_from, password_file
-from penstock.client.selection import Selection
+from penstock.client.connect.credentials import Credentials, credentials_file, credentials_from, password_file
+from penstock.client.feeds.selection import Selection
 from penstock.errors import UsageError
 from penstock.spark.source.option_text import (
     any_text,

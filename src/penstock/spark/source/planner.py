@@ -6,16 +6,16 @@ import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from penstock.client.address import Address
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
-from penstock.client.cluster_map import ClusterMap
-from penstock.client.dialect_check import check_dialect
-from penstock.client.handshake import DOCUMENTS
-from penstock.client.position import VbucketInfo
-from penstock.client.retry import retrying
-from penstock.client.selection import KnownCollections, read_manifest
-from penstock.client.session import open_session
+from penstock.client.connect.address import Address
+from penstock.client.connect.client_session import open_session
+from penstock.client.connect.cluster_map import ClusterMap
+from penstock.client.connect.handshake import DOCUMENTS
+from penstock.client.connect.retry import retrying
+from penstock.client.feeds.selection import KnownCollections, read_manifest
+from penstock.client.feeds.stream_position import VbucketInfo
+from penstock.client.streams.dialect_check import check_dialect
 from penstock.errors import UsageError
 from penstock.wire.collections import GetManifest
 from penstock.wire.constants import Dialect

@@ -24,10 +24,10 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.client.address import Address
-from penstock.client.cluster_map import NOBODY, ClusterMap
-from penstock.client.cluster_map import Place as NodePlace
-from penstock.client.position import VbucketInfo
+from penstock.client.connect.address import Address
+from penstock.client.connect.cluster_map import NOBODY, ClusterMap
+from penstock.client.connect.cluster_map import Place as NodePlace
+from penstock.client.feeds.stream_position import VbucketInfo
 from penstock.errors import Error
 from penstock.spark.source import offsets
 from penstock.spark.source.offsets import Memory, Offset, Setback, VbucketRange, VbucketRead

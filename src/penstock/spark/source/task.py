@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from penstock.client.address import Address
 from penstock.client.blocking import changes_at
-from penstock.client.cluster_map import Place
-from penstock.client.feed import Feed, Wanted
-from penstock.client.handshake import Purpose
-from penstock.client.kept import KeptSessions
-from penstock.client.position import Position
-from penstock.client.session import stream_name
-from penstock.client.stream import ChangeStream
+from penstock.client.connect.address import Address
+from penstock.client.connect.client_session import stream_name
+from penstock.client.connect.cluster_map import Place
+from penstock.client.connect.handshake import Purpose
+from penstock.client.feeds.feed import Feed, Wanted
+from penstock.client.feeds.stream_position import Position
+from penstock.client.streams.change_stream import ChangeStream
+from penstock.client.streams.session_pool import KeptSessions
 from penstock.errors import Error
 from penstock.spark.source.connections import kept
 from penstock.spark.source.offsets import RollbackRow, VbucketRange, VbucketRead

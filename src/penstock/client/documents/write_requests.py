@@ -1,0 +1,156 @@
+"""Requests that store and remove documents, made from columns: the way from Arrow to the key-value commands.
+
+All heads are written as one structured array; Arrow joins head, key and value of every row. One message after the other
+costs ten times as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.wire.constants import MAX_KEY, MAX_VALUE, Magic, Status
+from penstock.wire.dcp import head_fields
+from penstock.wire.frame import HEADER_BYTES, HEADER_NAMES
+from penstock.wire.layout import Message
+
+__all__ = ["OPAQUES", "Fault", "Requests", "Rows", "encode", "vbuckets_of"]
+
+OPAQUES = 0x8000_0000
+"""The opaque of the first row; a connection's own requests have smaller ones."""
+
+Numbers = npt.NDArray[Any]
+
+
+class Fault(NamedTuple):
+    """Why a row was not stored. status: one of Status, or NO_ANSWER of penstock.client.documents.bulk."""
+
+    status: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What is to be stored or removed, in columns; a number stands for all rows.
+
+    form: the message whose extras all rows have, or the first `extras_bytes` of. fields: the extras by name; those
+    that are not given, and may be missing, are. keys, values: binary, without nulls. prefixes: what keys begin with on
+    the wire. framing: extras of the frame. again: rows that may be sent once more though they might have been carried
+    out. faults: rows that are not sent at all, by place.
+    """
+
+    form: type[Message]
+    opcode: int | Numbers
+    keys: pa.Array
+    values: pa.Array | bytes = b""
+    prefixes: pa.Array | bytes = b""
+    fields: Mapping[str, int | Numbers] = field(default_factory=dict)
+    extras_bytes: int | Numbers | None = None
+    framing: bytes = b""
+    cas: int | Numbers = 0
+    datatype: int | Numbers = 0
+    again: bool | npt.NDArray[np.bool_] = True
+    faults: Mapping[int, Fault] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Requests as bytes. frames: binary, one each; the opaque is OPAQUES and the place. documents: keys with what they
+    begin with. faults: those that are not to be sent, by place."""
+
+    frames: pa.Array
+    documents: pa.Array
+    vbuckets: npt.NDArray[np.uint16]
+    again: npt.NDArray[np.bool_]
+    faults: dict[int, Fault]
+
+    def __len__(self) -> int:
+        return len(self.vbuckets)
+
+
+def vbuckets_of(keys: pa.Array, vbuckets: int) -> npt.NDArray[np.uint16]:
+    """Return the vbucket of each key, as `vbucket_of` does."""
+    offsets = _offsets(keys)
+    data = memoryview(keys.buffers()[2] or b"")
+    sums = np.fromiter((crc32(data[a:b]) for a, b in pairwise(offsets.tolist())), np.uint32, len(keys))
+    return (((sums >> 16) & 0x7FFF) % vbuckets).astype(np.uint16)
+
+
+def encode(rows: Rows, vbuckets: int) -> Requests:
+    """Return the rows as requests to a bucket with so many vbuckets.
+
+    A key or value that no bucket can have is a fault of its row. At most 2 GiB in all.
+    """
+    count = len(rows.keys)
+    key_bytes = np.diff(_offsets(rows.keys))
+    faults = dict(rows.faults)
+    for place in np.flatnonzero((key_bytes == 0) | (key_bytes > MAX_KEY)).tolist():
+        faults.setdefault(place, Fault(Status.EINVAL, f"key of {key_bytes[place]} bytes, expected 1 to {MAX_KEY}"))
+    values = rows.values if isinstance(rows.values, pa.Array) else pa.scalar(rows.values, pa.binary())
+    value_bytes: Any = len(rows.values)
+    if isinstance(values, pa.Array):
+        value_bytes = np.diff(_offsets(values))
+        for place in np.flatnonzero(value_bytes > MAX_VALUE).tolist():
+            text = f"value of {value_bytes[place]} bytes, limit {MAX_VALUE}"
+            faults.setdefault(place, Fault(Status.E2BIG, text))
+    prefixes = rows.prefixes if isinstance(rows.prefixes, pa.Array) else pa.scalar(rows.prefixes, pa.binary())
+    documents = pc.binary_join_element_wise(prefixes, rows.keys, b"") if rows.prefixes != b"" else rows.keys
+    key_length = np.diff(_offsets(documents))
+    framing = len(rows.framing)
+    heads = np.zeros(count, _dtype(rows.form, rows.fields, framing))
+    extras_bytes = heads.itemsize - HEADER_BYTES - framing if rows.extras_bytes is None else rows.extras_bytes
+    numbers = vbuckets_of(rows.keys, vbuckets)
+    heads["magic"] = Magic.ALT_REQUEST if framing else Magic.REQUEST
+    heads["opcode"] = rows.opcode
+    heads["key_length"] = framing << 8 | key_length
+    heads["extras_length"] = extras_bytes
+    heads["datatype"] = rows.datatype
+    heads["vbucket"] = numbers
+    heads["body"] = framing + extras_bytes + key_length + value_bytes
+    heads["opaque"] = OPAQUES + np.arange(count, dtype=np.uint32)
+    heads["cas"] = rows.cas
+    if framing:
+        heads["framing"] = rows.framing
+    for name, numbers_of in rows.fields.items():
+        heads[name] = numbers_of
+    frames = pc.binary_join_element_wise(_cut(heads, framing + extras_bytes), documents, values, b"")
+    again = np.broadcast_to(np.asarray(rows.again), count).copy()
+    return Requests(frames, documents, numbers, again, faults)
+
+
+def _dtype(form: type[Message], fields: Mapping[str, Any], framing: int) -> np.dtype[np.void]:
+    types = {"B": "u1", "H": ">u2", "I": ">u4", "Q": ">u8"}
+    known = ("vbucket", *HEADER_NAMES, *fields)
+    said = [(name, types[code]) for name, code in head_fields(form) if name in known]
+    return np.dtype(
+        [*said[: len(HEADER_NAMES)], *[("framing", f"S{framing}")] * bool(framing), *said[len(HEADER_NAMES) :]]
+    )
+
+
+def _cut(heads: npt.NDArray[np.void], body_bytes: Any) -> pa.Array:
+    """Return the bytes of heads, header and as many behind it as count."""
+    count, size, data = len(heads), heads.itemsize, pa.py_buffer(heads)
+    if not isinstance(body_bytes, np.ndarray) and size == HEADER_BYTES + body_bytes:
+        bounds = np.arange(count + 1, dtype=np.int32) * size
+        return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), data])
+    # What follows a short head is an element of its own, and every second element is taken.
+    bounds = np.empty(2 * count + 1, np.int32)
+    bounds[::2] = np.arange(count + 1) * size
+    bounds[1::2] = bounds[:-1:2] + HEADER_BYTES + body_bytes
+    parts = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(bounds), data])
+    return parts.take(pa.array(np.arange(0, 2 * count, 2)))
+
+
+def _offsets(column: pa.Array) -> npt.NDArray[np.int32]:
+    """Return where each element of a binary column begins in its data, and where the last one ends."""
+    if not len(column):
+        return np.zeros(1, np.int32)
+    return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, offset=4 * column.offset)

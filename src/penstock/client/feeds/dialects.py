@@ -1,0 +1,245 @@
+"""What differs between the dialects that stream by vbucket: how to ask, and what an answer means. No state, no socket.
+
+Which event a message of a stream is stands in penstock.wire.stream. Sources: kv_engine docs/dcp; UPR transport
+specification, "Failover Log Request", "Stream Request" and "Stream End"; UPR draft, "Request and Response Messages".
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
+
+from penstock.client.feeds.stream_position import Position, roll_back, stream_request, without_branch
+from penstock.errors import RemoteProtocolError
+from penstock.store.failover import FailoverLog, sanitised
+from penstock.wire.constants import Dialect, DraftCode, Magic, Opcode, Status, StreamEndReason, UprEndReason, UprOpcode
+from penstock.wire.dcp import CloseStream, StreamEnd, unpack_rollback
+from penstock.wire.frame import Frame
+from penstock.wire.kv import FailoverEntry, unpack_failover_log
+from penstock.wire.layout import Message, Request, decode
+from penstock.wire.stream import StreamEvent, reply_event
+from penstock.wire.upr import UprGetFailoverLog, UprStreamEnd, UprStreamReply, UprStreamReq
+from penstock.wire.upr_draft import DraftGetFailoverLog, DraftRollback, DraftStateChanged, DraftStreamReq
+
+
+class Accepted(NamedTuple):
+    """The stream begins. log: the producer's, newest entry first; empty where the answer does not hold it."""
+
+    log: FailoverLog
+
+
+class Rollback(NamedTuple):
+    """The consumer has to go back before it can have the stream."""
+
+    seqno: int
+
+
+class UnknownBranch(NamedTuple):
+    """The producer has no branch of this vbuuid."""
+
+
+class Refused(NamedTuple):
+    """There is no stream, or no log. status: that of the answer, or the one that says the same."""
+
+    status: int
+
+
+Answer = Accepted | Rollback | UnknownBranch | Refused
+
+
+class Speech(ABC):
+    """One dialect.
+
+    noop: the producer gives a sign of life when there is nothing else. flow_control: it counts what was consumed.
+    """
+
+    dialect: ClassVar[Dialect]
+    noop: ClassVar[bool] = False
+    flow_control: ClassVar[bool] = False
+
+    @abstractmethod
+    def stream_request(
+        self, vbucket: int, position: Position, end_seqno: int, opaque: int, log: FailoverLog
+    ) -> Request:
+        """Ask for what follows `position`. log: the producer's, where it was asked for."""
+
+    def is_answer(self, frame: Frame) -> bool:
+        """Tell an answer to a request from a message of a stream."""
+        return frame.magic == Magic.RESPONSE
+
+    @abstractmethod
+    def stream_answer(self, frame: Frame) -> Answer | None:
+        """Return what an answer says to a stream request; None if it answers something else.
+
+        Raises RemoteProtocolError for one that says it in a wrong way.
+        """
+
+    def close_request(self, vbucket: int) -> bytes:
+        """Return what tells a producer that a stream is not wanted any more; nothing where that cannot be said."""
+        return b""
+
+    @abstractmethod
+    def end_reason(self, message: Message) -> str:
+        """Return why a stream ended before its end; empty if everything that was asked for has been sent."""
+
+
+class LogFirst(Speech):
+    """A dialect whose accepted streams do not say which branches the producer has: the consumer asks beforehand."""
+
+    _log_request: ClassVar[type[UprGetFailoverLog | DraftGetFailoverLog]]
+    _stream_request: ClassVar[type[UprStreamReq | DraftStreamReq]]
+
+    def log_request(self, vbucket: int, opaque: int) -> Request:
+        """Ask which branches the producer has."""
+        return self._log_request(vbucket=vbucket, opaque=opaque)
+
+    @abstractmethod
+    def log_answer(self, frame: Frame) -> FailoverLog | Refused:
+        """Return the failover log that a producer answers with. Raises RemoteProtocolError for one that cannot be."""
+
+    def stream_request(
+        self, vbucket: int, position: Position, end_seqno: int, opaque: int, log: FailoverLog
+    ) -> Request:
+        vbuuid, high_seqno = branch_entry(log, position.seqno)
+        return self._stream_request(
+            vbucket=vbucket,
+            opaque=opaque,
+            start_seqno=position.seqno,
+            end_seqno=max(end_seqno, position.seqno),
+            vbuuid=vbuuid,
+            high_seqno=high_seqno,
+        )
+
+
+class _Dcp(Speech):
+    dialect = Dialect.DCP
+    noop = flow_control = True
+
+    def stream_request(
+        self, vbucket: int, position: Position, end_seqno: int, opaque: int, log: FailoverLog
+    ) -> Request:
+        return stream_request(vbucket, position, end_seqno, opaque)
+
+    def stream_answer(self, frame: Frame) -> Answer | None:
+        if frame.opcode != Opcode.DCP_STREAM_REQ:
+            return None
+        event = reply_event(frame.specific)
+        if event is StreamEvent.ACCEPTED:
+            return Accepted(_log_of(frame.value))
+        return Rollback(unpack_rollback(frame.value)) if event is StreamEvent.ROLLBACK else Refused(frame.specific)
+
+    def close_request(self, vbucket: int) -> bytes:
+        return CloseStream(vbucket=vbucket).encode()
+
+    def end_reason(self, message: Message) -> str:
+        assert isinstance(message, StreamEnd)
+        return _reason_name(StreamEndReason, message.reason)
+
+
+class _Upr(LogFirst):
+    dialect = Dialect.UPR
+    _log_request = UprGetFailoverLog
+    _stream_request = UprStreamReq
+
+    def log_answer(self, frame: Frame) -> FailoverLog | Refused:
+        return _log_of(frame.value) if frame.specific == Status.SUCCESS else Refused(frame.specific)
+
+    def stream_answer(self, frame: Frame) -> Answer | None:
+        if frame.opcode != UprOpcode.UPR_STREAM_REQ:
+            return None
+        if frame.specific == Status.KEY_ENOENT:
+            return UnknownBranch()
+        event = reply_event(frame.specific)
+        if event is StreamEvent.REFUSED:
+            return Refused(frame.specific)
+        if event is StreamEvent.ACCEPTED:
+            return Accepted(_log_of(frame.value) if frame.value else ())
+        reply = decode(frame, self.dialect)
+        assert isinstance(reply, UprStreamReply)
+        return Rollback(reply.rollback())
+
+    def end_reason(self, message: Message) -> str:
+        assert isinstance(message, UprStreamEnd)
+        return _reason_name(UprEndReason, message.reason)
+
+
+class _Draft(LogFirst):
+    """An answer's kind stands in byte 5, and its vbucket where others have a status."""
+
+    dialect = Dialect.UPR_DRAFT
+    _log_request = DraftGetFailoverLog
+    _stream_request = DraftStreamReq
+
+    def is_answer(self, frame: Frame) -> bool:
+        return frame.magic == Magic.RESPONSE and frame.opcode == DraftCode.DRAFT_OK >> 8
+
+    def log_answer(self, frame: Frame) -> FailoverLog | Refused:
+        code = _draft_code(frame)
+        if code == DraftCode.DRAFT_NOT_MY_VBUCKET and frame.value:
+            return _log_of(frame.value)
+        return Refused(_DRAFT_STATUS.get(code, Status.EINVAL))
+
+    def stream_answer(self, frame: Frame) -> Answer | None:
+        code = _draft_code(frame)
+        if code == DraftCode.DRAFT_OK:
+            return Accepted(())
+        if code == DraftCode.DRAFT_ROLLBACK:
+            reply = decode(frame, self.dialect)
+            assert isinstance(reply, DraftRollback)
+            return Rollback(reply.rollback_seqno)
+        return Refused(_DRAFT_STATUS.get(code, Status.EINVAL))
+
+    def end_reason(self, message: Message) -> str:
+        return UprEndReason.STATE_CHANGED.name if isinstance(message, DraftStateChanged) else ""
+
+
+_DRAFT_STATUS: dict[int, Status] = {
+    DraftCode.DRAFT_NOT_MY_VBUCKET: Status.NOT_MY_VBUCKET,
+    DraftCode.DRAFT_MALFORMED: Status.EINVAL,
+}
+
+SPEECHES: dict[Dialect, Speech] = {speech.dialect: speech for speech in (_Draft(), _Upr(), _Dcp())}
+"""The dialects that stream by vbucket: all but TAP."""
+
+
+def position_behind(answer: Rollback | UnknownBranch, vbucket: int, position: Position) -> tuple[Position, int]:
+    """Return where a consumer goes on that has to go back from a position, and the seqno that the producer asked for.
+
+    Raises RemoteProtocolError for a producer that asks for what is not below the position.
+    """
+    if isinstance(answer, UnknownBranch):
+        back = without_branch(position)
+        requested_seqno = back.seqno
+    else:
+        requested_seqno = answer.seqno
+        back = roll_back(position, requested_seqno)
+    if not position.seqno or requested_seqno > position.seqno:
+        raise RemoteProtocolError(f"vbucket {vbucket}: ROLLBACK to {requested_seqno} of a stream from {position.seqno}")
+    return back, requested_seqno
+
+
+def branch_entry(log: FailoverLog, seqno: int) -> FailoverEntry:
+    """Return the entry of the branch in which `seqno` was written, as a UPR stream request names it.
+
+    For a seqno older than the log it is the oldest entry; for 0, nothing. log: newest entry first, not empty.
+    """
+    if not seqno:
+        return FailoverEntry(0, 0)
+    return next((entry for entry in log if entry.seqno < seqno), log[-1])
+
+
+def _log_of(value: bytes) -> FailoverLog:
+    log = sanitised(unpack_failover_log(value))
+    if not log:
+        raise RemoteProtocolError(f"failover log of {len(value)} bytes without a branch")
+    return log
+
+
+def _draft_code(frame: Frame) -> int:
+    return frame.opcode << 8 | frame.datatype
+
+
+def _reason_name(reasons: type[StreamEndReason] | type[UprEndReason], reason: int) -> str:
+    if not reason:
+        return ""
+    return reasons(reason).name if reason in reasons._value2member_map_ else f"reason {reason}"

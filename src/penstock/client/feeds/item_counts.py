@@ -1,0 +1,99 @@
+"""Compares the documents that a server counts with the changes of a TAP stream. Pure: no socket, no clock.
+
+TAP has no seqnos and no message for the end of a dump. ep-engine 2.5.1 mostly ends a dump without any CLOSE_BACKFILL,
+and 3.1.6 sends no backfill after a crash. The statistics tell then whether a stream is complete.
+Source: ep-engine 2.5 vbucket.cc, `VBucket::addStats`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from penstock.client.connect.stat_numbers import read_number
+
+__all__ = ["GROUP", "ItemCount", "ItemCounts", "Shortfall", "describe_shortfalls", "find_shortfalls", "read_counts"]
+
+GROUP = "vbucket-details"
+"""The group of STAT that has the counts."""
+
+_ACTIVE = "active"
+_SHOWN = 3
+"""Vbuckets in a message."""
+
+_FIELD = re.compile(r"vb_(\d{1,5}):(num_items|tap_items|uuid)", re.ASCII)
+
+
+class ItemCount(NamedTuple):
+    """One active vbucket as the server counts it.
+
+    Attributes:
+        items: documents that TAP sends.
+        branch: the newest vbuuid as text; empty where the server does not report it (2.5.1).
+    """
+
+    items: int
+    branch: str = ""
+
+
+ItemCounts = Mapping[int, ItemCount]
+"""By vbucket. Vbuckets that are not active are left out: a dump does not send them."""
+
+
+class Shortfall(NamedTuple):
+    """A vbucket whose stream lacks documents. received: changes that store a document. counted: by the server."""
+
+    received: int
+    counted: int
+
+
+def read_counts(stats: Mapping[str, str]) -> dict[int, ItemCount] | None:
+    """Return the counts in the statistics of GROUP, None where there are none.
+
+    Penstock's node reports `tap_items` as well: TAP sends the default collection only. Raises RemoteProtocolError.
+    """
+    fields = [(int(field[1]), field[2], text) for name, text in stats.items() if (field := _FIELD.fullmatch(name))]
+    said = {(vbucket, name): text for vbucket, name, text in fields}
+    counts = {}
+    for vbucket, _ in said:
+        items = said.get((vbucket, "tap_items"), said.get((vbucket, "num_items"), ""))
+        if items:
+            number = read_number(f"num_items of vbucket {vbucket}", items)
+            counts[vbucket] = ItemCount(number, said.get((vbucket, "uuid"), ""))
+    if not counts:
+        return None
+    return {vb: count for vb, count in counts.items() if stats.get(f"vb_{vb}") == _ACTIVE}
+
+
+def find_shortfalls(
+    vbuckets: Collection[int], received: Sequence[int], before: ItemCounts, after: ItemCounts
+) -> dict[int, Shortfall]:
+    """Return the vbuckets whose stream is proven incomplete.
+
+    A document that exists before and after the stream was read has to be in it. A vbucket with another branch was read
+    from two histories.
+
+    Args:
+        vbuckets: those that were asked for.
+        received: by vbucket, the changes that store a document.
+        before: counted before the stream began.
+        after: counted when the stream had ended, or when its backfill had.
+    """
+    found = {}
+    for vbucket in sorted(vbuckets):
+        if vbucket in before and vbucket in after:
+            counted = min(before[vbucket].items, after[vbucket].items)
+            is_mixed = before[vbucket].branch != after[vbucket].branch and received[vbucket] > 0
+            if received[vbucket] < counted or is_mixed:
+                found[vbucket] = Shortfall(received[vbucket], after[vbucket].items)
+    return found
+
+
+def describe_shortfalls(shortfalls: Mapping[int, Shortfall]) -> str:
+    """Return the counts as text: `3 of 10 documents (vbucket 2: 1 of 4, vbucket 5: 2 of 6)`."""
+    received = sum(each.received for each in shortfalls.values())
+    counted = sum(each.counted for each in shortfalls.values())
+    shown = [f"vbucket {vb}: {each.received} of {each.counted}" for vb, each in [*shortfalls.items()][:_SHOWN]]
+    more = [f"{len(shortfalls) - _SHOWN} more vbuckets"] if len(shortfalls) > _SHOWN else []
+    return f"{received} of {counted} documents ({', '.join(shown + more)})"

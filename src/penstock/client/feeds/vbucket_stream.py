@@ -1,0 +1,83 @@
+"""One vbucket's stream as a consumer sees it: what is wanted of it, and where it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.client.feeds.stream_position import BEGINNING, Position
+from penstock.store.failover import FailoverEntry, FailoverLog
+from penstock.wire.constants import MAX_SEQNO
+from penstock.wire.schema import Change, Event
+from penstock.wire.stream import StreamState
+
+UNNAMED: FailoverLog = (FailoverEntry(0, 0),)
+"""The log of a vbucket whose branches are not known: no producer has one of this name, so nothing goes on in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """One vbucket's stream, asked for.
+
+    position: go on behind it. end_seqno: the last one wanted. expect_vbuuid: give the stream up, without a row and
+    without an error, if the producer answers ROLLBACK or its newest branch is another one. purge_seqno: with
+    expect_vbuuid, what the producer had purged when the read was planned; below it only a stream from 0 is served, so
+    there a ROLLBACK means to begin again at 0 and to leave out what has been received already.
+    """
+
+    position: Position = BEGINNING
+    end_seqno: int = MAX_SEQNO
+    expect_vbuuid: int | None = None
+    purge_seqno: int = 0
+
+
+@dataclass(slots=True)
+class VbucketStream:
+    """Where a vbucket's stream stands, over one connection after another."""
+
+    vbucket: int
+    wanted: Wanted
+    position: Position
+    end_seqno: int
+    state: StreamState = StreamState.ENDED
+    opaque: int = 0
+    via: int = 0
+    """The number of the connection that it was asked for on."""
+    log_opaque: int = 0
+    """That of the failover log that was asked for last."""
+    log: FailoverLog = ()
+    """The producer's, newest entry first, from when it was asked last or accepted the stream last."""
+    is_confirmed: bool = True
+    """Did the stream begin in the history of `log`?"""
+    is_whole: bool = False
+    """Was the end of a snapshot received, and nothing of another one?"""
+    has_ended: bool = False
+    """Everything has arrived, but is not confirmed yet."""
+    snap_end: int = 0
+    """Where the snapshot of the last marker is complete."""
+    least_end: int = 0
+    """What another dialect said of the end of the snapshot in which the stream went on."""
+    requested_seqno: int | None = None
+    """What the producer's last ROLLBACK said, until the stream is accepted again."""
+    received: int = 0
+    """Changes up to here were handed out before the stream began again at 0."""
+    least_start: int = 0
+    """Where the next snapshot begins, or above; the first one at the start of the snapshot that was asked for."""
+    troubled_until: int = 0
+    """A change up to here is no progress: the producer went back below it and sends the same seqnos again."""
+
+
+def rollback_row(vbucket: int, vbuuid: int | None, position: Position, requested_seqno: int) -> Change:
+    """Return the row that cuts off what lies above `position`; requested_seqno: the common point of the histories."""
+    return Change(
+        vbucket=vbucket,
+        vbuuid=vbuuid,
+        seqno=position.seqno,
+        event=Event.ROLLBACK,
+        history=position.history,
+        requested_seqno=requested_seqno,
+    )
+
+
+def is_nothing(position: Position, end_seqno: int) -> bool:
+    """Is there nothing to stream? Behind seqno 0 a producer is asked in any case: its history may be another one."""
+    return position.seqno == end_seqno == 0

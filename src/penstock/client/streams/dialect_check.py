@@ -1,0 +1,69 @@
+"""Find out whether a server streams changes in a dialect, before anything expensive depends on it."""
+
+from __future__ import annotations
+
+from penstock.client.connect.address import Address
+from penstock.client.connect.client_session import open_session, stream_name
+from penstock.client.connect.handshake import Purpose
+from penstock.client.connect.link import ANY_STATUS, UNKNOWN_THERE, NodeLink
+from penstock.client.connect.retry import retrying
+from penstock.client.connect.server_info import Server, ask_server, explain_lack
+from penstock.client.feeds.dialects import SPEECHES, LogFirst, Refused
+from penstock.client.topology.vbucket_state import request_failover_logs
+from penstock.errors import ConnectionClosed, NotMyVbucket, UnsupportedServer
+from penstock.wire.constants import Dialect
+
+__all__ = ["check_dialect", "unsupported_error"]
+
+
+async def check_dialect(address: Address, dialect: Dialect) -> None:
+    """Return if the server has the dialect and the failover logs that reading by it needs.
+
+    Raises UnsupportedServer if not; otherwise as `retrying` does for a bucket that has not served before.
+    """
+    purpose = Purpose(stream_name=stream_name(), dialect=dialect)
+    timeout = address.options.operation_timeout
+
+    async def attempt() -> None:
+        session = await open_session(address, purpose)
+        try:
+            if await _is_known(session.link, dialect, timeout):
+                return
+        finally:
+            await session.link.close()
+        raise await unsupported_error(address, dialect)
+
+    await retrying(attempt, address, lambda: False)
+
+
+async def unsupported_error(address: Address, dialect: Dialect) -> UnsupportedServer:
+    """Return the error for a server that has refused a dialect. Raises as `open_session` does."""
+    session = await open_session(address)  # the server may have closed the connection on which it refused
+    try:
+        server = await ask_server(session.link, address.options.operation_timeout)
+        return UnsupportedServer(explain_lack(session.link.peer, server, dialect))
+    finally:
+        await session.link.close()
+
+
+async def _is_known(link: NodeLink, dialect: Dialect, timeout: float) -> bool:
+    if dialect is Dialect.TAP:
+        return may_have_tap(await ask_server(link, timeout))
+    try:
+        if dialect is Dialect.DCP:  # the handshake has opened it
+            await request_failover_logs({0: link}, timeout)
+            return True
+        speech = SPEECHES[dialect]
+        assert isinstance(speech, LogFirst)
+        reply = await link.request(speech.log_request(0, 0), timeout, accept=ANY_STATUS)
+    except NotMyVbucket:
+        return True
+    except ConnectionClosed:  # Couchbase 3.1.6 does so to an opcode of DCP without OPEN
+        return False
+    answer = speech.log_answer(reply)
+    return not isinstance(answer, Refused) or answer.status not in UNKNOWN_THERE
+
+
+def may_have_tap(server: Server) -> bool:
+    """Tell whether TAP may be there: nothing says so before the stream, but an engine with TAP has statistics of it."""
+    return Dialect.TAP in server.dialects or not server.engine
