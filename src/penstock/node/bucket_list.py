@@ -113,8 +113,15 @@ class BucketList(dict[str, ServedBucket]):
         served = self.find(name)
         if not served.may_be_flushed:
             raise NotSupported(f"bucket {name!r} may not be flushed")
+        flushed: asyncio.Future[TemporaryFailure | None] = self._node.loop.create_future()
         served.flush()
-        served.notify()
+        give_up = served.upkeep.when_spread(flushed.set_result)
+        try:
+            refusal = await flushed
+        finally:
+            give_up()
+        if refusal is not None:
+            raise refusal
         if served.flusher is not None:
             await served.flusher.flush()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
@@ -34,7 +33,7 @@ def _set_manifest(connection: NodeConnection, frame: Frame) -> bytes:
     bucket.change_manifest(Manifest.from_json(frame.value))
     if not bucket.store.is_behind:
         return reply(frame)
-    raise Parked(lambda resume: bucket.upkeep.when_spread(partial(resume, reply(frame))))
+    raise Parked(lambda resume: bucket.upkeep.when_spread(lambda _: resume(reply(frame))))
 
 
 def _collection_id(connection: NodeConnection, frame: Frame) -> bytes:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +22,7 @@ from penstock.store.bucket import Bucket
 from penstock.store.manifest import Manifest
 from penstock.store.settings import Settings
 from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import Dialect, VbucketState
+from penstock.wire.constants import Dialect
 
 if TYPE_CHECKING:
     from penstock.node.disk.compactor import Compactor
@@ -99,6 +100,7 @@ class ServedBucket:
         self.spec = spec or BucketSpec(name=store.name, vbuckets=len(store.vbuckets))
         for vbucket in store.vbuckets:
             vbucket.monotonic = time.monotonic_ns
+        store.on_flush = partial(self.tell, event=VbucketEvent.FLUSHED)
         self.topology = Topology()
         self.map = LiveMap(self._map)
         self._own_uuid = store.uuid or (definition.uuid if definition is not None else secrets.token_hex(16))
@@ -229,11 +231,13 @@ class ServedBucket:
         self.definition.keep("properties", properties)
 
     def flush(self) -> None:
-        """Delete all documents of the active vbuckets. Copies of others' vbuckets are left to those."""
-        for vbucket in self.store.vbuckets:
-            if vbucket.state is VbucketState.ACTIVE:
-                vbucket.reset()
-                self.tell(vbucket, VbucketEvent.FLUSHED)
+        """Delete all documents of the active vbuckets. Copies of others' vbuckets are left to those.
+
+        The vbuckets are emptied piece by piece: `upkeep.when_spread` says when all of them are.
+        Raises TemporaryFailure, with nothing changed.
+        """
+        self.store.begin_flush()
+        self.upkeep.spread_soon()
 
     # The cluster map
 

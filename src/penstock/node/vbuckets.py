@@ -8,7 +8,7 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, NotSupported, OutOfRange
-from penstock.node.replies import reply
+from penstock.node.replies import Parked, reply
 from penstock.node.served import VbucketEvent
 from penstock.wire.constants import Datatype, Opcode, VbucketState
 from penstock.wire.frame import Frame
@@ -75,6 +75,7 @@ def _del_vbucket(connection: NodeConnection, frame: Frame) -> bytes:
 
 def _flushing(*, quiet: bool) -> Callable[[NodeConnection, Frame], bytes]:
     def flush(connection: NodeConnection, frame: Frame) -> bytes:
+        """Let commands find no document from now on; answer when all vbuckets are empty."""
         request = decode(frame)
         assert isinstance(request, Flush)
         bucket = connection.selected()
@@ -83,7 +84,8 @@ def _flushing(*, quiet: bool) -> Callable[[NodeConnection, Frame], bytes]:
         if not bucket.may_be_flushed:
             raise NotSupported("this bucket may not be flushed")
         bucket.flush()
-        return b"" if quiet else reply(frame)
+        done = b"" if quiet else reply(frame)
+        raise Parked(lambda resume: bucket.upkeep.when_spread(lambda refusal: resume(refusal or done)))
 
     return flush
 

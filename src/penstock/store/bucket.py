@@ -75,7 +75,8 @@ class Bucket:
     changed: numbers of vbuckets in which an access has found a document expired, so that its deletion is the newest
     change; for the caller to take out. recovered: what opening it found, in words; empty where there was nothing.
     uuid: of the bucket on disk, in hexadecimal, else empty. manifest: which scopes and collections there are.
-    auto_deleted: how many documents were deleted because memory was short.
+    auto_deleted: how many documents were deleted because memory was short. on_flush: called with each vbucket that a
+    flush has emptied, at once.
 
     vbuckets: how many, a power of two up to 65536. clock: nanoseconds since the epoch. new_vbuuid: a random number
     from 1 to 2^48-1 at each call. settings: in memory those about files and retention do not matter. Raises
@@ -123,6 +124,9 @@ class Bucket:
         self._directory: Directory | None = None
         self._said: dict[str, Any] = {"properties": {}}
         self._untold: dict[int, list[ManifestStep]] = {}  # of each vbucket that is behind
+        self._unflushed: set[int] = set()  # vbuckets, of those that are behind
+        self._first = 0, packed_events(())  # a manifest's uid, and what a vbucket without a history writes of it
+        self.on_flush: Callable[[Vbucket], None] = lambda _: None
         self._limit_times()
         log.histories = self.vbuckets
         log.can_delete = self._can_delete
@@ -277,14 +281,35 @@ class Bucket:
                 self._untold.setdefault(vbucket.id, []).append(step)
                 vbucket.behind = True
 
-    def spread_manifest(self, events: int = _EVENTS_AT_ONCE) -> bool:
-        """Let the next vbuckets that are behind write their events; False: none is behind, or the log takes nothing.
+    def begin_flush(self) -> None:
+        """Empty all active vbuckets, as `Vbucket.reset` does. They are behind until then, as with `begin_manifest`.
 
-        events: how many, of all vbuckets together; at least one vbucket's.
+        So commands on documents find the whole bucket empty from now on. Until `is_behind` is false, all else may still
+        find the old history of a vbucket. Raises TemporaryFailure, with nothing changed, while the log takes nothing.
+        """
+        self.log.check()
+        for vbucket in self.vbuckets:
+            if vbucket.state is VbucketState.ACTIVE:
+                self._unflushed.add(vbucket.id)
+                self._untold.setdefault(vbucket.id, [])
+                vbucket.behind = True
+
+    def abandon_flush(self) -> bool:
+        """Let the vbuckets that a flush has not emptied yet keep what they have; False: there are none."""
+        abandoned = bool(self._unflushed)
+        self._unflushed.clear()
+        return abandoned
+
+    def spread_manifest(self, events: int = _EVENTS_AT_ONCE) -> bool:
+        """Let the next vbuckets that are behind catch up; False: none is behind, or the log takes nothing.
+
+        events: how many they write, all vbuckets together; at least one vbucket's.
         """
         while events > 0 and self._untold:
             number, steps = next(iter(self._untold.items()))
             events -= _EVENTS_PER_VBUCKET + sum(len(step.events) for step in steps)
+            if number in self._unflushed:
+                events -= len(self._first_events())
             try:
                 self._catch_up(number)
             except REFUSED:
@@ -307,20 +332,26 @@ class Bucket:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a vbucket has yet to write events of the manifest."""
+        """Whether a vbucket has yet to write events of the manifest, or to be flushed."""
         return bool(self._untold)
 
     def _catch_up(self, number: int) -> None:
-        """Let a vbucket write the system events that it lacks, if it is active.
+        """Let a vbucket be flushed, if that is due, and write the system events that it lacks, if it is active.
 
         A vbucket that has a newer manifest, from where it is a copy of, keeps that. Raises TemporaryFailure or
         OutOfMemory; then the vbucket stays behind.
         """
         vbucket, steps = self.vbuckets[number], self._untold.pop(number, [])
         vbucket.behind = False
-        if vbucket.state is not VbucketState.ACTIVE or vbucket.manifest_uid == self.manifest.uid:
+        if vbucket.state is not VbucketState.ACTIVE:
+            self._unflushed.discard(number)
             return
         try:
+            if number in self._unflushed:
+                self._flush(vbucket)
+                return
+            if vbucket.manifest_uid == self.manifest.uid:
+                return
             for step in steps:
                 if vbucket.manifest_uid == step.before:
                     vbucket.tell(step.events)
@@ -332,6 +363,16 @@ class Bucket:
             vbucket.behind = True
             raise
 
+    def _flush(self, vbucket: Vbucket) -> None:
+        """Empty a vbucket, which then has the newest manifest, too. Raises TemporaryFailure; then it stays due."""
+        self._unflushed.discard(vbucket.id)
+        try:
+            vbucket.reset()
+        except REFUSED:
+            self._unflushed.add(vbucket.id)
+            raise
+        self.on_flush(vbucket)
+
     def _compare(self, vbucket: Vbucket) -> None:
         """Let a vbucket write events of which it has to be found out first whether it lacks them."""
         doubtful = vbucket.manifest_uid is None
@@ -340,12 +381,23 @@ class Bucket:
         before, manifest = vbucket.manifest_uid or 0, self.manifest
         if before > manifest.uid:
             return
-        events = packed_events(subjects_of(changes_between(vbucket.manifest(), manifest), before, manifest.uid))
+        if vbucket.ledger is None:
+            events = self._first_events()
+        else:
+            events = packed_events(subjects_of(changes_between(vbucket.manifest(), manifest), before, manifest.uid))
         if events:
             vbucket.tell(events)
             if doubtful:
                 vbucket.relearn()  # what is in collections whose beginning was lost counts, too
         vbucket.up_to(manifest.uid)
+
+    def _first_events(self) -> list[SystemEvent]:
+        """Return what a vbucket without a history writes of the manifest."""
+        manifest = self.manifest
+        if self._first[0] != manifest.uid:
+            changes = changes_between(DEFAULT_MANIFEST, manifest)
+            self._first = manifest.uid, packed_events(subjects_of(changes, 0, manifest.uid))
+        return self._first[1]
 
     def erase(self) -> bool:
         """Go on with what is left of dropped collections, a few milliseconds' worth; False: nothing is left."""

@@ -112,6 +112,11 @@ class ScopedHistory(History):
         super().set_state(state, takeover=takeover)
         self._follow()
 
+    def remove(self) -> None:
+        if self.behind:
+            self._follow()
+        super().remove()
+
     def reset(self) -> None:
         if self.behind:
             self._follow()

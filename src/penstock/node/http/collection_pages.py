@@ -115,7 +115,7 @@ async def _change(visit: Visit, served: ServedBucket, change: Callable[[Manifest
 async def _spread(served: ServedBucket) -> None:
     """Wait until all vbuckets have written the events of the manifest, as long as the bucket is there."""
     spread = asyncio.Event()
-    give_up = served.upkeep.when_spread(spread.set)
+    give_up = served.upkeep.when_spread(lambda _: spread.set())
     try:
         async with asyncio.timeout(WAIT_SECONDS):
             await spread.wait()

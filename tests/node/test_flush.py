@@ -1,0 +1,137 @@
+"""A flush goes on in slices, between which others are served."""
+
+import asyncio
+
+import pytest
+
+from penstock.errors import TemporaryFailure
+from penstock.node import Node
+from penstock.store.manifest import DEFAULT_MANIFEST
+from penstock.store.settings import Settings
+from penstock.wire.constants import Feature, Magic, Opcode, Status, StreamEndReason
+from penstock.wire.frame import Frame
+from penstock.wire.kv import Flush, Noop, Set
+from tests.node.disks import FullDirectory
+from tests.node.test_persistence import NEVER, running
+from tests.node.watch import run
+from tests.node.wire_client import SECONDS, connected
+
+S = Status
+VBUCKETS = 1024
+
+
+@pytest.fixture
+def node():
+    with Node.running(["default"], vbuckets=VBUCKETS) as node:
+        yield node
+
+
+@pytest.fixture
+def client(node):
+    with connected(node) as client:
+        yield client
+
+
+def fill(client):
+    client.send(*(Set(key=b"k", value=b"old", vbucket=number) for number in range(VBUCKETS)))
+    assert {client.receive().specific for _ in range(VBUCKETS)} == {S.SUCCESS}
+
+
+def watch_turns(node):
+    """Return a list that gets, for each turn of the event loop until all is empty, how many documents are left."""
+    store = node.buckets["default"].store
+    left: list[int] = []
+
+    def look():
+        left.append(sum(vbucket.items for vbucket in store.vbuckets))
+        if left[-1]:
+            node.loop.call_soon(look)
+
+    run(node, look)
+    return left
+
+
+@pytest.mark.parametrize("opcode", [Opcode.FLUSH, Opcode.FLUSHQ])
+def test_a_flush_is_answered_when_all_is_empty_and_others_have_their_turns(node, client, opcode):
+    fill(client)
+    left = watch_turns(node)
+    client.send(Frame(Magic.REQUEST, opcode), Noop())
+    if opcode is Opcode.FLUSH:
+        assert client.receive().opcode == opcode
+    assert client.receive().opcode == Opcode.NOOP
+    assert left[-1] == 0
+    assert len(set(left)) > 2, "all vbuckets were emptied in one turn"
+
+
+def test_a_flush_by_management_takes_turns_too(node, client):
+    fill(client)
+    left = watch_turns(node)
+    asyncio.run_coroutine_threadsafe(node.flush_bucket("default"), node.loop).result(SECONDS)
+    assert left[-1] == 0
+    assert len(set(left)) > 2
+
+
+def test_what_is_stored_behind_a_flush_stays(node, client):
+    """By a client that may overtake it, too, and in a vbucket that has yet to be emptied."""
+    fill(client)
+    client.hello(Feature.UNORDERED_EXECUTION)
+    last = VBUCKETS - 1
+    client.send(Flush(opaque=1), Set(opaque=2, key=b"k", value=b"new", vbucket=last), Noop(opaque=3))
+    assert sorted(client.receive().opaque for _ in range(3)) == [1, 2, 3]
+    assert client.get(b"k", vbucket=last).value == b"new"
+    assert client.stats()["curr_items"] == "1"
+
+
+def test_a_stream_that_is_opened_meanwhile_ends_when_its_vbucket_is_emptied(node, client):
+    fill(client)
+    run(node, node.buckets["default"].store.begin_flush)
+    with connected(node) as consumer:
+        assert consumer.open().stream(5).specific == S.SUCCESS
+        assert [consumer.message().opcode for _ in range(2)] == [Opcode.DCP_SNAPSHOT_MARKER, Opcode.DCP_MUTATION]
+        assert client.get(b"k", vbucket=5).specific == S.KEY_ENOENT
+        assert consumer.message().reason == StreamEndReason.STATE_CHANGED
+    assert client.status(Flush()) == S.SUCCESS
+
+
+def test_a_disk_that_fails_meanwhile_ends_a_flush(tmp_path):
+    with running(tmp_path, NEVER) as node, connected(node) as client:
+        for number in range(4):
+            client.set(b"k", b"old", vbucket=number)
+        bucket = node.buckets["default"]
+        answers: list[TemporaryFailure | None] = []
+
+        def begin():
+            bucket.flush()
+            bucket.upkeep.when_spread(answers.append)
+            bucket.store.spread_manifest(1)
+            bucket.store.log.directory.__class__ = FullDirectory
+            bucket.store.commit()
+
+        run(node, begin)
+        assert client.status(Flush()) == S.ETMPFAIL
+        (refusal,) = answers
+        assert "No space left on device" in str(refusal)
+        assert [client.get(b"k", vbucket=number).specific for number in range(4)] == [S.KEY_ENOENT, *3 * [S.SUCCESS]]
+
+        def heal():
+            bucket.store.log.directory.__class__ = FullDirectory.__base__
+            bucket.store.commit()
+
+        run(node, heal)
+        assert client.set(b"other", vbucket=3).specific == S.SUCCESS
+        assert client.get(b"k", vbucket=3).specific == S.SUCCESS
+        assert client.status(Flush()) == S.SUCCESS
+        assert client.stats()["curr_items"] == "0"
+
+
+def test_a_full_bucket_with_collections_is_flushed(node, client):
+    fill(client)
+    served = node.buckets["default"]
+    run(node, lambda: served.change_manifest(DEFAULT_MANIFEST.with_collection("_default", "c")))
+    assert client.status(Flush()) == S.SUCCESS
+    fill(client)
+    run(node, lambda: served.store.set_settings(Settings(memory_bytes=0)))
+    while client.set(b"k", b"v" * 100_000).specific == S.SUCCESS:
+        pass
+    assert client.status(Flush()) == S.SUCCESS
+    assert client.stats()["curr_items"] == "0"

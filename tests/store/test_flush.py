@@ -1,0 +1,216 @@
+"""A flush of all vbuckets, which empties one after the other while the bucket is in use."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import TemporaryFailure
+from penstock.store.bucket import Bucket
+from penstock.store.events import SYSTEM_PREFIX
+from penstock.store.vbucket import Vbucket
+from penstock.wire.constants import VbucketState
+from tests.store.failing import Place, directory_in_memory
+from tests.store.model import new_bucket
+from tests.store.shop import ITEMS, SHOP, all_of, erase, key, told
+from tests.store.test_behind_manifest import STEPS, VBUCKETS, Run
+
+
+class FlushRun(Run):
+    """The same steps, with flushes and deleted vbuckets. eager: each flush empties all vbuckets at once."""
+
+    def step(self, what: str, number: int) -> None:
+        bucket, vbucket = self.bucket, self.bucket.vbuckets[number % VBUCKETS]
+        if what == "empty" and not self.eager:
+            bucket.begin_flush()
+        elif what == "empty":
+            for each in bucket.vbuckets:
+                if each.state is VbucketState.ACTIVE:
+                    each.reset()
+        elif what == "remove" and vbucket.state is not None:
+            vbucket.remove()
+        elif what == "replica":
+            vbucket.set_state(VbucketState.REPLICA)
+        elif what == "active":
+            vbucket.set_state(VbucketState.ACTIVE)
+        elif vbucket.state is VbucketState.ACTIVE or what in ("manifest", "spread", "erase"):
+            super().step(what, number)
+
+    def contents(self) -> list[object]:
+        """Return what each vbucket holds once all have caught up.
+
+        A vbucket that is emptied behind two manifests writes the events of the second one only: so seqnos differ.
+        """
+        erase(self.bucket)
+        assert not self.bucket.is_behind
+        return [
+            (
+                *(vbucket.state, len(vbucket.failover_log), vbucket.items, vbucket.manifest()),
+                {change.key: (type(change), change.value) for change in all_of(vbucket) if not is_event(change.key)},
+            )
+            for vbucket in self.bucket.vbuckets
+        ]
+
+
+def is_event(key: bytes) -> bool:
+    return key.startswith(SYSTEM_PREFIX)
+
+
+@given(
+    st.lists(
+        STEPS
+        | st.tuples(st.just("empty"), st.just(0))
+        | st.tuples(st.sampled_from(("remove", "replica", "active")), st.integers(0, VBUCKETS - 1)),
+        max_size=30,
+    )
+)
+def test_a_vbucket_holds_the_same_whenever_it_is_emptied(steps: list[tuple[str, int]]) -> None:
+    eager, lazy = FlushRun(True), FlushRun(False)
+    for what, number in steps:
+        eager.step(what, number)
+        lazy.step(what, number)
+    assert lazy.contents() == eager.contents()
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with directory_in_memory() as path:
+        yield Place(path / "beer")
+
+
+def filled(bucket: Bucket) -> Bucket:
+    for vbucket in bucket.vbuckets:
+        vbucket.set(key(0), b"old")
+    return bucket
+
+
+def documents(bucket: Bucket) -> list[bytes]:
+    """Return the values that are there, without a command that would find a vbucket empty."""
+    return [change.value for vbucket in bucket.vbuckets for change in all_of(vbucket)]
+
+
+def test_one_call_empties_some_vbuckets_only() -> None:
+    bucket = filled(new_bucket(vbuckets=1024, segment_bytes=1 << 20))
+    bucket.begin_flush()
+    left = [len(documents(bucket))]
+    while bucket.spread_manifest():
+        left.append(len(documents(bucket)))
+    assert left[0] == 1024
+    assert {before - after for before, after in pairwise(left)} == {32}
+    assert not bucket.is_behind
+
+
+def test_vbuckets_of_many_collections_are_emptied_one_by_one() -> None:
+    bucket = new_bucket(segment_bytes=1 << 20)
+    manifest = SHOP
+    for number in range(300):
+        manifest = manifest.with_collection("shop", f"c{number}")
+    bucket.set_manifest(manifest)
+    bucket.begin_flush()
+    logs = [vbucket.failover_log for vbucket in bucket.vbuckets]
+    assert bucket.spread_manifest()
+    assert [vbucket.failover_log for vbucket in bucket.vbuckets][1:] == logs[1:]
+    assert bucket.vbuckets[0].failover_log != logs[0]
+    assert len(told(bucket.vbuckets[0])) == 303
+
+
+def test_commands_find_the_whole_bucket_empty_at_once() -> None:
+    bucket = filled(new_bucket())
+    emptied: list[int] = []
+    bucket.on_flush = lambda vbucket: emptied.append(vbucket.id)
+    bucket.begin_flush()
+    assert bucket.vbuckets[3].get(key(0)) is None
+    assert emptied == [3]
+    assert bucket.vbuckets[2].set(key(1), b"new").seqno == 1
+    assert emptied == [3, 2]
+    assert documents(bucket) == [b"old", b"old", b"new"]
+    assert not bucket.spread_manifest()
+    assert emptied == [3, 2, 0, 1]
+    assert documents(bucket) == [b"new"]
+
+
+def test_a_replica_is_not_emptied() -> None:
+    bucket = filled(new_bucket())
+    bucket.vbuckets[1].set_state(VbucketState.REPLICA)
+    bucket.begin_flush()
+    assert not bucket.spread_manifest()
+    assert documents(bucket) == [b"old"]
+
+
+def test_a_vbucket_that_is_deleted_meanwhile_is_emptied_once() -> None:
+    bucket = filled(new_bucket())
+    emptied: list[int] = []
+    bucket.on_flush = lambda vbucket: emptied.append(vbucket.id)
+    bucket.begin_flush()
+    bucket.vbuckets[1].remove()
+    bucket.vbuckets[1].set_state(VbucketState.ACTIVE)
+    bucket.vbuckets[1].set(key(1), b"new")
+    assert not bucket.spread_manifest()
+    assert (sorted(emptied), documents(bucket)) == ([0, 1, 2, 3], [b"new"])
+
+
+def test_what_was_dropped_is_not_emptied_into_a_collection() -> None:
+    bucket = new_bucket()
+    bucket.set_manifest(SHOP)
+    bucket.vbuckets[0].set(key(ITEMS), b"old")
+    bucket.begin_flush()
+    bucket.begin_manifest(SHOP.without_collection("shop", "items"))
+    erase(bucket)
+    vbucket = bucket.vbuckets[0]
+    assert (vbucket.items, ITEMS in vbucket.collections, vbucket.manifest_uid) == (0, False, bucket.manifest.uid)
+
+
+def test_a_disk_that_takes_nothing_takes_no_flush(place: Place) -> None:
+    bucket = filled(place())
+    place.directory.fail("write", errno.ENOSPC)
+    bucket.commit()
+    with pytest.raises(TemporaryFailure):
+        bucket.begin_flush()
+    assert not bucket.is_behind
+    assert bucket.vbuckets[0].get(key(0)) is not None
+    place.directory.heal()
+    bucket.close()
+
+
+def test_a_flush_that_is_given_up_leaves_whole_vbuckets(place: Place) -> None:
+    bucket = filled(place())
+    before = documents(bucket)
+    bucket.begin_flush()
+    assert bucket.vbuckets[1].get(key(0)) is None
+    place.directory.fail("write", errno.ENOSPC)
+    bucket.commit()
+    assert (bucket.spread_manifest(), bucket.is_behind) == (False, True)
+    with pytest.raises(TemporaryFailure):
+        bucket.vbuckets[0].set(key(0), b"refused")
+    assert bucket.abandon_flush()
+    place.directory.heal()
+    bucket.commit()
+    assert not bucket.spread_manifest()
+    assert not bucket.is_behind
+    assert (documents(bucket), bucket.abandon_flush()) == (before[1:], False)
+    bucket.close()
+
+
+def test_a_kill_in_the_middle_leaves_what_the_bucket_was_then(place: Place) -> None:
+    bucket = filled(place())
+    bucket.set_manifest(SHOP)
+    bucket.begin_flush()
+    bucket.spread_manifest(1)
+    bucket.vbuckets[2].set(key(ITEMS), b"new")
+    bucket.commit()
+    expected = [contents(vbucket) for vbucket in bucket.vbuckets]
+    place.directory.let_go()
+    again = place()
+    assert [contents(vbucket) for vbucket in again.vbuckets] == expected
+    assert [vbucket.get(key(0)) is None for vbucket in again.vbuckets][:4] == [True, False, True, False]
+    assert again.vbuckets[2].get(key(ITEMS)) is not None
+    again.close()
+
+
+def contents(vbucket: Vbucket) -> list[tuple[int, bytes, bytes]]:
+    return [(change.by_seqno, change.key, change.value) for change in all_of(vbucket)]
