@@ -17,6 +17,7 @@ from penstock.wire.kv import (
     Delete,
     DelVbucket,
     Flush,
+    GetLocked,
     Noop,
     ObserveSeqno,
     SeqnoPersistence,
@@ -460,3 +461,11 @@ def test_nothing_is_confirmed_after_a_sync_has_failed(tmp_path, caplog):
         assert client.get(b"k").specific == S.SUCCESS
         assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
         assert client.set(b"k").specific == S.SUCCESS
+
+
+def test_the_cas_of_a_lock_comes_to_disk_by_itself(tmp_path):
+    with running(tmp_path) as node, connected(node) as client:
+        client.set(b"k")
+        until_stat(client, "ep_flusher_todo", 0)
+        assert client.status(GetLocked(key=b"k")) == S.SUCCESS
+        until_stat(client, "ep_flusher_todo", 0)

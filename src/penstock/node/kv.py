@@ -140,7 +140,9 @@ def _touch(connection: NodeConnection, frame: Frame) -> bytes:
 
 def _locked(connection: NodeConnection, vbucket: Vbucket, key: bytes, frame: Frame) -> Item | None:
     (asked,) = _LOCK_EXTRAS.unpack(frame.extras) if frame.extras else (0,)
-    return vbucket.lock(key, lock_seconds(asked))
+    item = vbucket.lock(key, lock_seconds(asked))
+    connection.changed.add(vbucket.id)  # the log has a note of the cas
+    return item
 
 
 def _unlock(connection: NodeConnection, frame: Frame) -> bytes:

@@ -180,6 +180,11 @@ class DurableLog(Log):
         self.make_space(len(text))
         self._write(text, 0)
 
+    def note_cas(self, vbucket: int, cas: int) -> None:
+        text = _text({"cas": [vbucket, cas]})
+        self.make_space(len(text))
+        self._write(text, 0)
+
     def make_space(self, nbytes: int) -> None:
         """See to it that a record of nbytes fits, whatever the disk says."""
         if self.end + RECORD_BYTES + nbytes > len(self.buffer):

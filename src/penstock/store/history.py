@@ -212,6 +212,10 @@ class History:
         self.index.cuts = [(number, seqno) for number, seqno in said["cuts"]]
         self._ledger = Ledger.restored(said["collections"]) if "collections" in said else None
 
+    def see_cas(self, cas: int) -> None:
+        """Let the cas of every later change be above this one, which the log has."""
+        self._clock.see(cas)
+
     def rollback(self, seqno: int) -> int:
         """Go back to `seqno` and return how far that was. Nothing above counts any more; what it superseded is back.
 

@@ -1,4 +1,4 @@
-"""Locks on documents. They are in memory only; the log knows nothing of them.
+"""Locks on documents. They are in memory only; the log knows no more of them than each cas, so that it is given once.
 
 GET_LOCKED gives a document another cas without a change: no seqno, nothing to stream. Who has that cas may change the
 document, which ends the lock, or end it alone. As on kv_engine's servers the document keeps this cas when its lock is

@@ -180,6 +180,9 @@ class Log:
         if cut is not None:
             self.quota.doubt()
 
+    def note_cas(self, vbucket: int, cas: int) -> None:
+        """Write down a cas that was given without a change."""
+
     def persisted(self, index: RowIndex) -> int | None:
         """Return the seqno up to which a vbucket's changes are on disk, None in memory."""
         return None

@@ -92,6 +92,9 @@ def _take_notes(read: LogRead, histories: Sequence[History]) -> list[_Cut]:
                 histories[description["vbucket"]].restore(description)
             for vbucket, *floors in said.get("floors", ()):
                 histories[vbucket].index.raise_floors(*floors)
+            if "cas" in said:
+                vbucket, given = said["cas"]
+                histories[vbucket].see_cas(given)
             if "cut" in said:
                 cuts.append(_Cut(said["vbucket"], said["cut"], at))
         except (LookupError, TypeError, ValueError) as error:

@@ -291,6 +291,7 @@ class Vbucket(ScopedHistory):
         if item is None:
             return None
         cas = self._clock.tick()
+        self._log.note_cas(self.id, cas)
         self._locks[key] = Lock(cas, self.monotonic() + seconds * _NANOSECONDS)
         return item._replace(cas=cas)
 
