@@ -200,7 +200,7 @@ class Expected:
         yield from self.fetch(vbucket, key)
         item = self._item(vbucket, key)
         if item is not None and item.expiry != self._absolute(expiry):
-            yield from self._write(vbucket, key, item.value, item.flags, self._absolute(expiry), item.datatype)
+            yield from self._write(vbucket, key, bytes(item.value), item.flags, self._absolute(expiry), item.datatype)
 
     def count(self, vbucket: ExpectedVbucket, key: bytes, delta: int) -> Records:
         item = self._item(vbucket, key)
@@ -211,7 +211,7 @@ class Expected:
         yield from self.fetch(vbucket, key)
         item = self._item(vbucket, key)
         if item is not None:
-            yield from self._write(vbucket, key, item.value + more, item.flags, item.expiry)
+            yield from self._write(vbucket, key, bytes(item.value) + more, item.flags, item.expiry)
 
     def store(self, vbucket: ExpectedVbucket, **change: Any) -> Records:
         yield from self._apply(vbucket, vbucket.high + 1, **change)

@@ -25,10 +25,22 @@ from penstock.wire.constants import (
 )
 from penstock.wire.constants import VbucketState as State
 from penstock.wire.dcp import Open
-from penstock.wire.dcp_values import pack_framing
+from penstock.wire.dcp_values import pack_framing, pack_xattrs
 from penstock.wire.frame import Frame
 from penstock.wire.frame_info import Durability, RequestInfos, pack_request_infos
-from penstock.wire.kv import Append, Delete, Get, Hello, Noop, SelectBucket, Set, SetVbucket, pack_features
+from penstock.wire.kv import (
+    Append,
+    Delete,
+    Get,
+    GetRandomKey,
+    Hello,
+    Noop,
+    Quit,
+    SelectBucket,
+    Set,
+    SetVbucket,
+    pack_features,
+)
 from penstock.wire.login import SaslAuth
 from penstock.wire.snappy import deflate, inflate
 from penstock.wire.subdoc import (
@@ -202,6 +214,73 @@ def test_a_client_that_takes_any_order_gets_the_rest_first(node, unordered, othe
         assert unordered.receive().opaque == 2
     assert (answer := unordered.receive()).opaque == 1
     assert answer.value == b"5"
+
+
+HUGE = json.dumps({"n": 5, "filling": "y" * (18 << 20)}).encode()
+"""More than the buffers of two sockets and a transport."""
+
+
+def test_large_replies_keep_their_order(modern):
+    modern.set(b"k", HUGE)
+    modern.send(Noop(opaque=1), Get(key=b"k", opaque=2), Noop(opaque=3), Get(key=b"k", opaque=4), Noop(opaque=5))
+    answers = [modern.receive() for _ in range(5)]
+    assert [answer.opaque for answer in answers] == [1, 2, 3, 4, 5]
+    assert [answer.value for answer in answers] == [b"", HUGE, b"", HUGE, b""]
+
+
+def test_a_large_reply_is_what_the_document_was(node, modern, other):
+    modern.set(b"k", HUGE)
+    modern.send(Get(key=b"k"))
+    while not any(connection.bytes_unsent for connection in node.guests.present):
+        assert other.status(Noop()) == S.SUCCESS
+    for filling in (b"1" * len(HUGE), b"2" * len(HUGE), b"3"):
+        other.set(b"k", filling)
+    assert modern.receive().value == HUGE
+    assert modern.get(b"k").value == b"3"
+
+
+def test_a_client_that_goes_away_lets_go_of_what_was_to_be_sent(node, modern, other):
+    modern.set(b"k", HUGE)
+    with connected(node) as client:
+        client.send(Get(key=b"k"))
+        while not any(connection.bytes_unsent for connection in node.guests.present):
+            assert other.status(Noop()) == S.SUCCESS
+    while any(connection.bytes_unsent for connection in node.guests.present):
+        assert other.status(Noop()) == S.SUCCESS
+
+
+def test_all_is_sent_before_a_connection_ends(modern):
+    modern.set(b"k", HUGE)
+    modern.send(Get(key=b"k"), Quit())
+    assert modern.receive().value == HUGE
+    assert modern.receive().opcode == Opcode.QUIT
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_reply_is_as_long_as_a_frame_at_most(modern, count):
+    modern.set(b"k", HUGE)
+    answer = modern.ask(MultiLookup(key=b"k", value=pack_lookup_specs([(Opcode.GET, 0, b"")] * count)))
+    assert answer.specific == (S.SUCCESS if count == 1 else S.E2BIG)
+    if count == 1:
+        assert unpack_lookup_results(answer.value) == [(S.SUCCESS, HUGE)]
+
+
+def test_large_documents_on_disk(tmp_path):
+    attributes = pack_xattrs({"_x": b"1"})
+    with Node.running(data_dir=tmp_path) as node, connected(node) as client:
+        client.set(b"plain", HUGE)
+        hello(client)
+        client.ask(Set(key=b"packed", value=deflate(HUGE), datatype=Datatype.SNAPPY))
+        client.set(b"attributes", HUGE)
+        path = SubdocMutation.at(b"_x", b"1", key=b"attributes", flags=PathFlag.XATTR).encode(UPSERT)
+        assert client.ask(path).specific == S.SUCCESS
+    with Node.running(data_dir=tmp_path) as node, connected(node) as client:
+        for key in (b"plain", b"packed", b"attributes"):
+            assert client.get(key).value == HUGE
+        hello(client)
+        whole = client.ask(GetRandomKey(collection_id=0, include_xattrs=1))
+        value = inflate(whole.value) if whole.datatype & Datatype.SNAPPY else whole.value
+        assert value.removeprefix(attributes) == HUGE
 
 
 # What others do meanwhile

@@ -47,7 +47,7 @@ def is_loading(bucket: Bucket) -> bool:
 
 def value(bucket: Bucket, number: int) -> bytes | None:
     item = bucket.vbuckets[0].get(name(number))
-    return None if item is None else item.value
+    return None if item is None else bytes(item.value)
 
 
 def test_documents_are_found_before_all_keys_are_loaded(opened: tuple[Place, Bucket]) -> None:

@@ -16,7 +16,7 @@ from penstock.wire.columns import columns_of
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent, Slab
 from penstock.wire.constants import Dialect
 from penstock.wire.dcp import Deletion, Mutation
-from penstock.wire.frame import HEADER_BYTES
+from penstock.wire.frame import HEADER_BYTES, Buffer
 from penstock.wire.heads import Run, StreamContext, heads_of
 from penstock.wire.hop import hop
 from penstock.wire.layout import Message
@@ -215,6 +215,18 @@ def test_copy(extension: ModuleType, sizes: list[int]) -> None:
     assert [bytes(data[bounds[row] : bounds[row + 1]]) for row in range(len(sizes))] == [
         buffer[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
     ]
+
+
+@pytest.mark.parametrize("parts", [(), (b"",), (b"ab", b"", memoryview(b"xcdx")[1:3], bytearray(b"e" * 70_000))])
+def test_join(extension: ModuleType, parts: tuple[Buffer, ...]) -> None:
+    assert extension.join(parts) == b"".join(parts)
+
+
+def test_join_takes_buffers_alone(extension: ModuleType) -> None:
+    room = bytearray(8)
+    with pytest.raises(TypeError):
+        extension.join((room, 5))
+    room.clear()  # it was let go of
 
 
 def test_fewer_bytes_than_are_copied_at_once(extension: ModuleType) -> None:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from operator import length_hint
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
@@ -25,8 +26,20 @@ from penstock.node.keys import key_reader
 from penstock.node.large_values import Finished
 from penstock.node.login import Login, Privilege
 from penstock.node.map_reader import MapReader
+from penstock.node.outflow import Outflow
 from penstock.node.producers import ChangeProducer
-from penstock.node.replies import ALONE, Barrier, GiveUp, Goodbye, Parked, classic_status, refusal, reply
+from penstock.node.replies import (
+    ALONE,
+    Answer,
+    Barrier,
+    GiveUp,
+    Goodbye,
+    Parked,
+    Pieces,
+    classic_status,
+    refusal,
+    reply,
+)
 from penstock.node.served import Counters, ServedBucket
 from penstock.node.visible import ManifestView
 from penstock.store.manifest import Manifest
@@ -114,6 +127,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.host = self.peer = ""
         self.agent = ""
         self._transport: asyncio.Transport
+        self._outflow: Outflow
         self._received = Connection(node.slab, runs=None)
         self.finished: Finished | None = None
         self._requests: Iterator[ReceiveEvent | _Again] = iter(())
@@ -124,7 +138,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._most_parked = 1
         self._turn_bytes = TURN_BYTES
         self._turn_is_due = False
-        self._replies: list[bytes] = []
+        self._replies: list[Answer] = []
         self._closing = False
         self._closer: asyncio.TimerHandle | None = None
         self._written = 0
@@ -135,6 +149,7 @@ class NodeConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._outflow = Outflow(self.node.loop, self._transport, partial(self.guarded, self._go_on))
         _keep_alive(transport.get_extra_info("socket"))
         peername = transport.get_extra_info("peername")
         self.host, self.peer = "" if peername is None else peername[0], _address(peername)
@@ -161,10 +176,22 @@ class NodeConnection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         if self.login.acting is None:
             self.node.loop.call_soon(self.guarded, self.abort, "it has not logged in, and does not read its replies")
+        self._outflow.is_full = True
+        self._hold()
+
+    def resume_writing(self) -> None:
+        self._outflow.is_full = False
+        if self._outflow.nbytes:
+            self._outflow.send_soon()
+        else:
+            self._go_on()
+
+    def _hold(self) -> None:
+        """Read, serve and stream nothing more before what there is to send was taken."""
         self.paused = True
         self._transport.pause_reading()
 
-    def resume_writing(self) -> None:
+    def _go_on(self) -> None:
         self.paused = False
         if self.requests_waiting:
             self._serve_soon()
@@ -178,6 +205,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         for timer in (self._closer, self._guard):
             if timer is not None:
                 timer.cancel()
+        self._outflow.clear()
         self.node.leave(self)
 
     # What handlers use
@@ -308,7 +336,10 @@ class NodeConnection(asyncio.BufferedProtocol):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if data and not self._transport.is_closing():
-            self._transport.write(data)
+            if self._outflow.nbytes:
+                self._outflow.add((data,))
+            else:
+                self._transport.write(data)
             self._written += len(data)
             # Not every consumer lets itself be asked whether it lives; who has no stream waits for nothing.
             if self._guard is None and self.producer is not None and self.bytes_unsent:
@@ -320,6 +351,7 @@ class NodeConnection(asyncio.BufferedProtocol):
             return
         self._give_up()
         self._flush()
+        self._outflow.finish()
         self._transport.close()
         self._closer = self.node.loop.call_later(_CLOSE_SECONDS, self._transport.abort)
 
@@ -356,7 +388,7 @@ class NodeConnection(asyncio.BufferedProtocol):
 
     @property
     def bytes_unsent(self) -> int:
-        return self._transport.get_write_buffer_size()
+        return self._transport.get_write_buffer_size() + self._outflow.nbytes
 
     # Serving
 
@@ -380,6 +412,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         add, share, clock = self._replies.append, self._turn_bytes, self.node.loop.time
         look_at, deadline = max(share - _CLOCK_BYTES, 0), clock() + _TURN_SECONDS
         event: ReceiveEvent | _Again | None = None
+        answer: Answer
         try:
             for event in self._requests:
                 try:
@@ -439,13 +472,15 @@ class NodeConnection(asyncio.BufferedProtocol):
         request, which = _request_of(event), object()
         nbytes = len(request.value) + parked.nbytes
 
-        def resume(answer: bytes | StatusError | Finished) -> None:
+        def resume(answer: Answer | StatusError | RemoteProtocolError | Finished) -> None:
             del self._parked[which]
             self._parked_bytes -= nbytes
             if isinstance(answer, Finished):
                 self._requests = iter([_Again(request, answer), *self._requests])
+            elif isinstance(answer, StatusError | RemoteProtocolError):
+                self._replies.append(self._refusal(request, answer))
             else:
-                self._replies.append(self._refusal(request, answer) if isinstance(answer, StatusError) else answer)
+                self._replies.append(answer)
             if self.paused:
                 self.guarded(self._flush)
             elif not self._turn_is_due:
@@ -454,7 +489,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._parked[which] = parked.begin(resume)
         self._parked_bytes += nbytes
 
-    def _serve_again(self, again: _Again) -> bytes:
+    def _serve_again(self, again: _Again) -> Answer:
         """Serve a request for which a thread has worked."""
         self.finished = again.finished
         try:
@@ -469,11 +504,22 @@ class NodeConnection(asyncio.BufferedProtocol):
         return refusal(self, request, status, error)
 
     def _flush(self) -> None:
-        data = b"".join(self._replies)
+        try:
+            self.write(b"".join(self._replies))  # type: ignore[arg-type]  # a check of each would cost all the others
+        except TypeError:
+            self._send_pieces(self._replies)
         self._replies.clear()
-        self.write(data)
         if self.changed and self.bucket is not None:
             self.bucket.notify()
+
+    def _send_pieces(self, replies: Iterable[Answer]) -> None:
+        """Send replies of which some are in pieces."""
+        if self._transport.is_closing():
+            return
+        for answer in replies:
+            self._outflow.add(answer.parts if isinstance(answer, Pieces) else (answer,))
+            self._written += len(answer)
+        self._hold()
 
     def _answer_to_no_frame(self, event: ReceiveEvent) -> bytes:
         """Answer a frame whose parts do not fit. Raises Goodbye where there is no answer, or nothing follows."""

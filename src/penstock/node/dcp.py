@@ -9,7 +9,7 @@ from penstock.node.controls import control
 from penstock.node.dcp_producer import DcpProducer
 from penstock.node.not_yet import refuse as refuse_for_now
 from penstock.node.producers import streamable
-from penstock.node.replies import Goodbye, Handler, reply
+from penstock.node.replies import Answer, Goodbye, Handler, reply
 from penstock.wire.constants import (
     DCP_OPCODES,
     Datatype,
@@ -149,7 +149,7 @@ def _buffer_ack(connection: NodeConnection, frame: Frame) -> bytes:
 def _raw(handler: Handler) -> Handler:
     """Make a handler that takes no datatype, as kv_engine's validators do for every request of DCP but OPEN's JSON."""
 
-    def check(connection: NodeConnection, frame: Frame) -> bytes:
+    def check(connection: NodeConnection, frame: Frame) -> Answer:
         if frame.datatype:
             raise InvalidArguments(f"{opcode_name(frame.opcode)} of datatype 0x{frame.datatype:02x}, expected 0 (raw)")
         return handler(connection, frame)

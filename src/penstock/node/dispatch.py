@@ -22,7 +22,7 @@ from penstock.node import collections, dcp, kv, kv_find, kv_meta, sasl, session,
 from penstock.node.disk import commands as disk
 from penstock.node.durability import check_durability, when_durable
 from penstock.node.login import BEFORE_LOGIN, Privilege, needed
-from penstock.node.replies import Goodbye, Handler, reply
+from penstock.node.replies import Answer, Goodbye, Handler, Pieces, reply
 from penstock.node.tap import commands as tap
 from penstock.wire.connection import Malformed
 from penstock.wire.constants import (
@@ -64,7 +64,7 @@ class Speech(NamedTuple):
 
     handlers: Handlers
     first: frozenset[Code]
-    refuse: Callable[[NodeConnection, Frame], bytes]
+    refuse: Callable[[NodeConnection, Frame], Answer]
 
 
 SPEECHES: dict[Dialect, Speech] = {
@@ -106,7 +106,7 @@ def shapes(code: Code) -> Iterator[Shape]:
 def _first(dialect: Dialect, handler: Handler) -> Handler:
     """Make the handler of a first request, with which the connection has its dialect."""
 
-    def begin(connection: NodeConnection, frame: Frame) -> bytes:
+    def begin(connection: NodeConnection, frame: Frame) -> Answer:
         connection.speak(dialect)
         return handler(connection, frame)
 
@@ -160,7 +160,7 @@ def _plain_handlers(dialect: Dialect | None, allowed: frozenset[Privilege] | Non
     return _table(allowed, *COMMANDS, dcp.WITHOUT_OPEN, *firsts)
 
 
-def unusual(connection: NodeConnection, frame: Frame) -> bytes:
+def unusual(connection: NodeConnection, frame: Frame) -> Answer:
     """Serve a frame that is not a plain request of a known shape.
 
     Raises Goodbye for what must not arrive here, StatusError or RemoteProtocolError for what is refused.
@@ -189,7 +189,7 @@ def unusual(connection: NodeConnection, frame: Frame) -> bytes:
     raise RemoteProtocolError(f"{opcode_name(opcode)} is not served here", status=Status.UNKNOWN_COMMAND, fatal=False)
 
 
-def _with_infos(connection: NodeConnection, frame: Frame) -> bytes:
+def _with_infos(connection: NodeConnection, frame: Frame) -> Answer:
     """Serve a request with framing extras as the same one without, beside what they ask for.
 
     What is not passed over is refused: a durability that nobody cares for would be a promise.
@@ -205,11 +205,12 @@ def _with_infos(connection: NodeConnection, frame: Frame) -> bytes:
     finally:
         connection.infos = NO_INFOS
     if infos.durability is not None:
+        assert not isinstance(answer, Pieces), "a change has a short reply"
         return when_durable(connection, frame, answer, infos.durability)
     return answer
 
 
-def serve(connection: NodeConnection, frame: Frame) -> bytes:
+def serve(connection: NodeConnection, frame: Frame) -> Answer:
     """Serve a frame of any kind. Raises as `unusual` does, and whatever its handler raises."""
     magic, opcode, _, datatype, _, cas, extras, key, value, _ = frame
     shape = (magic, datatype, opcode, len(extras), not key, not value, not cas)

@@ -9,6 +9,7 @@ from penstock.node.stat_group import Argument, StatGroup, StatRequest, Stats, pa
 from penstock.store.manifest import Collection, Manifest
 from penstock.wire.collection_key import DEFAULT_COLLECTION, pack_collection_id
 from penstock.wire.constants import MAX_KEY, Datatype
+from penstock.wire.large_bytes import touch
 
 __all__ = ["GROUPS", "find_collection"]
 
@@ -61,6 +62,8 @@ def _read(request: StatRequest) -> Stats:
     if item is None:
         raise KeyNotFound(f"vbucket {vbucket.id} has no document {name!r}", vbucket=vbucket.id)
     assert vbucket.state is not None
+    if verified:
+        touch(item.value)
     is_dirty = item.seqno > vbucket.persisted_seqno
     datatype = ",".join(text for flag, text in _DATATYPES if item.datatype & flag) or "raw"
     stats: dict[str, object] = {

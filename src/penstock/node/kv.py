@@ -8,22 +8,23 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound, TooBig
-from penstock.node.large_values import LARGE, work_apart
-from penstock.node.replies import Handler, reply
-from penstock.node.values import client_datatype, plain_value, shown
+from penstock.node.large_values import LARGE, reply_apart, work_apart
+from penstock.node.replies import Answer, Handler, reply, reply_parts
+from penstock.node.values import client_datatype, plain_value, shown, with_attributes
 from penstock.store.locks import lock_seconds
 from penstock.store.values import extended
 from penstock.store.vbucket import Item, Stored, Vbucket
 from penstock.wire.constants import MAX_VALUE, Datatype, Magic, Opcode, Status, VbucketState
-from penstock.wire.frame import HEADER, HEADER_BYTES, Frame
+from penstock.wire.frame import HEADER, HEADER_BYTES, Buffer, Frame
 from penstock.wire.json_value import detect_json
 from penstock.wire.kv import Count, GetLocked, GetReply, Set, StoreReply, Touch
+from penstock.wire.large_bytes import touch
 from penstock.wire.snappy import MAX_INFLATED, inflated_length
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
 
-__all__ = ["HANDLERS", "changed", "check_value", "loud_and_quiet", "serving"]
+__all__ = ["HANDLERS", "changed", "check_value", "document_in_pieces", "loud_and_quiet", "serving"]
 
 _RESPONSE = int(Magic.RESPONSE)
 _NOT_JSON = ~int(Datatype.JSON)
@@ -32,6 +33,7 @@ _SET_EXTRAS = Set.layouts[2].extras
 _TOUCH_EXTRAS = Touch.layouts[1].extras
 _LOCK_EXTRAS = GetLocked.layouts[1].extras
 _COUNT_EXTRAS = Count.layouts[3].extras
+_FLAGS = GetReply.layouts[1].extras
 _GET_HEAD = Struct(HEADER.format + GetReply.layouts[1].extras.format[1:])
 _GET_EXTRAS = _GET_HEAD.size - HEADER_BYTES
 _TOKEN = StoreReply.layouts[2].extras
@@ -95,7 +97,7 @@ def loud_and_quiet(loud: Opcode, quiet: Opcode, make: Callable[..., Handler], *w
 def _getting(read: Read | None = None, with_key: bool = False, *, quiet: bool) -> Handler:
     """Make the handler of a GET. read: what returns the document, where that does more. quiet: a miss has no answer."""
 
-    def get(connection: NodeConnection, frame: Frame) -> bytes:
+    def get(connection: NodeConnection, frame: Frame) -> Answer:
         _, opcode, vbid, _, opaque, _, _, key, _, _ = frame
         vbuckets = connection.vbuckets
         stored_key = (connection.read_key if read is None else connection.change_key)(key)
@@ -113,6 +115,8 @@ def _getting(read: Read | None = None, with_key: bool = False, *, quiet: bool) -
                 return reply(frame, Status.KEY_ENOENT, key=key)
             raise KeyNotFound
         cas, flags, datatype, value, _, _, _ = item
+        if type(value) is not bytes:
+            return document_in_pieces(connection, frame, item, key if with_key else b"")
         if datatype:
             datatype, value = shown(connection.datatypes, datatype, value)
         if with_key:
@@ -122,6 +126,28 @@ def _getting(read: Read | None = None, with_key: bool = False, *, quiet: bool) -
         return _GET_HEAD.pack(_RESPONSE, opcode, key_length, _GET_EXTRAS, datatype, 0, body, opaque, cas, flags) + value
 
     return get
+
+
+def document_in_pieces(
+    connection: NodeConnection, frame: Frame, item: Item, key: bytes = b"", *, whole: bool = False
+) -> Answer:
+    """Return the reply with a large document. Raises Parked where a thread is to inflate it, or to read it from disk.
+
+    whole: with its extended attributes, where the connection has agreed on them.
+    """
+    understood = connection.datatypes
+    keeps = whole and bool(understood & Datatype.XATTR)
+
+    def make() -> Answer:
+        datatype, value = (with_attributes if keeps else shown)(understood, item.datatype, item.value)
+        touch(value)
+        return reply_parts(
+            frame, Status.SUCCESS, (value,), extras=_FLAGS.pack(item.flags), key=key, cas=item.cas, datatype=datatype
+        )
+
+    if item.datatype & Datatype.SNAPPY or connection.selected().store.durable:
+        reply_apart(connection, len(item.value), make)
+    return make()
 
 
 def _touched(connection: NodeConnection, vbucket: Vbucket, key: bytes, frame: Frame) -> Item | None:
@@ -208,7 +234,7 @@ def _extending(in_front: bool, *, quiet: bool) -> Handler:
 
 def _extended_apart(
     connection: NodeConnection, item: Item | None, piece: bytes, in_front: bool
-) -> tuple[bytes, int] | None:
+) -> tuple[Buffer, int] | None:
     """Return what a thread makes of a large document, None for one that is not large. Raises Parked before that."""
     if item is None or (nbytes := len(item.value) + len(piece)) <= LARGE:
         return None

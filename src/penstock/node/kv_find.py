@@ -6,9 +6,9 @@ from random import randrange
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import InvalidArguments, KeyNotFound, NotMyVbucket, OutOfRange
-from penstock.node.kv import serving
-from penstock.node.replies import Handler, reply
-from penstock.node.values import shown
+from penstock.node.kv import document_in_pieces, serving
+from penstock.node.replies import Answer, Handler, reply
+from penstock.node.values import shown, with_attributes
 from penstock.store.listing import keys_from, random_key
 from penstock.store.vbucket import Item
 from penstock.wire.collection_key import DEFAULT_COLLECTION, pack_collection_id
@@ -16,7 +16,6 @@ from penstock.wire.constants import Datatype, Opcode, VbucketState
 from penstock.wire.frame import Frame
 from penstock.wire.kv import GetKeys, GetRandomKey, GetReply, pack_key_list
 from penstock.wire.layout import decode
-from penstock.wire.snappy import inflate
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
@@ -33,7 +32,7 @@ _PROBE = b"k"
 """A key as good as any: whether a collection may be read does not depend on it."""
 
 
-def _get_replica(connection: NodeConnection, frame: Frame) -> bytes:
+def _get_replica(connection: NodeConnection, frame: Frame) -> Answer:
     bucket, key = connection.selected(), connection.read_key(frame.key)
     vbucket = bucket.store.existing(frame.specific)
     if vbucket.state is not VbucketState.REPLICA:
@@ -46,7 +45,7 @@ def _get_replica(connection: NodeConnection, frame: Frame) -> bytes:
     return _document(connection, frame, item)
 
 
-def _random(connection: NodeConnection, frame: Frame) -> bytes:
+def _random(connection: NodeConnection, frame: Frame) -> Answer:
     """Some document of a collection, from vbuckets in turn, beginning with any."""
     request = decode(frame)
     assert isinstance(request, GetRandomKey)
@@ -67,13 +66,12 @@ def _random(connection: NodeConnection, frame: Frame) -> bytes:
     raise KeyNotFound(f"no document in collection 0x{collection:x}")
 
 
-def _document(connection: NodeConnection, frame: Frame, item: Item, key: bytes = b"", whole: bool = False) -> bytes:
+def _document(connection: NodeConnection, frame: Frame, item: Item, key: bytes = b"", whole: bool = False) -> Answer:
     """Return a document as the reply to a request. whole: with its extended attributes."""
-    datatype, value = item.datatype, item.value
-    if not whole or not connection.datatypes & Datatype.XATTR:
-        datatype, value = shown(connection.datatypes, datatype, value)
-    elif datatype & Datatype.SNAPPY and not connection.datatypes & Datatype.SNAPPY:
-        datatype, value = datatype & ~Datatype.SNAPPY, inflate(value)
+    if type(item.value) is not bytes:
+        return document_in_pieces(connection, frame, item, key, whole=whole)
+    keeps = whole and connection.datatypes & Datatype.XATTR
+    datatype, value = (with_attributes if keeps else shown)(connection.datatypes, item.datatype, item.value)
     return reply(frame, extras=_FLAGS.pack(item.flags), key=key, value=value, cas=item.cas, datatype=datatype)
 
 

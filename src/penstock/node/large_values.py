@@ -8,18 +8,20 @@ only if it was made of the same version of the document.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 
-from penstock.errors import TemporaryFailure
-from penstock.node.replies import GiveUp, Parked, Resume
+from penstock.errors import RemoteProtocolError, StatusError, TemporaryFailure, status_error
+from penstock.node.replies import Answer, GiveUp, Parked, Resume
+from penstock.wire.constants import Status
 from penstock.wire.native import extension
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
 
-__all__ = ["LARGE", "Finished", "Workers", "work_apart"]
+__all__ = ["LARGE", "Finished", "Workers", "reply_apart", "work_apart"]
 
 LARGE: Final = 16 * 1024 if extension is None else 256 * 1024
 """Bytes of a value above which a thread works on it. 16 changes in 256 KiB take the event loop 5 ms at most."""
@@ -32,6 +34,8 @@ _MOST_ATTEMPTS: Final = 100
 """Times that a request is served again because the document changed meanwhile. Source: kv_engine subdocument.cc."""
 
 T = TypeVar("T")
+
+logger = logging.getLogger("penstock.node")
 
 
 class Finished(NamedTuple):
@@ -97,6 +101,41 @@ def work_apart(connection: NodeConnection, version: Hashable, nbytes: int, work:
     attempts = 1 if finished is None else finished.attempts + 1
     if attempts > _MOST_ATTEMPTS:
         raise TemporaryFailure(f"the document changed during each of {_MOST_ATTEMPTS} attempts")
+    _park(connection, nbytes, work, lambda done: Finished(version, attempts, done))
+
+
+def reply_apart(connection: NodeConnection, nbytes: int, make: Callable[[], Answer]) -> NoReturn:
+    """Let a thread make the reply to a request that was served, from a large value. Always raises Parked.
+
+    Args:
+        connection: its request is parked until the reply is there.
+        nbytes: of the value.
+        make: runs in a thread; it must use nothing that the event loop changes.
+
+    Raises:
+        Parked: always.
+        TemporaryFailure: too much work waits.
+    """
+    _park(connection, nbytes, make, _answer_of)
+
+
+def _answer_of(done: asyncio.Future[Any]) -> Any:
+    error = done.exception()
+    if error is None:
+        return done.result()
+    if isinstance(error, StatusError | RemoteProtocolError):
+        return error
+    logger.error("internal error with a large value", exc_info=error)
+    return status_error(Status.EINTERNAL, "internal error")
+
+
+def _park(
+    connection: NodeConnection,
+    nbytes: int,
+    work: Callable[[], Any],
+    said: Callable[[asyncio.Future[Any]], Any],
+) -> NoReturn:
+    """Park a request until a thread has done some work. said: makes of the work what the request goes on with."""
     outcome = connection.node.workers.start(work)
 
     def begin(resume: Resume) -> GiveUp:
@@ -107,7 +146,7 @@ def work_apart(connection: NodeConnection, version: Hashable, nbytes: int, work:
                 return
             done.exception()  # taken, so that asyncio does not report an error that nobody waits for
             if is_wanted:
-                resume(Finished(version, attempts, done))
+                resume(said(done))
 
         def give_up() -> None:
             nonlocal is_wanted

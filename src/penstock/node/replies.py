@@ -3,26 +3,61 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.errors import RemoteProtocolError, StatusError
+from penstock.errors import RemoteProtocolError, StatusError, TooBig
 from penstock.wire.constants import DCP_OPCODES, MAX_FRAME, Datatype, Magic, Opcode, Status
-from penstock.wire.frame import Frame, join_frame
+from penstock.wire.frame import HEADER, Buffer, Frame, join_frame
+from penstock.wire.large_bytes import plain_bytes
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
     from penstock.node.large_values import Finished
 
-__all__ = ["ALONE", "Barrier", "GiveUp", "Goodbye", "Handler", "Parked", "Resume", "classic_status", "refusal", "reply"]
+__all__ = [
+    "ALONE",
+    "Answer",
+    "Barrier",
+    "GiveUp",
+    "Goodbye",
+    "Handler",
+    "Parked",
+    "Pieces",
+    "Resume",
+    "classic_status",
+    "refusal",
+    "reply",
+    "reply_parts",
+]
 
-Handler = Callable[["NodeConnection", Frame], bytes]
+
+class Pieces:
+    """A reply that is not put together: a large value is sent from where it lies.
+
+    Attributes:
+        parts: what lies behind each other.
+    """
+
+    __slots__ = ("_nbytes", "parts")
+
+    def __init__(self, *parts: Buffer) -> None:
+        self.parts = parts
+        self._nbytes = sum(map(len, parts))
+
+    def __len__(self) -> int:
+        return self._nbytes
+
+
+Answer = bytes | Pieces
+
+Handler = Callable[["NodeConnection", Frame], Answer]
 """Serves one request and returns its reply.
 
 Raises StatusError or RemoteProtocolError for what is refused, Goodbye, and Parked for what is answered later.
 """
 
-Resume = Callable[["bytes | StatusError | Finished"], None]
+Resume = Callable[["Answer | StatusError | RemoteProtocolError | Finished"], None]
 """Takes the reply to a parked request, or why it is refused; or the work with which the request is served again.
 
 To be called once, by a turn of the event loop's own.
@@ -47,6 +82,9 @@ class Barrier(Exception):
     """
 
 
+_COPIED = 128 * 1024
+"""Bytes of a reply up to which its parts are put together."""
+
 ALONE = MAX_FRAME
 """As `nbytes` of a parked request: nothing overtakes it. It is as much as a connection may hold."""
 
@@ -70,12 +108,40 @@ def reply(
     *,
     extras: bytes = b"",
     key: bytes = b"",
-    value: bytes = b"",
+    value: Buffer = b"",
     cas: int = 0,
     datatype: int = 0,
 ) -> bytes:
     """Return the reply to a request, with its opcode and opaque."""
-    return join_frame(Frame(Magic.RESPONSE, request.opcode, status, datatype, request.opaque, cas, extras, key, value))
+    return join_frame(
+        Frame(Magic.RESPONSE, request.opcode, status, datatype, request.opaque, cas, extras, key, plain_bytes(value))
+    )
+
+
+def reply_parts(
+    request: Frame,
+    status: int,
+    parts: Sequence[Buffer],
+    *,
+    extras: bytes = b"",
+    key: bytes = b"",
+    cas: int = 0,
+    datatype: int = 0,
+) -> Answer:
+    """Return the reply to a request, with a value of several parts, which are not copied if they are long.
+
+    Raises TooBig for a reply that is longer than any frame which this node would take.
+    """
+    nbytes = sum(map(len, parts))
+    if nbytes <= _COPIED:
+        return reply(request, status, extras=extras, key=key, value=b"".join(parts), cas=cas, datatype=datatype)
+    body = len(extras) + len(key) + nbytes
+    if HEADER.size + body > MAX_FRAME:
+        raise TooBig(f"reply of {HEADER.size + body} bytes, limit {MAX_FRAME}: ask for less at once")
+    header = HEADER.pack(
+        Magic.RESPONSE, request.opcode, len(key), len(extras), datatype, status, body, request.opaque, cas
+    )
+    return Pieces(header + extras + key, *parts)
 
 
 _RETRIED_LOCKS = frozenset(

@@ -17,7 +17,7 @@ from penstock.node.keys import is_allowed
 from penstock.node.kv import check_value, serving
 from penstock.node.large_values import LARGE, work_apart
 from penstock.node.login import Privilege
-from penstock.node.replies import Handler, reply
+from penstock.node.replies import Answer, Handler, reply, reply_parts
 from penstock.store.locks import LOCKED_CAS
 from penstock.store.subdoc.attributes import Around, Document
 from penstock.store.subdoc.command import Changed, begin, change, look_up
@@ -26,6 +26,7 @@ from penstock.store.vbucket import Item, Stored, Vbucket
 from penstock.wire.constants import Datatype, DocFlag, Opcode, PathFlag, Status, VbucketState
 from penstock.wire.dcp_values import unpack_xattrs
 from penstock.wire.frame import Frame, opcode_name
+from penstock.wire.large_bytes import plain_bytes
 from penstock.wire.snappy import MAX_INFLATED, inflate, inflated_length
 from penstock.wire.subdoc import (
     LOOKUPS,
@@ -35,7 +36,7 @@ from penstock.wire.subdoc import (
     MutationReply,
     MutationResult,
     MutationSpec,
-    pack_lookup_results,
+    lookup_result_parts,
     pack_mutation_results,
     unmet,
     unpack_lookup_specs,
@@ -99,9 +100,8 @@ class _Found(NamedTuple):
 
     def document(self) -> Document:
         """Return the document with its value inflated and taken apart."""
-        cas, flags, datatype, value, expiry, rev_seqno, seqno = self.item
-        if datatype & _SNAPPY:
-            value = inflate(value)
+        cas, flags, datatype, stored, expiry, rev_seqno, seqno = self.item
+        value = inflate(stored) if datatype & _SNAPPY else plain_bytes(stored)
         xattrs, body = unpack_xattrs(value) if datatype & _XATTRS else ({}, value)
         return Document(body, xattrs, datatype, self.deleted, cas, seqno, rev_seqno, flags, expiry)
 
@@ -182,7 +182,7 @@ def _readable(connection: NodeConnection, frame: Frame, doc_flags: int) -> Vbuck
     return vbucket
 
 
-def _look_up(connection: NodeConnection, frame: Frame, specs: list[LookupSpec], doc_flags: int) -> bytes:
+def _look_up(connection: NodeConnection, frame: Frame, specs: list[LookupSpec], doc_flags: int) -> Answer:
     """Serve lookups, of a command with one path or several."""
     check_lookups(specs, doc_flags)
     _check(connection, frame, specs)
@@ -193,7 +193,8 @@ def _look_up(connection: NodeConnection, frame: Frame, specs: list[LookupSpec], 
 
     def work(there: Document | None) -> tuple[Document, list[LookupResult]]:
         document = begin(there, specs, doc_flags, cas=frame.cas)
-        return document, look_up(document, specs, around)
+        results = look_up(document, specs, around)
+        return document._replace(body=b""), results  # a large body is to be freed by the thread
 
     try:
         document, results = _work(connection, frame, found, work)
@@ -211,7 +212,7 @@ def _look_up(connection: NodeConnection, frame: Frame, specs: list[LookupSpec], 
         status = Status.SUBDOC_MULTI_PATH_FAILURE_DELETED if failed else Status.SUBDOC_SUCCESS_DELETED
     else:
         status = Status.SUBDOC_MULTI_PATH_FAILURE if failed else Status.SUCCESS
-    return reply(frame, status, value=pack_lookup_results(results), cas=document.cas)
+    return reply_parts(frame, status, lookup_result_parts(results), cas=document.cas)
 
 
 def _count_read(connection: NodeConnection, found: _Found | None) -> None:
@@ -220,24 +221,24 @@ def _count_read(connection: NodeConnection, found: _Found | None) -> None:
         connection.counters.get_misses += 1
 
 
-def _found(connection: NodeConnection, frame: Frame, spec: LookupSpec, document: Document, value: bytes) -> bytes:
+def _found(connection: NodeConnection, frame: Frame, spec: LookupSpec, document: Document, value: bytes) -> Answer:
     is_json = value and not spec.flags & _BINARY
-    return reply(
+    return reply_parts(
         frame,
         Status.SUBDOC_SUCCESS_DELETED if document.deleted else Status.SUCCESS,
-        value=value,
+        (value,),
         cas=document.cas,
         datatype=_JSON & connection.datatypes if is_json else 0,
     )
 
 
-def _lookup(connection: NodeConnection, frame: Frame) -> bytes:
+def _lookup(connection: NodeConnection, frame: Frame) -> Answer:
     flags, path, _ = _one_path(frame)
     options = _options(frame.extras, _PATH.size)
     return _look_up(connection, frame, [LookupSpec(frame.opcode, flags, path)], options.doc_flags)
 
 
-def _multi_lookup(connection: NodeConnection, frame: Frame) -> bytes:
+def _multi_lookup(connection: NodeConnection, frame: Frame) -> Answer:
     return _look_up(connection, frame, unpack_lookup_specs(frame.value), _options(frame.extras, 0).doc_flags)
 
 
@@ -257,7 +258,8 @@ def _change(connection: NodeConnection, frame: Frame, specs: list[MutationSpec],
 
     def work(there: Document | None) -> tuple[Document, Changed | MutationResult]:
         document = begin(there, specs, doc_flags, cas=frame.cas)
-        return document, change(document, specs, doc_flags, around)
+        result = change(document, specs, doc_flags, around)
+        return document._replace(body=b""), result  # a large body is to be freed by the thread
 
     version = found and (found.item.cas, found.item.seqno, found.deleted)
     document, result = _work(connection, frame, found, work, version=version)

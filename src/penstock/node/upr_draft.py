@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from penstock.errors import KeyExists, NotMyVbucket, RemoteProtocolError, StatusError
-from penstock.node.replies import Handler
+from penstock.node.replies import Answer, Handler
 from penstock.node.upr import position_of, producer_of
 from penstock.wire.constants import Dialect, DraftCode, Opcode
 from penstock.wire.frame import Frame
@@ -30,7 +30,7 @@ _SET_EXTRAS = frozenset(layout.extras.size for layout in Set.layouts.values())
 def _answering(handler: Handler) -> Handler:
     """Let a handler's refusals be said in the draft's words."""
 
-    def answer(connection: NodeConnection, frame: Frame) -> bytes:
+    def answer(connection: NodeConnection, frame: Frame) -> Answer:
         try:
             return handler(connection, frame)
         except NotMyVbucket:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from penstock.errors import InvalidArguments
 from penstock.wire.constants import MAX_VALUE, Datatype
 from penstock.wire.dcp_values import split_xattrs
+from penstock.wire.frame import Buffer
 from penstock.wire.json_value import detect_json
+from penstock.wire.large_bytes import plain_bytes
 from penstock.wire.snappy import inflate, most_inflated
 
-__all__ = ["client_datatype", "document_datatype", "plain_value", "shown"]
+__all__ = ["client_datatype", "document_datatype", "plain_value", "shown", "with_attributes"]
 
 _SPECIAL = Datatype.SNAPPY | Datatype.XATTR
 
 
-def shown(understood: int, datatype: int, value: bytes) -> tuple[int, bytes]:
+def shown(understood: int, datatype: int, value: Buffer) -> tuple[int, Buffer]:
     """Return the datatype and value of a document for who reads it: without its extended attributes.
 
     understood: the Datatype bits that the reader knows; without SNAPPY it gets the value inflated.
@@ -25,7 +27,14 @@ def shown(understood: int, datatype: int, value: bytes) -> tuple[int, bytes]:
     return datatype & understood, value
 
 
-def plain_value(datatype: int, value: bytes) -> bytes:
+def with_attributes(understood: int, datatype: int, value: Buffer) -> tuple[int, Buffer]:
+    """Return what `shown` does for a reader that understands extended attributes and wants them."""
+    if datatype & Datatype.SNAPPY and not understood & Datatype.SNAPPY:
+        datatype, value = datatype & ~Datatype.SNAPPY, inflate(value)
+    return datatype, value
+
+
+def plain_value(datatype: int, value: Buffer) -> bytes:
     """Return the value that a client sent, inflated.
 
     Args:
@@ -37,15 +46,17 @@ def plain_value(datatype: int, value: bytes) -> bytes:
     """
     if datatype & Datatype.XATTR:
         raise InvalidArguments("extended attributes in a value: expected the document alone")
-    return inflate(value, MAX_VALUE) if datatype & Datatype.SNAPPY else value
+    if datatype & Datatype.SNAPPY:
+        return inflate(value, MAX_VALUE)
+    return plain_bytes(value)
 
 
-def client_datatype(datatype: int, value: bytes) -> int:
+def client_datatype(datatype: int, value: Buffer) -> int:
     """Return the datatype to store a client's document with. Arguments and errors are those of `plain_value`."""
     return datatype & ~Datatype.JSON | detect_json(plain_value(datatype, value))
 
 
-def document_datatype(datatype: int, value: bytes) -> int:
+def document_datatype(datatype: int, value: Buffer) -> int:
     """Return the datatype of a value: SNAPPY and XATTR as it was sent with, JSON as it is detected in the body.
 
     Raises:
@@ -54,4 +65,4 @@ def document_datatype(datatype: int, value: bytes) -> int:
     body = inflate(value, most_inflated(datatype)) if datatype & Datatype.SNAPPY else value
     if datatype & Datatype.XATTR:
         body = split_xattrs(body)[1]
-    return datatype & ~Datatype.JSON | detect_json(body)
+    return datatype & ~Datatype.JSON | detect_json(plain_bytes(body))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.errors import RemoteProtocolError
 from penstock.store.conflict import Meta
@@ -10,10 +10,11 @@ from penstock.store.history import BODY, DATATYPE, EXTRAS_LENGTH, KEY_LENGTH, OP
 from penstock.wire.constants import Datatype, Opcode
 from penstock.wire.dcp import DeletionV2, Mutation, head_struct
 from penstock.wire.dcp_values import pack_xattrs, unpack_xattrs
-from penstock.wire.frame import HEADER_BYTES
+from penstock.wire.frame import HEADER_BYTES, Buffer
 from penstock.wire.snappy import inflate
 
 __all__ = [
+    "VIEWED_FROM",
     "Counted",
     "Item",
     "Stored",
@@ -28,13 +29,23 @@ __all__ = [
 _MUTATION = int(Opcode.DCP_MUTATION)
 
 
+VIEWED_FROM: Final = 256 * 1024
+"""Bytes of a document, with its key, from which on its value is a view of the log: nobody copies it unasked."""
+
+
 class Item(NamedTuple):
-    """A document. expiry: epoch seconds, 0 for never. rev_seqno: how often the key has changed."""
+    """A document.
+
+    Attributes:
+        value: a copy; of a large document a view, which keeps its segment of the log in memory.
+        expiry: epoch seconds, 0 for never.
+        rev_seqno: how often the key has changed.
+    """
 
     cas: int
     flags: int
     datatype: int
-    value: bytes
+    value: Buffer
     expiry: int
     rev_seqno: int
     seqno: int

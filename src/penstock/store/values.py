@@ -7,7 +7,9 @@ import re
 from penstock.errors import DeltaBadValue
 from penstock.wire.constants import Datatype
 from penstock.wire.dcp_values import split_xattrs
+from penstock.wire.frame import Buffer
 from penstock.wire.json_value import detect_json
+from penstock.wire.large_bytes import join_large
 from penstock.wire.snappy import inflate
 
 __all__ = ["beside_attributes", "counted", "extended"]
@@ -18,7 +20,7 @@ _COUNTER = re.compile(rb"\s*+\+?([0-9]++)(?:\s|\Z)").match
 """A number, white space before it, and after it anything that begins with white space. Source: kv_engine util.cc."""
 
 
-def counted(value: bytes, datatype: int, delta: int) -> tuple[int, bytes]:
+def counted(value: Buffer, datatype: int, delta: int) -> tuple[int, bytes]:
     """Return the number that a value is, plus `delta`, and the value with it. Extended attributes stay.
 
     From 2^64 on it begins at 0 again; below 0 it stays there. White space around the number is dropped.
@@ -29,12 +31,12 @@ def counted(value: bytes, datatype: int, delta: int) -> tuple[int, bytes]:
     found = _COUNTER(body)
     digits = b"" if found is None else found[1].lstrip(b"0") or b"0"
     if not 0 < len(digits) <= _MOST_DIGITS or (number := int(digits)) >= _NUMBERS:
-        raise DeltaBadValue(f"{body[:40]!r} of {len(body)} bytes: expected a decimal number below 2^64")
+        raise DeltaBadValue(f"{bytes(body[:40])!r} of {len(body)} bytes: expected a decimal number below 2^64")
     number = max(number + delta, 0) % _NUMBERS
     return number, xattrs + b"%d" % number
 
 
-def extended(value: bytes, datatype: int, more: bytes, *, in_front: bool) -> tuple[bytes, int]:
+def extended(value: Buffer, datatype: int, more: bytes, *, in_front: bool) -> tuple[Buffer, int]:
     """Return a value with more behind it, or in front of it but behind its extended attributes, and its datatype.
 
     The datatype has JSON if the new body is JSON text. A compressed value comes back inflated.
@@ -42,11 +44,11 @@ def extended(value: bytes, datatype: int, more: bytes, *, in_front: bool) -> tup
     if not more:
         return value, datatype
     xattrs, body = _apart(value, datatype)
-    body = more + body if in_front else body + more
-    return xattrs + body, datatype & Datatype.XATTR | detect_json(body)
+    body = join_large(more, body) if in_front else join_large(body, more)
+    return join_large(xattrs, body) if xattrs else body, datatype & Datatype.XATTR | detect_json(body)
 
 
-def beside_attributes(old: bytes, old_datatype: int, value: bytes, datatype: int) -> tuple[bytes, int]:
+def beside_attributes(old: Buffer, old_datatype: int, value: bytes, datatype: int) -> tuple[bytes, int]:
     """Return a document with the extended attributes of the one that it replaces, and its datatype: inflated."""
     xattrs, _ = _apart(old, old_datatype)
     if datatype & Datatype.SNAPPY:
@@ -54,8 +56,11 @@ def beside_attributes(old: bytes, old_datatype: int, value: bytes, datatype: int
     return xattrs + value, datatype | Datatype.XATTR
 
 
-def _apart(value: bytes, datatype: int) -> tuple[bytes, bytes]:
+def _apart(value: Buffer, datatype: int) -> tuple[bytes, Buffer]:
     """Return the section with the extended attributes, as it is, and the document, inflated."""
     if datatype & Datatype.SNAPPY:
         value = inflate(value)
-    return split_xattrs(value) if datatype & Datatype.XATTR else (b"", value)
+    if not datatype & Datatype.XATTR:
+        return b"", value
+    xattrs, body = split_xattrs(value)
+    return bytes(xattrs), body

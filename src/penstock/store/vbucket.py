@@ -20,6 +20,7 @@ from penstock.store.events import SYSTEM_PREFIX, read_event
 from penstock.store.history import CAS, DATATYPE, OPCODE, REV_SEQNO, Newest
 from penstock.store.index import RowIndex
 from penstock.store.item import (
+    VIEWED_FROM,
     Counted,
     Item,
     Stored,
@@ -38,7 +39,7 @@ from penstock.store.tombstone import TOMBSTONE_BYTES, tombstone_head
 from penstock.store.values import beside_attributes, counted, extended
 from penstock.wire.constants import MAX_VALUE, Datatype, Magic, Opcode, VbucketState
 from penstock.wire.dcp import DELETION_HEAD, MUTATION_HEAD, Mutation, head_struct
-from penstock.wire.frame import HEADER_BYTES
+from penstock.wire.frame import HEADER_BYTES, Buffer
 from penstock.wire.schema import Event
 
 __all__ = ["LAST_SEQNO", "Counted", "Item", "Stored", "Vbucket"]
@@ -131,7 +132,8 @@ class Vbucket(ScopedHistory):
             return None
         if self._locks and (lock := self._locks.get(key)) is not None:
             cas = LOCKED_CAS if self.monotonic() < lock.until else lock.cas
-        value = buffer[at + _MUTATION_BYTES + key_length : at + HEADER_BYTES + body].tobytes()
+        view = buffer[at + _MUTATION_BYTES + key_length : at + HEADER_BYTES + body]
+        value: Buffer = view.tobytes() if body < VIEWED_FROM else view
         return _new_item(Item, (cas, flags, datatype, value, expiry, rev_seqno, seqno))
 
     def set(
@@ -218,7 +220,7 @@ class Vbucket(ScopedHistory):
         return Counted(*self._rewrite(key, item._replace(value=value, datatype=datatype)), number)
 
     def extend(
-        self, key: bytes, more: bytes, *, cas: int = 0, in_front: bool = False, made: tuple[bytes, int] | None = None
+        self, key: bytes, more: bytes, *, cas: int = 0, in_front: bool = False, made: tuple[Buffer, int] | None = None
     ) -> Stored:
         """Put more behind, or in front of, a document's value. cas: what it must have now, 0 for whatever it has.
 
@@ -546,7 +548,7 @@ class Vbucket(ScopedHistory):
         return found
 
     def _store(
-        self, old: Newest | None, key: bytes, value: bytes, *, flags: int, expiry: int, datatype: int, cas: int = 0
+        self, old: Newest | None, key: bytes, value: Buffer, *, flags: int, expiry: int, datatype: int, cas: int = 0
     ) -> Stored:
         """Write a document as a change of this vbucket's own. cas: the clock's newest, 0: its next one."""
         seqno, cas = self.high_seqno + 1, cas or self._clock.tick()

@@ -3,7 +3,7 @@
  * No layout is known here. What lies where is said by tables that penstock.wire.native makes of the declared messages;
  * they are believed. The bytes of a peer are not: whatever a buffer holds, nothing outside of one is read or written.
  * What is wrong with a bad frame is said in Python, which does all of this as well where this module was not built.
- * Every function takes buffers, returns numbers, and works without the GIL. */
+ * Every function takes buffers and works without the GIL. All but `join` return numbers. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
@@ -205,10 +205,45 @@ static PyObject *copy(PyObject *Py_UNUSED(self), PyObject *args)
     return sound ? PyLong_FromSsize_t(filled) : NULL;
 }
 
+/* join(parts) -> bytes: what lies in a tuple of buffers, behind each other. */
+static PyObject *join(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    PyObject *given, *whole = NULL;
+    if (!PyArg_ParseTuple(args, "O!", &PyTuple_Type, &given))
+        return NULL;
+    const Py_ssize_t count = PyTuple_Size(given);
+    Py_ssize_t taken = 0, total = 0;
+    Py_buffer *parts = PyMem_Calloc((size_t)count + 1, sizeof(Py_buffer));
+    if (!parts)
+        return PyErr_NoMemory();
+    while (taken < count && !PyObject_GetBuffer(PyTuple_GetItem(given, taken), &parts[taken], PyBUF_SIMPLE)) {
+        const Py_ssize_t size = parts[taken++].len;
+        if (size > PY_SSIZE_T_MAX - total) {
+            PyErr_NoMemory();
+            break;
+        }
+        total += size;
+    }
+    if (!PyErr_Occurred() && (whole = PyBytes_FromStringAndSize(NULL, total))) {
+        char *at = PyBytes_AsString(whole);
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t each = 0; each < count; each++) {
+            memcpy(at, parts[each].buf, (size_t)parts[each].len);
+            at += parts[each].len;
+        }
+        Py_END_ALLOW_THREADS
+    }
+    while (taken)
+        PyBuffer_Release(&parts[--taken]);
+    PyMem_Free(parts);
+    return whole;
+}
+
 static PyMethodDef functions[] = {
     {"hop", hop, METH_VARARGS, NULL},
     {"gather", gather, METH_VARARGS, NULL},
     {"copy", copy, METH_VARARGS, NULL},
+    {"join", join, METH_VARARGS, NULL},
     {"locate", locate, METH_VARARGS, NULL},
     {"find_item", find_item, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

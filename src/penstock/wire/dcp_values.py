@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.wire.constants import Status
+from penstock.wire.frame import Buffer
 
 _U16 = Struct(">H")
 _U32 = Struct(">I")
@@ -66,13 +67,13 @@ def unpack_xattrs(value: bytes) -> XattrValue:
     return XattrValue(xattrs, value[end:])
 
 
-def split_xattrs(value: bytes) -> tuple[bytes, bytes]:
+def split_xattrs(value: Buffer) -> tuple[Buffer, Buffer]:
     """Return the section of the attributes, as it is, and the body. What stands in the section is not looked at."""
     end = _counted(value, 0, len(value), "extended attributes")
     return value[:end], value[end:]
 
 
-def _counted(value: bytes, at: int, end: int, what: str) -> int:
+def _counted(value: Buffer, at: int, end: int, what: str) -> int:
     """Return where what begins at `at` with its length, u32, ends."""
     if at + _U32.size > end:
         raise _bad(f"{what}: length in {end - at} bytes, expected {_U32.size}")

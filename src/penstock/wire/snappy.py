@@ -11,6 +11,7 @@ import cramjam
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire.constants import MAX_VALUE, Datatype
+from penstock.wire.frame import Buffer
 
 __all__ = ["MAX_INFLATED", "deflate", "inflate", "inflated_length", "most_inflated"]
 
@@ -28,7 +29,7 @@ _FROM = 3
 """The densest element makes 64 bytes out of 3."""
 
 
-def inflated_length(value: bytes) -> int:
+def inflated_length(value: Buffer) -> int:
     """Return how many bytes a value says that it has inflated. Raises RemoteProtocolError (EINVAL, not fatal) for one
     that does not say it, or that is too short for it."""
     try:
@@ -40,7 +41,7 @@ def inflated_length(value: bytes) -> int:
     return length
 
 
-def inflate(value: bytes, limit: int = MAX_INFLATED) -> bytes:
+def inflate(value: Buffer, limit: int = MAX_INFLATED) -> bytes:
     """Return the value without the compression.
 
     Raises RemoteProtocolError (EINVAL, not fatal) for garbage, and for more than `limit` bytes, which are not made.
@@ -54,10 +55,10 @@ def inflate(value: bytes, limit: int = MAX_INFLATED) -> bytes:
         raise _bad(value, str(error)) from error
 
 
-def deflate(value: bytes) -> bytes:
+def deflate(value: Buffer) -> bytes:
     """Return the value compressed, which may make it longer."""
     return bytes(cramjam.snappy.compress_raw(value))
 
 
-def _bad(value: bytes, why: str) -> RemoteProtocolError:
+def _bad(value: Buffer, why: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"compressed value of {len(value)} bytes: {why}", fatal=False)

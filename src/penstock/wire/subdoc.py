@@ -277,9 +277,14 @@ def unpack_mutation_specs(value: bytes) -> list[MutationSpec]:
     return _some(specs)
 
 
+def lookup_result_parts(results: Iterable[tuple[int, bytes]]) -> list[bytes]:
+    """Return what lies behind each other in the value of a reply. results: as LookupResult, one for each lookup."""
+    return [part for status, found in results for part in (_pack(_FOUND, status, len(found)), found)]
+
+
 def pack_lookup_results(results: Iterable[tuple[int, bytes]]) -> bytes:
-    """results: as LookupResult, one for each lookup."""
-    return b"".join(_pack(_FOUND, status, len(found)) + found for status, found in results)
+    """Return the value of a reply. results: as of `lookup_result_parts`."""
+    return b"".join(lookup_result_parts(results))
 
 
 def unpack_lookup_results(value: bytes) -> list[LookupResult]:

@@ -9,7 +9,7 @@ from penstock.errors import InvalidArguments, KeyNotFound, RemoteProtocolError, 
 from penstock.node.filters import bare_filter
 from penstock.node.not_yet import NOT_YET
 from penstock.node.producers import streamable
-from penstock.node.replies import Goodbye, Handler, reply
+from penstock.node.replies import Answer, Goodbye, Handler, reply
 from penstock.node.tap import receiver
 from penstock.node.tap.producer import TapProducer
 from penstock.wire.constants import MAX_KEY, Dialect, Opcode, Status, TapConnectFlag
@@ -122,7 +122,7 @@ def _persistence(connection: NodeConnection, frame: Frame) -> bytes:
     return reply(frame)
 
 
-def refuse(connection: NodeConnection, frame: Frame) -> bytes:
+def refuse(connection: NodeConnection, frame: Frame) -> Answer:
     """Serve a request that is not as declared, or none that TAP has. Raises Goodbye, RemoteProtocolError."""
     handler = HANDLERS.get(Opcode(frame.opcode))
     if handler is None:

@@ -18,6 +18,7 @@ from penstock.store.subdoc.path import MAX_COMPONENTS, Path, spelled
 from penstock.store.subdoc.place import MISMATCH, MISSING, Place
 from penstock.wire import native
 from penstock.wire.constants import Status
+from penstock.wire.large_bytes import join_large
 
 __all__ = ["MAX_DEPTH", "WHITE", "Splice", "Text", "count_levels", "skip_space"]
 
@@ -165,7 +166,7 @@ def _spliced(document: bytes, splices: Sequence[Splice]) -> bytes:
     for begin, end, new in sorted(splices, key=lambda splice: splice.begin):
         parts += (source[at:begin], new)
         at = end
-    return b"".join((*parts, source[at:]))
+    return join_large(*parts, source[at:])
 
 
 def skip_space(document: bytes, at: int) -> int:
