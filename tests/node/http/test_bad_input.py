@@ -13,6 +13,8 @@ from penstock.node.http import connection as connection_module
 from penstock.node.http import forms
 from penstock.node.http.request_reader import MAX_BODY, MAX_HEAD_BYTES
 from tests.node.http.web_client import SECONDS, WebClient, all_of, raw
+from tests.node.manifests import DEFAULT, give
+from tests.node.wire_client import connected
 
 BUCKETS = "/pools/default/buckets"
 FORM = "application/x-www-form-urlencoded"
@@ -160,6 +162,32 @@ def test_a_client_that_reads_nothing_is_cut_off(monkeypatch, node):
         connection.connect((node.host, node.http_port))
         with pytest.raises(ConnectionError):
             _send_for_ever(connection, request)
+
+
+def test_a_client_that_reads_slowly_is_served(monkeypatch):
+    """It takes longer for a document than it may take to read some of it."""
+    seconds = 1.0
+    monkeypatch.setattr(connection_module, "_UNREAD_SECONDS", seconds)
+    with Node.running(["beer"], vbuckets=1) as node, connected(node, "beer") as client:
+        long = [{"name": f"{number:0250d}", "uid": f"{number + 8:x}"} for number in range(1190)]
+        give(client, 1, DEFAULT, {"name": "many", "uid": "8", "collections": long})
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(SECONDS)
+            connection.connect((node.host, node.http_port))
+            connection.sendall(b"GET /pools/default/buckets/beer/scopes HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
+            begun, received = node.loop.time(), 0
+            while (elapsed := node.loop.time() - begun) < 3 * seconds:
+                if received < elapsed * 80_000 / seconds:
+                    received += len(connection.recv(1024))
+                else:
+                    assert is_served(node)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+            rest = b""
+            while rest.count(b"HTTP/1.1 200") < 10:
+                piece = connection.recv(1 << 16)
+                assert piece
+                rest += piece
 
 
 def _send_for_ever(connection, data):

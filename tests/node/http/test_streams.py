@@ -1,6 +1,7 @@
 """Documents that come again when they change."""
 
 import asyncio
+import socket
 import time
 
 import pytest
@@ -99,6 +100,19 @@ def test_who_leaves_is_forgotten(node, web):
         while node.http.streams and time.monotonic() < until:
             web.said("/pools")
         assert not node.http.streams
+
+
+def test_who_leaves_with_requests_behind_the_stream_is_forgotten(node):
+    """These are more than the node keeps for later, and no answer to them can ever come."""
+    request = b"GET /pools/default/bs/beer HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with raw(node, request) as connection:
+        text = b""
+        while b"\n\n\n\n" not in text:
+            text += connection.recv(1 << 16)
+        connection.sendall(request * 10_000)
+        connection.shutdown(socket.SHUT_WR)
+        assert all_of(connection).endswith(b"0\r\n\r\n")
+    assert not node.http.streams
 
 
 def test_a_node_stops_although_streams_are_open():

@@ -72,13 +72,14 @@ class WebClient:
     @contextmanager
     def stream(self, path):
         connection = self.connect()
+        connection.request("GET", path, headers=self.headers())
+        answer = connection.getresponse()
         try:
-            connection.request("GET", path, headers=self.headers())
-            answer = connection.getresponse()
             assert answer.status == 200
             yield Documents(answer)
         finally:
             connection.close()
+            answer.close()  # holds the socket, since the node says that the connection ends with the stream
 
 
 class Documents:

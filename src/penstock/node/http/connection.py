@@ -1,8 +1,9 @@
 """A connection for HTTP: reads requests, has the application serve them in order, and writes the responses.
 
 Each wait has a limit. A request has to be whole some seconds after its first byte, head and body. An idle connection
-ends. A client has to read what is sent to it. One request is served at a time; behind it only as much is read as one
-head may have, so the number of pipelined requests that wait is bounded too.
+ends. A client has to go on reading what is sent to it. One request is served at a time; behind it only as much is read
+as one head may have, so the number of pipelined requests that wait is bounded too. Behind the last request of a
+connection everything is read and thrown away, so that its client is seen to leave.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["HttpConnection"]
 
 _KEEP_ALIVE_SECONDS = 60.0
-_UNREAD_SECONDS = 30.0  # for the client to read something of what is sent to it
+_UNREAD_SECONDS = 30.0  # within which the client has to read some of what is sent to it
 _LINGER_SECONDS = 1.0  # for the client to close first
+_SYSTEM_BYTES = 64 * 1024  # sent by the system; with its usual megabytes, a slow client seems to read nothing
 _MAX_UNREAD_BODY = 64 * 1024
 
 
@@ -57,7 +59,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.transport = cast(asyncio.Transport, transport)
         peername = transport.get_extra_info("peername")
         self.address = "" if peername is None else peername[0]
-        cast(socket.socket, transport.get_extra_info("socket")).setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connected = cast(socket.socket, transport.get_extra_info("socket"))
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SYSTEM_BYTES)
         if self._server.enter(self):
             self._abort_after(self._server.seconds)
         else:
@@ -67,7 +71,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self._server.read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._ended:
+        if self._reads_to_discard:
             return
         if not self._request_began:
             self._request_began = True
@@ -86,11 +90,12 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._writable.clear()
-        self._stuck = self._server.loop.call_later(_UNREAD_SECONDS, self.transport.abort)
+        self._watch_client()
 
     def resume_writing(self) -> None:
         self._writable.set()
-        _cancel(self._stuck)
+        if not self.transport.is_closing():
+            _cancel(self._stuck)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = True
@@ -105,6 +110,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Return how many bytes of later requests wait for the current one to be answered."""
         return self._reader.buffered
 
+    @property
+    def _reads_to_discard(self) -> bool:
+        """Tell whether nothing that the client still sends is read as a request."""
+        exchange = self._exchange
+        return self._ended or (exchange is not None and exchange.request_complete and not exchange.keep_alive)
+
     # What exchanges call
 
     def write(self, data: bytes | None) -> None:
@@ -116,11 +127,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         await self._writable.wait()
 
     def update_reading(self) -> None:
-        """Read more only while there is room for it."""
+        """Read more only while there is room for it, or none is needed."""
         if self._eof or self.transport.is_closing():
             return
         unread = 0 if self._exchange is None else len(self._exchange.unread)
-        if not self._ended and (self._reader.buffered >= MAX_HEAD_BYTES or unread >= _MAX_UNREAD_BODY):
+        if not self._reads_to_discard and (self._reader.buffered >= MAX_HEAD_BYTES or unread >= _MAX_UNREAD_BODY):
             self.transport.pause_reading()
         else:
             self.transport.resume_reading()
@@ -228,7 +239,20 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _close(self) -> None:
         self.transport.close()
-        self._abort_after(_UNREAD_SECONDS)
+        _cancel(self._deadline)
+        self._watch_client()
+
+    def _watch_client(self) -> None:
+        """End the connection once the client has read nothing for some time of what is sent to it."""
+        _cancel(self._stuck)
+        unsent = self.transport.get_write_buffer_size()
+        self._stuck = self._server.loop.call_later(_UNREAD_SECONDS, self._check_client, unsent)
+
+    def _check_client(self, unsent: int) -> None:
+        if self.transport.get_write_buffer_size() < unsent:
+            self._watch_client()
+        else:
+            self.transport.abort()
 
     def _abort_after(self, seconds: float) -> None:
         _cancel(self._deadline)

@@ -123,7 +123,10 @@ class Exchange:
         await self._connection.drain()
         if message["type"] == "http.response.start":
             headers = [(bytes(name), bytes(value)) for name, value in message["headers"]]
-            if not self.keep_alive and (b"connection", b"close") not in headers:
+            if (b"connection", b"close") in headers:
+                self.keep_alive = False
+                self._connection.update_reading()
+            elif not self.keep_alive:
                 headers.append((b"connection", b"close"))
             self._started = True
             status = message["status"]

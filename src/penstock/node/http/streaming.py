@@ -28,7 +28,8 @@ class MapStream(Response):
     """
 
     def __init__(self, visit: Visit, served: ServedBucket, make: Callable[[], bytes]) -> None:
-        super().__init__(media_type="application/json")
+        # No request behind it will be served, and the connection is read on, to see the client leave.
+        super().__init__(media_type="application/json", headers={"connection": "close"})
         del self.headers["content-length"]
         self._visit, self._http = visit, visit.http
         self._served = served
