@@ -173,3 +173,20 @@ def test_documents_are_counted_as_far_as_a_user_sees_them(guarded):
         for name in ("root", "alice")
     ]
     assert counts == [4, 1]
+
+
+def test_the_documents_of_a_node_too(guarded):
+    found = {
+        name: {document["nodes"][0]["interestingStats"]["curr_items"] for document in node_documents(guarded, name)}
+        for name in ("root", "alice")
+    }
+    assert found == {"root": {4}, "alice": {1}}
+
+
+def node_documents(node, user):
+    """Yield every document over HTTP that says something of the node."""
+    web = WebClient(node, (user, f"{user}'s"))
+    yield from map(web.said, ("/pools/default", "/pools/nodes", "/pools/default/buckets/default"))
+    yield from web.said("/pools/default/buckets")
+    with web.stream("/pools/default/bucketsStreaming/default") as stream:
+        yield stream.next()

@@ -10,7 +10,11 @@ from penstock.node.login import User
 from penstock.node.login.certificates import make_certificates
 from penstock.node.login.users import account_of
 from penstock.node.login.users_file import change_users
+from penstock.wire.constants import Status
+from penstock.wire.kv import SelectBucket
 from tests.node.http.web_client import WebClient
+from tests.node.test_login import log_in
+from tests.node.wire_client import connected
 
 BUCKETS = "/pools/default/buckets"
 ROLES = {"root": ["admin"], "reader": ["data_reader[beer]"], "follower": ["stream_reader[beer]"]}
@@ -89,6 +93,14 @@ def test_everybody_sees_their_buckets(guarded):
     assert [bucket["name"] for bucket in root.said(BUCKETS)] == ["beer", "wine"]
     assert [bucket["name"] for bucket in reader.said(BUCKETS)] == ["beer"]
     assert [bucket["bucketName"] for bucket in reader.said("/pools/default")["bucketNames"]] == ["beer"]
+    with connected(guarded) as client:
+        assert log_in(client, "root") == Status.SUCCESS
+        for bucket, count in (("beer", 2), ("wine", 3)):
+            assert client.status(SelectBucket(key=bucket.encode())) == Status.SUCCESS
+            for number in range(count):
+                assert client.set(b"%d" % number).specific == Status.SUCCESS
+    for web, items in ((root, 5), (reader, 2)):
+        assert web.said("/pools/default")["nodes"][0]["interestingStats"] == {"curr_items": items}
     assert reader.said("/pools/default/b/beer")["name"] == "beer"
     for path in (f"{BUCKETS}/wine", "/pools/default/b/wine", f"{BUCKETS}/wine/scopes", f"{BUCKETS}/water"):
         answer = reader.get(path)

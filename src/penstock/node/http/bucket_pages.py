@@ -14,20 +14,23 @@ from penstock.node.http.forms import FormErrors, changed_spec, new_spec, read_fo
 from penstock.node.http.streaming import MapStream
 from penstock.node.http.visits import Page, Visit, json_response
 from penstock.node.login.roles import Privilege
+from penstock.node.served import ServedBucket
 from penstock.node.topology import at_host, dump
 
 __all__ = ["PAGES"]
 
 
 async def _buckets(visit: Visit) -> Response:
-    node = visit.node
-    seen = [served for name, served in node.buckets.items() if visit.user.sees(name)]
-    return visit.json([documents.bucket(node, served, visit.manifest(served)) for served in seen])
+    items = visit.items()
+    return visit.json([_document(visit, served, items) for served in visit.buckets()])
 
 
 async def _bucket(visit: Visit) -> Response:
-    served = visit.bucket()
-    return visit.json(documents.bucket(visit.node, served, visit.manifest(served)))
+    return visit.json(_document(visit, visit.bucket(), visit.items()))
+
+
+def _document(visit: Visit, served: ServedBucket, items: int) -> dict[str, Any]:
+    return documents.bucket(visit.node, served, visit.manifest(served), items)
 
 
 async def _terse(visit: Visit) -> Response:
@@ -40,10 +43,10 @@ async def _terse_stream(visit: Visit) -> Response:
 
 
 async def _stream(visit: Visit) -> Response:
-    served, node = visit.bucket(), visit.node
+    served = visit.bucket()
 
     def make() -> bytes:
-        return at_host(dump(documents.bucket(node, served, visit.manifest(served))), visit.host)
+        return at_host(dump(_document(visit, served, visit.items())), visit.host)
 
     return MapStream(visit, served, make)
 

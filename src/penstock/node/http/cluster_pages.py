@@ -25,13 +25,13 @@ async def _pools(visit: Visit) -> Response:
 
 
 async def _pool(visit: Visit) -> Response:
-    said = documents.pool(visit.node)
+    said = documents.pool(visit.node, visit.items())
     said["bucketNames"] = [bucket for bucket in said["bucketNames"] if visit.user.sees(bucket["bucketName"])]
     return visit.json(said)
 
 
 async def _nodes(visit: Visit) -> Response:
-    return visit.json({"name": "default", "nodes": documents.nodes(visit.node)})
+    return visit.json({"name": "default", "nodes": documents.nodes(visit.node, visit.items())})
 
 
 async def _services(visit: Visit) -> Response:

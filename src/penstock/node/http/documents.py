@@ -23,7 +23,17 @@ from penstock.wire.constants import VbucketState
 if TYPE_CHECKING:
     from penstock.node.server import Node
 
-__all__ = ["bucket", "bucket_nodes", "bucket_stat", "bucket_stats", "nodes", "pool", "pools", "pools_for_stranger"]
+__all__ = [
+    "bucket",
+    "bucket_nodes",
+    "bucket_stat",
+    "bucket_stats",
+    "nodes",
+    "pool",
+    "pools",
+    "pools_for_stranger",
+    "visible_items",
+]
 
 _COMPATIBILITY = (7 << 16) + 6
 _MEGABYTE = 1024 * 1024
@@ -67,11 +77,11 @@ def pools(node: Node, *, is_admin: bool) -> dict[str, Any]:
     }
 
 
-def pool(node: Node) -> dict[str, Any]:
+def pool(node: Node, items: int) -> dict[str, Any]:
     return {
         "name": "default",
         "clusterName": "",
-        "nodes": nodes(node),
+        "nodes": nodes(node, items),
         "buckets": {
             "uri": f"/pools/default/buckets?uuid={node.uuid}",
             "terseBucketsBase": "/pools/default/b/",
@@ -89,8 +99,11 @@ def pool(node: Node) -> dict[str, Any]:
     }
 
 
-def nodes(node: Node) -> list[dict[str, Any]]:
-    """Return what there is to say of each node: of others only where they are, they are taken to be well."""
+def nodes(node: Node, items: int) -> list[dict[str, Any]]:
+    """Return what there is to say of each node: of others only where they are, they are taken to be well.
+
+    items: how many documents of this node the user may see.
+    """
     topology = node.topology
     found: list[dict[str, Any]] = []
     for number, place in enumerate(topology.places):
@@ -115,13 +128,16 @@ def nodes(node: Node) -> list[dict[str, Any]]:
         }
         if number == topology.this:
             said["thisNode"] = True
-            said["interestingStats"] = {"curr_items": sum(map(_items, node.buckets.values()))}
+            said["interestingStats"] = {"curr_items": items}
         found.append(said)
     return found
 
 
-def bucket(node: Node, served: ServedBucket, manifest: Manifest) -> dict[str, Any]:
-    """Return the document about a bucket, with all that the cluster map has. manifest: as the user sees it."""
+def bucket(node: Node, served: ServedBucket, manifest: Manifest, items: int) -> dict[str, Any]:
+    """Return the document about a bucket, with all that the cluster map has.
+
+    manifest: as the user sees it. items: as for `nodes`.
+    """
     spec, base = served.spec, f"/pools/default/buckets/{quote(served.store.name)}"
     stats = served.store.stats()
     used = stats.memory_bytes
@@ -131,7 +147,7 @@ def bucket(node: Node, served: ServedBucket, manifest: Manifest) -> dict[str, An
         "rev": served.map.revision,
         "revEpoch": EPOCH,
         **served.map.said,
-        "nodes": nodes(node),
+        "nodes": nodes(node, items),
         "bucketType": _TYPES.get(spec.kind, spec.kind),
         "authType": "sasl",
         "saslPassword": "",  # users have passwords, buckets have none; cbtransfer of 2.5.1 and cbrestore insist on it
@@ -159,7 +175,7 @@ def bucket(node: Node, served: ServedBucket, manifest: Manifest) -> dict[str, An
             "quotaPercentUsed": round(100 * used / quota, 3),
             "opsPerSec": 0,
             "diskFetches": 0,
-            "itemCount": _visible_items(served, manifest),
+            "itemCount": visible_items(served, manifest),
             "diskUsed": _on_disk(node, served),
             "dataUsed": stats.live_bytes,
             "memUsed": used,
@@ -207,7 +223,8 @@ def _items(served: ServedBucket) -> int:
     return sum(vbucket.items for vbucket in served.store.vbuckets if vbucket.state is VbucketState.ACTIVE)
 
 
-def _visible_items(served: ServedBucket, manifest: Manifest) -> int:
+def visible_items(served: ServedBucket, manifest: Manifest) -> int:
+    """Return how many documents a bucket has in the collections of a manifest."""
     if manifest is served.store.manifest:
         return _items(served)
     active = [vbucket for vbucket in served.store.vbuckets if vbucket.state is VbucketState.ACTIVE]

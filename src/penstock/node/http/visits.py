@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.errors import TemporaryFailure
+from penstock.node.http.documents import visible_items
 from penstock.node.login.access import Access
 from penstock.node.login.roles import Privilege, User
 from penstock.node.login.tls import names_in
@@ -77,6 +78,14 @@ class Visit:
     def manifest(self, served: ServedBucket) -> Manifest:
         """Return the manifest of a bucket as the user sees it."""
         return visible_manifest(served.store.manifest, self.user, served.store.name)
+
+    def buckets(self) -> list[ServedBucket]:
+        """Return the buckets that the user may know of."""
+        return [served for name, served in self.node.buckets.items() if self.user.sees(name)]
+
+    def items(self) -> int:
+        """Return how many documents of this node the user may know of."""
+        return sum(visible_items(served, self.manifest(served)) for served in self.buckets())
 
     def is_current(self) -> bool:
         """Tell whether the user still is one, with the same roles as when the request came."""
