@@ -23,13 +23,13 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
 from benchmarks.report import Report, options
-from penstock.spark.lake import Lake
-from penstock.spark.lake.changelog import commit, write_files
-from penstock.spark.lake.current import catch_up
-from penstock.spark.lake.fold import to_documents
-from penstock.spark.lake.policy import MergePolicy
-from penstock.spark.lake.reading import count_documents
-from penstock.spark.lake.schemas import FOLD_SCHEMA
+from penstock.spark import Lake
+from penstock.spark.lake.changelog.changelog_writer import commit, write_files
+from penstock.spark.lake.changelog.merge_rules import to_documents
+from penstock.spark.lake.current.current_table import catch_up
+from penstock.spark.lake.current.merge_policy import MergePolicy
+from penstock.spark.lake.reading.lake_readers import count_documents
+from penstock.spark.lake.tables.schemas import FOLD_SCHEMA
 from penstock.wire.schema import CHANGE_SCHEMA
 
 VBUCKETS = 1024

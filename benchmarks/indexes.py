@@ -21,12 +21,13 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.report import Report, options
-from penstock.spark.derived import catch_up
-from penstock.spark.derived.fulltext import FullText
-from penstock.spark.derived.invalidation import Invalidation
-from penstock.spark.derived.secondary import SecondaryIndex
-from penstock.spark.lake import Lake, changelog
-from penstock.spark.lake.news import news_since
+from penstock.spark import Lake
+from penstock.spark.dependents.dependent import catch_up
+from penstock.spark.dependents.kinds.fulltext import FullText
+from penstock.spark.dependents.kinds.invalidation import Invalidation
+from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
+from penstock.spark.lake.changelog import changelog_writer as changelog
+from penstock.spark.lake.changelog.changelog_delta import news_since
 from penstock.wire.schema import CHANGE_SCHEMA
 
 VBUCKETS = 1024

@@ -24,7 +24,7 @@ from penstock.client.bucket import connect
 from penstock.client.connect.address import Address, parse_address
 from penstock.client.documents.bulk import BulkWriter
 from penstock.client.documents.write_requests import Rows, encode
-from penstock.spark.session import local_session
+from penstock.spark.runtime.spark_session import local_session
 from penstock.wire.constants import Opcode
 from penstock.wire.kv import Set
 

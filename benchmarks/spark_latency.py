@@ -24,8 +24,8 @@ from benchmarks.served import served
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import parse_address
-from penstock.spark.lake import Lake
-from penstock.spark.session import local_session
+from penstock.spark import Lake
+from penstock.spark.runtime.spark_session import local_session
 
 _TIME = Struct(">d")
 _PART_SECONDS = 0.02

@@ -92,7 +92,7 @@ def _way(way: str) -> Iterator[None]:
 
 
 def _queries(asked: list[dict[str, object]], processors: int, tables: Path | None) -> tuple[list[Read], bool]:
-    from penstock.spark.session import local_session
+    from penstock.spark.runtime.spark_session import local_session
 
     spark = local_session(processors)
     reads = [_query(spark, each, None if tables is None else tables / str(at)) for at, each in enumerate(asked)]

@@ -51,7 +51,7 @@ def test_python_block(text, tmp_path):
 def test_spark_block(text, tmp_path):
     with Node.running(buckets=["beer"]) as node:
         script = (
-            "from penstock.spark.session import local_session\nspark = local_session()\n"
+            "from penstock.spark.runtime.spark_session import local_session\nspark = local_session()\n"
             f"{text.replace(DEFAULT_PORT, str(node.kv_port))}\nassert changes.isStreaming\nspark.stop()\n"
         )
         run([sys.executable, "-c", script], tmp_path, 200)

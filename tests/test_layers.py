@@ -157,34 +157,52 @@ def test_every_module_is_read():
     assert {"penstock.errors", "penstock.wire.frame"} <= {module for _, module, _ in modules()}
 
 
+def ordered_packages() -> list[tuple[Path, tuple[str, ...]]]:
+    """Return the packages of spark that state the order of their packages, with that order."""
+    found = []
+    for path in sorted((SOURCE / "penstock" / "spark").rglob("__init__.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ORDER":
+                found.append((path.parent, ast.literal_eval(node.value)))
+    return found
+
+
 # Within the layer that is the largest, too, a package imports only from those before it.
-OF_SPARK = ["source", "lake", "derived", "sink", "pipeline"]
+OF_SPARK = [(package, order, rank) for package, order in ordered_packages() for rank in range(len(order))]
 
 
-@pytest.mark.parametrize("rank", range(len(OF_SPARK)))
-def test_a_package_of_spark_knows_those_before_it(rank):
-    package = SOURCE / "penstock" / "spark" / OF_SPARK[rank]
-    behind = {f"penstock.spark.{name}" for name in (*OF_SPARK[rank + 1 :], "data_source", "changelog_sink")}
-    modules = sorted(package.glob("*.py"))
+@pytest.mark.parametrize(
+    ("package", "order", "rank"), [pytest.param(*each, id=f"{each[0].name}.{each[1][each[2]]}") for each in OF_SPARK]
+)
+def test_a_package_of_spark_knows_those_before_it(package, order, rank):
+    name = ".".join(package.relative_to(SOURCE).parts)
+    behind = {f"{name}.{later}" for later in order[rank + 1 :]}
+    modules = sorted((package / order[rank]).rglob("*.py"))
     assert modules
     found = [
-        f"{path.name}:{line} uses {name}"
+        f"{path.name}:{line} uses {used_name}"
         for path in modules
-        for line, name in used(ast.parse(path.read_text()), f"penstock.spark.{OF_SPARK[rank]}")
-        if within(name, behind)
+        for line, used_name in used(ast.parse(path.read_text()), ".".join(path.parent.relative_to(SOURCE).parts))
+        if within(used_name, behind)
     ]
     assert not found
 
 
+@pytest.mark.parametrize("package", [package for package, _ in ordered_packages()], ids=lambda path: path.name)
+def test_an_order_names_all_packages(package):
+    order = dict(ordered_packages())[package]
+    assert sorted(order) == sorted(path.parent.name for path in package.glob("*/__init__.py"))
+
+
 def test_lakes_are_read_without_spark():
     """Who reads tables with other tools has no Spark, or should not wait for it."""
-    packages = [SOURCE / "penstock" / "spark" / name for name in ("lake", "derived")]
+    packages = [SOURCE / "penstock" / "spark" / name for name in ("lake", "dependents")]
     modules = [
         ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
         for package in packages
-        for path in sorted(package.glob("*.py"))
+        for path in sorted(package.rglob("*.py"))
     ]
-    assert "penstock.spark.lake.current" in modules
+    assert "penstock.spark.lake.current.current_table" in modules
     imports = "\n".join(f"import {module}" for module in modules)
     script = f"{imports}\nimport sys\nassert not [name for name in sys.modules if name.startswith('pyspark')]"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=50)

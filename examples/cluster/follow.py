@@ -7,8 +7,8 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from penstock.spark.pipeline.definition import of_one
-from penstock.spark.pipeline.run import run
+from penstock.spark.pipeline.definition.definition import of_one
+from penstock.spark.pipeline.run.pipeline_run import run
 
 url, lake = sys.argv[1:]
 spark = SparkSession.Builder().appName("penstock").getOrCreate()

@@ -7,6 +7,6 @@ empty.
 from importlib.util import find_spec
 
 if find_spec("deltalake") is not None:
-    from penstock.spark.changelog_sink import ChangelogSink as DefaultSource
+    from penstock.spark.runtime.changelog_sink import ChangelogSink as DefaultSource
 
     __all__ = ["DefaultSource"]

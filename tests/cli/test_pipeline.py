@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from penstock.cli.samples import sample_documents
-from penstock.spark.derived import Follower, catch_up
-from penstock.spark.derived.fulltext import FullText
-from penstock.spark.derived.secondary import SecondaryIndex
-from penstock.spark.lake import Lake, current
-from penstock.spark.pipeline import control
-from penstock.spark.pipeline.progress import Hanging
+from penstock.spark import Lake
+from penstock.spark.dependents.dependent import Follower, catch_up
+from penstock.spark.dependents.kinds.fulltext import FullText
+from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
+from penstock.spark.lake.current import current_table as current
+from penstock.spark.pipeline.state import run_state as control
+from penstock.spark.pipeline.state.run_progress import Hanging
 from tests.cli.test_processes import first_line, started
 from tests.spark.lakes import append, checkpoint, rollback, row
 
@@ -321,8 +322,8 @@ def test_figures_need_a_port_of_their_own(run, tmp_path):
 
 
 def test_progress_is_lines_or_json_or_stays_in_place(capsys):
-    from penstock.cli.pipeline.progress import Display
-    from penstock.spark.pipeline.progress import Progress
+    from penstock.cli.pipeline.progress_display import Display
+    from penstock.spark.pipeline.state.run_progress import Progress
 
     table = Hanging("current", "current", version=3, pending=1_000)
     cache = Hanging("cache", "invalidate", error="it is away", failures=2)
@@ -351,6 +352,6 @@ def test_progress_is_lines_or_json_or_stays_in_place(capsys):
     ("octets", "text"), [(0, "0 B"), (999, "999 B"), (1_500, "1.5 kB"), (2_340_000, "2.34 MB"), (5e15, "5e+03 TB")]
 )
 def test_sizes_are_read_easily(octets, text):
-    from penstock.cli.pipeline.progress import size
+    from penstock.cli.pipeline.progress_display import size
 
     assert size(octets) == text

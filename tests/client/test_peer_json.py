@@ -256,7 +256,7 @@ async def test_reports_of_streams_that_are_none(text):
 
 # Where it is read
 
-LOCAL = {"client/connect/credentials.py": "a file", "spark/source/positions.py": "an option"}
+LOCAL = {"client/connect/credentials.py": "a file", "spark/source/read_positions.py": "an option"}
 """What reads JSON of this machine's user."""
 
 

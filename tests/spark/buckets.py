@@ -14,9 +14,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from penstock.client.blocking import LoopThread, read_changes
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import parse_address
-from penstock.spark.data_source import DcpDataSource
-from penstock.spark.lake import Lake
-from penstock.spark.lake.reading import read_changelog, read_current
+from penstock.spark import Lake
+from penstock.spark.lake.reading.lake_readers import read_changelog, read_current
+from penstock.spark.runtime.data_source import DcpDataSource
 from penstock.spark.source.readers import DcpStreamReader, FilteringReader
 from penstock.wire.schema import CHANGE_SCHEMA
 

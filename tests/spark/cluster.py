@@ -20,7 +20,7 @@ import pyspark
 
 import penstock
 from penstock.client.blocking import LoopThread
-from penstock.spark.java import java_environment
+from penstock.spark.runtime.java import java_environment
 from penstock.spark.shipping import PACKAGES
 from tests.spark.buckets import QUICK_JAVA, Proxy
 

@@ -5,8 +5,8 @@ import pytest
 from pyspark import SparkContext
 
 from penstock.node import Node
-from penstock.spark.lake import Lake
-from penstock.spark.session import local_session
+from penstock.spark import Lake
+from penstock.spark.runtime.spark_session import local_session
 from tests.spark.buckets import QUICK_JAVA, Documents, MicroBatches
 
 

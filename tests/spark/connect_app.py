@@ -10,8 +10,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from penstock.spark import register
-from penstock.spark.pipeline.definition import of_one
-from penstock.spark.pipeline.run import run
+from penstock.spark.pipeline.definition.definition import of_one
+from penstock.spark.pipeline.run.pipeline_run import run
 
 
 def main(server: str, url: str, lake: str, other: str) -> None:

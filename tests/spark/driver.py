@@ -16,12 +16,12 @@ import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from penstock.spark.changelog_sink import ChangelogSink, ChangelogWriter
-from penstock.spark.lake import Lake
-from penstock.spark.lake.current import Fold, Progress, prepare
-from penstock.spark.pipeline.definition import read_definition
-from penstock.spark.pipeline.progress import Progress as RunProgress
-from penstock.spark.pipeline.run import run
+from penstock.spark import Lake
+from penstock.spark.lake.current.current_table import Fold, Progress, prepare
+from penstock.spark.pipeline.definition.definition import read_definition
+from penstock.spark.pipeline.run.pipeline_run import run
+from penstock.spark.pipeline.state.run_progress import Progress as RunProgress
+from penstock.spark.runtime.changelog_sink import ChangelogSink, ChangelogWriter
 
 POINT, DRIVER, BATCH = "PENSTOCK_TEST_POINT", "PENSTOCK_TEST_DRIVER", "PENSTOCK_TEST_BATCH"
 
@@ -80,8 +80,8 @@ def main(file: str, point: str) -> None:
     known = [int(entry.name) for entry in offsets.iterdir() if entry.name.isdigit()] if offsets.exists() else []
     os.environ |= {POINT: point, DRIVER: str(os.getpid()), BATCH: str(max(known, default=-1) + 3)}
     patch = pytest.MonkeyPatch()
-    patch.setattr("penstock.spark.session.ChangelogSink", KillingSink)
-    patch.setattr("penstock.spark.lake.current.catch_up", Folds(point))
+    patch.setattr("penstock.spark.runtime.spark_session.ChangelogSink", KillingSink)
+    patch.setattr("penstock.spark.lake.current.current_table.catch_up", Folds(point))
     run(definition, report=tell)
 
 

@@ -16,10 +16,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.spark.lake import Lake, changelog, current
-from penstock.spark.lake.delta import DataFile, open_dataset
-from penstock.spark.lake.reading import documents, read_changelog
-from penstock.spark.lake.schemas import CURRENT_COLUMNS
+from penstock.spark import Lake
+from penstock.spark.lake.changelog import changelog_writer as changelog
+from penstock.spark.lake.current import current_table as current
+from penstock.spark.lake.reading.lake_readers import documents, read_changelog
+from penstock.spark.lake.tables.delta_table import DataFile, open_dataset
+from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.wire.schema import CHANGE_SCHEMA
 
 ROOT = Path(__file__).parents[2]

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
-from penstock.spark.lake import Lake
-from penstock.spark.pipeline.definition import of_one
-from penstock.spark.pipeline.progress import Progress
-from penstock.spark.pipeline.run import run
+from penstock.spark import Lake
+from penstock.spark.pipeline.definition.definition import of_one
+from penstock.spark.pipeline.run.pipeline_run import run
+from penstock.spark.pipeline.state.run_progress import Progress
 
 SECONDS = 120.0
 

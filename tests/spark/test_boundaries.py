@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.spark.lake.boundaries import Boundary, Cut, Snapshot, boundaries, newest_boundary, state
+from penstock.spark.lake.changelog.boundaries import Boundary, Cut, Snapshot, boundaries, newest_boundary, state
 from penstock.spark.source.offsets import Offset, Proven, VbucketOffset
 from tests.spark.lakes import Row, as_documents, rollback, row, table
 

@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, StructType
 
 from penstock.errors import LakeRefused, UsageError
-from penstock.spark.changelog_sink import ChangelogSink
-from penstock.spark.lake import Lake, changelog, delta
-from penstock.spark.lake.changelog import abort, commit, split, write_files
-from penstock.spark.lake.reading import count_rows, read_changelog
+from penstock.spark import Lake
+from penstock.spark.lake.changelog import changelog_writer as changelog
+from penstock.spark.lake.changelog.changelog_writer import abort, commit, split, write_files
+from penstock.spark.lake.reading.lake_readers import count_rows, read_changelog
+from penstock.spark.lake.tables import delta_table as delta
+from penstock.spark.runtime.changelog_sink import ChangelogSink
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark import lakes
 from tests.spark.lakes import QUERY, VBUCKETS, append, checkpoint, row, run_driver, table, write
@@ -105,7 +107,7 @@ def test_no_file_is_left_when_writing_fails(lake):
 _FULL = """
 import os, resource, signal
 from tests.spark.lakes import row, write
-from penstock.spark.lake import Lake
+from penstock.spark import Lake
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 lake = Lake({path!r})

@@ -15,10 +15,12 @@ import pytest
 from pyspark.sql.types import BinaryType, StructType
 
 from penstock.errors import LakeRefused, UsageError
-from penstock.spark.changelog_sink import ChangelogSink
-from penstock.spark.lake import Lake, plain
-from penstock.spark.lake.changelog import write_files
-from penstock.spark.lake.plain import abort, commit
+from penstock.spark import Lake
+from penstock.spark.lake.changelog import plain_changelog as plain
+from penstock.spark.lake.changelog.changelog_writer import write_files
+from penstock.spark.lake.changelog.plain_changelog import abort, commit
+from penstock.spark.lake.tables import plain_manifests
+from penstock.spark.runtime.changelog_sink import ChangelogSink
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark import lakes
 from tests.spark.lakes import QUERY, VBUCKETS, checkpoint, row, table
@@ -110,13 +112,13 @@ def test_manifests_stay_few(lake, root, monkeypatch):
     monkeypatch.setattr(plain, "KEPT_BATCHES", 3)
     for batch in range(8):
         append(lake, batch)
-    assert sorted(int(path.stem) for path in (root / plain.BATCHES).iterdir()) == [5, 6, 7]
+    assert sorted(int(path.stem) for path in (root / plain_manifests.BATCHES).iterdir()) == [5, 6, 7]
     assert found(root).num_rows == 8 * 40
 
 
 DRIVER = """
 import pathlib, signal, sys
-from penstock.spark.lake import Lake
+from penstock.spark import Lake
 from tests.spark.test_changelog_plain import append
 lake, ended, batches, seconds = Lake(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 signal.setitimer(signal.ITIMER_REAL, seconds)

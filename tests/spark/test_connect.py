@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.spark.lake import Lake
-from penstock.spark.lake.current import catch_up
+from penstock.spark import Lake
+from penstock.spark.lake.current.current_table import catch_up
 from tests.spark.buckets import QUICK_JAVA, check_changelog, current_of, numbered
 from tests.spark.cluster import SPARK_HOME, Daemon, environment_with
 

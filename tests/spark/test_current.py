@@ -12,15 +12,17 @@ from deltalake.exceptions import DeltaError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.spark.lake import Lake, current, news
-from penstock.spark.lake.changelog import commit, write_files
-from penstock.spark.lake.current import Fold, Progress, catch_up, prepare
-from penstock.spark.lake.fold import fold
-from penstock.spark.lake.news import news_since
-from penstock.spark.lake.policy import MergePolicy
-from penstock.spark.lake.reading import count_documents, count_rows, documents, read_current
-from penstock.spark.lake.schemas import CURRENT_COLUMNS, CURRENT_SCHEMA
-from penstock.spark.lake.upkeep import vacuum
+from penstock.spark import Lake
+from penstock.spark.lake.changelog import changelog_delta as news
+from penstock.spark.lake.changelog.changelog_delta import news_since
+from penstock.spark.lake.changelog.changelog_writer import commit, write_files
+from penstock.spark.lake.changelog.merge_rules import fold
+from penstock.spark.lake.current import current_table as current
+from penstock.spark.lake.current.current_table import Fold, Progress, catch_up, prepare
+from penstock.spark.lake.current.merge_policy import MergePolicy
+from penstock.spark.lake.maintenance.upkeep import vacuum
+from penstock.spark.lake.reading.lake_readers import count_documents, count_rows, documents, read_current
+from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, CURRENT_SCHEMA
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark import lakes
 from tests.spark.lakes import append, as_documents, model, rollback, row, table

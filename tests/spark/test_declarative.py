@@ -17,8 +17,8 @@ from pyspark.pipelines.output import Output
 import penstock
 from penstock.node import Node
 from penstock.spark.declarative import IS_DELETE, SEQUENCE, current_by_cdc, documents_of, keyed_changes
-from penstock.spark.lake.fold import IDENTITY, fold
-from penstock.spark.lake.schemas import CURRENT_COLUMNS, FOLD_SCHEMA
+from penstock.spark.lake.changelog.merge_rules import IDENTITY, fold
+from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, FOLD_SCHEMA
 from tests.spark.buckets import QUICK_JAVA, Documents, numbered
 from tests.spark.cluster import SPARK_HOME, environment_with
 from tests.spark.lakes import Documents as LakeDocuments

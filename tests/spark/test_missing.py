@@ -6,8 +6,8 @@ import pytest
 
 from penstock.client.documents.document import vbucket_of
 from penstock.errors import Unreachable
-from penstock.spark.pipeline.definition import of_one
-from penstock.spark.pipeline.run import run
+from penstock.spark.pipeline.definition.definition import of_one
+from penstock.spark.pipeline.run.pipeline_run import run
 from penstock.spark.source.offsets import Offset
 from penstock.spark.source.readers import latest_offsets
 from penstock.wire.constants import Status, VbucketState

@@ -11,16 +11,16 @@ from deltalake.exceptions import TableNotFoundError
 
 from penstock.errors import Error, LakeRefused, Unreachable, UnsupportedServer, UsageError
 from penstock.node import Node
-from penstock.spark.lake import Lake
-from penstock.spark.lake.lock import locked
-from penstock.spark.lake.reading import count_rows
-from penstock.spark.pipeline.definition import of_one
-from penstock.spark.pipeline.failure import failure, in_one_sentence
-from penstock.spark.pipeline.plan import check_buckets, plan
-from penstock.spark.pipeline.progress import Progress
-from penstock.spark.pipeline.run import run
-from penstock.spark.pipeline.status import status_of
-from penstock.spark.pipeline.stopping import stop
+from penstock.spark import Lake
+from penstock.spark.lake.reading.lake_readers import count_rows
+from penstock.spark.lake.tables.lake_lock import locked
+from penstock.spark.pipeline.definition.definition import of_one
+from penstock.spark.pipeline.run.pipeline_run import run
+from penstock.spark.pipeline.run.run_plan import check_buckets, plan
+from penstock.spark.pipeline.run.spark_failure import failure, in_one_sentence
+from penstock.spark.pipeline.state.lake_status import status_of
+from penstock.spark.pipeline.state.run_progress import Progress
+from penstock.spark.pipeline.state.stopping import stop
 from tests.client.old_server import COUCHBASE_2_5, COUCHBASE_3_1, OldServer, without_map
 from tests.spark.buckets import Documents, Proxy, check_changelog, compact, current_of, generated, numbered
 from tests.spark.running import SECONDS, catch_up, running
@@ -148,7 +148,7 @@ def test_a_lake_belongs_to_its_checkpoint(spark, documents, lake, tmp_path):
 
 def test_two_runs_do_not_write_one_lake(documents, lake, monkeypatch):
     lake.path.mkdir()
-    monkeypatch.setattr("penstock.spark.pipeline.run.PATIENCE", 0.0)
+    monkeypatch.setattr("penstock.spark.pipeline.run.pipeline_run.PATIENCE", 0.0)
     with locked(lake.path, 0), pytest.raises(LakeRefused, match=r"another run writes .*lake; stop it first"):
         run(of_one(str(lake.path), url=documents.url))
 

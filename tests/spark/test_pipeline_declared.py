@@ -7,15 +7,15 @@ import pytest
 
 from penstock.errors import LakeRefused, UsageError
 from penstock.node import Node
-from penstock.spark.derived.fulltext import FullText
-from penstock.spark.derived.secondary import SecondaryIndex
-from penstock.spark.lake import Lake
-from penstock.spark.lake.reading import read_changelog
-from penstock.spark.pipeline.definition import read_definition
-from penstock.spark.pipeline.plan import plan
-from penstock.spark.pipeline.run import run
-from penstock.spark.pipeline.status import status_of
-from penstock.spark.pipeline.stopping import removals, reset
+from penstock.spark import Lake
+from penstock.spark.dependents.kinds.fulltext import FullText
+from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
+from penstock.spark.lake.reading.lake_readers import read_changelog
+from penstock.spark.pipeline.definition.definition import read_definition
+from penstock.spark.pipeline.run.pipeline_run import run
+from penstock.spark.pipeline.run.run_plan import plan
+from penstock.spark.pipeline.state.lake_status import status_of
+from penstock.spark.pipeline.state.stopping import removals, reset
 from tests.spark.buckets import Documents, check_changelog, compact, current_of
 
 pytestmark = pytest.mark.spark

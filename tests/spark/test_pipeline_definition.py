@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.spark.pipeline.definition import (
+from penstock.spark.pipeline.definition.definition import (
     BucketSink,
     Current,
     Definition,

@@ -10,22 +10,22 @@ import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.errors import Error, LakeRefused, Unreachable, UsageError
-from penstock.spark.derived.secondary import SecondaryIndex
-from penstock.spark.lake import Lake
-from penstock.spark.lake.current import folded_version
-from penstock.spark.lake.lock import locked
-from penstock.spark.lake.policy import MergePolicy
-from penstock.spark.lake.positions import position
-from penstock.spark.lake.reading import count_rows
-from penstock.spark.pipeline import control
-from penstock.spark.pipeline.definition import of_one
-from penstock.spark.pipeline.following import Following
-from penstock.spark.pipeline.keeper import AT_ONCE, Keeper, Task
-from penstock.spark.pipeline.meter import Meter, last_rollback
-from penstock.spark.pipeline.position import behind
-from penstock.spark.pipeline.status import status_of, taken_in
-from penstock.spark.pipeline.stopping import removals, reset, stop
-from penstock.spark.pipeline.tasks import current_task, tasks_of
+from penstock.spark import Lake
+from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
+from penstock.spark.lake.current.current_table import folded_version
+from penstock.spark.lake.current.merge_policy import MergePolicy
+from penstock.spark.lake.reading.lake_positions import position
+from penstock.spark.lake.reading.lake_readers import count_rows
+from penstock.spark.lake.tables.lake_lock import locked
+from penstock.spark.pipeline.definition.definition import of_one
+from penstock.spark.pipeline.run.dependent_runner import AT_ONCE, Keeper, Task
+from penstock.spark.pipeline.run.dependent_tasks import current_task, tasks_of
+from penstock.spark.pipeline.run.source_run import Following
+from penstock.spark.pipeline.state import run_state as control
+from penstock.spark.pipeline.state.changelog_meter import Meter, last_rollback
+from penstock.spark.pipeline.state.lag import behind
+from penstock.spark.pipeline.state.lake_status import status_of, taken_in
+from penstock.spark.pipeline.state.stopping import removals, reset, stop
 from penstock.spark.source.offsets import beginning, settled_at
 from tests.spark.lakes import append, checkpoint, rollback, row
 

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.client.documents.mutation_tokens import MutationToken
 from penstock.errors import OperationTimeout, UsageError, WriteLost
-from penstock.spark.lake import Lake
-from penstock.spark.lake.positions import History, position_at, verdict
+from penstock.spark import Lake
+from penstock.spark.lake.reading.lake_positions import History, position_at, verdict
 from penstock.spark.source.offsets import Offset, VbucketOffset
 from tests.spark.lakes import VBUCKETS, append, checkpoint, rollback, row
 

@@ -10,10 +10,10 @@ from pyspark.errors import PySparkException
 from penstock.errors import Error, UsageError
 from penstock.node import Node
 from penstock.node.served import VbucketEvent
-from penstock.spark.data_source import DcpDataSource
-from penstock.spark.lake.fold import fold
-from penstock.spark.pipeline.definition import of_one
-from penstock.spark.pipeline.failure import failure
+from penstock.spark.lake.changelog.merge_rules import fold
+from penstock.spark.pipeline.definition.definition import of_one
+from penstock.spark.pipeline.run.spark_failure import failure
+from penstock.spark.runtime.data_source import DcpDataSource
 from penstock.wire.constants import Dialect, VbucketState
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.client.peer import serving

@@ -18,11 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.spark.derived import Follower, catch_up, entry_files, secondary
-from penstock.spark.derived.entries import Pending
-from penstock.spark.derived.paths import reached
-from penstock.spark.derived.secondary import SecondaryIndex
-from penstock.spark.lake import Lake
+from penstock.spark import Lake
+from penstock.spark.dependents.dependent import Follower, catch_up
+from penstock.spark.dependents.json_paths import reached
+from penstock.spark.dependents.kinds import secondary_index as secondary
+from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
+from penstock.spark.dependents.secondary import entry_files
+from penstock.spark.dependents.secondary.entries import Pending
 from tests.spark.lakes import ROOT, append, model, rollback, row
 from tests.spark.test_current import histories
 
@@ -370,9 +372,9 @@ def test_a_commit_that_raises_after_it_landed_keeps_its_files(lake, index, monke
 
 KILLED = """
 import os, signal, sys
-from penstock.spark.derived import catch_up
-from penstock.spark.derived.secondary import SecondaryIndex
-from penstock.spark.lake import Lake
+from penstock.spark.dependents.dependent import catch_up
+from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
+from penstock.spark import Lake
 
 lake = Lake(sys.argv[1])
 index = SecondaryIndex(lake, "city", "address.city")

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.spark.derived import paths
-from penstock.spark.derived.kinds import KINDS, kind_of
-from penstock.spark.derived.paths import extract, parse_path, reached, read_json
+from penstock.spark.dependents import json_paths as paths
+from penstock.spark.dependents.json_paths import extract, parse_path, reached, read_json
+from penstock.spark.dependents.secondary.value_types import KINDS, kind_of
 
 BEYOND_LONG = 1 << 63
 

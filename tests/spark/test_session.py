@@ -4,7 +4,7 @@ import socketserver
 
 import pytest
 
-from penstock.spark.session import _handle_error
+from penstock.spark.runtime.spark_session import _handle_error
 
 
 @pytest.mark.parametrize(("error", "told"), [(EOFError(), False), (ValueError("a defect"), True)])

@@ -23,7 +23,7 @@ def test_an_archive_is_all_that_python_needs_of_the_package(tmp_path):
     archive = write_archive(tmp_path / "penstock.zip")
     script = (
         f"import sys; sys.path[:0] = [{str(archive)!r}]\n"
-        "import penstock.spark.source.task, pyspark_penstock, pyspark_penstock_changelog\n"
+        "import penstock.spark.source.partition_reader, pyspark_penstock, pyspark_penstock_changelog\n"
         "assert penstock.__file__.startswith(sys.path[0]), penstock.__file__\n"
         "assert pyspark_penstock.DefaultSource.name() == 'dcp'\n"
         "assert pyspark_penstock_changelog.DefaultSource.name() == 'penstock-changelog'\n"

@@ -12,10 +12,10 @@ from penstock.client.blocking import read_changes
 from penstock.client.documents.document import vbucket_of
 from penstock.errors import UsageError
 from penstock.node import Node
-from penstock.spark.sink.columns import check_columns
+from penstock.spark.sink.bucket_writes import Counts, Refused, windows, write_tables
 from penstock.spark.sink.json_text import json_of
-from penstock.spark.sink.options import OPTIONS, SinkOptions, SubPath
-from penstock.spark.sink.task import Counts, Refused, windows, write_tables
+from penstock.spark.sink.sink_columns import check_columns
+from penstock.spark.sink.sink_options import OPTIONS, SinkOptions, SubPath
 from penstock.wire.constants import MAX_VALUE, Datatype
 from penstock.wire.kv import GetMeta, MetaReply
 from penstock.wire.layout import decode

@@ -13,9 +13,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.errors import Error, Unreachable, UsageError
 from penstock.spark.sink import dead_letters
-from penstock.spark.sink.options import SinkOptions
-from penstock.spark.sink.task import Counts, Refused, windows, write_tables
-from penstock.spark.sink.writer import DcpStreamWriter, DcpWriter, Written, batch_writer, stream_writer
+from penstock.spark.sink.bucket_writes import Counts, Refused, windows, write_tables
+from penstock.spark.sink.sink_options import SinkOptions
+from penstock.spark.sink.spark_writer import DcpStreamWriter, DcpWriter, Written, batch_writer, stream_writer
 from tests.spark.buckets import Documents, Proxy, numbered
 
 SECONDS = 60.0

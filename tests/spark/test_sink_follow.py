@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 
 from penstock.errors import Error, UsageError
 from penstock.node import Node
-from penstock.spark.derived.position_file import PositionFile
-from penstock.spark.lake import Lake, changelog
-from penstock.spark.lake.news import news_since
-from penstock.spark.pipeline.definition import BucketSink, of_one
-from penstock.spark.pipeline.tasks import tasks_of
-from penstock.spark.sink import dead_letters, follow
-from penstock.spark.sink.follow import Replica, replicate
-from penstock.spark.sink.task import Counts
+from penstock.spark import Lake
+from penstock.spark.dependents.kinds import xdcr_target as follow
+from penstock.spark.dependents.kinds.xdcr_target import Replica, replicate
+from penstock.spark.dependents.position_file import PositionFile
+from penstock.spark.lake.changelog import changelog_writer as changelog
+from penstock.spark.lake.changelog.changelog_delta import news_since
+from penstock.spark.pipeline.definition.definition import BucketSink, of_one
+from penstock.spark.pipeline.run.dependent_tasks import tasks_of
+from penstock.spark.sink import dead_letters
+from penstock.spark.sink.bucket_writes import Counts
 from tests.spark.buckets import Documents, numbered
 from tests.spark.lakes import QUERY, VBUCKETS, append, model, rollback, row
 

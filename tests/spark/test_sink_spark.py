@@ -9,7 +9,7 @@ from penstock.node import Node
 from penstock.node.login import User
 from penstock.node.login.users import account_of
 from penstock.node.login.users_file import change_users
-from penstock.spark.sink.follow import replicate
+from penstock.spark.dependents.kinds.xdcr_target import replicate
 from tests.spark.buckets import Documents, numbered
 from tests.spark.test_sink_follow import Source
 from tests.spark.test_source import event_log

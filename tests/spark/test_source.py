@@ -15,8 +15,8 @@ from penstock.node import Node
 from penstock.node.login import User
 from penstock.node.login.users import account_of
 from penstock.node.login.users_file import change_users
-from penstock.spark.data_source import DcpDataSource
-from penstock.spark.pipeline.failure import failure
+from penstock.spark.pipeline.run.spark_failure import failure
+from penstock.spark.runtime.data_source import DcpDataSource
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark.buckets import Documents, Proxy, numbered
 

@@ -32,9 +32,9 @@ from penstock.client.feeds.selection import KnownCollections, Selection
 from penstock.client.feeds.stream_position import VbucketInfo
 from penstock.node import Node
 from penstock.spark.source.offsets import VbucketRead
+from penstock.spark.source.partition_reader import read_range
 from penstock.spark.source.pushdown import Pushed, narrowed, push
 from penstock.spark.source.shape import Filter
-from penstock.spark.source.task import read_range
 from penstock.store.failover import FailoverEntry
 from penstock.wire.constants import MAX_SEQNO
 from penstock.wire.schema import CHANGE_SCHEMA

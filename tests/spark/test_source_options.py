@@ -12,10 +12,10 @@ from penstock.client.connect.credentials import Credentials
 from penstock.client.feeds.selection import Selection
 from penstock.errors import Unreachable, UsageError
 from penstock.spark.source.offsets import Offset, Proven, VbucketOffset, VbucketRange
-from penstock.spark.source.options import OPTIONS, SourceOptions
-from penstock.spark.source.positions import Positions
-from penstock.spark.source.schema import schema_of, shape_of
-from penstock.spark.source.task import ChangePartition
+from penstock.spark.source.partition_reader import ChangePartition
+from penstock.spark.source.read_positions import Positions
+from penstock.spark.source.source_options import OPTIONS, SourceOptions
+from penstock.spark.source.source_schema import schema_of, shape_of
 from penstock.wire.constants import Dialect, Opcode
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.client.peer import Script, in_loop

@@ -16,8 +16,8 @@ from penstock.client.connect.client_session import open_session
 from penstock.client.connect.cluster_map import ClusterMap
 from penstock.node.topology import NodePlace
 from penstock.spark.source.offsets import RollbackRow, VbucketRange, VbucketRead
+from penstock.spark.source.partition_reader import ChangePartition, DumpPartition, read_range
 from penstock.spark.source.shape import Filter, Shape
-from penstock.spark.source.task import ChangePartition, DumpPartition, read_range
 from penstock.wire.constants import Datatype
 from penstock.wire.dcp_values import pack_xattrs
 from penstock.wire.schema import CHANGE_SCHEMA, Event

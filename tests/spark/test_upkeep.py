@@ -14,12 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import LakeRefused, UsageError
-from penstock.spark.lake import Lake, current, upkeep
-from penstock.spark.lake.current import Fold, Progress, catch_up, prepare
-from penstock.spark.lake.delta import DataFile
-from penstock.spark.lake.lock import locked
-from penstock.spark.lake.news import news_since
-from penstock.spark.lake.upkeep import JOINED_BYTES, SMALL_BYTES, TableReport, compact, joins, tidy, vacuum
+from penstock.spark import Lake
+from penstock.spark.lake.changelog.changelog_delta import news_since
+from penstock.spark.lake.current import current_table as current
+from penstock.spark.lake.current.current_table import Fold, Progress, catch_up, prepare
+from penstock.spark.lake.maintenance import upkeep
+from penstock.spark.lake.maintenance.upkeep import JOINED_BYTES, SMALL_BYTES, TableReport, compact, joins, tidy, vacuum
+from penstock.spark.lake.tables.delta_table import DataFile
+from penstock.spark.lake.tables.lake_lock import locked
 from tests.spark import lakes
 from tests.spark.lakes import append, as_documents, identities, model, row, write
 from tests.spark.test_current import histories
@@ -46,7 +48,9 @@ def files(table):
 def aged(monkeypatch, hours):
     """Let what is committed from now on be committed that long ago."""
     now = time.time_ns
-    monkeypatch.setattr("penstock.spark.lake.delta.time.time_ns", lambda: now() - round(hours * 3600 * 10**9))
+    monkeypatch.setattr(
+        "penstock.spark.lake.tables.delta_table.time.time_ns", lambda: now() - round(hours * 3600 * 10**9)
+    )
 
 
 @pytest.mark.parametrize(
@@ -246,7 +250,8 @@ def test_upkeep_at_any_time_changes_nothing(rows, data):
 
 def joiner(lake, seconds=None):
     code = (
-        "import signal, sys\nfrom penstock.spark.lake import Lake\nfrom penstock.spark.lake.upkeep import compact\n"
+        "import signal, sys\nfrom penstock.spark import Lake\n"
+        "from penstock.spark.lake.maintenance.upkeep import compact\n"
         f"signal.setitimer(signal.ITIMER_REAL, {seconds or 0})\n"
         f"while True:\n    compact(Lake({str(lake.path)!r}))\n    print('joined', flush=True)\n"
     )

@@ -9,11 +9,12 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import UsageError, WriteLost
-from penstock.spark.lake import Lake, changelog
-from penstock.spark.lake.current import catch_up
-from penstock.spark.lake.positions import LakePosition
-from penstock.spark.lake.upkeep import compact
-from penstock.spark.lake.views import boundaries_of
+from penstock.spark import Lake
+from penstock.spark.lake.changelog import changelog_writer as changelog
+from penstock.spark.lake.current.current_table import catch_up
+from penstock.spark.lake.maintenance.upkeep import compact
+from penstock.spark.lake.reading.lake_positions import LakePosition
+from penstock.spark.lake.reading.lake_views import boundaries_of
 from penstock.spark.source.offsets import Offset, VbucketOffset
 from tests.spark.buckets import Contents, Documents, MicroBatches, numbered
 from tests.spark.lakes import QUERY, append, checkpoint, row

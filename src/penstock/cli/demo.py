@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.client.bucket import Bucket
-    from penstock.spark.lake import Lake
-    from penstock.spark.pipeline.progress import Progress
+    from penstock.spark.lake.tables.directory import LakeDirectory
+    from penstock.spark.pipeline.state.run_progress import Progress
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
@@ -105,14 +105,14 @@ class _Demo:
 
     def run(self) -> bool:
         """Return whether the current table equals the bucket."""
-        from penstock.spark.lake import Lake
+        from penstock.spark.lake.tables.directory import LakeDirectory
 
         with _node() as node:
             self.say(f"[bold]Node[/] serving {node['url']}, process {node['pid']}")
             loaded = asyncio.run(self.load(node["url"]))
             self.say(f"[bold]Documents[/] {loaded}")
             progress = self.follow(node["url"])
-            lake = Lake(self.plan.lake)
+            lake = LakeDirectory(self.plan.lake)
             differences, documents = asyncio.run(compare(node["url"], lake))
         self.summary(progress, differences, documents, lake)
         return not differences
@@ -160,8 +160,8 @@ class _Demo:
     def follow(self, url: str) -> Progress:
         """Run the pipeline; once its first batch is written, change documents for a while, then let it catch up."""
         from penstock.client.blocking import LoopThread
-        from penstock.spark.pipeline.definition import of_one
-        from penstock.spark.pipeline.run import run
+        from penstock.spark.pipeline.definition.definition import of_one
+        from penstock.spark.pipeline.run.pipeline_run import run
 
         finish = threading.Event()
         changing: list[Future[None]] = []
@@ -189,7 +189,7 @@ class _Demo:
             self.tally = workload.tally
             await workload.run(asyncio.Event(), seconds=self.plan.seconds)
 
-    def summary(self, progress: Progress, differences: list[str], documents: int, lake: Lake) -> None:
+    def summary(self, progress: Progress, differences: list[str], documents: int, lake: LakeDirectory) -> None:
         for name in ("changelog", "current"):
             self.console.print()
             self.console.print(table_of(lake, name, 5), soft_wrap=False)
@@ -216,10 +216,10 @@ def _progress_line(progress: Progress, tally: Tally) -> str:
     return "   ".join(parts)
 
 
-async def compare(url: str, lake: Lake) -> tuple[list[str], int]:
+async def compare(url: str, lake: LakeDirectory) -> tuple[list[str], int]:
     """Return a sentence for each difference between the current table and the bucket, and how many documents it has."""
     from penstock.client.bucket import connect
-    from penstock.spark.lake.reading import documents
+    from penstock.spark.lake.reading.lake_readers import documents
     from penstock.wire.schema import unsigned64
 
     rows = documents(lake)

@@ -11,7 +11,7 @@ from penstock.cli.show import one_line
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from penstock.spark.lake import Lake
+    from penstock.spark.lake.tables.directory import LakeDirectory
 
 __all__ = ["read_rows", "show_table", "table_of", "table_with"]
 
@@ -27,18 +27,18 @@ _CUT = {"key": 48, "value": 120, "snippet": 120}
 """Columns that give way on a narrow terminal, and how wide they get on a wide one. The others are shown whole."""
 
 
-def read_rows(lake: Lake, name: str, limit: int) -> list[dict[str, Any]]:
+def read_rows(lake: LakeDirectory, name: str, limit: int) -> list[dict[str, Any]]:
     """Return rows of `current` (first keys) or `changelog` (newest rows). Raises UsageError if it is not there."""
-    from penstock.spark.lake.reading import read_changelog, read_current
+    from penstock.spark.lake.reading.lake_readers import read_changelog, read_current
 
     read = {"current": read_current, "changelog": read_changelog}[name]
     rows: list[dict[str, Any]] = read(lake, limit).to_pylist()
     return rows
 
 
-def table_of(lake: Lake, name: str, limit: int) -> Table:
+def table_of(lake: LakeDirectory, name: str, limit: int) -> Table:
     """Return the same rows as a table, with how many there are of how many. Raises UsageError likewise."""
-    from penstock.spark.lake.reading import count_documents, count_rows
+    from penstock.spark.lake.reading.lake_readers import count_documents, count_rows
 
     rows = read_rows(lake, name, limit)
     total = count_documents(lake) if name == "current" else count_rows(lake.changelog_table)

@@ -1,9 +1,10 @@
 """Definitions for Spark Declarative Pipelines (`pyspark.pipelines`), and what they are made of: queries in Spark.
 
 A pipeline's definitions file calls what it wants of `changelog`, `current`, `changes_for_cdc` and `current_by_cdc`. The
-functions behind these, from data frames to data frames, say in Spark what `penstock.spark.lake.fold` says in Arrow:
-which rows of a changelog still count. They are for changelogs in any table format, at the price of all of the changelog
-at each run; a lake's own `current` takes in only what is new.
+functions behind these, from data frames to data frames, express in Spark the rules that
+`penstock.spark.lake.changelog.merge_rules` expresses in Arrow: which rows of a changelog still count. They are for
+changelogs in any table format, at the price of all of the changelog at each run; a lake's own `current` takes in only
+what is new.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from penstock.spark.lake.fold import CUTTING_EVENTS, DOCUMENT_EVENTS, ENDING_EVENTS, IDENTITY
-from penstock.spark.lake.schemas import CURRENT_COLUMNS, FOLD_SCHEMA
+from penstock.spark.lake.changelog.merge_rules import CUTTING_EVENTS, DOCUMENT_EVENTS, ENDING_EVENTS, IDENTITY
+from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, FOLD_SCHEMA
 from penstock.wire.schema import Event
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _spark() -> SparkSession:
 def documents_of(changes: DataFrame) -> DataFrame:
     """Return the documents that `changes`, all rows of a changelog in any order, leave; columns as of a lake's current.
 
-    Equal to `penstock.spark.lake.fold.fold`.
+    Equal to `penstock.spark.lake.changelog.merge_rules.fold`.
     """
     placed = _placed(changes)
     newest = F.max_by(F.struct(*FOLD_SCHEMA.names), F.struct("history", PLACE)).alias("newest")

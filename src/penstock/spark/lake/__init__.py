@@ -1,5 +1,8 @@
-"""A lake: the tables that a pipeline keeps, and what can be read from them. Nothing here needs Spark."""
+"""A lake: a directory with a bucket's Delta tables, the changelog and the current documents.
 
-from penstock.spark.lake.tables import Lake
+Belongs here: the tables' files, commits and merges, readers of tables, maintenance. Nothing here needs Spark,
+except that readers return Spark frames to callers that have a session.
+Does not belong here: indexes and sinks (dependents), queries and their checkpoints (pipeline).
+"""
 
-__all__ = ["Lake"]
+ORDER = ("tables", "changelog", "current", "reading", "maintenance")

@@ -1,1 +1,5 @@
-"""`df.write.format("dcp")`: rows of a DataFrame become documents of a bucket."""
+"""Writing to a bucket with `format("dcp")`: rows of a DataFrame become documents.
+
+Belongs here: options, columns, requests, dead letters and tasks of a Spark write.
+Does not belong here: what decides which changes are written; see dependents.kinds.xdcr_target.
+"""

@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.spark.sink.task import Refused
+from penstock.spark.sink.bucket_writes import Refused
 from penstock.wire.frame import status_name
 
 __all__ = ["LETTER_COLUMNS", "LetterFile", "abort", "commit"]

@@ -31,15 +31,15 @@ from penstock.client.feeds.stream_position import VbucketInfo
 from penstock.errors import Error
 from penstock.spark.source import offsets
 from penstock.spark.source.offsets import Memory, Offset, Setback, VbucketRange, VbucketRead
-from penstock.spark.source.options import SourceOptions
+from penstock.spark.source.partition_reader import ChangePartition, DumpPartition, read_range
 from penstock.spark.source.planner import Planner
-from penstock.spark.source.positions import LATEST, Place, Positions
 from penstock.spark.source.pushdown import Pushed, narrowed, push
 from penstock.spark.source.ranges import cut
+from penstock.spark.source.read_positions import LATEST, Place, Positions
 from penstock.spark.source.runs import join
-from penstock.spark.source.schema import shape_of
 from penstock.spark.source.shape import Shape
-from penstock.spark.source.task import ChangePartition, DumpPartition, read_range
+from penstock.spark.source.source_options import SourceOptions
+from penstock.spark.source.source_schema import shape_of
 from penstock.wire.constants import Dialect
 
 __all__ = ["DcpReader", "DcpStreamReader", "FilteringReader", "latest_offsets"]

@@ -12,11 +12,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 
 from penstock.errors import UsageError
-from penstock.spark.json_types import from_ddl
-from penstock.spark.utf8 import is_utf8
+from penstock.spark.values.json_types import from_ddl
+from penstock.spark.values.utf8 import is_utf8
 from penstock.wire.schema import CHANGE_SCHEMA
 
 ValueFormat = Literal["binary", "string", "json"]
@@ -167,7 +166,7 @@ class Shape:
         return self.schema.equals(CHANGE_SCHEMA) and not self.filters
 
     def _fields(self, values: pa.Array) -> list[pa.Array]:
-        from penstock.spark.json_columns import parse  # not before it is needed: it is more than most reads want
+        from penstock.spark.values.json_columns import parse  # not before it is needed: it is more than most reads want
 
         fields, rest = parse(values, from_ddl(self.value_schema))
         return [fields.cast(_as_spark_has_it(self.value_schema)), rest]
@@ -175,6 +174,8 @@ class Shape:
 
 def _as_spark_has_it(ddl: str) -> pa.DataType:
     """Return the type of a JSON value; Spark has its own name for what is inside of an array."""
+    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type  # definitions are checked without Spark
+
     return to_arrow_type(from_arrow_schema(from_ddl(ddl)), timezone="UTC")
 
 

@@ -1,0 +1,183 @@
+"""The current table: for each document the newest change that is still on the surviving history.
+
+The table is kept by `catch_up`, which takes in the changelog versions committed since its last commit and makes one
+commit of them, together with the version that it has reached: a crash between the two tables' commits leaves a version
+to take in, nothing else. Of a range's files only those are rewritten that hold a changed document, and small ones, so
+that files do not pile up.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from penstock.errors import Error
+from penstock.spark.lake.changelog.changelog_delta import LOOKED_UP, News, news_since
+from penstock.spark.lake.changelog.merge_rules import to_documents
+from penstock.spark.lake.current.merge_policy import MergePolicy
+from penstock.spark.lake.tables.delta_table import DataFile, RangeWriter, discard
+from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
+
+SMALL_BYTES, SMALL_ROWS = 8 << 20, 32_768
+"""A file below both is rewritten whenever its range changes."""
+TRIES = 5
+"""How often a fold begins anew because its table's files were joined meanwhile."""
+IDLE_VERSIONS = 64
+"""Changelog versions without rows after which the fold's position is committed all the same."""
+VACUUM_EVERY = 50
+"""Commits of `current` after which files that no longer belong to it are removed from the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """version: of the changelog that `current` has reached, -1 without a changelog. changes: changelog rows taken in by
+    this call. rewritten: whether everything was computed anew. rolled_back: vbuckets computed anew for a rollback.
+    pending: changelog rows that wait for the policy; then `version` is where they begin."""
+
+    version: int
+    changes: int = 0
+    rewritten: bool = False
+    rolled_back: int = 0
+    pending: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A fold whose files are written; `commit` makes them the table."""
+
+    lake: LakeDirectory
+    table: DeltaTable | None
+    changelog_id: str
+    added: list[DataFile]
+    removed: list[DataFile]
+    progress: Progress
+
+    def commit(self) -> None:
+        """Raises DeltaError if another process committed a fold since this one began."""
+        table = self.lake.current_table
+        transaction = (self.changelog_id, self.progress.version)
+        table.commit(self.table, transaction, self.added, self.removed)
+
+    def clean_up(self) -> None:
+        """Remove, now and then, files that no longer belong to the table; what cannot be removed now, is next time."""
+        opened = self.lake.current_table.open()
+        if opened is not None and opened.version() % VACUUM_EVERY == VACUUM_EVERY - 1:
+            with suppress(DeltaError):
+                opened.vacuum(dry_run=False, full=True)
+
+
+def catch_up(lake: LakeDirectory, policy: MergePolicy | None = None) -> Progress:
+    """Fold what the changelog has gained into `current`, if the policy finds that due; None: fold in any case.
+
+    Raises DeltaError if another process does the same at the same time.
+    """
+    for _ in range(TRIES):
+        step = prepare(lake, policy)
+        if not isinstance(step, Fold):
+            return step
+        try:
+            step.commit()
+        except DeltaError:
+            lake.current_table.abandon(step.added)
+            # Someone who joined small files has not moved the fold's place; another fold has.
+            if folded_version(lake, lake.current_table.open()) != folded_version(lake, step.table):
+                raise
+            continue
+        step.clean_up()
+        return step.progress
+    raise Error(f"{lake.current_table.path} was changed by others {TRIES} times while changes were folded into it")
+
+
+def prepare(lake: LakeDirectory, policy: MergePolicy | None = None) -> Fold | Progress:
+    """Write the files of the next fold, or return where `current` stands if none is due."""
+    table = lake.current_table.open()
+    known = folded_version(lake, table)
+    news = news_since(lake, known)
+    if news is None:
+        return Progress(-1)
+    before = lake.current_table.files(table) if table is not None else []
+    if known is not None and not news.everything:
+        if not news.files and news.version - known[1] < IDLE_VERSIONS:
+            return Progress(news.version)
+        rows = sum(file.rows for file in before)
+        if news.files and policy is not None and not policy.due(news.rows, rows, news.age(), len(news.files)):
+            return Progress(known[1], pending=news.rows)
+    parts = _Rewrite(lake, news, before).run()
+    progress = Progress(
+        news.version, news.rows, news.everything and bool(before), sum(part.rolled_back for part in parts)
+    )
+    added = [file for part in parts for file in part.added]
+    removed = before if news.everything else [file for part in parts for file in part.removed]
+    return Fold(lake, table, news.changelog_id, added, removed, progress)
+
+
+def folded_version(lake: LakeDirectory, table: DeltaTable | None) -> tuple[str, int] | None:
+    """Return the id and version of the changelog that `current` has taken in, None if that is no version of it."""
+    changelog = lake.changelog_table.open()
+    if table is None or changelog is None:
+        return None
+    changelog_id = str(changelog.metadata().id)
+    version = table.transaction_version(changelog_id)
+    return None if version is None else (changelog_id, version)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    added: list[DataFile]
+    removed: list[DataFile]
+    rolled_back: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rewrite:
+    """before: the files of `current`; nothing of them stays where everything is news."""
+
+    lake: LakeDirectory
+    news: News
+    before: list[DataFile]
+
+    def run(self) -> list[_Part]:
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            tasks = [pool.submit(self.fold_range, part) for part in self.news.ranges]
+        failed = [task for task in tasks if task.exception()]
+        if failed:
+            for task in tasks:
+                if task not in failed:
+                    discard(self.lake.current_table.path, task.result().added)
+        return [task.result() for task in tasks]
+
+    def fold_range(self, vbucket_range: int) -> _Part:
+        """Put a range's changes in place of what its files say of the same documents."""
+        news = self.news.read(vbucket_range)
+        root = self.lake.current_table.path
+        removed: list[DataFile] = []
+        with RangeWriter(root, vbucket_range, CURRENT_COLUMNS) as writer:
+            if news.changes.num_rows or news.rolled_back or len(news.ended.collections):
+                for file in self.before if not self.news.everything else ():
+                    if file.vbucket_range != vbucket_range:
+                        continue
+                    with pq.ParquetFile(root / file.path) as old:
+                        kept = pc.invert(news.outdates(old.read(columns=LOOKED_UP)))
+                        if pc.all(kept).as_py() and (file.size > SMALL_BYTES or file.rows > SMALL_ROWS):
+                            continue
+                        _copy(old, kept, writer)
+                    removed.append(file)
+                writer.write(to_documents(news.changes))
+            return _Part(writer.close(), removed, len(news.rolled_back))
+
+
+def _copy(file: pq.ParquetFile, kept: pa.Array, writer: RangeWriter) -> None:
+    start = 0
+    for group in range(file.num_row_groups):
+        rows = file.read_row_group(group, columns=CURRENT_COLUMNS.names)
+        writer.write(rows.filter(kept.slice(start, rows.num_rows)))
+        start += rows.num_rows

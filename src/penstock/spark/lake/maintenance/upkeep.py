@@ -1,0 +1,222 @@
+"""Upkeep of a lake's tables: joining small files, and removing files that no version needs.
+
+Both may run beside a pipeline. Joining puts the same rows into other files, and its commits say so: nobody who follows
+the changelog takes them for news. Only those changelog files are joined that current and all other followers have taken
+in; theirs are the files that a follower may still be about to read. Each vbucket range is a commit of its own, so that
+whoever is killed has lost little, and leaves files that `vacuum` removes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from penstock.errors import Error, UsageError
+from penstock.spark.lake.current.current_table import folded_version
+from penstock.spark.lake.tables.delta_table import RANGE, DataFile, RangeWriter, Table
+from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.lake.tables.lake_lock import locked
+
+JOINED_BYTES = 64 << 20
+"""What a joined file has on disk at least, where there is that much."""
+SMALL_BYTES = JOINED_BYTES // 2
+"""Files below this are joined."""
+TRIES = 5
+UPKEEP = "penstock.upkeep"
+"""The application id of commits to the changelog that remove files: of two at once, one fails."""
+
+
+MOST_SMALL = 4096
+"""Small files of a changelog that a run lets be: every commit reads the list of all files now and then."""
+KEEP_HOURS = 1
+
+
+class Conflict(Error):
+    """Others kept changing a table whose files were to be joined."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableReport:
+    """Files and bytes before and after: of the table where files were joined, on disk where files were removed."""
+
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was done to each table."""
+
+    changelog: TableReport
+    current: TableReport
+
+
+def compact(lake: LakeDirectory, followers: Iterable[tuple[str, int] | None] = ()) -> Report:
+    """Join small files of both tables.
+
+    followers: what others than current have taken in, as changelog id and version; changelog files that one of them has
+    yet to take in are left alone. Raises UsageError without a changelog, Conflict if others keep changing a table.
+    """
+    if lake.changelog_table.open() is None:
+        raise UsageError(f"there is no table at {lake.changelog_table.path}; expected the lake of a pipeline that ran")
+
+    def of_current(table: DeltaTable) -> list[list[DataFile]]:
+        return joins(lake.current_table.files(table)) if folded_version(lake, table) is not None else []
+
+    return Report(
+        _join(lake.changelog_table, lambda table: joins(_taken_in(lake, table, followers)), _upkeep),
+        # A fold marks its commit so, too: of a fold and a joining at once, one fails.
+        _join(lake.current_table, of_current, lambda table: folded_version(lake, table) or _upkeep(table)),
+    )
+
+
+def tidy(lake: LakeDirectory) -> bool:
+    """Join the changelog's small files once they are very many, and return whether they were; for a run to call often.
+
+    Files are joined with their likes, so that a row is copied few times only. What was replaced an hour ago is removed,
+    as long as the table remembers it; what is in no commit stays: it may be a batch that takes long.
+    """
+    table = lake.changelog_table
+    opened = table.open()
+    if opened is None:
+        return False
+    are_many = sum(file.size < SMALL_BYTES for file in table.files(opened)) >= MOST_SMALL
+    if are_many:
+        with suppress(Conflict):  # somebody else is about it
+            _join(table, lambda opened: joins(_taken_in(lake, opened, ()), alike=True), _upkeep)
+        opened.update_incremental()
+    # By hand: the table remembers for a while what is gone already, and would note each time that it is.
+    for path in opened.vacuum(retention_hours=KEEP_HOURS, enforce_retention_duration=False, dry_run=True, full=False):
+        with suppress(FileNotFoundError):
+            os.unlink(f"{table.path}/{path}")
+    return are_many
+
+
+def vacuum(lake: LakeDirectory, keep_hours: int = KEEP_HOURS) -> Report:
+    """Remove files from the disk that the tables have not needed for `keep_hours`.
+
+    A reader that began before its files were replaced, and a batch or merge that is being written, must end within that
+    time. 0: at once; then no pipeline may run. Raises LakeRefused if one does, UsageError for a negative number.
+    """
+    if keep_hours < 0:
+        raise UsageError(f"files are to be kept for {keep_hours} hours; expected 0 or more")
+    with locked(lake.path, 0) if keep_hours == 0 and lake.path.is_dir() else nullcontext():
+        return Report(*(_vacuum(table, keep_hours) for table in (lake.changelog_table, lake.current_table)))
+
+
+def joins(files: Iterable[DataFile], *, alike: bool = False) -> list[list[DataFile]]:
+    """Return which files are to become one: neighbours, small, of one vbucket range, in their order.
+
+    alike: leave out a range's oldest files as long as each is larger than all that came later.
+    """
+    groups: list[list[DataFile]] = []
+    small = sorted((file for file in files if file.size < SMALL_BYTES), key=lambda file: file.vbucket_range)
+    for _, members in groupby(small, key=lambda file: file.vbucket_range):
+        group = list(members)
+        later = sum(file.size for file in group)
+        groups.append([])
+        size = 0
+        for file in group:
+            later -= file.size
+            if alike and not groups[-1] and file.size > later:
+                continue
+            if size >= JOINED_BYTES:
+                groups.append([])
+                size = 0
+            groups[-1].append(file)
+            size += file.size
+    return [group for group in groups if len(group) > 1]
+
+
+def _taken_in(lake: LakeDirectory, table: DeltaTable, followers: Iterable[tuple[str, int] | None]) -> list[DataFile]:
+    """Return the changelog's files but those that the last of current and `followers` is still to take in.
+
+    Who took in nothing, or too long ago to be told what came since, reads everything anew from whatever there is.
+    """
+    changelog_id = str(table.metadata().id)
+    known = [folded_version(lake, lake.current_table.open()), *followers]
+    versions = sorted(one[1] for one in known if one is not None and one[0] == changelog_id)
+    news = (lake.changelog_table.added_since(table, version) for version in versions)
+    new = {file.path for file in next((files for files in news if files is not None), ())}
+    return [file for file in lake.changelog_table.files(table) if file.path not in new]
+
+
+def _upkeep(table: DeltaTable) -> tuple[str, int]:
+    return UPKEEP, table.version()
+
+
+def _join(
+    table: Table,
+    chosen: Callable[[DeltaTable], list[list[DataFile]]],
+    transaction: Callable[[DeltaTable], tuple[str, int]],
+) -> TableReport:
+    opened = table.open()
+    if opened is None:
+        return TableReport()
+    before = table.files(opened)
+    for part in sorted({file.vbucket_range for file in before}):
+        _join_range(table, part, chosen, transaction)
+    opened = table.open() or opened
+    after = table.files(opened)
+    return TableReport(len(before), len(after), sum(f.size for f in before), sum(f.size for f in after))
+
+
+def _join_range(
+    table: Table,
+    part: int,
+    chosen: Callable[[DeltaTable], list[list[DataFile]]],
+    transaction: Callable[[DeltaTable], tuple[str, int]],
+) -> None:
+    for _ in range(TRIES):
+        opened = table.open()
+        groups = [group for group in chosen(opened) if group[0].vbucket_range == part] if opened is not None else []
+        if opened is None or not groups:
+            return
+        added: list[DataFile] = []
+        try:
+            for group in groups:
+                added += _rewritten(table, group)
+            table.commit(opened, transaction(opened), added, [f for group in groups for f in group], news=False)
+            return
+        except DeltaError:
+            table.abandon(added)  # a fold or another joining came first
+        except Exception:
+            table.abandon(added)
+            raise
+    raise Conflict(f"{table.path} was changed by others {TRIES} times while its files were joined; try again later")
+
+
+def _rewritten(table: Table, group: Sequence[DataFile]) -> list[DataFile]:
+    """Return new files with the rows of others, in their order."""
+    schema = table.schema.remove(table.schema.get_field_index(RANGE))
+    with RangeWriter(table.path, group[0].vbucket_range, schema) as writer:
+        for path in table.paths(group):
+            with pq.ParquetFile(path) as file:
+                for number in range(file.num_row_groups):
+                    writer.write(file.read_row_group(number, columns=schema.names))
+        newest = max(file.modified for file in group)
+        return [replace(file, modified=newest) for file in writer.close()]
+
+
+def _vacuum(table: Table, keep_hours: int) -> TableReport:
+    opened = table.open()
+    if opened is None:
+        return TableReport()
+    before = _on_disk(table)
+    opened.vacuum(retention_hours=keep_hours, enforce_retention_duration=False, dry_run=False, full=True)
+    after = _on_disk(table)
+    return TableReport(len(before), len(after), sum(before), sum(after))
+
+
+def _on_disk(table: Table) -> list[int]:
+    """Return the sizes of the data files in the table's directory."""
+    return [path.stat().st_size for path in table.path.glob("*/*.parquet") if path.parent.name.startswith(RANGE)]

@@ -1,0 +1,176 @@
+"""What there is in a lake and who keeps it, told from its files alone: no bucket is asked, no run is disturbed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from penstock.spark.lake.changelog.changelog_delta import news_since
+from penstock.spark.lake.current.current_table import folded_version
+from penstock.spark.lake.tables import plain_manifests
+from penstock.spark.lake.tables.delta_table import Table
+from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.pipeline.state.changelog_meter import last_rollback
+from penstock.spark.pipeline.state.run_progress import Rollback
+from penstock.spark.pipeline.state.run_state import Account, is_locked, read_account
+
+__all__ = ["Kept", "Size", "Status", "iso", "status_of", "taken_in"]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """rows, bytes, files: those that count now. A file may be on disk for some minutes after it was replaced."""
+
+    rows: int | None
+    bytes: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Something kept behind the changelog. version: of the changelog that it has taken in. pending: rows that it has
+    not. error: why it could not the last time. size: None for what is not on this machine."""
+
+    name: str
+    kind: str
+    version: int
+    pending: int
+    error: str | None = None
+    size: Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A lake and its newest run.
+
+    state: running; stopping, where its process is gone and only Java is left; ended; killed, where it did not end by
+    itself; or new, where none has run. pid, since: of that run; until: when it was last heard of. lag, rows_per_second,
+    bytes_per_second: as it said then. version: of the changelog.
+    """
+
+    lake: str
+    source: str | None
+    state: str
+    pid: int | None = None
+    since: float | None = None
+    until: float | None = None
+    error: str | None = None
+    lag: int | None = None
+    rows_per_second: float = 0.0
+    bytes_per_second: float = 0.0
+    version: int = -1
+    changelog: Size | None = None
+    kept: tuple[Kept, ...] = ()
+    last_rollback: Rollback | None = None
+    schema_changes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it with times as text in ISO 8601."""
+        said = asdict(self)
+        for name in ("since", "until"):
+            said[name] = iso(said[name])
+        if said["last_rollback"] is not None:
+            said["last_rollback"]["at"] = iso(said["last_rollback"]["at"])
+        return said
+
+
+def iso(at: float | None) -> str | None:
+    """Return seconds since the epoch as text."""
+    return None if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def status_of(lake: LakeDirectory, source: str | None = None) -> Status:
+    """Return what can be told of a lake. Raises UsageError for tables that are not a pipeline's."""
+    account = read_account(lake)
+    said: dict[str, Any] = account.said if account is not None else {}
+    found = said.get("last_rollback")
+    version, size = _changelog(lake)
+    rollback = Rollback(found["at"], tuple(found["vbuckets"])) if found else last_rollback(lake)
+    return Status(
+        lake=str(lake.path),
+        source=source if source is not None else said.get("source"),
+        state=_state(lake, account),
+        pid=account.pid if account is not None else None,
+        since=account.started if account is not None else None,
+        until=account.updated if account is not None else None,
+        error=account.error if account is not None else None,
+        lag=said.get("lag"),
+        rows_per_second=said.get("rows_per_second", 0.0),
+        bytes_per_second=said.get("bytes_per_second", 0.0),
+        version=version,
+        changelog=size,
+        kept=tuple(_kept(lake, said.get("hanging", ()))),
+        last_rollback=rollback,
+        schema_changes=tuple(said.get("schema_changes", ())),
+    )
+
+
+def taken_in(lake: LakeDirectory) -> list[tuple[str, int]]:
+    """Return what others than current have taken in, as changelog id and version, by what their run said last."""
+    account, changelog = read_account(lake), lake.changelog_table.open()
+    if account is None or changelog is None:
+        return []
+    hanging = account.said.get("hanging", ())
+    return [(str(changelog.metadata().id), each["version"]) for each in hanging if each["kind"] != "current"]
+
+
+def _state(lake: LakeDirectory, account: Account | None) -> str:
+    if account is None:
+        return "running" if is_locked(lake) else "new"
+    if is_locked(lake):
+        return "running" if not account.ended and _lives(account.pid) else "stopping"
+    return "ended" if account.ended else "killed"
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _kept(lake: LakeDirectory, hanging: Iterable[dict[str, Any]]) -> Iterable[Kept]:
+    if (size := _size(lake.current_table)) is not None:
+        known = folded_version(lake, lake.current_table.open())
+        news = news_since(lake, known)
+        yield Kept("current", "current", known[1] if known else -1, news.rows if news else 0, size=size)
+    for each in hanging:
+        if each["kind"] == "current":
+            continue
+        size = _size_on_disk(lake.path / "indexes", each["name"])
+        yield Kept(each["name"], each["kind"], each["version"], each["pending"], each["error"], size)
+
+
+def _changelog(lake: LakeDirectory) -> tuple[int, Size | None]:
+    """Return the changelog's version, or newest batch where it is plain files, and its size."""
+    root = lake.changelog_table.path
+    if (batch := plain_manifests.newest_batch(root)) is not None:
+        paths = [*root.glob("vbucket_range=*/*.parquet")]
+        rows = sum(pq.read_metadata(path).num_rows for path in paths)
+        return batch, Size(rows, sum(path.stat().st_size for path in paths), len(paths))
+    opened = lake.changelog_table.open()
+    return -1 if opened is None else opened.version(), _size(lake.changelog_table)
+
+
+def _size(table: Table) -> Size | None:
+    opened = table.open()
+    if opened is None:
+        return None
+    files = table.files(opened)
+    return Size(sum(file.rows for file in files), sum(file.size for file in files), len(files))
+
+
+def _size_on_disk(directory: Path, name: str) -> Size | None:
+    """Return what an index takes on disk, whatever it is made of."""
+    paths = [*(directory / name).rglob("*"), *directory.glob(f"{name}.sqlite*")] if directory.is_dir() else []
+    files = [path.stat().st_size for path in paths if path.is_file()]
+    return Size(None, sum(files), len(files)) if files else None

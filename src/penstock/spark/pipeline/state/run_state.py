@@ -1,0 +1,166 @@
+"""What processes tell each other through a lake's directory: a run what it does, another that it should stop.
+
+`_run.json` is the run's own account of itself, replaced as a whole. `_stop` names the run that is asked to end: a run
+has an id that no other has, so that a request which outlived its run, or a process number that another process got
+since, is nobody's. Whether a run lives is told by neither file but by the lake's lock, which ends with its processes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+import uuid
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import LakeRefused, UsageError
+from penstock.spark.lake.tables import plain_manifests
+from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.lake.tables.lake_lock import NAME as LOCK
+
+__all__ = [
+    "Account",
+    "ask_to_stop",
+    "begin",
+    "check_content",
+    "forget_kept",
+    "forget_requests",
+    "is_asked_to_stop",
+    "is_locked",
+    "lakes_at",
+    "read_account",
+]
+
+ACCOUNT, STOP, CONTENT = "_run.json", "_stop", "_content.json"
+_MARKS = ("_checkpoint", "changelog", ACCOUNT)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A run's account. run: its id. pid: its process. started, updated: seconds since the epoch. ended: whether it has
+    come to its end by itself. error: what ended it, in one sentence. said: its progress."""
+
+    run: str
+    pid: int
+    started: float
+    updated: float
+    ended: bool
+    error: str | None
+    said: dict[str, Any]
+
+    def write(self, lake: LakeDirectory) -> None:
+        """Replace the lake's account by this one."""
+        text = json.dumps({name: getattr(self, name) for name in self.__slots__})
+        draft = lake.path / f"{ACCOUNT}.{self.run}"
+        draft.write_text(text)
+        draft.replace(lake.path / ACCOUNT)
+
+
+def begin() -> Account:
+    """Return the account of a run that begins in this process."""
+    now = time.time()
+    return Account(uuid.uuid4().hex, os.getpid(), now, now, ended=False, error=None, said={})
+
+
+def read_account(lake: LakeDirectory) -> Account | None:
+    """Return what the newest run of a lake has said of itself, None if none did."""
+    try:
+        return Account(**json.loads((lake.path / ACCOUNT).read_text()))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, TypeError):
+        raise UsageError(f"{lake.path / ACCOUNT} is not what a run writes; it may be removed") from None
+
+
+def ask_to_stop(lake: LakeDirectory, run: str) -> None:
+    """Ask this run to end."""
+    draft = lake.path / f"{STOP}.{os.getpid()}"
+    draft.write_text(run)
+    draft.replace(lake.path / STOP)
+
+
+def is_asked_to_stop(lake: LakeDirectory, run: str) -> bool:
+    """Tell whether somebody has asked this run to end; requests to others are removed."""
+    path = lake.path / STOP
+    try:
+        asked = path.read_text()
+    except FileNotFoundError:
+        return False
+    if asked != run:
+        path.unlink(missing_ok=True)
+    return asked == run
+
+
+def forget_requests(lake: LakeDirectory) -> None:
+    """Remove what was asked of a run that ends."""
+    (lake.path / STOP).unlink(missing_ok=True)
+
+
+def forget_kept(lake: LakeDirectory, names: Collection[str]) -> None:
+    """Take things that are no more out of the account of a run that has ended."""
+    account = read_account(lake)
+    if account is not None:
+        hanging = [each for each in account.said.get("hanging", ()) if each["name"] not in names]
+        replace(account, said={**account.said, "hanging": hanging}).write(lake)
+
+
+def check_content(lake: LakeDirectory, content: dict[str, str]) -> None:
+    """Write down what decides about the rows of a new lake; raise LakeRefused where an old one holds others."""
+    path, root = lake.path / CONTENT, lake.changelog_table.path
+    try:
+        before = json.loads(path.read_text())
+    except FileNotFoundError:
+        before = {}
+    except ValueError:
+        raise UsageError(f"{path} is not what a run writes; expected what its tables hold, as JSON") from None
+    if not (root / "_delta_log").is_dir() and plain_manifests.newest_batch(root) is None:
+        before = content  # whoever wrote that down has come no further, as for a filter that Spark refused
+    for name in sorted(before.keys() | content.keys()):
+        if before.get(name) != content.get(name):
+            was, now = (repr(each[name]) if name in each else "nothing" for each in (before, content))
+            raise LakeRefused(
+                f"{lake.path} was written with {name} {was}, and now it is {now}, which makes other tables:"
+                " choose another directory, or begin anew with penstock pipeline reset"
+            )
+    draft = lake.path / f"{CONTENT}.{os.getpid()}"
+    draft.write_text(json.dumps(content))
+    draft.replace(path)
+
+
+def is_locked(lake: LakeDirectory) -> bool:
+    """Tell whether a run holds the lake, or the Java of one that was killed still does."""
+    try:
+        file = os.open(lake.path / LOCK, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        # Shared: those who only ask do not keep each other out.
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+        return True
+    finally:
+        os.close(file)
+
+
+def lakes_at(path: str) -> dict[str | None, LakeDirectory]:
+    """Return the lakes in a directory, by the name of their source: itself, or those of several sources.
+
+    Raises UsageError if there is none.
+    """
+    lake = LakeDirectory(path)
+    if _is_lake(lake.path):
+        return {None: lake}
+    inside = sorted(each for each in lake.path.iterdir() if _is_lake(each)) if lake.path.is_dir() else []
+    if not inside:
+        raise UsageError(f"there is no lake at {lake.path}; expected the directory of a pipeline that has run")
+    return {each.name: LakeDirectory(each) for each in inside}
+
+
+def _is_lake(path: Path) -> bool:
+    return any((path / mark).exists() for mark in _MARKS)
