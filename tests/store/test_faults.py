@@ -203,6 +203,45 @@ def test_a_draft_that_is_not_wanted_may_stay(place: Place) -> None:
     assert not [name for name in place.directory.names() if name.endswith(".new")]
 
 
+@pytest.mark.parametrize("when", ["before the commit", "when it is listed", "while the disk is full"])
+def test_a_draft_that_was_deleted_is_written_again(place: Place, when: str) -> None:
+    bucket = place(segment_bytes=1000)
+    for number in range(60):
+        change(bucket, number)
+    bucket.seal()
+    bucket.commit()
+    compaction = bucket.compaction()
+    assert compaction is not None
+    compaction.run()
+    assert compaction.finish()
+    (draft,) = (name for name in contents(place.path) if name.endswith(".new"))
+
+    def delete() -> None:
+        (place.path / draft).unlink()
+
+    if when == "when it is listed":
+        place.directory.during["sync inv"] = delete
+        bucket.commit()
+        assert bucket.fault is not None
+    else:
+        delete()
+    if when == "while the disk is full":
+        place.directory.fail("create", errno.ENOSPC)
+        bucket.commit()
+        check_refusal(bucket, "No space left on device")
+        place.directory.heal()
+    bucket.commit()
+    assert bucket.fault is None
+    assert draft.partition(".")[0] in contents(place.path)
+    change(bucket, 1)
+    bucket.commit()
+    before = shown(bucket)
+    place.directory.let_go()
+    bucket = place(segment_bytes=1000)
+    assert shown(bucket) == before
+    bucket.close()
+
+
 def test_memory_is_bounded_when_the_disk_does_not_keep_up(place: Place) -> None:
     """Nobody commits, and nobody rewrites what is sealed."""
     bucket = place(segment_bytes=64 * 1024 * 1024)

@@ -80,7 +80,7 @@ class LogFile:
 class _Installed(NamedTuple):
     """A new segment whose file has yet to get its name, and the names of the files that go then.
 
-    listed: what the inventory is to say of it.
+    listed: what the inventory is to say of it. content: of the file.
     sources: what it stands for. They go with this, on the thread that commits: the system takes its time to free a
     file that is gone when it is mapped no more.
     """
@@ -90,6 +90,7 @@ class _Installed(NamedTuple):
     replaced: set[str]
     sources: Sequence[Segment]
     listed: ListedSegment
+    content: memoryview
 
 
 class DurableLog(Log):
@@ -364,6 +365,7 @@ class DurableLog(Log):
         """
         for _ in range(count):
             new = self._installed[0]
+            self._keep_draft(new)
             inventory = self.inventory.with_segment(new.listed)
             if inventory != self.inventory:
                 self._write_inventory(inventory)
@@ -372,6 +374,12 @@ class DurableLog(Log):
             self._installed.popleft()
             for name in new.replaced:
                 self.directory.remove(name)
+
+    def _keep_draft(self, new: _Installed) -> None:
+        """Write a draft again that somebody has deleted: its content is still mapped, and the log needs no other."""
+        if new.draft not in self.directory.names():
+            self.directory.put(new.draft, (0, new.content))
+            self._sync(self.directory.sync_names)
 
     def _sync(self, sync: Callable[..., None], *arguments: int) -> None:
         try:
@@ -502,7 +510,10 @@ class DurableLog(Log):
             self._write(said, 0)
         names = {segment_name(source.ids) if source.clustered else log_name(source.ids[0]) for source in sources}
         listed = self._drafted.pop(rewritten.draft)
-        self._installed.append(_Installed(rewritten.draft, name, names - {name}, sources, listed))
+        content = memoryview(
+            segment.buffer.obj
+        )  # the buffer is a part of the mapped file, also where there is no frame
+        self._installed.append(_Installed(rewritten.draft, name, names - {name}, sources, listed, content))
         self._appended += 1  # a commit is to give the file its name, also if one has just taken the note
         for source in sources[:-1]:
             self.sealed_at.pop(source.ids[1], None)
