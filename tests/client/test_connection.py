@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from penstock.client.connect import link as link_module
 from penstock.client.connect.address import parse_address
 from penstock.client.connect.client_session import open_session
 from penstock.client.connect.link import NodeLink
@@ -73,6 +74,29 @@ async def test_statistics_among_other_requests():
         await asked.wait()
         assert [frame.key for frame in await link.collect(Stat(), SECONDS)] == [b"name0", b"name1", b"name2"]
         assert [frame.value for frame in await getting] == [b"a", b"b"]
+        await link.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "value", "found"),
+    [
+        ("MAX_STATS", 10, b"", "11 entries of 44 bytes without an end, limits 10 and 134217728"),
+        ("MAX_STAT_BYTES", 1000, bytes(100), "10 entries of 1040 bytes without an end, limits 1048576 and 1000"),
+    ],
+    ids=["entries", "bytes"],
+)
+@in_loop
+async def test_statistics_without_end(monkeypatch, name, limit, value, found):
+    monkeypatch.setattr(link_module, name, limit)
+
+    def answer(peer, frame):
+        return reply(frame, key=b"name", value=value) * 1000 if frame.opcode == Opcode.STAT else b""
+
+    async with Script(answer) as script:
+        link = await linked(script)
+        with pytest.raises(RemoteProtocolError, match=f"the answer to STAT is too large: {found}"):
+            await link.stats("", SECONDS)
+        assert link.closed.done()
         await link.close()
 
 

@@ -12,7 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable, Container, Sequence
 from struct import Struct
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -54,6 +54,12 @@ UNKNOWN_THERE = (Status.EINVAL, *UNKNOWN_COMMAND)
 """How a server answers that is too old for what it was asked."""
 _NO_GROUP = (Status.KEY_ENOENT, Status.EACCESS, *UNKNOWN_THERE)
 
+MAX_STATS: Final = 1 << 20
+"""Statistics of one answer: a bucket with 65,536 vbuckets has up to nine of each in the group `vbucket-seqno`."""
+
+MAX_STAT_BYTES: Final = 128 * 1024 * 1024
+"""Bytes of the names and texts in one answer."""
+
 FrameEvents = Callable[["NodeLink", list[ReceiveEvent]], None]
 
 
@@ -61,10 +67,10 @@ class _Call:
     """Requests sent together, under opaques from `first` on, and the replies that have come.
 
     opcode: of the first request. collected: frames in front of the last one, where an answer has several; None where it
-    has one.
+    has one. collected_bytes: of their keys and values.
     """
 
-    __slots__ = ("collected", "done", "first", "missing", "opcode", "replies")
+    __slots__ = ("collected", "collected_bytes", "done", "first", "missing", "opcode", "replies")
 
     def __init__(self, first: int, requests: Sequence[Request], done: asyncio.Future[None], *, collect: bool) -> None:
         self.first = first
@@ -73,10 +79,20 @@ class _Call:
         self.done = done
         self.replies: list[Frame] = [_NONE] * len(requests)
         self.collected: list[Frame] | None = [] if collect else None
+        self.collected_bytes = 0
 
     def take(self, frame: Frame) -> bool:
-        """Take a reply; return whether its request is answered with that."""
+        """Take a reply; return whether its request is answered with that.
+
+        Raises RemoteProtocolError for an answer of several frames that is too large.
+        """
         if self.collected is not None and frame.specific == Status.SUCCESS and frame.key:
+            self.collected_bytes += len(frame.key) + len(frame.value)
+            if len(self.collected) >= MAX_STATS or self.collected_bytes > MAX_STAT_BYTES:
+                raise RemoteProtocolError(
+                    f"the answer to {opcode_name(self.opcode)} is too large: {len(self.collected) + 1} entries of "
+                    f"{self.collected_bytes} bytes without an end, limits {MAX_STATS} and {MAX_STAT_BYTES}"
+                )
             self.collected.append(frame)
             return False
         self.replies[frame.opaque - self.first] = frame
@@ -309,7 +325,7 @@ class NodeLink(asyncio.BufferedProtocol):
     async def collect(self, request: Request, timeout: float) -> list[Frame]:
         """Send a request that is answered by several frames, and return them but for the last, which has no key (STAT).
 
-        Raises as `request` does.
+        Raises as `request` does, and RemoteProtocolError for more than MAX_STATS frames or MAX_STAT_BYTES bytes.
         """
         call = await self._call([request], timeout, collect=True)
         if call.replies[0].specific != Status.SUCCESS:
@@ -352,8 +368,11 @@ class NodeLink(asyncio.BufferedProtocol):
         call = self._waiting.get(frame.opaque) if frame.magic == Magic.RESPONSE else None
         if call is None:
             return False
-        if call.take(frame):
-            del self._waiting[frame.opaque]
+        try:
+            if call.take(frame):
+                del self._waiting[frame.opaque]
+        except RemoteProtocolError as error:
+            self.fail(error)
         return True
 
     def _drop(self, frame: Frame) -> bool:
