@@ -18,16 +18,19 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.kept import Changes, add_options, against, kinds, rotated, scratch
+from benchmarks.kept import Changes, add_options, against, kinds, new_vbuuid, rotated, scratch
 from benchmarks.kv import SET_REPLY, exchange
 from benchmarks.report import Report, options
 from benchmarks.served import Disk, Served, served
+from penstock.store.bucket import Bucket
 from penstock.wire.constants import Opcode
 from penstock.wire.frame import HEADER, HEADER_BYTES
 from penstock.wire.kv import SeqnoPersistence, Set
 
 SYNC_BYTES = 175_000  # of a thousand changes of 100 B
 SYNCS = 200
+COMMITS = 3000
+CHANGES_OF_A_COMMIT = 20
 _PATIENCE = 120.0
 
 
@@ -128,6 +131,24 @@ def sync(report: Report, directory: Path) -> None:
     )
 
 
+def commits(report: Report, directory: Path) -> None:
+    """Measure the CPU time of a commit of a few changes, without a node; the writing and the sync are part of it."""
+    bucket = Bucket.open(directory / "commits", "commits", vbuckets=4, clock=time.time_ns, new_vbuuid=new_vbuuid)
+    nanoseconds = []
+    for number in range(COMMITS):
+        for change in range(CHANGES_OF_A_COMMIT):
+            bucket.vbuckets[change % 4].set(b"\0key-%09d-%09d" % (number, change), b"v" * 100)
+        began = time.thread_time_ns()
+        bucket.commit()
+        nanoseconds.append(time.thread_time_ns() - began)
+    bucket.close()
+    nanoseconds.sort()
+    report.row(
+        f"a commit of {CHANGES_OF_A_COMMIT} changes of 100 B, Penstock, without a node",
+        f"{median(nanoseconds) / 1e3:.1f} us of CPU median, {nanoseconds[COMMITS // 10] / 1e3:.1f} us the best tenth",
+    )
+
+
 def main() -> None:
     parser = options(__doc__.partition("\n")[0])
     parser.add_argument("--changes", type=int, default=100_000, help="in a round, of 100 B; of 1 KB half as many")
@@ -141,6 +162,7 @@ def main() -> None:
     report = Report("Durable SETs through a node, against stores that keep rows", chosen)
     with scratch(chosen) as directory:
         sync(report, directory)
+        commits(report, directory)
     for value_bytes in chosen.value_bytes:
         for vbuckets in chosen.vbuckets:
             case(report, chosen, vbuckets, value_bytes)

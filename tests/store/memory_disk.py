@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from errno import ENOENT
 from itertools import count
@@ -173,8 +174,9 @@ class _DiskDirectory(Directory):
         file = self._files[descriptor]
         file.synced = file.data
 
-    def holds(self, descriptor: int, name: str) -> bool:
-        return self._disk.names.get(name) is self._files[descriptor]
+    def watch(self, descriptor: int, name: str) -> Callable[[], bool]:
+        file = self._files[descriptor]
+        return lambda: self._disk.names.get(name) is file
 
     def close(self, descriptor: int) -> None:
         del self._files[descriptor]

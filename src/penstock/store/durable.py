@@ -63,10 +63,23 @@ def log_number(name: str) -> int | None:
 class LogFile:
     """A log file that is being written. buffer: what it holds, up to `end`. seed: of its records' checksums. written,
     synced: how much of that is in the file, and on disk for certain. head_end: the end of the note it begins with.
-    identity: as the inventory lists it.
+    identity: as the inventory lists it. has_name: tells whether the file that is open still has its name.
+    is_listed: the inventory lists the file.
     """
 
-    __slots__ = ("buffer", "descriptor", "end", "head_end", "identity", "number", "seed", "synced", "written")
+    __slots__ = (
+        "buffer",
+        "descriptor",
+        "end",
+        "has_name",
+        "head_end",
+        "identity",
+        "is_listed",
+        "number",
+        "seed",
+        "synced",
+        "written",
+    )
 
     def __init__(self, number: int, buffer: memoryview, seed: int = 0, end: int = 0) -> None:
         self.number = number
@@ -75,6 +88,8 @@ class LogFile:
         self.end = self.written = self.synced = end
         self.head_end = self.identity = 0
         self.descriptor: int | None = None
+        self.has_name: Callable[[], bool] = lambda: True
+        self.is_listed = False
 
 
 class _Installed(NamedTuple):
@@ -248,7 +263,9 @@ class DurableLog(Log):
         self.end = end
         self.file = LogFile(number, self.buffer, seed_of(pack_file_header(self.uuid, number)), end)
         self.file.descriptor = self._sync_again(log_name(number), end)
+        self.file.has_name = self.directory.watch(self.file.descriptor, log_name(number))
         self.file.identity = self.inventory.logs[-1].identity
+        self.file.is_listed = True
         self.unsynced.append(self.file)
         fate = active.fate
         for index in self.indexes:
@@ -332,15 +349,18 @@ class DurableLog(Log):
         end = file.end
         if file.descriptor is None:
             file.descriptor = self.directory.create(log_name(file.number))
+            file.has_name = self.directory.watch(file.descriptor, log_name(file.number))
             self._sync(self.directory.sync_names)
         while file.written < end:
             file.written += self.directory.write(file.descriptor, file.buffer[file.written : end], file.written)
         if file.synced < end:
             self._sync(self.directory.sync, file.descriptor)
-            self._check_name(file.descriptor, log_name(file.number))
+            if not file.has_name():
+                self._give_up(log_name(file.number))
             file.synced = end
-        if not self.inventory.lists_log(file.number):
+        if not file.is_listed:
             self._write_inventory(self.inventory)
+            file.is_listed = True
         if file is not self.file and file.synced == file.end:
             self._closed_logs.append(ListedLog(file.number, file.synced, file.identity))
             self.directory.close(file.descriptor)
@@ -392,15 +412,14 @@ class DurableLog(Log):
             )
             raise
 
-    def _check_name(self, descriptor: int, name: str) -> None:
-        """Raise OSError, and give up, if the file that is written is no longer the one that an opening would find."""
-        if not self.directory.holds(descriptor, name):
-            self.broken = True
-            self._fail(
-                f"{self.directory.path / name} was deleted, moved or replaced while the bucket was open: what was "
-                "stored since then is lost, and nothing is stored until the bucket is opened anew"
-            )
-            raise FileNotFoundError(ENOENT, os.strerror(ENOENT), name)
+    def _give_up(self, name: str) -> None:
+        """Raise OSError for good: the log file that is written is no longer the file that an opening would find."""
+        self.broken = True
+        self._fail(
+            f"{self.directory.path / name} was deleted, moved or replaced while the bucket was open: what was "
+            "stored since then is lost, and nothing is stored until the bucket is opened anew"
+        )
+        raise FileNotFoundError(ENOENT, os.strerror(ENOENT), name)
 
     def _fail(self, why: str) -> None:
         self.fault = why

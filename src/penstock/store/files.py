@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -80,14 +81,23 @@ class Directory:
         """Return when what was written is on disk."""
         os.fdatasync(descriptor)
 
-    def holds(self, descriptor: int, name: str) -> bool:
-        """Tell whether an open file is still there under its name. Somebody may have removed or replaced it."""
-        own = os.fstat(descriptor)
-        try:
-            there = os.stat(self.path / name)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return own.st_nlink > 0 and (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
+    def watch(self, descriptor: int, name: str) -> Callable[[], bool]:
+        """Return a function that tells whether an open file still has its name.
+
+        Another program may have removed, moved or replaced it. The function makes one system call and no objects of
+        pathlib: it runs at every commit. No other file gets the number of an open file, so the number identifies it.
+        """
+        path, own = str(self.path / name), os.fstat(descriptor)
+        number, device = own.st_ino, own.st_dev
+
+        def has_name() -> bool:
+            try:
+                there = os.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            return there.st_ino == number and there.st_dev == device
+
+        return has_name
 
     def close(self, descriptor: int) -> None:
         os.close(descriptor)

@@ -95,9 +95,6 @@ class Inventory(NamedTuple):
         logs = {one.number: one for one in (*self.logs, *new)}
         return self._replace(logs=tuple(logs[number] for number in sorted(logs)))
 
-    def lists_log(self, number: int) -> bool:
-        return any(one.number == number for one in self.logs)
-
 
 def extend_identity(identity: int, data: memoryview, at: int) -> int:
     """Return the identity of a log file with one more note: that of its beginning, or of an opening of the bucket.

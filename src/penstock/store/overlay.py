@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock.store.checked_json import draft_of
@@ -29,8 +30,8 @@ class Untouched(Directory):
     def reopen(self, name: str, size: int) -> int:
         return self.create(name)
 
-    def holds(self, descriptor: int, name: str) -> bool:
-        return True
+    def watch(self, descriptor: int, name: str) -> Callable[[], bool]:
+        return lambda: True
 
     def sync(self, descriptor: int) -> None:
         pass
@@ -97,8 +98,8 @@ class Overlay(Directory):
         self.write_all(descriptor, content[:size], 0)
         return descriptor
 
-    def holds(self, descriptor: int, name: str) -> bool:
-        return super().holds(descriptor, self._seen(name))
+    def watch(self, descriptor: int, name: str) -> Callable[[], bool]:
+        return super().watch(descriptor, self._seen(name))
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file that was written here."""
