@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import chain, count
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from penstock.store.check import Lost
 from penstock.store.durable import log_name
 from penstock.store.failover import FailoverLog
 from penstock.store.files import Directory
+from penstock.store.inventory import INVENTORY
 from penstock.store.overlay import Overlay
 from penstock.store.repair import Report
 from penstock.store.rollback import StreamRequest, rollback_point
@@ -29,6 +31,7 @@ from penstock.wire.dcp import Mutation
 from penstock.wire.schema import Event
 from tests.store import model
 from tests.store.failing import FailingDirectory, Place, contents, directory_in_memory, newest, shown
+from tests.store.memory_disk import Died
 from tests.store.model import Tombstone, read_all
 from tests.store.written import flipped, of_all_kinds, of_one_file, put
 
@@ -550,3 +553,125 @@ def test_a_directory_that_cannot_be_checked(place: Place) -> None:
     files.fail("lock", errno.EROFS)
     with pytest.raises(StoreRefused, match=r"beer: cannot be written to: Read-only file system$"):
         check(place, files)
+
+
+# Crashes
+
+
+class Dying(Directory):
+    """The process is killed at one of its calls. left: how many come before that, shared with others."""
+
+    left: list[int]
+
+    def call(self) -> None:
+        if not self.left[0]:
+            raise Died
+        self.left[0] -= 1
+
+    def create(self, name: str) -> int:
+        self.call()
+        return super().create(name)
+
+    def reopen(self, name: str, size: int) -> int:
+        self.call()
+        return super().reopen(name, size)
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> int:
+        self.call()
+        return super().write(descriptor, data, offset)
+
+    def sync(self, descriptor: int) -> None:
+        self.call()
+
+    def sync_names(self) -> None:
+        self.call()
+
+    def rename(self, old: str, new: str) -> None:
+        self.call()
+        super().rename(old, new)
+
+    def remove(self, name: str) -> None:
+        self.call()
+        super().remove(name)
+
+    def make_directory(self, name: str) -> None:
+        self.call()
+        super().make_directory(name)
+
+
+class DyingOverlay(Dying, Overlay):
+    pass
+
+
+def promised(place: Place) -> dict[str, bytes]:
+    """Return files with a segment that the log has promised and that has the name of a draft, and a damage."""
+    bucket = place(segment_bytes=8000)
+    older = contents(place.path)["bucket.json"]
+    bucket.set_properties({"flush": True})
+    for number in range(40):
+        bucket.vbuckets[number % 4].set(b"key %d" % number, b"older" * 4)
+    bucket.compact()
+    for number in range(36):
+        bucket.vbuckets[number % 4].set(b"key %d" % number, b"newer")
+    bucket.commit()
+    compaction = bucket.compaction()
+    assert compaction is not None
+    compaction.run()
+    assert compaction.finish()
+    place.directory.fail("rename", errno.EIO)
+    bucket.commit()
+    place.directory.let_go()
+    (place.path / f"{INVENTORY}.new").unlink()
+    return {**contents(place.path), "bucket.json": older}
+
+
+def repair_dying(place: Place, calls: int) -> bool:
+    """Repair as `penstock check --repair` does, and be killed after so many calls; False: it was killed."""
+    left = [calls]
+
+    def dying(path: Path) -> DyingOverlay:
+        overlay = DyingOverlay(path)
+        overlay.left = left
+        return overlay
+
+    files = Dying(place.path)
+    files.left = left
+    try:
+        said = repairing.enter(files)
+        if "repair" in said:
+            said = repairing.finish(files, said)
+        report = repairing.check(files, said, clock=lambda: place.now, new_vbuuid=lambda: next(place.vbuuids))
+        if report.losses:
+            repairing.repair(files, report, dying)
+    except Died:
+        return False
+    finally:
+        files.unlock()
+    return True
+
+
+def test_a_repair_that_is_killed_at_any_call_loses_nothing(place: Place) -> None:
+    files = promised(place)
+    assert [name for name in files if name.startswith("segment")] == [
+        "segment-0000000001-0000000001", "segment-0000000001-0000000001.2.new"
+    ]  # fmt: skip
+    wanted = None
+    for calls in chain([10**6], count()):  # first without a kill
+        shutil.rmtree(place.path)
+        place.path.mkdir()
+        put(place.path, files)
+        died = not repair_dying(place, calls)
+        attempts = calls
+        while not repair_dying(place, attempts):  # killed again and again
+            attempts += 5  # each leaves a directory that the next one passes
+        everything = {
+            content for path in (place.path, *place.path.glob("damaged*")) for content in contents(path).values()
+        }
+        assert {content for name, content in files.items() if name not in {"bucket.json", INVENTORY}} <= everything
+        bucket = place()
+        wanted = wanted or shown(bucket)
+        assert shown(bucket) == wanted
+        bucket.close()
+        if not died and calls < 10**6:
+            break
+    assert calls > 20

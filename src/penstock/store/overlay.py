@@ -49,13 +49,15 @@ class Untouched(Directory):
 class Overlay(Directory):
     """What is written goes into drafts, which are seen in the place of the files that they are to replace.
 
-    written: names of files that have a draft. removed: of files that are seen no more.
+    written: names of files that have a draft. removed: of files that are seen no more. renamed: files that are seen
+    under another name, by that name.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.written: set[str] = set()
         self.removed: set[str] = set()
+        self.renamed: dict[str, str] = {}
 
     @staticmethod
     def draft(name: str) -> str:
@@ -70,13 +72,18 @@ class Overlay(Directory):
         return log_number(base) is not None or segment_ids(base) is not None or base in _INVENTORIES
 
     def _seen(self, name: str) -> str:
-        return self.draft(name) if name in self.written else name
+        return self.draft(name) if name in self.written else self.renamed.get(name, name)
+
+    def show(self, name: str, new: str) -> None:
+        """Let a file be seen under another name, in the place of the file that has it."""
+        self.renamed[new] = name
 
     def unlock(self) -> None:
         """Whoever has the lock keeps it."""
 
     def names(self) -> list[str]:
-        return sorted(({*super().names()} | self.written) - self.removed)
+        there = {*super().names()} - {*self.renamed.values()}
+        return sorted((there | self.written | self.renamed.keys()) - self.removed)
 
     def read(self, name: str) -> bytes:
         return super().read(self._seen(name))

@@ -18,7 +18,7 @@ from penstock.store.files import Directory
 from penstock.store.opening import FORMAT, refusal, said_by, write
 from penstock.store.overlay import Overlay
 from penstock.store.sealed import Sealed, load, save, segment_name
-from penstock.store.survey import Found, complete, look
+from penstock.store.survey import Found, look
 
 __all__ = ["Report", "check", "enter", "finish", "repair"]
 
@@ -81,7 +81,6 @@ def repair(directory: Directory, report: Report, overlay: Callable[[Path], Overl
     try:
         for left_over in filter(Overlay.is_draft, directory.names()):
             directory.remove(left_over)
-        complete(directory, report.found)
         _write(drafts, report)
     except OSError as error:
         drafts.forget()
@@ -90,7 +89,12 @@ def repair(directory: Directory, report: Report, overlay: Callable[[Path], Overl
         drafts.forget()
         raise
     aside = _new_directory(directory)
-    moves = {"aside": aside, "written": sorted(drafts.written), "removed": sorted(drafts.removed)}
+    moves = {
+        "aside": aside,
+        "written": sorted(drafts.written),
+        "removed": sorted(drafts.removed),
+        "renamed": drafts.renamed,
+    }
     said = {**report.said, "repair": moves}
     write(directory, said)
     finish(directory, said)
@@ -102,6 +106,11 @@ def _write(overlay: Overlay, report: Report) -> None:
     found = what.found._replace(sealed=[_rebuilt(overlay, one, report) for one in what.found.sealed])
     for name in (*map(log_name, what.behind), *found.obsolete):
         overlay.remove(name)
+    for draft, name in report.found.unnamed:
+        if name in overlay.written:
+            overlay.remove(draft)
+        else:
+            overlay.show(draft, name)
     log, histories = report.blank.recovered(found, what.described, overlay)
     log.revision = said.get("revision", 0)
     settle(histories, what)
@@ -156,11 +165,12 @@ def finish(directory: Directory, said: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in moves["removed"]:
         if name in names:
             directory.rename(name, f"{aside}/{name}")
-    for name in moves["written"]:
-        if Overlay.draft(name) in names:
+    drafts = {name: Overlay.draft(name) for name in moves["written"]} | moves.get("renamed", {})
+    for name, draft in drafts.items():
+        if draft in names:
             if name in names:
                 directory.rename(name, f"{aside}/{name}")
-            directory.rename(Overlay.draft(name), name)
+            directory.rename(draft, name)
     Directory(directory.path / aside).sync_names()
     said = {**{key: value for key, value in said.items() if key != "repair"}, "format": FORMAT}
     write(directory, said)
