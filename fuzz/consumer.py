@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from fuzz import corpus
 from fuzz.frames import reads
-from penstock.client.feeds.feed import Feed, Wanted
+from penstock.client.feeds.feed import Feed, StreamTarget
 from penstock.client.feeds.follower import Follower
 from penstock.client.feeds.selection import KnownCollections, Selection
 from penstock.client.feeds.tap_feed import TapFeed
@@ -83,7 +83,7 @@ def check_run(run: Run, collections: CollectionNames | None = None) -> None:
 
 def consume(data: bytes, dialect: Dialect, collections: KnownCollections | None = None) -> None:
     """Let a consumer of two vbuckets receive a try, and take all it says in answer."""
-    wanted = {vbucket: Wanted() for vbucket in FOLLOWED}
+    wanted = {vbucket: StreamTarget() for vbucket in FOLLOWED}
     feed: Follower = (
         TapFeed(VBUCKETS, FOLLOWED, window=SLAB_BYTES)
         if dialect is Dialect.TAP

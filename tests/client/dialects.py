@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from penstock.client.feeds.feed import Feed, Wanted
+from penstock.client.feeds.feed import Feed, StreamTarget
 from penstock.store.rollback import StreamRequest, rollback_point
 from penstock.wire.constants import Dialect, Status
 from penstock.wire.kv import FailoverEntry, pack_failover_log
@@ -183,7 +183,7 @@ class Consumer(Receiver):
 
 
 def consumer_of(speaker, wanted=None, vbuckets=8, **options):
-    wanted = {3: Wanted()} if wanted is None else wanted
+    wanted = {3: StreamTarget()} if wanted is None else wanted
     return Consumer(speaker, Feed(vbuckets, wanted, window=1 << 16, dialect=speaker.dialect, **options))
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import count
 
-from penstock.client.feeds.feed import Feed, Wanted
+from penstock.client.feeds.feed import Feed, StreamTarget
 from penstock.client.feeds.stream_position import Position, SnapshotEnd
 from penstock.wire.connection import Connection, Slab
 from penstock.wire.constants import Magic, Opcode, Status
@@ -71,12 +71,11 @@ def noop(opaque):
     return DcpNoop(opaque=opaque).encode()
 
 
-class Consumer(Receiver):
-    """A DCP feed. charged: bytes that a producer counts; acknowledged: bytes that it was told of."""
+class Asking(Receiver):
+    """A DCP feed that asks for streams."""
 
     def connect(self):
         super().connect()
-        self.charged = self.acknowledged = 0
         self.opaques = count(101)
 
     def ask(self):
@@ -86,6 +85,14 @@ class Consumer(Receiver):
     def ask_one(self):
         (request,) = self.ask()
         return request
+
+
+class Consumer(Asking):
+    """A DCP feed whose bytes are counted. charged: those that a producer counts; acknowledged: those reported to it."""
+
+    def connect(self):
+        super().connect()
+        self.charged = self.acknowledged = 0
 
     def give(self, *messages):
         for frame in Connection(Slab(1 << 16), runs=None).feed(b"".join(messages)):
@@ -131,7 +138,7 @@ INSIDE = Position(seqno=20, vbuuid=11, snap_start=5, snap_end=30, ends=(Snapshot
 
 
 def consumer_of(wanted=None, *, window=WINDOW, **options):
-    return Consumer(Feed(8, {3: Wanted()} if wanted is None else wanted, window=window, **options))
+    return Consumer(Feed(8, {3: StreamTarget()} if wanted is None else wanted, window=window, **options))
 
 
 def opened(wanted=None, log=LOG, **options):

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from penstock import connect
 from penstock.client.connect.dropped import DropReason, describe_drops
-from penstock.client.feeds.feed import Wanted
+from penstock.client.feeds.feed import StreamTarget
+from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.errors import OrderViolation
 from penstock.wire.constants import Magic, Opcode
 from penstock.wire.dcp import DcpReply, SeqnoAdvanced, StreamReq
@@ -38,7 +39,7 @@ MANY = 60
 
 
 def closed_stream(many):
-    consumer, request = opened({3: Wanted(expect_vbuuid=12)})
+    consumer, request = opened({3: StreamTarget(policy=PinnedBranch(12))})
     consumer.give(marker(request, 1, 999), mutations(request, *range(1, many + 1)), end(request))
     return consumer.feed, many + 2
 
@@ -52,13 +53,13 @@ def earlier_stream(many):
 
 
 def behind_end(many):
-    consumer, request = opened({3: Wanted(end_seqno=1)}, exact_end=True)
+    consumer, request = opened({3: StreamTarget(end_seqno=1)}, exact_end=True)
     consumer.give(marker(request, 1, 999), mutations(request, *range(2, many + 2)))
     return consumer.feed, many
 
 
 def received_before(many):
-    wanted = Wanted(position=AT_20, expect_vbuuid=11, purge_seqno=30)
+    wanted = StreamTarget(position=AT_20, policy=PinnedBranch(11, 30))
     consumer = consumer_of({3: wanted})
     consumer.give(rollback(consumer.ask_one(), 0))
     request = consumer.ask_one()
@@ -105,7 +106,7 @@ def unexpected_reply(many):
 
 def outdated_log(many):
     """A flush gives the stream up before the log behind its request comes."""
-    consumer = dialects.consumer_of(UPR, {3: Wanted(expect_vbuuid=11)})
+    consumer = dialects.consumer_of(UPR, {3: StreamTarget(policy=PinnedBranch(11))})
     request, again = consumer.decide()
     consumer.give(UPR.accept(request), UPR.flush(request), UPR.log(again))
     assert consumer.feed.given_up == [3]
@@ -210,7 +211,7 @@ KINDS = ["next", "next", "next", "skip", "repeat", "closed", "earlier", "unknown
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 40)), max_size=12), st.booleans())
 def test_every_change_is_handed_out_or_counted(parts, at_once):
     """Changes of an open stream, of closed and unknown ones, and some out of order."""
-    consumer = consumer_of({3: Wanted(), 5: Wanted(expect_vbuuid=99)})
+    consumer = consumer_of({3: StreamTarget(), 5: StreamTarget(policy=PinnedBranch(99))})
     consumer.feed.tolerate_opaques(50)
     one, two = consumer.ask()
     consumer.give(accept(one), accept(two), marker(one, 1, 1 << 20))

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.client.feeds.feed import Wanted
+from penstock.client.feeds.feed import StreamTarget
+from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.client.feeds.stream_position import BEGINNING, Position, SnapshotEnd
 from penstock.errors import (
     AccessDenied,
@@ -107,7 +108,9 @@ def test_an_empty_delivery_is_never_made():
 
 
 def test_one_request_for_each_stream_and_none_twice():
-    consumer = consumer_of({7: Wanted(), 2: Wanted(position=AT_20, end_seqno=25), 1: Wanted(end_seqno=0)})
+    consumer = consumer_of(
+        {7: StreamTarget(), 2: StreamTarget(position=AT_20, end_seqno=25), 1: StreamTarget(end_seqno=0)}
+    )
     first, second = consumer.ask()
     assert (first.vbucket, first.start_seqno, first.end_seqno, first.vbuuid) == (2, 20, 25, 11)
     assert (second.vbucket, second.start_seqno, second.end_seqno, second.vbuuid) == (7, 0, MAX_SEQNO, 0)
@@ -121,7 +124,7 @@ def test_one_request_for_each_stream_and_none_twice():
 
 @pytest.mark.parametrize("position", [BEGINNING, AT_20])
 def test_nothing_behind_the_beginning_is_done_at_once_but_a_position_is_checked(position):
-    consumer = consumer_of({3: Wanted(position=position, end_seqno=0)})
+    consumer = consumer_of({3: StreamTarget(position=position, end_seqno=0)})
     assert consumer.feed.is_done == (position is BEGINNING)
     if not consumer.feed.is_done:
         request = consumer.ask_one()
@@ -133,11 +136,11 @@ def test_nothing_behind_the_beginning_is_done_at_once_but_a_position_is_checked(
 @pytest.mark.parametrize("vbucket", [-1, 8, 65536])
 def test_a_vbucket_that_the_bucket_does_not_have(vbucket):
     with pytest.raises(UsageError, match=f"vbucket {vbucket}, expected one below 8"):
-        consumer_of({vbucket: Wanted()})
+        consumer_of({vbucket: StreamTarget()})
 
 
 def test_ends_that_mean_now_are_asked_for_on_every_connection():
-    consumer = consumer_of({1: Wanted(), 2: Wanted()}, ends_now=True)
+    consumer = consumer_of({1: StreamTarget(), 2: StreamTarget()}, ends_now=True)
     assert not consumer.ask()
     assert consumer.feed.needs_end == {1, 2}
     consumer.feed.set_end(1, 0)
@@ -191,7 +194,7 @@ def moved(request, vbucket=4):
 @pytest.mark.parametrize("columnar", [False, True])
 @pytest.mark.parametrize(("name", "messages", "found", "status"), WRONG_ORDER, ids=[row[0] for row in WRONG_ORDER])
 def test_what_breaks_the_order_ends_it(name, messages, found, status, columnar):
-    consumer = consumer_of({3: Wanted(), 5: Wanted()})
+    consumer = consumer_of({3: StreamTarget(), 5: StreamTarget()})
     other, request = sorted(consumer.ask(), key=lambda each: -each.vbucket)
     consumer.give(accept(request), accept(other), marker(other, 1, 1000))
     # Changes of another stream in front of it make the run a long one.
@@ -226,7 +229,7 @@ def test_an_opaque_that_no_stream_has_had_is_a_violation(many):
 
 @pytest.mark.parametrize("many", RUNS)
 def test_what_comes_of_a_closed_stream_is_left_out_and_acknowledged(many):
-    consumer, request = opened({3: Wanted(expect_vbuuid=12)})
+    consumer, request = opened({3: StreamTarget(policy=PinnedBranch(12))})
     consumer.give(marker(request, 1, 999), mutations(request, *range(1, many + 1)), end(request))
     assert not consumer.feed.deliveries
     consumer.give(noop(1))
@@ -245,7 +248,7 @@ def test_an_earlier_user_of_the_connection_may_have_left_messages_under_way():
 @pytest.mark.parametrize("many", [3, 60])
 def test_what_came_before_a_violation_holds_and_is_resumed_from(many):
     """In one run with changes of another stream in front of it and behind it."""
-    consumer = consumer_of({3: Wanted(), 5: Wanted()})
+    consumer = consumer_of({3: StreamTarget(), 5: StreamTarget()})
     one, two = consumer.ask()
     consumer.give(accept(one), accept(two), marker(one, 1, many), marker(two, 1, 2 * many))
     front = mutations(two, *range(1, many + 1)), mutations(one, *range(1, many)), mutation(two, many + 1)
@@ -281,7 +284,7 @@ def flushed(wanted, **options):
 
 def test_after_a_flush_every_stream_begins_again():
     """The producer would accept a position of the old history as soon as the new one has grown as long."""
-    consumer = flushed({3: Wanted(), 4: Wanted(), 5: Wanted(position=AT_20)})
+    consumer = flushed({3: StreamTarget(), 4: StreamTarget(), 5: StreamTarget(position=AT_20)})
     assert seqnos(consumer.consume()) == [41]
     consumer.reconnect()
     requests = consumer.ask()
@@ -295,7 +298,7 @@ def test_after_a_flush_every_stream_begins_again():
 
 
 def test_until_a_flushed_stream_begins_again_its_old_position_is_kept():
-    consumer = flushed({3: Wanted()})
+    consumer = flushed({3: StreamTarget()})
     assert consumer.feed.deliveries[-1].positions[3].seqno == 41
     consumer.consume()
     consumer.reconnect()
@@ -306,13 +309,13 @@ def test_until_a_flushed_stream_begins_again_its_old_position_is_kept():
 
 
 def test_after_a_flush_an_end_that_means_now_is_asked_for_again():
-    consumer = flushed({3: Wanted()}, ends_now=True)
+    consumer = flushed({3: StreamTarget()}, ends_now=True)
     consumer.reconnect()
     assert consumer.feed.needs_end == {3}
 
 
 def test_a_flush_gives_an_expected_history_up():
-    consumer = flushed({3: Wanted(expect_vbuuid=11), 4: Wanted(expect_vbuuid=11)})
+    consumer = flushed({3: StreamTarget(policy=PinnedBranch(11)), 4: StreamTarget(policy=PinnedBranch(11))})
     assert consumer.feed.given_up == [3]
     consumer.reconnect()
     assert [request.vbucket for request in consumer.ask()] == [4]
@@ -321,7 +324,7 @@ def test_a_flush_gives_an_expected_history_up():
 @pytest.mark.parametrize("end", [2, 30])
 def test_after_a_flush_the_first_snapshot_of_a_stream_says_so(end):
     """Couchbase 3.1.6 takes the lower of the snapshot's start that was asked for and the first seqno that it has."""
-    consumer = consumer_of({3: Wanted(position=AT_20), 4: Wanted(position=AT_20)})
+    consumer = consumer_of({3: StreamTarget(position=AT_20), 4: StreamTarget(position=AT_20)})
     three, four = consumer.ask()
     with pytest.raises(OrderViolation) as caught:
         consumer.give(accept(three), accept(four), marker(three, 1, end), mutations(three, 1, 2))
@@ -342,7 +345,7 @@ def test_after_a_flush_a_later_snapshot_of_a_stream_says_so(end):
 @pytest.mark.parametrize("flags", [SnapshotFlag.MEMORY, SnapshotFlag.DISK])
 def test_a_first_snapshot_begins_where_it_was_asked_for(flags):
     inside = replace(AT_20, snap_start=1, snap_end=30)
-    consumer, request = opened({3: Wanted(position=inside)})
+    consumer, request = opened({3: StreamTarget(position=inside)})
     assert seqnos(consumer.get(marker(request, 1, 30, flags=flags), mutations(request, 21, 30))) == [21, 30]
 
 
@@ -365,7 +368,7 @@ def test_a_disk_snapshot_that_ends_below_the_position_is_a_flush():
 
 
 def test_the_same_seqnos_again_are_no_progress_after_a_flush():
-    consumer = flushed({3: Wanted()})
+    consumer = flushed({3: StreamTarget()})
     consumer.reconnect()
     request = consumer.ask_one()
     consumer.give(accept(request), marker(request, 0, 41), mutations(request, 1, 41))
@@ -376,7 +379,7 @@ def test_the_same_seqnos_again_are_no_progress_after_a_flush():
 
 @pytest.mark.parametrize("many", [1, 50])
 def test_two_streams_may_interleave_anywhere(many):
-    consumer = consumer_of({3: Wanted(), 5: Wanted()})
+    consumer = consumer_of({3: StreamTarget(), 5: StreamTarget()})
     one, two = consumer.ask()
     consumer.give(accept(two), marker(two, 1, 2 * many), accept(one), marker(one, 1, 2 * many))
     found = consumer.get(*(mutation(r, s) for s in range(1, 2 * many + 1) for r in (one, two)))
@@ -389,7 +392,7 @@ def test_two_streams_may_interleave_anywhere(many):
 
 @pytest.mark.parametrize("many", [1, 100])
 def test_an_exact_end_leaves_out_what_follows_and_closes(many):
-    consumer, request = opened({3: Wanted(end_seqno=many)}, exact_end=True)
+    consumer, request = opened({3: StreamTarget(end_seqno=many)}, exact_end=True)
     found = consumer.get(marker(request, 1, many + 50), mutations(request, *range(1, many + 51)))
     assert seqnos(found) == list(range(1, many + 1))
     assert consumer.sent == [CloseStream(vbucket=3)]
@@ -400,19 +403,19 @@ def test_an_exact_end_leaves_out_what_follows_and_closes(many):
 
 
 def test_an_exact_end_closes_with_the_last_change_and_not_with_the_first_behind_it():
-    consumer, request = opened({3: Wanted(end_seqno=4)}, exact_end=True)
+    consumer, request = opened({3: StreamTarget(end_seqno=4)}, exact_end=True)
     assert seqnos(consumer.get(marker(request, 1, 50), mutations(request, 2, 4))) == [2, 4]
     assert consumer.sent == [CloseStream(vbucket=3)]
 
 
 def test_an_exact_end_that_was_superseded():
-    consumer, request = opened({3: Wanted(end_seqno=4)}, exact_end=True)
+    consumer, request = opened({3: StreamTarget(end_seqno=4)}, exact_end=True)
     assert seqnos(consumer.get(marker(request, 1, 50), mutations(request, 2, 6))) == [2]
     assert consumer.feed.is_done
 
 
 def test_an_exact_end_that_ends_its_snapshot_waits_for_the_stream_end():
-    consumer, request = opened({3: Wanted(end_seqno=4)}, exact_end=True)
+    consumer, request = opened({3: StreamTarget(end_seqno=4)}, exact_end=True)
     consumer.give(marker(request, 1, 4), mutations(request, 2, 4))
     assert not consumer.feed.is_done
     consumer.give(end(request))
@@ -421,14 +424,14 @@ def test_an_exact_end_that_ends_its_snapshot_waits_for_the_stream_end():
 
 
 def test_otherwise_a_snapshot_is_given_whole():
-    consumer, request = opened({3: Wanted(end_seqno=4)})
+    consumer, request = opened({3: StreamTarget(end_seqno=4)})
     found = consumer.get(marker(request, 1, 9), mutations(request, 2, 4, 6, 9), end(request))
     assert seqnos(found) == [2, 4, 6, 9]
     assert consumer.feed.is_done
 
 
 def test_a_stream_that_ends_in_the_middle_of_its_snapshot_is_not_done():
-    consumer, request = opened({3: Wanted(end_seqno=4)})
+    consumer, request = opened({3: StreamTarget(end_seqno=4)})
     consumer.give(marker(request, 1, 9), mutations(request, 2), end(request))
     assert not consumer.feed.is_done
     assert isinstance(consumer.feed.failure, ConnectionClosed)
@@ -442,7 +445,7 @@ def test_a_stream_that_ends_in_the_middle_of_its_snapshot_is_not_done():
     ],
 )
 def test_a_stream_that_ends_early_goes_on_where_it_was_on_the_next_connection(reason, name):
-    consumer, request = opened({3: Wanted(end_seqno=9)})
+    consumer, request = opened({3: StreamTarget(end_seqno=9)})
     consumer.give(marker(request, 1, 9), mutations(request, 2), end(request, reason))
     assert not consumer.feed.is_done
     assert not consumer.ask()
@@ -457,7 +460,7 @@ def test_a_stream_that_ends_early_goes_on_where_it_was_on_the_next_connection(re
 
 
 def test_a_stream_whose_privilege_is_lost_is_not_tried_again():
-    consumer, request = opened({3: Wanted(end_seqno=9)})
+    consumer, request = opened({3: StreamTarget(end_seqno=9)})
     said = "vbucket 3: the user lost the privilege to stream it, and the stream ended at seqno 2: give the user"
     with pytest.raises(AccessDenied, match=said):
         consumer.give(marker(request, 1, 9), mutations(request, 2), end(request, StreamEndReason.LOST_PRIVILEGES))
@@ -477,7 +480,7 @@ def test_a_stream_without_an_end_has_none():
     ("status", "error"), [(Status.NOT_MY_VBUCKET, NotMyVbucket), (Status.ETMPFAIL, TemporaryFailure)]
 )
 def test_a_refusal_that_may_mend_is_for_the_next_connection(status, error):
-    consumer = consumer_of({3: Wanted(), 5: Wanted()})
+    consumer = consumer_of({3: StreamTarget(), 5: StreamTarget()})
     one, two = consumer.ask()
     consumer.give(refuse(one, status), accept(two))
     assert isinstance(consumer.feed.failure, error)
@@ -497,7 +500,7 @@ def test_a_refusal_for_good_is_raised():
 
 
 def test_a_rollback_is_a_row_once_the_stream_is_accepted():
-    consumer = consumer_of({3: Wanted(position=AT_20)})
+    consumer = consumer_of({3: StreamTarget(position=AT_20)})
     request = consumer.ask_one()
     assert not consumer.get(rollback(request, 12))
     request = consumer.ask_one()
@@ -510,7 +513,7 @@ def test_a_rollback_is_a_row_once_the_stream_is_accepted():
 
 
 def test_the_position_behind_a_rollback_row_is_that_of_the_row():
-    consumer = consumer_of({3: Wanted(position=AT_20)})
+    consumer = consumer_of({3: StreamTarget(position=AT_20)})
     consumer.give(rollback(consumer.ask_one(), 12))
     consumer.give(accept(consumer.ask_one()))
     (delivery,) = consumer.feed.deliveries
@@ -520,7 +523,7 @@ def test_the_position_behind_a_rollback_row_is_that_of_the_row():
 
 
 def test_rollbacks_on_the_way_to_an_accepted_stream_are_one_row_also_over_connections():
-    consumer = consumer_of({3: Wanted(position=AT_20)})
+    consumer = consumer_of({3: StreamTarget(position=AT_20)})
     consumer.give(rollback(consumer.ask_one(), 12))
     consumer.give(rollback(consumer.ask_one(), 3))
     consumer.reconnect()
@@ -537,7 +540,7 @@ def test_a_rollback_of_a_stream_from_the_beginning_breaks_the_protocol():
 
 
 def test_after_a_rollback_an_end_that_means_now_is_asked_for_again():
-    consumer = consumer_of({3: Wanted(position=AT_20)}, ends_now=True)
+    consumer = consumer_of({3: StreamTarget(position=AT_20)}, ends_now=True)
     consumer.feed.set_end(3, 20)
     consumer.give(rollback(consumer.ask_one(), 0))
     assert consumer.feed.needs_end == {3}
@@ -552,7 +555,7 @@ def test_after_a_rollback_an_end_that_means_now_is_asked_for_again():
 
 
 def test_after_a_rollback_an_end_by_seqno_stays():
-    consumer = consumer_of({3: Wanted(position=AT_20, end_seqno=25)})
+    consumer = consumer_of({3: StreamTarget(position=AT_20, end_seqno=25)})
     consumer.give(rollback(consumer.ask_one(), 6))
     request = consumer.ask_one()
     assert (request.start_seqno, request.end_seqno) == (5, 25)
@@ -562,7 +565,7 @@ def test_after_a_rollback_an_end_by_seqno_stays():
 
 
 def test_another_history_than_the_expected_one_is_given_up_and_closed():
-    consumer, request = opened({3: Wanted(expect_vbuuid=12)})
+    consumer, request = opened({3: StreamTarget(policy=PinnedBranch(12))})
     assert consumer.feed.given_up == [3]
     assert consumer.feed.is_done
     assert consumer.sent == [CloseStream(vbucket=3)]
@@ -571,13 +574,13 @@ def test_another_history_than_the_expected_one_is_given_up_and_closed():
 
 
 def test_the_expected_history_is_streamed():
-    consumer, request = opened({3: Wanted(expect_vbuuid=11)})
+    consumer, request = opened({3: StreamTarget(policy=PinnedBranch(11))})
     assert seqnos(consumer.get(marker(request, 1, 1), mutations(request, 1))) == [1]
     assert not consumer.feed.given_up
 
 
 def test_a_rollback_of_an_expected_history_gives_it_up():
-    consumer = consumer_of({3: Wanted(position=AT_20, expect_vbuuid=11, end_seqno=50), 4: Wanted()})
+    consumer = consumer_of({3: StreamTarget(position=AT_20, policy=PinnedBranch(11), end_seqno=50), 4: StreamTarget()})
     one, two = consumer.ask()
     assert not consumer.get(rollback(one, 12), accept(two))
     assert consumer.feed.given_up == [3]
@@ -588,7 +591,7 @@ def test_a_rollback_of_an_expected_history_gives_it_up():
 @pytest.mark.parametrize("many", [1, 60])
 def test_behind_a_purge_a_stream_begins_again_and_leaves_out_what_came_before(many):
     last = 20 + many
-    wanted = Wanted(position=AT_20, expect_vbuuid=11, end_seqno=last, purge_seqno=30)
+    wanted = StreamTarget(position=AT_20, policy=PinnedBranch(11, 30), end_seqno=last)
     consumer = consumer_of({3: wanted}, exact_end=True)
     consumer.give(rollback(consumer.ask_one(), 0))
     request = consumer.ask_one()
@@ -603,6 +606,6 @@ def test_behind_a_purge_a_stream_begins_again_and_leaves_out_what_came_before(ma
 
 
 def test_a_purge_below_the_position_is_no_reason_to_begin_again():
-    consumer = consumer_of({3: Wanted(position=AT_20, expect_vbuuid=11, end_seqno=50, purge_seqno=20)})
+    consumer = consumer_of({3: StreamTarget(position=AT_20, policy=PinnedBranch(11, 20), end_seqno=50)})
     consumer.give(rollback(consumer.ask_one(), 0))
     assert consumer.feed.given_up == [3]

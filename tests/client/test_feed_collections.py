@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from penstock.client.feeds.feed import Wanted
+from penstock.client.feeds.feed import StreamTarget
 from penstock.client.feeds.selection import KnownCollections, Selection, qualified, read_manifest
 from penstock.errors import RemoteProtocolError, UnknownCollection, UsageError
 from penstock.wire import system_event
@@ -112,7 +112,7 @@ def test_what_a_collection_was_changed_to():
 
 
 def test_an_advance_completes_a_snapshot_without_a_row():
-    consumer, request = opened({3: Wanted(end_seqno=30)})
+    consumer, request = opened({3: StreamTarget(end_seqno=30)})
     consumer.give(marker(request, 1, 20), mutation(request, 2), advanced(request, 20))
     (delivery,) = consumer.feed.deliveries
     assert (delivery.positions[3].seqno, delivery.positions[3].is_complete) == (20, True)
@@ -123,10 +123,10 @@ def test_an_advance_completes_a_snapshot_without_a_row():
 
 
 def test_an_advance_is_held_to_its_snapshot():
-    consumer, request = opened({3: Wanted(position=AT_20)})
+    consumer, request = opened({3: StreamTarget(position=AT_20)})
     with pytest.raises(RemoteProtocolError, match="by_seqno 41 behind its snapshot's end 40"):
         consumer.give(marker(request, 21, 40), advanced(request, 41))
-    consumer, request = opened({3: Wanted(position=AT_20)})
+    consumer, request = opened({3: StreamTarget(position=AT_20)})
     with pytest.raises(RemoteProtocolError, match="by_seqno 19 after 20"):
         consumer.give(marker(request, 15, 40), advanced(request, 19))
 
@@ -305,7 +305,7 @@ def test_extended_attributes_where_they_are_wanted():
 
 
 def test_each_connection_is_acknowledged_what_came_by_it():
-    consumer = consumer_of({3: Wanted(), 5: Wanted()}, window=1 << 10)
+    consumer = consumer_of({3: StreamTarget(), 5: StreamTarget()}, window=1 << 10)
     consumer.feed.vias = {3: 0, 5: 1}
     one, two = consumer.ask()
     acks = []

@@ -5,7 +5,8 @@ from itertools import cycle, zip_longest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.feeds.feed import Wanted
+from penstock.client.feeds.feed import StreamTarget
+from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.client.feeds.stream_position import BEGINNING
 from penstock.wire.constants import MAX_SEQNO, Magic, Opcode, Status
 from penstock.wire.dcp import DcpReply
@@ -30,7 +31,7 @@ from tests.client.producer import (
 
 
 def test_an_interrupted_snapshot_is_complete_only_at_its_end():
-    consumer, request = opened({3: Wanted(position=INSIDE)})
+    consumer, request = opened({3: StreamTarget(position=INSIDE)})
     assert (request.start_seqno, request.snap_start, request.snap_end) == (20, 5, 30)
     consumer.give(marker(request, 5, 24), mutations(request, 24))
     (delivery,) = consumer.feed.deliveries
@@ -44,7 +45,7 @@ def test_an_interrupted_snapshot_is_complete_only_at_its_end():
 
 
 def test_a_marker_alone_does_not_move_a_position():
-    consumer, request = opened({3: Wanted(position=AT_20)})
+    consumer, request = opened({3: StreamTarget(position=AT_20)})
     consumer.give(marker(request, 15, 40))
     consumer.reconnect()
     request = consumer.ask_one()
@@ -78,7 +79,7 @@ def follow(histories, cuts):
 
     Return the rows, and the positions behind them.
     """
-    consumer = consumer_of({vb: Wanted(end_seqno=each.high_seqno) for vb, each in histories.items()})
+    consumer = consumer_of({vb: StreamTarget(end_seqno=each.high_seqno) for vb, each in histories.items()})
     saved = {}
     for cut in (*cuts, MAX_SEQNO):
         messages = interleaved(consumer, histories)[:cut]
@@ -124,7 +125,7 @@ def seqnos_by_vbucket(rows):
 def test_saved_positions_go_on_in_another_consumer(histories, cut):
     """What is saved with the last delivery taken is where the next process begins."""
     whole, _ = follow(histories, ())
-    wanted = {vb: Wanted(end_seqno=each.high_seqno) for vb, each in histories.items()}
+    wanted = {vb: StreamTarget(end_seqno=each.high_seqno) for vb, each in histories.items()}
     first = consumer_of(wanted)
     first.give(*interleaved(first, histories)[:cut])
     saved = {}
@@ -132,7 +133,7 @@ def test_saved_positions_go_on_in_another_consumer(histories, cut):
         saved = delivery.positions
         first.consume(1)
     second = consumer_of(
-        {vb: Wanted(position=saved.get(vb, BEGINNING), end_seqno=each.end_seqno) for vb, each in wanted.items()}
+        {vb: StreamTarget(position=saved.get(vb, BEGINNING), end_seqno=each.end_seqno) for vb, each in wanted.items()}
     )
     for request in second.ask():
         second.give(*histories[request.vbucket].serve(request))
@@ -179,7 +180,7 @@ def test_a_fifth_of_the_window_is_acknowledged_at_once():
 
 def test_changes_that_are_left_out_do_not_wait_for_those_that_are_not():
     """Or the producer's window fills with bytes that nobody is going to acknowledge."""
-    consumer = consumer_of({3: Wanted(), 5: Wanted(expect_vbuuid=99)})
+    consumer = consumer_of({3: StreamTarget(), 5: StreamTarget(policy=PinnedBranch(99))})
     one, two = consumer.ask()
     consumer.give(accept(one), accept(two), marker(one, 1, 9), mutations(one, 1))
     kept = consumer.feed.queued_bytes
@@ -205,7 +206,9 @@ def test_a_delivery_is_acknowledged_to_the_connection_it_came_by():
 @given(histories(), st.lists(st.integers(0, 60), max_size=4), st.lists(st.integers(0, 2), min_size=1), st.data())
 def test_no_connection_gets_more_acknowledged_than_it_charged(histories, cuts, takes, data):
     takes = cycle(takes)
-    consumer = consumer_of({vb: Wanted(end_seqno=each.high_seqno) for vb, each in histories.items()}, window=1 << 10)
+    consumer = consumer_of(
+        {vb: StreamTarget(end_seqno=each.high_seqno) for vb, each in histories.items()}, window=1 << 10
+    )
     for cut in (*cuts, MAX_SEQNO):
         messages = interleaved(consumer, histories)[:cut]
         step = data.draw(st.integers(1, 60))

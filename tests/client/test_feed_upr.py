@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.feeds.feed import Wanted
+from penstock.client.feeds.feed import StreamTarget
+from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.client.feeds.stream_position import UNKNOWN_END, Position, SnapshotEnd
 from penstock.errors import ConnectionClosed, KeyNotFound, NotMyVbucket, RemoteProtocolError
 from penstock.wire.columns import SMALL_RUN
@@ -29,7 +30,7 @@ both = pytest.mark.parametrize("speaker", SPEAKERS, ids=[speaker.dialect.value f
 
 @both
 def test_the_log_is_asked_for_in_front_of_a_stream_and_behind(speaker):
-    consumer = consumer_of(speaker, {3: Wanted(end_seqno=9), 5: Wanted(position=AT_20)})
+    consumer = consumer_of(speaker, {3: StreamTarget(end_seqno=9), 5: StreamTarget(position=AT_20)})
     logs = consumer.ask()
     assert [type(request) for request in logs] == [speaker.log_request] * 2
     assert consumer.feed.awaits_replies
@@ -56,7 +57,7 @@ def test_a_request_names_the_branch_in_which_it_begins(speaker, seqno, entry):
     log = (FailoverEntry(33, 30), *NEWER)
     vbuuid = entry[0]
     position = Position(seqno=seqno, vbuuid=vbuuid, snap_start=seqno, snap_end=seqno)
-    request, _ = consumer_of(speaker, {3: Wanted(position=position)}).decide(log)
+    request, _ = consumer_of(speaker, {3: StreamTarget(position=position)}).decide(log)
     assert (request.start_seqno, request.vbuuid, request.high_seqno) == (seqno, *entry)
 
 
@@ -77,7 +78,7 @@ def test_a_log_is_taken_without_what_cannot_be_in_one(speaker):
     """The example of the specification is not in order; what exceeds the entry before it is left out."""
     log = (FailoverEntry(33, 30), FailoverEntry(0, 20), FailoverEntry(44, 31), FailoverEntry(11, 0))
     position = Position(seqno=30, vbuuid=11, snap_start=30, snap_end=30)
-    request, _ = consumer_of(speaker, {3: Wanted(position=position)}).decide(log)
+    request, _ = consumer_of(speaker, {3: StreamTarget(position=position)}).decide(log)
     assert (request.start_seqno, request.vbuuid, request.high_seqno) == (30, 11, 0)
 
 
@@ -143,10 +144,10 @@ def test_the_state_of_a_vbucket_is_not_answered():
 
 @both
 def test_an_end_is_a_seqno_or_a_whole_snapshot(speaker):
-    consumer, request = opened(speaker, {3: Wanted(end_seqno=5)})
+    consumer, request = opened(speaker, {3: StreamTarget(end_seqno=5)})
     consumer.give(speaker.snapshot(request, 1, 4), speaker.end(request))
     assert consumer.feed.is_done
-    consumer, request = opened(speaker, {3: Wanted(end_seqno=5)})
+    consumer, request = opened(speaker, {3: StreamTarget(end_seqno=5)})
     consumer.give(speaker.snapshot_start(request), speaker.mutations(request, 1), speaker.end(request))
     assert not consumer.feed.is_done
     assert str(consumer.feed.failure) == "vbucket 3: the producer ended the stream at 1, OK"
@@ -154,7 +155,7 @@ def test_an_end_is_a_seqno_or_a_whole_snapshot(speaker):
 
 @both
 def test_a_stream_that_ends_for_another_state_goes_on_later(speaker):
-    consumer, request = opened(speaker, {3: Wanted(end_seqno=5)})
+    consumer, request = opened(speaker, {3: StreamTarget(end_seqno=5)})
     consumer.give(speaker.snapshot(request, 1, 5), speaker.end_changed(request))
     assert isinstance(consumer.feed.failure, ConnectionClosed)
     assert str(consumer.feed.failure).endswith("ended the stream at 5, STATE_CHANGED")
@@ -163,7 +164,7 @@ def test_a_stream_that_ends_for_another_state_goes_on_later(speaker):
 
 @both
 def test_an_exact_end_leaves_out_what_follows_without_a_word(speaker):
-    consumer, request = opened(speaker, {3: Wanted(end_seqno=40)}, exact_end=True)
+    consumer, request = opened(speaker, {3: StreamTarget(end_seqno=40)}, exact_end=True)
     found = consumer.get(speaker.snapshot(request, *range(1, 60)), speaker.end(request))
     assert seqnos(found) == list(range(1, 41))
     assert consumer.feed.is_done
@@ -175,7 +176,7 @@ def test_an_exact_end_leaves_out_what_follows_without_a_word(speaker):
 @both
 @pytest.mark.parametrize("last", [["snapshot"], ["snapshot", "end"]])
 def test_nothing_is_complete_before_the_second_log(speaker, last):
-    consumer = consumer_of(speaker, {3: Wanted(end_seqno=9)})
+    consumer = consumer_of(speaker, {3: StreamTarget(end_seqno=9)})
     request, again = consumer.decide()
     consumer.give(speaker.accept(request), speaker.snapshot(request, 3, 9))
     if "end" in last:
@@ -192,7 +193,7 @@ def test_nothing_is_complete_before_the_second_log(speaker, last):
 @both
 @pytest.mark.parametrize(("log", "given_up"), [(LOG, []), (NEWER, [3])])
 def test_an_exact_end_waits_for_the_second_log(speaker, log, given_up):
-    consumer = consumer_of(speaker, {3: Wanted(end_seqno=4, expect_vbuuid=11)}, exact_end=True)
+    consumer = consumer_of(speaker, {3: StreamTarget(end_seqno=4, policy=PinnedBranch(11))}, exact_end=True)
     request, again = consumer.decide()
     consumer.give(speaker.accept(request), speaker.snapshot_start(request), speaker.mutations(request, 3, 4, 5))
     assert seqnos(consumer.consume()) == [3, 4]
@@ -208,7 +209,7 @@ def test_a_history_that_changed_as_the_stream_began_is_found_out_about(speaker):
     inside = Position(
         seqno=20, vbuuid=11, snap_start=5, snap_end=UNKNOWN_END, ends=(SnapshotEnd(2, 11), SnapshotEnd(5, 11))
     )
-    consumer = consumer_of(speaker, {3: Wanted(position=inside)})
+    consumer = consumer_of(speaker, {3: StreamTarget(position=inside)})
     request, again = consumer.decide()
     assert request.start_seqno == 20
     with pytest.raises(ConnectionClosed, match="vbucket 3: its history changed as the stream began"):
@@ -255,7 +256,7 @@ def test_a_snapshot_that_was_cut_off_comes_anew_in_another_branch(speaker, begin
 @both
 def test_a_snapshot_that_dcp_began_is_complete_only_where_it_said(speaker):
     inside = Position(seqno=20, vbuuid=11, snap_start=5, snap_end=30, ends=(SnapshotEnd(5, 11),))
-    consumer, request = opened(speaker, {3: Wanted(position=inside)})
+    consumer, request = opened(speaker, {3: StreamTarget(position=inside)})
     consumer.give(speaker.snapshot(request, 25))
     assert not consumer.position.is_complete
     consumer.give(speaker.snapshot(request, 31))
@@ -267,7 +268,7 @@ def test_a_snapshot_that_dcp_began_is_complete_only_where_it_said(speaker):
 
 @both
 def test_a_rollback_is_followed_and_asked_about_again(speaker):
-    consumer = consumer_of(speaker, {3: Wanted(position=AT_20)})
+    consumer = consumer_of(speaker, {3: StreamTarget(position=AT_20)})
     request, again = consumer.decide()
     consumer.give(speaker.rollback(request, 12), speaker.log(again))
     request, again = consumer.decide()
@@ -277,7 +278,7 @@ def test_a_rollback_is_followed_and_asked_about_again(speaker):
 
 
 def test_a_rollback_may_stand_in_the_value():
-    consumer = consumer_of(UPR, {3: Wanted(position=AT_20)})
+    consumer = consumer_of(UPR, {3: StreamTarget(position=AT_20)})
     request, _ = consumer.decide()
     value = (12).to_bytes(8, "big")
     consumer.give(UprStreamReply(opaque=request.opaque, status=Status.ROLLBACK, value=value).encode())
@@ -286,7 +287,7 @@ def test_a_rollback_may_stand_in_the_value():
 
 @pytest.mark.parametrize("value", [b"", bytes(7), bytes(9)])
 def test_a_rollback_to_nowhere(value):
-    consumer = consumer_of(UPR, {3: Wanted(position=AT_20)})
+    consumer = consumer_of(UPR, {3: StreamTarget(position=AT_20)})
     request, _ = consumer.decide()
     with pytest.raises(RemoteProtocolError, match="expected 8"):
         consumer.give(UprStreamReply(opaque=request.opaque, status=Status.ROLLBACK, value=value).encode())
@@ -295,7 +296,7 @@ def test_a_rollback_to_nowhere(value):
 @both
 def test_a_rollback_above_what_was_asked_for_breaks_the_protocol(speaker):
     """As the draft's own example does."""
-    consumer = consumer_of(speaker, {3: Wanted(position=AT_20)})
+    consumer = consumer_of(speaker, {3: StreamTarget(position=AT_20)})
     request, _ = consumer.decide()
     with pytest.raises(RemoteProtocolError, match="vbucket 3: ROLLBACK to 21 of a stream from 20"):
         consumer.give(speaker.rollback(request, 21))
@@ -320,7 +321,7 @@ def test_an_unknown_branch_is_dropped_for_the_newest_common_one():
     ends = (SnapshotEnd(4, 11), SnapshotEnd(8, 22), SnapshotEnd(20, 33))
     position = Position(seqno=20, vbuuid=33, snap_start=20, snap_end=20, ends=ends)
     log = (FailoverEntry(33, 15), FailoverEntry(22, 6), FailoverEntry(11, 0))
-    consumer = consumer_of(UPR, {3: Wanted(position=position)})
+    consumer = consumer_of(UPR, {3: StreamTarget(position=position)})
     request, _ = consumer.decide(log)
     consumer.give(UprStreamReply(opaque=request.opaque, status=Status.KEY_ENOENT).encode())
     request, _ = consumer.decide(log[1:])
@@ -343,7 +344,7 @@ def test_an_unknown_branch_is_dropped_for_the_newest_common_one():
 def test_a_log_without_the_branch_decides_before_anything_is_asked(speaker, log, seqno):
     ends = (SnapshotEnd(4, 11), SnapshotEnd(8, 22), SnapshotEnd(20, 33))
     position = Position(seqno=20, vbuuid=33, snap_start=20, snap_end=20, ends=ends)
-    consumer = consumer_of(speaker, {3: Wanted(position=position)})
+    consumer = consumer_of(speaker, {3: StreamTarget(position=position)})
     request, _ = consumer.decide(log)
     assert request.start_seqno == seqno
     assert consumer.get(speaker.accept(request))[0].history == 1
@@ -410,7 +411,7 @@ def test_a_history_that_has_no_name_yet_is_never_gone_on_with(speaker):
 
 @both
 def test_a_flush_before_the_second_log_has_a_log_of_its_own(speaker):
-    consumer = consumer_of(speaker, {3: Wanted(end_seqno=2)})
+    consumer = consumer_of(speaker, {3: StreamTarget(end_seqno=2)})
     request, again = consumer.decide()
     consumer.get(speaker.accept(request), speaker.flush(request))
     log = consumer.ask_log()
@@ -440,7 +441,7 @@ def test_a_flush_behind_a_flush_makes_the_first_ones_log_worthless(speaker):
 
 @both
 def test_another_history_than_the_expected_one_is_given_up_before_it_is_asked_for(speaker):
-    consumer = consumer_of(speaker, {3: Wanted(expect_vbuuid=12)})
+    consumer = consumer_of(speaker, {3: StreamTarget(policy=PinnedBranch(12))})
     consumer.give(speaker.log(consumer.ask_log()))
     assert consumer.feed.given_up == [3]
     assert consumer.feed.is_done
@@ -449,7 +450,7 @@ def test_another_history_than_the_expected_one_is_given_up_before_it_is_asked_fo
 
 @both
 def test_giving_up_leaves_the_stream_alone_that_has_an_opaque_of_an_earlier_connection(speaker):
-    consumer = consumer_of(speaker, {3: Wanted(expect_vbuuid=11), 4: Wanted()})
+    consumer = consumer_of(speaker, {3: StreamTarget(policy=PinnedBranch(11)), 4: StreamTarget()})
     opaques = [1, 2, 3, 4, 5, 6]
 
     def ask():
@@ -472,7 +473,7 @@ def test_giving_up_leaves_the_stream_alone_that_has_an_opaque_of_an_earlier_conn
 @both
 @pytest.mark.parametrize("what", ["rollback", "log", "flush"])
 def test_a_history_that_ceases_to_be_the_expected_one_is_given_up(speaker, what):
-    consumer = consumer_of(speaker, {3: Wanted(position=AT_20, expect_vbuuid=11, end_seqno=50)})
+    consumer = consumer_of(speaker, {3: StreamTarget(position=AT_20, policy=PinnedBranch(11), end_seqno=50)})
     request, again = consumer.decide()
     if what == "rollback":
         consumer.give(speaker.rollback(request, 5))
@@ -497,7 +498,7 @@ def test_connections_that_end_anywhere_lose_and_repeat_nothing(speaker, gaps, cu
     snapshots, high = [], 0
     for steps in gaps:
         snapshots.append([high := high + step for step in steps])
-    consumer = consumer_of(speaker, {3: Wanted(end_seqno=high)})
+    consumer = consumer_of(speaker, {3: StreamTarget(end_seqno=high)})
     for cut in (*cuts, MAX_SEQNO):
         if consumer.feed.is_done:
             break

@@ -7,7 +7,7 @@ import pytest
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import parse_address
 from penstock.client.connect.handshake import Purpose
-from penstock.client.feeds.feed import Feed, Wanted
+from penstock.client.feeds.feed import Feed, StreamTarget
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.session_pool import KeptSessions
 from penstock.wire.constants import Dialect, Magic, Opcode
@@ -31,7 +31,7 @@ class Reader:
         self.dialect = dialect
 
     def stream(self, ends: dict[int, int]) -> ChangeStream:
-        wanted = {vbucket: Wanted(end_seqno=end) for vbucket, end in ends.items()}
+        wanted = {vbucket: StreamTarget(end_seqno=end) for vbucket, end in ends.items()}
         window = self.bucket.address.options.flow_control_bytes
         feed = Feed(VBUCKETS, wanted, window=window, dialect=self.dialect, exact_end=True, values=self.values)
         return ChangeStream(self.bucket.address, feed, kept=self.kept)
@@ -229,7 +229,7 @@ async def test_streams_over_any_of_them_have_opaques_that_were_not_used_there():
         let_have((one, two), [0, 1])
         kept = kept_for()
         for script, vbuckets in ((one, (0, 1)), (two, (1,))):
-            feed = Feed(2, {vbucket: Wanted(end_seqno=5) for vbucket in vbuckets}, window=1 << 20, exact_end=True)
+            feed = Feed(2, {vbucket: StreamTarget(end_seqno=5) for vbucket in vbuckets}, window=1 << 20, exact_end=True)
             async with ChangeStream(parse_address(script.url()), feed, kept=kept) as stream:
                 assert sum([batch.num_rows async for batch in stream]) == len(vbuckets)
         (peer,) = two.peers

@@ -1,18 +1,19 @@
 """Positions: the request that goes on, the branch it names, and where a rollback leads; then all of it against a model.
 
 The model is a tree of histories: producers fail over to copies that lack the newest changes, and write on under a new
-vbuuid. Snapshots are deduplicated and break off anywhere. What a consumer that follows the functions of position.py
-keeps must be the producer's own history, whenever a snapshot is complete.
+vbuuid. Snapshots are deduplicated and break off anywhere. The consumer is the feed itself. What its rows hold must be
+the producer's own history, whenever a snapshot is complete.
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from penstock.client.feeds.dialects import branch_entry
+from penstock.client.feeds.feed import Feed, StreamTarget
 from penstock.client.feeds.stream_position import (
     BEGINNING,
     UNKNOWN_END,
@@ -21,7 +22,6 @@ from penstock.client.feeds.stream_position import (
     VbucketInfo,
     accepted,
     advance_to,
-    branch_of,
     position_at_end,
     reconciled,
     roll_back,
@@ -31,19 +31,11 @@ from penstock.client.feeds.stream_position import (
 from penstock.store.failover import FailoverEntry, create_entry
 from penstock.store.rollback import StreamRequest, range_error, rollback_point
 from penstock.wire.constants import MAX_SEQNO
+from penstock.wire.dcp import Deletion, Mutation
+from penstock.wire.schema import Event
+from tests.client import dialects, producer
 
 LOG = (FailoverEntry(33, 20), FailoverEntry(22, 10), FailoverEntry(11, 0))
-
-
-@pytest.mark.parametrize(
-    ("seqno", "vbuuid"), [(0, 11), (1, 11), (10, 11), (11, 22), (20, 22), (21, 33), (MAX_SEQNO, 33)]
-)
-def test_the_branch_a_seqno_was_written_in(seqno, vbuuid):
-    assert branch_of(LOG, seqno) == vbuuid
-
-
-def test_the_branch_of_a_seqno_that_is_older_than_the_log():
-    assert branch_of(LOG[:2], 5) == 22
 
 
 def ends(*seqnos):
@@ -218,21 +210,13 @@ class Producer:
         return [row for row in found if row[2] is not None or row[0] > self.purge_seqno or row[0] == end]
 
 
-@dataclass
-class Consumer:
-    """What a consumer keeps: its position, and rows and cuts as in a changelog."""
-
-    position: Position = BEGINNING
-    rows: list[tuple[int, int, str, int | None]] = field(default_factory=list)
-    cuts: dict[int, int] = field(default_factory=dict)
-
-    def current(self):
-        """The newest version of each key that no later rollback cut off."""
-        newest = {}
-        for history, seqno, key, version in sorted(self.rows, key=lambda row: row[:2]):
-            if all(seqno <= cut for at, cut in self.cuts.items() if at > history):
-                newest[key] = version
-        return {key: version for key, version in newest.items() if version is not None}
+def current(rows):
+    """The newest version of each key that no later rollback row cut off."""
+    newest, cuts = {}, {row.history: row.seqno for row in rows if row.event == Event.ROLLBACK}
+    for row in sorted((row for row in rows if row.key is not None), key=lambda row: (row.history, row.seqno)):
+        if all(row.seqno <= cut for at, cut in cuts.items() if at > row.history):
+            newest[row.key.decode()] = int(row.value) if row.event == Event.MUTATION else None
+    return {key: version for key, version in newest.items() if version is not None}
 
 
 class Failovers(RuleBasedStateMachine):
@@ -242,8 +226,26 @@ class Failovers(RuleBasedStateMachine):
         self.vbuuids = iter(range(100, 10_000))
         self.copies = [Producer(create_entry((), next(self.vbuuids), 0))]
         self.producer = self.copies[0]
-        self.consumer = Consumer()
-        self.log: tuple[FailoverEntry, ...] = ()
+        self.consumer = self.new_consumer()
+        self.position = BEGINNING
+        self.request: Any = None
+        """The stream request that was accepted on the connection that there is."""
+
+    def new_consumer(self):
+        return producer.Asking(Feed(8, {3: StreamTarget()}, window=producer.WINDOW))
+
+    def give(self, *messages):
+        """Let the feed receive messages, and take what it delivers."""
+        self.consumer.give(*messages)
+        for delivery in self.consumer.feed.deliveries:
+            self.position = delivery.positions.get(3, self.position)
+        self.consumer.consume()
+        self.position = self.consumer.feed.take_positions().get(3, self.position)
+        self.check()
+
+    def disconnect(self):
+        self.request = None
+        self.consumer.reconnect()
 
     @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=8), delete=st.booleans())
     def write(self, keys, delete):
@@ -265,12 +267,12 @@ class Failovers(RuleBasedStateMachine):
         high = max(old.high_seqno - lost, 0)
         log = create_entry(old.log, next(self.vbuuids), high)
         self.producer = Producer(log, old.changes[:high], min(old.purge_seqno, high))
-        self.log = ()
+        self.disconnect()
 
     @rule()
     def purge(self):
         """Compaction drops deletions, but never the newest change; streams that still need them end."""
-        self.log = ()
+        self.disconnect()
         gone = [
             seqno
             for seqno, (_, version) in enumerate(self.producer.changes, 1)
@@ -279,41 +281,36 @@ class Failovers(RuleBasedStateMachine):
         self.producer.purge_seqno = max(gone, default=self.producer.purge_seqno)
 
     def connect(self):
-        position, requested = self.consumer.position, None
         for _ in range(30):
-            asked = stream_request(0, position)
-            request = StreamRequest(
-                start_seqno=asked.start_seqno,
-                vbuuid=asked.vbuuid,
-                snap_start=asked.snap_start,
-                snap_end=asked.snap_end,
-            )
-            assert range_error(request) is None
-            producer = self.producer
-            point = rollback_point(producer.log, producer.high_seqno, producer.purge_seqno, request)
-            if point is None:
-                break
-            assert position.seqno > 0
-            requested = point if requested is None else min(point, requested)
-            below = roll_back(position, requested)
-            assert below.seqno < position.seqno
-            position = below
-        else:
-            raise AssertionError("rollbacks without end")
-        assert position.seqno <= producer.high_seqno
-        position = accepted(position, producer.log)
-        if requested is not None:
-            position = replace(position, history=position.history + 1)
-            self.consumer.cuts[position.history] = position.seqno
-        self.consumer.position, self.log = position, producer.log
-        self.check()
+            request = self.consumer.ask_one()
+            if (point := self.answer(request, request.snap_start, request.snap_end)) is None:
+                self.request = request
+                self.give(producer.accept(request, self.producer.log))
+                return
+            assert request.start_seqno > 0
+            self.give(producer.rollback(request, point))
+        raise AssertionError("rollbacks without end")
+
+    def answer(self, asked, snap_start, snap_end):
+        """Return where the producer sends a consumer back to, None if it may go on."""
+        request = StreamRequest(
+            start_seqno=asked.start_seqno, vbuuid=asked.vbuuid, snap_start=snap_start, snap_end=snap_end
+        )
+        assert range_error(request) is None
+        return rollback_point(self.producer.log, self.producer.high_seqno, self.producer.purge_seqno, request)
+
+    def message(self, seqno, key, version):
+        """Return a change, as a message of the open stream."""
+        form: Any = Deletion if version is None else Mutation
+        value = {} if version is None else {"value": b"%d" % version}
+        return form(vbucket=3, opaque=self.request.opaque, key=key.encode(), by_seqno=seqno, **value).encode()
 
     @rule(data=st.data())
     def stream(self, data):
         """A snapshot, whole or broken off, under one marker or several."""
-        if not self.log:
+        if self.request is None:
             self.connect()
-        position = self.consumer.position
+        position = self.position
         # What was purged is gone from every snapshot, so none ends below.
         lowest = max(position.snap_end, position.seqno + 1, self.producer.purge_seqno)
         if lowest > self.producer.high_seqno:
@@ -323,19 +320,19 @@ class Failovers(RuleBasedStateMachine):
         inside = [seqno for seqno, *_ in rows if seqno < position.snap_end]
         markers = {end} | (data.draw(st.sets(st.sampled_from(inside)), "markers") if inside else set())
         count = data.draw(st.integers(0, len(rows)), "received")
-        for seqno, key, version in rows[:count]:
-            marker = min(at for at in markers if at >= seqno)
-            position = advance_to(position, seqno, max(marker, position.snap_end), self.log)
-            self.consumer.rows.append((position.history, seqno, key, version))
-            self.consumer.position = position
-            self.check()
-        if count < len(rows):
-            self.log = ()  # the connection is gone
+        start = position.seqno + 1
+        for marked in sorted(markers):
+            received = (self.message(*row) for row in rows[:count] if start <= row[0] <= marked)
+            self.give(producer.marker(self.request, start, marked), *received)
+            start = marked + 1
+            if count < len(rows) and rows[count][0] <= marked:
+                self.disconnect()  # in the middle of it
+                return
 
     def check(self):
-        """Whenever a snapshot is complete, what is kept is what the producer had."""
-        if self.consumer.position.is_complete:
-            assert self.consumer.current() == self.producer.state_at(self.consumer.position.seqno)
+        """Whenever a snapshot is complete, the rows are what the producer had; between streams they may be more."""
+        if self.request is not None and self.position.is_complete:
+            assert current(self.consumer.rows) == self.producer.state_at(self.position.seqno)
 
 
 Failovers.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
@@ -343,49 +340,44 @@ TestFailovers = Failovers.TestCase
 
 
 class UprFailovers(Failovers):
-    """The same histories and consumer, over requests that say nothing of snapshots: UPR and its draft."""
+    """The same histories, over requests that say nothing of snapshots: UPR and its draft."""
+
+    speaker = dialects.Upr()
+
+    def new_consumer(self):
+        return dialects.consumer_of(self.speaker)
 
     def connect(self):
-        position, requested, producer = self.consumer.position, None, self.producer
-        for _ in range(30):
-            position, decided = reconciled(position, producer.log)
-            if decided is not None:
-                requested = decided if requested is None else min(decided, requested)
-            vbuuid, _ = branch_entry(producer.log, position.seqno)
-            request = StreamRequest(
-                start_seqno=position.seqno, vbuuid=vbuuid, snap_start=position.seqno, snap_end=position.seqno
-            )
-            point = rollback_point(producer.log, producer.high_seqno, producer.purge_seqno, request)
-            if point is None:
-                break
-            assert point <= position.seqno
-            requested = point if requested is None else min(point, requested)
-            position = roll_back(position, requested)
-        else:
-            raise AssertionError("rollbacks without end")
-        position = accepted(position, producer.log)
-        if requested is not None:
-            position = replace(position, history=position.history + 1)
-            self.consumer.cuts[position.history] = position.seqno
-        self.consumer.position, self.log = position, producer.log
-        self.check()
+        for _ in range(90):
+            for request in self.consumer.ask():
+                if isinstance(request, self.speaker.log_request):
+                    self.give(self.speaker.log(request, self.producer.log))
+                elif (point := self.answer(request, request.start_seqno, request.start_seqno)) is None:
+                    self.request = request
+                    self.give(self.speaker.accept(request))
+                else:
+                    self.give(self.speaker.rollback(request, point))
+            if self.request is not None:
+                return
+        raise AssertionError("rollbacks without end")
+
+    def message(self, seqno, key, version):
+        form: Any = self.speaker.deletion_message if version is None else self.speaker.mutation_message
+        value = {} if version is None else {"value": b"%d" % version}
+        return form(vbucket=3, opaque=self.request.opaque, key=key.encode(), by_seqno=seqno, **value).encode()
 
     @rule(keys=st.lists(st.sampled_from(KEYS), max_size=3), received=st.none() | st.integers(1, 2))
     def stream(self, keys, received):
         """A snapshot up to what there is, broken off after so many changes, or else with its end message."""
         self.write(keys, delete=False)
-        if not self.log:
+        if self.request is None:
             self.connect()
-        position = self.consumer.position
-        for seqno, key, version in self.producer.snapshot(position.seqno, self.producer.high_seqno)[:received]:
-            position = advance_to(position, seqno, UNKNOWN_END, self.log)
-            self.consumer.rows.append((position.history, seqno, key, version))
-        if received is not None:
-            self.log = ()
-        elif not position.is_complete:
-            position = advance_to(position, position.seqno, position.seqno, self.log)
-        self.consumer.position = position
-        self.check()
+        rows = self.producer.snapshot(self.position.seqno, self.producer.high_seqno)[:received]
+        self.give(self.speaker.snapshot_start(self.request), *(self.message(*row) for row in rows))
+        if received is None:
+            self.give(self.speaker.snapshot_end(self.request))
+        else:
+            self.disconnect()
 
     @rule(lost=st.integers(1, 2))
     def lose(self, lost):
@@ -395,3 +387,11 @@ class UprFailovers(Failovers):
 
 UprFailovers.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
 TestUprFailovers = UprFailovers.TestCase
+
+
+class DraftFailovers(UprFailovers):
+    speaker = dialects.Draft()
+
+
+DraftFailovers.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+TestDraftFailovers = DraftFailovers.TestCase

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import Node, connect
 from penstock.client.documents.document import vbucket_of
-from penstock.client.feeds.feed import Wanted
+from penstock.client.feeds.feed import StreamTarget
 from penstock.client.feeds.stream_position import BEGINNING
 from penstock.errors import RemoteProtocolError, Unreachable, UsageError
 from penstock.wire.columns import changes_of
@@ -120,7 +120,7 @@ async def test_an_end_that_is_still_to_come_is_waited_for(running):
         assert table.current() == {key: b"2"}
 
 
-@pytest.mark.parametrize("wanted", [{4: Wanted()}, {-1: Wanted()}])
+@pytest.mark.parametrize("wanted", [{4: StreamTarget()}, {-1: StreamTarget()}])
 @in_loop
 async def test_a_feed_of_a_vbucket_that_is_none(running, wanted):
     async with connect(running.url()) as bucket:
@@ -133,7 +133,7 @@ async def test_an_exact_end_costs_no_whole_backfill(running):
     """One document of 100 and a window of 64 KiB: the rest of the snapshot is closed, not read and dropped."""
     async with connect(running.url(flowControlBytes=65536)) as bucket:
         await bucket.upsert_many(documents(0, 4000, size=5000))
-        async with bucket.open_feed({1: Wanted(end_seqno=2)}, exact_end=True) as stream:
+        async with bucket.open_feed({1: StreamTarget(end_seqno=2)}, exact_end=True) as stream:
             found = [change.seqno async for change in stream.changes()]
         assert found == [1, 2]
         assert int((await bucket.stats())["ep_dcp_total_bytes"]) < 3_000_000

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from penstock.client.feeds.stream_position import branch_of
 from penstock.node import Node
 from penstock.node.tap.settings import TapSettings
+from penstock.store.failover import branch_at
 from penstock.store.vbucket import Vbucket
 from penstock.wire.collection_key import DEFAULT_PREFIX
 from penstock.wire.constants import Magic, Opcode, Status, VbucketState
@@ -157,7 +157,7 @@ def build(node: Node, name: str) -> None:
         for stream in streams(steps)
         for step in changes_of(steps, stream)
         if step.frame.opcode in CHANGES
-        for vbuuid in (stream.log[0].vbuuid, branch_of(stream.log, seqno(step.frame)))
+        for vbuuid in (stream.log[0].vbuuid, branch_at(stream.log, seqno(step.frame)).vbuuid)
     }
     for vbucket in vbuckets:
         start = there.get(vbucket.id)

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.client.feeds.resume_policy import PinnedBranch
+from penstock.client.feeds.stream_position import Position
 from penstock.errors import Error, UsageError
 from penstock.spark.source import offsets
 from penstock.spark.source.offsets import (
@@ -289,30 +291,19 @@ class TestPartitions:
 
 class TestTheTask:
     @pytest.mark.parametrize(
-        ("read", "received", "start", "vbuuid"),
+        ("read", "start", "vbuuid"),
         [
-            (VbucketRead(0, 0, A, 0, 9), None, 0, 0),
-            (VbucketRead(0, 0, A, 0, 9), 4, 4, A),
-            (VbucketRead(0, 0, A, 5, 9), None, 5, A),
-            (VbucketRead(0, 0, A, 5, 9), 7, 7, A),
-            (VbucketRead(0, 0, A, 0, 9, purge_seqno=6), 5, 0, 0),
-            (VbucketRead(0, 0, A, 0, 9, purge_seqno=6), 6, 6, A),
+            (VbucketRead(0, 0, A, 0, 9), 0, 0),
+            (VbucketRead(0, 2, A, 5, 9), 5, A),
+            (VbucketRead(0, 0, A, 0, 9, purge_seqno=6), 0, 0),
         ],
     )
-    def test_asks_from_a_complete_snapshot(self, read, received, start, vbuuid):
-        request = read.request(received)
-        assert (request.start_seqno, request.snap_start, request.snap_end) == (start, start, start)
-        assert (request.vbuuid, request.end_seqno) == (vbuuid, 9)
+    def test_starts_at_a_complete_snapshot(self, read, start, vbuuid):
+        expected = Position(seqno=start, vbuuid=vbuuid, snap_start=start, snap_end=start, history=read.history)
+        assert read.start == expected
 
     def test_reads_only_the_planned_branch(self):
-        read = VbucketRead(0, 0, A, 5, 9)
-        assert read.goes_on_with(log((A, 3), (B, 0)))
-        assert not read.goes_on_with(log((B, 7), (A, 3)))
-
-    def test_goes_on_after_a_rollback_only_below_the_purge_seqno_of_its_plan(self):
-        assert not VbucketRead(0, 0, A, 5, 9).goes_on_after_rollback(5)
-        assert VbucketRead(0, 0, A, 0, 9, purge_seqno=6).goes_on_after_rollback(5)
-        assert not VbucketRead(0, 0, A, 0, 9, purge_seqno=6).goes_on_after_rollback(6)
+        assert VbucketRead(0, 0, A, 0, 9, purge_seqno=6).policy == PinnedBranch(A, 6)
 
 
 def test_a_vbucket_that_there_is_not():
@@ -604,9 +595,9 @@ def test_planning_is_pure():
         "collections.abc",
         "dataclasses",
         "typing",
+        "penstock.client.feeds.resume_policy",
         "penstock.client.feeds.stream_position",
         "penstock.errors",
         "penstock.spark.source.runs",
-        "penstock.store.failover",
         "penstock.store.rollback",
     }

@@ -17,6 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.client.feeds.feed import Feed, StreamTarget
+from penstock.client.feeds.resume_policy import PinnedBranch
+from penstock.client.feeds.stream_position import Position
 from penstock.errors import Error
 from penstock.spark.source import offsets
 from penstock.spark.source.offsets import (
@@ -35,6 +38,10 @@ from penstock.spark.source.offsets import (
 )
 from penstock.store.failover import FailoverLog, create_entry
 from penstock.store.rollback import StreamRequest, rollback_point
+from penstock.wire.constants import StreamEndReason
+from penstock.wire.dcp import Deletion, Mutation, SeqnoAdvanced, StreamReq
+from penstock.wire.schema import Change as ChangeRow
+from tests.client.producer import Asking, accept, end, marker, rollback
 
 KEYS = "abcd"
 
@@ -144,50 +151,83 @@ class World:
 
 
 def read_changes(world: World, read: VbucketRead) -> tuple[list[Change], bool]:
-    """Do what a task does for one vbucket; return what it gives, and whether it was not given up."""
-    producer, random = world.producers[read.vbucket], world.random
-    rows: list[Change] = []
-    received: int | None = None
-    ended = "end"
-    while read.end_seqno > read.start_seqno:
-        request = read.request(received)
-        received = request.start_seqno if received is None else received
-        if producer.answer(request) is not None:
-            if read.goes_on_after_rollback(received):
-                continue
-            return rows, False
-        if not read.goes_on_with(producer.log):
-            return rows, False
-        ended = stream(world, read, request, rows)
-        received = max([received, *(row.seqno for row in rows)])
-        if ended == "end" or (ended == "rollback" and not read.goes_on_after_rollback(received)):
-            break
-        if random.random() < 0.1:  # long enough without a connection for anything to happen
-            world.disturb(0.7)
-    return rows, ended == "end"
+    """Do what a task does for one vbucket, with its feed; return what it gives, and whether it was not given up."""
+    if read.end_seqno == read.start_seqno:
+        return [], True
+    target = StreamTarget(position=read.start, end_seqno=read.end_seqno, policy=read.policy)
+    consumer = Asking(Feed(8, {read.vbucket: target}, window=1 << 16, exact_end=True))
+    while not consumer.feed.is_done:
+        for request in consumer.ask():
+            serve(world, read, request, consumer)
+        if consumer.feed.take_failures():
+            consumer.feed.ask_again([read.vbucket])
+        if not consumer.feed.is_done and world.random.random() < 0.1:
+            world.disturb(0.7)  # long enough without a connection for anything to happen
+    consumer.consume()
+    return [_change_of(row) for row in consumer.rows], not consumer.feed.given_up
 
 
-def stream(world: World, read: VbucketRead, request: StreamRequest, rows: list[Change]) -> str:
-    """Add what one stream delivers to `rows`; return why it ended."""
+def _change_of(row: ChangeRow) -> Change:
+    assert row.key is not None
+    assert row.seqno is not None
+    return Change(row.seqno, row.key.decode(), int(row.value) if row.value else None)
+
+
+def serve(world: World, read: VbucketRead, request: StreamReq, consumer: Asking) -> None:
+    """Answer a stream request, and stream until the stream ends or the connection does."""
+    producer = world.producers[read.vbucket]
+    asked = StreamRequest(
+        start_seqno=request.start_seqno,
+        end_seqno=request.end_seqno,
+        vbuuid=request.vbuuid,
+        snap_start=request.snap_start,
+        snap_end=request.snap_end,
+    )
+    if (point := producer.answer(asked)) is not None:
+        consumer.give(rollback(request, point))
+        return
+    consumer.give(accept(request, producer.log))
+    reason = None if consumer.feed.is_done else stream(world, read, request, consumer)
+    if reason is None:
+        consumer.reconnect()
+    elif not consumer.feed.is_done:
+        consumer.give(end(request, reason))
+
+
+def stream(world: World, read: VbucketRead, request: StreamReq, consumer: Asking) -> StreamEndReason | None:
+    """Send what one stream delivers; return why it ended, None: the connection did."""
     producer, random = world.producers[read.vbucket], world.random
     branch, at = producer.log[0], request.start_seqno
     assert read.end_seqno <= producer.info.high_seqno
     while at < read.end_seqno:
         world.disturb(world.storm)
         if producer.log[0] != branch:
-            return "state changed"
+            return StreamEndReason.STATE_CHANGED
         if 0 < at < producer.info.purge_seqno and random.random() < 0.3:
-            return "rollback"  # back from memory to a backfill that compaction has overtaken
-        end = random.choice(
+            return StreamEndReason.ROLLBACK  # back from memory to a backfill that compaction has overtaken
+        high = random.choice(
             [read.end_seqno, producer.info.high_seqno, random.randint(at + 1, producer.info.high_seqno)]
         )
-        for change in producer.snapshot(at, end):
+        messages = [marker(request, at + 1, high)]
+        for change in producer.snapshot(at, high):
             if random.random() < 0.05:
-                return "connection lost"
-            if max((row.seqno for row in rows), default=0) < change.seqno <= read.end_seqno:
-                rows.append(change)
-        at = end
-    return "end"
+                consumer.give(*messages)
+                return None
+            messages.append(_message_of(request, change))
+            at = change.seqno
+        if at < high:  # what was there has been purged, or a newer version hides it
+            messages.append(SeqnoAdvanced(vbucket=request.vbucket, opaque=request.opaque, by_seqno=high).encode())
+        consumer.give(*messages)
+        at = high
+    return StreamEndReason.OK
+
+
+def _message_of(request: StreamReq, change: Change) -> bytes:
+    vbucket, opaque, key = request.vbucket, request.opaque, change.key.encode()
+    if change.value is None:
+        return Deletion(vbucket=vbucket, opaque=opaque, key=key, by_seqno=change.seqno).encode()
+    value = b"%d" % change.value
+    return Mutation(vbucket=vbucket, opaque=opaque, key=key, by_seqno=change.seqno, value=value).encode()
 
 
 class Consumer:
@@ -435,8 +475,8 @@ def target_never_moved(target: object, states: object) -> object:
     return target
 
 
-def give_up_below_purge(read: VbucketRead, received: int) -> bool:
-    return False
+def give_up_below_purge(policy: PinnedBranch, position: Position, requested_seqno: int) -> None:
+    return None
 
 
 def settled_without_a_proof(previous: Offset, infos: Mapping[int, VbucketInfo], memory: Memory) -> set[int]:
@@ -464,7 +504,7 @@ SETTLE, STANDS, COMPLETE, SHARE = offsets._settle, offsets._stands, offsets._com
         (offsets, "_complete", branch_ignored_in_proof),
         (offsets, "_share", minimum_ignored),
         (offsets, "_follow", target_never_moved),
-        (VbucketRead, "goes_on_after_rollback", give_up_below_purge),
+        (PinnedBranch, "after_rollback", give_up_below_purge),
         (offsets, "settled", settled_without_a_proof),
         (Consumer, "latest", back_fill_taken_for_proven),
     ],

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.store.failover import MAX_ENTRIES, FailoverEntry, FailoverLog, create_entry, prune, sanitised
+from penstock.store.failover import MAX_ENTRIES, FailoverEntry, FailoverLog, branch_at, create_entry, prune, sanitised
 
 
 def entries(*pairs: tuple[int, int]) -> FailoverLog:
@@ -68,3 +68,17 @@ def test_sanitised(what: str, log: tuple[tuple[int, int], ...], result: tuple[tu
 def test_a_log_from_elsewhere_keeps_the_newest_entries() -> None:
     log = [(seqno, seqno) for seqno in range(MAX_ENTRIES + 2, 0, -1)]
     assert sanitised(log) == entries(*log[:MAX_ENTRIES])
+
+
+BRANCHES = entries((33, 20), (22, 10), (11, 0))
+
+
+@pytest.mark.parametrize(
+    ("seqno", "vbuuid"), [(0, 11), (1, 11), (10, 11), (11, 22), (20, 22), (21, 33), (2**64 - 1, 33)]
+)
+def test_the_branch_a_seqno_was_written_in(seqno: int, vbuuid: int) -> None:
+    assert branch_at(BRANCHES, seqno).vbuuid == vbuuid
+
+
+def test_the_branch_of_a_seqno_that_is_older_than_the_log() -> None:
+    assert branch_at(BRANCHES[:2], 5) == FailoverEntry(22, 10)

@@ -19,7 +19,7 @@ from penstock.client.connect.link import refusal
 from penstock.client.connect.stat_numbers import read_number
 from penstock.client.documents.document import Document, chunks_of, document_of, encode_key, vbucket_of
 from penstock.client.documents.mutation_tokens import MutationToken, Tokens
-from penstock.client.feeds.feed import Feed, Wanted
+from penstock.client.feeds.feed import Feed, StreamTarget
 from penstock.client.feeds.item_counts import GROUP, ItemCount, read_counts
 from penstock.client.feeds.selection import Selection, qualified
 from penstock.client.feeds.stream_position import BEGINNING, Position, VbucketInfo, position_at_end
@@ -414,7 +414,9 @@ class Bucket:
         if isinstance(stop, Mapping):
             ends = {vb: stop[vb] for vb in chosen if vb in stop}
         positions = await self._positions(start, chosen)
-        wanted = {vb: Wanted(position=positions[vb], end_seqno=end) for vb, end in ends.items() if vb in positions}
+        wanted = {
+            vb: StreamTarget(position=positions[vb], end_seqno=end) for vb, end in ends.items() if vb in positions
+        }
         return self.open_feed(
             wanted,
             dialect=dialect,
@@ -426,7 +428,7 @@ class Bucket:
 
     def open_feed(
         self,
-        wanted: Mapping[int, Wanted],
+        wanted: Mapping[int, StreamTarget],
         *,
         dialect: Dialect = Dialect.DCP,
         exact_end: bool = False,

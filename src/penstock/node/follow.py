@@ -20,10 +20,10 @@ from typing import NamedTuple
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import Address
 from penstock.client.connect.retry import LONGEST_DELAY, Retry, is_lasting
-from penstock.client.feeds.feed import Feed, Wanted
+from penstock.client.feeds.feed import Feed, StreamTarget
 from penstock.client.feeds.follower import Delivery, Follower
 from penstock.client.feeds.selection import Selection
-from penstock.client.feeds.stream_position import BEGINNING, Position, branch_of
+from penstock.client.feeds.stream_position import BEGINNING, Position
 from penstock.client.feeds.tap_feed import TapFeed
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.dialect_check import check_dialect
@@ -40,7 +40,7 @@ from penstock.errors import (
 )
 from penstock.node.arrived import arrived
 from penstock.node.served import ServedBucket, VbucketEvent
-from penstock.store.failover import FailoverLog, sanitised
+from penstock.store.failover import FailoverLog, branch_at, sanitised
 from penstock.store.vbucket import LAST_SEQNO, Vbucket
 from penstock.wire.columns import changes_of
 from penstock.wire.constants import MAX_SEQNO, Dialect, VbucketState
@@ -255,7 +255,7 @@ class Bridge:
             logs = await self._upstream.failover_logs(range(count))
         self._incomplete.clear()
         self._followed = {vbucket.id for vbucket in self._vbuckets if vbucket.state in FOLLOWED}
-        wanted: dict[int, Wanted] = {}
+        wanted: dict[int, StreamTarget] = {}
         for number in sorted(self._followed):
             vbucket = self._vbuckets[number]
             if self.dialect is Dialect.TAP:
@@ -263,7 +263,7 @@ class Bridge:
             else:
                 await self._do(number, partial(self._reconcile, vbucket, logs[number]))
                 if number in self._followed:
-                    wanted[number] = Wanted(position=_position(vbucket, logs[number]))
+                    wanted[number] = StreamTarget(position=_position(vbucket, logs[number]))
             await self._breathe()
         if self.dialect is Dialect.TAP:
             return TapFeed(count, self._followed, window=window)
@@ -440,7 +440,7 @@ def _position(vbucket: Vbucket, log: FailoverLog) -> Position:
     seqno = vbucket.high_seqno
     if not seqno:
         return BEGINNING
-    return Position(seqno=seqno, vbuuid=branch_of(log, seqno), snap_start=seqno, snap_end=seqno)
+    return Position(seqno=seqno, vbuuid=branch_at(log, seqno).vbuuid, snap_start=seqno, snap_end=seqno)
 
 
 def _log_end(task: asyncio.Task[None]) -> None:

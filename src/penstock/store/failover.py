@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from penstock.wire.kv import FailoverEntry
 
-__all__ = ["MAX_ENTRIES", "FailoverEntry", "FailoverLog", "create_entry", "prune", "sanitised"]
+__all__ = ["MAX_ENTRIES", "FailoverEntry", "FailoverLog", "branch_at", "create_entry", "prune", "sanitised"]
 
 MAX_ENTRIES = 25  # kv_engine's default for max_failover_entries; the oldest entries are forgotten first
 
@@ -45,3 +45,12 @@ def sanitised(log: Iterable[tuple[int, int]]) -> FailoverLog:
         if vbuuid and (not kept or seqno <= kept[-1].seqno):
             kept.append(FailoverEntry(vbuuid, seqno))
     return tuple(kept[:MAX_ENTRIES])
+
+
+def branch_at(log: FailoverLog, seqno: int) -> FailoverEntry:
+    """Return the entry of the branch in which `seqno` was written.
+
+    A newer branch of the log knows the seqno as well, but another producer may share only the older one. For a seqno
+    older than the log, and for 0, it is the oldest entry that is left. log: newest entry first, not empty.
+    """
+    return next((entry for entry in log if entry.seqno < seqno), log[-1])

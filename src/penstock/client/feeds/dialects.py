@@ -9,9 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
-from penstock.client.feeds.stream_position import Position, roll_back, stream_request, without_branch
+from penstock.client.feeds.stream_position import Position, stream_request
 from penstock.errors import RemoteProtocolError
-from penstock.store.failover import FailoverLog, sanitised
+from penstock.store.failover import FailoverLog, branch_at, sanitised
 from penstock.wire.constants import Dialect, DraftCode, Magic, Opcode, Status, StreamEndReason, UprEndReason, UprOpcode
 from penstock.wire.dcp import CloseStream, StreamEnd, unpack_rollback
 from penstock.wire.frame import Frame
@@ -20,6 +20,8 @@ from penstock.wire.layout import Message, Request, decode
 from penstock.wire.stream import StreamEvent, reply_event
 from penstock.wire.upr import UprGetFailoverLog, UprStreamEnd, UprStreamReply, UprStreamReq
 from penstock.wire.upr_draft import DraftGetFailoverLog, DraftRollback, DraftStateChanged, DraftStreamReq
+
+_NO_BRANCH = FailoverEntry(0, 0)
 
 
 class Accepted(NamedTuple):
@@ -100,7 +102,8 @@ class LogFirst(Speech):
     def stream_request(
         self, vbucket: int, position: Position, end_seqno: int, opaque: int, log: FailoverLog
     ) -> Request:
-        vbuuid, high_seqno = branch_entry(log, position.seqno)
+        # The branch of the seqno, or the oldest one that the producer still has; nothing for a stream from 0.
+        vbuuid, high_seqno = branch_at(log, position.seqno) if position.seqno else _NO_BRANCH
         return self._stream_request(
             vbucket=vbucket,
             opaque=opaque,
@@ -200,32 +203,6 @@ _DRAFT_STATUS: dict[int, Status] = {
 
 SPEECHES: dict[Dialect, Speech] = {speech.dialect: speech for speech in (_Draft(), _Upr(), _Dcp())}
 """The dialects that stream by vbucket: all but TAP."""
-
-
-def position_behind(answer: Rollback | UnknownBranch, vbucket: int, position: Position) -> tuple[Position, int]:
-    """Return where a consumer goes on that has to go back from a position, and the seqno that the producer asked for.
-
-    Raises RemoteProtocolError for a producer that asks for what is not below the position.
-    """
-    if isinstance(answer, UnknownBranch):
-        back = without_branch(position)
-        requested_seqno = back.seqno
-    else:
-        requested_seqno = answer.seqno
-        back = roll_back(position, requested_seqno)
-    if not position.seqno or requested_seqno > position.seqno:
-        raise RemoteProtocolError(f"vbucket {vbucket}: ROLLBACK to {requested_seqno} of a stream from {position.seqno}")
-    return back, requested_seqno
-
-
-def branch_entry(log: FailoverLog, seqno: int) -> FailoverEntry:
-    """Return the entry of the branch in which `seqno` was written, as a UPR stream request names it.
-
-    For a seqno older than the log it is the oldest entry; for 0, nothing. log: newest entry first, not empty.
-    """
-    if not seqno:
-        return FailoverEntry(0, 0)
-    return next((entry for entry in log if entry.seqno < seqno), log[-1])
 
 
 def _log_of(value: bytes) -> FailoverLog:

@@ -24,7 +24,6 @@ from penstock.client.feeds.dialects import (
     Refused,
     Rollback,
     UnknownBranch,
-    position_behind,
 )
 from penstock.client.feeds.follower import Delivery
 from penstock.client.feeds.order import (
@@ -37,10 +36,11 @@ from penstock.client.feeds.order import (
     take_parts,
     wrong_snapshot,
 )
+from penstock.client.feeds.resume_policy import Resumption, is_whole_end
 from penstock.client.feeds.selection import KnownCollections, Selection
-from penstock.client.feeds.stream_position import UNKNOWN_END, Position, accepted, advance_to, reconciled
+from penstock.client.feeds.stream_position import UNKNOWN_END, Position, accepted, advance_to
 from penstock.client.feeds.stream_set import AskedLog, StreamTable
-from penstock.client.feeds.vbucket_stream import UNNAMED, VbucketStream, Wanted, rollback_row
+from penstock.client.feeds.vbucket_stream import UNNAMED, StreamTarget, VbucketStream, rollback_row
 from penstock.errors import AccessDenied, ConnectionClosed, OrderViolation, RemoteProtocolError, status_error
 from penstock.store.failover import FailoverLog
 from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
@@ -61,7 +61,7 @@ from penstock.wire.layout import Message, decode
 from penstock.wire.schema import signed64
 from penstock.wire.stream import EVENTS, StreamEvent, StreamState, advance
 
-__all__ = ["Delivery", "Feed", "Wanted"]
+__all__ = ["Delivery", "Feed", "StreamTarget"]
 
 
 class Feed(StreamTable):
@@ -70,7 +70,7 @@ class Feed(StreamTable):
     def __init__(
         self,
         vbuckets: int,
-        wanted: Mapping[int, Wanted],
+        wanted: Mapping[int, StreamTarget],
         *,
         window: int,
         dialect: Dialect = Dialect.DCP,
@@ -117,15 +117,9 @@ class Feed(StreamTable):
 
     def _decide(self, stream: VbucketStream, log: FailoverLog) -> None:
         """Find out where to go on with the producer of this log, and ask for the stream."""
-        position, requested_seqno = reconciled(stream.position, log)
-        expected = stream.wanted.expect_vbuuid
-        if expected is not None and (log[0].vbuuid != expected or requested_seqno is not None):
-            self._give_up(stream)
-            return
-        stream.log = log
-        if requested_seqno is not None:
-            self._go_back(stream, position, requested_seqno)
-        self._due.add(stream.vbucket)
+        if self._resume(stream, stream.policy.with_log(stream.position, log)):
+            stream.log = log
+            self._due.add(stream.vbucket)
 
     def _confirm(self, stream: VbucketStream, log: FailoverLog) -> None:
         """Compare the log behind a stream request with the one in front of it."""
@@ -133,9 +127,7 @@ class Feed(StreamTable):
             return
         if log == stream.log:
             self._confirmed(stream)
-        elif stream.wanted.expect_vbuuid is not None:
-            self._give_up(stream)
-        else:
+        elif self._resume(stream, stream.policy.after_new_log(stream.position)):
             self._forget(stream.opaque)
             stream.state = StreamState.ENDED
             self.troubled.add(stream.vbucket)
@@ -240,7 +232,7 @@ class Feed(StreamTable):
 
     def _on_accepted(self, stream: VbucketStream, log: FailoverLog) -> None:
         known = stream.log if self._log_first is not None else log
-        if stream.wanted.expect_vbuuid not in (None, known[0].vbuuid):
+        if not stream.policy.accepts(known):
             self._give_up(stream)
             return
         position = accepted(stream.position, known)
@@ -261,25 +253,32 @@ class Feed(StreamTable):
         self._moved.add(stream.vbucket)
 
     def _on_rollback(self, stream: VbucketStream, answer: Rollback | UnknownBranch) -> None:
-        position = stream.position
-        back, requested_seqno = position_behind(answer, stream.vbucket, position)
-        if stream.wanted.expect_vbuuid is None:
-            self._go_back(stream, back, requested_seqno)
-        elif position.seqno < stream.wanted.purge_seqno:
-            stream.received = max(stream.received, position.seqno)
-            stream.position = Position(history=position.history)
+        position, policy = stream.position, stream.policy
+        if isinstance(answer, UnknownBranch):
+            decision = policy.after_unknown_branch(position)
+        elif not position.seqno or answer.seqno > position.seqno:
+            raise RemoteProtocolError(
+                f"vbucket {stream.vbucket}: ROLLBACK to {answer.seqno} of a stream from {position.seqno}"
+            )
         else:
-            self._give_up(stream)
-            return
-        self._make_due(stream.vbucket)
+            decision = policy.after_rollback(position, answer.seqno)
+        if self._resume(stream, decision):
+            self._make_due(stream.vbucket)
 
-    def _go_back(self, stream: VbucketStream, position: Position, requested_seqno: int) -> None:
-        if stream.requested_seqno is not None:
-            requested_seqno = min(requested_seqno, stream.requested_seqno)
-        stream.requested_seqno = requested_seqno
+    def _resume(self, stream: VbucketStream, decision: Resumption | None) -> bool:
+        """Let a stream go on as its policy has decided; return whether it does."""
+        if decision is None:
+            self._give_up(stream)
+            return False
+        position, requested_seqno, received = decision
         stream.position = position
-        if self._ends_now:
-            self.needs_end.add(stream.vbucket)
+        stream.received = max(stream.received, received)
+        if requested_seqno is not None:
+            earlier = stream.requested_seqno
+            stream.requested_seqno = requested_seqno if earlier is None else min(requested_seqno, earlier)
+            if self._ends_now:
+                self.needs_end.add(stream.vbucket)
+        return True
 
     def _begin_again(self) -> None:
         """Begin every stream at 0 again: the bucket was flushed, and its seqnos start anew under the same vbuuids.
@@ -293,12 +292,10 @@ class Feed(StreamTable):
             # What still comes by other connections is of the old history, or out of its place in the new one.
             self._forget(stream.opaque)
             stream.state = StreamState.ENDED
-            if stream.wanted.expect_vbuuid is not None:
-                self._give_up(stream)
-                continue
-            stream.troubled_until = max(stream.troubled_until, stream.position.seqno)
-            self._moved.discard(stream.vbucket)
-            self._go_back(stream, Position(history=stream.position.history), 0)
+            last = stream.position.seqno
+            if self._resume(stream, stream.policy.after_flush(stream.position)):
+                stream.troubled_until = max(stream.troubled_until, last)
+                self._moved.discard(stream.vbucket)
 
     def _on_marker(self, stream: VbucketStream, marker: Message) -> None:
         assert isinstance(marker, SnapshotMarker | SnapshotMarkerV2)
@@ -334,12 +331,14 @@ class Feed(StreamTable):
 
     def _on_flush(self, stream: VbucketStream, message: Message) -> None:
         """Go on with the history that begins here, whose branch is still to be asked for."""
-        if stream.wanted.expect_vbuuid is not None:
+        decision = stream.policy.after_flush(stream.position)
+        if decision is None:
             self._give_up(stream)
             return
         stream.least_end = stream.received = 0
         stream.is_whole = False
-        self._adopt(stream, Position(history=stream.position.history + 1), UNNAMED)
+        position = replace(decision.position, history=decision.position.history + 1)  # the stream goes on by itself
+        self._adopt(stream, position, UNNAMED)
         self._rows.append(rollback_row(stream.vbucket, None, stream.position, 0))
         self._logs_due[stream.vbucket] = self._rename
 
@@ -377,7 +376,7 @@ class Feed(StreamTable):
                 f"vbucket {stream.vbucket}: the user lost the privilege to stream it, and the stream ended at seqno "
                 f"{position.seqno}: give the user a role for it, such as stream_reader, and start again from there"
             )
-        at_end = position.seqno >= stream.end_seqno or position.is_complete or stream.is_whole
+        at_end = is_whole_end(position, stream.end_seqno, is_whole=stream.is_whole)
         if reason or stream.end_seqno == MAX_SEQNO or not at_end:
             about = f"vbucket {stream.vbucket}: the producer ended the stream at {position.seqno}, {reason or 'OK'}"
             self._fail(stream, ConnectionClosed(about), was_open=True)

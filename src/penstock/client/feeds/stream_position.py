@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from penstock.store.failover import FailoverLog
+from penstock.store.failover import FailoverLog, branch_at
 from penstock.store.rollback import StreamRequest, rollback_point
 from penstock.wire.constants import MAX_SEQNO
 from penstock.wire.dcp import StreamReq
@@ -72,19 +72,10 @@ class Position:
 BEGINNING = Position()
 
 
-def branch_of(log: FailoverLog, seqno: int) -> int:
-    """Return the vbuuid of the branch in which `seqno` was written.
-
-    A newer branch of the log knows the seqno as well, but another producer may share only the older one. For a seqno
-    older than the log, and for 0, it is the oldest branch that is left. log: newest entry first, not empty.
-    """
-    return next((vbuuid for vbuuid, begin in log if begin < seqno), log[-1][0])
-
-
 def accepted(position: Position, log: FailoverLog) -> Position:
     """Return the position after the producer of this failover log has agreed to go on from it."""
-    ends = tuple(SnapshotEnd(end.seqno, branch_of(log, end.seqno)) for end in position.ends)
-    return replace(position, vbuuid=branch_of(log, position.snap_end), ends=ends)
+    ends = tuple(SnapshotEnd(end.seqno, branch_at(log, end.seqno).vbuuid) for end in position.ends)
+    return replace(position, vbuuid=branch_at(log, position.snap_end).vbuuid, ends=ends)
 
 
 def advance_to(position: Position, seqno: int, snap_end: int, log: FailoverLog) -> Position:
@@ -95,8 +86,10 @@ def advance_to(position: Position, seqno: int, snap_end: int, log: FailoverLog) 
     """
     if seqno < snap_end:
         start = position.seqno if position.is_complete else position.snap_start
-        return replace(position, seqno=seqno, snap_start=start, snap_end=snap_end, vbuuid=branch_of(log, snap_end))
-    end = SnapshotEnd(seqno, branch_of(log, seqno))
+        return replace(
+            position, seqno=seqno, snap_start=start, snap_end=snap_end, vbuuid=branch_at(log, snap_end).vbuuid
+        )
+    end = SnapshotEnd(seqno, branch_at(log, seqno).vbuuid)
     ends = (*position.ends, end)[-_KEPT_ENDS:]
     return replace(position, seqno=seqno, snap_start=seqno, snap_end=seqno, vbuuid=end.vbuuid, ends=ends)
 
@@ -180,5 +173,5 @@ def position_at_end(info: VbucketInfo) -> Position:
     seqno = info.high_seqno
     if not seqno:
         return BEGINNING
-    end = SnapshotEnd(seqno, branch_of(info.failover_log, seqno))
+    end = SnapshotEnd(seqno, branch_at(info.failover_log, seqno).vbuuid)
     return Position(seqno=seqno, vbuuid=end.vbuuid, snap_start=seqno, snap_end=seqno, ends=(end,))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from penstock.client.feeds.dialects import SPEECHES, LogFirst
 from penstock.client.feeds.follower import Failure, Follower
 from penstock.client.feeds.selection import Filter, Selection
-from penstock.client.feeds.vbucket_stream import VbucketStream, Wanted, is_nothing
+from penstock.client.feeds.vbucket_stream import StreamTarget, VbucketStream, is_nothing
 from penstock.errors import Error, UsageError
 from penstock.store.failover import FailoverLog
 from penstock.wire.constants import MAX_SEQNO, Dialect
@@ -40,7 +40,7 @@ class StreamTable(Follower):
     def __init__(
         self,
         vbuckets: int,
-        wanted: Mapping[int, Wanted],
+        wanted: Mapping[int, StreamTarget],
         window: int,
         dialect: Dialect,
         *,
@@ -56,7 +56,9 @@ class StreamTable(Follower):
         self._ends_now = ends_now
         self._filter = None if selection is None else Filter(selection)
         self.collections = selection is not None
-        self._streams = {vb: VbucketStream(vb, each, each.position, each.end_seqno) for vb, each in wanted.items()}
+        self._streams = {
+            vb: VbucketStream(vb, each.policy, each.position, each.end_seqno) for vb, each in wanted.items()
+        }
         nothing = {vb for vb, each in wanted.items() if is_nothing(each.position, each.end_seqno)}
         self._unfinished = set(wanted) - (set() if ends_now else nothing)
         self._due: set[int] = set()

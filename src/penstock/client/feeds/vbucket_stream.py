@@ -1,9 +1,10 @@
-"""One vbucket's stream as a consumer sees it: what is wanted of it, and where it stands."""
+"""One vbucket's stream as a consumer sees it: what is to be read of it, and where it stands."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.client.feeds.resume_policy import FOLLOW, ResumePolicy
 from penstock.client.feeds.stream_position import BEGINNING, Position
 from penstock.store.failover import FailoverEntry, FailoverLog
 from penstock.wire.constants import MAX_SEQNO
@@ -15,19 +16,18 @@ UNNAMED: FailoverLog = (FailoverEntry(0, 0),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """One vbucket's stream, asked for.
+class StreamTarget:
+    """What is to be read of one vbucket.
 
-    position: go on behind it. end_seqno: the last one wanted. expect_vbuuid: give the stream up, without a row and
-    without an error, if the producer answers ROLLBACK or its newest branch is another one. purge_seqno: with
-    expect_vbuuid, what the producer had purged when the read was planned; below it only a stream from 0 is served, so
-    there a ROLLBACK means to begin again at 0 and to leave out what has been received already.
+    Attributes:
+        position: the stream goes on behind it.
+        end_seqno: the last seqno to read.
+        policy: decides where the stream goes on when the producer's history is another one.
     """
 
     position: Position = BEGINNING
     end_seqno: int = MAX_SEQNO
-    expect_vbuuid: int | None = None
-    purge_seqno: int = 0
+    policy: ResumePolicy = FOLLOW
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class VbucketStream:
     """Where a vbucket's stream stands, over one connection after another."""
 
     vbucket: int
-    wanted: Wanted
+    policy: ResumePolicy
     position: Position
     end_seqno: int
     state: StreamState = StreamState.ENDED

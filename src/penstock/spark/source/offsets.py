@@ -9,7 +9,7 @@ older proven end, or to 0.
 
     latestOffset   plan(previous, infos, ...)   settle the last batch, roll back where that fails, plan new ends
     partitions     reads(start, end)            rollback rows and what to read, from the two offsets alone
-    read           VbucketRead                  what to ask the producer, and what its answer means
+    read           VbucketRead                  where to begin, and by which ResumePolicy
 
 A rollback makes rows that a task has already given worthless, never missing: the row that announces it cuts them
 off. That is why a task whose branch is gone simply stops, and leaves the rest to the next plan.
@@ -22,10 +22,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-from penstock.client.feeds.stream_position import VbucketInfo
+from penstock.client.feeds.resume_policy import PinnedBranch
+from penstock.client.feeds.stream_position import Position, VbucketInfo
 from penstock.errors import Error, UsageError
 from penstock.spark.source.runs import brief, join, number, numbers, split
-from penstock.store.failover import FailoverLog
 from penstock.store.rollback import StreamRequest, rollback_point
 
 __all__ = [
@@ -173,29 +173,16 @@ class VbucketRead:
     purge_seqno: int = 0
     rollback: RollbackRow | None = None
 
-    def request(self, received: int | None = None) -> StreamRequest:
-        """Return what to ask for, at first or, when a stream broke off, after the last seqno that was `received`.
+    @property
+    def policy(self) -> PinnedBranch:
+        """What the producer's answers mean to the read: it is of the planned branch, or it is given up."""
+        return PinnedBranch(self.vbuuid, self.purge_seqno)
 
-        The start counts as a complete snapshot: whether it does is what `plan` decides, not the producer. Below the
-        purge seqno a producer serves only readers that start at 0; such a read goes there again, and the caller
-        drops the rows it has, those up to `received`.
-        """
-        start = self.start_seqno if received is None or received < self.purge_seqno else received
-        vbuuid = self.vbuuid if start else 0
-        return StreamRequest(
-            start_seqno=start, end_seqno=self.end_seqno, vbuuid=vbuuid, snap_start=start, snap_end=start
-        )
-
-    def goes_on_with(self, log: FailoverLog) -> bool:
-        """Tell whether a stream accepted with this failover log may be read; if not, give nothing more."""
-        return log[0].vbuuid == self.vbuuid
-
-    def goes_on_after_rollback(self, received: int) -> bool:
-        """Tell whether to ask again, by `request(received)`, when told to roll back; if not, give nothing more.
-
-        Told either by the answer to a request or by the end of a stream.
-        """
-        return received < self.purge_seqno
+    @property
+    def start(self) -> Position:
+        """Where the stream begins: a complete snapshot, since `plan` decides whether it is one, not the producer."""
+        seqno, vbuuid = self.start_seqno, self.vbuuid if self.start_seqno else 0
+        return Position(seqno=seqno, vbuuid=vbuuid, snap_start=seqno, snap_end=seqno, history=self.history)
 
 
 @dataclass(frozen=True, slots=True)

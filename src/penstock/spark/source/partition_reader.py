@@ -17,12 +17,11 @@ from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import stream_name
 from penstock.client.connect.cluster_map import Place
 from penstock.client.connect.handshake import Purpose
-from penstock.client.feeds.feed import Feed, Wanted
-from penstock.client.feeds.stream_position import Position
+from penstock.client.feeds.feed import Feed, StreamTarget
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.session_pool import KeptSessions
 from penstock.errors import Error
-from penstock.spark.source.offsets import RollbackRow, VbucketRange, VbucketRead
+from penstock.spark.source.offsets import RollbackRow, VbucketRange
 from penstock.spark.source.shape import Shape
 from penstock.spark.source.source_options import selection_of
 from penstock.spark.source.worker_connections import kept
@@ -82,7 +81,11 @@ def read_range(partition: InputPartition) -> Generator[pa.RecordBatch, None, Non
     reads = partition.range.reads
     if rollbacks := [read.rollback for read in reads if read.rollback is not None]:
         yield partition.shape.apply(batch_of([_rollback_change(row) for row in rollbacks]))
-    wanted = {read.vbucket: _wanted(read) for read in reads if read.start_seqno < read.end_seqno}
+    wanted = {
+        read.vbucket: StreamTarget(position=read.start, end_seqno=read.end_seqno, policy=read.policy)
+        for read in reads
+        if read.start_seqno < read.end_seqno
+    }
     if not wanted:
         return
     loop, sessions = kept()
@@ -90,7 +93,7 @@ def read_range(partition: InputPartition) -> Generator[pa.RecordBatch, None, Non
 
 
 async def _changes(
-    partition: ChangePartition, wanted: Mapping[int, Wanted], sessions: KeptSessions
+    partition: ChangePartition, wanted: Mapping[int, StreamTarget], sessions: KeptSessions
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     address, shape, dialect = partition.address, partition.shape, partition.dialect
     if partition.place is not None:
@@ -144,18 +147,6 @@ class _Joining:
         """Return all that is left as one batch, if there is any."""
         held, self._held, self._rows, self._nbytes = self._held, [], 0, 0
         return held if len(held) < 2 else [pa.concat_batches(held)]
-
-
-def _wanted(read: VbucketRead) -> Wanted:
-    request = read.request()
-    position = Position(
-        seqno=request.start_seqno,
-        vbuuid=request.vbuuid,
-        snap_start=request.snap_start,
-        snap_end=request.snap_end,
-        history=read.history,
-    )
-    return Wanted(position=position, end_seqno=read.end_seqno, expect_vbuuid=read.vbuuid, purge_seqno=read.purge_seqno)
 
 
 def _rollback_change(row: RollbackRow) -> Change:
