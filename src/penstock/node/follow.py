@@ -2,7 +2,8 @@
 
 Where to go on is not remembered but read from the store, anew for each connection: it ends with the last complete
 snapshot of each vbucket, and with the part of it that the upstream's failover log shares. So whatever happens to a
-connection, to the upstream or to a vbucket here is dealt with in one way: follow again.
+connection, to the upstream or to a vbucket here is dealt with in one way: follow again. One of several nodes of the
+upstream is the exception: its vbuckets wait for it, and go on from where they stopped, while the others go on.
 
 TAP knows neither seqnos nor branches. The copies then have their own, and every connection begins with nothing.
 """
@@ -18,7 +19,7 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.client.bucket import Bucket
-from penstock.client.connect.address import Address
+from penstock.client.connect.address import Address, MissingVbuckets
 from penstock.client.connect.retry import LONGEST_DELAY, Retry, is_lasting
 from penstock.client.feeds.feed import Feed, StreamTarget
 from penstock.client.feeds.follower import Delivery, Follower
@@ -113,8 +114,10 @@ class Bridge:
         self.changes = self.rollbacks = self.connections = 0
         self._served = served
         self._vbuckets = served.store.vbuckets
-        # Each try is one of its own, since where it begins depends on what the one before has left.
-        self._upstream = Bucket(replace(address, options=replace(address.options, retry_seconds=0)))
+        # Each try is one of its own, since where it begins depends on what the one before has left. But single nodes
+        # of several are waited for within a try, without limit.
+        options = replace(address.options, retry_seconds=0, missing_vbuckets=MissingVbuckets.SKIP)
+        self._upstream = Bucket(replace(address, options=options))
         self._stream: ChangeStream | None = None
         self._followed: set[int] = set()
         self._incomplete: dict[int, bool] = {}
@@ -333,14 +336,15 @@ class Bridge:
         vbucket = self._vbuckets[change.vbucket]
         if change.event == Event.ROLLBACK:
             self._move(vbucket, change.seqno or 0, delivery.logs.get(vbucket.id, ()))
+            if vbucket.high_seqno != change.seqno:  # it went back further, and the stream would leave out changes
+                self._follow_again(vbucket)
             return
         event, key, value, flags, datatype, is_told = arrived(change)
         seqno = change.seqno
         if seqno is not None:
             if seqno <= vbucket.high_seqno:  # others have written here
                 self._move(vbucket, 0, ())
-                self._followed.discard(vbucket.id)
-                self._again.set()
+                self._follow_again(vbucket)
                 return
             self._complete(vbucket, delivery.positions[vbucket.id].snap_start, before=seqno)
             is_gap = seqno != vbucket.high_seqno + 1
@@ -364,6 +368,11 @@ class Bridge:
         if is_told:
             self._told.add(vbucket.id)
         self._served.changed.add(vbucket.id)
+
+    def _follow_again(self, vbucket: Vbucket) -> None:
+        """Take nothing more of what arrives for a vbucket, and begin another try from what it has now."""
+        self._followed.discard(vbucket.id)
+        self._again.set()
 
     async def _learn(self) -> None:
         """Let the bucket have the scopes and collections that a vbucket has been told of.
