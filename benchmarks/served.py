@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from benchmarks.kept import BUCKETS
 from penstock.node import Node
 from penstock.node.disk import opening
+from penstock.node.garbage import spare_present_objects
 from penstock.store.vbucket import Vbucket
 
 START_SECONDS = 600.0
@@ -137,7 +138,9 @@ async def _serve(pipe: Pipe, wanted: _Wanted) -> None:
     loop = asyncio.get_running_loop()
     if disk is not None:
         opening.__dict__["Bucket"] = BUCKETS[disk.kind]  # all that the node opens
+    spare_present_objects()  # as `penstock serve` does
     node = await Node.start(port=0, vbuckets=vbuckets, data_dir=None if disk is None else disk.directory)
+    spare_present_objects()
     store = node.buckets["default"].store
     noise, value = random.Random(1), b"v" * value_bytes
     for number in range(changes):

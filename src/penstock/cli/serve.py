@@ -124,9 +124,11 @@ def _given(settings: Mapping[str, float | str | None], data_dir: Path | None) ->
 async def _serve(as_json: bool, settings: dict[str, Any], nodes: list[str], **options: Any) -> None:
     """settings: those of Settings that differ from what it says. options: those of Node.start."""
     from penstock.node import Node
+    from penstock.node.garbage import spare_present_objects
     from penstock.node.topology import parse_places
     from penstock.store.settings import Settings
 
+    spare_present_objects()  # the modules: most objects, before there is a client to wait
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -140,6 +142,7 @@ async def _serve(as_json: bool, settings: dict[str, Any], nodes: list[str], **op
         starting.cancel()
         return
     node = starting.result()
+    spare_present_objects()
     loop.add_signal_handler(signal.SIGHUP, _reload, node)
     if notice := node.access(tls=False).notice:
         print(f"penstock: {notice}", file=sys.stderr)

@@ -1,0 +1,59 @@
+"""What the garbage collector visits in a process that is a node."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.node.garbage import spare_present_objects
+
+
+class _Link:
+    """An object that can be part of a cycle, and be watched."""
+
+    def __init__(self) -> None:
+        self.other: _Link | None = None
+
+
+def _make_cycle() -> weakref.ref[_Link]:
+    one, two = _Link(), _Link()
+    one.other, two.other = two, one
+    return weakref.ref(one)
+
+
+@pytest.fixture
+def spared() -> Iterator[None]:
+    garbage = _make_cycle()
+    spare_present_objects()
+    try:
+        assert garbage() is None
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@pytest.mark.usefixtures("spared")
+def test_present_objects_are_not_visited() -> None:
+    assert gc.get_freeze_count() > len(gc.get_objects())
+
+
+@pytest.mark.usefixtures("spared")
+def test_later_garbage_is_collected() -> None:
+    garbage = _make_cycle()
+    gc.collect()
+    assert garbage() is None
+
+
+def test_only_a_node_of_its_own_process_changes_the_collector() -> None:
+    program = """
+import gc, penstock
+with penstock.Node.running(buckets=["beer"]):
+    print(gc.get_freeze_count())
+"""
+    ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "0\n"
