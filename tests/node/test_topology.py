@@ -3,6 +3,9 @@
 import asyncio
 import json
 import time
+from collections import defaultdict
+from functools import partial
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -281,6 +284,34 @@ def test_watchers_are_told_once_for_the_changes_of_one_turn():
         assert len(told) == 2
 
     asyncio.run(run())
+
+
+def test_many_watchers_are_told_in_turns_and_each_of_the_newest_map():
+    async def run():
+        changing, told = Changing(), defaultdict(list)
+
+        def tell(number):
+            told[number].append(changing.value)
+
+        for number in range(300):
+            changing.map.watch(partial(tell, number))
+        changing.set(1)
+        counts = [0]
+        while counts[-1] < 150:
+            await asyncio.sleep(0)
+            counts.append(len(told))
+        changing.set(2)
+        while len(told) < 300 or any(values[-1] != 2 for values in told.values()):
+            counts.append(len(told))
+            await asyncio.sleep(0)
+        assert max(after - before for before, after in pairwise(counts)) <= 64
+        early = next(count for count in counts if count >= 150)
+        assert [told[number] for number in range(300)] == [[1, 2]] * early + [[2]] * (300 - early)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert sum(len(values) for values in told.values()) == 300 + early
+
+    asyncio.run(asyncio.wait_for(run(), 10))
 
 
 def test_who_watches_late_is_told_of_what_comes_then():

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 from penstock.node.topology import EPOCH, dump, revised
 
 __all__ = ["LiveMap", "Unwatch"]
+
+_TOLD_AT_ONCE = 64  # a millisecond: each is a message to a client
 
 Unwatch = Callable[[], None]
 """Ends what `watch` began. May be called again."""
@@ -29,7 +32,8 @@ class LiveMap:
         self._text = b""
         self._stale = True
         self._watchers: dict[object, Callable[[], None]] = {}
-        self._told = 0  # the revision that watchers know
+        self._told = 0  # the revision that watchers know, or are about to
+        self._untold: dict[object, None] = {}  # of the watchers, first those that have waited longest
         self._telling = False
 
     @property
@@ -60,7 +64,11 @@ class LiveMap:
         So any number of changes in one turn of the event loop is one revision, unless it is asked for in between.
         """
         self._stale = True
-        if self._watchers and not self._telling:
+        if self._watchers:
+            self._tell_soon()
+
+    def _tell_soon(self) -> None:
+        if not self._telling:
             self._telling = True
             asyncio.get_running_loop().call_soon(self._tell)
 
@@ -77,11 +85,18 @@ class LiveMap:
         return unwatch
 
     def _tell(self) -> None:
+        """Tell the next watchers; the others in further turns, of what is the newest map then."""
         self._telling = False
         if self.revision != self._told:
             self._told = self._revision
-            for callback in tuple(self._watchers.values()):
+            self._untold |= dict.fromkeys(self._watchers)
+        for key in tuple(islice(self._untold, _TOLD_AT_ONCE)):
+            del self._untold[key]
+            callback = self._watchers.get(key)
+            if callback is not None:
                 callback()
+        if self._untold:
+            self._tell_soon()
 
     def _refresh(self) -> None:
         if not self._stale:
