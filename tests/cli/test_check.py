@@ -146,7 +146,7 @@ def test_a_bucket_in_use_is_left_alone(run, tmp_path):
     [
         (lambda path: None, "data is no directory, expected one of a bucket, or of a node's buckets"),
         (lambda path: path.mkdir(), "data has no bucket in it, expected one of a bucket, or of a node's buckets"),
-        (lambda path: put(path, {"bucket.json": b'{"format": 4}'}), "data: format 4, this version knows 2 and 3"),
+        (lambda path: put(path, {"bucket.json": b'{"format": 5}'}), "data: format 5, this version knows 2 to 4"),
     ],
 )
 def test_what_cannot_be_checked(run, tmp_path, prepare, reason):

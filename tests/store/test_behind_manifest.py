@@ -113,6 +113,19 @@ def test_events_come_before_the_first_change() -> None:
     assert {vbucket.high_seqno for vbucket in bucket.vbuckets} == {3, 4}
 
 
+def test_a_call_that_begins_a_segment_ends_with_that() -> None:
+    """With many vbuckets it takes as long as the events of some hundred."""
+    bucket = new_bucket(vbuckets=1024, segment_bytes=1 << 16)
+    bucket.begin_manifest(SHOP)
+    numbers = [bucket.log.number]
+    while bucket.spread_manifest():
+        if bucket.log.number != numbers[-1]:
+            numbers.append(bucket.log.number)
+            assert bucket.log.end == 0
+    assert len(numbers) > 4
+    assert {vbucket.high_seqno for vbucket in bucket.vbuckets} == {3}
+
+
 def test_a_change_from_elsewhere_does_not_take_the_seqno_of_an_event() -> None:
     bucket = new_bucket()
     bucket.begin_manifest(SHOP)

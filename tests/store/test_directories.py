@@ -65,7 +65,7 @@ def a_directory_in_the_way(place: Place) -> None:
 
 
 def newer(place: Place) -> None:
-    (place.path / "bucket.json").write_text('{"format": 4, "shards": []}')
+    (place.path / "bucket.json").write_text('{"format": 5, "shards": []}')
 
 
 def failing(operation: str, number: int) -> Callable[[Place], None]:
@@ -77,9 +77,9 @@ def failing(operation: str, number: int) -> Callable[[Place], None]:
 
 NOT_TAKEN = "the disk does not take what is to be written"
 REFUSED: list[tuple[str, Callable[[Place], None], str]] = [
-    ("another format", lambda place: say(place, format=0), "beer: format 0, this version knows 2 and 3"),
-    ("an older format", lambda place: say(place, format=1), "beer: format 1, this version knows 2 and 3"),
-    ("a newer format", newer, "beer: format 4, this version knows 2 and 3"),
+    ("another format", lambda place: say(place, format=0), "beer: format 0, this version knows 2 to 4"),
+    ("an older format", lambda place: say(place, format=1), "beer: format 1, this version knows 2 to 4"),
+    ("a newer format", newer, "beer: format 5, this version knows 2 to 4"),
     ("another bucket's", lambda place: say(place, name="wine"), "beer: of bucket 'wine', not 'beer'"),
     ("other vbuckets", lambda place: say(place, vbuckets=1024), "beer: 1024 vbuckets, not 4"),
     ("something else's", foreign, "beer: has photo.jpg, but no bucket.json: it is no bucket's directory"),

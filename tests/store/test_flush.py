@@ -200,7 +200,7 @@ def test_a_kill_in_the_middle_leaves_what_the_bucket_was_then(place: Place) -> N
     bucket = filled(place())
     bucket.set_manifest(SHOP)
     bucket.begin_flush()
-    bucket.spread_manifest(1)
+    bucket.vbuckets[0].get(key(0))
     bucket.vbuckets[2].set(key(ITEMS), b"new")
     bucket.commit()
     expected = [contents(vbucket) for vbucket in bucket.vbuckets]

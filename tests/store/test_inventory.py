@@ -107,7 +107,7 @@ def test_a_directory_of_an_older_release_gets_one(place: Place) -> None:
     assert "not clean" not in bucket.recovered
     assert listed(place).segments
     bucket.close()
-    assert unpack_json(directory.read("bucket.json"))["format"] == 3
+    assert unpack_json(directory.read("bucket.json"))["format"] == 4
     (place.path / INVENTORY).unlink()
     with pytest.raises(StoreDamaged, match=r"beer: inventory\.json: missing; .*`penstock check --repair` saves it$"):
         place()

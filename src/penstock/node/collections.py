@@ -31,8 +31,6 @@ def _set_manifest(connection: NodeConnection, frame: Frame) -> bytes:
     """Use another manifest at once; answer when all vbuckets have written its events."""
     bucket = connection.selected()
     bucket.change_manifest(Manifest.from_json(frame.value))
-    if not bucket.store.is_behind:
-        return reply(frame)
     raise Parked(lambda resume: bucket.upkeep.when_spread(lambda _: resume(reply(frame))))
 
 

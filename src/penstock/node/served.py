@@ -217,7 +217,7 @@ class ServedBucket:
             self.definition.keep("manifest", self.store.manifest.followed_by(manifest).described())
         self.store.begin_manifest(manifest)
         self.map.change()
-        self.upkeep.spread()
+        self.upkeep.spread_soon()
 
     def change_spec(self, spec: BucketSpec, settings: Settings) -> None:
         """Let the bucket be like that from now on. settings: of the store. Raises TemporaryFailure."""

@@ -13,7 +13,7 @@ from penstock.store import opening
 from penstock.store.compaction import Compaction
 from penstock.store.deleter import Deleter
 from penstock.store.durable import DurableLog
-from penstock.store.events import SystemEvent, packed_events
+from penstock.store.events import SystemEvent, packed_events, room_for
 from penstock.store.fields import expiries, keys
 from penstock.store.files import Directory
 from penstock.store.index import RowIndex
@@ -35,6 +35,7 @@ _ROWS_AT_ONCE = 16 * 1024  # a few milliseconds of work
 _ERASED_AT_ONCE = 8 * 1024  # as many
 _EVENTS_AT_ONCE = 256  # a millisecond of work
 _EVENTS_PER_VBUCKET = 8  # that take as long as what is written about a vbucket beside its events
+_EVENTS_PER_VBUCKET_SEALED = 2  # that take as long as to seal a vbucket's part of a segment
 _EXPIRED_AT_ONCE = 256  # tombstones, about a millisecond of work
 _ROWS_PER_EXPIRED = 32  # that are looked at in the time that a tombstone takes
 _ROWS_PER_CALL = 256  # in the time of which a call of `erase_some` begins and ends
@@ -303,13 +304,17 @@ class Bucket:
     def spread_manifest(self, events: int = _EVENTS_AT_ONCE) -> bool:
         """Let the next vbuckets that are behind catch up; False: none is behind, or the log takes nothing.
 
-        events: how many they write, all vbuckets together; at least one vbucket's.
+        events: how many they write, all vbuckets together; at least one vbucket's, or a segment is begun for them.
         """
         while events > 0 and self._untold:
             number, steps = next(iter(self._untold.items()))
-            events -= _EVENTS_PER_VBUCKET + sum(len(step.events) for step in steps)
+            due = [event for step in steps for event in step.events]
             if number in self._unflushed:
-                events -= len(self._first_events())
+                due = self._first_events()
+            if due and self.log.begin_segment_for(room_for(due)):
+                events -= _EVENTS_PER_VBUCKET_SEALED * len(self.vbuckets)
+                continue
+            events -= _EVENTS_PER_VBUCKET + len(due)
             try:
                 self._catch_up(number)
             except REFUSED:

@@ -31,6 +31,7 @@ __all__ = [
     "owners",
     "packed_events",
     "read_event",
+    "room_for",
     "subject_of_key",
     "system_events",
 ]
@@ -42,6 +43,7 @@ _SCOPE: Final = SYSTEM_PREFIX + b"_scope"
 _PREFIXES: Final = ((_COLLECTION, True), (_MODIFY, True), (_SCOPE, False))
 
 _MUTATION = int(Opcode.DCP_MUTATION)
+_HEAD_BYTES = 100  # more than the heads of an event's frame and of its record
 _OPCODE, _EXTRAS, _BODY, _FLAGS = 1, 3, 6, 11  # places in a head
 
 _OF_COLLECTIONS = {SystemEventKind.COLLECTION_BEGIN, SystemEventKind.COLLECTION_END}
@@ -85,6 +87,11 @@ def packed_events(told: Iterable[tuple[SystemEventKind, Subject]]) -> list[Syste
         SystemEvent(kind, subject, event_key(kind, subject), pack_system_event(kind, subject, as_table=True).value)
         for kind, subject in told
     ]
+
+
+def room_for(events: Iterable[SystemEvent]) -> int:
+    """Return how many bytes of the log these events take at most."""
+    return sum(_HEAD_BYTES + len(event.key) + len(event.value) for event in events)
 
 
 def subject_of_key(key: bytes) -> tuple[bool, int] | None:

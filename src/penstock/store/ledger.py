@@ -8,7 +8,7 @@ opened need not read its keys for that.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ __all__ = ["Ledger", "collection_of", "count_segment", "mark_emptied"]
 
 _ONE_BYTE = 0x80  # ids below take one byte in front of a key
 _ID_BITS = 32
+_RUN_FIELDS = 3  # of a run of collections in a note; up to format 3 there were pairs
 
 
 def collection_of(key: bytes) -> int:
@@ -44,10 +45,10 @@ class Ledger:
     erasing: of these the ones for which that is not yet done, and up to which seqno it is.
     """
 
-    __slots__ = ("_known", "emptied", "erasing", "highs", "items", "seqno", "uid")
+    __slots__ = ("_noted", "emptied", "erasing", "highs", "items", "seqno", "uid")
 
     def __init__(self, highs: Mapping[int, int], items: Mapping[int, int] | None = None) -> None:
-        self._known: list[list[int]] | None = None  # as the notes say it
+        self._noted: dict[str, list[list[int]]] | None = None  # what the notes say of `highs` and `emptied`
         self.uid: int | None = 0
         self.seqno = 0
         self.highs = dict(highs)
@@ -66,7 +67,7 @@ class Ledger:
 
     def take(self, event: SystemEvent, seqno: int) -> None:
         """Count a system event. A collection that begins although it is there is emptied."""
-        self.uid, self.seqno, self._known = event.subject.manifest_uid, seqno, None
+        self.uid, self.seqno, self._noted = event.subject.manifest_uid, seqno, None
         collection = event.collection_id
         if collection is None:
             return
@@ -84,19 +85,20 @@ class Ledger:
         """Forget what ended at a tombstone that was dropped: nothing is left of it."""
         about = subject_of_key(key)
         if about is not None and about[0] and self.emptied.get(about[1]) == seqno:
-            del self.emptied[about[1]]
+            self.forget_ends([about[1]])
+
+    def forget_ends(self, collections: Sequence[int]) -> None:
+        """Forget that collections ended: the events that said so were lost or dropped."""
+        for collection in collections:
+            del self.emptied[collection]
+            self._noted = None
 
     # Notes
 
     def described(self) -> dict[str, Any]:
-        if self._known is None:
-            self._known = _runs(sorted(self.highs))
-        return {
-            "uid": self.uid,
-            "seqno": self.seqno,
-            "known": self._known,
-            "emptied": [*self.emptied.items()],
-        }
+        if self._noted is None:  # each log file begins with what all vbuckets have to say
+            self._noted = {"known": _runs(sorted(self.highs)), "emptied": _pack_emptied(self.emptied)}
+        return {"uid": self.uid, "seqno": self.seqno, **self._noted}
 
     @classmethod
     def restored(cls, said: Mapping[str, Any]) -> Ledger:
@@ -104,7 +106,9 @@ class Ledger:
         ledger = cls({collection: 0 for first, last in said["known"] for collection in range(first, last + 1)})
         ledger.uid = None if said["uid"] is None else int(said["uid"])
         ledger.seqno = int(said["seqno"])
-        ledger.emptied = {int(collection): int(seqno) for collection, seqno in said["emptied"]}
+        ledger.emptied = _unpack_emptied(said["emptied"])
+        if all(len(run) == _RUN_FIELDS for run in said["emptied"]):
+            ledger._noted = {"known": said["known"], "emptied": said["emptied"]}
         return ledger
 
     # From the changes
@@ -166,6 +170,29 @@ def _runs(ids: Sequence[int]) -> list[list[int]]:
     return runs
 
 
+def _pack_emptied(emptied: Mapping[int, int]) -> list[list[int]]:
+    """Return the first id and seqno of all that follow each other in both, and how many do.
+
+    A manifest that drops a thousand collections says one such run to each vbucket.
+    """
+    runs: list[list[int]] = []
+    for number, seqno in sorted(emptied.items()):
+        if runs and (number, seqno) == (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2]):
+            runs[-1][2] += 1
+        else:
+            runs.append([number, seqno, 1])
+    return runs
+
+
+def _unpack_emptied(runs: Iterable[Sequence[int]]) -> dict[int, int]:
+    """Return what `_pack_emptied` was given. A pair is one collection and its seqno."""
+    found = {}
+    for first, seqno, *count in runs:
+        for place in range(count[0] if count else 1):
+            found[int(first) + place] = int(seqno) + place
+    return found
+
+
 def _sums(names: Column, seqnos: Column, documents: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int, int]]:
     """Yield of each name how many documents have it, and the highest seqno of any change that has."""
     found, places = np.unique(names, return_inverse=True)
@@ -185,9 +212,8 @@ def mark_emptied(segments: Sequence[Segment], ledgers: Mapping[int, Ledger]) -> 
     """
     ends: dict[int, Column] = {}
     for vbucket, ledger in ledgers.items():
-        ledger.emptied = {
-            collection: seqno for collection, seqno in ledger.emptied.items() if _has(segments, vbucket, seqno)
-        }
+        lost = [collection for collection, seqno in ledger.emptied.items() if not _has(segments, vbucket, seqno)]
+        ledger.forget_ends(lost)
         for collection, seqno in ledger.emptied.items():
             ends.setdefault(collection, np.zeros(len(segments[0].ends), np.int64))[vbucket] = seqno
     if not ends:

@@ -11,11 +11,12 @@ This log lives in memory; DurableLog keeps the same on disk. Appends never move 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.errors import TemporaryFailure
+from penstock.errors import OutOfMemory, TemporaryFailure
 from penstock.store.compaction import PRESSED, Compaction, gain_of, next_rewrite, next_unclustered
 from penstock.store.index import RowIndex
 from penstock.store.quota import Quota
@@ -134,6 +135,14 @@ class Log:
             self.roll(nbytes)
         self.compact()
         self._raise_limit(nbytes)
+
+    def begin_segment_for(self, nbytes: int) -> bool:
+        """Make room for frames of nbytes together, if the log takes anything; True: that took a new segment."""
+        number = self.number
+        if self.end + nbytes > self.limit:
+            with suppress(TemporaryFailure, OutOfMemory):
+                self.make_room(nbytes)
+        return self.number != number
 
     def check(self) -> None:
         """Raise TemporaryFailure while nothing can be appended."""

@@ -26,8 +26,8 @@ __all__ = [
     "write",
 ]
 
-FORMAT = 3
-"""Format of the files. Since 3 a directory with files has an inventory."""
+FORMAT = 4
+"""Format of the files. Since 3 a directory with files has an inventory, since 4 a note has runs of collections."""
 
 FORMAT_WITHOUT_INVENTORY = 2
 """Format of directories that have no inventory yet: it is written when they are opened. The same otherwise."""
@@ -110,8 +110,8 @@ def refusal(path: Path, what: str, error: OSError) -> str:
 
 
 def _check_format(directory: Directory, found: object) -> None:
-    if found not in (FORMAT_WITHOUT_INVENTORY, FORMAT):
-        known = f"{FORMAT_WITHOUT_INVENTORY} and {FORMAT}"
+    if found not in range(FORMAT_WITHOUT_INVENTORY, FORMAT + 1):
+        known = f"{FORMAT_WITHOUT_INVENTORY} to {FORMAT}"
         raise StoreRefused(f"{directory.path}: format {found}, this version knows {known}")
 
 

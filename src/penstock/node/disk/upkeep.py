@@ -20,7 +20,7 @@ PAGER_SECONDS = 600.0
 """From the end of one round of the expiry pager to the next. Source: kv_engine exp_pager_stime."""
 
 _LOOK_SECONDS = 5.0
-_SPREAD_SECONDS = 0.002  # of events that vbuckets write in one turn; 1,000 of one vbucket's take 5 ms, a seal 8 ms
+_SPREAD_SECONDS = 0.002  # of events that vbuckets write in one turn; 1,000 of one vbucket's take 5 ms, a seal 10 ms
 _REFUSED_SECONDS = 1.0  # until that is tried again while the log takes nothing
 
 
@@ -148,6 +148,9 @@ class Upkeep:
 
     def spread_soon(self) -> None:
         """Let vbuckets that are behind begin to catch up in a turn of its own."""
+        if isinstance(self._spreader, asyncio.TimerHandle):  # until the log is tried again
+            self._spreader.cancel()
+            self._spreader = None
         if self._spreader is None:
             self._spreader = self._loop.call_soon(self.spread)
 

@@ -1,0 +1,82 @@
+"""What a note says of a vbucket's collections, and what is read from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.store.checked_json import replace_json, unpack_json
+from penstock.store.files import Directory
+from penstock.store.ledger import Ledger
+from penstock.store.manifest import DEFAULT_MANIFEST
+from tests.store.failing import Place, directory_in_memory
+from tests.store.model import new_bucket
+
+COLLECTIONS = 200
+MANY = DEFAULT_MANIFEST
+for number in range(COLLECTIONS):
+    MANY = MANY.with_collection("_default", f"c{number}")
+NONE_OF_THEM = MANY
+for number in range(COLLECTIONS):
+    NONE_OF_THEM = NONE_OF_THEM.without_collection("_default", f"c{number}")
+
+
+def written(ledger: Ledger) -> Ledger:
+    """Return what is read from a note of a ledger."""
+    return Ledger.restored(json.loads(json.dumps(ledger.described())))
+
+
+@given(st.dictionaries(st.integers(0, 20), st.integers(1, 20)))
+def test_a_note_says_which_collections_ended_and_where(emptied: dict[int, int]) -> None:
+    ledger = Ledger({0: 0})
+    ledger.emptied = emptied
+    again = written(ledger)
+    assert again.emptied == emptied
+    assert again.described() == ledger.described()
+
+
+def test_collections_that_one_manifest_drops_are_one_entry_of_a_note() -> None:
+    """Each log file begins with what all vbuckets have to say: an entry for each would take a third of a second."""
+    bucket = new_bucket(segment_bytes=1 << 20)
+    bucket.set_manifest(MANY)
+    bucket.set_manifest(NONE_OF_THEM)
+    for vbucket in bucket.vbuckets:
+        assert vbucket.ledger is not None
+        assert len(vbucket.ledger.emptied) == COLLECTIONS
+        assert vbucket.ledger.described()["emptied"] == [[8, COLLECTIONS + 1, COLLECTIONS]]
+
+
+def test_a_note_follows_what_is_forgotten() -> None:
+    ledger = Ledger({0: 0})
+    ledger.emptied = {8: 3, 9: 4, 10: 5}
+    assert ledger.described()["emptied"] == [[8, 3, 3]]
+    ledger.forget_ends([9])
+    assert ledger.described()["emptied"] == [[8, 3, 1], [10, 5, 1]]
+
+
+def test_a_note_of_format_3_is_read() -> None:
+    said = {"uid": 2, "seqno": 5, "known": [[0, 0]], "emptied": [[8, 3], [9, 4]]}
+    ledger = Ledger.restored(said)
+    assert ledger.emptied == {8: 3, 9: 4}
+    assert ledger.described()["emptied"] == [[8, 3, 2]]
+
+
+def test_a_directory_of_format_3_becomes_one_of_format_4() -> None:
+    with directory_in_memory() as path:
+        place = Place(path / "beer")
+        bucket = place()
+        bucket.vbuckets[0].set(b"\0k", b"v")
+        bucket.close()
+        replace_json(Directory(place.path), "bucket.json", {**described(place.path), "format": 3})
+        bucket = place()
+        assert bucket.vbuckets[0].get(b"\0k") is not None
+        bucket.close()
+        assert described(place.path)["format"] == 4
+
+
+def described(path: Path) -> dict[str, object]:
+    found: dict[str, object] = unpack_json(Directory(path).read("bucket.json"))
+    return found
