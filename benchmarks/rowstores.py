@@ -26,6 +26,7 @@ from penstock.store.failover import FailoverEntry
 from penstock.store.frames import NO_FRAMES, Chunk
 from penstock.store.history import CAS, OPCODE, Newest
 from penstock.store.index import RowIndex
+from penstock.store.long_frame import Frame
 from penstock.store.rewrite import PurgeRequest
 from penstock.store.settings import Settings
 from penstock.store.vbucket import Vbucket
@@ -148,7 +149,8 @@ class RowVbucket(Vbucket):
         row: Any = _Row(head)
         return row, 0, DELETION_HEAD.unpack_from(head)
 
-    def _commit(self, old: Newest | None, key: bytes, seqno: int, frame: bytes) -> None:
+    def _commit(self, old: Newest | None, key: bytes, seqno: int, frame: Frame) -> None:
+        assert isinstance(frame, bytes), "no value of a benchmark is as long as that"
         name = self._prefix + key
         if frame[OPCODE] == _MUTATION:
             self.items += 1

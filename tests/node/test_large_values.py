@@ -14,6 +14,7 @@ from penstock.node.connection import PARKED_BYTES, TURN_BYTES
 from penstock.node.large_values import _MOST_WAITING, LARGE
 from penstock.wire.constants import (
     Datatype,
+    DocFlag,
     DurabilityLevel,
     Feature,
     FrameInfo,
@@ -39,6 +40,7 @@ from penstock.wire.kv import (
     SelectBucket,
     Set,
     SetVbucket,
+    SetWithMeta,
     pack_features,
 )
 from penstock.wire.login import SaslAuth
@@ -281,6 +283,52 @@ def test_large_documents_on_disk(tmp_path):
         whole = client.ask(GetRandomKey(collection_id=0, include_xattrs=1))
         value = inflate(whole.value) if whole.datatype & Datatype.SNAPPY else whole.value
         assert value.removeprefix(attributes) == HUGE
+
+
+def with_meta(value, **said):
+    return SetWithMeta(key=b"k", value=value, rev_seqno=9, new_cas=77, flags=5, expiry=0, **said)
+
+
+STORES = [
+    Set(key=b"k", value=HUGE),
+    Set(key=b"k", value=HUGE).encode(Opcode.ADD),
+    Set(key=b"k", value=HUGE + b"x"),
+    with_meta(HUGE),
+    with_meta(HUGE + b"x"),
+    with_meta(HUGE).encode(Opcode.ADD_WITH_META),
+    with_meta(pack_xattrs({"_x": b"1"}) + HUGE, datatype=Datatype.XATTR),
+    with_meta(deflate(HUGE), datatype=Datatype.SNAPPY),
+]
+
+
+@pytest.mark.parametrize("store", STORES, ids=map(str, range(len(STORES))))
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_threads_look_at_values_to_be_stored(tmp_path, store, on_disk):
+    data_dir = tmp_path if on_disk else None
+    with Node.running(data_dir=data_dir) as node, connected(node) as client, connected(node) as other:
+        hello(client)
+        with all_threads_busy(node):
+            client.send(store)
+            wait_for_work(node, other)
+            assert other.status(Get(key=b"k")) == S.KEY_ENOENT
+        assert client.receive().specific == S.SUCCESS
+        assert other.get(b"k").value in (HUGE, HUGE + b"x")
+        is_json = not other.get(b"k").value.endswith(b"x")
+        assert bool(client.meta(b"k").value_datatype & Datatype.JSON) == is_json
+
+
+def test_attributes_stay_when_a_large_document_is_replaced(modern):
+    modern.set(b"k", HUGE)
+    path = SubdocMutation.at(b"_x", b"1", key=b"k", flags=PathFlag.XATTR).encode(UPSERT)
+    assert modern.ask(path).specific == S.SUCCESS
+    modern.set(b"k", HUGE[:-1] + b" }")
+    assert modern.get(b"k").value == HUGE[:-1] + b" }"
+    assert modern.ask(lookup(b"_x", flags=PathFlag.XATTR)).value == b"1"
+    assert modern.status(Delete(key=b"k")) == S.SUCCESS
+    deleted = MultiLookup(
+        key=b"k", value=pack_lookup_specs([(GET, PathFlag.XATTR, b"_x")]), doc_flags=DocFlag.ACCESS_DELETED
+    )
+    assert unpack_lookup_results(modern.ask(deleted).value) == [(S.SUCCESS, b"1")]
 
 
 # What others do meanwhile

@@ -67,7 +67,7 @@ def test_commands(command: str, cas: int, outcomes: tuple[type[StatusError] | No
 
 def test_what_is_stored_comes_back() -> None:
     vbucket = new_bucket().find(0)
-    vbucket.set(b"k", memoryview(b"xvaluex")[1:-1], flags=0xDEADBEEF, expiry=100, datatype=1)  # type: ignore[arg-type]
+    vbucket.set(b"k", memoryview(b"xvaluex")[1:-1], flags=0xDEADBEEF, expiry=100, datatype=1)
     item = vbucket.get(b"k")
     assert item is not None
     assert item == (CAS, 0xDEADBEEF, 1, b"value", START // 10**9 + 100, 1, 1)

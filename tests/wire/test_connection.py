@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from penstock.errors import RemoteProtocolError
 from penstock.wire import dcp, kv
 from penstock.wire.columns import SMALL_RUN
-from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent, Slab
-from penstock.wire.constants import MAX_FRAME, Dialect, Opcode, Status
+from penstock.wire.connection import VIEWED_FROM, Broken, Connection, Malformed, ReceiveEvent, Slab
+from penstock.wire.constants import MAX_FRAME, Dialect, Magic, Opcode, Status
 from penstock.wire.frame import Frame, cut_frame, join_frame
 from penstock.wire.heads import Run
 from penstock.wire.shapes import SLACK
@@ -196,6 +196,21 @@ def test_a_long_frame_is_received_in_a_buffer_of_its_own() -> None:
     ((_, frame),) = told(connection.feed(long[1000:]))
     assert len(frame.value) == 1 << 20
     assert len(connection.get_buffer()) == connection.slab.nbytes
+
+
+@pytest.mark.parametrize("framing", [b"", b"\x12\x34"])
+@pytest.mark.parametrize("nbytes", [300, VIEWED_FROM - 100, VIEWED_FROM + 1, 1 << 20])
+def test_values_of_long_frames_are_views_where_that_is_wanted(nbytes: int, framing: bytes) -> None:
+    connection = Connection(Slab(1024), runs=None, viewed={Opcode.SET})
+    magic = Magic.ALT_REQUEST if framing else Magic.REQUEST
+    frames = [
+        Frame(magic, opcode, 3, 1, 7, 9, b"extras..", b"key", b"v" * nbytes, framing)
+        for opcode in (Opcode.SET, Opcode.APPEND)
+    ]
+    events = list(connection.feed(b"".join(map(join_frame, frames))))
+    assert events == frames
+    kinds = [type(event.value) for event in events if isinstance(event, Frame)]
+    assert kinds == [memoryview if nbytes > VIEWED_FROM else bytes, bytes]
 
 
 def test_connections_share_a_slab() -> None:

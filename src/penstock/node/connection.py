@@ -23,6 +23,7 @@ from penstock.errors import NoBucket, RemoteProtocolError, StatusError
 from penstock.node.dispatch import NO_INFOS, answer_malformed, handlers_for, serve, unusual
 from penstock.node.features import datatypes_of
 from penstock.node.keys import key_reader
+from penstock.node.kv import VIEWED
 from penstock.node.large_values import Finished
 from penstock.node.login import Login, Privilege
 from penstock.node.map_reader import MapReader
@@ -128,7 +129,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.agent = ""
         self._transport: asyncio.Transport
         self._outflow: Outflow
-        self._received = Connection(node.slab, runs=None)
+        self._received = Connection(node.slab, runs=None, viewed=VIEWED)
         self.finished: Finished | None = None
         self._requests: Iterator[ReceiveEvent | _Again] = iter(())
         self._serving: ReceiveEvent | _Again | None = None

@@ -24,7 +24,7 @@ from penstock.wire.snappy import MAX_INFLATED, inflated_length
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
 
-__all__ = ["HANDLERS", "changed", "check_value", "document_in_pieces", "loud_and_quiet", "serving"]
+__all__ = ["HANDLERS", "VIEWED", "changed", "check_value", "document_in_pieces", "loud_and_quiet", "serving"]
 
 _RESPONSE = int(Magic.RESPONSE)
 _NOT_JSON = ~int(Datatype.JSON)
@@ -39,6 +39,14 @@ _GET_EXTRAS = _GET_HEAD.size - HEADER_BYTES
 _TOKEN = StoreReply.layouts[2].extras
 _TOKEN_HEAD = Struct(HEADER.format + _TOKEN.format[1:])
 _TOKEN_EXTRAS = _TOKEN.size
+
+VIEWED = frozenset(
+    (
+        *(Opcode.SET, Opcode.SETQ, Opcode.ADD, Opcode.ADDQ, Opcode.REPLACE, Opcode.REPLACEQ),
+        *(Opcode.SET_WITH_META, Opcode.SETQ_WITH_META, Opcode.ADD_WITH_META, Opcode.ADDQ_WITH_META),
+    )
+)
+"""Commands that take a large value as a view: it is copied once, into the log."""
 
 _MAKE_NONE = 2**32 - 1
 """As the expiry of a counter: where there is no document there is not to be one."""
@@ -55,7 +63,7 @@ def serving(connection: NodeConnection, frame: Frame) -> Vbucket:
     return connection.selected().store.find(frame.specific)
 
 
-def check_value(value: bytes) -> None:
+def check_value(value: Buffer) -> None:
     if len(value) > MAX_VALUE:
         raise TooBig(f"value of {len(value)} bytes, limit {MAX_VALUE}")
 

@@ -5,20 +5,23 @@ Source: kv_engine ep_engine.cc, getMeta, setWithMeta, deleteWithMeta, and what t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound
 from penstock.node.kv import changed, check_value, loud_and_quiet, serving
+from penstock.node.large_values import LARGE, work_apart
 from penstock.node.replies import Handler, reply
 from penstock.store.conflict import Meta
 from penstock.wire.constants import Datatype, Opcode, WithMetaFlag
 from penstock.wire.dcp_values import unpack_xattrs
-from penstock.wire.frame import Frame
+from penstock.wire.frame import Buffer, Frame
 from penstock.wire.json_value import detect_json
 from penstock.wire.kv import DelWithMeta, MetaReply, SetWithMeta
+from penstock.wire.large_bytes import plain_bytes
 from penstock.wire.layout import Layout, layouts_of
 from penstock.wire.schema import Event
-from penstock.wire.snappy import inflate, most_inflated
+from penstock.wire.snappy import inflate, inflated_length, most_inflated
 
 if TYPE_CHECKING:
     from penstock.node.connection import NodeConnection
@@ -67,7 +70,7 @@ def _with_meta(event: Event, add: bool = False, *, quiet: bool) -> Handler:
         said = _said(forms[len(frame.extras)], frame.extras)
         options = said.get("options", 0)
         _check_options(options, vbucket.conflict_resolution, event)
-        value, datatype = _value(frame, said.get("nmeta", 0), deletes)
+        value, datatype = _value(connection, frame, said.get("nmeta", 0), deletes)
         new_cas = bool(options & WithMetaFlag.REGENERATE_CAS)
         if said["new_cas"] in _NO_CAS and not new_cas:
             raise InvalidArguments(f"cas {said['new_cas']}, which no document can have")
@@ -108,22 +111,28 @@ def _check_options(options: int, resolution: str, event: Event) -> None:
         raise InvalidArguments(f"options 0x{options:x}: FORCE_ACCEPT is for buckets in which the last write wins")
 
 
-def _value(frame: Frame, nmeta: int, deletes: bool) -> tuple[bytes, int]:
+def _value(connection: NodeConnection, frame: Frame, nmeta: int, deletes: bool) -> tuple[Buffer, int]:
     """Return the value, without the extended meta data behind it, and its datatype, with JSON as it is detected.
 
     Raises StatusError or RemoteProtocolError for a value that cannot be: a tombstone has nothing but extended
-    attributes.
+    attributes. Raises Parked where a thread is to look at a large one.
     """
     if nmeta > len(frame.value):
         raise InvalidArguments(f"{nmeta} bytes of extended meta data in a value of {len(frame.value)}")
     value = frame.value[: len(frame.value) - nmeta]
     check_value(value)
-    body = inflate(value, most_inflated(frame.datatype)) if frame.datatype & Datatype.SNAPPY else value
-    if frame.datatype & Datatype.XATTR:
+    nbytes = inflated_length(value) if frame.datatype & Datatype.SNAPPY else len(value)
+    find = partial(_datatype, frame.datatype, value, deletes)
+    return value, find() if nbytes <= LARGE else work_apart(connection, None, nbytes, find)
+
+
+def _datatype(datatype: int, value: Buffer, deletes: bool) -> int:
+    body = inflate(value, most_inflated(datatype)) if datatype & Datatype.SNAPPY else plain_bytes(value)
+    if datatype & Datatype.XATTR:
         body = unpack_xattrs(body).body
     if deletes and body:
         raise InvalidArguments(f"a deletion with {len(body)} bytes that are no extended attributes")
-    return value, frame.datatype & ~Datatype.JSON | detect_json(body)
+    return datatype & ~Datatype.JSON | detect_json(body)
 
 
 HANDLERS: dict[Opcode, Handler] = {

@@ -294,7 +294,8 @@ def _store(  # noqa: PLR0917 - all of them are what is stored, and where
         raise TooBig(f"value of {nbytes} bytes with its extended attributes, limit {MAX_INFLATED}")
     stored = vbucket.rewrite(
         key,
-        result.value,
+        result.front,
+        body=result.body,
         cas=cas,
         deleted=result.deleted,
         flags=document.flags if options.user_flags is None else options.user_flags,

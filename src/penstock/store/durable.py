@@ -30,7 +30,8 @@ from penstock.store.files import Directory
 from penstock.store.index import RowIndex
 from penstock.store.inventory import Inventory, ListedLog, ListedSegment, extend_identity, write_inventory
 from penstock.store.log import Log
-from penstock.store.record import RECORD_BYTES, pack_file_header, pack_record, seed_of
+from penstock.store.long_frame import Frame
+from penstock.store.record import RECORD_BYTES, pack_file_header, pack_record, pack_record_head, seed_of
 from penstock.store.rewrite import Choice, PurgeRequest, Rewritten, superseding
 from penstock.store.sealed import draft_name, load, save, segment_name
 from penstock.store.segment import Column, Rows, Segment, new_buffer
@@ -158,16 +159,21 @@ class DurableLog(Log):
 
     # What vbuckets write
 
-    def append(self, frame: bytes | memoryview, supersedes: int) -> int:
-        return self._write(bytes(frame), supersedes) + RECORD_BYTES
+    def append(self, frame: Frame, supersedes: int) -> int:
+        return self._write(frame, supersedes) + RECORD_BYTES
 
-    def _write(self, body: bytes, supersedes: int) -> int:
+    def _write(self, body: Frame, supersedes: int) -> int:
         """Write a record for which there is room and return its offset in the active log file."""
         file = self.file
         start = self.end
-        record = pack_record(body, supersedes, file.synced, file.seed ^ start)
-        end = start + len(record)
-        self.buffer[start:end] = record
+        end = start + RECORD_BYTES + len(body)
+        if isinstance(body, bytes):
+            self.buffer[start:end] = pack_record(body, supersedes, file.synced, file.seed ^ start)
+        else:
+            written = self.buffer[start + RECORD_BYTES : end]
+            body.write_to(written)
+            head = pack_record_head(written, supersedes, file.synced, file.seed ^ start)
+            self.buffer[start : start + RECORD_BYTES] = head
         self.end = file.end = end  # only now: a commit may look at any time
         self._appended += 1
         return start

@@ -18,6 +18,7 @@ from penstock.store.index import RowIndex
 from penstock.store.key_search import UnloadedKeys
 from penstock.store.ledger import Ledger
 from penstock.store.log import Log
+from penstock.store.long_frame import Frame
 from penstock.store.segment import Segment
 from penstock.store.snapshot import Snapshot
 from penstock.wire.constants import Opcode, VbucketState
@@ -375,7 +376,7 @@ class History:
         rows, row = found
         return rows, row, DELETION_HEAD.unpack_from(rows.buffer, rows.offsets_at[row])
 
-    def _commit(self, old: Newest | None, key: bytes, seqno: int, frame: bytes) -> None:
+    def _commit(self, old: Newest | None, key: bytes, seqno: int, frame: Frame) -> None:
         """Write the frame of a change, which supersedes the old one."""
         if frame[OPCODE] == _MUTATION:
             self.items += 1

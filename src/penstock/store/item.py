@@ -9,7 +9,7 @@ from penstock.store.conflict import Meta
 from penstock.store.history import BODY, DATATYPE, EXTRAS_LENGTH, KEY_LENGTH, OPCODE, Newest
 from penstock.wire.constants import Datatype, Opcode
 from penstock.wire.dcp import DeletionV2, Mutation, head_struct
-from penstock.wire.dcp_values import pack_xattrs, unpack_xattrs
+from penstock.wire.dcp_values import pack_xattrs, split_xattrs, unpack_xattrs
 from penstock.wire.frame import HEADER_BYTES, Buffer
 from penstock.wire.snappy import inflate
 
@@ -79,11 +79,12 @@ def is_document(newest: Newest | None) -> bool:
     return newest is not None and newest[2][OPCODE] == _MUTATION
 
 
-def value_of(newest: Newest) -> bytes:
-    """Return the value of a document or a tombstone, as it is stored."""
+def value_of(newest: Newest) -> Buffer:
+    """Return the value of a document or a tombstone, as it is stored; a large one as that of an Item."""
     rows, row, head = newest
     at = rows.offsets_at[row] + HEADER_BYTES
-    return rows.buffer[at + head[EXTRAS_LENGTH] + head[KEY_LENGTH] : at + head[BODY]].tobytes()
+    view = rows.buffer[at + head[EXTRAS_LENGTH] + head[KEY_LENGTH] : at + head[BODY]]
+    return view.tobytes() if head[BODY] < VIEWED_FROM else view
 
 
 def tombstone_of(newest: Newest) -> Item:
@@ -114,7 +115,8 @@ def remains_of(newest: Newest) -> bytes:
         return b""
     value = value_of(newest)
     try:
-        attributes = unpack_xattrs(inflate(value) if datatype & Datatype.SNAPPY else value).xattrs
+        section, _ = split_xattrs(inflate(value) if datatype & Datatype.SNAPPY else value)
+        attributes = unpack_xattrs(bytes(section)).xattrs
     except RemoteProtocolError:  # it came from elsewhere, and nobody can read it
         return b""
     kept = {name: attribute for name, attribute in attributes.items() if name.startswith("_")}

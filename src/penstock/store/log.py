@@ -19,6 +19,7 @@ import numpy as np
 from penstock.errors import OutOfMemory, TemporaryFailure
 from penstock.store.compaction import PRESSED, Compaction, gain_of, next_rewrite, next_unclustered
 from penstock.store.index import RowIndex
+from penstock.store.long_frame import Frame
 from penstock.store.quota import Quota
 from penstock.store.rewrite import Choice, Limits, Purged, PurgeRequest, Rewritten
 from penstock.store.rewrite import name as name_of
@@ -112,14 +113,17 @@ class Log:
 
     # What vbuckets write
 
-    def append(self, frame: bytes | memoryview, supersedes: int) -> int:
+    def append(self, frame: Frame, supersedes: int) -> int:
         """Write a frame for which there is room and return its offset in the active segment.
 
         supersedes: the seqno, in the same vbucket, of the change that it replaces; 0 for none.
         """
         offset = self.end
         self.end = end = offset + len(frame)
-        self.buffer[offset:end] = frame
+        if isinstance(frame, bytes):
+            self.buffer[offset:end] = frame
+        else:
+            frame.write_to(self.buffer[offset:end])
         return offset
 
     def make_room(self, nbytes: int, *, frees: bool = False) -> None:

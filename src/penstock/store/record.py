@@ -31,6 +31,7 @@ __all__ = [
     "later_record",
     "pack_file_header",
     "pack_record",
+    "pack_record_head",
     "salvage",
     "scan",
     "seed_of",
@@ -77,6 +78,12 @@ def pack_record(body: bytes, supersedes: int, synced: int, seed: int) -> bytes:
     """Return a whole record. seed: the file's, xor the record's offset. Runs for every change."""
     rest: bytes = _pack_head(len(body), supersedes, synced) + body
     return _pack_checksum(crc32c(rest, seed)) + rest
+
+
+def pack_record_head(body: memoryview, supersedes: int, synced: int, seed: int) -> bytes:
+    """Return what stands in front of a record's body. Arguments as of `pack_record`."""
+    rest: bytes = _pack_head(len(body), supersedes, synced)
+    return _pack_checksum(crc32c(body, crc32c(rest, seed))) + rest
 
 
 class Scanned(NamedTuple):

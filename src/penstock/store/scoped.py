@@ -23,6 +23,7 @@ from penstock.store.fields import collection_ids, is_mutation, keys
 from penstock.store.history import REV_SEQNO, History, Newest
 from penstock.store.index import RowIndex
 from penstock.store.ledger import Ledger
+from penstock.store.long_frame import Frame
 from penstock.store.manifest import DEFAULT_MANIFEST, Collection, Manifest, Scope
 from penstock.store.segment import Segment
 from penstock.store.tombstone import tombstone_head
@@ -187,7 +188,7 @@ class ScopedHistory(History):
             )  # fmt: skip
         self._commit_event(event, old, seqno, b"".join((head, key, value)))
 
-    def _commit_event(self, event: SystemEvent, old: Newest | None, seqno: int, frame: bytes) -> None:
+    def _commit_event(self, event: SystemEvent, old: Newest | None, seqno: int, frame: Frame) -> None:
         """As _commit, of what is no document. That a collection was modified counts until it ends or begins anew."""
         collection, modified = event.collection_id, None
         if collection is not None and event.kind is not SystemEventKind.COLLECTION_MODIFY:
@@ -201,7 +202,7 @@ class ScopedHistory(History):
             rows.dead += rows.lengths_at[row]
             del self._newest[modify_key(collection)]
 
-    def _apply_event(self, event: SystemEvent, seqno: int, frame: bytes) -> None:
+    def _apply_event(self, event: SystemEvent, seqno: int, frame: Frame) -> None:
         """Write an event that happened elsewhere."""
         self._expect([(seqno, event)])
         try:

@@ -48,12 +48,12 @@ def extended(value: Buffer, datatype: int, more: bytes, *, in_front: bool) -> tu
     return join_large(xattrs, body) if xattrs else body, datatype & Datatype.XATTR | detect_json(body)
 
 
-def beside_attributes(old: Buffer, old_datatype: int, value: bytes, datatype: int) -> tuple[bytes, int]:
-    """Return a document with the extended attributes of the one that it replaces, and its datatype: inflated."""
+def beside_attributes(old: Buffer, old_datatype: int, value: Buffer, datatype: int) -> tuple[bytes, Buffer, int]:
+    """Return the extended attributes of a document, the one that replaces it, inflated, and the datatype of both."""
     xattrs, _ = _apart(old, old_datatype)
     if datatype & Datatype.SNAPPY:
         value, datatype = inflate(value), datatype & ~Datatype.SNAPPY
-    return xattrs + value, datatype | Datatype.XATTR
+    return xattrs, value, datatype | Datatype.XATTR
 
 
 def _apart(value: Buffer, datatype: int) -> tuple[bytes, Buffer]:

@@ -33,6 +33,7 @@ from penstock.store.item import (
 )
 from penstock.store.locks import LOCKED_CAS, Lock
 from penstock.store.log import Log
+from penstock.store.long_frame import LONG_FROM, Frame, LongFrame
 from penstock.store.scoped import REFUSED, ScopedHistory
 from penstock.store.time_to_live import TimeLimits
 from penstock.store.tombstone import TOMBSTONE_BYTES, tombstone_head
@@ -139,7 +140,7 @@ class Vbucket(ScopedHistory):
     def set(
         self,
         key: bytes,
-        value: bytes,
+        value: Buffer,
         *,
         flags: int = 0,
         expiry: int = 0,
@@ -158,10 +159,11 @@ class Vbucket(ScopedHistory):
         if preserve_expiry:
             expiry = self._preserved(old, expiry)
         if old is not None and old[2][DATATYPE] & _XATTR:
-            old, value, datatype = self._beside(old, key, value, datatype)
+            old, front, value, datatype = self._beside(old, key, value, datatype)
+            return self._store(old, key, value, front=front, flags=flags, expiry=expiry, datatype=datatype)
         return self._store(old, key, value, flags=flags, expiry=expiry, datatype=datatype)
 
-    def add(self, key: bytes, value: bytes, *, flags: int = 0, expiry: int = 0, datatype: int = 0) -> Stored:
+    def add(self, key: bytes, value: Buffer, *, flags: int = 0, expiry: int = 0, datatype: int = 0) -> Stored:
         """As set, but raises KeyExists if there is a document."""
         old = self._present(key, _MUTATION_BYTES + len(key) + len(value))
         if old is not None and old[2][OPCODE] == _MUTATION:
@@ -171,7 +173,7 @@ class Vbucket(ScopedHistory):
     def replace(
         self,
         key: bytes,
-        value: bytes,
+        value: Buffer,
         *,
         flags: int = 0,
         expiry: int = 0,
@@ -184,7 +186,8 @@ class Vbucket(ScopedHistory):
         if preserve_expiry:
             expiry = self._preserved(old, expiry)
         if old is not None and old[2][DATATYPE] & _XATTR:
-            old, value, datatype = self._beside(old, key, value, datatype)
+            old, front, value, datatype = self._beside(old, key, value, datatype)
+            return self._store(old, key, value, front=front, flags=flags, expiry=expiry, datatype=datatype)
         return self._store(old, key, value, flags=flags, expiry=expiry, datatype=datatype)
 
     def touch(self, key: bytes, expiry: int) -> Item | None:
@@ -257,6 +260,7 @@ class Vbucket(ScopedHistory):
         key: bytes,
         make: Callable[[int, int], bytes],
         *,
+        body: Buffer = b"",
         cas: int = 0,
         deleted: bool = False,
         flags: int = 0,
@@ -266,21 +270,22 @@ class Vbucket(ScopedHistory):
     ) -> Stored:
         """Store a document whose value has to do with its own change; or, `deleted`, leave a tombstone with it.
 
-        make: returns the value for a cas and seqno, always as long. cas: what the newest version must have now, be it a
-        tombstone, 0 for whatever it has. expiry, preserve_expiry: as of `set`. Raises KeyExists for another cas.
+        make: returns what is in front of the body for a cas and seqno, always as long. cas: what the newest version
+        must have now, be it a tombstone, 0 for whatever it has. expiry, preserve_expiry: as of `set`.
+        Raises KeyExists for another cas.
         """
         nbytes = TOMBSTONE_BYTES if deleted else _MUTATION_BYTES
-        old = self._present(key, nbytes + len(key) + len(make(0, 0)), frees=deleted)
+        old = self._present(key, nbytes + len(key) + len(make(0, 0)) + len(body), frees=deleted)
         if old is not None:
             self._check(key, cas, old[2][CAS])
         self._locks.pop(key, None)
         if preserve_expiry:
             expiry = self._preserved(old, expiry)
         new_cas = self._clock.tick()
-        value = make(new_cas, self.high_seqno + 1)
+        front = make(new_cas, self.high_seqno + 1)
         if deleted:
-            return self._bury(old, key, Event.DELETION, value, datatype=datatype, cas=new_cas)
-        return self._store(old, key, value, flags=flags, expiry=expiry, datatype=datatype, cas=new_cas)
+            return self._bury(old, key, Event.DELETION, front + body, datatype=datatype, cas=new_cas)
+        return self._store(old, key, body, front=front, flags=flags, expiry=expiry, datatype=datatype, cas=new_cas)
 
     # Locks
 
@@ -333,7 +338,7 @@ class Vbucket(ScopedHistory):
         self,
         event: Event,
         key: bytes,
-        value: bytes,
+        value: Buffer,
         meta: Meta,
         *,
         cas: int = 0,
@@ -379,7 +384,7 @@ class Vbucket(ScopedHistory):
         self,
         event: Event,
         key: bytes,
-        value: bytes = b"",
+        value: Buffer = b"",
         *,
         cas: int,
         rev_seqno: int,
@@ -413,7 +418,7 @@ class Vbucket(ScopedHistory):
             raise OutOfRange(f"vbucket {self.id}: rev_seqno {rev_seqno}, limit {LAST_SEQNO}", vbucket=self.id)
         told = None
         if key.startswith(SYSTEM_PREFIX):
-            told = read_event(key, value, flags if event is Event.MUTATION else None)
+            told = read_event(key, bytes(value), flags if event is Event.MUTATION else None)
         key_length, value_length = len(key), len(value)
         if event is Event.MUTATION:
             body = _MUTATION_EXTRAS + key_length + value_length
@@ -433,7 +438,7 @@ class Vbucket(ScopedHistory):
                 rev_seqno=rev_seqno,
                 delete_time=delete_time or self._now() // _NANOSECONDS,
             )
-        frame = b"".join((head, key, value))
+        frame: Frame = b"".join((head, key, value)) if len(value) < LONG_FROM else LongFrame(head + key, value)
         self._begin_change(seqno, snapshot_end)
         if told is None:
             self._commit(self._find(key, len(frame), event is not Event.MUTATION), key, seqno, frame)
@@ -533,12 +538,14 @@ class Vbucket(ScopedHistory):
         self._locks.pop(key, None)
         return self._store(old, key, item.value, flags=item.flags, expiry=item.expiry, datatype=item.datatype)
 
-    def _beside(self, old: Newest, key: bytes, value: bytes, datatype: int) -> tuple[Newest | None, bytes, int]:
-        """Return the newest version, and a value with the extended attributes of the document that it replaces."""
+    def _beside(
+        self, old: Newest, key: bytes, value: Buffer, datatype: int
+    ) -> tuple[Newest | None, bytes, Buffer, int]:
+        """Return the newest version, the extended attributes of the document that a value replaces, and the value."""
         if not is_document(old) or self._is_over(old):
-            return old, value, datatype
-        value, datatype = beside_attributes(value_of(old), old[2][DATATYPE], value, datatype)
-        return self._find(key, _MUTATION_BYTES + len(key) + len(value)), value, datatype
+            return old, b"", value, datatype
+        front, value, datatype = beside_attributes(value_of(old), old[2][DATATYPE], value, datatype)
+        return self._find(key, _MUTATION_BYTES + len(key) + len(front) + len(value)), front, value, datatype
 
     def _preserved(self, old: Newest | None, expiry: int) -> int:
         """Return when a document that is there expires; where there is none, what is to be for a new one."""
@@ -548,9 +555,21 @@ class Vbucket(ScopedHistory):
         return found
 
     def _store(
-        self, old: Newest | None, key: bytes, value: Buffer, *, flags: int, expiry: int, datatype: int, cas: int = 0
+        self,
+        old: Newest | None,
+        key: bytes,
+        value: Buffer,
+        *,
+        flags: int,
+        expiry: int,
+        datatype: int,
+        cas: int = 0,
+        front: bytes = b"",
     ) -> Stored:
-        """Write a document as a change of this vbucket's own. cas: the clock's newest, 0: its next one."""
+        """Write a document as a change of this vbucket's own.
+
+        cas: the clock's newest, 0: its next one. front: what its value begins with, such as extended attributes.
+        """
         seqno, cas = self.high_seqno + 1, cas or self._clock.tick()
         rev_seqno = (self.index.purged_rev_seqno if old is None else old[2][REV_SEQNO]) + 1
         if expiry:
@@ -558,12 +577,16 @@ class Vbucket(ScopedHistory):
         if self.time_limits is not None:
             expiry = self.time_limits.applied(key, expiry, self._now() // _NANOSECONDS)
         key_length = len(key)
-        body = _MUTATION_EXTRAS + key_length + len(value)
+        value_length = len(value)
+        body = _MUTATION_EXTRAS + key_length + len(front) + value_length
         head = MUTATION_HEAD.pack(
             _REQUEST, _MUTATION, key_length, _MUTATION_EXTRAS, datatype, self.id, body, 0, cas,
             seqno, rev_seqno, flags, expiry, 0, 0, 0,
         )  # fmt: skip
-        self._commit(old, key, seqno, b"".join((head, key, value)))
+        if value_length < LONG_FROM:
+            self._commit(old, key, seqno, b"".join((head, key, front, value)))
+        else:
+            self._commit(old, key, seqno, LongFrame(head + key + front, value))
         return _new_stored(Stored, (cas, seqno))
 
     def _bury(

@@ -11,8 +11,9 @@ The body is: framing extras, extras, key, value.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire.constants import MAX_FRAME, Magic, Opcode, Status
@@ -35,7 +36,12 @@ PLAIN_OF = {int(magic): Magic.REQUEST if int(magic) in REQUEST_MAGICS else Magic
 
 
 class Frame(NamedTuple):
-    """One frame, cut but not understood. `specific` is the vbucket of a request, the status of a response."""
+    """One frame, cut but not understood.
+
+    Attributes:
+        specific: the vbucket of a request, the status of a response.
+        value: bytes; a long one is a view where a Connection was told so.
+    """
 
     magic: int
     opcode: int
@@ -98,6 +104,23 @@ def cut_frame(view: memoryview, offset: int) -> Frame:
         )
     extras, key, value = parts[:extras_length], parts[extras_length:value_at], parts[value_at:]
     return _new_frame(Frame, (magic, opcode, specific, datatype, opaque, cas, extras, key, value, framing))
+
+
+def view_frame(view: memoryview) -> Frame:
+    """As `cut_frame`, of a frame that is long enough for any key; its value is a view."""
+    magic, opcode, key_length, extras_length, datatype, specific, body, opaque, cas = HEADER.unpack_from(view)
+    framing_length = 0
+    if magic in _ALTERNATIVE:
+        framing_length, key_length = key_length >> 8, key_length & 0xFF
+    lengths = framing_length, extras_length, key_length
+    framing_at, extras_at, key_at, value_at = accumulate(lengths, initial=HEADER_BYTES)
+    framing, extras, key = (
+        bytes(view[framing_at:extras_at]),
+        bytes(view[extras_at:key_at]),
+        bytes(view[key_at:value_at]),
+    )
+    value = cast(bytes, view[value_at : HEADER_BYTES + body])
+    return Frame(magic, opcode, specific, datatype, opaque, cas, extras, key, value, framing)
 
 
 _new_frame = tuple.__new__

@@ -196,7 +196,7 @@ def test_changes_follow_one_another() -> None:
     assert after.xattrs == {"_sys": b'{"x":[1],"y":2}', "user": b"6", "new": b'{"a":{"b":[ ]}}'}
     assert after.answers == [MutationResult(5, Status.SUCCESS, b"7"), MutationResult(6, Status.SUCCESS, b"2")]
     assert after.datatype == Datatype.JSON | Datatype.XATTR
-    assert unpack_xattrs(after.value()) == (after.xattrs, after.body)
+    assert unpack_xattrs(after.front() + after.body) == (after.xattrs, after.body)
     assert not after.deleted
     assert PLAIN.xattrs == {"_sys": b'{"x":[1]}', "user": b"5"}
 
@@ -213,7 +213,7 @@ def test_the_first_change_that_fails_is_named() -> None:
 
 def test_an_attribute_is_removed() -> None:
     after = changed((DELETE, XATTR, b"user"), (DELETE, XATTR, b"_sys"))
-    assert (after.xattrs, after.datatype, after.value()) == ({}, JSON, b'{"a": 1}')
+    assert (after.xattrs, after.datatype, after.front() + after.body) == ({}, JSON, b'{"a": 1}')
 
 
 def test_names_of_attributes_may_have_escapes() -> None:
@@ -230,7 +230,7 @@ def test_names_of_attributes_may_have_escapes() -> None:
 def test_the_whole_body() -> None:
     assert changed((Opcode.SET, 0, b"", b" {}")).datatype == Datatype.JSON | Datatype.XATTR
     after = changed((Opcode.SET, 0, b"", b"no json"), document=Document())
-    assert (after.body, after.datatype, after.value()) == (b"no json", 0, b"no json")
+    assert (after.body, after.datatype, after.front() + after.body) == (b"no json", 0, b"no json")
     assert changed((Opcode.ADD, 0, b"", b"1"), document=Document()).body == b"1"
 
 
@@ -238,7 +238,7 @@ def test_a_document_is_deleted() -> None:
     after = changed((UPSERT, XATTR, b"_sys", b"2"), (UPSERT, XATTR, b"own", b"2"), (Opcode.DELETE, 0, b""))
     assert (after.body, after.xattrs, after.datatype, after.deleted) == (b"", {"_sys": b"2"}, Datatype.XATTR, True)
     after = changed((Opcode.DELETE, 0, b""), document=Document(b"x", {"user": b"1"}))
-    assert (after.value(), after.datatype, after.deleted) == (b"", 0, True)
+    assert (after.front() + after.body, after.datatype, after.deleted) == (b"", 0, True)
 
 
 def test_a_deleted_document_stays_so_unless_it_is_revived() -> None:
@@ -267,8 +267,8 @@ def test_a_change_names_itself() -> None:
         *((UPSERT, MACROS, b"t.crc", b'"${Mutation.value_crc32c}"'), (UPSERT, MACROS, b"t.c", b'"${Mutation.CAS}"')),
         *((UPSERT, XATTR, b"t.as_is", b'"${Mutation.CAS}"'), (UPSERT, 0, b"a", b"2")),
     )
-    assert len(after.value()) == len(after.value(2**64 - 1, 2**63))
-    xattrs, body = unpack_xattrs(after.value(0x0102030405060708, 0x2A))
+    assert len(after.front() + after.body) == len(after.front(2**64 - 1, 2**63) + after.body)
+    xattrs, body = unpack_xattrs(after.front(0x0102030405060708, 0x2A) + after.body)
     assert body == b'{"a": 2}'
     assert xattrs["_s"] == b'"0x0807060504030201"'
     assert json.loads(xattrs["t"]) == {
@@ -298,7 +298,7 @@ def test_what_stands_for_a_cas_stands_nowhere_else(junk: bytes) -> None:
     specs = [(UPSERT, MACROS, b"a", b'"${Mutation.CAS}"'), (UPSERT, MACROS, b"b", b'"${Mutation.value_crc32c}"')]
     for _ in range(2):  # what stood for it the first time is part of the document the second time
         after = changed(*specs, document=before)
-        xattrs = unpack_xattrs(after.value(1, 1)).xattrs
+        xattrs = unpack_xattrs(after.front(1, 1) + after.body).xattrs
         assert xattrs == {**before.xattrs, "a": b'"0x0100000000000000"', "b": b'"0x%08x"' % crc32c(b"{}")}
         before = Document(b"{}", {"junk": b"[" + b",".join(after.macros) + b"]"})
 
@@ -346,7 +346,7 @@ def test_any_changes_are_made_or_refused(found: Document | None, specs: list[Mut
             assert specs[after.operation]
             assert after.status in set(Status)
         else:
-            value = after.value(5, 6)
+            value = after.front(5, 6) + after.body
             xattrs, body = unpack_xattrs(value) if after.datatype & Datatype.XATTR else ({}, value)
             assert (list(xattrs), body) == (list(after.xattrs), after.body)
             assert not (after.deleted and body)

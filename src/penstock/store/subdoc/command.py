@@ -64,14 +64,14 @@ class Changed(NamedTuple):
         """Bytes of the value to be stored."""
         return len(self.body) + (len(pack_xattrs(self.xattrs)) if self.xattrs else 0)
 
-    def value(self, cas: int = 0, seqno: int = 0) -> bytes:
-        """Return the value to be stored, not compressed, for a change with this cas and seqno: always as long."""
+    def front(self, cas: int = 0, seqno: int = 0) -> bytes:
+        """Return what is stored in front of the body, for a change with this cas and seqno: always as long."""
         if not self.xattrs:
-            return self.body
+            return b""
         front = pack_xattrs(self.xattrs)
         for stand_in, macro in self.macros.items():
             front = front.replace(stand_in, MUTATION_MACROS[macro](cas, seqno, self.body))
-        return front + self.body
+        return front
 
 
 # Which document
