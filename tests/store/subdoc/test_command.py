@@ -368,6 +368,7 @@ KEYED = Document(b'{"a":{"b":1,"c":{}},"d":[1,[],{"e":2}],"n":5 , "o" : { } }', 
 STEPS = st.sampled_from([b"a", b"b", b"c", b"d", b"n", b"o", b"new", b"\\/", b"/"])
 INDEXES = st.sampled_from([b"", b"", b"[0]", b"[-1]", b"[2]", b"[3]"])
 DEEP_PATHS = st.lists(st.builds(bytes.__add__, STEPS, INDEXES), min_size=1, max_size=3).map(b".".join)
+ARRAY_PATHS = st.sampled_from([b"d", b"d[1]", b"d[-1]", b"d[3]", b"n", b"new"])
 KEY_PATHS = st.lists(STEPS, min_size=1, max_size=2).map(b".".join)
 SIMPLE = st.sampled_from([UPSERT, ADD, REPLACE, COUNTER])
 ANY_EDIT = st.sampled_from(sorted(MUTATIONS.keys() - {Opcode.SET, Opcode.ADD, Opcode.DELETE, TO_BODY}))
@@ -377,6 +378,7 @@ NEW = st.sampled_from([b"7", b'{"b":3}', b'{"c":{"a":[]}}', b"[]", b' "s" ', b"-
 @given(
     st.lists(
         st.builds(MutationSpec, SIMPLE, st.sampled_from([0, P]), KEY_PATHS, NEW)
+        | st.builds(MutationSpec, st.just(Opcode.SUBDOC_ARRAY_PUSH_LAST), st.just(0), ARRAY_PATHS, NEW)
         | st.builds(MutationSpec, ANY_EDIT, st.sampled_from([0, P]), DEEP_PATHS, NEW),
         min_size=2,
         max_size=8,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import StatusError
 from penstock.store.subdoc import scan
-from penstock.store.subdoc.path import Key, Path
+from penstock.store.subdoc.path import Key, Path, parse_path
 from penstock.store.subdoc.text import Text, count_levels, locate
 from penstock.wire.constants import Status
 from penstock.wire.json_value import detect_json
@@ -159,6 +159,18 @@ def test_a_last_element_within_a_last_element_is_not_read_again_and_again() -> N
     document = b"[1," * levels + b"0" + b',"x"' * 100 + b"]" * levels
     paths = tuple((-1,) * length for length in range(16, levels + 1))
     assert locate(document, paths[:15]) == scan.locate(document, paths[:15])
+
+
+def test_an_array_becomes_longer_several_times() -> None:
+    path, other = parse_path(b"a"), parse_path(b"b")
+    text = Text(b'{"a":[ ],"b":[1]}', [path, other])
+    place = text.find(path)
+    for new in (b"1", b"2,3", b"[4]"):
+        longer = text.find_to_append(path)
+        assert (longer.at, longer.end) == (place.at, place.end)  # the text was not read again
+        text.append(path, longer, new)
+    text.append(other, text.find_to_append(other), b"2")
+    assert text.read() == b'{"a":[ 1,2,3,[4]],"b":[1,2]}'
 
 
 @given(st.lists(st.sampled_from([b"1", b'"a"', b"null", b"[]", b"{}"]), max_size=5), st.sampled_from([b"1", b'"b"']))

@@ -149,11 +149,11 @@ def _delta(value: bytes) -> int:
 
 def _push_last(text: Text, path: Path, value: bytes, mkdir_p: bool) -> bytes:
     new = _several(value, above=len(path) + 1)
-    place = _array(text, path)
+    place = _checked_array(text, path, text.find_to_append(path))
     if place.at < 0:
         _add_array(text, path, place, new, mkdir_p)
     else:
-        _append(text, place, new)
+        text.append(path, place, new)
     return b""
 
 
@@ -200,22 +200,20 @@ def _add_unique(text: Text, path: Path, value: bytes, mkdir_p: bool) -> bytes:
         if text.part(found, found + 1) in (b"[", b"{"):
             raise _error(Status.SUBDOC_PATH_MISMATCH, path, "has an array or object among its elements")
         raise _error(Status.SUBDOC_PATH_EEXISTS, path, "has this element already")
-    _append(text, place, new)
+    text.append(path, place, new)
     return b""
 
 
 def _array(text: Text, path: Path) -> Place:
     """Return the place of a path that leads to an array, or to nothing."""
     text.read()
-    place = text.find(path)
+    return _checked_array(text, path, text.find(path))
+
+
+def _checked_array(text: Text, path: Path, place: Place) -> Place:
     if place.at >= 0 and text.part(place.at, place.at + 1) != b"[":
         raise _error(Status.SUBDOC_PATH_MISMATCH, path, "is no array")
     return place
-
-
-def _append(text: Text, array: Place, new: bytes) -> None:
-    close = array.end - 1
-    text.change(Splice(close, close, b"," + new if array.size else new))
 
 
 def _add_array(text: Text, path: Path, place: Place, new: bytes, mkdir_p: bool) -> None:

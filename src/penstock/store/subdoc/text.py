@@ -54,12 +54,13 @@ class Text:
     Raises StatusError: SUBDOC_DOC_NOTJSON, SUBDOC_DOC_E2DEEP.
     """
 
-    __slots__ = ("_document", "_paths", "_places", "_splices")
+    __slots__ = ("_document", "_longer", "_paths", "_places", "_splices")
 
     def __init__(self, document: bytes, paths: Iterable[Path] = ()) -> None:
         self._document = document
         self._paths = tuple(dict.fromkeys(paths))[:_MOST_PATHS]
         self._splices: list[Splice] = []
+        self._longer: dict[Path, Place] = {}  # arrays that have become longer, and nothing else since
         levels, places = locate(document, self._paths)
         if levels < 0:
             raise status_error(Status.SUBDOC_DOC_NOTJSON, f"document of {len(document)} bytes is no JSON text")
@@ -85,6 +86,7 @@ class Text:
             self._document = _spliced(self._document, self._splices)
             self._splices = []
             self._places = {}
+            self._longer = {}
         return self._document
 
     def part(self, begin: int, end: int) -> bytes:
@@ -112,6 +114,18 @@ class Text:
         found: int = extension.find_item(self._document, array, item)
         return found
 
+    def find_to_append(self, path: Path) -> Place:
+        """Return what `find` does, also of an array that has become longer and is to become longer still."""
+        place = self._longer.get(path)
+        return self.find(path) if place is None else place
+
+    def append(self, path: Path, place: Place, new: bytes) -> None:
+        """Put elements behind those of an array at a place of `find_to_append`."""
+        close = place.end - 1
+        self._splices.append(Splice(close, close, b"," + new if place.size else new))
+        self._places = {other: its for other, its in self._places.items() if _is_outside(its, place)}
+        self._longer[path] = place._replace(size=place.size + 1)
+
     def change(self, splice: Splice) -> None:
         """Put a change in, after which all that was found is looked for again."""
         self._splices.append(splice)
@@ -123,6 +137,7 @@ class Text:
         Places that are found stay valid where the change is in none of their values and none of what they lack.
         """
         self._splices.append(splice)
+        self._longer = {}
         moved = {}
         for other, its in self._places.items():
             kept = _kept(other, its, path, place)
@@ -158,6 +173,12 @@ def _kept(path: Path, place: Place, changed: Path, where: Place) -> Place | None
             return None
         return place._replace(members=place.members + 1)
     return place
+
+
+def _is_outside(place: Place, array: Place) -> bool:
+    """Tell whether a place, and what it lacks, lies neither in an array nor around it."""
+    begin, end = (place.at, place.end) if place.at >= 0 else (place.container, place.container + 1)
+    return end <= array.at or begin >= array.end
 
 
 def _spliced(document: bytes, splices: Sequence[Splice]) -> bytes:
