@@ -14,10 +14,10 @@ from collections.abc import Iterator
 
 from fuzz import corpus
 from fuzz.frames import reads
+from penstock.client.feeds.consumer_feed import ConsumerFeed
 from penstock.client.feeds.feed import Feed, StreamTarget
-from penstock.client.feeds.follower import Follower
 from penstock.client.feeds.selection import KnownCollections, Selection
-from penstock.client.feeds.tap_feed import TapFeed
+from penstock.client.tap.tap_feed import TapFeed
 from penstock.errors import RemoteProtocolError, StatusError
 from penstock.wire.collection_names import CollectionNames
 from penstock.wire.columns import batch_of, decode_messages, decode_run
@@ -84,7 +84,7 @@ def check_run(run: Run, collections: CollectionNames | None = None) -> None:
 def consume(data: bytes, dialect: Dialect, collections: KnownCollections | None = None) -> None:
     """Let a consumer of two vbuckets receive a try, and take all it says in answer."""
     wanted = {vbucket: StreamTarget() for vbucket in FOLLOWED}
-    feed: Follower = (
+    feed: ConsumerFeed = (
         TapFeed(VBUCKETS, FOLLOWED, window=SLAB_BYTES)
         if dialect is Dialect.TAP
         else Feed(

@@ -179,7 +179,7 @@ class Consumer(Receiver):
 
     @property
     def position(self):
-        return self.feed._streams[3].position
+        return self.feed._streams.by_vbucket[3].position
 
 
 def consumer_of(speaker, wanted=None, vbuckets=8, **options):

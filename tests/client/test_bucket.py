@@ -6,7 +6,7 @@ import pytest
 
 from penstock import connect
 from penstock.client.documents.document import Document, vbucket_of
-from penstock.client.feeds.stream_position import VbucketInfo
+from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import (
     ConnectionClosed,
     KeyExists,

@@ -116,9 +116,9 @@ def test_one_request_for_each_stream_and_none_twice():
     assert (second.vbucket, second.start_seqno, second.end_seqno, second.vbuuid) == (7, 0, MAX_SEQNO, 0)
     assert first.opaque != second.opaque
     assert not consumer.ask()
-    assert consumer.feed.awaits_replies
+    assert consumer.feed.unanswered(0)
     consumer.give(accept(first), accept(second))
-    assert not consumer.feed.awaits_replies
+    assert not consumer.feed.unanswered(0)
     assert not consumer.ask()
 
 
@@ -434,7 +434,7 @@ def test_a_stream_that_ends_in_the_middle_of_its_snapshot_is_not_done():
     consumer, request = opened({3: StreamTarget(end_seqno=4)})
     consumer.give(marker(request, 1, 9), mutations(request, 2), end(request))
     assert not consumer.feed.is_done
-    assert isinstance(consumer.feed.failure, ConnectionClosed)
+    assert isinstance(consumer.feed.failures.newest, ConnectionClosed)
 
 
 @pytest.mark.parametrize(
@@ -449,10 +449,10 @@ def test_a_stream_that_ends_early_goes_on_where_it_was_on_the_next_connection(re
     consumer.give(marker(request, 1, 9), mutations(request, 2), end(request, reason))
     assert not consumer.feed.is_done
     assert not consumer.ask()
-    assert str(consumer.feed.failure) == f"vbucket 3: the producer ended the stream at 2, {name}"
+    assert str(consumer.feed.failures.newest) == f"vbucket 3: the producer ended the stream at 2, {name}"
     assert consumer.feed.troubled == {3}
     consumer.reconnect()
-    assert consumer.feed.failure is None
+    assert consumer.feed.failures.newest is None
     request = consumer.ask_one()
     assert (request.start_seqno, request.snap_start, request.snap_end) == (2, 0, 9)
     consumer.give(accept(request), marker(request, 0, 9), mutations(request, 9))
@@ -470,7 +470,7 @@ def test_a_stream_without_an_end_has_none():
     consumer, request = opened()
     consumer.give(end(request))
     assert not consumer.feed.is_done
-    assert consumer.feed.failure is not None
+    assert consumer.feed.failures.newest is not None
 
 
 # Refusals
@@ -483,8 +483,8 @@ def test_a_refusal_that_may_mend_is_for_the_next_connection(status, error):
     consumer = consumer_of({3: StreamTarget(), 5: StreamTarget()})
     one, two = consumer.ask()
     consumer.give(refuse(one, status), accept(two))
-    assert isinstance(consumer.feed.failure, error)
-    assert str(consumer.feed.failure) == f"vbucket 3: stream from 0 refused, {status.name}"
+    assert isinstance(consumer.feed.failures.newest, error)
+    assert str(consumer.feed.failures.newest) == f"vbucket 3: stream from 0 refused, {status.name}"
     assert not consumer.ask()
     consumer.reconnect()
     assert [request.vbucket for request in consumer.ask()] == [3, 5]

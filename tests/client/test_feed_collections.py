@@ -306,7 +306,7 @@ def test_extended_attributes_where_they_are_wanted():
 
 def test_each_connection_is_acknowledged_what_came_by_it():
     consumer = consumer_of({3: StreamTarget(), 5: StreamTarget()}, window=1 << 10)
-    consumer.feed.vias = {3: 0, 5: 1}
+    consumer.feed.vias.update({3: 0, 5: 1})
     one, two = consumer.ask()
     acks = []
     for via, request in ((0, one), (1, two)):

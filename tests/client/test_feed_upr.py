@@ -33,7 +33,7 @@ def test_the_log_is_asked_for_in_front_of_a_stream_and_behind(speaker):
     consumer = consumer_of(speaker, {3: StreamTarget(end_seqno=9), 5: StreamTarget(position=AT_20)})
     logs = consumer.ask()
     assert [type(request) for request in logs] == [speaker.log_request] * 2
-    assert consumer.feed.awaits_replies
+    assert consumer.feed.unanswered(0)
     consumer.give(speaker.log(logs[1], NEWER[1:]))
     request, again = consumer.ask()
     assert (request.vbucket, request.start_seqno, request.end_seqno) == (5, 20, MAX_SEQNO)
@@ -150,15 +150,15 @@ def test_an_end_is_a_seqno_or_a_whole_snapshot(speaker):
     consumer, request = opened(speaker, {3: StreamTarget(end_seqno=5)})
     consumer.give(speaker.snapshot_start(request), speaker.mutations(request, 1), speaker.end(request))
     assert not consumer.feed.is_done
-    assert str(consumer.feed.failure) == "vbucket 3: the producer ended the stream at 1, OK"
+    assert str(consumer.feed.failures.newest) == "vbucket 3: the producer ended the stream at 1, OK"
 
 
 @both
 def test_a_stream_that_ends_for_another_state_goes_on_later(speaker):
     consumer, request = opened(speaker, {3: StreamTarget(end_seqno=5)})
     consumer.give(speaker.snapshot(request, 1, 5), speaker.end_changed(request))
-    assert isinstance(consumer.feed.failure, ConnectionClosed)
-    assert str(consumer.feed.failure).endswith("ended the stream at 5, STATE_CHANGED")
+    assert isinstance(consumer.feed.failures.newest, ConnectionClosed)
+    assert str(consumer.feed.failures.newest).endswith("ended the stream at 5, STATE_CHANGED")
     assert not consumer.feed.is_done
 
 
@@ -187,7 +187,7 @@ def test_nothing_is_complete_before_the_second_log(speaker, last):
     consumer.give(speaker.log(again))
     assert consumer.position.is_complete
     assert consumer.feed.is_done == ("end" in last)
-    assert consumer.feed.failure is None
+    assert consumer.feed.failures.newest is None
 
 
 @both
@@ -365,7 +365,7 @@ def test_a_vbucket_that_is_not_here_is_for_the_next_connection(speaker, of):
         consumer.give(speaker.refuse_log(consumer.ask_log()))
     else:
         consumer.give(speaker.refuse(consumer.decide()[0]))
-    assert isinstance(consumer.feed.failure, NotMyVbucket)
+    assert isinstance(consumer.feed.failures.newest, NotMyVbucket)
     assert not consumer.ask()
     consumer.reconnect()
     consumer.ask_log()
@@ -416,7 +416,7 @@ def test_a_flush_before_the_second_log_has_a_log_of_its_own(speaker):
     consumer.get(speaker.accept(request), speaker.flush(request))
     log = consumer.ask_log()
     consumer.get(speaker.log(again), speaker.snapshot(request, 1, 2), speaker.end(request))
-    assert consumer.feed.failure is None
+    assert consumer.feed.failures.newest is None
     assert not consumer.feed.is_done
     consumer.give(speaker.log(log, (FailoverEntry(77, 0),)))
     assert consumer.feed.is_done
@@ -483,7 +483,7 @@ def test_a_history_that_ceases_to_be_the_expected_one_is_given_up(speaker, what)
         consumer.give(speaker.accept(request), speaker.flush(request))
     assert consumer.feed.given_up == [3]
     assert not consumer.get(speaker.snapshot(request, 21), speaker.end(request))
-    assert consumer.feed.failure is None
+    assert consumer.feed.failures.newest is None
     assert consumer.feed.is_done
 
 

@@ -19,7 +19,6 @@ from penstock.client.feeds.stream_position import (
     UNKNOWN_END,
     Position,
     SnapshotEnd,
-    VbucketInfo,
     accepted,
     advance_to,
     position_at_end,
@@ -28,6 +27,7 @@ from penstock.client.feeds.stream_position import (
     stream_request,
     without_branch,
 )
+from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.store.failover import FailoverEntry, create_entry
 from penstock.store.rollback import StreamRequest, range_error, rollback_point
 from penstock.wire.constants import MAX_SEQNO

@@ -5,8 +5,8 @@ from itertools import count
 
 import pytest
 
-from penstock.client.feeds.item_counts import ItemCount
-from penstock.client.feeds.tap_feed import TapFeed
+from penstock.client.tap.tap_feed import TapFeed
+from penstock.client.topology.item_counts import ItemCount
 from penstock.errors import NotSupported, RemoteProtocolError, TemporaryFailure, Unreachable, UsageError
 from penstock.wire.columns import SMALL_RUN
 from penstock.wire.connection import Connection, Slab
@@ -310,11 +310,11 @@ def counts(**items):
 def dumper(before, messages, chosen=range(8)):
     """Return a consumer of a dump that was given these messages. before: the counts when it began."""
     consumer = Consumer(TapFeed(8, chosen, window=1 << 16, until_now=True))
-    assert consumer.feed.needs_counts
-    assert not consumer.feed.set_counts(before)
+    assert consumer.feed.dump.needs_counts
+    assert not consumer.feed.dump.set_counts(before)
     consumer.feed.requests(lambda: 1)
     consumer.give(*messages)
-    assert not consumer.feed.needs_counts
+    assert not consumer.feed.dump.needs_counts
     return consumer
 
 
@@ -332,14 +332,14 @@ def dumper(before, messages, chosen=range(8)):
 def test_a_dump_without_counts_ends_with_its_connection(messages, whole):
     """ep-engine 2.5.1 mostly leaves out CLOSE_BACKFILL; where it says some, all have to be there."""
     consumer = dumper(None, messages)
-    assert consumer.feed.connection_ended()
-    consumer.feed.set_counts(None)
+    assert consumer.feed.dump.connection_ended()
+    consumer.feed.dump.set_counts(None)
     assert consumer.feed.is_done == whole
-    assert (consumer.feed.failure is None) == whole
+    assert (consumer.feed.failures.newest is None) == whole
 
 
 def test_a_dump_that_says_nothing_at_all_is_lost():
-    assert not dumper(None, []).feed.connection_ended()
+    assert not dumper(None, []).feed.dump.connection_ended()
 
 
 @pytest.mark.parametrize("many", [3, 100])
@@ -359,14 +359,14 @@ def test_a_dump_that_says_nothing_at_all_is_lost():
 )
 def test_a_dump_ends_when_the_counts_say_so(many, before, after, again):
     consumer = dumper(before, [begin(2), mutations(2, many), begin(3), mutations(3, many)])
-    assert consumer.feed.connection_ended()
-    assert consumer.feed.needs_counts
-    assert not consumer.feed.set_counts(after)
+    assert consumer.feed.dump.connection_ended()
+    assert consumer.feed.dump.needs_counts
+    assert not consumer.feed.dump.set_counts(after)
     assert {row.event for row in consumer.consume()} == {Event.MUTATION}
     assert consumer.feed.is_done == (not again)
-    assert (consumer.feed.failure is None) == (not again)
+    assert (consumer.feed.failures.newest is None) == (not again)
     consumer.feed.connection_lost()
-    consumer.feed.set_counts(after)
+    consumer.feed.dump.set_counts(after)
     assert [(row.event, row.vbucket) for row in consumer.consume()] == [(Event.ROLLBACK, vb) for vb in again if vb != 5]
     requests = consumer.feed.requests(lambda: 2)
     assert [list(unpack_options(each.flags, each.value).vbuckets or ()) for each in requests] == (
@@ -382,11 +382,11 @@ def deletions(vbucket, many):
 def test_expired_documents_that_are_counted_a_moment_longer_make_no_second_dump(many):
     """ep-engine 2.5.1 sends them as deletions, and deletes them behind that."""
     consumer = dumper(counts(vb2=2 * many), [begin(2), mutations(2, many), deletions(2, many)])
-    consumer.feed.connection_ended()
-    consumer.feed.set_counts(counts(vb2=2 * many))
+    consumer.feed.dump.connection_ended()
+    consumer.feed.dump.set_counts(counts(vb2=2 * many))
     assert not consumer.feed.is_done
     consumer.feed.connection_lost()
-    consumer.feed.set_counts(counts(vb2=many))
+    consumer.feed.dump.set_counts(counts(vb2=many))
     assert consumer.feed.is_done
     assert {row.event for row in consumer.consume()} == {Event.MUTATION, Event.DELETION}
 
@@ -394,14 +394,14 @@ def test_expired_documents_that_are_counted_a_moment_longer_make_no_second_dump(
 def test_a_dump_that_was_lost_goes_on_with_the_vbuckets_that_lack_documents():
     consumer = dumper(counts(vb2=3, vb3=3), [begin(2), mutations(2, 3), begin(3), mutations(3, 1)])
     consumer.feed.connection_lost()
-    assert consumer.feed.needs_counts
-    consumer.feed.set_counts(counts(vb2=3, vb3=3))
+    assert consumer.feed.dump.needs_counts
+    consumer.feed.dump.set_counts(counts(vb2=3, vb3=3))
     assert consumer.consume()[-1] == rollback(3, 1)
     (request,) = consumer.feed.requests(lambda: 2)
     assert unpack_options(request.flags, request.value).vbuckets == (3,)
     consumer.give(begin(3), mutations(3, 3))
-    consumer.feed.connection_ended()
-    consumer.feed.set_counts(counts(vb2=4, vb3=3))
+    consumer.feed.dump.connection_ended()
+    consumer.feed.dump.set_counts(counts(vb2=4, vb3=3))
     assert consumer.feed.is_done
 
 
@@ -423,7 +423,7 @@ def test_a_dump_leaves_out_vbuckets_that_are_not_served():
 def test_a_dump_that_was_lost_when_all_was_there_is_not_asked_for_again():
     consumer = dumper(counts(vb2=3), [begin(2), mutations(2, 3)])
     consumer.feed.connection_lost()
-    consumer.feed.set_counts(counts(vb2=3))
+    consumer.feed.dump.set_counts(counts(vb2=3))
     assert consumer.feed.is_done
     assert not consumer.feed.requests(lambda: 2)
 
@@ -434,12 +434,12 @@ def test_dumps_that_bring_no_more_are_an_error(counted):
     found = r"vbucket 2: 1 of 5" if counted else "closed the connection during a backfill"
     for _ in range(5):
         consumer.feed.connection_lost()
-        consumer.feed.set_counts(counted)
+        consumer.feed.dump.set_counts(counted)
         consumer.feed.requests(lambda: 2)
         consumer.give(begin(2), mutations(2, 1))
     consumer.feed.connection_lost()
     with pytest.raises(Unreachable, match=rf"5 TAP dumps in a row brought no more: .*{found}"):
-        consumer.feed.set_counts(counted)
+        consumer.feed.dump.set_counts(counted)
 
 
 def test_dumps_that_bring_more_each_time_go_on():
@@ -447,7 +447,7 @@ def test_dumps_that_bring_more_each_time_go_on():
     consumer = dumper(counts(vb2=20), [begin(2), mutations(2, 1)])
     for many in range(2, 20):
         consumer.feed.connection_lost()
-        consumer.feed.set_counts(counts(vb2=20))
+        consumer.feed.dump.set_counts(counts(vb2=20))
         assert not consumer.feed.is_done
         consumer.feed.requests(lambda: 2)
         consumer.give(begin(2), mutations(2, many))
@@ -458,8 +458,8 @@ def test_dumps_that_bring_more_each_time_go_on():
 
 def follower(before, *messages):
     consumer = Consumer(TapFeed(8, range(8), window=1 << 16))
-    assert consumer.feed.needs_counts
-    assert not consumer.feed.set_counts(before)
+    assert consumer.feed.dump.needs_counts
+    assert not consumer.feed.dump.set_counts(before)
     consumer.feed.requests(lambda: 1)
     consumer.give(*messages)
     return consumer.feed
@@ -470,71 +470,71 @@ def follower(before, *messages):
 )
 def test_a_stream_without_a_backfill_is_reported(messages):
     feed = follower(counts(vb2=101, vb3=14, vb4=0), *messages)
-    assert feed.needs_counts
-    warning = feed.set_counts(counts(vb2=101, vb3=14, vb4=0))
+    assert feed.dump.needs_counts
+    warning = feed.dump.set_counts(counts(vb2=101, vb3=14, vb4=0))
     assert re.search(r"has \d+ of 115 documents \(vbucket 2: \d+ of 101, vbucket 3: \d of 14\)", warning)
-    assert not feed.needs_counts
-    assert not feed.unsettled
+    assert not feed.dump.needs_counts
+    assert not feed.dump.unsettled
 
 
 def test_a_stream_that_sends_nothing_is_checked_when_it_is_quiet():
     feed = follower(counts(vb2=1), remark(0, TapOpaque.ENABLE_AUTO_NACK))
-    assert not feed.needs_counts
-    assert feed.unsettled
-    feed.settle()
-    assert feed.needs_counts
-    assert "0 of 1 documents (vbucket 2: 0 of 1)" in feed.set_counts(counts(vb2=1))
+    assert not feed.dump.needs_counts
+    assert feed.dump.unsettled
+    feed.dump.settle()
+    assert feed.dump.needs_counts
+    assert "0 of 1 documents (vbucket 2: 0 of 1)" in feed.dump.set_counts(counts(vb2=1))
 
 
 def test_a_vbucket_that_begins_anew_while_it_is_counted_is_checked_at_its_end():
     """What it had is cut off by then: it would seem to have nothing."""
     feed = follower(counts(vb2=41), begin(2), mutations(2, 41), close(2))
-    assert feed.needs_counts
+    assert feed.dump.needs_counts
     feed.receive(Connection(Slab(1 << 16), runs=feed.dialect).feed(begin(2)))
-    assert not feed.set_counts(counts(vb2=41))
+    assert not feed.dump.set_counts(counts(vb2=41))
     feed.receive(Connection(Slab(1 << 16), runs=feed.dialect).feed(mutations(2, 40) + close(2)))
-    assert feed.needs_counts
-    assert "40 of 41 documents" in feed.set_counts(counts(vb2=41))
+    assert feed.dump.needs_counts
+    assert "40 of 41 documents" in feed.dump.set_counts(counts(vb2=41))
 
 
 def test_a_backfill_is_not_checked_before_its_end():
     feed = follower(counts(vb2=3), begin(2), mutations(2, 3), begin(3), close(2))
-    assert not feed.unsettled
-    assert not feed.needs_counts
+    assert not feed.dump.unsettled
+    assert not feed.dump.needs_counts
     feed.receive(Connection(Slab(1 << 16), runs=feed.dialect).feed(close(3)))
-    assert feed.needs_counts
-    assert not feed.set_counts(counts(vb2=3, vb3=0))
+    assert feed.dump.needs_counts
+    assert not feed.dump.set_counts(counts(vb2=3, vb3=0))
 
 
 @pytest.mark.parametrize(
     ("before", "after"), [(None, counts(vb2=9)), (counts(vb2=9), None), (counts(vb2=1), counts(vb2=9))]
 )
 def test_what_cannot_be_told_is_not_reported(before, after):
-    assert not follower(before, begin(2), mutations(2, 1), close(2)).set_counts(after)
+    assert not follower(before, begin(2), mutations(2, 1), close(2)).dump.set_counts(after)
 
 
 @pytest.mark.parametrize("many", [3, 100])
 def test_expired_documents_are_not_missed(many):
     feed = follower(counts(vb2=many + 2), begin(2), mutations(2, 2), deletions(2, many), close(2))
-    assert not feed.set_counts(counts(vb2=many + 2))
+    assert not feed.dump.set_counts(counts(vb2=many + 2))
 
 
 def test_what_comes_from_now_on_is_not_checked():
     feed = TapFeed(8, range(8), window=1, from_now=True)
-    assert not feed.needs_counts
+    assert not feed.dump.needs_counts
     feed.requests(lambda: 1)
-    assert not feed.unsettled
+    assert not feed.dump.unsettled
 
 
 def test_without_an_end_a_connection_that_ends_is_lost():
     consumer = consumer_of()
     consumer.get(begin(2), close(2))
-    assert not consumer.feed.connection_ended()
+    assert not consumer.feed.dump.connection_ended()
 
 
 def test_a_refusal_that_may_mend_and_one_for_good():
     consumer = consumer_of()
     consumer.give(TapReply(status=Status.ETMPFAIL).encode(Opcode.TAP_CONNECT))
-    assert isinstance(consumer.feed.failure, TemporaryFailure)
+    assert isinstance(consumer.feed.failures.newest, TemporaryFailure)
     with pytest.raises(NotSupported, match="TAP_CONNECT refused, NOT_SUPPORTED"):
         consumer.give(TapReply(status=Status.NOT_SUPPORTED).encode(Opcode.TAP_CONNECT))

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from penstock import Node, connect
-from penstock.client.feeds.item_counts import ItemCount
-from penstock.client.feeds.tap_feed import TapFeed
+from penstock.client.tap.tap_feed import TapFeed
+from penstock.client.topology.item_counts import ItemCount
 from penstock.errors import RemoteProtocolError
 from penstock.wire.columns import SMALL_RUN
 from penstock.wire.connection import Connection, Slab
@@ -109,14 +109,14 @@ def test_a_tap_dump_counts_compressed_documents(many):
     """Inflating moves the messages: their opcodes have to be read where they came in."""
     consumer = Receiver(TapFeed(8, range(8), window=1 << 16, until_now=True))
     counted = {3: ItemCount(many)}
-    consumer.feed.set_counts(counted)
+    consumer.feed.dump.set_counts(counted)
     consumer.feed.requests(lambda: 1)
     message = TapMutation(vbucket=3, key=b"k", value=deflate(b'"%s"' % bytes(99)), datatype=Datatype.SNAPPY)
     assert len(consumer.get(*[message.encode()] * many)) == many
-    assert consumer.feed.connection_ended()
-    consumer.feed.set_counts(counted)
+    assert consumer.feed.dump.connection_ended()
+    consumer.feed.dump.set_counts(counted)
     assert consumer.feed.is_done
-    assert consumer.feed.failure is None
+    assert consumer.feed.failures.newest is None
 
 
 @pytest.mark.parametrize("many", [1, MANY])

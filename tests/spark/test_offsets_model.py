@@ -159,7 +159,7 @@ def read_changes(world: World, read: VbucketRead) -> tuple[list[Change], bool]:
     while not consumer.feed.is_done:
         for request in consumer.ask():
             serve(world, read, request, consumer)
-        if consumer.feed.take_failures():
+        if consumer.feed.failures.take():
             consumer.feed.ask_again([read.vbucket])
         if not consumer.feed.is_done and world.random.random() < 0.1:
             world.disturb(0.7)  # long enough without a connection for anything to happen

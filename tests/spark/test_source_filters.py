@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
 )
 
 from penstock.client.feeds.selection import KnownCollections, Selection
-from penstock.client.feeds.stream_position import VbucketInfo
+from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.node import Node
 from penstock.spark.source.offsets import VbucketRead
 from penstock.spark.source.partition_reader import read_range

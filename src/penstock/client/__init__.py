@@ -4,4 +4,4 @@
 of them knows those before it. Nothing here knows a node's inside or Spark.
 """
 
-ORDER = ("connect", "feeds", "topology", "streams", "documents")
+ORDER = ("connect", "topology", "feeds", "tap", "streams", "documents")

@@ -20,16 +20,17 @@ from penstock.client.connect.stat_numbers import read_number
 from penstock.client.documents.document import Document, chunks_of, document_of, encode_key, vbucket_of
 from penstock.client.documents.mutation_tokens import MutationToken, Tokens
 from penstock.client.feeds.feed import Feed, StreamTarget
-from penstock.client.feeds.item_counts import GROUP, ItemCount, read_counts
 from penstock.client.feeds.selection import Selection, qualified
-from penstock.client.feeds.stream_position import BEGINNING, Position, VbucketInfo, position_at_end
-from penstock.client.feeds.tap_feed import TapFeed
+from penstock.client.feeds.stream_position import BEGINNING, Position, position_at_end
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.dialect_check import check_dialect
+from penstock.client.tap.tap_feed import TapFeed
+from penstock.client.topology.item_counts import GROUP, ItemCount, read_counts
 from penstock.client.topology.missing import MissingReport, check_numbers, vbuckets_named
 from penstock.client.topology.nodes import Nodes
-from penstock.client.topology.vbucket_infos import look
+from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.client.topology.vbucket_state import request_dumped, request_failover_logs, request_high_seqnos
+from penstock.client.topology.vbucket_views import look
 from penstock.errors import (
     Error,
     KeyNotFound,

@@ -21,13 +21,14 @@ from typing import NamedTuple
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import Address, MissingVbuckets
 from penstock.client.connect.retry import LONGEST_DELAY, Retry, is_lasting
+from penstock.client.feeds.consumer_feed import ConsumerFeed
+from penstock.client.feeds.deliveries import Delivery
 from penstock.client.feeds.feed import Feed, StreamTarget
-from penstock.client.feeds.follower import Delivery, Follower
 from penstock.client.feeds.selection import Selection
 from penstock.client.feeds.stream_position import BEGINNING, Position
-from penstock.client.feeds.tap_feed import TapFeed
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.dialect_check import check_dialect
+from penstock.client.tap.tap_feed import TapFeed
 from penstock.errors import (
     CannotApplyManifest,
     Error,
@@ -247,7 +248,7 @@ class Bridge:
         await self._again.wait()
         await stream.close()
 
-    async def _feed(self) -> Follower:
+    async def _feed(self) -> ConsumerFeed:
         """Return what to ask the upstream for, after having gone back to what is shared with it."""
         options, count = self.address.options, len(self._vbuckets)
         window = options.flow_control_bytes

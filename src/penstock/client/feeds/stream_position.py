@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.store.failover import FailoverLog, branch_at
 from penstock.store.rollback import StreamRequest, rollback_point
 from penstock.wire.constants import MAX_SEQNO
@@ -19,23 +20,6 @@ _KEPT_ENDS = 16
 
 UNKNOWN_END = MAX_SEQNO
 """As snap_end: of a snapshot whose producer says that it is complete only when it is (UPR and its draft)."""
-
-
-@dataclass(frozen=True, slots=True)
-class VbucketInfo:
-    """What a producer says of a vbucket at one moment.
-
-    failover_log: newest entry first, the same before and after the two seqnos were read. purge_seqno: the highest
-    seqno of a tombstone that compaction has dropped.
-    """
-
-    failover_log: FailoverLog
-    high_seqno: int
-    purge_seqno: int = 0
-
-    @property
-    def vbuuid(self) -> int:
-        return self.failover_log[0].vbuuid
 
 
 class SnapshotEnd(NamedTuple):

@@ -25,14 +25,15 @@ from penstock.client.connect.handshake import Purpose
 from penstock.client.connect.link import NodeLink
 from penstock.client.connect.map_request import request_map
 from penstock.client.connect.retry import LONGEST_DELAY, may_mend
-from penstock.client.feeds.follower import Delivery, Failure, Follower
-from penstock.client.feeds.item_counts import ItemCounts
+from penstock.client.feeds.consumer_feed import ConsumerFeed, Failure
+from penstock.client.feeds.deliveries import Delivery
 from penstock.client.feeds.selection import KnownCollections, read_manifest
 from penstock.client.feeds.stream_position import Position
 from penstock.client.streams.dialect_check import unsupported_error
 from penstock.client.streams.lanes import Deadline, Lane, deadlines
 from penstock.client.streams.outages import EVERY_NODE, Outages
 from penstock.client.streams.session_pool import KeptSessions
+from penstock.client.topology.item_counts import ItemCounts
 from penstock.client.topology.missing import not_served
 from penstock.errors import (
     ConnectionClosed,
@@ -80,7 +81,7 @@ class ChangeStream:
     def __init__(
         self,
         address: Address,
-        feed: Follower,
+        feed: ConsumerFeed,
         end_seqnos: EndSeqnos | None = None,
         *,
         item_counts: AskCounts | None = None,
@@ -110,7 +111,7 @@ class ChangeStream:
         """Vbuckets without a connection to their node."""
         self._unproven: set[int] = set()
         """Vbuckets that failed, and have a connection again over which nothing has come yet."""
-        feed.vias = dict.fromkeys(self._held, _NOWHERE)
+        feed.vias.update(dict.fromkeys(self._held, _NOWHERE))
         is_patient = feed.is_endless and address.options.missing_vbuckets is MissingVbuckets.SKIP
         self._outages = Outages(address, self._loop.time, limitless=is_patient)
         self._is_closed = self._has_ended = False
@@ -249,7 +250,7 @@ class ChangeStream:
             raise self._failure
         await self._reap()
         self._start_attempt()
-        if self._feed.needs_counts and self._lanes:
+        if self._feed.dump.needs_counts and self._lanes:
             await self._set_counts()
         self._send_due()
         self._drops.note(lambda: self.dropped)
@@ -265,12 +266,12 @@ class ChangeStream:
             attempt, self._attempt = self._attempt, None
             attempt.result()
         by_via: dict[int, list[Failure]] = {}
-        for failure in self._feed.take_failures():
+        for failure in self._feed.failures.take():
             by_via.setdefault(failure.via, []).append(failure)
         for via, failures in by_via.items():
             await self._stream_failed(via, failures)
         for lane in [*self._lanes.values()]:
-            if lane.link.closed.done() and not (lane.link.ended_in_order and self._feed.connection_ended()):
+            if lane.link.closed.done() and not (lane.link.ended_in_order and self._feed.dump.connection_ended()):
                 await self._lose(lane, lane.link.ended())
 
     async def _stream_failed(self, via: int, failures: list[Failure]) -> None:
@@ -495,7 +496,7 @@ class ChangeStream:
     async def _set_counts(self) -> None:
         """Let the feed compare what the node counts with what it was sent."""
         counts = None if self._item_counts is None else await self._item_counts()
-        if warning := self._feed.set_counts(counts):
+        if warning := self._feed.dump.set_counts(counts):
             logger.warning("%s: %s", self._address, warning)
 
     # waiting
@@ -509,7 +510,7 @@ class ChangeStream:
             limits += deadlines(lane, feed, self._address.options, self._waiting_since, self._silences)
         times = [limit.time for limit in limits]
         settled_at = math.inf
-        if feed.unsettled and self._lanes:  # TAP, which promises neither signs of life nor answers
+        if feed.dump.unsettled and self._lanes:  # TAP, which promises neither signs of life nor answers
             settled_at = max(lane.alive_at for lane in self._lanes.values()) + _SETTLE_SECONDS
         if self._attempt is None:
             due_at = self._outages.next_due(self._held.intersection(feed.unfinished()))
@@ -524,7 +525,7 @@ class ChangeStream:
     def _time_out(self, limits: Sequence[Deadline], settled_at: float) -> None:
         now = self._loop.time()
         if now >= settled_at:
-            self._feed.settle()
+            self._feed.dump.settle()
         for limit in limits:
             if now >= limit.time and not limit.lane.link.closed.done():
                 self._silences += limit.is_silence

@@ -11,7 +11,7 @@ from penstock.client.connect.client_session import Session
 from penstock.client.connect.cluster_map import Place
 from penstock.client.connect.link import NodeLink
 from penstock.client.connect.retry import LONGEST_DELAY
-from penstock.client.feeds.follower import Follower
+from penstock.client.feeds.consumer_feed import ConsumerFeed
 
 __all__ = ["Deadline", "Lane", "deadlines", "tolerated_silence"]
 
@@ -84,7 +84,9 @@ class Deadline(NamedTuple):
     is_silence: bool = False
 
 
-def deadlines(lane: Lane, feed: Follower, options: Options, waiting_since: float, silences: int) -> Iterator[Deadline]:
+def deadlines(
+    lane: Lane, feed: ConsumerFeed, options: Options, waiting_since: float, silences: int
+) -> Iterator[Deadline]:
     """Give the times at which the lane is given up unless something comes before.
 
     Args:

@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from penstock.client.feeds.resume_policy import PinnedBranch
-from penstock.client.feeds.stream_position import Position, VbucketInfo
+from penstock.client.feeds.stream_position import Position
+from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import Error, UsageError
 from penstock.spark.source.runs import brief, join, number, numbers, split
 from penstock.store.rollback import StreamRequest, rollback_point

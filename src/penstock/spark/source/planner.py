@@ -14,8 +14,8 @@ from penstock.client.connect.cluster_map import ClusterMap
 from penstock.client.connect.handshake import DOCUMENTS
 from penstock.client.connect.retry import retrying
 from penstock.client.feeds.selection import KnownCollections, read_manifest
-from penstock.client.feeds.stream_position import VbucketInfo
 from penstock.client.streams.dialect_check import check_dialect
+from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import UsageError
 from penstock.wire.collections import GetManifest
 from penstock.wire.constants import Dialect

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import datasource as spark
 
 from penstock.client.feeds.selection import KnownCollections, Selection, qualified
-from penstock.client.feeds.stream_position import VbucketInfo
+from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.spark.source.offsets import VbucketRead, can_begin_at
 from penstock.spark.source.shape import Filter, Operator
 from penstock.wire.constants import MAX_SEQNO

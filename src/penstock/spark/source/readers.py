@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import NOBODY, ClusterMap
 from penstock.client.connect.cluster_map import Place as NodePlace
-from penstock.client.feeds.stream_position import VbucketInfo
+from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import Error
 from penstock.spark.source import offsets
 from penstock.spark.source.offsets import Memory, Offset, Setback, VbucketRange, VbucketRead

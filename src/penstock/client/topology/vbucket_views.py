@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from penstock.client.connect.stat_numbers import read_number
-from penstock.client.feeds.stream_position import VbucketInfo
+from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import RemoteProtocolError, TemporaryFailure
 from penstock.store.failover import FailoverLog
 

@@ -1,0 +1,278 @@
+"""What a ChangeStream reads from: the consumer without its socket, whatever the dialect."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from penstock.client.connect.dropped import Dropped, DropReason
+from penstock.client.feeds.deliveries import Delivery, DeliveryQueue
+from penstock.client.feeds.order import OpaqueRegister
+from penstock.client.feeds.selection import KnownCollections
+from penstock.client.feeds.stream_position import Position
+from penstock.client.topology.item_counts import ItemCounts
+from penstock.errors import ConnectionClosed, Error, OrderViolation, UsageError
+from penstock.wire.connection import ReceiveEvent
+from penstock.wire.constants import Dialect
+from penstock.wire.frame import Frame
+from penstock.wire.heads import Run, StreamContext
+from penstock.wire.layout import Request
+
+__all__ = ["Arrivals", "ConsumerFeed", "DumpProgress", "Failure", "FeedState", "StreamFailures"]
+
+
+class Failure(NamedTuple):
+    """A stream that ended or was refused, which another attempt may mend. vbucket: None for all of the connection."""
+
+    vbucket: int | None
+    via: int
+    error: Error
+    was_open: bool = False
+
+
+class StreamFailures:
+    """Failures that nobody has dealt with yet."""
+
+    def __init__(self) -> None:
+        self._failures: list[Failure] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._failures)
+
+    @property
+    def newest(self) -> Error | None:
+        return self._failures[-1].error if self._failures else None
+
+    def add(self, failure: Failure) -> None:
+        self._failures.append(failure)
+
+    def take(self) -> list[Failure]:
+        """Return the failures since this was asked last."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def forget(self, via: int | None) -> None:
+        """Forget those of a connection, None: of any."""
+        self._failures = [each for each in self._failures if via not in (None, each.via)]
+
+
+class FeedState:
+    """What the parts of a feed share.
+
+    Attributes:
+        vbuckets: how many the bucket has.
+        window: bytes that may wait for the caller.
+        output: what is handed out, and sent.
+        vias: by vbucket, the number of the connection to its node; 0 where nothing is given.
+        failures: streams that ended or were refused, which another attempt may mend.
+        troubled: the vbuckets to which that happened, until they have sent a change again.
+        given_up: the vbuckets whose producer has another history than the expected one.
+        needs_end: vbuckets whose end is what the producer has now, to be asked for and given to `set_end`.
+        dropped: what was received and not handed out.
+        opaques: those under which messages may come, by connection.
+        context: what the rows of a stream have in common.
+    """
+
+    def __init__(self, dialect: Dialect, vbuckets: int, window: int, output: DeliveryQueue) -> None:
+        self.dialect = dialect
+        self.vbuckets = vbuckets
+        self.window = window
+        self.output = output
+        self.vias: dict[int, int] = {}
+        self.failures = StreamFailures()
+        self.troubled: set[int] = set()
+        self.given_up: list[int] = []
+        self.needs_end: set[int] = set()
+        self.dropped = Dropped()
+        self.opaques = OpaqueRegister(self.dropped)
+        self.context = StreamContext(vbuckets)
+
+    def via_of(self, vbucket: int) -> int:
+        return self.vias.get(vbucket, 0)
+
+
+class Arrivals(Protocol):
+    """Takes what arrives."""
+
+    def on_run(self, run: Run) -> None:
+        """Take consecutive data messages."""
+
+    def on_frame(self, frame: Frame) -> None:
+        """Take any other message."""
+
+
+class DumpProgress:
+    """Whether everything that existed has arrived, in a dialect that has no message for it. Here: one that has.
+
+    Attributes:
+        needs_counts: the item counts of the vbuckets are to be asked for and given to `set_counts`.
+    """
+
+    needs_counts = False
+
+    @property
+    def unsettled(self) -> bool:
+        """May everything have been sent that existed, though no message reports it?"""
+        return False
+
+    def settle(self) -> None:
+        """Note that nothing has come for a while."""
+
+    def set_counts(self, counts: ItemCounts | None) -> str:
+        """Take the item counts, None if the server has none. Return a warning, or nothing.
+
+        Raises Unreachable if the stream stays incomplete.
+        """
+        return ""
+
+    def connection_ended(self) -> bool:
+        """Note that the producer ended the connection in order. Return whether that is an end, not a loss."""
+        return False
+
+
+class ConsumerFeed(ABC):
+    """The streams of one consumer, over one connection after another, each of them with every node there is.
+
+    Attributes:
+        positions: where the streams begin.
+        noop: the producer gives signs of life, so that its silence means something.
+        collections, xattrs, values: what a connection is to agree on, where the node has it.
+        deliveries: what has arrived and not been handed out, to be taken from the left.
+        dump: whether everything that existed has arrived.
+        dialect, vbuckets, window, vias, failures, troubled, given_up, needs_end, dropped: as of FeedState.
+    """
+
+    noop = False
+    collections = xattrs = False
+    values = True
+
+    def __init__(
+        self, state: FeedState, positions: dict[int, Position], arrivals: Arrivals, dump: DumpProgress
+    ) -> None:
+        self.positions = positions
+        self.dump = dump
+        self.dialect, self.vbuckets, self.window = state.dialect, state.vbuckets, state.window
+        self.deliveries = state.output.deliveries
+        self.vias, self.failures, self.troubled = state.vias, state.failures, state.troubled
+        self.given_up, self.needs_end, self.dropped = state.given_up, state.needs_end, state.dropped
+        self._state = state
+        self._output = state.output
+        self._arrivals = arrivals
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of deliveries that are not consumed yet, which a producer may count against the window."""
+        return self._output.queued_bytes
+
+    # what is asked for
+
+    @abstractmethod
+    def unfinished(self) -> Collection[int]:
+        """Return the vbuckets of which there is more to come."""
+
+    def use_collections(self, known: KnownCollections | None) -> None:
+        """Learn what the node of a new connection has for collections; None: it has agreed on none."""
+        if known is not None:
+            raise UsageError(f"{self.dialect} knows no collections")
+
+    @property
+    @abstractmethod
+    def is_done(self) -> bool:
+        """Has everything arrived that is to come?"""
+
+    def unanswered(self, via: int) -> int:
+        """Return how many requests on this connection are unanswered."""
+        return 0
+
+    @property
+    @abstractmethod
+    def is_endless(self) -> bool:
+        """Do all streams go on for ever?"""
+
+    @property
+    def is_tidy(self) -> bool:
+        """May another stream use its connections, because no message of these streams comes by them any more?"""
+        return False
+
+    @property
+    def can_go_on(self) -> bool:
+        """May another connection take up what this one breaks off?"""
+        return True
+
+    @abstractmethod
+    def requests(self, take_opaque: Callable[[], int], held: Collection[int] = ()) -> Sequence[Request]:
+        """Return the requests that are due, but for those of the vbuckets that are held: their node is away."""
+
+    def connection_lost(self, via: int | None = None) -> Collection[int]:
+        """Forget what belongs to a connection (None: to any), not what has been received over it.
+
+        Returns the unfinished vbuckets that it had.
+        """
+        state, known = self._state, {*self._output.generations, *self._state.opaques, *self.vias.values(), 0}
+        vias = known if via is None else {via}
+        self._output.connection_lost(vias)
+        for each in vias:
+            state.opaques.pop(each, None)
+        state.failures.forget(via)
+        return {vb for vb in self.unfinished() if via in (None, state.via_of(vb))}
+
+    def ask_again(self, vbuckets: Collection[int]) -> None:  # noqa: B027 - nothing to do where streams have no states
+        """Make due the streams of these vbuckets, as far as they are not open."""
+
+    def tolerate_opaques(self, earlier: int, via: int = 0) -> None:
+        """Leave out messages under opaques below `earlier`: they belong to an earlier user of a connection."""
+        self._state.opaques[via].earlier = max(self._state.opaques[via].earlier, earlier)
+
+    @abstractmethod
+    def set_end(self, vbucket: int, end_seqno: int) -> None:
+        """Set where a vbucket of `needs_end` ends."""
+
+    @abstractmethod
+    def leave_out(self, vbucket: int) -> None:
+        """Expect nothing more of a vbucket of `needs_end`: no node serves it, and the read goes on without it."""
+
+    # what arrives
+
+    def receive(self, events: Iterable[ReceiveEvent], via: int = 0) -> bytes:
+        """Take the events of one read and return what must be sent at once: answers to noops, acknowledgements.
+
+        via: of several connections at a time, which one it was; there the answer goes.
+        Raises OrderViolation if the producer breaks the order of its streams, ConnectionClosed if a stream cannot go on
+        over this connection: another one may mend that.
+        Raises RemoteProtocolError for any other rule that it breaks, StatusError for a refusal that no retry mends.
+        """
+        output, arrivals = self._output, self._arrivals
+        output.via = via
+        events = iter(events)
+        try:
+            for event in events:
+                if isinstance(event, Run):
+                    arrivals.on_run(event)
+                elif isinstance(event, Frame):
+                    arrivals.on_frame(event)
+        except (OrderViolation, ConnectionClosed) as error:
+            if isinstance(error, OrderViolation) and error.vbucket in self.unfinished():
+                self.troubled.add(error.vbucket)
+            output.flush()  # what came before it holds
+            left = sum(len(event.offsets) if isinstance(event, Run) else 1 for event in events)
+            self.dropped.add(DropReason.BEHIND_VIOLATION, left)
+            output.arrived_bytes = 0  # nothing more is acknowledged to this connection
+            raise
+        output.flush()
+        output.acknowledge(output.take_bytes())
+        return output.take_outgoing()
+
+    def consumed(self, delivery: Delivery) -> bytes:
+        """Note that the caller is done with a delivery; return what acknowledges it where it came from."""
+        return self._output.consume(delivery)
+
+    def take_positions(self) -> dict[int, Position]:
+        """Return the positions that have moved without a change; nothing while a change is still to be handed out."""
+        return {} if self.deliveries or self._output.rows else self._output.take_positions()
+
+    def leave(self, via: int = 0) -> bytes:
+        """Return the last that has to be sent by a connection before another stream uses it."""
+        self._output.via = via
+        self._output.acknowledge(0, at_once=True)
+        return self._output.take_outgoing()

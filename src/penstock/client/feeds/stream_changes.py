@@ -1,0 +1,120 @@
+"""What a feed does with changes: it checks their order, moves positions over them, and hands them out."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from penstock.client.connect.dropped import DropReason
+from penstock.client.feeds.consumer_feed import FeedState
+from penstock.client.feeds.order import (
+    NONE_WANTED,
+    RunPart,
+    behind_snapshot,
+    foreign_vbucket,
+    not_above,
+    take_parts,
+)
+from penstock.client.feeds.stream_requests import StreamRequests
+from penstock.client.feeds.stream_set import StreamSet
+from penstock.client.feeds.vbucket_stream import VbucketStream
+from penstock.errors import OrderViolation
+from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
+from penstock.wire.heads import Run
+from penstock.wire.inflated import inflate_run, plain_heads
+from penstock.wire.stream import StreamEvent, advance
+
+__all__ = ["StreamChanges"]
+
+
+class StreamChanges:
+    """Takes runs of changes, as columns or one by one.
+
+    exact_end: leave out changes behind the end of a stream, which a producer may send to complete a snapshot.
+    """
+
+    def __init__(self, state: FeedState, streams: StreamSet, requests: StreamRequests, *, exact_end: bool) -> None:
+        self._state = state
+        self._streams = streams
+        self._requests = requests
+        self._exact_end = exact_end
+
+    def take(self, run: Run) -> None:
+        if len(run.offsets) < SMALL_RUN:
+            self._take_rows(run)
+        else:
+            self._take_columns(run)
+
+    def _take_rows(self, run: Run) -> None:
+        output, dropped = self._state.output, self._state.dropped
+        output.arrived_bytes += run.end - int(run.offsets[0])
+        run = inflate_run(run)
+        changes = decode_messages(run, self._state.context)
+        for place, (change, offset) in enumerate(zip(changes, run.offsets, strict=True)):
+            opaque = int.from_bytes(run.buffer[offset + 12 : offset + 16], "big")
+            try:
+                stream = self._open_stream(change.vbucket, opaque, 1)
+                is_wanted = stream is not None and self.is_wanted(stream, change.seqno or 0)
+            except OrderViolation:
+                dropped.add(DropReason.BEHIND_VIOLATION, len(changes) - place)
+                raise
+            if is_wanted:
+                output.rows.append(change)
+
+    def _take_columns(self, run: Run) -> None:
+        output, context = self._state.output, self._state.context
+        output.flush()  # first, or the rows of smaller runs would be handed out with positions behind this one
+        output.arrived_bytes += run.end - int(run.offsets[0])
+        run, heads = plain_heads(run, prefixed=context.collections is not None)
+        batch = columns_of(run, heads, context)
+        keep, violation = take_parts(heads, self._take_part, self._state.dropped)
+        if keep is not None:
+            batch = batch.filter(pa.array(keep))
+        if batch.num_rows:
+            output.deliver(batch)
+        if violation is not None:
+            raise violation
+
+    def _take_part(self, part: RunPart) -> tuple[int, int]:
+        """Move a vbucket's position over some changes; return which of them are wanted, as (first, last).
+
+        NONE_WANTED: none, because the stream was given up, closed or ended.
+        """
+        stream = self._open_stream(part.vbucket, part.opaque, part.behind - part.first)
+        return NONE_WANTED if stream is None else self.move(stream, part.least, part.most)
+
+    def is_wanted(self, stream: VbucketStream, seqno: int) -> bool:
+        """Move the position of an open stream over a change; return whether the change is wanted."""
+        first, last = self.move(stream, seqno, seqno)
+        if first <= seqno <= last:
+            return True
+        self._state.dropped.add(DropReason.RECEIVED_BEFORE if seqno < first else DropReason.BEHIND_END)
+        return False
+
+    def _open_stream(self, vbucket: int, opaque: int, changes: int) -> VbucketStream | None:
+        """Return the open stream to which changes belong; None, and the changes are counted, if it is not open."""
+        state = self._state
+        stream = self._requests.stream_of(opaque)
+        if stream is None:
+            state.opaques[state.output.via].check(opaque, vbucket, "change", changes)
+            return None
+        if stream.vbucket != vbucket:
+            raise foreign_vbucket(vbucket, stream.vbucket, "change")
+        stream.state = advance(stream.state, StreamEvent.DATA, vbucket, state.dialect)
+        return stream
+
+    def move(self, stream: VbucketStream, least: int, most: int) -> tuple[int, int]:
+        """Move the position of an open stream over the seqnos of changes; return which are wanted, as (first, last)."""
+        vbucket = stream.vbucket
+        if least <= stream.position.seqno:
+            raise not_above(vbucket, least, stream.position.seqno)
+        if most > stream.snap_end:
+            raise behind_snapshot(vbucket, most, stream.snap_end)
+        last = min(most, stream.end_seqno) if self._exact_end else most
+        if last > stream.position.seqno:
+            self._streams.advance(stream, last)
+        if most > stream.troubled_until:
+            self._state.troubled.discard(vbucket)
+        if self._exact_end and most >= stream.end_seqno and stream.snap_end > stream.end_seqno:
+            self._requests.close(stream)
+            self._streams.finish_when_confirmed(stream)
+        return (max(least, stream.received + 1), last)

@@ -1,0 +1,114 @@
+"""The consumer of TAP without its socket: one stream for all vbuckets, without positions and without an end message.
+
+TAP cannot resume. A producer begins a vbucket again with INITIAL_VBUCKET_STREAM; a rollback row to 0 then cuts off what
+the vbucket had. Only what the producer announces, or flushes, is cut off: after a crash, ep-engine 3.1.6 announces
+nothing, sends no backfill and goes on. A lost connection ends a stream of what comes from now on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from penstock.client.feeds.consumer_feed import ConsumerFeed, FeedState
+from penstock.client.tap.tap_dump import TapDump
+from penstock.client.tap.tap_messages import TapMessages, TapOutput
+from penstock.client.tap.tap_vbuckets import TapVbuckets
+from penstock.errors import UsageError
+from penstock.wire.constants import Dialect, TapConnectFlag
+from penstock.wire.tap import TapConnect, TapOptions
+
+__all__ = ["TapFeed"]
+
+_FUTURE = 2**64 - 1
+"""As the date of a backfill: only what comes. Source: TAP, "Backfill"."""
+
+
+class TapFeed(ConsumerFeed):
+    """What one TAP connection after another sends. Attributes as of ConsumerFeed; there are no positions."""
+
+    def __init__(
+        self,
+        vbuckets: int,
+        chosen: Collection[int],
+        *,
+        window: int,
+        from_now: bool = False,
+        until_now: bool = False,
+        values: bool = True,
+    ) -> None:
+        """Begin with the stream due.
+
+        Args:
+            vbuckets: how many the bucket has.
+            chosen: the vbuckets to follow.
+            window: bytes that may wait for the caller.
+            from_now: nothing of what exists.
+            until_now: nothing of what comes.
+            values: with values; if not, a node that can leaves them out.
+
+        Raises UsageError for a vbucket that the bucket does not have.
+        """
+        if foreign := [vb for vb in chosen if not 0 <= vb < vbuckets]:
+            raise UsageError(f"vbucket {foreign[0]}, expected one below {vbuckets}")
+        output = TapOutput()
+        state = FeedState(Dialect.TAP, vbuckets, window, output)
+        self._vbuckets = TapVbuckets(state)
+        self._tap_dump = TapDump(state, self._vbuckets, chosen, from_now=from_now, until_now=until_now)
+        super().__init__(state, {}, TapMessages(state, output, self._vbuckets, self._tap_dump), self._tap_dump)
+        self.values = state.context.values = values
+        self._from_now = from_now
+        self._until_now = until_now
+        self._connections = 0
+        self.connection_lost()
+
+    def unfinished(self) -> Collection[int]:
+        return self._tap_dump.chosen
+
+    @property
+    def is_done(self) -> bool:
+        return self._tap_dump.is_done
+
+    @property
+    def can_go_on(self) -> bool:
+        return not (self._from_now and self._tap_dump.is_asked)
+
+    @property
+    def is_endless(self) -> bool:
+        return not self._until_now
+
+    def connection_lost(self, via: int | None = None) -> Collection[int]:
+        lost = super().connection_lost(via)
+        self._connections += 1
+        self._tap_dump.connection_lost()
+        # TAP has no seqnos to end at; but a dump must not pass over vbuckets that are not served.
+        self.needs_end.clear()
+        if self._until_now and not self.is_done:
+            self.needs_end.update(self._tap_dump.due)
+        if self._connections > 1 and not self.is_done:
+            self.troubled.update(self._tap_dump.chosen)
+        return lost
+
+    def set_end(self, vbucket: int, end_seqno: int) -> None:
+        self.needs_end.discard(vbucket)
+
+    def leave_out(self, vbucket: int) -> None:
+        self.needs_end.discard(vbucket)
+        self._tap_dump.leave_out(vbucket)
+
+    def requests(self, take_opaque: Callable[[], int], held: Collection[int] = ()) -> list[TapConnect]:
+        dump = self._tap_dump
+        if dump.is_asked or dump.is_done or held:
+            return []
+        dump.begin()
+        self._vbuckets.begin(dump.due)
+        flags = TapConnectFlag.SUPPORT_ACK | TapConnectFlag.FIX_FLAG_BYTEORDER
+        if self._from_now:
+            flags |= TapConnectFlag.BACKFILL
+        if self._until_now:
+            flags |= TapConnectFlag.DUMP
+        if not self.values:
+            flags |= TapConnectFlag.REQUEST_KEYS_ONLY
+        if len(dump.due) < self.vbuckets:
+            flags |= TapConnectFlag.LIST_VBUCKETS
+        options = TapOptions(flags, backfill=_FUTURE, vbuckets=tuple(sorted(dump.due)))
+        return [TapConnect(flags=flags, value=options.pack(), opaque=take_opaque())]

@@ -1,0 +1,173 @@
+"""What a TAP feed does with what arrives: changes, flushes, remarks of the producer's engine, acknowledgements."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.client.connect.dropped import DropReason
+from penstock.client.feeds.consumer_feed import Failure, FeedState
+from penstock.client.feeds.deliveries import DeliveryQueue
+from penstock.client.tap.tap_dump import TapDump
+from penstock.client.tap.tap_vbuckets import TapVbuckets
+from penstock.errors import RemoteProtocolError, status_error
+from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
+from penstock.wire.constants import Magic, Opcode, TapFlag, TapOpaque
+from penstock.wire.frame import HEADER, HEADER_BYTES, Buffer, Frame, opcode_name, status_name
+from penstock.wire.heads import Run
+from penstock.wire.inflated import inflate_run, plain_heads
+from penstock.wire.layout import decode
+from penstock.wire.schema import Change
+from penstock.wire.stream import EVENTS, StreamEvent
+from penstock.wire.tap import TapMessage, TapOpaqueMessage, TapReply
+
+__all__ = ["TapMessages", "TapOutput"]
+
+_REMARKS: dict[int, StreamEvent] = {
+    TapOpaque.INITIAL_VBUCKET_STREAM: StreamEvent.BACKFILL_START,
+    TapOpaque.CLOSE_BACKFILL: StreamEvent.BACKFILL_END,
+}
+"""The remarks of a producer's engine that mean something here. The others are acknowledged."""
+
+_OPCODE_AT = 1
+
+_LOW_FLAGS_AT = HEADER_BYTES + 3
+"""Where the lower byte of the flags lies: behind the header and the length of the engine-private data."""
+
+_REMARK_BYTES = 4
+
+
+class TapOutput(DeliveryQueue):
+    """Deliveries, acknowledged message by message.
+
+    Attributes:
+        acks: acknowledgements of messages that are in no delivery yet.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.acks: list[bytes] = []
+        self._tied: deque[tuple[int, bytes]] = deque()
+
+    def deliver(self, content: pa.RecordBatch | list[Change]) -> None:
+        super().deliver(content)
+        self._tie_acks()
+
+    def connection_lost(self, vias: Iterable[int]) -> None:
+        super().connection_lost(vias)
+        self.acks.clear()
+        self._tied.clear()
+
+    def acknowledge(self, nbytes: int, *, at_once: bool = False) -> None:
+        self._tie_acks()
+        while self._tied and self._tied[0][0] <= self.consumed:
+            self.outgoing.append(self._tied.popleft()[1])
+
+    def _tie_acks(self) -> None:
+        """Let what is to be acknowledged wait for the delivery that holds it, or the last one in front of it."""
+        acks, self.acks = self.acks, []
+        self._tied += [(self.delivered, ack) for ack in acks]
+
+
+class TapMessages:
+    """Takes what arrives by TAP."""
+
+    def __init__(self, state: FeedState, output: TapOutput, vbuckets: TapVbuckets, dump: TapDump) -> None:
+        self._state = state
+        self._output = output
+        self._vbuckets = vbuckets
+        self._dump = dump
+
+    def on_run(self, run: Run) -> None:
+        output, context = self._output, self._state.context
+        self._dump.has_begun = True
+        nbytes = run.end - int(run.offsets[0])
+        offsets = np.asarray(run.offsets)
+        octets = np.frombuffer(run.buffer, np.uint8)
+        flags, is_stored = octets[offsets + _LOW_FLAGS_AT], octets[offsets + _OPCODE_AT] == Opcode.TAP_MUTATION
+        acks = [_ack_of(run.buffer, offset) for offset in offsets[flags & TapFlag.ACK != 0].tolist()]
+        if len(offsets) < SMALL_RUN:
+            output.arrived_bytes += nbytes
+            changes = decode_messages(inflate_run(run), context)
+            self._receive({change.vbucket for change in changes})
+            self._vbuckets.count_rows(changes)
+            output.rows += changes
+            output.acks += acks
+            return
+        output.flush()
+        output.arrived_bytes += nbytes
+        run, heads = plain_heads(run)
+        batch = columns_of(run, heads, context)
+        self._receive(np.unique(heads.vbucket).tolist())
+        self._vbuckets.count_columns(heads.vbucket, is_stored)
+        output.acks += acks
+        output.deliver(batch)
+
+    def _receive(self, vbuckets: Iterable[int]) -> None:
+        for vbucket in vbuckets:
+            if self._vbuckets.receive(vbucket):
+                self._settle()
+
+    def _settle(self) -> None:
+        """Note that the stream goes on, behind what existed when it began."""
+        self._state.troubled.clear()
+        self._dump.settle()
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.magic == Magic.RESPONSE:
+            self._on_answer(frame)
+            return
+        if frame.opcode == Opcode.NOOP:
+            return  # a sign of life, which asks for no answer
+        message = decode(frame, self._state.dialect)
+        event = EVENTS[self._state.dialect].get(type(message))
+        if not isinstance(message, TapMessage) or (event is None and not isinstance(message, TapOpaqueMessage)):
+            raise RemoteProtocolError(f"{opcode_name(frame.opcode)} from a producer")
+        self._dump.has_begun = True
+        self._output.arrived_bytes += frame.size
+        if isinstance(message, TapOpaqueMessage):
+            self._on_remark(message)
+        elif event is StreamEvent.FLUSH:
+            # Of the whole bucket, whatever vbucket stands in the header.
+            self._vbuckets.cut_off_all(self._dump.chosen)
+        elif event is not None:
+            self._vbuckets.advance(message.vbucket, event)
+            if event is StreamEvent.STATE:
+                self._state.dropped.add(DropReason.STATE)
+        if message.tap_flags & TapFlag.ACK:
+            self._output.acks.append(_ack(frame.opcode, frame.opaque))
+
+    def _on_answer(self, frame: Frame) -> None:
+        """A producer answers TAP_CONNECT only where it refuses it."""
+        if frame.opcode != Opcode.TAP_CONNECT or not frame.specific:
+            self._state.dropped.add(DropReason.UNEXPECTED_REPLY)
+        else:
+            error = status_error(frame.specific, f"TAP_CONNECT refused, {status_name(frame.specific)}")
+            if not error.retriable:
+                raise error
+            self._state.failures.add(Failure(None, self._output.via, error))
+
+    def _on_remark(self, message: TapOpaqueMessage) -> None:
+        event = _REMARKS.get(int.from_bytes(message.engine_private, "big"))
+        if event is None or len(message.engine_private) != _REMARK_BYTES:
+            self._state.dropped.add(DropReason.REMARK)
+            return
+        self._vbuckets.advance(message.vbucket, event)
+        if event is StreamEvent.BACKFILL_START:
+            self._vbuckets.cut_off({message.vbucket} & self._vbuckets.with_rows)
+        else:
+            self._dump.has_closed = True
+            self._settle()
+
+
+def _ack_of(buffer: Buffer, offset: int) -> bytes:
+    _, opcode, *_, opaque, _ = HEADER.unpack_from(buffer, offset)
+    return _ack(opcode, opaque)
+
+
+def _ack(opcode: int, opaque: int) -> bytes:
+    """Return the answer to a message, which acknowledges all before it as well."""
+    return TapReply(opaque=opaque).encode(Opcode(opcode))
