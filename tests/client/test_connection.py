@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.client.connect import link as link_module
+from penstock.client.connect import pending_calls
 from penstock.client.connect.address import parse_address
 from penstock.client.connect.client_session import open_session
 from penstock.client.connect.link import NodeLink
@@ -87,7 +87,7 @@ async def test_statistics_among_other_requests():
 )
 @in_loop
 async def test_statistics_without_end(monkeypatch, name, limit, value, found):
-    monkeypatch.setattr(link_module, name, limit)
+    monkeypatch.setattr(pending_calls, name, limit)
 
     def answer(peer, frame):
         return reply(frame, key=b"name", value=value) * 1000 if frame.opcode == Opcode.STAT else b""
@@ -178,8 +178,8 @@ async def test_a_connection_that_has_ended_takes_anything_and_answers_nothing():
         link = await linked(script)
         await link.close()
         await link.close()
-        link.pause_reading()
-        link.resume_reading()
+        link.transport.pause_reading()
+        link.transport.resume_reading()
         link.send(b"bytes")
         with pytest.raises(ConnectionClosed, match="it was closed on this side"):
             await link.request(get("a"), SECONDS)

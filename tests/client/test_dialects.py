@@ -260,8 +260,7 @@ async def test_the_kernel_watches_where_the_dialect_does_not(running, protocol):
             await anext(stream.changes())
             (lane,) = stream._lanes.values()
             link = lane.link
-            assert link._transport is not None
-            sock = link._transport.get_extra_info("socket")
+            sock = link.transport.socket
             assert bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) == (protocol != "dcp")
             if protocol != "dcp" and hasattr(socket, "TCP_KEEPIDLE"):
                 names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")

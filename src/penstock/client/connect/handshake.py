@@ -94,7 +94,7 @@ async def handshake(link: NodeLink, place: Place, address: Address, purpose: Pur
     if purpose.stream_name and purpose.dialect is Dialect.DCP:
         await _set_up_streams(link, address, purpose, features)
     elif purpose.stream_name:
-        link.keep_alive()
+        link.transport.keep_alive()
     return Agreement(features, found)
 
 

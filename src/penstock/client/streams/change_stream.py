@@ -220,7 +220,7 @@ class ChangeStream:
             lane.link.send(outgoing)
         if self._feed.queued_bytes <= self._feed.window:
             for each in self._lanes.values():
-                each.link.resume_reading()
+                each.link.transport.resume_reading()
 
     def _settle(self, via: int) -> None:
         """Forget the failures of the vbuckets whose connection has brought something, unless it owes answers."""
@@ -540,7 +540,7 @@ class ChangeStream:
         if outgoing:
             link.send(outgoing)
         if self._feed.queued_bytes > self._feed.window:
-            link.pause_reading()
+            link.transport.pause_reading()
 
 
 async def _all_of(calls: Iterable[Coroutine[None, None, None]]) -> None:

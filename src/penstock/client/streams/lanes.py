@@ -98,7 +98,7 @@ def deadlines(
         silence = tolerated_silence(options.noop_interval, silences)
         promised = f"nothing from the node for {silence:g} s, though it promised a sign of life"
         yield Deadline(heard_at + silence, lane, promised, is_silence=True)
-    if half := lane.link.half_frame:
+    if half := lane.link.transport.half_frame:
         yield Deadline(heard_at + timeout, lane, f"nothing for {timeout:g} s after {half}")
     if lane.unanswered:
         yield Deadline(lane.asked_at + timeout, lane, f"a stream request without an answer for {timeout:g} s")

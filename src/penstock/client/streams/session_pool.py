@@ -48,7 +48,7 @@ class KeptSessions:
     def keep(self, address: Address, purpose: Purpose, session: Session) -> None:
         """Let a connection wait on which every stream has ended, and everything is acknowledged."""
         self._waiting.append(_Waiting(address, purpose, session, self._seconds))
-        session.link.resume_reading()
+        session.link.transport.resume_reading()
         while len(self._waiting) > self._most:
             self._waiting.pop(0).close()
 
