@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 __all__ = ["PATIENCE", "Program"]
@@ -46,13 +46,30 @@ class Program:
         """Read lines until they are enough, and return those that this call has read."""
         deadline, already = time.monotonic() + PATIENCE, len(self.lines)
         while not enough(self.lines[already:]):
-            ready, _, _ = select.select([self._output], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"not enough in {PATIENCE:g} s: {self.lines[already:]}"
-            data = os.read(self._output.fileno(), 1 << 16)
-            assert data, f"the program ended with status {self._process.wait(PATIENCE)}: {self.lines[already:]}"
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            self.lines += [line.decode() for line in lines]
+            try:
+                self._read(deadline)
+            except EOFError:
+                status = self._process.wait(PATIENCE)
+                raise AssertionError(f"the program ended with status {status}: {self.lines[already:]}") from None
         return self.lines[already:]
+
+    def _read(self, deadline: float) -> None:
+        """Read some of the output. Raises EOFError at its end."""
+        ready, _, _ = select.select([self._output], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, f"nothing more in {PATIENCE:g} s: {self.lines}"
+        data = os.read(self._output.fileno(), 1 << 16)
+        if not data:
+            raise EOFError
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self.lines += [line.decode() for line in lines]
+
+    def read_rest(self) -> tuple[list[str], int]:
+        """Wait for the end of the program, and return the lines that were not read before, and the exit status."""
+        already = len(self.lines)
+        with suppress(EOFError):
+            while True:
+                self._read(time.monotonic() + PATIENCE)
+        return self.lines[already:], self._process.wait(PATIENCE)
 
     def terminate(self) -> int:
         """Send SIGTERM, and return the exit status."""

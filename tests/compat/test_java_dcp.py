@@ -1,13 +1,19 @@
 """java-dcp-client with what the Kafka and Spark connectors ask of it: persistence polling and flow control."""
 
 import subprocess
+from dataclasses import replace
 
 import pytest
 
+from penstock.node.login import User
+from penstock.node.login.users import account_of
+from penstock.node.login.users_file import change_users
 from penstock.wire.constants import Status
+from penstock.wire.kv import SelectBucket
 from tests.compat.installed import java_program
 from tests.compat.running import PATIENCE, Program
 from tests.compat.serving import Serving
+from tests.node.test_login import log_in
 from tests.node.wire_client import connected
 
 VBUCKETS = 16
@@ -54,6 +60,29 @@ def test_a_consumer_follows(serving):
         for key in ("a", "b", "c"):
             write(client, key)
             read_until(program, key)
+
+
+@pytest.mark.timeout(120)
+def test_a_consumer_that_loses_its_role_gets_nothing_more(tmp_path):
+    """The client reports why its streams end, asks for them again, and gives up with what the node answers."""
+    users = tmp_path / "users.json"
+    with change_users(users) as accounts:
+        accounts["root"] = account_of(User.of("root", ["admin"]), "root's")
+        accounts["alice"] = account_of(User.of("alice", ["stream_reader[default]"]), "alice's")
+    with Serving.running("--vbuckets", VBUCKETS, "--users", users) as serving, connected(serving) as client:
+        assert log_in(client, "root") == Status.SUCCESS
+        assert client.status(SelectBucket(key=b"default")) == Status.SUCCESS
+        with Program.running([*java_program("Dcp"), serving.url, "alice", "alice's", "default", "never"]) as program:
+            program.read_until(lambda lines: "streaming default" in lines)
+            write(client, "before")
+            read_until(program, "before")
+            with change_users(users) as accounts:
+                accounts["alice"] = replace(accounts["alice"], user=User.of("alice", ["stream_reader[default:other]"]))
+            lines = program.read_until(lambda lines: any("LOST_PRIVILEGES" in line for line in lines))
+            write(client, *(f"after{number}" for number in range(VBUCKETS)))
+            rest, status = program.read_rest()
+        assert status == 1
+        assert {line.split()[0] for line in (*lines, *rest)} == {"end"}
 
 
 @pytest.mark.timeout(120)

@@ -9,6 +9,7 @@ import com.couchbase.client.dcp.highlevel.Mutation;
 import com.couchbase.client.dcp.highlevel.Rollback;
 import com.couchbase.client.dcp.highlevel.StreamEnd;
 import com.couchbase.client.dcp.highlevel.StreamFailure;
+import com.couchbase.client.dcp.message.StreamEndReason;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
@@ -56,6 +57,9 @@ public class Dcp {
 
             @Override
             public void onStreamEnd(StreamEnd end) {
+              if (end.getReason() != StreamEndReason.OK) {
+                print("end", end.getVbucket() + " " + end.getReason().name());
+              }
               if (streams.decrementAndGet() == 0) {
                 open.countDown();
               }
