@@ -57,7 +57,7 @@ def documents(node):
     return {
         (vbucket.id, key): item._replace(seqno=0)
         for vbucket in served.store.vbuckets
-        for key in list(vbucket._newest)
+        for key in list(vbucket.loaded_keys())
         if (item := vbucket.get(key)) is not None
     }
 

@@ -22,6 +22,7 @@ from penstock.store.manifest import DEFAULT_MANIFEST, Manifest, changes_between,
 from penstock.store.recovery import recover
 from penstock.store.rewrite import PurgeRequest
 from penstock.store.scoped import REFUSED
+from penstock.store.segment import Column
 from penstock.store.settings import Settings
 from penstock.store.survey import Found, complete, look
 from penstock.store.time_to_live import time_limits
@@ -544,7 +545,7 @@ class Bucket:
             raise TemporaryFailure(self.fault)
 
     def load_keys(self) -> bool:
-        """Go on with the keys that opening the bucket left for later, a few milliseconds' worth; False: that was all.
+        """Go on with keys that are left to be loaded or freed, a few milliseconds' worth; False: that was all.
 
         A command on a vbucket whose keys are not there yet waits for them.
         """
@@ -552,6 +553,7 @@ class Bucket:
         while rows < _ROWS_AT_ONCE:
             vbucket = next(self._unloaded, None)
             if vbucket is None:
+                self._unloaded = iter(self.vbuckets)
                 return False
             while rows < _ROWS_AT_ONCE and (taken := vbucket.load_some_keys()):
                 rows += taken
@@ -577,18 +579,25 @@ class Bucket:
         now = self._clock() // _NANOSECONDS
         for vbucket in self.vbuckets:
             if vbucket.state is VbucketState.ACTIVE:
-                for buffer, offsets, _ in tuple(vbucket.index.live()):
-                    times = expiries(buffer, offsets)
-                    over = offsets[(times > 0) & (times <= now)]
-                    for first in range(0, len(over), _EXPIRED_AT_ONCE):
-                        for key in keys(buffer, over[first : first + _EXPIRED_AT_ONCE]):
-                            vbucket.get(key)
-                        yield len(over[first : first + _EXPIRED_AT_ONCE]) * _ROWS_PER_EXPIRED
-                    yield len(offsets)
+                for buffer, offsets, _ in vbucket.index.live():
+                    for first in range(0, len(offsets), _ROWS_AT_ONCE):
+                        yield from _expire(vbucket, buffer, offsets[first : first + _ROWS_AT_ONCE], now)
 
     def close(self) -> None:
         """Commit, and let others have the directory. The bucket must not be used any more."""
         self.log.close()
+
+
+def _expire(vbucket: Vbucket, buffer: memoryview, offsets: Column, now: int) -> Iterator[int]:
+    """End the documents in some frames whose time is over. Yields the work that this was, in rows, piece by piece."""
+    times = expiries(buffer, offsets)
+    over = offsets[(times > 0) & (times <= now)]
+    for first in range(0, len(over), _EXPIRED_AT_ONCE):
+        some = over[first : first + _EXPIRED_AT_ONCE]
+        for key in keys(buffer, some):
+            vbucket.get(key)
+        yield len(some) * _ROWS_PER_EXPIRED
+    yield len(offsets)
 
 
 def _check_fault(log: DurableLog) -> None:

@@ -6,7 +6,7 @@ One thread at a time: nothing here locks.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from penstock.store.failover import FailoverEntry, FailoverLog, create_entry, pr
 from penstock.store.fields import is_mutation
 from penstock.store.index import RowIndex
 from penstock.store.key_search import UnloadedKeys
+from penstock.store.key_table import KeyTable
 from penstock.store.ledger import Ledger
 from penstock.store.log import Log
 from penstock.store.long_frame import Frame
@@ -40,6 +41,7 @@ __all__ = [
 _MUTATION = int(Opcode.DCP_MUTATION)
 _ALIGNED = 16  # bytes, to which objects are rounded up
 _INT_BYTES = 32
+_FREED_PER_ROW = 4  # keys that are freed in the time in which one is read
 
 Newest = tuple[Segment | RowIndex, int, tuple[int, ...]]
 """The newest change of a key: its row, and its head up to rev_seqno, where deletions and mutations look the same."""
@@ -99,12 +101,15 @@ class History:
         self._changed = changed
         self.behind = False
         self.catch_up: Callable[[int], None] = lambda _: None
+        # Of every key the seqno of its newest change, tombstones included.
+        self._newest: MutableMapping[bytes, int] = {}
         self._begin()
 
     def _begin(self) -> None:
         self.high_seqno = 0
         self.items = 0
-        self._newest: dict[bytes, int] = {}  # of every key the seqno of its newest change, tombstones included
+        stale = self._stale_keys()
+        self._newest = {} if stale is None else KeyTable(stale)
         self._whole_seqno: int | None = None  # inside a snapshot: the end of the one before
         self._ledger: Ledger | None = None  # from the first system event on
 
@@ -243,11 +248,20 @@ class History:
         self.index.cut(seqno)
         self.high_seqno = self.index.last_seqno
         self._whole_seqno = whole if whole < self.high_seqno else None
-        self.load_keys()
+        self._newest = UnloadedKeys(self.index, self.take_keys, self._stale_keys())
+        self._count_documents()
+
+    def _stale_keys(self) -> KeyTable | None:
+        """Return the keys that are there, if to free them at once takes long."""
+        newest = self._newest.found if isinstance(self._newest, UnloadedKeys) else self._newest
+        return newest if isinstance(newest, KeyTable) else None
 
     def load_keys(self) -> None:
         """Read from the frames which keys there are, and where. Takes time in proportion to the vbucket."""
         UnloadedKeys(self.index, self.take_keys).load()
+        self._count_documents()
+
+    def _count_documents(self) -> None:
         if self._ledger is None:
             self.items = sum(int(np.count_nonzero(is_mutation(buffer, at))) for buffer, at, _ in self.index.live())
         else:
@@ -266,14 +280,16 @@ class History:
             del self._newest[key]
 
     def load_some_keys(self) -> int:
-        """Go on with the keys that were left for later; returns how many rows that took, 0 if all are there."""
+        """Go on with keys that were left to be loaded or freed; returns how many rows that took, 0: nothing is left."""
+        if isinstance(self._newest, KeyTable):
+            return -(-self._newest.free_some() // _FREED_PER_ROW)
         return self._newest.load_some() if isinstance(self._newest, UnloadedKeys) else 0
 
     def loaded_keys(self) -> Mapping[bytes, int]:
         """Return of every key the seqno of its newest change, tombstones and system events included."""
         return self._newest.load() if isinstance(self._newest, UnloadedKeys) else self._newest
 
-    def take_keys(self, newest: dict[bytes, int]) -> None:
+    def take_keys(self, newest: MutableMapping[bytes, int]) -> None:
         self._newest = newest
 
     def settle(self, items: int, max_cas: int) -> None:

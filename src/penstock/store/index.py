@@ -112,14 +112,13 @@ class RowIndex:
         kept = bisect_right(self.firsts, seqno)
         del self.segments[kept:], self.firsts[kept:]
         rows = bisect_right(self.seqnos_at, seqno)
-        gone = zip(self.lengths_at[rows:], self.superseded_at[rows:], strict=True)
-        self.dead += sum(length for length, superseded in gone if not superseded)
+        lengths, superseded = np.array(self.lengths_at, np.int64), np.array(self.superseded_at, np.int64)
+        back = np.flatnonzero(superseded[:rows] > seqno)
+        self.dead += int(lengths[rows:][superseded[rows:] == 0].sum()) - int(lengths[back].sum())
         for column in (self.seqnos_at, self.offsets_at, self.lengths_at, self.superseded_at):
             del column[rows:]
-        for row, superseded in enumerate(self.superseded_at):
-            if superseded > seqno:
-                self.dead -= self.lengths_at[row]
-                self.superseded_at[row] = 0
+        for row in back.tolist():
+            self.superseded_at[row] = 0
         if not rows:
             self.tail_start = self.last_seqno + 1
             self.gaps = False

@@ -79,11 +79,12 @@ class Upkeep:
     def _load(self) -> None:
         began = self._loop.time()
         has_more = self.store.load_keys()
-        self.load_times.record(self._loop.time() - began)
+        if has_more or not self.keys_loaded:
+            self.load_times.record(self._loop.time() - began)
         if has_more:
             # As long again for the others: whoever asks for a document meanwhile waits for one slice at most.
             self._loader = self._loop.call_later(self._loop.time() - began, self._load)
-        else:
+        elif not self.keys_loaded:
             self.keys_loaded = True
             self.load_seconds = self._loop.time() - self._opened_at
 
@@ -174,6 +175,8 @@ class Upkeep:
 
     def _look_around(self) -> None:
         self._look()
+        if self.keys_loaded:
+            self._load()  # or free what was left of a vbucket since
         self._looker = self._loop.call_later(_LOOK_SECONDS, self._look_around)
 
     def close(self) -> None:

@@ -1,0 +1,72 @@
+"""The keys of a vbucket that has very many.
+
+A dict moves all of its entries when it grows, and frees them all when it is dropped: with a million keys each takes
+30 ms, and nothing else runs meanwhile. So many keys are spread over parts, which grow and go one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableMapping
+from itertools import chain
+from sys import getsizeof
+from typing import Any
+
+__all__ = ["MANY_KEYS", "KeyTable"]
+
+MANY_KEYS = 128 * 1024
+"""From so many keys on a vbucket has a table. To move as many in a dict takes 5 ms."""
+
+_PARTS = 64
+_MASK = _PARTS - 1
+_FREEING_MASK = 63  # to free a part takes a millisecond, and many keys may be stored in one turn
+_SHIFT = 40  # a dict places a key by the low bits of its hash, so keys of one part must not have those in common
+
+
+class KeyTable(MutableMapping[bytes, int]):
+    """Of each key a number, as a dict has it; somewhat slower, but no operation takes long.
+
+    Args:
+        stale: a table that this one stands for from now on, empty. Its parts are freed one by one, with each
+            64th number that is stored and with `free_some`.
+    """
+
+    __slots__ = ("_parts", "_stale")
+
+    def __init__(self, stale: KeyTable | None = None) -> None:
+        self._parts: tuple[dict[bytes, int], ...] = tuple({} for _ in range(_PARTS))
+        self._stale: list[dict[bytes, int]] = [] if stale is None else [*stale._parts, *stale._stale]
+
+    # Without the mixin's calls of other methods: these run for every command.
+
+    def get(self, key: bytes, default: Any = None) -> Any:
+        return self._parts[hash(key) >> _SHIFT & _MASK].get(key, default)
+
+    def __getitem__(self, key: bytes) -> int:
+        return self._parts[hash(key) >> _SHIFT & _MASK][key]
+
+    def __setitem__(self, key: bytes, seqno: int) -> None:
+        self._parts[hash(key) >> _SHIFT & _MASK][key] = seqno
+        if self._stale and not seqno & _FREEING_MASK:
+            self._stale.pop()
+
+    def __delitem__(self, key: bytes) -> None:
+        del self._parts[hash(key) >> _SHIFT & _MASK][key]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __iter__(self) -> Iterator[bytes]:
+        return chain.from_iterable(self._parts)
+
+    def __sizeof__(self) -> int:
+        return sum(map(getsizeof, self._parts)) + sum(map(getsizeof, self._stale))
+
+    def insert(self, entries: Iterable[tuple[bytes, int]]) -> None:
+        """Store many keys, as `update` does, which takes twice as long."""
+        parts = self._parts
+        for key, seqno in entries:
+            parts[hash(key) >> _SHIFT & _MASK][key] = seqno
+
+    def free_some(self) -> int:
+        """Free a part of the table that this one stands for. Returns how many keys it had, 0: nothing is left."""
+        return len(self._stale.pop()) + 1 if self._stale else 0

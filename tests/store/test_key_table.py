@@ -1,0 +1,142 @@
+"""The keys of vbuckets that have very many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from sys import getsizeof
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.store import key_search
+from penstock.store.bucket import Bucket
+from penstock.store.key_search import UnloadedKeys
+from penstock.store.key_table import KeyTable
+from tests.store.failing import Place, directory_in_memory
+
+KEYS = 20_000
+MOST_IN_A_PART = KEYS // 16
+
+
+def name(number: int) -> bytes:
+    return b"\0key-%06d" % number
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Place, Bucket]]:
+    """A bucket of one vbucket that was opened with many documents."""
+    monkeypatch.setattr(key_search, "MANY_KEYS", KEYS)
+    with directory_in_memory() as path:
+        place = Place(path / "beer")
+        bucket = place(vbuckets=1)
+        for number in range(KEYS):
+            bucket.vbuckets[0].set(name(number), b"v")
+        bucket.close()
+        bucket = place(vbuckets=1)
+        yield place, bucket
+        bucket.close()
+
+
+def load(bucket: Bucket) -> None:
+    while bucket.load_keys():
+        pass
+
+
+@given(st.lists(st.tuples(st.binary(max_size=2), st.one_of(st.none(), st.integers(1, 9)))))
+def test_a_table_holds_what_a_dict_holds(changes: list[tuple[bytes, int | None]]) -> None:
+    table, expected = KeyTable(), dict[bytes, int]()
+    for key, seqno in changes:
+        if seqno is not None:
+            table[key] = expected[key] = seqno
+        elif key in expected:
+            del table[key], expected[key]
+        assert table.get(key) == expected.get(key)
+        assert (key in table) == (key in expected)
+    assert dict(table) == expected
+    assert len(table) == len(expected)
+
+
+def test_no_part_of_a_table_is_large() -> None:
+    table = KeyTable()
+    table.insert((name(number), number) for number in range(KEYS))
+    assert max(map(len, table._parts)) < MOST_IN_A_PART
+
+
+def test_what_a_table_stands_for_is_freed_bit_by_bit() -> None:
+    old = KeyTable()
+    old.insert((name(number), number) for number in range(KEYS))
+    table = KeyTable(old)
+    del old
+    full = getsizeof(table)
+    assert len(table) == 0
+    assert table.get(name(7)) is None
+    assert table.free_some() < MOST_IN_A_PART
+    freed = getsizeof(table)
+    assert freed < full
+    table[name(7)] = 64
+    assert getsizeof(table) < freed
+    while table.free_some():
+        pass
+    assert getsizeof(table) < full // 4
+    assert dict(table) == {name(7): 64}
+
+
+def test_a_vbucket_of_many_keys_is_emptied(opened: tuple[Place, Bucket]) -> None:
+    _, bucket = opened
+    vbucket = bucket.vbuckets[0]
+    load(bucket)
+    assert vbucket.key_count == KEYS
+    before = vbucket.index_bytes
+    vbucket.reset()
+    assert vbucket.get(name(7)) is None
+    vbucket.set(name(7), b"new")
+    load(bucket)
+    assert vbucket.index_bytes < before // 4
+    assert (vbucket.key_count, vbucket.items) == (1, 1)
+
+
+def test_a_vbucket_is_emptied_while_its_keys_are_loaded(opened: tuple[Place, Bucket]) -> None:
+    place, bucket = opened
+    vbucket = bucket.vbuckets[0]
+    assert bucket.load_keys()
+    vbucket.reset()
+    vbucket.set(name(7), b"new")
+    load(bucket)
+    assert (vbucket.get(name(8)), vbucket.key_count, vbucket.items) == (None, 1, 1)
+    bucket.close()
+    again = place(vbuckets=1)
+    assert again.vbuckets[0].key_count == 1
+    again.close()
+
+
+def test_documents_change_while_many_keys_are_loaded(opened: tuple[Place, Bucket]) -> None:
+    _, bucket = opened
+    vbucket = bucket.vbuckets[0]
+    vbucket.delete(name(3))
+    assert bucket.load_keys()
+    vbucket.set(name(5), b"new")
+    vbucket.set(name(KEYS), b"more")
+    load(bucket)
+    values = [None if (item := vbucket.get(name(n))) is None else item.value for n in (3, 4, 5, KEYS)]
+    assert values == [None, b"v", b"new", b"more"]
+    assert (vbucket.key_count, vbucket.items) == (KEYS + 1, KEYS)
+
+
+def test_a_vbucket_of_many_keys_is_rolled_back(opened: tuple[Place, Bucket]) -> None:
+    _, bucket = opened
+    vbucket = bucket.vbuckets[0]
+    load(bucket)
+    end = vbucket.high_seqno
+    vbucket.set(name(5), b"new")
+    vbucket.delete(name(6))
+    vbucket.set(name(KEYS), b"more")
+    for _ in range(2):  # the second time while its keys are loaded
+        assert vbucket.rollback(end) == end
+        assert vbucket.items == KEYS
+        vbucket.set(name(4), b"newest")
+        values = [None if (item := vbucket.get(name(n))) is None else item.value for n in (4, 5, 6, KEYS)]
+        assert values == [b"newest", b"v", b"v", None]
+        assert isinstance(vbucket._newest, UnloadedKeys)
+    load(bucket)
+    assert (vbucket.key_count, vbucket.items) == (KEYS, KEYS)
