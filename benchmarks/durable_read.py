@@ -1,16 +1,21 @@
 """Backfills from disk, without a node: `vbucket.snapshot(0, …)` read to its end, of every vbucket.
 
 Warm is what the page cache holds; rates are of CPU time, the stores in turns. Cold is not in the page cache: ours
-alone, on the clock, against plain reads of a file as large as all of ours.
+alone, on the clock, in turns with plain reads of the same files. `--ahead` adds a reader for which a thread reads the
+files into the page cache ahead of it.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import resource
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from mmap import MADV_DONTNEED, mmap
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -21,7 +26,6 @@ from benchmarks.kept import (
     add_options,
     against,
     apart,
-    disk_bytes,
     evict,
     fill,
     kinds,
@@ -32,7 +36,10 @@ from benchmarks.kept import (
 from benchmarks.report import Report, interleaved, options
 from penstock.store.bucket import Bucket
 
-PLAIN_READ = 4 * 1024 * 1024
+MIB = 1024 * 1024
+PLAIN_READ = 4 * MIB
+
+_PLAIN = "plain reads of the same files"
 
 
 def main() -> None:
@@ -44,7 +51,8 @@ def main() -> None:
     parser.add_argument("--vbuckets", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cold-changes", type=int, default=3_000_000, help="0: nothing cold")
-    parser.add_argument("--cold-rounds", type=int, default=3)
+    parser.add_argument("--cold-rounds", type=int, default=9)
+    parser.add_argument("--ahead", type=int, nargs="*", default=[], help="MiB of each file that a thread reads ahead")
     add_options(parser)
     chosen = parser.parse_args()
     report = Report("Backfills from disk, against stores that keep rows", chosen)
@@ -92,28 +100,19 @@ def rows(report: Report, about: str, buckets: dict[str, Bucket], rounds: int) ->
 
 
 def cold(report: Report, chosen: argparse.Namespace) -> None:
-    """Read everything in a process that has just opened it, and a plain file, while nothing of them is in the cache."""
+    """Read everything in a process that has just opened it, and its files plainly, each time from the disk."""
     with scratch(chosen) as directory:
-        ours, plain = directory / "ours", directory / "plain"
+        ours = directory / "ours"
         apart(_make_compacted, ours, chosen.vbuckets, chosen.cold_changes)
-        plain.mkdir()
-        _write_plain(plain / "file", disk_bytes(ours))
-        taken: list[Cold] = []
-        plain_taken: list[float] = []
+        taken: dict[str, list[Cold]] = {}
         for _ in range(chosen.cold_rounds):
-            taken.append(apart(_read_cold, ours, chosen.vbuckets))
-            evict(plain)
-            plain_taken.append(_read_plain(plain / "file"))
-        rate, plain_rate = median(each.rate for each in taken), median(plain_taken)
-        report.row(
-            f"{chosen.vbuckets} vbuckets, {chosen.cold_changes} changes of 100 B, compacted, cold, {OURS}",
-            f"{rate:.0f} MB/s (best {max(each.rate for each in taken):.0f}), {taken[0].frames} items, "
-            f"{rate / plain_rate:.2f}x plain reads; {max(each.cached for each in taken):.0%} were in the cache",
-        )
-        report.row(
-            f"plain reads of {PLAIN_READ >> 20} MiB from a file as large, cold",
-            f"{plain_rate:.0f} MB/s (best {max(plain_taken):.0f})",
-        )
+            taken.setdefault(_PLAIN, []).append(apart(_read_plainly, ours))
+            for ahead in (0, *chosen.ahead):
+                name = f"{OURS}, {ahead} MiB read ahead" if ahead else OURS
+                taken.setdefault(name, []).append(apart(_read_cold, ours, chosen.vbuckets, ahead * MIB))
+        about = f"{chosen.vbuckets} vbuckets, {chosen.cold_changes} changes of 100 B, compacted, cold"
+        for name, each in taken.items():
+            report.row(f"{about}, {name}", _describe(each, taken[_PLAIN]))
 
 
 def _make_compacted(directory: Path, vbuckets: int, changes: int) -> None:
@@ -124,42 +123,84 @@ def _make_compacted(directory: Path, vbuckets: int, changes: int) -> None:
 
 
 class Cold(NamedTuple):
-    """rate: MB/s. cached: the share of it that was in the page cache before."""
+    """What a read of all segments from the disk took.
 
-    frames: int
-    rate: float
+    Attributes:
+        nbytes: bytes that were read.
+        seconds: on the clock.
+        user: CPU seconds of the process.
+        system: CPU seconds of the kernel for the process.
+        waits: page faults that waited for the disk.
+        cached: share of the files that was in the page cache before.
+    """
+
+    nbytes: int
+    seconds: float
+    user: float
+    system: float
+    waits: int
     cached: float
 
 
-def _read_cold(directory: Path, vbuckets: int) -> Cold:
+def _describe(taken: list[Cold], plain: list[Cold]) -> str:
+    """Return what reads took, and how fast they were against the plain read of the same round."""
+    middle = sorted(taken, key=attrgetter("seconds"))[len(taken) // 2]
+    ratios = [theirs.seconds / own.seconds for own, theirs in zip(taken, plain, strict=True)]
+    best = min(each.seconds for each in taken)
+    return (
+        f"{middle.nbytes / middle.seconds / 1e6:.0f} MB/s (best {middle.nbytes / best / 1e6:.0f}), "
+        f"{median(ratios):.2f}x plain reads (best against best {min(each.seconds for each in plain) / best:.2f}x); "
+        f"{middle.seconds * 1e3:.0f} ms, of which CPU {middle.user * 1e3:.0f} and kernel {middle.system * 1e3:.0f}; "
+        f"{middle.waits} faults waited; {max(each.cached for each in taken):.0%} were in the cache"
+    )
+
+
+@contextmanager
+def _timed(taken: list[Cold], nbytes: int, cached: float) -> Iterator[None]:
+    before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    yield
+    seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
+    user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+    taken.append(Cold(nbytes, seconds, user, system, after.ru_majflt - before.ru_majflt, cached))
+
+
+def _read_cold(directory: Path, vbuckets: int, ahead: int) -> Cold:
     """Opening reads everything to check it; so what is mapped has to be let go of before it can be evicted."""
     bucket = open_bucket(OURS, directory, vbuckets)
     for segment in bucket.log.sealed:
         if isinstance(segment.buffer.obj, mmap):
             segment.buffer.obj.madvise(MADV_DONTNEED)
-    cached = evict(directory)
-    began = time.perf_counter()
-    volume = read_all(bucket)
-    seconds = time.perf_counter() - began
+    taken: list[Cold] = []
+    files = _segments(directory)
+    with _timed(taken, sum(file.stat().st_size for file in files), evict(directory)):
+        if ahead:
+            threading.Thread(target=_read_ahead, args=(files, ahead), daemon=True).start()
+        read_all(bucket)
     bucket.close()
-    return Cold(volume.frames, volume.nbytes / seconds / 1e6, cached)
+    return taken[0]
 
 
-def _write_plain(file: Path, nbytes: int) -> None:
-    piece = os.urandom(PLAIN_READ)
-    with file.open("wb") as opened:
-        for _ in range(0, nbytes, len(piece)):
-            opened.write(piece)
+def _read_plainly(directory: Path) -> Cold:
+    """Read all segments from the first byte to the last, one after the other."""
+    room, taken, files = bytearray(PLAIN_READ), list[Cold](), _segments(directory)
+    with _timed(taken, sum(file.stat().st_size for file in files), evict(directory)):
+        for file in files:
+            with file.open("rb", buffering=0) as opened:
+                while opened.readinto(room):
+                    pass
+    return taken[0]
 
 
-def _read_plain(file: Path) -> float:
-    """Return MB/s."""
-    room, done = bytearray(PLAIN_READ), 0
-    began = time.perf_counter()
-    with file.open("rb", buffering=0) as opened:
-        while nbytes := opened.readinto(room):
-            done += nbytes
-    return done / (time.perf_counter() - began) / 1e6
+def _read_ahead(files: list[Path], nbytes: int) -> None:
+    """Read files into the page cache, so many bytes of each in turn: a backfill reads them side by side."""
+    room = bytearray(nbytes)
+    opened = [file.open("rb", buffering=0) for file in files]
+    while sum(file.readinto(room) or 0 for file in opened):
+        pass
+
+
+def _segments(directory: Path) -> list[Path]:
+    return sorted(directory.glob("segment-*"))
 
 
 if __name__ == "__main__":
