@@ -11,6 +11,7 @@ import pytest
 import penstock
 from penstock import Node
 from penstock.store import opening
+from penstock.store.checked_json import replace_json
 from penstock.store.durable import log_name
 from penstock.store.files import Directory
 from tests.store.failing import Place, contents
@@ -157,16 +158,66 @@ def test_what_cannot_be_checked(run, tmp_path, prepare, reason):
     assert err == f"penstock: {tmp_path}/{reason}\n"
 
 
-def test_what_does_not_say_whose_it_is_cannot_be_repaired(run, beer):
+@pytest.mark.parametrize("copy", [None, b"{", b'{"format": 3}'])
+def test_what_does_not_say_whose_it_is_cannot_be_repaired_without_its_copy(run, beer, copy):
     (beer / "bucket.json").write_bytes(b"{")
-    code, out, err = run("check", beer, "--repair")
+    (beer / "bucket-copy.json").unlink()
+    code, out, err = run("check", beer)
     assert (code, out) == (1, "")
     assert err.startswith(f"penstock: {beer}/bucket.json: does not say what a bucket is: ")
+    if copy is not None:
+        (beer / "bucket-copy.json").write_bytes(copy)
+    code, out, err = run("check", beer, "--repair")
+    assert (code, out) == (1, "")
+    said = "does not say what a bucket is: " if copy else "missing, so bucket.json cannot be restored from it\n"
+    assert err.startswith(f"penstock: {beer}/bucket-copy.json: {said}")
+    assert (beer / "bucket.json").read_bytes() == b"{"
+
+
+@pytest.mark.parametrize("how", ["missing", "emptied", "flipped", "another format"])
+def test_whose_it_is_is_restored_from_the_copy(run, beer, how):
+    name, content = beer / "bucket.json", (beer / "bucket.json").read_bytes()
+    format7 = content.replace(b'"format": %d' % opening.FORMAT, b'"format": 7')
+    hurt = {"emptied": b"", "flipped": flipped(content, 40), "another format": format7}
+    if how == "missing":
+        name.unlink()
+    else:
+        name.write_bytes(hurt[how])
+    code, out, err = run("check", beer)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"penstock: {name}: ")
+    assert err.endswith("; `penstock check --repair` restores it from bucket-copy.json\n")
+    code, out, _ = run("check", beer, "--repair")
+    assert code == 0
+    first, second = out.splitlines()
+    assert first == f"{beer}: bucket.json was restored from its copy"
+    assert " is whole: " in second
+    assert name.read_bytes() == content
+    kept = contents(beer / "damaged") if (beer / "damaged").exists() else {}
+    assert kept == ({"bucket.json": hurt[how]} if how in hurt else {})
+    assert run("check", beer).code == 0
+
+
+def test_a_copy_of_another_bucket_restores_nothing(run, beer):
+    said = json.loads((beer / "bucket-copy.json").read_bytes())
+    del said["crc32c"]
+    replace_json(Directory(beer), "bucket-copy.json", {**said, "uuid": "00" * 16})
+    (beer / "bucket.json").unlink()
+    before = contents(beer)
+    code, out, err = run("check", beer, "--repair", "--json")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"penstock: {beer}/bucket-copy.json: it is of the bucket with uuid 0000")
+    assert contents(beer) == before
 
 
 @pytest.mark.parametrize("of_node", [False, True])
 def test_a_bucket_whose_name_is_lost_is_not_overlooked(run, beer, of_node):
     (beer / "bucket.json").unlink()
+    code, out, err = run("check", beer.parent if of_node else beer)
+    assert (code, out) == (1, "")
+    restores = "; `penstock check --repair` restores it from bucket-copy.json"
+    assert err == f"penstock: {beer}/bucket.json: missing{restores}\n"
+    (beer / "bucket-copy.json").unlink()
     code, out, err = run("check", beer.parent if of_node else beer)
     assert (code, out) == (2, "")
     assert err == f"penstock: {beer}: has inventory.json, but no bucket.json: it is no bucket's directory\n"

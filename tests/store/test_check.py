@@ -187,7 +187,7 @@ class Story:
 
 def damage(path: Path, random: Random) -> str:
     """Damage one file of a bucket, if there is any left, and return how."""
-    files = [file for file in sorted(path.iterdir()) if file.name not in {"bucket.json", "lock"}]
+    files = [file for file in sorted(path.iterdir()) if file.name not in {"bucket.json", "bucket-copy.json", "lock"}]
     if not files:
         return "nothing left to damage"
     file = random.choice(files)
@@ -622,7 +622,7 @@ def promised(place: Place) -> dict[str, bytes]:
     bucket.commit()
     place.directory.let_go()
     (place.path / f"{INVENTORY}.new").unlink()
-    return {**contents(place.path), "bucket.json": older}
+    return {**contents(place.path), "bucket.json": older, "bucket-copy.json": older}
 
 
 def repair_dying(place: Place, calls: int) -> bool:

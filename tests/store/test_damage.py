@@ -233,7 +233,10 @@ def test_no_damage_makes_a_wrong_answer(random: Random) -> None:
         if isinstance(found, str):
             assert re.search(rf"{name}(, offset|:)", found)
         else:
-            if bytes(content) == before or name == "inventory.json":  # with another number of spaces
+            if bytes(content) == before or name in {
+                "inventory.json",
+                "bucket-copy.json",
+            }:  # with other spaces; or nobody needs it
                 assert shown(found) == written.records[-1].state
             else:
                 assert name == written.last

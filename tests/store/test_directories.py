@@ -46,6 +46,7 @@ def foreign(place: Place) -> None:
 
 def without_name(place: Place) -> None:
     (place.path / "bucket.json").unlink()
+    (place.path / "bucket-copy.json").unlink()
 
 
 def a_file(place: Place) -> None:
@@ -108,7 +109,10 @@ def test_a_directory_that_is_refused(place: Place, prepare: Callable[[Place], No
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", "null", "{}", '{"format": 2}', "\xff"])
 def test_a_directory_that_does_not_say_whose_it_is(place: Place, text: str) -> None:
     (place.path / "bucket.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(StoreDamaged, match=r"/beer/bucket\.json: does not say what a bucket is: [^\n]*$"):
+    with pytest.raises(
+        StoreDamaged,
+        match=r"/beer/bucket\.json: does not say what a bucket is: [^\n]*; `penstock check --repair` [^\n]*$",
+    ):
         place()
     assert (place.path / "bucket.json").read_bytes() == text.encode("latin-1")
 

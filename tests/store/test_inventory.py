@@ -97,7 +97,8 @@ def test_a_commit_costs_nothing_and_a_switch_one_file(place: Place) -> None:
 
 def test_a_directory_of_an_older_release_gets_one(place: Place) -> None:
     before = fill(place, compact=True)
-    (place.path / INVENTORY).unlink()
+    for name in (INVENTORY, "bucket-copy.json"):
+        (place.path / name).unlink()
     directory = Directory(place.path)
     said = unpack_json(directory.read("bucket.json"))
     said.pop("revision")
@@ -143,7 +144,8 @@ def test_a_crash_at_the_first_opening_by_this_release() -> None:
 
 def _make_older(disk: Disk) -> None:
     said = unpack_json(disk.names["bucket.json"].data)
-    disk.names.pop(INVENTORY, None)
+    for name in (INVENTORY, "bucket-copy.json"):
+        disk.names.pop(name, None)
     said.pop("revision", None)
     replace_json(disk(Path()), "bucket.json", {**said, "format": 2})
 
@@ -192,6 +194,10 @@ def test_an_older_copy_of_what_names_the_bucket(place: Place) -> None:
     bucket.set_properties({"flush": True})
     bucket.close()
     (place.path / "bucket.json").write_bytes(older)
+    restores = r"; `penstock check --repair` restores it from bucket-copy\.json$"
+    with pytest.raises(StoreDamaged, match=rf"/bucket\.json: an older copy: revision 1, expected 2{restores}"):
+        place()
+    (place.path / "bucket-copy.json").write_bytes(older)
     with pytest.raises(StoreDamaged, match=r"bucket\.json, offset 0: an older copy: revision 1, expected 2 or above"):
         place()
 

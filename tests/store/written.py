@@ -151,7 +151,7 @@ def _write_all_kinds(writer: Writer) -> Written:
     with writer.step() as bucket:
         bucket.vbuckets[0].rollback(bucket.vbuckets[0].high_seqno - 1)
     written = writer.end()
-    assert [name[:3] for name in written.files] == ["buc", "inv", "log", "log", "seg"]
+    assert [name[:3] for name in written.files] == ["buc", "buc", "inv", "log", "log", "seg"]
     return written
 
 

@@ -12,7 +12,7 @@ import typer
 from penstock.cli.app import AsJson, Panel, app, examples
 from penstock.cli.show import json_line
 from penstock.client.topology.missing import ranges_of
-from penstock.errors import UsageError
+from penstock.errors import StoreDamaged, UsageError
 
 if TYPE_CHECKING:
     from penstock.store.check import Loss, Lost
@@ -50,7 +50,7 @@ def check(
     holds. Where a vbucket has lost something, consumers that have seen more are told to roll back to what is left; if
     that cannot be said exactly they start over. The files that were replaced are kept in the directory `damaged`.
 
-    With --json a line is a bucket, with each vbucket and each damage; a repair adds a line.
+    With --json a line is a bucket, with each vbucket and each damage; a repair adds a line, a restored file another.
     """
     code = 0
     for path in _buckets(directory):
@@ -81,7 +81,14 @@ def _check(path: Path, *, repair: bool, as_json: bool) -> bool:
     from penstock.store.files import Directory
 
     files = Directory(path)
-    said = repairing.enter(files)
+    try:
+        said = repairing.enter(files)
+    except StoreDamaged:
+        if not repair:
+            raise
+        said = repairing.restore(files)
+        restored = {"directory": str(path), "restored": "bucket.json"}
+        print(json_line(restored) if as_json else f"{path}: bucket.json was restored from its copy", flush=True)
     try:
         if "repair" in said:
             if not repair:

@@ -182,6 +182,7 @@ class Bucket:
                 bucket._recover(look(files, said), log)
                 if said["format"] != opening.FORMAT:
                     bucket._write_down("format", opening.FORMAT)
+                opening.keep_copy(files, bucket._said)
             except TemporaryFailure as error:
                 raise StoreRefused(f"{path}: {error}") from error
             except OSError as error:

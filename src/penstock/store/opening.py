@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from penstock.store.manifest import DEFAULT_MANIFEST, Manifest
 
 __all__ = [
     "BUCKET",
+    "COPY",
     "FORMAT",
     "FORMAT_WITHOUT_INVENTORY",
     "check_same",
     "enter",
     "is_there",
+    "keep_copy",
     "make",
+    "read_copy",
     "refusal",
     "said_by",
     "write",
@@ -33,6 +37,9 @@ FORMAT_WITHOUT_INVENTORY = 2
 """Format of directories that have no inventory yet: it is written when they are opened. The same otherwise."""
 
 BUCKET = "bucket.json"
+
+COPY = "bucket-copy.json"
+"""The same again, written behind it: a repair restores a damaged one from there."""
 
 
 def enter(directory: Directory) -> None:
@@ -48,7 +55,7 @@ def enter(directory: Directory) -> None:
 
 def is_there(directory: Directory) -> bool:
     """Tell whether a bucket has been made in the directory, also where its name is lost."""
-    return any((directory.path / name).exists() for name in (BUCKET, INVENTORY))
+    return any((directory.path / name).exists() for name in (BUCKET, COPY, INVENTORY))
 
 
 def make(
@@ -74,6 +81,19 @@ def write(directory: Directory, said: Mapping[str, Any]) -> None:
     """Let the directory say that from now on. What it says is never half of it."""
     replace_json(directory, BUCKET, said)
     directory.sync_names()
+    if "repair" not in said:  # which may have ended when somebody needs the copy
+        keep_copy(directory, said)
+
+
+def keep_copy(directory: Directory, said: Mapping[str, Any]) -> None:
+    """Let the copy say the same as `bucket.json`. Where the disk does not take it, the next opening writes it."""
+    with suppress(OSError):
+        try:
+            if unpack_json(directory.read(COPY)) == said:
+                return
+        except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError):
+            pass  # there is none, or a damaged one
+        replace_json(directory, COPY, said)
 
 
 def said_by(directory: Directory, *, repairs: bool = False) -> Mapping[str, Any] | None:
@@ -82,24 +102,61 @@ def said_by(directory: Directory, *, repairs: bool = False) -> Mapping[str, Any]
     repairs: whether the caller ends a repair that was interrupted. Raises StoreRefused for a directory with one,
     otherwise, and for a format that this version does not know; StoreDamaged if all that is not said.
     """
-    names = [name for name in directory.names() if name not in {"lock", draft_of(BUCKET)}]
+    names = [name for name in directory.names() if name not in {"lock", draft_of(BUCKET), draft_of(COPY)}]
     if not names:
         return None
+    advice = f"; `penstock check --repair` restores it from {COPY}" if COPY in names else ""
+    if BUCKET not in names and advice:
+        raise StoreDamaged(f"{directory.path / BUCKET}: missing{advice}")
     if BUCKET not in names:
         raise StoreRefused(f"{directory.path}: has {names[0]}, but no {BUCKET}: it is no bucket's directory")
+    said = _read(directory, BUCKET, advice)
+    if (revision := _revision_of_copy(directory, said["uuid"])) > (found := said.get("revision", 0)):
+        raise StoreDamaged(f"{directory.path / BUCKET}: an older copy: revision {found}, expected {revision}{advice}")
+    if "repair" in said and not repairs:
+        raise StoreRefused(f"{directory.path}: a repair was interrupted; `penstock check --repair` ends it")
+    return said
+
+
+def _revision_of_copy(directory: Directory, uuid: str) -> int:
+    """Return the revision that the copy has, 0 of one that cannot be relied on. It is never ahead of `bucket.json`."""
     try:
-        data = directory.read(BUCKET)
-        _check_format(directory, json.loads(data)["format"])
-        said = unpack_json(data)
+        copy = unpack_json(directory.read(COPY))
+        return int(copy.get("revision", 0)) if copy["uuid"] == uuid else 0
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return 0
+
+
+def read_copy(directory: Directory) -> Mapping[str, Any]:
+    """Return what the copy says. Raises StoreRefused and StoreDamaged as `said_by` does."""
+    try:
+        return _read(directory, COPY, "; take it from a backup of the directory")
+    except FileNotFoundError:
+        raise StoreDamaged(f"{directory.path / COPY}: missing, so {BUCKET} cannot be restored from it") from None
+
+
+def _read(directory: Directory, name: str, advice: str) -> Mapping[str, Any]:
+    try:
+        said = _unpack(directory, directory.read(name))
         _, _ = bytes.fromhex(said["uuid"]), said["vbuckets"] + 0
         said["name"].encode()
         Manifest.restored(said["manifest"])
         said["properties"].items()
         _ = said.get("revision", 0) + 0
     except (ValueError, LookupError, TypeError, AttributeError, InvalidArguments) as error:
-        raise StoreDamaged(f"{directory.path / BUCKET}: does not say what a bucket is: {error}") from error
-    if "repair" in said and not repairs:
-        raise StoreRefused(f"{directory.path}: a repair was interrupted; `penstock check --repair` ends it")
+        reason = f"does not say what a bucket is: {error}"
+        raise StoreDamaged(f"{directory.path / name}: {reason}{advice}") from error
+    return said
+
+
+def _unpack(directory: Directory, data: bytes) -> dict[str, Any]:
+    """Return what a file says, if it is of a format that is known. Another one need not have a checksum."""
+    try:
+        said = unpack_json(data)
+    except LookupError:
+        _check_format(directory, json.loads(data)["format"])
+        raise
+    _check_format(directory, said["format"])
     return said
 
 

@@ -7,20 +7,22 @@ go into a directory of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import StoreDamaged, StoreRefused
 from penstock.store.check import Blank, Left, Loss, Plan, left_of, plan, settle
-from penstock.store.durable import log_name
+from penstock.store.durable import log_name, log_number
 from penstock.store.files import Directory
-from penstock.store.opening import FORMAT, refusal, said_by, write
+from penstock.store.opening import BUCKET, COPY, FORMAT, read_copy, refusal, said_by, write
 from penstock.store.overlay import Overlay
+from penstock.store.record import FILE_HEADER, is_file_header
 from penstock.store.sealed import Sealed, load, save, segment_name
 from penstock.store.survey import Found, look
 
-__all__ = ["Report", "check", "enter", "finish", "repair"]
+__all__ = ["Report", "check", "enter", "finish", "repair", "restore"]
 
 _ASIDE = "damaged"
 
@@ -39,7 +41,37 @@ class Report(NamedTuple):
 
 
 def enter(directory: Directory) -> Mapping[str, Any]:
-    """Lock a directory and return what it says; also of a repair that was interrupted. Raises StoreRefused."""
+    """Lock a directory and return what it says; also of a repair that was interrupted.
+
+    Raises StoreRefused, and StoreDamaged where `restore` may help.
+    """
+    with _locked(directory):
+        said = said_by(directory, repairs=True)
+        if said is None:
+            raise StoreRefused(f"{directory.path}: nothing is in it, expected a bucket")
+        return said
+
+
+def restore(directory: Directory) -> Mapping[str, Any]:
+    """As `enter`, after `bucket.json` was made of its copy; a damaged one is kept as all that a repair replaces.
+
+    Raises StoreRefused; StoreDamaged if there is no copy that can be relied on.
+    """
+    with _locked(directory):
+        said = read_copy(directory)
+        _check_uuid(directory, said["uuid"])
+        try:
+            if BUCKET in directory.names():
+                directory.rename(BUCKET, f"{_new_directory(directory)}/{BUCKET}")
+            write(directory, said)
+        except OSError as error:
+            raise StoreRefused(refusal(directory.path, "written to", error)) from error
+        return said
+
+
+@contextmanager
+def _locked(directory: Directory) -> Iterator[None]:
+    """Lock a directory; unlock it again if what is done then fails."""
     try:
         is_free = directory.lock()
     except OSError as error:
@@ -47,13 +79,19 @@ def enter(directory: Directory) -> Mapping[str, Any]:
     if not is_free:
         raise StoreRefused(f"{directory.path}: in use by process {directory.owner()}")
     try:
-        said = said_by(directory, repairs=True)
-        if said is None:
-            raise StoreRefused(f"{directory.path}: nothing is in it, expected a bucket")
+        yield
     except BaseException:
         directory.unlock()
         raise
-    return said
+
+
+def _check_uuid(directory: Directory, uuid: str) -> None:
+    """Raise StoreDamaged if the log files are of other buckets: a repair would put all of them aside."""
+    files = [directory.map(name) for name in directory.names() if log_number(name) is not None]
+    found = {FILE_HEADER.unpack_from(data)[1].hex() for data in files if is_file_header(data)}
+    if found and uuid not in found:
+        owner = ", ".join(sorted(found))
+        raise StoreDamaged(f"{directory.path / COPY}: it is of the bucket with uuid {uuid}, the log of {owner}")
 
 
 def check(
