@@ -16,6 +16,15 @@ class FullDirectory(Directory):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+class ReadOnlyDirectory(Directory):
+    """Of a file system that was remounted read-only: nothing can be written, made, renamed or removed."""
+
+    def _refuse(self, *_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    create = reopen = write = rename = remove = make_directory = lock = _refuse
+
+
 class BrokenDirectory(Directory):
     """Takes everything, and cannot say whether it is there for good."""
 

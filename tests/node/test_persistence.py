@@ -28,7 +28,7 @@ from penstock.wire.kv import (
 from penstock.wire.layout import decode
 from penstock.wire.observe import Observe, ObserveReply, pack_keys, unpack_observed_keys
 from penstock.wire.tap import CheckpointPersistence, CreateCheckpoint
-from tests.node.disks import BrokenDirectory, FullDirectory, become
+from tests.node.disks import BrokenDirectory, FullDirectory, ReadOnlyDirectory, become
 from tests.node.watch import run
 from tests.node.wire_client import SECONDS, WireClient, connected, until_stat
 
@@ -395,6 +395,29 @@ def test_a_full_disk_refuses_changes_until_there_is_room(tmp_path, caplog):
     begun, ended = logged(caplog, logging.WARNING)
     assert begun.startswith("bucket default: the disk does not take what is to be written: No space left on device;")
     assert ended == "bucket default: all that was stored is on disk, changes are taken again"
+    with running(tmp_path) as node, connected(node) as client:
+        assert client.get(b"k").value == b"after"
+
+
+def test_a_read_only_file_system_refuses_changes_and_serves_reads(tmp_path):
+    with running(tmp_path) as node, connected(node) as client, connected(node) as consumer:
+        client.set(b"k", b"before")
+        assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
+        become(node, "default", ReadOnlyDirectory)
+        client.set(b"k", b"in memory")
+        until_stat(client, "ep_flusher_state", "retrying")
+        for _ in range(2):
+            assert client.set(b"k", b"refused").specific == S.ETMPFAIL
+            assert client.delete(b"k").specific == S.ETMPFAIL
+        assert client.get(b"k").value == b"in memory"
+        consumer.open()
+        assert consumer.stream(end=2).specific == S.SUCCESS
+        assert [message.value for message in consumer.changes()][1:] == [b"in memory"]  # behind the marker
+        assert "Read-only file system" in client.stats()["ep_storage_fault"]
+        assert persisted(client) == 1
+        become(node, "default", ReadOnlyDirectory.__base__)
+        until_stat(client, "ep_storage_fault", "")
+        assert client.set(b"k", b"after").specific == S.SUCCESS
     with running(tmp_path) as node, connected(node) as client:
         assert client.get(b"k").value == b"after"
 

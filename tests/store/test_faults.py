@@ -143,6 +143,50 @@ def test_a_refusal_ends_when_the_disk_takes_it_again(place: Place, operation: st
     assert failures
 
 
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_file_system_that_becomes_read_only_and_writable_again(place: Place, number: int) -> None:
+    """As a file system that meets an error and is remounted: nothing can be opened or written, all can be read."""
+    why = os.strerror(number)
+    bucket = place(segment_bytes=1000)
+    for more in range(60):
+        change(bucket, more)
+    assert rewrite(bucket)
+    assert bucket.log.sealed
+    change(bucket, 61)
+    before, manifest = shown(bucket), bucket.manifest
+    files = contents(place.path)
+    for operation in ("create", "reopen", "write", "rename", "remove", "make"):
+        place.directory.fail(operation, number)
+    persisted = [vbucket.persisted_seqno for vbucket in bucket.vbuckets]
+    for _ in range(2):
+        bucket.commit()
+        check_refusal(bucket, why)
+        assert not bucket.broken
+    for refused in (
+        lambda: bucket.set_manifest(manifest.with_scope("shop")),
+        lambda: bucket.set_properties({"flush": True}),
+        bucket.compact,
+    ):
+        with pytest.raises(TemporaryFailure, match=why):
+            refused()
+    assert shown(bucket) == before
+    assert [vbucket.persisted_seqno for vbucket in bucket.vbuckets] == persisted
+    assert contents(place.path) == files
+    place.directory.heal()
+    bucket.commit()
+    assert bucket.fault is None
+    bucket.set_manifest(manifest.with_scope("shop"))
+    bucket.set_properties({"flush": True})
+    change(bucket, 62)
+    bucket.compact()
+    before = shown(bucket)
+    bucket.close()
+    bucket = place()
+    assert shown(bucket) == before
+    assert (bucket.manifest.find_scope("shop").name, bucket.properties) == ("shop", {"flush": True})
+    bucket.close()
+
+
 @pytest.mark.parametrize(
     ("operation", "after"), [("create", 0), ("write", 0), ("write", 1), ("write", 2), ("write", 9), ("sync", 0)]
 )
