@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.client.connect.address import DEFAULT_URL, Address, Options, TlsVerify, parse_address
+from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, TlsVerify, parse_address
 from penstock.client.connect.credentials import Credentials
 from penstock.errors import UsageError
 from penstock.wire.constants import Dialect
@@ -25,12 +25,14 @@ HOSTS = [
 @pytest.mark.parametrize(("url", "hosts", "bucket"), HOSTS)
 def test_hosts_and_bucket(url, hosts, bucket):
     address = parse_address(url)
-    assert (address.hosts, address.bucket, address.options) == (hosts, bucket, Options())
+    assert (address.hosts, address.bucket, address.options) == (hosts, bucket, ConnectionOptions())
     assert parse_address(str(address)) == address
 
 
 def test_the_default():
-    assert parse_address(DEFAULT_URL) == Address(hosts=(("127.0.0.1", 11210),), bucket="default", options=Options())
+    assert parse_address(DEFAULT_URL) == Address(
+        hosts=(("127.0.0.1", 11210),), bucket="default", options=ConnectionOptions()
+    )
 
 
 def test_with_tls():
@@ -40,7 +42,7 @@ def test_with_tls():
     assert address.hosts == (("a", 11207), ("b", 4433))
     assert address.tls
     assert str(address) == "couchbases://a:11207,b:4433/beer"
-    assert address.options == Options(
+    assert address.options == ConnectionOptions(
         ca="ca.pem", certificate="c.pem", certificate_key="k.pem", tls_verify=TlsVerify.NONE
     )
 
@@ -71,7 +73,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize(("query", "options"), OPTIONS)
 def test_options(query, options):
-    assert parse_address(f"couchbase://h/b?{query}").options == Options(**options)
+    assert parse_address(f"couchbase://h/b?{query}").options == ConnectionOptions(**options)
 
 
 WRONG = [

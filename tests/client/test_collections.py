@@ -278,7 +278,7 @@ async def test_a_tap_dump_is_compared_with_the_default_collection(node, url):
     async with connect(url) as bucket:
         await bucket.upsert_many([(f"k{number}", b"v") for number in range(20)])
         await bucket.upsert_many([(f"k{number}", b"v") for number in range(30)], collection=AIRLINE)
-        counts = await bucket.item_counts()
+        counts = await bucket.reports.item_counts()
         assert counts is not None
         assert sum(count.items for count in counts.values()) == 20
         assert len([change async for change in bucket.changes(stop="now", protocol="tap")]) == 20

@@ -241,7 +241,7 @@ async def test_they_are_waited_for(protocol):
         Script(lambda peer, frame: answer(peer, frame) if is_look(frame) else None, VBUCKETS) as script,
         connect(script.url()) as bucket,
     ):
-        served = await (bucket.served_by_tap if protocol == "tap" else bucket.served)(range(VBUCKETS))
+        served = await (bucket.reports.served_by_tap if protocol == "tap" else bucket.reports.served)(range(VBUCKETS))
     assert served == dict.fromkeys(range(VBUCKETS), 0 if protocol == "tap" else 7)
     assert len(looks) > 3
 
@@ -253,7 +253,7 @@ async def test_a_tap_server_that_reports_no_states_is_believed():
         Script(lambda peer, frame: reply(frame, refused[frame.opcode]) if frame.opcode in refused else None) as script,
         connect(script.url()) as bucket,
     ):
-        assert await bucket.served_by_tap([0, 1]) == {0: 0, 1: 0}
+        assert await bucket.reports.served_by_tap([0, 1]) == {0: 0, 1: 0}
 
 
 # Following without them

@@ -341,10 +341,10 @@ async def test_statistics_are_those_of_whoever_has_the_vbucket_in_the_newest_map
         let_have((one, two), [0, 1])
         async with connect(one.url()) as bucket:
             expected = {"vb_0:high_seqno": "1", "vb_1:high_seqno": "2"}
-            assert await bucket.seqno_stats() == expected
+            assert await bucket.reports.seqno_stats() == expected
             let_have((two, one), [1, 0])  # where they were, by other numbers
             bucket._nodes.map_is_old()
-            assert await bucket.seqno_stats() == expected
+            assert await bucket.reports.seqno_stats() == expected
             let_have((one, two), [0, 1])
             bucket._nodes.map_is_old()
-            assert (await bucket.seqno_stats(1))["vb_1:high_seqno"] == "2"
+            assert (await bucket.reports.seqno_stats(1))["vb_1:high_seqno"] == "2"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock import connect
 from penstock.client.documents.document import vbucket_of
-from penstock.client.documents.mutation_tokens import MutationToken, Tokens
+from penstock.client.documents.mutation_tokens import MutationToken, NewestTokens
 from penstock.errors import KeyExists, KeyNotFound, NotStored
 from penstock.node import Node
 from penstock.wire.constants import Feature, Magic, Opcode, Status
@@ -130,7 +130,7 @@ def answered(vbucket, vbuuid, seqno, kind=Set, status=0):
 
 @given(st.permutations([(vb, 9, seqno) for vb in (1, 5) for seqno in (1, 255, 256, 2**40)]), st.integers(1, 8))
 def test_the_order_of_replies_on_a_branch_does_not_matter(tokens, step):
-    found = Tokens()
+    found = NewestTokens()
     for start in range(0, len(tokens), step):
         pairs = [answered(*token) for token in tokens[start : start + step]]
         found.remember([request for request, _ in pairs], [frame for _, frame in pairs])
@@ -138,7 +138,7 @@ def test_the_order_of_replies_on_a_branch_does_not_matter(tokens, step):
 
 
 def test_what_is_no_write_has_no_token():
-    found = Tokens()
+    found = NewestTokens()
     found.remember([], [])
     for kind, status in ((Get, 0), (Delete, Status.KEY_ENOENT)):
         request, frame = answered(3, 9, 1, kind, status)

@@ -14,9 +14,10 @@ from typing import Any, Self, TypeVar, Unpack
 
 import pyarrow as pa
 
-from penstock.client.bucket import Bucket, Start, Stop, Wants
+from penstock.client.bucket import Bucket
 from penstock.client.connect.address import DEFAULT_URL, Address, parse_address
 from penstock.client.connect.credentials import credentials_from
+from penstock.client.streams.stream_choice import ChangeOptions, Start, Stop
 
 T = TypeVar("T")
 Changes = Generator[pa.RecordBatch, None, None]
@@ -98,14 +99,14 @@ def read_changes(
     vbuckets: Sequence[int] | None = None,
     username: str | None = None,
     password: str | None = None,
-    **wants: Unpack[Wants],
+    **options: Unpack[ChangeOptions],
 ) -> Changes:
     """Give a bucket's changes as pyarrow.RecordBatch of CHANGE_SCHEMA. Arguments and errors as of `Bucket.stream`.
 
     username, password: who logs in. The connections are made with the first batch, and are closed after the last one or
     when the generator is.
     """
-    return changes_at(parse_address(url, credentials_from(username, password)), start, stop, vbuckets, **wants)
+    return changes_at(parse_address(url, credentials_from(username, password)), start, stop, vbuckets, **options)
 
 
 def changes_at(
@@ -113,12 +114,12 @@ def changes_at(
     start: Start = "beginning",
     stop: Stop = None,
     vbuckets: Sequence[int] | None = None,
-    **wants: Unpack[Wants],
+    **options: Unpack[ChangeOptions],
 ) -> Changes:
     """Do what read_changes does, at an address."""
 
     async def batches() -> AsyncGenerator[pa.RecordBatch, None]:
-        async with Bucket(address) as bucket, aclosing(bucket.batches(start, stop, vbuckets, **wants)) as found:
+        async with Bucket(address) as bucket, aclosing(bucket.batches(start, stop, vbuckets, **options)) as found:
             async for batch in found:
                 yield batch
 

@@ -231,7 +231,7 @@ class Bridge:
             if self._again.is_set():
                 return
             upstream = self._upstream
-            stream = self._stream = ChangeStream(upstream.address, feed, item_counts=upstream.item_counts)
+            stream = self._stream = ChangeStream(upstream.address, feed, item_counts=upstream.reports.item_counts)
             closing = self._loop.create_task(self._close_again(stream))
             self._opened_at = self._loop.time()
             self.connections += 1

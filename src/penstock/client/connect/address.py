@@ -36,7 +36,7 @@ class MissingVbuckets(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ConnectionOptions:
     """Settings of a connection. In a connection string and in Spark they have the names in brackets.
 
     connect_timeout: seconds for a connection to be made and set up (connectTimeout).
@@ -89,7 +89,7 @@ class Options:
 
     def tls_names(self) -> list[str]:
         """Return the outside names of those options that are given and say something of TLS."""
-        return [outside_name(name) for name in _FOR_TLS if getattr(self, name) != getattr(Options(), name)]
+        return [outside_name(name) for name in _FOR_TLS if getattr(self, name) != getattr(ConnectionOptions(), name)]
 
 
 def dialect_of(name: str) -> Dialect:
@@ -186,7 +186,7 @@ class Address:
 
     hosts: tuple[tuple[str, int], ...]
     bucket: str
-    options: Options
+    options: ConnectionOptions
     tls: bool = False
     credentials: Credentials | None = None
 
@@ -218,7 +218,7 @@ def parse_address(url: str, credentials: Credentials | None = None) -> Address:
     rest, _, query = rest.partition("?")
     hosts, _, path = rest.partition("/")
     tls = scheme == "couchbases"
-    options = Options.from_text(_pairs(query))
+    options = ConnectionOptions.from_text(_pairs(query))
     if not tls and (named := options.tls_names()):
         raise UsageError(f"option {named[0]} is about TLS, expected couchbases:// in front of it")
     if options.certificate_key and not options.certificate:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ssl
 
-from penstock.client.connect.address import Options, TlsVerify
+from penstock.client.connect.address import ConnectionOptions, TlsVerify
 from penstock.errors import UsageError
 
 __all__ = ["tls_context"]
 
 
-def tls_context(options: Options) -> ssl.SSLContext:
+def tls_context(options: ConnectionOptions) -> ssl.SSLContext:
     """Return how to connect: by TLS 1.2 or newer, the node's certificate and name checked unless that is not wanted.
 
     Raises UsageError for a file of certificates or a key that cannot be used.

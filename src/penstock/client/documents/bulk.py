@@ -25,6 +25,7 @@ from penstock.client.connect.dropped import DropReason
 from penstock.client.connect.handshake import DOCUMENTS
 from penstock.client.connect.link import NodeLink, text_of
 from penstock.client.connect.retry import Retry
+from penstock.client.documents.collection_ids import CollectionIds
 from penstock.client.documents.write_requests import OPAQUES, Fault, Requests
 from penstock.client.topology.nodes import Nodes
 from penstock.errors import (
@@ -33,18 +34,12 @@ from penstock.errors import (
     OperationTimeout,
     RemoteProtocolError,
     TemporaryFailure,
-    UnknownCollection,
-    UnknownScope,
     Unreachable,
     UsageError,
 )
-from penstock.wire.collection_key import DEFAULT_PREFIX, pack_collection_id
-from penstock.wire.collection_names import DEFAULT_NAME
-from penstock.wire.collections import CollectionIdReply, GetCollectionId
 from penstock.wire.connection import ReceiveEvent
 from penstock.wire.constants import Status
 from penstock.wire.frame import Frame, cut_frame, status_name
-from penstock.wire.layout import decode
 from penstock.wire.subdoc import unpack_mutation_specs
 
 __all__ = ["MAX_BYTES_IN_FLIGHT", "NO_ANSWER", "BulkWriter", "Outcomes"]
@@ -106,7 +101,7 @@ class BulkWriter:
         self.max_bytes_in_flight = max_bytes_in_flight
         self.most_in_flight = 0
         self._nodes = Nodes(address, replace(DOCUMENTS, xattrs=True, on_stream=self._received))
-        self._prefixes: dict[tuple[str, str], bytes] = {}
+        self._collection_ids = CollectionIds(self._nodes, address)
         self._window: _Window | None = None
         self._lanes: list[_Lane] = []
         self._in_flight = 0
@@ -131,31 +126,11 @@ class BulkWriter:
 
         Raises UnknownCollection or UnknownScope, UsageError for a collection of nodes that have none.
         """
-        name, path = (scope, collection), f"{scope}.{collection}"
-        if not self.collections:
-            if name != (DEFAULT_NAME, DEFAULT_NAME):
-                raise UsageError(f"collection {path!r} of {self.address}, which has none")
-            return b""
-        if name == (DEFAULT_NAME, DEFAULT_NAME):
-            return DEFAULT_PREFIX
-        if name not in self._prefixes:
-            self._prefixes[name] = pack_collection_id(await self._nodes.retrying(lambda: self._collection_id(path)))
-        return self._prefixes[name]
+        return await self._collection_ids.prefix((scope, collection))
 
     def forget_collections(self) -> None:
         """Ask for the ids of collections again: one of them is not what it was."""
-        self._prefixes.clear()
-
-    async def _collection_id(self, path: str) -> int:
-        link = await self._nodes.ready()
-        try:
-            request = GetCollectionId(value=path.encode())
-            found = decode(await link.request(request, self.address.options.operation_timeout))
-        except (UnknownCollection, UnknownScope) as error:
-            raise type(error)(f"no collection {path!r} in {self.address}", body=error.body) from None
-        if not isinstance(found, CollectionIdReply) or found.collection_id is None:
-            raise RemoteProtocolError(f"collection {path!r}: a reply without its id")
-        return found.collection_id
+        self._collection_ids.forget_all()
 
     async def write(self, requests: Requests) -> Outcomes:
         """Send requests and return what became of each. One call at a time.

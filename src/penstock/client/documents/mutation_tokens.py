@@ -14,7 +14,7 @@ from penstock.wire.frame import Frame
 from penstock.wire.kv import Delete, Set
 from penstock.wire.layout import Request
 
-__all__ = ["MutationToken", "Tokens"]
+__all__ = ["MutationToken", "NewestTokens"]
 
 _TOKEN = Struct(">QQ")  # as StoreReply: one layout more, because decoding every reply costs a tenth of the rate
 _BRANCH = slice(8)
@@ -28,8 +28,8 @@ class MutationToken(NamedTuple):
     seqno: int
 
 
-class Tokens:
-    """The newest token of each vbucket, as replies tell it."""
+class NewestTokens:
+    """The newest token of each vbucket, as replies report it."""
 
     def __init__(self) -> None:
         self._newest: dict[int, bytes] = {}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.client.connect.address import Options
+from penstock.client.connect.address import ConnectionOptions
 from penstock.client.connect.client_session import Session
 from penstock.client.connect.cluster_map import Place
 from penstock.client.connect.link import NodeLink
@@ -85,7 +85,7 @@ class Deadline(NamedTuple):
 
 
 def deadlines(
-    lane: Lane, feed: ConsumerFeed, options: Options, waiting_since: float, silences: int
+    lane: Lane, feed: ConsumerFeed, options: ConnectionOptions, waiting_since: float, silences: int
 ) -> Iterator[Deadline]:
     """Give the times at which the lane is given up unless something comes before.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.client.connect.address import Options, outside_name
+from penstock.client.connect.address import ConnectionOptions, outside_name
 from penstock.errors import UsageError
 from penstock.wire.schema import CHANGE_SCHEMA
 
@@ -51,8 +51,8 @@ def one_of(*known: str) -> Callable[[str, str], str]:
 
 def as_in_a_url(name: str, text: str) -> Any:
     """Read what the connection string may say as well."""
-    fields = {outside_name(field): field for field in Options.__dataclass_fields__}
-    return getattr(Options.from_text({name: text}), fields[name])
+    fields = {outside_name(field): field for field in ConnectionOptions.__dataclass_fields__}
+    return getattr(ConnectionOptions.from_text({name: text}), fields[name])
 
 
 def columns(name: str, text: str) -> tuple[str, ...]:

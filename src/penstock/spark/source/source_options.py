@@ -12,8 +12,8 @@ from urllib.parse import quote
 from penstock.client.connect.address import (
     DEFAULT_URL,
     Address,
+    ConnectionOptions,
     MissingVbuckets,
-    Options,
     outside_name,
     parse_address,
     truth_of,
@@ -140,7 +140,7 @@ class SourceOptions:
             options = replace(options, scope=self.scope or "", collections=self.collections or ())
         return replace(address, options=options)
 
-    def _wants_xattrs(self, said: Options) -> bool:
+    def _wants_xattrs(self, said: ConnectionOptions) -> bool:
         if not self.shape_of("").needs_xattrs:
             return False
         if self.xattrs is None:

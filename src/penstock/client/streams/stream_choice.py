@@ -1,0 +1,80 @@
+"""What a caller chooses of a bucket's changes: start, stop, dialect, collections; and the positions and feeds of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypedDict
+
+from penstock.client.connect.address import ConnectionOptions, dialect_of
+from penstock.client.feeds.selection import Selection
+from penstock.client.feeds.stream_position import BEGINNING, Position, position_at_end
+from penstock.client.feeds.vbucket_stream import StreamTarget
+from penstock.client.tap.tap_feed import TapFeed
+from penstock.client.topology.vbucket_reports import VbucketReports
+from penstock.errors import UsageError
+from penstock.wire.constants import MAX_SEQNO, Dialect
+
+__all__ = ["ChangeOptions", "Start", "Stop", "choose_dialect", "choose_selection", "choose_tap", "choose_targets"]
+
+Start = Literal["beginning", "now"] | Mapping[int, Position]
+Stop = Literal["now"] | Mapping[int, int] | None
+
+
+class ChangeOptions(TypedDict, total=False):
+    """What of a bucket's changes is wanted, and how; what is not given is as in the connection string.
+
+    protocol: the dialect, "tap", "upr-draft", "upr" or "dcp". TAP has no seqnos: it knows "beginning", "now" and None,
+    and cannot go on from a position. The others are for DCP, and for nodes that have collections: scope: only this one.
+    collections: only these, as `name` of the scope (`_default` if there is none) or `scope.name`. xattrs: with extended
+    attributes. In any dialect, values=False leaves out values and their datatypes; DCP and TAP do not send them then.
+    """
+
+    protocol: str | None
+    scope: str
+    collections: Sequence[str]
+    xattrs: bool | None
+    values: bool
+
+
+def choose_dialect(chosen: ChangeOptions, options: ConnectionOptions) -> Dialect:
+    """Return the dialect. Raises UsageError for a name that none has."""
+    protocol = chosen.get("protocol")
+    return options.protocol if protocol is None else dialect_of(protocol)
+
+
+def choose_selection(chosen: ChangeOptions, options: ConnectionOptions) -> Selection:
+    """Return the part of the bucket. Raises UsageError as Selection does."""
+    named = (chosen.get("scope", ""), tuple(chosen.get("collections", ())))
+    return Selection(*(named if any(named) else (options.scope, options.collections)))
+
+
+async def choose_targets(
+    reports: VbucketReports, start: Start, stop: Stop, vbuckets: Sequence[int]
+) -> dict[int, StreamTarget]:
+    """Return what to read of these vbuckets; those without an end in `stop` are left out."""
+    ends = dict.fromkeys(vbuckets, MAX_SEQNO)
+    if isinstance(stop, Mapping):
+        ends = {vb: stop[vb] for vb in vbuckets if vb in stop}
+    positions = await _positions_at(reports, start, vbuckets)
+    return {vb: StreamTarget(position=positions[vb], end_seqno=end) for vb, end in ends.items() if vb in positions}
+
+
+async def _positions_at(reports: VbucketReports, start: Start, vbuckets: Sequence[int]) -> dict[int, Position]:
+    if start == "beginning":
+        return dict.fromkeys(vbuckets, BEGINNING)
+    if start == "now":
+        infos = await reports.vbucket_infos(vbuckets)
+        return {vb: position_at_end(info) for vb, info in infos.items()}
+    if not isinstance(start, Mapping):
+        raise UsageError(f"start is {start!r}, expected 'beginning', 'now' or positions by vbucket")
+    return {vb: start.get(vb, BEGINNING) for vb in vbuckets}
+
+
+def choose_tap(count: int, start: Start, stop: Stop, vbuckets: Sequence[int], *, window: int, values: bool) -> TapFeed:
+    """Return the feed of some vbuckets of a bucket with `count` of them. Raises UsageError for what TAP cannot do."""
+    if start not in ("beginning", "now") or stop not in ("now", None):
+        raise UsageError(
+            "TAP cannot resume: it has no seqnos, so start is 'beginning' or 'now', and stop None or 'now'"
+        )
+    from_now, until_now = start == "now", stop == "now"
+    return TapFeed(count, vbuckets, window=window, from_now=from_now, until_now=until_now, values=values)
