@@ -140,7 +140,6 @@ async def _serve(pipe: Pipe, wanted: _Wanted) -> None:
         opening.__dict__["Bucket"] = BUCKETS[disk.kind]  # all that the node opens
     spare_present_objects()  # as `penstock serve` does
     node = await Node.start(port=0, vbuckets=vbuckets, data_dir=None if disk is None else disk.directory)
-    spare_present_objects()
     store = node.buckets["default"].store
     noise, value = random.Random(1), b"v" * value_bytes
     for number in range(changes):

@@ -57,3 +57,23 @@ with penstock.Node.running(buckets=["beer"]):
 """
     ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
     assert ran.stdout == "0\n"
+
+
+def test_what_a_served_node_makes_is_collected() -> None:
+    """A bucket and its vbuckets refer to each other: a deleted one is freed by the collector alone."""
+    program = """
+import gc, os, sys
+from penstock.cli.app import app
+from penstock.cli.serve import serve
+from penstock.store.bucket import Bucket
+
+class Output:
+    def write(self, line):
+        os.write(1, b"%d" % sum(isinstance(one, Bucket) for one in gc.get_objects()))
+        os._exit(0)
+
+sys.stdout = Output()
+app(["serve", "--port", "0", "--vbuckets", "1", "--json"])
+"""
+    ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "1"

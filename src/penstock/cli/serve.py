@@ -128,7 +128,7 @@ async def _serve(as_json: bool, settings: dict[str, Any], nodes: list[str], **op
     from penstock.node.topology import parse_places
     from penstock.store.settings import Settings
 
-    spare_present_objects()  # the modules: most objects, before there is a client to wait
+    spare_present_objects()  # the modules, but no bucket: deleted ones are freed by the collector alone
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -142,7 +142,6 @@ async def _serve(as_json: bool, settings: dict[str, Any], nodes: list[str], **op
         starting.cancel()
         return
     node = starting.result()
-    spare_present_objects()
     loop.add_signal_handler(signal.SIGHUP, _reload, node)
     if notice := node.access(tls=False).notice:
         print(f"penstock: {notice}", file=sys.stderr)
