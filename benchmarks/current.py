@@ -29,7 +29,7 @@ from penstock.spark.lake.changelog.merge_rules import to_documents
 from penstock.spark.lake.current.current_table import catch_up
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.reading.lake_readers import count_documents
-from penstock.spark.lake.tables.schemas import FOLD_SCHEMA
+from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 from penstock.wire.schema import CHANGE_SCHEMA
 
 VBUCKETS = 1024
@@ -125,7 +125,7 @@ def _merge(directory: Path, source: pa.Table) -> int:
 
 
 def _documents(batch: pa.RecordBatch) -> pa.Table:
-    rows = to_documents(pa.Table.from_batches([batch]).select(FOLD_SCHEMA.names))
+    rows = to_documents(pa.Table.from_batches([batch]).select(MERGE_SCHEMA.names))
     return rows.append_column("vbucket_range", pc.divide(rows["vbucket"], VBUCKETS // 16))
 
 

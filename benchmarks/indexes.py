@@ -27,7 +27,7 @@ from penstock.spark.dependents.kinds.fulltext import FullText
 from penstock.spark.dependents.kinds.invalidation import Invalidation
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.lake.changelog import changelog_writer as changelog
-from penstock.spark.lake.changelog.changelog_delta import news_since
+from penstock.spark.lake.changelog.changelog_delta import delta_since
 from penstock.wire.schema import CHANGE_SCHEMA
 
 VBUCKETS = 1024
@@ -120,10 +120,10 @@ def texts(file: Path | None) -> list[bytes]:
 
 
 def changelog_id(lake: Lake) -> str:
-    news = news_since(lake, None)
-    if news is None:
+    delta = delta_since(lake, None)
+    if delta is None:
         raise RuntimeError("the changelog is gone")
-    return news.changelog_id
+    return delta.changelog_id
 
 
 @contextmanager

@@ -10,12 +10,12 @@ import pytest
 
 from penstock.cli.samples import sample_documents
 from penstock.spark import Lake
-from penstock.spark.dependents.dependent import Follower, catch_up
+from penstock.spark.dependents.dependent import Dependent, catch_up
 from penstock.spark.dependents.kinds.fulltext import FullText
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.lake.current import current_table as current
 from penstock.spark.pipeline.state import run_state as control
-from penstock.spark.pipeline.state.run_progress import Hanging
+from penstock.spark.pipeline.state.run_progress import DependentProgress
 from tests.cli.test_processes import first_line, started
 from tests.spark.lakes import append, checkpoint, rollback, row
 
@@ -192,7 +192,9 @@ def test_status_for_people(run, lake):
 def test_what_a_run_only_meant_to_make_is_not_there(run, file, node):
     lake = Lake(file.parent / "two" / "a")
     lake.path.mkdir(parents=True)
-    said = {"hanging": [asdict(Hanging("i", "index")), asdict(Hanging("t", "fulltext", pending=3))]}
+    said = {
+        "dependents": [asdict(DependentProgress("i", "index")), asdict(DependentProgress("t", "fulltext", pending=3))]
+    }
     replace(control.begin(), ended=True, error="where is none", said=said).write(lake)
     shown = run("pipeline", "status", file).out
     assert "  i              index   not there yet\n" in shown
@@ -224,7 +226,7 @@ def indexed(tmp_path):
     lake = Lake(tmp_path / "indexed")
     checkpoint(lake.checkpoint, batches=2)
     named: dict[str, Any] = {"collection_id": 9, "scope": "shop", "collection": "hats"}
-    indexes: list[Follower] = [
+    indexes: list[Dependent] = [
         SecondaryIndex(lake, "by_abv", "abv", "double"),
         SecondaryIndex(lake, "by_time", "at", "timestamp"),
         SecondaryIndex(lake, "by_sale", "sold", "boolean"),
@@ -323,11 +325,13 @@ def test_figures_need_a_port_of_their_own(run, tmp_path):
 
 def test_progress_is_lines_or_json_or_stays_in_place(capsys):
     from penstock.cli.pipeline.progress_display import Display
-    from penstock.spark.pipeline.state.run_progress import Progress
+    from penstock.spark.pipeline.state.run_progress import SourceProgress
 
-    table = Hanging("current", "current", version=3, pending=1_000)
-    cache = Hanging("cache", "invalidate", error="it is away", failures=2)
-    one = Progress("beer", rows=5_000, lag=12, batches=2, rows_per_second=1_234.5, rollbacks=4, hanging=(table, cache))
+    table = DependentProgress("current", "current", version=3, pending=1_000)
+    cache = DependentProgress("cache", "invalidate", error="it is away", failures=2)
+    one = SourceProgress(
+        "beer", rows=5_000, lag=12, batches=2, rows_per_second=1_234.5, rollbacks=4, dependents=(table, cache)
+    )
     for display in (Display(as_json=False, on_terminal=False), Display(as_json=True, on_terminal=False)):
         with display:
             display.say("Starting.")
@@ -340,7 +344,7 @@ def test_progress_is_lines_or_json_or_stays_in_place(capsys):
         " 4 vbuckets rolled back"
     )
     said = json.loads(lines[2])
-    assert (said["source"], said["folded"], said["hanging"]["cache"]["failures"]) == ("beer", 3, 2)
+    assert (said["source"], said["merged"], said["dependents"]["cache"]["failures"]) == ("beer", 3, 2)
     with Display(as_json=False, on_terminal=True) as display:
         display.show(one)
     shown = capsys.readouterr().out

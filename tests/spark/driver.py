@@ -17,10 +17,10 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from penstock.spark import Lake
-from penstock.spark.lake.current.current_table import Fold, Progress, prepare
+from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, prepare
 from penstock.spark.pipeline.definition.definition import read_definition
 from penstock.spark.pipeline.run.pipeline_run import run
-from penstock.spark.pipeline.state.run_progress import Progress as RunProgress
+from penstock.spark.pipeline.state.run_progress import SourceProgress
 from penstock.spark.runtime.changelog_sink import ChangelogSink, ChangelogWriter
 
 POINT, DRIVER, BATCH = "PENSTOCK_TEST_POINT", "PENSTOCK_TEST_DRIVER", "PENSTOCK_TEST_BATCH"
@@ -58,9 +58,9 @@ class Folds:
     def __init__(self, point: str) -> None:
         self.left = 3 if point == "folding" else -1
 
-    def __call__(self, lake: Lake) -> Progress:
+    def __call__(self, lake: Lake) -> MergeProgress:
         step = prepare(lake)
-        if not isinstance(step, Fold):
+        if not isinstance(step, PreparedMerge):
             return step
         self.left -= 1
         if not self.left:
@@ -69,7 +69,7 @@ class Folds:
         return step.progress
 
 
-def tell(progress: RunProgress) -> None:
+def tell(progress: SourceProgress) -> None:
     sys.stdout.write(f"{progress.rows}\n")
     sys.stdout.flush()
 

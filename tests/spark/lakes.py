@@ -161,7 +161,7 @@ def steps(lake: Lake, batch: int) -> Iterator[str]:
     yield "logged"
     fold = current.prepare(lake)
     yield "fold written"
-    if isinstance(fold, current.Fold):
+    if isinstance(fold, current.PreparedMerge):
         fold.commit()
     yield "folded"
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from penstock.spark import Lake
 from penstock.spark.pipeline.definition.definition import of_one
 from penstock.spark.pipeline.run.pipeline_run import run
-from penstock.spark.pipeline.state.run_progress import Progress
+from penstock.spark.pipeline.state.run_progress import SourceProgress
 
 SECONDS = 120.0
 
@@ -18,11 +18,11 @@ class Running:
 
     def __init__(self) -> None:
         self.finish = threading.Event()
-        self.done: Future[tuple[Progress, ...]] = Future()
+        self.done: Future[tuple[SourceProgress, ...]] = Future()
         self._moved = threading.Condition()
-        self._progress = Progress()
+        self._progress = SourceProgress()
 
-    def report(self, progress: Progress) -> None:
+    def report(self, progress: SourceProgress) -> None:
         with self._moved:
             self._progress = progress
             self._moved.notify_all()
@@ -37,7 +37,7 @@ class Running:
         if self.done.done():
             self.done.result()
 
-    def ended(self, done: Future[tuple[Progress, ...]]) -> None:
+    def ended(self, done: Future[tuple[SourceProgress, ...]]) -> None:
         with self._moved:
             self._moved.notify_all()
 
@@ -56,7 +56,7 @@ def running(spark, url: str, lake: Lake, **source) -> Iterator[Running]:
             run_.done.result(SECONDS)
 
 
-def catch_up(spark, url, lake, **source) -> Progress:
+def catch_up(spark, url, lake, **source) -> SourceProgress:
     """Take in what a bucket has now."""
     (progress,) = run(of_one(str(lake.path), url=url, **source), available_now=True, spark=spark)
     return progress

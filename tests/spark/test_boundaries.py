@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.spark.lake.changelog.boundaries import Boundary, Cut, Snapshot, boundaries, newest_boundary, state
+from penstock.spark.lake.changelog.boundaries import (
+    Boundary,
+    RollbackPoint,
+    SnapshotRows,
+    boundaries,
+    newest_boundary,
+    state,
+)
 from penstock.spark.source.offsets import Offset, Proven, VbucketOffset
 from tests.spark.lakes import Row, as_documents, rollback, row, table
 
@@ -166,8 +173,8 @@ def test_every_end_is_a_boundary_where_snapshots_end_there(chance, offset):
         assert told(story, number, offset=offset)[0] == Boundary(0, at.seqno)
 
 
-def snapshot(*seqnos: int, history: int = 0) -> Snapshot:
-    return Snapshot(history, *seqnos)
+def snapshot(*seqnos: int, history: int = 0) -> SnapshotRows:
+    return SnapshotRows(history, *seqnos)
 
 
 BOUNDARIES = [
@@ -182,12 +189,18 @@ BOUNDARIES = [
     ("stopped inside, not yet made good", [snapshot(3, 5, 0, 9), snapshot(6, 8, 5, 8)], [], None, None),
     ("a read of which nothing is known", [snapshot(3, 9, 0, 9), snapshot(13, 20, 12, 20)], [], None, 9),
     ("not from the beginning", [snapshot(13, 20, 12, 20)], [], None, None),
-    ("without snapshots", [Snapshot(0, 3, 9, 1 << 64, 1 << 64)], [], None, None),
-    ("rolled back to an end", [snapshot(3, 9, 0, 9), snapshot(10, 12, 9, 12)], [Cut(1, 9)], None, 9),
-    ("and on", [snapshot(3, 9, 0, 9), snapshot(10, 11, 9, 11, history=1)], [Cut(1, 9)], None, 11),
-    ("rolled back into one", [snapshot(3, 9, 0, 9), snapshot(6, 8, 5, 8, history=1)], [Cut(1, 5)], None, None),
-    ("made good", [snapshot(3, 9, 0, 9), snapshot(6, 10, 5, 10, history=1)], [Cut(1, 5)], None, 10),
-    ("rolled back to 0", [snapshot(3, 9, 0, 9), snapshot(1, 2, 0, 2, history=1)], [Cut(1, 0)], None, 2),
+    ("without snapshots", [SnapshotRows(0, 3, 9, 1 << 64, 1 << 64)], [], None, None),
+    ("rolled back to an end", [snapshot(3, 9, 0, 9), snapshot(10, 12, 9, 12)], [RollbackPoint(1, 9)], None, 9),
+    ("and on", [snapshot(3, 9, 0, 9), snapshot(10, 11, 9, 11, history=1)], [RollbackPoint(1, 9)], None, 11),
+    (
+        "rolled back into one",
+        [snapshot(3, 9, 0, 9), snapshot(6, 8, 5, 8, history=1)],
+        [RollbackPoint(1, 5)],
+        None,
+        None,
+    ),
+    ("made good", [snapshot(3, 9, 0, 9), snapshot(6, 10, 5, 10, history=1)], [RollbackPoint(1, 5)], None, 10),
+    ("rolled back to 0", [snapshot(3, 9, 0, 9), snapshot(1, 2, 0, 2, history=1)], [RollbackPoint(1, 0)], None, 2),
     ("not behind a position", [snapshot(3, 9, 0, 9), snapshot(10, 12, 9, 12)], [], VbucketOffset(0, 1, 11), 9),
     ("at a proven end", [], [], VbucketOffset(0, 1, 20, (Proven(9, 9), Proven(15, 20))), 9),
     (

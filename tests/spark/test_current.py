@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.spark import Lake
-from penstock.spark.lake.changelog import changelog_delta as news
-from penstock.spark.lake.changelog.changelog_delta import news_since
+from penstock.spark.lake.changelog import changelog_delta as delta
+from penstock.spark.lake.changelog.changelog_delta import delta_since
 from penstock.spark.lake.changelog.changelog_writer import commit, write_files
-from penstock.spark.lake.changelog.merge_rules import fold
+from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.lake.current import current_table as current
-from penstock.spark.lake.current.current_table import Fold, Progress, catch_up, prepare
+from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, catch_up, prepare
 from penstock.spark.lake.current.merge_policy import MergePolicy
-from penstock.spark.lake.maintenance.upkeep import vacuum
+from penstock.spark.lake.maintenance.lake_vacuum import vacuum
 from penstock.spark.lake.reading.lake_readers import count_documents, count_rows, documents, read_current
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, CURRENT_SCHEMA
 from penstock.wire.schema import CHANGE_SCHEMA
@@ -62,9 +62,9 @@ def histories(draw, most=40):
 @given(histories(), st.randoms(use_true_random=False))
 def test_the_fold_is_what_a_bucket_would_hold(rows, random):
     wanted = model(rows)
-    assert as_documents(fold(table(rows))) == wanted
+    assert as_documents(merge_changes(table(rows))) == wanted
     random.shuffle(rows)
-    assert as_documents(fold(table(rows))) == wanted
+    assert as_documents(merge_changes(table(rows))) == wanted
 
 
 @settings(max_examples=40)
@@ -82,8 +82,8 @@ def test_folding_in_any_groups_is_folding_at_once(rows, data):
                 assert as_documents(lakes.folded(tables)) == model(rows[:end])
         catch_up(tables)
         if rows:
-            assert lakes.folded(tables).sort_by("cas").equals(fold(table(rows)).sort_by("cas"))
-            assert tables.current().sort_by("cas").equals(fold(table(rows)).sort_by("cas"))
+            assert lakes.folded(tables).sort_by("cas").equals(merge_changes(table(rows)).sort_by("cas"))
+            assert tables.current().sort_by("cas").equals(merge_changes(table(rows)).sort_by("cas"))
 
 
 @settings(max_examples=40)
@@ -99,7 +99,7 @@ def test_a_copy_that_takes_in_news_and_what_was_lost_is_the_bucket(rows, data):
             append(tables, batch, rows[start:end])
             if data.draw(st.booleans()) and end < len(rows):
                 continue
-            came = news_since(tables, known if data.draw(st.booleans()) else None)
+            came = delta_since(tables, known if data.draw(st.booleans()) else None)
             assert came is not None
             for part in came.ranges:
                 changes, lost = came.read(part).changes.to_pylist(), came.lost(part).to_pylist()
@@ -115,7 +115,7 @@ def test_a_copy_that_takes_in_news_and_what_was_lost_is_the_bucket(rows, data):
 
 @given(st.lists(st.binary(max_size=6) | st.text(max_size=4).map(str.encode), max_size=30, unique=True))
 def test_a_key_is_text_where_it_is_utf8(keys):
-    found = fold(table(row(1, number, key) for number, key in enumerate(keys, 1)))
+    found = merge_changes(table(row(1, number, key) for number, key in enumerate(keys, 1)))
     assert found.num_rows == len(keys)
     for line in found.to_pylist():
         key = keys[line["seqno"] - 1]
@@ -170,7 +170,7 @@ STORIES = [
 
 @pytest.mark.parametrize(("rows", "wanted"), [story[1:] for story in STORIES], ids=[story[0] for story in STORIES])
 def test_stories(tmp_path, rows, wanted):
-    assert {identity[2]: value for identity, (_, value) in as_documents(fold(table(rows))).items()} == wanted
+    assert {identity[2]: value for identity, (_, value) in as_documents(merge_changes(table(rows))).items()} == wanted
     tables = Lake(tmp_path)
     for batch, change in enumerate(rows):
         append(tables, batch, [change])
@@ -205,20 +205,20 @@ def test_when_a_merge_is_due(pending, rows, age, due):
 def test_pending_changes_wait_for_the_policy_and_are_seen_all_the_same(tables):
     policy = MergePolicy(rows=4, share=0.5, age_seconds=3600)
     append(tables, 0, [row(n, 1, b"%d" % n, b"0") for n in range(1, 4)])
-    assert catch_up(tables, policy) == Progress(0, changes=3, rewritten=False)  # nothing was known before
+    assert catch_up(tables, policy) == MergeProgress(0, changes=3, rewritten=False)  # nothing was known before
     append(tables, 1, [row(1, 2, b"1", b"1"), rollback(2, 0, 1), row(9, 1, b"9", b"1")])
-    assert catch_up(tables, policy) == Progress(0, pending=3)
+    assert catch_up(tables, policy) == MergeProgress(0, pending=3)
     assert lakes.folded(tables).num_rows == count_documents(tables) == 3
     wanted = {(1, 0, b"1"): b"1", (3, 0, b"3"): b"0", (9, 0, b"9"): b"1"}
     assert {identity: value for identity, (_, value) in as_documents(tables.current()).items()} == wanted
     assert read_current(tables, 2)["key"].to_pylist() == ["1", "3"]
     assert tables.current(["key"], where=pc.field("value") == b"1").to_pydict() == {"key": ["1", "9"]}
     append(tables, 2, [row(9, 2, b"9", event="deletion")])
-    assert catch_up(tables, policy) == Progress(2, changes=4, rolled_back=1)
+    assert catch_up(tables, policy) == MergeProgress(2, changes=4, rolled_back=1)
     assert lakes.folded(tables).num_rows == count_documents(tables) == 2
     append(tables, 3, [row(1, 3, b"1", b"3")])
     assert catch_up(tables, policy).pending == 1
-    assert catch_up(tables, MergePolicy(age_seconds=0)) == Progress(3, changes=1)
+    assert catch_up(tables, MergePolicy(age_seconds=0)) == MergeProgress(3, changes=1)
 
 
 def test_many_small_files_do_not_wait_for_many_rows(tables):
@@ -228,15 +228,15 @@ def test_many_small_files_do_not_wait_for_many_rows(tables):
 
 
 def test_what_catch_up_says(tables):
-    assert catch_up(tables) == Progress(-1)
+    assert catch_up(tables) == MergeProgress(-1)
     append(tables, 0, [row(1, 1, b"a"), row(40, 1, b"b")])
     append(tables, 1, [row(1, 2, b"c")])
-    assert catch_up(tables) == Progress(1, changes=3)
-    assert catch_up(tables) == Progress(1)
+    assert catch_up(tables) == MergeProgress(1, changes=3)
+    assert catch_up(tables) == MergeProgress(1)
     append(tables, 2, [])
-    assert catch_up(tables) == Progress(2)
+    assert catch_up(tables) == MergeProgress(2)
     append(tables, 3, [rollback(1, 1, 1)])
-    assert catch_up(tables) == Progress(3, changes=1, rolled_back=1)
+    assert catch_up(tables) == MergeProgress(3, changes=1, rolled_back=1)
     assert count_rows(tables.current_table) == 2
 
 
@@ -294,13 +294,13 @@ def test_of_two_folds_at_once_one_fails(tables):
     catch_up(tables)
     append(tables, 1, [row(1, 2, b"a", b"2")])
     first, second = prepare(tables), prepare(tables)
-    assert isinstance(first, Fold)
-    assert isinstance(second, Fold)
+    assert isinstance(first, PreparedMerge)
+    assert isinstance(second, PreparedMerge)
     first.commit()
     with pytest.raises(DeltaError):
         second.commit()
     assert as_documents(lakes.folded(tables)) == model([row(1, 2, b"a", b"2")])
-    assert catch_up(tables) == Progress(1)
+    assert catch_up(tables) == MergeProgress(1)
 
 
 def test_readers_beside_merges_and_clean_ups_see_one_state(tables):
@@ -347,7 +347,7 @@ def test_current_of_another_changelog_is_computed_anew(tables, tmp_path):
     catch_up(tables)
     tables.changelog_table.path.rename(tmp_path / "elsewhere")
     append(tables, 0, [row(1, 1, b"c", b"3")])
-    assert catch_up(tables) == Progress(0, changes=1, rewritten=True)
+    assert catch_up(tables) == MergeProgress(0, changes=1, rewritten=True)
     assert as_documents(lakes.folded(tables)) == model([row(1, 1, b"c", b"3")])
 
 
@@ -362,7 +362,7 @@ def test_versions_without_rows_do_not_hold_the_fold_back(tables, monkeypatch):
 
 
 def test_a_pool_that_overflows_drops_superseded_rows_on_the_way(tables, monkeypatch):
-    monkeypatch.setattr(news, "POOL_BYTES", 2_000)
+    monkeypatch.setattr(delta, "POOL_BYTES", 2_000)
     rows = [row(1, n, b"k%d" % (n % 7), b"%d" % n, "deletion" if n % 11 == 0 else "mutation") for n in range(1, 500)]
     for batch in range(5):
         append(tables, batch, rows[batch * 100 : batch * 100 + 100])
@@ -395,10 +395,10 @@ def test_a_large_fold_equals_the_pure_one(tables):
         files = write_files(part.to_batches(), tables.changelog_table.path, 64)
         commit(tables, lakes.QUERY, batch, files, vbuckets=64)
         catch_up(tables)
-    wanted = fold(rows.cast(CHANGE_SCHEMA)).sort_by("seqno")
+    wanted = merge_changes(rows.cast(CHANGE_SCHEMA)).sort_by("seqno")
     assert lakes.folded(tables).sort_by("seqno").equals(wanted)
 
 
 def test_the_schemas_agree():
-    assert fold(table([])).schema.equals(CURRENT_COLUMNS)
+    assert merge_changes(table([])).schema.equals(CURRENT_COLUMNS)
     assert CURRENT_SCHEMA.names == [*CURRENT_COLUMNS.names, "vbucket_range"]

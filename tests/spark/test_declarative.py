@@ -17,8 +17,8 @@ from pyspark.pipelines.output import Output
 import penstock
 from penstock.node import Node
 from penstock.spark.declarative import IS_DELETE, SEQUENCE, current_by_cdc, documents_of, keyed_changes
-from penstock.spark.lake.changelog.merge_rules import IDENTITY, fold
-from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, FOLD_SCHEMA
+from penstock.spark.lake.changelog.merge_rules import IDENTITY, merge_changes
+from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, MERGE_SCHEMA
 from tests.spark.buckets import QUICK_JAVA, Documents, numbered
 from tests.spark.cluster import SPARK_HOME, environment_with
 from tests.spark.lakes import Documents as LakeDocuments
@@ -75,14 +75,14 @@ def test_the_documents_of_a_changelog_are_those_of_the_fold(spark, rows):
     found = documents_of(spark.createDataFrame(rows)).toArrow()
     assert found.schema.names == CURRENT_COLUMNS.names
     assert found.cast(CURRENT_COLUMNS).num_rows > 300
-    assert in_order(found) == in_order(fold(rows))
+    assert in_order(found) == in_order(merge_changes(rows))
 
 
 def test_what_auto_cdc_is_given_from_the_start_makes_the_same_documents(spark, rows):
     frame = spark.createDataFrame(rows)
     changes = keyed_changes(frame, frame).toArrow()
     assert not any(changes[name].null_count for name in (*IDENTITY, SEQUENCE, IS_DELETE))
-    assert applied(changes) == as_documents(fold(rows))
+    assert applied(changes) == as_documents(merge_changes(rows))
 
 
 def applied(changes: pa.Table) -> LakeDocuments:
@@ -125,7 +125,7 @@ def test_auto_cdc_is_told_of_columns_that_its_source_has():
     assert (flow.target, flow.source) == ("documents", "changes_for_cdc")
     assert flow.apply_as_deletes is not None
     assert flow.except_column_list is not None
-    columns = {*(field.name for field in FOLD_SCHEMA), SEQUENCE, IS_DELETE}
+    columns = {*(field.name for field in MERGE_SCHEMA), SEQUENCE, IS_DELETE}
     told = [*flow.keys, flow.sequence_by, flow.apply_as_deletes, *flow.except_column_list]
     names = {name for column in told for name in re.findall(r"'(.*)'", repr(column))}
     assert names == {*IDENTITY, SEQUENCE, IS_DELETE} <= columns

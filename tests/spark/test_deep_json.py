@@ -13,7 +13,7 @@ import sys
 import pyarrow as pa
 from penstock.spark.values import json_columns
 from penstock.spark.dependents import json_paths as paths
-from penstock.spark.dependents.secondary.value_types import kind_of
+from penstock.spark.dependents.secondary.value_types import value_type_of
 
 opening, closing, most, how = sys.argv[1].encode(), sys.argv[2].encode(), int(sys.argv[3]), sys.argv[4]
 if most:
@@ -27,7 +27,7 @@ elif how == "parse":
     assert columns.field("n").to_pylist()[1:] == [1] * 200
     assert (rest[0].as_py().encode(), rest.null_count) == (deep, 200)
 else:
-    found = paths.extract(values, ("n",), kind_of("long"))
+    found = paths.extract(values, ("n",), value_type_of("long"))
     assert found.values.to_pylist() == [1] * 200
 print("read")
 """.replace("LEVELS", str(LEVELS))

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import Error, UsageError
 from penstock.spark import Lake
-from penstock.spark.dependents.dependent import Follower, catch_up
+from penstock.spark.dependents.dependent import Dependent, catch_up
 from penstock.spark.dependents.kinds.fulltext import FullText
-from penstock.spark.lake.changelog.changelog_delta import news_since
+from penstock.spark.lake.changelog.changelog_delta import delta_since
 from tests.spark.lakes import ROOT, append, model, rollback, row
 from tests.spark.test_current import histories
 
@@ -123,7 +123,7 @@ def index(lake):
 
 
 def test_an_index_follows_through_a_rollback(lake, index):
-    follower: Follower = index
+    follower: Dependent = index
     append(lake, 0, [described(1, "pale ale"), described(2, "dry stout", b"b")])
     assert catch_up(follower, lake) == 0
     append(lake, 1, [described(3, "wheat beer"), row(1, 4, b"b", event="deletion")])
@@ -246,11 +246,11 @@ def test_searches_while_news_are_taken_in_see_all_of_a_version_or_nothing(lake, 
 
 def test_old_news_do_not_undo_newer(lake, index):
     append(lake, 0, [described(1, "old")])
-    old = news_since(lake, None)
+    old = delta_since(lake, None)
     assert old is not None
     append(lake, 1, [described(2, "new")])
     catch_up(index, lake)
-    index.take_in(old)
+    index.apply_delta(old)
     assert index.matches("new") == {(1, 0, b"a")}
     assert index.position() == (old.changelog_id, 1)
 

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import Error, Unreachable, UsageError
 from penstock.spark import Lake
-from penstock.spark.dependents.dependent import Follower, catch_up
+from penstock.spark.dependents.dependent import Dependent, catch_up
 from penstock.spark.dependents.kinds.invalidation import Invalidation
-from penstock.spark.lake.changelog.changelog_delta import news_since
+from penstock.spark.lake.changelog.changelog_delta import delta_since
 from tests.spark.lakes import ROOT, append, model, rollback, row
 from tests.spark.test_current import histories
 
@@ -54,9 +54,9 @@ class Cache:
 
 
 def news_of(lake, known):
-    news = news_since(lake, known)
-    assert news is not None
-    return news
+    delta = delta_since(lake, known)
+    assert delta is not None
+    return delta
 
 
 @settings(max_examples=30)
@@ -71,9 +71,9 @@ def test_whatever_a_cache_still_has_is_so(rows, data):
         )
         for batch, (start, end) in enumerate(pairwise(ends)):
             append(lake, batch, rows[start:end])
-            news = news_of(lake, known)
-            known = (news.changelog_id, news.version)
-            for message in told.messages(news):
+            delta = news_of(lake, known)
+            known = (delta.changelog_id, delta.version)
+            for message in told.messages(delta):
                 assert len(message.get("keys", [])) + len(message.get("keys_base64", [])) <= 3
                 cache.apply(json.loads(json.dumps(message)))
             wanted = model(rows[:end])
@@ -257,7 +257,7 @@ def keys_of(messages):
 
 
 def test_what_came_is_told_over_one_connection_and_remembered(lake, server, invalidation):
-    follower: Follower = invalidation
+    follower: Dependent = invalidation
     assert catch_up(follower, lake) == 1
     assert keys_of(server.messages) == ["0", "1", "2", "3", "4"]
     assert follower.position() == (changelog_id(lake), 1)

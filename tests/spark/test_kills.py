@@ -216,7 +216,7 @@ def catch_up(spark, pipeline: Pipeline) -> None:
     text = pipeline.file.read_text()
     pipeline.file.write_text(text.replace("max_changes_per_trigger = 400\n", ""))  # all that is left at once
     (progress,) = run(read_definition(str(pipeline.file)), available_now=True, spark=spark)
-    assert [each.error for each in progress.hanging] == [None] * 4
+    assert [each.error for each in progress.dependents] == [None] * 4
 
 
 @pytest.mark.spark

@@ -12,9 +12,9 @@ import pytest
 from deltalake import DeltaTable
 
 from penstock.spark import Lake
-from penstock.spark.lake.changelog.merge_rules import fold
+from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.lake.current.current_table import catch_up
-from penstock.spark.lake.tables.delta_table import RANGE, Table
+from penstock.spark.lake.tables.delta_table import RANGE
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark import lakes
 from tests.spark.lakes import append, as_documents, model, rollback, row, table
@@ -97,7 +97,7 @@ def ranged(rows: pa.Table) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("reader", READERS)
 def test_another_program_reads_both_tables(lake, reader):
     assert plain(READERS[reader](lake.changelog_table)) == ranged(table(ROWS))
-    assert plain(READERS[reader](lake.current_table)) == ranged(fold(table(ROWS)))
+    assert plain(READERS[reader](lake.current_table)) == ranged(merge_changes(table(ROWS)))
 
 
 @pytest.mark.spark
@@ -106,7 +106,7 @@ def test_spark_reads_both_tables(lake, spark):
         return plain([line.asDict(recursive=True) for line in frame.collect()])
 
     assert lines(lake.changelog_frame(spark)) == plain(table(ROWS).to_pylist())
-    assert lines(lake.current_frame(spark)) == plain(fold(table(ROWS)).to_pylist())
+    assert lines(lake.current_frame(spark)) == plain(merge_changes(table(ROWS)).to_pylist())
 
 
 @pytest.mark.spark

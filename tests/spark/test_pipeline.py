@@ -19,7 +19,7 @@ from penstock.spark.pipeline.run.pipeline_run import run
 from penstock.spark.pipeline.run.run_plan import check_buckets, plan
 from penstock.spark.pipeline.run.spark_failure import failure, in_one_sentence
 from penstock.spark.pipeline.state.lake_status import status_of
-from penstock.spark.pipeline.state.run_progress import Progress
+from penstock.spark.pipeline.state.run_progress import SourceProgress
 from penstock.spark.pipeline.state.stopping import stop
 from tests.client.old_server import COUCHBASE_2_5, COUCHBASE_3_1, OldServer, without_map
 from tests.spark.buckets import Documents, Proxy, check_changelog, compact, current_of, generated, numbered
@@ -97,9 +97,9 @@ def test_a_run_that_is_interrupted_merges_what_is_pending_first(spark, documents
     catch_up(spark, documents.url, lake)
     documents.store(numbered(400, 600, "anew"))
 
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: SourceProgress) -> None:
         if progress.rows == 200:
-            assert [each.pending for each in progress.hanging] in ([200], [0])
+            assert [each.pending for each in progress.dependents] in ([200], [0])
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -120,7 +120,7 @@ def test_a_run_ends_where_its_lake_asks_for_it(spark, documents, lake):
         assert begun.wait(SECONDS)
         assert stop([lake], SECONDS)
         (progress,) = running_.result(SECONDS)
-    assert progress.hanging[0].pending == 0
+    assert progress.dependents[0].pending == 0
     assert not (lake.path / "_stop").exists()
 
 

@@ -99,9 +99,9 @@ def test_everything_that_a_file_can_say(spark, tmp_path, nobody):
         assert copy.contents() == {key: (cas, value.upper()) for key, (cas, value) in strong(documents).items()}
         assert SecondaryIndex(lakes[0], "by_abv", "abv", "double").range(8).num_rows == 39
         assert FullText(lakes[1], "words").search("bamberg")["key"].to_pylist() == ["brewery-1"]
-        hanging = {each.name: each for each in ended[1].hanging}
-        assert (hanging["current"].error, hanging["words"].version) == (None, 0)
-        assert f"127.0.0.1:{nobody}" in (hanging["cache"].error or "")
+        dependents = {each.name: each for each in ended[1].dependents}
+        assert (dependents["current"].error, dependents["words"].version) == (None, 0)
+        assert f"127.0.0.1:{nobody}" in (dependents["cache"].error or "")
         assert ended[0].schema_changes == ()
         assert [source.behind for source in plan(definition)] == [0, 0]
 
@@ -170,7 +170,7 @@ def test_plain_parquet_is_a_changelog_and_nothing_else(spark, documents, lake, t
     documents.store(beers(0, 20))
     for rows in (20, 0):
         (progress,) = run(definition, available_now=True, spark=spark)
-        assert (progress.rows, progress.changelog_rows, progress.lag, progress.hanging) == (rows, 20, 0, ())
+        assert (progress.rows, progress.changelog_rows, progress.lag, progress.dependents) == (rows, 20, 0, ())
     assert [source.behind for source in plan(definition)] == [0]
     found = status_of(lake)
     assert found.changelog is not None

@@ -12,11 +12,11 @@ from penstock.errors import UsageError
 from penstock.spark.pipeline.definition.definition import (
     BucketSink,
     Current,
-    Definition,
     Fulltext,
     Index,
     InvalidateSink,
     Metrics,
+    PipelineDefinition,
     Source,
     Tables,
     definition_of,
@@ -90,7 +90,7 @@ def said(tmp_path, monkeypatch):
     (tmp_path / "secret").write_text("correct horse\n")
     monkeypatch.setenv("PENSTOCK_URL", "couchbase://127.0.0.1/default")
 
-    def said(text: str) -> Definition:
+    def said(text: str) -> PipelineDefinition:
         path = tmp_path / "pipeline.toml"
         path.write_text(text)
         return read_definition(str(path))

@@ -9,7 +9,7 @@ import pytest
 from penstock.client.documents.mutation_tokens import MutationToken
 from penstock.errors import OperationTimeout, UsageError, WriteLost
 from penstock.spark import Lake
-from penstock.spark.lake.reading.lake_positions import History, position_at, verdict
+from penstock.spark.lake.reading.lake_positions import BranchHistory, position_at, verdict
 from penstock.spark.source.offsets import Offset, VbucketOffset
 from tests.spark.lakes import VBUCKETS, append, checkpoint, rollback, row
 
@@ -128,16 +128,16 @@ HISTORIES = [
     ("reached", token(5), (BRANCH, 5), None, True),
     ("superseded", token(5), (BRANCH, 9), None, True),
     ("nothing planned yet", token(5), (0, 0), None, False),
-    ("a newer branch", token(5, 8), (7, 9), History({7: (0, 9)}), False),
-    ("rolled back below it", token(5, 7), (8, 9), History({7: (0, 6), 8: (1, 9)}, ((1, 4),)), WriteLost),
-    ("rolled back above it", token(5, 7), (8, 9), History({7: (0, 6), 8: (1, 9)}, ((1, 5),)), True),
-    ("to be read again", token(5, 7), (8, 3), History({7: (0, 6), 8: (1, 3)}, ((1, 5),)), False),
-    ("rolled back twice", token(5, 7), (9, 9), History({7: (0, 6), 9: (2, 9)}, ((1, 5), (2, 4))), WriteLost),
-    ("rolled back before it", token(5, 8), (9, 9), History({8: (1, 6), 9: (1, 9)}, ((1, 2),)), True),
-    ("went on elsewhere, behind it", token(5, 7), (8, 9), History({7: (0, 5), 8: (0, 9)}), True),
-    ("went on elsewhere, perhaps before it", token(6, 7), (8, 9), History({7: (0, 5), 8: (0, 9)}), WriteLost),
-    ("went on elsewhere, not that far", token(6, 7), (8, 5), History({7: (0, 5), 8: (0, 5)}), False),
-    ("read again and not that far", token(5, 7), (8, 9), History({7: (1, 3), 8: (1, 9)}, ((1, 2),)), WriteLost),
+    ("a newer branch", token(5, 8), (7, 9), BranchHistory({7: (0, 9)}), False),
+    ("rolled back below it", token(5, 7), (8, 9), BranchHistory({7: (0, 6), 8: (1, 9)}, ((1, 4),)), WriteLost),
+    ("rolled back above it", token(5, 7), (8, 9), BranchHistory({7: (0, 6), 8: (1, 9)}, ((1, 5),)), True),
+    ("to be read again", token(5, 7), (8, 3), BranchHistory({7: (0, 6), 8: (1, 3)}, ((1, 5),)), False),
+    ("rolled back twice", token(5, 7), (9, 9), BranchHistory({7: (0, 6), 9: (2, 9)}, ((1, 5), (2, 4))), WriteLost),
+    ("rolled back before it", token(5, 8), (9, 9), BranchHistory({8: (1, 6), 9: (1, 9)}, ((1, 2),)), True),
+    ("went on elsewhere, behind it", token(5, 7), (8, 9), BranchHistory({7: (0, 5), 8: (0, 9)}), True),
+    ("went on elsewhere, perhaps before it", token(6, 7), (8, 9), BranchHistory({7: (0, 5), 8: (0, 9)}), WriteLost),
+    ("went on elsewhere, not that far", token(6, 7), (8, 5), BranchHistory({7: (0, 5), 8: (0, 5)}), False),
+    ("read again and not that far", token(5, 7), (8, 9), BranchHistory({7: (1, 3), 8: (1, 9)}, ((1, 2),)), WriteLost),
 ]
 
 

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from penstock.errors import Error, UsageError
 from penstock.node import Node
 from penstock.node.served import VbucketEvent
-from penstock.spark.lake.changelog.merge_rules import fold
+from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.pipeline.definition.definition import of_one
 from penstock.spark.pipeline.run.spark_failure import failure
 from penstock.spark.runtime.data_source import DcpDataSource
@@ -47,7 +47,7 @@ def said(rows: pa.Table) -> set[tuple[object, ...]]:
 
 
 def contents(rows: pa.Table) -> dict[bytes, tuple[int, bytes]]:
-    found = fold(rows)
+    found = merge_changes(rows)
     return {row["key"].encode(): (row["cas"], row["value"]) for row in found.to_pylist()}
 
 

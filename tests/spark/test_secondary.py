@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from penstock.errors import UsageError
 from penstock.spark import Lake
-from penstock.spark.dependents.dependent import Follower, catch_up
+from penstock.spark.dependents.dependent import Dependent, catch_up
 from penstock.spark.dependents.json_paths import reached
 from penstock.spark.dependents.kinds import secondary_index as secondary
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.dependents.secondary import entry_files
-from penstock.spark.dependents.secondary.entries import Pending
+from penstock.spark.dependents.secondary.entries import PendingEntries
 from tests.spark.lakes import ROOT, append, model, rollback, row
 from tests.spark.test_current import histories
 
@@ -294,7 +294,7 @@ def city(seqno, name, key=b"a", vbucket=1, **more):
 
 
 def test_an_index_follows_through_a_rollback(lake, index):
-    follower: Follower = index
+    follower: Dependent = index
     append(lake, 0, [city(1, "Bonn"), city(2, "Ulm", b"b")])
     assert catch_up(follower, lake) == 0
     append(lake, 1, [city(3, "Köln"), city(4, None, b"b")])
@@ -314,10 +314,10 @@ def test_what_is_pending_is_read_once(lake, index, monkeypatch):
         append(lake, batch, [city(1 + batch, f"Place {batch}")])
         assert index.scan()["value"].to_pylist() == [f"Place {batch}"]
         assert index._state().pending.rows == batch
-    monkeypatch.setattr(Pending, "of", classmethod(lambda cls, news, *rest: checked(cls, news)))
+    monkeypatch.setattr(PendingEntries, "of", classmethod(lambda cls, delta, *rest: checked(cls, delta)))
 
-    def checked(cls, news):
-        assert news.files == ()
+    def checked(cls, delta):
+        assert delta.files == ()
         return cls.none(index.kind)
 
     assert index.lookup("Place 5").num_rows == 1

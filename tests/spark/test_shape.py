@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from penstock.errors import UsageError
-from penstock.spark.source.shape import REST, Filter, Shape
+from penstock.spark.source.shape import REST, ColumnFilter, Shape
 from penstock.wire.columns import batch_of
 from penstock.wire.schema import CHANGE_SCHEMA, Change, Event
 
@@ -52,7 +52,7 @@ def test_a_key_pattern_leaves_what_has_no_key():
 
 
 def test_filters_go_for_every_row():
-    shape = Shape(("seqno", "flags"), filters=(Filter("flags", "=", (3,), negated=True),))
+    shape = Shape(("seqno", "flags"), filters=(ColumnFilter("flags", "=", (3,), negated=True),))
     assert shape.apply(ROWS)["seqno"].to_pylist() == [2]
 
 
@@ -151,7 +151,7 @@ def conditions(draw):
 @given(conditions())
 def test_a_filter_says_what_sql_says(condition):
     kind, operator, operands, rows, negated = condition
-    said = Filter("any", operator, operands, negated).of(pa.array(rows, kind)).to_pylist()
+    said = ColumnFilter("any", operator, operands, negated).of(pa.array(rows, kind)).to_pylist()
     expected = [sql(operator, value, operands) for value in rows]
     assert said == [None if held is None else held != negated for held in expected]
 

@@ -12,7 +12,7 @@ from penstock.client.blocking import read_changes
 from penstock.client.documents.document import vbucket_of
 from penstock.errors import UsageError
 from penstock.node import Node
-from penstock.spark.sink.bucket_writes import Counts, Refused, windows, write_tables
+from penstock.spark.sink.bucket_writes import Counts, RefusedRows, windows, write_tables
 from penstock.spark.sink.json_text import json_of
 from penstock.spark.sink.sink_columns import check_columns
 from penstock.spark.sink.sink_options import OPTIONS, SinkOptions, SubPath
@@ -227,7 +227,7 @@ def test_a_collection_that_was_made_anew_is_found(documents, node, url):
         change(lambda manifest: manifest.with_collection("_default", "hats"))
         yield pa.table({"key": ["b", "c", "d"], "value": ["3", None, "3"]})
 
-    refused: list[Refused] = []
+    refused: list[RefusedRows] = []
     options = SinkOptions.parse({"url": url, "collection": "hats"})
     assert write_tables(options, tables(), refused.append) == Counts(written=5, failed=2)
     assert [each.first for each in refused] == ["key 'c': no value"] * 2

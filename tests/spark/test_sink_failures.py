@@ -13,7 +13,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.errors import Error, Unreachable, UsageError
 from penstock.spark.sink import dead_letters
-from penstock.spark.sink.bucket_writes import Counts, Refused, windows, write_tables
+from penstock.spark.sink.bucket_writes import Counts, RefusedRows, windows, write_tables
 from penstock.spark.sink.sink_options import SinkOptions
 from penstock.spark.sink.spark_writer import DcpStreamWriter, DcpWriter, Written, batch_writer, stream_writer
 from tests.spark.buckets import Documents, Proxy, numbered
@@ -123,7 +123,7 @@ def test_rows_that_a_cut_connection_swallowed_are_written_once_more(node, url):
         proxy.cut_after = 50_000
         expected = numbered(0, 5000)
         options = SinkOptions.parse({"url": proxy.url, "maxBytesInFlight": "16k"})
-        refused: list[Refused] = []
+        refused: list[RefusedRows] = []
         counts = write_tables(options, windows(batches(expected)), refused.append)
         assert (counts, refused) == (Counts(written=5000), [])
         assert proxy.cuts

@@ -12,10 +12,10 @@ from penstock.errors import Error, UsageError
 from penstock.node import Node
 from penstock.spark import Lake
 from penstock.spark.dependents.kinds import xdcr_target as follow
-from penstock.spark.dependents.kinds.xdcr_target import Replica, replicate
+from penstock.spark.dependents.kinds.xdcr_target import XdcrTarget, replicate
 from penstock.spark.dependents.position_file import PositionFile
 from penstock.spark.lake.changelog import changelog_writer as changelog
-from penstock.spark.lake.changelog.changelog_delta import news_since
+from penstock.spark.lake.changelog.changelog_delta import delta_since
 from penstock.spark.pipeline.definition.definition import BucketSink, of_one
 from penstock.spark.pipeline.run.dependent_tasks import tasks_of
 from penstock.spark.sink import dead_letters
@@ -224,18 +224,18 @@ class Crash(Exception):
 
 
 def half_way(source, target):
-    """Write news, and end before the version is remembered."""
+    """Write delta, and end before the version is remembered."""
 
     class Crashing(PositionFile):
-        def write(self, news):
+        def write(self, delta):
             raise Crash
 
-    replica = Replica(source.lake, "replica", target)
+    replica = XdcrTarget(source.lake, "replica", target)
     replica._place = Crashing(replica.path, "")
-    news = news_since(source.lake, replica.position())
-    if news is not None:
+    delta = delta_since(source.lake, replica.position())
+    if delta is not None:
         with pytest.raises(Crash):
-            replica.take_in(news)
+            replica.apply_delta(delta)
 
 
 class Side:
@@ -292,7 +292,7 @@ def test_refused_rows_are_told_or_kept(source, documents, target, tmp_path):
     source.commit()
     with pytest.raises(Error, match="1 of 2 rows sent by this task were refused; the first is key b'1-1': EINVAL"):
         replicate(source.lake, target)
-    assert Replica(source.lake, "replica", target).position() is None
+    assert XdcrTarget(source.lake, "replica", target).position() is None
     letters = tmp_path / "letters"
     target |= {"errors": "deadletter", "deadLetterPath": str(letters)}
     for _ in range(2):
@@ -337,12 +337,12 @@ def test_an_attempt_that_goes_further_tells_what_was_refused_once(source, docume
 def test_what_cannot_be_a_replica(lake, tmp_path):
     for name in ("", "a/b", ".."):
         with pytest.raises(UsageError, match="expected"):
-            Replica(lake, name, {})
+            XdcrTarget(lake, name, {})
     with pytest.raises(UsageError, match="operation insert of a replica, expected with-meta or change"):
-        Replica(lake, "r", {"operation": "insert"})
+        XdcrTarget(lake, "r", {"operation": "insert"})
     with pytest.raises(UsageError, match="lost is 'kept', expected 'remove' or 'keep'"):
-        Replica(lake, "r", {}, lost="kept")  # type: ignore[arg-type]
+        XdcrTarget(lake, "r", {}, lost="kept")  # type: ignore[arg-type]
     assert replicate(lake, {}) == (-1, Counts())
     (tmp_path / "r.json").write_text("{}")
     with pytest.raises(Error, match="is no position; remove it"):
-        Replica(lake, "r", {}, state=tmp_path).position()
+        XdcrTarget(lake, "r", {}, state=tmp_path).position()

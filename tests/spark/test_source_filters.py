@@ -34,7 +34,7 @@ from penstock.node import Node
 from penstock.spark.source.offsets import VbucketRead
 from penstock.spark.source.partition_reader import read_range
 from penstock.spark.source.pushdown import Pushed, narrowed, push
-from penstock.spark.source.shape import Filter
+from penstock.spark.source.shape import ColumnFilter
 from penstock.store.failover import FailoverEntry
 from penstock.wire.constants import MAX_SEQNO
 from penstock.wire.schema import CHANGE_SCHEMA
@@ -270,25 +270,29 @@ KNOWN = KnownCollections(
 @pytest.mark.parametrize(
     ("asked", "filters", "expected"),
     [
-        (Selection(), [Filter("vbucket", "=", (1,))], Selection()),
-        (Selection(), [Filter("scope", "=", ("a",))], Selection("a")),
-        (Selection(), [Filter("scope", "=", ("a",)), Filter("collection", "=", ("x",))], Selection("", ("a.x",))),
-        (Selection(), [Filter("collection", "=", ("x",))], Selection("", ("a.x", "b.x"))),
-        (Selection("b"), [Filter("collection", "=", ("x",))], Selection("b")),
-        (Selection("a"), [Filter("collection", "=", ("x",))], Selection("", ("a.x",))),
-        (Selection("", ("a.x", "a.y")), [Filter("collection_id", "=", (9,))], Selection("", ("a.y",))),
-        (Selection(), [Filter("collection_id", "in", (8, 10))], Selection("", ("a.x", "b.x"))),
-        (Selection(), [Filter("collection_id", "=", (99,))], Selection()),
-        (Selection(), [Filter("collection_id", "in", (8, 99))], Selection()),
-        (Selection(), [Filter("collection_id", "in", (8, None))], Selection()),
-        (Selection(), [Filter("collection", "is null")], Selection()),
-        (Selection(), [Filter("scope", "is not null")], Selection()),
-        (Selection(), [Filter("scope", "=", ("a",), negated=True)], Selection()),
-        (Selection(), [Filter("collection", "=", ("x",), negated=True)], Selection()),
-        (Selection(), [Filter("collection", "starts with", ("x",))], Selection()),
+        (Selection(), [ColumnFilter("vbucket", "=", (1,))], Selection()),
+        (Selection(), [ColumnFilter("scope", "=", ("a",))], Selection("a")),
         (
             Selection(),
-            [Filter("collection", "=", ("x",)), Filter("scope", "=", ("b",), negated=True)],
+            [ColumnFilter("scope", "=", ("a",)), ColumnFilter("collection", "=", ("x",))],
+            Selection("", ("a.x",)),
+        ),
+        (Selection(), [ColumnFilter("collection", "=", ("x",))], Selection("", ("a.x", "b.x"))),
+        (Selection("b"), [ColumnFilter("collection", "=", ("x",))], Selection("b")),
+        (Selection("a"), [ColumnFilter("collection", "=", ("x",))], Selection("", ("a.x",))),
+        (Selection("", ("a.x", "a.y")), [ColumnFilter("collection_id", "=", (9,))], Selection("", ("a.y",))),
+        (Selection(), [ColumnFilter("collection_id", "in", (8, 10))], Selection("", ("a.x", "b.x"))),
+        (Selection(), [ColumnFilter("collection_id", "=", (99,))], Selection()),
+        (Selection(), [ColumnFilter("collection_id", "in", (8, 99))], Selection()),
+        (Selection(), [ColumnFilter("collection_id", "in", (8, None))], Selection()),
+        (Selection(), [ColumnFilter("collection", "is null")], Selection()),
+        (Selection(), [ColumnFilter("scope", "is not null")], Selection()),
+        (Selection(), [ColumnFilter("scope", "=", ("a",), negated=True)], Selection()),
+        (Selection(), [ColumnFilter("collection", "=", ("x",), negated=True)], Selection()),
+        (Selection(), [ColumnFilter("collection", "starts with", ("x",))], Selection()),
+        (
+            Selection(),
+            [ColumnFilter("collection", "=", ("x",)), ColumnFilter("scope", "=", ("b",), negated=True)],
             Selection("", ("a.x",)),
         ),
     ],
@@ -314,7 +318,7 @@ def test_collections(asked, filters, expected):
 def test_what_is_not_understood_is_left_to_spark(condition):
     taken, left = push([condition, EqualTo(("vbucket",), 1)], CHANGE_SCHEMA)
     assert left == [condition]
-    assert taken.filters == (Filter("vbucket", "=", (1,)),)
+    assert taken.filters == (ColumnFilter("vbucket", "=", (1,)),)
 
 
 @pytest.mark.spark

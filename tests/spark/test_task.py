@@ -17,7 +17,7 @@ from penstock.client.connect.cluster_map import ClusterMap
 from penstock.node.topology import NodePlace
 from penstock.spark.source.offsets import RollbackRow, VbucketRange, VbucketRead
 from penstock.spark.source.partition_reader import ChangePartition, DumpPartition, read_range
-from penstock.spark.source.shape import Filter, Shape
+from penstock.spark.source.shape import ColumnFilter, Shape
 from penstock.wire.constants import Datatype
 from penstock.wire.dcp_values import pack_xattrs
 from penstock.wire.schema import CHANGE_SCHEMA, Event
@@ -213,7 +213,7 @@ def test_a_task_gives_what_the_shape_says(bucket):
         ("value", "seqno", "event"),
         value_format="string",
         key_pattern="^key-1",
-        filters=(Filter("value", "ends with", ("5",)),),
+        filters=(ColumnFilter("value", "ends with", ("5",)),),
     )
     rows = read(part(bucket, shape=shape))
     assert sorted(rows["value"].to_pylist()) == ["text 15"]

@@ -12,7 +12,7 @@ from penstock.errors import UsageError, WriteLost
 from penstock.spark import Lake
 from penstock.spark.lake.changelog import changelog_writer as changelog
 from penstock.spark.lake.current.current_table import catch_up
-from penstock.spark.lake.maintenance.upkeep import compact
+from penstock.spark.lake.maintenance.lake_compaction import compact
 from penstock.spark.lake.reading.lake_positions import LakePosition
 from penstock.spark.lake.reading.lake_views import boundaries_of
 from penstock.spark.source.offsets import Offset, VbucketOffset

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from penstock.client.bucket import Bucket
     from penstock.spark.lake.tables.directory import LakeDirectory
-    from penstock.spark.pipeline.state.run_progress import Progress
+    from penstock.spark.pipeline.state.run_progress import SourceProgress
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
@@ -157,7 +157,7 @@ class _Demo:
         print(f"penstock: {self.plan.file} line {bad.line}: {bad.reason}", file=sys.stderr)
         return False
 
-    def follow(self, url: str) -> Progress:
+    def follow(self, url: str) -> SourceProgress:
         """Run the pipeline; once its first batch is written, change documents for a while, then let it catch up."""
         from penstock.client.blocking import LoopThread
         from penstock.spark.pipeline.definition.definition import of_one
@@ -168,7 +168,7 @@ class _Demo:
         self.say("[bold]Spark[/] starting a query that follows the bucket")
         with LoopThread("penstock-workload") as loop:
 
-            def report(progress: Progress) -> None:
+            def report(progress: SourceProgress) -> None:
                 self.check()
                 if not progress.rows:
                     return
@@ -189,7 +189,7 @@ class _Demo:
             self.tally = workload.tally
             await workload.run(asyncio.Event(), seconds=self.plan.seconds)
 
-    def summary(self, progress: Progress, differences: list[str], documents: int, lake: LakeDirectory) -> None:
+    def summary(self, progress: SourceProgress, differences: list[str], documents: int, lake: LakeDirectory) -> None:
         for name in ("changelog", "current"):
             self.console.print()
             self.console.print(table_of(lake, name, 5), soft_wrap=False)
@@ -209,7 +209,7 @@ class _Demo:
         self.console.print(f"[bold]Time[/]       {time.monotonic() - self.started:.0f} s")
 
 
-def _progress_line(progress: Progress, tally: Tally) -> str:
+def _progress_line(progress: SourceProgress, tally: Tally) -> str:
     parts = [f"changelog {progress.rows:>7,} rows", f"lag {progress.lag or 0:>5,} seqnos"]
     if tally.changes:
         parts.append(f"{tally.changes:>6,} changes, {tally.rate:,.0f}/s")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from penstock.spark.lake.changelog.merge_rules import CUTTING_EVENTS, DOCUMENT_EVENTS, ENDING_EVENTS, IDENTITY
-from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, FOLD_SCHEMA
+from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, MERGE_SCHEMA
 from penstock.wire.schema import Event
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ __all__ = ["changelog", "changes_for_cdc", "current", "current_by_cdc", "documen
 PLACE = "_place"
 """A column beside those of a change: its seqno as a number that orders as the unsigned one does."""
 
-PLACED = (*FOLD_SCHEMA.names, PLACE)
+PLACED = (*MERGE_SCHEMA.names, PLACE)
 """The columns within a query. They are named throughout: a pipeline's definitions must not ask a table for its own."""
 
 SEQUENCE, IS_DELETE = "sequence", "is_delete"
@@ -97,7 +97,7 @@ def documents_of(changes: DataFrame) -> DataFrame:
     Equal to `penstock.spark.lake.changelog.merge_rules.fold`.
     """
     placed = _placed(changes)
-    newest = F.max_by(F.struct(*FOLD_SCHEMA.names), F.struct("history", PLACE)).alias("newest")
+    newest = F.max_by(F.struct(*MERGE_SCHEMA.names), F.struct("history", PLACE)).alias("newest")
     documents = _surviving(placed, placed).groupBy(*IDENTITY).agg(newest).select("newest.*")
     is_text = F.is_valid_utf8(F.col("key").cast("string"))
     columns: dict[str, Column] = {name: F.col(name) for name in CURRENT_COLUMNS.names if name != "key_bytes"}
@@ -120,14 +120,14 @@ def keyed_changes(changes: DataFrame, everything: DataFrame) -> DataFrame:
     low = F.col(PLACE).cast("decimal(20,0)") + F.lit(Decimal(2**63))
     sequence = (high + low).cast("decimal(32,0)").alias(SEQUENCE)
     is_delete = (F.col("event") != Event.MUTATION).alias(IS_DELETE)
-    return _surviving(placed, _placed(everything)).select(*FOLD_SCHEMA.names, sequence, is_delete)
+    return _surviving(placed, _placed(everything)).select(*MERGE_SCHEMA.names, sequence, is_delete)
 
 
 def _placed(changes: DataFrame) -> DataFrame:
     """Return rows with PLACE, in which a document without a collection is in the default one."""
     place = F.coalesce("seqno", F.lit(0)).bitwiseXOR(F.lit(-(2**63)))
     collection = F.coalesce("collection_id", F.lit(0)).alias("collection_id")
-    others = [name for name in FOLD_SCHEMA.names if name != "collection_id"]
+    others = [name for name in MERGE_SCHEMA.names if name != "collection_id"]
     return changes.select(*others, collection, place.alias(PLACE))
 
 

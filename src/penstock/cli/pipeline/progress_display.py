@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-    from penstock.spark.pipeline.state.run_progress import Hanging, Progress
+    from penstock.spark.pipeline.state.run_progress import DependentProgress, SourceProgress
 
 __all__ = ["Display", "as_json_object", "end", "size"]
 
@@ -26,7 +26,7 @@ class Display:
 
     def __init__(self, *, as_json: bool, on_terminal: bool) -> None:
         self._as_json = as_json
-        self._last: dict[str | None, Progress] = {}
+        self._last: dict[str | None, SourceProgress] = {}
         self._live: Live | None = None
         if on_terminal and not as_json:
             from rich.console import Console
@@ -48,7 +48,7 @@ class Display:
         if not self._as_json:
             print(text, flush=True)
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: SourceProgress) -> None:
         """Show where one source's tables stand, unless that was shown last."""
         before = self._last.get(progress.source)
         if not progress.batches or (before is not None and _same(before, progress)):
@@ -63,28 +63,28 @@ class Display:
             print(_line(progress), flush=True)
 
 
-def _same(before: Progress, now: Progress) -> bool:
+def _same(before: SourceProgress, now: SourceProgress) -> bool:
     """Tell whether nothing has happened between two."""
     return all(
         getattr(before, name) == getattr(now, name)
         for name in (
-            *("rows", "lag", "batches", "version", "hanging", "rollbacks", "schema_changes", "missing_vbuckets"),
+            *("rows", "lag", "batches", "version", "dependents", "rollbacks", "schema_changes", "missing_vbuckets"),
         )
     )
 
 
-def as_json_object(progress: Progress) -> dict[str, Any]:
-    """Return a progress as --json prints it, `hanging` by name."""
+def as_json_object(progress: SourceProgress) -> dict[str, Any]:
+    """Return a progress as --json prints it, `dependents` by name."""
     said = asdict(progress)
-    hanging = said.pop("hanging")
-    return {**said, "folded": progress.folded, "hanging": {each.pop("name"): each for each in hanging}}
+    dependents = said.pop("dependents")
+    return {**said, "merged": progress.merged, "dependents": {each.pop("name"): each for each in dependents}}
 
 
-def _line(progress: Progress) -> str:
+def _line(progress: SourceProgress) -> str:
     name = "" if progress.source is None else f"{progress.source:<12} "
     rows = f"{name}{progress.rows:>12,} rows written {progress.rows_per_second:>9,.0f} rows/s"
     parts = [rows, f"lag {_lag(progress)}"]
-    parts += [_hanging(each) for each in progress.hanging if each.error or each.pending]
+    parts += [_dependents(each) for each in progress.dependents if each.error or each.pending]
     if progress.rollbacks:
         parts.append(f"{progress.rollbacks:,} vbuckets rolled back")
     parts += [f"values have {change}" for change in progress.schema_changes[-1:]]
@@ -93,11 +93,11 @@ def _line(progress: Progress) -> str:
     return "   ".join(parts)
 
 
-def _lag(progress: Progress) -> str:
+def _lag(progress: SourceProgress) -> str:
     return "unknown" if progress.lag is None else f"{progress.lag:,} seqnos"
 
 
-def _hanging(each: Hanging) -> str:
+def _dependents(each: DependentProgress) -> str:
     return f"{each.name} {each.error}" if each.error else f"{each.name} {each.pending:,} pending"
 
 
@@ -118,7 +118,7 @@ def _table(sources: Any) -> Table:
             f"{progress.rollbacks:,}",
             "; ".join(progress.schema_changes[-2:]),
         )
-        for each in progress.hanging:
+        for each in progress.dependents:
             table.add_row(f"  {each.name}", f"{each.taken:,}", "", "", f"{each.pending:,} rows", "", each.error or "")
     return table
 
@@ -131,14 +131,14 @@ def size(octets: float) -> str:
     return f"{octets / 1000**scale:.3g} {' kMGT'[scale]}B"
 
 
-def end(sources: tuple[Progress, ...], *, as_json: bool) -> None:
+def end(sources: tuple[SourceProgress, ...], *, as_json: bool) -> None:
     """Say what a run has done. Exits with 1 where something is behind because it failed."""
     for progress in sources:
         if not as_json:
             name = "" if progress.source is None else f"{progress.source}: "
             print(f"{name}{progress.rows:,} rows written; the changelog has {progress.changelog_rows:,}.")
-            for each in progress.hanging:
+            for each in progress.dependents:
                 if each.error:
                     print(f"{name}{each.kind} {each.name} is {each.pending:,} rows behind: {each.error}")
-    if any(each.error for progress in sources for each in progress.hanging):
+    if any(each.error for progress in sources for each in progress.dependents):
         raise typer.Exit(1)

@@ -16,8 +16,8 @@ from penstock.client.connect.address import DEFAULT_URL
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.spark.pipeline.definition.definition import Definition
-    from penstock.spark.pipeline.state.run_progress import Progress
+    from penstock.spark.pipeline.definition.definition import PipelineDefinition
+    from penstock.spark.pipeline.state.run_progress import SourceProgress
 
 _OPTIONS = ("to", "max_changes", "trigger", "partitions", "protocol", "missing_vbuckets", "url", "username", "password")
 """Parameters that make a pipeline themselves, and mean nothing beside a file."""
@@ -117,16 +117,16 @@ def _refuse_options(context: typer.Context) -> None:
 
 
 def _follow(
-    definition: Definition, metrics: int | None, master: str | None, *, as_json: bool, available_now: bool
-) -> tuple[Progress, ...]:
+    definition: PipelineDefinition, metrics: int | None, master: str | None, *, as_json: bool, available_now: bool
+) -> tuple[SourceProgress, ...]:
     from penstock.spark.pipeline.run.pipeline_run import run as run_pipeline
     from penstock.spark.pipeline.run.run_metrics import serving
 
     port = metrics if metrics is not None else definition.metrics.port if definition.metrics else None
     with Display(as_json=as_json, on_terminal=sys.stdout.isatty()) as display, serving(port) as figures:
 
-        def follow(check: Callable[[], None]) -> tuple[Progress, ...]:
-            def report(progress: Progress) -> None:
+        def follow(check: Callable[[], None]) -> tuple[SourceProgress, ...]:
+            def report(progress: SourceProgress) -> None:
                 figures.take(progress)
                 display.show(progress)
                 check()

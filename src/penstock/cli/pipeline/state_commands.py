@@ -14,7 +14,7 @@ from penstock.client.topology.missing import ranges_of
 from penstock.errors import Error, UsageError
 
 if TYPE_CHECKING:
-    from penstock.spark.pipeline.state.lake_status import Size, Status
+    from penstock.spark.pipeline.state.lake_status import LakeStatus, TableSize
 
 
 @commands.command(epilog=examples("penstock pipeline status pipeline.toml", "penstock pipeline status ./lake --json"))
@@ -31,7 +31,7 @@ def status(where: Where, *, as_json: AsJson = False) -> None:
         print(json_line(found.to_json()) if as_json else _text(found), flush=True)
 
 
-def _text(found: Status) -> str:
+def _text(found: LakeStatus) -> str:
     from penstock.spark.pipeline.state.lake_status import iso
 
     lines = [f"{found.source or 'lake'}  {found.lake}", f"  {'state':<14} {_state(found)}"]
@@ -57,7 +57,7 @@ def _text(found: Status) -> str:
     return "\n".join(lines)
 
 
-def _state(found: Status) -> str:
+def _state(found: LakeStatus) -> str:
     from penstock.spark.pipeline.state.lake_status import iso
 
     if found.pid is None:
@@ -72,7 +72,7 @@ def _state(found: Status) -> str:
     return f"not running; {process} ended {iso(found.until)}"
 
 
-def _size(found: Size | None) -> str:
+def _size(found: TableSize | None) -> str:
     if found is None:
         return "not there yet"
     rows = "" if found.rows is None else f"{found.rows:,} rows, "

@@ -14,7 +14,7 @@ from penstock.cli.show import as_object, json_line
 from penstock.cli.tables import read_rows, show_table, table_of
 
 if TYPE_CHECKING:
-    from penstock.spark.lake.maintenance.upkeep import Report
+    from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport
 
 
 @commands.command(
@@ -54,7 +54,7 @@ def compact(where: Where, *, as_json: AsJson = False) -> None:
     Rows stay as they are. The files that were joined stay on the disk until
     penstock pipeline vacuum. With --json a line is one source.
     """
-    from penstock.spark.lake.maintenance.upkeep import compact as join
+    from penstock.spark.lake.maintenance.lake_compaction import compact as join
     from penstock.spark.pipeline.state.lake_status import taken_in
 
     for source, lake in written_lakes_of(where).items():
@@ -78,13 +78,13 @@ def vacuum(
     --keep-hours; 0 is for tables that nobody reads and no run keeps. With
     --json a line is one source.
     """
-    from penstock.spark.lake.maintenance.upkeep import vacuum as remove
+    from penstock.spark.lake.maintenance.lake_vacuum import vacuum as remove
 
     for source, lake in written_lakes_of(where).items():
         _tell(source, remove(lake, keep_hours), "files on disk", as_json=as_json)
 
 
-def _tell(source: str | None, report: Report, what: str, *, as_json: bool) -> None:
+def _tell(source: str | None, report: MaintenanceReport, what: str, *, as_json: bool) -> None:
     if as_json:
         print(json_line({"source": source, **asdict(report)}), flush=True)
         return

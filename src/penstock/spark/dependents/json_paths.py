@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from penstock.errors import UsageError
-from penstock.spark.dependents.secondary.value_types import MISFIT_CHARACTERS, Kind
+from penstock.spark.dependents.secondary.value_types import MISFIT_CHARACTERS, ValueType
 from penstock.spark.values.utf8 import is_utf8
 
 CHUNK_ROWS, CHUNK_BYTES = 16_384, 32 << 20
@@ -81,7 +81,7 @@ def reached(document: Any, names: tuple[str, ...]) -> Iterator[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ExtractedValues:
     """Values that a path reached. rows: of the document each is in, ascending. values: null for a misfit. misfits:
     the beginning of the JSON that was found in place of a value of the kind; null for a value."""
 
@@ -90,7 +90,7 @@ class Found:
     misfits: pa.Array
 
     @classmethod
-    def of(cls, parts: list[Found], kind: Kind) -> Found:
+    def of(cls, parts: list[ExtractedValues], kind: ValueType) -> ExtractedValues:
         """Join what was found in documents one after the other."""
         return cls(
             np.concatenate([np.zeros(0, np.int64), *(part.rows for part in parts)]),
@@ -98,12 +98,12 @@ class Found:
             pa.concat_arrays([pa.array([], pa.string()), *(part.misfits for part in parts)]),
         )
 
-    def moved(self, by: int) -> Found:
+    def moved(self, by: int) -> ExtractedValues:
         """Return the same with row numbers that begin at `by`."""
-        return Found(self.rows + by, self.values, self.misfits)
+        return ExtractedValues(self.rows + by, self.values, self.misfits)
 
 
-def extract(documents: pa.Array | pa.ChunkedArray, names: tuple[str, ...], kind: Kind) -> Found:
+def extract(documents: pa.Array | pa.ChunkedArray, names: tuple[str, ...], kind: ValueType) -> ExtractedValues:
     """Return what a path reaches in documents (binary, null for none); what is no JSON reaches nothing."""
     chunks = documents.chunks if isinstance(documents, pa.ChunkedArray) else [documents]
     parts, start = [], 0
@@ -112,18 +112,18 @@ def extract(documents: pa.Array | pa.ChunkedArray, names: tuple[str, ...], kind:
         for at in range(0, len(chunk), step):
             parts.append(_Chunk(chunk.slice(at, step), names, kind).found().moved(start + at))
         start += len(chunk)
-    return Found.of(parts, kind)
+    return ExtractedValues.of(parts, kind)
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     documents: pa.Array
     names: tuple[str, ...]
-    kind: Kind
+    kind: ValueType
 
-    def found(self) -> Found:
+    def found(self) -> ExtractedValues:
         if not len(self.documents):
-            return Found.of([], self.kind)
+            return ExtractedValues.of([], self.kind)
         if self.documents.null_count:
             return self._some(pc.is_valid(self.documents))
         strange = self._strange()
@@ -131,11 +131,11 @@ class _Chunk:
             return self._apart(strange)
         return self._halved(pc.replace_substring(self.documents, b"\n", b" "))
 
-    def _some(self, wanted: pa.Array) -> Found:
+    def _some(self, wanted: pa.Array) -> ExtractedValues:
         """Return what is found in the wanted rows."""
         rows = np.flatnonzero(wanted)
         found = _Chunk(self.documents.take(pa.array(rows)), self.names, self.kind).found()
-        return Found(rows[found.rows], found.values, found.misfits)
+        return ExtractedValues(rows[found.rows], found.values, found.misfits)
 
     def _strange(self) -> pa.Array | None:
         """Return which documents Arrow must not be given: what it would take for JSON, and what breaks it."""
@@ -150,16 +150,16 @@ class _Chunk:
         strange = reduce(pc.or_, tests)
         return strange if strange.true_count else None
 
-    def _apart(self, strange: pa.Array) -> Found:
+    def _apart(self, strange: pa.Array) -> ExtractedValues:
         """Read strange documents one by one and the others together."""
         rows = np.flatnonzero(strange)
         single = self._single(self.documents.take(pa.array(rows)))
         rest = self._some(pc.invert(strange))
-        both = Found.of([Found(rows[single.rows], single.values, single.misfits), rest], self.kind)
+        both = ExtractedValues.of([ExtractedValues(rows[single.rows], single.values, single.misfits), rest], self.kind)
         order = np.argsort(both.rows, kind="stable")
-        return Found(both.rows[order], both.values.take(pa.array(order)), both.misfits.take(pa.array(order)))
+        return ExtractedValues(both.rows[order], both.values.take(pa.array(order)), both.misfits.take(pa.array(order)))
 
-    def _halved(self, documents: pa.Array) -> Found:
+    def _halved(self, documents: pa.Array) -> ExtractedValues:
         """Read valid documents without line ends together, or where that fails in ever smaller parts."""
         together = self._together(documents)
         if together is not None:
@@ -167,9 +167,11 @@ class _Chunk:
         if len(documents) <= SINGLE_ROWS:
             return self._single(documents)
         half = len(documents) // 2
-        return Found.of([self._halved(documents[:half]), self._halved(documents[half:]).moved(half)], self.kind)
+        return ExtractedValues.of(
+            [self._halved(documents[:half]), self._halved(documents[half:]).moved(half)], self.kind
+        )
 
-    def _together(self, documents: pa.Array) -> Found | None:
+    def _together(self, documents: pa.Array) -> ExtractedValues | None:
         """Return what Arrow's reader finds, None where it refuses the documents.
 
         They are members of objects, one a line: text that is empty, or more than one document, is refused or makes
@@ -198,9 +200,9 @@ class _Chunk:
         if values is None:
             # Text is as it was written; a number that became infinite is not.
             return self._fitted(rows, parsed.to_pylist()) if self.kind.parsed == pa.string() else None
-        return Found(rows, values, pa.nulls(len(values), pa.string()))
+        return ExtractedValues(rows, values, pa.nulls(len(values), pa.string()))
 
-    def _single(self, documents: pa.Array) -> Found:
+    def _single(self, documents: pa.Array) -> ExtractedValues:
         rows: list[int] = []
         values: list[Any] = []
         for row, text in enumerate(documents.to_pylist()):
@@ -213,10 +215,10 @@ class _Chunk:
             rows += [row] * len(found)
         return self._fitted(np.array(rows, np.int64), values)
 
-    def _fitted(self, rows: npt.NDArray[np.int64], values: list[Any]) -> Found:
+    def _fitted(self, rows: npt.NDArray[np.int64], values: list[Any]) -> ExtractedValues:
         fits = [self.kind.fit(value) for value in values]
         misfits = [_shown(value) if fit is None else None for value, fit in zip(values, fits, strict=True)]
-        return Found(rows, pa.array(fits, self.kind.type), pa.array(misfits, pa.string()))
+        return ExtractedValues(rows, pa.array(fits, self.kind.type), pa.array(misfits, pa.string()))
 
 
 def _shown(value: Any) -> str:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from penstock.errors import Error
-from penstock.spark.lake.changelog.changelog_delta import News
+from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta
 
 __all__ = ["PositionFile"]
 
@@ -29,12 +29,12 @@ class PositionFile:
         except (ValueError, KeyError, TypeError):
             raise Error(f"{self.path} is no position; remove it, and {self._consequence}") from None
 
-    def write(self, news: News) -> None:
-        """Put in its place what is reached with these news, for certain: whoever dies here has the old or the new."""
+    def write(self, delta: ChangelogDelta) -> None:
+        """Put in its place what is reached with these delta, for certain: whoever dies here has the old or the new."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_suffix(".new")
         with new.open("w") as file:
-            json.dump({"changelog": news.changelog_id, "version": news.version}, file)
+            json.dump({"changelog": delta.changelog_id, "version": delta.version}, file)
             file.flush()
             os.fsync(file.fileno())
         new.replace(self.path)

@@ -15,11 +15,11 @@ from penstock.client.blocking import LoopThread
 from penstock.client.documents.bulk import BulkWriter, Outcomes
 from penstock.client.documents.write_requests import Fault, Requests, encode
 from penstock.errors import Error, UnknownCollection, UnknownScope, UsageError
-from penstock.spark.sink.request_rows import Collection, Prepared, asking, prepare
+from penstock.spark.sink.request_rows import Prepared, TargetCollection, asking, prepare
 from penstock.spark.sink.sink_options import Operation, SinkOptions
 from penstock.wire.constants import Status
 
-__all__ = ["Counts", "FirstRefused", "Refused", "found_cas", "refusal_of", "windows", "write_tables"]
+__all__ = ["Counts", "FirstRefused", "RefusedRows", "found_cas", "refusal_of", "windows", "write_tables"]
 
 WINDOW_ROWS, WINDOW_BYTES = 32_768, 8 << 20
 """Rows that are on their way together: a window ends when all its rows are answered."""
@@ -41,7 +41,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRows:
     """Rows that were refused, and why, in the same order."""
 
     rows: pa.Table
@@ -53,7 +53,7 @@ class Refused:
         return f"key {key!r}: {self.faults[0].text}"
 
 
-def write_tables(options: SinkOptions, tables: Iterable[pa.Table], on_refused: Callable[[Refused], None]) -> Counts:
+def write_tables(options: SinkOptions, tables: Iterable[pa.Table], on_refused: Callable[[RefusedRows], None]) -> Counts:
     """Write rows to the bucket; return what became of them.
 
     tables: windows of rows, with columns that `check_columns` lets pass. on_refused: called for each window in which
@@ -106,7 +106,7 @@ class FirstRefused:
     def __init__(self) -> None:
         self.text = ""
 
-    def take(self, refused: Refused) -> None:
+    def take(self, refused: RefusedRows) -> None:
         self.text = self.text or refused.first
 
 
@@ -165,7 +165,7 @@ class _Writing:
                     outcomes.faults[place] = found.faults[number]
         return outcomes
 
-    def _prefix(self, name: Collection) -> bytes | Fault:
+    def _prefix(self, name: TargetCollection) -> bytes | Fault:
         try:
             return self._loop.run(self._bucket.prefix(*name))
         except (UnknownCollection, UnknownScope) as error:
@@ -179,7 +179,7 @@ def _end(
     window: _Window,
     future: Future[Outcomes],
     writing: _Writing,
-    on_refused: Callable[[Refused], None],
+    on_refused: Callable[[RefusedRows], None],
 ) -> Counts:
     """Wait for the answers of a window, and count them."""
     outcomes = writing.end(window, future)
@@ -188,7 +188,7 @@ def _end(
     counts += Counts(skipped=window.table.num_rows - len(kept))
     if refused:
         faults = [outcomes.faults[place] for place in refused]
-        on_refused(Refused(window.table.take(pa.array(kept[refused])), faults))
+        on_refused(RefusedRows(window.table.take(pa.array(kept[refused])), faults))
     return counts
 
 

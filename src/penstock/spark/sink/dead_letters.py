@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.spark.sink.bucket_writes import Refused
+from penstock.spark.sink.bucket_writes import RefusedRows
 from penstock.wire.frame import status_name
 
 __all__ = ["LETTER_COLUMNS", "LetterFile", "abort", "commit"]
@@ -56,7 +56,7 @@ class LetterFile:
         if kind is not None:
             self._path.unlink(missing_ok=True)
 
-    def write(self, refused: Refused) -> None:
+    def write(self, refused: RefusedRows) -> None:
         rows = _letters(refused, datetime.now(UTC))
         if self._writer is None:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ class LetterFile:
         return self._path
 
 
-def _letters(refused: Refused, now: datetime) -> pa.Table:
+def _letters(refused: RefusedRows, now: datetime) -> pa.Table:
     rows, faults = refused.rows, refused.faults
     names = [status_name(fault.status) if fault.status >= 0 else "NO_ANSWER" for fault in faults]
     found = {

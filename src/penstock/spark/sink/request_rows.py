@@ -43,7 +43,7 @@ _WITH_EXPIRATION = 4
 """Bytes of the options behind the extras of a DEL_WITH_META."""
 
 
-class Collection(NamedTuple):
+class TargetCollection(NamedTuple):
     scope: str
     name: str
 
@@ -55,7 +55,7 @@ class Prepared:
 
     rows: Rows
     kept: Numbers
-    names: list[Collection]
+    names: list[TargetCollection]
     collections: Numbers
 
     def with_prefixes(self, found: Sequence[bytes | Fault]) -> Rows:
@@ -325,15 +325,15 @@ def _path(sub: SubPath, column: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(head, length, path, values, b"").fill_null(b"")
 
 
-def _collections(options: SinkOptions, source: _Columns) -> tuple[list[Collection], Numbers]:
+def _collections(options: SinkOptions, source: _Columns) -> tuple[list[TargetCollection], Numbers]:
     """Return the collections that rows go to, and which of them each row does."""
     if options.scope is not None or options.collection is not None or not source.has("collection"):
         scope, name = options.scope or DEFAULT_NAME, options.collection or DEFAULT_NAME
-        return [Collection(scope, name)], np.zeros(len(source), np.int64)
+        return [TargetCollection(scope, name)], np.zeros(len(source), np.int64)
     names = source.one("collection").fill_null(DEFAULT_NAME)
     scopes = source.one("scope").fill_null(DEFAULT_NAME) if source.has("scope") else None
     if scopes is None:
         scopes = pa.repeat(pa.scalar(DEFAULT_NAME), len(source))
     encoded = pc.binary_join_element_wise(scopes, names, "\0").dictionary_encode()
-    found = [Collection(*each.split("\0")) for each in encoded.dictionary.to_pylist()]
+    found = [TargetCollection(*each.split("\0")) for each in encoded.dictionary.to_pylist()]
     return found, encoded.indices.to_numpy()

@@ -16,7 +16,7 @@ from penstock.spark.source.option_text import not_empty, one_of, size
 from penstock.spark.source.source_options import SourceOptions
 from penstock.wire.subdoc import MAX_PATHS
 
-__all__ = ["CONNECTION", "OPTIONS", "Operation", "Option", "SinkOptions", "SubPath"]
+__all__ = ["CONNECTION", "OPTIONS", "Operation", "SinkOption", "SinkOptions", "SubPath"]
 
 
 class Operation(StrEnum):
@@ -70,7 +70,7 @@ def truth(name: str, text: str) -> bool:
     return truth_of(name, text)
 
 
-class Option(NamedTuple):
+class SinkOption(NamedTuple):
     """An option of the sink. read: of its name and text, its value; raises UsageError. field: where it is kept."""
 
     name: str
@@ -127,22 +127,23 @@ class SinkOptions:
 
 
 # fmt: off
-OPTIONS: Sequence[Option] = (
-    Option("operation", "operation", lambda name, text: Operation(one_of(*Operation)(name, text)), "upsert",
+OPTIONS: Sequence[SinkOption] = (
+    SinkOption("operation", "operation", lambda name, text: Operation(one_of(*Operation)(name, text)), "upsert",
            "what a row does: upsert, insert, replace, delete, change, with-meta or subdoc"),
-    Option("subdocument", "subdocument", sub_paths, "none",
+    SinkOption("subdocument", "subdocument", sub_paths, "none",
            "for operation subdoc: `path=column` with commas between them; `xattr:path=column` in extended attributes"),
-    Option("createDocuments", "create_documents", truth, "true",
+    SinkOption("createDocuments", "create_documents", truth, "true",
            "for operation subdoc: make a document where there is none"),
-    Option("scope", "scope", not_empty, "the column scope, else `_default`", "where all documents go"),
-    Option("collection", "collection", not_empty, "the column collection, else `_default`", "where all documents go"),
-    Option("errors", "errors", one_of("fail", "deadletter"), "fail",
+    SinkOption("scope", "scope", not_empty, "the column scope, else `_default`", "where all documents go"),
+    SinkOption("collection", "collection", not_empty, "the column collection, else `_default`",
+           "where all documents go"),
+    SinkOption("errors", "errors", one_of("fail", "deadletter"), "fail",
            "what a row that is refused does: end the job, or go to deadLetterPath"),
-    Option("deadLetterPath", "dead_letter_path", directory, "none",
+    SinkOption("deadLetterPath", "dead_letter_path", directory, "none",
            "a directory for parquet files with the rows that were refused"),
-    Option("maxBytesInFlight", "max_bytes_in_flight", size, "4m",
+    SinkOption("maxBytesInFlight", "max_bytes_in_flight", size, "4m",
            "bytes of requests without an answer at most, of each task"),
-    Option("conflictResolution", "conflict_resolution", one_of("seqno", "lww"), "seqno",
+    SinkOption("conflictResolution", "conflict_resolution", one_of("seqno", "lww"), "seqno",
            "for operation with-meta: how the bucket that is written to resolves conflicts"),
 )
 # fmt: on

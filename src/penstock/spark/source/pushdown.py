@@ -17,7 +17,7 @@ from pyspark.sql import datasource as spark
 from penstock.client.feeds.selection import KnownCollections, Selection, qualified
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.spark.source.offsets import VbucketRead, can_begin_at
-from penstock.spark.source.shape import Filter, Operator
+from penstock.spark.source.shape import ColumnFilter, Operator
 from penstock.wire.constants import MAX_SEQNO
 
 __all__ = ["Pushed", "narrowed", "push"]
@@ -49,7 +49,7 @@ _INVERTED: dict[Operator, Operator] = {">": "<=", ">=": "<", "<": ">=", "<=": ">
 class Pushed:
     """The filters that were taken, all of which must hold of a row."""
 
-    filters: tuple[Filter, ...] = ()
+    filters: tuple[ColumnFilter, ...] = ()
 
     def vbuckets_of(self, asked: Sequence[int]) -> Sequence[int]:
         """Return those of the vbuckets that there can be rows of."""
@@ -102,7 +102,7 @@ class Pushed:
             return Selection(collections=tuple(".".join(name) for name in left))
         return Selection(scopes[0]) if scopes == sorted({scope for scope, _ in left}) and len(scopes) == 1 else asked
 
-    def _scopes(self, conditions: Sequence[Filter], asked: Selection, known: KnownCollections) -> list[str]:
+    def _scopes(self, conditions: Sequence[ColumnFilter], asked: Selection, known: KnownCollections) -> list[str]:
         """Return the scopes whose own events can be among the rows."""
         scopes = sorted(scope for scope in known.scopes if not asked.scope or scope == asked.scope)
         nothing = pa.nulls(len(scopes))
@@ -113,13 +113,13 @@ class Pushed:
         }
         return [scopes[at] for at in _holding(conditions, columns, pa.array(range(len(scopes)), pa.int32()))]
 
-    def _on(self, *columns: str) -> list[Filter]:
+    def _on(self, *columns: str) -> list[ColumnFilter]:
         return [each for each in self.filters if each.column in columns]
 
 
 def push(filters: Iterable[spark.Filter], schema: pa.Schema) -> tuple[Pushed, list[spark.Filter]]:
     """Return what is taken of Spark's filters, and those that are left to it. schema: that of the rows."""
-    taken: list[Filter] = []
+    taken: list[ColumnFilter] = []
     left: list[spark.Filter] = []
     for each in filters:
         condition = _condition(each, schema)
@@ -148,7 +148,7 @@ def narrowed(reads: Sequence[VbucketRead], pushed: Pushed, infos: Mapping[int, V
     return found
 
 
-def _condition(given: spark.Filter, schema: pa.Schema) -> Filter | None:
+def _condition(given: spark.Filter, schema: pa.Schema) -> ColumnFilter | None:
     """Return a filter as data, None for one that is not taken: of a nested column, of an operand of another type."""
     if isinstance(given, spark.Not):
         inner = _condition(given.child, schema)
@@ -159,11 +159,11 @@ def _condition(given: spark.Filter, schema: pa.Schema) -> Filter | None:
         return None
     of_type = schema.field(path[0]).type
     if isinstance(given, _WITHOUT_OPERAND):
-        return Filter(path[0], operator)
+        return ColumnFilter(path[0], operator)
     value: Any = getattr(given, "value")  # noqa: B009 - of every class that is left
     operands = tuple(value) if isinstance(given, spark.In) else (value,)
     fits = _fits_text if isinstance(given, _OF_TEXT) else _fits
-    return Filter(path[0], operator, operands) if all(fits(each, of_type) for each in operands) else None
+    return ColumnFilter(path[0], operator, operands) if all(fits(each, of_type) for each in operands) else None
 
 
 def _fits(operand: Any, of_type: pa.DataType) -> bool:
@@ -182,7 +182,7 @@ def _fits_text(operand: Any, of_type: pa.DataType) -> bool:
     )
 
 
-def _holding(conditions: Sequence[Filter], columns: Mapping[str, pa.Array], values: pa.Array) -> list[int]:
+def _holding(conditions: Sequence[ColumnFilter], columns: Mapping[str, pa.Array], values: pa.Array) -> list[int]:
     """Return those of the values for whose rows all conditions hold."""
     rows = pa.table({**columns, "": values})
     for each in conditions:
@@ -191,7 +191,7 @@ def _holding(conditions: Sequence[Filter], columns: Mapping[str, pa.Array], valu
     return found
 
 
-def _names_what_is_known(condition: Filter, known: KnownCollections) -> bool:
+def _names_what_is_known(condition: ColumnFilter, known: KnownCollections) -> bool:
     """Does a condition name what it wants, and not by the id of a collection that is no more?"""
     if condition.negated or condition.operator not in ("=", "<=>", "in"):
         return False

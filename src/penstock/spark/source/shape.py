@@ -38,7 +38,7 @@ _MATCHED = {"starts with": pc.starts_with, "ends with": pc.ends_with, "contains"
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class ColumnFilter:
     """One condition on one column of a shape's schema.
 
     operands: none for "is null" and "is not null", any number for "in", else one; as Spark's filters have them.
@@ -99,7 +99,7 @@ class Shape:
     value_format: ValueFormat = "binary"
     value_schema: str = ""
     key_pattern: str = ""
-    filters: tuple[Filter, ...] = ()
+    filters: tuple[ColumnFilter, ...] = ()
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.columns if name not in CHANGE_SCHEMA.names]:

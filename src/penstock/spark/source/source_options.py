@@ -36,7 +36,7 @@ from penstock.spark.source.shape import Shape, ValueFormat
 from penstock.wire.constants import Dialect
 from penstock.wire.schema import CHANGE_SCHEMA
 
-__all__ = ["INFERRED", "OPTIONS", "Option", "SourceOptions", "selection_of"]
+__all__ = ["INFERRED", "OPTIONS", "SourceOption", "SourceOptions", "selection_of"]
 
 INFERRED = "infer"
 """As valueSchema: what the values are found to be."""
@@ -45,7 +45,7 @@ MOST_PARTITIONS = 8
 """Default limit: a Python task costs about 34 ms however little it reads."""
 
 
-class Option(NamedTuple):
+class SourceOption(NamedTuple):
     """An option of the source. read: of its name and text, its value; raises UsageError. default: in words.
 
     field: the attribute of SourceOptions that has the value; empty for what makes up the login.
@@ -237,16 +237,16 @@ _OF_CONNECTION = ("connect_timeout", "operation_timeout", "retry_seconds", "vbuc
 
 def _option(
     name: str, read: Callable[[str, str], Any], default: str, text: str, example: str, *, login: bool = False
-) -> Option:
+) -> SourceOption:
     snake = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
-    return Option(name, read, default, text, example, "" if login else snake)
+    return SourceOption(name, read, default, text, example, "" if login else snake)
 
 
 _URL = "of the connection string, else "
 _ENVIRONMENT = "of the driver's environment"
 
 # fmt: off
-OPTIONS: Sequence[Option] = (
+OPTIONS: Sequence[SourceOption] = (
     _option("url", not_empty, f"PENSTOCK_URL {_ENVIRONMENT}, else {DEFAULT_URL}",
             "connection string; its query has more options, as those of TLS", "couchbases://node1,node2/beer?ca=ca.pem"),
     _option("bucket", not_empty, "of the connection string",

@@ -1,8 +1,8 @@
 """A full-text index: one SQLite file with the documents' text and an FTS5 index of it.
 
-The text is kept in a table of its own, which the index refers to: an entry of FTS5 is taken out by the very text that
-went in. News are taken in by one transaction, together with the version that they reach; readers go on beside it (WAL)
-and see what was there before or after.
+The text is kept in a table of its own, which the index refers to: FTS5 removes an entry by the very text that was
+added. One transaction applies a changelog delta and stores the version that it reaches. Readers go on beside it (WAL)
+and see the state before or after.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 from penstock.errors import Error, UsageError
 from penstock.spark.dependents.json_paths import parse_path, reached, read_json
 from penstock.spark.dependents.kinds.secondary_index import checked_name, no_index
-from penstock.spark.lake.changelog.changelog_delta import News, RangeNews
+from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import keys_of, to_documents
 from penstock.spark.lake.tables.directory import LakeDirectory
 
@@ -89,8 +89,8 @@ class FullText:
         said = self._said()
         return (str(said["changelog"]), int(said["version"])) if said else None
 
-    def take_in(self, news: News) -> None:
-        """Take news in, in one transaction with the version that they reach."""
+    def apply_delta(self, delta: ChangelogDelta) -> None:
+        """Apply a delta in one transaction, which also stores the version that it reaches."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._opened("rwc") as connection:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -98,15 +98,15 @@ class FullText:
             connection.execute("BEGIN IMMEDIATE")  # what is open when the connection is closed is rolled back
             self._prepare(connection)
             said = _recalled(connection)
-            if said.get("changelog") == news.changelog_id and said["version"] >= news.version:
+            if said.get("changelog") == delta.changelog_id and said["version"] >= delta.version:
                 return  # another process was faster
-            if news.everything:
+            if delta.everything:
                 connection.execute("INSERT INTO search (search) VALUES ('delete-all')")
                 connection.execute("DELETE FROM documents")
-            rows = 0 if news.everything else said.get("rows", 0)
-            for part in news.ranges:
-                rows += self._take_in_range(connection, news.read(part), anew=news.everything)
-            _remember(connection, changelog=news.changelog_id, version=news.version, rows=rows)
+            rows = 0 if delta.everything else said.get("rows", 0)
+            for part in delta.ranges:
+                rows += self._apply_range(connection, delta.read(part), anew=delta.everything)
+            _remember(connection, changelog=delta.changelog_id, version=delta.version, rows=rows)
             connection.execute("COMMIT")
 
     def rows(self) -> int:
@@ -174,10 +174,10 @@ class FullText:
             )
         return said
 
-    def _take_in_range(self, connection: sqlite3.Connection, news: RangeNews, *, anew: bool) -> int:
+    def _apply_range(self, connection: sqlite3.Connection, delta: RangeDelta, *, anew: bool) -> int:
         """Return how many documents more have text."""
-        gone = 0 if anew else _forget(connection, news)
-        documents = to_documents(news.changes)
+        gone = 0 if anew else _forget(connection, delta)
+        documents = to_documents(delta.changes)
         newest = connection.execute("SELECT coalesce(max(id), 0) FROM documents").fetchone()[0]
         new = connection.executemany(
             'INSERT INTO documents (vbucket, collection_id, "key", scope, collection, history, seqno, "text")'
@@ -226,15 +226,15 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(inner)
 
 
-def _forget(connection: sqlite3.Connection, news: RangeNews) -> int:
+def _forget(connection: sqlite3.Connection, delta: RangeDelta) -> int:
     """Take out all documents of which what was known before no longer counts, and return how many had text."""
     connection.execute("CREATE TEMP TABLE IF NOT EXISTS gone (id INTEGER PRIMARY KEY)")
     connection.execute("DELETE FROM gone")
     gone = "INSERT OR IGNORE INTO gone SELECT id FROM documents WHERE vbucket = ?"
-    connection.executemany(gone, ((vbucket,) for vbucket in sorted(news.rolled_back)))
-    ended = ((place >> 32, place & 0xFFFF_FFFF) for place in news.ended.collections.tolist())
+    connection.executemany(gone, ((vbucket,) for vbucket in sorted(delta.rolled_back)))
+    ended = ((place >> 32, place & 0xFFFF_FFFF) for place in delta.ended.collections.tolist())
     connection.executemany(f"{gone} AND collection_id = ?", ended)
-    changed = (news.changes[name].to_pylist() for name in ("vbucket", "collection_id", "key"))
+    changed = (delta.changes[name].to_pylist() for name in ("vbucket", "collection_id", "key"))
     connection.executemany(f'{gone} AND collection_id = ? AND "key" = ?', zip(*changed, strict=True))
     connection.execute(
         'INSERT INTO search (search, rowid, "text") SELECT \'delete\', id, "text" FROM documents'

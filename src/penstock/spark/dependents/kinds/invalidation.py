@@ -19,12 +19,12 @@ from penstock.errors import Error, UsageError
 from penstock.spark.dependents.kinds.secondary_index import checked_name
 from penstock.spark.dependents.position_file import PositionFile
 from penstock.spark.dependents.posting import Patience, Poster, secret_headers
-from penstock.spark.lake.changelog.changelog_delta import SLIM_SCHEMA, News
+from penstock.spark.lake.changelog.changelog_delta import SLIM_SCHEMA, ChangelogDelta
 from penstock.spark.lake.changelog.changelog_writer import VBUCKETS
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.lake.tables.schemas import FOLD_SCHEMA
+from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 
-KEYS_SCHEMA = pa.schema([*SLIM_SCHEMA, FOLD_SCHEMA.field("scope"), FOLD_SCHEMA.field("collection")])
+KEYS_SCHEMA = pa.schema([*SLIM_SCHEMA, MERGE_SCHEMA.field("scope"), MERGE_SCHEMA.field("collection")])
 POOLED_BATCHES = 4
 """Keys of several collections wait for their batches to fill: up to this many batches of them in all."""
 
@@ -34,7 +34,7 @@ Message = dict[str, Any]
 class Invalidation:
     """Tells `url` what changed in a lake, under a name.
 
-    batch_size: keys of one request at most. most_keys: news of more changes than this are told as one "everything".
+    batch_size: keys of one request at most. most_keys: a delta of more changes is sent as one "everything".
     knows_vbuckets: the server can drop all of some vbuckets; a rollback is then told so, and else by its keys.
     headers_file, headers_env: a file, or a variable of the environment, with lines of `Name: value` that each request
     has. timeout, retries, backoff: as of Patience. Raises UsageError for what cannot be.
@@ -72,23 +72,23 @@ class Invalidation:
         """Return the changelog's id and the version of it that the server was told, None if nothing was."""
         return self._place.read()
 
-    def take_in(self, news: News) -> None:
-        """Tell the news. Raises Unreachable if the server is not there, Error if it refuses."""
-        for message in self.messages(news):
-            place = {"name": self.name, "changelog": news.changelog_id, "version": news.version}
+    def apply_delta(self, delta: ChangelogDelta) -> None:
+        """Tell the delta. Raises Unreachable if the server is not there, Error if it refuses."""
+        for message in self.messages(delta):
+            place = {"name": self.name, "changelog": delta.changelog_id, "version": delta.version}
             self._poster.post(place | message)
-        self._place.write(news)
+        self._place.write(delta)
 
-    def messages(self, news: News) -> Iterator[Message]:
+    def messages(self, delta: ChangelogDelta) -> Iterator[Message]:
         """Yield what is to be told, without its place."""
-        if news.everything or news.rows > self._most_keys:
+        if delta.everything or delta.rows > self._most_keys:
             yield {"everything": True}
             return
         told: set[int] = set()
         named: dict[int, Message] = {}
         batches = Batches(self._batch_size)
-        for part in news.ranges:
-            read = news.read(part, KEYS_SCHEMA)
+        for part in delta.ranges:
+            read = delta.read(part, KEYS_SCHEMA)
             changes = read.changes
             named |= _names(changes)
             ended = {place & 0xFFFF_FFFF for place in read.ended.collections.tolist()}
@@ -99,7 +99,7 @@ class Invalidation:
                 yield {"everything": True, "vbuckets": sorted(read.rolled_back), "of_vbuckets": self._vbuckets()}
                 rolled = pc.is_in(changes["vbucket"], value_set=pa.array(read.rolled_back, pa.int32()))
                 changes = changes.filter(pc.invert(rolled))
-            gone = [news.lost(part)] if read.rolled_back and not self._knows_vbuckets else []
+            gone = [delta.lost(part)] if read.rolled_back and not self._knows_vbuckets else []
             for rows in (changes, *gone):
                 for collection, keys in batches.add(rows):
                     yield _named(named, collection) | keys_message(keys)

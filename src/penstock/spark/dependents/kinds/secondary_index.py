@@ -20,15 +20,15 @@ from deltalake import DeltaTable
 
 from penstock.errors import UsageError
 from penstock.spark.dependents.json_paths import parse_path
-from penstock.spark.dependents.secondary.entries import Pending, entry_schema, in_order, within
-from penstock.spark.dependents.secondary.entry_files import EntryWriter, Part, files_within, merged, parts_within
-from penstock.spark.dependents.secondary.value_types import kind_of
-from penstock.spark.lake.changelog.changelog_delta import News, news_since
+from penstock.spark.dependents.secondary.entries import PendingEntries, entry_schema, in_order, within
+from penstock.spark.dependents.secondary.entry_files import EntryWriter, FilePart, files_within, merged, parts_within
+from penstock.spark.dependents.secondary.value_types import value_type_of
+from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, delta_since
 from penstock.spark.lake.changelog.merge_rules import keys_of
-from penstock.spark.lake.current.current_table import folded_version
+from penstock.spark.lake.current.current_table import merged_version
 from penstock.spark.lake.current.merged_state import retried
 from penstock.spark.lake.reading.lake_readers import current
-from penstock.spark.lake.tables.delta_table import Table
+from penstock.spark.lake.tables.delta_table import LakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SearchPlan:
     """What a search reads of the table's files, before what is pending is merged in."""
 
     files: int
@@ -66,7 +66,7 @@ class _State:
     """One state of the index: a version of its table, and what that has not taken in."""
 
     table: DeltaTable | None
-    pending: Pending
+    pending: PendingEntries
 
 
 class SecondaryIndex:
@@ -82,11 +82,11 @@ class SecondaryIndex:
         self.lake = lake
         self.name = checked_name(name)
         self.path = path
-        self.kind = kind_of(type)
+        self.kind = value_type_of(type)
         self._names = parse_path(path)
         self.schema = entry_schema(self.kind)
-        self.table = Table(lake.path / "indexes" / name, self.schema, PROPERTIES)
-        self._read: tuple[tuple[str, int, int], Pending] | None = None
+        self.table = LakeTable(lake.path / "indexes" / name, self.schema, PROPERTIES)
+        self._read: tuple[tuple[str, int, int], PendingEntries] | None = None
 
     @classmethod
     def stored(cls, lake: LakeDirectory, name: str) -> SecondaryIndex:
@@ -102,16 +102,16 @@ class SecondaryIndex:
 
     def position(self) -> tuple[str, int] | None:
         """Return the changelog's id and the version of it that the table has taken in, None if nothing."""
-        return folded_version(self.lake, self._open())
+        return merged_version(self.lake, self._open())
 
-    def take_in(self, news: News) -> None:
-        """Merge news into the table, in one commit with the version that it reaches."""
+    def apply_delta(self, delta: ChangelogDelta) -> None:
+        """Merge a delta into the table, in one commit with the version that it reaches."""
         table = self._open()
-        pending = Pending.of(news, self._names, self.kind)
+        pending = PendingEntries.of(delta, self._names, self.kind)
         before = self.table.files(table) if table is not None else []
         replaced = [file.path for file in before]
         with EntryWriter(self.table.path) as writer:
-            if news.everything:
+            if delta.everything:
                 writer.write(pending.entries)
             else:
                 replaced = merged(parts_within(self.table.path, replaced, None, None), pending, writer)
@@ -119,7 +119,7 @@ class SecondaryIndex:
         removed = [file for file in before if file.path in set(replaced)]
         try:
             note = {DEFINITION: self._definition}
-            self.table.commit(table, (news.changelog_id, news.version), added, removed, note)
+            self.table.commit(table, (delta.changelog_id, delta.version), added, removed, note)
         except BaseException:
             self.table.abandon(added)
             raise
@@ -190,14 +190,14 @@ class SecondaryIndex:
         """Return what `range` does as a Spark frame."""
         return spark.createDataFrame(self.range(low, high, limit=limit, descending=descending))
 
-    def plan(self, low: Any = None, high: Any = None) -> Plan:
+    def plan(self, low: Any = None, high: Any = None) -> SearchPlan:
         """Return what of the table's files a search reads."""
         bounds = self._bounds(low, high)
 
-        def plan(state: _State) -> Plan:
+        def plan(state: _State) -> SearchPlan:
             parts = self._parts(state.table, *bounds)
             of_files = len(self.table.files(state.table)) if state.table is not None else 0
-            return Plan(
+            return SearchPlan(
                 len(parts), sum(len(part.groups) for part in parts), of_files, tuple(str(p.path) for p in parts)
             )
 
@@ -223,19 +223,19 @@ class SecondaryIndex:
 
     def _state(self) -> _State:
         table = self._open()
-        known = folded_version(self.lake, table)  # read before the changelog: the table is never ahead of it
+        known = merged_version(self.lake, table)  # read before the changelog: the table is never ahead of it
         base = -1 if table is None else table.version()
-        pending = Pending.none(self.kind)
+        pending = PendingEntries.none(self.kind)
         if known is not None and self._read is not None and self._read[0][:2] == (known[0], base):
             pending, known = self._read[1], (known[0], self._read[0][2])
-        news = news_since(self.lake, known)
-        if news is None:
+        delta = delta_since(self.lake, known)
+        if delta is None:
             raise UsageError(f"there is no changelog at {self.lake.path}; expected the lake of a pipeline that has run")
-        later = Pending.of(news, self._names, self.kind)
-        if news.everything:
+        later = PendingEntries.of(delta, self._names, self.kind)
+        if delta.everything:
             return _State(None, later)
         pending = pending.then(later)
-        self._read = ((news.changelog_id, base, news.version), pending)
+        self._read = ((delta.changelog_id, base, delta.version), pending)
         return _State(table, pending)
 
     def _bounds(self, low: Any, high: Any) -> tuple[pa.Scalar | None, pa.Scalar | None]:
@@ -243,7 +243,7 @@ class SecondaryIndex:
         first, last = (None if value is None else self.kind.scalar(value, what) for what, value in given.items())
         return first, last
 
-    def _parts(self, table: DeltaTable | None, low: pa.Scalar | None, high: pa.Scalar | None) -> list[Part]:
+    def _parts(self, table: DeltaTable | None, low: pa.Scalar | None, high: pa.Scalar | None) -> list[FilePart]:
         if table is None:
             return []
         return parts_within(self.table.path, files_within(table, low, high), low, high)
@@ -295,6 +295,6 @@ def checked_name(name: str) -> str:
     return name
 
 
-def _read(parts: list[Part], descending: bool = False) -> Iterator[pa.Table]:
+def _read(parts: list[FilePart], descending: bool = False) -> Iterator[pa.Table]:
     for part in parts:
         yield from part.read(descending)

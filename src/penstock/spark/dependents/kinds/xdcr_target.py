@@ -22,16 +22,16 @@ from penstock.errors import UsageError
 from penstock.spark.dependents.dependent import catch_up
 from penstock.spark.dependents.kinds.secondary_index import checked_name
 from penstock.spark.dependents.position_file import PositionFile
-from penstock.spark.lake.changelog.changelog_delta import News, RangeNews
-from penstock.spark.lake.changelog.merge_rules import DOCUMENT_EVENTS, MARKS, Marks, with_collections
+from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeDelta
+from penstock.spark.lake.changelog.merge_rules import DOCUMENT_EVENTS, MARKER_EVENTS, RowMarkers, with_collections
 from penstock.spark.lake.tables.delta_table import open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.lake.tables.schemas import FOLD_SCHEMA
+from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 from penstock.spark.sink import dead_letters
 from penstock.spark.sink.bucket_writes import (
     Counts,
     FirstRefused,
-    Refused,
+    RefusedRows,
     found_cas,
     refusal_of,
     windows,
@@ -46,7 +46,7 @@ from penstock.wire.schema import Event
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Lost", "Replica", "Replicated", "Transform", "replicate"]
+__all__ = ["Lost", "ReplicationResult", "Transform", "XdcrTarget", "replicate"]
 
 Transform = Callable[["DataFrame"], "DataFrame"] | str
 """What is made of changes, row by row: a function of a frame of them, or a query in Spark's SQL over `changes`.
@@ -58,12 +58,12 @@ Lost = Literal["remove", "keep"]
 """What becomes of versions in the bucket that the source lost."""
 
 GROUP_BYTES = 64 << 20
-"""Of news that are transformed together, at least, where there are as many."""
+"""Size of the changes that are transformed together, at least, where there are as many."""
 
-LOST_COLUMNS = [name for name in FOLD_SCHEMA.names if name not in ("value", "xattrs")]
+LOST_COLUMNS = [name for name in MERGE_SCHEMA.names if name not in ("value", "xattrs")]
 
 
-class Replicated(NamedTuple):
+class ReplicationResult(NamedTuple):
     """version: of the changelog that the bucket has, -1 without a changelog. counts: of this call."""
 
     version: int
@@ -79,13 +79,16 @@ def replicate(
     name: str = "replica",
     state: Path | None = None,
     spark: SparkSession | None = None,
-) -> Replicated:
-    """Write to a bucket what a lake's changelog has gained since the last time. Arguments and errors as of Replica."""
-    replica = Replica(lake, name, target, transform=transform, lost=lost, state=state, spark=spark)
-    return Replicated(catch_up(replica, lake), replica.counts)
+) -> ReplicationResult:
+    """Write the changes that a lake's changelog has gained since the last call to a bucket.
+
+    Arguments and errors are those of XdcrTarget.
+    """
+    replica = XdcrTarget(lake, name, target, transform=transform, lost=lost, state=state, spark=spark)
+    return ReplicationResult(catch_up(replica, lake), replica.counts)
 
 
-class Replica:
+class XdcrTarget:
     """A bucket behind a lake's changelog, under a name.
 
     target: options of `format("dcp")` for writing; the operation is with-meta if it is not said, or change, which
@@ -127,9 +130,9 @@ class Replica:
         """Return the changelog's id and the version of it that the bucket has, None if nothing was written."""
         return self._place.read()
 
-    def take_in(self, news: News) -> None:
-        """Write news to the bucket. Raises Unreachable if it is not there, Error for rows that it refuses."""
-        tables = (rows for group in _groups(news) for rows in self._rows(group))
+    def apply_delta(self, delta: ChangelogDelta) -> None:
+        """Write a delta to the bucket. Raises Unreachable if it is not there, Error for rows that it refuses."""
+        tables = (rows for group in _groups(delta) for rows in self._rows(group))
         pieces = (piece for rows in tables for piece in windows(rows.to_batches()))
         if self.options.dead_letter_path is None:
             first = FirstRefused()
@@ -137,22 +140,22 @@ class Replica:
             if first.text:
                 raise refusal_of(counts, first.text)
         else:
-            counts = self._write_with_letters(news, pieces, self.options.dead_letter_path)
+            counts = self._write_with_letters(delta, pieces, self.options.dead_letter_path)
         self.counts += counts
-        self._place.write(news)
+        self._place.write(delta)
 
-    def _write_with_letters(self, news: News, pieces: Iterable[pa.Table], directory: Path) -> Counts:
+    def _write_with_letters(self, delta: ChangelogDelta, pieces: Iterable[pa.Table], directory: Path) -> Counts:
         """Write rows, and those that are refused to dead letters.
 
-        These are called after the version that the news begin at: an attempt that goes further than the one before it
+        These are called after the version that the delta begins at: an attempt that goes further than the one before it
         puts its letters in their place all the same.
         """
         known = self.position()
-        begins = 0 if news.everything or known is None else known[1] + 1
-        run = f"{self.name}-{news.changelog_id}"
+        begins = 0 if delta.everything or known is None else known[1] + 1
+        run = f"{self.name}-{delta.changelog_id}"
         files: list[Path | None] = []
 
-        def take(refused: Refused) -> None:
+        def take(refused: RefusedRows) -> None:
             # A file for each window: repairs have other columns than changes.
             with dead_letters.LetterFile(directory, run) as letters:
                 letters.write(refused)
@@ -161,7 +164,7 @@ class Replica:
         dead_letters.abort(directory, run)  # what an attempt that was killed has left
         try:
             counts = write_tables(self.options, pieces, take)
-            batch = f"{self.name}-{news.changelog_id[:8]}-{begins:09}"
+            batch = f"{self.name}-{delta.changelog_id[:8]}-{begins:09}"
             dead_letters.commit(directory, run, batch, [path for path in files if path is not None])
         finally:
             dead_letters.abort(directory, run)
@@ -215,20 +218,20 @@ def _transformed(transform: Transform, rows: pa.Table, spark: SparkSession | Non
 
 
 class _Group(NamedTuple):
-    """News of some vbucket ranges. changes: the newest of each document. documents, tombstones: versions lost."""
+    """Changes of some vbucket ranges. changes: the newest of each document. documents, tombstones: versions lost."""
 
     changes: pa.Table
     documents: pa.Table
     tombstones: pa.Table
 
 
-def _groups(news: News) -> Iterator[_Group]:
-    """Give the news of all ranges, of several at once where they are small: transformations are slow to begin."""
+def _groups(delta: ChangelogDelta) -> Iterator[_Group]:
+    """Yield the changes of all ranges, small ranges together: a transformation is slow to begin."""
     held: list[_Group] = []
-    for part in news.ranges:
-        read = news.read(part)
+    for part in delta.ranges:
+        read = delta.read(part)
         # Also at first: an earlier try may have come half way.
-        lost = lost_versions(news, part, read) if may_have_lost(news, part, read) else (_NOTHING, _NOTHING)
+        lost = lost_versions(delta, part, read) if may_have_lost(delta, part, read) else (_NOTHING, _NOTHING)
         held.append(_Group(read.changes, *lost))
         if sum(rows.nbytes for group in held for rows in group) >= GROUP_BYTES:
             yield _Group(*map(pa.concat_tables, zip(*held, strict=True)))
@@ -237,28 +240,28 @@ def _groups(news: News) -> Iterator[_Group]:
         yield _Group(*map(pa.concat_tables, zip(*held, strict=True)))
 
 
-_NOTHING = FOLD_SCHEMA.empty_table()
+_NOTHING = MERGE_SCHEMA.empty_table()
 
 
-def may_have_lost(news: News, part: int, read: RangeNews) -> bool:
+def may_have_lost(delta: ChangelogDelta, part: int, read: RangeDelta) -> bool:
     """Tell whether versions of a vbucket range may have been lost."""
-    marked = any(file.keyless for file in news.history if file.vbucket_range == part)
-    return marked and (news.everything or bool(read.rolled_back) or len(read.ended.collections) > 0)
+    marked = any(file.keyless for file in delta.history if file.vbucket_range == part)
+    return marked and (delta.everything or bool(read.rolled_back) or len(read.ended.collections) > 0)
 
 
-def lost_versions(news: News, part: int, read: RangeNews) -> tuple[pa.Table, pa.Table]:
+def lost_versions(delta: ChangelogDelta, part: int, read: RangeDelta) -> tuple[pa.Table, pa.Table]:
     """Return the versions that no longer count though nothing newer took their place: documents, and tombstones.
 
-    These are the rows of the changelog that a rollback or a collection's end took away; in FOLD_SCHEMA, all of them as
+    These are the rows of the changelog that a rollback or a collection's end took away; in MERGE_SCHEMA, all of them as
     deletions, since that is what becomes of them.
     """
-    files = [file for file in news.history if file.vbucket_range == part]
-    dataset = open_dataset(news.lake.changelog_table.paths(files), FOLD_SCHEMA)
+    files = [file for file in delta.history if file.vbucket_range == part]
+    dataset = open_dataset(delta.lake.changelog_table.paths(files), MERGE_SCHEMA)
     vbuckets = {*read.rolled_back, *(int(place) >> 32 for place in read.ended.collections)}
-    concerned = pc.scalar(True) if news.everything else pc.field("vbucket").isin(list(vbuckets))
-    marks = Marks.of(dataset.to_table(filter=concerned & pc.field("event").isin(MARKS)))
+    concerned = pc.scalar(True) if delta.everything else pc.field("vbucket").isin(list(vbuckets))
+    marks = RowMarkers.of(dataset.to_table(filter=concerned & pc.field("event").isin(MARKER_EVENTS)))
     documents = concerned & pc.field("event").isin(DOCUMENT_EVENTS)
-    found = [FOLD_SCHEMA.empty_table().select(LOST_COLUMNS)]
+    found = [MERGE_SCHEMA.empty_table().select(LOST_COLUMNS)]
     for batch in dataset.to_batches(columns=LOST_COLUMNS, filter=documents, batch_readahead=2, fragment_readahead=1):
         rows = with_collections(pa.Table.from_batches([batch]))
         found.append(rows.filter(pa.array(~marks.survive(rows))))
@@ -268,10 +271,10 @@ def lost_versions(news: News, part: int, read: RangeNews) -> tuple[pa.Table, pa.
 
 
 def _as_deletions(rows: pa.Table) -> pa.Table:
-    nothing = {name: pa.nulls(len(rows), FOLD_SCHEMA.field(name).type) for name in ("value", "xattrs")}
+    nothing = {name: pa.nulls(len(rows), MERGE_SCHEMA.field(name).type) for name in ("value", "xattrs")}
     columns = {name: rows[name] for name in LOST_COLUMNS} | nothing
     columns["event"] = pa.repeat(pa.scalar(str(Event.DELETION)), len(rows))
-    return pa.table({name: columns[name] for name in FOLD_SCHEMA.names}, schema=FOLD_SCHEMA)
+    return pa.table({name: columns[name] for name in MERGE_SCHEMA.names}, schema=MERGE_SCHEMA)
 
 
 def repairs(operation: Operation, lost: pa.Table, replaced: pa.ChunkedArray, changes: pa.Table) -> Iterable[pa.Table]:
@@ -286,7 +289,7 @@ def repairs(operation: Operation, lost: pa.Table, replaced: pa.ChunkedArray, cha
         return [gone]
     # So few changes and so old that whatever the source makes of the key later is newer.
     least = pa.repeat(pa.scalar(1, pa.int64()), len(gone))
-    deletions = {name: gone[name] for name in gone.column_names if name in FOLD_SCHEMA.names}
+    deletions = {name: gone[name] for name in gone.column_names if name in MERGE_SCHEMA.names}
     deletions |= {"cas": least, "rev_seqno": least, REPLACES: replaced.filter(survivor.is_null())}
     instead = changes.take(survivor.drop_null()).append_column(REPLACES, replaced.filter(survivor.is_valid()))
     return [pa.table(deletions), instead]

@@ -16,22 +16,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.spark.dependents.json_paths import extract
-from penstock.spark.dependents.secondary.value_types import Kind
-from penstock.spark.lake.changelog.changelog_delta import IDENTITIES, News, RangeNews
-from penstock.spark.lake.changelog.merge_rules import IDENTITY, Ended, to_documents
+from penstock.spark.dependents.secondary.value_types import ValueType
+from penstock.spark.lake.changelog.changelog_delta import IDENTITIES, ChangelogDelta, RangeDelta
+from penstock.spark.lake.changelog.merge_rules import IDENTITY, CollectionEnds, to_documents
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 
 DOCUMENT = ("key", "key_bytes", "vbucket", "collection_id", "scope", "collection", "seqno", "history")
 """What an entry says of its document, as the current table does."""
 
 
-def entry_schema(kind: Kind) -> pa.Schema:
+def entry_schema(kind: ValueType) -> pa.Schema:
     """Return the columns of an index of that type; `misfit` is null for all that have a value."""
     fields = [pa.field("value", kind.type), pa.field("misfit", pa.string())]
     return pa.schema([*fields, *(CURRENT_COLUMNS.field(name) for name in DOCUMENT)])
 
 
-def entries_of(changes: pa.Table, names: tuple[str, ...], kind: Kind) -> pa.Table:
+def entries_of(changes: pa.Table, names: tuple[str, ...], kind: ValueType) -> pa.Table:
     """Return the entries of the documents among changes: one of each value that the path reaches, sorted."""
     documents = to_documents(changes)
     found = extract(documents["value"], names, kind)
@@ -67,48 +67,48 @@ def _place(search: Callable[..., int], entries: pa.Table, value: pa.Scalar) -> i
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingEntries:
     """What an index has not taken in. outdated: whose entries in its files no longer count, with identities for
     changes. entries: new ones, sorted. rows: of the changelog that this is."""
 
-    outdated: RangeNews
+    outdated: RangeDelta
     entries: pa.Table
     rows: int
 
     @classmethod
-    def of(cls, news: News, names: tuple[str, ...], kind: Kind) -> Pending:
-        """Read the news of all ranges. Raises FileNotFoundError where a file was taken away since."""
+    def of(cls, delta: ChangelogDelta, names: tuple[str, ...], kind: ValueType) -> PendingEntries:
+        """Read a delta of all ranges. Raises FileNotFoundError where a file was taken away since."""
         pending = cls.none(kind)
         parts = [pending]
-        for part in news.ranges:
-            read = news.read(part)
+        for part in delta.ranges:
+            read = delta.read(part)
             slim = replace(read, changes=read.changes.select(IDENTITY))
             parts.append(cls(slim, entries_of(read.changes, names, kind), 0))
-        return replace(cls._joined(parts), rows=news.rows)
+        return replace(cls._joined(parts), rows=delta.rows)
 
     @classmethod
-    def none(cls, kind: Kind) -> Pending:
+    def none(cls, kind: ValueType) -> PendingEntries:
         """Return what is pending where nothing is."""
-        news = RangeNews(IDENTITIES.empty_table(), frozenset(), _ended(np.zeros(0, np.int64)))
-        return cls(news, entry_schema(kind).empty_table(), 0)
+        delta = RangeDelta(IDENTITIES.empty_table(), frozenset(), _ended(np.zeros(0, np.int64)))
+        return cls(delta, entry_schema(kind).empty_table(), 0)
 
-    def then(self, later: Pending) -> Pending:
+    def then(self, later: PendingEntries) -> PendingEntries:
         """Return this and what came after it as one."""
         kept = replace(self, entries=self.entries.filter(pc.invert(later.outdated.outdates(self.entries))))
         return replace(self._joined([kept, later]), rows=self.rows + later.rows)
 
     @classmethod
-    def _joined(cls, parts: list[Pending]) -> Pending:
-        news = [part.outdated for part in parts]
-        outdated = RangeNews(
-            pa.concat_tables(each.changes for each in news),
-            frozenset().union(*(each.rolled_back for each in news)),
-            _ended(np.concatenate([each.ended.collections for each in news])),
+    def _joined(cls, parts: list[PendingEntries]) -> PendingEntries:
+        delta = [part.outdated for part in parts]
+        outdated = RangeDelta(
+            pa.concat_tables(each.changes for each in delta),
+            frozenset().union(*(each.rolled_back for each in delta)),
+            _ended(np.concatenate([each.ended.collections for each in delta])),
         )
         return cls(outdated, in_order(pa.concat_tables(part.entries for part in parts)), 0)
 
 
-def _ended(collections: npt.NDArray[np.int64]) -> Ended:
+def _ended(collections: npt.NDArray[np.int64]) -> CollectionEnds:
     """Return that these ended, no matter where: what is asked about is all older."""
     once = np.unique(collections)
-    return Ended(once, np.zeros(len(once), np.int32), np.zeros(len(once), np.uint64))
+    return CollectionEnds(once, np.zeros(len(once), np.int32), np.zeros(len(once), np.uint64))

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from penstock.spark.dependents.secondary.entries import Pending, in_order, upto
+from penstock.spark.dependents.secondary.entries import PendingEntries, in_order, upto
 from penstock.spark.lake.changelog.changelog_delta import LOOKED_UP
 from penstock.spark.lake.tables.delta_table import UNPARTITIONED, DataFile, discard
 
@@ -128,7 +128,7 @@ def _milliseconds(when: datetime) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FilePart:
     """Row groups of one file that a search reads, in their order.
 
     of: how many the file has. highest: its greatest value, None if it has misfits only.
@@ -157,7 +157,7 @@ def files_within(table: DeltaTable, low: pa.Scalar | None, high: pa.Scalar | Non
     return paths
 
 
-def parts_within(root: Path, files: list[str], low: pa.Scalar | None, high: pa.Scalar | None) -> list[Part]:
+def parts_within(root: Path, files: list[str], low: pa.Scalar | None, high: pa.Scalar | None) -> list[FilePart]:
     """Return what of `files` holds values from `low` to `high`, by their footers, lowest values first.
 
     Without any bound misfits are included. Raises FileNotFoundError.
@@ -171,7 +171,7 @@ def parts_within(root: Path, files: list[str], low: pa.Scalar | None, high: pa.S
             known = [each for each in bounds if each is not None]
             highest = known[-1][1] if known else None
             place = (not known, *(known[0][:1] if known else ()), highest)
-            found.append((place, Part(root / name, groups, len(bounds), highest)))
+            found.append((place, FilePart(root / name, groups, len(bounds), highest)))
     return [part for _, part in sorted(found, key=lambda each: each[0])]
 
 
@@ -193,7 +193,7 @@ def _meets(bounds: tuple[Any, Any] | None, low: pa.Scalar | None, high: pa.Scala
     return (low is None or bounds[1] >= low.as_py()) and (high is None or bounds[0] <= high.as_py())
 
 
-def merged(parts: list[Part], pending: Pending, writer: EntryWriter) -> list[str]:
+def merged(parts: list[FilePart], pending: PendingEntries, writer: EntryWriter) -> list[str]:
     """Write the entries of files that still count and the pending ones in their order; return the files replaced.
 
     parts: all of a table's, lowest values first. A file stays where nothing of it changes.

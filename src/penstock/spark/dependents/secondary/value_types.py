@@ -23,7 +23,7 @@ _PLAIN_TIME = r"\A\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,6})?Z?\z"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueType:
     """One type. type: of the index's column. parsed: what Arrow's JSON reader is asked for. fit: a JSON value as the
     column's, None where it does not fit. convert: the same for a column that was parsed, None where one may not."""
 
@@ -52,7 +52,7 @@ class Kind:
         return text if found is None else found
 
 
-def kind_of(name: str) -> Kind:
+def value_type_of(name: str) -> ValueType:
     """Return the type of that name. Raises UsageError."""
     if name not in KINDS:
         raise UsageError(f"the type is {name!r}; expected one of {', '.join(KINDS)}")
@@ -120,10 +120,10 @@ def _same(column: pa.Array) -> pa.Array | None:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("string", pa.string(), pa.string(), _string, _same),
-        Kind("double", pa.float64(), pa.float64(), _double, _finite),
-        Kind("long", pa.int64(), pa.int64(), _long, _same),
-        Kind("boolean", pa.bool_(), pa.bool_(), _boolean, _same),
-        Kind("timestamp", pa.timestamp("us", "UTC"), pa.string(), _timestamp, _times),
+        ValueType("string", pa.string(), pa.string(), _string, _same),
+        ValueType("double", pa.float64(), pa.float64(), _double, _finite),
+        ValueType("long", pa.int64(), pa.int64(), _long, _same),
+        ValueType("boolean", pa.bool_(), pa.bool_(), _boolean, _same),
+        ValueType("timestamp", pa.timestamp("us", "UTC"), pa.string(), _timestamp, _times),
     )
 }

@@ -23,15 +23,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.spark.lake.changelog.merge_rules import CUTTING_EVENTS, fold
+from penstock.spark.lake.changelog.merge_rules import CUTTING_EVENTS, merge_changes
 from penstock.spark.source.offsets import Offset, Proven, VbucketOffset
 from penstock.wire.schema import unsigned64
 
 __all__ = [
     "EVIDENCE",
     "Boundary",
-    "Cut",
-    "Snapshot",
+    "RollbackPoint",
+    "SnapshotRows",
     "boundaries",
     "evidence",
     "newest_boundary",
@@ -48,7 +48,7 @@ _NOWHERE = 1 << 64
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
-class Snapshot(NamedTuple):
+class SnapshotRows(NamedTuple):
     """What came of a snapshot: its changes from `first` to `last`, of those between `start` and `end`."""
 
     history: int
@@ -58,7 +58,7 @@ class Snapshot(NamedTuple):
     end: int
 
 
-class Cut(NamedTuple):
+class RollbackPoint(NamedTuple):
     """A rollback: rows of a lower history behind `seqno` no longer count."""
 
     history: int
@@ -72,7 +72,9 @@ class Boundary(NamedTuple):
     seqno: int
 
 
-def newest_boundary(snapshots: Iterable[Snapshot], cuts: Iterable[Cut], at: VbucketOffset | None = None) -> int | None:
+def newest_boundary(
+    snapshots: Iterable[SnapshotRows], cuts: Iterable[RollbackPoint], at: VbucketOffset | None = None
+) -> int | None:
     """Return the newest boundary of one vbucket, None if there is none. at: the position that it must not be behind.
 
     snapshots, cuts: up to the history of `at`, in any order.
@@ -93,11 +95,11 @@ def newest_boundary(snapshots: Iterable[Snapshot], cuts: Iterable[Cut], at: Vbuc
     return best
 
 
-def _surviving(snapshots: Iterable[Snapshot], cuts: Iterable[Cut]) -> list[Snapshot]:
+def _surviving(snapshots: Iterable[SnapshotRows], cuts: Iterable[RollbackPoint]) -> list[SnapshotRows]:
     """Return what rollbacks leave of the snapshots, in the order of their seqnos."""
     left = sorted(cuts)
-    path: list[Snapshot] = []
-    for snapshot in [*sorted(snapshots), Snapshot(_NOWHERE, 0, 0, 0, 0)]:
+    path: list[SnapshotRows] = []
+    for snapshot in [*sorted(snapshots), SnapshotRows(_NOWHERE, 0, 0, 0, 0)]:
         while left and left[0].history <= snapshot.history:
             _, seqno = left.pop(0)
             path = [each._replace(last=min(each.last, seqno)) for each in path if each.first <= seqno]
@@ -105,21 +107,21 @@ def _surviving(snapshots: Iterable[Snapshot], cuts: Iterable[Cut]) -> list[Snaps
     return path[:-1]
 
 
-def evidence(rows: pa.Table) -> tuple[dict[int, list[Snapshot]], dict[int, list[Cut]]]:
+def evidence(rows: pa.Table) -> tuple[dict[int, list[SnapshotRows]], dict[int, list[RollbackPoint]]]:
     """Return what snapshots and rollbacks of each vbucket are among rows with the columns EVIDENCE."""
     cutting = pc.is_in(rows["event"], value_set=CUTTING_EVENTS)
     groups = ["vbucket", "history", "snapshot_start", "snapshot_end"]
     changes = rows.filter(pc.invert(cutting)).group_by(groups).aggregate([("seqno", "min"), ("seqno", "max")])
-    snapshots: dict[int, list[Snapshot]] = {}
+    snapshots: dict[int, list[SnapshotRows]] = {}
     columns = (changes[name].to_pylist() for name in (*groups, "seqno_min", "seqno_max"))
     for vbucket, history, start, end, first, last in zip(*columns, strict=True):
         told = (_NOWHERE, _NOWHERE) if start is None or end is None else (unsigned64(start), unsigned64(end))
-        found = Snapshot(history, unsigned64(first), unsigned64(last), *told)
+        found = SnapshotRows(history, unsigned64(first), unsigned64(last), *told)
         snapshots.setdefault(vbucket, []).append(found)
-    cuts: dict[int, list[Cut]] = {}
+    cuts: dict[int, list[RollbackPoint]] = {}
     rollbacks = rows.filter(cutting)
     for vbucket, history, seqno in zip(*(rollbacks[name].to_pylist() for name in EVIDENCE[:3]), strict=True):
-        cuts.setdefault(vbucket, []).append(Cut(history, unsigned64(seqno or 0)))
+        cuts.setdefault(vbucket, []).append(RollbackPoint(history, unsigned64(seqno or 0)))
     return snapshots, cuts
 
 
@@ -161,4 +163,4 @@ def rows_below(rows: pa.Table, bounds: dict[int, Boundary]) -> pa.Table:
 
 def state(rows: pa.Table, offset: Offset | None = None) -> pa.Table:
     """Return the documents, in CURRENT_COLUMNS, at the newest boundaries of a changelog's rows, as of `boundaries`."""
-    return fold(rows_below(rows, boundaries(rows, offset)))
+    return merge_changes(rows_below(rows, boundaries(rows, offset)))

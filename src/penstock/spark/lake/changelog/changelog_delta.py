@@ -1,7 +1,7 @@
 """What a changelog has gained since one of its versions, for whatever is kept behind it.
 
 The current table, indexes, copies and notices all hang off the changelog in the same way: each remembers the version
-that it has taken in, together with what it made of it, and asks `news_since` for what came after. What comes is, for
+that it has taken in, together with what it made of it, and asks `delta_since` for what came after. What comes is, for
 one vbucket range at a time, the newest change of each document that was touched; a rollback may bring back versions
 that were overwritten, so that all documents of a rolled back vbucket come anew.
 """
@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 from penstock.spark.lake.changelog.merge_rules import (
     DOCUMENT_EVENTS,
     IDENTITY,
-    MARKS,
-    Ended,
-    Marks,
+    MARKER_EVENTS,
+    CollectionEnds,
+    RowMarkers,
     among,
     collections_of,
     keys_of,
@@ -33,13 +33,13 @@ from penstock.spark.lake.changelog.merge_rules import (
 )
 from penstock.spark.lake.tables.delta_table import DataFile, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.lake.tables.schemas import FOLD_SCHEMA
+from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 
 LOOKED_UP = ("vbucket", "collection_id", "key", "key_bytes")
-"""Columns of a document of the current table by which its news is found."""
-IDENTITIES = pa.schema([FOLD_SCHEMA.field(name) for name in IDENTITY])
+"""Columns of a document of the current table by which its delta is found."""
+IDENTITIES = pa.schema([MERGE_SCHEMA.field(name) for name in IDENTITY])
 KNOWN_SCHEMA = IDENTITIES.append(pa.field("alive", pa.bool_()))
-SLIM_SCHEMA = pa.schema([FOLD_SCHEMA.field(name) for name in (*IDENTITY, "event", "seqno", "history")])
+SLIM_SCHEMA = pa.schema([MERGE_SCHEMA.field(name) for name in (*IDENTITY, "event", "seqno", "history")])
 
 BATCH_ROWS = 65_536
 POOL_BYTES = 256 << 20
@@ -47,17 +47,17 @@ POOL_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class RangeNews:
-    """News of one vbucket range.
+class RangeDelta:
+    """ChangelogDelta of one vbucket range.
 
     changes: the newest surviving change of each document that was touched, deletions and expirations included, in
-    FOLD_SCHEMA; collection_id is never null. rolled_back: vbuckets of which nothing that was known before counts: all
+    MERGE_SCHEMA; collection_id is never null. rolled_back: vbuckets of which nothing that was known before counts: all
     their documents are among `changes`. ended: collections of which nothing that was known before counts.
     """
 
     changes: pa.Table
     rolled_back: frozenset[int]
-    ended: Ended
+    ended: CollectionEnds
 
     def outdates(self, documents: pa.Table) -> pa.Array:
         """Return which of `documents`, known before, no longer count or have a change here.
@@ -75,7 +75,7 @@ class RangeNews:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class ChangelogDelta:
     """What the changelog has gained. changelog_id: the table's own id. version: of the changelog that this reaches.
 
     everything: nothing that was known before counts, in any range. files: those to take in. history: all files of the
@@ -100,34 +100,34 @@ class News:
 
     @property
     def ranges(self) -> list[int]:
-        """The vbucket ranges that there is news of."""
+        """The vbucket ranges that there is delta of."""
         return sorted({file.vbucket_range for file in self.files})
 
-    def read(self, vbucket_range: int, schema: pa.Schema = FOLD_SCHEMA) -> RangeNews:
-        """Return the news of one range. Raises FileNotFoundError where a file was taken away since.
+    def read(self, vbucket_range: int, schema: pa.Schema = MERGE_SCHEMA) -> RangeDelta:
+        """Return the delta of one range. Raises FileNotFoundError where a file was taken away since.
 
         schema: what is read of a change; it has the columns of SLIM_SCHEMA. What is not in it is not read from disk.
         """
-        news = self._paths(self.files, vbucket_range)
+        delta = self._paths(self.files, vbucket_range)
         history = self._paths(self.history, vbucket_range)
         marked = self._paths((file for file in self.files if file.keyless), vbucket_range)
         rolled = _marks(marked).cuts.floors() if not self.everything else {}
-        sources: list[tuple[list[str], pc.Expression | None, Marks]]
+        sources: list[tuple[list[str], pc.Expression | None, RowMarkers]]
         if rolled:
             vbuckets = pc.field("vbucket").isin(list(rolled))
             again = vbuckets & (pc.field("history") >= min(rolled.values()))
-            sources = [(history, again, _marks(history, vbuckets)), (news, ~vbuckets, _marks(marked, ~vbuckets))]
+            sources = [(history, again, _marks(history, vbuckets)), (delta, ~vbuckets, _marks(marked, ~vbuckets))]
         else:
-            sources = [(news, None, _marks(marked))]
+            sources = [(delta, None, _marks(marked))]
         read = (marks.survivors(rows) for paths, which, marks in sources for rows in _rows(paths, which, schema))
         changes = _reduce(read, schema)
-        return RangeNews(changes, frozenset(rolled), sources[-1][2].ended)
+        return RangeDelta(changes, frozenset(rolled), sources[-1][2].ended)
 
     def lost(self, vbucket_range: int) -> pa.Table:
         """Return (vbucket, collection_id, key) of documents that rollbacks or ends of collections took away.
 
         These had changes, and of none of them is there any among `read(vbucket_range).changes`: neither a document nor
-        a deletion survives. Where everything is news, these are all such documents that the changelog knows. Raises
+        a deletion survives. Where everything is delta, these are all such documents that the changelog knows. Raises
         FileNotFoundError as `read` does.
         """
         marked = _marks(self._paths((file for file in self.files if file.keyless), vbucket_range))
@@ -157,7 +157,7 @@ class News:
         return self.lake.changelog_table.paths(file for file in files if file.vbucket_range == vbucket_range)
 
 
-def news_since(lake: LakeDirectory, known: tuple[str, int] | None) -> News | None:
+def delta_since(lake: LakeDirectory, known: tuple[str, int] | None) -> ChangelogDelta | None:
     """Return what the changelog has gained since a version, None if there is no changelog.
 
     known: the changelog's id and the version that was taken in, None: nothing. Everything comes anew where that is
@@ -175,17 +175,19 @@ def news_since(lake: LakeDirectory, known: tuple[str, int] | None) -> News | Non
     history: tuple[DataFile, ...] = ()
     if files is None or any(file.keyless for file in files):
         history = tuple(lake.changelog_table.files(changelog))
-    return News(lake, changelog_id, version, everything, history if files is None else tuple(files), history)
+    return ChangelogDelta(lake, changelog_id, version, everything, history if files is None else tuple(files), history)
 
 
-def _marks(paths: list[str], which: pc.Expression | None = None) -> Marks:
+def _marks(paths: list[str], which: pc.Expression | None = None) -> RowMarkers:
     if not paths:
-        return Marks.of(SLIM_SCHEMA.empty_table())
-    marking = pc.field("event").isin(MARKS)
-    return Marks.of(open_dataset(paths, SLIM_SCHEMA).to_table(filter=marking if which is None else marking & which))
+        return RowMarkers.of(SLIM_SCHEMA.empty_table())
+    marking = pc.field("event").isin(MARKER_EVENTS)
+    return RowMarkers.of(
+        open_dataset(paths, SLIM_SCHEMA).to_table(filter=marking if which is None else marking & which)
+    )
 
 
-def _rows(paths: list[str], which: pc.Expression | None, schema: pa.Schema = FOLD_SCHEMA) -> Iterator[pa.Table]:
+def _rows(paths: list[str], which: pc.Expression | None, schema: pa.Schema = MERGE_SCHEMA) -> Iterator[pa.Table]:
     batches: Iterator[pa.RecordBatch]
     if which is None:
         # A changelog's files are many and small, and a dataset of them takes twice as long.
@@ -210,7 +212,7 @@ def _known(rows: pa.Table) -> pa.Table:
 
 
 def _reduce(
-    rows: Iterable[pa.Table], schema: pa.Schema = FOLD_SCHEMA, shrink: Callable[[pa.Table], pa.Table] = newest
+    rows: Iterable[pa.Table], schema: pa.Schema = MERGE_SCHEMA, shrink: Callable[[pa.Table], pa.Table] = newest
 ) -> pa.Table:
     """Return what `shrink` leaves of all rows, holding little more than that at any time."""
     pool, fresh, settled = [schema.empty_table()], 0, 0

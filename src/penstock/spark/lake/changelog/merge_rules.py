@@ -13,14 +13,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, FOLD_SCHEMA
+from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, MERGE_SCHEMA
 from penstock.spark.values.utf8 import is_utf8
 from penstock.wire.schema import Event
 
 DOCUMENT_EVENTS = pa.array([Event.MUTATION, Event.DELETION, Event.EXPIRATION], pa.string())
 CUTTING_EVENTS = pa.array([Event.ROLLBACK, Event.FLUSH], pa.string())
 ENDING_EVENTS = pa.array([Event.END_COLLECTION, Event.BEGIN_COLLECTION], pa.string())
-MARKS = pa.concat_arrays([CUTTING_EVENTS, ENDING_EVENTS])
+MARKER_EVENTS = pa.concat_arrays([CUTTING_EVENTS, ENDING_EVENTS])
 """Events that say of other rows that they no longer count. A collection that begins once more was emptied."""
 IDENTITY = ("vbucket", "collection_id", "key")
 
@@ -28,7 +28,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Cuts:
+class RollbackMarkers:
     """What rollbacks take away: a row of `vbucket` and a `history` below that of `places[i]` ends at `limits[i]`.
 
     places: vbucket << 32 | history of each rollback, ascending. limits: the lowest seqno that this rollback or a later
@@ -39,7 +39,7 @@ class Cuts:
     limits: npt.NDArray[np.uint64]
 
     @classmethod
-    def of(cls, rows: pa.Table) -> Cuts:
+    def of(cls, rows: pa.Table) -> RollbackMarkers:
         """Collect the rollback and flush rows of `rows`; a flush without seqno goes back to 0."""
         rows = rows.filter(pc.is_in(rows["event"], value_set=CUTTING_EVENTS))
         places = _places(rows)
@@ -81,7 +81,7 @@ def _seqnos(rows: pa.Table) -> npt.NDArray[np.uint64]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CollectionEnds:
     """Collections that ended: what was written to them at or before that place is gone.
 
     collections: vbucket << 32 | collection_id, ascending, each once. histories, seqnos: of the newest event about each.
@@ -92,7 +92,7 @@ class Ended:
     seqnos: npt.NDArray[np.uint64]
 
     @classmethod
-    def of(cls, rows: pa.Table) -> Ended:
+    def of(cls, rows: pa.Table) -> CollectionEnds:
         """Collect the ends among `rows`, which have survived all rollbacks."""
         rows = rows.filter(pc.is_in(rows["event"], value_set=ENDING_EVENTS))
         collections, histories, seqnos = collections_of(rows), rows["history"].to_numpy(), _seqnos(rows)
@@ -120,16 +120,16 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class RowMarkers:
     """All that rows of a changelog say of other rows."""
 
-    cuts: Cuts
-    ended: Ended
+    cuts: RollbackMarkers
+    ended: CollectionEnds
 
     @classmethod
-    def of(cls, rows: pa.Table) -> Marks:
-        cuts = Cuts.of(rows)
-        return cls(cuts, Ended.of(rows.filter(pa.array(cuts.survive(rows)))))
+    def of(cls, rows: pa.Table) -> RowMarkers:
+        cuts = RollbackMarkers.of(rows)
+        return cls(cuts, CollectionEnds.of(rows.filter(pa.array(cuts.survive(rows)))))
 
     def survive(self, rows: pa.Table) -> Bools:
         """Return which of `rows` still count."""
@@ -181,14 +181,14 @@ def newest(rows: pa.Table) -> pa.Table:
     return rows if keep.all() else rows.filter(pa.array(keep))
 
 
-def fold(rows: pa.Table) -> pa.Table:
+def merge_changes(rows: pa.Table) -> pa.Table:
     """Return the documents that `rows`, the changelog's rows in any order, leave; in CURRENT_COLUMNS."""
-    rows = with_collections(rows.select(FOLD_SCHEMA.names))
-    return to_documents(newest(Marks.of(rows).survivors(rows)))
+    rows = with_collections(rows.select(MERGE_SCHEMA.names))
+    return to_documents(newest(RowMarkers.of(rows).survivors(rows)))
 
 
 def with_collections(rows: pa.Table) -> pa.Table:
-    """Return rows of FOLD_SCHEMA in which a document without a collection is in the default one."""
+    """Return rows of MERGE_SCHEMA in which a document without a collection is in the default one."""
     ids = rows["collection_id"]
     if not ids.null_count:
         return rows
@@ -214,7 +214,7 @@ def to_changes(documents: pa.Table) -> pa.Table:
     columns = {name: documents[name] for name in documents.column_names}
     columns["key"] = keys_of(documents)
     columns["event"] = pa.repeat(pa.scalar(str(Event.MUTATION)), documents.num_rows)
-    return pa.table({name: columns[name] for name in FOLD_SCHEMA.names}, schema=FOLD_SCHEMA)
+    return pa.table({name: columns[name] for name in MERGE_SCHEMA.names}, schema=MERGE_SCHEMA)
 
 
 def keys_of(documents: pa.Table) -> pa.ChunkedArray:

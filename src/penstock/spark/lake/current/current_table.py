@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from penstock.errors import Error
-from penstock.spark.lake.changelog.changelog_delta import LOOKED_UP, News, news_since
+from penstock.spark.lake.changelog.changelog_delta import LOOKED_UP, ChangelogDelta, delta_since
 from penstock.spark.lake.changelog.merge_rules import to_documents
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.tables.delta_table import DataFile, RangeWriter, discard
@@ -38,7 +38,7 @@ VACUUM_EVERY = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class MergeProgress:
     """version: of the changelog that `current` has reached, -1 without a changelog. changes: changelog rows taken in by
     this call. rewritten: whether everything was computed anew. rolled_back: vbuckets computed anew for a rollback.
     pending: changelog rows that wait for the policy; then `version` is where they begin."""
@@ -51,7 +51,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class PreparedMerge:
     """A fold whose files are written; `commit` makes them the table."""
 
     lake: LakeDirectory
@@ -59,7 +59,7 @@ class Fold:
     changelog_id: str
     added: list[DataFile]
     removed: list[DataFile]
-    progress: Progress
+    progress: MergeProgress
 
     def commit(self) -> None:
         """Raises DeltaError if another process committed a fold since this one began."""
@@ -75,21 +75,21 @@ class Fold:
                 opened.vacuum(dry_run=False, full=True)
 
 
-def catch_up(lake: LakeDirectory, policy: MergePolicy | None = None) -> Progress:
-    """Fold what the changelog has gained into `current`, if the policy finds that due; None: fold in any case.
+def catch_up(lake: LakeDirectory, policy: MergePolicy | None = None) -> MergeProgress:
+    """PreparedMerge what the changelog has gained into `current`, if the policy finds that due; None: fold in any case.
 
     Raises DeltaError if another process does the same at the same time.
     """
     for _ in range(TRIES):
         step = prepare(lake, policy)
-        if not isinstance(step, Fold):
+        if not isinstance(step, PreparedMerge):
             return step
         try:
             step.commit()
         except DeltaError:
             lake.current_table.abandon(step.added)
             # Someone who joined small files has not moved the fold's place; another fold has.
-            if folded_version(lake, lake.current_table.open()) != folded_version(lake, step.table):
+            if merged_version(lake, lake.current_table.open()) != merged_version(lake, step.table):
                 raise
             continue
         step.clean_up()
@@ -97,30 +97,30 @@ def catch_up(lake: LakeDirectory, policy: MergePolicy | None = None) -> Progress
     raise Error(f"{lake.current_table.path} was changed by others {TRIES} times while changes were folded into it")
 
 
-def prepare(lake: LakeDirectory, policy: MergePolicy | None = None) -> Fold | Progress:
+def prepare(lake: LakeDirectory, policy: MergePolicy | None = None) -> PreparedMerge | MergeProgress:
     """Write the files of the next fold, or return where `current` stands if none is due."""
     table = lake.current_table.open()
-    known = folded_version(lake, table)
-    news = news_since(lake, known)
-    if news is None:
-        return Progress(-1)
+    known = merged_version(lake, table)
+    delta = delta_since(lake, known)
+    if delta is None:
+        return MergeProgress(-1)
     before = lake.current_table.files(table) if table is not None else []
-    if known is not None and not news.everything:
-        if not news.files and news.version - known[1] < IDLE_VERSIONS:
-            return Progress(news.version)
+    if known is not None and not delta.everything:
+        if not delta.files and delta.version - known[1] < IDLE_VERSIONS:
+            return MergeProgress(delta.version)
         rows = sum(file.rows for file in before)
-        if news.files and policy is not None and not policy.due(news.rows, rows, news.age(), len(news.files)):
-            return Progress(known[1], pending=news.rows)
-    parts = _Rewrite(lake, news, before).run()
-    progress = Progress(
-        news.version, news.rows, news.everything and bool(before), sum(part.rolled_back for part in parts)
+        if delta.files and policy is not None and not policy.due(delta.rows, rows, delta.age(), len(delta.files)):
+            return MergeProgress(known[1], pending=delta.rows)
+    parts = _Rewrite(lake, delta, before).run()
+    progress = MergeProgress(
+        delta.version, delta.rows, delta.everything and bool(before), sum(part.rolled_back for part in parts)
     )
     added = [file for part in parts for file in part.added]
-    removed = before if news.everything else [file for part in parts for file in part.removed]
-    return Fold(lake, table, news.changelog_id, added, removed, progress)
+    removed = before if delta.everything else [file for part in parts for file in part.removed]
+    return PreparedMerge(lake, table, delta.changelog_id, added, removed, progress)
 
 
-def folded_version(lake: LakeDirectory, table: DeltaTable | None) -> tuple[str, int] | None:
+def merged_version(lake: LakeDirectory, table: DeltaTable | None) -> tuple[str, int] | None:
     """Return the id and version of the changelog that `current` has taken in, None if that is no version of it."""
     changelog = lake.changelog_table.open()
     if table is None or changelog is None:
@@ -139,15 +139,15 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Rewrite:
-    """before: the files of `current`; nothing of them stays where everything is news."""
+    """before: the files of `current`; nothing of them stays where everything is delta."""
 
     lake: LakeDirectory
-    news: News
+    delta: ChangelogDelta
     before: list[DataFile]
 
     def run(self) -> list[_Part]:
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            tasks = [pool.submit(self.fold_range, part) for part in self.news.ranges]
+            tasks = [pool.submit(self.merge_range, part) for part in self.delta.ranges]
         failed = [task for task in tasks if task.exception()]
         if failed:
             for task in tasks:
@@ -155,24 +155,24 @@ class _Rewrite:
                     discard(self.lake.current_table.path, task.result().added)
         return [task.result() for task in tasks]
 
-    def fold_range(self, vbucket_range: int) -> _Part:
+    def merge_range(self, vbucket_range: int) -> _Part:
         """Put a range's changes in place of what its files say of the same documents."""
-        news = self.news.read(vbucket_range)
+        delta = self.delta.read(vbucket_range)
         root = self.lake.current_table.path
         removed: list[DataFile] = []
         with RangeWriter(root, vbucket_range, CURRENT_COLUMNS) as writer:
-            if news.changes.num_rows or news.rolled_back or len(news.ended.collections):
-                for file in self.before if not self.news.everything else ():
+            if delta.changes.num_rows or delta.rolled_back or len(delta.ended.collections):
+                for file in self.before if not self.delta.everything else ():
                     if file.vbucket_range != vbucket_range:
                         continue
                     with pq.ParquetFile(root / file.path) as old:
-                        kept = pc.invert(news.outdates(old.read(columns=LOOKED_UP)))
+                        kept = pc.invert(delta.outdates(old.read(columns=LOOKED_UP)))
                         if pc.all(kept).as_py() and (file.size > SMALL_BYTES or file.rows > SMALL_ROWS):
                             continue
                         _copy(old, kept, writer)
                     removed.append(file)
-                writer.write(to_documents(news.changes))
-            return _Part(writer.close(), removed, len(news.rolled_back))
+                writer.write(to_documents(delta.changes))
+            return _Part(writer.close(), removed, len(delta.rolled_back))
 
 
 def _copy(file: pq.ParquetFile, kept: pa.Array, writer: RangeWriter) -> None:

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.errors import UsageError
-from penstock.spark.lake.changelog.changelog_delta import LOOKED_UP, News, RangeNews, news_since
+from penstock.spark.lake.changelog.changelog_delta import LOOKED_UP, ChangelogDelta, RangeDelta, delta_since
 from penstock.spark.lake.changelog.merge_rules import to_documents
-from penstock.spark.lake.current.current_table import folded_version
+from penstock.spark.lake.current.current_table import merged_version
 from penstock.spark.lake.tables.delta_table import DataFile
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
@@ -26,21 +26,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """One state of the documents. files: of the current table that count. news: what these have not taken in."""
+    """One state of the documents. files: of the current table that count. delta: what these have not taken in."""
 
     lake: LakeDirectory
     files: tuple[DataFile, ...]
-    news: News
+    delta: ChangelogDelta
 
     @classmethod
     def open(cls, lake: LakeDirectory) -> Merged:
         """Take the newest state. Raises UsageError if the lake has no changelog."""
         table = lake.current_table.open()  # before the changelog: it is never ahead of that
-        news = news_since(lake, folded_version(lake, table))
-        if news is None:
+        delta = delta_since(lake, merged_version(lake, table))
+        if delta is None:
             raise no_table(lake.changelog_table.path)
-        files = lake.current_table.files(table) if table is not None and not news.everything else []
-        return cls(lake, tuple(files), news)
+        files = lake.current_table.files(table) if table is not None and not delta.everything else []
+        return cls(lake, tuple(files), delta)
 
     def tables(self, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> Iterator[pa.Table]:
         """Yield the documents for which `where` holds, each once and in no order, in `columns` of CURRENT_COLUMNS.
@@ -48,33 +48,35 @@ class Merged:
         Raises FileNotFoundError where a clean-up took a file away since.
         """
         names = list(columns) if columns is not None else CURRENT_COLUMNS.names
-        pending = set(self.news.ranges)
+        pending = set(self.delta.ranges)
         for part in sorted(pending | {file.vbucket_range for file in self.files}):
-            news = self.news.read(part) if part in pending else None
+            delta = self.delta.read(part) if part in pending else None
             for file in self.files:
                 if file.vbucket_range == part:
-                    yield self._kept(file, news, names, where)
-            if news is not None:
-                documents = to_documents(news.changes)
+                    yield self._kept(file, delta, names, where)
+            if delta is not None:
+                documents = to_documents(delta.changes)
                 yield (documents if where is None else documents.filter(where)).select(names)
 
     def count(self) -> int:
-        """Return the number of documents; files of ranges without news are not read."""
-        pending = set(self.news.ranges)
+        """Return the number of documents; files of ranges without changes are not read."""
+        pending = set(self.delta.ranges)
         count = sum(file.rows for file in self.files if file.vbucket_range not in pending)
         for part in pending:
-            news = self.news.read(part)
-            count += to_documents(news.changes).num_rows
+            delta = self.delta.read(part)
+            count += to_documents(delta.changes).num_rows
             files = (file for file in self.files if file.vbucket_range == part)
-            count += sum(self._kept(file, news, ["vbucket"], None).num_rows for file in files)
+            count += sum(self._kept(file, delta, ["vbucket"], None).num_rows for file in files)
         return count
 
-    def _kept(self, file: DataFile, news: RangeNews | None, names: list[str], where: pc.Expression | None) -> pa.Table:
-        wanted = [*names, *(name for name in LOOKED_UP if name not in names)] if news is not None else names
+    def _kept(
+        self, file: DataFile, delta: RangeDelta | None, names: list[str], where: pc.Expression | None
+    ) -> pa.Table:
+        wanted = [*names, *(name for name in LOOKED_UP if name not in names)] if delta is not None else names
         path = self.lake.current_table.path / file.path
         rows = pq.read_table(path, columns=wanted, filters=where, partitioning=None)
-        if news is not None:
-            rows = rows.filter(pc.invert(news.outdates(rows)))
+        if delta is not None:
+            rows = rows.filter(pc.invert(delta.outdates(rows)))
         return rows.select(names)
 
 

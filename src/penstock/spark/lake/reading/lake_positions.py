@@ -25,7 +25,7 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.source.offsets import Offset
 from penstock.wire.schema import unsigned64
 
-__all__ = ["History", "LakePosition", "position", "position_at", "verdict", "wait_for"]
+__all__ = ["BranchHistory", "LakePosition", "position", "position_at", "verdict", "wait_for"]
 
 _LOOK_SECONDS = 0.1
 """How often a waiter looks whether the changelog has a new batch."""
@@ -104,7 +104,7 @@ def _committed(lake: LakeDirectory, batch: int) -> datetime | None:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class BranchHistory:
     """What the changelog says of a vbucket's branches. read: the history in which each was read last, and the newest
     seqno read there, by vbuuid.
 
@@ -122,7 +122,7 @@ class History:
         return min((seqno for later, seqno in self.rollbacks if later > history), default=None)
 
 
-def verdict(token: MutationToken, vbuuid: int, seqno: int, history: History | None) -> bool:
+def verdict(token: MutationToken, vbuuid: int, seqno: int, history: BranchHistory | None) -> bool:
     """Return whether a lake that stands at (vbuuid, seqno) of the token's vbucket holds its write.
 
     history: None if it has not been looked at; then of a token of another branch nothing is said but False. A seqno
@@ -196,7 +196,7 @@ def _missing(lake: LakeDirectory, end: Offset, tokens: Sequence[MutationToken]) 
     return [token for token, at in stands if not verdict(token, at.vbuuid, at.seqno, histories.get(token.vbucket))]
 
 
-def _histories(lake: LakeDirectory, vbuckets: Sequence[int]) -> dict[int, History]:
+def _histories(lake: LakeDirectory, vbuckets: Sequence[int]) -> dict[int, BranchHistory]:
     """Read what the changelog says of the branches of these vbuckets."""
     columns = ["vbucket", "vbuuid", "history", "event", "requested_seqno", "seqno"]
     rows = changelog(lake, columns, pc.field("vbucket").isin(list(vbuckets)))
@@ -212,7 +212,7 @@ def _histories(lake: LakeDirectory, vbuckets: Sequence[int]) -> dict[int, Histor
     rollbacks: dict[int, list[tuple[int, int]]] = {vbucket: [] for vbucket in vbuckets}
     for vbucket, history, seqno in zip(*_lists(cuts, "vbucket", "history"), agreed.to_pylist(), strict=True):
         rollbacks[vbucket].append((history, unsigned64(seqno)))
-    return {vbucket: History(read[vbucket], tuple(sorted(rollbacks[vbucket]))) for vbucket in vbuckets}
+    return {vbucket: BranchHistory(read[vbucket], tuple(sorted(rollbacks[vbucket]))) for vbucket in vbuckets}
 
 
 def _lists(rows: pa.Table, *names: str) -> list[list[int]]:

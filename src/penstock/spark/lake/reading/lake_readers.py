@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 from penstock.spark.lake.changelog.changelog_delta import LOOKED_UP
 from penstock.spark.lake.changelog.merge_rules import keys_of
 from penstock.spark.lake.current.merged_state import Merged, newest_state, no_table, retried
-from penstock.spark.lake.tables.delta_table import DataFile, Table, open_dataset
+from penstock.spark.lake.tables.delta_table import DataFile, LakeTable, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.wire.schema import CHANGE_SCHEMA
@@ -104,17 +104,17 @@ def count_documents(lake: LakeDirectory) -> int:
     return newest_state(lake, Merged.count) if lake.changelog_table.open() is not None else 0
 
 
-def count_rows(table: Table) -> int:
+def count_rows(table: LakeTable) -> int:
     """Return the number of rows of a table, 0 where it does not exist yet; nothing but the log is read."""
     opened = table.open()
     return sum(file.rows for file in table.files(opened)) if opened is not None else 0
 
 
-def _dataset(table: Table, files: Iterable[DataFile], schema: pa.Schema) -> ds.Dataset:
+def _dataset(table: LakeTable, files: Iterable[DataFile], schema: pa.Schema) -> ds.Dataset:
     return open_dataset(table.paths(files), schema)
 
 
-def _read(table: Table, read: Callable[[list[DataFile]], T]) -> T:
+def _read(table: LakeTable, read: Callable[[list[DataFile]], T]) -> T:
     def once() -> T:
         opened = table.open()
         if opened is None:

@@ -11,14 +11,14 @@ import pyarrow as pa
 
 from penstock.errors import UsageError
 from penstock.spark.lake.changelog.boundaries import EVIDENCE, Boundary, boundaries, rows_below
-from penstock.spark.lake.changelog.merge_rules import fold
+from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.lake.current.merged_state import no_table, retried
 from penstock.spark.lake.reading.lake_positions import LakePosition, position, position_at
 from penstock.spark.lake.reading.lake_readers import current
 from penstock.spark.lake.reading.spark_frames import current_frame
 from penstock.spark.lake.tables.delta_table import DataFile, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, FOLD_SCHEMA
+from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, MERGE_SCHEMA
 from penstock.spark.source.offsets import Offset
 from penstock.spark.values.json_columns import from_ddl, infer_all, parse
 from penstock.wire.schema import CHANGE_SCHEMA
@@ -64,9 +64,9 @@ def _as_of(lake: LakeDirectory, at: LakePosition | Offset | datetime) -> pa.Tabl
     parts = [CURRENT_COLUMNS.empty_table()]
     for files, bounds in _bounds(lake, at):
         if bounds:
-            batches = _dataset(lake, files).to_batches(columns=FOLD_SCHEMA.names)
+            batches = _dataset(lake, files).to_batches(columns=MERGE_SCHEMA.names)
             rows = [rows_below(pa.Table.from_batches([batch]), bounds) for batch in batches if batch.num_rows]
-            parts.append(fold(pa.concat_tables([FOLD_SCHEMA.empty_table(), *rows])))
+            parts.append(merge_changes(pa.concat_tables([MERGE_SCHEMA.empty_table(), *rows])))
     return pa.concat_tables(parts)
 
 

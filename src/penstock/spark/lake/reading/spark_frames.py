@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock.spark.lake.changelog.changelog_delta import IDENTITIES, RangeNews
+from penstock.spark.lake.changelog.changelog_delta import IDENTITIES, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import to_documents
 from penstock.spark.lake.current.merged_state import Merged, newest_state, no_table
-from penstock.spark.lake.tables.delta_table import DataFile, Table
+from penstock.spark.lake.tables.delta_table import DataFile, LakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.wire.schema import CHANGE_SCHEMA
@@ -39,12 +39,12 @@ def _merged(state: Merged, spark: SparkSession) -> DataFrame:
     from pyspark.sql import functions as f
 
     documents = _files(spark, state.lake.current_table, state.files, CURRENT_COLUMNS)
-    pending = [state.news.read(part) for part in state.news.ranges]
+    pending = [state.delta.read(part) for part in state.delta.ranges]
     if not pending:
         return documents
-    changes = pa.concat_tables([news.changes for news in pending])
+    changes = pa.concat_tables([delta.changes for delta in pending])
     if state.files:
-        rolled = sorted(vbucket for news in pending for vbucket in news.rolled_back)
+        rolled = sorted(vbucket for delta in pending for vbucket in delta.rolled_back)
         key = f.coalesce(f.col("key").cast("binary"), f.col("key_bytes"))
         documents = documents.where(~f.col("vbucket").isin(rolled)) if rolled else documents
         for outdated in (_ended(pending), changes.select(IDENTITIES.names)):
@@ -57,9 +57,9 @@ def _merged(state: Merged, spark: SparkSession) -> DataFrame:
     return documents.unionByName(spark.createDataFrame(to_documents(changes), _type(CURRENT_COLUMNS)))
 
 
-def _ended(pending: Iterable[RangeNews]) -> pa.Table:
+def _ended(pending: Iterable[RangeDelta]) -> pa.Table:
     """Return (vbucket, collection_id) of the collections of which nothing that was known before counts."""
-    places = [place for news in pending for place in news.ended.collections.tolist()]
+    places = [place for delta in pending for place in delta.ended.collections.tolist()]
     return pa.table(
         {
             "vbucket": pa.array([place >> 32 for place in places], pa.int32()),
@@ -68,7 +68,7 @@ def _ended(pending: Iterable[RangeNews]) -> pa.Table:
     )
 
 
-def _files(spark: SparkSession, table: Table, files: Iterable[DataFile], schema: pa.Schema) -> DataFrame:
+def _files(spark: SparkSession, table: LakeTable, files: Iterable[DataFile], schema: pa.Schema) -> DataFrame:
     # Spark takes a path for a pattern.
     paths = [re.sub(r"([\\*?\[\]{}])", r"\\\1", path) for path in table.paths(files)]
     if not paths:

@@ -202,7 +202,7 @@ def open_dataset(paths: list[str], schema: pa.Schema) -> ds.Dataset:
     return ds.dataset(paths, schema=schema, format="parquet") if paths else ds.dataset(schema.empty_table())
 
 
-class Table:
+class LakeTable:
     """One table. schema: with `vbucket_range` last. configuration: Delta's table properties, given at its creation.
 
     A schema without `vbucket_range` is that of a table without partitions, whose files lie in its directory.
@@ -251,17 +251,17 @@ class Table:
         removed: Sequence[DataFile] = (),
         note: Mapping[str, str] | None = None,
         *,
-        news: bool = True,
+        rows_change: bool = True,
     ) -> None:
         """Make one commit on top of `table`, or the table's first one if that is None.
 
-        transaction: application id and version. note: what a new table says about its last column. news: False where
-        the same rows only lie in other files. Raises DeltaError if another commit with that id came first; nothing else
-        keeps two commits from removing the same file.
+        transaction: application id and version. note: what a new table says about its last column. rows_change:
+        False if the same rows only lie in other files. Raises DeltaError if another commit with that id came first;
+        nothing else keeps two commits from removing the same file.
         """
         now = time.time_ns() // 1_000_000
         actions: list[Any] = [
-            AddAction(file.path, file.size, self._partition(file), file.modified or now, news, file.stats)
+            AddAction(file.path, file.size, self._partition(file), file.modified or now, rows_change, file.stats)
             for file in added
         ]
         # A creation that lost a race would be tried again as the table's second commit: no retries then.
@@ -281,7 +281,7 @@ class Table:
                 commit_properties=properties,
             )
             return
-        actions += [RemoveAction(file.path, news, now, file.size, self._partition(file)) for file in removed]
+        actions += [RemoveAction(file.path, rows_change, now, file.size, self._partition(file)) for file in removed]
         table.create_write_transaction(
             actions, "append", table.schema(), self.partition_by, commit_properties=properties
         )

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from penstock.errors import LakeRefused, UsageError
 from penstock.spark.lake.tables import plain_manifests
-from penstock.spark.lake.tables.delta_table import Table
+from penstock.spark.lake.tables.delta_table import LakeTable
 from penstock.spark.lake.tables.schemas import CHANGELOG_SCHEMA, CURRENT_SCHEMA
 
 # Opening a table reads its newest checkpoint and the commits after that, and lists the log's directory: both stay
 # short. A version that `current` has not folded when its log entry expires costs a fold of the whole changelog.
-# A removed file is remembered for longer than upkeep keeps it, which removes only what is remembered.
+# A removed file is remembered for longer than vacuum keeps it, which removes only remembered files.
 CHANGELOG_PROPERTIES = {
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 6 hours",
@@ -50,8 +50,8 @@ class LakeDirectory:
         if re.search(r"\\|%[0-9A-Fa-f]{2}", str(self.path)):
             raise UsageError(f"the lake is {self.path}; expected a path without backslashes and percent escapes")
         self.checkpoint = self.path / "_checkpoint"
-        self.changelog_table = Table(self.path / "changelog", CHANGELOG_SCHEMA, CHANGELOG_PROPERTIES)
-        self.current_table = Table(self.path / "current", CURRENT_SCHEMA, CURRENT_PROPERTIES)
+        self.changelog_table = LakeTable(self.path / "changelog", CHANGELOG_SCHEMA, CHANGELOG_PROPERTIES)
+        self.current_table = LakeTable(self.path / "current", CURRENT_SCHEMA, CURRENT_PROPERTIES)
 
     def query_id(self) -> str | None:
         """Return the id of the query whose checkpoint lies in the lake, or None if there is no checkpoint."""

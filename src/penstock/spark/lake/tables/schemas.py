@@ -9,7 +9,7 @@ from penstock.wire.schema import CHANGE_SCHEMA
 
 CHANGELOG_SCHEMA = CHANGE_SCHEMA.append(pa.field(RANGE, pa.int32()))
 
-FOLD_SCHEMA = pa.schema(
+MERGE_SCHEMA = pa.schema(
     [
         CHANGE_SCHEMA.field(name)
         for name in ("vbucket", "vbuuid", "seqno", "rev_seqno", "cas", "event", "key", "value", "collection_id",

@@ -25,7 +25,7 @@ from penstock.spark.dependents.json_paths import parse_path
 from penstock.spark.dependents.kinds.xdcr_target import Lost
 from penstock.spark.dependents.posting import Patience, Poster, secret_headers
 from penstock.spark.lake.current.merge_policy import MergePolicy
-from penstock.spark.pipeline.definition.toml_tables import Place, load, read, refuse_unknown
+from penstock.spark.pipeline.definition.toml_tables import TomlPlace, load, read, refuse_unknown
 from penstock.spark.sink.sink_options import SinkOptions
 from penstock.spark.source.source_options import INFERRED, SourceOptions
 from penstock.spark.values.json_types import from_ddl
@@ -33,11 +33,11 @@ from penstock.spark.values.json_types import from_ddl
 __all__ = [
     "BucketSink",
     "Current",
-    "Definition",
     "Fulltext",
     "Index",
     "InvalidateSink",
     "Metrics",
+    "PipelineDefinition",
     "Source",
     "Tables",
     "definition_of",
@@ -305,7 +305,7 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Definition:
+class PipelineDefinition:
     """A pipeline. lake: a directory; that of the tables where there is one source, else of a directory for each."""
 
     lake: str
@@ -321,14 +321,14 @@ class Definition:
         """Return the directory of a source's tables."""
         return self.lake if len(self.sources) == 1 else str(Path(self.lake) / str(source.name))
 
-    def of(self, source: Source, hanging: Iterable[T]) -> list[T]:
+    def of(self, source: Source, dependents: Iterable[T]) -> list[T]:
         """Return those of indexes, fulltexts or sinks that hang off a source's changelog."""
-        return [each for each in hanging if getattr(each, "source") in (None, source.name)]  # noqa: B009 - a T has it
+        return [each for each in dependents if getattr(each, "source") in (None, source.name)]  # noqa: B009 - a T has it
 
 
-def of_one(lake: str, **source: Any) -> Definition:
+def of_one(lake: str, **source: Any) -> PipelineDefinition:
     """Return the pipeline of one bucket into one lake. source: fields of Source. Raises UsageError."""
-    return Definition(lake=lake, sources=(Source(**source),))
+    return PipelineDefinition(lake=lake, sources=(Source(**source),))
 
 
 def is_definition(path: str) -> bool:
@@ -339,20 +339,20 @@ def is_definition(path: str) -> bool:
 _TOP = ("lake", "source", "tables", "current", "index", "fulltext", "sink", "metrics")
 
 
-def read_definition(path: str) -> Definition:
+def read_definition(path: str) -> PipelineDefinition:
     """Return what a pipeline's file declares. Raises UsageError, which names the file, the table and the key."""
     return definition_of(load(path), path)
 
 
-def definition_of(given: Mapping[str, Any], path: str) -> Definition:
+def definition_of(given: Mapping[str, Any], path: str) -> PipelineDefinition:
     """Return the same of what was read from the file at `path`."""
-    place = Place(path)
+    place = TomlPlace(path)
     refuse_unknown(place, given, list(_TOP))
     lake = given.get("lake")
     if not isinstance(lake, str) or not lake:
         raise place.wrong(f"lake is {lake!r}, expected a directory such as ./lake" if lake else "has no lake")
     base = Path(path).absolute().parent
-    found = Definition(
+    found = PipelineDefinition(
         lake=_path(base, lake),
         sources=_sources(place, given.get("source"), base),
         tables=_table(Tables, path, "tables", given),
@@ -360,7 +360,7 @@ def definition_of(given: Mapping[str, Any], path: str) -> Definition:
         indexes=tuple(_tables(Index, path, "index", given)),
         fulltexts=tuple(_tables(Fulltext, path, "fulltext", given)),
         sinks=tuple(_sinks(path, given, base)),
-        metrics=read(Metrics, Place(path, "[metrics]"), given["metrics"]) if "metrics" in given else None,
+        metrics=read(Metrics, TomlPlace(path, "[metrics]"), given["metrics"]) if "metrics" in given else None,
     )
     _check_hanging(place, found)
     return found
@@ -376,31 +376,31 @@ def _based(base: Path, table: Mapping[str, Any]) -> dict[str, Any]:
     return {**table, **{key: _path(base, table[key]) for key in _PATHS if isinstance(table.get(key), str)}}
 
 
-def _sources(place: Place, given: Any, base: Path) -> tuple[Source, ...]:
+def _sources(place: TomlPlace, given: Any, base: Path) -> tuple[Source, ...]:
     if not isinstance(given, dict) or not given:
         raise place.wrong("has no source, expected a table [source.NAME] with the url of a bucket")
     if flat := [name for name, table in given.items() if not isinstance(table, dict)]:
         raise place.wrong(f"[source] has the key {flat[0]!r}, expected a table [source.NAME]")
     found = []
     for name, table in given.items():
-        at = Place(place.file, f"[source.{name}]")
+        at = TomlPlace(place.file, f"[source.{name}]")
         found.append(read(Source, at, _based(base, table), name=name))
     return tuple(found)
 
 
 def _table(cls: type[T], file: str, name: str, given: Mapping[str, Any]) -> T:
-    return read(cls, Place(file, f"[{name}]"), given.get(name, {}))
+    return read(cls, TomlPlace(file, f"[{name}]"), given.get(name, {}))
 
 
 def _tables(cls: type[T], file: str, name: str, given: Mapping[str, Any]) -> list[T]:
     return [read(cls, place, table) for place, table in _entries(file, name, given)]
 
 
-def _entries(file: str, name: str, given: Mapping[str, Any]) -> list[tuple[Place, Any]]:
+def _entries(file: str, name: str, given: Mapping[str, Any]) -> list[tuple[TomlPlace, Any]]:
     found = given.get(name, [])
     if not isinstance(found, list):
-        raise Place(file, f"[{name}]").wrong(f"is one table, expected [[{name}]]")
-    return [(Place(file, f"[[{name}]] {number}"), table) for number, table in enumerate(found, 1)]
+        raise TomlPlace(file, f"[{name}]").wrong(f"is one table, expected [[{name}]]")
+    return [(TomlPlace(file, f"[[{name}]] {number}"), table) for number, table in enumerate(found, 1)]
 
 
 def _sinks(file: str, given: Mapping[str, Any], base: Path) -> Iterable[Sink]:
@@ -413,13 +413,13 @@ def _sinks(file: str, given: Mapping[str, Any], base: Path) -> Iterable[Sink]:
         yield read(SINKS[kind], place, _based(base, rest))
 
 
-def _check_hanging(place: Place, found: Definition) -> None:
+def _check_hanging(place: TomlPlace, found: PipelineDefinition) -> None:
     """Raises UsageError for a name that is there twice, and for a source that is not there or is not said."""
     names = [source.name for source in found.sources]
     taken: dict[tuple[str | None, str], str] = {}
     for title, several in (("index", found.indexes), ("fulltext", found.fulltexts), ("sink", found.sinks)):
         for number, each in enumerate(several, 1):
-            at = Place(place.file, f"[[{title}]] {number}")
+            at = TomlPlace(place.file, f"[[{title}]] {number}")
             if each.source is None and len(names) > 1:
                 raise at.wrong(f"has no source, expected one of {', '.join(map(str, names))}")
             if each.source is not None and each.source not in names:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from penstock.errors import UsageError
 
-__all__ = ["Place", "load", "read"]
+__all__ = ["TomlPlace", "load", "read"]
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ _MOST_BYTES = 1 << 20
 _KINDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
 
 
-class Place(typing.NamedTuple):
+class TomlPlace(typing.NamedTuple):
     """Where something stands. title: as `[current]`; empty for the keys outside all tables."""
 
     file: str
@@ -54,7 +54,7 @@ def load(path: str | Path) -> dict[str, Any]:
         raise UsageError(f"{path}: not TOML: {error}") from None
 
 
-def read(cls: type[T], place: Place, given: Any, **more: Any) -> T:
+def read(cls: type[T], place: TomlPlace, given: Any, **more: Any) -> T:
     """Return `cls` made of a table. more: fields that are no keys of the table.
 
     Raises UsageError for an unknown key, with the nearest known one; for a key that is missing; for a value of another
@@ -75,7 +75,7 @@ def read(cls: type[T], place: Place, given: Any, **more: Any) -> T:
         raise place.wrong(str(error)) from None
 
 
-def refuse_unknown(place: Place, given: Mapping[str, Any], known: list[str]) -> None:
+def refuse_unknown(place: TomlPlace, given: Mapping[str, Any], known: list[str]) -> None:
     """Raises UsageError for a key that is not known."""
     for name in given:
         if "password" in name and name not in known:
@@ -89,7 +89,7 @@ def refuse_unknown(place: Place, given: Mapping[str, Any], known: list[str]) -> 
             raise place.wrong(f"has an unknown key {name!r}; {meant}")
 
 
-def _value(place: Place, name: str, hint: Any, found: Any) -> Any:
+def _value(place: TomlPlace, name: str, hint: Any, found: Any) -> Any:
     """Return a value as its field's annotation wants it: a scalar, one of some words, or a tuple of texts."""
     kinds = [kind for kind in _alternatives(hint) if kind is not types.NoneType]
     for kind in kinds:

@@ -18,9 +18,9 @@ from penstock.errors import Error
 from penstock.spark.dependents.dependent import IDLE_VERSIONS
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.tables.delta_table import DataFile
-from penstock.spark.pipeline.state.run_progress import Hanging
+from penstock.spark.pipeline.state.run_progress import DependentProgress
 
-__all__ = ["AT_ONCE", "Keeper", "Task"]
+__all__ = ["AT_ONCE", "DependentRunner", "DependentTask"]
 
 AT_ONCE = MergePolicy(rows=1, share=0.0, age_seconds=0.0)
 """The policy of what is told to others."""
@@ -41,7 +41,7 @@ class _Commit:
     at: float
 
 
-class Task:
+class DependentTask:
     """One thing that is kept. All calls but `now` and `gained` come from its keeper's thread.
 
     catch_up: takes in everything, and returns the changelog's version that it has reached. table_rows: rows that a
@@ -66,13 +66,13 @@ class Task:
         self._catch_up = catch_up
         self._table_rows = table_rows
         self._lock = threading.Lock()
-        self._state = Hanging(name, kind)
+        self._state = DependentProgress(name, kind)
         self._pending: list[_Commit] = []
         self._newest = -1
         self._retry_at = 0.0
 
     @property
-    def now(self) -> Hanging:
+    def now(self) -> DependentProgress:
         """Where it stands."""
         return self._state
 
@@ -145,13 +145,13 @@ class Task:
             self._state = replace(self._state, error=text, failures=failures)
 
 
-class Keeper:
+class DependentRunner:
     """Runs tasks when they are due, until `finish`, which lets all of them catch up first.
 
     A context manager: leaving it finishes, if nobody did. failure: what a vital task raised; the keeper has ended then.
     """
 
-    def __init__(self, tasks: Iterable[Task], look_seconds: float = 1.0) -> None:
+    def __init__(self, tasks: Iterable[DependentTask], look_seconds: float = 1.0) -> None:
         self.tasks = tuple(tasks)
         self.failure: Exception | None = None
         self._look_seconds = look_seconds

@@ -23,14 +23,14 @@ from penstock.client.streams.dialect_check import check_dialect
 from penstock.errors import Error, UsageError
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import locked
-from penstock.spark.pipeline.definition.definition import Definition, Source
-from penstock.spark.pipeline.run.dependent_runner import Keeper
+from penstock.spark.pipeline.definition.definition import PipelineDefinition, Source
+from penstock.spark.pipeline.run.dependent_runner import DependentRunner
 from penstock.spark.pipeline.run.dependent_tasks import tasks_of
-from penstock.spark.pipeline.run.source_run import Following
+from penstock.spark.pipeline.run.source_run import SourceRun
 from penstock.spark.pipeline.run.spark_failure import in_one_sentence
 from penstock.spark.pipeline.run.value_fields import fields_of
 from penstock.spark.pipeline.state import run_state as control
-from penstock.spark.pipeline.state.run_progress import Progress, Report
+from penstock.spark.pipeline.state.run_progress import ReportProgress, SourceProgress
 from penstock.spark.runtime.spark_session import add_formats, cluster_session, local_session
 
 __all__ = ["run"]
@@ -49,14 +49,14 @@ _ACCOUNT_SECONDS = 5.0
 
 
 def run(
-    definition: Definition,
+    definition: PipelineDefinition,
     *,
     available_now: bool = False,
     spark: SparkSession | None = None,
     master: str | None = None,
-    report: Report | None = None,
+    report: ReportProgress | None = None,
     finish: threading.Event | None = None,
-) -> tuple[Progress, ...]:
+) -> tuple[SourceProgress, ...]:
     """Follow the sources into their lakes until interrupted, or asked to stop through one of the lakes.
 
     available_now: end once what the buckets have now is in all tables. finish: once set, end as soon as the tables have
@@ -83,7 +83,7 @@ def run(
         # Twice: a stopped session no longer tells an error's causes.
         with in_one_sentence(), _session(spark, master, locks) as session, in_one_sentence():
             followings = [
-                Following(
+                SourceRun(
                     place.source,
                     place.lake,
                     place.bucket.vbuckets,
@@ -112,7 +112,7 @@ class _Place:
         loop.run(self.bucket.close())
 
 
-def _check_places(definition: Definition, places: Sequence[_Place]) -> None:
+def _check_places(definition: PipelineDefinition, places: Sequence[_Place]) -> None:
     """Raises UsageError where a lake of one source would be that of several."""
     if len(places) > 1 and LakeDirectory(definition.lake).changelog_table.path.exists():
         raise UsageError(
@@ -137,19 +137,23 @@ def _session(given: SparkSession | None, master: str | None, locks: Sequence[int
 
 class _Run:
     def __init__(
-        self, followings: Sequence[Following], report: Report | None, available_now: bool, finish: threading.Event
+        self,
+        followings: Sequence[SourceRun],
+        report: ReportProgress | None,
+        available_now: bool,
+        finish: threading.Event,
     ) -> None:
         self._followings = followings
         self._report = report
         self._available_now = available_now
         self._finish = finish
         tasks = [task for following in followings for task in following.tasks]
-        self._tables = Keeper([task for task in tasks if task.is_local])
-        self._others = [Keeper([task]) for task in tasks if not task.is_local]
+        self._tables = DependentRunner([task for task in tasks if task.is_local])
+        self._others = [DependentRunner([task]) for task in tasks if not task.is_local]
         self._account = control.begin()
         self._written_at = 0.0
 
-    def follow(self, spark: SparkSession) -> tuple[Progress, ...]:
+    def follow(self, spark: SparkSession) -> tuple[SourceProgress, ...]:
         error: str | None = "it ended unexpectedly"
         try:
             self._tell()  # whoever waits for this to stop what Spark is long in starting can do so now
@@ -224,7 +228,7 @@ class _Run:
             self._report(progress)
 
     def _tell_in_passing(self) -> None:
-        """Report to whoever has ended the run already, and does so whenever something is reported."""
+        """Report to a caller that has ended the run already and raises at each report."""
         with suppress(KeyboardInterrupt):
             self._tell()
 

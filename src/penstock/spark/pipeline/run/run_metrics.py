@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from penstock.errors import UsageError
-from penstock.spark.pipeline.state.run_progress import Hanging, Progress
+from penstock.spark.pipeline.state.run_progress import DependentProgress, SourceProgress
 
 __all__ = ["Figures", "serving"]
 
@@ -26,12 +26,12 @@ _GAUGES = {
     "rows_per_second": "Rows written to the changelog in the last second or so.",
     "bytes_per_second": "Bytes written to the changelog in the last second or so.",
 }
-_HANGING_COUNTERS = {
+_DEPENDENT_COUNTERS = {
     "taken": ("rows", "Rows of the changelog taken in by this run."),
     "times": ("merges", "How often it has taken rows in."),
     "seconds": ("merge_seconds", "How long that took altogether."),
 }
-_HANGING_GAUGES = {
+_DEPENDENT_GAUGES = {
     "pending": ("pending_rows", "Rows of the changelog that it has not taken in."),
     "failures": ("failures", "How often in a row it could not take them in."),
 }
@@ -42,9 +42,9 @@ class Figures(Collector):
 
     def __init__(self) -> None:
         self.port: int | None = None
-        self._newest: dict[str, Progress] = {}
+        self._newest: dict[str, SourceProgress] = {}
 
-    def take(self, progress: Progress) -> None:
+    def take(self, progress: SourceProgress) -> None:
         self._newest[progress.source or ""] = progress
 
     def collect(self) -> Iterable[Metric]:
@@ -63,11 +63,11 @@ class Figures(Collector):
             if progress.last_rollback is not None:
                 last.add_metric([source], progress.last_rollback.at)
         yield last
-        yield from self._hanging([(source, each) for source, p in sources for each in p.hanging])
+        yield from self._dependents([(source, each) for source, p in sources for each in p.dependents])
 
-    def _hanging(self, found: list[tuple[str, Hanging]]) -> Iterable[Metric]:
-        for name, (shown, text) in (_HANGING_COUNTERS | _HANGING_GAUGES).items():
-            kind = CounterMetricFamily if name in _HANGING_COUNTERS else GaugeMetricFamily
+    def _dependents(self, found: list[tuple[str, DependentProgress]]) -> Iterable[Metric]:
+        for name, (shown, text) in (_DEPENDENT_COUNTERS | _DEPENDENT_GAUGES).items():
+            kind = CounterMetricFamily if name in _DEPENDENT_COUNTERS else GaugeMetricFamily
             family = kind(f"penstock_pipeline_kept_{shown}", text, labels=["source", "name", "kind"])
             for source, each in found:
                 family.add_metric([source, each.name, each.kind], getattr(each, name))

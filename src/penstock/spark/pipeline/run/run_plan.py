@@ -13,11 +13,11 @@ from penstock.client.streams.dialect_check import check_dialect
 from penstock.errors import Error, UsageError
 from penstock.spark.lake.reading.lake_positions import position
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.pipeline.definition.definition import BucketSink, Definition, InvalidateSink, Source
+from penstock.spark.pipeline.definition.definition import BucketSink, InvalidateSink, PipelineDefinition, Source
 from penstock.spark.pipeline.state.lag import behind
-from penstock.spark.pipeline.state.lake_status import Status, status_of
+from penstock.spark.pipeline.state.lake_status import LakeStatus, status_of
 
-__all__ = ["Part", "PlannedSource", "check_buckets", "plan"]
+__all__ = ["PlannedPart", "PlannedSource", "check_buckets", "plan"]
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlannedPart:
     """Something that would be kept. place: a directory, a file or an address. begins: whether it is not there yet."""
 
     name: str
@@ -49,19 +49,19 @@ class PlannedSource:
     bucket: str
     filters: dict[str, str]
     settings: dict[str, str]
-    parts: tuple[Part, ...]
-    status: Status
+    parts: tuple[PlannedPart, ...]
+    status: LakeStatus
     behind: int | None = None
     unreachable: str | None = None
 
 
-def plan(definition: Definition) -> list[PlannedSource]:
+def plan(definition: PipelineDefinition) -> list[PlannedSource]:
     """Return what would run. Raises UsageError for a lake that cannot be used."""
     asked = asyncio.run(_ask([source.options().address for source in definition.sources]))
     return [_planned(definition, source, answer) for source, answer in zip(definition.sources, asked, strict=True)]
 
 
-def _planned(definition: Definition, source: Source, answer: dict[int, int] | str) -> PlannedSource:
+def _planned(definition: PipelineDefinition, source: Source, answer: dict[int, int] | str) -> PlannedSource:
     lake = LakeDirectory(definition.lake_of(source))
     status = status_of(lake, source.name)
     filters = source.content()
@@ -93,24 +93,30 @@ def _lag(source: Source, lake: LakeDirectory, high_seqnos: Mapping[int, int]) ->
     return behind(stand.offset if stand is not None else None, high_seqnos, source.options().vbuckets)
 
 
-def _parts(definition: Definition, source: Source, lake: LakeDirectory, status: Status) -> list[Part]:
+def _parts(
+    definition: PipelineDefinition, source: Source, lake: LakeDirectory, status: LakeStatus
+) -> list[PlannedPart]:
     there = {each.name for each in status.kept if each.version >= 0}
     tables = definition.tables
     parts = [
-        Part("changelog", tables.changelog_format, str(lake.changelog_table.path), begins=status.changelog is None)
+        PlannedPart(
+            "changelog", tables.changelog_format, str(lake.changelog_table.path), begins=status.changelog is None
+        )
     ]
     if tables.current:
-        parts.append(Part("current", "delta", str(lake.current_table.path), begins="current" not in there))
+        parts.append(PlannedPart("current", "delta", str(lake.current_table.path), begins="current" not in there))
     for index in definition.of(source, definition.indexes):
         place = str(lake.path / "indexes" / index.name)
-        parts.append(Part(index.name, "index", place, f"{index.path} as {index.type}", index.name not in there))
+        parts.append(PlannedPart(index.name, "index", place, f"{index.path} as {index.type}", index.name not in there))
     for text in definition.of(source, definition.fulltexts):
         place = str(lake.path / "indexes" / f"{text.name}.sqlite")
-        parts.append(Part(text.name, "fulltext", place, ", ".join(text.paths) or "all text", text.name not in there))
+        parts.append(
+            PlannedPart(text.name, "fulltext", place, ", ".join(text.paths) or "all text", text.name not in there)
+        )
     for sink in definition.of(source, definition.sinks):
         kind = "invalidate" if isinstance(sink, InvalidateSink) else "bucket"
         says = (sink.sql or "all documents") if isinstance(sink, BucketSink) else "keys of changed documents"
-        parts.append(Part(sink.name, kind, sink.place(), says, sink.name not in there))
+        parts.append(PlannedPart(sink.name, kind, sink.place(), says, sink.name not in there))
     return parts
 
 
@@ -130,7 +136,7 @@ async def _high_seqnos(address: Address) -> dict[int, int] | str:
         await bucket.close()
 
 
-def check_buckets(definition: Definition) -> list[str]:
+def check_buckets(definition: PipelineDefinition) -> list[str]:
     """Ask the buckets of sources and sinks whether they are there with what is wanted; return a line about each.
 
     Raises UsageError for what a bucket does not have, Error where it cannot be asked.

@@ -15,20 +15,20 @@ from penstock.errors import Error
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.definition.definition import Source
 from penstock.spark.pipeline.run.changelog_rows import prepared
-from penstock.spark.pipeline.run.dependent_runner import Task
+from penstock.spark.pipeline.run.dependent_runner import DependentTask
 from penstock.spark.pipeline.run.value_fields import Fields
 from penstock.spark.pipeline.state.changelog_meter import METERS, last_rollback
 from penstock.spark.pipeline.state.lag import behind
-from penstock.spark.pipeline.state.run_progress import Progress
+from penstock.spark.pipeline.state.run_progress import SourceProgress
 from penstock.spark.source.offsets import Offset
 
-__all__ = ["Following"]
+__all__ = ["SourceRun"]
 
 LAG_SECONDS = 0.5
 """How long a report waits for the node."""
 
 
-class Following:
+class SourceRun:
     """The tables of one source while a run keeps them.
 
     vbuckets: how many the bucket has. ask: asks the node for the high seqno of each. fields: those of values, where
@@ -42,7 +42,7 @@ class Following:
         vbuckets: int,
         ask: Callable[[], Future[dict[int, int]]],
         *,
-        tasks: Iterable[Task],
+        tasks: Iterable[DependentTask],
         table_format: str = "delta",
         fields: Fields | None = None,
     ) -> None:
@@ -59,7 +59,7 @@ class Following:
         self._meter = METERS[table_format](lake)
         self._meter.last_rollback = last_rollback(lake)
         self._last_at = time.monotonic()
-        self.progress = Progress(source.name)
+        self.progress = SourceProgress(source.name)
         self.look()
 
     def start(self, spark: SparkSession, *, available_now: bool) -> StreamingQuery:
@@ -78,7 +78,7 @@ class Following:
             self.query = sink.trigger(processingTime=f"{milliseconds} milliseconds").start()
         return self.query
 
-    def look(self) -> Progress:
+    def look(self) -> SourceProgress:
         """See what was written since the last look, tell the tasks, and return where everything stands."""
         before, now = self.progress, time.monotonic()
         if files := self._meter.look():
@@ -97,7 +97,7 @@ class Following:
             bytes_per_second=round((self._meter.bytes - before.bytes) / seconds, 1),
             rollbacks=self._meter.rollbacks,
             last_rollback=self._meter.last_rollback,
-            hanging=tuple(task.now for task in self.tasks),
+            dependents=tuple(task.now for task in self.tasks),
             schema_changes=() if self._fields is None else self._fields.changes,
         )
         last = self.query.lastProgress if self.query is not None else None

@@ -13,7 +13,7 @@ from penstock.spark.lake.changelog.merge_rules import CUTTING_EVENTS
 from penstock.spark.lake.tables import plain_manifests
 from penstock.spark.lake.tables.delta_table import DataFile
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.pipeline.state.run_progress import Rollback
+from penstock.spark.pipeline.state.run_progress import RollbackEvent
 
 __all__ = ["METERS", "Meter", "PlainMeter", "last_rollback"]
 
@@ -23,7 +23,7 @@ class Meter:
 
     def __init__(self, lake: LakeDirectory) -> None:
         self.rows = self.bytes = self.rollbacks = 0
-        self.last_rollback: Rollback | None = None
+        self.last_rollback: RollbackEvent | None = None
         self._lake = lake
         self._table = lake.changelog_table
         self.version, self.total_rows = self._newest()
@@ -61,7 +61,7 @@ class Meter:
     def _count_rollbacks(self, files: Iterable[DataFile]) -> None:
         for when, vbuckets in sorted(_rolled_back(self._lake, files).items()):
             self.rollbacks += len(vbuckets)
-            self.last_rollback = Rollback(when / 1000, tuple(vbuckets))
+            self.last_rollback = RollbackEvent(when / 1000, tuple(vbuckets))
 
 
 class PlainMeter(Meter):
@@ -88,7 +88,7 @@ class PlainMeter(Meter):
 METERS = {"delta": Meter, "parquet": PlainMeter}
 
 
-def last_rollback(lake: LakeDirectory) -> Rollback | None:
+def last_rollback(lake: LakeDirectory) -> RollbackEvent | None:
     """Return the newest rollback in a changelog, from those of its files that may hold one, newest first.
 
     Plain Parquet files do not say when they came: None of those.
@@ -104,7 +104,7 @@ def last_rollback(lake: LakeDirectory) -> Rollback | None:
     files = [file for file in lake.changelog_table.files(opened) if file.path in keyless]
     for file in reversed(files):
         if found := _rolled_back(lake, (other for other in files if other.modified == file.modified)):
-            return Rollback(file.modified / 1000, tuple(found[file.modified]))
+            return RollbackEvent(file.modified / 1000, tuple(found[file.modified]))
     return None
 
 

@@ -11,20 +11,20 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from penstock.spark.lake.changelog.changelog_delta import news_since
-from penstock.spark.lake.current.current_table import folded_version
+from penstock.spark.lake.changelog.changelog_delta import delta_since
+from penstock.spark.lake.current.current_table import merged_version
 from penstock.spark.lake.tables import plain_manifests
-from penstock.spark.lake.tables.delta_table import Table
+from penstock.spark.lake.tables.delta_table import LakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.state.changelog_meter import last_rollback
-from penstock.spark.pipeline.state.run_progress import Rollback
-from penstock.spark.pipeline.state.run_state import Account, is_locked, read_account
+from penstock.spark.pipeline.state.run_progress import RollbackEvent
+from penstock.spark.pipeline.state.run_state import RunState, is_locked, read_run_state
 
-__all__ = ["Kept", "Size", "Status", "iso", "status_of", "taken_in"]
+__all__ = ["DependentStatus", "LakeStatus", "TableSize", "iso", "status_of", "taken_in"]
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class TableSize:
     """rows, bytes, files: those that count now. A file may be on disk for some minutes after it was replaced."""
 
     rows: int | None
@@ -33,7 +33,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class DependentStatus:
     """Something kept behind the changelog. version: of the changelog that it has taken in. pending: rows that it has
     not. error: why it could not the last time. size: None for what is not on this machine."""
 
@@ -42,11 +42,11 @@ class Kept:
     version: int
     pending: int
     error: str | None = None
-    size: Size | None = None
+    size: TableSize | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class LakeStatus:
     """A lake and its newest run.
 
     state: running; stopping, where its process is gone and only Java is left; ended; killed, where it did not end by
@@ -65,9 +65,9 @@ class Status:
     rows_per_second: float = 0.0
     bytes_per_second: float = 0.0
     version: int = -1
-    changelog: Size | None = None
-    kept: tuple[Kept, ...] = ()
-    last_rollback: Rollback | None = None
+    changelog: TableSize | None = None
+    kept: tuple[DependentStatus, ...] = ()
+    last_rollback: RollbackEvent | None = None
     schema_changes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -85,14 +85,14 @@ def iso(at: float | None) -> str | None:
     return None if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def status_of(lake: LakeDirectory, source: str | None = None) -> Status:
+def status_of(lake: LakeDirectory, source: str | None = None) -> LakeStatus:
     """Return what can be told of a lake. Raises UsageError for tables that are not a pipeline's."""
-    account = read_account(lake)
+    account = read_run_state(lake)
     said: dict[str, Any] = account.said if account is not None else {}
     found = said.get("last_rollback")
     version, size = _changelog(lake)
-    rollback = Rollback(found["at"], tuple(found["vbuckets"])) if found else last_rollback(lake)
-    return Status(
+    rollback = RollbackEvent(found["at"], tuple(found["vbuckets"])) if found else last_rollback(lake)
+    return LakeStatus(
         lake=str(lake.path),
         source=source if source is not None else said.get("source"),
         state=_state(lake, account),
@@ -105,7 +105,7 @@ def status_of(lake: LakeDirectory, source: str | None = None) -> Status:
         bytes_per_second=said.get("bytes_per_second", 0.0),
         version=version,
         changelog=size,
-        kept=tuple(_kept(lake, said.get("hanging", ()))),
+        kept=tuple(_kept(lake, said.get("dependents", ()))),
         last_rollback=rollback,
         schema_changes=tuple(said.get("schema_changes", ())),
     )
@@ -113,14 +113,14 @@ def status_of(lake: LakeDirectory, source: str | None = None) -> Status:
 
 def taken_in(lake: LakeDirectory) -> list[tuple[str, int]]:
     """Return what others than current have taken in, as changelog id and version, by what their run said last."""
-    account, changelog = read_account(lake), lake.changelog_table.open()
+    account, changelog = read_run_state(lake), lake.changelog_table.open()
     if account is None or changelog is None:
         return []
-    hanging = account.said.get("hanging", ())
-    return [(str(changelog.metadata().id), each["version"]) for each in hanging if each["kind"] != "current"]
+    dependents = account.said.get("dependents", ())
+    return [(str(changelog.metadata().id), each["version"]) for each in dependents if each["kind"] != "current"]
 
 
-def _state(lake: LakeDirectory, account: Account | None) -> str:
+def _state(lake: LakeDirectory, account: RunState | None) -> str:
     if account is None:
         return "running" if is_locked(lake) else "new"
     if is_locked(lake):
@@ -138,39 +138,39 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def _kept(lake: LakeDirectory, hanging: Iterable[dict[str, Any]]) -> Iterable[Kept]:
+def _kept(lake: LakeDirectory, dependents: Iterable[dict[str, Any]]) -> Iterable[DependentStatus]:
     if (size := _size(lake.current_table)) is not None:
-        known = folded_version(lake, lake.current_table.open())
-        news = news_since(lake, known)
-        yield Kept("current", "current", known[1] if known else -1, news.rows if news else 0, size=size)
-    for each in hanging:
+        known = merged_version(lake, lake.current_table.open())
+        delta = delta_since(lake, known)
+        yield DependentStatus("current", "current", known[1] if known else -1, delta.rows if delta else 0, size=size)
+    for each in dependents:
         if each["kind"] == "current":
             continue
         size = _size_on_disk(lake.path / "indexes", each["name"])
-        yield Kept(each["name"], each["kind"], each["version"], each["pending"], each["error"], size)
+        yield DependentStatus(each["name"], each["kind"], each["version"], each["pending"], each["error"], size)
 
 
-def _changelog(lake: LakeDirectory) -> tuple[int, Size | None]:
+def _changelog(lake: LakeDirectory) -> tuple[int, TableSize | None]:
     """Return the changelog's version, or newest batch where it is plain files, and its size."""
     root = lake.changelog_table.path
     if (batch := plain_manifests.newest_batch(root)) is not None:
         paths = [*root.glob("vbucket_range=*/*.parquet")]
         rows = sum(pq.read_metadata(path).num_rows for path in paths)
-        return batch, Size(rows, sum(path.stat().st_size for path in paths), len(paths))
+        return batch, TableSize(rows, sum(path.stat().st_size for path in paths), len(paths))
     opened = lake.changelog_table.open()
     return -1 if opened is None else opened.version(), _size(lake.changelog_table)
 
 
-def _size(table: Table) -> Size | None:
+def _size(table: LakeTable) -> TableSize | None:
     opened = table.open()
     if opened is None:
         return None
     files = table.files(opened)
-    return Size(sum(file.rows for file in files), sum(file.size for file in files), len(files))
+    return TableSize(sum(file.rows for file in files), sum(file.size for file in files), len(files))
 
 
-def _size_on_disk(directory: Path, name: str) -> Size | None:
+def _size_on_disk(directory: Path, name: str) -> TableSize | None:
     """Return what an index takes on disk, whatever it is made of."""
     paths = [*(directory / name).rglob("*"), *directory.glob(f"{name}.sqlite*")] if directory.is_dir() else []
     files = [path.stat().st_size for path in paths if path.is_file()]
-    return Size(None, sum(files), len(files)) if files else None
+    return TableSize(None, sum(files), len(files)) if files else None

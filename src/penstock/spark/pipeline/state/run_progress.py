@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Hanging", "Progress", "Report", "Rollback"]
+__all__ = ["DependentProgress", "ReportProgress", "RollbackEvent", "SourceProgress"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rollback:
+class RollbackEvent:
     """at: seconds since the epoch when it was written to the changelog. vbuckets: those that were rolled back then."""
 
     at: float
@@ -17,7 +17,7 @@ class Rollback:
 
 
 @dataclass(frozen=True, slots=True)
-class Hanging:
+class DependentProgress:
     """Where something stands that is kept behind a changelog.
 
     kind: current, index, fulltext, invalidate, bucket. version: of the changelog that it has taken in, -1: none.
@@ -37,7 +37,7 @@ class Hanging:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SourceProgress:
     """Where one source's tables stand.
 
     rows, bytes: written to the changelog by this run; bytes of its files. changelog_rows: it has altogether. lag:
@@ -57,15 +57,15 @@ class Progress:
     rows_per_second: float = 0.0
     bytes_per_second: float = 0.0
     rollbacks: int = 0
-    last_rollback: Rollback | None = None
-    hanging: tuple[Hanging, ...] = ()
+    last_rollback: RollbackEvent | None = None
+    dependents: tuple[DependentProgress, ...] = ()
     schema_changes: tuple[str, ...] = ()
     missing_vbuckets: tuple[int, ...] = ()
 
     @property
-    def folded(self) -> int:
+    def merged(self) -> int:
         """The changelog's version that current has reached, -1 if there is none."""
-        return next((each.version for each in self.hanging if each.kind == "current"), -1)
+        return next((each.version for each in self.dependents if each.kind == "current"), -1)
 
 
-Report = Callable[[Progress], None]
+ReportProgress = Callable[[SourceProgress], None]

@@ -24,7 +24,7 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import NAME as LOCK
 
 __all__ = [
-    "Account",
+    "RunState",
     "ask_to_stop",
     "begin",
     "check_content",
@@ -33,7 +33,7 @@ __all__ = [
     "is_asked_to_stop",
     "is_locked",
     "lakes_at",
-    "read_account",
+    "read_run_state",
 ]
 
 ACCOUNT, STOP, CONTENT = "_run.json", "_stop", "_content.json"
@@ -41,7 +41,7 @@ _MARKS = ("_checkpoint", "changelog", ACCOUNT)
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class RunState:
     """A run's account. run: its id. pid: its process. started, updated: seconds since the epoch. ended: whether it has
     come to its end by itself. error: what ended it, in one sentence. said: its progress."""
 
@@ -61,16 +61,16 @@ class Account:
         draft.replace(lake.path / ACCOUNT)
 
 
-def begin() -> Account:
+def begin() -> RunState:
     """Return the account of a run that begins in this process."""
     now = time.time()
-    return Account(uuid.uuid4().hex, os.getpid(), now, now, ended=False, error=None, said={})
+    return RunState(uuid.uuid4().hex, os.getpid(), now, now, ended=False, error=None, said={})
 
 
-def read_account(lake: LakeDirectory) -> Account | None:
+def read_run_state(lake: LakeDirectory) -> RunState | None:
     """Return what the newest run of a lake has said of itself, None if none did."""
     try:
-        return Account(**json.loads((lake.path / ACCOUNT).read_text()))
+        return RunState(**json.loads((lake.path / ACCOUNT).read_text()))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError):
@@ -103,10 +103,10 @@ def forget_requests(lake: LakeDirectory) -> None:
 
 def forget_kept(lake: LakeDirectory, names: Collection[str]) -> None:
     """Take things that are no more out of the account of a run that has ended."""
-    account = read_account(lake)
+    account = read_run_state(lake)
     if account is not None:
-        hanging = [each for each in account.said.get("hanging", ()) if each["name"] not in names]
-        replace(account, said={**account.said, "hanging": hanging}).write(lake)
+        dependents = [each for each in account.said.get("dependents", ()) if each["name"] not in names]
+        replace(account, said={**account.said, "dependents": dependents}).write(lake)
 
 
 def check_content(lake: LakeDirectory, content: dict[str, str]) -> None:

@@ -41,7 +41,7 @@ def stop(lakes: Sequence[LakeDirectory], seconds: float, tell: Callable[[int], N
     waiting = threading.Event()
     while held := [lake for lake in lakes if control.is_locked(lake)]:
         for lake in held:
-            account = control.read_account(lake)  # each time: a run that has just begun has not said its own yet
+            account = control.read_run_state(lake)  # each time: a run that has just begun has not said its own yet
             if account is not None and not account.ended and asked.get(lake.path) != account.run:
                 control.ask_to_stop(lake, account.run)
                 if account.run not in asked.values():

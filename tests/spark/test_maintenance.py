@@ -15,11 +15,19 @@ from hypothesis import strategies as st
 
 from penstock.errors import LakeRefused, UsageError
 from penstock.spark import Lake
-from penstock.spark.lake.changelog.changelog_delta import news_since
+from penstock.spark.lake.changelog.changelog_delta import delta_since
 from penstock.spark.lake.current import current_table as current
-from penstock.spark.lake.current.current_table import Fold, Progress, catch_up, prepare
-from penstock.spark.lake.maintenance import upkeep
-from penstock.spark.lake.maintenance.upkeep import JOINED_BYTES, SMALL_BYTES, TableReport, compact, joins, tidy, vacuum
+from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, catch_up, prepare
+from penstock.spark.lake.maintenance import lake_compaction
+from penstock.spark.lake.maintenance.lake_compaction import (
+    JOINED_BYTES,
+    SMALL_BYTES,
+    compact,
+    joins,
+    maintain_changelog,
+)
+from penstock.spark.lake.maintenance.lake_vacuum import vacuum
+from penstock.spark.lake.maintenance.maintenance_report import TableReport
 from penstock.spark.lake.tables.delta_table import DataFile
 from penstock.spark.lake.tables.lake_lock import locked
 from tests.spark import lakes
@@ -103,23 +111,23 @@ def test_a_row_that_is_joined_with_its_likes_is_copied_few_times():
 
 
 def test_a_run_joins_when_small_files_are_very_many_and_removes_what_was_replaced(lake, monkeypatch):
-    monkeypatch.setattr(upkeep, "MOST_SMALL", 60)
+    monkeypatch.setattr(lake_compaction, "MOST_SMALL", 60)
     written = filled(lake, 3)
-    assert not tidy(lake)
+    assert not maintain_changelog(lake)
     append(lake, 3, rows(3))
     unwritten = write(lake, rows(9))
     with monkeypatch.context() as past:
         aged(past, hours=1.5)
-        assert tidy(lake)  # but what current has yet to take in
+        assert maintain_changelog(lake)  # but what current has yet to take in
     assert len(files(lake.changelog_table)) == 2 * 16
     assert {path for path in lakes.orphans(lake) if "/changelog/" in path} == set(lake.changelog_table.paths(unwritten))
     catch_up(lake)
     assert as_documents(lakes.folded(lake)) == model([*written, *rows(3)])
-    assert not tidy(lake)
+    assert not maintain_changelog(lake)
     for batch in range(4, 7):
         append(lake, batch, rows(batch))
         catch_up(lake)
-    assert tidy(lake)
+    assert maintain_changelog(lake)
     assert all((lake.changelog_table.path / file.path).exists() for file in unwritten)
     assert lake.changelog().num_rows == 7 * 64
 
@@ -133,7 +141,7 @@ def test_what_was_replaced_is_removed_also_while_small_files_are_few(lake, monke
     unwritten = write(lake, rows(9))
     versions = lake.changelog_table.open().version()
     for _ in range(2):
-        assert not tidy(lake)
+        assert not maintain_changelog(lake)
         there = {path for path in lakes.orphans(lake) if "/changelog/" in path}
         assert there == set(lake.changelog_table.paths(unwritten))
     assert lake.changelog_table.open().version() == versions
@@ -147,16 +155,16 @@ def test_only_files_of_one_range_are_joined():
 
 def test_small_files_are_joined_and_nobody_takes_that_for_news(lake):
     written = filled(lake)
-    known = current.folded_version(lake, lake.current_table.open())
+    known = current.merged_version(lake, lake.current_table.open())
     report = compact(lake)
     assert (report.changelog.files_before, report.changelog.files_after) == (96, 16)
     assert len(files(lake.changelog_table)) == 16
     assert report.current == TableReport(16, 16, report.current.bytes_after, report.current.bytes_after)
     assert identities(lake) == sorted((r["vbucket"], r["history"], r["seqno"]) for r in written)
-    news = news_since(lake, known)
-    assert news is not None
-    assert (news.everything, news.files) == (False, ())
-    assert catch_up(lake) == Progress(news.version)
+    delta = delta_since(lake, known)
+    assert delta is not None
+    assert (delta.everything, delta.files) == (False, ())
+    assert catch_up(lake) == MergeProgress(delta.version)
     assert compact(lake).changelog == TableReport(16, 16, report.changelog.bytes_after, report.changelog.bytes_after)
     append(lake, 6, rows(6))
     assert catch_up(lake).changes == 64
@@ -174,14 +182,14 @@ def test_files_that_someone_has_yet_to_take_in_are_left_alone(lake):
     filled(lake)
     changelog = str(lake.changelog_table.open().metadata().id)
     assert compact(lake, [(changelog, 2)]).changelog.files_after == 16 + 3 * 16
-    news = news_since(lake, (changelog, 2))
-    assert news is not None
-    assert (news.everything, news.rows) == (False, 3 * 64)
+    delta = delta_since(lake, (changelog, 2))
+    assert delta is not None
+    assert (delta.everything, delta.rows) == (False, 3 * 64)
     assert compact(lake, [None, ("another", 0)]).changelog.files_after == 16
     append(lake, 6, rows(6))
     append(lake, 7, rows(7))
     assert compact(lake).changelog.files_after == 16 + 2 * 16
-    assert catch_up(lake) == Progress(lake.changelog_table.open().version(), changes=128)
+    assert catch_up(lake) == MergeProgress(lake.changelog_table.open().version(), changes=128)
 
 
 def test_who_reads_everything_anew_holds_nothing_up(lake, monkeypatch):
@@ -205,7 +213,7 @@ def test_current_is_joined_too_and_a_fold_of_before_does_not_count_twice(lake, m
     append(lake, 3, rows(3))
     written += rows(3)
     fold = prepare(lake)
-    assert isinstance(fold, Fold)
+    assert isinstance(fold, PreparedMerge)
     assert compact(lake).current.files_before > 16
     assert len(files(lake.current_table)) == 16
     with pytest.raises(DeltaError):
@@ -236,7 +244,7 @@ def test_a_fold_begins_anew_when_files_were_joined_under_it(lake, monkeypatch):
 
 @settings(max_examples=10)
 @given(histories(), st.data())
-def test_upkeep_at_any_time_changes_nothing(rows, data):
+def test_maintenance_at_any_time_changes_nothing(rows, data):
     ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
     with TemporaryDirectory() as directory:
         lake = Lake(directory)
@@ -251,7 +259,7 @@ def test_upkeep_at_any_time_changes_nothing(rows, data):
 def joiner(lake, seconds=None):
     code = (
         "import signal, sys\nfrom penstock.spark import Lake\n"
-        "from penstock.spark.lake.maintenance.upkeep import compact\n"
+        "from penstock.spark.lake.maintenance.lake_compaction import compact\n"
         f"signal.setitimer(signal.ITIMER_REAL, {seconds or 0})\n"
         f"while True:\n    compact(Lake({str(lake.path)!r}))\n    print('joined', flush=True)\n"
     )
@@ -290,8 +298,8 @@ def test_joining_that_is_killed_at_any_moment_changes_nothing(lake):
 
 def test_joining_that_fails_leaves_no_file(lake, monkeypatch):
     written = filled(lake)
-    rewritten = upkeep._rewritten
-    monkeypatch.setattr(upkeep, "joins", lambda files: [[file] for file in files if file.vbucket_range == 3])
+    rewritten = lake_compaction._rewritten
+    monkeypatch.setattr(lake_compaction, "joins", lambda files: [[file] for file in files if file.vbucket_range == 3])
 
     def failing(table, group):
         if len(lakes.orphans(lake)) > 1:
@@ -299,7 +307,7 @@ def test_joining_that_fails_leaves_no_file(lake, monkeypatch):
         return rewritten(table, group)
 
     vacuum(lake, 0)
-    monkeypatch.setattr(upkeep, "_rewritten", failing)
+    monkeypatch.setattr(lake_compaction, "_rewritten", failing)
     with pytest.raises(OSError, match="the disk is full"):
         compact(lake)
     assert not lakes.orphans(lake)

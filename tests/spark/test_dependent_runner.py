@@ -12,15 +12,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.errors import Error, LakeRefused, Unreachable, UsageError
 from penstock.spark import Lake
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
-from penstock.spark.lake.current.current_table import folded_version
+from penstock.spark.lake.current.current_table import merged_version
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.reading.lake_positions import position
 from penstock.spark.lake.reading.lake_readers import count_rows
 from penstock.spark.lake.tables.lake_lock import locked
 from penstock.spark.pipeline.definition.definition import of_one
-from penstock.spark.pipeline.run.dependent_runner import AT_ONCE, Keeper, Task
+from penstock.spark.pipeline.run.dependent_runner import AT_ONCE, DependentRunner, DependentTask
 from penstock.spark.pipeline.run.dependent_tasks import current_task, tasks_of
-from penstock.spark.pipeline.run.source_run import Following
+from penstock.spark.pipeline.run.source_run import SourceRun
 from penstock.spark.pipeline.state import run_state as control
 from penstock.spark.pipeline.state.changelog_meter import Meter, last_rollback
 from penstock.spark.pipeline.state.lag import behind
@@ -44,7 +44,7 @@ def changes(first: int, behind: int, vbucket: int = 1):
     return [row(vbucket, seqno, b"key %d" % seqno, b'{"abv": %d}' % seqno) for seqno in range(first, behind)]
 
 
-def look(meter: Meter, *tasks: Task) -> None:
+def look(meter: Meter, *tasks: DependentTask) -> None:
     files = meter.look()
     for task in tasks:
         task.gained(meter.version, files)
@@ -85,7 +85,7 @@ def test_a_table_with_no_news_for_long_moves_its_place(lake):
         look(meter, task)
         assert task.is_due(0.0) == (batch == 64)
     task.run()
-    known = folded_version(lake, lake.current_table.open())
+    known = merged_version(lake, lake.current_table.open())
     assert known is not None
     assert known[1] == 64
 
@@ -96,7 +96,7 @@ def test_finishing_merges_what_waits_and_only_that(lake):
     task.run()
     append(lake, 1, changes(11, 21))
     for _ in range(2):
-        keeper = Keeper([task := current_task(lake, PATIENT)])
+        keeper = DependentRunner([task := current_task(lake, PATIENT)])
         keeper.start()
         keeper.finish()
         assert keeper.wait(SECONDS)
@@ -117,9 +117,9 @@ def test_one_that_is_away_is_tried_again_and_holds_up_nobody(lake, caplog):
         return meter.version
 
     table = current_task(lake, MergePolicy(rows=1))
-    cache = Task("cache", "invalidate", tell, AT_ONCE, is_local=False)
+    cache = DependentTask("cache", "invalidate", tell, AT_ONCE, is_local=False)
     cache.begins(-1, meter.version, lake.changelog_table.files(lake.changelog_table.open()))
-    keepers = [Keeper([table], 0.01), Keeper([cache], 0.01)]
+    keepers = [DependentRunner([table], 0.01), DependentRunner([cache], 0.01)]
     for keeper in keepers:
         keeper.start()
     assert tries.acquire(timeout=SECONDS)
@@ -140,10 +140,13 @@ def test_one_that_is_away_is_tried_again_and_holds_up_nobody(lake, caplog):
 def test_whatever_one_raises_the_others_go_on(lake):
     append(lake, 0, changes(1, 11))
     files = lake.changelog_table.files(lake.changelog_table.open())
-    tasks = [Task("broken", "index", lambda: int("x"), AT_ONCE), Task("whole", "index", lambda: 0, AT_ONCE)]
+    tasks = [
+        DependentTask("broken", "index", lambda: int("x"), AT_ONCE),
+        DependentTask("whole", "index", lambda: 0, AT_ONCE),
+    ]
     for task in tasks:
         task.begins(-1, 0, files)
-    keeper = Keeper(tasks, 0.01)
+    keeper = DependentRunner(tasks, 0.01)
     keeper.start()
     keeper.finish()
     assert keeper.wait(SECONDS)
@@ -157,7 +160,7 @@ def test_a_node_that_does_not_say_how_far_it_is_is_no_failure(lake):
     asked[0].set_exception(Unreachable("gone for 30 s"))
     asked[1].set_result({1: 12})
     end = json.dumps(beginning(64).to_json())
-    following = Following(of_one(str(lake.path)).sources[0], lake, 64, iter(asked).__next__, tasks=())
+    following = SourceRun(of_one(str(lake.path)).sources[0], lake, 64, iter(asked).__next__, tasks=())
     said = SimpleNamespace(batchId=0, sources=[SimpleNamespace(endOffset=end)])
     following.query = cast("StreamingQuery", SimpleNamespace(lastProgress=said))
     assert [following.look().lag for _ in range(3)] == [None, 12, None]
@@ -167,9 +170,9 @@ def test_a_node_that_does_not_say_how_far_it_is_is_no_failure(lake):
 def test_the_current_tables_failure_is_the_runs(lake):
     append(lake, 0, changes(1, 11))
     lake.current_table.path.write_text("not a table")
-    task = Task("current", "current", lambda: current_task(lake, PATIENT).now.version, AT_ONCE, vital=True)
+    task = DependentTask("current", "current", lambda: current_task(lake, PATIENT).now.version, AT_ONCE, vital=True)
     task.begins(-1, 0, lake.changelog_table.files(lake.changelog_table.open()))
-    keeper = Keeper([task], 0.01)
+    keeper = DependentRunner([task], 0.01)
     keeper.start()
     assert keeper.wait(SECONDS)
     assert isinstance(keeper.failure, UsageError)
@@ -225,9 +228,9 @@ def test_a_lake_without_a_run(lake):
     assert (table["name"], table["version"], table["pending"], table["size"]["rows"]) == ("current", 0, 3, 4)
 
 
-def account(lake: Lake, **said) -> control.Account:
+def account(lake: Lake, **said) -> control.RunState:
     mine = control.begin()
-    mine = control.Account(**{name: getattr(mine, name) for name in mine.__slots__} | said)
+    mine = control.RunState(**{name: getattr(mine, name) for name in mine.__slots__} | said)
     mine.write(lake)
     return mine
 
@@ -304,8 +307,8 @@ def test_a_reset_makes_new_what_it_is_asked_to(lake):
     definition = of_one(str(lake.path))
     for task in tasks_of(definition, definition.sources[0], lake):
         task.run()
-    hanging = [{"name": "gone", "kind": "index", "version": 3, "pending": 0, "error": None}]
-    account(lake, said={"hanging": hanging}, ended=True)
+    dependents = [{"name": "gone", "kind": "index", "version": 3, "pending": 0, "error": None}]
+    account(lake, said={"dependents": dependents}, ended=True)
     assert taken_in(lake)[0][1] == 3
     (lake.path / "indexes").mkdir()
     (lake.path / "indexes" / "gone.sqlite").write_text("x")

@@ -1,17 +1,17 @@
-"""Upkeep of a lake's tables: joining small files, and removing files that no version needs.
+"""Compaction: small files of a lake's tables are joined.
 
-Both may run beside a pipeline. Joining puts the same rows into other files, and its commits say so: nobody who follows
-the changelog takes them for news. Only those changelog files are joined that current and all other followers have taken
-in; theirs are the files that a follower may still be about to read. Each vbucket range is a commit of its own, so that
-whoever is killed has lost little, and leaves files that `vacuum` removes.
+May run beside a pipeline. The same rows move into other files, and the commits declare that no row changed: dependents
+of the changelog skip them. Only those changelog files are joined that current and all dependents have applied; the
+others may be about to be read. Each vbucket range is a commit of its own. A killed process loses at most one range,
+and leaves files that `vacuum` removes.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 
 import pyarrow.parquet as pq
@@ -19,67 +19,50 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from penstock.errors import Error, UsageError
-from penstock.spark.lake.current.current_table import folded_version
-from penstock.spark.lake.tables.delta_table import RANGE, DataFile, RangeWriter, Table
+from penstock.spark.lake.current.current_table import merged_version
+from penstock.spark.lake.maintenance.lake_vacuum import KEEP_HOURS
+from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport, TableReport
+from penstock.spark.lake.tables.delta_table import RANGE, DataFile, LakeTable, RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.lake.tables.lake_lock import locked
+
+__all__ = ["Conflict", "compact", "joins", "maintain_changelog"]
 
 JOINED_BYTES = 64 << 20
 """What a joined file has on disk at least, where there is that much."""
 SMALL_BYTES = JOINED_BYTES // 2
 """Files below this are joined."""
 TRIES = 5
-UPKEEP = "penstock.upkeep"
+"""How often a range is joined again because another commit came first."""
+MAINTENANCE = "penstock.upkeep"
 """The application id of commits to the changelog that remove files: of two at once, one fails."""
-
-
 MOST_SMALL = 4096
-"""Small files of a changelog that a run lets be: every commit reads the list of all files now and then."""
-KEEP_HOURS = 1
+"""Small files of a changelog that a run tolerates: every commit reads the list of all files now and then."""
 
 
 class Conflict(Error):
     """Others kept changing a table whose files were to be joined."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableReport:
-    """Files and bytes before and after: of the table where files were joined, on disk where files were removed."""
-
-    files_before: int = 0
-    files_after: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What was done to each table."""
-
-    changelog: TableReport
-    current: TableReport
-
-
-def compact(lake: LakeDirectory, followers: Iterable[tuple[str, int] | None] = ()) -> Report:
+def compact(lake: LakeDirectory, applied: Iterable[tuple[str, int] | None] = ()) -> MaintenanceReport:
     """Join small files of both tables.
 
-    followers: what others than current have taken in, as changelog id and version; changelog files that one of them has
-    yet to take in are left alone. Raises UsageError without a changelog, Conflict if others keep changing a table.
+    applied: what each dependent has applied, as changelog id and version; newer changelog files are left alone.
+    Raises UsageError without a changelog, Conflict if others keep changing a table.
     """
     if lake.changelog_table.open() is None:
         raise UsageError(f"there is no table at {lake.changelog_table.path}; expected the lake of a pipeline that ran")
 
     def of_current(table: DeltaTable) -> list[list[DataFile]]:
-        return joins(lake.current_table.files(table)) if folded_version(lake, table) is not None else []
+        return joins(lake.current_table.files(table)) if merged_version(lake, table) is not None else []
 
-    return Report(
-        _join(lake.changelog_table, lambda table: joins(_taken_in(lake, table, followers)), _upkeep),
+    return MaintenanceReport(
+        _join(lake.changelog_table, lambda table: joins(_applied_files(lake, table, applied)), _maintenance),
         # A fold marks its commit so, too: of a fold and a joining at once, one fails.
-        _join(lake.current_table, of_current, lambda table: folded_version(lake, table) or _upkeep(table)),
+        _join(lake.current_table, of_current, lambda table: merged_version(lake, table) or _maintenance(table)),
     )
 
 
-def tidy(lake: LakeDirectory) -> bool:
+def maintain_changelog(lake: LakeDirectory) -> bool:
     """Join the changelog's small files once they are very many, and return whether they were; for a run to call often.
 
     Files are joined with their likes, so that a row is copied few times only. What was replaced an hour ago is removed,
@@ -92,25 +75,13 @@ def tidy(lake: LakeDirectory) -> bool:
     are_many = sum(file.size < SMALL_BYTES for file in table.files(opened)) >= MOST_SMALL
     if are_many:
         with suppress(Conflict):  # somebody else is about it
-            _join(table, lambda opened: joins(_taken_in(lake, opened, ()), alike=True), _upkeep)
+            _join(table, lambda opened: joins(_applied_files(lake, opened, ()), alike=True), _maintenance)
         opened.update_incremental()
     # By hand: the table remembers for a while what is gone already, and would note each time that it is.
     for path in opened.vacuum(retention_hours=KEEP_HOURS, enforce_retention_duration=False, dry_run=True, full=False):
         with suppress(FileNotFoundError):
             os.unlink(f"{table.path}/{path}")
     return are_many
-
-
-def vacuum(lake: LakeDirectory, keep_hours: int = KEEP_HOURS) -> Report:
-    """Remove files from the disk that the tables have not needed for `keep_hours`.
-
-    A reader that began before its files were replaced, and a batch or merge that is being written, must end within that
-    time. 0: at once; then no pipeline may run. Raises LakeRefused if one does, UsageError for a negative number.
-    """
-    if keep_hours < 0:
-        raise UsageError(f"files are to be kept for {keep_hours} hours; expected 0 or more")
-    with locked(lake.path, 0) if keep_hours == 0 and lake.path.is_dir() else nullcontext():
-        return Report(*(_vacuum(table, keep_hours) for table in (lake.changelog_table, lake.current_table)))
 
 
 def joins(files: Iterable[DataFile], *, alike: bool = False) -> list[list[DataFile]]:
@@ -137,25 +108,25 @@ def joins(files: Iterable[DataFile], *, alike: bool = False) -> list[list[DataFi
     return [group for group in groups if len(group) > 1]
 
 
-def _taken_in(lake: LakeDirectory, table: DeltaTable, followers: Iterable[tuple[str, int] | None]) -> list[DataFile]:
-    """Return the changelog's files but those that the last of current and `followers` is still to take in.
+def _applied_files(lake: LakeDirectory, table: DeltaTable, applied: Iterable[tuple[str, int] | None]) -> list[DataFile]:
+    """Return the changelog's files that current and all dependents have applied.
 
-    Who took in nothing, or too long ago to be told what came since, reads everything anew from whatever there is.
+    A dependent that has applied nothing, or whose version is too old to be continued, reads all files there are.
     """
     changelog_id = str(table.metadata().id)
-    known = [folded_version(lake, lake.current_table.open()), *followers]
+    known = [merged_version(lake, lake.current_table.open()), *applied]
     versions = sorted(one[1] for one in known if one is not None and one[0] == changelog_id)
-    news = (lake.changelog_table.added_since(table, version) for version in versions)
-    new = {file.path for file in next((files for files in news if files is not None), ())}
+    deltas = (lake.changelog_table.added_since(table, version) for version in versions)
+    new = {file.path for file in next((files for files in deltas if files is not None), ())}
     return [file for file in lake.changelog_table.files(table) if file.path not in new]
 
 
-def _upkeep(table: DeltaTable) -> tuple[str, int]:
-    return UPKEEP, table.version()
+def _maintenance(table: DeltaTable) -> tuple[str, int]:
+    return MAINTENANCE, table.version()
 
 
 def _join(
-    table: Table,
+    table: LakeTable,
     chosen: Callable[[DeltaTable], list[list[DataFile]]],
     transaction: Callable[[DeltaTable], tuple[str, int]],
 ) -> TableReport:
@@ -171,7 +142,7 @@ def _join(
 
 
 def _join_range(
-    table: Table,
+    table: LakeTable,
     part: int,
     chosen: Callable[[DeltaTable], list[list[DataFile]]],
     transaction: Callable[[DeltaTable], tuple[str, int]],
@@ -185,7 +156,7 @@ def _join_range(
         try:
             for group in groups:
                 added += _rewritten(table, group)
-            table.commit(opened, transaction(opened), added, [f for group in groups for f in group], news=False)
+            table.commit(opened, transaction(opened), added, [f for group in groups for f in group], rows_change=False)
             return
         except DeltaError:
             table.abandon(added)  # a fold or another joining came first
@@ -195,7 +166,7 @@ def _join_range(
     raise Conflict(f"{table.path} was changed by others {TRIES} times while its files were joined; try again later")
 
 
-def _rewritten(table: Table, group: Sequence[DataFile]) -> list[DataFile]:
+def _rewritten(table: LakeTable, group: Sequence[DataFile]) -> list[DataFile]:
     """Return new files with the rows of others, in their order."""
     schema = table.schema.remove(table.schema.get_field_index(RANGE))
     with RangeWriter(table.path, group[0].vbucket_range, schema) as writer:
@@ -205,18 +176,3 @@ def _rewritten(table: Table, group: Sequence[DataFile]) -> list[DataFile]:
                     writer.write(file.read_row_group(number, columns=schema.names))
         newest = max(file.modified for file in group)
         return [replace(file, modified=newest) for file in writer.close()]
-
-
-def _vacuum(table: Table, keep_hours: int) -> TableReport:
-    opened = table.open()
-    if opened is None:
-        return TableReport()
-    before = _on_disk(table)
-    opened.vacuum(retention_hours=keep_hours, enforce_retention_duration=False, dry_run=False, full=True)
-    after = _on_disk(table)
-    return TableReport(len(before), len(after), sum(before), sum(after))
-
-
-def _on_disk(table: Table) -> list[int]:
-    """Return the sizes of the data files in the table's directory."""
-    return [path.stat().st_size for path in table.path.glob("*/*.parquet") if path.parent.name.startswith(RANGE)]

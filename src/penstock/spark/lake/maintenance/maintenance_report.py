@@ -1,0 +1,25 @@
+"""Reports of maintenance: files and bytes of each table, before and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["MaintenanceReport", "TableReport"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableReport:
+    """Files and bytes before and after: of the table where files were joined, on disk where files were removed."""
+
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceReport:
+    """What was done to each table."""
+
+    changelog: TableReport
+    current: TableReport
