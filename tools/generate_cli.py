@@ -47,7 +47,9 @@ streams go on from their positions on a new connection. Three times in a row wit
 
 def commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield (full name, command) of all commands below a group, each group's in order."""
-    for name, command in group.commands.items():
+    context = typer.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         if hasattr(command, "commands"):
             yield from commands(command, f"{path} {name}")
         elif not command.hidden:

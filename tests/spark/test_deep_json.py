@@ -13,7 +13,7 @@ import sys
 import pyarrow as pa
 from penstock.spark.values import json_columns
 from penstock.spark.dependents import json_paths as paths
-from penstock.spark.dependents.secondary.value_types import value_type_of
+from penstock.spark.dependents.value_types import value_type_of
 
 opening, closing, most, how = sys.argv[1].encode(), sys.argv[2].encode(), int(sys.argv[3]), sys.argv[4]
 if most:

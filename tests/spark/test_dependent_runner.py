@@ -12,19 +12,20 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.errors import Error, LakeRefused, Unreachable, UsageError
 from penstock.spark import Lake
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
+from penstock.spark.dependents.registry import AT_ONCE
 from penstock.spark.lake.current.current_table import merged_version
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.reading.lake_positions import position
 from penstock.spark.lake.reading.lake_readers import count_rows
 from penstock.spark.lake.tables.lake_lock import locked
 from penstock.spark.pipeline.definition.definition import of_one
-from penstock.spark.pipeline.run.dependent_runner import AT_ONCE, DependentRunner, DependentTask
+from penstock.spark.pipeline.run.dependent_runner import DependentRunner, DependentTask
 from penstock.spark.pipeline.run.dependent_tasks import current_task, tasks_of
 from penstock.spark.pipeline.run.source_run import SourceRun
 from penstock.spark.pipeline.state import run_state as control
 from penstock.spark.pipeline.state.changelog_meter import Meter, last_rollback
 from penstock.spark.pipeline.state.lag import behind
-from penstock.spark.pipeline.state.lake_status import status_of, taken_in
+from penstock.spark.pipeline.state.lake_status import applied_versions, status_of
 from penstock.spark.pipeline.state.stopping import removals, reset, stop
 from penstock.spark.source.offsets import beginning, settled_at
 from tests.spark.lakes import append, checkpoint, rollback, row
@@ -309,7 +310,7 @@ def test_a_reset_makes_new_what_it_is_asked_to(lake):
         task.run()
     dependents = [{"name": "gone", "kind": "index", "version": 3, "pending": 0, "error": None}]
     account(lake, said={"dependents": dependents}, ended=True)
-    assert taken_in(lake)[0][1] == 3
+    assert applied_versions(lake)[0][1] == 3
     (lake.path / "indexes").mkdir()
     (lake.path / "indexes" / "gone.sqlite").write_text("x")
     (lake.path / "indexes" / "gone.sqlite-wal").write_text("x")

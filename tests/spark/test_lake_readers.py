@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from penstock.spark import Lake
 from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.lake.current.current_table import catch_up
-from penstock.spark.lake.tables.delta_table import RANGE
+from penstock.spark.lake.tables.delta_table import RANGE, LakeTable
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark import lakes
 from tests.spark.lakes import append, as_documents, model, rollback, row, table
@@ -33,11 +33,11 @@ ROWS = [
 ]
 
 
-def as_delta(part: Table) -> str:
+def as_delta(part: LakeTable) -> str:
     return str(part.path)
 
 
-def files_of(part: Table) -> list[str]:
+def files_of(part: LakeTable) -> list[str]:
     opened = part.open()
     assert opened is not None
     return part.paths(part.files(opened))
@@ -49,7 +49,7 @@ def from_pandas(frame: Any) -> list[dict[str, Any]]:
     return lines
 
 
-READERS: dict[str, Callable[[Table], Any]] = {
+READERS: dict[str, Callable[[LakeTable], Any]] = {
     "deltalake": lambda part: DeltaTable(part.path).to_pyarrow_table().to_pylist(),
     "pyarrow, files": lambda part: pa.concat_tables(pq.ParquetFile(path).read() for path in files_of(part)).to_pylist(),
     "pandas, Delta": lambda part: from_pandas(DeltaTable(part.path).to_pandas(types_mapper=pd.ArrowDtype)),

@@ -3,18 +3,20 @@
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
+from penstock.spark.dependents.kinds.fulltext import FullTextKind
+from penstock.spark.dependents.kinds.invalidation import InvalidationKind
+from penstock.spark.dependents.kinds.secondary_index import SecondaryIndexKind
+from penstock.spark.dependents.kinds.xdcr_target import XdcrTargetKind
+from penstock.spark.dependents.registry import kinds
 from penstock.spark.pipeline.definition.definition import (
-    BucketSink,
     Current,
-    Fulltext,
-    Index,
-    InvalidateSink,
     Metrics,
     PipelineDefinition,
     Source,
@@ -119,11 +121,11 @@ def test_everything_is_read(said, tmp_path):
     assert (beer.trigger_seconds, orders.trigger_seconds) == (2.0, 1.0)
     assert found.tables == Tables(current=False)
     assert found.current == Current(merge_rows=10, merge_share=0.5, merge_age_seconds=3.0)
-    assert found.indexes == (Index(name="by_abv", source="beer", path="abv", type="double"),)
-    assert found.fulltexts == (Fulltext(name="words", source="beer", paths=("name", "description")),)
-    cache, copy = found.sinks
-    assert isinstance(cache, InvalidateSink)
-    assert isinstance(copy, BucketSink)
+    index, text, cache, copy = found.dependents
+    assert index == SecondaryIndexKind(name="by_abv", source="beer", path="abv", type="double")
+    assert text == FullTextKind(name="words", source="beer", paths=("name", "description"))
+    assert isinstance(cache, InvalidationKind)
+    assert isinstance(copy, XdcrTargetKind)
     assert (copy.operation, copy.lost) == ("with-meta", "keep")
     assert copy.options() == {
         "url": "couchbase://127.0.0.1:11210/copy",
@@ -131,8 +133,8 @@ def test_everything_is_read(said, tmp_path):
         "deadLetterPath": str(tmp_path / "refused"),
         "errors": "deadletter",
     }
-    assert cache.arguments()["url"] == "http://127.0.0.1:8080/gone"
-    assert (found.of(beer, found.sinks), found.of(orders, found.sinks)) == ([], [cache, copy])
+    assert cache.url == "http://127.0.0.1:8080/gone"
+    assert (found.dependents_of(beer), found.dependents_of(orders)) == ([index, text], [cache, copy])
     assert found.metrics == Metrics(port=9100)
 
 
@@ -140,7 +142,7 @@ def test_one_source_has_the_lake_itself(said, tmp_path):
     found = said(SMALL + '[[index]]\nname = "i"\npath = "abv"\n')
     (beer,) = found.sources
     assert found.lake_of(beer) == str(tmp_path / "lake")
-    assert found.of(beer, found.indexes) == list(found.indexes)
+    assert found.dependents_of(beer) == list(found.dependents)
 
 
 @pytest.mark.parametrize(
@@ -267,6 +269,7 @@ def test_the_file_in_the_documentation_is_one(said, tmp_path):
     found = said(whole)
     assert [source.name for source in found.sources] == ["beer", "orders"]
     assert (found.tables, found.current) == (Tables(), Current())  # what is said there is what goes without saying
-    for declared in (Source, Index, Fulltext, InvalidateSink, BucketSink, Tables, Current, Metrics):
+    tables: list[Any] = [Source, *kinds(), Tables, Current, Metrics]
+    for declared in tables:
         for name in (field.name for field in fields(declared)):
             assert re.search(rf"\b{name}\b", whole), name

@@ -21,9 +21,8 @@ from penstock.errors import UsageError
 from penstock.spark import Lake
 from penstock.spark.dependents.dependent import Dependent, catch_up
 from penstock.spark.dependents.json_paths import reached
-from penstock.spark.dependents.kinds import secondary_index as secondary
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
-from penstock.spark.dependents.secondary import entry_files
+from penstock.spark.dependents.secondary import entry_files, index_table
 from penstock.spark.dependents.secondary.entries import PendingEntries
 from tests.spark.lakes import ROOT, append, model, rollback, row
 from tests.spark.test_current import histories
@@ -404,8 +403,8 @@ def test_killed_around_its_commit_an_index_goes_on(lake, index, when):
 
 
 def test_replaced_files_leave_the_disk(lake, index, monkeypatch):
-    monkeypatch.setattr(secondary, "VACUUM_EVERY", 5)
-    monkeypatch.setitem(secondary.PROPERTIES, "delta.deletedFileRetentionDuration", "interval 0 seconds")
+    monkeypatch.setattr(index_table, "VACUUM_EVERY", 5)
+    monkeypatch.setitem(index_table.PROPERTIES, "delta.deletedFileRetentionDuration", "interval 0 seconds")
     for batch in range(15):
         append(lake, batch, [city(batch + 1, f"Place {batch}")])
         catch_up(index, lake)
@@ -443,4 +442,4 @@ def test_a_spark_frame(lake, index, spark):
 
 
 def test_value_types():
-    assert pa.types.is_string(SecondaryIndex(Lake("x"), "a", "a").schema.field("value").type)
+    assert pa.types.is_string(SecondaryIndex(Lake("x"), "a", "a").table.schema.field("value").type)

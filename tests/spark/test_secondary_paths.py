@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.errors import UsageError
 from penstock.spark.dependents import json_paths as paths
 from penstock.spark.dependents.json_paths import extract, parse_path, reached, read_json
-from penstock.spark.dependents.secondary.value_types import KINDS, value_type_of
+from penstock.spark.dependents.value_types import KINDS, value_type_of
 
 BEYOND_LONG = 1 << 63
 

@@ -12,11 +12,11 @@ from penstock.errors import Error, UsageError
 from penstock.node import Node
 from penstock.spark import Lake
 from penstock.spark.dependents.kinds import xdcr_target as follow
-from penstock.spark.dependents.kinds.xdcr_target import XdcrTarget, replicate
+from penstock.spark.dependents.kinds.xdcr_target import XdcrTarget, XdcrTargetKind, replicate
 from penstock.spark.dependents.position_file import PositionFile
 from penstock.spark.lake.changelog import changelog_writer as changelog
 from penstock.spark.lake.changelog.changelog_delta import delta_since
-from penstock.spark.pipeline.definition.definition import BucketSink, of_one
+from penstock.spark.pipeline.definition.definition import of_one
 from penstock.spark.pipeline.run.dependent_tasks import tasks_of
 from penstock.spark.sink import dead_letters
 from penstock.spark.sink.bucket_writes import Counts
@@ -130,11 +130,11 @@ def test_what_a_rollback_took_away_is_taken_away(source, documents, target):
 
 @pytest.mark.parametrize(("lost", "left"), [("remove", {b"1-0"}), ("keep", {b"1-0", b"1-1"})])
 def test_a_pipeline_says_what_becomes_of_what_was_lost(source, documents, lost, left):
-    sink = BucketSink(name="copy", url=documents.url, operation="change", lost=lost)
+    sink = XdcrTargetKind(name="copy", url=documents.url, operation="change", lost=lost)
     source.change(1, 0, b"kept")
     source.change(1, 1, b"lost")
     source.commit()
-    definition = replace(of_one(str(source.lake.path)), sinks=(sink,))
+    definition = replace(of_one(str(source.lake.path)), dependents=(sink,))
     for _ in range(2):
         [task] = [task for task in tasks_of(definition, definition.sources[0], source.lake) if task.now.name == "copy"]
         task.run()

@@ -5,5 +5,5 @@ from __future__ import annotations
 from importlib import import_module
 
 # Importing a module registers its commands; help lists them in this order.
-for part in ("run_command", "definition_commands", "state_commands", "table_commands", "question_commands"):
+for part in ("run_command", "definition_commands", "state_commands", "table_commands"):
     import_module(f"{__name__}.{part}")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.app import AsJson, examples
-from penstock.cli.pipeline.group import PipelineFile, commands
+from penstock.cli.pipeline.arguments import PipelineFile
+from penstock.cli.pipeline.group import commands
 from penstock.cli.show import json_line
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ def validate(
 
     definition = read_definition(file)
     lines = check_buckets(definition) if connect else []
-    kept = len(definition.indexes) + len(definition.fulltexts) + len(definition.sinks)
     if as_json:
         names = [source.name for source in definition.sources]
         print(json_line({"file": file, "valid": True, "lake": definition.lake, "sources": names, "buckets": lines}))
@@ -43,6 +43,7 @@ def validate(
     for line in lines:
         print(line)
     sources = ", ".join(str(source.name) for source in definition.sources)
+    kept = len(definition.dependents)
     print(f"{file} is in order: sources {sources}; {kept} kept behind them; the lake is {definition.lake}")
 
 

@@ -1,86 +1,89 @@
-"""`penstock pipeline find` and `search`: documents by what is in them."""
+"""`penstock pipeline find`, `search` and others: the questions that kinds of dependents answer, one command each.
+
+The registry has the words of each command. It is read when a command is looked up, not before: it loads Arrow.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from penstock.cli.app import AsJson, examples
-from penstock.cli.pipeline.group import OneSource, Where, commands, lake_of
+from penstock.cli.pipeline.arguments import OneSource, Where, lake_of
 from penstock.cli.show import as_object, json_line
 from penstock.cli.tables import show_table, table_with
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.spark.dependents.registry import Operand, Question
+
+__all__ = ["QuestionGroup"]
+
 IndexName = Annotated[str, typer.Argument(metavar="INDEX", help="Its name in the pipeline's file.")]
 Limit = Annotated[int, typer.Option(min=0, metavar="N", help="How many to show.")]
 
 
-@commands.command(
-    epilog=examples(
-        "penstock pipeline find ./lake by_abv 5.1",
-        "penstock pipeline find pipeline.toml by_abv 5 --to 7 --limit 100 --json",
-        "penstock pipeline find ./lake by_change 2026-01-01T00:00:00Z --to 2026-02-01T00:00:00Z",
-        "penstock pipeline find ./lake by_temperature --to 0 -- -5",
-    )
-)
-def find(
-    where: Where,
-    index: IndexName,
-    value: Annotated[str, typer.Argument(metavar="VALUE", help="What is looked for, or the least of it.")],
-    *,
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="HIGH", help="The greatest; without, it is VALUE alone.")
-    ] = None,
-    limit: Limit = 10,
-    source: OneSource = None,
-    as_json: AsJson = False,
-) -> None:
-    """Find documents by a secondary index, those with the least values first.
+class QuestionGroup(TyperGroup):
+    """The group `penstock pipeline`: its own commands, and behind these a command for each question."""
 
-    What the index has not taken in yet is found all the same; a run may go on
-    meanwhile. Numbers and booleans are written as in JSON, times in ISO 8601;
-    what begins with - comes last, behind --. With --json a line is one entry.
-    """
-    from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
+    def list_commands(self, ctx: Any) -> list[str]:
+        own = super().list_commands(ctx)
+        try:
+            return [*own, *(question.command for question in _questions())]
+        except ModuleNotFoundError:  # without the extra "spark" no kind can be loaded: help lists the rest
+            return own
 
-    asked = SecondaryIndex.stored(lake_of(where, source), index)
-    low = asked.kind.of_text(value)
-    found = asked.range(low, low if to is None else asked.kind.of_text(to), limit=limit)
-    _tell(index, ("value", "key", "vbucket", "seqno"), found, limit, as_json=as_json)
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is not None:
+            return found
+        return next((_command(each) for each in _questions() if each.command == cmd_name), None)
 
 
-@commands.command(
-    epilog=examples(
-        "penstock pipeline search ./lake words 'citrus hop*'",
-        "penstock pipeline search pipeline.toml words '\"dry finish\" NOT stout' --limit 3 --json",
-    )
-)
-def search(
-    where: Where,
-    index: IndexName,
-    query: Annotated[str, typer.Argument(metavar="QUERY", help='Words, "a phrase", AND, OR, NOT, NEAR(a b), prefix*.')],
-    *,
-    limit: Limit = 10,
-    source: OneSource = None,
-    as_json: AsJson = False,
-) -> None:
-    """Find documents by a full-text index, best first.
+def _questions() -> list[Question]:
+    from penstock.spark.dependents.registry import kinds
 
-    As of the last batch that the index has taken in; a run may go on
-    meanwhile. Found words are in brackets. With --json a line is one document.
-    """
-    from penstock.spark.dependents.kinds.fulltext import FullText
-
-    found = FullText.stored(lake_of(where, source), index).search(query, limit)
-    _tell(index, ("score", "key", "snippet"), found, limit, as_json=as_json)
+    return [kind.question for kind in kinds() if kind.question is not None]
 
 
-def _tell(index: str, columns: Sequence[str], found: pa.Table, limit: int, *, as_json: bool) -> None:
+def _command(question: Question) -> Any:
+    """Return the command that asks a question."""
+
+    def ask(*, where: str, index: str, limit: int, source: str | None, as_json: bool, **operands: str | None) -> None:
+        found = question.answer(lake_of(where, source), index, operands, limit)
+        _show(index, question.columns, found, limit, as_json=as_json)
+
+    parameters = [
+        Parameter("where", Parameter.KEYWORD_ONLY, annotation=Where),
+        Parameter("index", Parameter.KEYWORD_ONLY, annotation=IndexName),
+        *map(_parameter, question.operands),
+        Parameter("limit", Parameter.KEYWORD_ONLY, annotation=Limit, default=10),
+        Parameter("source", Parameter.KEYWORD_ONLY, annotation=OneSource, default=None),
+        Parameter("as_json", Parameter.KEYWORD_ONLY, annotation=AsJson, default=False),
+    ]
+    # Typer reads the signature and the annotations of a function.
+    ask.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    ask.__annotations__ = {each.name: each.annotation for each in parameters}
+    application = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    application.command(question.command, help=question.help, epilog=examples(*question.examples))(ask)
+    return typer.main.get_command(application)
+
+
+def _parameter(operand: Operand) -> Parameter:
+    if operand.option is None:
+        word: Any = Annotated[str, typer.Argument(metavar=operand.metavar, help=operand.help)]
+        return Parameter(operand.name, Parameter.KEYWORD_ONLY, annotation=word)
+    word = Annotated[str | None, typer.Option(operand.option, metavar=operand.metavar, help=operand.help)]
+    return Parameter(operand.name, Parameter.KEYWORD_ONLY, annotation=word, default=None)
+
+
+def _show(index: str, columns: Sequence[str], found: pa.Table, limit: int, *, as_json: bool) -> None:
     from penstock.wire.collection_names import DEFAULT_NAME
 
     rows = [_printable(row) for row in found.to_pylist()]

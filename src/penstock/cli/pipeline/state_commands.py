@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.app import AsJson, examples
-from penstock.cli.pipeline.group import Where, commands, lakes_of
+from penstock.cli.pipeline.arguments import Where, lakes_of
+from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import size
 from penstock.cli.show import json_line
 from penstock.client.topology.missing import ranges_of

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from penstock.cli.app import AsJson, examples
-from penstock.cli.pipeline.group import OneSource, Where, commands, lake_of, written_lakes_of
+from penstock.cli.pipeline.arguments import OneSource, Where, lake_of, written_lakes_of
+from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import size
 from penstock.cli.show import as_object, json_line
 from penstock.cli.tables import read_rows, show_table, table_of
@@ -55,10 +56,10 @@ def compact(where: Where, *, as_json: AsJson = False) -> None:
     penstock pipeline vacuum. With --json a line is one source.
     """
     from penstock.spark.lake.maintenance.lake_compaction import compact as join
-    from penstock.spark.pipeline.state.lake_status import taken_in
+    from penstock.spark.pipeline.state.lake_status import applied_versions
 
     for source, lake in written_lakes_of(where).items():
-        _tell(source, join(lake, taken_in(lake)), "files", as_json=as_json)
+        _tell(source, join(lake, applied_versions(lake)), "files", as_json=as_json)
 
 
 @commands.command(

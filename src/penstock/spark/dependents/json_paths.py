@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from penstock.errors import UsageError
-from penstock.spark.dependents.secondary.value_types import MISFIT_CHARACTERS, ValueType
+from penstock.spark.dependents.value_types import MISFIT_CHARACTERS, ValueType
 from penstock.spark.values.utf8 import is_utf8
 
 CHUNK_ROWS, CHUNK_BYTES = 16_384, 32 << 20

@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.errors import Error
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta
 
-__all__ = ["PositionFile"]
+__all__ = ["PositionFile", "position_files"]
 
 
 class PositionFile:
@@ -38,3 +38,9 @@ class PositionFile:
             file.flush()
             os.fsync(file.fileno())
         new.replace(self.path)
+
+
+def position_files(directory: Path, name: str) -> list[Path]:
+    """Return the position file of a dependent in a directory, if it exists."""
+    path = directory / f"{name}.json"
+    return [path] if path.exists() else []

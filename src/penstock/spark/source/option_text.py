@@ -9,7 +9,7 @@ from penstock.client.connect.address import ConnectionOptions, outside_name
 from penstock.errors import UsageError
 from penstock.wire.schema import CHANGE_SCHEMA
 
-__all__ = ["any_text", "as_in_a_url", "columns", "not_empty", "one_of", "positive", "size", "vbuckets"]
+__all__ = ["any_text", "as_in_a_url", "columns", "not_empty", "one_of", "option_text", "positive", "size", "vbuckets"]
 
 _MOST_VBUCKETS = 65536
 
@@ -77,3 +77,10 @@ def vbuckets(name: str, text: str) -> tuple[int, ...]:
             raise UsageError(f"option {name} has {part.strip()!r}, expected 0 to {_MOST_VBUCKETS - 1}, the lower first")
         found |= {*range(low, high + 1)}
     return tuple(sorted(found))
+
+
+def option_text(value: object) -> str:
+    """Return a value of a pipeline's file as the text of an option."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(value) if isinstance(value, tuple) else str(value)

@@ -10,18 +10,24 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from penstock.errors import Error, UsageError
+from penstock.spark.dependents.checks import check_declared_name, checked_name, missing_index
 from penstock.spark.dependents.json_paths import parse_path, reached, read_json
-from penstock.spark.dependents.kinds.secondary_index import checked_name, no_index
+from penstock.spark.dependents.registry import DependentKind, Operand, Question, register
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import keys_of, to_documents
 from penstock.spark.lake.tables.directory import LakeDirectory
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 BETWEEN = "\n\ue000\n"
 """Stands between two strings of a document. A private character is a word to the tokenizer: no phrase spans two."""
@@ -79,7 +85,7 @@ class FullText:
         """Return the index that a lake has under this name, with its own paths. Raises UsageError for none."""
         there = sorted(path.stem for path in (lake.path / "indexes").glob("*.sqlite"))
         if name not in there:
-            raise no_index("full-text index", name, lake, there)
+            raise missing_index("full-text index", name, lake, there)
         with cls(lake, name)._opened("ro") as connection:
             said = _recalled(connection)
         return cls(lake, name, json.loads(said.get("paths", "[]")))
@@ -270,3 +276,55 @@ def _utf8(key: bytes) -> str | None:
         return key.decode()
     except UnicodeDecodeError:
         return None
+
+
+def _search(lake: LakeDirectory, name: str, operands: Mapping[str, str | None], limit: int) -> pa.Table:
+    return FullText.stored(lake, name).search(str(operands["query"]), limit)
+
+
+@register
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullTextKind(DependentKind):
+    """A full-text index over the strings at some paths of the documents; over all strings, if no paths are given.
+
+    Its searches find only applied changes, so it applies them at once; the changes alone decide what that costs.
+    """
+
+    title = kind = "fulltext"
+    directory = "indexes"
+    order = 20
+    question = Question(
+        command="search",
+        help="""Find documents by a full-text index, best first.
+
+    As of the last batch that the index has taken in; a run may go on
+    meanwhile. Found words are in brackets. With --json a line is one document.
+    """,
+        examples=(
+            "penstock pipeline search ./lake words 'citrus hop*'",
+            "penstock pipeline search pipeline.toml words '\"dry finish\" NOT stout' --limit 3 --json",
+        ),
+        operands=(Operand("query", "QUERY", 'Words, "a phrase", AND, OR, NOT, NEAR(a b), prefix*.'),),
+        columns=("score", "key", "snippet"),
+        answer=_search,
+    )
+
+    paths: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_declared_name("fulltext", self.name)
+        for path in self.paths:
+            parse_path(path)
+
+    def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> FullText:
+        return FullText(lake, self.name, self.paths)
+
+    def describe(self) -> str:
+        return ", ".join(self.paths) or "all text"
+
+    def place(self, lake: LakeDirectory) -> str:
+        return str(lake.path / self.directory / f"{self.name}.sqlite")
+
+    @classmethod
+    def files(cls, lake: LakeDirectory, name: str) -> list[Path]:
+        return sorted((lake.path / cls.directory).glob(f"{name}.sqlite*"))

@@ -9,21 +9,28 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import Error, UsageError
-from penstock.spark.dependents.kinds.secondary_index import checked_name
-from penstock.spark.dependents.position_file import PositionFile
+from penstock.spark.dependents.checks import check_declared_name, check_range, checked_name
+from penstock.spark.dependents.position_file import PositionFile, position_files
 from penstock.spark.dependents.posting import Patience, Poster, secret_headers
+from penstock.spark.dependents.registry import DependentKind, register
 from penstock.spark.lake.changelog.changelog_delta import SLIM_SCHEMA, ChangelogDelta
 from penstock.spark.lake.changelog.changelog_writer import VBUCKETS
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DIRECTORY = "invalidation"
+"""The directory of a lake that holds the positions of its invalidations."""
 KEYS_SCHEMA = pa.schema([*SLIM_SCHEMA, MERGE_SCHEMA.field("scope"), MERGE_SCHEMA.field("collection")])
 POOLED_BATCHES = 4
 """Keys of several collections wait for their batches to fill: up to this many batches of them in all."""
@@ -60,7 +67,7 @@ class Invalidation:
                 raise UsageError(f"{what} is {number}, expected a number above 0")
         self.lake = lake
         self.name = checked_name(name)
-        self.path = lake.path / "invalidation" / f"{name}.json"
+        self.path = lake.path / DIRECTORY / f"{name}.json"
         self._place = PositionFile(self.path, "everything will be invalidated")
         self._batch_size = batch_size
         self._most_keys = most_keys
@@ -105,6 +112,10 @@ class Invalidation:
                     yield _named(named, collection) | keys_message(keys)
         for collection, keys in batches.rest():
             yield _named(named, collection) | keys_message(keys)
+
+    def rows(self) -> int:
+        """Return 0: nothing is merged."""
+        return 0
 
     def close(self) -> None:
         """Close the connection."""
@@ -169,3 +180,56 @@ def _names(changes: pa.Table) -> dict[int, Message]:
 
 def _named(named: dict[int, Message], collection: int) -> Message:
     return named.get(collection, {"collection_id": collection, "scope": None, "collection": None})
+
+
+@register
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvalidationKind(DependentKind):
+    """Keys of changed documents, posted to an HTTP address. The fields are those of Invalidation.
+
+    headers_file, headers_env: where headers of the requests are read from, such as one that logs in.
+    """
+
+    title = "sink"
+    kind = "invalidate"
+    directory = DIRECTORY
+    order = 30
+    is_local = False
+    path_keys = ("headers_file",)
+
+    url: str
+    batch_size: int = 1000
+    most_keys: int = 1_000_000
+    knows_vbuckets: bool = False
+    headers_file: str | None = None
+    headers_env: str | None = None
+    timeout: float = 10.0
+    retries: int = 3
+    backoff: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_declared_name("sink", self.name)
+        check_range(batch_size=(self.batch_size, 1, 1e6), most_keys=(self.most_keys, 1, 1e12))
+        self.address()
+
+    def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> Invalidation:
+        return Invalidation(
+            lake, **{each.name: getattr(self, each.name) for each in fields(self) if each.name != "source"}
+        )
+
+    def describe(self) -> str:
+        return "keys of changed documents"
+
+    def address(self) -> str:
+        """Return the address without secrets. Raises UsageError for an invalid address or invalid headers."""
+        patience = Patience(self.timeout, self.retries, self.backoff)
+        poster = Poster(self.url, patience, secret_headers(self.headers_file, self.headers_env))
+        poster.close()
+        return poster.shown
+
+    def place(self, lake: LakeDirectory) -> str:
+        return self.address()
+
+    @classmethod
+    def files(cls, lake: LakeDirectory, name: str) -> list[Path]:
+        return position_files(lake.path / cls.directory, name)

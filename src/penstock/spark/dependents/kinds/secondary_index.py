@@ -7,11 +7,9 @@ what it has read, so that repeated searches read only what is new.
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,30 +17,23 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from penstock.errors import UsageError
+from penstock.spark.dependents.checks import check_declared_name
 from penstock.spark.dependents.json_paths import parse_path
-from penstock.spark.dependents.secondary.entries import PendingEntries, entry_schema, in_order, within
-from penstock.spark.dependents.secondary.entry_files import EntryWriter, FilePart, files_within, merged, parts_within
-from penstock.spark.dependents.secondary.value_types import value_type_of
+from penstock.spark.dependents.registry import DependentKind, Operand, Question, register
+from penstock.spark.dependents.secondary.entries import PendingEntries, in_order, within
+from penstock.spark.dependents.secondary.entry_files import FilePart, files_within, parts_within
+from penstock.spark.dependents.secondary.index_table import DIRECTORY, IndexTable, stored_definition
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, delta_since
 from penstock.spark.lake.changelog.merge_rules import keys_of
 from penstock.spark.lake.current.current_table import merged_version
+from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.current.merged_state import retried
 from penstock.spark.lake.reading.lake_readers import current
-from penstock.spark.lake.tables.delta_table import LakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-DEFINITION = "penstock.index"
-"""The key, in the metadata of the table's last column, of the index's path and type."""
-PROPERTIES = {
-    "delta.checkpointInterval": "50",
-    "delta.logRetentionDuration": "interval 1 hours",
-    "delta.deletedFileRetentionDuration": "interval 5 minutes",
-}
-VACUUM_EVERY = 50
-"""Commits after which files that no longer belong to the table are removed from the disk."""
 TRIES = 5
 """How often entries and documents are read anew because documents changed in between."""
 
@@ -79,58 +70,30 @@ class SecondaryIndex:
     """
 
     def __init__(self, lake: LakeDirectory, name: str, path: str, type: str = "string") -> None:  # noqa: A002
-        self.lake = lake
-        self.name = checked_name(name)
-        self.path = path
-        self.kind = value_type_of(type)
-        self._names = parse_path(path)
-        self.schema = entry_schema(self.kind)
-        self.table = LakeTable(lake.path / "indexes" / name, self.schema, PROPERTIES)
+        self._index = IndexTable(lake, name, path, type)
         self._read: tuple[tuple[str, int, int], PendingEntries] | None = None
+        self.lake = lake
+        self.name = self._index.name
+        self.path = path
+        self.kind = self._index.kind
+        self.table = self._index.table
 
     @classmethod
     def stored(cls, lake: LakeDirectory, name: str) -> SecondaryIndex:
         """Return the index that a lake has under this name, with its own path and type. Raises UsageError for none."""
-        there = sorted(log.parent.name for log in (lake.path / "indexes").glob("*/_delta_log"))
-        if name not in there:
-            raise no_index("index", name, lake, there)
-        path = lake.path / "indexes" / name
-        said = DeltaTable(path).schema().fields[-1].metadata.get(DEFINITION)
-        if said is None:
-            raise UsageError(f"{path} is a table, but no index")
-        return cls(lake, name, **json.loads(str(said)))
+        return cls(lake, name, **stored_definition(lake, name))
 
     def position(self) -> tuple[str, int] | None:
-        """Return the changelog's id and the version of it that the table has taken in, None if nothing."""
-        return merged_version(self.lake, self._open())
+        """Return the changelog's id and the version of it that the table has applied, None if nothing."""
+        return self._index.position()
 
     def apply_delta(self, delta: ChangelogDelta) -> None:
         """Merge a delta into the table, in one commit with the version that it reaches."""
-        table = self._open()
-        pending = PendingEntries.of(delta, self._names, self.kind)
-        before = self.table.files(table) if table is not None else []
-        replaced = [file.path for file in before]
-        with EntryWriter(self.table.path) as writer:
-            if delta.everything:
-                writer.write(pending.entries)
-            else:
-                replaced = merged(parts_within(self.table.path, replaced, None, None), pending, writer)
-            added = writer.close()
-        removed = [file for file in before if file.path in set(replaced)]
-        try:
-            note = {DEFINITION: self._definition}
-            self.table.commit(table, (delta.changelog_id, delta.version), added, removed, note)
-        except BaseException:
-            self.table.abandon(added)
-            raise
-        opened = self.table.open()
-        if opened is not None and opened.version() % VACUUM_EVERY == VACUUM_EVERY - 1:
-            opened.vacuum(dry_run=False, full=True)
+        self._index.apply_delta(delta)
 
     def rows(self) -> int:
         """Return the number of entries in the table's files."""
-        table = self._open()
-        return sum(file.rows for file in self.table.files(table)) if table is not None else 0
+        return self._index.rows()
 
     def lookup(self, value: Any) -> pa.Table:
         """Return the entries with this value. Raises UsageError if it is of another type."""
@@ -203,26 +166,11 @@ class SecondaryIndex:
 
         return self._answer(plan)
 
-    @property
-    def _definition(self) -> str:
-        return json.dumps({"path": self.path, "type": self.kind.name})
-
-    def _open(self) -> DeltaTable | None:
-        table = self.table.open()
-        if table is not None:
-            found = table.schema().fields[-1].metadata.get(DEFINITION)
-            if found != self._definition:
-                raise UsageError(
-                    f"{self.table.path} is an index of {found}, and {self._definition} was asked for;"
-                    " choose another name, or remove the directory to build it anew"
-                )
-        return table
-
     def _answer(self, read: Callable[[_State], T]) -> T:
         return retried(lambda: read(self._state()))
 
     def _state(self) -> _State:
-        table = self._open()
+        table = self._index.open()
         known = merged_version(self.lake, table)  # read before the changelog: the table is never ahead of it
         base = -1 if table is None else table.version()
         pending = PendingEntries.none(self.kind)
@@ -231,7 +179,7 @@ class SecondaryIndex:
         delta = delta_since(self.lake, known)
         if delta is None:
             raise UsageError(f"there is no changelog at {self.lake.path}; expected the lake of a pipeline that has run")
-        later = PendingEntries.of(delta, self._names, self.kind)
+        later = PendingEntries.of(delta, self._index.names, self.kind)
         if delta.everything:
             return _State(None, later)
         pending = pending.then(later)
@@ -282,19 +230,59 @@ def _versions(rows: pa.Table, number: str) -> pa.Table:
     return pa.table(columns)
 
 
-def no_index(kind: str, name: str, lake: LakeDirectory, there: Sequence[str]) -> UsageError:
-    """Return the error that tells which ones there are instead."""
-    expected = " or ".join(there) or "one that a pipeline has kept"
-    return UsageError(f"there is no {kind} {name!r} in {lake.path}, expected {expected}")
-
-
-def checked_name(name: str) -> str:
-    """Return the name of something kept beside a lake's tables. Raises UsageError if no file can be called so."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
-        raise UsageError(f"the name is {name!r}; expected up to 64 letters, digits, - and _, the first no - or _")
-    return name
-
-
 def _read(parts: list[FilePart], descending: bool = False) -> Iterator[pa.Table]:
     for part in parts:
         yield from part.read(descending)
+
+
+def _find(lake: LakeDirectory, name: str, operands: Mapping[str, str | None], limit: int) -> pa.Table:
+    index = SecondaryIndex.stored(lake, name)
+    low, high = index.kind.of_text(str(operands["value"])), operands["to"]
+    return index.range(low, low if high is None else index.kind.of_text(high), limit=limit)
+
+
+@register
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondaryIndexKind(DependentKind):
+    """A table sorted by the values at a path of the documents. type: the type by which values are compared."""
+
+    title = kind = "index"
+    directory = DIRECTORY
+    order = 10
+    question = Question(
+        command="find",
+        help="""Find documents by a secondary index, those with the least values first.
+
+    What the index has not taken in yet is found all the same; a run may go on
+    meanwhile. Numbers and booleans are written as in JSON, times in ISO 8601;
+    what begins with - comes last, behind --. With --json a line is one entry.
+    """,
+        examples=(
+            "penstock pipeline find ./lake by_abv 5.1",
+            "penstock pipeline find pipeline.toml by_abv 5 --to 7 --limit 100 --json",
+            "penstock pipeline find ./lake by_change 2026-01-01T00:00:00Z --to 2026-02-01T00:00:00Z",
+            "penstock pipeline find ./lake by_temperature --to 0 -- -5",
+        ),
+        operands=(
+            Operand("value", "VALUE", "What is looked for, or the least of it."),
+            Operand("to", "HIGH", "The greatest; without, it is VALUE alone.", "--to"),
+        ),
+        columns=("value", "key", "vbucket", "seqno"),
+        answer=_find,
+    )
+
+    path: str
+    type: Literal["string", "double", "long", "boolean", "timestamp"] = "string"
+
+    def __post_init__(self) -> None:
+        check_declared_name("index", self.name)
+        parse_path(self.path)
+
+    def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> SecondaryIndex:
+        return SecondaryIndex(lake, self.name, self.path, self.type)
+
+    def describe(self) -> str:
+        return f"{self.path} as {self.type}"
+
+    def policy(self, merge: MergePolicy) -> MergePolicy:
+        return merge

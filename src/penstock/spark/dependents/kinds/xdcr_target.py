@@ -12,16 +12,19 @@ place, or loses the document. What others have written there since stays. Nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.client.connect.address import Address, outside_name
 from penstock.errors import UsageError
+from penstock.spark.dependents.checks import check_declared_name, checked_name
 from penstock.spark.dependents.dependent import catch_up
-from penstock.spark.dependents.kinds.secondary_index import checked_name
-from penstock.spark.dependents.position_file import PositionFile
+from penstock.spark.dependents.position_file import PositionFile, position_files
+from penstock.spark.dependents.registry import DependentKind, register
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import DOCUMENT_EVENTS, MARKER_EVENTS, RowMarkers, with_collections
 from penstock.spark.lake.tables.delta_table import open_dataset
@@ -40,6 +43,7 @@ from penstock.spark.sink.bucket_writes import (
 from penstock.spark.sink.request_rows import REPLACES
 from penstock.spark.sink.sink_columns import check_columns
 from penstock.spark.sink.sink_options import Operation, SinkOptions
+from penstock.spark.source.option_text import option_text
 from penstock.wire.collection_names import DEFAULT_NAME
 from penstock.wire.schema import Event
 
@@ -56,6 +60,9 @@ It must keep the columns that the operation needs and, of deletions, whose value
 
 Lost = Literal["remove", "keep"]
 """What becomes of versions in the bucket that the source lost."""
+
+DIRECTORY = "sinks"
+"""The directory of a lake that holds the positions of its targets."""
 
 GROUP_BYTES = 64 << 20
 """Size of the changes that are transformed together, at least, where there are as many."""
@@ -119,7 +126,7 @@ class XdcrTarget:
             raise UsageError(f"lost is {lost!r}, expected {' or '.join(map(repr, get_args(Lost)))}")
         self.lake = lake
         self.name = checked_name(name)
-        self.path = (lake.path / "sinks" if state is None else state) / f"{name}.json"
+        self.path = (lake.path / DIRECTORY if state is None else state) / f"{name}.json"
         self._place = PositionFile(self.path, "everything will be written once more")
         self.counts = Counts()
         self._transform = transform
@@ -143,6 +150,10 @@ class XdcrTarget:
             counts = self._write_with_letters(delta, pieces, self.options.dead_letter_path)
         self.counts += counts
         self._place.write(delta)
+
+    def rows(self) -> int:
+        """Return 0: nothing is merged."""
+        return 0
 
     def _write_with_letters(self, delta: ChangelogDelta, pieces: Iterable[pa.Table], directory: Path) -> Counts:
         """Write rows, and those that are refused to dead letters.
@@ -305,3 +316,67 @@ def _identities(rows: pa.Table) -> pa.ChunkedArray:
     ]
     joined = pc.binary_join_element_wise(*names, rows["key"].cast(pa.binary()), b"\0")
     return joined if isinstance(joined, pa.ChunkedArray) else pa.chunked_array([joined])
+
+
+@register
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XdcrTargetKind(DependentKind):
+    """A bucket that documents are copied to.
+
+    sql: a query over the view `changes`, in Spark's SQL; without it, all changes go as they are. lost: what becomes of
+    versions that the source lost. The others are options of `format("dcp")` for writing.
+    """
+
+    title = "sink"
+    kind = "bucket"
+    directory = DIRECTORY
+    order = 40
+    is_local = False
+    path_keys = ("password_file", "credentials_file", "dead_letter_path")
+
+    url: str
+    bucket: str | None = None
+    username: str | None = None
+    password_file: str | None = None
+    credentials_file: str | None = None
+    scope: str | None = None
+    collection: str | None = None
+    operation: Literal["with-meta", "change"] = "with-meta"
+    dead_letter_path: str | None = None
+    max_bytes_in_flight: str | None = None
+    conflict_resolution: Literal["seqno", "lww"] | None = None
+    connect_timeout: float | None = None
+    operation_timeout: float | None = None
+    retry_seconds: float | None = None
+    vbucket_count: int | None = None
+    sql: str | None = None
+    lost: Lost = "remove"
+
+    def __post_init__(self) -> None:
+        check_declared_name("sink", self.name)
+        self.bucket_address()
+
+    def options(self) -> dict[str, str]:
+        """Return the options of `format("dcp")` for writing, as text."""
+        own = ("name", "source", "sql", "lost")
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
+        if self.dead_letter_path is not None:
+            given["errors"] = "deadletter"
+        return {outside_name(name): option_text(value) for name, value in given.items() if value is not None}
+
+    def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> XdcrTarget:
+        return XdcrTarget(lake, self.name, self.options(), transform=self.sql, lost=self.lost, spark=session)
+
+    def describe(self) -> str:
+        return self.sql or "all documents"
+
+    def bucket_address(self) -> Address:
+        """Return the bucket that it writes to. Raises UsageError for invalid options."""
+        return SinkOptions.parse(self.options()).address
+
+    def place(self, lake: LakeDirectory) -> str:
+        return str(self.bucket_address())
+
+    @classmethod
+    def files(cls, lake: LakeDirectory, name: str) -> list[Path]:
+        return position_files(lake.path / cls.directory, name)

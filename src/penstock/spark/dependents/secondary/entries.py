@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.spark.dependents.json_paths import extract
-from penstock.spark.dependents.secondary.value_types import ValueType
+from penstock.spark.dependents.value_types import ValueType
 from penstock.spark.lake.changelog.changelog_delta import IDENTITIES, ChangelogDelta, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import IDENTITY, CollectionEnds, to_documents
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS

@@ -20,10 +20,7 @@ from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.tables.delta_table import DataFile
 from penstock.spark.pipeline.state.run_progress import DependentProgress
 
-__all__ = ["AT_ONCE", "DependentRunner", "DependentTask"]
-
-AT_ONCE = MergePolicy(rows=1, share=0.0, age_seconds=0.0)
-"""The policy of what is told to others."""
+__all__ = ["DependentRunner", "DependentTask"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds before the first retry, and at most between two."""

@@ -1,22 +1,20 @@
-"""What a definition wants to be kept behind a source's changelog, as tasks for a keeper."""
+"""The tasks of a run: the current table and all dependents of a source's changelog, for dependent runners."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from penstock.spark.dependents.dependent import catch_up
-from penstock.spark.dependents.kinds.fulltext import FullText
-from penstock.spark.dependents.kinds.invalidation import Invalidation
-from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
-from penstock.spark.dependents.kinds.xdcr_target import XdcrTarget
+from penstock.spark.dependents.registry import DependentKind
 from penstock.spark.lake.changelog.changelog_delta import delta_since
-from penstock.spark.lake.current import current_table as current
+from penstock.spark.lake.current import current_table
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.maintenance.lake_compaction import maintain_changelog
 from penstock.spark.lake.reading.lake_readers import count_rows
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.pipeline.definition.definition import BucketSink, PipelineDefinition, Source
-from penstock.spark.pipeline.run.dependent_runner import AT_ONCE, DependentTask
+from penstock.spark.pipeline.definition.definition import PipelineDefinition, Source
+from penstock.spark.pipeline.run.dependent_runner import DependentTask
 from penstock.spark.pipeline.run.spark_failure import in_one_sentence
 
 if TYPE_CHECKING:
@@ -28,24 +26,13 @@ __all__ = ["begun", "current_task", "tasks_of"]
 def tasks_of(
     definition: PipelineDefinition, source: Source, lake: LakeDirectory, spark: SparkSession | None = None
 ) -> list[DependentTask]:
-    """Return what is kept behind a changelog: the current table, indexes, sinks, in the order of the file.
+    """Return the tasks behind a source's changelog: the current table, then the dependents.
 
-    spark: the session for what sinks say in SQL.
+    spark: the session for dependents with SQL.
     """
     policy = definition.current.policy
     tasks = [current_task(lake, policy)] if definition.tables.current else []
-    for index in definition.of(source, definition.indexes):
-        tasks.append(_index_task(SecondaryIndex(lake, index.name, index.path, index.type), "index", lake, policy))
-    for text in definition.of(source, definition.fulltexts):
-        # Its searches find what it has taken in, so it waits for nothing; what it costs is told by the changes alone.
-        tasks.append(_index_task(FullText(lake, text.name, text.paths), "fulltext", lake, AT_ONCE))
-    for sink in definition.of(source, definition.sinks):
-        if isinstance(sink, BucketSink):
-            replica = XdcrTarget(lake, sink.name, sink.options(), transform=sink.sql, lost=sink.lost, spark=spark)
-            tasks.append(_sink_task(replica, "bucket"))
-        else:
-            tasks.append(_sink_task(Invalidation(lake, **sink.arguments()), "invalidate"))
-    return tasks
+    return tasks + [_dependent_task(each, lake, policy, spark) for each in definition.dependents_of(source)]
 
 
 def current_task(lake: LakeDirectory, policy: MergePolicy) -> DependentTask:
@@ -55,28 +42,32 @@ def current_task(lake: LakeDirectory, policy: MergePolicy) -> DependentTask:
         return count_rows(lake.current_table)
 
     def merge() -> int:
-        version = current.catch_up(lake).version
+        version = current_table.catch_up(lake).version
         maintain_changelog(lake)
         return version
 
     task = DependentTask("current", "current", merge, policy, table_rows=table_rows, vital=True)
-    return begun(task, lake, current.merged_version(lake, lake.current_table.open()))
+    return begun(task, lake, current_table.merged_version(lake, lake.current_table.open()))
 
 
-def _index_task(index: SecondaryIndex | FullText, kind: str, lake: LakeDirectory, policy: MergePolicy) -> DependentTask:
-    task = DependentTask(index.name, kind, lambda: catch_up(index, lake), policy, table_rows=index.rows)
-    return begun(task, lake, index.position())
+def _dependent_task(
+    declared: DependentKind, lake: LakeDirectory, policy: MergePolicy, spark: SparkSession | None
+) -> DependentTask:
+    dependent = declared.open(lake, spark)
 
+    def apply() -> int:
+        with nullcontext() if declared.is_local else in_one_sentence():  # where it has a query, Spark may be what fails
+            return catch_up(dependent, lake)
 
-def _sink_task(sink: Invalidation | XdcrTarget, kind: str) -> DependentTask:
-    """Return the task that tells somebody else, which may be slow or away."""
-
-    def tell() -> int:
-        with in_one_sentence():  # where it has a query, Spark may be what fails
-            return catch_up(sink, sink.lake)
-
-    task = DependentTask(sink.name, kind, tell, AT_ONCE, is_local=False)
-    return begun(task, sink.lake, sink.position())
+    task = DependentTask(
+        dependent.name,
+        declared.kind,
+        apply,
+        declared.policy(policy),
+        table_rows=dependent.rows,
+        is_local=declared.is_local,
+    )
+    return begun(task, lake, dependent.position())
 
 
 def begun(task: DependentTask, lake: LakeDirectory, known: tuple[str, int] | None) -> DependentTask:

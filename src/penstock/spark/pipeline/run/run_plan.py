@@ -13,7 +13,7 @@ from penstock.client.streams.dialect_check import check_dialect
 from penstock.errors import Error, UsageError
 from penstock.spark.lake.reading.lake_positions import position
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.pipeline.definition.definition import BucketSink, InvalidateSink, PipelineDefinition, Source
+from penstock.spark.pipeline.definition.definition import PipelineDefinition, Source
 from penstock.spark.pipeline.state.lag import behind
 from penstock.spark.pipeline.state.lake_status import LakeStatus, status_of
 
@@ -105,18 +105,8 @@ def _parts(
     ]
     if tables.current:
         parts.append(PlannedPart("current", "delta", str(lake.current_table.path), begins="current" not in there))
-    for index in definition.of(source, definition.indexes):
-        place = str(lake.path / "indexes" / index.name)
-        parts.append(PlannedPart(index.name, "index", place, f"{index.path} as {index.type}", index.name not in there))
-    for text in definition.of(source, definition.fulltexts):
-        place = str(lake.path / "indexes" / f"{text.name}.sqlite")
-        parts.append(
-            PlannedPart(text.name, "fulltext", place, ", ".join(text.paths) or "all text", text.name not in there)
-        )
-    for sink in definition.of(source, definition.sinks):
-        kind = "invalidate" if isinstance(sink, InvalidateSink) else "bucket"
-        says = (sink.sql or "all documents") if isinstance(sink, BucketSink) else "keys of changed documents"
-        parts.append(PlannedPart(sink.name, kind, sink.place(), says, sink.name not in there))
+    for each in definition.dependents_of(source):
+        parts.append(PlannedPart(each.name, each.kind, each.place(lake), each.describe(), each.name not in there))
     return parts
 
 
@@ -144,7 +134,8 @@ def check_buckets(definition: PipelineDefinition) -> list[str]:
 
     async def ask() -> list[str]:
         lines = [await _checked(source) for source in definition.sources]
-        return lines + [await _reached(sink.address()) for sink in definition.sinks if isinstance(sink, BucketSink)]
+        targets = [address for each in definition.dependents if (address := each.bucket_address()) is not None]
+        return lines + [await _reached(address) for address in targets]
 
     return asyncio.run(ask())
 

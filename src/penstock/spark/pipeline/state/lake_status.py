@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
+from penstock.spark.dependents.registry import kind_named
 from penstock.spark.lake.changelog.changelog_delta import delta_since
 from penstock.spark.lake.current.current_table import merged_version
 from penstock.spark.lake.tables import plain_manifests
@@ -20,7 +20,7 @@ from penstock.spark.pipeline.state.changelog_meter import last_rollback
 from penstock.spark.pipeline.state.run_progress import RollbackEvent
 from penstock.spark.pipeline.state.run_state import RunState, is_locked, read_run_state
 
-__all__ = ["DependentStatus", "LakeStatus", "TableSize", "iso", "status_of", "taken_in"]
+__all__ = ["DependentStatus", "LakeStatus", "TableSize", "applied_versions", "iso", "status_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ def status_of(lake: LakeDirectory, source: str | None = None) -> LakeStatus:
     )
 
 
-def taken_in(lake: LakeDirectory) -> list[tuple[str, int]]:
-    """Return what others than current have taken in, as changelog id and version, by what their run said last."""
+def applied_versions(lake: LakeDirectory) -> list[tuple[str, int]]:
+    """Return what each dependent but current has applied, as changelog id and version, by the run's last report."""
     account, changelog = read_run_state(lake), lake.changelog_table.open()
     if account is None or changelog is None:
         return []
@@ -146,7 +146,7 @@ def _kept(lake: LakeDirectory, dependents: Iterable[dict[str, Any]]) -> Iterable
     for each in dependents:
         if each["kind"] == "current":
             continue
-        size = _size_on_disk(lake.path / "indexes", each["name"])
+        size = _size_on_disk(lake, each["kind"], each["name"])
         yield DependentStatus(each["name"], each["kind"], each["version"], each["pending"], each["error"], size)
 
 
@@ -169,8 +169,11 @@ def _size(table: LakeTable) -> TableSize | None:
     return TableSize(sum(file.rows for file in files), sum(file.size for file in files), len(files))
 
 
-def _size_on_disk(directory: Path, name: str) -> TableSize | None:
-    """Return what an index takes on disk, whatever it is made of."""
-    paths = [*(directory / name).rglob("*"), *directory.glob(f"{name}.sqlite*")] if directory.is_dir() else []
+def _size_on_disk(lake: LakeDirectory, kind: str, name: str) -> TableSize | None:
+    """Return the size of a dependent's files, None if its result does not lie in the lake."""
+    known = kind_named(kind)
+    if known is None or not known.is_local:
+        return None
+    paths = [each for path in known.files(lake, name) for each in (path, *path.rglob("*"))]
     files = [path.stat().st_size for path in paths if path.is_file()]
     return TableSize(None, sum(files), len(files)) if files else None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import UsageError
+from penstock.spark.dependents.registry import kinds
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import locked
 from penstock.spark.pipeline.state import run_state as control
@@ -23,12 +24,8 @@ _OLD = "_reset-"
 
 WHOLE = "changelog"
 """The table without which the others mean nothing."""
-_SINKS = ("sinks", "invalidation")
-"""Directories where sinks remember how far they are."""
-_WHOLE = (
-    *("changelog", "current", "indexes", *_SINKS),
-    *("_checkpoint", "_pending", "_schema.json", "_content.json", "_run.json", "_stop"),
-)
+_OWN = ("_checkpoint", "_pending", "_schema.json", "_content.json", "_run.json", "_stop")
+"""What a run keeps in the lake beside tables and dependents."""
 
 
 def stop(lakes: Sequence[LakeDirectory], seconds: float, tell: Callable[[int], None] = lambda pid: None) -> bool:
@@ -68,7 +65,8 @@ def removals(lake: LakeDirectory, tables: Sequence[str]) -> Removal:
     Raises UsageError for a name that is nothing of the lake.
     """
     if not tables or WHOLE in tables:
-        found = [lake.path / name for name in _WHOLE] + [*lake.path.glob(f"{_OLD}*")]
+        names = ("changelog", "current", *_directories(), *_OWN)
+        found = [lake.path / name for name in names] + [*lake.path.glob(f"{_OLD}*")]
         return Removal(lake, (), tuple(path for path in found if path.exists()))
     paths: list[Path] = []
     for name in tables:
@@ -80,16 +78,20 @@ def removals(lake: LakeDirectory, tables: Sequence[str]) -> Removal:
     return Removal(lake, tuple(tables), tuple(paths))
 
 
+def _directories() -> tuple[str, ...]:
+    """Return the directories of a lake that hold the files of dependents."""
+    return tuple(dict.fromkeys(kind.directory for kind in kinds()))
+
+
 def _places(lake: LakeDirectory, name: str) -> Iterable[Path]:
     if name == "current":
         return [lake.current_table.path]
-    positions = [lake.path / directory / f"{name}.json" for directory in _SINKS]
-    return [lake.path / "indexes" / name, *positions, *(lake.path / "indexes").glob(f"{name}.sqlite*")]
+    return dict.fromkeys(path for kind in kinds() for path in kind.files(lake, name))
 
 
 def _known(lake: LakeDirectory) -> set[str]:
     names = {"changelog", "current"} if lake.current_table.path.exists() else {"changelog"}
-    for directory in ("indexes", *_SINKS):
+    for directory in _directories():
         if (lake.path / directory).is_dir():
             names |= {path.name.partition(".")[0] for path in (lake.path / directory).iterdir()}
     return names
