@@ -26,7 +26,7 @@ from benchmarks.report import Report, options
 from penstock.spark import Lake
 from penstock.spark.lake.changelog.changelog_writer import commit, write_files
 from penstock.spark.lake.changelog.merge_rules import to_documents
-from penstock.spark.lake.current.current_table import catch_up
+from penstock.spark.lake.current.current_table import merge_current
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.reading.lake_readers import count_documents
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
@@ -89,13 +89,13 @@ def ours(directory: Path, documents: int, value_bytes: int, rounds: int) -> list
     lake, random, seqno = Lake(directory), np.random.default_rng(7), 1
     policy = replace(MergePolicy(), rows=min(MergePolicy().rows, documents))
     append(lake, 0, changes(np.arange(documents), seqno, value_bytes))
-    catch_up(lake, policy)
+    merge_current(lake, policy)
     times = []
     for round_ in range(rounds):
         seqno += documents
         chosen = random.choice(documents, pending(documents), replace=False)
         append(lake, 1 + round_, changes(chosen, seqno, value_bytes))
-        times.append(timed(lambda: catch_up(lake, policy).changes))
+        times.append(timed(lambda: merge_current(lake, policy).changes))
     if count_documents(lake) != documents or lake.current(["seqno"], pc.field("seqno") >= seqno).num_rows != len(
         chosen
     ):

@@ -7,12 +7,11 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from penstock.spark.pipeline.definition.definition import of_one
-from penstock.spark.pipeline.run.pipeline_run import run
+from penstock.spark import Pipeline
 
 url, lake = sys.argv[1:]
 spark = SparkSession.Builder().appName("penstock").getOrCreate()
 # A task for each core of the cluster: the default is made for the machine that the driver is on.
-pipeline = of_one(lake, url=url, max_partitions=spark.sparkContext.defaultParallelism)
-(progress,) = run(pipeline, available_now=True, spark=spark)
+pipeline = Pipeline.of_bucket(lake, url, max_partitions=spark.sparkContext.defaultParallelism)
+(progress,) = pipeline.run(available_now=True, spark=spark)
 print(f"{progress.rows} rows written", flush=True)

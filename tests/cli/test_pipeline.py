@@ -26,7 +26,7 @@ def lake(tmp_path):
     checkpoint(lake.checkpoint, batches=2)
     append(lake, 0, [row(3, 1, b"beer", b'{"name":"K\xc3\xb6lsch"}'), row(5, 1, b"\xff", b"\xfe\n")])
     append(lake, 1, [row(3, 2, b"gone", None, "deletion"), rollback(5, 0, 1)])
-    current.catch_up(lake)
+    current.merge_current(lake)
     return lake
 
 

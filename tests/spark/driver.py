@@ -81,7 +81,7 @@ def main(file: str, point: str) -> None:
     os.environ |= {POINT: point, DRIVER: str(os.getpid()), BATCH: str(max(known, default=-1) + 3)}
     patch = pytest.MonkeyPatch()
     patch.setattr("penstock.spark.runtime.spark_session.ChangelogSink", KillingSink)
-    patch.setattr("penstock.spark.lake.current.current_table.catch_up", Folds(point))
+    patch.setattr("penstock.spark.lake.current.current_table.merge_current", Folds(point))
     run(definition, report=tell)
 
 

@@ -171,7 +171,7 @@ def drive(path: str, batches: int, point: str, where: int) -> None:
     checkpoint(lake.checkpoint)
     (lake.checkpoint / "commits").mkdir(exist_ok=True)
     lake.check_owner()
-    current.catch_up(lake)
+    current.merge_current(lake)
     if point.startswith("timer:"):
         signal.setitimer(signal.ITIMER_REAL, float(point.removeprefix("timer:")))  # SIGALRM kills by default
     done = [int(entry.name) for entry in (lake.checkpoint / "commits").iterdir()]

@@ -9,7 +9,7 @@ import pytest
 
 import penstock
 from penstock.spark import Lake
-from penstock.spark.lake.current.current_table import catch_up
+from penstock.spark.lake.current.current_table import merge_current
 from tests.spark.buckets import QUICK_JAVA, check_changelog, current_of, numbered
 from tests.spark.cluster import SPARK_HOME, Daemon, environment_with
 
@@ -49,7 +49,7 @@ def test_a_client_reads_and_follows_without_registering_anything(documents, lake
     assert ran.returncode == 0, ran.stdout + ran.stderr
     told = {name: what for line in ran.stdout.splitlines() for name, what in json.loads(line).items()}
     assert told == {"found": sorted(documents.keys), "ended": True, "registered": 100, "run": 100}
-    catch_up(lake)
+    merge_current(lake)
     for written in (lake, other):
         assert check_changelog(written).num_rows == 100
         assert current_of(written) == documents.contents()

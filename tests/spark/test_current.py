@@ -18,7 +18,7 @@ from penstock.spark.lake.changelog.changelog_delta import delta_since
 from penstock.spark.lake.changelog.changelog_writer import commit, write_files
 from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.lake.current import current_table as current
-from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, catch_up, prepare
+from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, merge_current, prepare
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.maintenance.lake_vacuum import vacuum
 from penstock.spark.lake.reading.lake_readers import count_documents, count_rows, documents, read_current
@@ -78,9 +78,9 @@ def test_folding_in_any_groups_is_folding_at_once(rows, data):
             assert as_documents(tables.current()) == model(rows[:end])
             assert count_documents(tables) == len(model(rows[:end]))
             if data.draw(st.booleans()):
-                catch_up(tables)
+                merge_current(tables)
                 assert as_documents(lakes.folded(tables)) == model(rows[:end])
-        catch_up(tables)
+        merge_current(tables)
         if rows:
             assert lakes.folded(tables).sort_by("cas").equals(merge_changes(table(rows)).sort_by("cas"))
             assert tables.current().sort_by("cas").equals(merge_changes(table(rows)).sort_by("cas"))
@@ -174,7 +174,7 @@ def test_stories(tmp_path, rows, wanted):
     tables = Lake(tmp_path)
     for batch, change in enumerate(rows):
         append(tables, batch, [change])
-        catch_up(tables)
+        merge_current(tables)
     assert (
         not rows or dict(zip(*documents(tables).select(["key", "value"]).to_pydict().values(), strict=True)) == wanted
     )
@@ -205,47 +205,47 @@ def test_when_a_merge_is_due(pending, rows, age, due):
 def test_pending_changes_wait_for_the_policy_and_are_seen_all_the_same(tables):
     policy = MergePolicy(rows=4, share=0.5, age_seconds=3600)
     append(tables, 0, [row(n, 1, b"%d" % n, b"0") for n in range(1, 4)])
-    assert catch_up(tables, policy) == MergeProgress(0, changes=3, rewritten=False)  # nothing was known before
+    assert merge_current(tables, policy) == MergeProgress(0, changes=3, rewritten=False)  # nothing was known before
     append(tables, 1, [row(1, 2, b"1", b"1"), rollback(2, 0, 1), row(9, 1, b"9", b"1")])
-    assert catch_up(tables, policy) == MergeProgress(0, pending=3)
+    assert merge_current(tables, policy) == MergeProgress(0, pending=3)
     assert lakes.folded(tables).num_rows == count_documents(tables) == 3
     wanted = {(1, 0, b"1"): b"1", (3, 0, b"3"): b"0", (9, 0, b"9"): b"1"}
     assert {identity: value for identity, (_, value) in as_documents(tables.current()).items()} == wanted
     assert read_current(tables, 2)["key"].to_pylist() == ["1", "3"]
     assert tables.current(["key"], where=pc.field("value") == b"1").to_pydict() == {"key": ["1", "9"]}
     append(tables, 2, [row(9, 2, b"9", event="deletion")])
-    assert catch_up(tables, policy) == MergeProgress(2, changes=4, rolled_back=1)
+    assert merge_current(tables, policy) == MergeProgress(2, changes=4, rolled_back=1)
     assert lakes.folded(tables).num_rows == count_documents(tables) == 2
     append(tables, 3, [row(1, 3, b"1", b"3")])
-    assert catch_up(tables, policy).pending == 1
-    assert catch_up(tables, MergePolicy(age_seconds=0)) == MergeProgress(3, changes=1)
+    assert merge_current(tables, policy).pending == 1
+    assert merge_current(tables, MergePolicy(age_seconds=0)) == MergeProgress(3, changes=1)
 
 
 def test_many_small_files_do_not_wait_for_many_rows(tables):
     for batch in range(4):
         append(tables, batch, [row(1, batch + 1, b"a")])
-        assert catch_up(tables, MergePolicy(files=3)).pending == [0, 1, 2, 0][batch]
+        assert merge_current(tables, MergePolicy(files=3)).pending == [0, 1, 2, 0][batch]
 
 
 def test_what_catch_up_says(tables):
-    assert catch_up(tables) == MergeProgress(-1)
+    assert merge_current(tables) == MergeProgress(-1)
     append(tables, 0, [row(1, 1, b"a"), row(40, 1, b"b")])
     append(tables, 1, [row(1, 2, b"c")])
-    assert catch_up(tables) == MergeProgress(1, changes=3)
-    assert catch_up(tables) == MergeProgress(1)
+    assert merge_current(tables) == MergeProgress(1, changes=3)
+    assert merge_current(tables) == MergeProgress(1)
     append(tables, 2, [])
-    assert catch_up(tables) == MergeProgress(2)
+    assert merge_current(tables) == MergeProgress(2)
     append(tables, 3, [rollback(1, 1, 1)])
-    assert catch_up(tables) == MergeProgress(3, changes=1, rolled_back=1)
+    assert merge_current(tables) == MergeProgress(3, changes=1, rolled_back=1)
     assert count_rows(tables.current_table) == 2
 
 
 def test_one_document_touches_only_its_range(tables):
     append(tables, 0, [row(n % 64, n, b"k%d" % n, b"0") for n in range(1, 641)])
-    catch_up(tables)
+    merge_current(tables)
     before = {file.path for file in tables.current_table.files(tables.current_table.open())}
     append(tables, 1, [row(9, 700, b"k9", b"1")])
-    catch_up(tables)
+    merge_current(tables)
     after = {file.path for file in tables.current_table.files(tables.current_table.open())}
     assert len(before) == len(after) == 16
     assert len(before & after) == 15
@@ -254,7 +254,7 @@ def test_one_document_touches_only_its_range(tables):
 def test_files_stay_few_when_every_fold_adds_documents(tables):
     for batch in range(30):
         append(tables, batch, [row(n, batch + 1, b"%d of %d" % (n, batch)) for n in range(0, 64, 4)])
-        catch_up(tables)
+        merge_current(tables)
     assert count_rows(tables.current_table) == 30 * 16
     assert len(tables.current_table.files(tables.current_table.open())) == 16
 
@@ -262,10 +262,10 @@ def test_files_stay_few_when_every_fold_adds_documents(tables):
 def test_a_large_file_without_a_changed_document_stays(tables, monkeypatch):
     monkeypatch.setattr(current, "SMALL_ROWS", 10)
     append(tables, 0, [row(1, n, b"old %d" % n) for n in range(1, 21)])
-    catch_up(tables)
+    merge_current(tables)
     for batch in range(1, 4):
         append(tables, batch, [row(1, 100 * batch + n, b"new %d of %d" % (n, batch)) for n in range(6)])
-        catch_up(tables)
+        merge_current(tables)
     assert sorted(file.rows for file in tables.current_table.files(tables.current_table.open())) == [6, 12, 20]
     assert count_rows(tables.current_table) == 38
 
@@ -275,7 +275,7 @@ def test_superseded_files_leave_the_disk(tables, monkeypatch):
     monkeypatch.setitem(tables.current_table.configuration, "delta.deletedFileRetentionDuration", "interval 0 seconds")
     for batch in range(20):
         append(tables, batch, [row(1, batch + 1, b"a", b"%d" % batch)])
-        catch_up(tables)
+        merge_current(tables)
     assert len(lakes.orphans(tables)) <= 5
     assert documents(tables)["value"].to_pylist() == [b"19"]
 
@@ -284,14 +284,14 @@ def test_a_fold_that_was_never_committed_counts_for_nothing(tables):
     append(tables, 0, [row(1, 1, b"a", b"1")])
     prepare(tables)
     append(tables, 1, [row(1, 2, b"a", b"2")])
-    catch_up(tables)
+    merge_current(tables)
     prepare(tables)
     assert as_documents(lakes.folded(tables)) == model([row(1, 2, b"a", b"2")])
 
 
 def test_of_two_folds_at_once_one_fails(tables):
     append(tables, 0, [row(1, 1, b"a", b"1")])
-    catch_up(tables)
+    merge_current(tables)
     append(tables, 1, [row(1, 2, b"a", b"2")])
     first, second = prepare(tables), prepare(tables)
     assert isinstance(first, PreparedMerge)
@@ -300,7 +300,7 @@ def test_of_two_folds_at_once_one_fails(tables):
     with pytest.raises(DeltaError):
         second.commit()
     assert as_documents(lakes.folded(tables)) == model([row(1, 2, b"a", b"2")])
-    assert catch_up(tables) == MergeProgress(1)
+    assert merge_current(tables) == MergeProgress(1)
 
 
 def test_readers_beside_merges_and_clean_ups_see_one_state(tables):
@@ -311,7 +311,7 @@ def test_readers_beside_merges_and_clean_ups_see_one_state(tables):
         for batch in range(1, batches):
             append(tables, batch, [row(n, batch + 1, b"%d" % n, b"%d" % batch) for n in range(0, 64, 3)])
             if batch % 2:
-                catch_up(Lake(tables.path))
+                merge_current(Lake(tables.path))
             if batch % 6 == 0:
                 vacuum(Lake(tables.path), 0)
 
@@ -333,21 +333,21 @@ def test_a_fold_comes_again_when_the_changelogs_log_was_cut_off(tables, monkeypa
     """Delta forgets old commits at its checkpoints; what current has not folded by then is read from the files."""
     monkeypatch.setitem(tables.changelog_table.configuration, "delta.logRetentionDuration", "interval 0 seconds")
     append(tables, 0, [row(1, 1, b"a", b"1"), row(1, 2, b"b", b"2")])
-    catch_up(tables)
+    merge_current(tables)
     for batch in range(1, 60):
         append(tables, batch, [row(1, batch + 2, b"a", event="deletion")])
     assert tables.changelog_table.added_since(tables.changelog_table.open(), 0) is None
-    progress = catch_up(tables)
+    progress = merge_current(tables)
     assert progress.rewritten
     assert as_documents(lakes.folded(tables)) == model([row(1, 2, b"b", b"2")])
 
 
 def test_current_of_another_changelog_is_computed_anew(tables, tmp_path):
     append(tables, 0, [row(1, 1, b"a", b"1"), row(60, 1, b"b", b"1")])
-    catch_up(tables)
+    merge_current(tables)
     tables.changelog_table.path.rename(tmp_path / "elsewhere")
     append(tables, 0, [row(1, 1, b"c", b"3")])
-    assert catch_up(tables) == MergeProgress(0, changes=1, rewritten=True)
+    assert merge_current(tables) == MergeProgress(0, changes=1, rewritten=True)
     assert as_documents(lakes.folded(tables)) == model([row(1, 1, b"c", b"3")])
 
 
@@ -356,7 +356,7 @@ def test_versions_without_rows_do_not_hold_the_fold_back(tables, monkeypatch):
     append(tables, 0, [row(1, 1, b"a", b"1")])
     for batch in range(1, 8):
         append(tables, batch, [])
-        catch_up(tables)
+        merge_current(tables)
     name = str(tables.changelog_table.open().metadata().id)
     assert tables.current_table.open().transaction_version(name) == 7
 
@@ -366,7 +366,7 @@ def test_a_pool_that_overflows_drops_superseded_rows_on_the_way(tables, monkeypa
     rows = [row(1, n, b"k%d" % (n % 7), b"%d" % n, "deletion" if n % 11 == 0 else "mutation") for n in range(1, 500)]
     for batch in range(5):
         append(tables, batch, rows[batch * 100 : batch * 100 + 100])
-    catch_up(tables)
+    merge_current(tables)
     assert as_documents(lakes.folded(tables)) == model(rows)
 
 
@@ -394,7 +394,7 @@ def test_a_large_fold_equals_the_pure_one(tables):
         part = rows.slice(batch * 20_000, 20_000).cast(CHANGE_SCHEMA)
         files = write_files(part.to_batches(), tables.changelog_table.path, 64)
         commit(tables, lakes.QUERY, batch, files, vbuckets=64)
-        catch_up(tables)
+        merge_current(tables)
     wanted = merge_changes(rows.cast(CHANGE_SCHEMA)).sort_by("seqno")
     assert lakes.folded(tables).sort_by("seqno").equals(wanted)
 

@@ -9,7 +9,7 @@ from deltalake import write_deltalake
 
 from penstock.errors import LakeRefused, UsageError
 from penstock.spark import Lake
-from penstock.spark.lake.current.current_table import catch_up
+from penstock.spark.lake.current.current_table import merge_current
 from penstock.spark.lake.reading.lake_readers import count_rows, documents, read_changelog, read_current
 from penstock.spark.lake.tables.directory import query_id
 from penstock.wire.schema import CHANGE_SCHEMA
@@ -27,7 +27,7 @@ def test_a_path_may_hold_any_other_character(tmp_path, name):
     lake = Lake(tmp_path / name)
     for batch in range(2):
         append(lake, batch, [row(1, batch + 1, b"a", b"1")])
-        catch_up(lake)
+        merge_current(lake)
     assert [count_rows(lake.changelog_table), count_rows(lake.current_table)] == [2, 1]
     assert read_current(lake, 5)["key"].to_pylist() == ["a"]
 
@@ -63,7 +63,7 @@ def test_the_query_of_the_checkpoint_may_go_on(lake):
 def test_a_lake_may_be_moved(lake, tmp_path):
     checkpoint(lake.checkpoint, batches=1)
     append(lake, 0, [row(1, 1, b"a")])
-    catch_up(lake)
+    merge_current(lake)
     moved = Lake(lake.path.rename(tmp_path / "moved"))
     moved.check_owner()
     assert read_current(moved)["key"].to_pylist() == ["a"]
@@ -161,7 +161,7 @@ def test_the_query_id_is_read_as_spark_writes_it(tmp_path):
 def test_current_is_shown_by_key(lake):
     keys = [b"pear", b"\xff\xff", b"apple", b"fig", b"\xfe", "äpfel".encode()]
     append(lake, 0, [row(7 * number % 64, number, key, key) for number, key in enumerate(keys, 1)])
-    catch_up(lake)
+    merge_current(lake)
     everything = read_current(lake)
     assert everything["key"].to_pylist() == ["apple", "fig", "pear", "äpfel", None, None]
     assert everything["key_bytes"].to_pylist()[4:] == [b"\xfe", b"\xff\xff"]
@@ -171,7 +171,7 @@ def test_current_is_shown_by_key(lake):
 
 def test_a_key_in_two_collections_is_two_documents(lake):
     append(lake, 0, [row(1, n, b"a", b"%d" % n, collection_id=n % 3) for n in range(1, 7)])
-    catch_up(lake)
+    merge_current(lake)
     assert read_current(lake, 2)["collection_id"].to_pylist() == [0, 1]
     assert sorted(documents(lake)["value"].to_pylist()) == [b"4", b"5", b"6"]
 

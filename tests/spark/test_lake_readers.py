@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from penstock.spark import Lake
 from penstock.spark.lake.changelog.merge_rules import merge_changes
-from penstock.spark.lake.current.current_table import catch_up
+from penstock.spark.lake.current.current_table import merge_current
 from penstock.spark.lake.tables.delta_table import RANGE, LakeTable
 from penstock.wire.schema import CHANGE_SCHEMA
 from tests.spark import lakes
@@ -84,9 +84,9 @@ def plain(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def lake(tmp_path_factory):
     lake = Lake(tmp_path_factory.mktemp("readers") / "lake")
     append(lake, 0, ROWS[:150])
-    catch_up(lake)
+    merge_current(lake)
     append(lake, 1, ROWS[150:])
-    catch_up(lake)
+    merge_current(lake)
     return lake
 
 
@@ -127,7 +127,7 @@ def test_a_spark_frame_has_what_is_pending_and_stays_as_it_was(spark, tmp_path):
         rows += step
         frames.append((lake.current_frame(spark), model(rows)))
         if batch == 1:
-            catch_up(lake)
+            merge_current(lake)
     for frame, wanted in frames:
         documents = frame.toArrow()
         assert documents.schema.names == lake.current().schema.names

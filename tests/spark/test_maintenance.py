@@ -17,7 +17,7 @@ from penstock.errors import LakeRefused, UsageError
 from penstock.spark import Lake
 from penstock.spark.lake.changelog.changelog_delta import delta_since
 from penstock.spark.lake.current import current_table as current
-from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, catch_up, prepare
+from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, merge_current, prepare
 from penstock.spark.lake.maintenance import lake_compaction
 from penstock.spark.lake.maintenance.lake_compaction import (
     JOINED_BYTES,
@@ -44,7 +44,7 @@ def rows(batch, count=64):
 def filled(lake, batches=6):
     for batch in range(batches):
         append(lake, batch, rows(batch))
-        catch_up(lake)
+        merge_current(lake)
     return [change for batch in range(batches) for change in rows(batch)]
 
 
@@ -121,12 +121,12 @@ def test_a_run_joins_when_small_files_are_very_many_and_removes_what_was_replace
         assert maintain_changelog(lake)  # but what current has yet to take in
     assert len(files(lake.changelog_table)) == 2 * 16
     assert {path for path in lakes.orphans(lake) if "/changelog/" in path} == set(lake.changelog_table.paths(unwritten))
-    catch_up(lake)
+    merge_current(lake)
     assert as_documents(lakes.folded(lake)) == model([*written, *rows(3)])
     assert not maintain_changelog(lake)
     for batch in range(4, 7):
         append(lake, batch, rows(batch))
-        catch_up(lake)
+        merge_current(lake)
     assert maintain_changelog(lake)
     assert all((lake.changelog_table.path / file.path).exists() for file in unwritten)
     assert lake.changelog().num_rows == 7 * 64
@@ -164,10 +164,10 @@ def test_small_files_are_joined_and_nobody_takes_that_for_news(lake):
     delta = delta_since(lake, known)
     assert delta is not None
     assert (delta.everything, delta.files) == (False, ())
-    assert catch_up(lake) == MergeProgress(delta.version)
+    assert merge_current(lake) == MergeProgress(delta.version)
     assert compact(lake).changelog == TableReport(16, 16, report.changelog.bytes_after, report.changelog.bytes_after)
     append(lake, 6, rows(6))
-    assert catch_up(lake).changes == 64
+    assert merge_current(lake).changes == 64
     assert as_documents(lakes.folded(lake)) == model([*written, *rows(6)])
 
 
@@ -189,7 +189,7 @@ def test_files_that_someone_has_yet_to_take_in_are_left_alone(lake):
     append(lake, 6, rows(6))
     append(lake, 7, rows(7))
     assert compact(lake).changelog.files_after == 16 + 2 * 16
-    assert catch_up(lake) == MergeProgress(lake.changelog_table.open().version(), changes=128)
+    assert merge_current(lake) == MergeProgress(lake.changelog_table.open().version(), changes=128)
 
 
 def test_who_reads_everything_anew_holds_nothing_up(lake, monkeypatch):
@@ -198,12 +198,12 @@ def test_who_reads_everything_anew_holds_nothing_up(lake, monkeypatch):
     for batch in range(60):
         append(lake, batch, rows(batch, 4))
     assert compact(lake).changelog.files_after == 1
-    catch_up(lake)
+    merge_current(lake)
     changelog = str(lake.changelog_table.open().metadata().id)
     append(lake, 60, rows(60, 4))
     assert lake.changelog_table.added_since(lake.changelog_table.open(), 0) is None
     assert compact(lake, [(changelog, 0)]).changelog.files_after == 2
-    assert catch_up(lake).changes == 4
+    assert merge_current(lake).changes == 4
     assert as_documents(lakes.folded(lake)) == model([*written, *rows(60, 4)])
 
 
@@ -218,7 +218,7 @@ def test_current_is_joined_too_and_a_fold_of_before_does_not_count_twice(lake, m
     assert len(files(lake.current_table)) == 16
     with pytest.raises(DeltaError):
         fold.commit()
-    catch_up(lake)
+    merge_current(lake)
     assert as_documents(lakes.folded(lake)) == model(written)
 
 
@@ -235,7 +235,7 @@ def test_a_fold_begins_anew_when_files_were_joined_under_it(lake, monkeypatch):
         return folds[-1]
 
     monkeypatch.setattr(current, "prepare", late)
-    assert catch_up(lake).changes == 64
+    assert merge_current(lake).changes == 64
     assert len(folds) == 2
     assert as_documents(lakes.folded(lake)) == model([*written, *rows(3)])
     vacuum(lake, 0)
@@ -250,7 +250,7 @@ def test_maintenance_at_any_time_changes_nothing(rows, data):
         lake = Lake(directory)
         for batch, (start, end) in enumerate(pairwise(ends)):
             append(lake, batch, rows[start:end])
-            for step in data.draw(st.lists(st.sampled_from([catch_up, compact, lambda lake: vacuum(lake, 0)]))):
+            for step in data.draw(st.lists(st.sampled_from([merge_current, compact, lambda lake: vacuum(lake, 0)]))):
                 step(lake)
             assert as_documents(lake.current()) == model(rows[:end])
             assert lake.changelog().num_rows == end
@@ -269,7 +269,7 @@ def joiner(lake, seconds=None):
 def test_joining_goes_on_beside_a_driver_that_is_killed_too(lake):
     batches = 14
     append(lake, 0, lakes.batch_rows(0))
-    catch_up(lake)
+    merge_current(lake)
     lakes.checkpoint(lake.checkpoint, batches=1)
     with joiner(lake) as joining:
         assert joining.stdout is not None
@@ -292,7 +292,7 @@ def test_joining_that_is_killed_at_any_moment_changes_nothing(lake):
         assert as_documents(lakes.folded(lake)) == model(written)
         assert identities(lake) == sorted((r["vbucket"], r["history"], r["seqno"]) for r in written)
         append(lake, batch, rows(batch))
-        catch_up(lake)
+        merge_current(lake)
         written += rows(batch)
 
 

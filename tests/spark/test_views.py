@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import UsageError, WriteLost
 from penstock.spark import Lake
 from penstock.spark.lake.changelog import changelog_writer as changelog
-from penstock.spark.lake.current.current_table import catch_up
+from penstock.spark.lake.current.current_table import merge_current
 from penstock.spark.lake.maintenance.lake_compaction import compact
 from penstock.spark.lake.reading.lake_positions import LakePosition
 from penstock.spark.lake.reading.lake_views import boundaries_of
@@ -116,7 +116,7 @@ def test_states_of_a_past_that_the_checkpoint_has_forgotten(following, documents
             entry.unlink()
     for _, when, expected in following.contents:
         assert contents(lake.as_of(when)) == expected
-    catch_up(lake)
+    merge_current(lake)
     compact(lake)
     for position, _, expected in following.contents:
         assert contents(lake.as_of(position)) == expected

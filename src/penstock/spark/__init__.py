@@ -5,26 +5,125 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import Error, LakeRefused, OperationTimeout, Unreachable, UsageError, WriteLost
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.client.documents.bulk import BulkWriter
+    from penstock.spark.dependents.dependent import Dependent, catch_up
+    from penstock.spark.dependents.kinds.fulltext import FullText
+    from penstock.spark.dependents.kinds.invalidation import Invalidation
+    from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
+    from penstock.spark.dependents.kinds.xdcr_target import XdcrTarget, replicate
+    from penstock.spark.dependents.registry import DependentKind, Operand, Question, register_kind
+    from penstock.spark.lake.changelog.boundaries import Boundary
+    from penstock.spark.lake.changelog.changelog_writer import append_changes
+    from penstock.spark.lake.current.current_table import merge_current
+    from penstock.spark.lake.current.merge_policy import MergePolicy
+    from penstock.spark.lake.maintenance.lake_compaction import compact
+    from penstock.spark.lake.maintenance.lake_vacuum import vacuum
     from penstock.spark.lake.reading.lake import Lake
+    from penstock.spark.lake.reading.lake_positions import LakePosition
+    from penstock.spark.lake.reading.lake_readers import read_changelog, read_current
+    from penstock.spark.lake.reading.lake_views import boundaries_of
+    from penstock.spark.pipeline.definition.definition import PipelineDefinition
+    from penstock.spark.pipeline.run.pipeline import Pipeline
+    from penstock.spark.pipeline.state.lake_status import LakeStatus
+    from penstock.spark.pipeline.state.run_progress import SourceProgress
+    from penstock.spark.runtime.java import java_environment
+    from penstock.spark.runtime.spark_session import cluster_session, local_session
+    from penstock.spark.shipping import ship
+    from penstock.spark.values import json_columns
 
 ORDER = ("values", "source", "lake", "sink", "dependents", "runtime", "pipeline")
 
-__all__ = ["Lake", "latest_offsets", "register"]
+__all__ = [
+    "Boundary",
+    "BulkWriter",
+    "Dependent",
+    "DependentKind",
+    "Error",
+    "FullText",
+    "Invalidation",
+    "Lake",
+    "LakePosition",
+    "LakeRefused",
+    "LakeStatus",
+    "MergePolicy",
+    "Operand",
+    "OperationTimeout",
+    "Pipeline",
+    "PipelineDefinition",
+    "Question",
+    "SecondaryIndex",
+    "SourceProgress",
+    "Unreachable",
+    "UsageError",
+    "WriteLost",
+    "XdcrTarget",
+    "append_changes",
+    "boundaries_of",
+    "catch_up",
+    "cluster_session",
+    "compact",
+    "java_environment",
+    "json_columns",
+    "latest_offsets",
+    "local_session",
+    "merge_current",
+    "read_changelog",
+    "read_current",
+    "register",
+    "register_kind",
+    "replicate",
+    "ship",
+    "vacuum",
+]
 
 _HOMES = {
+    "Boundary": "penstock.spark.lake.changelog.boundaries",
+    "BulkWriter": "penstock.client.documents.bulk",
+    "Dependent": "penstock.spark.dependents.dependent",
+    "DependentKind": "penstock.spark.dependents.registry",
+    "FullText": "penstock.spark.dependents.kinds.fulltext",
+    "Invalidation": "penstock.spark.dependents.kinds.invalidation",
     "Lake": "penstock.spark.lake.reading.lake",
+    "LakePosition": "penstock.spark.lake.reading.lake_positions",
+    "LakeStatus": "penstock.spark.pipeline.state.lake_status",
+    "MergePolicy": "penstock.spark.lake.current.merge_policy",
+    "Operand": "penstock.spark.dependents.registry",
+    "Pipeline": "penstock.spark.pipeline.run.pipeline",
+    "PipelineDefinition": "penstock.spark.pipeline.definition.definition",
+    "Question": "penstock.spark.dependents.registry",
+    "SecondaryIndex": "penstock.spark.dependents.kinds.secondary_index",
+    "SourceProgress": "penstock.spark.pipeline.state.run_progress",
+    "XdcrTarget": "penstock.spark.dependents.kinds.xdcr_target",
+    "append_changes": "penstock.spark.lake.changelog.changelog_writer",
+    "boundaries_of": "penstock.spark.lake.reading.lake_views",
+    "catch_up": "penstock.spark.dependents.dependent",
+    "cluster_session": "penstock.spark.runtime.spark_session",
+    "compact": "penstock.spark.lake.maintenance.lake_compaction",
+    "java_environment": "penstock.spark.runtime.java",
+    "json_columns": "penstock.spark.values.json_columns",
+    "local_session": "penstock.spark.runtime.spark_session",
+    "merge_current": "penstock.spark.lake.current.current_table",
+    "read_changelog": "penstock.spark.lake.reading.lake_readers",
+    "read_current": "penstock.spark.lake.reading.lake_readers",
+    "register_kind": "penstock.spark.dependents.registry",
+    "replicate": "penstock.spark.dependents.kinds.xdcr_target",
+    "ship": "penstock.spark.shipping",
+    "vacuum": "penstock.spark.lake.maintenance.lake_vacuum",
 }
-"""The module of each name. Names are loaded on first use: a task of a micro-batch needs few of these modules."""
+"""The module of each name. A name is loaded on first use: a task of a micro-batch needs few of these modules."""
 
 
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'penstock.spark' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(home), name)
+    module = import_module(home)
+    found = globals()[name] = module if home.endswith(f".{name}") else getattr(module, name)
     return found
 
 

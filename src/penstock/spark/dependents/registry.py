@@ -2,7 +2,7 @@
 
 Definition, plan, run, status, reset and the command line iterate over `kinds()`. A new kind is a new module:
 
-    @register
+    @register_kind
     @dataclass(frozen=True, slots=True, kw_only=True)
     class RowCountKind(DependentKind):
         title = kind = "row_count"            # declared as [[row_count]]
@@ -34,7 +34,7 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["AT_ONCE", "DependentKind", "Operand", "Question", "kind_named", "kinds", "register", "titles"]
+__all__ = ["AT_ONCE", "DependentKind", "Operand", "Question", "kind_named", "kinds", "register_kind", "titles"]
 
 AT_ONCE = MergePolicy(rows=1, share=0.0, age_seconds=0.0)
 """The policy of a dependent that applies every delta as soon as it comes."""
@@ -141,7 +141,7 @@ K = TypeVar("K", bound=type[DependentKind])
 _registered: dict[str, type[DependentKind]] = {}
 
 
-def register(kind: K) -> K:
+def register_kind(kind: K) -> K:
     """Make a kind known to pipelines; a class decorator. Raises ValueError if another class has the same kind."""
     known = _registered.setdefault(kind.kind, kind)
     if known.__qualname__ != kind.__qualname__ or known.__module__ != kind.__module__:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from penstock.errors import Error, UsageError
 from penstock.spark.dependents.checks import check_declared_name, checked_name, missing_index
 from penstock.spark.dependents.json_paths import parse_path, reached, read_json
-from penstock.spark.dependents.registry import DependentKind, Operand, Question, register
+from penstock.spark.dependents.registry import DependentKind, Operand, Question, register_kind
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import keys_of, to_documents
 from penstock.spark.lake.tables.directory import LakeDirectory
@@ -282,7 +282,7 @@ def _search(lake: LakeDirectory, name: str, operands: Mapping[str, str | None], 
     return FullText.stored(lake, name).search(str(operands["query"]), limit)
 
 
-@register
+@register_kind
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullTextKind(DependentKind):
     """A full-text index over the strings at some paths of the documents; over all strings, if no paths are given.

@@ -20,7 +20,7 @@ from penstock.errors import Error, UsageError
 from penstock.spark.dependents.checks import check_declared_name, check_range, checked_name
 from penstock.spark.dependents.position_file import PositionFile, position_files
 from penstock.spark.dependents.posting import Patience, Poster, secret_headers
-from penstock.spark.dependents.registry import DependentKind, register
+from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.changelog.changelog_delta import SLIM_SCHEMA, ChangelogDelta
 from penstock.spark.lake.changelog.changelog_writer import VBUCKETS
 from penstock.spark.lake.tables.directory import LakeDirectory
@@ -182,7 +182,7 @@ def _named(named: dict[int, Message], collection: int) -> Message:
     return named.get(collection, {"collection_id": collection, "scope": None, "collection": None})
 
 
-@register
+@register_kind
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvalidationKind(DependentKind):
     """Keys of changed documents, posted to an HTTP address. The fields are those of Invalidation.

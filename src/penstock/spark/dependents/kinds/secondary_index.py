@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from penstock.errors import UsageError
 from penstock.spark.dependents.checks import check_declared_name
 from penstock.spark.dependents.json_paths import parse_path
-from penstock.spark.dependents.registry import DependentKind, Operand, Question, register
+from penstock.spark.dependents.registry import DependentKind, Operand, Question, register_kind
 from penstock.spark.dependents.secondary.entries import PendingEntries, in_order, within
 from penstock.spark.dependents.secondary.entry_files import FilePart, files_within, parts_within
 from penstock.spark.dependents.secondary.index_table import DIRECTORY, IndexTable, stored_definition
@@ -241,7 +241,7 @@ def _find(lake: LakeDirectory, name: str, operands: Mapping[str, str | None], li
     return index.range(low, low if high is None else index.kind.of_text(high), limit=limit)
 
 
-@register
+@register_kind
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondaryIndexKind(DependentKind):
     """A table sorted by the values at a path of the documents. type: the type by which values are compared."""

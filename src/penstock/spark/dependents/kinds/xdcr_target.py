@@ -24,7 +24,7 @@ from penstock.errors import UsageError
 from penstock.spark.dependents.checks import check_declared_name, checked_name
 from penstock.spark.dependents.dependent import catch_up
 from penstock.spark.dependents.position_file import PositionFile, position_files
-from penstock.spark.dependents.registry import DependentKind, register
+from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import DOCUMENT_EVENTS, MARKER_EVENTS, RowMarkers, with_collections
 from penstock.spark.lake.tables.delta_table import open_dataset
@@ -318,7 +318,7 @@ def _identities(rows: pa.Table) -> pa.ChunkedArray:
     return joined if isinstance(joined, pa.ChunkedArray) else pa.chunked_array([joined])
 
 
-@register
+@register_kind
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XdcrTargetKind(DependentKind):
     """A bucket that documents are copied to.

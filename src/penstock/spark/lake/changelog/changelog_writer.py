@@ -108,6 +108,24 @@ def commit(lake: LakeDirectory, query: str, batch_id: int, files: Sequence[DataF
     return False
 
 
+def append_changes(
+    lake: LakeDirectory, query: str, batch_id: int, batches: Iterable[pa.RecordBatch], *, vbuckets: int
+) -> bool:
+    """Write changes to the changelog as one batch, without Spark; return False if the changelog has that batch.
+
+    Args:
+        lake: where the changelog is, or will be.
+        query: the name of the writer; a changelog has one.
+        batch_id: the number of the batch, rising.
+        batches: rows of CHANGE_SCHEMA, as `read_changes` gives them.
+        vbuckets: how many the bucket has.
+
+    Raises:
+        LakeRefused: another writer wrote the changelog, or the bucket has another size.
+    """
+    return commit(lake, query, batch_id, write_files(batches, lake.changelog_table.path, vbuckets), vbuckets=vbuckets)
+
+
 def abort(lake: LakeDirectory, files: Sequence[DataFile]) -> None:
     """Remove those of `files` that are not in the table.
 

@@ -1,8 +1,8 @@
 """The current table: for each document the newest change that is still on the surviving history.
 
-The table is kept by `catch_up`, which takes in the changelog versions committed since its last commit and makes one
-commit of them, together with the version that it has reached: a crash between the two tables' commits leaves a version
-to take in, nothing else. Of a range's files only those are rewritten that hold a changed document, and small ones, so
+`merge_current` merges the changelog versions since the table's last commit, and makes one commit of them, together with
+the version that it reaches. A crash between the two tables' commits leaves a version to merge, nothing else. Of a range's
+files only those are rewritten that hold a changed document, and small ones, so
 that files do not pile up.
 """
 
@@ -75,7 +75,7 @@ class PreparedMerge:
                 opened.vacuum(dry_run=False, full=True)
 
 
-def catch_up(lake: LakeDirectory, policy: MergePolicy | None = None) -> MergeProgress:
+def merge_current(lake: LakeDirectory, policy: MergePolicy | None = None) -> MergeProgress:
     """PreparedMerge what the changelog has gained into `current`, if the policy finds that due; None: fold in any case.
 
     Raises DeltaError if another process does the same at the same time.

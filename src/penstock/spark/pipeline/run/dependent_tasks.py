@@ -42,7 +42,7 @@ def current_task(lake: LakeDirectory, policy: MergePolicy) -> DependentTask:
         return count_rows(lake.current_table)
 
     def merge() -> int:
-        version = current_table.catch_up(lake).version
+        version = current_table.merge_current(lake).version
         maintain_changelog(lake)
         return version
 

@@ -1,0 +1,48 @@
+"""What users import stands in `penstock.spark` itself: every name can be imported, and the pages use no other place."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock.spark
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+DOORS = {"penstock.spark", "penstock.spark.declarative", "penstock.spark.shipping"}
+
+
+@pytest.mark.parametrize("name", penstock.spark.__all__)
+def test_each_name_is_there(name):
+    found = getattr(penstock.spark, name)
+    assert found.__doc__, name
+    assert getattr(found, "__name__", name).rpartition(".")[2] == name
+
+
+def test_the_table_of_names_is_whole():
+    assert set(penstock.spark._HOMES) <= set(penstock.spark.__all__) <= set(dir(penstock.spark))
+    assert sorted(penstock.spark.__all__) == penstock.spark.__all__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = penstock.spark.nothing
+
+
+def test_the_door_loads_neither_arrow_nor_spark():
+    script = "import sys, penstock.spark; assert not {'pyarrow', 'pyspark', 'deltalake'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=50)
+
+
+@pytest.mark.parametrize("path", [*PAGES, *EXAMPLES], ids=lambda path: path.name)
+def test_pages_use_the_door(path):
+    text = path.read_text("utf-8")
+    blocks = [text] if path.suffix == ".py" else re.findall(r"^```python[^\n]*\n(.*?)^```$", text, re.M | re.S)
+    modules = {
+        node.module
+        for block in blocks
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("penstock.spark")
+    }
+    assert modules <= DOORS
