@@ -23,6 +23,41 @@ _OPTIONS = ("to", "max_changes", "trigger", "partitions", "protocol", "missing_v
 """Parameters that make a pipeline themselves, and mean nothing beside a file."""
 
 
+File = Annotated[str | None, typer.Argument(metavar="[FILE]", help="The pipeline's TOML file.")]
+To = Annotated[
+    str | None,
+    typer.Option("--to", metavar="LAKE", help="The directory of the tables, instead of FILE; made if not there."),
+]
+AvailableNow = Annotated[
+    bool, typer.Option("--available-now", help="Stop once what the bucket has now is in all tables.")
+]
+MaxChanges = Annotated[int | None, typer.Option(min=1, metavar="N", help="Changes of one micro-batch at most.")]
+Trigger = Annotated[float, typer.Option(min=0, max=86400, metavar="SECONDS", help="How often a micro-batch begins.")]
+Partitions = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Tasks of a micro-batch at most.", show_default="as many as processors"),
+]
+Protocol = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The dialect to ask in: upr-draft, upr or, unless said, dcp. TAP cannot resume, so not tap.",
+    ),
+]
+Master = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="The cluster to run tasks on, as spark-submit takes it: spark://HOST:7077.",
+        show_default="this machine",
+    ),
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(min=0, max=65535, metavar="PORT", help="Serve figures to Prometheus there, on 127.0.0.1."),
+]
+
+
 @commands.command(
     epilog=examples(
         "penstock pipeline run pipeline.toml",
@@ -33,45 +68,17 @@ _OPTIONS = ("to", "max_changes", "trigger", "partitions", "protocol", "missing_v
 )
 def run(
     context: typer.Context,
-    file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="The pipeline's TOML file.")] = None,
+    file: File = None,
     *,
-    to: Annotated[
-        str | None,
-        typer.Option("--to", metavar="LAKE", help="The directory of the tables, instead of FILE; made if not there."),
-    ] = None,
-    available_now: Annotated[
-        bool, typer.Option("--available-now", help="Stop once what the bucket has now is in all tables.")
-    ] = False,
-    max_changes: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Changes of one micro-batch at most.")
-    ] = None,
-    trigger: Annotated[
-        float, typer.Option(min=0, max=86400, metavar="SECONDS", help="How often a micro-batch begins.")
-    ] = 1.0,
-    partitions: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Tasks of a micro-batch at most.", show_default="as many as processors"),
-    ] = None,
-    protocol: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The dialect to ask in: upr-draft, upr or, unless said, dcp. TAP cannot resume, so not tap.",
-        ),
-    ] = None,
+    to: To = None,
+    available_now: AvailableNow = False,
+    max_changes: MaxChanges = None,
+    trigger: Trigger = 1.0,
+    partitions: Partitions = None,
+    protocol: Protocol = None,
     missing_vbuckets: Missing = None,
-    master: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="The cluster to run tasks on, as spark-submit takes it: spark://HOST:7077.",
-            show_default="this machine",
-        ),
-    ] = None,
-    metrics: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, metavar="PORT", help="Serve figures to Prometheus there, on 127.0.0.1."),
-    ] = None,
+    master: Master = None,
+    metrics: MetricsPort = None,
     url: Url = DEFAULT_URL,
     username: Username = None,
     password: PasswordFile = None,

@@ -245,16 +245,7 @@ def _with_meta(options: SinkOptions, source: _Columns) -> Rows:
     With a column REPLACES they take the place of exactly that version, whatever it is; where it says 0, of a tombstone.
     """
     removes = source.removes()
-    values, datatype = source.values(~removes), np.where(removes, np.uint64(0), source.datatypes())
-    attributes = source.attributes()
-    if any(attributes):
-        has_some = np.fromiter(map(bool, attributes), bool, len(attributes))
-        datatype |= has_some * _XATTR
-        packed = [
-            _packed(source, place, pairs, value) if pairs else value
-            for place, (pairs, value) in enumerate(zip(attributes, values.to_pylist(), strict=True))
-        ]
-        values = pa.array(packed, pa.binary())
+    values, datatype = _values_with_attributes(source, removes)
     times = source.numbers("expiry", 32)
     forced = WithMetaFlag.FORCE_ACCEPT if options.conflict_resolution == "lww" else 0
     said = np.full(len(source), int(forced), np.uint64)
@@ -285,6 +276,21 @@ def _with_meta(options: SinkOptions, source: _Columns) -> Rows:
         cas=replaces,
         datatype=datatype,
     )
+
+
+def _values_with_attributes(source: _Columns, removes: npt.NDArray[np.bool_]) -> tuple[pa.Array, Numbers]:
+    """Return the values, with extended attributes packed in front, and their datatypes."""
+    values, datatype = source.values(~removes), np.where(removes, np.uint64(0), source.datatypes())
+    attributes = source.attributes()
+    if any(attributes):
+        has_some = np.fromiter(map(bool, attributes), bool, len(attributes))
+        datatype |= has_some * _XATTR
+        packed = [
+            _packed(source, place, pairs, value) if pairs else value
+            for place, (pairs, value) in enumerate(zip(attributes, values.to_pylist(), strict=True))
+        ]
+        values = pa.array(packed, pa.binary())
+    return values, datatype
 
 
 def _packed(source: _Columns, place: int, pairs: list[tuple[str, Any]], value: bytes) -> bytes:

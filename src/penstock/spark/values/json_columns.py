@@ -17,13 +17,9 @@ one, by Python's own parser, which has the last word.
 
 from __future__ import annotations
 
-import base64
-import json
-import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +27,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from penstock.spark.values.json_rows import EXACT, is_text, members_of, parse_rows
 from penstock.spark.values.json_types import as_struct, differences, fields_of, from_ddl, to_ddl, type_name
 from penstock.wire.json_value import is_utf8
 
 __all__ = ["Evolution", "differences", "evolution", "from_ddl", "infer", "infer_all", "parse", "to_ddl"]
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
-Fields: TypeAlias = Mapping[str, pa.DataType]
 
 SLICE_BYTES = 16 << 20
 """What is parsed at once at most, but for a single value."""
@@ -48,9 +44,6 @@ MOST_OPENED = 1000
 
 DEEPEST = 64
 """Levels of a type; what lies deeper is left out of inferred ones."""
-
-EXACT = {pa.float32(): 2**24, pa.float64(): 2**53}
-"""Up to here every integer is a number of the type."""
 
 
 def parse(values: pa.Array, schema: pa.Schema | pa.StructType) -> tuple[pa.StructArray, pa.StringArray]:
@@ -157,7 +150,7 @@ def _parse(values: pa.BinaryArray, of: pa.StructType) -> tuple[pa.StructArray, p
     likely = pc.and_(pc.starts_with(values, b"{"), pc.less_equal(opened, MOST_OPENED))
     if likely.true_count == len(values):
         return _parse_likely(values, of)
-    apart = [_parse_likely(values.filter(likely), of), _parse_rows(values.filter(pc.invert(likely)), of)]
+    apart = [_parse_likely(values.filter(likely), of), parse_rows(values.filter(pc.invert(likely)), of)]
     places = np.argsort(np.argsort(~np.asarray(likely), kind="stable"), kind="stable")
     columns, rest = (pa.concat_arrays(pair).take(pa.array(places)) for pair in zip(*apart, strict=True))
     return columns, rest
@@ -166,7 +159,7 @@ def _parse(values: pa.BinaryArray, of: pa.StructType) -> tuple[pa.StructArray, p
 def _parse_likely(values: pa.BinaryArray, of: pa.StructType) -> tuple[pa.StructArray, pa.StringArray]:
     """Parse values that begin like an object and are not too deep."""
     if len(values) <= FEW:
-        return _parse_rows(values, of)
+        return parse_rows(values, of)
     read = _read_batch(values, of)
     if read is None:
         half = len(values) // 2
@@ -177,7 +170,7 @@ def _parse_likely(values: pa.BinaryArray, of: pa.StructType) -> tuple[pa.StructA
     columns = _projected(read, of)
     if not suspicious.any():
         return columns, pa.nulls(len(values), pa.string())
-    again, rest = _parse_rows(values.filter(pa.array(suspicious)), of)
+    again, rest = parse_rows(values.filter(pa.array(suspicious)), of)
     places = np.arange(len(values))
     places[suspicious] = len(values) + np.arange(len(again))
     places = pa.array(places)
@@ -246,166 +239,6 @@ def _projected(read: pa.Array, of: pa.DataType) -> pa.Array:
     return pa.ListArray.from_arrays(read.offsets, values, type=of, mask=read.is_null())
 
 
-# Row by row
-
-
-class Member(NamedTuple):
-    """A field of a JSON object: its name, its value, and both as they are written."""
-
-    name: str
-    value: Any
-    written_name: str
-    written: str
-
-
-class _Repeated(dict[str, Any]):
-    """An object that has a name twice, and only the last value of it here."""
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    return found if len(found) == len(pairs) else _Repeated(found)
-
-
-def _integer(text: str) -> int | float:
-    return int(text) if len(text) < 1000 else math.inf  # Python refuses to read very long ones; no column holds one
-
-
-def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is no JSON")
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_constant=_no_constant)
-_SPACE = re.compile(r"[ \t\n\r]*")
-
-
-def _parse_rows(values: pa.BinaryArray, of: pa.StructType) -> tuple[pa.StructArray, pa.StringArray]:
-    fields = fields_of(of)
-    documents: list[dict[str, Any] | None] = []
-    rest: list[str | None] = []
-    for value in values.to_pylist():
-        try:
-            text = value.decode()
-        except UnicodeDecodeError:
-            documents.append(None)
-            rest.append(json.dumps({"_binary": base64.b64encode(value).decode()}))
-            continue
-        members = members_of(text)
-        if members is None:
-            documents.append(None)
-            rest.append(text)
-            continue
-        document, left = _fitted(members, fields)
-        documents.append(document)
-        rest.append(left)
-    return pa.array(documents, of), pa.array(rest, pa.string())
-
-
-def members_of(text: str) -> list[Member] | None:
-    """Return the fields of a JSON object, in order; None for text that is none, or deeper than can be read."""
-    start = _skip(text, 0)
-    if text[start : start + 1] != "{":
-        return None
-    try:
-        members, end = _members(text, start)
-    except (ValueError, RecursionError):
-        return None
-    return members if _skip(text, end) == len(text) else None
-
-
-def _members(text: str, start: int) -> tuple[list[Member], int]:
-    """Return the fields of the object that begins at `start`, and where it ends. Raises ValueError."""
-    members: list[Member] = []
-    at = _skip(text, start + 1)
-    while text[at : at + 1] != "}" or members:
-        if text[at : at + 1] != '"':
-            raise ValueError("no name")
-        begin = at
-        name, at = _DECODER.raw_decode(text, at)
-        written_name = text[begin:at]
-        at = _skip(text, at)
-        if text[at : at + 1] != ":":
-            raise ValueError("no colon")
-        begin = _skip(text, at + 1)
-        value, at = _DECODER.raw_decode(text, begin)
-        members.append(Member(name, value, written_name, text[begin:at]))
-        at = _skip(text, at)
-        if text[at : at + 1] == "}":
-            break
-        if text[at : at + 1] != ",":
-            raise ValueError("no comma")
-        at = _skip(text, at + 1)
-    return members, at + 1
-
-
-def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
-
-
-def _fitted(members: Sequence[Member], fields: Fields) -> tuple[dict[str, Any], str | None]:
-    """Return the values that fit, and the text of what does not, None if that is nothing."""
-    last = {member.name: at for at, member in enumerate(members)}
-    values: dict[str, Any] = {}
-    left: list[str] = []
-    for at, (name, value, written_name, written) in enumerate(members):
-        of = fields.get(name)
-        if value is None:
-            continue
-        if of is None or last[name] != at:
-            left.append(f"{written_name}:{written}")
-        elif pa.types.is_struct(of) and isinstance(value, dict):
-            values[name], inner = _fitted(_members(written, 0)[0], fields_of(of))
-            left += [] if inner is None else [f"{written_name}:{inner}"]
-        else:
-            values[name], fits = _fit(value, of)
-            left += [] if fits else [f"{written_name}:{written}"]
-    return values, f"{{{','.join(left)}}}" if left else None
-
-
-def _fit(value: Any, of: pa.DataType) -> tuple[Any, bool]:
-    """Return what of a value is of a type, and whether that is all of it."""
-    if value is None:
-        return None, True
-    if pa.types.is_list(of) and isinstance(value, list):
-        parts = [_fit(element, of.value_type) for element in value]
-        return [part for part, _ in parts], all(fits for _, fits in parts)
-    if pa.types.is_struct(of) and isinstance(value, dict):
-        fields = fields_of(of)
-        inside = {name: _fit(value.get(name), field) for name, field in fields.items()}
-        named = all(name in fields or each is None for name, each in value.items())
-        fits = named and not isinstance(value, _Repeated) and all(fits for _, fits in inside.values())
-        return {name: part for name, (part, _) in inside.items()}, fits
-    held = _held(value, of)
-    return held, held is not None
-
-
-def _held(value: Any, of: pa.DataType) -> bool | int | float | str | None:
-    """Return a value as a column of the type holds it, None if it does not."""
-    if isinstance(value, bool):
-        return value if pa.types.is_boolean(of) else None
-    if isinstance(value, str):
-        return value if pa.types.is_string(of) and _is_text(value) else None
-    if isinstance(value, int) and pa.types.is_integer(of):
-        return value if -(2 ** (of.bit_width - 1)) <= value < 2 ** (of.bit_width - 1) else None
-    if of in EXACT and isinstance(value, int | float):
-        try:
-            with np.errstate(over="ignore"):
-                held = float(of.to_pandas_dtype()(float(value)))
-        except OverflowError:
-            return None
-        return held if math.isfinite(held) and (isinstance(value, float) or int(held) == value) else None
-    return None
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which an escape can write
-        return False
-    return True
-
-
 # What types documents have
 
 
@@ -435,7 +268,7 @@ def _infer_rows(values: pa.BinaryArray) -> pa.DataType:
 def _type_of_members(members: Iterable[tuple[str, Any]], depth: int = 0) -> pa.DataType:
     fields: dict[str, pa.DataType] = {}
     for name, value in members:
-        if _is_text(name):
+        if is_text(name):
             of = _type_of(value, depth + 1)
             fields[name] = _merged(fields[name], of) if name in fields else of
     return pa.struct(list(fields.items()))

@@ -1,9 +1,8 @@
 """The current table: for each document the newest change that is still on the surviving history.
 
 `merge_current` merges the changelog versions since the table's last commit, and makes one commit of them, together with
-the version that it reaches. A crash between the two tables' commits leaves a version to merge, nothing else. Of a range's
-files only those are rewritten that hold a changed document, and small ones, so
-that files do not pile up.
+the version that it reaches. A crash between the two tables' commits leaves a version to merge, nothing else. Of a
+range's files only those are rewritten that hold a changed document, and small ones, so that files do not pile up.
 """
 
 from __future__ import annotations

@@ -269,21 +269,24 @@ class LakeTable:
         mark = Transaction(*transaction, last_updated=now)
         properties = CommitProperties(app_transactions=[mark], max_commit_retries=retries)
         if table is None:
-            schema = self.schema.set(len(self.schema) - 1, self.schema.field(-1).with_metadata(note))
-            self.path.mkdir(parents=True, exist_ok=True)
-            create_table_with_add_actions(
-                self.path.as_uri(),
-                Schema.from_arrow(schema),
-                actions,
-                mode="error",
-                partition_by=self.partition_by,
-                configuration=self.configuration,
-                commit_properties=properties,
-            )
+            self._create(actions, properties, note)
             return
         actions += [RemoveAction(file.path, rows_change, now, file.size, self._partition(file)) for file in removed]
         table.create_write_transaction(
             actions, "append", table.schema(), self.partition_by, commit_properties=properties
+        )
+
+    def _create(self, actions: list[Any], properties: CommitProperties, note: Mapping[str, str] | None) -> None:
+        schema = self.schema.set(len(self.schema) - 1, self.schema.field(-1).with_metadata(note))
+        self.path.mkdir(parents=True, exist_ok=True)
+        create_table_with_add_actions(
+            self.path.as_uri(),
+            Schema.from_arrow(schema),
+            actions,
+            mode="error",
+            partition_by=self.partition_by,
+            configuration=self.configuration,
+            commit_properties=properties,
         )
 
     def abandon(self, files: Iterable[DataFile]) -> None:

@@ -82,19 +82,20 @@ def run(
             control.check_content(place.lake, place.source.content())
         # Twice: a stopped session no longer tells an error's causes.
         with in_one_sentence(), _session(spark, master, locks) as session, in_one_sentence():
-            followings = [
-                SourceRun(
-                    place.source,
-                    place.lake,
-                    place.bucket.vbuckets,
-                    partial(place.ask_high_seqnos, loop),
-                    tasks=tasks_of(definition, place.source, place.lake, session),
-                    table_format=definition.tables.changelog_format,
-                    fields=fields_of(place.source, place.lake),
-                )
-                for place in places
-            ]
-            return _Run(followings, report, available_now, finish or threading.Event()).follow(session)
+            sources = [_source_run(definition, place, loop, session) for place in places]
+            return _Run(sources, report, available_now, finish or threading.Event()).follow(session)
+
+
+def _source_run(definition: PipelineDefinition, place: _Place, loop: LoopThread, session: SparkSession) -> SourceRun:
+    return SourceRun(
+        place.source,
+        place.lake,
+        place.bucket.vbuckets,
+        partial(place.ask_high_seqnos, loop),
+        tasks=tasks_of(definition, place.source, place.lake, session),
+        table_format=definition.tables.changelog_format,
+        fields=fields_of(place.source, place.lake),
+    )
 
 
 class _Place:
@@ -138,16 +139,16 @@ def _session(given: SparkSession | None, master: str | None, locks: Sequence[int
 class _Run:
     def __init__(
         self,
-        followings: Sequence[SourceRun],
+        sources: Sequence[SourceRun],
         report: ReportProgress | None,
         available_now: bool,
         finish: threading.Event,
     ) -> None:
-        self._followings = followings
+        self._sources = sources
         self._report = report
         self._available_now = available_now
         self._finish = finish
-        tasks = [task for following in followings for task in following.tasks]
+        tasks = [task for source in sources for task in source.tasks]
         self._tables = DependentRunner([task for task in tasks if task.is_local])
         self._others = [DependentRunner([task]) for task in tasks if not task.is_local]
         self._account = control.begin()
@@ -173,16 +174,16 @@ class _Run:
             raise
         finally:
             self._write_account(ended=True, error=error)
-            for following in self._followings:
-                control.forget_requests(following.lake)
-        return tuple(following.progress for following in self._followings)
+            for source in self._sources:
+                control.forget_requests(source.lake)
+        return tuple(source.progress for source in self._sources)
 
     def _watch(self, spark: SparkSession) -> None:
         """Run the queries to their end."""
         queries = []
-        with ThreadPoolExecutor(len(self._followings), "penstock-finish") as pool, ExitStack() as stack:
-            for following in self._followings:
-                queries.append(following.start(spark, available_now=self._available_now))
+        with ThreadPoolExecutor(len(self._sources), "penstock-finish") as pool, ExitStack() as stack:
+            for source in self._sources:
+                queries.append(source.start(spark, available_now=self._available_now))
                 stack.callback(queries[-1].stop)
             caught_up: list[Future[None]] = []
             while (active := [query for query in queries if query.isActive]) and not self._is_asked_to_stop():
@@ -200,8 +201,8 @@ class _Run:
 
     def _merge_all(self) -> None:
         """Let everything that is kept take in what the changelogs have; those who are told, for a while only."""
-        for following in self._followings:
-            following.look()
+        for source in self._sources:
+            source.look()
         for keeper in (self._tables, *self._others):
             keeper.finish()
         while not self._tables.wait(_POLL_SECONDS):
@@ -219,8 +220,8 @@ class _Run:
 
     def _tell(self) -> None:
         """Report where everything stands; the report may raise, to end the run."""
-        before = tuple(following.progress for following in self._followings)
-        now = tuple(following.look() for following in self._followings)
+        before = tuple(source.progress for source in self._sources)
+        now = tuple(source.look() for source in self._sources)
         if now != before or time.monotonic() - self._written_at > _ACCOUNT_SECONDS:
             self._write_account(ended=False, error=None)
         for progress in now if self._report is not None else ():
@@ -234,11 +235,11 @@ class _Run:
 
     def _write_account(self, *, ended: bool, error: str | None) -> None:
         self._written_at = time.monotonic()
-        for following in self._followings:
+        for source in self._sources:
             account = replace(
-                self._account, updated=time.time(), ended=ended, error=error, said=asdict(following.progress)
+                self._account, updated=time.time(), ended=ended, error=error, said=asdict(source.progress)
             )
-            account.write(following.lake)
+            account.write(source.lake)
 
     def _is_asked_to_stop(self) -> bool:
-        return any(control.is_asked_to_stop(following.lake, self._account.run) for following in self._followings)
+        return any(control.is_asked_to_stop(source.lake, self._account.run) for source in self._sources)
