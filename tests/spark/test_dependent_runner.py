@@ -1,4 +1,4 @@
-"""What hangs off a changelog: when it catches up, whose failure is whose, and what commits say of themselves."""
+"""Dependents of a changelog: when they catch up, whose failure is whose, and what commits say of themselves."""
 
 import json
 import threading

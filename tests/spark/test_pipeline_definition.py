@@ -173,7 +173,7 @@ def test_one_source_has_the_lake_itself(said, tmp_path):
         ),
         (
             SMALL + '[tables]\nchangelog_format = "parquet"\ncurrent = false\n[[fulltext]]\nname = "t"',
-            "[[fulltext]] 1 hangs off a changelog of plain parquet, which has no versions; expected 'delta'",
+            "[[fulltext]] 1 depends on a changelog of plain parquet, which has no versions; expected 'delta'",
         ),
         (SMALL + "[current]\nmerge_share = 2", "[current] merge_share is 2.0, expected 0 to 1"),
         (SMALL + '[index]\nname = "i"', "[index] is one table, expected [[index]]"),

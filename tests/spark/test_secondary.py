@@ -442,4 +442,4 @@ def test_a_spark_frame(lake, index, spark):
 
 
 def test_value_types():
-    assert pa.types.is_string(SecondaryIndex(Lake("x"), "a", "a").table.schema.field("value").type)
+    assert pa.types.is_string(SecondaryIndex(Lake("x"), "a", "a").schema.field("value").type)

@@ -94,7 +94,7 @@ def _spark() -> SparkSession:
 def documents_of(changes: DataFrame) -> DataFrame:
     """Return the documents that `changes`, all rows of a changelog in any order, leave; columns as of a lake's current.
 
-    Equal to `penstock.spark.lake.changelog.merge_rules.fold`.
+    Equal to `penstock.spark.lake.changelog.merge_rules.merge_changes`.
     """
     placed = _placed(changes)
     newest = F.max_by(F.struct(*MERGE_SCHEMA.names), F.struct("history", PLACE)).alias("newest")

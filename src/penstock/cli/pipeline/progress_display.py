@@ -102,7 +102,7 @@ def _dependents(each: DependentProgress) -> str:
 
 
 def _table(sources: Any) -> Table:
-    """Return all sources and what hangs off them, a line each."""
+    """Return all sources and their dependents, a line each."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)

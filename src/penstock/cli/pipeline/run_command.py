@@ -101,17 +101,9 @@ def run(
         definition = read_definition(file)
     else:
         assert to is not None
-        definition = of_one(
-            to,
-            url=url,
-            username=username,
-            password_file=password,
-            max_changes_per_trigger=max_changes,
-            max_partitions=partitions,
-            protocol=protocol,
-            missing_vbuckets=missing_vbuckets,
-            trigger_seconds=trigger,
-        )
+        bucket = {"url": url, "username": username, "password_file": password, "protocol": protocol}
+        limits = {"max_changes_per_trigger": max_changes, "max_partitions": partitions, "trigger_seconds": trigger}
+        definition = of_one(to, **bucket, **limits, missing_vbuckets=missing_vbuckets)
     end(_follow(definition, metrics, master, as_json=as_json, available_now=available_now), as_json=as_json)
 
 

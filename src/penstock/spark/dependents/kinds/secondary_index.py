@@ -77,6 +77,7 @@ class SecondaryIndex:
         self.path = path
         self.kind = self._index.kind
         self.table = self._index.table
+        self.schema = self.table.schema
 
     @classmethod
     def stored(cls, lake: LakeDirectory, name: str) -> SecondaryIndex:

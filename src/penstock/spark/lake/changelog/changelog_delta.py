@@ -1,9 +1,9 @@
-"""What a changelog has gained since one of its versions, for whatever is kept behind it.
+"""Changelog deltas: what a changelog has gained since one of its versions.
 
-The current table, indexes, copies and notices all hang off the changelog in the same way: each remembers the version
-that it has taken in, together with what it made of it, and asks `delta_since` for what came after. What comes is, for
-one vbucket range at a time, the newest change of each document that was touched; a rollback may bring back versions
-that were overwritten, so that all documents of a rolled back vbucket come anew.
+The current table and all dependents use the changelog in the same way. Each stores the version that it has applied,
+together with its result, and asks `delta_since` for the changes after that version. A delta has, for one vbucket range
+at a time, the newest change of each document that was touched. A rollback may bring back versions that were
+overwritten, so a delta has all documents of a rolled back vbucket.
 """
 
 from __future__ import annotations

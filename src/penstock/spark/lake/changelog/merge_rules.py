@@ -1,7 +1,7 @@
 """What of the changelog's rows still counts: pure functions over Arrow tables.
 
 For each document it is the newest change that is on the surviving history and in a collection that has not ended since.
-`fold` is that sentence as a function of all the changelog's rows.
+`merge_changes` is that sentence as a function of all the changelog's rows.
 """
 
 from __future__ import annotations

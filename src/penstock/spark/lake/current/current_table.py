@@ -29,9 +29,9 @@ from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 SMALL_BYTES, SMALL_ROWS = 8 << 20, 32_768
 """A file below both is rewritten whenever its range changes."""
 TRIES = 5
-"""How often a fold begins anew because its table's files were joined meanwhile."""
+"""How often a merge is prepared again because its table's files were joined meanwhile."""
 IDLE_VERSIONS = 64
-"""Changelog versions without rows after which the fold's position is committed all the same."""
+"""Changelog versions without rows after which the position is committed all the same."""
 VACUUM_EVERY = 50
 """Commits of `current` after which files that no longer belong to it are removed from the disk."""
 
@@ -51,7 +51,7 @@ class MergeProgress:
 
 @dataclass(frozen=True, slots=True)
 class PreparedMerge:
-    """A fold whose files are written; `commit` makes them the table."""
+    """A merge whose files are written; `commit` makes them the table."""
 
     lake: LakeDirectory
     table: DeltaTable | None
@@ -61,7 +61,7 @@ class PreparedMerge:
     progress: MergeProgress
 
     def commit(self) -> None:
-        """Raises DeltaError if another process committed a fold since this one began."""
+        """Raises DeltaError if another process committed a merge since this one began."""
         table = self.lake.current_table
         transaction = (self.changelog_id, self.progress.version)
         table.commit(self.table, transaction, self.added, self.removed)
@@ -75,7 +75,7 @@ class PreparedMerge:
 
 
 def merge_current(lake: LakeDirectory, policy: MergePolicy | None = None) -> MergeProgress:
-    """PreparedMerge what the changelog has gained into `current`, if the policy finds that due; None: fold in any case.
+    """Merge what the changelog has gained into `current`, if the policy finds that due; None: merge in any case.
 
     Raises DeltaError if another process does the same at the same time.
     """
@@ -87,17 +87,17 @@ def merge_current(lake: LakeDirectory, policy: MergePolicy | None = None) -> Mer
             step.commit()
         except DeltaError:
             lake.current_table.abandon(step.added)
-            # Someone who joined small files has not moved the fold's place; another fold has.
+            # A compaction leaves the merged version as it is; another merge moves it.
             if merged_version(lake, lake.current_table.open()) != merged_version(lake, step.table):
                 raise
             continue
         step.clean_up()
         return step.progress
-    raise Error(f"{lake.current_table.path} was changed by others {TRIES} times while changes were folded into it")
+    raise Error(f"{lake.current_table.path} was changed by others {TRIES} times while changes were merged into it")
 
 
 def prepare(lake: LakeDirectory, policy: MergePolicy | None = None) -> PreparedMerge | MergeProgress:
-    """Write the files of the next fold, or return where `current` stands if none is due."""
+    """Write the files of the next merge, or return where `current` stands if none is due."""
     table = lake.current_table.open()
     known = merged_version(lake, table)
     delta = delta_since(lake, known)

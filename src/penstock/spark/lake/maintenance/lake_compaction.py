@@ -40,7 +40,7 @@ MOST_SMALL = 4096
 
 
 class Conflict(Error):
-    """Others kept changing a table whose files were to be joined."""
+    """Other processes kept changing a table while its files were joined."""
 
 
 def compact(lake: LakeDirectory, applied: Iterable[tuple[str, int] | None] = ()) -> MaintenanceReport:
@@ -57,7 +57,7 @@ def compact(lake: LakeDirectory, applied: Iterable[tuple[str, int] | None] = ())
 
     return MaintenanceReport(
         _join(lake.changelog_table, lambda table: joins(_applied_files(lake, table, applied)), _maintenance),
-        # A fold marks its commit so, too: of a fold and a joining at once, one fails.
+        # A merge marks its commit so, too: of a merge and a compaction at once, one fails.
         _join(lake.current_table, of_current, lambda table: merged_version(lake, table) or _maintenance(table)),
     )
 
@@ -159,7 +159,7 @@ def _join_range(
             table.commit(opened, transaction(opened), added, [f for group in groups for f in group], rows_change=False)
             return
         except DeltaError:
-            table.abandon(added)  # a fold or another joining came first
+            table.abandon(added)  # a merge or another compaction came first
         except Exception:
             table.abandon(added)
             raise

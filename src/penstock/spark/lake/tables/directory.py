@@ -17,14 +17,14 @@ from penstock.spark.lake.tables.delta_table import LakeTable
 from penstock.spark.lake.tables.schemas import CHANGELOG_SCHEMA, CURRENT_SCHEMA
 
 # Opening a table reads its newest checkpoint and the commits after that, and lists the log's directory: both stay
-# short. A version that `current` has not folded when its log entry expires costs a fold of the whole changelog.
+# short. A version that is not merged into `current` when its log entry expires costs a merge of the whole changelog.
 # A removed file is remembered for longer than vacuum keeps it, which removes only remembered files.
 CHANGELOG_PROPERTIES = {
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 6 hours",
     "delta.deletedFileRetentionDuration": "interval 2 hours",
 }
-# Every fold rewrites files, and the log remembers a removed file for this long.
+# Every merge rewrites files, and the log remembers a removed file for this long.
 CURRENT_PROPERTIES = {
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 1 hours",

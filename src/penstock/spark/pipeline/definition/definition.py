@@ -289,7 +289,7 @@ def _check_dependents(found: PipelineDefinition, declared: Iterable[tuple[TomlPl
         if each.source is not None and each.source not in names:
             raise at.wrong(f"source is {each.source!r}, expected one of {', '.join(map(str, names))}")
         if found.tables.changelog_format == "parquet":
-            raise at.wrong("hangs off a changelog of plain parquet, which has no versions; expected 'delta'")
+            raise at.wrong("depends on a changelog of plain parquet, which has no versions; expected 'delta'")
         if each.name in _TABLES:
             raise at.wrong(f"name is {each.name!r}, which is a table of the lake")
         where = (each.source or names[0], each.name)

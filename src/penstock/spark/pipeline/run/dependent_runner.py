@@ -1,9 +1,9 @@
-"""Keeps what hangs off a changelog, on a thread of its own.
+"""Dependent runners: threads that apply changelog deltas to the current table and the dependents.
 
-Each thing has its own policy and its own failures. What is kept on this machine, the current table and the indexes,
-shares one thread for all of a run, so that merges take turns; what is told to others has a thread each, since they may
-be slow or away. Only the current table's failure is the run's: all else is tried again, with growing pauses, and goes
-on where it was whenever that is.
+Each task has its own policy and its own failures. The current table and the local dependents share one thread for all
+of a run, so that merges take turns. Each of the other dependents has its own thread, because the system that it informs
+may be slow or away. Only a failure of the current table ends the run. All other tasks are tried again, with growing
+pauses, and go on at their position.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ class _Commit:
 
 
 class DependentTask:
-    """One thing that is kept. All calls but `now` and `gained` come from its keeper's thread.
+    """The current table or one dependent in a run. Its runner's thread makes all calls but `now` and `gained`.
 
-    catch_up: takes in everything, and returns the changelog's version that it has reached. table_rows: rows that a
-    merge would go through, for the policy. is_local: it is a table of the lake, and waits for nobody else. vital: its
-    failure is the run's.
+    Args:
+        catch_up: applies all pending changes and returns the changelog version that it reaches.
+        policy: when pending changes are applied.
+        table_rows: returns how many rows a merge goes through, for the policy.
+        is_local: the result lies in the lake; no other system is waited for.
+        vital: a failure ends the run.
     """
 
     def __init__(
@@ -70,16 +73,16 @@ class DependentTask:
 
     @property
     def now(self) -> DependentProgress:
-        """Where it stands."""
+        """The progress."""
         return self._state
 
     def begins(self, version: int, newest: int, pending: Sequence[DataFile]) -> None:
-        """Say which version it has taken in already, which one the changelog has, and the files between the two."""
+        """Set the applied version, the changelog's newest version, and the files between the two."""
         self._state = replace(self._state, version=version)
         self.gained(newest, pending)
 
     def gained(self, version: int, files: Sequence[DataFile]) -> None:
-        """Say that the changelog has got these files; version: it has now."""
+        """Add files that the changelog has gained. version: the changelog's newest."""
         with self._lock:
             self._newest = version
             if rows := sum(file.rows for file in files):
@@ -88,7 +91,7 @@ class DependentTask:
                 self._state = replace(self._state, pending=sum(each.rows for each in self._pending))
 
     def is_due(self, now: float) -> bool:
-        """Tell whether its policy wants it to catch up. now: seconds since the epoch."""
+        """Return whether the policy finds a merge due. now: seconds since the epoch."""
         pending = self._pending
         if time.monotonic() < self._retry_at:
             return False
@@ -106,7 +109,7 @@ class DependentTask:
         return self._newest > self._state.version
 
     def run(self) -> None:
-        """Catch up. Raises what a vital one raises; of another, remembers it."""
+        """Apply all pending changes. Raises the errors of a vital task; those of another are stored in its progress."""
         before, began = self._state.pending, time.monotonic()
         try:
             version = self._catch_up()
@@ -143,9 +146,10 @@ class DependentTask:
 
 
 class DependentRunner:
-    """Runs tasks when they are due, until `finish`, which lets all of them catch up first.
+    """Runs tasks on a thread when they are due, until `finish`, which lets all of them catch up first.
 
-    A context manager: leaving it finishes, if nobody did. failure: what a vital task raised; the keeper has ended then.
+    Attributes:
+        failure: the error of a vital task, which has ended the thread; None otherwise.
     """
 
     def __init__(self, tasks: Iterable[DependentTask], look_seconds: float = 1.0) -> None:
@@ -154,7 +158,7 @@ class DependentRunner:
         self._look_seconds = look_seconds
         self._wake = threading.Event()
         self._is_finishing = False
-        self._thread = threading.Thread(target=self._main, name="penstock-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._main, name="penstock-dependents", daemon=True)
 
     def start(self) -> None:
         self._thread.start()

@@ -1,4 +1,4 @@
-"""Where a run stands, in plain data: for reports, for the lake's account of it, for Prometheus."""
+"""The progress of a run as plain data: for reports, for the run's state in the lake, for Prometheus."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ __all__ = ["DependentProgress", "ReportProgress", "RollbackEvent", "SourceProgre
 
 @dataclass(frozen=True, slots=True)
 class RollbackEvent:
-    """at: seconds since the epoch when it was written to the changelog. vbuckets: those that were rolled back then."""
+    """A rollback in the changelog.
+
+    Attributes:
+        at: when it was committed, in seconds since the epoch.
+        vbuckets: the vbuckets that were rolled back.
+    """
 
     at: float
     vbuckets: tuple[int, ...]
@@ -18,11 +23,17 @@ class RollbackEvent:
 
 @dataclass(frozen=True, slots=True)
 class DependentProgress:
-    """Where something stands that is kept behind a changelog.
+    """The progress of the current table or of one dependent.
 
-    kind: current, index, fulltext, invalidate, bucket. version: of the changelog that it has taken in, -1: none.
-    pending: rows of the changelog that it has not. taken, seconds: rows that this run has taken in, and how long that
-    took altogether. error: why it could not the last time. failures: how often in a row.
+    Attributes:
+        kind: "current", or the kind of the dependent.
+        version: the changelog version that was applied, -1 for none.
+        pending: rows of the changelog that were not applied yet.
+        taken: rows that this run has applied.
+        times: how often this run has applied rows.
+        seconds: how long that took altogether.
+        error: why the last attempt failed, None if it succeeded.
+        failures: failed attempts in a row.
     """
 
     name: str
@@ -38,13 +49,22 @@ class DependentProgress:
 
 @dataclass(frozen=True, slots=True)
 class SourceProgress:
-    """Where one source's tables stand.
+    """The progress of one source's tables.
 
-    rows, bytes: written to the changelog by this run; bytes of its files. changelog_rows: it has altogether. lag:
-    seqnos of the bucket that the changelog does not have yet, None where the node does not say. rows_per_second,
-    bytes_per_second: since the report before. rollbacks: rows of them that this run has written. schema_changes: what
-    values have that the declared or inferred schema lacks. missing_vbuckets: those that no node serves, as far as the
-    nodes last said.
+    Attributes:
+        source: the source's name, None if a command's options made the only source.
+        rows: rows that this run has written to the changelog.
+        bytes: the size of their files.
+        changelog_rows: all rows of the changelog.
+        lag: seqnos of the bucket that the changelog does not have yet, None if the node does not answer.
+        batches: micro-batches of the query so far.
+        version: the changelog's version.
+        rows_per_second, bytes_per_second: since the report before.
+        rollbacks: rolled back vbuckets that this run has written, counted each time.
+        last_rollback: the newest rollback in the changelog.
+        dependents: the current table and the dependents.
+        schema_changes: fields of values that the declared or inferred schema lacks.
+        missing_vbuckets: vbuckets that no node serves, as the nodes reported last.
     """
 
     source: str | None = None
@@ -64,7 +84,7 @@ class SourceProgress:
 
     @property
     def merged(self) -> int:
-        """The changelog's version that current has reached, -1 if there is none."""
+        """The changelog version that is merged into current, -1 for none."""
         return next((each.version for each in self.dependents if each.kind == "current"), -1)
 
 

@@ -1,8 +1,8 @@
-"""What processes tell each other through a lake's directory: a run what it does, another that it should stop.
+"""The state of a run in the lake's directory, and the request to stop it.
 
-`_run.json` is the run's own account of itself, replaced as a whole. `_stop` names the run that is asked to end: a run
-has an id that no other has, so that a request which outlived its run, or a process number that another process got
-since, is nobody's. Whether a run lives is told by neither file but by the lake's lock, which ends with its processes.
+`_run.json` has the run's state; every update replaces the whole file. `_stop` names the run that is asked to end. A run
+has a unique id, so a request that outlived its run, or a process number that was given again, has no effect. Neither
+file shows whether a run lives: the lake's lock does, which ends with the run's processes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,16 @@ _MARKS = ("_checkpoint", "changelog", ACCOUNT)
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """A run's account. run: its id. pid: its process. started, updated: seconds since the epoch. ended: whether it has
-    come to its end by itself. error: what ended it, in one sentence. said: its progress."""
+    """The state of a lake's newest run, as the run reported it last.
+
+    Attributes:
+        run: the run's id.
+        pid: its process.
+        started, updated: seconds since the epoch.
+        ended: whether the run ended by itself.
+        error: the error that ended it, in one sentence.
+        said: its progress, SourceProgress as a dict.
+    """
 
     run: str
     pid: int
@@ -54,7 +62,7 @@ class RunState:
     said: dict[str, Any]
 
     def write(self, lake: LakeDirectory) -> None:
-        """Replace the lake's account by this one."""
+        """Replace the state in the lake's directory."""
         text = json.dumps({name: getattr(self, name) for name in self.__slots__})
         draft = lake.path / f"{ACCOUNT}.{self.run}"
         draft.write_text(text)
@@ -62,13 +70,13 @@ class RunState:
 
 
 def begin() -> RunState:
-    """Return the account of a run that begins in this process."""
+    """Return the state of a run that begins in this process."""
     now = time.time()
     return RunState(uuid.uuid4().hex, os.getpid(), now, now, ended=False, error=None, said={})
 
 
 def read_run_state(lake: LakeDirectory) -> RunState | None:
-    """Return what the newest run of a lake has said of itself, None if none did."""
+    """Return the state of a lake's newest run, None if there was no run."""
     try:
         return RunState(**json.loads((lake.path / ACCOUNT).read_text()))
     except (FileNotFoundError, NotADirectoryError):
@@ -85,7 +93,7 @@ def ask_to_stop(lake: LakeDirectory, run: str) -> None:
 
 
 def is_asked_to_stop(lake: LakeDirectory, run: str) -> bool:
-    """Tell whether somebody has asked this run to end; requests to others are removed."""
+    """Return whether this run was asked to end; requests to other runs are removed."""
     path = lake.path / STOP
     try:
         asked = path.read_text()
@@ -97,12 +105,12 @@ def is_asked_to_stop(lake: LakeDirectory, run: str) -> bool:
 
 
 def forget_requests(lake: LakeDirectory) -> None:
-    """Remove what was asked of a run that ends."""
+    """Remove the request to a run that ends."""
     (lake.path / STOP).unlink(missing_ok=True)
 
 
 def forget_kept(lake: LakeDirectory, names: Collection[str]) -> None:
-    """Take things that are no more out of the account of a run that has ended."""
+    """Remove dependents that were deleted from the state of a run that has ended."""
     account = read_run_state(lake)
     if account is not None:
         dependents = [each for each in account.said.get("dependents", ()) if each["name"] not in names]
@@ -110,7 +118,7 @@ def forget_kept(lake: LakeDirectory, names: Collection[str]) -> None:
 
 
 def check_content(lake: LakeDirectory, content: dict[str, str]) -> None:
-    """Write down what decides about the rows of a new lake; raise LakeRefused where an old one holds others."""
+    """Store the options that decide about the rows of a new lake; raise LakeRefused if an old lake has others."""
     path, root = lake.path / CONTENT, lake.changelog_table.path
     try:
         before = json.loads(path.read_text())
