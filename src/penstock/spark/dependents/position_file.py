@@ -1,4 +1,4 @@
-"""The version of a changelog that something outside of the lake has taken in, remembered in a file of the lake."""
+"""The position of a dependent outside of the lake: a file of the lake with the changelog version that was applied."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PositionFile:
             raise Error(f"{self.path} is no position; remove it, and {self._consequence}") from None
 
     def write(self, delta: ChangelogDelta) -> None:
-        """Put in its place what is reached with these delta, for certain: whoever dies here has the old or the new."""
+        """Replace the position by the one that a delta reaches; after a crash the file has the old or the new one."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_suffix(".new")
         with new.open("w") as file:

@@ -74,7 +74,7 @@ class Poster:
         self._pool = urllib3.PoolManager(num_pools=1, maxsize=1, retries=False)
 
     def post(self, message: Mapping[str, Any]) -> None:
-        """Return once the server has said 2xx.
+        """Return once the server has answered 2xx.
 
         Connection errors, 429 and 5xx are tried again. Raises Unreachable when all tries have failed, Error for any
         other answer.
@@ -100,7 +100,7 @@ class Poster:
         self._pool.clear()
 
     def _once(self, body: bytes) -> tuple[int, str | None, str]:
-        """Return the status, the Retry-After, and the beginning of what a refusal says."""
+        """Return the status, the Retry-After, and the beginning of a refusal's body."""
         response = self._pool.request(
             "POST",
             self._url,

@@ -1,4 +1,4 @@
-"""The types that an index can have: what of JSON fits one, and how it is told to sort."""
+"""The types of indexed values: which JSON values fit a type, and the columns that sort them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from penstock.wire.schema import CHANGE_SCHEMA
 
 @dataclass
 class FilesWritten(WriterCommitMessage):
-    """What a task tells the driver."""
+    """The message of a task to the driver: the files that it wrote."""
 
     files: list[DataFile] = field(default_factory=list)
 

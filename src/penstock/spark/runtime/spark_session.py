@@ -106,7 +106,7 @@ def _raise_quietly() -> None:
 
 
 def _end_accumulators_quietly() -> None:
-    """Java tells this process's accumulators over a socket; that it ends when both are being stopped is no news."""
+    """Keep one expected error quiet: the socket of accumulators ends when Java and this process stop."""
     for name in ("AccumulatorTCPServer", "AccumulatorUnixServer"):
         if hasattr(accumulators, name):
             setattr(getattr(accumulators, name), "handle_error", _handle_error)  # noqa: B010 - not ours to declare

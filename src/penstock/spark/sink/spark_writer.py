@@ -30,7 +30,7 @@ logger = logging.getLogger("penstock.spark")
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task tells the driver. letters: its file of refused rows, if there are any."""
+    """The message of a task to the driver. letters: its file of refused rows, if there are any."""
 
     counts: Counts = field(default_factory=Counts)
     letters: Path | None = None

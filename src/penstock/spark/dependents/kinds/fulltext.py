@@ -91,7 +91,7 @@ class FullText:
         return cls(lake, name, json.loads(said.get("paths", "[]")))
 
     def position(self) -> tuple[str, int] | None:
-        """Return the changelog's id and the version of it that was taken in, None if nothing was."""
+        """Return the changelog's id and the version of it that was applied, None if nothing was."""
         said = self._said()
         return (str(said["changelog"]), int(said["version"])) if said else None
 
@@ -100,7 +100,7 @@ class FullText:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._opened("rwc") as connection:
             connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")  # a lost end is taken in again
+            connection.execute("PRAGMA synchronous = NORMAL")  # lost deltas are applied again
             connection.execute("BEGIN IMMEDIATE")  # what is open when the connection is closed is rolled back
             self._prepare(connection)
             said = _recalled(connection)
@@ -116,11 +116,11 @@ class FullText:
             connection.execute("COMMIT")
 
     def rows(self) -> int:
-        """Return the number of documents that have text, as of the version taken in."""
+        """Return the number of documents that have text, as of the applied version."""
         return int(self._said().get("rows", 0))
 
     def search(self, query: str, limit: int = 20) -> pa.Table:
-        """Return the documents that match, best first, in FOUND_SCHEMA, as of the version taken in.
+        """Return the documents that match, best first, in FOUND_SCHEMA, as of the applied version.
 
         query: FTS5's language: words, "a phrase", AND, OR, NOT, NEAR(a b), prefix*. Raises UsageError if it is none, or
         if nothing was taken in yet.
@@ -214,7 +214,7 @@ class FullText:
 
     @contextmanager
     def _opened(self, mode: str) -> Iterator[sqlite3.Connection]:
-        """Open the file. Raises Error for what SQLite says of it."""
+        """Open the file. Raises Error with the message of SQLite."""
         uri = f"{self.path.as_uri()}?mode={mode}"
         try:
             with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)) as connection:

@@ -1,4 +1,4 @@
-"""Cache invalidation: an HTTP server is told the keys of what changed, and nothing of the values.
+"""Cache invalidation: an HTTP server gets the keys of changed documents, and no values.
 
 At least once: the changelog's version is remembered when the server has accepted all that led to it, so that a crash or
 a failure in between tells it again. Where a list of keys would be longer than it is worth, what is told is that nothing
@@ -76,7 +76,7 @@ class Invalidation:
         self._poster = Poster(url, patience, secret_headers(headers_file, headers_env))
 
     def position(self) -> tuple[str, int] | None:
-        """Return the changelog's id and the version of it that the server was told, None if nothing was."""
+        """Return the changelog's id and the version of it that the server has accepted, None if it accepted nothing."""
         return self._place.read()
 
     def apply_delta(self, delta: ChangelogDelta) -> None:
@@ -87,11 +87,11 @@ class Invalidation:
         self._place.write(delta)
 
     def messages(self, delta: ChangelogDelta) -> Iterator[Message]:
-        """Yield what is to be told, without its place."""
+        """Yield the messages of a delta, without its position."""
         if delta.everything or delta.rows > self._most_keys:
             yield {"everything": True}
             return
-        told: set[int] = set()
+        ended_before: set[int] = set()
         named: dict[int, Message] = {}
         batches = Batches(self._batch_size)
         for part in delta.ranges:
@@ -99,9 +99,9 @@ class Invalidation:
             changes = read.changes
             named |= _names(changes)
             ended = {place & 0xFFFF_FFFF for place in read.ended.collections.tolist()}
-            for collection in sorted(ended - told):
+            for collection in sorted(ended - ended_before):
                 yield {"everything": True, **_named(named, collection)}
-            told |= ended
+            ended_before |= ended
             if read.rolled_back and self._knows_vbuckets:
                 yield {"everything": True, "vbuckets": sorted(read.rolled_back), "of_vbuckets": self._vbuckets()}
                 rolled = pc.is_in(changes["vbucket"], value_set=pa.array(read.rolled_back, pa.int32()))

@@ -1,8 +1,8 @@
 """A secondary index: a Delta table of the values that a JSON path reaches, sorted for searches by value.
 
-The table is kept as the current table is: its commit remembers the changelog's version that it has taken in, merging
-waits until enough is pending, and what is pending is merged into every answer. Of what is pending the object remembers
-what it has read, so that repeated searches read only what is new.
+The table works as the current table does: its commit stores the changelog version that it has applied, merging waits
+until enough is pending, and pending changes are merged into every answer. The object remembers the pending changes that
+it has read, so that repeated searches read only new ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TRIES = 5
-"""How often entries and documents are read anew because documents changed in between."""
+"""How often entries and documents are read again because documents changed in between."""
 
 VERSION = ["vbucket", "collection_id", "key", "seqno", "history"]
 
@@ -54,7 +54,7 @@ class SearchPlan:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """One state of the index: a version of its table, and what that has not taken in."""
+    """One state of the index: a version of its table, and the changes that are pending for it."""
 
     table: DeltaTable | None
     pending: PendingEntries

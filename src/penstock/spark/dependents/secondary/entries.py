@@ -22,7 +22,7 @@ from penstock.spark.lake.changelog.merge_rules import IDENTITY, CollectionEnds, 
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 
 DOCUMENT = ("key", "key_bytes", "vbucket", "collection_id", "scope", "collection", "seqno", "history")
-"""What an entry says of its document, as the current table does."""
+"""The columns of an entry that identify its document, as in the current table."""
 
 
 def entry_schema(kind: ValueType) -> pa.Schema:
@@ -68,8 +68,13 @@ def _place(search: Callable[..., int], entries: pa.Table, value: pa.Scalar) -> i
 
 @dataclass(frozen=True, slots=True)
 class PendingEntries:
-    """What an index has not taken in. outdated: whose entries in its files no longer count, with identities for
-    changes. entries: new ones, sorted. rows: of the changelog that this is."""
+    """The changes that an index has not applied.
+
+    Attributes:
+        outdated: the documents whose entries in the index's files no longer count, with identities as its changes.
+        entries: the new entries, sorted.
+        rows: how many rows of the changelog these are.
+    """
 
     outdated: RangeDelta
     entries: pa.Table

@@ -24,7 +24,7 @@ FILE_ROWS = 1 << 19
 GROUP_ROWS = 1 << 14
 """A search for one value reads at least one row group: about half a megabyte."""
 SMALL_ROWS = FILE_ROWS // 4
-"""A file with fewer rows is joined with the one before it when that is written anew."""
+"""A file with fewer rows is joined with the one before it when that is rewritten."""
 STATS_CHARACTERS = 32
 """How much of a text stands in the log as least or greatest value of a file."""
 LAST_CHARACTER = "\U0010ffff"
@@ -115,7 +115,7 @@ def _floor(value: Any) -> Any:
 
 
 def _ceiling(value: Any) -> Any:
-    """Return a value not below this one, None if none can be told."""
+    """Return a value not below this one, None if there is none."""
     if isinstance(value, datetime):
         return _milliseconds(value + timedelta(microseconds=999)) if value.year < 9999 else None
     if isinstance(value, str) and len(value) > STATS_CHARACTERS:
@@ -147,7 +147,7 @@ class FilePart:
 
 
 def files_within(table: DeltaTable, low: pa.Scalar | None, high: pa.Scalar | None) -> list[str]:
-    """Return the files that may hold values from `low` to `high`, by what the log says of them; None: no bound."""
+    """Return the files that may hold values from `low` to `high`, by the log's statistics; None: no bound."""
     actions = pa.table(table.get_add_actions(flatten=True))
     kept = pa.repeat(True, actions.num_rows)
     for name, bound, outside in (("max.value", low, pc.less), ("min.value", high, pc.greater)):

@@ -91,7 +91,7 @@ class ChangelogDelta:
 
     @property
     def rows(self) -> int:
-        """Rows of the changelog that this takes in."""
+        """Rows of the changelog in this delta."""
         return sum(file.rows for file in self.files)
 
     def age(self) -> float:
@@ -142,7 +142,7 @@ class ChangelogDelta:
         history = self._paths(self.history, vbucket_range)
         marks = _marks(history, which)
 
-        def told() -> Iterator[pa.Table]:
+        def identified() -> Iterator[pa.Table]:
             for rows in _rows(history, which, SLIM_SCHEMA):
                 rows = rows.filter(pc.is_in(rows["event"], value_set=DOCUMENT_EVENTS))
                 if not self.everything:
@@ -150,7 +150,7 @@ class ChangelogDelta:
                     rows = rows.filter(pa.array(concerned))
                 yield rows.select(IDENTITY).append_column("alive", pa.array(marks.survive(rows)))
 
-        found = _reduce(told(), KNOWN_SCHEMA, _known)
+        found = _reduce(identified(), KNOWN_SCHEMA, _known)
         return found.filter(pc.invert(found["alive"])).select(IDENTITY)
 
     def _paths(self, files: Iterable[DataFile], vbucket_range: int) -> list[str]:
@@ -160,8 +160,8 @@ class ChangelogDelta:
 def delta_since(lake: LakeDirectory, known: tuple[str, int] | None) -> ChangelogDelta | None:
     """Return what the changelog has gained since a version, None if there is no changelog.
 
-    known: the changelog's id and the version that was taken in, None: nothing. Everything comes anew where that is
-    another changelog, or where what came after cannot be told any more.
+    known: the changelog's id and the version that was applied, None: nothing. The delta has everything if that is
+    another changelog, or if the log of a later version no longer exists.
     """
     changelog = lake.changelog_table.open()
     if changelog is None:

@@ -120,7 +120,7 @@ def prepare(lake: LakeDirectory, policy: MergePolicy | None = None) -> PreparedM
 
 
 def merged_version(lake: LakeDirectory, table: DeltaTable | None) -> tuple[str, int] | None:
-    """Return the id and version of the changelog that `current` has taken in, None if that is no version of it."""
+    """Return the id and version of the changelog that `current` has merged, None if that is no version of it."""
     changelog = lake.changelog_table.open()
     if table is None or changelog is None:
         return None

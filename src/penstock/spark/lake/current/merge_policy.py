@@ -1,4 +1,4 @@
-"""When what a table has not taken in of the changelog is merged into it.
+"""The policy of merges: when pending changes of the changelog are merged into a table.
 
 Merging rewrites files. A merge whenever a share of the rows is pending keeps what a changed row costs the same however
 large the table is; readers see what is pending all the same.

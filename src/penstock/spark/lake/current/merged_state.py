@@ -1,4 +1,4 @@
-"""The documents as of the changelog's newest version: what the current table has yet to take in is merged on read."""
+"""The documents as of the changelog's newest version: pending changes are merged with the current table on read."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 
 TRIES = 5
-"""How often a reader opens a table anew when a clean-up took files away under it."""
+"""How often a reader opens a table again when vacuum removed files meanwhile."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """One state of the documents. files: of the current table that count. delta: what these have not taken in."""
+    """One state of the documents. files: of the current table. delta: the changes that the files do not have."""
 
     lake: LakeDirectory
     files: tuple[DataFile, ...]

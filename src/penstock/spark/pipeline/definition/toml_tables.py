@@ -1,6 +1,6 @@
-"""Tables of a TOML file as frozen dataclasses: each field is a key, its annotation says what may stand there.
+"""Tables of a TOML file as frozen dataclasses: each field is a key, its annotation is the type of the value.
 
-What is wrong is told with the file, the table and the key, as in `p.toml: [source.beer] url is 5, expected text`.
+An error names the file, the table and the key, as in `p.toml: [source.beer] url is 5, expected text`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TomlPlace(typing.NamedTuple):
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """Return what a TOML file says. Raises UsageError for one that cannot be read or is none."""
+    """Return the content of a TOML file. Raises UsageError if it cannot be read or is not TOML."""
     try:
         with Path(path).open("rb") as file:
             found = file.read(_MOST_BYTES + 1)

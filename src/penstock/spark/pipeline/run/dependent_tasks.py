@@ -71,7 +71,7 @@ def _dependent_task(
 
 
 def begun(task: DependentTask, lake: LakeDirectory, known: tuple[str, int] | None) -> DependentTask:
-    """Tell a task what is pending for it. known: the changelog's id and the version that was taken in."""
+    """Return the task with its pending changes set. known: the changelog's id and the version that was applied."""
     delta = delta_since(lake, known)
     if delta is not None:
         task.begins(-1 if delta.everything or known is None else known[1], delta.version, delta.files)

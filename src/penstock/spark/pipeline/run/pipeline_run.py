@@ -39,7 +39,7 @@ PATIENCE = 15.0
 """Seconds for the Java process of a driver that was killed to end; it takes about one."""
 
 OTHERS_SECONDS = 30.0
-"""How long a run that ends waits for those who are told of changes; what they miss, the next run tells them."""
+"""How long a run that ends waits for dependents of other systems; the next run sends them what is left."""
 
 _POLL_SECONDS = 1
 """How often progress is looked at and reported, however rarely a batch begins."""
@@ -77,7 +77,7 @@ def run(
             loop.run(place.bucket.high_seqnos())
         locks = [stack.enter_context(locked(place.lake.path, PATIENCE)) for place in places]
         for place in places:
-            # Once more: whoever had the lock may have written meanwhile.
+            # Once more: the run that had the lock may have written meanwhile.
             place.lake.check_owner(definition.tables.changelog_format)
             control.check_content(place.lake, place.source.content())
         # Twice: a stopped session no longer tells an error's causes.
@@ -200,7 +200,7 @@ class _Run:
             query.awaitTermination()  # it has ended: this raises the error that ended it, if one did, with its causes
 
     def _merge_all(self) -> None:
-        """Let everything that is kept take in what the changelogs have; those who are told, for a while only."""
+        """Wait until all tables have the pending changes; for other systems, only for a limited time."""
         for source in self._sources:
             source.look()
         for keeper in (self._tables, *self._others):

@@ -1,4 +1,4 @@
-"""What a run of a definition would do, told without Spark and without writing anything."""
+"""The plan of a run: what it would do, found without Spark and without writing anything."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class PlannedPart:
-    """Something that would be kept. place: a directory, a file or an address. begins: whether it is not there yet."""
+    """A table or a dependent in a plan. place: a directory, a file or an address. begins: it does not exist yet."""
 
     name: str
     kind: str
@@ -111,7 +111,7 @@ def _parts(
 
 
 async def _ask(addresses: Sequence[Address]) -> list[dict[int, int] | str]:
-    """Return each bucket's high seqnos, or a sentence that says why it does not tell them."""
+    """Return each bucket's high seqnos, or a sentence with the reason that it did not answer."""
     return [*await asyncio.gather(*map(_high_seqnos, addresses))]
 
 

@@ -1,4 +1,4 @@
-"""What there is in a lake and who keeps it, told from its files alone: no bucket is asked, no run is disturbed."""
+"""The status of a lake and its newest run, from its files alone: no bucket is asked, no run is disturbed."""
 
 from __future__ import annotations
 
@@ -34,8 +34,14 @@ class TableSize:
 
 @dataclass(frozen=True, slots=True)
 class DependentStatus:
-    """Something kept behind the changelog. version: of the changelog that it has taken in. pending: rows that it has
-    not. error: why it could not the last time. size: None for what is not on this machine."""
+    """The status of the current table or of one dependent.
+
+    Attributes:
+        version: the changelog version that was applied, -1 for none.
+        pending: rows of the changelog that were not applied yet.
+        error: why the last attempt failed, None if it succeeded.
+        size: None if the result does not lie in the lake.
+    """
 
     name: str
     kind: str
@@ -86,7 +92,7 @@ def iso(at: float | None) -> str | None:
 
 
 def status_of(lake: LakeDirectory, source: str | None = None) -> LakeStatus:
-    """Return what can be told of a lake. Raises UsageError for tables that are not a pipeline's."""
+    """Return the status of a lake. Raises UsageError for tables that are not a pipeline's."""
     account = read_run_state(lake)
     said: dict[str, Any] = account.said if account is not None else {}
     found = said.get("last_rollback")
