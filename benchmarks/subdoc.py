@@ -1,7 +1,8 @@
 """What do sub-document commands cost, and who waits for one on a large document?
 
 One connection sends each command several times; another one sends GETs of a small document all the while, one after
-the other, and notes how long each takes. A last part changes and stores large values as a whole. Then the same commands
+the other, and notes how long each takes. A last part changes and stores large values as a whole. Then the longest pause
+of the event loop is measured for each, in memory and on disk. Then the same commands
 on a document of 1 KiB, without a network: those must stay quick.
 """
 
@@ -17,9 +18,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 
+from benchmarks.kept import OURS, add_directory, scratch
 from benchmarks.process import PASSWORD, USER, Process, penstock
 from benchmarks.report import Report, interleaved, options
+from benchmarks.served import Disk, served
 from penstock.store.subdoc.attributes import Around, Document
 from penstock.store.subdoc.command import change, look_up
 from penstock.wire.connection import Connection, Slab
@@ -41,6 +45,7 @@ from penstock.wire.subdoc import (
 )
 
 PATIENCE = 60.0
+_REST = 0.05
 GET, COUNT, UPSERT = Opcode.SUBDOC_GET, Opcode.SUBDOC_GET_COUNT, Opcode.SUBDOC_DICT_UPSERT
 ADD, PUSH, UNIQUE = Opcode.SUBDOC_DICT_ADD, Opcode.SUBDOC_ARRAY_PUSH_LAST, Opcode.SUBDOC_ARRAY_ADD_UNIQUE
 COUNTER = Opcode.SUBDOC_COUNTER
@@ -78,9 +83,12 @@ while True:
 class Client:
     """A connection that has logged in and asks one thing after the other."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, login: bool = True) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE)
         self.connection = Connection(Slab(1 << 20), runs=None)
+        if not login:
+            self.ask(Hello(value=pack_features([Feature.JSON, Feature.SNAPPY])))
+            return
         self.ask(SaslAuth(key=b"PLAIN", value=f"\0{USER}\0{PASSWORD}".encode()))
         self.ask(Hello(value=pack_features([Feature.JSON, Feature.SNAPPY])))
         self.ask(SelectBucket(key=b"default"))
@@ -133,11 +141,15 @@ def commands() -> dict[str, Request | bytes]:
         "16 keys of an object": lookups(b"fields", *(b"field%07d" % (n * 50_000) for n in range(16))),
         "GET_COUNT of an object": SubdocLookup.at(b"", key=b"fields").encode(COUNT),
         "one missing key, with MKDIR_P off": changes(b"fields", (UPSERT, 0, b"another", b"1")),
-        "ARRAY_ADD_UNIQUE to numbers": SubdocMutation.at(b"a", b'"%f"' % time.time(), key=b"numbers").encode(UNIQUE),
+        "ARRAY_ADD_UNIQUE to numbers": unique(),
         "16 upserts": changes(b"objects", *((UPSERT, 0, b"k%d" % n, b'"new"') for n in range(16))),
         "16 counters": changes(b"objects", *((COUNTER, 0, b"c%d" % n, b"1") for n in range(16))),
         "16 pushes to one array": changes(b"objects", *((PUSH, 0, b"b", b"1") for _ in range(16))),
     }
+
+
+def unique() -> bytes:
+    return SubdocMutation.at(b"a", b'"%f"' % time.time(), key=b"numbers").encode(UNIQUE)
 
 
 def values(document: bytes) -> dict[str, Request | bytes]:
@@ -197,7 +209,7 @@ def measure(report: Report, node: Process, chosen: argparse.Namespace) -> None:
             client.ask(request)
             took.append((time.perf_counter() - began) * 1e3)
             if "UNIQUE" in name:
-                request = SubdocMutation.at(b"a", b'"%f"' % time.time(), key=b"numbers").encode(UNIQUE)
+                request = unique()
         repeated = SubdocLookup.at(b"a[0]", key=b"numbers").encode(GET) if "UNIQUE" in name else request
         count, p99, longest = beside(node, partial(client.ask, repeated), chosen.seconds)
         report.row(
@@ -205,6 +217,26 @@ def measure(report: Report, node: Process, chosen: argparse.Namespace) -> None:
             f"{min(took):.0f} ms (median {statistics.median(took):.0f}); "
             f"GETs meanwhile p99 {p99:.1f} ms, longest {longest:.1f} ms of {count}",
         )
+
+
+def measure_pauses(report: Report, chosen: argparse.Namespace, where: str, disk: Disk | None) -> None:
+    """Report the longest pause of the event loop for each command. It does not depend on what else the machine does."""
+    with served(vbuckets=chosen.vbuckets, disk=disk) as node:
+        client = Client(node.port, login=False)
+        large = documents(chosen.bytes)
+        for key, document in large.items():
+            client.ask(Set(key=key, value=document))
+        client.ask(Set(key=b"text", value=large[b"objects"]))
+        for name, request in {**commands(), **values(large[b"objects"])}.items():
+            pauses = []
+            for _ in range(chosen.rounds):
+                node.settle()
+                node.longest_pause()
+                client.ask(unique() if "UNIQUE" in name else request)
+                time.sleep(_REST)  # what comes behind the reply is a part of it
+                pauses.append(node.longest_pause())
+            pause = min(pauses, key=attrgetter("own"))
+            report.row(f"pause, {where}: {name}", f"{pause.own * 1e3:.1f} ms, {pause.cpu * 1e3:.1f} ms of it CPU time")
 
 
 def measure_small(report: Report, rounds: int) -> None:
@@ -236,11 +268,18 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=18 << 20, help="of a large document")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=3.0, help="for which GETs are sent beside each command")
+    parser.add_argument("--vbuckets", type=int, default=1024, help="of the node whose pauses are measured")
+    parser.add_argument("--pauses", action="store_true", help="leave out the GETs of others")
+    add_directory(parser)
     chosen = parser.parse_args()
     size = f"{chosen.bytes / (1 << 20):.3g} MiB"
     report = Report(f"Sub-document commands on {size}, and GETs of others meanwhile", chosen)
-    with penstock() as node:
-        measure(report, node, chosen)
+    if not chosen.pauses:
+        with penstock() as node:
+            measure(report, node, chosen)
+    measure_pauses(report, chosen, "in memory", None)
+    with scratch(chosen) as directory:
+        measure_pauses(report, chosen, "on disk", Disk(OURS, directory))
     measure_small(report, chosen.rounds)
     report.finish()
 

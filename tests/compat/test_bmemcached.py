@@ -47,6 +47,15 @@ def test_many_at_once(client):
     assert client.get_multi(list(documents)) == {}
 
 
+def test_large_documents(client):
+    large = {f"large-{number}": bytes([number]) * (18 << 20) for number in range(3)}
+    for key, value in large.items():
+        assert client.set(key, value, compress_level=0)
+    assert client.get_multi(list(large)) == large
+    assert client.replace("large-1", b"x" * (18 << 20), compress_level=0)
+    assert client.get("large-1") == b"x" * (18 << 20)
+
+
 def test_counters(client):
     assert client.incr("n", 1, default=5) == 5
     assert client.incr("n", 3) == 8

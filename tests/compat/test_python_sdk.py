@@ -11,6 +11,7 @@ from tests.ports import free_ports
 
 need("couchbase")
 
+from couchbase import subdocument  # noqa: E402
 from couchbase.auth import PasswordAuthenticator  # noqa: E402
 from couchbase.cluster import Cluster  # noqa: E402
 from couchbase.diagnostics import ClusterState, PingState, ServiceType  # noqa: E402
@@ -60,6 +61,34 @@ def another_cluster(node):
     cluster = Cluster(node.url, options)
     yield cluster
     cluster.close()
+
+
+def test_a_large_document_from_beginning_to_end(collection):
+    text = "y" * (18 << 20)
+    inserted = collection.insert("large", {"n": 1, "text": text})
+    found = collection.get("large")
+    assert found.content_as[dict] == {"n": 1, "text": text}
+    assert found.cas == inserted.cas
+    counted = collection.mutate_in("large", [subdocument.increment("n", 4), subdocument.upsert("_x", 1, xattr=True)])
+    looked_up = collection.lookup_in("large", [subdocument.get("n"), subdocument.count(""), subdocument.get("text")])
+    assert [looked_up.content_as[kind](at) for at, kind in enumerate((int, int, str))] == [5, 2, text]
+    assert looked_up.cas == counted.cas
+    with pytest.raises(CasMismatchException):
+        collection.replace("large", {"text": text}, ReplaceOptions(cas=inserted.cas))
+    collection.replace("large", {"text": text}, ReplaceOptions(cas=counted.cas))
+    assert collection.get("large").content_as[dict] == {"text": text}
+    assert collection.lookup_in("large", [subdocument.get("_x", xattr=True)]).content_as[int](0) == 1
+    whole = [subdocument.get("")] * 2
+    with pytest.raises(CouchbaseException):  # a reply would be longer than a frame may be
+        collection.lookup_in("large", whole)
+    binary = collection.binary()
+    collection.upsert("bytes", b"z" * (18 << 20), UpsertOptions(transcoder=RawBinaryTranscoder()))
+    binary.append("bytes", b"!")
+    read = collection.get("bytes", GetOptions(transcoder=RawBinaryTranscoder()))
+    assert read.content_as[bytes] == b"z" * (18 << 20) + b"!"
+    collection.remove("large")
+    with pytest.raises(DocumentNotFoundException):
+        collection.get("large")
 
 
 def test_a_document_from_beginning_to_end(collection):
