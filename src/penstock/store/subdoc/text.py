@@ -123,8 +123,10 @@ class Text:
         """Put elements behind those of an array at a place of `find_to_append`."""
         close = place.end - 1
         self._splices.append(Splice(close, close, b"," + new if place.size else new))
-        self._places = {other: its for other, its in self._places.items() if _is_outside(its, place)}
-        self._longer[path] = place._replace(size=place.size + 1)
+        self._places.pop(path, None)
+        if self._places:
+            self._places = {other: its for other, its in self._places.items() if _is_outside(its, place)}
+        self._longer[path] = place if place.size else place._replace(size=1)  # how many there are matters no more
 
     def change(self, splice: Splice) -> None:
         """Put a change in, after which all that was found is looked for again."""
