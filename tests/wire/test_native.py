@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire import hop as hop_module
-from penstock.wire import native
+from penstock.wire import native, native_tables
 from penstock.wire.collection_names import CollectionNames
 from penstock.wire.columns import columns_of
 from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent, Slab
@@ -24,7 +24,7 @@ from penstock.wire.shapes import BODY_AT, SLACK
 from tests.golden import GOLDEN_OF, frame_of
 from tests.strategies import VBUCKETS, hostile, pieces, runs_in
 
-TABLE = native.TABLES[Dialect.DCP]
+TABLE = native_tables.TABLES[Dialect.DCP]
 FRAME = Mutation(vbucket=3, key=b"key", value=b"value", by_seqno=1).encode()
 COUNT = 5
 
@@ -143,7 +143,7 @@ def test_hop_fills_no_more_than_there_is_room_for(extension: ModuleType) -> None
 
 
 def test_prefixed_keys_have_a_column_more(extension: ModuleType) -> None:
-    table, rows = native.PREFIXED_TABLE, COUNT
+    table, rows = native_tables.PREFIXED_TABLE, COUNT
     forms, parts = np.empty(rows, np.uint8), np.empty((3, rows), np.int64)
     wide, narrow = np.empty((len(table.wide), rows), np.int64), np.empty((len(table.narrow), rows), np.int32)
     columns = (table.table, table.number_of, forms, parts, wide, narrow)

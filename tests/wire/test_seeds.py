@@ -32,10 +32,10 @@ from penstock.wire.constants import (
     UprOpcode,
     VbucketState,
 )
-from penstock.wire.datagram import Datagram, cut_datagram
 from penstock.wire.frame import HEADER_BYTES, Frame, cut_frame, join_frame
 from penstock.wire.layout import Code, Message, decode, forms_of
 from tests.strategies import messages
+from tests.wire.datagram import Datagram, cut_datagram
 from tests.wire.seed_frames import SEEDS, Seed
 
 SEED = {seed.id: seed for seed in SEEDS}

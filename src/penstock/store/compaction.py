@@ -9,15 +9,12 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence, Set
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from penstock.store.rewrite import Limits, Rewritten, rewrite
 from penstock.store.segment import Column, Segment
 
-if TYPE_CHECKING:
-    from penstock.store.log import Log
-
-__all__ = ["MOST_DEAD", "PRESSED", "Compaction", "gain_of", "next_rewrite", "next_unclustered"]
+__all__ = ["MOST_DEAD", "PRESSED", "Compaction", "SegmentKeeper", "gain_of", "next_rewrite", "next_unclustered"]
 
 MOST_DEAD = 0.2
 """The part of all frames that may be dead. Above it segments are rewritten that are dead to a smaller part."""
@@ -101,13 +98,22 @@ def _with_neighbours(sealed: Sequence[Segment], gains: Sequence[int], segment_by
     return slice(start, end)
 
 
+class SegmentKeeper(Protocol):
+    """Keeps rewritten segments and puts them in the place of their sources: the log."""
+
+    def held(self, sources: Sequence[Segment]) -> Column | None: ...
+    def keep(self, rewritten: Rewritten) -> Rewritten: ...
+    def discard(self, rewritten: Rewritten | None) -> None: ...
+    def install(self, sources: Sequence[Segment], rewritten: Rewritten) -> None: ...
+
+
 class Compaction:
     """The rewriting of some segments of a log, neighbours, into one.
 
     error: what the disk said, if it did not take it; ENOMEM, if there was no memory for the work.
     """
 
-    def __init__(self, log: Log, sources: Sequence[Segment], limits: Limits) -> None:
+    def __init__(self, log: SegmentKeeper, sources: Sequence[Segment], limits: Limits) -> None:
         self.sources = sources
         self.error: OSError | None = None
         self._log = log

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from errno import ENOENT
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,16 +29,13 @@ from penstock.store.compaction import Compaction
 from penstock.store.files import Directory
 from penstock.store.index import RowIndex
 from penstock.store.inventory import Inventory, ListedLog, ListedSegment, extend_identity, write_inventory
-from penstock.store.log import Log
+from penstock.store.log import Log, LoggedVbucket
 from penstock.store.long_frame import Frame
 from penstock.store.record import RECORD_BYTES, pack_file_header, pack_record, pack_record_head, seed_of
 from penstock.store.rewrite import Choice, PurgeRequest, Rewritten, superseding
 from penstock.store.sealed import draft_name, load, save, segment_name
 from penstock.store.segment import Column, Rows, Segment, new_buffer
 from penstock.store.settings import Settings
-
-if TYPE_CHECKING:
-    from penstock.store.history import History
 
 __all__ = ["CLEAN", "HEAD", "OPENED", "DurableLog", "LogFile", "log_name", "log_number"]
 
@@ -188,11 +185,11 @@ class DurableLog(Log):
     def seal_dead(self) -> None:
         """Do nothing: dead frames of the active log file take as much memory as live ones, and go with them."""
 
-    def make_room_for_note(self, history: History) -> None:
+    def make_room_for_note(self, history: LoggedVbucket) -> None:
         self.check()
         self.make_space(2 * len(_text(history.described())))
 
-    def note(self, history: History, cut: int | None = None) -> None:
+    def note(self, history: LoggedVbucket, cut: int | None = None) -> None:
         super().note(history, cut)
         if cut is not None:
             index = history.index

@@ -316,6 +316,10 @@ class History:
         self.index.purge_seqno, self.index.lowest_snapshot_end = 0, self.high_seqno
         self._log.note(self)
 
+    def collection_highs(self) -> tuple[int, ...]:
+        """Return the seqno of the newest change of each collection. Called from any thread."""
+        return () if self._ledger is None else tuple(self._ledger.highs.values())  # the tuple is made at one moment
+
     def described(self) -> dict[str, Any]:
         """Return what `restore` needs besides the changes."""
         collections = {} if self._ledger is None else {"collections": self._ledger.described()}

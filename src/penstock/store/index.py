@@ -14,17 +14,21 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakSet
 
 import numpy as np
 
 from penstock.store.segment import Column, Segment
 
-if TYPE_CHECKING:
-    from penstock.store.snapshot import Snapshot
+__all__ = ["RowIndex", "RowReader"]
 
-__all__ = ["RowIndex"]
+
+class RowReader(Protocol):
+    """A reader that has yet to choose among rows of segments: a snapshot."""
+
+    def hold(self) -> None:
+        """Copy what the reader still needs of `superseded`: the index is about to change it."""
 
 
 class RowIndex:
@@ -70,7 +74,7 @@ class RowIndex:
         self.purge_seqno = 0
         self.purged_rev_seqno = 0
         self.cuts: list[tuple[int, int]] = []
-        self.readers: WeakSet[Snapshot] = WeakSet()
+        self.readers: WeakSet[RowReader] = WeakSet()
         self.segments: list[Segment] = []
         self.firsts = array("Q")  # the seqno of this vbucket's first row in each of them
         self.tail_start = 1  # no row of the tail is below

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,10 +26,7 @@ from penstock.store.rewrite import name as name_of
 from penstock.store.segment import Column, Rows, Segment, new_buffer
 from penstock.store.settings import Settings
 
-if TYPE_CHECKING:
-    from penstock.store.history import History
-
-__all__ = ["SEGMENT_BYTES", "Log"]
+__all__ = ["SEGMENT_BYTES", "Log", "LoggedVbucket"]
 
 SEGMENT_BYTES = 16 * 1024 * 1024  # in memory; sealed in a few milliseconds, for which an event loop can be held
 
@@ -39,6 +36,21 @@ _BEHIND = 256 * 1024 * 1024  # bytes of sealed segments that wait for compaction
 _SHORT_PURGE_AGE = 60.0  # seconds. Source: kv_engine, ephemeral_metadata_purge_age
 _NANOSECONDS = 10**9
 _ANY_SEQNO = 2**63 - 1
+
+
+class LoggedVbucket(Protocol):
+    """What the log asks of each vbucket."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def index(self) -> RowIndex: ...
+
+    def collection_highs(self) -> tuple[int, ...]:
+        """Return the seqno of the newest change of each collection. Called from any thread."""
+
+    def described(self) -> dict[str, Any]:
+        """Return what the log notes of the vbucket, to be restored with it."""
 
 
 class Log:
@@ -74,7 +86,7 @@ class Log:
         self.settings = settings or Settings()
         self.quota = Quota(self.settings.memory_bytes)
         self.sealed: list[Segment] = []
-        self.histories: Sequence[History] = ()
+        self.histories: Sequence[LoggedVbucket] = ()
         self.fault: str | None = None
         self.purged: list[Purged] = []
         self.compacting = False
@@ -182,10 +194,10 @@ class Log:
         """Tell whether compaction is about to free memory."""
         return self.compacting or self.waiting_bytes > 0 or self._next_rewrite()[0] is not None
 
-    def make_room_for_note(self, history: History) -> None:
+    def make_room_for_note(self, history: LoggedVbucket) -> None:
         """See to it that a note about a vbucket can be written. Raises as make_room does."""
 
-    def note(self, history: History, cut: int | None = None) -> None:
+    def note(self, history: LoggedVbucket, cut: int | None = None) -> None:
         """Write down how things stand with a vbucket but for its changes.
 
         cut: those that it has above this seqno count no more.
@@ -325,8 +337,8 @@ class Log:
         """Return the names of the newest change of each collection in each vbucket. Called from any thread."""
         found = [np.zeros(0, np.int64)]
         for history in self.histories:
-            if (ledger := history.ledger) is not None:
-                seqnos = np.array(tuple(ledger.highs.values()), np.int64)  # the tuple is made at one moment
+            if highs := history.collection_highs():
+                seqnos = np.array(highs, np.int64)
                 found.append(name_of(np.full(len(seqnos), history.id, np.uint16), seqnos))
         return np.concatenate(found)
 

@@ -25,6 +25,7 @@ from penstock.wire.dcp import COLLECTION_SEPARATOR
 from penstock.wire.frame import HEADER_BYTES, cut_frame
 from penstock.wire.hop import Offsets
 from penstock.wire.layout import Message, decode
+from penstock.wire.native_tables import PREFIXED_TABLE, TABLES
 from penstock.wire.pieces import Column, Said, copies, room, window
 from penstock.wire.shapes import (
     BESIDE,
@@ -162,7 +163,7 @@ def heads_of(run: Run, *, prefixed: bool = False) -> Heads:
 def _gather_natively(run: Run, offsets: Column, extension: ModuleType, *, prefixed: bool) -> tuple[Heads, int]:
     """Do what _gather does, and _split_prefixes, in one pass."""
     shapes, count = SHAPES[run.dialect], len(offsets)
-    table = native.PREFIXED_TABLE if prefixed else native.TABLES[run.dialect]
+    table = PREFIXED_TABLE if prefixed else TABLES[run.dialect]
     forms, parts = np.empty(count, np.uint8), np.empty((3, count), np.int64)
     wide, _ = room((len(table.wide), count), np.int64)
     narrow, _ = room((len(table.narrow), count), np.int32)

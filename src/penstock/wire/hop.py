@@ -13,6 +13,7 @@ import numpy.typing as npt
 from penstock.wire import native
 from penstock.wire.constants import Dialect
 from penstock.wire.frame import BODY_LENGTH, HEADER_BYTES, Buffer
+from penstock.wire.native_tables import TABLES
 from penstock.wire.shapes import BODY_AT, SHAPES
 
 Offsets = list[int] | npt.NDArray[np.int64]
@@ -48,7 +49,7 @@ def hop_runs(buffer: Buffer, end: int, dialect: Dialect) -> tuple[Offsets, list[
     shapes = SHAPES[dialect]
     if native.extension is not None and end > FEW_BYTES:
         found = np.empty((2, end // HEADER_BYTES), np.int64)
-        places = (HEADER_BYTES, BODY_AT, native.TABLES[dialect].marks)
+        places = (HEADER_BYTES, BODY_AT, TABLES[dialect].marks)
         frames, alone, position = native.extension.hop(buffer, 0, end, *places, *found)
         return found[0, :frames], found[1, :alone].tolist(), position
     offsets, position = hop(buffer, 0, end)
