@@ -13,6 +13,7 @@ import penstock
 from penstock import Change, Node
 from penstock.client.bucket import Bucket
 from penstock.errors import KeyNotFound
+from penstock.node.connection import NodeConnection
 from penstock.wire.constants import Dialect
 from penstock.wire.schema import Event
 
@@ -78,7 +79,8 @@ async def act(node: Node, bucket: Bucket, action: str, key: str, value: bytes) -
         await bucket.flush()
     elif action == "cut":
         for connection in list(node.guests.present):
-            if connection.producer is not None:
+            assert isinstance(connection, NodeConnection)
+            if connection.session.producer is not None:
                 connection.abort("cut off by the test")
     else:
         try:

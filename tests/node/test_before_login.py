@@ -154,7 +154,7 @@ def test_steps_out_of_order(stranger):
 
 def test_an_agent_with_a_long_name_is_kept_in_part(node, stranger):
     assert stranger.status(Hello(key=b"a" * 4000, value=b"")) == S.SUCCESS
-    assert run(node, lambda: [len(connection.agent) for connection in node.guests.present]) == [250]
+    assert run(node, lambda: [len(connection.session.agent) for connection in node.guests.present]) == [250]
 
 
 def test_a_wrong_password_takes_longer_each_time(node, log):

@@ -31,7 +31,7 @@ ROWS = [(dialect, message) for dialect, messages in FIRST.items() for message in
 
 
 def spoken(node) -> list[Dialect]:
-    return [connection.dialect for connection in node.guests.present if connection.dialect is not None]
+    return [dialect for connection in node.guests.present if (dialect := connection.session.dialect) is not None]
 
 
 @pytest.mark.parametrize(("dialect", "message"), ROWS)

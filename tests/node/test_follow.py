@@ -20,7 +20,7 @@ from penstock.node import Node
 from penstock.node.login import User
 from penstock.node.login.users import account_of
 from penstock.node.login.users_file import change_users
-from penstock.node.served import VbucketEvent
+from penstock.node.vbucket_events import VbucketEvent
 from penstock.store.failover import create_entry
 from penstock.wire.constants import Status, VbucketState
 from penstock.wire.kv import Flush, GetClusterConfig, SetVbucket, Stat

@@ -10,8 +10,10 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from penstock.node import Node
-from penstock.node.connection import PARKED_BYTES, TURN_BYTES
-from penstock.node.large_values import _MOST_WAITING, LARGE
+from penstock.node.connection import TURN_BYTES
+from penstock.node.large_values import LARGE
+from penstock.node.parked_requests import PARKED_BYTES
+from penstock.node.value_workers import _MOST_WAITING
 from penstock.wire.constants import (
     Datatype,
     DocFlag,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.errors import ConnectionClosed
 from penstock.node import Node
 from penstock.node.connection import WRITE_BUFFER_BYTES
-from penstock.node.dispatch import handlers_for
+from penstock.node.dispatch import choose_handlers
 from penstock.node.login import Privilege
 from penstock.wire.constants import (
     Dialect,
@@ -69,7 +69,7 @@ def test_any_bytes(shared, data):
     magic=st.sampled_from([0x08, 0x18, 0x80, 0x80, 0x80, 0x81, 0x82, 0x83]),
     opcode=st.one_of(
         st.integers(0, 255),
-        st.sampled_from(sorted({shape[2] for shape in handlers_for(Dialect.DCP, frozenset(Privilege), json=False)})),
+        st.sampled_from(sorted({shape[2] for shape in choose_handlers(Dialect.DCP, frozenset(Privilege), False)})),
     ),
     lengths=st.tuples(st.integers(0, 300), st.sampled_from([0, 4, 8, 16, 20, 31, 32, 40, 48]), st.integers(0, 400)),
     datatype=st.sampled_from([0, 0, 0, 1, 2, 4, 255]),
@@ -169,7 +169,7 @@ def test_a_defect_of_ours_is_told_and_ends_only_that_connection(node, client, ca
     def broken(connection, frame):
         raise ConnectionClosed("this cannot be")
 
-    handlers = handlers_for(None, frozenset(Privilege), json=False)
+    handlers = choose_handlers(None, frozenset(Privilege), False)
     shape = next(shape for shape in handlers if shape[2] == Opcode.VERSION)
     monkeypatch.setitem(handlers, shape, broken)
     client.send(Noop(), Version(opaque=9), Noop())

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.node import Node
-from penstock.node.connection import MOST_PARKED
+from penstock.node.parked_requests import MOST_PARKED
 from penstock.wire.constants import Feature, Opcode, Status
 from penstock.wire.kv import Hello, Noop, SeqnoPersistence, Set, pack_features
 from tests.node.wire_client import connected

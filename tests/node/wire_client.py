@@ -169,10 +169,11 @@ class WireClient:
 
 
 def served(node, client):
-    """Return the node's end of a connection."""
+    """Return the node's session of a connection."""
     assert client.status(Noop()) == Status.SUCCESS  # so that the node has noticed it
     host, port = client.socket.getsockname()
-    (found,) = (connection for connection in node.guests.present if connection.peer == f"{host}:{port}")
+    sessions = (connection.session for connection in node.guests.present)
+    (found,) = (session for session in sessions if session.peer == f"{host}:{port}")
     return found
 
 

@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 
 from penstock.errors import Error, UsageError
 from penstock.node import Node
-from penstock.node.served import VbucketEvent
+from penstock.node.vbucket_events import VbucketEvent
 from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.pipeline.definition.definition import of_one
 from penstock.spark.pipeline.run.spark_failure import failure

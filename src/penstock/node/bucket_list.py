@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from penstock.errors import Error, NotSupported, StoreDamaged, StoreRefused, TemporaryFailure, UsageError
 from penstock.node.buckets import BucketSpec, check_name
-from penstock.node.disk.opening import close_bucket, find_buckets, open_bucket, remove_bucket
+from penstock.node.disk.opening import Storage, close_bucket, find_buckets, open_bucket, remove_bucket
 from penstock.node.served import ServedBucket
-
-if TYPE_CHECKING:
-    from penstock.node.server import Node
+from penstock.node.topology import Topology
 
 __all__ = ["MAX_BUCKETS", "BucketList", "check_names"]
 
@@ -27,9 +24,20 @@ MAX_BUCKETS = 100
 class BucketList(dict[str, ServedBucket]):
     """The open buckets by name. One at a time is opened or closed; what others do meanwhile sees it done or not."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(
+        self, storage: Storage, get_topology: Callable[[], Topology], end_users: Callable[[ServedBucket], None]
+    ) -> None:
+        """Make a list without buckets.
+
+        Args:
+            storage: where buckets are kept.
+            get_topology: returns the nodes of the buckets.
+            end_users: ends all that uses a bucket that is about to be deleted.
+        """
         super().__init__()
-        self._node = node
+        self._storage = storage
+        self._get_topology = get_topology
+        self._end_users = end_users
         self._turn = asyncio.Lock()
         self._closed = False
         self._kept: dict[str, BucketSpec | Error] = {}
@@ -42,7 +50,7 @@ class BucketList(dict[str, ServedBucket]):
         Raises UsageError and StoreDamaged as `open` does. A kept one that nobody has named is left out if it cannot be
         opened: the others are not to suffer.
         """
-        self._kept = await find_buckets(self._node.storage)
+        self._kept = await find_buckets(self._storage)
         others = [name for name in self._kept if name not in names and name != without]
         for name in names or (() if others else usual):
             await self.open_named(name, vbuckets)
@@ -73,17 +81,17 @@ class BucketList(dict[str, ServedBucket]):
     async def open(self, spec: BucketSpec) -> ServedBucket:
         """Open a bucket, made where it is not there, and have it. Raises UsageError, StoreDamaged."""
         async with self._turn:
-            node = self._node
+            topology = self._get_topology()
             if self._closed:
                 raise UsageError("the node stops")
             if spec.name in self:
                 raise UsageError(f"there is a bucket {spec.name!r} already")
             if not spec.plain_cache:
-                node.topology.check(spec.vbuckets)
-            served = await open_bucket(spec, node.storage)
-            for number in _of_others(node, served):
+                topology.check(spec.vbuckets)
+            served = await open_bucket(spec, self._storage)
+            for number in _of_others(topology, served):
                 served.store.vbuckets[number].remove()
-            served.place(node.topology)
+            served.place(topology)
             self[spec.name] = served
             return served
 
@@ -96,24 +104,21 @@ class BucketList(dict[str, ServedBucket]):
     async def delete(self, name: str) -> None:
         """End all that uses a bucket, and delete what there is of it. Raises UsageError if it is not there or stays."""
         async with self._turn:
-            node, served = self._node, self.find(name)
+            served = self.find(name)
             if served.bridge is not None:
                 raise UsageError(f"bucket {name!r} follows another node's: it is there as long as the node")
             del self[name]
             served.deleted = True
-            for connection in tuple(node.guests.present):
-                if connection.bucket is served:
-                    connection.close()
-            node.http.wake()
+            self._end_users(served)
             await close_bucket(served)
-            await remove_bucket(name, node.storage)
+            await remove_bucket(name, self._storage)
 
     async def flush(self, name: str) -> None:
         """Delete all documents of a bucket. Raises UsageError, NotSupported where it may not be, TemporaryFailure."""
         served = self.find(name)
         if not served.may_be_flushed:
             raise NotSupported(f"bucket {name!r} may not be flushed")
-        flushed: asyncio.Future[TemporaryFailure | None] = self._node.loop.create_future()
+        flushed: asyncio.Future[TemporaryFailure | None] = asyncio.get_running_loop().create_future()
         served.flush()
         give_up = served.upkeep.when_spread(flushed.set_result)
         try:
@@ -127,7 +132,7 @@ class BucketList(dict[str, ServedBucket]):
 
     def change(self, spec: BucketSpec) -> None:
         """Let the bucket of this name be like that. Raises UsageError."""
-        served, storage = self.find(spec.name), self._node.storage
+        served, storage = self.find(spec.name), self._storage
         try:
             served.change_spec(spec, spec.settings(storage.settings))
         except TemporaryFailure as error:
@@ -156,11 +161,11 @@ def check_names(names: Sequence[str]) -> None:
         raise UsageError(f"a bucket is named twice: {', '.join(names)}")
 
 
-def _of_others(node: Node, served: ServedBucket) -> Iterator[int]:
+def _of_others(topology: Topology, served: ServedBucket) -> Iterator[int]:
     """Yield the vbuckets that other nodes have, as far as they are here. A plain cache is split by its clients."""
-    if len(node.topology.places) == 1 or served.spec.plain_cache:
+    if len(topology.places) == 1 or served.spec.plain_cache:
         return
-    own = node.topology.owned(len(served.store.vbuckets))
+    own = topology.owned(len(served.store.vbuckets))
     for vbucket in served.store.vbuckets:
         if vbucket.id not in own and vbucket.state is not None:
             yield vbucket.id

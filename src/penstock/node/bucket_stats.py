@@ -6,23 +6,20 @@ import os
 import resource
 import struct
 import time
-from typing import TYPE_CHECKING
 
 from penstock.node import producer_stats
 from penstock.node.disk.opening import file_bytes
 from penstock.node.release import VERSION
 from penstock.node.served import ServedBucket
+from penstock.node.services import NodeServices
 from penstock.node.stat_group import StatGroup, Stats, group_of_bucket, shown
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import VbucketState
 
-if TYPE_CHECKING:
-    from penstock.node.server import Node
-
 __all__ = ["GROUPS", "read_bucket", "read_memory", "warmup_state"]
 
 
-def read_bucket(node: Node, bucket: ServedBucket) -> Stats:
+def read_bucket(node: NodeServices, bucket: ServedBucket) -> Stats:
     """Return the statistics of a bucket and its node: those of STAT without a group."""
     counters, memory, vbuckets = bucket.counters, bucket.store.stats(), bucket.store.vbuckets
     yield "pid", os.getpid()
@@ -87,7 +84,7 @@ def warmup_state(bucket: ServedBucket) -> str:
     return "complete" if bucket.upkeep.keys_loaded else "running"
 
 
-def _storage(node: Node, bucket: ServedBucket) -> Stats:
+def _storage(node: NodeServices, bucket: ServedBucket) -> Stats:
     """Show how things stand with the disk, where the bucket is on one."""
     flusher, compactor, data_dir = bucket.flusher, bucket.compactor, node.storage.data_dir
     yield "ep_flusher_todo", bucket.store.uncommitted

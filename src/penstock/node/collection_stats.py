@@ -28,7 +28,7 @@ def _items(bucket: ServedBucket, collection: Collection) -> int:
 
 
 def _visible(request: StatRequest) -> Manifest:
-    return request.connection.visible_manifest(request.bucket)
+    return request.session.visible_manifest(request.bucket)
 
 
 def _pairs(manifest: Manifest) -> list[tuple[Scope, Collection]]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.errors import InvalidArguments
-from penstock.node.replies import Handler, Parked, reply
+from penstock.node.answers import Parked
+from penstock.node.replies import reply
+from penstock.node.session import Handler, Session
 from penstock.store.manifest import DEFAULT_NAME, Manifest
 from penstock.wire.collections import GetCollectionId, GetScopeId
 from penstock.wire.constants import Datatype, Opcode
 from penstock.wire.frame import Frame
 from penstock.wire.layout import decode
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
 
 __all__ = ["HANDLERS"]
 
@@ -22,30 +21,30 @@ _ID = Struct(">QI")
 _LONGEST_PATH: Final = 2 * 251 + 1
 
 
-def _manifest(connection: NodeConnection, frame: Frame) -> bytes:
-    value = connection.visible_manifest(connection.selected()).to_json()
-    return reply(frame, value=value, datatype=connection.datatypes & Datatype.JSON)
+def _manifest(session: Session, frame: Frame) -> bytes:
+    value = session.visible_manifest(session.selected()).to_json()
+    return reply(frame, value=value, datatype=session.datatypes & Datatype.JSON)
 
 
-def _set_manifest(connection: NodeConnection, frame: Frame) -> bytes:
+def _set_manifest(session: Session, frame: Frame) -> bytes:
     """Use another manifest at once; answer when all vbuckets have written its events."""
-    bucket = connection.selected()
+    bucket = session.selected()
     bucket.change_manifest(Manifest.from_json(frame.value))
     raise Parked(lambda resume: bucket.upkeep.when_spread(lambda _: resume(reply(frame))))
 
 
-def _collection_id(connection: NodeConnection, frame: Frame) -> bytes:
+def _collection_id(session: Session, frame: Frame) -> bytes:
     request = decode(frame)
     assert isinstance(request, GetCollectionId)
-    manifest = connection.visible_manifest(connection.selected())
+    manifest = session.visible_manifest(session.selected())
     scope, collection = _names(request.path, 2)
     return reply(frame, extras=_ID.pack(manifest.uid, manifest.find(scope, collection).id))
 
 
-def _scope_id(connection: NodeConnection, frame: Frame) -> bytes:
+def _scope_id(session: Session, frame: Frame) -> bytes:
     request = decode(frame)
     assert isinstance(request, GetScopeId)
-    manifest = connection.visible_manifest(connection.selected())
+    manifest = session.visible_manifest(session.selected())
     (scope,) = _names(request.path.partition(b".")[0], 1)
     return reply(frame, extras=_ID.pack(manifest.uid, manifest.find_scope(scope).id))
 

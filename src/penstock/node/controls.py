@@ -102,7 +102,7 @@ def _ext_metadata(producer: DcpProducer, value: str) -> None:
 
 
 def _compression(producer: DcpProducer, value: str) -> None:
-    if not producer.connection.datatypes & Datatype.SNAPPY:
+    if not producer.session.datatypes & Datatype.SNAPPY:
         raise InvalidArguments("compressed values, which this connection has not agreed on")
     producer.compress = value == "true"
     producer.choose_look()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from penstock.errors import InvalidArguments, NotSupported
+from penstock.node.answers import Answer, Goodbye
 from penstock.node.controls import control
 from penstock.node.dcp_producer import DcpProducer
 from penstock.node.not_yet import refuse as refuse_for_now
 from penstock.node.producers import streamable
-from penstock.node.replies import Answer, Goodbye, Handler, reply
+from penstock.node.replies import reply
+from penstock.node.session import Handler, Session
 from penstock.wire.constants import (
     DCP_OPCODES,
     Datatype,
@@ -25,9 +25,6 @@ from penstock.wire.dcp import BufferAck, Open, StreamReq, pack_rollback
 from penstock.wire.frame import Frame, opcode_name
 from penstock.wire.kv import pack_failover_log
 from penstock.wire.layout import Code, decode, forms_of, layout_of
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
 
 __all__ = ["FIRST", "HANDLERS", "refuse"]
 
@@ -83,40 +80,40 @@ def _check_open(flags: int) -> None:
         refuse_for_now("OPEN without PRODUCER")
 
 
-def _opened(connection: NodeConnection) -> DcpProducer:
-    _check_order(connection)
-    if not isinstance(connection.producer, DcpProducer):
+def _opened(session: Session) -> DcpProducer:
+    _check_order(session)
+    if not isinstance(session.producer, DcpProducer):
         raise InvalidArguments("no DCP OPEN on this connection yet")
-    return connection.producer
+    return session.producer
 
 
-def _check_order(connection: NodeConnection) -> None:
+def _check_order(session: Session) -> None:
     """Raise NotSupported for a connection whose replies come in any order: streams need one."""
-    if Feature.UNORDERED_EXECUTION in connection.features:
+    if Feature.UNORDERED_EXECUTION in session.features:
         raise NotSupported("change streams on a connection that has agreed on unordered execution")
 
 
-def _open(connection: NodeConnection, frame: Frame) -> bytes:
-    _check_order(connection)
+def _open(session: Session, frame: Frame) -> bytes:
+    _check_order(session)
     request = decode(frame)
     assert isinstance(request, Open)
-    if connection.producer is not None:
+    if session.producer is not None:
         raise InvalidArguments("a second DCP OPEN")
     if len(request.key) > MAX_NAME or request.value:
         raise InvalidArguments(f"name of {len(request.key)} bytes (limit {MAX_NAME}), value of {len(request.value)}")
     _check_open(request.flags)
-    connection.producer = DcpProducer(connection, streamable(connection), request.key, OpenFlag(request.flags))
-    connection.datatypes |= int(Datatype.JSON)
+    session.producer = DcpProducer(session, streamable(session), request.key, OpenFlag(request.flags))
+    session.datatypes |= int(Datatype.JSON)
     return reply(frame)
 
 
-def _control(connection: NodeConnection, frame: Frame) -> bytes:
-    control(_opened(connection), frame.key, frame.value)
+def _control(session: Session, frame: Frame) -> bytes:
+    control(_opened(session), frame.key, frame.value)
     return reply(frame)
 
 
-def _stream_req(connection: NodeConnection, frame: Frame) -> bytes:
-    producer = _opened(connection)
+def _stream_req(session: Session, frame: Frame) -> bytes:
+    producer = _opened(session)
     request = decode(frame)
     assert isinstance(request, StreamReq)
     _check_flags(request.flags, _STREAM_OFFERED, _STREAM_LATER)
@@ -126,20 +123,20 @@ def _stream_req(connection: NodeConnection, frame: Frame) -> bytes:
     return reply(frame, value=pack_failover_log(vbucket.failover_log))
 
 
-def _failover_log(connection: NodeConnection, frame: Frame) -> bytes:
+def _failover_log(session: Session, frame: Frame) -> bytes:
     """Return a vbucket's failover log. OPEN is not needed: releases 4.0 to 5.5 did not ask for it either."""
-    _check_order(connection)
-    vbucket = connection.selected().store.existing(frame.specific)
+    _check_order(session)
+    vbucket = session.selected().store.existing(frame.specific)
     return reply(frame, value=pack_failover_log(vbucket.failover_log))
 
 
-def _close_stream(connection: NodeConnection, frame: Frame) -> bytes:
-    _opened(connection).close_stream(frame.specific, connection.infos.stream_id)
+def _close_stream(session: Session, frame: Frame) -> bytes:
+    _opened(session).close_stream(frame.specific, session.infos.stream_id)
     return reply(frame)
 
 
-def _buffer_ack(connection: NodeConnection, frame: Frame) -> bytes:
-    producer = _opened(connection)
+def _buffer_ack(session: Session, frame: Frame) -> bytes:
+    producer = _opened(session)
     request = decode(frame)
     assert isinstance(request, BufferAck)
     producer.acknowledge(request.nbytes)
@@ -149,10 +146,10 @@ def _buffer_ack(connection: NodeConnection, frame: Frame) -> bytes:
 def _raw(handler: Handler) -> Handler:
     """Make a handler that takes no datatype, as kv_engine's validators do for every request of DCP but OPEN's JSON."""
 
-    def check(connection: NodeConnection, frame: Frame) -> Answer:
+    def check(session: Session, frame: Frame) -> Answer:
         if frame.datatype:
             raise InvalidArguments(f"{opcode_name(frame.opcode)} of datatype 0x{frame.datatype:02x}, expected 0 (raw)")
-        return handler(connection, frame)
+        return handler(session, frame)
 
     return check
 
@@ -175,7 +172,7 @@ FIRST = frozenset((Opcode.DCP_OPEN,))
 """The requests that may be a connection's first."""
 
 
-def refuse(connection: NodeConnection, frame: Frame) -> bytes:
+def refuse(session: Session, frame: Frame) -> bytes:
     """Refuse a change-stream request that none of HANDLERS takes as it is.
 
     With a status where it is malformed, early or another dialect's; otherwise, since it is one that producers send and
@@ -184,7 +181,7 @@ def refuse(connection: NodeConnection, frame: Frame) -> bytes:
     if frame.opcode not in DCP_OPCODES:
         raise InvalidArguments(f"{opcode_name(frame.opcode)} on a connection that speaks {Dialect.DCP}")
     if frame.opcode != Opcode.DCP_OPEN:
-        _opened(connection)
+        _opened(session)
     if forms_of(frame) is not None:
         layout_of(frame).check(frame)
     if frame.opcode == Opcode.DCP_SET_VBUCKET_STATE and frame.extras[0] not in set(VbucketState):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.errors import InvalidArguments, KeyNotFound, NotMyVbucket, NotSupported, OutOfRange, StatusError
+from penstock.node.answers import Goodbye
 from penstock.node.filters import Wish, filter_for, may_stream, read_wish
 from penstock.node.outlet import Look, Outlet
 from penstock.node.producer import Producer
-from penstock.node.replies import Goodbye
 from penstock.node.served import ServedBucket
+from penstock.node.session import Session
 from penstock.store.rollback import StreamRequest, range_error
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import (
@@ -28,9 +29,6 @@ from penstock.wire.dcp import DcpNoop, Deletion, DeletionV2, Expiration, Mutatio
 from penstock.wire.frame import Frame, opcode_name
 from penstock.wire.reframe import Form
 from penstock.wire.revalue import Content
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
 
 __all__ = ["DcpProducer"]
 
@@ -69,10 +67,10 @@ class DcpProducer(Producer):
     unanswered for the node's idle timeout (360 s, as kv_engine's dcp_idle_timeout) is gone.
     """
 
-    def __init__(self, connection: NodeConnection, bucket: ServedBucket, name: bytes, flags: OpenFlag) -> None:
-        super().__init__(connection, bucket, Dialect.DCP, name)
+    def __init__(self, session: Session, bucket: ServedBucket, name: bytes, flags: OpenFlag) -> None:
+        super().__init__(session, bucket, Dialect.DCP, name)
         self.flags = flags
-        self.collections = connection.collections
+        self.collections = session.collections
         self.expiries = False
         self.ext_metadata = self.tables = self.compress = False
         self.several_streams = False
@@ -89,11 +87,11 @@ class DcpProducer(Producer):
 
     def choose_look(self) -> None:
         """Let changes look as the flags and settings say."""
-        flags, connection = self.flags, self.connection
+        flags, session = self.flags, self.session
         deletion = DeletionV2 if flags & OpenFlag.INCLUDE_DELETE_TIMES else Deletion
         without = bool(flags & (OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE))
         form = Form(
-            PrototypeMutation if connection.listener.prototype else Mutation,
+            PrototypeMutation if session.listener.prototype else Mutation,
             deletion,
             Expiration if self.expiries and deletion is DeletionV2 else deletion,
             keys_only=without,
@@ -104,7 +102,7 @@ class DcpProducer(Producer):
             body=not without,
             xattrs=bool(flags & OpenFlag.INCLUDE_XATTRS),
             deleted_user_xattrs=bool(flags & OpenFlag.INCLUDE_DELETED_USER_XATTRS),
-            snappy=bool(connection.datatypes & Datatype.SNAPPY),
+            snappy=bool(session.datatypes & Datatype.SNAPPY),
             compress=self.compress,
             underlying=bool(flags & OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE),
         )
@@ -152,7 +150,7 @@ class DcpProducer(Producer):
         """Return what a stream is to send, None for what who knows no collections sees."""
         if not self.collections:
             return None
-        return Outlet(filter_for(self.connection, self.bucket, wish), wish.stream_id)
+        return Outlet(filter_for(self.session, self.bucket, wish), wish.stream_id)
 
     def close_stream(self, vbucket: int, stream_id: int | None = None) -> None:
         """Close a stream at the consumer's wish. Raises StatusError if it has none, or none that goes on."""
@@ -178,7 +176,7 @@ class DcpProducer(Producer):
         """
         if not self.collections:
             return False
-        user, bucket = self.connection.login.acting, self.bucket
+        user, bucket = self.session.login.acting, self.bucket
         for stream in tuple(self.streams.values()):
             if not may_stream(user, bucket, stream.outlet.chosen):
                 self.end_stream(stream, StreamEndReason.LOST_PRIVILEGES if stream.reason is None else stream.reason)
@@ -219,7 +217,7 @@ class DcpProducer(Producer):
             self._timer.cancel()
             self._timer = None
         if self.noop:
-            self._timer = self._loop.call_later(self.noop_interval, self.connection.guarded, self._send_noop)
+            self._timer = self._loop.call_later(self.noop_interval, self.session.output.guarded, self._send_noop)
 
     def _answered_noop(self, opaque: int) -> None:
         """Take a NOOP as answered. Raises Goodbye if it is not the one that was sent."""
@@ -231,9 +229,11 @@ class DcpProducer(Producer):
     def _send_noop(self) -> None:
         if self._deadline is None:
             self._noop_opaque += 1
-            self.connection.write(DcpNoop(opaque=self._noop_opaque).encode())
-            seconds = self.connection.node.idle_timeout
-            self._deadline = self._loop.call_later(seconds, self.connection.abort, f"NOOP unanswered for {seconds:g} s")
+            self.session.output.write(DcpNoop(opaque=self._noop_opaque).encode())
+            seconds = self.session.node.idle_timeout
+            self._deadline = self._loop.call_later(
+                seconds, self.session.output.abort, f"NOOP unanswered for {seconds:g} s"
+            )
         self.set_noop()
 
 

@@ -15,14 +15,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from penstock.errors import AccessDenied, InvalidArguments, RemoteProtocolError
-from penstock.node import collections, dcp, kv, kv_find, kv_meta, sasl, session, subdoc, upr, upr_draft, vbuckets
+from penstock.node import (
+    collections,
+    connection_commands,
+    dcp,
+    kv,
+    kv_find,
+    kv_meta,
+    sasl,
+    subdoc,
+    upr,
+    upr_draft,
+    vbuckets,
+)
+from penstock.node.answers import Answer, Goodbye, Pieces
 from penstock.node.disk import commands as disk
 from penstock.node.durability import check_durability, when_durable
 from penstock.node.login import BEFORE_LOGIN, Privilege, needed
-from penstock.node.replies import Answer, Goodbye, Handler, Pieces, reply
+from penstock.node.replies import reply
+from penstock.node.session import NO_INFOS, Handler, Handlers, Session, Shape
 from penstock.node.tap import commands as tap
 from penstock.wire.connection import Malformed
 from penstock.wire.constants import (
@@ -37,24 +51,16 @@ from penstock.wire.constants import (
     Status,
 )
 from penstock.wire.frame import Frame, opcode_name
-from penstock.wire.frame_info import RequestInfos, unpack_request_infos
+from penstock.wire.frame_info import unpack_request_infos
 from penstock.wire.layout import ABSENT, MAYBE, PRESENT, Code, layout_of, layouts_of
 
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
-
-__all__ = ["NO_INFOS", "answer_malformed", "handlers_for", "take_response", "unusual"]
-
-Shape = tuple[int, int, int, int, bool, bool, bool]
-
-NO_INFOS = RequestInfos()
-"""What a request without framing extras asks for."""
+__all__ = ["answer_malformed", "choose_handlers", "serve", "take_response", "unusual"]
 
 _REQUEST = int(Magic.REQUEST)
 _EMPTY = {ABSENT: (True,), PRESENT: (False,), MAYBE: (True, False)}
 
 
-Handlers = Mapping[Code, Handler] | Mapping[Opcode, Handler]
+CodeHandlers = Mapping[Code, Handler] | Mapping[Opcode, Handler]
 
 
 class Speech(NamedTuple):
@@ -62,9 +68,9 @@ class Speech(NamedTuple):
     change-stream request. refuse: answers change-stream requests, of any dialect, that the handlers do not take.
     """
 
-    handlers: Handlers
+    handlers: CodeHandlers
     first: frozenset[Code]
-    refuse: Callable[[NodeConnection, Frame], Answer]
+    refuse: Callable[[Session, Frame], Answer]
 
 
 SPEECHES: dict[Dialect, Speech] = {
@@ -79,7 +85,7 @@ COMMANDS: tuple[Mapping[Opcode, Handler], ...] = (
     kv_find.HANDLERS,
     kv_meta.HANDLERS,
     subdoc.HANDLERS,
-    session.HANDLERS,
+    connection_commands.HANDLERS,
     sasl.HANDLERS,
     collections.HANDLERS,
     vbuckets.HANDLERS,
@@ -106,18 +112,18 @@ def shapes(code: Code) -> Iterator[Shape]:
 def _first(dialect: Dialect, handler: Handler) -> Handler:
     """Make the handler of a first request, with which the connection has its dialect."""
 
-    def begin(connection: NodeConnection, frame: Frame) -> Answer:
-        connection.speak(dialect)
-        return handler(connection, frame)
+    def begin(session: Session, frame: Frame) -> Answer:
+        session.speak(dialect)
+        return handler(session, frame)
 
     return begin
 
 
-def _denied(connection: NodeConnection, frame: Frame) -> bytes:
-    raise AccessDenied(f"{opcode_name(frame.opcode)}: not for {connection.login.acting_name}")
+def _denied(session: Session, frame: Frame) -> bytes:
+    raise AccessDenied(f"{opcode_name(frame.opcode)}: not for {session.login.acting_name}")
 
 
-def _table(allowed: frozenset[Privilege] | None, *all_handlers: Handlers) -> dict[Shape, Handler]:
+def _table(allowed: frozenset[Privilege] | None, *all_handlers: CodeHandlers) -> dict[Shape, Handler]:
     return {
         shape: handler if _is_allowed(code, allowed) else _denied
         for handlers in all_handlers
@@ -132,10 +138,8 @@ def _is_allowed(code: Code, allowed: frozenset[Privilege] | None) -> bool:
 
 
 @lru_cache(maxsize=256)
-def handlers_for(
-    dialect: Dialect | None, allowed: frozenset[Privilege] | None, *, json: bool
-) -> Mapping[Shape, Handler]:
-    """Return the handlers of a connection.
+def choose_handlers(dialect: Dialect | None, allowed: frozenset[Privilege] | None, json: bool) -> Handlers:
+    """Return the handlers of a session.
 
     Args:
         dialect: None before the connection has one.
@@ -160,36 +164,36 @@ def _plain_handlers(dialect: Dialect | None, allowed: frozenset[Privilege] | Non
     return _table(allowed, *COMMANDS, dcp.WITHOUT_OPEN, *firsts)
 
 
-def unusual(connection: NodeConnection, frame: Frame) -> Answer:
+def unusual(session: Session, frame: Frame) -> Answer:
     """Serve a frame that is not a plain request of a known shape.
 
     Raises Goodbye for what must not arrive here, StatusError or RemoteProtocolError for what is refused.
     """
     magic, opcode, _, datatype, _, cas, extras, key, value, framing = frame
-    if connection.login.acting is None and opcode not in BEFORE_LOGIN:
-        return _denied(connection, frame)
+    if session.login.acting is None and opcode not in BEFORE_LOGIN:
+        return _denied(session, frame)
     if magic == Magic.RESPONSE:
-        return take_response(connection, frame)
-    if magic == Magic.SERVER_RESPONSE and Feature.DUPLEX in connection.features:
+        return take_response(session, frame)
+    if magic == Magic.SERVER_RESPONSE and Feature.DUPLEX in session.features:
         return b""  # to a cluster map that was pushed; nothing hangs on it
     if magic not in (Magic.REQUEST, Magic.ALT_REQUEST):
         raise Goodbye(f"{opcode_name(opcode)} with magic 0x{magic:02x}, which this node never asked for")
     if framing:
-        return _with_infos(connection, frame)
-    if upr_draft.claims(frame, connection.dialect):
-        return upr_draft.refuse(connection, frame)
-    if datatype & ~connection.datatypes:
-        raise InvalidArguments(f"datatype 0x{datatype:02x}, agreed on 0x{connection.datatypes:02x}")
-    handler = connection.handlers.get((_REQUEST, 0, opcode, len(extras), not key, not value, not cas))
+        return _with_infos(session, frame)
+    if upr_draft.claims(frame, session.dialect):
+        return upr_draft.refuse(session, frame)
+    if datatype & ~session.datatypes:
+        raise InvalidArguments(f"datatype 0x{datatype:02x}, agreed on 0x{session.datatypes:02x}")
+    handler = session.handlers.get((_REQUEST, 0, opcode, len(extras), not key, not value, not cas))
     if handler is not None:
-        return handler(connection, frame)
-    if (speech := _refusing(connection.dialect, opcode)) is not None:
-        return speech.refuse(connection, frame)
+        return handler(session, frame)
+    if (speech := _refusing(session.dialect, opcode)) is not None:
+        return speech.refuse(session, frame)
     layout_of(frame).check(frame)
     raise RemoteProtocolError(f"{opcode_name(opcode)} is not served here", status=Status.UNKNOWN_COMMAND, fatal=False)
 
 
-def _with_infos(connection: NodeConnection, frame: Frame) -> Answer:
+def _with_infos(session: Session, frame: Frame) -> Answer:
     """Serve a request with framing extras as the same one without, beside what they ask for.
 
     What is not passed over is refused: a durability that nobody cares for would be a promise.
@@ -198,23 +202,23 @@ def _with_infos(connection: NodeConnection, frame: Frame) -> Answer:
     if infos.impersonate is not None or infos.privileges or infos.token_id is not None:
         raise AccessDenied("nobody may act for somebody else here")
     if infos.durability is not None:
-        check_durability(connection, frame, infos.durability)
-    connection.infos = infos
+        check_durability(session, frame, infos.durability)
+    session.infos = infos
     try:
-        answer = serve(connection, frame._replace(magic=Magic.REQUEST, framing=b""))
+        answer = serve(session, frame._replace(magic=Magic.REQUEST, framing=b""))
     finally:
-        connection.infos = NO_INFOS
+        session.infos = NO_INFOS
     if infos.durability is not None:
         assert not isinstance(answer, Pieces), "a change has a short reply"
-        return when_durable(connection, frame, answer, infos.durability)
+        return when_durable(session, frame, answer, infos.durability)
     return answer
 
 
-def serve(connection: NodeConnection, frame: Frame) -> Answer:
+def serve(session: Session, frame: Frame) -> Answer:
     """Serve a frame of any kind. Raises as `unusual` does, and whatever its handler raises."""
     magic, opcode, _, datatype, _, cas, extras, key, value, _ = frame
     shape = (magic, datatype, opcode, len(extras), not key, not value, not cas)
-    return connection.handlers.get(shape, unusual)(connection, frame)
+    return session.handlers.get(shape, unusual)(session, frame)
 
 
 def _refusing(dialect: Dialect | None, opcode: int) -> Speech | None:
@@ -227,16 +231,16 @@ def _refusing(dialect: Dialect | None, opcode: int) -> Speech | None:
     return SPEECHES.get(dialect) if opcode in DCP_OPCODES or opcode in TAP_OPCODES else None
 
 
-def take_response(connection: NodeConnection, frame: Frame) -> bytes:
+def take_response(session: Session, frame: Frame) -> bytes:
     """Take what a peer says about something that was sent to it. Raises Goodbye where that ends the connection."""
-    if connection.producer is None:
+    if session.producer is None:
         raise Goodbye(f"response to {opcode_name(frame.opcode)}, which nobody asked for")
-    return connection.producer.take_response(frame)
+    return session.producer.take_response(frame)
 
 
-def answer_malformed(connection: NodeConnection, event: Malformed) -> bytes:
+def answer_malformed(session: Session, event: Malformed) -> bytes:
     """Answer a request whose parts do not fit."""
     frame = Frame(event.magic, event.opcode, opaque=event.opaque)
-    if connection.dialect is Dialect.UPR_DRAFT and event.opcode == Opcode.SET:
-        return upr_draft.refuse(connection, frame)
+    if session.dialect is Dialect.UPR_DRAFT and event.opcode == Opcode.SET:
+        return upr_draft.refuse(session, frame)
     return reply(frame, event.error.status)

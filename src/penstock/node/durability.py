@@ -8,15 +8,13 @@ Source: kv_engine docs/Durability.md; durability_monitor.h.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.errors import InvalidArguments, NotSupported, status_error
+from penstock.node.session import Session
 from penstock.wire.constants import DurabilityLevel, Opcode, Status
+from penstock.wire.frame import Frame
 from penstock.wire.frame_info import Durability
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
-    from penstock.wire.frame import Frame
 
 __all__ = ["check_durability", "when_durable"]
 
@@ -36,11 +34,11 @@ _MOST_REPLICAS = 2
 """Of a bucket that can have durable writes."""
 
 
-def check_durability(connection: NodeConnection, frame: Frame, wanted: Durability) -> None:
+def check_durability(session: Session, frame: Frame, wanted: Durability) -> None:
     """Raise StatusError where a request cannot have the durability that it asks for. Nothing has been done by then."""
     if frame.opcode not in _DURABLE:
         raise InvalidArguments(f"opcode 0x{frame.opcode:02x} with a durability, which only changes of documents have")
-    bucket = connection.selected()
+    bucket = session.selected()
     if bucket.spec.plain_cache:
         raise NotSupported("durability in a plain cache")
     replicas = bucket.spec.replicas
@@ -54,12 +52,12 @@ def check_durability(connection: NodeConnection, frame: Frame, wanted: Durabilit
         raise status_error(Status.DURABILITY_INVALID_LEVEL, text)
 
 
-def when_durable(connection: NodeConnection, frame: Frame, answer: bytes, wanted: Durability) -> bytes:
+def when_durable(session: Session, frame: Frame, answer: bytes, wanted: Durability) -> bytes:
     """Return the answer to a change that has been made, if it is as durable as was asked for.
 
     Raises Parked where that is to be waited for; at the end of the time for that, the outcome is ambiguous.
     """
-    bucket = connection.selected()
+    bucket = session.selected()
     if wanted.level == DurabilityLevel.MAJORITY or bucket.flusher is None:
         return answer
     vbucket = bucket.store.find(frame.specific)

@@ -12,10 +12,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, cast
-
-if TYPE_CHECKING:
-    from penstock.node.handshakes import Handshakes
+from typing import Any, Final, Protocol, cast
 
 __all__ = ["READ_BYTES", "Encrypted"]
 
@@ -26,6 +23,22 @@ _WRITE_BYTES: Final = 128 * 1024  # encrypted at once
 _HANDSHAKE: Final = 0x16  # the first byte of a record with a ClientHello
 _MAX_HELLO: Final = 4096  # bytes that are kept of one; with a post-quantum key share it has 1.8 KiB
 _RECORD_HEAD: Final = 5  # bytes; the last two are the length of the record (RFC 8446, section 5.1)
+
+
+class HandshakeWatch(Protocol):
+    """Bounds how many handshakes there may be, and for how long.
+
+    Attributes:
+        read_buffer: shared by all connections: each read is used up before the next.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    read_buffer: memoryview
+
+    def connected(self, connection: Encrypted) -> None: ...
+    def begun(self, connection: Encrypted) -> None: ...
+    def done(self, connection: Encrypted, *, certified: bool) -> None: ...
+    def lost(self, connection: Encrypted) -> None: ...
 
 
 class Encrypted(asyncio.BufferedProtocol):
@@ -39,7 +52,7 @@ class Encrypted(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        handshakes: Handshakes,
+        handshakes: HandshakeWatch,
         make: Callable[[], asyncio.BaseProtocol],
         new_context: Callable[[], ssl.SSLContext],
     ) -> None:

@@ -9,23 +9,21 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import AccessDenied, InvalidArguments, StatusError, UnknownCollection, UnknownScope
 from penstock.node.login import Privilege, User
+from penstock.node.served import ServedBucket
+from penstock.node.session import Session
 from penstock.store.events import SystemEvent
 from penstock.store.manifest import DEFAULT_NAME
 from penstock.store.rollback import MAX_SEQNO
 from penstock.store.vbucket import Vbucket
 from penstock.wire.collection_key import DEFAULT_COLLECTION
 from penstock.wire.constants import Status, SystemEventKind
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
-    from penstock.node.served import ServedBucket
 
 __all__ = ["Filter", "Wish", "bare_filter", "filter_for", "may_stream", "read_wish"]
 
@@ -183,35 +181,35 @@ class Filter:
         return told and self.tells_events
 
 
-def filter_for(connection: NodeConnection, bucket: ServedBucket, wish: Wish) -> Filter:
+def filter_for(session: Session, bucket: ServedBucket, wish: Wish) -> Filter:
     """Return the filter of a stream that was asked for. bucket: the one that is streamed, whichever is selected now.
 
     Raises UnknownCollection, UnknownScope for what the bucket does not have, AccessDenied for what the user may not
     have streamed.
     """
-    manifest = connection.visible_manifest(bucket)
+    manifest = session.visible_manifest(bucket)
     if wish.scope is not None:
         scope = manifest.scopes_by_id.get(wish.scope)
         if scope is None:
             raise UnknownScope(f"no scope {wish.scope:x}", body=manifest.said_uid)
-        _check_access(connection, bucket, scope.name)
+        _check_access(session, bucket, scope.name)
         return Filter((collection.id for collection in scope.collections), scope=wish.scope)
     if wish.collections is None:
-        _check_access(connection, bucket)
+        _check_access(session, bucket)
     for number in wish.collections or ():
         collection = manifest.collections.get(number)
         if collection is None:
             raise UnknownCollection(f"no collection {number:x}", body=manifest.said_uid)
-        _check_access(connection, bucket, manifest.scopes_by_id[collection.scope_id].name, collection.name)
+        _check_access(session, bucket, manifest.scopes_by_id[collection.scope_id].name, collection.name)
     return Filter(wish.collections)
 
 
-def bare_filter(connection: NodeConnection, bucket: ServedBucket) -> Filter:
+def bare_filter(session: Session, bucket: ServedBucket) -> Filter:
     """Return the filter of a stream to who knows no collections. Raises UnknownCollection, AccessDenied."""
     manifest = bucket.store.manifest
     if DEFAULT_COLLECTION not in manifest.collections:
         raise UnknownCollection("the default collection was dropped", body=manifest.said_uid)
-    _check_access(connection, bucket, DEFAULT_NAME, DEFAULT_NAME)
+    _check_access(session, bucket, DEFAULT_NAME, DEFAULT_NAME)
     return Filter((DEFAULT_COLLECTION,), tells_events=False)
 
 
@@ -232,9 +230,9 @@ def may_stream(user: User | None, bucket: ServedBucket, chosen: Filter) -> bool:
     return all(user.may(Privilege.STREAM, name, manifest.scopes_by_id[one.scope_id].name, one.name) for one in known)
 
 
-def _check_access(connection: NodeConnection, bucket: ServedBucket, *names: str) -> None:
+def _check_access(session: Session, bucket: ServedBucket, *names: str) -> None:
     """names: of a scope, or a scope and a collection in it; none: the whole bucket."""
-    user = connection.login.acting
+    user = session.login.acting
     if user is None or not user.may(Privilege.STREAM, bucket.store.name, *names):
         what = ".".join((bucket.store.name, *names))
-        raise AccessDenied(f"changes of {what}: not for {connection.login.acting_name}")
+        raise AccessDenied(f"changes of {what}: not for {session.login.acting_name}")

@@ -41,7 +41,8 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.node.arrived import arrived
-from penstock.node.served import ServedBucket, VbucketEvent
+from penstock.node.served import ServedBucket
+from penstock.node.vbucket_events import VbucketEvent
 from penstock.store.failover import FailoverLog, branch_at, sanitised
 from penstock.store.vbucket import LAST_SEQNO, Vbucket
 from penstock.wire.columns import changes_of

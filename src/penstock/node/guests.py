@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from penstock.node.address_shares import AddressShares
 from penstock.node.log_limit import LogLimit
+from penstock.node.login import Users
 from penstock.node.newcomers import Newcomers
+from penstock.node.options import Options
+from penstock.node.served import ServedBucket
 
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
-    from penstock.node.login import Users
-    from penstock.node.options import Options
-
-__all__ = ["MOST_STRANGERS", "Guests"]
+__all__ = ["MOST_STRANGERS", "Guest", "Guests"]
 
 logger = logging.getLogger("penstock.node")
 
@@ -27,6 +25,24 @@ MOST_STRANGERS: Final = 8192
 than its share loses its own oldest one, so that it cannot end the connections of others."""
 
 _LOOK_SECONDS = 1.0
+
+
+class Guest(Protocol):
+    """A connection, as far as the registry needs it."""
+
+    frame_began: float
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def requests_waiting(self) -> int: ...
+    @property
+    def bytes_unsent(self) -> int: ...
+
+    def uses(self, bucket: ServedBucket) -> bool: ...
+    def renew(self) -> None: ...
+    def close(self) -> None: ...
+    def abort(self, why: str) -> None: ...
 
 
 class Guests:
@@ -38,20 +54,20 @@ class Guests:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: Options, users: Users | None, most: int) -> None:
-        self.present: set[NodeConnection] = set()
+        self.present: set[Guest] = set()
         self.total = 0
         self._loop = loop
         self._options = options
         self._users = users
         self._version = 0 if users is None else users.version
         self._shares = AddressShares(most)
-        self._turned_away: set[NodeConnection] = set()  # those that `leave` gives no place back for
-        self._strangers: Newcomers[NodeConnection] = Newcomers(MOST_STRANGERS)
+        self._turned_away: set[Guest] = set()  # those that `leave` gives no place back for
+        self._strangers: Newcomers[Guest] = Newcomers(MOST_STRANGERS)
         self._refused = LogLimit(logger, loop.time)
         self.refused_logins = LogLimit(logger, loop.time)
         self._looker: asyncio.TimerHandle | None = None
 
-    def enter(self, connection: NodeConnection) -> None:
+    def enter(self, connection: Guest) -> None:
         """Register a connection. Abort it if the share of its address is used up."""
         self.total += 1
         self.present.add(connection)
@@ -65,7 +81,7 @@ class Guests:
         if self._looker is None:
             self._looker = self._loop.call_later(_LOOK_SECONDS, self._look)
 
-    def leave(self, connection: NodeConnection) -> None:
+    def leave(self, connection: Guest) -> None:
         self.present.discard(connection)
         self.logged_in(connection)
         if connection in self._turned_away:
@@ -73,14 +89,20 @@ class Guests:
         else:
             self._shares.give_back(connection.host)
 
-    def wait_for_login(self, connection: NodeConnection) -> None:
+    def wait_for_login(self, connection: Guest) -> None:
         """Let a connection log in within the time that there is for that."""
         oldest = self._strangers.add(connection, connection.host, self._loop.time())
         if oldest is not None:
             oldest.abort("others came after it, and it had not logged in")
 
-    def logged_in(self, connection: NodeConnection) -> None:
+    def logged_in(self, connection: Guest) -> None:
         self._strangers.remove(connection, connection.host)
+
+    def close_users_of(self, bucket: ServedBucket) -> None:
+        """Close the connections that have selected a bucket."""
+        for connection in tuple(self.present):
+            if connection.uses(bucket):
+                connection.close()
 
     def close(self) -> None:
         if self._looker is not None:

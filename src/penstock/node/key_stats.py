@@ -53,7 +53,7 @@ def _read(request: StatRequest) -> Stats:
     by_id = request.name.endswith("-byid")
     collection_id = DEFAULT_COLLECTION
     if path:
-        collection_id = find_collection(request.connection.visible_manifest(bucket), path[0], by_id=by_id).id
+        collection_id = find_collection(request.session.visible_manifest(bucket), path[0], by_id=by_id).id
     key = _checked_key(request, name.encode(), collection_id)
     verified = request.name.startswith("vkey")
     if verified and not bucket.store.durable:
@@ -82,14 +82,14 @@ def _read(request: StatRequest) -> Stats:
 
 def _checked_key(request: StatRequest, key: bytes, collection_id: int) -> bytes:
     """Return the store's key of a document. Raises AccessDenied, UnknownCollection, InvalidArguments."""
-    connection = request.connection
-    manifest = connection.visible_manifest(request.bucket)
+    session = request.session
+    manifest = session.visible_manifest(request.bucket)
     collection = manifest.collections.get(collection_id)
     if collection is None:
         raise unknown_collection(collection_id, manifest)
     scope = manifest.scopes_by_id[collection.scope_id].name
-    if not connection.may(Privilege.READ, scope, collection.name):
-        raise AccessDenied(f"collection {scope}.{collection.name}: not for {connection.login.acting_name}")
+    if not session.may(Privilege.READ, scope, collection.name):
+        raise AccessDenied(f"collection {scope}.{collection.name}: not for {session.login.acting_name}")
     longest = MAX_KEY if collection_id == DEFAULT_COLLECTION else MAX_COLLECTION_KEY
     if len(key) > longest:
         raise InvalidArguments(f"key of {len(key)} bytes, limit {longest}")

@@ -7,18 +7,17 @@ it. To one that has not, all there is is the default collection, and its keys ar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.errors import AccessDenied, InvalidArguments, NoBucket, StatusError, UnknownCollection
-from penstock.node.login import Privilege
+from penstock.node.login import Login, Privilege
+from penstock.node.served import ServedBucket
+from penstock.node.visible import ManifestView
 from penstock.store.manifest import Manifest
 from penstock.wire.collection_key import DEFAULT_COLLECTION, DEFAULT_PREFIX, split_collection_key
 from penstock.wire.constants import MAX_KEY
 
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
-
-__all__ = ["MAX_COLLECTION_KEY", "KeyReader", "is_allowed", "key_reader", "unknown_collection"]
+__all__ = ["MAX_COLLECTION_KEY", "KeyReader", "key_reader", "unknown_collection"]
 
 KeyReader = Callable[[bytes], bytes]
 """Returns what the store knows a request's document by. Raises StatusError for a key that cannot be."""
@@ -27,13 +26,16 @@ MAX_COLLECTION_KEY: Final = 246
 """Bytes of a key behind the id of a collection that is not the default one. Source: kv_engine limits.h."""
 
 
-def key_reader(connection: NodeConnection, *privileges: Privilege) -> KeyReader:
-    """Return how a connection's keys are to be read, until its user, bucket or features are others.
+def key_reader(
+    login: Login, bucket: ServedBucket | None, view: ManifestView | None, *privileges: Privilege
+) -> KeyReader:
+    """Return how a session's keys are to be read, until its user, bucket or features are others.
 
-    privileges: those that a document needs, all of them. What is read raises InvalidArguments for a key that is empty
+    view: the user's view of the manifest, None where keys have no collection in front. privileges: those that a
+    document needs, all of them. What is read raises InvalidArguments for a key that is empty
     or too long, UnknownCollection, AccessDenied, NoBucket, and RemoteProtocolError for a prefix that is none.
     """
-    user, bucket = connection.login.acting, connection.bucket
+    user = login.acting
     if user is None or bucket is None:
         return _nowhere
     name, store = bucket.store.name, bucket.store
@@ -41,14 +43,14 @@ def key_reader(connection: NodeConnection, *privileges: Privilege) -> KeyReader:
 
     def check(collection_id: int) -> None:
         # A client without collections knows the default one: to it, that one is not hidden but denied.
-        manifest = connection.visible_manifest(bucket) if connection.collections else store.manifest
+        manifest = view.of(bucket, login.acting) if view is not None else store.manifest
         collection = manifest.collections.get(collection_id)
         if collection is None:
             raise unknown_collection(collection_id, store.manifest)
         if not everywhere:
             scope = store.manifest.scopes_by_id[collection.scope_id].name
             if not all(user.may(privilege, name, scope, collection.name) for privilege in privileges):
-                raise AccessDenied(f"collection {scope}.{collection.name}: not for {connection.login.acting_name}")
+                raise AccessDenied(f"collection {scope}.{collection.name}: not for {login.acting_name}")
 
     def bare(key: bytes) -> bytes:
         if not everywhere or DEFAULT_COLLECTION not in store.manifest.collections:
@@ -67,16 +69,7 @@ def key_reader(connection: NodeConnection, *privileges: Privilege) -> KeyReader:
             raise InvalidArguments("a collection's id without a key behind it")
         return key
 
-    return prefixed if connection.collections else bare
-
-
-def is_allowed(connection: NodeConnection, privilege: Privilege, key: bytes) -> bool:
-    """Tell whether the user has a privilege for the collection of a key of the store."""
-    manifest = connection.selected().store.manifest
-    collection = manifest.collections.get(split_collection_key(key)[0])
-    if collection is None:
-        return connection.may(privilege)
-    return connection.may(privilege, manifest.scopes_by_id[collection.scope_id].name, collection.name)
+    return bare if view is None else prefixed
 
 
 def _nowhere(key: bytes) -> bytes:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from struct import Struct
-from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound, TooBig
+from penstock.node.answers import Answer
 from penstock.node.large_values import LARGE, reply_apart, work_apart
-from penstock.node.replies import Answer, Handler, reply, reply_parts
+from penstock.node.replies import reply, reply_parts
+from penstock.node.session import Handler, Session
 from penstock.node.values import client_datatype, plain_value, shown, with_attributes
 from penstock.store.locks import lock_seconds
 from penstock.store.values import extended
@@ -20,9 +21,6 @@ from penstock.wire.json_value import detect_json
 from penstock.wire.kv import Count, GetLocked, GetReply, Set, StoreReply, Touch
 from penstock.wire.large_bytes import touch
 from penstock.wire.snappy import MAX_INFLATED, inflated_length
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
 
 __all__ = ["HANDLERS", "VIEWED", "changed", "check_value", "document_in_pieces", "loud_and_quiet", "serving"]
 
@@ -51,16 +49,16 @@ VIEWED = frozenset(
 _MAKE_NONE = 2**32 - 1
 """As the expiry of a counter: where there is no document there is not to be one."""
 
-Read = Callable[["NodeConnection", Vbucket, bytes, Frame], Item | None]
+Read = Callable[["Session", Vbucket, bytes, Frame], Item | None]
 """Returns the document that the store knows by a key, having done what the request wants done with it."""
 
 
 # What the handlers have in common
 
 
-def serving(connection: NodeConnection, frame: Frame) -> Vbucket:
+def serving(session: Session, frame: Frame) -> Vbucket:
     """Return the vbucket that serves a request. Raises NotMyVbucket, NoBucket."""
-    return connection.selected().store.find(frame.specific)
+    return session.selected().store.find(frame.specific)
 
 
 def check_value(value: Buffer) -> None:
@@ -69,7 +67,7 @@ def check_value(value: Buffer) -> None:
 
 
 def changed(  # noqa: PLR0917 - runs for every store, and an argument that is keyword-only costs 12 ns
-    connection: NodeConnection,
+    session: Session,
     vbucket: Vbucket,
     stored: Stored,
     frame: Frame,
@@ -80,14 +78,14 @@ def changed(  # noqa: PLR0917 - runs for every store, and an argument that is ke
 
     value: of the reply, for commands that have one.
     """
-    connection.changed.add(vbucket.id)
+    session.changed.add(vbucket.id)
     if quiet:
         return b""
     cas, seqno = stored
     if value is not None:
-        token = _TOKEN.pack(vbucket.vbuuid, seqno) if connection.tokens else b""
+        token = _TOKEN.pack(vbucket.vbuuid, seqno) if session.tokens else b""
         return reply(frame, extras=token, value=value, cas=cas)
-    if connection.tokens:
+    if session.tokens:
         return _TOKEN_HEAD.pack(
             _RESPONSE, frame[1], 0, _TOKEN_EXTRAS, 0, 0, _TOKEN_EXTRAS, frame[4], cas, vbucket.vbuuid, seqno
         )
@@ -105,14 +103,14 @@ def loud_and_quiet(loud: Opcode, quiet: Opcode, make: Callable[..., Handler], *w
 def _getting(read: Read | None = None, with_key: bool = False, *, quiet: bool) -> Handler:
     """Make the handler of a GET. read: what returns the document, where that does more. quiet: a miss has no answer."""
 
-    def get(connection: NodeConnection, frame: Frame) -> Answer:
+    def get(session: Session, frame: Frame) -> Answer:
         _, opcode, vbid, _, opaque, _, _, key, _, _ = frame
-        vbuckets = connection.vbuckets
-        stored_key = (connection.read_key if read is None else connection.change_key)(key)
+        vbuckets = session.vbuckets
+        stored_key = (session.read_key if read is None else session.change_key)(key)
         if vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).state is not _ACTIVE:
-            vbucket = serving(connection, frame)  # raises
-        item = vbucket.get(stored_key) if read is None else read(connection, vbucket, stored_key, frame)
-        counters = connection.counters
+            vbucket = serving(session, frame)  # raises
+        item = vbucket.get(stored_key) if read is None else read(session, vbucket, stored_key, frame)
+        counters = session.counters
         counters.cmd_get += 1
         if item is None:
             counters.get_misses += 1
@@ -124,9 +122,9 @@ def _getting(read: Read | None = None, with_key: bool = False, *, quiet: bool) -
             raise KeyNotFound
         cas, flags, datatype, value, _, _, _ = item
         if type(value) is not bytes:
-            return document_in_pieces(connection, frame, item, key if with_key else b"")
+            return document_in_pieces(session, frame, item, key if with_key else b"")
         if datatype:
-            datatype, value = shown(connection.datatypes, datatype, value)
+            datatype, value = shown(session.datatypes, datatype, value)
         if with_key:
             value = key + value
         key_length = len(key) if with_key else 0
@@ -136,14 +134,12 @@ def _getting(read: Read | None = None, with_key: bool = False, *, quiet: bool) -
     return get
 
 
-def document_in_pieces(
-    connection: NodeConnection, frame: Frame, item: Item, key: bytes = b"", *, whole: bool = False
-) -> Answer:
+def document_in_pieces(session: Session, frame: Frame, item: Item, key: bytes = b"", *, whole: bool = False) -> Answer:
     """Return the reply with a large document. Raises Parked where a thread is to inflate it, or to read it from disk.
 
     whole: with its extended attributes, where the connection has agreed on them.
     """
-    understood = connection.datatypes
+    understood = session.datatypes
     keeps = whole and bool(understood & Datatype.XATTR)
 
     def make() -> Answer:
@@ -153,34 +149,34 @@ def document_in_pieces(
             frame, Status.SUCCESS, (value,), extras=_FLAGS.pack(item.flags), key=key, cas=item.cas, datatype=datatype
         )
 
-    if item.datatype & Datatype.SNAPPY or connection.selected().store.durable:
-        reply_apart(connection, len(item.value), make)
+    if item.datatype & Datatype.SNAPPY or session.selected().store.durable:
+        reply_apart(session, len(item.value), make)
     return make()
 
 
-def _touched(connection: NodeConnection, vbucket: Vbucket, key: bytes, frame: Frame) -> Item | None:
+def _touched(session: Session, vbucket: Vbucket, key: bytes, frame: Frame) -> Item | None:
     (expiry,) = _TOUCH_EXTRAS.unpack(frame.extras)
     item = vbucket.touch(key, expiry)
-    connection.changed.add(vbucket.id)
+    session.changed.add(vbucket.id)
     return item
 
 
-def _touch(connection: NodeConnection, frame: Frame) -> bytes:
-    item = _touched(connection, serving(connection, frame), connection.write_key(frame.key), frame)
+def _touch(session: Session, frame: Frame) -> bytes:
+    item = _touched(session, serving(session, frame), session.write_key(frame.key), frame)
     if item is None:
         raise KeyNotFound
     return reply(frame, cas=item.cas)
 
 
-def _locked(connection: NodeConnection, vbucket: Vbucket, key: bytes, frame: Frame) -> Item | None:
+def _locked(session: Session, vbucket: Vbucket, key: bytes, frame: Frame) -> Item | None:
     (asked,) = _LOCK_EXTRAS.unpack(frame.extras) if frame.extras else (0,)
     item = vbucket.lock(key, lock_seconds(asked))
-    connection.changed.add(vbucket.id)  # the log has a note of the cas
+    session.changed.add(vbucket.id)  # the log has a note of the cas
     return item
 
 
-def _unlock(connection: NodeConnection, frame: Frame) -> bytes:
-    serving(connection, frame).unlock(connection.write_key(frame.key), frame.cas)
+def _unlock(session: Session, frame: Frame) -> bytes:
+    serving(session, frame).unlock(session.write_key(frame.key), frame.cas)
     return reply(frame)
 
 
@@ -191,32 +187,32 @@ def _storing(plain: Callable[..., Stored], *, quiet: bool) -> Handler:
     """Make the handler of a SET, ADD or REPLACE."""
     keeping_expiry = partial(plain, preserve_expiry=True)
 
-    def handle(connection: NodeConnection, frame: Frame) -> bytes:
+    def handle(session: Session, frame: Frame) -> bytes:
         _, _, vbid, datatype, _, cas, extras, key, value, _ = frame
-        vbuckets = connection.vbuckets
-        key = connection.write_key(key)
+        vbuckets = session.vbuckets
+        key = session.write_key(key)
         if vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).state is not _ACTIVE:
-            vbucket = serving(connection, frame)  # raises
+            vbucket = serving(session, frame)  # raises
         if len(value) > LARGE or datatype & _NOT_JSON:
-            datatype = _stored_datatype(connection, datatype, value)
+            datatype = _stored_datatype(session, datatype, value)
         else:
             datatype = detect_json(value)
         flags, expiry = _SET_EXTRAS.unpack(extras)
-        store = keeping_expiry if connection.infos.preserve_ttl else plain
+        store = keeping_expiry if session.infos.preserve_ttl else plain
         stored = store(vbucket, key, value, flags=flags, expiry=expiry, datatype=datatype, cas=cas)
-        connection.counters.cmd_set += 1
-        return changed(connection, vbucket, stored, frame, quiet)
+        session.counters.cmd_set += 1
+        return changed(session, vbucket, stored, frame, quiet)
 
     return handle
 
 
-def _stored_datatype(connection: NodeConnection, datatype: int, value: bytes) -> int:
+def _stored_datatype(session: Session, datatype: int, value: bytes) -> int:
     """Return the datatype to store a large or compressed value with. Raises Parked where a thread is to find it out."""
     check_value(value)
     nbytes = inflated_length(value) if datatype & Datatype.SNAPPY else len(value)
     if nbytes <= LARGE:
         return client_datatype(datatype, value)
-    return work_apart(connection, None, nbytes, partial(client_datatype, datatype, value))
+    return work_apart(session, None, nbytes, partial(client_datatype, datatype, value))
 
 
 def _add(vbucket: Vbucket, key: bytes, value: bytes, *, cas: int, preserve_expiry: bool = False, **said: int) -> Stored:
@@ -229,20 +225,18 @@ def _add(vbucket: Vbucket, key: bytes, value: bytes, *, cas: int, preserve_expir
 def _extending(in_front: bool, *, quiet: bool) -> Handler:
     """Make the handler of an APPEND or PREPEND."""
 
-    def extend(connection: NodeConnection, frame: Frame) -> bytes:
-        vbucket, key = serving(connection, frame), connection.write_key(frame.key)
+    def extend(session: Session, frame: Frame) -> bytes:
+        vbucket, key = serving(session, frame), session.write_key(frame.key)
         piece = plain_value(frame.datatype, frame.value)
-        made = _extended_apart(connection, vbucket.get(key), piece, in_front)
+        made = _extended_apart(session, vbucket.get(key), piece, in_front)
         stored = vbucket.extend(key, piece, cas=frame.cas, in_front=in_front, made=made)
-        connection.counters.cmd_set += 1
-        return changed(connection, vbucket, stored, frame, quiet)
+        session.counters.cmd_set += 1
+        return changed(session, vbucket, stored, frame, quiet)
 
     return extend
 
 
-def _extended_apart(
-    connection: NodeConnection, item: Item | None, piece: bytes, in_front: bool
-) -> tuple[Buffer, int] | None:
+def _extended_apart(session: Session, item: Item | None, piece: bytes, in_front: bool) -> tuple[Buffer, int] | None:
     """Return what a thread makes of a large document, None for one that is not large. Raises Parked before that."""
     if item is None or (nbytes := len(item.value) + len(piece)) <= LARGE:
         return None
@@ -250,33 +244,33 @@ def _extended_apart(
         return None  # the store refuses it
     version = (item.cas, item.seqno)
     work = partial(extended, item.value, item.datatype, piece, in_front=in_front)
-    return work_apart(connection, version, nbytes, work)
+    return work_apart(session, version, nbytes, work)
 
 
 def _counting(sign: int, *, quiet: bool) -> Handler:
     """Make the handler of an INCREMENT or DECREMENT."""
 
-    def count(connection: NodeConnection, frame: Frame) -> bytes:
-        vbucket, key = serving(connection, frame), connection.change_key(frame.key)
+    def count(session: Session, frame: Frame) -> bytes:
+        vbucket, key = serving(session, frame), session.change_key(frame.key)
         delta, initial, expiry = _COUNT_EXTRAS.unpack(frame.extras)
         cas, seqno, number = vbucket.count(
             key, sign * delta, initial=initial, expiry=None if expiry == _MAKE_NONE else expiry
         )
-        connection.counters.cmd_set += 1
-        return changed(connection, vbucket, Stored(cas, seqno), frame, quiet, value=number.to_bytes(8, "big"))
+        session.counters.cmd_set += 1
+        return changed(session, vbucket, Stored(cas, seqno), frame, quiet, value=number.to_bytes(8, "big"))
 
     return count
 
 
 def _deleting(*, quiet: bool) -> Handler:
-    def delete(connection: NodeConnection, frame: Frame) -> bytes:
-        vbucket, key = serving(connection, frame), connection.write_key(frame.key)
+    def delete(session: Session, frame: Frame) -> bytes:
+        vbucket, key = serving(session, frame), session.write_key(frame.key)
         stored = vbucket.delete(key, cas=frame.cas)
-        connection.counters.cmd_delete += 1
-        if not connection.features:
+        session.counters.cmd_delete += 1
+        if not session.features:
             # memcached's reply has no cas, and libmemcached's check of servers fails those that send one.
             stored = Stored(0, stored.seqno)
-        return changed(connection, vbucket, stored, frame, quiet)
+        return changed(session, vbucket, stored, frame, quiet)
 
     return delete
 

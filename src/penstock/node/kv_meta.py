@@ -6,12 +6,12 @@ Source: kv_engine ep_engine.cc, getMeta, setWithMeta, deleteWithMeta, and what t
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound
 from penstock.node.kv import changed, check_value, loud_and_quiet, serving
 from penstock.node.large_values import LARGE, work_apart
-from penstock.node.replies import Handler, reply
+from penstock.node.replies import reply
+from penstock.node.session import Handler, Session
 from penstock.store.conflict import Meta
 from penstock.wire.constants import Datatype, Opcode, WithMetaFlag
 from penstock.wire.dcp_values import unpack_xattrs
@@ -22,9 +22,6 @@ from penstock.wire.large_bytes import plain_bytes
 from penstock.wire.layout import Layout, layouts_of
 from penstock.wire.schema import Event
 from penstock.wire.snappy import inflate, inflated_length, most_inflated
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
 
 __all__ = ["HANDLERS"]
 
@@ -44,11 +41,11 @@ _ALLOWED = {
 def _getting_meta(*, quiet: bool) -> Handler:
     """Make the handler of a GET_META. quiet: a miss has no answer."""
 
-    def get_meta(connection: NodeConnection, frame: Frame) -> bytes:
+    def get_meta(session: Session, frame: Frame) -> bytes:
         version = frame.extras[0] if frame.extras else 0
         if version > _NEWEST_VERSION:
             raise InvalidArguments(f"version {version}, expected 1 or {_NEWEST_VERSION}")
-        meta = serving(connection, frame).meta(connection.read_key(frame.key))
+        meta = serving(session, frame).meta(session.read_key(frame.key))
         if meta is None:
             if quiet:
                 return b""
@@ -65,12 +62,12 @@ def _with_meta(event: Event, add: bool = False, *, quiet: bool) -> Handler:
     deletes = event is Event.DELETION
     forms = layouts_of((DelWithMeta if deletes else SetWithMeta).opcode, SetWithMeta.magic)
 
-    def store(connection: NodeConnection, frame: Frame) -> bytes:
-        vbucket, key = serving(connection, frame), connection.meta_key(frame.key)
+    def store(session: Session, frame: Frame) -> bytes:
+        vbucket, key = serving(session, frame), session.meta_key(frame.key)
         said = _said(forms[len(frame.extras)], frame.extras)
         options = said.get("options", 0)
         _check_options(options, vbucket.conflict_resolution, event)
-        value, datatype = _value(connection, frame, said.get("nmeta", 0), deletes)
+        value, datatype = _value(session, frame, said.get("nmeta", 0), deletes)
         new_cas = bool(options & WithMetaFlag.REGENERATE_CAS)
         if said["new_cas"] in _NO_CAS and not new_cas:
             raise InvalidArguments(f"cas {said['new_cas']}, which no document can have")
@@ -86,10 +83,10 @@ def _with_meta(event: Event, add: bool = False, *, quiet: bool) -> Handler:
             new_cas=new_cas,
         )
         if deletes:
-            connection.counters.cmd_delete += 1
+            session.counters.cmd_delete += 1
         else:
-            connection.counters.cmd_set += 1
-        return changed(connection, vbucket, stored, frame, quiet)
+            session.counters.cmd_set += 1
+        return changed(session, vbucket, stored, frame, quiet)
 
     return store
 
@@ -111,7 +108,7 @@ def _check_options(options: int, resolution: str, event: Event) -> None:
         raise InvalidArguments(f"options 0x{options:x}: FORCE_ACCEPT is for buckets in which the last write wins")
 
 
-def _value(connection: NodeConnection, frame: Frame, nmeta: int, deletes: bool) -> tuple[Buffer, int]:
+def _value(session: Session, frame: Frame, nmeta: int, deletes: bool) -> tuple[Buffer, int]:
     """Return the value, without the extended meta data behind it, and its datatype, with JSON as it is detected.
 
     Raises StatusError or RemoteProtocolError for a value that cannot be: a tombstone has nothing but extended
@@ -123,7 +120,7 @@ def _value(connection: NodeConnection, frame: Frame, nmeta: int, deletes: bool) 
     check_value(value)
     nbytes = inflated_length(value) if frame.datatype & Datatype.SNAPPY else len(value)
     find = partial(_datatype, frame.datatype, value, deletes)
-    return value, find() if nbytes <= LARGE else work_apart(connection, None, nbytes, find)
+    return value, find() if nbytes <= LARGE else work_apart(session, None, nbytes, find)
 
 
 def _datatype(datatype: int, value: Buffer, deletes: bool) -> int:

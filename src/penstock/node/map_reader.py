@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from penstock.node.live_map import LiveMap, Unwatch
+from penstock.node.served import ServedBucket
 from penstock.node.topology import EPOCH
 from penstock.wire.constants import Feature
 from penstock.wire.session import ClustermapChanged
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
 
 __all__ = ["MapReader"]
 
 _FULL, _BRIEF = Feature.CLUSTERMAP_CHANGE_NOTIFICATION, Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF
 
 
+class MapOutput(Protocol):
+    """The sending side of a session, as far as maps need it."""
+
+    @property
+    def paused(self) -> bool: ...
+    def write(self, data: bytes) -> None: ...
+
+
+class MapHolder(Protocol):
+    """A holder of a map, if it has no bucket: the node."""
+
+    @property
+    def map(self) -> LiveMap: ...
+
+
+class MapSession(Protocol):
+    """A session, as far as its map needs it."""
+
+    bucket: ServedBucket | None
+    features: frozenset[int]
+
+    @property
+    def node(self) -> MapHolder: ...
+    @property
+    def output(self) -> MapOutput: ...
+
+
 class MapReader:
     """The map of the connection's bucket; without a bucket, that of the nodes alone."""
 
-    def __init__(self, connection: NodeConnection) -> None:
-        self._connection = connection
+    def __init__(self, session: MapSession) -> None:
+        self._session = session
         self._known = 0
         self._watched: LiveMap | None = None
         self._unwatch: Unwatch | None = None
@@ -29,8 +54,8 @@ class MapReader:
 
     @property
     def _map(self) -> LiveMap:
-        bucket = self._connection.bucket
-        return self._connection.node.map if bucket is None else bucket.map
+        bucket = self._session.bucket
+        return self._session.node.map if bucket is None else bucket.map
 
     def read(self) -> bytes:
         """Return the newest map, which the peer knows from then on."""
@@ -44,12 +69,12 @@ class MapReader:
 
     def for_refusal(self) -> bytes:
         """Return what NOT_MY_VBUCKET has to say: nothing to a peer that has the map and wants no map twice."""
-        twice = Feature.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP in self._connection.features
+        twice = Feature.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP in self._session.features
         return b"" if twice and self._known == self._map.revision else self.read()
 
     def follow(self) -> None:
         """Tell the peer of every change from now on, if it has agreed on that. Again after HELLO and SELECT_BUCKET."""
-        wanted = self._map if {_FULL, _BRIEF} & self._connection.features else None
+        wanted = self._map if {_FULL, _BRIEF} & self._session.features else None
         if wanted is self._watched:
             return
         self.stop()
@@ -63,10 +88,10 @@ class MapReader:
         self._watched = self._unwatch = None
 
     def _push(self) -> None:
-        connection, bucket = self._connection, self._connection.bucket
-        if connection.paused:  # it asks when it has taken what there is, or is told of the next
+        session, bucket = self._session, self._session.bucket
+        if session.output.paused:  # it asks when it has taken what there is, or is told of the next
             return
-        brief = _BRIEF in connection.features
+        brief = _BRIEF in session.features
         self._opaque += 1
         pushed = ClustermapChanged(
             opaque=self._opaque,
@@ -75,7 +100,7 @@ class MapReader:
             revision=self._map.revision,
             value=b"" if brief else self.read(),
         )
-        connection.write(pushed.encode())
+        session.output.write(pushed.encode())
 
 
 def _signed(number: int) -> int:

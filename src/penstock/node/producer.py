@@ -13,15 +13,17 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from penstock.errors import KeyExists, OutOfRange, status_error
+from penstock.node.answers import Goodbye
 from penstock.node.filters import bare_filter
 from penstock.node.outlet import Look, Outlet
-from penstock.node.producers import CHUNK_BYTES, TURN_BYTES, WRITE_BYTES, ChangeProducer, Load, StreamReport
-from penstock.node.replies import Goodbye
-from penstock.node.served import ServedBucket, VbucketEvent
+from penstock.node.producer_reports import Load, StreamReport
+from penstock.node.producers import CHUNK_BYTES, TURN_BYTES, WRITE_BYTES, ChangeProducer
+from penstock.node.served import ServedBucket
+from penstock.node.session import Session
 from penstock.node.stream import ProducerStream
+from penstock.node.vbucket_events import VbucketEvent
 from penstock.node.voice import VOICES
 from penstock.store.rollback import StreamRequest, range_error, rollback_point
 from penstock.store.vbucket import Vbucket
@@ -30,9 +32,6 @@ from penstock.wire.frame import Buffer, Frame, opcode_name
 from penstock.wire.reframe import FORMS
 from penstock.wire.revalue import Content
 from penstock.wire.stream import StreamEvent, StreamState
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
 
 __all__ = ["Producer"]
 
@@ -55,10 +54,10 @@ class Producer(ChangeProducer):
     skips_deletions: the first snapshot of a history leaves them out.
     """
 
-    def __init__(self, connection: NodeConnection, bucket: ServedBucket, dialect: Dialect, name: bytes = b"") -> None:
-        super().__init__(connection, bucket, dialect, name)
+    def __init__(self, session: Session, bucket: ServedBucket, dialect: Dialect, name: bytes = b"") -> None:
+        super().__init__(session, bucket, dialect, name)
         self.voice = VOICES[dialect]
-        self.look = Look(replace(FORMS[dialect], datatypes=connection.datatypes), Content())
+        self.look = Look(replace(FORMS[dialect], datatypes=session.datatypes), Content())
         self.advances = self.tells_purge_seqno = self.skips_deletions = False
         self.sent = bucket.sent[dialect]
         self.streams: dict[int, ProducerStream] = {}
@@ -68,7 +67,7 @@ class Producer(ChangeProducer):
         self.acked = 0
         self.window = 0
         self.sequential = False
-        self._loop = connection.node.loop
+        self._loop = session.node.loop
         self._turn_asked = False
         self._of_vbucket: defaultdict[int, dict[int, ProducerStream]] = defaultdict(dict)
 
@@ -94,7 +93,7 @@ class Producer(ChangeProducer):
         if error := range_error(asked):
             raise OutOfRange(error)
         if outlet is None:
-            outlet = Outlet(bare_filter(self.connection, self.bucket))
+            outlet = Outlet(bare_filter(self.session, self.bucket))
         if key in self.streams:
             raise KeyExists(f"vbucket {vbucket.id} has a stream")
         high = vbucket.high_seqno
@@ -176,9 +175,9 @@ class Producer(ChangeProducer):
 
     def resume(self) -> None:
         """Ask for a turn, if it could do something."""
-        if self.ready and not self._turn_asked and not self.connection.paused and self.room > 0:
+        if self.ready and not self._turn_asked and not self.session.output.paused and self.room > 0:
             self._turn_asked = True
-            self._loop.call_soon(self.connection.guarded, self._turn)
+            self._loop.call_soon(self.session.output.guarded, self._turn)
 
     def acknowledge(self, nbytes: int) -> None:
         """Take nbytes as dealt with by the peer; more than there are count as all.
@@ -194,7 +193,7 @@ class Producer(ChangeProducer):
         self._turn_asked = False
         self.turns += 1
         share, deadline = TURN_BYTES, self._loop.time() + _TURN_SECONDS
-        while self.ready and share > 0 and self.room > 0 and not self.connection.paused:
+        while self.ready and share > 0 and self.room > 0 and not self.session.output.paused:
             stream, _ = self.ready.popitem(last=False)
             share -= self._visit(stream) + _VISIT_BYTES
             if self._loop.time() >= deadline:  # changes that are looked at one by one take long
@@ -222,5 +221,5 @@ class Producer(ChangeProducer):
             self.ready[stream] = None
             self.ready.move_to_end(stream, last=not self.sequential)
         self.sent.nbytes += nbytes
-        self.connection.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        self.session.output.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         return cost

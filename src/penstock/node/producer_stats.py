@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.errors import InvalidArguments
-from penstock.node.producers import ChangeProducer, ProducerReport, StreamReport
-from penstock.node.served import ServedBucket
+from penstock.node.producer_reports import ProducerReport, StreamReport
+from penstock.node.served import BucketProducer, ServedBucket
 from penstock.node.stat_group import Argument, StatGroup, StatRequest, Stats, parse_vbucket, shown
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Dialect
@@ -51,18 +51,15 @@ def totals(bucket: ServedBucket) -> Stats:
 
 def _reports(bucket: ServedBucket, family: str, options: Mapping[str, Any] | None = None) -> list[ProducerReport]:
     producers = [p for p in bucket.producers.values() if p.dialect in FAMILIES[family]]
-    return [p.report() for p in producers if _is_wanted(p, options or {})]
+    return [producer.report() for producer in producers if _is_wanted(producer, options or {})]
 
 
-def _is_wanted(producer: ChangeProducer, options: Mapping[str, Any]) -> bool:
+def _is_wanted(producer: BucketProducer, options: Mapping[str, Any]) -> bool:
     """Tell whether the filter of the options, a user and a port, lets a producer through."""
     wanted = options.get("filter")
     if not isinstance(wanted, dict):
         return True
-    connection = producer.connection
-    user, port = wanted.get("user"), wanted.get("port")
-    own_port = connection.node.kv_port if connection.listener.tls is None else connection.node.tls_port
-    return user in (None, connection.user) and port in (None, own_port)
+    return wanted.get("user") in (None, producer.user) and wanted.get("port") in (None, producer.port)
 
 
 def _each(request: StatRequest) -> Stats:

@@ -5,26 +5,22 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from penstock.errors import NotSupported
-from penstock.node.served import ServedBucket, VbucketEvent
+from penstock.node.producer_reports import Load, ProducerReport, StreamReport, StreamTotals
+from penstock.node.served import ServedBucket
+from penstock.node.session import Session
+from penstock.node.vbucket_events import VbucketEvent
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Dialect
 from penstock.wire.frame import Frame
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
 
 __all__ = [
     "CHUNK_BYTES",
     "TURN_BYTES",
     "WRITE_BYTES",
     "ChangeProducer",
-    "Load",
-    "ProducerReport",
-    "StreamReport",
     "streamable",
 ]
 
@@ -38,112 +34,49 @@ WRITE_BYTES = CHUNK_BYTES // 2
 """Pieces are put together up to here."""
 
 
-def streamable(connection: NodeConnection) -> ServedBucket:
+def streamable(session: Session) -> ServedBucket:
     """Return the bucket whose changes a connection asks for. Raises NoBucket, NotSupported for one that has none."""
-    bucket = connection.selected()
+    bucket = session.selected()
     if bucket.spec.plain_cache:
         raise NotSupported(f"bucket {bucket.store.name} is a plain cache, whose changes are not told")
     return bucket
-
-
-@dataclass(frozen=True, slots=True)
-class StreamReport:
-    """One stream, or what a TAP connection has of one vbucket.
-
-    start_seqno, end_seqno: as asked for; None where the dialect cannot say it. items_sent, bytes_sent: changes, and
-    all of the stream's bytes. items_remaining: changes left to send, at most. filters: what is left out, such as
-    "values". details: what only this dialect has, for STAT.
-    """
-
-    vbucket: int
-    opaque: int
-    state: str
-    start_seqno: int | None
-    end_seqno: int | None
-    items_sent: int
-    bytes_sent: int
-    items_remaining: int
-    filters: tuple[str, ...] = ()
-    details: dict[str, Any] = field(default_factory=dict)
-
-
-class StreamTotals(NamedTuple):
-    """What the streams of a producer sent that have ended, so that its totals never go down."""
-
-    items: int = 0
-    nbytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerReport:
-    """One producer. name: its own, or `anon_N`. label: what to call it: the name, or user@address without one.
-
-    peer: address and port. agent: as HELLO said, empty without. created: epoch seconds. details: as of StreamReport.
-    ended: what its earlier streams have sent.
-    """
-
-    name: str
-    label: str
-    dialect: str
-    peer: str
-    agent: str
-    user: str | None
-    created: float
-    streams: tuple[StreamReport, ...]
-    bytes_unsent: int
-    details: dict[str, Any] = field(default_factory=dict)
-    ended: StreamTotals = field(default_factory=StreamTotals)
-
-    @property
-    def items_sent(self) -> int:
-        return self.ended.items + sum(stream.items_sent for stream in self.streams)
-
-    @property
-    def bytes_sent(self) -> int:
-        return self.ended.nbytes + sum(stream.bytes_sent for stream in self.streams)
-
-    @property
-    def items_remaining(self) -> int:
-        return sum(stream.items_remaining for stream in self.streams)
-
-    def to_json(self) -> dict[str, Any]:
-        report = asdict(self)
-        del report["ended"]
-        return report | {"items_sent": self.items_sent, "bytes_sent": self.bytes_sent}
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What a producer has left to do, for the totals of STAT: on an idle system all of it is 0, but turns and streams.
-
-    ready: streams with something to send now. remaining: changes left to send, at most. unacked: bytes that the peer
-    has not acknowledged. turns: how many there were.
-    """
-
-    streams: int = 0
-    ready: int = 0
-    remaining: int = 0
-    unacked: int = 0
-    turns: int = 0
 
 
 class ChangeProducer(ABC):
     """What sends changes on one connection, from its first change-stream request to its end.
 
     name: empty for one without; the bucket then calls it `anon_N`. An older producer of the same dialect and name is
-    ended. Everything runs on the node's event loop: nothing may block, and nothing is sent but by `connection.write`
-    while the connection is not `paused`. An exception that work of its own may raise is caught by
-    `connection.guarded`, through which such work is to be called.
+    ended. Everything runs on the node's event loop: nothing may block, and nothing is sent but by
+    `session.output.write` while the connection is not `paused`. An exception that work of its own may raise is
+    caught by `session.output.guarded`, through which such work is to be called.
     """
 
-    def __init__(self, connection: NodeConnection, bucket: ServedBucket, dialect: Dialect, name: bytes = b"") -> None:
-        self.connection = connection
+    def __init__(self, session: Session, bucket: ServedBucket, dialect: Dialect, name: bytes = b"") -> None:
+        self.session = session
         self.bucket = bucket
         self.dialect = dialect
         self.created = time.time()
         self.named = bool(name)
         self.ended = StreamTotals()
         self.name = bucket.enter(self, name)
+
+    @property
+    def user(self) -> str | None:
+        return self.session.user
+
+    @property
+    def port(self) -> int:
+        """The port of the node that the connection came in by."""
+        node = self.session.node
+        return node.kv_port if self.session.listener.tls is None else node.tls_port
+
+    def abort(self, why: str) -> None:
+        """End the connection at once."""
+        self.session.output.abort(why)
+
+    def close_soon(self) -> None:
+        """End the connection in a turn of its own."""
+        self.session.node.loop.call_soon(self.session.output.close)
 
     @abstractmethod
     def resume(self) -> None:
@@ -184,17 +117,17 @@ class ChangeProducer(ABC):
         self.bucket.leave(self)
 
     def report(self) -> ProducerReport:
-        connection, name = self.connection, self.name.decode("utf-8", "backslashreplace")
+        session, name = self.session, self.name.decode("utf-8", "backslashreplace")
         return ProducerReport(
             name=name,
-            label=name if self.named else f"{connection.user or 'anonymous'}@{connection.peer}",
+            label=name if self.named else f"{session.user or 'anonymous'}@{session.peer}",
             dialect=self.dialect.value,
-            peer=connection.peer,
-            agent=connection.agent,
-            user=connection.user,
+            peer=session.peer,
+            agent=session.agent,
+            user=session.user,
             created=self.created,
             streams=tuple(self.stream_reports()),
-            bytes_unsent=connection.bytes_unsent,
+            bytes_unsent=session.output.bytes_unsent,
             details=self.details(),
             ended=self.ended,
         )

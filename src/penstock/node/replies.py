@@ -1,105 +1,22 @@
-"""What a request gets back, as bytes, and the exceptions that stand for an answer."""
+"""Replies as bytes: to a request that was served, and to one that is refused."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from penstock.errors import RemoteProtocolError, StatusError, TooBig
+from penstock.node.answers import Answer, Pieces
+from penstock.node.session import Session
 from penstock.wire.constants import DCP_OPCODES, MAX_FRAME, Datatype, Magic, Opcode, Status
 from penstock.wire.frame import HEADER, Buffer, Frame, join_frame
 from penstock.wire.large_bytes import plain_bytes
 
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
-    from penstock.node.large_values import Finished
-
-__all__ = [
-    "ALONE",
-    "Answer",
-    "Barrier",
-    "GiveUp",
-    "Goodbye",
-    "Handler",
-    "Parked",
-    "Pieces",
-    "Resume",
-    "classic_status",
-    "refusal",
-    "reply",
-    "reply_parts",
-]
-
-
-class Pieces:
-    """A reply that is not put together: a large value is sent from where it lies.
-
-    Attributes:
-        parts: what lies behind each other.
-    """
-
-    __slots__ = ("_nbytes", "parts")
-
-    def __init__(self, *parts: Buffer) -> None:
-        self.parts = parts
-        self._nbytes = sum(map(len, parts))
-
-    def __len__(self) -> int:
-        return self._nbytes
-
-
-Answer = bytes | Pieces
-
-Handler = Callable[["NodeConnection", Frame], Answer]
-"""Serves one request and returns its reply.
-
-Raises StatusError or RemoteProtocolError for what is refused, Goodbye, and Parked for what is answered later.
-"""
-
-Resume = Callable[["Answer | StatusError | RemoteProtocolError | Finished"], None]
-"""Takes the reply to a parked request, or why it is refused; or the work with which the request is served again.
-
-To be called once, by a turn of the event loop's own.
-"""
-
-GiveUp = Callable[[], None]
-"""Ends a wait without a reply: whoever asked is gone. Not called once the reply was given."""
-
-
-class Goodbye(Exception):
-    """This connection ends after `last`, which may be empty. The message says why, for the log."""
-
-    def __init__(self, why: str, last: bytes = b"") -> None:
-        super().__init__(why)
-        self.last = last
-
-
-class Barrier(Exception):
-    """This request is served once no request of its connection is parked, and none behind it before that.
-
-    A parked request may be served again: what it is served with must not change before.
-    """
+__all__ = ["classic_status", "refusal", "reply", "reply_parts"]
 
 
 _COPIED = 128 * 1024
 """Bytes of a reply up to which its parts are put together."""
-
-ALONE = MAX_FRAME
-"""As `nbytes` of a parked request: nothing overtakes it. It is as much as a connection may hold."""
-
-
-class Parked(Exception):
-    """This request is answered later, and until then none that its connection sends.
-
-    begin: called with what takes the reply; returns what ends the wait. Whatever is waited for, it takes a time that
-    has a bound. nbytes: held until then, beside the request.
-    """
-
-    def __init__(self, begin: Callable[[Resume], GiveUp], nbytes: int = 0) -> None:
-        super().__init__("answered later")
-        self.begin = begin
-        self.nbytes = nbytes
 
 
 def reply(
@@ -160,7 +77,7 @@ def classic_status(opcode: int, status: int) -> int:
     return Status.ETMPFAIL if status == Status.NOT_LOCKED else status
 
 
-def refusal(connection: NodeConnection, request: Frame, status: int, error: StatusError | RemoteProtocolError) -> bytes:
+def refusal(session: Session, request: Frame, status: int, error: StatusError | RemoteProtocolError) -> bytes:
     """Return the reply to a request that is refused.
 
     Its value is what the error says beside its status; the cluster map where somebody else has the vbucket; and for
@@ -171,8 +88,8 @@ def refusal(connection: NodeConnection, request: Frame, status: int, error: Stat
     if request.opcode in DCP_OPCODES:
         return reply(request, status, value=body)
     if status == Status.NOT_MY_VBUCKET:
-        return reply(request, status, value=connection.map.for_refusal())
-    if not connection.datatypes & Datatype.JSON:
+        return reply(request, status, value=session.map.for_refusal())
+    if not session.datatypes & Datatype.JSON:
         return reply(request, status, value=body)
     said = json.loads(body) if body else {}
     if not isinstance(error, StatusError) or error.explained:

@@ -4,64 +4,62 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
 from penstock.errors import NotSupported, TemporaryFailure
+from penstock.node.answers import ALONE, GiveUp, Parked, Resume
 from penstock.node.login import Step
-from penstock.node.replies import ALONE, GiveUp, Handler, Parked, Resume, reply
+from penstock.node.replies import reply
+from penstock.node.session import Handler, Session
 from penstock.wire.constants import Opcode, Status
 from penstock.wire.frame import Frame
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
 
 __all__ = ["HANDLERS"]
 
 logger = logging.getLogger("penstock.node")
 
 
-def _list(connection: NodeConnection, frame: Frame) -> bytes:
-    return reply(frame, value=connection.listener.access.mechanism_list)
+def _list(session: Session, frame: Frame) -> bytes:
+    return reply(frame, value=session.listener.access.mechanism_list)
 
 
-def _auth(connection: NodeConnection, frame: Frame) -> bytes:
+def _auth(session: Session, frame: Frame) -> bytes:
     """Begin a login. Who was logged in is so no more, whatever comes of it.
 
     Raises Parked where a password is to be checked, TemporaryFailure where too many wrong ones wait for their answer.
     """
-    connection.wait_for_parked()
-    if connection.producer is not None:
+    session.output.wait_for_parked()
+    if session.producer is not None:
         raise NotSupported("the streams of this connection belong to its user")
-    proving = connection.login.proving(frame.key, frame.value)
+    proving = session.login.proving(frame.key, frame.value)
     if proving is None:
-        return _verdict(connection, frame, _begun(connection, frame))
-    answer = connection.node.passwords.ask(connection.host, *proving)
-    raise Parked(lambda resume: _Checked(connection, frame, answer, resume).give_up, ALONE)
+        return _verdict(session, frame, _begun(session, frame))
+    answer = session.node.passwords.ask(session.host, *proving)
+    raise Parked(lambda resume: _Checked(session, frame, answer, resume).give_up, ALONE)
 
 
-def _begun(connection: NodeConnection, frame: Frame, fits: bool | None = None) -> Step:
-    was = connection.login.acting
-    step = connection.login.begin(frame.key, frame.value, fits)
-    if connection.login.acting != was and step.status != Status.SUCCESS:
-        connection.enter()
+def _begun(session: Session, frame: Frame, fits: bool | None = None) -> Step:
+    was = session.login.acting
+    step = session.login.begin(frame.key, frame.value, fits)
+    if session.login.acting != was and step.status != Status.SUCCESS:
+        session.enter()
     return step
 
 
-def _step(connection: NodeConnection, frame: Frame) -> bytes:
-    connection.wait_for_parked()
-    if (name := connection.login.claimed) is not None:
-        connection.node.attempts.admit(connection.host, name)
-    return _verdict(connection, frame, connection.login.step(frame.key, frame.value))
+def _step(session: Session, frame: Frame) -> bytes:
+    session.output.wait_for_parked()
+    if (name := session.login.claimed) is not None:
+        session.node.attempts.admit(session.host, name)
+    return _verdict(session, frame, session.login.step(frame.key, frame.value))
 
 
-def _verdict(connection: NodeConnection, frame: Frame, step: Step) -> bytes:
+def _verdict(session: Session, frame: Frame, step: Step) -> bytes:
     """Return what a step comes to. Raises Parked where guesses were made from the peer's address before."""
-    seconds = connection.node.attempts.after(step, connection.host)
+    seconds = session.node.attempts.after(step, session.host)
     if not seconds:
-        return _told(connection, frame, step)
+        return _told(session, frame, step)
 
     def begin(resume: Resume) -> GiveUp:
-        return connection.node.loop.call_later(seconds, lambda: resume(_told(connection, frame, step))).cancel
+        return session.node.loop.call_later(seconds, lambda: resume(_told(session, frame, step))).cancel
 
     raise Parked(begin, ALONE)
 
@@ -69,8 +67,8 @@ def _verdict(connection: NodeConnection, frame: Frame, step: Step) -> bytes:
 class _Checked:
     """A login that waits until its password was checked, and then for as long as guesses have to."""
 
-    def __init__(self, connection: NodeConnection, frame: Frame, answer: asyncio.Future[bool], resume: Resume) -> None:
-        self._connection = connection
+    def __init__(self, session: Session, frame: Frame, answer: asyncio.Future[bool], resume: Resume) -> None:
+        self._session = session
         self._frame = frame
         self._answer = answer
         self._resume = resume
@@ -90,23 +88,23 @@ class _Checked:
         if isinstance(error := answer.exception(), TemporaryFailure):
             self._resume(error)
         else:
-            step = _begun(self._connection, self._frame, answer.result())
-            node = self._connection.node
+            step = _begun(self._session, self._frame, answer.result())
+            node = self._session.node
             self._timer = node.loop.call_later(
-                node.attempts.after(step, self._connection.host),
-                lambda: self._resume(_told(self._connection, self._frame, step)),
+                node.attempts.after(step, self._session.host),
+                lambda: self._resume(_told(self._session, self._frame, step)),
             )
 
 
-def _told(connection: NodeConnection, frame: Frame, step: Step) -> bytes:
+def _told(session: Session, frame: Frame, step: Step) -> bytes:
     if step.status == Status.SUCCESS:
-        connection.enter()
+        session.enter()
     elif step.status == Status.EINVAL:
-        logger.info("login from %s: %s", connection.peer, step.why)
+        logger.info("login from %s: %s", session.peer, step.why)
     elif step.status != Status.AUTH_CONTINUE and step.account is None:
-        connection.node.guests.refused_logins.warning(f"login from {connection.peer} refused: {step.why}")
+        session.node.guests.refused_logins.warning(f"login from {session.peer} refused: {step.why}")
     elif step.status != Status.AUTH_CONTINUE:
-        logger.warning("login from %s refused: %s", connection.peer, step.why)
+        logger.warning("login from %s refused: %s", session.peer, step.why)
     return reply(frame, step.status, value=step.value)
 
 

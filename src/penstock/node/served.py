@@ -5,34 +5,31 @@ from __future__ import annotations
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from penstock.errors import KeyNotFound
 from penstock.node.buckets import BucketSpec
+from penstock.node.disk.compactor import Compactor
+from penstock.node.disk.definitions import Definition
+from penstock.node.disk.flusher import Flusher
+from penstock.node.disk.upkeep import Upkeep
 from penstock.node.histogram import Histogram
 from penstock.node.live_map import LiveMap
+from penstock.node.producer_reports import Load, ProducerReport
 from penstock.node.tap.clients import TapBucket
 from penstock.node.topology import Topology, bucket_map
+from penstock.node.vbucket_events import VbucketEvent, VbucketListener, Waiting
 from penstock.store.bucket import Bucket
 from penstock.store.manifest import Manifest
 from penstock.store.settings import Settings
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Dialect
 
-if TYPE_CHECKING:
-    from penstock.node.disk.compactor import Compactor
-    from penstock.node.disk.definitions import Definition
-    from penstock.node.disk.flusher import Flusher
-    from penstock.node.disk.upkeep import Upkeep
-    from penstock.node.follow import Bridge
-    from penstock.node.producers import ChangeProducer
-
-__all__ = ["Counters", "Sent", "ServedBucket", "VbucketEvent", "VbucketListener", "Waiting"]
+__all__ = ["BucketProducer", "Counters", "Mirroring", "Sent", "ServedBucket"]
 
 
 @dataclass(slots=True)
@@ -60,27 +57,33 @@ class Sent:
         self.streams_opened = self.items = self.nbytes = 0
 
 
-class VbucketEvent(Enum):
-    """What happened to a whole vbucket. It has happened when listeners are told."""
+class BucketProducer(VbucketListener, Protocol):
+    """A change-stream connection of a bucket."""
 
-    STATE_CHANGED = "state changed"
-    DELETED = "deleted"
-    FLUSHED = "flushed"
-
-
-class VbucketListener(Protocol):
-    def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
-        """Take note; nothing may be awaited, and nothing sent but by a turn of its own."""
-
-
-class Waiting(Protocol):
-    """What waits for changes of one vbucket: a stream."""
+    dialect: Dialect
+    name: bytes
 
     @property
-    def vbucket(self) -> Vbucket: ...
+    def user(self) -> str | None: ...
+    @property
+    def port(self) -> int:
+        """The port of the node that the connection came in by."""
 
-    def wake(self) -> None:
-        """There is something to send. Comes once; then the stream has to wait anew."""
+    def load(self) -> Load: ...
+    def report(self) -> ProducerReport: ...
+
+    def abort(self, why: str) -> None:
+        """End the connection at once."""
+
+    def close_soon(self) -> None:
+        """End the connection in a turn of its own."""
+
+
+class Mirroring(Protocol):
+    """Keeps a bucket like another node's."""
+
+    def stats(self) -> Iterator[tuple[str, object]]:
+        """Return how the bucket keeps up, for STAT."""
 
 
 class ServedBucket:
@@ -110,17 +113,17 @@ class ServedBucket:
         self.counters = Counters()
         self.stat_times: defaultdict[str, Histogram] = defaultdict(Histogram)
         self.changed = self.store.changed
-        self.producers: dict[tuple[Dialect, bytes], ChangeProducer] = {}
+        self.producers: dict[tuple[Dialect, bytes], BucketProducer] = {}
         self.sent = {dialect: Sent() for dialect in Dialect}
         self.tap = TapBucket()
         self.listeners: set[VbucketListener] = set()
-        self.bridge: Bridge | None = None
+        self.bridge: Mirroring | None = None
         self.flusher: Flusher | None = None
         self.compactor: Compactor | None = None
         self._waiting: dict[int, set[Waiting]] = {}
         self._anonymous = count(1)
 
-    def enter(self, producer: ChangeProducer, name: bytes) -> bytes:
+    def enter(self, producer: BucketProducer, name: bytes) -> bytes:
         """Take in a producer and return what it is called. An older one of the same dialect and name is ended."""
         while not name:
             name = b"anon_%d" % next(self._anonymous)
@@ -128,12 +131,12 @@ class ServedBucket:
                 name = b""
         older = self.producers.get((producer.dialect, name))
         if older is not None:
-            older.connection.abort("another connection has taken its name")
+            older.abort("another connection has taken its name")
         self.producers[producer.dialect, name] = producer
         self.listeners.add(producer)
         return name
 
-    def leave(self, producer: ChangeProducer) -> None:
+    def leave(self, producer: BucketProducer) -> None:
         self.listeners.discard(producer)
         if self.producers.get((producer.dialect, producer.name)) is producer:
             del self.producers[producer.dialect, producer.name]
@@ -147,7 +150,7 @@ class ServedBucket:
         if not found:
             raise KeyNotFound(f"no change-stream connection {name!r}")
         for producer in found:
-            producer.connection.node.loop.call_soon(producer.connection.close)
+            producer.close_soon()
         return len(found)
 
     def wait(self, stream: Waiting) -> None:

@@ -9,10 +9,10 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.errors import Error, OperationTimeout, UsageError
 from penstock.node.accepting import Acceptor, most_connections
@@ -23,23 +23,21 @@ from penstock.node.disk.opening import Storage
 from penstock.node.follow import Bridge, find_upstream
 from penstock.node.guests import Guests
 from penstock.node.handshakes import Handshakes
-from penstock.node.large_values import Workers
+from penstock.node.http.listening import HttpServer
+from penstock.node.listener import Listener
 from penstock.node.live_map import LiveMap
 from penstock.node.login import Access, Attempts, ServerTls, UsersFile, decide_access
 from penstock.node.options import DEFAULT_PORT, PINS, Options
 from penstock.node.passwords import Passwords
-from penstock.node.producers import ProducerReport
+from penstock.node.producer_reports import ProducerReport
 from penstock.node.served import ServedBucket
 from penstock.node.tap.settings import TapSettings
 from penstock.node.topology import node_map
+from penstock.node.value_workers import Workers
 from penstock.store.settings import Settings
 from penstock.wire.connection import Slab
-from penstock.wire.constants import Dialect
 
-if TYPE_CHECKING:
-    from penstock.node.http.listening import HttpServer
-
-__all__ = ["Listener", "Node"]
+__all__ = ["Node"]
 
 logger = logging.getLogger("penstock.node")
 
@@ -49,19 +47,6 @@ _STOP_SECONDS = 10.0
 _DISK_SECONDS = 600.0  # for buckets to be read when they are opened, and to be written when they are closed
 _LAST_TURNS = 5
 _GOODBYE_SECONDS = 1.0  # for peers to take the last replies
-
-
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """What a connection has come in by. dialect: the one that it is pinned to, None for none. prototype: mutations are
-    sent as the collections prototype of DCP did. access: who may do that, and how they log in. tls: what encrypts the
-    bytes, None if nothing does.
-    """
-
-    access: Access
-    dialect: Dialect | None = None
-    prototype: bool = False
-    tls: ServerTls | None = None
 
 
 class Node:
@@ -100,9 +85,9 @@ class Node:
         self.tap = TapSettings()
         self.bridge: Bridge | None = None
         self.slab = Slab()  # one for all: a read fills it and is dealt with before the next
-        self.buckets = BucketList(self)
+        self.buckets = BucketList(self.storage, lambda: self.topology, self._end_users_of)
         self.usual_vbuckets = 1024
-        self.http: HttpServer = _http_server(self)
+        self.http = HttpServer(self)
         self.guests = Guests(loop, options, self.users, most_connections(options.most_connections))
         self.started_at = loop.time()
         self._tls = _server_tls(options)
@@ -341,6 +326,10 @@ class Node:
         """Delete all documents of a bucket. Raises UsageError, NotSupported where that may not be, TemporaryFailure."""
         await self.buckets.flush(name)
 
+    def _end_users_of(self, bucket: ServedBucket) -> None:
+        self.guests.close_users_of(bucket)
+        self.http.state.wake()
+
     # What connections call
 
     def enter(self, connection: NodeConnection) -> None:
@@ -352,12 +341,6 @@ class Node:
         self.guests.leave(connection)
         if self._stopping and not self.guests.present:
             self._empty.set()
-
-
-def _http_server(node: Node) -> HttpServer:
-    from penstock.node.http.listening import HttpServer
-
-    return HttpServer(node)
 
 
 async def _settle() -> None:

@@ -1,154 +1,272 @@
-"""The commands about a connection or a whole bucket."""
+"""A session: what handlers know of a client's connection. Nothing here reads or writes a socket."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, NotSupported
-from penstock.node.features import grant
-from penstock.node.keys import unknown_collection
-from penstock.node.release import VERSION
-from penstock.node.replies import Goodbye, reply
-from penstock.node.stat_answer import answer_stat
+from penstock.errors import NoBucket
+from penstock.node.answers import Answer, Finished
+from penstock.node.features import datatypes_of
+from penstock.node.keys import KeyReader, key_reader
+from penstock.node.listener import Listener
+from penstock.node.login import Login, Privilege
+from penstock.node.map_reader import MapReader
+from penstock.node.served import Counters, ServedBucket
+from penstock.node.services import NodeServices
+from penstock.node.visible import ManifestView
+from penstock.store.manifest import Manifest
 from penstock.store.vbucket import Vbucket
-from penstock.wire.collection_key import DEFAULT_COLLECTION
-from penstock.wire.constants import Datatype, Opcode, VbucketState
-from penstock.wire.error_map import error_map
+from penstock.wire.collection_key import DEFAULT_PREFIX, split_collection_key
+from penstock.wire.constants import Datatype, Dialect, Feature
 from penstock.wire.frame import Frame
-from penstock.wire.kv import (
-    GetAllVbSeqnos,
-    GetClusterConfig,
-    GetCollectionSeqnos,
-    pack_failover_log,
-    pack_features,
-    pack_vb_seqnos,
-    unpack_features,
-)
-from penstock.wire.layout import decode
-from penstock.wire.session import GetErrorMap
+from penstock.wire.frame_info import RequestInfos
 
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
+__all__ = ["DEFAULT_BUCKET", "NO_INFOS", "Handler", "Handlers", "Output", "Session", "SessionProducer", "Shape"]
 
-__all__ = ["HANDLERS"]
+NO_INFOS = RequestInfos()
+"""What a request without framing extras asks for."""
 
-ALIVE = frozenset(VbucketState) - {VbucketState.DEAD}
-MAX_AGENT = 250  # bytes that are kept of a client's name for itself
+DEFAULT_BUCKET = "default"
+"""The bucket that a session has without selecting one."""
 
+_FAREWELL_SECONDS = 1.0  # for the ends of streams to go out before the connection of a removed user is closed
 
-def _noop(connection: NodeConnection, frame: Frame) -> bytes:
-    return reply(frame)
+Handler = Callable[["Session", Frame], Answer]
+"""Serves one request and returns its reply.
 
+Raises StatusError or RemoteProtocolError for a request that is refused, Goodbye, and Parked for a later answer.
+"""
 
-def _version(connection: NodeConnection, frame: Frame) -> bytes:
-    return reply(frame, value=VERSION.encode())
+Shape = tuple[int, int, int, int, bool, bool, bool]
+"""Magic, datatype, opcode, bytes of extras, and whether key, value and cas are empty."""
+
+Handlers = Mapping[Shape, Handler]
+
+HandlerChoice = Callable[[Dialect | None, frozenset[Privilege] | None, bool], Handlers]
+"""Returns the handlers for a dialect, for privileges (None: the user has to log in), and with or without JSON."""
 
 
-def _quit(connection: NodeConnection, frame: Frame) -> bytes:
-    raise Goodbye("the peer is done", reply(frame))
+class Output(Protocol):
+    """The sending side of a session: its connection."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether the peer does not take what is sent."""
+
+    @property
+    def bytes_unsent(self) -> int: ...
+
+    @property
+    def requests_waiting(self) -> int: ...
+
+    def write(self, data: bytes | bytearray | memoryview) -> None: ...
+
+    def close(self) -> None:
+        """Send what is still to be sent, for a few seconds, and end the connection."""
+
+    def abort(self, why: str) -> None:
+        """End the connection at once."""
+
+    def guarded(self, work: Callable[..., None], *arguments: object) -> None:
+        """Do some work for this session. Whatever it raises ends the connection at most, never the node."""
+
+    def wait_for_parked(self) -> None:
+        """Check that no request is parked. Raises Barrier."""
+
+    def set_limits(self, *, logged_in: bool) -> None:
+        """Set the limits of frames and unread replies, and the time that there is for a login."""
+
+    def allow_any_order(self, allowed: bool) -> None:
+        """Let replies leave in any order, or in the order of the requests."""
 
 
-def _quit_quietly(connection: NodeConnection, frame: Frame) -> bytes:
-    raise Goodbye("the peer is done")
+class SessionProducer(Protocol):
+    """The change streams of a session."""
+
+    dialect: Dialect
+
+    def renew(self) -> bool:
+        """Apply a change of the user's roles. False: the connection must end."""
+
+    def resume(self) -> None:
+        """Continue to send: the peer reads again."""
+
+    def take_response(self, frame: Frame) -> bytes:
+        """Take a peer's answer to something that was sent to it. Raises Goodbye."""
+
+    def stop(self) -> None: ...
 
 
-def _hello(connection: NodeConnection, frame: Frame) -> bytes:
-    """Agree on features, in place of those agreed on before."""
-    connection.wait_for_parked()
-    granted = grant(unpack_features(frame.value))
-    connection.agent = frame.key[:MAX_AGENT].decode("utf-8", "replace")
-    connection.agree(frozenset(granted))
-    return reply(frame, value=pack_features(granted))
+class Session:
+    """State of one client's connection: bucket, user, features, and how to answer.
 
+    Attributes:
+        bucket: the selected bucket; vbuckets, counters and changed are its, or empty.
+        features: HELLO features that client and node agreed on.
+        tokens: mutations are answered with vbuuid and seqno.
+        datatypes: the datatypes that the client understands.
+        xerror: the client knows the newer statuses.
+        dialect: None until the first change-stream request, unless the listener has one.
+        handlers: handlers of its requests, limited to what the user's roles allow.
+        login: the user.
+        read_key, write_key, change_key, meta_key: make the store's key of a request's key: to read the document, to
+            change it, to do both, and to change it with its metadata. They raise AccessDenied, or what is wrong.
+        map: the cluster map as the client knows it.
+        infos: framing extras of the request that is served.
+        finished: the work on a large value that a thread did for the request that is served.
+        producer: there from the first change-stream request on.
+        host, peer: the client's address, without and with its port.
+        agent: the client's name in HELLO.
+    """
 
-def _select_bucket(connection: NodeConnection, frame: Frame) -> bytes:
-    connection.wait_for_parked()
-    if connection.producer is not None:
-        raise NotSupported("the streams of this connection belong to its bucket")
-    name, user = frame.key.decode("utf-8", "replace"), connection.login.acting
-    if user is None or not user.sees(name):
-        raise AccessDenied(f"bucket {name!r}: not for {connection.login.acting_name}")
-    bucket = connection.node.buckets.get(name)
-    if bucket is None:
-        raise KeyNotFound(f"no bucket {frame.key!r}")
-    connection.select(bucket)
-    return reply(frame)
+    def __init__(self, node: NodeServices, listener: Listener, output: Output, choose_handlers: HandlerChoice) -> None:
+        self.node = node
+        self.listener = listener
+        self.output = output
+        self.bucket: ServedBucket | None = None
+        self.vbuckets: Sequence[Vbucket] = ()
+        self.counters = Counters()
+        self.changed: set[int] = set()
+        self.features: frozenset[int] = frozenset()
+        self.tokens = False
+        self.datatypes = 0
+        self.xerror = False
+        self.dialect: Dialect | None = None
+        self.login = Login(listener.access)
+        self.handlers = choose_handlers(None, None, False)
+        self.read_key = self.write_key = self.change_key = self.meta_key = self._key_reader()
+        self.map = MapReader(self)
+        self.infos = NO_INFOS
+        self.finished: Finished | None = None
+        self.producer: SessionProducer | None = None
+        self.host = self.peer = ""
+        self.agent = ""
+        self._choose_handlers = choose_handlers
+        self._view = ManifestView()
 
+    # Keys
 
-def _close_producer(connection: NodeConnection, frame: Frame) -> bytes:
-    connection.selected().close_producers(frame.key)
-    return reply(frame)
+    @property
+    def collections(self) -> bool:
+        """Whether keys have their collection's id in front."""
+        return Feature.COLLECTIONS in self.features
 
+    def shown_key(self, key: bytes) -> bytes:
+        """Return one of the store's keys as the client knows it."""
+        return key if self.collections else key[len(DEFAULT_PREFIX) :]
 
-def _cluster_config(connection: NodeConnection, frame: Frame) -> bytes:
-    request = decode(frame)
-    assert isinstance(request, GetClusterConfig)
-    if request.epoch is None or request.revision is None:
-        value = connection.map.read()
-    else:
-        value = connection.map.newer_than(request.epoch, request.revision)
-    return reply(frame, value=value, datatype=connection.datatypes & Datatype.JSON if value else 0)
+    def _key_reader(self, *privileges: Privilege) -> KeyReader:
+        return key_reader(self.login, self.bucket, self._view if self.collections else None, *privileges)
 
+    # The bucket
 
-def _list_buckets(connection: NodeConnection, frame: Frame) -> bytes:
-    """Those that the user has to do with."""
-    user = connection.login.acting
-    names = (name for name in sorted(connection.node.buckets) if user is not None and user.sees(name))
-    return reply(frame, value=" ".join(names).encode())
+    def selected(self) -> ServedBucket:
+        """Return the bucket. Raises NoBucket."""
+        if self.bucket is None:
+            raise NoBucket
+        return self.bucket
 
+    def select(self, bucket: ServedBucket) -> None:
+        if self.bucket is not None:
+            self.bucket.notify()
+        self.bucket, self.vbuckets = bucket, bucket.store.vbuckets
+        self.counters, self.changed = bucket.counters, bucket.changed
+        self.map.follow()
+        self.choose_handlers()
 
-def _error_map(connection: NodeConnection, frame: Frame) -> bytes:
-    request = decode(frame)
-    assert isinstance(request, GetErrorMap)
-    if not request.version:  # Source: kv_engine, mcbp_executors.cc (get_errmap_executor)
-        raise KeyNotFound("error map of version 0, expected 1 or more")
-    return reply(frame, value=error_map(request.version), datatype=connection.datatypes & Datatype.JSON)
+    def _deselect(self) -> None:
+        if self.bucket is not None:
+            self.bucket.notify()
+        self.bucket, self.vbuckets = None, ()
+        self.counters, self.changed = Counters(), set()
 
+    def visible_manifest(self, bucket: ServedBucket) -> Manifest:
+        """Return the manifest of a bucket as the user sees it."""
+        return self._view.of(bucket, self.login.acting)
 
-def _all_vb_seqnos(connection: NodeConnection, frame: Frame) -> bytes:
-    """Where a stream of this connection would end now. All of a copy is visible as soon as it is there."""
-    request = decode(frame)
-    assert isinstance(request, GetAllVbSeqnos | GetCollectionSeqnos)
-    state = request.state or 0
-    if state > max(VbucketState):
-        raise InvalidArguments(f"vbucket state {state}, expected 0 to {max(VbucketState)}")
-    bucket = connection.selected()
-    collection = None if connection.collections else DEFAULT_COLLECTION
-    if isinstance(request, GetCollectionSeqnos):
-        collection = request.collection_id
-        if collection not in connection.visible_manifest(bucket).collections:
-            raise unknown_collection(collection, bucket.store.manifest)
-    wanted = {VbucketState(state)} if state else ALIVE
-    found = ((v, _high_seqno(v, collection)) for v in bucket.store.vbuckets if v.state in wanted)
-    return reply(frame, value=pack_vb_seqnos((v.id, seqno) for v, seqno in found if seqno is not None))
+    # The user
 
+    @property
+    def user(self) -> str | None:
+        """The name of the user, None before a login."""
+        return None if self.login.user is None else self.login.user.name
 
-def _high_seqno(vbucket: Vbucket, collection: int | None) -> int | None:
-    """Return how far a vbucket's changes go, or those of one collection; None if it has no such collection."""
-    if collection is None:
-        return vbucket.high_seqno
-    return vbucket.collection_high_seqno(collection) if collection in vbucket.collections else None
+    def enter(self) -> None:
+        """Continue as the user of the login, or as nobody, with the bucket that a session has without selecting one."""
+        self._deselect()
+        user = self.login.acting
+        self.output.set_limits(logged_in=user is not None)
+        for name in () if user is None else (user.name, DEFAULT_BUCKET):  # up to 3.x a login selects the user's bucket
+            if user is not None and name in self.node.buckets and user.sees(name):
+                self.select(self.node.buckets[name])
+                return
+        self.map.follow()
+        self.choose_handlers()
 
+    def renew(self) -> None:
+        """Apply a change of the users. Streams that the user may no longer have end."""
+        if not self.login.renew():
+            return
+        user, bucket = self.login.user, self.bucket
+        if self.producer is not None:
+            if not self.producer.renew():
+                self.output.abort("its user may do something else now")
+                return
+            self.choose_handlers()
+            if user is None:
+                self.node.loop.call_later(_FAREWELL_SECONDS, self.output.close)
+        elif user is None:
+            self.enter()
+        else:  # the client continues with the bucket that it has selected, or with none: never with another one
+            if bucket is not None and not user.sees(bucket.store.name):
+                self._deselect()
+                self.map.follow()
+            self.choose_handlers()
 
-def _failover_log(connection: NodeConnection, frame: Frame) -> bytes:
-    vbucket = connection.selected().store.existing(frame.specific)
-    return reply(frame, value=pack_failover_log(vbucket.failover_log))
+    def may(self, privilege: Privilege, scope: str | None = None, collection: str | None = None) -> bool:
+        """Tell whether the user has a privilege for the bucket, or for one scope or collection in it."""
+        user, bucket = self.login.acting, self.bucket
+        return user is not None and user.may(
+            privilege, None if bucket is None else bucket.store.name, scope, collection
+        )
 
+    def may_use_key(self, privilege: Privilege, key: bytes) -> bool:
+        """Tell whether the user has a privilege for the collection of a key of the store."""
+        manifest = self.selected().store.manifest
+        collection = manifest.collections.get(split_collection_key(key)[0])
+        if collection is None:
+            return self.may(privilege)
+        return self.may(privilege, manifest.scopes_by_id[collection.scope_id].name, collection.name)
 
-HANDLERS: dict[Opcode, Callable[[NodeConnection, Frame], bytes]] = {
-    Opcode.NOOP: _noop,
-    Opcode.VERBOSITY: _noop,
-    Opcode.VERSION: _version,
-    Opcode.QUIT: _quit,
-    Opcode.QUITQ: _quit_quietly,
-    Opcode.HELLO: _hello,
-    Opcode.SELECT_BUCKET: _select_bucket,
-    Opcode.STAT: answer_stat,
-    Opcode.CLOSE_PRODUCER: _close_producer,
-    Opcode.GET_CLUSTER_CONFIG: _cluster_config,
-    Opcode.GET_ERROR_MAP: _error_map,
-    Opcode.LIST_BUCKETS: _list_buckets,
-    Opcode.GET_ALL_VB_SEQNOS: _all_vb_seqnos,
-    Opcode.GET_FAILOVER_LOG: _failover_log,
-}
+    def choose_handlers(self) -> None:
+        """Serve only what the user may do, as far as that is known before a key is."""
+        user, bucket = self.login.acting, self.bucket
+        if user is None:
+            self.handlers = self._choose_handlers(self.dialect, None, False)
+            return
+        # Without a bucket no privilege is missing: the reply is NO_BUCKET.
+        allowed = {one for one in Privilege if bucket is None or user.may_somewhere(one, bucket.store.name)}
+        self.handlers = self._choose_handlers(self.dialect, frozenset(allowed), bool(self.datatypes & Datatype.JSON))
+        self.read_key = self._key_reader(Privilege.READ)
+        self.write_key = self._key_reader(Privilege.WRITE)
+        self.change_key = self._key_reader(Privilege.READ, Privilege.WRITE)
+        self.meta_key = self._key_reader(Privilege.META_WRITE)
+
+    # What the client asked for
+
+    def agree(self, features: frozenset[int]) -> None:
+        """Continue with these features, and no others."""
+        self.features = features
+        self.tokens = Feature.MUTATION_SEQNO in features
+        self.xerror = Feature.XERROR in features
+        self.datatypes = datatypes_of(features)
+        self.output.allow_any_order(Feature.UNORDERED_EXECUTION in features)
+        self.map.follow()
+        self.choose_handlers()
+
+    def speak(self, dialect: Dialect) -> None:
+        """Take the change-stream requests as a dialect's, from now on and for good. Raises Barrier."""
+        self.output.wait_for_parked()
+        self.dialect = dialect
+        self.choose_handlers()

@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from penstock.errors import StatusError
+from penstock.node.answers import ALONE, GiveUp, Parked, Resume
 from penstock.node.histogram import Histogram
-from penstock.node.replies import ALONE, GiveUp, Parked, Resume, reply
+from penstock.node.replies import reply
+from penstock.node.session import Session
 from penstock.node.stat_group import Stats
 from penstock.node.stats import read_stats
 from penstock.wire.frame import Frame
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
 
 __all__ = ["answer_stat"]
 
@@ -27,9 +25,9 @@ _SLICE_SECONDS = 0.004
 _LINES_AT_ONCE = 64  # between two looks at the clock
 
 
-def answer_stat(connection: NodeConnection, frame: Frame) -> bytes:
+def answer_stat(session: Session, frame: Frame) -> bytes:
     """Return all replies to a STAT. Raises Parked if that takes longer than a slice, and as read_stats does."""
-    answer = _StatAnswer(connection, frame, read_stats(connection, frame))
+    answer = _StatAnswer(session, frame, read_stats(session, frame))
     if answer.go_on():
         return answer.replies()
     # Nothing overtakes it, as in kv_engine: each STAT has turns of its own, and many would leave others none.
@@ -42,15 +40,15 @@ class _StatAnswer:
     _resume: Resume
     _turn: asyncio.Handle
 
-    def __init__(self, connection: NodeConnection, frame: Frame, stats: Stats) -> None:
-        self._connection = connection
+    def __init__(self, session: Session, frame: Frame, stats: Stats) -> None:
+        self._session = session
         self._lines: Iterator[bytes] = (
             reply(frame, key=name.encode(), value=str(value).encode()) for name, value in stats
         )
         self._end = reply(frame)
-        self._clock = connection.node.loop.time
+        self._clock = session.node.loop.time
         self._seconds = 0.0
-        self._times: Histogram = connection.selected().stat_times[frame.key.decode("utf-8", "replace").split(" ")[0]]
+        self._times: Histogram = session.selected().stat_times[frame.key.decode("utf-8", "replace").split(" ")[0]]
         self._made: list[bytes] = []
 
     def go_on(self) -> bool:
@@ -75,8 +73,8 @@ class _StatAnswer:
         return self._give_up
 
     def _ask_turn(self) -> None:
-        connection = self._connection
-        self._turn = connection.node.loop.call_soon(connection.guarded, self._take_turn)
+        session = self._session
+        self._turn = session.node.loop.call_soon(session.output.guarded, self._take_turn)
 
     def _take_turn(self) -> None:
         try:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.errors import InvalidArguments, NotSupported
 from penstock.node.login import Privilege
 from penstock.node.served import ServedBucket
+from penstock.node.services import NodeServices
+from penstock.node.session import Session
 from penstock.store.vbucket import Vbucket
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
-    from penstock.node.server import Node
 
 __all__ = [
     "Argument",
@@ -38,13 +36,13 @@ class StatRequest(NamedTuple):
     """One STAT.
 
     Attributes:
-        connection: where it came from.
+        session: where it came from.
         name: of the group.
         argument: what stands behind the name and a space, or nothing.
         options: the JSON object in the value of the request.
     """
 
-    connection: NodeConnection
+    session: Session
     name: str
     argument: str
     options: Mapping[str, Any]
@@ -52,11 +50,11 @@ class StatRequest(NamedTuple):
     @property
     def bucket(self) -> ServedBucket:
         """The selected bucket. Raises NoBucket."""
-        return self.connection.selected()
+        return self.session.selected()
 
     @property
-    def node(self) -> Node:
-        return self.connection.node
+    def node(self) -> NodeServices:
+        return self.session.node
 
 
 class Argument(Enum):

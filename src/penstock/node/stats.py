@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, TooBig
 from penstock.node import bucket_stats, collection_stats, key_stats, producer_stats, storage_stats
 from penstock.node.login import Privilege
 from penstock.node.served import ServedBucket
+from penstock.node.session import Session
 from penstock.node.stat_group import (
     StatGroup,
     StatRequest,
@@ -25,16 +26,13 @@ from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import MAX_VALUE, Datatype, VbucketState
 from penstock.wire.frame import Frame
 
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
-
 __all__ = ["GROUPS", "MISSING", "read_stats"]
 
 _LONGEST_ECHO = 50
 _MOST_OPTIONS = 4096  # bytes
 
 
-def read_stats(connection: NodeConnection, frame: Frame) -> Stats:
+def read_stats(session: Session, frame: Frame) -> Stats:
     """Return (name, value) of each statistic that a STAT asks for.
 
     Raises KeyNotFound for an unknown group, as kv_engine does, NotSupported for a group of kv_engine that a node does
@@ -42,14 +40,14 @@ def read_stats(connection: NodeConnection, frame: Frame) -> Stats:
     """
     text = frame.key.decode("utf-8", "replace")
     name, _, argument = text.partition(" ")
-    request = StatRequest(connection, name, argument, _read_options(frame))
+    request = StatRequest(session, name, argument, _read_options(frame))
     group = GROUPS.get(name) or MISSING.get(name)
     if group is None:
         raise KeyNotFound(f"no statistics {text[:_LONGEST_ECHO]!r}")
-    bucket, user = connection.selected(), connection.login.acting
+    bucket, user = session.selected(), session.login.acting
     # A user of one scope or collection may have the privilege only there, and follows it with these statistics.
     if user is None or not user.may_somewhere(group.privilege, bucket.store.name):
-        raise AccessDenied(f"STAT {name}: not for {connection.login.acting_name}")
+        raise AccessDenied(f"STAT {name}: not for {session.login.acting_name}")
     group.check(request)
     return group.read(request)
 
@@ -215,7 +213,7 @@ def _reset(request: StatRequest) -> Stats:
 
 
 def _tap(request: StatRequest) -> Stats:
-    return tap_stats.with_totals(request.connection, producer_stats.GROUPS["tap"].read(request))
+    return tap_stats.with_totals(request.session, producer_stats.GROUPS["tap"].read(request))
 
 
 def _follow(request: StatRequest) -> Stats:

@@ -89,7 +89,7 @@ def _row(number: int, task: _Task, bucket: str, now: float) -> dict[str, object]
 
 def _all_tasks(request: StatRequest) -> Stats:
     """Show the tasks of all buckets that the user sees."""
-    user = request.connection.login.acting
+    user = request.session.login.acting
     buckets = [b for b in request.node.buckets.values() if user is not None and user.sees(b.store.name)]
     return (line for bucket in buckets for line in _tasks_of(request, bucket))
 

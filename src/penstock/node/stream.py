@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from penstock.node.outlet import Outlet
-from penstock.node.producers import StreamReport
+from penstock.node.outlet import Look, Outlet
+from penstock.node.producer_reports import StreamReport
+from penstock.node.served import Sent, ServedBucket
+from penstock.node.voice import Voice
 from penstock.store.frames import Chunk
 from penstock.store.rollback import StreamRequest, misses_purged
 from penstock.store.snapshot import Snapshot
 from penstock.store.vbucket import Vbucket
 from penstock.wire.collection_key import DEFAULT_COLLECTION
-from penstock.wire.constants import Magic, Opcode, SnapshotFlag, StreamEndReason
+from penstock.wire.constants import Dialect, Magic, Opcode, SnapshotFlag, StreamEndReason
 from penstock.wire.dcp import SeqnoAdvanced, SnapshotMarker, SnapshotMarkerV2
 from penstock.wire.frame import HEADER, HEADER_BYTES, Buffer
 from penstock.wire.hop import hop
 from penstock.wire.shapes import EXTRAS_LENGTH_AT
 from penstock.wire.stream import StreamEvent, StreamState, advance
-
-if TYPE_CHECKING:
-    from penstock.node.producer import Producer
 
 __all__ = ["ProducerStream"]
 
@@ -30,6 +30,24 @@ _MARKER_EXTRAS = _MARKER.size - HEADER_BYTES
 
 _LOOK_BACK = 4096
 """How many seqnos are searched for the last one that a consumer sees: a few milliseconds."""
+
+
+class StreamOwner(Protocol):
+    """The producer of streams."""
+
+    dialect: Dialect
+    bucket: ServedBucket
+    look: Look
+    voice: Voice
+    sent: Sent
+    ready: OrderedDict[ProducerStream, None]
+    window: int
+    advances: bool
+    skips_deletions: bool
+    tells_purge_seqno: bool
+
+    def add(self, stream: ProducerStream) -> None:
+        """Take a stream into the next turn: it has something to send."""
 
 
 class ProducerStream:
@@ -72,7 +90,7 @@ class ProducerStream:
 
     def __init__(
         self,
-        producer: Producer,
+        producer: StreamOwner,
         vbucket: Vbucket,
         key: int,
         opaque: int,

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from struct import Struct
 from time import time_ns
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from penstock.errors import InvalidArguments, Locked, NotMyVbucket, NotSupported, StatusError, TooBig, status_error
-from penstock.node.keys import is_allowed
+from penstock.node.answers import Answer
 from penstock.node.kv import check_value, serving
 from penstock.node.large_values import LARGE, work_apart
 from penstock.node.login import Privilege
-from penstock.node.replies import Answer, Handler, reply, reply_parts
+from penstock.node.replies import reply, reply_parts
+from penstock.node.session import Handler, Session
 from penstock.store.locks import LOCKED_CAS
 from penstock.store.subdoc.attributes import Around, Document
 from penstock.store.subdoc.command import Changed, begin, change, look_up
@@ -42,9 +43,6 @@ from penstock.wire.subdoc import (
     unpack_lookup_specs,
     unpack_mutation_specs,
 )
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
 
 __all__ = ["HANDLERS"]
 
@@ -129,7 +127,7 @@ def _find(vbucket: Vbucket, key: bytes, doc_flags: int, cas: int) -> _Found | No
 
 
 def _work(
-    connection: NodeConnection,
+    session: Session,
     frame: Frame,
     found: _Found | None,
     work: Callable[[Document | None], T],
@@ -143,11 +141,11 @@ def _work(
     nbytes = len(frame.value) + (0 if found is None else found.size())
     if nbytes <= LARGE:
         return work(None if found is None else found.document())
-    return work_apart(connection, version, nbytes, lambda: work(None if found is None else found.document()))
+    return work_apart(session, version, nbytes, lambda: work(None if found is None else found.document()))
 
 
 def _around(
-    connection: NodeConnection,
+    session: Session,
     vbucket: Vbucket,
     key: bytes,
     specs: Sequence[LookupSpec | MutationSpec],
@@ -155,14 +153,14 @@ def _around(
 ) -> Around:
     """Return what operations need beside the document. privilege: for attributes of the system."""
     needs = any(spec.flags & _XATTR and spec.path.startswith(_OF_SYSTEM) for spec in specs)
-    system_xattrs = needs and is_allowed(connection, privilege, key)
+    system_xattrs = needs and session.may_use_key(privilege, key)
     return Around(vbucket.vbuuid, max(time_ns(), vbucket.max_cas), system_xattrs)
 
 
-def _check(connection: NodeConnection, frame: Frame, specs: Sequence[LookupSpec | MutationSpec]) -> None:
+def _check(session: Session, frame: Frame, specs: Sequence[LookupSpec | MutationSpec]) -> None:
     if frame.datatype:
         raise InvalidArguments(f"datatype 0x{frame.datatype:02x}, expected paths and values as they are")
-    if not connection.datatypes & _XATTRS and any(spec.flags & _XATTR for spec in specs):
+    if not session.datatypes & _XATTRS and any(spec.flags & _XATTR for spec in specs):
         raise NotSupported("extended attributes: this connection has not agreed on XATTR")
 
 
@@ -173,23 +171,23 @@ def _failure(spec: LookupSpec | MutationSpec, status: int) -> StatusError:
 # Lookups
 
 
-def _readable(connection: NodeConnection, frame: Frame, doc_flags: int) -> Vbucket:
+def _readable(session: Session, frame: Frame, doc_flags: int) -> Vbucket:
     if not doc_flags & _REPLICA:
-        return serving(connection, frame)
-    vbucket = connection.selected().store.existing(frame.specific)
+        return serving(session, frame)
+    vbucket = session.selected().store.existing(frame.specific)
     if vbucket.state is not VbucketState.REPLICA:
         raise NotMyVbucket(vbucket=vbucket.id)
     return vbucket
 
 
-def _look_up(connection: NodeConnection, frame: Frame, specs: list[LookupSpec], doc_flags: int) -> Answer:
+def _look_up(session: Session, frame: Frame, specs: list[LookupSpec], doc_flags: int) -> Answer:
     """Serve lookups, of a command with one path or several."""
     check_lookups(specs, doc_flags)
-    _check(connection, frame, specs)
-    key = connection.read_key(frame.key)
-    vbucket = _readable(connection, frame, doc_flags)
+    _check(session, frame, specs)
+    key = session.read_key(frame.key)
+    vbucket = _readable(session, frame, doc_flags)
     found = _find(vbucket, key, doc_flags, frame.cas)
-    around = _around(connection, vbucket, key, specs, Privilege.SYSTEM_XATTR_READ)
+    around = _around(session, vbucket, key, specs, Privilege.SYSTEM_XATTR_READ)
 
     def work(there: Document | None) -> tuple[Document, list[LookupResult]]:
         document = begin(there, specs, doc_flags, cas=frame.cas)
@@ -197,16 +195,16 @@ def _look_up(connection: NodeConnection, frame: Frame, specs: list[LookupSpec], 
         return document._replace(body=b""), results  # a large body is to be freed by the thread
 
     try:
-        document, results = _work(connection, frame, found, work)
+        document, results = _work(session, frame, found, work)
     except StatusError:
-        _count_read(connection, found)
+        _count_read(session, found)
         raise
-    _count_read(connection, found)
+    _count_read(session, found)
     if frame.opcode != Opcode.SUBDOC_MULTI_LOOKUP:
         ((status, value),) = results
         if status:
             raise _failure(specs[0], status)
-        return _found(connection, frame, specs[0], document, value)
+        return _found(session, frame, specs[0], document, value)
     failed = any(result.status for result in results)
     if document.deleted:
         status = Status.SUBDOC_MULTI_PATH_FAILURE_DELETED if failed else Status.SUBDOC_SUCCESS_DELETED
@@ -215,46 +213,46 @@ def _look_up(connection: NodeConnection, frame: Frame, specs: list[LookupSpec], 
     return reply_parts(frame, status, lookup_result_parts(results), cas=document.cas)
 
 
-def _count_read(connection: NodeConnection, found: _Found | None) -> None:
-    connection.counters.cmd_get += 1
+def _count_read(session: Session, found: _Found | None) -> None:
+    session.counters.cmd_get += 1
     if found is None:
-        connection.counters.get_misses += 1
+        session.counters.get_misses += 1
 
 
-def _found(connection: NodeConnection, frame: Frame, spec: LookupSpec, document: Document, value: bytes) -> Answer:
+def _found(session: Session, frame: Frame, spec: LookupSpec, document: Document, value: bytes) -> Answer:
     is_json = value and not spec.flags & _BINARY
     return reply_parts(
         frame,
         Status.SUBDOC_SUCCESS_DELETED if document.deleted else Status.SUCCESS,
         (value,),
         cas=document.cas,
-        datatype=_JSON & connection.datatypes if is_json else 0,
+        datatype=_JSON & session.datatypes if is_json else 0,
     )
 
 
-def _lookup(connection: NodeConnection, frame: Frame) -> Answer:
+def _lookup(session: Session, frame: Frame) -> Answer:
     flags, path, _ = _one_path(frame)
     options = _options(frame.extras, _PATH.size)
-    return _look_up(connection, frame, [LookupSpec(frame.opcode, flags, path)], options.doc_flags)
+    return _look_up(session, frame, [LookupSpec(frame.opcode, flags, path)], options.doc_flags)
 
 
-def _multi_lookup(connection: NodeConnection, frame: Frame) -> Answer:
-    return _look_up(connection, frame, unpack_lookup_specs(frame.value), _options(frame.extras, 0).doc_flags)
+def _multi_lookup(session: Session, frame: Frame) -> Answer:
+    return _look_up(session, frame, unpack_lookup_specs(frame.value), _options(frame.extras, 0).doc_flags)
 
 
 # Changes
 
 
-def _change(connection: NodeConnection, frame: Frame, specs: list[MutationSpec], options: Options) -> bytes:
+def _change(session: Session, frame: Frame, specs: list[MutationSpec], options: Options) -> bytes:
     """Serve changes, of a command with one path or several."""
     doc_flags = options.doc_flags
     check_changes(specs, doc_flags, cas=frame.cas, single_path=frame.opcode != Opcode.SUBDOC_MULTI_MUTATION)
-    _check(connection, frame, specs)
+    _check(session, frame, specs)
     tells = any(spec.opcode == Opcode.SUBDOC_COUNTER for spec in specs)  # what the document has
-    key = (connection.change_key if tells else connection.write_key)(frame.key)
-    vbucket = serving(connection, frame)
+    key = (session.change_key if tells else session.write_key)(frame.key)
+    vbucket = serving(session, frame)
     found = _find(vbucket, key, doc_flags, frame.cas)
-    around = _around(connection, vbucket, key, specs, Privilege.SYSTEM_XATTR_WRITE)
+    around = _around(session, vbucket, key, specs, Privilege.SYSTEM_XATTR_WRITE)
 
     def work(there: Document | None) -> tuple[Document, Changed | MutationResult]:
         document = begin(there, specs, doc_flags, cas=frame.cas)
@@ -262,25 +260,25 @@ def _change(connection: NodeConnection, frame: Frame, specs: list[MutationSpec],
         return document._replace(body=b""), result  # a large body is to be freed by the thread
 
     version = found and (found.item.cas, found.item.seqno, found.deleted)
-    document, result = _work(connection, frame, found, work, version=version)
+    document, result = _work(session, frame, found, work, version=version)
     if isinstance(result, MutationResult):
         if frame.opcode != Opcode.SUBDOC_MULTI_MUTATION:
             raise _failure(specs[0], result.status)
         return reply(frame, Status.SUBDOC_MULTI_PATH_FAILURE, value=pack_mutation_results([result]))
-    stored = _store(connection, vbucket, key, document, result, frame.cas, options)
+    stored = _store(session, vbucket, key, document, result, frame.cas, options)
     is_deleted = document.deleted and not doc_flags & _REVIVE
     return reply(
         frame,
         Status.SUBDOC_SUCCESS_DELETED if is_deleted else Status.SUCCESS,
-        extras=_TOKEN.pack(vbucket.vbuuid, stored.seqno) if connection.tokens else b"",
+        extras=_TOKEN.pack(vbucket.vbuuid, stored.seqno) if session.tokens else b"",
         value=_answer(frame, result.answers),
         cas=stored.cas,
-        datatype=_JSON & connection.datatypes if frame.opcode == Opcode.SUBDOC_COUNTER else 0,
+        datatype=_JSON & session.datatypes if frame.opcode == Opcode.SUBDOC_COUNTER else 0,
     )
 
 
 def _store(  # noqa: PLR0917 - all of them are what is stored, and where
-    connection: NodeConnection,
+    session: Session,
     vbucket: Vbucket,
     key: bytes,
     document: Document,
@@ -301,10 +299,10 @@ def _store(  # noqa: PLR0917 - all of them are what is stored, and where
         flags=document.flags if options.user_flags is None else options.user_flags,
         expiry=options.expiry,
         datatype=result.datatype,
-        preserve_expiry=connection.infos.preserve_ttl,
+        preserve_expiry=session.infos.preserve_ttl,
     )
-    connection.changed.add(vbucket.id)
-    connection.counters.cmd_set += 1
+    session.changed.add(vbucket.id)
+    session.counters.cmd_set += 1
     return stored
 
 
@@ -314,14 +312,14 @@ def _answer(frame: Frame, answers: list[MutationResult]) -> bytes:
     return answers[0].value if answers else b""
 
 
-def _mutation(connection: NodeConnection, frame: Frame) -> bytes:
+def _mutation(session: Session, frame: Frame) -> bytes:
     flags, path, value = _one_path(frame)
     options = _options(frame.extras, _PATH.size)
-    return _change(connection, frame, [MutationSpec(frame.opcode, flags, path, value)], options)
+    return _change(session, frame, [MutationSpec(frame.opcode, flags, path, value)], options)
 
 
-def _multi_mutation(connection: NodeConnection, frame: Frame) -> bytes:
-    return _change(connection, frame, unpack_mutation_specs(frame.value), _options(frame.extras, 0))
+def _multi_mutation(session: Session, frame: Frame) -> bytes:
+    return _change(session, frame, unpack_mutation_specs(frame.value), _options(frame.extras, 0))
 
 
 _WHOLE = {Opcode.GET, Opcode.SET, Opcode.ADD, Opcode.DELETE}

@@ -5,12 +5,12 @@ Source: UPR transport specification; where it contradicts itself or is silent, w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from penstock.errors import InvalidArguments, KeyNotFound
+from penstock.node.answers import Goodbye
 from penstock.node.producer import Producer
 from penstock.node.producers import streamable
-from penstock.node.replies import Goodbye, Handler, reply
+from penstock.node.replies import reply
+from penstock.node.session import Handler, Session
 from penstock.store.rollback import StreamRequest
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import DCP_OPCODES, MAX_KEY, Dialect, Status, UprOpcode
@@ -21,18 +21,15 @@ from penstock.wire.layout import Code, decode, forms_of, layout_of
 from penstock.wire.upr import UprStreamReq
 from penstock.wire.upr_draft import DraftStreamReq
 
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
-
 __all__ = ["FIRST", "HANDLERS", "has_branch", "position_of", "producer_of", "refuse"]
 
 
-def producer_of(connection: NodeConnection, dialect: Dialect) -> Producer:
+def producer_of(session: Session, dialect: Dialect) -> Producer:
     """Return the connection's producer; without an OPEN, the first request makes it. Raises as `streamable` does."""
-    if connection.producer is None:
-        connection.producer = Producer(connection, streamable(connection), dialect)
-    assert isinstance(connection.producer, Producer)
-    return connection.producer
+    if session.producer is None:
+        session.producer = Producer(session, streamable(session), dialect)
+    assert isinstance(session.producer, Producer)
+    return session.producer
 
 
 def position_of(request: UprStreamReq | DraftStreamReq) -> StreamRequest:
@@ -52,10 +49,10 @@ def has_branch(vbucket: Vbucket, vbuuid: int) -> bool:
     return any(entry.vbuuid == vbuuid for entry in vbucket.failover_log)
 
 
-def _stream_req(connection: NodeConnection, frame: Frame) -> bytes:
+def _stream_req(session: Session, frame: Frame) -> bytes:
     request = decode(frame, Dialect.UPR)
     assert isinstance(request, UprStreamReq)
-    producer = producer_of(connection, Dialect.UPR)
+    producer = producer_of(session, Dialect.UPR)
     if request.flags:
         raise InvalidArguments(f"flags 0x{request.flags:x}, of which none is defined")
     asked = position_of(request)
@@ -68,8 +65,8 @@ def _stream_req(connection: NodeConnection, frame: Frame) -> bytes:
     return reply(frame, Status.ROLLBACK, extras=pack_rollback(point))
 
 
-def _failover_log(connection: NodeConnection, frame: Frame) -> bytes:
-    vbucket = producer_of(connection, Dialect.UPR).bucket.store.existing(frame.specific)
+def _failover_log(session: Session, frame: Frame) -> bytes:
+    vbucket = producer_of(session, Dialect.UPR).bucket.store.existing(frame.specific)
     return reply(frame, value=pack_failover_log(vbucket.failover_log))
 
 
@@ -82,7 +79,7 @@ FIRST = frozenset(HANDLERS)
 """The requests that may be a connection's first."""
 
 
-def refuse(connection: NodeConnection, frame: Frame) -> bytes:
+def refuse(session: Session, frame: Frame) -> bytes:
     """Refuse a change-stream request that none of HANDLERS takes as it is.
 
     With a status where it is malformed or another dialect's; what only producers send ends the connection.

@@ -6,19 +6,16 @@ Source: UPR protocol draft, "Request and Response Messages". What it has no answ
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from penstock.errors import KeyExists, NotMyVbucket, RemoteProtocolError, StatusError
-from penstock.node.replies import Answer, Handler
+from penstock.node.answers import Answer
+from penstock.node.session import Handler, Session
 from penstock.node.upr import position_of, producer_of
 from penstock.wire.constants import Dialect, DraftCode, Opcode
 from penstock.wire.frame import Frame
 from penstock.wire.kv import Set, pack_failover_log
 from penstock.wire.layout import Code, decode
 from penstock.wire.upr_draft import DraftFailoverLog, DraftMalformed, DraftOk, DraftRollback, DraftStreamReq
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
 
 __all__ = ["FIRST", "HANDLERS", "claims", "refuse"]
 
@@ -30,22 +27,22 @@ _SET_EXTRAS = frozenset(layout.extras.size for layout in Set.layouts.values())
 def _answering(handler: Handler) -> Handler:
     """Let a handler's refusals be said in the draft's words."""
 
-    def answer(connection: NodeConnection, frame: Frame) -> Answer:
+    def answer(session: Session, frame: Frame) -> Answer:
         try:
-            return handler(connection, frame)
+            return handler(session, frame)
         except NotMyVbucket:
             return DraftFailoverLog(vbucket=frame.specific, opaque=frame.opaque).encode()
         except (StatusError, RemoteProtocolError) as error:
             logger.debug("%s", error)
-            return refuse(connection, frame)
+            return refuse(session, frame)
 
     return answer
 
 
-def _stream_req(connection: NodeConnection, frame: Frame) -> bytes:
+def _stream_req(session: Session, frame: Frame) -> bytes:
     request = decode(frame, Dialect.UPR_DRAFT)
     assert isinstance(request, DraftStreamReq)
-    producer = producer_of(connection, Dialect.UPR_DRAFT)
+    producer = producer_of(session, Dialect.UPR_DRAFT)
     vbucket = producer.bucket.store.existing(request.vbucket)
     asked = position_of(request)
     # A stream is known by its request: one vbucket may have several.
@@ -55,8 +52,8 @@ def _stream_req(connection: NodeConnection, frame: Frame) -> bytes:
     return DraftRollback(vbucket=vbucket.id, opaque=request.opaque, rollback_seqno=point).encode()
 
 
-def _failover_log(connection: NodeConnection, frame: Frame) -> bytes:
-    producer = producer_of(connection, Dialect.UPR_DRAFT)
+def _failover_log(session: Session, frame: Frame) -> bytes:
+    producer = producer_of(session, Dialect.UPR_DRAFT)
     if frame.opaque in producer.streams:
         raise KeyExists(f"request id {frame.opaque} is that of a stream")
     vbucket = producer.bucket.store.existing(frame.specific)
@@ -83,6 +80,6 @@ def claims(frame: Frame, dialect: Dialect | None) -> bool:
     return dialect is Dialect.UPR_DRAFT or (dialect is None and frame.datatype != 0)
 
 
-def refuse(connection: NodeConnection, frame: Frame) -> bytes:
+def refuse(session: Session, frame: Frame) -> bytes:
     """Answer what cannot be understood, or must not be here."""
     return DraftMalformed(vbucket=frame.specific, opaque=frame.opaque).encode()

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from struct import Struct
-from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, NotSupported, OutOfRange
-from penstock.node.replies import Parked, reply
-from penstock.node.served import VbucketEvent
+from penstock.node.answers import Parked
+from penstock.node.replies import reply
+from penstock.node.session import Session
+from penstock.node.vbucket_events import VbucketEvent
 from penstock.wire.constants import Datatype, Opcode, VbucketState
 from penstock.wire.frame import Frame
 from penstock.wire.kv import Flush, OldestSetVbucket, OldSetVbucket, SetVbucket
 from penstock.wire.layout import decode
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
 
 __all__ = ["HANDLERS"]
 
@@ -24,14 +22,14 @@ _STATE = Struct(">I")
 _DELETE_VALUES = (b"", b"async=0")  # nothing goes on in the background here, so both mean the same
 
 
-def _set_vbucket(connection: NodeConnection, frame: Frame) -> bytes:
+def _set_vbucket(session: Session, frame: Frame) -> bytes:
     """Give a vbucket its state, in whichever of the three forms. Only a state that it did not have is a change."""
     request = decode(frame)
     assert isinstance(request, SetVbucket | OldSetVbucket | OldestSetVbucket)
     if request.state not in set(VbucketState):
         raise InvalidArguments(f"vbucket state {request.state}, expected 1 to {max(VbucketState)}")
     _check_topology(request.value, request.datatype)
-    bucket = connection.selected()
+    bucket = session.selected()
     vbuckets = bucket.store.vbuckets
     if request.vbucket >= len(vbuckets):
         raise OutOfRange(f"vbucket {request.vbucket} of {len(vbuckets)}")
@@ -57,28 +55,28 @@ def _check_topology(value: bytes, datatype: int) -> None:
         raise InvalidArguments(f"topology of {len(value)} bytes, expected a JSON object, datatype 0x01")
 
 
-def _get_vbucket(connection: NodeConnection, frame: Frame) -> bytes:
-    vbucket = connection.selected().store.existing(frame.specific)
+def _get_vbucket(session: Session, frame: Frame) -> bytes:
+    vbucket = session.selected().store.existing(frame.specific)
     assert vbucket.state is not None
     return reply(frame, value=_STATE.pack(vbucket.state))
 
 
-def _del_vbucket(connection: NodeConnection, frame: Frame) -> bytes:
+def _del_vbucket(session: Session, frame: Frame) -> bytes:
     if frame.value not in _DELETE_VALUES:
         raise InvalidArguments(f"value {frame.value[:20]!r}, expected async=0 or nothing")
-    bucket = connection.selected()
+    bucket = session.selected()
     vbucket = bucket.store.existing(frame.specific)
     vbucket.remove()
     bucket.tell(vbucket, VbucketEvent.DELETED)
     return reply(frame)
 
 
-def _flushing(*, quiet: bool) -> Callable[[NodeConnection, Frame], bytes]:
-    def flush(connection: NodeConnection, frame: Frame) -> bytes:
+def _flushing(*, quiet: bool) -> Callable[[Session, Frame], bytes]:
+    def flush(session: Session, frame: Frame) -> bytes:
         """Let commands find no document from now on; answer when all vbuckets are empty."""
         request = decode(frame)
         assert isinstance(request, Flush)
-        bucket = connection.selected()
+        bucket = session.selected()
         if request.delay:
             raise NotSupported(f"a flush in {request.delay} s; only at once")
         if not bucket.may_be_flushed:
@@ -90,7 +88,7 @@ def _flushing(*, quiet: bool) -> Callable[[NodeConnection, Frame], bytes]:
     return flush
 
 
-HANDLERS: dict[Opcode, Callable[[NodeConnection, Frame], bytes]] = {
+HANDLERS: dict[Opcode, Callable[[Session, Frame], bytes]] = {
     Opcode.SET_VBUCKET: _set_vbucket,
     Opcode.GET_VBUCKET: _get_vbucket,
     Opcode.DEL_VBUCKET: _del_vbucket,

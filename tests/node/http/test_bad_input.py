@@ -196,7 +196,7 @@ def _send_for_ever(connection, data):
 
 
 async def _open(node):
-    return len(node.http.streams)
+    return len(node.http.state.streams)
 
 
 def test_there_are_so_many_connections_at_most():

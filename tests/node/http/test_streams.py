@@ -95,11 +95,11 @@ def test_who_leaves_is_forgotten(node, web):
     for path in STREAMS:
         with web.stream(path) as stream:
             stream.next()
-            assert len(node.http.streams) == 1
+            assert len(node.http.state.streams) == 1
         until = time.monotonic() + SECONDS
-        while node.http.streams and time.monotonic() < until:
+        while node.http.state.streams and time.monotonic() < until:
             web.said("/pools")
-        assert not node.http.streams
+        assert not node.http.state.streams
 
 
 def test_who_leaves_with_requests_behind_the_stream_is_forgotten(node):
@@ -128,7 +128,7 @@ def test_a_node_stops_although_streams_are_open():
             stream.next()
     for stream in streams:
         stream.__exit__(None, None, None)
-    assert not node.http.streams
+    assert not node.http.state.streams
 
 
 def test_a_peer_that_does_not_read_gets_the_newest_and_costs_no_memory(node):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.errors import (
     InvalidArguments,
@@ -16,8 +16,9 @@ from penstock.errors import (
 )
 from penstock.node.disk.flusher import Flusher
 from penstock.node.disk.parameters import set_parameter
-from penstock.node.replies import Handler, reply
+from penstock.node.replies import reply
 from penstock.node.served import ServedBucket
+from penstock.node.session import Handler, Session
 from penstock.store.rewrite import PurgeRequest
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import MAX_KEY, KeyState, Opcode, VbucketState
@@ -25,9 +26,6 @@ from penstock.wire.frame import Frame
 from penstock.wire.kv import Observed, SeqnoPersistence
 from penstock.wire.layout import decode
 from penstock.wire.observe import CompactDb, pack_observed_keys, unpack_keys
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
 
 __all__ = ["HANDLERS"]
 
@@ -47,11 +45,11 @@ def _living(bucket: ServedBucket, number: int) -> Vbucket:
     return vbucket
 
 
-def _seqno_persistence(connection: NodeConnection, frame: Frame) -> bytes:
+def _seqno_persistence(session: Session, frame: Frame) -> bytes:
     """Answer as soon as the vbucket is persisted up to a seqno. In memory that is what is stored, whatever the type."""
     request = decode(frame)
     assert isinstance(request, SeqnoPersistence)
-    bucket = connection.selected()
+    bucket = session.selected()
     vbucket = bucket.store.find(frame.specific)
     if bucket.flusher is not None:
         return bucket.flusher.until(vbucket, lambda: vbucket.persisted_seqno >= request.seqno, reply(frame))
@@ -60,10 +58,10 @@ def _seqno_persistence(connection: NodeConnection, frame: Frame) -> bytes:
     return reply(frame)
 
 
-def _observe_seqno(connection: NodeConnection, frame: Frame) -> bytes:
+def _observe_seqno(session: Session, frame: Frame) -> bytes:
     if len(frame.value) != _VBUUID_BYTES:
         raise InvalidArguments(f"vbuuid of {len(frame.value)} bytes, expected {_VBUUID_BYTES}")
-    bucket = connection.selected()
+    bucket = session.selected()
     vbucket = _living(bucket, frame.specific)
     known = int.from_bytes(frame.value, "big")
     now = Observed(vbucket.id, vbucket.vbuuid, bucket.reported_persisted_seqno(vbucket), vbucket.high_seqno)
@@ -75,12 +73,12 @@ def _observe_seqno(connection: NodeConnection, frame: Frame) -> bytes:
     raise KeyNotFound(f"vbucket {vbucket.id} has never been on branch {known}")
 
 
-def _observe(connection: NodeConnection, frame: Frame) -> bytes:
+def _observe(session: Session, frame: Frame) -> bytes:
     """Say of each key whether it is there, and whether that is so on disk.
 
     A deletion that is on disk is NOT_FOUND, so that who has deleted can wait for that. Source: Couchbase's clients.
     """
-    bucket = connection.selected()
+    bucket = session.selected()
     asked = unpack_keys(frame.value)
     if len(asked) > MAX_OBSERVED:
         raise TooBig(f"{len(asked)} keys, limit {MAX_OBSERVED}")
@@ -90,7 +88,7 @@ def _observe(connection: NodeConnection, frame: Frame) -> bytes:
     for number, key in asked:
         if not 0 < len(key) <= MAX_KEY:
             raise InvalidArguments(f"key of {len(key)} bytes, expected 1 to {MAX_KEY}")
-        found.append((number, key, *_state_of(vbuckets[number], connection.read_key(key), persisted[number])))
+        found.append((number, key, *_state_of(vbuckets[number], session.read_key(key), persisted[number])))
     seconds = bucket.flusher.seconds_behind if bucket.flusher is not None else 0.0
     return reply(frame, value=pack_observed_keys(found), cas=int(seconds * _MILLISECONDS) << 32)
 
@@ -106,7 +104,7 @@ def _state_of(vbucket: Vbucket, key: bytes, persisted_seqno: int) -> tuple[KeySt
     return KeyState.LOGICALLY_DELETED, meta.cas
 
 
-def _compact(connection: NodeConnection, frame: Frame) -> bytes:
+def _compact(session: Session, frame: Frame) -> bytes:
     """Rewrite all of the bucket's log; vbuckets have no files of their own here.
 
     Tombstones of the request's vbucket are dropped as it says, those of all vbuckets at the purge age. The newest
@@ -114,7 +112,7 @@ def _compact(connection: NodeConnection, frame: Frame) -> bytes:
     """
     request = decode(frame)
     assert isinstance(request, CompactDb)
-    bucket = connection.selected()
+    bucket = session.selected()
     vbucket = bucket.store.existing(frame.specific)
     if bucket.compactor is None or not bucket.store.durable:
         raise NotSupported("there is nothing to compact: this bucket lives in memory")
@@ -127,33 +125,33 @@ def _compact(connection: NodeConnection, frame: Frame) -> bytes:
     raise bucket.compactor.everything(reply(frame), purge)
 
 
-def _flusher(connection: NodeConnection) -> Flusher:
+def _flusher(session: Session) -> Flusher:
     """Return the flusher of the selected bucket.
 
     Raises InvalidArguments for a bucket in memory: kv_engine answers EINVAL for ephemeral buckets.
     """
-    bucket = connection.selected()
+    bucket = session.selected()
     if bucket.flusher is None:
         raise InvalidArguments(f"bucket {bucket.store.name} is in memory: it has no flusher")
     return bucket.flusher
 
 
-def _stop_persistence(connection: NodeConnection, frame: Frame) -> bytes:
-    return _flusher(connection).pause(reply(frame))
+def _stop_persistence(session: Session, frame: Frame) -> bytes:
+    return _flusher(session).pause(reply(frame))
 
 
-def _start_persistence(connection: NodeConnection, frame: Frame) -> bytes:
-    _flusher(connection).resume()
+def _start_persistence(session: Session, frame: Frame) -> bytes:
+    _flusher(session).resume()
     return reply(frame)
 
 
-def _evict_key(connection: NodeConnection, frame: Frame) -> bytes:
+def _evict_key(session: Session, frame: Frame) -> bytes:
     """Say whether the value of a document is on disk. The node keeps no cache of values, so it removes nothing.
 
     Source: kv_engine ep_vb.cc, EPVBucket::evictKey; ephemeral buckets answer NOT_SUPPORTED.
     """
-    bucket = connection.selected()
-    vbucket, key = bucket.store.find(frame.specific), connection.read_key(frame.key)
+    bucket = session.selected()
+    vbucket, key = bucket.store.find(frame.specific), session.read_key(frame.key)
     if not bucket.store.durable:
         raise NotSupported(f"bucket {bucket.store.name} is in memory: values have no other place")
     item = vbucket.get(key)

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from penstock.errors import Busy, InternalError, StatusError, TemporaryFailure
+from penstock.node.answers import GiveUp, Parked, Resume
 from penstock.node.disk.flusher import Flusher
 from penstock.node.histogram import Histogram
-from penstock.node.replies import GiveUp, Parked, Resume
 from penstock.store.bucket import Bucket
 from penstock.store.compaction import Compaction
 from penstock.store.rewrite import PurgeRequest

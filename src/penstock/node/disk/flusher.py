@@ -22,9 +22,9 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.errors import InternalError, InvalidArguments, NotMyVbucket, StatusError, TemporaryFailure
+from penstock.node.answers import GiveUp, Parked, Resume
 from penstock.node.histogram import Histogram
-from penstock.node.replies import GiveUp, Parked, Resume
-from penstock.node.served import VbucketEvent
+from penstock.node.vbucket_events import VbucketEvent
 from penstock.store.bucket import Bucket
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import VbucketState

@@ -8,20 +8,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.errors import InvalidArguments, KeyNotFound, NotSupported
 from penstock.node.replies import reply
 from penstock.node.served import ServedBucket
+from penstock.node.session import Session
 from penstock.store.clock import LAST_SEEN
 from penstock.store.manifest import MAX_TTL
 from penstock.wire.constants import ParamType
 from penstock.wire.frame import Frame
 from penstock.wire.layout import decode
 from penstock.wire.observe import SetParam
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
 
 __all__ = ["PARAMETERS", "WITHOUT_EFFECT", "Parameter", "set_parameter"]
 
@@ -111,7 +109,7 @@ PARAMETERS: dict[str, Parameter] = {
 """By name."""
 
 
-def set_parameter(connection: NodeConnection, frame: Frame) -> bytes:
+def set_parameter(session: Session, frame: Frame) -> bytes:
     """Set a parameter of the selected bucket.
 
     Source: kv_engine ep_engine.cc, setParameterInner: an unknown checkpoint parameter is KEY_ENOENT, as is every
@@ -119,7 +117,7 @@ def set_parameter(connection: NodeConnection, frame: Frame) -> bytes:
     """
     request = decode(frame)
     assert isinstance(request, SetParam)
-    bucket, kind = connection.selected(), _type_of(request)
+    bucket, kind = session.selected(), _type_of(request)
     name, text = request.key.decode("utf-8", "replace"), request.value.decode("utf-8", "replace")
     known = PARAMETERS.get(name)
     if known is not None and kind in known.types:

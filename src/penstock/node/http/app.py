@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -13,18 +11,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.node.http import bucket_pages, cluster_pages, collection_pages, user_pages
 from penstock.node.http.forms import FormErrors
+from penstock.node.http.http_state import HttpState
 from penstock.node.http.visits import json_response, route_of
 from penstock.node.topology import dump
-
-if TYPE_CHECKING:
-    from penstock.node.http.listening import HttpServer
 
 __all__ = ["PAGES", "make_app"]
 
 PAGES = (*cluster_pages.PAGES, *bucket_pages.PAGES, *collection_pages.PAGES, *user_pages.PAGES)
 
 
-def make_app(http: HttpServer) -> Starlette:
+def make_app(http: HttpState) -> Starlette:
     app = Starlette(
         routes=[route_of(http, page) for page in PAGES],
         middleware=[Middleware(TrailingSlashes)],

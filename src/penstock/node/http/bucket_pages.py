@@ -94,7 +94,7 @@ async def _create(visit: Visit) -> Response:
     if spec.name in visit.node.buckets:
         raise FormErrors({"name": "Bucket with given name already exists"})
     try:
-        await visit.node.create_bucket(spec)
+        await visit.node.buckets.create(spec)
     except UsageError as error:
         raise FormErrors({"_": str(error)}) from None
     return Response(status_code=202, headers={"location": f"/pools/default/buckets/{spec.name}"})
@@ -104,7 +104,7 @@ async def _change(visit: Visit) -> Response:
     served = visit.bucket()
     spec = changed_spec(served.spec, await read_form(visit.request))
     try:
-        await visit.node.change_bucket(spec)
+        visit.node.buckets.change(spec)
     except UsageError as error:
         raise FormErrors({"_": str(error)}) from None
     return Response(status_code=200)
@@ -113,7 +113,7 @@ async def _change(visit: Visit) -> Response:
 async def _delete(visit: Visit) -> Response:
     name = visit.bucket().store.name
     try:
-        await visit.node.delete_bucket(name)
+        await visit.node.buckets.delete(name)
     except UsageError as error:
         raise FormErrors({"_": str(error)}) from None
     return Response(status_code=200)
@@ -123,7 +123,7 @@ async def _flush(visit: Visit) -> Response:
     served = visit.bucket()
     if not served.may_be_flushed:
         raise FormErrors({"_": "Flush is disabled for the bucket"})
-    await visit.node.flush_bucket(served.store.name)
+    await visit.node.buckets.flush(served.store.name)
     return Response(status_code=200)
 
 

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 import h11
 
 from penstock.node.http.exchange import Exchange, make_scope, reason_phrase
 from penstock.node.http.request_reader import MAX_HEAD_BYTES, RequestEvent, RequestReader, RequestRefused
-
-if TYPE_CHECKING:
-    from penstock.node.http.listening import HttpServer
 
 __all__ = ["HttpConnection"]
 
@@ -27,6 +24,25 @@ _UNREAD_SECONDS = 30.0  # within which the client has to read some of what is se
 _LINGER_SECONDS = 1.0  # for the client to close first
 _SYSTEM_BYTES = 64 * 1024  # sent by the system; with its usual megabytes, a slow client seems to read nothing
 _MAX_UNREAD_BODY = 64 * 1024
+
+
+class ConnectionHost(Protocol):
+    """The server of a connection."""
+
+    seconds: float
+    read_buffer: memoryview
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+    @property
+    def stopping(self) -> bool: ...
+
+    def enter(self, connection: HttpConnection) -> bool:
+        """Add a connection; False if there is no room for it."""
+
+    def leave(self, connection: HttpConnection) -> None: ...
+    def run(self, exchange: Exchange) -> None: ...
+    def report_refused(self, connection: HttpConnection, reason: str) -> None: ...
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -39,7 +55,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, server: HttpServer, scheme: str) -> None:
+    def __init__(self, server: ConnectionHost, scheme: str) -> None:
         self.address = ""
         self._server = server
         self._scheme = scheme

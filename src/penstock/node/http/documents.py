@@ -9,19 +9,17 @@ from __future__ import annotations
 import os
 import platform
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from penstock.node.bucket_stats import read_bucket
 from penstock.node.disk.opening import file_bytes
 from penstock.node.release import RELEASE
 from penstock.node.served import ServedBucket
+from penstock.node.services import NodeServices
 from penstock.node.topology import EPOCH
 from penstock.store.manifest import Manifest
 from penstock.wire.constants import VbucketState
-
-if TYPE_CHECKING:
-    from penstock.node.server import Node
 
 __all__ = [
     "bucket",
@@ -57,7 +55,7 @@ def pools_for_stranger() -> dict[str, Any]:
     }
 
 
-def pools(node: Node, *, is_admin: bool) -> dict[str, Any]:
+def pools(node: NodeServices, *, is_admin: bool) -> dict[str, Any]:
     return {
         "isAdminCreds": is_admin,
         "isROAdminCreds": False,
@@ -77,7 +75,7 @@ def pools(node: Node, *, is_admin: bool) -> dict[str, Any]:
     }
 
 
-def pool(node: Node, items: int) -> dict[str, Any]:
+def pool(node: NodeServices, items: int) -> dict[str, Any]:
     return {
         "name": "default",
         "clusterName": "",
@@ -99,7 +97,7 @@ def pool(node: Node, items: int) -> dict[str, Any]:
     }
 
 
-def nodes(node: Node, items: int) -> list[dict[str, Any]]:
+def nodes(node: NodeServices, items: int) -> list[dict[str, Any]]:
     """Return what there is to say of each node: of others only where they are, they are taken to be well.
 
     items: how many documents of this node the user may see.
@@ -133,7 +131,7 @@ def nodes(node: Node, items: int) -> list[dict[str, Any]]:
     return found
 
 
-def bucket(node: Node, served: ServedBucket, manifest: Manifest, items: int) -> dict[str, Any]:
+def bucket(node: NodeServices, served: ServedBucket, manifest: Manifest, items: int) -> dict[str, Any]:
     """Return the document about a bucket, with all that the cluster map has.
 
     manifest: as the user sees it. items: as for `nodes`.
@@ -186,7 +184,7 @@ def bucket(node: Node, served: ServedBucket, manifest: Manifest, items: int) -> 
     return said
 
 
-def bucket_nodes(node: Node, served: ServedBucket) -> dict[str, Any]:
+def bucket_nodes(node: NodeServices, served: ServedBucket) -> dict[str, Any]:
     """Return the nodes of a bucket, with the path of its statistics on each."""
     base = f"/pools/default/buckets/{quote(served.store.name)}/nodes"
     paths = {place.address: f"{base}/{place.address}" for place in node.topology.places}
@@ -194,7 +192,7 @@ def bucket_nodes(node: Node, served: ServedBucket) -> dict[str, Any]:
     return {"servers": servers}
 
 
-def bucket_stat(node: Node, served: ServedBucket, name: str) -> dict[str, Any] | None:
+def bucket_stat(node: NodeServices, served: ServedBucket, name: str) -> dict[str, Any] | None:
     """Return the newest sample of one statistic of this node's, None for a name that does not exist."""
     found: dict[str, Any] = bucket_stats(node, served)["op"]
     samples = found.pop("samples")
@@ -203,7 +201,7 @@ def bucket_stat(node: Node, served: ServedBucket, name: str) -> dict[str, Any] |
     return found | {"timestamp": samples["timestamp"], "nodeStats": {node.topology.here.address: samples[name]}}
 
 
-def bucket_stats(node: Node, served: ServedBucket) -> dict[str, Any]:
+def bucket_stats(node: NodeServices, served: ServedBucket) -> dict[str, Any]:
     """Return the newest sample of every statistic that is a number: those of STAT without a group."""
     now = int(time.time() * 1000)
     numbers = {name: value for name, value in read_bucket(node, served) if isinstance(value, int | float)}
@@ -231,7 +229,7 @@ def visible_items(served: ServedBucket, manifest: Manifest) -> int:
     return sum(vbucket.collection_items(collection) for vbucket in active for collection in manifest.collections)
 
 
-def _on_disk(node: Node, served: ServedBucket) -> int:
+def _on_disk(node: NodeServices, served: ServedBucket) -> int:
     data_dir = node.storage.data_dir
     return 0 if data_dir is None or not served.store.durable else file_bytes(data_dir / served.store.name)
 

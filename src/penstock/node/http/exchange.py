@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import Protocol
 from urllib.parse import unquote
 
 import h11
 from starlette.types import ASGIApp, Message, Scope
 
 from penstock.node.http.request_reader import split_target
-
-if TYPE_CHECKING:
-    from penstock.node.http.connection import HttpConnection
 
 __all__ = ["Exchange", "make_scope", "reason_phrase"]
 
@@ -51,6 +48,17 @@ def _address(transport: asyncio.BaseTransport, name: str) -> tuple[str, int] | N
     return None if found is None else (found[0], found[1])
 
 
+class ExchangeConnection(Protocol):
+    """The connection of an exchange."""
+
+    def write(self, data: bytes) -> None: ...
+    def update_reading(self) -> None: ...
+    def exchange_finished(self) -> None: ...
+
+    async def drain(self) -> None:
+        """Wait until the client reads."""
+
+
 class Exchange:
     """A request that is served by the application.
 
@@ -62,7 +70,9 @@ class Exchange:
         keep_alive: the connection may serve another request afterwards.
     """
 
-    def __init__(self, connection: HttpConnection, protocol: h11.Connection, scope: Scope, *, keep_alive: bool) -> None:
+    def __init__(
+        self, connection: ExchangeConnection, protocol: h11.Connection, scope: Scope, *, keep_alive: bool
+    ) -> None:
         self.protocol = protocol
         self.unread = bytearray()
         self.request_complete = self.response_complete = False

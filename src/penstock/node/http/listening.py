@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from penstock.errors import Error
 from penstock.node.accepting import Acceptor
 from penstock.node.address_shares import AddressShares
+from penstock.node.handshakes import Handshakes
 from penstock.node.http.app import make_app
 from penstock.node.http.connection import HttpConnection
 from penstock.node.http.exchange import Exchange
+from penstock.node.http.http_state import HttpState
+from penstock.node.listener import Listener
 from penstock.node.log_limit import LogLimit
-from penstock.node.login.access import Access
-
-if TYPE_CHECKING:
-    from penstock.node.server import Listener, Node
+from penstock.node.services import NodeServices
 
 __all__ = ["MAX_CONNECTIONS", "REQUEST_SECONDS", "HttpServer"]
 
@@ -33,31 +33,34 @@ _GOODBYE_SECONDS = 1.0  # for requests that are being served when the node stops
 logger = logging.getLogger("penstock.node")
 
 
+class HttpOwner(NodeServices, Protocol):
+    """The node, as far as its HTTP server needs it."""
+
+    @property
+    def handshakes(self) -> Handshakes: ...
+
+
 class HttpServer:
     """Serves all HTTP ports of a node. It must be made, and used, on the event loop's thread.
 
     Attributes:
         acceptors: one for each port.
-        accesses: who may log in and how, by scheme.
+        state: what its pages use.
         connections: those that are open.
         shares: how many connections each client address has.
-        stopping: the server stops; streams end.
-        streams: wakes each open stream.
         seconds: within which a request must be complete.
         read_buffer: shared by all connections: each read is used up before the next.
     """
 
-    def __init__(self, node: Node, *, seconds: float = REQUEST_SECONDS, most: int = MAX_CONNECTIONS) -> None:
+    def __init__(self, node: HttpOwner, *, seconds: float = REQUEST_SECONDS, most: int = MAX_CONNECTIONS) -> None:
         self.node = node
         self.loop = node.loop
-        self.stopping = False
+        self.state = HttpState(node)
         self.seconds = seconds
-        self.accesses: dict[str, Access] = {}
         self.shares = AddressShares(most)
-        self.streams: set[asyncio.Event] = set()
         self.read_buffer = memoryview(bytearray(_READ_BYTES))
         self.acceptors: list[Acceptor] = []
-        self._app = make_app(self)
+        self._app = make_app(self.state)
         self.connections: set[HttpConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._refused_requests = LogLimit(logger, node.loop.time)
@@ -81,17 +84,17 @@ class HttpServer:
                 "0 for any"
             ) from error
         self.acceptors.append(acceptor)
-        self.accesses[scheme] = listener.access
+        self.state.accesses[scheme] = listener.access
         return acceptor.port
 
     async def close(self) -> None:
         """Stop listening, end streams, and give other requests that are being served a second."""
-        self.stopping = True
+        self.state.stopping = True
         for acceptor in self.acceptors:
             await acceptor.close()
         for connection in tuple(self.connections):
             connection.finish()
-        self.wake()
+        self.state.wake()
         await self._wait_for_tasks()
         for connection in tuple(self.connections):
             connection.transport.abort()
@@ -101,16 +104,15 @@ class HttpServer:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=_GOODBYE_SECONDS)
 
-    def wake(self) -> None:
-        """Let all streams check whether they must end: the node stops, or a bucket is deleted."""
-        for stream in tuple(self.streams):
-            stream.set()
-
     # What connections call
+
+    @property
+    def stopping(self) -> bool:
+        return self.state.stopping
 
     def enter(self, connection: HttpConnection) -> bool:
         """Add a connection; False if there is no room for it."""
-        if self.stopping:
+        if self.state.stopping:
             return False
         if not self.shares.take(connection.address):
             self._refused_connections.warning(

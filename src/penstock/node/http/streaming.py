@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from penstock.node.http.visits import Visit
 from penstock.node.served import ServedBucket
-
-if TYPE_CHECKING:
-    from penstock.node.http.visits import Visit
 
 __all__ = ["SEPARATOR", "MapStream"]
 

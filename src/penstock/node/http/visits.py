@@ -12,7 +12,7 @@ import ipaddress
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -21,17 +21,15 @@ from starlette.routing import Route
 
 from penstock.errors import TemporaryFailure
 from penstock.node.http.documents import visible_items
+from penstock.node.http.http_state import HttpState
 from penstock.node.login.access import Access
 from penstock.node.login.roles import Privilege, User
 from penstock.node.login.tls import names_in
 from penstock.node.served import ServedBucket
+from penstock.node.services import NodeServices
 from penstock.node.topology import at_host, dump
 from penstock.node.visible import visible_manifest
 from penstock.store.manifest import Manifest
-
-if TYPE_CHECKING:
-    from penstock.node.http.listening import HttpServer
-    from penstock.node.server import Node
 
 __all__ = ["Page", "Visit", "json_response", "route_of"]
 
@@ -47,12 +45,12 @@ class Visit:
     """host: the name or address of the node that the peer knows, without port or brackets."""
 
     request: Request
-    http: HttpServer
+    http: HttpState
     user: User
     host: str
 
     @property
-    def node(self) -> Node:
+    def node(self) -> NodeServices:
         return self.http.node
 
     @property
@@ -119,7 +117,7 @@ class Page:
     open: bool = False
 
 
-def route_of(http: HttpServer, page: Page) -> Route:
+def route_of(http: HttpState, page: Page) -> Route:
     async def endpoint(request: Request) -> Response:
         host = _host(request)
         user = await _user(http, page, request, host)
@@ -142,7 +140,7 @@ def _host(request: Request) -> str:
     return parts["address"] or parts["name"]
 
 
-async def _user(http: HttpServer, page: Page, request: Request, host: str) -> User:
+async def _user(http: HttpState, page: Page, request: Request, host: str) -> User:
     """Return who sends a request. Raises HTTPException where that is not said, not true, or not to be believed."""
     origin = request.headers.get("origin")
     if request.method not in _SAFE_METHODS and origin is not None:
@@ -174,7 +172,7 @@ def _certified(access: Access, request: Request) -> User | None:
     return next((user for user in found if user is not None), None)
 
 
-async def _logged_in(http: HttpServer, access: Access, request: Request, name: str, password: str) -> User:
+async def _logged_in(http: HttpState, access: Access, request: Request, name: str, password: str) -> User:
     """Return who has this password. Raises HTTPException. Whoever guesses waits."""
     address = request.client.host if request.client is not None else ""
     fits, proving = None, access.users.proving(name, password)
@@ -190,7 +188,7 @@ async def _logged_in(http: HttpServer, access: Access, request: Request, name: s
     return user
 
 
-def _is_own(host: str, node: Node) -> bool:
+def _is_own(host: str, node: NodeServices) -> bool:
     if host.lower() in ("localhost", node.host, *(place.host.lower() for place in node.topology.places)):
         return True
     try:

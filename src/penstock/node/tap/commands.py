@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, KeyNotFound, RemoteProtocolError, TemporaryFailure
+from penstock.node.answers import Answer, Goodbye
 from penstock.node.filters import bare_filter
 from penstock.node.not_yet import NOT_YET
 from penstock.node.producers import streamable
-from penstock.node.replies import Answer, Goodbye, Handler, reply
+from penstock.node.replies import reply
+from penstock.node.session import Handler, Session
 from penstock.node.tap import receiver
 from penstock.node.tap.producer import TapProducer
 from penstock.wire.constants import MAX_KEY, Dialect, Opcode, Status, TapConnectFlag
 from penstock.wire.frame import Frame, opcode_name
 from penstock.wire.layout import Code, decode
 from penstock.wire.tap import CheckpointPersistence, TapConnect, TapOptions, unpack_checkpoints, unpack_options
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
 
 __all__ = ["COMMANDS", "FIRST", "HANDLERS", "refuse"]
 
@@ -28,12 +26,12 @@ MAX_CLIENTS = 4096
 _ID, _IDS = Struct(">Q"), Struct(">QQ")
 
 
-def _connect(connection: NodeConnection, frame: Frame) -> bytes:
+def _connect(session: Session, frame: Frame) -> bytes:
     """Begin to send. There is no answer but a refusal, which ends the connection."""
     request = decode(frame, Dialect.TAP)
     assert isinstance(request, TapConnect)
-    bucket, older = streamable(connection), connection.producer
-    bare_filter(connection, bucket)  # raises
+    bucket, older = streamable(session), session.producer
+    bare_filter(session, bucket)  # raises
     if len(request.key) > MAX_KEY:
         raise InvalidArguments(f"name of {len(request.key)} bytes, limit {MAX_KEY}")
     options = _options(request, frame)
@@ -44,7 +42,7 @@ def _connect(connection: NodeConnection, frame: Frame) -> bytes:
         if older.dialect is not Dialect.TAP:
             raise InvalidArguments(f"this connection speaks {older.dialect.value}")
         older.stop()
-    connection.producer = TapProducer(connection, bucket, request.key, options)
+    session.producer = TapProducer(session, bucket, request.key, options)
     return b""
 
 
@@ -60,55 +58,55 @@ def _options(request: TapConnect, frame: Frame) -> TapOptions:
     return options
 
 
-def _deregister(connection: NodeConnection, frame: Frame) -> bytes:
+def _deregister(session: Session, frame: Frame) -> bytes:
     """Forget a registered client; if it is here, its connection ends."""
-    bucket = connection.selected()
+    bucket = session.selected()
     producer = bucket.producers.get((Dialect.TAP, frame.key))
     client = bucket.tap.clients.pop(frame.key, None)
     if producer is not None:
-        producer.connection.abort("deregistered")
+        producer.abort("deregistered")
         bucket.tap.clients.pop(frame.key, None)
     if client is not None and client.forget is not None:
         client.forget.cancel()
     return reply(frame)
 
 
-def _change_filter(connection: NodeConnection, frame: Frame) -> bytes:
+def _change_filter(session: Session, frame: Frame) -> bytes:
     pairs = unpack_checkpoints(frame.value)
-    producer = connection.selected().producers.get((Dialect.TAP, frame.key))
+    producer = session.selected().producers.get((Dialect.TAP, frame.key))
     if not isinstance(producer, TapProducer):
         raise KeyNotFound(f"no TAP stream {frame.key!r}")
     producer.change_filter(pairs)
     return reply(frame)
 
 
-def _reset_chain(connection: NodeConnection, frame: Frame) -> bytes:
-    for producer in tuple(connection.selected().producers.values()):
+def _reset_chain(session: Session, frame: Frame) -> bytes:
+    for producer in tuple(session.selected().producers.values()):
         if isinstance(producer, TapProducer):
             producer.begin_anew()
     return reply(frame)
 
 
-def _last_closed(connection: NodeConnection, frame: Frame) -> bytes:
-    bucket = connection.selected()
+def _last_closed(session: Session, frame: Frame) -> bytes:
+    bucket = session.selected()
     vbucket = bucket.store.existing(frame.specific)
     return reply(frame, value=_ID.pack(bucket.tap.checkpoints(vbucket).last_closed))
 
 
-def _create_checkpoint(connection: NodeConnection, frame: Frame) -> bytes:
+def _create_checkpoint(session: Session, frame: Frame) -> bytes:
     """Answered with the ids of the open checkpoint and of the last one on disk."""
-    bucket = connection.selected()
+    bucket = session.selected()
     vbucket = bucket.store.find(frame.specific)
     checkpoints = bucket.tap.checkpoints(vbucket)
     answer = _IDS.pack(checkpoints.create(), checkpoints.persisted)
-    connection.changed.add(vbucket.id)
+    session.changed.add(vbucket.id)
     return reply(frame, value=answer)
 
 
-def _persistence(connection: NodeConnection, frame: Frame) -> bytes:
+def _persistence(session: Session, frame: Frame) -> bytes:
     request = decode(frame)
     assert isinstance(request, CheckpointPersistence)
-    bucket = connection.selected()
+    bucket = session.selected()
     vbucket = bucket.store.existing(frame.specific)
 
     def is_done() -> bool:
@@ -122,12 +120,12 @@ def _persistence(connection: NodeConnection, frame: Frame) -> bytes:
     return reply(frame)
 
 
-def refuse(connection: NodeConnection, frame: Frame) -> Answer:
+def refuse(session: Session, frame: Frame) -> Answer:
     """Serve a request that is not as declared, or none that TAP has. Raises Goodbye, RemoteProtocolError."""
     handler = HANDLERS.get(Opcode(frame.opcode))
     if handler is None:
         raise Goodbye(f"{opcode_name(frame.opcode)} on a TAP connection")
-    return handler(connection, frame)
+    return handler(session, frame)
 
 
 HANDLERS: dict[Opcode, Handler] = {Opcode.TAP_CONNECT: _connect, **receiver.HANDLERS}

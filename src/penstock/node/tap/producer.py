@@ -14,25 +14,25 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from penstock.node.producers import CHUNK_BYTES, TURN_BYTES, WRITE_BYTES, ChangeProducer, Load, StreamReport
-from penstock.node.replies import Goodbye
-from penstock.node.served import ServedBucket, VbucketEvent
+from penstock.node.answers import Goodbye
+from penstock.node.producer_reports import Load, StreamReport
+from penstock.node.producers import CHUNK_BYTES, TURN_BYTES, WRITE_BYTES, ChangeProducer
+from penstock.node.served import ServedBucket
+from penstock.node.session import Session
 from penstock.node.tap.changes import Column, encode_changes, mutations_of, seqnos_of, shown, without_spent
 from penstock.node.tap.clients import Phase, Place, TapClient
 from penstock.node.tap.log import TapLog
 from penstock.node.tap.request import TapRequest
 from penstock.node.tap.stream import TapStream, opaque_message
+from penstock.node.vbucket_events import VbucketEvent
 from penstock.store.frames import Chunk
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Dialect, Opcode, Status, TapOpaque
 from penstock.wire.frame import Buffer, Frame, opcode_name
 from penstock.wire.kv import Noop
 from penstock.wire.tap import TapFlush, TapMessage, TapOptions
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
 
 __all__ = ["TapProducer"]
 
@@ -70,17 +70,17 @@ class TapProducer(ChangeProducer):
     vbucket. log: what is unacknowledged.
     """
 
-    def __init__(self, connection: NodeConnection, bucket: ServedBucket, name: bytes, options: TapOptions) -> None:
-        super().__init__(connection, bucket, Dialect.TAP, name)
+    def __init__(self, session: Session, bucket: ServedBucket, name: bytes, options: TapOptions) -> None:
+        super().__init__(session, bucket, Dialect.TAP, name)
         self.request = TapRequest(options)
-        self.settings = connection.node.tap
+        self.settings = session.node.tap
         interval = self.settings.ack_interval
         self.log: TapLog[_Said | _Sent] = TapLog(self.request.acks, interval, interval * self.settings.ack_window_size)
-        self.form = self.request.form(connection.datatypes)
+        self.form = self.request.form(session.datatypes)
         self.streams: dict[int, TapStream] = {}
         self.turns = 0
         self.client = self._client()
-        self._loop = connection.node.loop
+        self._loop = session.node.loop
         self._to_say: deque[_Said] = deque()
         self._again: deque[tuple[int, int]] = deque()
         self._backfill: deque[TapStream] = deque()
@@ -92,7 +92,7 @@ class TapProducer(ChangeProducer):
         self._quiet = True  # nothing was sent since the last NOOP was due
         self._suspended: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._noop = self._loop.call_later(self.settings.noop_interval, connection.guarded, self._tick)
+        self._noop = self._loop.call_later(self.settings.noop_interval, session.output.guarded, self._tick)
         self._begin()
 
     # Beginning
@@ -199,9 +199,9 @@ class TapProducer(ChangeProducer):
         self.resume()
 
     def resume(self) -> None:
-        if not (self._turn_asked or self._stopped or self._suspended or self.connection.paused):
+        if not (self._turn_asked or self._stopped or self._suspended or self.session.output.paused):
             self._turn_asked = True
-            self._loop.call_soon(self.connection.guarded, self._turn)
+            self._loop.call_soon(self.session.output.guarded, self._turn)
 
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
         stream = self.streams.get(vbucket.id)
@@ -261,7 +261,7 @@ class TapProducer(ChangeProducer):
         self.bucket.tap.backoffs += 1
         if self._suspended is not None:
             self._suspended.cancel()
-        self._suspended = self._loop.call_later(self.settings.backoff_period, self.connection.guarded, self._rested)
+        self._suspended = self._loop.call_later(self.settings.backoff_period, self.session.output.guarded, self._rested)
 
     def _rested(self) -> None:
         self._suspended = None
@@ -297,7 +297,7 @@ class TapProducer(ChangeProducer):
         share = TURN_BYTES
         pieces: list[Buffer] = []
         waiting = 0
-        while share > 0 and not self.connection.paused:
+        while share > 0 and not self.session.output.paused:
             cost = _AGAIN_BYTES if self._again else _STEP_BYTES
             piece = self._next()
             if piece is None:
@@ -318,7 +318,7 @@ class TapProducer(ChangeProducer):
     @property
     def _has_all(self) -> bool:
         waiting = self._to_say or self._again or self._backfill or self._filled
-        return not (waiting or self.log.unacked or self.connection.paused)
+        return not (waiting or self.log.unacked or self.session.output.paused)
 
     def _next(self) -> Buffer | None:
         """Return what comes next, nothing where only the state went on; None if it has to wait for something."""
@@ -396,7 +396,7 @@ class TapProducer(ChangeProducer):
             self._to_say.append(_Said(message, tuple((stream, stream.place) for stream in streams)))
         elif not self._given_up:
             self._given_up = True
-            self._loop.call_soon(self.connection.abort, f"{most} remarks wait for a TAP consumer that takes none")
+            self._loop.call_soon(self.session.output.abort, f"{most} remarks wait for a TAP consumer that takes none")
 
     def _say_flushed(self) -> None:
         """Say once that all was flushed; where it was only some vbuckets, begin those anew."""
@@ -447,7 +447,7 @@ class TapProducer(ChangeProducer):
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if data:
             self._quiet = False
-            self.connection.write(data)
+            self.session.output.write(data)
 
     # Is the peer alive?
 
@@ -455,13 +455,15 @@ class TapProducer(ChangeProducer):
         """End the connection in a while, if the peer owes an answer."""
         if self.log.answer_due and self._deadline is None:
             seconds = self.settings.ack_grace_period
-            self._deadline = self._loop.call_later(seconds, self.connection.abort, f"no TAP answer for {seconds:g} s")
+            self._deadline = self._loop.call_later(
+                seconds, self.session.output.abort, f"no TAP answer for {seconds:g} s"
+            )
 
     def _tick(self) -> None:
         if self._quiet:
-            self.connection.write(Noop().encode())
+            self.session.output.write(Noop().encode())
         self._quiet = True
-        self._noop = self._loop.call_later(self.settings.noop_interval, self.connection.guarded, self._tick)
+        self._noop = self._loop.call_later(self.settings.noop_interval, self.session.output.guarded, self._tick)
 
     # What STAT shows
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from struct import Struct
-from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArguments, NotMyVbucket, OutOfRange, RemoteProtocolError, StatusError
-from penstock.node.replies import Goodbye, Handler, reply
-from penstock.node.served import ServedBucket, VbucketEvent
+from penstock.node.answers import Goodbye
+from penstock.node.replies import reply
+from penstock.node.served import ServedBucket
+from penstock.node.session import Handler, Session
 from penstock.node.values import document_datatype
+from penstock.node.vbucket_events import VbucketEvent
 from penstock.store.vbucket import LAST_SEQNO, Vbucket
 from penstock.wire.collection_key import DEFAULT_PREFIX
 from penstock.wire.constants import MAX_KEY, MAX_VALUE, Dialect, Opcode, TapFlag, TapOpaque, VbucketState
@@ -33,9 +35,6 @@ from penstock.wire.tap import (
     TapVbucketSet,
 )
 
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
-
 __all__ = ["HANDLERS"]
 
 logger = logging.getLogger("penstock.node")
@@ -46,9 +45,9 @@ _NUMBER_BYTES = 4
 _ID_BYTES = 8
 
 
-def _receive(connection: NodeConnection, frame: Frame) -> bytes:
+def _receive(session: Session, frame: Frame) -> bytes:
     """Deal with any message that a TAP producer sends. Raises Goodbye where nothing sensible can follow."""
-    bucket = connection.selected()
+    bucket = session.selected()
     asked = True  # a message that cannot be read is answered in any case
     try:
         message = decode(frame, Dialect.TAP)

@@ -9,26 +9,23 @@ Source: ep-engine 2.5 docs/stats.org, "Tap stats".
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from penstock.node.served import ServedBucket
+from penstock.node.session import Session
 from penstock.node.tap.clients import Phase
 from penstock.node.tap.producer import TapProducer
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import Dialect
-
-if TYPE_CHECKING:
-    from penstock.node.connection import NodeConnection
 
 __all__ = ["of_checkpoints", "with_totals"]
 
 Stats = Iterator[tuple[str, object]]
 
 
-def with_totals(connection: NodeConnection, said: Iterable[tuple[str, object]]) -> Stats:
+def with_totals(session: Session, said: Iterable[tuple[str, object]]) -> Stats:
     """Return the totals, the settings, what was said of the producers, and the absent clients; each name once."""
-    totals = {f"ep_tap_{name}": value for name, value in _totals(connection)}
-    return iter((totals | dict(said) | dict(_absent(connection.selected()))).items())
+    totals = {f"ep_tap_{name}": value for name, value in _totals(session)}
+    return iter((totals | dict(said) | dict(_absent(session.selected()))).items())
 
 
 def _absent(bucket: ServedBucket) -> Stats:
@@ -74,8 +71,8 @@ def _producers(bucket: ServedBucket) -> list[TapProducer]:
     return [producer for producer in bucket.producers.values() if isinstance(producer, TapProducer)]
 
 
-def _totals(connection: NodeConnection) -> Stats:
-    bucket, settings = connection.selected(), connection.node.tap
+def _totals(session: Session) -> Stats:
+    bucket, settings = session.selected(), session.node.tap
     sent = bucket.sent[Dialect.TAP]
     producers = _producers(bucket)
     streams = [stream for producer in producers for stream in producer.streams.values()]

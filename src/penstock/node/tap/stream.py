@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from penstock.node.producers import StreamReport
+from penstock.node.producer_reports import StreamReport
+from penstock.node.served import ServedBucket
 from penstock.node.tap.checkpoints import Checkpoints
 from penstock.node.tap.clients import Phase, Place
+from penstock.node.tap.request import TapRequest
 from penstock.store.frames import NO_FRAMES, Chunk
 from penstock.store.rollback import misses_purged
 from penstock.store.snapshot import Snapshot
 from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import TapOpaque
 from penstock.wire.frame import HEADER_BYTES
+from penstock.wire.reframe import Form
 from penstock.wire.tap import TapCheckpointEnd, TapCheckpointStart, TapMessage, TapOpaqueMessage
-
-if TYPE_CHECKING:
-    from penstock.node.tap.producer import TapProducer
 
 __all__ = ["TapStream", "opaque_message"]
 
@@ -29,10 +29,21 @@ def opaque_message(command: TapOpaque, vbucket: int = 0) -> TapOpaqueMessage:
     return TapOpaqueMessage(vbucket=vbucket, engine_private=_U32.pack(command))
 
 
+class TapStreamOwner(Protocol):
+    """The producer of TAP streams."""
+
+    bucket: ServedBucket
+    request: TapRequest
+    form: Form
+
+    def add(self, stream: TapStream) -> None:
+        """Take a stream into the next turn: it has something to send."""
+
+
 class TapStream:
     """place: how far it was sent; acked: how far the consumer has it. end_seqno: where its backfill ends."""
 
-    def __init__(self, producer: TapProducer, vbucket: Vbucket, place: Place) -> None:
+    def __init__(self, producer: TapStreamOwner, vbucket: Vbucket, place: Place) -> None:
         self.producer = producer
         self.vbucket = vbucket
         self.place = self.acked = place
