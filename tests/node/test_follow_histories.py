@@ -4,12 +4,12 @@ import asyncio
 from contextlib import asynccontextmanager
 from itertools import count
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.node import Node
-from penstock.node.follow import common_seqno
 from penstock.store.failover import create_entry
+from penstock.store.rollback import common_seqno
 from penstock.wire.constants import Opcode
 from penstock.wire.dcp import StreamReq
 from penstock.wire.kv import FailoverEntry, pack_failover_log
@@ -147,6 +147,7 @@ def act(history, done):
 
 
 @given(acts, st.integers(0, 30), acts, acts)
+@example([("write", 1), ("write", 1), ("back", 0)], 0, [], [("back", 1)])  # a log that is ahead of the changes
 def test_two_histories_are_the_same_up_to_where_one_left_their_last_common_branch(before, seqno, own, theirs):
     original = Branching()
     act(original, before)

@@ -6,6 +6,7 @@ import pytest
 
 from penstock import connect
 from penstock.node import Node
+from penstock.node.follow import Bridge
 from tests.client.test_nodes_away import VBUCKETS, Cluster
 from tests.node.watch import run, until
 
@@ -38,7 +39,7 @@ def test_a_node_that_is_away_holds_up_only_its_own_vbuckets(cluster):
     everything = {*range(VBUCKETS)}
     with Node.running(follow=cluster.url(0, 1)) as copy:
         bridge = copy.buckets["beer"].bridge
-        assert bridge is not None
+        assert isinstance(bridge, Bridge)
         write(cluster, everything)
         until(copy, has(copy, 40))
         owners = asyncio.run(owners_of(cluster))

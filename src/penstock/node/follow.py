@@ -44,12 +44,13 @@ from penstock.node.arrived import arrived
 from penstock.node.served import ServedBucket
 from penstock.node.vbucket_events import VbucketEvent
 from penstock.store.failover import FailoverLog, branch_at, sanitised
+from penstock.store.rollback import common_seqno
 from penstock.store.vbucket import LAST_SEQNO, Vbucket
 from penstock.wire.columns import changes_of
 from penstock.wire.constants import MAX_SEQNO, Dialect, VbucketState
 from penstock.wire.schema import Change, Event
 
-__all__ = ["Bridge", "Upstream", "common_seqno", "find_upstream"]
+__all__ = ["Bridge", "Upstream", "find_upstream"]
 
 logger = logging.getLogger("penstock.node")
 
@@ -62,21 +63,6 @@ REFUSALS = (TemporaryFailure, OutOfMemory)
 _SLICE_SECONDS = 0.005
 _SLICE_ROWS = 256  # a millisecond: changes_of 1.5 us a row, apply 2.3 us
 _REFUSED_SECONDS = 0.25
-
-
-def common_seqno(own: FailoverLog, high_seqno: int, theirs: FailoverLog) -> int:
-    """Return the highest seqno up to which two histories are the same, as far as their failover logs tell.
-
-    own, theirs: newest entry first. high_seqno: the own one. 0 if they share no branch.
-    """
-    ends = [MAX_SEQNO, *(entry.seqno for entry in theirs)]
-    end_of = {entry.vbuuid: end for entry, end in zip(theirs, ends, strict=False)}
-    upper = high_seqno
-    for vbuuid, begin in own:
-        if vbuuid in end_of:
-            return min(upper, end_of[vbuuid])
-        upper = begin
-    return 0
 
 
 class Upstream(NamedTuple):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from penstock.store.failover import FailoverLog
 
-__all__ = ["MAX_SEQNO", "StreamRequest", "range_error", "rollback_point"]
+__all__ = ["MAX_SEQNO", "StreamRequest", "common_seqno", "misses_purged", "range_error", "rollback_point"]
 
 MAX_SEQNO = 2**64 - 1
 
@@ -75,6 +75,21 @@ def rollback_point(log: FailoverLog, high_seqno: int, purge_seqno: int, request:
     if start == snap_end:  # all of the snapshot has arrived: it hides nothing any more
         snap_start = start
     return min(upper, snap_start)
+
+
+def common_seqno(own: FailoverLog, high_seqno: int, theirs: FailoverLog) -> int:
+    """Return the highest seqno up to which two histories are the same, as far as their failover logs tell.
+
+    own, theirs: newest entry first. high_seqno: the own one. 0 if they share no branch.
+    """
+    ends = [MAX_SEQNO, *(entry.seqno for entry in theirs)]
+    end_of = {entry.vbuuid: end for entry, end in zip(theirs, ends, strict=False)}
+    upper = high_seqno
+    for vbuuid, begin in own:
+        if vbuuid in end_of:
+            return min(upper, end_of[vbuuid])
+        upper = min(upper, begin)  # a copy has the log of its upstream before it has all changes
+    return 0
 
 
 def misses_purged(purge_seqno: int, seen: int, seqno: int) -> bool:

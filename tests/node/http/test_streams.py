@@ -112,7 +112,7 @@ def test_who_leaves_with_requests_behind_the_stream_is_forgotten(node):
         connection.sendall(request * 10_000)
         connection.shutdown(socket.SHUT_WR)
         assert all_of(connection).endswith(b"0\r\n\r\n")
-    assert not node.http.streams
+    assert not node.http.state.streams
 
 
 def test_a_node_stops_although_streams_are_open():
