@@ -92,7 +92,7 @@ def row(report: Report, about: str, loaded: list[Loaded]) -> None:
     longest, middle = pauses[-1], pauses[len(pauses) // 2]
     report.row(
         about,
-        f"longest pause {longest.own * 1e3:.1f} ms, {longest.cpu * 1e3:.1f} ms of it CPU time of the loop's thread, "
+        f"longest pause {longest.own * 1e3:.1f} ms, {longest.cpu * 1e3:.1f} ms CPU time of the loop's thread, "
         f"{longest.seconds * 1e3:.1f} ms on the clock (median of {len(pauses)} rounds {middle.own * 1e3:.1f} ms); "
         f"{median(each.rate for each in loaded) / 1e3:.0f} k/s stored meanwhile, "
         f"for {median(each.seconds for each in loaded):.1f} s",

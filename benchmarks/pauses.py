@@ -1,9 +1,9 @@
 """The longest pause of a node's event loop while the node does each of its large pieces of work. The rule: 20 ms.
 
 The node has a process of its own. A second process asks it for one document after the other, over a connection of its
-own: the longest answer is what another client would see. A timer in the node tells by how much it was late at most; of
-that figure, time in which other processes had the processors is taken off. Both figures are given: on a machine with
-other work only the timer's says what the node did.
+own: the longest answer is what another client would see. A timer in the node tells by how much it was late at most,
+without the time in which other processes had the processors, and how much CPU time the loop took at most between two
+ticks. On a machine with other work only the CPU time says what the node did.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def measure(report: Report, scene: Scene, about: str, work: Callable[[Scene], No
         seen = scene.probe.recv()
     report.row(
         about,
-        f"{pause.own * 1e3:.1f} ms{'' if pause.own < 0.02 else ' (!)'}, {pause.cpu * 1e3:.1f} ms of it CPU time; "
+        f"{pause.own * 1e3:.1f} ms; CPU time at most {pause.cpu * 1e3:.1f} ms{'' if pause.cpu < 0.02 else ' (!)'}; "
         f"the longest GET {seen * 1e3:.1f} ms on the clock; it took {seconds:.2f} s",
     )
 

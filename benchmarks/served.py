@@ -35,8 +35,13 @@ class Disk(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """For how many seconds an event loop came to nothing else. own: without those in which its thread could have gone
-    on, but others had the processors; as far as the system tells. cpu: in which it went on.
+    """The longest times for which an event loop came to nothing else, each the longest by its own measure.
+
+    Attributes:
+        own: seconds, without those in which its thread could have gone on, but others had the processors; as far as
+            the system tells.
+        seconds: on the clock.
+        cpu: seconds of CPU time of its thread.
     """
 
     own: float = 0.0
@@ -210,7 +215,7 @@ class _Probe:
         assert self._set_at is not None
         clock, cpu, waited = (now - before for now, before in zip(self._spent(), self._set_at, strict=True))
         late = clock - _PROBE_SECONDS
-        self._longest = max(self._longest, Pause(late - waited, late, cpu))
+        self._longest = Pause(*map(max, self._longest, (late - waited, late, cpu)))
         self._set()
 
 

@@ -214,3 +214,12 @@ def test_a_kill_in_the_middle_leaves_what_the_bucket_was_then(place: Place) -> N
 
 def contents(vbucket: Vbucket) -> list[tuple[int, bytes, bytes]]:
     return [(change.by_seqno, change.key, change.value) for change in all_of(vbucket)]
+
+
+def test_one_call_of_the_pager_looks_at_some_vbuckets_only() -> None:
+    """However few documents they hold: to begin with a vbucket takes longer than a document."""
+    bucket = filled(new_bucket(vbuckets=1024, segment_bytes=1 << 20))
+    calls = 1
+    while bucket.expire():
+        calls += 1
+    assert calls == 1024 // 64 + 1

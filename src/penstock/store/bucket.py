@@ -39,7 +39,7 @@ _EVENTS_PER_VBUCKET = 8  # that take as long as what is written about a vbucket 
 _EVENTS_PER_VBUCKET_SEALED = 2  # that take as long as to seal a vbucket's part of a segment
 _EXPIRED_AT_ONCE = 256  # tombstones, about a millisecond of work
 _ROWS_PER_EXPIRED = 32  # that are looked at in the time that a tombstone takes
-_ROWS_PER_CALL = 256  # in the time of which a call of `erase_some` begins and ends
+_ROWS_PER_CALL = 256  # that take as long as to begin and end with a vbucket, or its part of a segment
 
 
 class BucketStats(NamedTuple):
@@ -366,19 +366,31 @@ class Bucket:
             if vbucket.manifest_uid != self.manifest.uid:
                 self._compare(vbucket)
         except REFUSED:
-            self._untold[number] = []
-            vbucket.behind = True
+            self._leave_behind(number)
             raise
 
     def _flush(self, vbucket: Vbucket) -> None:
-        """Empty a vbucket, which then has the newest manifest, too. Raises TemporaryFailure; then it stays due."""
+        """Empty a vbucket, which then has the newest manifest, too. Raises TemporaryFailure; then it stays due.
+
+        Above the quota it stays behind the manifest: each try would measure how much memory is in use.
+        """
         self._unflushed.discard(vbucket.id)
+        vbucket.catch_up = self._leave_behind
         try:
             vbucket.reset()
         except REFUSED:
             self._unflushed.add(vbucket.id)
             raise
+        finally:
+            vbucket.catch_up = self._catch_up
+        if not self.log.quota.is_exceeded:
+            with suppress(*REFUSED):
+                self._catch_up(vbucket.id)
         self.on_flush(vbucket)
+
+    def _leave_behind(self, number: int) -> None:
+        self._untold[number] = []
+        self.vbuckets[number].behind = True
 
     def _compare(self, vbucket: Vbucket) -> None:
         """Let a vbucket write events of which it has to be found out first whether it lacks them."""
@@ -583,6 +595,7 @@ class Bucket:
                 for buffer, offsets, _ in vbucket.index.live():
                     for first in range(0, len(offsets), _ROWS_AT_ONCE):
                         yield from _expire(vbucket, buffer, offsets[first : first + _ROWS_AT_ONCE], now)
+                    yield _ROWS_PER_CALL
 
     def close(self) -> None:
         """Commit, and let others have the directory. The bucket must not be used any more."""

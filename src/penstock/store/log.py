@@ -155,7 +155,7 @@ class Log:
     def begin_segment_for(self, nbytes: int) -> bool:
         """Make room for frames of nbytes together, if the log takes anything; True: that took a new segment."""
         number = self.number
-        if self.end + nbytes > self.limit:
+        if self.end + nbytes > self.limit and not self.quota.is_exceeded:
             with suppress(TemporaryFailure, OutOfMemory):
                 self.make_room(nbytes)
         return self.number != number
