@@ -69,12 +69,14 @@ def test_an_idle_connection_keeps_a_small_buffer(encrypted):
     assert each < (1 << 16) + 16 * 1024  # the client's own slab, and the node's part; OpenSSL's is not counted here
 
 
-def test_what_is_longer_than_the_buffer_arrives(encrypted):
+@pytest.mark.parametrize("nbytes", [4 * READ_BYTES, 18 << 20])
+def test_what_is_longer_than_the_buffer_arrives(encrypted, nbytes):
     node, context = encrypted
-    value = bytes(range(256)) * (READ_BYTES // 64)
+    value = bytes(range(256)) * (nbytes // 256)
     with connected(node, tls=context) as client:
         assert client.set(b"k", value).specific == Status.SUCCESS
-        assert client.get(b"k").value == value
+        client.send(Get(key=b"k"), Noop(), Get(key=b"k"))
+        assert [client.receive().value for _ in range(3)] == [value, b"", value]
 
 
 def test_peers_that_say_nothing_cost_little(encrypted):
