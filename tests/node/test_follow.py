@@ -24,6 +24,7 @@ from penstock.node.vbucket_events import VbucketEvent
 from penstock.store.failover import create_entry
 from penstock.wire.constants import Status, VbucketState
 from penstock.wire.kv import Flush, GetClusterConfig, SetVbucket, Stat
+from penstock.wire.observe import CompactDb
 from penstock.wire.schema import Event
 from tests.client.old_server import COUCHBASE_2_5, OldServer
 from tests.node.watch import run, until
@@ -267,6 +268,22 @@ def test_a_rollback_goes_back_no_further_than_it_has_to(protocol):
         assert run(second, lambda: second.bridge.rollbacks) == 1
         write(first.url("beer"), fill)
         follow(second, first, protocol)
+
+
+@pytest.mark.parametrize("protocol", STREAMED)
+def test_a_copy_that_cannot_go_back_so_far_begins_anew(tmp_path, protocol):
+    """It has no older versions any more; what the original sends then is not all that it needs."""
+    with original() as first, bridge(first, protocol, data_dir=tmp_path) as second:
+        with connected(first, "beer") as client:
+            for value in (b"1", b"2", b"3", b"4"):
+                for key in (b"a", b"b"):
+                    assert client.set(key, value).specific == Status.SUCCESS
+                    follow(second, first, protocol)  # so that each is a snapshot
+        with connected(second, "beer") as client:
+            assert client.status(CompactDb()) == Status.SUCCESS
+        lose(first, 0, 5)
+        until(second, is_like(second, first, protocol))
+        assert run(second, lambda: documents(second)) == run(first, lambda: documents(first))
 
 
 @pytest.mark.parametrize("protocol", STREAMED)
