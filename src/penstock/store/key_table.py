@@ -16,10 +16,8 @@ __all__ = ["MANY_KEYS", "KeyTable"]
 MANY_KEYS = 128 * 1024
 """From so many keys on a vbucket has a table. To move as many in a dict takes 5 ms."""
 
-_PARTS = 64
-_MASK = _PARTS - 1
+_PARTS = 61  # a prime: a dict places a key by the low bits of its hash, so keys of one part must differ in those
 _FREEING_MASK = 63  # to free a part takes a millisecond, and many keys may be stored in one turn
-_SHIFT = 40  # a dict places a key by the low bits of its hash, so keys of one part must not have those in common
 
 
 class KeyTable(MutableMapping[bytes, int]):
@@ -39,18 +37,18 @@ class KeyTable(MutableMapping[bytes, int]):
     # Without the mixin's calls of other methods: these run for every command.
 
     def get(self, key: bytes, default: Any = None) -> Any:
-        return self._parts[hash(key) >> _SHIFT & _MASK].get(key, default)
+        return self._parts[hash(key) % _PARTS].get(key, default)
 
     def __getitem__(self, key: bytes) -> int:
-        return self._parts[hash(key) >> _SHIFT & _MASK][key]
+        return self._parts[hash(key) % _PARTS][key]
 
     def __setitem__(self, key: bytes, seqno: int) -> None:
-        self._parts[hash(key) >> _SHIFT & _MASK][key] = seqno
+        self._parts[hash(key) % _PARTS][key] = seqno
         if self._stale and not seqno & _FREEING_MASK:
             self._stale.pop()
 
     def __delitem__(self, key: bytes) -> None:
-        del self._parts[hash(key) >> _SHIFT & _MASK][key]
+        del self._parts[hash(key) % _PARTS][key]
 
     def __len__(self) -> int:
         return sum(map(len, self._parts))
@@ -65,7 +63,7 @@ class KeyTable(MutableMapping[bytes, int]):
         """Store many keys, as `update` does, which takes twice as long."""
         parts = self._parts
         for key, seqno in entries:
-            parts[hash(key) >> _SHIFT & _MASK][key] = seqno
+            parts[hash(key) % _PARTS][key] = seqno
 
     def free_some(self) -> int:
         """Free a part of the table that this one stands for. Returns how many keys it had, 0: nothing is left."""
