@@ -55,7 +55,7 @@ MOST_BEHIND_LOGIN = 64
 
 TURN_BYTES = 512 * 1024  # of replies; before login UNREAD_BEFORE_LOGIN
 _REQUEST_BYTES = 256  # what it costs to serve a request, in bytes of replies: at most 2048 in a turn
-_TURN_SECONDS = 0.008  # requests that take long end the turn before its bytes do
+_TURN_SECONDS = 0.005  # requests that take long end the turn before its bytes do
 _CLOCK_BYTES = 4 * 1024  # of replies between two looks at the clock: at most 16 requests
 _CLOSE_SECONDS = 5.0  # for the peer to take what was written before
 

@@ -37,7 +37,7 @@ __all__ = ["Producer"]
 
 _VISIT_BYTES = 8 * 1024  # what it costs to look at a stream, in bytes sent
 _SIFT_BYTES = 128 * 1024  # what it costs to look at changes of which none is sent, in bytes sent
-_TURN_SECONDS = 0.008
+_TURN_SECONDS = 0.005
 _NO_WINDOW = 2**62
 
 MAX_STREAMS = 65536
