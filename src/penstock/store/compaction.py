@@ -11,6 +11,8 @@ import os
 from collections.abc import Sequence, Set
 from typing import Protocol
 
+import pyarrow as pa
+
 from penstock.store.rewrite import Limits, Rewritten, rewrite
 from penstock.store.segment import Column, Segment
 
@@ -47,11 +49,17 @@ def next_unclustered(sealed: Sequence[Segment], unready: Set[int]) -> slice | No
 
 
 def next_rewrite(
-    sealed: Sequence[Segment], gains: Sequence[int], segment_bytes: int, *, front: int, pressed: bool
+    sealed: Sequence[Segment],
+    gains: Sequence[int],
+    segment_bytes: int,
+    *,
+    front: int,
+    pressed: bool,
+    in_order: bool = True,
 ) -> tuple[slice | None, int]:
-    """Return which segments to rewrite next, None for none: the oldest one that is worth it, and neighbours.
+    """Return which segments to rewrite next, None for none: one that is worth it, and neighbours.
 
-    A segment is worth it if a rewrite drops half of it; a fifth, if that part of the whole log is dead.
+    A segment is worth it if a rewrite drops half of it; MOST_DEAD of it, if that part of the whole log is dead.
 
     Args:
         sealed: the sealed segments, oldest first.
@@ -59,6 +67,8 @@ def next_rewrite(
         segment_bytes: neighbours are rewritten together if the result is at most that long.
         front: as returned by the last call, at first 0.
         pressed: memory is short.
+        in_order: choose the oldest segment, because its dead frames hold back those in newer segments. Otherwise the
+            segment with the most to drop for what is copied: with uniform overwrites that copies a quarter less.
 
     Returns:
         The segments, and the next `front`.
@@ -66,9 +76,10 @@ def next_rewrite(
     most = MOST_DEAD * sum(segment.size for segment in sealed)
     too_many = sum(segment.dead for segment in sealed) > most
     least = PRESSED if pressed else MOST_DEAD if too_many else _WORTH
-    for place, segment in enumerate(sealed):
-        if gains[place] > least * segment.size:
-            return _with_neighbours(sealed, gains, segment_bytes, place), front
+    worth = [place for place, segment in enumerate(sealed) if gains[place] > least * segment.size]
+    if worth:
+        place = worth[0] if in_order else max(worth, key=lambda one: gains[one] / sealed[one].size)
+        return _with_neighbours(sealed, gains, segment_bytes, place), front
     return _next_front(sealed, gains, front) if too_many else (None, front)
 
 
@@ -131,6 +142,7 @@ class Compaction:
             self.error = error
         except MemoryError:
             self.error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        pa.default_memory_pool().release_unused()  # Arrow would keep what the copying took, up to 30 MB
 
     def finish(self) -> bool:
         """Let the new segment stand for the old ones.

@@ -304,7 +304,14 @@ class Log:
         """Return the segments that are worth a rewrite, and the next `_front`."""
         now = self._clock()
         gains = [gain_of(segment, now, self.purge_age) for segment in self.sealed]
-        return next_rewrite(self.sealed, gains, self.segment_bytes, front=self._front, pressed=self.quota.is_pressed)
+        return next_rewrite(
+            self.sealed,
+            gains,
+            self.segment_bytes,
+            front=self._front,
+            pressed=self.quota.is_pressed,
+            in_order=self.durable,
+        )
 
     def _once(self) -> slice | None:
         """Return the next segments, together as large as one may be, that a pass over everything has not reached."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from penstock.store.fields import delete_times, keys, rev_seqnos
 from penstock.store.lookup import find_rows
 from penstock.store.record import supersedes_of
-from penstock.store.segment import CUT, Column, Lengths, Rows, Segment, gather, new_buffer
+from penstock.store.segment import CUT, Column, Lengths, Rows, Segment, gather, gather_pieces, new_buffer
 
 __all__ = ["Choice", "Limits", "PurgeRequest", "Purged", "Rewritten", "choose", "rewrite"]
 
@@ -258,15 +258,16 @@ def _frames(sources: Sequence[Segment], kept: Column, lengths: Lengths) -> memor
         return memoryview(b"")
     if len(sources) == 1:
         return gather(sources[0].buffer, sources[0].offsets[kept].astype(np.int64), lengths)
-    # Source by source, so that at most one source's frames are in memory once more, and no dead ones.
+    # Piece by piece, so that hardly anything is in memory three times.
     ends = np.cumsum(lengths, dtype=np.int64)
     target = np.frombuffer(new_buffer(int(ends[-1])), np.uint8)
     first = 0
     for source in sources:
         here = np.flatnonzero((kept >= first) & (kept < first + len(source.seqnos)))
-        if len(here):
-            frames = gather(source.buffer, source.offsets[kept[here] - first].astype(np.int64), lengths[here])
-            _place(np.frombuffer(frames, np.uint8), here, lengths[here], target, ends)
+        offsets = source.offsets[kept[here] - first].astype(np.int64)
+        for part, piece in gather_pieces(source.buffer, offsets, lengths[here]):
+            rows = here[part]
+            _place(np.frombuffer(piece, np.uint8), rows, lengths[rows], target, ends)
         first += len(source.seqnos)
     return target.data
 

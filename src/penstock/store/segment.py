@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_right
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -16,7 +17,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["CUT", "Column", "Lengths", "Rows", "Segment", "gather", "gather_ascending", "new_buffer", "values_of"]
+__all__ = [
+    "CUT",
+    "Column",
+    "Lengths",
+    "Rows",
+    "Segment",
+    "gather",
+    "gather_ascending",
+    "gather_pieces",
+    "new_buffer",
+    "values_of",
+]
 
 Column = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.uint32]
@@ -167,6 +179,21 @@ class Segment:
 
 def gather(buffer: memoryview, offsets: Column, lengths: Lengths) -> memoryview:
     """Return the frames at `offsets`, in that order, next to each other. Frames do not overlap."""
+    target = new_buffer(int(lengths.sum(dtype=np.int64)))
+    written = 0
+    for _, piece in gather_pieces(buffer, offsets, lengths):
+        target[written : written + len(piece)] = piece
+        written += len(piece)
+    return target
+
+
+def gather_pieces(buffer: memoryview, offsets: Column, lengths: Lengths) -> Iterator[tuple[slice, memoryview]]:
+    """Yield the frames at `offsets`, in that order, in pieces of about a MiB, and which of them are in a piece.
+
+    A piece is still in the cache when it is copied to its place, and fresh memory is written once only.
+    """
+    if not len(offsets):
+        return
     # A frame has at least 43 bytes, so no two begin in the same 32: that puts them in order without a sort.
     at = np.full((len(buffer) >> 5) + 1, -1, np.int32)
     at[offsets >> 5] = np.arange(len(offsets), dtype=np.int32)
@@ -175,15 +202,11 @@ def gather(buffer: memoryview, offsets: Column, lengths: Lengths) -> memoryview:
     places[order] = np.arange(len(order), dtype=np.int32)
     values = values_of(buffer, offsets[order], lengths[order])
     ends = np.cumsum(lengths, dtype=np.int64)
-    target = new_buffer(int(ends[-1]))
-    # Piece by piece: a piece is still in the cache when it goes to its place, and fresh memory is written once only.
-    row = written = 0
+    row = taken = 0
     while row < len(places):
-        end = max(row + 1, int(np.searchsorted(ends, written + _PIECE)))
-        piece = _take(values, places[row:end])
-        target[written : written + len(piece)] = piece
-        row, written = end, written + len(piece)
-    return target
+        end = max(row + 1, int(np.searchsorted(ends, taken + _PIECE)))
+        yield slice(row, end), _take(values, places[row:end])
+        row, taken = end, int(ends[end - 1])
 
 
 def gather_ascending(buffer: memoryview, offsets: Column, lengths: Lengths) -> memoryview:
