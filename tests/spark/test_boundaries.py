@@ -13,7 +13,9 @@ from penstock.spark.lake.changelog.boundaries import (
     RollbackPoint,
     SnapshotRows,
     boundaries,
+    evidence,
     newest_boundary,
+    rows_below,
     state,
 )
 from penstock.spark.source.offsets import Offset, Proven, VbucketOffset
@@ -189,6 +191,8 @@ BOUNDARIES = [
     ("stopped inside, not yet made good", [snapshot(3, 5, 0, 9), snapshot(6, 8, 5, 8)], [], None, None),
     ("a read of which nothing is known", [snapshot(3, 9, 0, 9), snapshot(13, 20, 12, 20)], [], None, 9),
     ("not from the beginning", [snapshot(13, 20, 12, 20)], [], None, None),
+    ("the first change is not here", [snapshot(3, 9, 1, 9)], [], None, None),
+    ("the first change of a stream is not here", [snapshot(2, 9, 2, 9)], [], None, None),
     ("without snapshots", [SnapshotRows(0, 3, 9, 1 << 64, 1 << 64)], [], None, None),
     ("rolled back to an end", [snapshot(3, 9, 0, 9), snapshot(10, 12, 9, 12)], [RollbackPoint(1, 9)], None, 9),
     ("and on", [snapshot(3, 9, 0, 9), snapshot(10, 11, 9, 11, history=1)], [RollbackPoint(1, 9)], None, 11),
@@ -220,3 +224,68 @@ BOUNDARIES = [
 def test_boundaries(snapshots: Any, cuts: Any, at: Any, expected: Any):
     assert newest_boundary(snapshots, cuts, at) == expected
     assert newest_boundary(snapshots[::-1], cuts[::-1], at) == expected
+
+
+# From rows
+
+HIGHEST = -1
+"""The highest seqno, 2**64 - 1, as a column has it."""
+
+
+def of(seqno: int, start: int | None, end: int | None, vbucket: int = 0, history: int = 0) -> Row:
+    return row(vbucket, seqno, b"%d" % seqno, history=history, snapshot_start=start, snapshot_end=end)
+
+
+def test_evidence():
+    rows = [
+        *(of(seqno, 1, 9) for seqno in (4, 2, 9)),
+        of(12, None, 12),
+        of(13, 10, None),
+        of(HIGHEST, 14, HIGHEST, history=1),
+        of(7, 0, 7, vbucket=3),
+        rollback(0, 9, 1),
+        rollback(3, None, 2, "flush"),
+    ]
+    snapshots, cuts = evidence(table(rows))
+    nowhere = 1 << 64
+    assert {vbucket: sorted(found) for vbucket, found in snapshots.items()} == {
+        0: [
+            SnapshotRows(0, 2, 9, 1, 9),
+            SnapshotRows(0, 12, 12, nowhere, nowhere),
+            SnapshotRows(0, 13, 13, nowhere, nowhere),
+            SnapshotRows(1, nowhere - 1, nowhere - 1, 14, nowhere - 1),
+        ],
+        3: [SnapshotRows(0, 7, 7, 0, 7)],
+    }
+    assert cuts == {0: [RollbackPoint(1, 9)], 3: [RollbackPoint(2, 0)]}
+
+
+def test_a_position_has_seen_the_rollbacks_of_its_own_history():
+    rows = table([of(9, 0, 9), of(12, 9, 12), rollback(0, 9, 1)])
+    assert boundaries(rows, Offset((VbucketOffset(1, 1, 12),))) == {0: Boundary(1, 9)}
+    assert boundaries(rows, Offset((VbucketOffset(0, 1, 12),))) == {0: Boundary(0, 12)}
+    assert boundaries(rows) == {0: Boundary(1, 9)}
+
+
+def test_a_boundary_has_the_history_of_the_position():
+    assert boundaries(table([of(9, 0, 9)]), Offset((VbucketOffset(2, 1, 9),))) == {0: Boundary(2, 9)}
+
+
+def test_the_rows_below_boundaries():
+    high = 2**63
+    rows = [
+        of(5, 0, 5, vbucket=1),
+        of(6, 5, 6, vbucket=1),
+        rollback(1, 9, 1),
+        rollback(1, 9, 2),
+        of(4, 0, 4, vbucket=1, history=2),
+        of(-high, 0, -high, vbucket=5),
+        of(-high + 1, 0, -high + 1, vbucket=5),
+        rollback(3, None, 0, "flush"),
+        of(1, 0, 1, vbucket=3),
+        rollback(7, 0, 1),
+    ]
+    kept = rows_below(table(rows), {1: Boundary(1, 5), 5: Boundary(0, high)})
+    assert kept.equals(table([rows[0], rows[2], rows[5]]))
+    assert rows_below(table(rows[:1]), {1: Boundary(0, 5)}).num_rows == 1
+    assert rows_below(table([]), {}).num_rows == 0
