@@ -100,7 +100,8 @@ What some names mean here:
 - `items_sent` and `total_bytes_sent` of a connection include streams that have ended.
 - `backfill_sent` of a stream counts changes that existed when the stream began, `memory_phase` counts later ones.
 - `mem_used` is what keys, rows and frames of the bucket occupy in memory. Files that are mapped into memory are not
-  part of it: the system takes their pages back when it needs them.
+  part of it: the system takes their pages back when it needs them. Neither are segments that compaction has replaced
+  and that open streams still read: `mem_used` and the quota do not count them, the process has them in memory.
 - `ep_oom_errors` counts changes that were refused with ENOMEM, `ep_tmp_oom_errors` those with ETMPFAIL, at the quota.
 - `ep_queue_size` is 0 when all changes are on disk.
 - `reset` sets counters of the bucket to 0, but not the totals of connections.
