@@ -36,7 +36,7 @@ class Clock:
 def timed_bucket(clock: Clock) -> Bucket:
     """Return a bucket with tiny segments, and with vbuuids that count from 1."""
     vbuuids = count(1)
-    settings = Settings(purge_age=START // SECOND)  # no tombstone is old enough to be purged, whatever its time
+    settings = Settings(purge_age=2 * START // SECOND)  # none is old enough to be purged, whatever time it bears
     return Bucket("b", vbuckets=4, clock=clock, new_vbuuid=lambda: next(vbuuids), segment_bytes=512, settings=settings)
 
 
