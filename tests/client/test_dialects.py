@@ -258,8 +258,8 @@ async def test_the_kernel_watches_where_the_dialect_does_not(running, protocol):
         await bucket.upsert("k", b"")
         async with await bucket.stream() as stream:
             await anext(stream.changes())
-            (lane,) = stream._lanes.values()
-            link = lane.link
+            (connection,) = stream._connections.by_via.values()
+            link = connection.link
             sock = link.transport.socket
             assert bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) == (protocol != "dcp")
             if protocol != "dcp" and hasattr(socket, "TCP_KEEPIDLE"):

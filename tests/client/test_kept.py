@@ -9,7 +9,7 @@ from penstock.client.connect.address import parse_address
 from penstock.client.connect.handshake import Purpose
 from penstock.client.feeds.feed import Feed, StreamTarget
 from penstock.client.streams.change_stream import ChangeStream
-from penstock.client.streams.session_pool import KeptSessions
+from penstock.client.streams.session_pool import SessionPool
 from penstock.wire.constants import Dialect, Magic, Opcode
 from penstock.wire.dcp import DcpNoop
 from penstock.wire.layout import decode
@@ -24,7 +24,7 @@ FOR_EVER = 3600.0
 class Reader:
     """Reads a bucket to where it ends, over connections that are kept."""
 
-    def __init__(self, bucket: Bucket, kept: KeptSessions, *, values: bool = True, dialect: Dialect = Dialect.DCP):
+    def __init__(self, bucket: Bucket, kept: SessionPool, *, values: bool = True, dialect: Dialect = Dialect.DCP):
         self.bucket = bucket
         self.kept = kept
         self.values = values
@@ -34,7 +34,7 @@ class Reader:
         wanted = {vbucket: StreamTarget(end_seqno=end) for vbucket, end in ends.items()}
         window = self.bucket.address.options.flow_control_bytes
         feed = Feed(VBUCKETS, wanted, window=window, dialect=self.dialect, exact_end=True, values=self.values)
-        return ChangeStream(self.bucket.address, feed, kept=self.kept)
+        return ChangeStream(self.bucket.address, feed, pool=self.kept)
 
     async def read(self, most: int = 1 << 60) -> int:
         """Return how many changes there are up to this seqno of each vbucket."""
@@ -60,8 +60,8 @@ async def fill(bucket: Bucket, count: int = 100) -> None:
     await bucket.upsert_many((f"key-{number}", b"x" * 1000) for number in range(count))
 
 
-def kept_for(seconds: float = FOR_EVER, most: int = 4) -> KeptSessions:
-    return KeptSessions(most, seconds)
+def kept_for(seconds: float = FOR_EVER, most: int = 4) -> SessionPool:
+    return SessionPool(most, seconds)
 
 
 @in_loop
@@ -230,7 +230,7 @@ async def test_streams_over_any_of_them_have_opaques_that_were_not_used_there():
         kept = kept_for()
         for script, vbuckets in ((one, (0, 1)), (two, (1,))):
             feed = Feed(2, {vbucket: StreamTarget(end_seqno=5) for vbucket in vbuckets}, window=1 << 20, exact_end=True)
-            async with ChangeStream(parse_address(script.url()), feed, kept=kept) as stream:
+            async with ChangeStream(parse_address(script.url()), feed, pool=kept) as stream:
                 assert sum([batch.num_rows async for batch in stream]) == len(vbuckets)
         (peer,) = two.peers
         first, second = [frame.opaque for frame in peer.requests if frame.opcode == Opcode.DCP_STREAM_REQ]

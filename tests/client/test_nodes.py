@@ -153,7 +153,7 @@ async def test_only_nodes_with_something_to_say_are_connected_to(nodes, url):
     async with connect(url) as bucket, await bucket.stream(vbuckets=[0]) as stream:
         await bucket.upsert_many(documents(0, 50))
         await anext(stream.changes())
-        assert len(stream._lanes) == 2  # of the node that was named, and of the one that has it
+        assert len(stream._connections.by_via) == 2  # of the node that was named, and of the one that has it
     async with connect(url) as bucket:
         assert await bucket.stats("vbucket-seqno")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from penstock import connect
-from penstock.client.streams.lanes import tolerated_silence
+from penstock.client.streams.stream_connection import tolerated_silence
 from penstock.errors import OrderViolation, RemoteProtocolError, Unreachable
 from penstock.wire.constants import Opcode, Status
 from penstock.wire.dcp import DcpNoop, StreamReq

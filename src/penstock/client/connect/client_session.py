@@ -29,8 +29,11 @@ def stream_name() -> str:
     return f"penstock:{secrets.token_hex(8)}"
 
 
-class Session(NamedTuple):
-    """A connection that is ready, where its node is, and what that says of the bucket. features: what was agreed on."""
+class ClientSession(NamedTuple):
+    """A connection that is ready, where its node is, and what the node reports of the bucket.
+
+    features: those that both sides agreed on.
+    """
 
     link: NodeLink
     place: Place
@@ -46,7 +49,9 @@ class Session(NamedTuple):
         return Feature.COLLECTIONS in self.features
 
 
-async def open_session(address: Address, purpose: Purpose = COMMANDS, places: Iterable[Place] | None = None) -> Session:
+async def open_session(
+    address: Address, purpose: Purpose = COMMANDS, places: Iterable[Place] | None = None
+) -> ClientSession:
     """Connect to the first host that serves the bucket. places: instead of those that the address has; not empty.
 
     Raises:
@@ -68,14 +73,14 @@ async def open_session(address: Address, purpose: Purpose = COMMANDS, places: It
     raise failure
 
 
-async def _open_on(place: Place, address: Address, purpose: Purpose) -> Session:
+async def _open_on(place: Place, address: Address, purpose: Purpose) -> ClientSession:
     (host, port), timeout = place, address.options.connect_timeout
     tls = tls_context(address.options) if address.tls else None
     link = await NodeLink.open(host, port, timeout, purpose.on_stream, purpose.dialect, tls=tls)
     try:
         async with asyncio.timeout(timeout):
             agreed = await handshake(link, place, address, purpose)
-            return Session(link, place, agreed.map, agreed.features)
+            return ClientSession(link, place, agreed.map, agreed.features)
     except TimeoutError:
         await link.close()
         raise OperationTimeout(f"{host}:{port} did not set up the connection within {timeout:g} s") from None

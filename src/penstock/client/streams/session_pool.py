@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.client_session import Session, open_session
+from penstock.client.connect.client_session import ClientSession, open_session
 from penstock.client.connect.cluster_map import Place
 from penstock.client.connect.handshake import Purpose
 from penstock.client.connect.link import NodeLink
@@ -16,12 +16,12 @@ from penstock.client.feeds.feed import Feed
 from penstock.errors import ConnectionClosed
 from penstock.wire.connection import ReceiveEvent
 
-__all__ = ["KeptSessions"]
+__all__ = ["SessionPool"]
 
 _ANY_OPAQUE = 1 << 32
 
 
-class KeptSessions:
+class SessionPool:
     """The connections that wait, each for a stream that wants the same of the same node. All are of one event loop.
 
     most: how many wait at a time, the newest ones. seconds: for how long each of them does.
@@ -32,7 +32,7 @@ class KeptSessions:
         self._seconds = seconds
         self._waiting: list[_Waiting] = []
 
-    def take(self, address: Address, purpose: Purpose, places: Iterable[Place]) -> Session | None:
+    def take(self, address: Address, purpose: Purpose, places: Iterable[Place]) -> ClientSession | None:
         """Return a connection to the first of the places to which there is one, or None. It is no longer kept."""
         self._waiting = [each for each in self._waiting if each.is_alive()]
         what = _what(address, purpose)
@@ -45,7 +45,7 @@ class KeptSessions:
                     return waiting.session
         return None
 
-    def keep(self, address: Address, purpose: Purpose, session: Session) -> None:
+    def keep(self, address: Address, purpose: Purpose, session: ClientSession) -> None:
         """Let a connection wait on which every stream has ended, and everything is acknowledged."""
         self._waiting.append(_Waiting(address, purpose, session, self._seconds))
         session.link.transport.resume_reading()
@@ -77,7 +77,7 @@ def _what(address: Address, purpose: Purpose) -> tuple[Address, Purpose]:
 class _Waiting:
     """One connection. A feed without streams answers for it, and acknowledges what comes of closed ones."""
 
-    def __init__(self, address: Address, purpose: Purpose, session: Session, seconds: float) -> None:
+    def __init__(self, address: Address, purpose: Purpose, session: ClientSession, seconds: float) -> None:
         self.what = _what(address, purpose)
         self.session = session
         self._feed = Feed(session.vbuckets, {}, window=address.options.flow_control_bytes, dialect=purpose.dialect)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.client_session import Session, open_session
+from penstock.client.connect.client_session import ClientSession, open_session
 from penstock.client.connect.cluster_map import NOBODY, ClusterMap, Place
 from penstock.client.connect.dropped import DropReason
 from penstock.client.connect.handshake import DOCUMENTS, Purpose
@@ -45,7 +45,7 @@ class Nodes:
         self.collections = False
         self._address = address
         self._purpose = purpose
-        self._first: Session | None = None
+        self._first: ClientSession | None = None
         self._links: dict[Place, NodeLink] = {}
         self._is_old = False
         self._connecting = asyncio.Lock()
@@ -144,7 +144,7 @@ class Nodes:
             replies.update(zip(part.places, answer, strict=True))
         return [replies[place] for place in range(len(requests))]
 
-    async def _ready(self) -> Session:
+    async def _ready(self) -> ClientSession:
         first = self._first
         if first is None or first.link.closed.done():
             # Of a cluster that has changed, those that were named may all be gone.
@@ -156,7 +156,7 @@ class Nodes:
             self._learn(await request_map(first.link, first.place, self._address))
         return first
 
-    async def _link_of(self, owner: int, first: Session) -> NodeLink:
+    async def _link_of(self, owner: int, first: ClientSession) -> NodeLink:
         place = self.map.places[owner]
         if place == first.place:
             return first.link
@@ -167,7 +167,7 @@ class Nodes:
             self._is_old = False
         return link
 
-    async def _take(self, session: Session) -> Session:
+    async def _take(self, session: ClientSession) -> ClientSession:
         """Keep a new connection, unless the bucket has become another one."""
         known, found = self.map.vbuckets, session.map.vbuckets
         if known not in (0, found):

@@ -19,7 +19,7 @@ from penstock.client.connect.cluster_map import Place
 from penstock.client.connect.handshake import Purpose
 from penstock.client.feeds.feed import Feed, StreamTarget
 from penstock.client.streams.change_stream import ChangeStream
-from penstock.client.streams.session_pool import KeptSessions
+from penstock.client.streams.session_pool import SessionPool
 from penstock.errors import Error
 from penstock.spark.source.offsets import RollbackRow, VbucketRange
 from penstock.spark.source.shape import Shape
@@ -93,7 +93,7 @@ def read_range(partition: InputPartition) -> Generator[pa.RecordBatch, None, Non
 
 
 async def _changes(
-    partition: ChangePartition, wanted: Mapping[int, StreamTarget], sessions: KeptSessions
+    partition: ChangePartition, wanted: Mapping[int, StreamTarget], sessions: SessionPool
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     address, shape, dialect = partition.address, partition.shape, partition.dialect
     if partition.place is not None:
@@ -117,7 +117,7 @@ async def _changes(
         values=purpose.values,
     )
     joining = _Joining(shape)  # here already: each step to the other thread costs both of them
-    async with ChangeStream(address, feed, kept=sessions) as stream:
+    async with ChangeStream(address, feed, pool=sessions) as stream:
         while (delivery := await stream.next_delivery()) is not None:
             for joined in joining.add(delivery.batch, delivery.nbytes):
                 yield joined

@@ -10,7 +10,7 @@ import os
 import threading
 
 from penstock.client.blocking import LoopThread
-from penstock.client.streams.session_pool import KeptSessions
+from penstock.client.streams.session_pool import SessionPool
 
 _MOST, _SECONDS = 8, 60.0
 """Connections that wait in a process, and for how long: a trigger's interval is seldom longer, and making one is cheap
@@ -21,14 +21,14 @@ class _Kept:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.loop = LoopThread("penstock-task").__enter__()
-        self.sessions = KeptSessions(_MOST, _SECONDS)
+        self.sessions = SessionPool(_MOST, _SECONDS)
 
 
 _lock = threading.Lock()
 _kept: _Kept | None = None
 
 
-def kept() -> tuple[LoopThread, KeptSessions]:
+def kept() -> tuple[LoopThread, SessionPool]:
     """Return this process's event loop, and what is to be used there alone."""
     global _kept  # noqa: PLW0603 - it is the process's
     with _lock:

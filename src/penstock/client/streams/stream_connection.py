@@ -1,4 +1,4 @@
-"""One of the connections of a change stream, and the times by which something has to come over it."""
+"""One connection of a change stream, and the times by which something has to come over it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.client.connect.address import ConnectionOptions
-from penstock.client.connect.client_session import Session
+from penstock.client.connect.client_session import ClientSession
 from penstock.client.connect.cluster_map import Place
 from penstock.client.connect.link import NodeLink
 from penstock.client.connect.retry import LONGEST_DELAY
 from penstock.client.feeds.consumer_feed import ConsumerFeed
 
-__all__ = ["Deadline", "Lane", "deadlines", "tolerated_silence"]
+__all__ = ["Deadline", "StreamConnection", "deadlines", "tolerated_silence"]
 
 _WIDEST_SILENCE = 24.0
 """Seconds to which silences are widened. Couchbase 3.1.6 looks every 6 s whether a NOOP is due, however short the
@@ -35,7 +35,7 @@ def tolerated_silence(noop_interval: int, timeouts: int) -> float:
 
 
 @dataclass(slots=True)
-class Lane:
+class StreamConnection:
     """The connection of a change stream to one node.
 
     Attributes:
@@ -47,7 +47,7 @@ class Lane:
     """
 
     via: int
-    session: Session
+    session: ClientSession
     connected_at: float
     alive_at: float
     asked_at: float
@@ -76,29 +76,31 @@ class Lane:
 
 
 class Deadline(NamedTuple):
-    """When a lane is given up, and why. is_silence: the producer missed its signs of life."""
+    """When a connection is given up, and why. is_silence: the producer missed its signs of life."""
 
     time: float
-    lane: Lane
+    connection: StreamConnection
     reason: str
     is_silence: bool = False
 
 
 def deadlines(
-    lane: Lane, feed: ConsumerFeed, options: ConnectionOptions, waiting_since: float, silences: int
+    connection: StreamConnection, feed: ConsumerFeed, options: ConnectionOptions, waiting_since: float, silences: int
 ) -> Iterator[Deadline]:
-    """Give the times at which the lane is given up unless something comes before.
+    """Give the times at which the connection is given up unless something comes before.
 
     Args:
         waiting_since: when the caller began to wait: what came before may still lie unread.
         silences: as the timeouts of `tolerated_silence`.
     """
-    heard_at, timeout = max(lane.alive_at, waiting_since), options.operation_timeout
+    heard_at, timeout = max(connection.alive_at, waiting_since), options.operation_timeout
     if feed.noop:
         silence = tolerated_silence(options.noop_interval, silences)
         promised = f"nothing from the node for {silence:g} s, though it promised a sign of life"
-        yield Deadline(heard_at + silence, lane, promised, is_silence=True)
-    if half := lane.link.transport.half_frame:
-        yield Deadline(heard_at + timeout, lane, f"nothing for {timeout:g} s after {half}")
-    if lane.unanswered:
-        yield Deadline(lane.asked_at + timeout, lane, f"a stream request without an answer for {timeout:g} s")
+        yield Deadline(heard_at + silence, connection, promised, is_silence=True)
+    if half := connection.link.transport.half_frame:
+        yield Deadline(heard_at + timeout, connection, f"nothing for {timeout:g} s after {half}")
+    if connection.unanswered:
+        yield Deadline(
+            connection.asked_at + timeout, connection, f"a stream request without an answer for {timeout:g} s"
+        )
