@@ -23,7 +23,7 @@ from benchmarks.served import Served, served
 from penstock.client.bucket import connect
 from penstock.client.connect.address import Address, parse_address
 from penstock.client.documents.bulk import BulkWriter
-from penstock.client.documents.write_requests import Rows, encode
+from penstock.client.documents.write_requests import WriteRows, encode
 from penstock.spark.runtime.spark_session import local_session
 from penstock.wire.constants import Opcode
 from penstock.wire.kv import Set
@@ -96,7 +96,7 @@ async def _write_bulk(address: Address, name: str, rows: int, value: bytes) -> f
         start = time.perf_counter()
         for at in range(0, rows, WINDOW_ROWS):
             some = pa.concat_arrays([keys.slice(at, WINDOW_ROWS)])
-            said = Rows(
+            said = WriteRows(
                 form=Set,
                 opcode=Opcode.SET,
                 keys=some,

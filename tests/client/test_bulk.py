@@ -15,7 +15,7 @@ from penstock import Node, connect
 from penstock.client.connect.address import parse_address
 from penstock.client.documents.bulk import NO_ANSWER, BulkWriter
 from penstock.client.documents.document import vbucket_of
-from penstock.client.documents.write_requests import OPAQUES, Rows, encode, vbuckets_of
+from penstock.client.documents.write_requests import OPAQUES, WriteRows, encode, vbuckets_of
 from penstock.errors import AccessDenied, UnknownCollection, Unreachable, UsageError
 from penstock.node.topology import NodePlace
 from penstock.wire.constants import MAX_VALUE, Opcode, Status
@@ -40,7 +40,7 @@ def test_columns_become_what_messages_are(rows, data):
     number = {"flags": flags, "expiry": times, "rev_seqno": revs, "new_cas": cases}
     fields = {name: np.array(each, np.uint64) for name, each in number.items()}
     found = encode(
-        Rows(
+        WriteRows(
             form=SetWithMeta,
             opcode=np.where(np.array(stores, bool), Opcode.SET_WITH_META, Opcode.DEL_WITH_META),
             keys=pa.array(keys, pa.binary()),
@@ -61,7 +61,7 @@ def test_columns_become_what_messages_are(rows, data):
 def test_some_rows_have_no_extras():
     stores = np.array([True, False, True])
     keys, values = pa.array([b"a", b"b", b"c"]), pa.array([b"1", b"", b"3"])
-    rows = Rows(
+    rows = WriteRows(
         form=Set,
         opcode=np.where(stores, Opcode.ADD, Opcode.DELETE),
         keys=keys,
@@ -87,7 +87,9 @@ def test_some_rows_have_no_extras():
 def rows_of(documents, opcode=Opcode.SET, **more):
     keys, values = zip(*documents, strict=True)
     more = {"fields": {"flags": 0, "expiry": 0}, **more}
-    return Rows(form=Set, opcode=opcode, keys=pa.array(keys, pa.binary()), values=pa.array(values, pa.binary()), **more)
+    return WriteRows(
+        form=Set, opcode=opcode, keys=pa.array(keys, pa.binary()), values=pa.array(values, pa.binary()), **more
+    )
 
 
 async def write(writer, documents, opcode=Opcode.SET, **more):

@@ -159,7 +159,7 @@ async def test_positions_of_one_dialect_go_on_in_another(running, protocol):
 async def test_a_failover_is_a_new_branch_and_loses_nothing(running, protocol):
     async with following(running, protocol, 200) as here:
         for state in (VbucketState.REPLICA, VbucketState.ACTIVE):
-            await here.bucket._call([SetVbucket(vbucket=vb, state=state) for vb in range(4)])
+            await here.bucket._requests.call([SetVbucket(vbucket=vb, state=state) for vb in range(4)])
         await here.bucket.upsert_many(documents(200, 300))
         await here.until(documents(0, 300))
         logs = await here.bucket.failover_logs(range(4))

@@ -2,7 +2,7 @@
 outcome known.
 
     async with BulkWriter(address) as writer:
-        outcomes = await writer.write(encode(Rows(...), writer.vbuckets))
+        outcomes = await writer.write(encode(WriteRows(...), writer.vbuckets))
 
 Requests go out in the order of the rows, as fast as nodes answer. What a node refuses for now is sent again, and with
 it every later request for the same document, so that of two rows with one key the later one is what stays.
@@ -26,7 +26,7 @@ from penstock.client.connect.handshake import DOCUMENTS
 from penstock.client.connect.link import NodeLink, text_of
 from penstock.client.connect.retry import Retry
 from penstock.client.documents.collection_ids import CollectionIds
-from penstock.client.documents.write_requests import OPAQUES, Fault, Requests
+from penstock.client.documents.write_requests import OPAQUES, Fault, WriteRequests
 from penstock.client.topology.nodes import Nodes
 from penstock.errors import (
     STATUS_ERRORS,
@@ -76,7 +76,7 @@ class Outcomes(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Lane:
+class _NodeShare:
     """One connection's part of the requests. missing: answers it owes. silent_since: the loop's time of the last one.
     moved: an answer came, from whomever, or an end."""
 
@@ -103,7 +103,7 @@ class BulkWriter:
         self._nodes = Nodes(address, replace(DOCUMENTS, xattrs=True, on_stream=self._received))
         self._collection_ids = CollectionIds(self._nodes, address)
         self._window: _Window | None = None
-        self._lanes: list[_Lane] = []
+        self._shares: list[_NodeShare] = []
         self._in_flight = 0
 
     @property
@@ -132,7 +132,7 @@ class BulkWriter:
         """Ask for the ids of collections again: one of them is not what it was."""
         self._collection_ids.forget_all()
 
-    async def write(self, requests: Requests) -> Outcomes:
+    async def write(self, requests: WriteRequests) -> Outcomes:
         """Send requests and return what became of each. One call at a time.
 
         Raises Unreachable for nodes that are away for longer than `retry_seconds`, and what cannot be mended by
@@ -168,40 +168,40 @@ class BulkWriter:
             window.failed_at_node = True
             return error
         self._in_flight = 0
-        lanes = {id(link): _Lane(link, asyncio.Event()) for link in links.values()}
-        self._lanes = [*lanes.values()]
-        numbers = {name: number for number, name in enumerate(lanes)}
+        shares = {id(link): _NodeShare(link, asyncio.Event()) for link in links.values()}
+        self._shares = [*shares.values()]
+        numbers = {name: number for number, name in enumerate(shares)}
         of_vbucket = np.zeros(self.vbuckets, np.int16)
         for vbucket, link in links.items():
             of_vbucket[vbucket] = numbers[id(link)]
         window.begin(places, of_vbucket)
-        for lane in self._lanes:
-            lane.link.closed.add_done_callback(self._lane_moved)
+        for share in self._shares:
+            share.link.closed.add_done_callback(self._share_moved)
         try:
             async with asyncio.TaskGroup() as group:
-                for number in range(len(self._lanes)):
+                for number in range(len(self._shares)):
                     group.create_task(self._feed(window, number, places[of_vbucket[vbuckets] == number]))
         except BaseException:
-            for lane in self._lanes:
-                if lane.missing:  # what it still answers is nobody's
-                    lane.link.fail(OperationTimeout("given up"))
+            for share in self._shares:
+                if share.missing:  # what it still answers is nobody's
+                    share.link.fail(OperationTimeout("given up"))
             raise
         finally:
-            for lane in self._lanes:
-                lane.link.closed.remove_done_callback(self._lane_moved)
-        failure = window.end_round([lane.link.closed.done() for lane in self._lanes])
-        for lane in self._lanes:
-            if lane.link.closed.done():
+            for share in self._shares:
+                share.link.closed.remove_done_callback(self._share_moved)
+        failure = window.end_round([share.link.closed.done() for share in self._shares])
+        for share in self._shares:
+            if share.link.closed.done():
                 self._nodes.map_is_old()
-                return lane.link.ended()  # an error that cannot be mended is to be told
+                return share.link.ended()  # an error that cannot be mended is to be told
         if window.moved:
             self._nodes.map_is_old()
         return failure
 
     async def _feed(self, window: _Window, number: int, places: Numbers) -> None:
-        """Send a lane's requests in their order, and wait until all are answered or the connection has ended."""
-        lane, at = self._lanes[number], 0
-        link = lane.link
+        """Send a share's requests in their order, and wait until all are answered or the connection has ended."""
+        share, at = self._shares[number], 0
+        link = share.link
         frames = window.frames(places)
         data, ends = memoryview(frames.buffers()[2] or b""), window.offsets_of(frames)
         most = min(_PIECE_BYTES, max(1, self.max_bytes_in_flight // 4))
@@ -209,39 +209,39 @@ class BulkWriter:
             behind = max(at + 1, int(np.searchsorted(ends, int(ends[at]) + most, side="right")) - 1)
             size = int(ends[behind] - ends[at])
             if self._in_flight and self._in_flight + size > self.max_bytes_in_flight:
-                await self._moved(lane)
+                await self._moved(share)
                 continue
             window.status[places[at:behind]] = _SENT
-            if not lane.missing:
-                lane.silent_since = self._now()
-            lane.missing += behind - at
+            if not share.missing:
+                share.silent_since = self._now()
+            share.missing += behind - at
             self._in_flight += size
             self.most_in_flight = max(self.most_in_flight, self._in_flight)
             link.send(bytes(data[ends[at] : ends[behind]]))
             at = behind
             await asyncio.sleep(0)
-        while lane.missing and not link.closed.done():
-            await self._moved(lane)
+        while share.missing and not link.closed.done():
+            await self._moved(share)
         self._in_flight -= window.bytes_owed(number)
-        self._lane_moved()
+        self._share_moved()
 
-    async def _moved(self, lane: _Lane) -> None:
+    async def _moved(self, share: _NodeShare) -> None:
         """Wait until something is answered, anywhere; end a connection that owes answers and is silent for too long."""
         timeout = self.address.options.operation_timeout
-        lane.moved.clear()
+        share.moved.clear()
         try:
-            async with asyncio.timeout_at(lane.silent_since + timeout if lane.missing else None):
-                await lane.moved.wait()
+            async with asyncio.timeout_at(share.silent_since + timeout if share.missing else None):
+                await share.moved.wait()
         except TimeoutError:
-            lane.link.fail(OperationTimeout(f"no answer to a request within {timeout:g} s"))
+            share.link.fail(OperationTimeout(f"no answer to a request within {timeout:g} s"))
 
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
 
-    def _lane_moved(self, closed: object = None) -> None:
-        for lane in self._lanes:
-            lane.moved.set()
+    def _share_moved(self, closed: object = None) -> None:
+        for share in self._shares:
+            share.moved.set()
 
     def _received(self, link: NodeLink, events: list[ReceiveEvent]) -> None:
         window = self._window
@@ -252,11 +252,11 @@ class BulkWriter:
             return
         answered, size = window.answer(replies)
         self._in_flight -= size
-        for lane in self._lanes:
-            if lane.link is link:
-                lane.missing -= answered
-                lane.silent_since = self._now()
-            lane.moved.set()
+        for share in self._shares:
+            if share.link is link:
+                share.missing -= answered
+                share.silent_since = self._now()
+            share.moved.set()
 
 
 class _Window:
@@ -265,14 +265,14 @@ class _Window:
     moved: a node does not have a vbucket that it should. failed_at_node: nodes were away.
     """
 
-    def __init__(self, requests: Requests) -> None:
+    def __init__(self, requests: WriteRequests) -> None:
         count = len(requests)
         self.requests = requests
         self.status = np.full(count, _UNSENT, np.int32)
         self.cas = np.zeros(count, np.uint64)
         self.faults = dict(requests.faults)
         self.moved = self.failed_at_node = False
-        self._lane_of = np.zeros(count, np.int16)
+        self._share_of = np.zeros(count, np.int16)
         self._sizes = np.diff(self.offsets_of(requests.frames))
         for place, fault in requests.faults.items():
             self.status[place] = fault.status
@@ -284,8 +284,8 @@ class _Window:
     def unsent(self) -> Numbers:
         return np.flatnonzero(self.status == _UNSENT)
 
-    def begin(self, places: Numbers, lane_of_vbucket: npt.NDArray[np.int16]) -> None:
-        self._lane_of[places] = lane_of_vbucket[self.requests.vbuckets[places]]
+    def begin(self, places: Numbers, share_of_vbucket: npt.NDArray[np.int16]) -> None:
+        self._share_of[places] = share_of_vbucket[self.requests.vbuckets[places]]
         self.moved = self.failed_at_node = False
 
     def frames(self, places: Numbers) -> pa.Array:
@@ -315,9 +315,9 @@ class _Window:
             self.faults[int(places[at])] = self._fault(int(places[at]), replies[at])
         return len(replies), int(self._sizes[places].sum())
 
-    def bytes_owed(self, lane: int) -> int:
-        """Return the bytes of a lane's requests that have no answer."""
-        return int(self._sizes[(self.status == _SENT) & (self._lane_of == lane)].sum())
+    def bytes_owed(self, share: int) -> int:
+        """Return the bytes of a share's requests that have no answer."""
+        return int(self._sizes[(self.status == _SENT) & (self._share_of == share)].sum())
 
     def _fault(self, place: int, reply: Frame) -> Fault:
         text = text_of(reply)
@@ -330,8 +330,8 @@ class _Window:
         return Fault(reply.specific, status_name(reply.specific) + (f" ({text})" if text else ""))
 
     def end_round(self, ended: Sequence[bool]) -> Exception | None:
-        """Decide what is to be sent again; return why. ended: by lane, whether its connection has."""
-        lost = np.flatnonzero((self.status == _SENT) & np.array(ended)[self._lane_of])
+        """Decide what is to be sent again; return why. ended: by share, whether its connection has."""
+        lost = np.flatnonzero((self.status == _SENT) & np.array(ended)[self._share_of])
         again = self.requests.again[lost]
         self.status[lost[again]] = _UNSENT
         for place in lost[~again].tolist():

@@ -22,7 +22,7 @@ from penstock.wire.dcp import head_fields
 from penstock.wire.frame import HEADER_BYTES, HEADER_NAMES
 from penstock.wire.layout import Message
 
-__all__ = ["OPAQUES", "Fault", "Requests", "Rows", "encode", "vbuckets_of"]
+__all__ = ["OPAQUES", "Fault", "WriteRequests", "WriteRows", "encode", "vbuckets_of"]
 
 OPAQUES = 0x8000_0000
 """The opaque of the first row; a connection's own requests have smaller ones."""
@@ -38,8 +38,8 @@ class Fault(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """What is to be stored or removed, in columns; a number stands for all rows.
+class WriteRows:
+    """Documents to store or to remove, in columns; a number stands for all rows.
 
     form: the message whose extras all rows have, or the first `extras_bytes` of. fields: the extras by name; those
     that are not given, and may be missing, are. keys, values: binary, without nulls. prefixes: what keys begin with on
@@ -62,7 +62,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Requests:
+class WriteRequests:
     """Requests as bytes. frames: binary, one each; the opaque is OPAQUES and the place. documents: keys with what they
     begin with. faults: those that are not to be sent, by place."""
 
@@ -84,7 +84,7 @@ def vbuckets_of(keys: pa.Array, vbuckets: int) -> npt.NDArray[np.uint16]:
     return (((sums >> 16) & 0x7FFF) % vbuckets).astype(np.uint16)
 
 
-def encode(rows: Rows, vbuckets: int) -> Requests:
+def encode(rows: WriteRows, vbuckets: int) -> WriteRequests:
     """Return the rows as requests to a bucket with so many vbuckets.
 
     A key or value that no bucket can have is a fault of its row. At most 2 GiB in all.
@@ -123,7 +123,7 @@ def encode(rows: Rows, vbuckets: int) -> Requests:
         heads[name] = numbers_of
     frames = pc.binary_join_element_wise(_cut(heads, framing + extras_bytes), documents, values, b"")
     again = np.broadcast_to(np.asarray(rows.again), count).copy()
-    return Requests(frames, documents, numbers, again, faults)
+    return WriteRequests(frames, documents, numbers, again, faults)
 
 
 def _dtype(form: type[Message], fields: Mapping[str, Any], framing: int) -> np.dtype[np.void]:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.client.connect.dropped import Dropped, DropReason
 from penstock.client.feeds.deliveries import Delivery, DeliveryQueue
-from penstock.client.feeds.order import OpaqueRegister
+from penstock.client.feeds.order import Opaques
 from penstock.client.feeds.selection import KnownCollections
 from penstock.client.feeds.stream_position import Position
 from penstock.client.topology.item_counts import ItemCounts
@@ -55,6 +55,18 @@ class StreamFailures:
     def forget(self, via: int | None) -> None:
         """Forget those of a connection, None: of any."""
         self._failures = [each for each in self._failures if via not in (None, each.via)]
+
+
+class OpaqueRegister(dict[int, Opaques]):
+    """The opaques of each connection, by its number."""
+
+    def __init__(self, dropped: Dropped) -> None:
+        super().__init__()
+        self._dropped = dropped
+
+    def __missing__(self, via: int) -> Opaques:
+        opaques = self[via] = Opaques(self._dropped)
+        return opaques
 
 
 class FeedState:

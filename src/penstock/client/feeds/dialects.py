@@ -24,32 +24,32 @@ from penstock.wire.upr_draft import DraftGetFailoverLog, DraftRollback, DraftSta
 _NO_BRANCH = FailoverEntry(0, 0)
 
 
-class Accepted(NamedTuple):
+class AcceptedAnswer(NamedTuple):
     """The stream begins. log: the producer's, newest entry first; empty where the answer does not hold it."""
 
     log: FailoverLog
 
 
-class Rollback(NamedTuple):
+class RollbackAnswer(NamedTuple):
     """The consumer has to go back before it can have the stream."""
 
     seqno: int
 
 
-class UnknownBranch(NamedTuple):
+class UnknownBranchAnswer(NamedTuple):
     """The producer has no branch of this vbuuid."""
 
 
-class Refused(NamedTuple):
+class RefusedAnswer(NamedTuple):
     """There is no stream, or no log. status: that of the answer, or the one that says the same."""
 
     status: int
 
 
-Answer = Accepted | Rollback | UnknownBranch | Refused
+Answer = AcceptedAnswer | RollbackAnswer | UnknownBranchAnswer | RefusedAnswer
 
 
-class Speech(ABC):
+class DialectRules(ABC):
     """One dialect.
 
     noop: the producer gives a sign of life when there is nothing else. flow_control: it counts what was consumed.
@@ -85,7 +85,7 @@ class Speech(ABC):
         """Return why a stream ended before its end; empty if everything that was asked for has been sent."""
 
 
-class LogFirst(Speech):
+class LogFirst(DialectRules):
     """A dialect whose accepted streams do not say which branches the producer has: the consumer asks beforehand."""
 
     _log_request: ClassVar[type[UprGetFailoverLog | DraftGetFailoverLog]]
@@ -96,7 +96,7 @@ class LogFirst(Speech):
         return self._log_request(vbucket=vbucket, opaque=opaque)
 
     @abstractmethod
-    def log_answer(self, frame: Frame) -> FailoverLog | Refused:
+    def log_answer(self, frame: Frame) -> FailoverLog | RefusedAnswer:
         """Return the failover log that a producer answers with. Raises RemoteProtocolError for one that cannot be."""
 
     def stream_request(
@@ -114,7 +114,7 @@ class LogFirst(Speech):
         )
 
 
-class _Dcp(Speech):
+class _Dcp(DialectRules):
     dialect = Dialect.DCP
     noop = flow_control = True
 
@@ -128,8 +128,12 @@ class _Dcp(Speech):
             return None
         event = reply_event(frame.specific)
         if event is StreamEvent.ACCEPTED:
-            return Accepted(_log_of(frame.value))
-        return Rollback(unpack_rollback(frame.value)) if event is StreamEvent.ROLLBACK else Refused(frame.specific)
+            return AcceptedAnswer(_log_of(frame.value))
+        return (
+            RollbackAnswer(unpack_rollback(frame.value))
+            if event is StreamEvent.ROLLBACK
+            else RefusedAnswer(frame.specific)
+        )
 
     def close_request(self, vbucket: int) -> bytes:
         return CloseStream(vbucket=vbucket).encode()
@@ -144,22 +148,22 @@ class _Upr(LogFirst):
     _log_request = UprGetFailoverLog
     _stream_request = UprStreamReq
 
-    def log_answer(self, frame: Frame) -> FailoverLog | Refused:
-        return _log_of(frame.value) if frame.specific == Status.SUCCESS else Refused(frame.specific)
+    def log_answer(self, frame: Frame) -> FailoverLog | RefusedAnswer:
+        return _log_of(frame.value) if frame.specific == Status.SUCCESS else RefusedAnswer(frame.specific)
 
     def stream_answer(self, frame: Frame) -> Answer | None:
         if frame.opcode != UprOpcode.UPR_STREAM_REQ:
             return None
         if frame.specific == Status.KEY_ENOENT:
-            return UnknownBranch()
+            return UnknownBranchAnswer()
         event = reply_event(frame.specific)
         if event is StreamEvent.REFUSED:
-            return Refused(frame.specific)
+            return RefusedAnswer(frame.specific)
         if event is StreamEvent.ACCEPTED:
-            return Accepted(_log_of(frame.value) if frame.value else ())
+            return AcceptedAnswer(_log_of(frame.value) if frame.value else ())
         reply = decode(frame, self.dialect)
         assert isinstance(reply, UprStreamReply)
-        return Rollback(reply.rollback())
+        return RollbackAnswer(reply.rollback())
 
     def end_reason(self, message: Message) -> str:
         assert isinstance(message, UprStreamEnd)
@@ -176,21 +180,21 @@ class _Draft(LogFirst):
     def is_answer(self, frame: Frame) -> bool:
         return frame.magic == Magic.RESPONSE and frame.opcode == DraftCode.DRAFT_OK >> 8
 
-    def log_answer(self, frame: Frame) -> FailoverLog | Refused:
+    def log_answer(self, frame: Frame) -> FailoverLog | RefusedAnswer:
         code = _draft_code(frame)
         if code == DraftCode.DRAFT_NOT_MY_VBUCKET and frame.value:
             return _log_of(frame.value)
-        return Refused(_DRAFT_STATUS.get(code, Status.EINVAL))
+        return RefusedAnswer(_DRAFT_STATUS.get(code, Status.EINVAL))
 
     def stream_answer(self, frame: Frame) -> Answer | None:
         code = _draft_code(frame)
         if code == DraftCode.DRAFT_OK:
-            return Accepted(())
+            return AcceptedAnswer(())
         if code == DraftCode.DRAFT_ROLLBACK:
             reply = decode(frame, self.dialect)
             assert isinstance(reply, DraftRollback)
-            return Rollback(reply.rollback_seqno)
-        return Refused(_DRAFT_STATUS.get(code, Status.EINVAL))
+            return RollbackAnswer(reply.rollback_seqno)
+        return RefusedAnswer(_DRAFT_STATUS.get(code, Status.EINVAL))
 
     def end_reason(self, message: Message) -> str:
         return UprEndReason.STATE_CHANGED.name if isinstance(message, DraftStateChanged) else ""
@@ -201,7 +205,7 @@ _DRAFT_STATUS: dict[int, Status] = {
     DraftCode.DRAFT_MALFORMED: Status.EINVAL,
 }
 
-SPEECHES: dict[Dialect, Speech] = {speech.dialect: speech for speech in (_Draft(), _Upr(), _Dcp())}
+DIALECT_RULES: dict[Dialect, DialectRules] = {rules.dialect: rules for rules in (_Draft(), _Upr(), _Dcp())}
 """The dialects that stream by vbucket: all but TAP."""
 
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Mapping
 
 from penstock.client.feeds.consumer_feed import ConsumerFeed, DumpProgress, FeedState
 from penstock.client.feeds.deliveries import Delivery
-from penstock.client.feeds.dialects import SPEECHES
-from penstock.client.feeds.selection import Filter, KnownCollections, Selection
+from penstock.client.feeds.dialects import DIALECT_RULES
+from penstock.client.feeds.selection import CollectionFilter, KnownCollections, Selection
 from penstock.client.feeds.stream_messages import StreamMessages
 from penstock.client.feeds.stream_requests import StreamRequests
 from penstock.client.feeds.stream_set import StreamOutput, StreamSet
@@ -68,10 +68,10 @@ class Feed(ConsumerFeed):
         """
         if foreign := [vb for vb in targets if not 0 <= vb < vbuckets]:
             raise UsageError(f"vbucket {foreign[0]}, expected one below {vbuckets}")
-        rules = SPEECHES[dialect]
+        rules = DIALECT_RULES[dialect]
         output = StreamOutput(window, flow_control=rules.flow_control, every_move=every_move)
         state = FeedState(dialect, vbuckets, window, output)
-        self._filter = None if selection is None else Filter(selection)
+        self._filter = None if selection is None else CollectionFilter(selection)
         self._streams = StreamSet(state, output, targets, ends_now=ends_now)
         self._requests = StreamRequests(state, self._streams, self._filter)
         self._acknowledged = output

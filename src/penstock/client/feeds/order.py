@@ -21,7 +21,6 @@ from penstock.wire.heads import Heads
 
 __all__ = [
     "NONE_WANTED",
-    "OpaqueRegister",
     "Opaques",
     "RunPart",
     "behind_snapshot",
@@ -136,18 +135,6 @@ class Opaques:
                 f"vbucket {vbucket}: {name} under opaque {opaque}, which no stream of this connection has had",
                 vbucket=vbucket,
             )
-
-
-class OpaqueRegister(dict[int, Opaques]):
-    """The opaques of each connection, by its number."""
-
-    def __init__(self, dropped: Dropped) -> None:
-        super().__init__()
-        self._dropped = dropped
-
-    def __missing__(self, via: int) -> Opaques:
-        opaques = self[via] = Opaques(self._dropped)
-        return opaques
 
 
 def is_flush(marker: SnapshotMarker | SnapshotMarkerV2, last: int, least_start: int) -> bool:

@@ -110,14 +110,17 @@ class PinnedBranch(ResumePolicy):
         return None
 
     def after_rollback(self, position: Position, requested_seqno: int) -> Resumption | None:
-        if position.seqno < self.purge_seqno:
-            return Resumption(Position(history=position.history), received=position.seqno)
-        return None
+        return self._from_zero(position)
 
     def after_unknown_branch(self, position: Position) -> Resumption | None:
-        return self.after_rollback(position, 0)
+        return self._from_zero(position)
 
     def after_flush(self, position: Position) -> None:
+        return None
+
+    def _from_zero(self, position: Position) -> Resumption | None:
+        if position.seqno < self.purge_seqno:
+            return Resumption(Position(history=position.history), received=position.seqno)
         return None
 
 

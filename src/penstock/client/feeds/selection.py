@@ -16,7 +16,7 @@ from penstock.errors import UsageError
 from penstock.wire.collection_names import DEFAULT_NAME, CollectionNames
 from penstock.wire.peer_json import read_peer_json
 
-__all__ = ["Filter", "KnownCollections", "Selection", "qualified", "read_manifest"]
+__all__ = ["CollectionFilter", "KnownCollections", "Selection", "qualified", "read_manifest"]
 
 
 class KnownCollections(NamedTuple):
@@ -112,7 +112,7 @@ class Selection:
         return json.dumps({"collections": [f"{each:x}" for each in ids]}).encode()
 
 
-class Filter:
+class CollectionFilter:
     """What a consumer asks for, over one connection after another. value: that of its stream requests."""
 
     def __init__(self, selection: Selection) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from penstock.client.connect.dropped import DropReason
 from penstock.client.feeds.consumer_feed import FeedState
-from penstock.client.feeds.dialects import Accepted, Answer, Refused, Rollback, UnknownBranch
+from penstock.client.feeds.dialects import AcceptedAnswer, Answer, RefusedAnswer, RollbackAnswer, UnknownBranchAnswer
 from penstock.client.feeds.stream_position import UNKNOWN_END, accepted
 from penstock.client.feeds.stream_requests import AskedLog, LogUse, StreamRequests
 from penstock.client.feeds.stream_set import StreamSet
@@ -20,10 +20,10 @@ from penstock.wire.stream import StreamEvent, StreamState, advance
 __all__ = ["StreamAnswers"]
 
 _EVENTS: dict[type[Answer], StreamEvent] = {
-    Accepted: StreamEvent.ACCEPTED,
-    Rollback: StreamEvent.ROLLBACK,
-    UnknownBranch: StreamEvent.ROLLBACK,
-    Refused: StreamEvent.REFUSED,
+    AcceptedAnswer: StreamEvent.ACCEPTED,
+    RollbackAnswer: StreamEvent.ROLLBACK,
+    UnknownBranchAnswer: StreamEvent.ROLLBACK,
+    RefusedAnswer: StreamEvent.REFUSED,
 }
 
 
@@ -41,19 +41,19 @@ class StreamAnswers:
             self._on_log(asked, frame)
             return
         stream = requests.by_opaque.get(frame.opaque)
-        answer = None if stream is None else requests.speech.stream_answer(frame)
+        answer = None if stream is None else requests.rules.stream_answer(frame)
         if stream is None or answer is None or stream.via != self._state.output.via:
             self._state.dropped.add(DropReason.UNEXPECTED_REPLY)
             return
         stream.state = advance(stream.state, _EVENTS[type(answer)], stream.vbucket, self._state.dialect)
         requests.answered_stream(frame.opaque)
-        if isinstance(answer, Accepted):
+        if isinstance(answer, AcceptedAnswer):
             self._on_accepted(stream, answer.log)
             return
         requests.forget(frame.opaque)
-        if isinstance(answer, Refused):
+        if isinstance(answer, RefusedAnswer):
             self._on_refused(stream, answer.status)
-        elif isinstance(answer, UnknownBranch) and not stream.position.seqno:
+        elif isinstance(answer, UnknownBranchAnswer) and not stream.position.seqno:
             self._on_refused(stream, Status.KEY_ENOENT)
         else:
             self._on_rollback(stream, answer)
@@ -83,9 +83,9 @@ class StreamAnswers:
             raise error
         self._streams.fail(stream, error)
 
-    def _on_rollback(self, stream: VbucketStream, answer: Rollback | UnknownBranch) -> None:
+    def _on_rollback(self, stream: VbucketStream, answer: RollbackAnswer | UnknownBranchAnswer) -> None:
         position, policy = stream.position, stream.policy
-        if isinstance(answer, UnknownBranch):
+        if isinstance(answer, UnknownBranchAnswer):
             decision = policy.after_unknown_branch(position)
         elif not position.seqno or answer.seqno > position.seqno:
             raise RemoteProtocolError(
@@ -103,7 +103,7 @@ class StreamAnswers:
         stream, answer = asked.stream, self._requests.log_first.log_answer(frame)
         if asked.of != stream.opaque or stream.vbucket not in self._streams.unfinished:
             self._state.dropped.add(DropReason.OUTDATED_LOG)
-        elif isinstance(answer, Refused):
+        elif isinstance(answer, RefusedAnswer):
             self._on_refused(stream, answer.status)
         elif asked.use is LogUse.DECIDE:
             self._decide(stream, answer)

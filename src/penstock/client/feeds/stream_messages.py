@@ -10,7 +10,7 @@ from penstock.client.feeds.collection_events import change_of
 from penstock.client.feeds.consumer_feed import FeedState
 from penstock.client.feeds.order import foreign_vbucket, is_flush, wrong_snapshot
 from penstock.client.feeds.resume_policy import is_whole_end
-from penstock.client.feeds.selection import Filter
+from penstock.client.feeds.selection import CollectionFilter
 from penstock.client.feeds.stream_answers import StreamAnswers
 from penstock.client.feeds.stream_changes import StreamChanges
 from penstock.client.feeds.stream_position import UNKNOWN_END
@@ -38,7 +38,7 @@ class StreamMessages:
         output: StreamOutput,
         streams: StreamSet,
         requests: StreamRequests,
-        collection_filter: Filter | None,
+        collection_filter: CollectionFilter | None,
         *,
         exact_end: bool,
     ) -> None:
@@ -55,7 +55,7 @@ class StreamMessages:
 
     def on_frame(self, frame: Frame) -> None:
         dialect, output = self._state.dialect, self._output
-        if self._requests.speech.is_answer(frame):
+        if self._requests.rules.is_answer(frame):
             self._answers.take(frame)
             return
         message = decode(frame, dialect)
@@ -166,7 +166,7 @@ class StreamMessages:
         if is_empty and self._filter and self._filter.value:
             self._streams.finish_when_confirmed(stream)  # what was wanted is gone, and will not be there again
             return
-        position, reason = stream.position, self._requests.speech.end_reason(message)
+        position, reason = stream.position, self._requests.rules.end_reason(message)
         if isinstance(message, StreamEnd) and message.reason == StreamEndReason.LOST_PRIVILEGES:
             raise AccessDenied(
                 f"vbucket {stream.vbucket}: the user lost the privilege to stream it, and the stream ended at seqno "

@@ -14,9 +14,9 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from penstock.client.feeds.consumer_feed import FeedState
-from penstock.client.feeds.dialects import SPEECHES, LogFirst
+from penstock.client.feeds.dialects import DIALECT_RULES, LogFirst
 from penstock.client.feeds.resume_policy import Resumption
-from penstock.client.feeds.selection import Filter
+from penstock.client.feeds.selection import CollectionFilter
 from penstock.client.feeds.stream_set import StreamSet
 from penstock.client.feeds.vbucket_stream import VbucketStream
 from penstock.wire.layout import Request
@@ -50,9 +50,9 @@ class StreamRequests:
         is_untidy: a producer goes on with a stream that was given up.
     """
 
-    def __init__(self, state: FeedState, streams: StreamSet, collection_filter: Filter | None) -> None:
-        self.speech = SPEECHES[state.dialect]
-        self.log_first = self.speech if isinstance(self.speech, LogFirst) else None
+    def __init__(self, state: FeedState, streams: StreamSet, collection_filter: CollectionFilter | None) -> None:
+        self.rules = DIALECT_RULES[state.dialect]
+        self.log_first = self.rules if isinstance(self.rules, LogFirst) else None
         self.by_opaque: dict[int, VbucketStream] = {}
         self.is_untidy = False
         self._state = state
@@ -141,7 +141,7 @@ class StreamRequests:
         self.by_opaque[opaque] = stream
         self._state.opaques[stream.via].add(opaque)
         self._requested.add(opaque)
-        request = self.speech.stream_request(stream.vbucket, stream.position, stream.end_seqno, opaque, stream.log)
+        request = self.rules.stream_request(stream.vbucket, stream.position, stream.end_seqno, opaque, stream.log)
         return replace(request, value=self._filter.value) if self._filter and self._filter.value else request
 
     def _ask_log(self, vbucket: int, use: LogUse, opaque: int) -> Request:
@@ -176,7 +176,7 @@ class StreamRequests:
         """Request that the producer sends nothing more of a stream."""
         self.forget(stream.opaque)
         stream.state = advance(stream.state, StreamEvent.CLOSED, stream.vbucket, self._state.dialect)
-        closing = self.speech.close_request(stream.vbucket)
+        closing = self.rules.close_request(stream.vbucket)
         if stream.via == self._state.output.via:
             self._state.output.outgoing.append(closing)
         self.is_untidy = self.is_untidy or not closing

@@ -8,7 +8,7 @@ from penstock.client.connect.handshake import Purpose
 from penstock.client.connect.link import ANY_STATUS, UNKNOWN_THERE, NodeLink
 from penstock.client.connect.retry import retrying
 from penstock.client.connect.server_info import Server, ask_server, explain_lack
-from penstock.client.feeds.dialects import SPEECHES, LogFirst, Refused
+from penstock.client.feeds.dialects import DIALECT_RULES, LogFirst, RefusedAnswer
 from penstock.client.topology.vbucket_state import request_failover_logs
 from penstock.errors import ConnectionClosed, NotMyVbucket, UnsupportedServer
 from penstock.wire.constants import Dialect
@@ -53,15 +53,15 @@ async def _is_known(link: NodeLink, dialect: Dialect, timeout: float) -> bool:
         if dialect is Dialect.DCP:  # the handshake has opened it
             await request_failover_logs({0: link}, timeout)
             return True
-        speech = SPEECHES[dialect]
-        assert isinstance(speech, LogFirst)
-        reply = await link.request(speech.log_request(0, 0), timeout, accept=ANY_STATUS)
+        rules = DIALECT_RULES[dialect]
+        assert isinstance(rules, LogFirst)
+        reply = await link.request(rules.log_request(0, 0), timeout, accept=ANY_STATUS)
     except NotMyVbucket:
         return True
     except ConnectionClosed:  # Couchbase 3.1.6 does so to an opcode of DCP without OPEN
         return False
-    answer = speech.log_answer(reply)
-    return not isinstance(answer, Refused) or answer.status not in UNKNOWN_THERE
+    answer = rules.log_answer(reply)
+    return not isinstance(answer, RefusedAnswer) or answer.status not in UNKNOWN_THERE
 
 
 def may_have_tap(server: Server) -> bool:

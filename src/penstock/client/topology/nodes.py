@@ -20,12 +20,12 @@ from penstock.errors import Error, NoBucket, RemoteProtocolError
 from penstock.wire.frame import Frame
 from penstock.wire.layout import Request
 
-__all__ = ["Nodes", "Part"]
+__all__ = ["Nodes", "RequestPart"]
 
 T = TypeVar("T")
 
 
-class Part(NamedTuple):
+class RequestPart(NamedTuple):
     """Those of some requests that go to one node, by their places among them."""
 
     link: NodeLink
@@ -94,12 +94,12 @@ class Nodes:
             owners = sorted({*self.map.owners} - {NOBODY})
             return [(owner, await self._link_of(owner, first)) for owner in owners]
 
-    async def parts(self, requests: Sequence[Request]) -> list[Part]:
+    async def parts(self, requests: Sequence[Request]) -> list[RequestPart]:
         """Return who is to be asked what. Raises VbucketsNotServed for vbuckets that no node has for now."""
         async with self._connecting:
             first = await self._ready()
             if len(self.map.places) == 1:
-                return [Part(first.link, range(len(requests)))]
+                return [RequestPart(first.link, range(len(requests)))]
             by_owner: dict[int, list[int]] = {}
             for place, request in enumerate(requests):
                 by_owner.setdefault(self.map.owners[request.vbucket], []).append(place)
@@ -107,7 +107,7 @@ class Nodes:
                 self._is_old = True
                 nowhere = {requests[place].vbucket for place in by_owner[NOBODY]}
                 raise not_served(nowhere, self.map.vbuckets, self._address)
-            return [Part(await self._link_of(owner, first), places) for owner, places in by_owner.items()]
+            return [RequestPart(await self._link_of(owner, first), places) for owner, places in by_owner.items()]
 
     async def links(self, vbuckets: Iterable[int]) -> dict[int, NodeLink]:
         """Return the connection to the node that has each of these vbuckets. Raises as `parts` does."""
@@ -124,7 +124,7 @@ class Nodes:
                 found[vbucket] = await self._link_of(self.map.owners[vbucket], first)
             return found
 
-    async def exchange(self, parts: Sequence[Part], requests: Sequence[Request]) -> list[Frame]:
+    async def exchange(self, parts: Sequence[RequestPart], requests: Sequence[Request]) -> list[Frame]:
         """Send requests and return their replies in the same order, whatever their status.
 
         Raises as NodeLink.requests does otherwise.

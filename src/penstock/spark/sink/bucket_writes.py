@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.client.blocking import LoopThread
 from penstock.client.documents.bulk import BulkWriter, Outcomes
-from penstock.client.documents.write_requests import Fault, Requests, encode
+from penstock.client.documents.write_requests import Fault, WriteRequests, encode
 from penstock.errors import Error, UnknownCollection, UnknownScope, UsageError
 from penstock.spark.sink.request_rows import Prepared, TargetCollection, asking, prepare
 from penstock.spark.sink.sink_options import Operation, SinkOptions
@@ -120,7 +120,7 @@ def refusal_of(counts: Counts, first: str) -> Error:
 class _Window:
     table: pa.Table
     prepared: Prepared
-    requests: Requests
+    requests: WriteRequests
 
 
 class _Writing:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.client.documents.write_requests import Fault, Rows
+from penstock.client.documents.write_requests import Fault, WriteRows
 from penstock.errors import LocalProtocolError
 from penstock.spark.sink.json_text import is_nested, json_of
 from penstock.spark.sink.sink_options import Operation, SinkOptions, SubPath
@@ -53,12 +53,12 @@ class Prepared:
     """Requests of some rows, but for the collections of their keys. kept: the rows of the table that there are requests
     for; the others have nothing to say of documents. collections: of each request, its number in `names`."""
 
-    rows: Rows
+    rows: WriteRows
     kept: Numbers
     names: list[TargetCollection]
     collections: Numbers
 
-    def with_prefixes(self, found: Sequence[bytes | Fault]) -> Rows:
+    def with_prefixes(self, found: Sequence[bytes | Fault]) -> WriteRows:
         """Return the requests with what their keys begin with. found: by number of the collection, or why not."""
         if len(found) == 1 and isinstance(found[0], bytes):
             return replace(self.rows, prefixes=found[0])
@@ -76,7 +76,7 @@ class Prepared:
 def asking(options: SinkOptions, table: pa.Table) -> Prepared:
     """Return requests for the meta data of what the bucket has under the keys of a table."""
     source = _Columns(table)
-    rows = Rows(form=GetMeta, opcode=Opcode.GET_META, keys=source.keys())
+    rows = WriteRows(form=GetMeta, opcode=Opcode.GET_META, keys=source.keys())
     names, collections = _collections(options, source)
     return Prepared(replace(rows, faults=source.faults), np.arange(len(source)), names, collections)
 
@@ -99,7 +99,7 @@ def prepare(options: SinkOptions, table: pa.Table) -> Prepared:
         rows = _subdoc(options, source)
     elif operation is Operation.DELETE:
         cas = source.numbers("cas", 64)
-        rows = Rows(form=Set, opcode=Opcode.DELETE, keys=source.keys(), cas=cas, again=cas == 0, extras_bytes=0)
+        rows = WriteRows(form=Set, opcode=Opcode.DELETE, keys=source.keys(), cas=cas, again=cas == 0, extras_bytes=0)
     else:
         rows = _stored(operation, source)
     names, collections = _collections(options, source)
@@ -184,7 +184,7 @@ class _Columns:
         return found
 
 
-def _stored(operation: Operation, source: _Columns) -> Rows:
+def _stored(operation: Operation, source: _Columns) -> WriteRows:
     """upsert, insert, replace and change: whole documents; with attributes, by a MULTI_MUTATION of the document."""
     opcode, doc_flags = _STORES[operation]
     stores, cas = np.ones(len(source), bool), source.numbers("cas", 64)
@@ -192,7 +192,7 @@ def _stored(operation: Operation, source: _Columns) -> Rows:
         stores, cas = ~source.removes(), np.zeros(len(source), np.uint64)
     fields = {"flags": source.numbers("flags", 32), "expiry": source.numbers("expiry", 32)}
     documents = source.values(stores)
-    rows = Rows(
+    rows = WriteRows(
         form=Set,
         opcode=opcode if stores.all() else np.where(stores, opcode, Opcode.DELETE),
         keys=source.keys(),
@@ -239,7 +239,7 @@ def _octets(value: str | bytes | None) -> bytes:
     return value.encode() if isinstance(value, str) else value or b""
 
 
-def _with_meta(options: SinkOptions, source: _Columns) -> Rows:
+def _with_meta(options: SinkOptions, source: _Columns) -> WriteRows:
     """Documents, and deletions, with the meta data that they have elsewhere.
 
     With a column REPLACES they take the place of exactly that version, whatever it is; where it says 0, of a tombstone.
@@ -266,7 +266,7 @@ def _with_meta(options: SinkOptions, source: _Columns) -> Rows:
     if said.any():
         fields["options"] = said
     extras_bytes = 24 if not said.any() else np.where(said != 0, 24 + _WITH_EXPIRATION, 24)
-    return Rows(
+    return WriteRows(
         form=SetWithMeta,
         opcode=np.where(removes, Opcode.DEL_WITH_META, storing),
         keys=source.keys(),
@@ -301,13 +301,13 @@ def _packed(source: _Columns, place: int, pairs: list[tuple[str, Any]], value: b
         return b""
 
 
-def _subdoc(options: SinkOptions, source: _Columns) -> Rows:
+def _subdoc(options: SinkOptions, source: _Columns) -> WriteRows:
     """Several paths of a document at once; a column that is null leaves its path as it is."""
     parts = [_path(each, source.one(each.column)) for each in options.subdocument]
     cas = source.numbers("cas", 64)
     has_expiry = "expiry" in source.table.column_names
     fields: Mapping[str, Any] = {"expiry": source.numbers("expiry", 32)} if has_expiry else {}
-    return Rows(
+    return WriteRows(
         form=MultiMutation,
         opcode=Opcode.SUBDOC_MULTI_MUTATION,
         keys=source.keys(),
