@@ -66,7 +66,7 @@ class LoopThread:
             return await anext(items, None)
 
         async def close() -> None:
-            if current is not None and not current.done():  # Ctrl-C: it may not even have been told
+            if current is not None and not current.done():  # Ctrl-C: it may not even have been cancelled
                 if not current.cancelling():
                     current.cancel()
                 await asyncio.wait([current])
@@ -103,8 +103,8 @@ def read_changes(
 ) -> Changes:
     """Give a bucket's changes as pyarrow.RecordBatch of CHANGE_SCHEMA. Arguments and errors as of `Bucket.stream`.
 
-    username, password: who logs in. The connections are made with the first batch, and are closed after the last one or
-    when the generator is.
+    username, password: of the login. The connections are made with the first batch. They are closed after the last one,
+    or when the generator is.
     """
     return changes_at(parse_address(url, credentials_from(username, password)), start, stop, vbuckets, **options)
 

@@ -43,7 +43,7 @@ __all__ = ["Bucket", "connect"]
 def connect(url: str = DEFAULT_URL, *, username: str | None = None, password: str | None = None) -> Bucket:
     """Return a bucket to be used as `async with connect(url) as bucket`.
 
-    username, password: who logs in; nobody, unless they are given. Raises UsageError for what cannot be.
+    username, password: of the login; there is none without them. Raises UsageError for invalid ones.
     """
     return Bucket(parse_address(url, credentials_from(username, password)))
 
@@ -165,7 +165,7 @@ class Bucket(DocumentCommands):
         begins at the beginning. stop: None for ever; "now" for what exists when the stream connects (or connects again,
         after it was cut off); or by vbucket the last seqno wanted, vbuckets without one being left out. A stream that
         ends "now" waits for vbuckets that no node serves, and then raises Unreachable with their numbers; or it leaves
-        them out, as the option missingVbuckets says, and so does a start "now".
+        them out, as the option missingVbuckets sets, and so does a start "now".
         Raises UsageError for a vbucket that the bucket does not have, for another start, stop or protocol, and for a
         part of the bucket that it cannot have; iterating over the stream does for one that is not there.
         """

@@ -46,7 +46,7 @@ class ConnectionOptions:
     noop_interval: seconds between the producer's liveness checks; silence of twice that ends the connection, and
     each time that this happens the next connection may be silent for longer, up to 24 seconds (noopInterval).
     vbucket_count: how many vbuckets the bucket has; the address alone serves it, and no cluster map is asked for. 0:
-    the cluster map says it (vbucketCount).
+    as in the cluster map (vbucketCount).
     missing_vbuckets: what a read up to now does about vbuckets that no node serves: `fail` after retry_seconds, or
     `skip` them, with a warning that names them (missingVbuckets).
     protocol: the dialect of change streams: tap, upr-draft, upr or dcp (protocol).
@@ -108,7 +108,7 @@ def collection_names(text: str) -> tuple[str, ...]:
 
 
 def truth_of(name: str, text: str) -> bool:
-    """Return what the text of an option says. Raises UsageError."""
+    """Return the value of an option that is true or false. Raises UsageError."""
     if text not in ("true", "false"):
         raise UsageError(f"option {name} is {text!r}, expected true or false")
     return text == "true"
@@ -179,9 +179,9 @@ def _number(field: str, text: str) -> int | float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a bucket is, and how to talk to it. hosts: names or addresses, and ports. credentials: who logs in.
+    """Where a bucket is, and how to talk to it. hosts: names or addresses, and ports. credentials: of the login.
 
-    Raises UsageError for several hosts with the option vbucketCount: there is no map that says which has what.
+    Raises UsageError for several hosts with the option vbucketCount: no map shows which has what.
     """
 
     hosts: tuple[tuple[str, int], ...]

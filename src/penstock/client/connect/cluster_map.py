@@ -81,7 +81,7 @@ class _Config(Struct):
 
 
 def read_map(config: bytes, dialled: Place, *, tls: bool = False) -> ClusterMap | None:
-    """Return what a node says of its cluster. dialled: where that node was reached, as which it stays known here.
+    """Return the cluster map in a node's answer. dialled: where that node was reached, as which it stays known here.
 
     None if there is no map of vbuckets: the answer is empty, or a map of nodes alone, or one without vbuckets yet.
     A single node is where it was reached, whatever it is called there. tls: the places of the others are those where
@@ -102,7 +102,7 @@ def read_map(config: bytes, dialled: Place, *, tls: bool = False) -> ClusterMap 
     if count > 1:
         places = tuple(_at(read.nodesExt, _split(server, dialled[0]), dialled[0], tls=tls) for server in servers)
         places = _with_dialled(places, read.nodesExt, dialled)
-    # Who is alone has everything; what it does not serve just now, it says itself.
+    # A single node has every vbucket; its refusals show which of them it does not serve now.
     return ClusterMap(places, owners if count > 1 else (0,) * len(owners), read.name or "")
 
 

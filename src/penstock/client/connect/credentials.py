@@ -1,4 +1,4 @@
-"""Who logs in: a name, and a password that nothing here ever shows."""
+"""User name and password, which no message ever shows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Credentials:
 def credentials_from(
     username: str | None, password: str | None, environment: Mapping[str, str] | None = None
 ) -> Credentials | None:
-    """Return who is to log in, None for nobody.
+    """Return the credentials that are given, None if there are none.
 
     environment: has PENSTOCK_USERNAME and PENSTOCK_PASSWORD, for what is not given; a password that is set and empty
     counts, a username does not. Raises UsageError for one without the other.
@@ -70,16 +70,16 @@ def password_file(path: str) -> str:
 
 
 def credentials_file(path: str) -> Credentials:
-    """Return what a JSON object `{"username": ..., "password": ...}` in a file says. Raises UsageError."""
+    """Return the credentials in a file: a JSON object `{"username": ..., "password": ...}`. Raises UsageError."""
     try:
-        said = json.loads(_read(path))
+        parsed = json.loads(_read(path))
     except (ValueError, RecursionError):
-        said = None  # and not a word of the error, which quotes the text
-    if not (isinstance(said, dict) and said.keys() == {"username", "password"}):
+        parsed = None  # and not a word of the error, which quotes the text
+    if not (isinstance(parsed, dict) and parsed.keys() == {"username", "password"}):
         raise UsageError(f'{path}: expected {{"username": ..., "password": ...}}')
-    if not all(isinstance(text, str) for text in said.values()):
+    if not all(isinstance(text, str) for text in parsed.values()):
         raise UsageError(f"{path}: expected username and password as text")
-    return Credentials(said["username"], said["password"])
+    return Credentials(parsed["username"], parsed["password"])
 
 
 def _read(path: str) -> str:

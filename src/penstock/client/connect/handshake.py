@@ -36,7 +36,7 @@ __all__ = ["COMMANDS", "DOCUMENTS", "Agreement", "Purpose", "handshake"]
 class Purpose:
     """What a connection is for.
 
-    stream_name: change streams, under this name; a connection of the same name, whoever has it, is ended by the node.
+    stream_name: change streams, under this name; the node ends any other connection of the same name.
     Empty: anything but. on_stream: as of NodeLink. collections: keys with their collections, where the node has them.
     xattrs: streams with extended attributes. values: streams with values; if not, those of DCP come without. tokens:
     replies to writes that say where in their vbucket's history these are.
@@ -52,7 +52,7 @@ class Purpose:
 
     def features(self) -> list[Feature]:
         """Return what to agree on, as far as the node has it."""
-        # Not SNAPPY: a node then inflates what is stored compressed, and a value is what its datatype says.
+        # Not SNAPPY: a node then inflates what is stored compressed, and a value has the form of its datatype.
         wanted = [Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON]
         wanted += [Feature.XATTR] * self.xattrs + [Feature.COLLECTIONS] * self.collections
         wanted += [Feature.MUTATION_SEQNO] * self.tokens
@@ -149,7 +149,7 @@ async def _select_bucket(link: NodeLink, address: Address, features: frozenset[i
 
 
 async def _log_in(link: NodeLink, place: Place, address: Address) -> None:
-    """Log in, where there is somebody to do so and the node knows what that is."""
+    """Log in, if there are credentials and the node knows SASL."""
     credentials, timeout = address.credentials, address.options.connect_timeout
     if credentials is None:
         return
@@ -190,7 +190,7 @@ async def _set_up_streams(link: NodeLink, address: Address, purpose: Purpose, ag
         raise await unsupported(link, Dialect.DCP, timeout)
     wanted = [b"enable_expiry_opcode"]
     if Feature.COLLECTIONS in agreed:
-        wanted.append(b"flatbuffers_system_events")  # without, what a collection was changed to is not told
+        wanted.append(b"flatbuffers_system_events")  # without, events do not show what a collection was changed to
     for extra in wanted:
         await link.request(Control(key=extra, value=b"true"), timeout, accept=UNKNOWN_THERE)
     settings = {

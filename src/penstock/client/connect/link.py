@@ -33,7 +33,7 @@ from penstock.wire.layout import Request
 from penstock.wire.peer_json import read_peer_json
 
 _ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
-"""What is no fault of what was said: the connection was cut off."""
+"""TLS errors of a connection that was cut off, where no side broke a rule."""
 
 _CLOSE_SECONDS = 5.0
 
@@ -188,7 +188,7 @@ class NodeLink:
         return ConnectionClosed(f"the connection ended{when}: {reason}")
 
     def listen(self, on_stream: FrameEvents | None) -> None:
-        """Give what comes from now on, and is no answer, to somebody else."""
+        """Call `on_stream` from now on with what is no answer."""
         self._on_stream = on_stream
 
     def send(self, data: bytes | bytearray) -> None:
@@ -280,7 +280,7 @@ _MOST_TEXT = 400
 
 
 def text_of(reply: Frame) -> str:
-    """Return what a refusal says in words: its value, or the context of the error where that is JSON.
+    """Return the text of a refusal: its value, or the context of the error where that is JSON.
 
     What cannot be printed is escaped: the text goes into messages, logs and terminals.
     """

@@ -26,7 +26,7 @@ async def request_map(link: NodeLink, place: Place, address: Address, *, is_sele
 
     Raises:
         BucketNotServed: there is no map, or not yet, and the statistics do not show all vbuckets.
-        UsageError: the server chose another bucket for this connection, or has more vbuckets than vbucketCount says.
+        UsageError: the server chose another bucket for this connection, or has more vbuckets than vbucketCount.
         RemoteProtocolError: the map is malformed.
         StatusError, OperationTimeout, ConnectionClosed: as NodeLink.request raises them.
     """
@@ -64,7 +64,7 @@ async def _single(link: NodeLink, place: Place, address: Address) -> ClusterMap:
                 f"{link.peer} has no cluster map, and its statistics show {_seen(states, most)}; "
                 "if it has the whole bucket, give the option vbucketCount=N"
             )
-    # The login chooses the bucket of its name, even where the engine was told none.
+    # The login chooses the bucket of its name, even where the engine knows none.
     is_by_login = address.credentials is not None and address.credentials.username == address.bucket
     return ClusterMap((place,), (0,) * count, "" if is_by_login else stats.get("ep_couch_bucket", ""))
 

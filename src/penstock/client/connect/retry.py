@@ -2,8 +2,8 @@
 
 A node that restarts comes back in steps, and a client meets each of them: nobody listens; the port is open, but the
 bucket is not there; the bucket is there, but its vbuckets are not; the vbuckets are there, but no cluster map is.
-A bucket that is not there has two meanings. To a client that the bucket has served before it says "not yet", to a
-first connection it says "no such bucket". So the decision needs both the error and `has_served`.
+A bucket that is not there has two meanings. To a client that the bucket has served before it means "not yet", to a
+first connection it means "no such bucket". So the decision needs both the error and `has_served`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Retry:
         self._violations = 0
 
     def lasted(self) -> None:
-        """Begin the time anew, because what failed had worked for a while. Violations of the order still count."""
+        """Restart the time, because what failed had worked for a while. Violations of the order still count."""
         violations = self._violations
         self.succeeded()
         self._violations = violations

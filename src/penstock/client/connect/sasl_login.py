@@ -1,4 +1,4 @@
-"""Logging in to a node, as the client does it: what it says first, what it answers, and what it checks. No I/O.
+"""The client's side of a SASL login: first message, answer to a challenge, check of the server's proof. No I/O.
 
     login = choose_login(names_of(reply.value), user, password, plain_allowed=over_tls)
     SASL_AUTH   key login.mechanism, value login.initial()          -> SUCCESS, or AUTH_CONTINUE and a challenge
@@ -104,7 +104,7 @@ class PlainLogin:
         raise RemoteProtocolError("a challenge in answer to PLAIN, which has only one step")
 
     def finish(self, verifier: bytes) -> None:
-        """Take what the server says at the end: anything, as some say `Authenticated`."""
+        """Accept any text at the end: some servers send `Authenticated`."""
 
 
 class ScramLogin:
@@ -134,5 +134,5 @@ class ScramLogin:
         return self._exchange.final(challenge)
 
     def finish(self, verifier: bytes) -> None:
-        """Check what the server says at the end. Raises RemoteProtocolError if it does not know the password itself."""
+        """Check the server's proof. Raises RemoteProtocolError if the server does not know the password itself."""
         self._exchange.check(verifier)

@@ -1,4 +1,4 @@
-"""What a connection is encrypted with, and whom it is believed."""
+"""The TLS settings of a connection: authorities, and the client's own certificate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tls_context(options: ConnectionOptions) -> ssl.SSLContext:
 
 
 def _no_passphrase() -> str:
-    """Refuse an encrypted key: OpenSSL would ask whoever is at the terminal."""
+    """Refuse an encrypted key: OpenSSL would ask at the terminal."""
     raise UsageError("option certificateKey: the key is encrypted, expected one that is not")
 
 

@@ -102,7 +102,7 @@ class BulkWriter:
         self.most_in_flight = 0
         self._nodes = Nodes(address, replace(DOCUMENTS, xattrs=True, on_stream=self._received))
         self._collection_ids = CollectionIds(self._nodes, address)
-        self._window: _Window | None = None
+        self._window: _WriteWindow | None = None
         self._shares: list[_NodeShare] = []
         self._in_flight = 0
 
@@ -138,7 +138,7 @@ class BulkWriter:
         Raises Unreachable for nodes that are away for longer than `retry_seconds`, and what cannot be mended by
         waiting as entering does; what was sent before may then have been carried out.
         """
-        window = self._window = _Window(requests)
+        window = self._window = _WriteWindow(requests)
         retry = Retry(self.address.options.retry_seconds, asyncio.get_running_loop().time)
         try:
             while len(places := window.unsent()):
@@ -158,7 +158,7 @@ class BulkWriter:
             self._window = None
         return window.outcomes()
 
-    async def _round(self, window: _Window, places: Numbers) -> Exception | None:
+    async def _round(self, window: _WriteWindow, places: Numbers) -> Exception | None:
         """Send requests once and wait for the answers; return what another round is to mend."""
         vbuckets = window.requests.vbuckets[places]
         try:
@@ -193,12 +193,12 @@ class BulkWriter:
         for share in self._shares:
             if share.link.closed.done():
                 self._nodes.map_is_old()
-                return share.link.ended()  # an error that cannot be mended is to be told
+                return share.link.ended()  # an error that cannot be mended is to be raised
         if window.moved:
             self._nodes.map_is_old()
         return failure
 
-    async def _feed(self, window: _Window, number: int, places: Numbers) -> None:
+    async def _feed(self, window: _WriteWindow, number: int, places: Numbers) -> None:
         """Send a share's requests in their order, and wait until all are answered or the connection has ended."""
         share, at = self._shares[number], 0
         link = share.link
@@ -259,7 +259,7 @@ class BulkWriter:
             share.moved.set()
 
 
-class _Window:
+class _WriteWindow:
     """The requests of one `write`, and what is known of each: a status, _UNSENT, or _SENT and not answered.
 
     moved: a node does not have a vbucket that it should. failed_at_node: nodes were away.

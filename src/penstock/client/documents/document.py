@@ -43,7 +43,7 @@ def document_of(key: bytes, frame: Frame) -> Document | None:
     if frame.specific != Status.SUCCESS:
         return None
     if len(frame.extras) != _FLAGS.size:
-        decode(frame)  # says what is wrong with it; decoding those that are right as well took a third of the time
+        decode(frame)  # raises what is wrong with it; decoding those that are right as well took a third of the time
     (flags,) = _FLAGS.unpack(frame.extras)
     value, datatype = inflate_value(frame.value, frame.datatype, f"GET {key!r}")
     return Document(value, frame.cas, flags, datatype)

@@ -96,7 +96,7 @@ class DocumentRequests:
                 return frames
             for at, frame in zip(left, frames, strict=True):
                 found[at] = frame
-            # Of several errors the one that is sure to be mended is the last to be told.
+            # Of several errors the one that is sure to be mended is raised last.
             bad.sort(key=lambda at: frames[at].specific == Status.NOT_MY_VBUCKET)
             for at in bad:
                 found[left[at]] = None

@@ -1,7 +1,7 @@
-"""Mutation tokens: what a node says of a write's place in its vbucket's history.
+"""Mutation tokens: where a write is in its vbucket's history.
 
-Whoever reads elsewhere, from a table that follows the bucket for instance, can wait until that place is reached, and so
-read its own writes. A node that does not grant MUTATION_SEQNO gives no tokens.
+A reader of a table that follows the bucket, for instance, can wait until that place is reached, and so read its own
+writes. A node that does not grant MUTATION_SEQNO gives no tokens.
 """
 
 from __future__ import annotations

@@ -129,9 +129,9 @@ def encode(rows: WriteRows, vbuckets: int) -> WriteRequests:
 def _dtype(form: type[Message], fields: Mapping[str, Any], framing: int) -> np.dtype[np.void]:
     types = {"B": "u1", "H": ">u2", "I": ">u4", "Q": ">u8"}
     known = ("vbucket", *HEADER_NAMES, *fields)
-    said = [(name, types[code]) for name, code in head_fields(form) if name in known]
+    layout = [(name, types[code]) for name, code in head_fields(form) if name in known]
     return np.dtype(
-        [*said[: len(HEADER_NAMES)], *[("framing", f"S{framing}")] * bool(framing), *said[len(HEADER_NAMES) :]]
+        [*layout[: len(HEADER_NAMES)], *[("framing", f"S{framing}")] * bool(framing), *layout[len(HEADER_NAMES) :]]
     )
 
 

@@ -34,13 +34,13 @@ def change_of(message: SystemEvent, names: CollectionNames, context: StreamConte
         subject = unpack_system_event(message.event, message.version, message.key, message.value)
     except RemoteProtocolError as error:  # in a stream it is not to be passed over
         raise RemoteProtocolError(f"vbucket {message.vbucket}: {error}", status=error.status) from None
-    said: dict[str, Any] = {"manifest_uid": f"{subject.manifest_uid:x}", "scope_id": f"{subject.scope_id:x}"}
+    fields: dict[str, Any] = {"manifest_uid": f"{subject.manifest_uid:x}", "scope_id": f"{subject.scope_id:x}"}
     collection_id = None
     if isinstance(subject, Scope):
         names.add_scope(subject.scope_id, subject.name)
     elif isinstance(subject, Collection):
         names.add(subject.collection_id, subject.scope_id, subject.name)
-        said |= {"max_ttl": subject.max_ttl, "history": subject.history}
+        fields |= {"max_ttl": subject.max_ttl, "history": subject.history}
     scope, collection = names.scope(subject.scope_id), None
     if isinstance(subject, Collection | DroppedCollection):
         collection_id = subject.collection_id
@@ -52,7 +52,7 @@ def change_of(message: SystemEvent, names: CollectionNames, context: StreamConte
         seqno=message.by_seqno,
         cas=message.cas,
         event=_EVENTS[message.event],
-        value=json.dumps(said, separators=(",", ":")).encode(),
+        value=json.dumps(fields, separators=(",", ":")).encode(),
         collection_id=collection_id,
         scope=scope,
         collection=collection,

@@ -41,7 +41,7 @@ class UnknownBranchAnswer(NamedTuple):
 
 
 class RefusedAnswer(NamedTuple):
-    """There is no stream, or no log. status: that of the answer, or the one that says the same."""
+    """There is no stream, or no log. status: that of the answer, or the one that means the same."""
 
     status: int
 
@@ -71,13 +71,13 @@ class DialectRules(ABC):
 
     @abstractmethod
     def stream_answer(self, frame: Frame) -> Answer | None:
-        """Return what an answer says to a stream request; None if it answers something else.
+        """Return the answer to a stream request; None if it answers another request.
 
-        Raises RemoteProtocolError for one that says it in a wrong way.
+        Raises RemoteProtocolError for a malformed one.
         """
 
     def close_request(self, vbucket: int) -> bytes:
-        """Return what tells a producer that a stream is not wanted any more; nothing where that cannot be said."""
+        """Return the message that closes a stream; nothing in a dialect that has none."""
         return b""
 
     @abstractmethod

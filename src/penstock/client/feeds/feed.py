@@ -32,7 +32,24 @@ __all__ = ["Delivery", "Feed", "StreamTarget"]
 
 
 class Feed(ConsumerFeed):
-    """The streams of some vbuckets, each from its own position. Attributes as of ConsumerFeed."""
+    """The streams of some vbuckets, each from its own position. Attributes as of ConsumerFeed.
+
+    Args:
+        vbuckets: how many the bucket has.
+        targets: what to read, by vbucket.
+        window: flow control, bytes.
+        dialect: any but TAP.
+        exact_end: leave out changes behind the end of a stream, which a producer may send to complete a snapshot.
+        ends_now: each connection's first act is to find out where the streams end. The end_seqno of `targets` is not
+            used.
+        every_move: a position that moves without a change makes a delivery as well, without any.
+        selection: the collections, of a node that has them, in DCP; None: only the default one, as if there were no
+            others.
+        xattrs: with extended attributes, in DCP.
+        values: with values; if not, DCP does not send them.
+
+    Raises UsageError for a vbucket that the bucket does not have.
+    """
 
     def __init__(
         self,
@@ -48,24 +65,6 @@ class Feed(ConsumerFeed):
         xattrs: bool = False,
         values: bool = True,
     ) -> None:
-        """Begin with every stream due.
-
-        Args:
-            vbuckets: how many the bucket has.
-            targets: what to read, by vbucket.
-            window: flow control, bytes.
-            dialect: any but TAP.
-            exact_end: leave out changes behind the end of a stream, which a producer may send to complete a snapshot.
-            ends_now: each connection's first act is to find out where the streams end. The end_seqno of `targets` is
-                not used.
-            every_move: a position that moves without a change makes a delivery as well, without any.
-            selection: the collections, of a node that has them, in DCP; None: only the default one, as if there were no
-                others.
-            xattrs: with extended attributes, in DCP.
-            values: with values; if not, DCP does not send them.
-
-        Raises UsageError for a vbucket that the bucket does not have.
-        """
         if foreign := [vb for vb in targets if not 0 <= vb < vbuckets]:
             raise UsageError(f"vbucket {foreign[0]}, expected one below {vbuckets}")
         rules = DIALECT_RULES[dialect]

@@ -88,7 +88,7 @@ class FollowHistory(ResumePolicy):
 class PinnedBranch(ResumePolicy):
     """Reads one branch of the history and nothing else.
 
-    Below the purge seqno a producer serves only streams from 0. There a rollback says nothing of the history, and the
+    Below the purge seqno a producer serves only streams from 0. There a rollback does not mean another history, and the
     stream begins at 0 again.
 
     Attributes:

@@ -20,12 +20,12 @@ __all__ = ["CollectionFilter", "KnownCollections", "Selection", "qualified", "re
 
 
 class KnownCollections(NamedTuple):
-    """What a manifest says: ids of scopes by name, of collections by both names."""
+    """The contents of a manifest: ids of scopes by name, of collections by both names."""
 
     scopes: Mapping[str, int]
     collections: Mapping[tuple[str, str], int]
 
-    def tell(self, names: CollectionNames) -> None:
+    def add_to(self, names: CollectionNames) -> None:
         """Add all to what is known by id."""
         for scope, scope_id in self.scopes.items():
             names.add_scope(scope_id, scope)
@@ -55,7 +55,7 @@ class _Manifest(Struct):
 
 
 def read_manifest(manifest: bytes) -> KnownCollections:
-    """Return what a node's manifest says. Raises RemoteProtocolError for JSON that is none."""
+    """Return the contents of a node's manifest. Raises RemoteProtocolError for JSON that is none."""
     read = read_peer_json(manifest, _Manifest, "collections manifest").scopes
     scopes = {scope.name: int(scope.uid, 16) for scope in read}
     collections = {(scope.name, each.name): int(each.uid, 16) for scope in read for each in scope.collections}
@@ -133,5 +133,5 @@ class CollectionFilter:
             # Once: under the same names there may be other collections later, whose changes go on with nothing.
             self.value = self._selection.request_value(known)
             self._names = CollectionNames()
-        known.tell(self._names)
+        known.add_to(self._names)
         return self._names

@@ -109,7 +109,7 @@ class StreamMessages:
     def _begin_again(self) -> None:
         """Begin every stream at 0 again: the bucket was flushed, and its seqnos start at 1 under the same vbuuids.
 
-        The producer cannot tell a position of the old history from one of the new, once that has grown as long.
+        To the producer a position of the old history looks like one of the new, once that has grown as long.
         """
         self._output.flush()  # first, or rows of the old history would be handed out with positions of the new one
         for stream in [self._streams.by_vbucket[vbucket] for vbucket in sorted(self._streams.unfinished)]:

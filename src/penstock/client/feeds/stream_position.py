@@ -19,7 +19,7 @@ _KEPT_ENDS = 16
 """Snapshot ends that a position remembers. A rollback below the oldest starts over."""
 
 UNKNOWN_END = MAX_SEQNO
-"""As snap_end: of a snapshot whose producer says that it is complete only when it is (UPR and its draft)."""
+"""As snap_end: of a snapshot whose producer announces its end only when it is complete (UPR and its draft)."""
 
 
 class SnapshotEnd(NamedTuple):
@@ -34,7 +34,7 @@ class Position:
     """What a consumer must keep of a vbucket to go on: a seqno alone cannot resume inside a snapshot.
 
     seqno: the last change received. snap_start, snap_end: the snapshot it lies in, from the newest seqno below that is
-    a consistent state; both are seqno where the snapshot is complete; snap_end is UNKNOWN_END where it was not told.
+    a consistent state; both are seqno where the snapshot is complete; snap_end is UNKNOWN_END where it is not known.
     vbuuid: the branch that snap_end lies in, 0 if nothing was received. history: rollbacks that this position has
     passed. ends: the newest ends of complete snapshots up to seqno, oldest first; a rollback goes to one of these,
     since deduplication hides versions inside a snapshot.
@@ -112,14 +112,14 @@ def reconciled(position: Position, log: FailoverLog) -> Reconciled:
     """Return where to go on with the producer of this failover log.
 
     A consumer decides so by itself, with the rule of a DCP producer, where a stream request cannot say in which
-    snapshot it begins: a snapshot that was cut off goes on in the branch it was begun in, or it has to come anew, since
+    snapshot it begins: a snapshot that was cut off goes on in the branch it was begun in, or it comes again, since
     it may hide versions that a newer branch brings back. A branch that the log does not have is dropped for the newest
     one before it that both know. log: newest entry first, not empty.
     """
     requested_seqno: int | None = None
     while position.seqno:
         if any(entry.vbuuid == position.vbuuid for entry in log):
-            # What the newest branch has is not known here, and whoever is in it needs no rollback.
+            # What the newest branch has is not known here, and a consumer that is in it needs no rollback.
             requested = rollback_point(log, MAX_SEQNO, 0, _as_request(position))
             if requested is None:
                 break

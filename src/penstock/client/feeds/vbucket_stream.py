@@ -55,9 +55,9 @@ class VbucketStream:
     snap_end: int = 0
     """Where the snapshot of the last marker is complete."""
     least_end: int = 0
-    """What another dialect said of the end of the snapshot in which the stream went on."""
+    """The end of the snapshot in which the stream went on, as another dialect announced it."""
     requested_seqno: int | None = None
-    """What the producer's last ROLLBACK said, until the stream is accepted again."""
+    """The seqno of the producer's last ROLLBACK, until the stream is accepted again."""
     received: int = 0
     """Changes up to here were handed out before the stream began again at 0."""
     least_start: int = 0

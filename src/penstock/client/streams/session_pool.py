@@ -30,7 +30,7 @@ class SessionPool:
     def __init__(self, most: int, seconds: float) -> None:
         self._most = most
         self._seconds = seconds
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingSession] = []
 
     def take(self, address: Address, purpose: Purpose, places: Iterable[Place]) -> ClientSession | None:
         """Return a connection to the first of the places to which there is one, or None. It is no longer kept."""
@@ -47,7 +47,7 @@ class SessionPool:
 
     def keep(self, address: Address, purpose: Purpose, session: ClientSession) -> None:
         """Let a connection wait on which every stream has ended, and everything is acknowledged."""
-        self._waiting.append(_Waiting(address, purpose, session, self._seconds))
+        self._waiting.append(_WaitingSession(address, purpose, session, self._seconds))
         session.link.transport.resume_reading()
         while len(self._waiting) > self._most:
             self._waiting.pop(0).close()
@@ -55,7 +55,7 @@ class SessionPool:
     async def vbuckets(self, address: Address, purpose: Purpose) -> int:
         """Return how many vbuckets a bucket has, over a connection that then waits.
 
-        The bucket has served before: somebody has planned what is to be read. Raises as `retrying` does.
+        The bucket has served before, when the read was planned. Raises as `retrying` does.
         """
         session = self.take(address, purpose, address.hosts)
         if session is None:
@@ -74,7 +74,7 @@ def _what(address: Address, purpose: Purpose) -> tuple[Address, Purpose]:
     return replace(address, hosts=()), replace(purpose, stream_name="", on_stream=None)
 
 
-class _Waiting:
+class _WaitingSession:
     """One connection. A feed without streams answers for it, and acknowledges what comes of closed ones."""
 
     def __init__(self, address: Address, purpose: Purpose, session: ClientSession, seconds: float) -> None:

@@ -1,6 +1,6 @@
 """Whether a TAP stream has sent everything that existed, and which vbuckets are dumped again if not.
 
-A dump ends when the producer closes the connection. Item counts tell whether the dump is complete. Vbuckets that lack
+A dump ends when the producer closes the connection. Item counts show whether the dump is complete. Vbuckets that lack
 documents are cut off and dumped again; the others are not asked for a second time.
 """
 
@@ -62,7 +62,7 @@ class TapDump(DumpProgress):
         self.is_done = self.is_done or not self.due
 
     def connection_ended(self) -> bool:
-        """A dump ends with its connection; the counts, asked for once, tell whether it is complete."""
+        """A dump ends with its connection; the counts, asked for once, show whether it is complete."""
         if not self._has_ended:
             self._has_ended = self.needs_counts = self._until_now and self.has_begun
         return self._has_ended

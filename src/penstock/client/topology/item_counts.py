@@ -1,7 +1,7 @@
 """Compares the documents that a server counts with the changes of a TAP stream. Pure: no socket, no clock.
 
 TAP has no seqnos and no message for the end of a dump. ep-engine 2.5.1 mostly ends a dump without any CLOSE_BACKFILL,
-and 3.1.6 sends no backfill after a crash. The statistics tell then whether a stream is complete.
+and 3.1.6 sends no backfill after a crash. The statistics show then whether a stream is complete.
 Source: ep-engine 2.5 vbucket.cc, `VBucket::addStats`.
 """
 
@@ -54,13 +54,13 @@ def read_counts(stats: Mapping[str, str]) -> dict[int, ItemCount] | None:
     Penstock's node reports `tap_items` as well: TAP sends the default collection only. Raises RemoteProtocolError.
     """
     fields = [(int(field[1]), field[2], text) for name, text in stats.items() if (field := _FIELD.fullmatch(name))]
-    said = {(vbucket, name): text for vbucket, name, text in fields}
+    reported = {(vbucket, name): text for vbucket, name, text in fields}
     counts = {}
-    for vbucket, _ in said:
-        items = said.get((vbucket, "tap_items"), said.get((vbucket, "num_items"), ""))
+    for vbucket, _ in reported:
+        items = reported.get((vbucket, "tap_items"), reported.get((vbucket, "num_items"), ""))
         if items:
             number = read_number(f"num_items of vbucket {vbucket}", items)
-            counts[vbucket] = ItemCount(number, said.get((vbucket, "uuid"), ""))
+            counts[vbucket] = ItemCount(number, reported.get((vbucket, "uuid"), ""))
     if not counts:
         return None
     return {vb: count for vb, count in counts.items() if stats.get(f"vb_{vb}") == _ACTIVE}

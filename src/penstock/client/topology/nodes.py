@@ -95,7 +95,7 @@ class Nodes:
             return [(owner, await self._link_of(owner, first)) for owner in owners]
 
     async def parts(self, requests: Sequence[Request]) -> list[RequestPart]:
-        """Return who is to be asked what. Raises VbucketsNotServed for vbuckets that no node has for now."""
+        """Return which requests go to which node. Raises VbucketsNotServed for vbuckets that no node has for now."""
         async with self._connecting:
             first = await self._ready()
             if len(self.map.places) == 1:

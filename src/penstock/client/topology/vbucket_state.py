@@ -33,7 +33,7 @@ from penstock.wire.kv import FailoverEntry, GetAllVbSeqnos, GetFailoverLog, unpa
 __all__ = ["request_dumped", "request_failover_logs", "request_high_seqnos"]
 
 _SERVED = (VbucketState.ACTIVE, VbucketState.REPLICA)
-"""The states of a vbucket that streams; penstock.client.topology.missing says why."""
+"""The states of a vbucket that streams; see penstock.client.topology.missing."""
 
 
 async def request_failover_logs(links: Mapping[int, NodeLink], timeout: float) -> dict[int, FailoverLog]:

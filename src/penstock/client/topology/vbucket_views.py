@@ -18,7 +18,7 @@ from penstock.store.failover import FailoverLog
 __all__ = ["view_vbuckets"]
 
 _FEW = 32
-"""Vbuckets that are asked for one by one: of all of them a node says ten lines each."""
+"""Vbuckets that are asked for one by one: a node reports ten lines for each of all of them."""
 
 
 class SeqnoReports(Protocol):
