@@ -206,3 +206,16 @@ def test_lakes_are_read_without_spark():
     imports = "\n".join(f"import {module}" for module in modules)
     script = f"{imports}\nimport sys\nassert not [name for name in sys.modules if name.startswith('pyspark')]"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=50)
+
+
+@pytest.mark.parametrize("package", ["feeds", "tap"])
+def test_the_consumer_decides_without_the_outside_world(package):
+    folder = SOURCE / "penstock" / "client" / package
+    found = [
+        f"{path.name}:{line} uses {name}"
+        for path in sorted(folder.glob("*.py"))
+        for line, name in used(ast.parse(path.read_text()), f"penstock.client.{package}")
+        if within(name, OUTSIDE_WORLD)
+    ]
+    assert list(folder.glob("*feed.py"))
+    assert not found
