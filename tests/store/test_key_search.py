@@ -14,6 +14,7 @@ from penstock.store.fields import key_fingerprints
 from penstock.store.key_search import UnloadedKeys
 from penstock.wire.frame import HEADER
 from tests.store.failing import Place, directory_in_memory
+from tests.store.shop import ITEMS, SHOP, erase, key
 
 KEYS = 60_000
 SEGMENT = 1 << 20
@@ -80,6 +81,23 @@ def test_what_is_written_meanwhile_counts(opened: tuple[Place, Bucket]) -> None:
     again = place(vbuckets=1, segment_bytes=SEGMENT)
     assert [value(again, n) for n in (KEYS - 1, KEYS, 2, KEYS - 3)] == [b"new", b"more", b"newer", None]
     again.close()
+
+
+def test_what_was_erased_stays_away_while_the_last_keys_are_taken_in() -> None:
+    with directory_in_memory() as path:
+        place = Place(path / "beer")
+        bucket = place(vbuckets=1, segment_bytes=SEGMENT)
+        bucket.set_manifest(SHOP)
+        for number in range(KEYS):
+            bucket.vbuckets[0].set(key(ITEMS, f"{number}"), b"")
+        bucket.close()
+        bucket = place(vbuckets=1, segment_bytes=SEGMENT)
+        bucket.set_manifest(SHOP.without_collection("shop", "items"))
+        erase(bucket)
+        assert is_loading(bucket)
+        assert not [number for number in range(KEYS) if bucket.vbuckets[0].is_there(key(ITEMS, f"{number}"))]
+        assert not is_loading(bucket)
+        bucket.close()
 
 
 def test_keys_that_look_alike_are_told_apart() -> None:

@@ -115,6 +115,8 @@ class UnloadedKeys(MutableMapping[bytes, int]):
             self._part = next(self._parts, None)
         if self._part is not None:
             return self._read(self._part, most)
+        if self._search is not None and self._search.parts:
+            self._search = _Search([])  # all keys are read; the search would find those that were deleted since
         for _ in range(most):
             if not self._written:
                 self._take(self.found)
