@@ -12,13 +12,13 @@ from penstock.errors import KeyNotFound, UsageError
 from penstock.node import Node
 from penstock.wire.constants import MAX_SEQNO, Opcode, OpenFlag, Status
 from penstock.wire.dcp import Open, StreamReq
-from penstock.wire.kv import CloseProducer, Hello, Noop, Stat
+from penstock.wire.kv import CloseProducer, Get, Hello, Noop, Stat
 from penstock.wire.layout import Message
 from penstock.wire.tap import TapConnect, TapOptions
 from penstock.wire.upr import UprGetFailoverLog, UprStreamReq
 from penstock.wire.upr_draft import DraftStreamReq
 from tests.node.tap_client import F, TapClient, tapping
-from tests.node.wire_client import connected
+from tests.node.wire_client import SECONDS, connected
 
 S = Status
 ASK: dict[str, Any] = {"start_seqno": 0, "end_seqno": MAX_SEQNO}
@@ -238,6 +238,20 @@ def test_a_peer_that_takes_nothing_is_given_up(dialect):
             with pytest.raises((ConnectionResetError, EOFError)):
                 drain(stuck)
         assert client.stats()["ep_bytes_unsent"] == "0"
+
+
+@pytest.mark.parametrize("dialect", [None, *FIRSTS])
+def test_a_peer_that_takes_nothing_of_a_large_reply_is_given_up(dialect):
+    with Node.running(vbuckets=4, idle_timeout=0.2) as node, connected(node) as client:
+        client.set(b"k", bytes(18 << 20))
+        with connected(node, receive_buffer=4096) as stuck:
+            stuck.send(*FIRSTS.get(dialect, ()), Get(key=b"k", opaque=7))
+            while not any(connection.bytes_unsent for connection in node.guests.present):
+                client.status(Noop())
+            patience = time.monotonic() + SECONDS
+            while len(node.guests.present) > 1 and time.monotonic() < patience:
+                client.status(Noop())
+            assert len(node.guests.present) == 1
 
 
 def test_a_peer_that_takes_its_time_is_not(node):

@@ -386,6 +386,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         for answer in replies:
             self._outflow.add(answer.parts if isinstance(answer, Pieces) else (answer,))
             self._unread.written += len(answer)
+        self._unread.start()  # also without a stream: large values pin the log until they are sent
         self._hold()
 
     def _answer_to_no_frame(self, event: ReceiveEvent) -> bytes:

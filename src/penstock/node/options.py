@@ -32,9 +32,10 @@ class Options:
     """host: the address to listen on. port: 0 picks a free one.
 
     idle_timeout: seconds that a consumer may leave a NOOP unanswered, or, where its dialect has none, may take nothing
-    of what is to be sent. pin: one of PINS; None: the first change-stream request of each connection decides its
-    dialect. follow: the connection string of a bucket, or its address where one has to log in, which the node then has
-    as well, kept like it by a Bridge; protocol: the dialect to follow in, if the string does not say it.
+    of what is to be sent. A client may take nothing of a large reply for as long. pin: one of PINS; None: the first
+    change-stream request of each connection decides its dialect. follow: the connection string of a bucket, or its
+    address where one has to log in, which the node then has as well, kept like it by a Bridge; protocol: the dialect to
+    follow in, if the string does not say it.
 
     http_port: for management over HTTP; None: HTTP_PORT if port is DEFAULT_PORT, else any that is free. https_port: the
     same with TLS, where there is that. nodes: all nodes that the buckets are on, in the same order for each of them;
