@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.node import Node
-from penstock.wire.constants import Feature, Magic, ServerOpcode, Status, VbucketState
+from penstock.wire.constants import Feature, Magic, Opcode, ServerOpcode, Status, VbucketState
 from penstock.wire.kv import Get, GetClusterConfig, Hello, Noop, SelectBucket, SetVbucket, pack_features
 from penstock.wire.layout import decode
 from tests.node.wire_client import connected
@@ -66,6 +66,24 @@ def test_a_change_is_pushed(beer):
         assert client.receive().magic == Magic.RESPONSE  # once
         assert wine.status(Noop()) == Status.SUCCESS
         assert not wine.frames
+
+
+@pytest.mark.parametrize("kind", [F.CLUSTERMAP_CHANGE_NOTIFICATION, F.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF])
+def test_a_change_is_pushed_behind_a_large_reply(beer, kind):
+    with connected(beer, "beer", receive_buffer=4096) as client, connected(beer, "beer") as other:
+        hello(client, F.DUPLEX, kind)
+        client.set(b"k", bytes(18 << 20))
+        client.send(Get(key=b"k"))
+        while not any(connection.bytes_unsent for connection in beer.guests.present):
+            assert other.status(Noop()) == Status.SUCCESS
+        for vbucket in 2, 3:
+            other.ask(SetVbucket(state=VbucketState.DEAD, vbucket=vbucket))
+        rev = config(other)["rev"]
+        assert client.receive().opcode == Opcode.GET
+        pushed: Any = decode(client.receive())
+        assert pushed.revision == rev
+        client.send(Noop())
+        assert client.receive().opcode == Opcode.NOOP  # once
 
 
 def test_in_brief_it_is_its_revision_alone(beer):

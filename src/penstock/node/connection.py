@@ -154,6 +154,7 @@ class NodeConnection(asyncio.BufferedProtocol):
             self._serve_soon()
         else:
             self._transport.resume_reading()
+        self.session.map.resume()
         if self.session.producer is not None:
             self.session.producer.resume()
 

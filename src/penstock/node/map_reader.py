@@ -51,6 +51,7 @@ class MapReader:
         self._watched: LiveMap | None = None
         self._unwatch: Unwatch | None = None
         self._opaque = 0
+        self._is_push_due = False
 
     @property
     def _map(self) -> LiveMap:
@@ -86,10 +87,17 @@ class MapReader:
         if self._unwatch is not None:
             self._unwatch()
         self._watched = self._unwatch = None
+        self._is_push_due = False
+
+    def resume(self) -> None:
+        """Push what changed while the peer was still taking something else."""
+        if self._is_push_due:
+            self._push()
 
     def _push(self) -> None:
         session, bucket = self._session, self._session.bucket
-        if session.output.paused:  # it asks when it has taken what there is, or is told of the next
+        self._is_push_due = session.output.paused
+        if self._is_push_due:
             return
         brief = _BRIEF in session.features
         self._opaque += 1
