@@ -460,6 +460,21 @@ def test_a_client_that_takes_any_order_has_so_many_bytes_worked_on(node, unorder
     assert {answer.specific for answer in answers} == {S.SUCCESS}
 
 
+def test_documents_to_be_inflated_count_with_their_full_length(node, modern, other):
+    packed = deflate(HUGE)
+    modern.ask(Set(key=b"k", value=packed, datatype=Datatype.SNAPPY))
+    most = PARKED_BYTES // len(HUGE) + 1
+    assert len(packed) * 2 * most < PARKED_BYTES
+    with connected(node) as client:
+        client.hello(Feature.UNORDERED_EXECUTION)
+        with all_threads_busy(node):
+            client.send(*[Get(key=b"k")] * 2 * most)
+            wait_for_work(node, other, most)
+            assert int(other.stats()["ep_requests_waiting"]) == most
+            assert node.workers.waiting == 2 + most
+        assert {client.receive().value == HUGE for _ in range(2 * most)} == {True}
+
+
 def test_work_that_ends_gives_a_client_no_further_turns(node, unordered):
     """Between two turns of a connection everybody else has one, however much ends meanwhile."""
     requests, works = 20_000, 60

@@ -149,7 +149,9 @@ def document_in_pieces(session: Session, frame: Frame, item: Item, key: bytes = 
             frame, Status.SUCCESS, (value,), extras=_FLAGS.pack(item.flags), key=key, cas=item.cas, datatype=datatype
         )
 
-    if item.datatype & Datatype.SNAPPY or session.selected().store.durable:
+    if item.datatype & Datatype.SNAPPY:
+        reply_apart(session, inflated_length(item.value), make)
+    if session.selected().store.durable:
         reply_apart(session, len(item.value), make)
     return make()
 
