@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock import connect
 from penstock.client.connect.dropped import DropReason, describe_drops
-from penstock.client.feeds.feed import StreamTarget
+from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.errors import OrderViolation
 from penstock.wire.constants import Magic, Opcode
@@ -53,7 +53,7 @@ def earlier_stream(many):
 
 
 def behind_end(many):
-    consumer, request = opened({3: StreamTarget(end_seqno=1)}, exact_end=True)
+    consumer, request = opened({3: StreamTarget(end_seqno=1)}, end_rule=EndRule.EXACT)
     consumer.give(marker(request, 1, 999), mutations(request, *range(2, many + 2)))
     return consumer.feed, many
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.client.feeds.feed import StreamTarget
+from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.client.feeds.stream_position import BEGINNING, Position, SnapshotEnd
 from penstock.errors import (
@@ -140,7 +140,7 @@ def test_a_vbucket_that_the_bucket_does_not_have(vbucket):
 
 
 def test_ends_that_mean_now_are_asked_for_on_every_connection():
-    consumer = consumer_of({1: StreamTarget(), 2: StreamTarget()}, ends_now=True)
+    consumer = consumer_of({1: StreamTarget(), 2: StreamTarget()}, end_rule=EndRule.NOW)
     assert not consumer.ask()
     assert consumer.feed.needs_end == {1, 2}
     consumer.feed.set_end(1, 0)
@@ -309,7 +309,7 @@ def test_until_a_flushed_stream_begins_again_its_old_position_is_kept():
 
 
 def test_after_a_flush_an_end_that_means_now_is_asked_for_again():
-    consumer = flushed({3: StreamTarget()}, ends_now=True)
+    consumer = flushed({3: StreamTarget()}, end_rule=EndRule.NOW)
     consumer.reconnect()
     assert consumer.feed.needs_end == {3}
 
@@ -392,7 +392,7 @@ def test_two_streams_may_interleave_anywhere(many):
 
 @pytest.mark.parametrize("many", [1, 100])
 def test_an_exact_end_leaves_out_what_follows_and_closes(many):
-    consumer, request = opened({3: StreamTarget(end_seqno=many)}, exact_end=True)
+    consumer, request = opened({3: StreamTarget(end_seqno=many)}, end_rule=EndRule.EXACT)
     found = consumer.get(marker(request, 1, many + 50), mutations(request, *range(1, many + 51)))
     assert seqnos(found) == list(range(1, many + 1))
     assert consumer.sent == [CloseStream(vbucket=3)]
@@ -403,19 +403,19 @@ def test_an_exact_end_leaves_out_what_follows_and_closes(many):
 
 
 def test_an_exact_end_closes_with_the_last_change_and_not_with_the_first_behind_it():
-    consumer, request = opened({3: StreamTarget(end_seqno=4)}, exact_end=True)
+    consumer, request = opened({3: StreamTarget(end_seqno=4)}, end_rule=EndRule.EXACT)
     assert seqnos(consumer.get(marker(request, 1, 50), mutations(request, 2, 4))) == [2, 4]
     assert consumer.sent == [CloseStream(vbucket=3)]
 
 
 def test_an_exact_end_that_was_superseded():
-    consumer, request = opened({3: StreamTarget(end_seqno=4)}, exact_end=True)
+    consumer, request = opened({3: StreamTarget(end_seqno=4)}, end_rule=EndRule.EXACT)
     assert seqnos(consumer.get(marker(request, 1, 50), mutations(request, 2, 6))) == [2]
     assert consumer.feed.is_done
 
 
 def test_an_exact_end_that_ends_its_snapshot_waits_for_the_stream_end():
-    consumer, request = opened({3: StreamTarget(end_seqno=4)}, exact_end=True)
+    consumer, request = opened({3: StreamTarget(end_seqno=4)}, end_rule=EndRule.EXACT)
     consumer.give(marker(request, 1, 4), mutations(request, 2, 4))
     assert not consumer.feed.is_done
     consumer.give(end(request))
@@ -540,7 +540,7 @@ def test_a_rollback_of_a_stream_from_the_beginning_breaks_the_protocol():
 
 
 def test_after_a_rollback_an_end_that_means_now_is_asked_for_again():
-    consumer = consumer_of({3: StreamTarget(position=AT_20)}, ends_now=True)
+    consumer = consumer_of({3: StreamTarget(position=AT_20)}, end_rule=EndRule.NOW)
     consumer.feed.set_end(3, 20)
     consumer.give(rollback(consumer.ask_one(), 0))
     assert consumer.feed.needs_end == {3}
@@ -592,7 +592,7 @@ def test_a_rollback_of_an_expected_history_gives_it_up():
 def test_behind_a_purge_a_stream_begins_again_and_leaves_out_what_came_before(many):
     last = 20 + many
     wanted = StreamTarget(position=AT_20, policy=PinnedBranch(11, 30), end_seqno=last)
-    consumer = consumer_of({3: wanted}, exact_end=True)
+    consumer = consumer_of({3: wanted}, end_rule=EndRule.EXACT)
     consumer.give(rollback(consumer.ask_one(), 0))
     request = consumer.ask_one()
     assert (request.start_seqno, request.vbuuid, request.end_seqno) == (0, 0, last)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.feeds.feed import StreamTarget
+from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.client.feeds.stream_position import UNKNOWN_END, Position, SnapshotEnd
 from penstock.errors import ConnectionClosed, KeyNotFound, NotMyVbucket, RemoteProtocolError
@@ -164,7 +164,7 @@ def test_a_stream_that_ends_for_another_state_goes_on_later(speaker):
 
 @both
 def test_an_exact_end_leaves_out_what_follows_without_a_word(speaker):
-    consumer, request = opened(speaker, {3: StreamTarget(end_seqno=40)}, exact_end=True)
+    consumer, request = opened(speaker, {3: StreamTarget(end_seqno=40)}, end_rule=EndRule.EXACT)
     found = consumer.get(speaker.snapshot(request, *range(1, 60)), speaker.end(request))
     assert seqnos(found) == list(range(1, 41))
     assert consumer.feed.is_done
@@ -193,7 +193,7 @@ def test_nothing_is_complete_before_the_second_log(speaker, last):
 @both
 @pytest.mark.parametrize(("log", "given_up"), [(LOG, []), (NEWER, [3])])
 def test_an_exact_end_waits_for_the_second_log(speaker, log, given_up):
-    consumer = consumer_of(speaker, {3: StreamTarget(end_seqno=4, policy=PinnedBranch(11))}, exact_end=True)
+    consumer = consumer_of(speaker, {3: StreamTarget(end_seqno=4, policy=PinnedBranch(11))}, end_rule=EndRule.EXACT)
     request, again = consumer.decide()
     consumer.give(speaker.accept(request), speaker.snapshot_start(request), speaker.mutations(request, 3, 4, 5))
     assert seqnos(consumer.consume()) == [3, 4]

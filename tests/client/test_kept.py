@@ -7,7 +7,7 @@ import pytest
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import parse_address
 from penstock.client.connect.handshake import Purpose
-from penstock.client.feeds.feed import Feed, StreamTarget
+from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.session_pool import SessionPool
 from penstock.wire.constants import Dialect, Magic, Opcode
@@ -33,7 +33,7 @@ class Reader:
     def stream(self, ends: dict[int, int]) -> ChangeStream:
         wanted = {vbucket: StreamTarget(end_seqno=end) for vbucket, end in ends.items()}
         window = self.bucket.address.options.flow_control_bytes
-        feed = Feed(VBUCKETS, wanted, window=window, dialect=self.dialect, exact_end=True, values=self.values)
+        feed = Feed(VBUCKETS, wanted, window=window, dialect=self.dialect, end_rule=EndRule.EXACT, values=self.values)
         return ChangeStream(self.bucket.address, feed, pool=self.kept)
 
     async def read(self, most: int = 1 << 60) -> int:
@@ -229,7 +229,9 @@ async def test_streams_over_any_of_them_have_opaques_that_were_not_used_there():
         let_have((one, two), [0, 1])
         kept = kept_for()
         for script, vbuckets in ((one, (0, 1)), (two, (1,))):
-            feed = Feed(2, {vbucket: StreamTarget(end_seqno=5) for vbucket in vbuckets}, window=1 << 20, exact_end=True)
+            feed = Feed(
+                2, {vbucket: StreamTarget(end_seqno=5) for vbucket in vbuckets}, window=1 << 20, end_rule=EndRule.EXACT
+            )
             async with ChangeStream(parse_address(script.url()), feed, pool=kept) as stream:
                 assert sum([batch.num_rows async for batch in stream]) == len(vbuckets)
         (peer,) = two.peers

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import Node, connect
 from penstock.client.documents.document import vbucket_of
-from penstock.client.feeds.feed import StreamTarget
+from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.stream_position import BEGINNING
 from penstock.errors import RemoteProtocolError, Unreachable, UsageError
 from penstock.wire.columns import changes_of
@@ -133,7 +133,7 @@ async def test_an_exact_end_costs_no_whole_backfill(running):
     """One document of 100 and a window of 64 KiB: the rest of the snapshot is closed, not read and dropped."""
     async with connect(running.url(flowControlBytes=65536)) as bucket:
         await bucket.upsert_many(documents(0, 4000, size=5000))
-        async with bucket.open_feed({1: StreamTarget(end_seqno=2)}, exact_end=True) as stream:
+        async with bucket.open_feed({1: StreamTarget(end_seqno=2)}, end_rule=EndRule.EXACT) as stream:
             found = [change.seqno async for change in stream.changes()]
         assert found == [1, 2]
         assert int((await bucket.stats())["ep_dcp_total_bytes"]) < 3_000_000

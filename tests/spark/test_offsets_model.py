@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.client.feeds.feed import Feed, StreamTarget
+from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.client.feeds.stream_position import Position
 from penstock.errors import Error
@@ -155,7 +155,7 @@ def read_changes(world: World, read: VbucketRead) -> tuple[list[Change], bool]:
     if read.end_seqno == read.start_seqno:
         return [], True
     target = StreamTarget(position=read.start, end_seqno=read.end_seqno, policy=read.policy)
-    consumer = Asking(Feed(8, {read.vbucket: target}, window=1 << 16, exact_end=True))
+    consumer = Asking(Feed(8, {read.vbucket: target}, window=1 << 16, end_rule=EndRule.EXACT))
     while not consumer.feed.is_done:
         for request in consumer.ask():
             serve(world, read, request, consumer)

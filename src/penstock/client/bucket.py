@@ -15,7 +15,7 @@ from penstock.client.connect.dropped import DropReason
 from penstock.client.connect.handshake import DOCUMENTS
 from penstock.client.documents.document_commands import DocumentCommands
 from penstock.client.documents.document_requests import DocumentRequests
-from penstock.client.feeds.feed import Feed, StreamTarget
+from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
 from penstock.client.feeds.selection import Selection
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.dialect_check import check_dialect
@@ -186,7 +186,7 @@ class Bucket(DocumentCommands):
         return self.open_feed(
             await choose_targets(self.reports, start, stop, chosen),
             dialect=dialect,
-            ends_now=stop == "now",
+            end_rule=EndRule.NOW if stop == "now" else EndRule.SNAPSHOT,
             selection=selection,
             xattrs=options.get("xattrs"),
             values=values,
@@ -197,8 +197,7 @@ class Bucket(DocumentCommands):
         targets: Mapping[int, StreamTarget],
         *,
         dialect: Dialect = Dialect.DCP,
-        exact_end: bool = False,
-        ends_now: bool = False,
+        end_rule: EndRule = EndRule.SNAPSHOT,
         selection: Selection | None = None,
         xattrs: bool | None = None,
         values: bool = True,
@@ -213,8 +212,7 @@ class Bucket(DocumentCommands):
             targets,
             window=options.flow_control_bytes,
             dialect=dialect,
-            exact_end=exact_end,
-            ends_now=ends_now,
+            end_rule=end_rule,
             selection=selection if is_dcp else None,
             xattrs=is_dcp and (options.xattrs if xattrs is None else xattrs),
             values=values,

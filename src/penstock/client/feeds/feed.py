@@ -23,12 +23,12 @@ from penstock.client.feeds.selection import CollectionFilter, KnownCollections, 
 from penstock.client.feeds.stream_messages import StreamMessages
 from penstock.client.feeds.stream_requests import StreamRequests
 from penstock.client.feeds.stream_set import StreamOutput, StreamSet
-from penstock.client.feeds.vbucket_stream import StreamTarget
+from penstock.client.feeds.vbucket_stream import EndRule, StreamTarget
 from penstock.errors import UsageError
 from penstock.wire.constants import Dialect
 from penstock.wire.layout import Request
 
-__all__ = ["Delivery", "Feed", "StreamTarget"]
+__all__ = ["Delivery", "EndRule", "Feed", "StreamTarget"]
 
 
 class Feed(ConsumerFeed):
@@ -39,9 +39,7 @@ class Feed(ConsumerFeed):
         targets: what to read, by vbucket.
         window: flow control, bytes.
         dialect: any but TAP.
-        exact_end: leave out changes behind the end of a stream, which a producer may send to complete a snapshot.
-        ends_now: each connection's first act is to find out where the streams end. The end_seqno of `targets` is not
-            used.
+        end_rule: where the streams end.
         every_move: a position that moves without a change makes a delivery as well, without any.
         selection: the collections, of a node that has them, in DCP; None: only the default one, as if there were no
             others.
@@ -58,8 +56,7 @@ class Feed(ConsumerFeed):
         *,
         window: int,
         dialect: Dialect = Dialect.DCP,
-        exact_end: bool = False,
-        ends_now: bool = False,
+        end_rule: EndRule = EndRule.SNAPSHOT,
         every_move: bool = False,
         selection: Selection | None = None,
         xattrs: bool = False,
@@ -71,10 +68,10 @@ class Feed(ConsumerFeed):
         output = StreamOutput(window, flow_control=rules.flow_control, every_move=every_move)
         state = FeedState(dialect, vbuckets, window, output)
         self._filter = None if selection is None else CollectionFilter(selection)
-        self._streams = StreamSet(state, output, targets, ends_now=ends_now)
+        self._streams = StreamSet(state, output, targets, end_rule)
         self._requests = StreamRequests(state, self._streams, self._filter)
         self._acknowledged = output
-        arrivals = StreamMessages(state, output, self._streams, self._requests, self._filter, exact_end=exact_end)
+        arrivals = StreamMessages(state, output, self._streams, self._requests, self._filter, end_rule=end_rule)
         super().__init__(state, {vb: each.position for vb, each in targets.items()}, arrivals, DumpProgress())
         self.noop = rules.noop
         self.collections = selection is not None

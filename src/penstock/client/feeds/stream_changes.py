@@ -16,7 +16,7 @@ from penstock.client.feeds.order import (
 )
 from penstock.client.feeds.stream_requests import StreamRequests
 from penstock.client.feeds.stream_set import StreamSet
-from penstock.client.feeds.vbucket_stream import VbucketStream
+from penstock.client.feeds.vbucket_stream import EndRule, VbucketStream
 from penstock.errors import OrderViolation
 from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
 from penstock.wire.heads import Run
@@ -27,16 +27,13 @@ __all__ = ["StreamChanges"]
 
 
 class StreamChanges:
-    """Takes runs of changes, as columns or one by one.
+    """Takes runs of changes, as columns or one by one."""
 
-    exact_end: leave out changes behind the end of a stream, which a producer may send to complete a snapshot.
-    """
-
-    def __init__(self, state: FeedState, streams: StreamSet, requests: StreamRequests, *, exact_end: bool) -> None:
+    def __init__(self, state: FeedState, streams: StreamSet, requests: StreamRequests, *, end_rule: EndRule) -> None:
         self._state = state
         self._streams = streams
         self._requests = requests
-        self._exact_end = exact_end
+        self._exact_end = end_rule is EndRule.EXACT
 
     def take(self, run: Run) -> None:
         if len(run.offsets) < SMALL_RUN:

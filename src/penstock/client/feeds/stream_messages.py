@@ -16,7 +16,7 @@ from penstock.client.feeds.stream_changes import StreamChanges
 from penstock.client.feeds.stream_position import UNKNOWN_END
 from penstock.client.feeds.stream_requests import LogUse, StreamRequests
 from penstock.client.feeds.stream_set import StreamOutput, StreamSet
-from penstock.client.feeds.vbucket_stream import UNNAMED, VbucketStream, rollback_row
+from penstock.client.feeds.vbucket_stream import UNNAMED, EndRule, VbucketStream, rollback_row
 from penstock.errors import AccessDenied, ConnectionClosed, RemoteProtocolError
 from penstock.wire.constants import MAX_SEQNO, Magic, StreamEndReason
 from penstock.wire.dcp import DcpNoop, SeqnoAdvanced, SnapshotMarker, SnapshotMarkerV2, StreamEnd, SystemEvent
@@ -40,7 +40,7 @@ class StreamMessages:
         requests: StreamRequests,
         collection_filter: CollectionFilter | None,
         *,
-        exact_end: bool,
+        end_rule: EndRule,
     ) -> None:
         self._state = state
         self._output = output
@@ -48,7 +48,7 @@ class StreamMessages:
         self._requests = requests
         self._filter = collection_filter
         self._answers = StreamAnswers(state, streams, requests)
-        self._changes = StreamChanges(state, streams, requests, exact_end=exact_end)
+        self._changes = StreamChanges(state, streams, requests, end_rule=end_rule)
 
     def on_run(self, run: Run) -> None:
         self._changes.take(run)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from penstock.client.feeds.consumer_feed import Failure, FeedState
 from penstock.client.feeds.deliveries import DeliveryQueue
 from penstock.client.feeds.stream_position import Position, advance_to
-from penstock.client.feeds.vbucket_stream import StreamTarget, VbucketStream, is_nothing
+from penstock.client.feeds.vbucket_stream import EndRule, StreamTarget, VbucketStream, is_nothing
 from penstock.errors import Error
 from penstock.store.failover import FailoverLog
 from penstock.wire.constants import MAX_SEQNO
@@ -72,18 +72,18 @@ class StreamSet:
 
     Attributes:
         unfinished: the vbuckets of which there is more to come.
-        ends_now: each connection's first act is to find out where the streams end.
+        ends_now: each connection's first act is to find out where the streams end (EndRule.NOW).
     """
 
     def __init__(
-        self, state: FeedState, output: StreamOutput, targets: Mapping[int, StreamTarget], *, ends_now: bool
+        self, state: FeedState, output: StreamOutput, targets: Mapping[int, StreamTarget], end_rule: EndRule
     ) -> None:
-        self.ends_now = ends_now
+        self.ends_now = end_rule is EndRule.NOW
         self.by_vbucket = {
             vb: VbucketStream(vb, each.policy, each.position, each.end_seqno) for vb, each in targets.items()
         }
         nothing = {vb for vb, each in targets.items() if is_nothing(each.position, each.end_seqno)}
-        self.unfinished = set(targets) - (set() if ends_now else nothing)
+        self.unfinished = set(targets) - (set() if self.ends_now else nothing)
         self._state = state
         self._output = output
 

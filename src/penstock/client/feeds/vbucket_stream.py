@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from penstock.client.feeds.resume_policy import FOLLOW, ResumePolicy
 from penstock.client.feeds.stream_position import BEGINNING, Position
@@ -13,6 +14,14 @@ from penstock.wire.stream import StreamState
 
 UNNAMED: FailoverLog = (FailoverEntry(0, 0),)
 """The log of a vbucket whose branches are not known: no producer has one of this name, so nothing goes on in it."""
+
+
+class EndRule(Enum):
+    """Where a stream ends that has an end."""
+
+    SNAPSHOT = "with the snapshot that holds end_seqno, which a producer may complete"
+    EXACT = "at end_seqno; changes behind it are left out"
+    NOW = "where the producer is when a connection begins; it is asked, and end_seqno is not used"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

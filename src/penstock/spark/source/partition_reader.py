@@ -17,7 +17,7 @@ from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import stream_name
 from penstock.client.connect.cluster_map import Place
 from penstock.client.connect.handshake import Purpose
-from penstock.client.feeds.feed import Feed, StreamTarget
+from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.session_pool import SessionPool
 from penstock.errors import Error
@@ -111,7 +111,7 @@ async def _changes(
         wanted,
         window=address.options.flow_control_bytes,
         dialect=dialect,
-        exact_end=True,
+        end_rule=EndRule.EXACT,
         selection=selection,
         xattrs=purpose.xattrs,
         values=purpose.values,
