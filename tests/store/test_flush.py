@@ -216,6 +216,37 @@ def contents(vbucket: Vbucket) -> list[tuple[int, bytes, bytes]]:
     return [(change.by_seqno, change.key, change.value) for change in all_of(vbucket)]
 
 
+def test_purged_tombstones_are_of_the_history_that_was_flushed(place: Place) -> None:
+    bucket = place(vbuckets=1, purge_age=0)
+    vbucket, names = bucket.vbuckets[0], [key(0, f"{number}") for number in range(10)]
+    for name in names:
+        vbucket.set(name, b"old")
+    for name in names:
+        vbucket.delete(name)
+    vbucket.set(key(0, "newest"), b"")
+    place.now += 10**9
+    bucket.seal()
+    bucket.commit()
+    while vbucket.purge_seqno < vbucket.high_seqno - 1:
+        compaction = bucket.compaction(everything=True)
+        assert compaction is not None
+        compaction.run()
+        assert compaction.finish()
+        bucket.commit()
+    bucket.begin_flush()
+    while bucket.spread_manifest():
+        pass
+    for name in 2 * names:
+        vbucket.set(name, b"new")
+    while (compaction := bucket.compaction()) is not None:
+        compaction.run()
+        assert compaction.finish()
+        bucket.commit()
+    assert [name for name in names if not vbucket.is_there(name)] == []
+    assert vbucket.key_count == vbucket.items == len(names)
+    bucket.close()
+
+
 def test_one_call_of_the_pager_looks_at_some_vbuckets_only() -> None:
     """However few documents they hold: to begin with a vbucket takes longer than a document."""
     bucket = filled(new_bucket(vbuckets=1024, segment_bytes=1 << 20))

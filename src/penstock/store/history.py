@@ -274,6 +274,8 @@ class History:
 
     def forget_key(self, key: bytes, seqno: int) -> None:
         """Forget a key whose newest change is the one at `seqno`, which was dropped."""
+        if seqno > self.high_seqno or self.index.find(seqno) is not None:
+            return  # the vbucket has been emptied or rolled back since, and counts these seqnos again
         if self._ledger is not None:
             self._ledger.forget(key, seqno)
         if not isinstance(self._newest, UnloadedKeys) and self._newest.get(key) == seqno:
