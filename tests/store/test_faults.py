@@ -19,6 +19,7 @@ from penstock.errors import KeyNotFound, TemporaryFailure
 from penstock.store.bucket import Bucket
 from penstock.store.durable import log_name
 from penstock.store.record import RECORD_BYTES
+from penstock.store.vbucket import Vbucket
 from penstock.wire.constants import VbucketState
 from tests.store.failing import FailingDirectory, Place, contents, directory_in_memory, shown
 from tests.store.mounts import run_with_mounts
@@ -304,6 +305,41 @@ def test_memory_is_bounded_when_the_disk_does_not_keep_up(place: Place) -> None:
     compaction.run()
     assert compaction.finish()
     assert bucket.vbuckets[0].set(b"key", value).seqno == stored + 1
+    bucket.close()
+
+
+def test_locks_do_not_lengthen_a_log_that_the_disk_refuses(place: Place) -> None:
+    bucket = place()
+    vbucket = bucket.vbuckets[0]
+    vbucket.set(b"key", b"value")
+    bucket.commit()
+    place.directory.fail("write", errno.ENOSPC)
+    vbucket.set(b"other", b"value")
+    bucket.commit()
+    with pytest.raises(TemporaryFailure, match=r"No space left on device$"):
+        vbucket.lock(b"key", 5)
+    place.directory.heal()
+    bucket.commit()
+    bucket.close()
+
+
+def lock_again_and_again(vbucket: Vbucket) -> None:
+    for _ in range(100):
+        item = vbucket.lock(b"key", 5)
+        assert item is not None
+        vbucket.unlock(b"key", item.cas)
+
+
+def test_locks_wait_for_a_disk_that_does_not_keep_up(place: Place) -> None:
+    """Nobody commits log files that have nothing but notes."""
+    bucket = place(segment_bytes=64 * 1024 * 1024)
+    log, vbucket = bucket.log, bucket.vbuckets[0]
+    for _ in range(5):
+        log.roll(0)
+    while (room := log.limit - log.end) > 1000:
+        vbucket.set(b"key", bytes(min(room - 500, 16 * 1024 * 1024)))
+    with pytest.raises(TemporaryFailure, match=r"^too many changes wait for the disk"):
+        lock_again_and_again(vbucket)
     bucket.close()
 
 

@@ -179,7 +179,8 @@ class DurableLog(Log):
         super().make_room(nbytes + RECORD_BYTES, frees=frees)
 
     def check_behind(self) -> None:
-        if self.waiting_bytes > self._most_behind:
+        unwritten = sum(len(file.buffer) for file in self.unsynced[:-1])  # also files with notes alone
+        if max(self.waiting_bytes, unwritten) > self._most_behind:
             raise TemporaryFailure("too many changes wait for the disk: it is too slow, or persistence is stopped")
 
     def seal_dead(self) -> None:
@@ -201,6 +202,9 @@ class DurableLog(Log):
 
     def note_cas(self, vbucket: int, cas: int) -> None:
         text = _text({"cas": [vbucket, cas]})
+        self.check()
+        if self.end + RECORD_BYTES + len(text) > len(self.buffer):
+            self.check_behind()
         self.make_space(len(text))
         self._write(text, 0)
 

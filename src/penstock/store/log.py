@@ -206,7 +206,7 @@ class Log:
             self.quota.doubt()
 
     def note_cas(self, vbucket: int, cas: int) -> None:
-        """Write down a cas that was given without a change."""
+        """Write down a cas that was given without a change. Raises TemporaryFailure while the log cannot take it."""
 
     def persisted(self, index: RowIndex) -> int | None:
         """Return the seqno up to which a vbucket's changes are on disk, None in memory."""

@@ -292,7 +292,7 @@ class Vbucket(ScopedHistory):
     def lock(self, key: bytes, seconds: int) -> Item | None:
         """Lock a document for so long and return it, with the cas that the lock gives it; None if there is none.
 
-        Raises Locked if somebody else has done so.
+        Raises Locked if somebody else has done so, TemporaryFailure while the log cannot take that cas.
         """
         item = self._writable(key, 0)
         if item is None:
