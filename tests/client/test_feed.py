@@ -464,6 +464,7 @@ def test_a_stream_whose_privilege_is_lost_is_not_tried_again():
     said = "vbucket 3: the user lost the privilege to stream it, and the stream ended at seqno 2: give the user"
     with pytest.raises(AccessDenied, match=said):
         consumer.give(marker(request, 1, 9), mutations(request, 2), end(request, StreamEndReason.LOST_PRIVILEGES))
+    assert seqnos(consumer.consume()) == [2]  # else whoever starts again from there would miss it
 
 
 def test_a_stream_without_an_end_has_none():

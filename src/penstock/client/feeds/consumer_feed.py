@@ -12,7 +12,7 @@ from penstock.client.feeds.order import Opaques
 from penstock.client.feeds.selection import KnownCollections
 from penstock.client.feeds.stream_position import Position
 from penstock.client.topology.item_counts import ItemCounts
-from penstock.errors import ConnectionClosed, Error, OrderViolation, UsageError
+from penstock.errors import Error, OrderViolation, UsageError
 from penstock.wire.connection import ReceiveEvent
 from penstock.wire.constants import Dialect
 from penstock.wire.frame import Frame
@@ -263,7 +263,7 @@ class ConsumerFeed(ABC):
                     arrivals.on_run(event)
                 elif isinstance(event, Frame):
                     arrivals.on_frame(event)
-        except (OrderViolation, ConnectionClosed) as error:
+        except Error as error:
             if isinstance(error, OrderViolation) and error.vbucket in self.unfinished():
                 self.troubled.add(error.vbucket)
             output.flush()  # what came before it holds
