@@ -180,8 +180,7 @@ class Bucket:
                 bucket._limit_times()
                 log.revision = said.get("revision", 0)
                 bucket._recover(look(files, said), log)
-                if said["format"] != opening.FORMAT:
-                    bucket._write_down("format", opening.FORMAT)
+                bucket._write_format()
                 opening.keep_copy(files, bucket._said)
             except TemporaryFailure as error:
                 raise StoreRefused(f"{path}: {error}") from error
@@ -220,6 +219,8 @@ class Bucket:
                 vbucket.relearn()
         for left_over in found.obsolete:
             log.directory.remove(left_over)
+        if found.logs:
+            self._write_format()  # before a note that an older release cannot read, behind the inventory
         log.commit()
         if log.fault is None and found.logs:
             log.relist()  # with the mark of this opening
@@ -436,6 +437,10 @@ class Bucket:
     def set_properties(self, properties: Mapping[str, Any]) -> None:
         """Keep a JSON object for the caller. Raises TemporaryFailure where the disk does not take it."""
         self._write_down("properties", json.loads(json.dumps(properties)))
+
+    def _write_format(self) -> None:
+        if self._said["format"] != opening.FORMAT:
+            self._write_down("format", opening.FORMAT)
 
     def _write_down(self, name: str, what: object) -> None:
         said = {**self._said, name: what, "revision": self._said.get("revision", 0) + 1}
