@@ -75,7 +75,8 @@ class Nursery:
 
     def kill(self) -> None:
         assert self._child is not None
-        signal.pidfd_send_signal(self._child, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has killed itself meanwhile
+            signal.pidfd_send_signal(self._child, signal.SIGKILL)
         assert self._wait_for(b"end ", PATIENCE) is not None
 
     def _begin(self, kind: str, arguments: Sequence[object]) -> None:
