@@ -54,7 +54,7 @@ soak: $(MUTATED) ## the long tests, mutation testing, and fuzzing; MINUTES=60 fo
 	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
 .PHONY: mutation
-mutation: $(MUTATED) ## change the modules that decide, and see that tests notice; ARGS='store/rollback' chooses
+mutation: $(MUTATED) ## change the modules that decide, and see that tests notice; ARGS='store/history/rollback' chooses
 	@exec $(BIN)/python -m mutation $(ARGS)
 
 .PHONY: fuzz

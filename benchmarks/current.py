@@ -30,7 +30,7 @@ from penstock.spark.lake.current.current_table import merge_current
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.reading.lake_readers import count_documents
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 VBUCKETS = 1024
 BATCH_ROWS = 100_000

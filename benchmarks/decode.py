@@ -26,13 +26,14 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.report import Case, Report, interleaved, options
-from penstock.wire import columns, native
-from penstock.wire.connection import Connection, Slab
-from penstock.wire.constants import Dialect
-from penstock.wire.dcp import MUTATION_HEAD, Mutation
-from penstock.wire.heads import Run, StreamContext, heads_of
-from penstock.wire.hop import hop
-from penstock.wire.schema import CHANGE_SCHEMA, signed64
+from penstock.wire.codec import native
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.columns import run_decoder
+from penstock.wire.columns.heads import Run, StreamContext, heads_of
+from penstock.wire.columns.hop import hop
+from penstock.wire.columns.schema import CHANGE_SCHEMA, signed64
+from penstock.wire.messages.dcp import MUTATION_HEAD, Mutation
+from penstock.wire.protocol.frame_receiver import Connection, Slab
 
 BODY = Struct(">8xI")
 
@@ -136,7 +137,7 @@ def by_columns(
     connection.get_buffer()
     (run,) = connection.receive_data(end)
     assert isinstance(run, Run)
-    return columns.decode_run(run, context, views=views)
+    return run_decoder.decode_run(run, context, views=views)
 
 
 def compare(report: Report, value_bytes: int, vbuckets: int, rounds: int) -> None:
@@ -183,9 +184,9 @@ def short_runs(report: Report, rounds: int) -> None:
     for count in (1, 2, 5, 10, 20, 30, 40, 60, 100, 200):
         run = Run(slab.buffer, offsets[:count], offsets[count])
         cases: dict[str, Case] = {
-            "loop": partial(repeat, lambda run: columns.batch_of(columns.decode_messages(run, context)), run),
-            "columns": partial(repeat, lambda run: columns.columns_of(run, heads_of(run), context), run),
-            "objects": partial(repeat, lambda run: columns.decode_messages(run, context), run),
+            "loop": partial(repeat, lambda run: run_decoder.batch_of(run_decoder.decode_messages(run, context)), run),
+            "columns": partial(repeat, lambda run: run_decoder.columns_of(run, heads_of(run), context), run),
+            "objects": partial(repeat, lambda run: run_decoder.decode_messages(run, context), run),
         }
         times = interleaved(cases, rounds)
         report.row(

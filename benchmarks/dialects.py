@@ -17,15 +17,15 @@ import numpy as np
 import penstock
 from benchmarks.report import Report, interleaved, options
 from benchmarks.served import Served, served
-from penstock.wire.columns import decode_run
-from penstock.wire.connection import Connection, Slab
-from penstock.wire.constants import Dialect, OpenFlag, StreamFlag, TapConnectFlag
-from penstock.wire.dcp import Mutation, Open, StreamReq
-from penstock.wire.heads import Run, StreamContext
-from penstock.wire.reframe import FORMS, reframe
-from penstock.wire.tap import TapConnect, TapOptions
-from penstock.wire.upr import UprStreamReq
-from penstock.wire.upr_draft import DraftStreamReq
+from penstock.wire.codec.constants import Dialect, OpenFlag, StreamFlag, TapConnectFlag
+from penstock.wire.columns.heads import Run, StreamContext
+from penstock.wire.columns.reframe import FORMS, reframe
+from penstock.wire.columns.run_decoder import decode_run
+from penstock.wire.messages.dcp import Mutation, Open, StreamReq
+from penstock.wire.messages.tap import TapConnect, TapOptions
+from penstock.wire.messages.upr import UprStreamReq
+from penstock.wire.messages.upr_draft import DraftStreamReq
+from penstock.wire.protocol.frame_receiver import Connection, Slab
 
 VBUCKETS = 64
 MESSAGES_TO_DECODE = 1_000_000

@@ -22,10 +22,10 @@ from benchmarks.kept import Changes, add_options, against, kinds, new_vbuuid, ro
 from benchmarks.kv import SET_REPLY, exchange
 from benchmarks.report import Report, options
 from benchmarks.served import Disk, Served, served
-from penstock.store.bucket import Bucket
-from penstock.wire.constants import Opcode
-from penstock.wire.frame import HEADER, HEADER_BYTES
-from penstock.wire.kv import SeqnoPersistence, Set
+from penstock.store.bucket_store import Bucket
+from penstock.wire.codec.constants import Opcode
+from penstock.wire.codec.frame import HEADER, HEADER_BYTES
+from penstock.wire.messages.kv import SeqnoPersistence, Set
 
 SYNC_BYTES = 175_000  # of a thousand changes of 100 B
 SYNCS = 200

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from benchmarks.kept import Changes, add_options, against, apart, evict, fill, kinds, open_bucket, scratch
 from benchmarks.report import Report, options
-from penstock.wire.constants import MAX_SEQNO
+from penstock.wire.codec.constants import MAX_SEQNO
 
 _FIRST_BYTES = 64 * 1024
 

@@ -22,9 +22,9 @@ from benchmarks.kept import OURS, Changes, add_directory, apart, fill, open_buck
 from benchmarks.kv import SET_REPLY, exchange
 from benchmarks.report import Report, options
 from benchmarks.served import Disk, Pause, Served, served
-from penstock.wire.frame import HEADER, HEADER_BYTES
-from penstock.wire.kv import Set
-from penstock.wire.observe import CompactDb
+from penstock.wire.codec.frame import HEADER, HEADER_BYTES
+from penstock.wire.messages.kv import Set
+from penstock.wire.messages.observe import CompactDb
 
 PIECES = 200
 _PATIENCE = 600.0

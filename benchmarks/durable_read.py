@@ -34,7 +34,7 @@ from benchmarks.kept import (
     scratch,
 )
 from benchmarks.report import Report, interleaved, options
-from penstock.store.bucket import Bucket
+from penstock.store.bucket_store import Bucket
 
 MIB = 1024 * 1024
 PLAIN_READ = 4 * MIB

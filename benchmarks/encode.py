@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from benchmarks.decode import FIELDS, fill
 from benchmarks.report import Case, Report, interleaved, options
-from penstock.wire.columns import changes_of, decode_run
-from penstock.wire.connection import Slab
-from penstock.wire.dcp import MUTATION_HEAD
-from penstock.wire.encode import Frames, encode_changes, join_columns
-from penstock.wire.heads import Run, StreamContext
-from penstock.wire.hop import hop
+from penstock.wire.columns.heads import Run, StreamContext
+from penstock.wire.columns.hop import hop
+from penstock.wire.columns.run_decoder import changes_of, decode_run
+from penstock.wire.columns.run_encoder import Frames, encode_changes, join_columns
+from penstock.wire.messages.dcp import MUTATION_HEAD
+from penstock.wire.protocol.frame_receiver import Slab
 
 Rows = list[tuple[int, int, int, int, bytes, bytes, int, int, int, int]]
 

@@ -20,9 +20,9 @@ from statistics import median
 from benchmarks.idle import LOGIN
 from benchmarks.process import USER, Process, penstock
 from benchmarks.report import Report, options
-from penstock.wire.constants import Status
-from penstock.wire.frame import HEADER, HEADER_BYTES
-from penstock.wire.login import SaslAuth
+from penstock.wire.codec.constants import Status
+from penstock.wire.codec.frame import HEADER, HEADER_BYTES
+from penstock.wire.messages.sasl import SaslAuth
 
 NAMES = (USER, "Administratus")
 """One who exists, and one who does not, of the same length."""

@@ -21,11 +21,11 @@ from pathlib import Path
 
 from benchmarks.process import PASSWORD, USER, Process, memcached, penstock
 from benchmarks.report import Report, options
-from penstock.node.login.certificates import make_certificates
-from penstock.wire.constants import Feature, Magic, Opcode
-from penstock.wire.frame import HEADER_BYTES, Frame, join_frame
-from penstock.wire.kv import Noop, pack_features
-from penstock.wire.login import SaslAuth
+from penstock.node.auth.certificates import make_certificates
+from penstock.wire.codec.constants import Feature, Magic, Opcode
+from penstock.wire.codec.frame import HEADER_BYTES, Frame, join_frame
+from penstock.wire.messages.kv import Noop, pack_features
+from penstock.wire.messages.sasl import SaslAuth
 
 HELLO = join_frame(
     Frame(

@@ -28,7 +28,7 @@ from penstock.spark.dependents.kinds.invalidation import Invalidation
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.lake.changelog import changelog_writer as changelog
 from penstock.spark.lake.changelog.changelog_delta import delta_since
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 VBUCKETS = 1024
 WORDS = [f"word{number}" for number in range(5000)]

@@ -26,9 +26,9 @@ import numpy.typing as npt
 
 from benchmarks.row_engines import installed
 from benchmarks.rowstores import ROW_BUCKETS
-from penstock.store.bucket import Bucket
-from penstock.store.settings import Settings
-from penstock.wire.constants import MAX_SEQNO
+from penstock.store.bucket_store import Bucket
+from penstock.store.definition.bucket_settings import Settings
+from penstock.wire.codec.constants import MAX_SEQNO
 
 OURS = "Penstock"
 BUCKETS: dict[str, type[Bucket]] = {OURS: Bucket, **ROW_BUCKETS}

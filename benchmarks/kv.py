@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks.report import Report, options
 from benchmarks.served import Served, served
-from penstock.wire.constants import Datatype, Feature
-from penstock.wire.kv import Get, Hello, Set, pack_features
+from penstock.wire.codec.constants import Datatype, Feature
+from penstock.wire.messages.kv import Get, Hello, Set, pack_features
 
 SET_REPLY = 24
 GET_REPLY = 28

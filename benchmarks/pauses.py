@@ -23,13 +23,13 @@ from urllib.request import Request, urlopen
 from benchmarks.kept import OURS, add_directory, apart, new_vbuuid, scratch
 from benchmarks.report import Report, options
 from benchmarks.served import Disk, Served, served
-from penstock.store.bucket import Bucket
-from penstock.wire.collections import SetManifest
-from penstock.wire.constants import Feature, OpenFlag, ParamType
-from penstock.wire.dcp import Open, StreamReq
-from penstock.wire.frame import HEADER, HEADER_BYTES
-from penstock.wire.kv import Flush, Get, GetClusterConfig, Hello, Set, Stat, pack_features
-from penstock.wire.observe import CompactDb, SetParam
+from penstock.store.bucket_store import Bucket
+from penstock.wire.codec.constants import Feature, OpenFlag, ParamType
+from penstock.wire.codec.frame import HEADER, HEADER_BYTES
+from penstock.wire.messages.collections import SetManifest
+from penstock.wire.messages.dcp import Open, StreamReq
+from penstock.wire.messages.kv import Flush, Get, GetClusterConfig, Hello, Set, Stat, pack_features
+from penstock.wire.messages.observe import CompactDb, SetParam
 
 VALUE = b"v" * 100
 _COMMIT = 10_000

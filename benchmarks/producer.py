@@ -13,9 +13,9 @@ import time
 
 from benchmarks.report import Report, options
 from benchmarks.served import Served, served
-from penstock.wire.constants import Feature, OpenFlag, StreamFlag
-from penstock.wire.dcp import Control, Open, StreamReq
-from penstock.wire.kv import Hello
+from penstock.wire.codec.constants import Feature, OpenFlag, StreamFlag
+from penstock.wire.messages.dcp import Control, Open, StreamReq
+from penstock.wire.messages.kv import Hello
 
 OPENING = {
     "bare keys": (b"", 0),

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 from benchmarks.process import PASSWORD, USER, Process, penstock
 from benchmarks.report import Report, options
-from penstock.wire.constants import Status
-from penstock.wire.frame import HEADER, HEADER_BYTES
-from penstock.wire.kv import Delete, Get, Set, Stat
-from penstock.wire.login import SaslAuth
+from penstock.wire.codec.constants import Status
+from penstock.wire.codec.frame import HEADER, HEADER_BYTES
+from penstock.wire.messages.kv import Delete, Get, Set, Stat
+from penstock.wire.messages.sasl import SaslAuth
 
 _BATCH = 200
 _VBUCKETS = 1024

@@ -21,17 +21,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from benchmarks.row_engines import ENGINES, SEQNO_BITS, Batch, Engine, place_of
-from penstock.store.bucket import Bucket
-from penstock.store.failover import FailoverEntry
-from penstock.store.frames import NO_FRAMES, Chunk
-from penstock.store.history import CAS, OPCODE, Newest
-from penstock.store.index import RowIndex
-from penstock.store.long_frame import Frame
-from penstock.store.rewrite import PurgeRequest
-from penstock.store.settings import Settings
-from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import Opcode, SnapshotFlag
-from penstock.wire.dcp import DELETION_HEAD, MUTATION_HEAD
+from penstock.store.bucket_store import Bucket
+from penstock.store.definition.bucket_settings import Settings
+from penstock.store.documents.vbucket import Vbucket
+from penstock.store.history.failover_log import FailoverEntry
+from penstock.store.history.frame_chunks import NO_FRAMES, Chunk
+from penstock.store.history.vbucket_history import CAS, OPCODE, Newest
+from penstock.store.log.long_frame import Frame
+from penstock.store.log.rewrite import PurgeRequest
+from penstock.store.log.row_index import RowIndex
+from penstock.wire.codec.constants import Opcode, SnapshotFlag
+from penstock.wire.messages.dcp import DELETION_HEAD, MUTATION_HEAD
 
 __all__ = ["ROW_BUCKETS", "RowBucket", "RowVbucket"]
 
@@ -77,7 +77,7 @@ class _Index(RowIndex):
 
 
 class RowSnapshot:
-    """As penstock.store.snapshot.Snapshot, of rows that an engine hands out in blocks."""
+    """As penstock.store.history.history_snapshot.Snapshot, of rows that an engine hands out in blocks."""
 
     flags = SnapshotFlag.DISK | SnapshotFlag.CHECKPOINT
 

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from benchmarks.kept import BUCKETS
 from penstock.node import Node
-from penstock.node.disk import opening
-from penstock.node.garbage import spare_present_objects
-from penstock.store.vbucket import Vbucket
+from penstock.node.buckets import bucket_storage
+from penstock.node.server.garbage import spare_present_objects
+from penstock.store.documents.vbucket import Vbucket
 
 START_SECONDS = 600.0
 _STOP_SECONDS = 120.0
@@ -142,7 +142,7 @@ async def _serve(pipe: Pipe, wanted: _Wanted) -> None:
     vbuckets, changes, value_bytes, varied, profile, disk = wanted
     loop = asyncio.get_running_loop()
     if disk is not None:
-        opening.__dict__["Bucket"] = BUCKETS[disk.kind]  # all that the node opens
+        bucket_storage.__dict__["Bucket"] = BUCKETS[disk.kind]  # all that the node opens
     spare_present_objects()  # as `penstock serve` does
     node = await Node.start(port=0, vbuckets=vbuckets, data_dir=None if disk is None else disk.directory)
     store = node.buckets["default"].store

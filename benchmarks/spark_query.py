@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.kept import apart
-from penstock.wire import native
+from penstock.wire.codec import native
 
 __all__ = ["WAYS", "Batch", "Cpu", "Read", "cpu", "queries"]
 

@@ -15,9 +15,9 @@ from resource import getpagesize
 from statistics import median
 
 from benchmarks.report import Report, options
-from penstock.store.bucket import Bucket
-from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import MAX_SEQNO
+from penstock.store.bucket_store import Bucket
+from penstock.store.documents.vbucket import Vbucket
+from penstock.wire.codec.constants import MAX_SEQNO
 
 VALUE = b"v" * 100
 CHUNK = 2 * 1024 * 1024

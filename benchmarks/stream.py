@@ -20,7 +20,7 @@ from typing import NamedTuple
 import penstock
 from benchmarks.report import Report, options
 from benchmarks.served import served
-from penstock.wire import native
+from penstock.wire.codec import native
 
 WAYS = {"native": "1", "Python": "0"}
 """What PENSTOCK_NATIVE says."""

@@ -26,14 +26,12 @@ from benchmarks.report import Report, interleaved, options
 from benchmarks.served import Disk, served
 from penstock.store.subdoc.attributes import Around, Document
 from penstock.store.subdoc.command import change, look_up
-from penstock.wire.connection import Connection, Slab
-from penstock.wire.constants import Datatype, Feature, Opcode, Status
-from penstock.wire.frame import Frame
-from penstock.wire.kv import Append, Get, Hello, SelectBucket, Set, pack_features
-from penstock.wire.layout import Request
-from penstock.wire.login import SaslAuth
-from penstock.wire.snappy import deflate
-from penstock.wire.subdoc import (
+from penstock.wire.codec.constants import Datatype, Feature, Opcode, Status
+from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.layout import Request
+from penstock.wire.messages.kv import Append, Get, Hello, SelectBucket, Set, pack_features
+from penstock.wire.messages.sasl import SaslAuth
+from penstock.wire.messages.subdoc import (
     LookupSpec,
     MultiLookup,
     MultiMutation,
@@ -43,6 +41,8 @@ from penstock.wire.subdoc import (
     pack_lookup_specs,
     pack_mutation_specs,
 )
+from penstock.wire.protocol.frame_receiver import Connection, Slab
+from penstock.wire.values.snappy import deflate
 
 PATIENCE = 60.0
 _REST = 0.05

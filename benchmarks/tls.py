@@ -14,8 +14,8 @@ from pathlib import Path
 from benchmarks.idle import HELLO, LOGIN, NOOP, certified, connect
 from benchmarks.process import Process, penstock
 from benchmarks.report import Report, options
-from penstock.wire.frame import HEADER_BYTES
-from penstock.wire.kv import Get, Set
+from penstock.wire.codec.frame import HEADER_BYTES
+from penstock.wire.messages.kv import Get, Set
 
 SMALL, LARGE = 100, 1 << 20
 PIPELINED = 500

@@ -19,15 +19,15 @@ from penstock.client.feeds.feed import Feed, StreamTarget
 from penstock.client.feeds.selection import KnownCollections, Selection
 from penstock.client.tap.tap_feed import TapFeed
 from penstock.errors import RemoteProtocolError, StatusError
-from penstock.wire.collection_names import CollectionNames
-from penstock.wire.columns import batch_of, decode_messages, decode_run
-from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent, Slab
-from penstock.wire.constants import Dialect, DraftCode
-from penstock.wire.describe import describe
-from penstock.wire.detect import detect
-from penstock.wire.frame import Frame, cut_frame, join_frame
-from penstock.wire.heads import Run, StreamContext
-from penstock.wire.layout import Code, Message, decode
+from penstock.wire.codec.constants import Dialect, DraftCode
+from penstock.wire.codec.frame import Frame, cut_frame, join_frame
+from penstock.wire.codec.layout import Code, Message, decode
+from penstock.wire.columns.collection_names import CollectionNames
+from penstock.wire.columns.heads import Run, StreamContext
+from penstock.wire.columns.run_decoder import batch_of, decode_messages, decode_run
+from penstock.wire.messages.describe import describe
+from penstock.wire.protocol.dialect_detection import detect
+from penstock.wire.protocol.frame_receiver import Broken, Connection, Malformed, ReceiveEvent, Slab
 
 SLAB_BYTES = 4096
 LONGEST = 64 * 1024  # of a frame

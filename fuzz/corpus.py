@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fuzz.frames import CUTS
-from penstock.wire.constants import Dialect
-from penstock.wire.frame import join_frame
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.frame import join_frame
 from tests.golden import GOLDEN_OF, frame_of
 from tests.strategies import FORMS, plain_frame
 from tests.wire.seed_frames import SEEDS

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from penstock.wire.constants import Dialect
-from penstock.wire.frame import BODY_LENGTH, HEADER_BYTES, REQUEST_MAGICS
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.frame import BODY_LENGTH, HEADER_BYTES, REQUEST_MAGICS
 
 CUTS = 4
 EDGES = (0, 1, 2, 3, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)

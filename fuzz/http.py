@@ -17,11 +17,11 @@ from functools import cache
 from fuzz.corpus import AT_ONCE
 from fuzz.frames import CUTS, reads
 from fuzz.node import WITNESS, Served
+from penstock.node.auth import Attempts
 from penstock.node.http import collection_pages
-from penstock.node.http.app import PAGES
+from penstock.node.http.http_app import PAGES
 from penstock.node.http.request_reader import MAX_HEAD_BYTES
-from penstock.node.login import Attempts
-from penstock.wire.constants import Dialect
+from penstock.wire.codec.constants import Dialect
 
 answered: Counter[str] = Counter()
 """How often each method was answered with each status."""

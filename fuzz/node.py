@@ -19,12 +19,12 @@ from fuzz.corpus import AT_ONCE
 from fuzz.frames import reads
 from penstock.errors import RemoteProtocolError
 from penstock.node import Node
-from penstock.node.buckets import BucketSpec
-from penstock.wire.connection import Connection, Slab
-from penstock.wire.constants import Dialect, Magic
-from penstock.wire.frame import HEADER_BYTES, Frame, frame_length, opcode_name, status_name
-from penstock.wire.kv import Noop
-from penstock.wire.layout import decode
+from penstock.node.buckets.bucket_spec import BucketSpec
+from penstock.wire.codec.constants import Dialect, Magic
+from penstock.wire.codec.frame import HEADER_BYTES, Frame, frame_length, opcode_name, status_name
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.kv import Noop
+from penstock.wire.protocol.frame_receiver import Connection, Slab
 from tests.node.conversations import DOCUMENTS, FIRSTS, SEEDS
 
 SECONDS = 10.0

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from penstock.wire.constants import Dialect
+from penstock.wire.codec.constants import Dialect
 
 HTTP = "http"
 """Management: it is no dialect either."""

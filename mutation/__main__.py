@@ -1,8 +1,8 @@
 """Change the modules that decide in small ways, and see whether their tests notice.
 
     python -m mutation                        all modules of modules.toml
-    python -m mutation store/rollback         this one alone
-    python -m mutation --show store/index     print the survivors that no reason is given for as rows of survivors.toml
+    python -m mutation store/history/rollback         this one alone
+    python -m mutation --show store/log/row_index     print survivors without a reason, as rows of survivors.toml
 
 Each change of the code, a mutant, must make a test fail, or be in survivors.toml with a reason.
 Exits with 1 if a survivor lacks a reason, if a row of survivors.toml names a mutant that is killed or does not exist,

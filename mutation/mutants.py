@@ -112,6 +112,6 @@ def _difference(where: Path, name: str) -> Change:
 
 
 def _function_of(name: str) -> str:
-    """Return the function of `penstock.store.index.xǁRowIndexǁcut__mutmut_3`: RowIndex.cut."""
+    """Return the function of `penstock.store.log.row_index.xǁRowIndexǁcut__mutmut_3`: RowIndex.cut."""
     function = name.rpartition(".")[2].partition("__mutmut")[0]
     return function.removeprefix("xǁ").replace("ǁ", ".") if "ǁ" in function else function.removeprefix("x_")

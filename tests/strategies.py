@@ -6,12 +6,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.constants import Dialect, DraftCode, Opcode
-from penstock.wire.dcp import COLLECTION_SEPARATOR, Deletion, Mutation, PrototypeMutation, SnapshotMarkerV2
-from penstock.wire.frame import Frame
-from penstock.wire.layout import LAYOUTS, PRIVATE, Code, Layout, Message, Part
-from penstock.wire.shapes import SHAPES
-from penstock.wire.subdoc import SubdocLookup, SubdocMutation
+from penstock.wire.codec.constants import Dialect, DraftCode, Opcode
+from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.layout import LAYOUTS, PRIVATE, Code, Layout, Message, Part
+from penstock.wire.columns.shapes import SHAPES
+from penstock.wire.messages.dcp import COLLECTION_SEPARATOR, Deletion, Mutation, PrototypeMutation, SnapshotMarkerV2
+from penstock.wire.messages.subdoc import SubdocLookup, SubdocMutation
 from tests.golden import GOLDEN_OF, frame_of
 
 BYTES = {"B": 1, "H": 2, "I": 4, "Q": 8}

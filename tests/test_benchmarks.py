@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from benchmarks.rowstores import ROW_BUCKETS
 from penstock.errors import StatusError
-from penstock.store.bucket import Bucket
-from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import MAX_SEQNO
+from penstock.store.bucket_store import Bucket
+from penstock.store.documents.vbucket import Vbucket
+from penstock.wire.codec.constants import MAX_SEQNO
 from tests.store.model import START, messages, read_all
 
 ROOT = Path(__file__).parent.parent

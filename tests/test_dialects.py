@@ -13,9 +13,9 @@ import penstock
 from penstock import Change, Node
 from penstock.client.bucket import Bucket
 from penstock.errors import KeyNotFound
-from penstock.node.connection import NodeConnection
-from penstock.wire.constants import Dialect
-from penstock.wire.schema import Event
+from penstock.node.server.node_connection import NodeConnection
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.columns.schema import Event
 
 VBUCKETS = 4
 PATIENCE = 20.0  # seconds

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.wire.constants import Dialect
-from penstock.wire.describe import describe
-from penstock.wire.frame import cut_frame, frame_length
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.frame import cut_frame, frame_length
+from penstock.wire.messages.describe import describe
 
 PAGE = (Path(__file__).parent.parent / "docs" / "protocol.md").read_text(encoding="utf-8")
 CHAPTERS = {"TAP": Dialect.TAP, "UPR draft": Dialect.UPR_DRAFT, "UPR": Dialect.UPR, "DCP": Dialect.DCP}

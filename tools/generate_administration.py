@@ -7,10 +7,10 @@ from pathlib import Path
 
 from generated import publish
 
-from penstock.node.disk.parameters import PARAMETERS, WITHOUT_EFFECT
-from penstock.node.login import Privilege
-from penstock.node.stat_group import Argument, StatGroup
-from penstock.node.stats import GROUPS, MISSING
+from penstock.node.auth import Privilege
+from penstock.node.commands.bucket_parameters import PARAMETERS, WITHOUT_EFFECT
+from penstock.node.stats.stat_group import Argument, StatGroup
+from penstock.node.stats.stat_groups import GROUPS, MISSING
 
 TARGET = Path(__file__).parent.parent / "docs" / "administration.md"
 

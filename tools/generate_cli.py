@@ -13,10 +13,12 @@ from typing import Any
 import typer.main
 from generated import publish
 
-import penstock.cli  # noqa: F401 - registers the commands
-from penstock.cli.app import FIRST_STEPS, app
+from penstock.cli.base.app import FIRST_STEPS, app
+from penstock.cli.entry import register_commands
 
 TARGET = Path(__file__).parent.parent / "docs" / "cli.md"
+
+register_commands()
 
 OPENING = """\
 # The command line

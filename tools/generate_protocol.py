@@ -14,25 +14,14 @@ from typing import Any, NamedTuple
 
 from generated import publish
 
-from penstock.wire import (
-    collections,
-    constants,
-    dcp,
-    kv,
-    login,
-    observe,
-    session,
-    subdoc,
-    tap,
-    upr,
-    upr_draft,
-)
-from penstock.wire.constants import Dialect, DraftCode, Magic, Opcode, Status
-from penstock.wire.describe import describe, wire_fields
-from penstock.wire.detect import FIRST_DRAFT_REQUESTS, FIRST_REQUESTS
-from penstock.wire.frame import HEADER, HEADER_BYTES, cut_frame
-from penstock.wire.layout import LAYOUTS, PRIVATE, Code, Layout, Message, Part, Response
-from penstock.wire.stream import EVENTS, TRANSITIONS
+from penstock.wire.codec import constants
+from penstock.wire.codec.constants import Dialect, DraftCode, Magic, Opcode, Status
+from penstock.wire.codec.frame import HEADER, HEADER_BYTES, cut_frame
+from penstock.wire.codec.layout import LAYOUTS, PRIVATE, Code, Layout, Message, Part, Response
+from penstock.wire.messages import cluster, collections, dcp, kv, observe, sasl, subdoc, tap, upr, upr_draft
+from penstock.wire.messages.describe import describe, wire_fields
+from penstock.wire.protocol.dialect_detection import FIRST_DRAFT_REQUESTS, FIRST_REQUESTS
+from penstock.wire.protocol.stream_state import EVENTS, TRANSITIONS
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -96,8 +85,8 @@ CHAPTERS = (
     Chapter("Key-value and bucket commands", Dialect.DCP, kv, streams=False),
     Chapter("Parts of documents", Dialect.DCP, subdoc, streams=False),
     Chapter("Collections", Dialect.DCP, collections, streams=False),
-    Chapter("Logging in", Dialect.DCP, login, streams=False),
-    Chapter("The node, and what it says unasked", Dialect.DCP, session, streams=False),
+    Chapter("Logging in", Dialect.DCP, sasl, streams=False),
+    Chapter("The node, and what it says unasked", Dialect.DCP, cluster, streams=False),
     Chapter("Commands about the disk", Dialect.DCP, observe, streams=False),
 )
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.client.documents.document import Document
     from penstock.client.feeds.stream_position import Position
     from penstock.node import Node
-    from penstock.wire.schema import CHANGE_SCHEMA, Change
+    from penstock.wire.columns.schema import CHANGE_SCHEMA, Change
 
 __all__ = [
     "CHANGE_SCHEMA",
@@ -26,9 +26,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CHANGE_SCHEMA": "penstock.wire.schema",
+    "CHANGE_SCHEMA": "penstock.wire.columns.schema",
     "Bucket": "penstock.client.bucket",
-    "Change": "penstock.wire.schema",
+    "Change": "penstock.wire.columns.schema",
     "Document": "penstock.client.documents.document",
     "Node": "penstock.node",
     "Position": "penstock.client.feeds.stream_position",

@@ -10,10 +10,10 @@ import pytest
 
 import penstock
 from penstock import Node
-from penstock.store import opening
-from penstock.store.checked_json import replace_json
-from penstock.store.durable import log_name
-from penstock.store.files import Directory
+from penstock.store.disk.bucket_files import Directory
+from penstock.store.disk.checked_json import replace_json
+from penstock.store.disk.durable_log import log_name
+from penstock.store.recovery import bucket_directory
 from tests.store.failing import Place, contents
 from tests.store.written import flipped, of_all_kinds, of_one_file, put
 
@@ -177,7 +177,7 @@ def test_what_does_not_say_whose_it_is_cannot_be_repaired_without_its_copy(run, 
 @pytest.mark.parametrize("how", ["missing", "emptied", "flipped", "another format"])
 def test_whose_it_is_is_restored_from_the_copy(run, beer, how):
     name, content = beer / "bucket.json", (beer / "bucket.json").read_bytes()
-    format7 = content.replace(b'"format": %d' % opening.FORMAT, b'"format": 7')
+    format7 = content.replace(b'"format": %d' % bucket_directory.FORMAT, b'"format": 7')
     hurt = {"emptied": b"", "flipped": flipped(content, 40), "another format": format7}
     if how == "missing":
         name.unlink()
@@ -236,7 +236,7 @@ def test_a_repair_that_was_interrupted_is_ended(run, beer):
     damage(beer, 700)
     (beer / f"{written.last}.repaired").write_bytes(written.files[written.last])
     del said["crc32c"]
-    opening.write(Directory(beer), said)
+    bucket_directory.write(Directory(beer), said)
     code, _, err = run("check", beer)
     assert (code, err) == (2, f"penstock: {beer}: a repair was interrupted; `penstock check --repair` ends it\n")
     code, out, _ = run("check", beer, "--repair")

@@ -12,8 +12,11 @@ import pytest
 import typer.main
 
 from penstock import Node
-from penstock.cli.app import app
+from penstock.cli.base.app import app
+from penstock.cli.entry import register_commands
 from penstock.version import __version__
+
+register_commands()
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,13 +133,16 @@ def test_debug_shows_where(run):
 
 
 def test_start_up_is_without_the_heavy_libraries():
-    code = "import sys, penstock.cli; print(sorted({'pyarrow', 'numpy', 'pyspark', 'rich'} & set(sys.modules)))"
+    code = (
+        "import sys; from penstock.cli.entry import register_commands; register_commands()\n"
+        "print(sorted({'pyarrow', 'numpy', 'pyspark', 'rich'} & set(sys.modules)))"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=50) == "[]\n"
 
 
 def test_a_mistake_of_ours_is_one_sentence_too():
     code = (
-        "import sys; from penstock.cli.app import app; from penstock.cli import main\n"
+        "import sys; from penstock.cli.base.app import app; from penstock.cli import main\n"
         "@app.command()\ndef stumble() -> None:\n    {}['x']\n"
         "sys.exit(main(['stumble']))"
     )

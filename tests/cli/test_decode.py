@@ -14,19 +14,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.frames import Chunk, Cut, Splitter, format_of, lines_of, peekable, read_hex, read_raw
-from penstock.cli.packets import MAX_HELD, MAX_WAITING, Direction, read_packets
+from penstock.cli.capture.frame_text import Chunk, Cut, Splitter, format_of, lines_of, peekable, read_hex, read_raw
+from penstock.cli.capture.packets import MAX_HELD, MAX_WAITING, Direction, read_packets
 from penstock.errors import UsageError
-from penstock.wire.constants import DurabilityLevel, Opcode
-from penstock.wire.dcp import DcpReply, Mutation, Open, SnapshotMarker, StreamReq
-from penstock.wire.frame_info import Durability, RequestInfos, pack_request_infos
-from penstock.wire.kv import Hello, Noop, Reply, Set, pack_failover_log, pack_features, pack_key_list
-from penstock.wire.login import SaslAuth
-from penstock.wire.session import ClustermapChanged
-from penstock.wire.subdoc import LookupReply, MultiLookup, SubdocMutation, pack_lookup_results, pack_lookup_specs
-from penstock.wire.tap import TapConnect, TapMutation
-from penstock.wire.upr import UprSnapshotStart, UprStreamReq
-from penstock.wire.upr_draft import DraftOk, DraftStreamReq
+from penstock.wire.codec.constants import DurabilityLevel, Opcode
+from penstock.wire.messages.cluster import ClustermapChanged
+from penstock.wire.messages.dcp import DcpReply, Mutation, Open, SnapshotMarker, StreamReq
+from penstock.wire.messages.frame_info import Durability, RequestInfos, pack_request_infos
+from penstock.wire.messages.kv import Hello, Noop, Reply, Set, pack_failover_log, pack_features, pack_key_list
+from penstock.wire.messages.sasl import SaslAuth
+from penstock.wire.messages.subdoc import (
+    LookupReply,
+    MultiLookup,
+    SubdocMutation,
+    pack_lookup_results,
+    pack_lookup_specs,
+)
+from penstock.wire.messages.tap import TapConnect, TapMutation
+from penstock.wire.messages.upr import UprSnapshotStart, UprStreamReq
+from penstock.wire.messages.upr_draft import DraftOk, DraftStreamReq
 from tests.strategies import messages
 
 CAPTURES = sorted((Path(__file__).parents[1] / "captures").glob("*.json"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.lines import BadLine, LoadedDocument, open_input, read_documents, read_keys
+from penstock.cli.base.json_lines import BadLine, LoadedDocument, open_input, read_documents, read_keys
 from penstock.errors import UsageError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from penstock import connect
-from penstock.cli.samples import sample_documents
+from penstock.cli.bucket.samples import sample_documents
 from penstock.client.documents.document import vbucket_of
-from penstock.wire.constants import Datatype, Opcode, Status, VbucketState
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.kv import SetVbucket
+from penstock.wire.codec.constants import Datatype, Opcode, Status, VbucketState
+from penstock.wire.messages.dcp_values import pack_xattrs
+from penstock.wire.messages.kv import SetVbucket
 from tests.client.peer import serving
 from tests.client.test_tap_feed import begin, mutation, mutations
 from tests.client.test_tap_peers import closing, tap

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.samples import sample_documents
+from penstock.cli.bucket.samples import sample_documents
 from penstock.spark import Lake
 from penstock.spark.dependents.dependent import Dependent, catch_up
 from penstock.spark.dependents.kinds.fulltext import FullText
@@ -53,7 +53,7 @@ def test_the_changelog_as_json(run, lake):
 def test_rows_fit_a_narrow_terminal(run, lake, monkeypatch):
     from rich.console import Console
 
-    from penstock.cli.tables import table_of
+    from penstock.cli.base.text_tables import table_of
 
     console = Console(width=72, record=True)
     console.print(table_of(lake, "changelog", 10))

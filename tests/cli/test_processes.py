@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from penstock import Node
-from penstock.wire.constants import Status
-from penstock.wire.kv import GetFailoverLog, SeqnoPersistence, Set, unpack_failover_log
+from penstock.wire.codec.constants import Status
+from penstock.wire.messages.kv import GetFailoverLog, SeqnoPersistence, Set, unpack_failover_log
 from tests.node.wire_client import connected
 
 WAIT = 30

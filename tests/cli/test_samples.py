@@ -1,7 +1,7 @@
 import itertools
 import json
 
-from penstock.cli.samples import sample_documents
+from penstock.cli.bucket.samples import sample_documents
 
 
 def test_the_same_seed_gives_the_same_documents():

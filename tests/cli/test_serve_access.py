@@ -7,10 +7,10 @@ import ssl
 import pytest
 
 from penstock.errors import UsageError
-from penstock.node.topology import parse_places
-from penstock.wire.constants import Status
-from penstock.wire.kv import Get, GetClusterConfig, SelectBucket
-from penstock.wire.login import SaslAuth
+from penstock.node.cluster.topology import parse_places
+from penstock.wire.codec.constants import Status
+from penstock.wire.messages.kv import Get, GetClusterConfig, SelectBucket
+from penstock.wire.messages.sasl import SaslAuth
 from tests.cli.test_processes import NO_USERS, ended, first_line, started
 from tests.node.test_login import log_in
 from tests.node.wire_client import connected

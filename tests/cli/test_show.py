@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.show import as_object, json_line, one_line
-from penstock.wire.schema import Change, Event
+from penstock.cli.base.show import as_object, json_line, one_line
+from penstock.wire.columns.schema import Change, Event
 
 
 @given(st.binary(max_size=60), st.integers(2, 30))

@@ -5,11 +5,11 @@ import typing
 
 import pytest
 
-from penstock.cli.serve_options import Dialects
+from penstock.cli.node.serve_options import Dialects
 from penstock.client.topology.missing import ranges_of
-from penstock.node.options import PINS
-from penstock.wire.constants import MAX_SEQNO
-from penstock.wire.upr import UprStreamReq
+from penstock.node.session.node_options import PINS
+from penstock.wire.codec.constants import MAX_SEQNO
+from penstock.wire.messages.upr import UprStreamReq
 from tests.node.wire_client import connected
 
 

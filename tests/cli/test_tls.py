@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from penstock.node.login.tls import server_context
+from penstock.node.auth.server_tls import server_context
 
 NAMES = ["ca.key", "ca.pem", "client.key", "client.pem", "server.key", "server.pem"]
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from penstock.node.login import UsersFile
+from penstock.node.auth import UsersFile
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Node, connect
-from penstock.cli.changes import Mix, Workload, live_keys
+from penstock.cli.bucket.random_changes import Mix, Workload, live_keys
 from penstock.errors import Error, UsageError
-from penstock.wire.constants import Opcode, Status
+from penstock.wire.codec.constants import Opcode, Status
 from tests.client.old_server import COUCHBASE_2_5, OldServer
 
 SHARES = st.integers(0, 30)

@@ -3,11 +3,11 @@
 from itertools import count
 
 from penstock.client.feeds.feed import Feed, StreamTarget
-from penstock.store.rollback import StreamRequest, rollback_point
-from penstock.wire.constants import Dialect, Status
-from penstock.wire.kv import FailoverEntry, pack_failover_log
-from penstock.wire.layout import Message
-from penstock.wire.upr import (
+from penstock.store.history.rollback import StreamRequest, rollback_point
+from penstock.wire.codec.constants import Dialect, Status
+from penstock.wire.codec.layout import Message
+from penstock.wire.messages.kv import FailoverEntry, pack_failover_log
+from penstock.wire.messages.upr import (
     UprDeletion,
     UprFailoverLogReply,
     UprFlush,
@@ -21,7 +21,7 @@ from penstock.wire.upr import (
     UprStreamReq,
     UprStreamStart,
 )
-from penstock.wire.upr_draft import (
+from penstock.wire.messages.upr_draft import (
     DraftDeletion,
     DraftFailoverLog,
     DraftFlush,

@@ -14,9 +14,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from penstock.client.blocking import LoopThread
-from penstock.wire.constants import Magic, Opcode, Status
-from penstock.wire.frame import HEADER_BYTES, Frame, cut_frame, join_frame
-from penstock.wire.kv import SelectBucket
+from penstock.wire.codec.constants import Magic, Opcode, Status
+from penstock.wire.codec.frame import HEADER_BYTES, Frame, cut_frame, join_frame
+from penstock.wire.messages.kv import SelectBucket
 
 Answer = Status | bytes | Callable[["OldServer", Frame], bytes | None]
 """How an opcode is answered: with a status, with SUCCESS and this value, or with these frames (None: by the node)."""

@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager
 
 from penstock.client.blocking import LoopThread
 from penstock.node import Node
-from penstock.wire.connection import Connection, Slab
-from penstock.wire.constants import Feature, Magic, Opcode, Status
-from penstock.wire.frame import Frame, join_frame
-from penstock.wire.kv import pack_features, pack_vb_seqnos
+from penstock.wire.codec.constants import Feature, Magic, Opcode, Status
+from penstock.wire.codec.frame import Frame, join_frame
+from penstock.wire.messages.kv import pack_features, pack_vb_seqnos
+from penstock.wire.protocol.frame_receiver import Connection, Slab
 
 SECONDS = 20.0
 """No test waits longer, however busy the machine is."""
@@ -61,7 +61,7 @@ class Running:
 _PROCESS = """
 import asyncio, json, sys
 from penstock.node import Node
-from penstock.node.topology import NodePlace
+from penstock.node.cluster.topology import NodePlace
 
 async def main():
     options = json.loads(sys.argv[2])

@@ -5,9 +5,9 @@ from itertools import count
 
 from penstock.client.feeds.feed import Feed, StreamTarget
 from penstock.client.feeds.stream_position import Position, SnapshotEnd
-from penstock.wire.connection import Connection, Slab
-from penstock.wire.constants import Magic, Opcode, Status
-from penstock.wire.dcp import (
+from penstock.wire.codec.constants import Magic, Opcode, Status
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.dcp import (
     BufferAck,
     DcpNoop,
     DcpReply,
@@ -17,8 +17,8 @@ from penstock.wire.dcp import (
     StreamEnd,
     pack_rollback,
 )
-from penstock.wire.frame import Frame
-from penstock.wire.kv import FailoverEntry, pack_failover_log
+from penstock.wire.messages.kv import FailoverEntry, pack_failover_log
+from penstock.wire.protocol.frame_receiver import Connection, Slab
 from tests.client.receiver import Receiver, messages_in
 
 LOG = (FailoverEntry(11, 0),)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.wire.connection import Connection, Slab
-from penstock.wire.constants import MAX_SEQNO, Dialect
-from penstock.wire.frame import Frame
-from penstock.wire.layout import Message, decode
-from penstock.wire.schema import Change
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect
+from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.layout import Message, decode
+from penstock.wire.columns.schema import Change
+from penstock.wire.protocol.frame_receiver import Connection, Slab
 
 
 def messages_in(data: bytes, dialect: Dialect) -> list[Message]:

@@ -5,7 +5,7 @@ import pytest
 from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, TlsVerify, parse_address
 from penstock.client.connect.credentials import Credentials
 from penstock.errors import UsageError
-from penstock.wire.constants import Dialect
+from penstock.wire.codec.constants import Dialect
 
 HOSTS = [
     ("couchbase://localhost", (("localhost", 11210),), "default"),

@@ -9,7 +9,7 @@ import pytest
 from penstock import connect, read_changes
 from penstock.client.blocking import LoopThread
 from penstock.errors import Unreachable, UsageError
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.client.peer import documents
 
 

@@ -19,8 +19,8 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.node import Node
-from penstock.wire.constants import MAX_VALUE, Opcode, Status
-from penstock.wire.kv import FailoverEntry, pack_failover_log
+from penstock.wire.codec.constants import MAX_VALUE, Opcode, Status
+from penstock.wire.messages.kv import FailoverEntry, pack_failover_log
 from tests.client.peer import Script, in_loop, reply, stats_reply
 
 

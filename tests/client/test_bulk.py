@@ -17,10 +17,10 @@ from penstock.client.documents.bulk import NO_ANSWER, BulkWriter
 from penstock.client.documents.document import vbucket_of
 from penstock.client.documents.write_requests import OPAQUES, WriteRows, encode, vbuckets_of
 from penstock.errors import AccessDenied, UnknownCollection, Unreachable, UsageError
-from penstock.node.topology import NodePlace
-from penstock.wire.constants import MAX_VALUE, Opcode, Status
-from penstock.wire.frame import Frame
-from penstock.wire.kv import Add, Delete, DelWithMeta, GetLocked, Set, SetWithMeta
+from penstock.node.cluster.topology import NodePlace
+from penstock.wire.codec.constants import MAX_VALUE, Opcode, Status
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.kv import Add, Delete, DelWithMeta, GetLocked, Set, SetWithMeta
 from tests.client.peer import SECONDS, Script, in_loop, reply
 from tests.client.test_nodes import keys_of, let_have, moving
 from tests.node.wire_client import connected

@@ -13,11 +13,11 @@ from penstock.errors import (
     UnknownScope,
     UsageError,
 )
-from penstock.wire.collections import CollectionIdReply
-from penstock.wire.constants import Datatype, Dialect, Feature, Opcode, Status
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.kv import pack_features
-from penstock.wire.schema import Event
+from penstock.wire.codec.constants import Datatype, Dialect, Feature, Opcode, Status
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.collections import CollectionIdReply
+from penstock.wire.messages.dcp_values import pack_xattrs
+from penstock.wire.messages.kv import pack_features
 from tests.client.peer import Script, in_loop, reply
 from tests.node.watch import run
 

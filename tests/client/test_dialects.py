@@ -13,11 +13,11 @@ from penstock import connect, read_changes
 from penstock.client.bucket import Bucket
 from penstock.client.feeds.stream_position import Position
 from penstock.errors import ConnectionClosed, UsageError
-from penstock.wire.constants import Dialect, Opcode, OpenFlag, Status, VbucketState
-from penstock.wire.dcp import Open
-from penstock.wire.kv import SetVbucket
-from penstock.wire.layout import decode
-from penstock.wire.schema import Change, Event
+from penstock.wire.codec.constants import Dialect, Opcode, OpenFlag, Status, VbucketState
+from penstock.wire.codec.layout import decode
+from penstock.wire.columns.schema import Change, Event
+from penstock.wire.messages.dcp import Open
+from penstock.wire.messages.kv import SetVbucket
 from tests.client.peer import Script, documents, in_loop, reply
 
 DIALECTS = [dialect.value for dialect in Dialect]

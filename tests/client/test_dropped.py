@@ -12,10 +12,10 @@ from penstock.client.connect.dropped import DropReason, describe_drops
 from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.errors import OrderViolation
-from penstock.wire.constants import Magic, Opcode
-from penstock.wire.dcp import DcpReply, SeqnoAdvanced, StreamReq
-from penstock.wire.frame import Frame, join_frame
-from penstock.wire.layout import decode
+from penstock.wire.codec.constants import Magic, Opcode
+from penstock.wire.codec.frame import Frame, join_frame
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.dcp import DcpReply, SeqnoAdvanced, StreamReq
 from tests.client import dialects
 from tests.client import test_tap_feed as tap
 from tests.client.peer import Script, in_loop

@@ -17,12 +17,12 @@ from penstock.errors import (
     TemporaryFailure,
     UsageError,
 )
-from penstock.wire.columns import SMALL_RUN
-from penstock.wire.constants import MAX_SEQNO, Opcode, SnapshotFlag, Status, StreamEndReason
-from penstock.wire.dcp import CloseStream, DcpReply
-from penstock.wire.frame import Frame, join_frame
-from penstock.wire.kv import FailoverEntry, Get
-from penstock.wire.schema import Change, Event
+from penstock.wire.codec.constants import MAX_SEQNO, Opcode, SnapshotFlag, Status, StreamEndReason
+from penstock.wire.codec.frame import Frame, join_frame
+from penstock.wire.columns.run_decoder import SMALL_RUN
+from penstock.wire.columns.schema import Change, Event
+from penstock.wire.messages.dcp import CloseStream, DcpReply
+from penstock.wire.messages.kv import FailoverEntry, Get
 from tests.client.producer import (
     AT_20,
     LOG,

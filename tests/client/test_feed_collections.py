@@ -7,13 +7,13 @@ import pytest
 from penstock.client.feeds.feed import StreamTarget
 from penstock.client.feeds.selection import KnownCollections, Selection, qualified, read_manifest
 from penstock.errors import RemoteProtocolError, UnknownCollection, UsageError
-from penstock.wire import system_event
-from penstock.wire.collection_key import pack_collection_id
-from penstock.wire.columns import SMALL_RUN
-from penstock.wire.constants import Datatype, Status, StreamEndReason, SystemEventKind
-from penstock.wire.dcp import Mutation, SeqnoAdvanced, SnapshotMarkerV2, SystemEvent
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.schema import Change, Event
+from penstock.wire.codec.constants import Datatype, Status, StreamEndReason, SystemEventKind
+from penstock.wire.columns.run_decoder import SMALL_RUN
+from penstock.wire.columns.schema import Change, Event
+from penstock.wire.messages import system_event
+from penstock.wire.messages.dcp import Mutation, SeqnoAdvanced, SnapshotMarkerV2, SystemEvent
+from penstock.wire.messages.dcp_values import pack_xattrs
+from penstock.wire.values.collection_key import pack_collection_id
 from tests.client.producer import AT_20, accept, consumer_of, end, marker, refuse
 
 AIRLINE, HOTEL, HIGH = 8, 0x80, 0xCAFEF00D

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from penstock.client.feeds.feed import StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.client.feeds.stream_position import BEGINNING
-from penstock.wire.constants import MAX_SEQNO, Magic, Opcode, Status
-from penstock.wire.dcp import DcpReply
-from penstock.wire.frame import Frame
+from penstock.wire.codec.constants import MAX_SEQNO, Magic, Opcode, Status
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.dcp import DcpReply
 from tests.client.producer import (
     AT_20,
     INSIDE,

@@ -10,12 +10,12 @@ from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.client.feeds.stream_position import UNKNOWN_END, Position, SnapshotEnd
 from penstock.errors import ConnectionClosed, KeyNotFound, NotMyVbucket, RemoteProtocolError
-from penstock.wire.columns import SMALL_RUN
-from penstock.wire.constants import MAX_SEQNO, Status
-from penstock.wire.frame import Frame, join_frame
-from penstock.wire.kv import FailoverEntry, pack_failover_log
-from penstock.wire.schema import Change, Event
-from penstock.wire.upr import UprFailoverLogReply, UprStreamReply
+from penstock.wire.codec.constants import MAX_SEQNO, Status
+from penstock.wire.codec.frame import Frame, join_frame
+from penstock.wire.columns.run_decoder import SMALL_RUN
+from penstock.wire.columns.schema import Change, Event
+from penstock.wire.messages.kv import FailoverEntry, pack_failover_log
+from penstock.wire.messages.upr import UprFailoverLogReply, UprStreamReply
 from tests.client.dialects import LOG, SPEAKERS, answer_of, consumer_of, opened
 from tests.client.producer import AT_20, seqnos
 

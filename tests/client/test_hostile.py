@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from penstock import connect
 from penstock.errors import Error
-from penstock.wire.constants import Dialect, Feature, Opcode, UprOpcode
-from penstock.wire.dcp import StreamReq
-from penstock.wire.kv import pack_features, pack_vb_seqnos
-from penstock.wire.layout import decode
-from penstock.wire.upr import UprStreamReq
+from penstock.wire.codec.constants import Dialect, Feature, Opcode, UprOpcode
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.dcp import StreamReq
+from penstock.wire.messages.kv import pack_features, pack_vb_seqnos
+from penstock.wire.messages.upr import UprStreamReq
 from tests.client.peer import Script, reply, stats_reply
 from tests.client.producer import LOG, accept, end, marker, mutations, noop
 from tests.client.test_tap_feed import begin, close

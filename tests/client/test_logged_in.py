@@ -17,11 +17,11 @@ from penstock.errors import (
     UntrustedNode,
     UsageError,
 )
-from penstock.node.login import User
-from penstock.node.login.certificates import make_certificates
-from penstock.node.login.users import account_of
-from penstock.node.login.users_file import change_users
-from penstock.wire.constants import Opcode, Status
+from penstock.node.auth import User
+from penstock.node.auth.certificates import make_certificates
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import change_users
+from penstock.wire.codec.constants import Opcode, Status
 from tests.client.peer import Script, documents, in_loop, reply
 
 PASSWORD = "very secret"

@@ -14,8 +14,8 @@ from penstock.client.connect.sasl_login import (
     names_of,
 )
 from penstock.errors import AccessDenied, RemoteProtocolError, UsageError
-from penstock.wire.saslprep import prepared
-from penstock.wire.scram import SCRAM
+from penstock.wire.values.saslprep import prepared
+from penstock.wire.values.scram import SCRAM
 
 ALL = [PLAIN, CRAM_MD5, *SCRAM]
 

@@ -10,11 +10,11 @@ from penstock import Node, connect
 from penstock.client.connect.cluster_map import ClusterMap, read_map
 from penstock.client.documents.document import vbucket_of
 from penstock.errors import KeyExists, NotMyVbucket, RemoteProtocolError, Unreachable, UsageError
-from penstock.node.topology import NodePlace
-from penstock.wire.constants import Opcode, Status, VbucketState
-from penstock.wire.dcp import StreamReq
-from penstock.wire.kv import SetVbucket
-from penstock.wire.layout import decode
+from penstock.node.cluster.topology import NodePlace
+from penstock.wire.codec.constants import Opcode, Status, VbucketState
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.dcp import StreamReq
+from penstock.wire.messages.kv import SetVbucket
 from tests.client.peer import Script, documents, in_loop, reply
 from tests.client.producer import accept, end, marker, mutations
 from tests.node.http.web_client import WebClient

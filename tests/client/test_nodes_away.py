@@ -9,10 +9,10 @@ import pytest
 from penstock import connect
 from penstock.client.documents.document import vbucket_of
 from penstock.errors import Unreachable, VbucketsNotServed
-from penstock.wire.constants import Opcode, Status
-from penstock.wire.dcp import StreamReq
-from penstock.wire.layout import decode
-from penstock.wire.schema import Change
+from penstock.wire.codec.constants import Opcode, Status
+from penstock.wire.codec.layout import decode
+from penstock.wire.columns.schema import Change
+from penstock.wire.messages.dcp import StreamReq
 from tests.client.peer import Process, Script, in_loop
 from tests.client.producer import accept, marker, mutations, noop, refuse
 from tests.ports import free_ports

@@ -20,8 +20,8 @@ from penstock.errors import (
     UnsupportedServer,
     UsageError,
 )
-from penstock.wire.constants import Dialect, Feature, Opcode, Status
-from penstock.wire.kv import FailoverEntry
+from penstock.wire.codec.constants import Dialect, Feature, Opcode, Status
+from penstock.wire.messages.kv import FailoverEntry
 from tests.client.old_server import COUCHBASE_2_5, COUCHBASE_3_1, OldServer, reply, without_map
 from tests.client.peer import documents, in_loop
 

@@ -15,10 +15,10 @@ from penstock.client.feeds.order import (
     wrong_snapshot,
 )
 from penstock.errors import OrderViolation
-from penstock.wire.connection import Connection, Slab
-from penstock.wire.constants import Dialect, SnapshotFlag, Status
-from penstock.wire.dcp import Mutation, SnapshotMarker
-from penstock.wire.heads import Heads, Run, heads_of
+from penstock.wire.codec.constants import Dialect, SnapshotFlag, Status
+from penstock.wire.columns.heads import Heads, Run, heads_of
+from penstock.wire.messages.dcp import Mutation, SnapshotMarker
+from penstock.wire.protocol.frame_receiver import Connection, Slab
 
 
 def heads(*rows: tuple[int, int, int]) -> Heads:

@@ -9,17 +9,17 @@ import pytest
 
 import penstock
 from penstock import connect
-from penstock.cli.streams import _reports
+from penstock.cli.node.streams import _reports
 from penstock.client.connect.address import MOST_PORT, parse_address
 from penstock.client.connect.cluster_map import NOBODY, read_map
 from penstock.client.connect.link import text_of
 from penstock.client.feeds.selection import read_manifest
 from penstock.errors import Error, RemoteProtocolError, Unreachable
-from penstock.wire.collections import GetManifest
-from penstock.wire.constants import Feature, Magic, Opcode, Status
-from penstock.wire.frame import Frame
-from penstock.wire.kv import pack_features
-from penstock.wire.peer_json import MOST_JSON_BYTES
+from penstock.wire.codec.constants import Feature, Magic, Opcode, Status
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.collections import GetManifest
+from penstock.wire.messages.kv import pack_features
+from penstock.wire.values.peer_json import MOST_JSON_BYTES
 from tests.client.peer import Script, in_loop, reply, stats_reply
 
 HERE = ("here", 11210)

@@ -28,11 +28,11 @@ from penstock.client.feeds.stream_position import (
     without_branch,
 )
 from penstock.client.topology.vbucket_info import VbucketInfo
-from penstock.store.failover import FailoverEntry, create_entry
-from penstock.store.rollback import StreamRequest, range_error, rollback_point
-from penstock.wire.constants import MAX_SEQNO
-from penstock.wire.dcp import Deletion, Mutation
-from penstock.wire.schema import Event
+from penstock.store.history.failover_log import FailoverEntry, create_entry
+from penstock.store.history.rollback import StreamRequest, range_error, rollback_point
+from penstock.wire.codec.constants import MAX_SEQNO
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.dcp import Deletion, Mutation
 from tests.client import dialects, producer
 
 LOG = (FailoverEntry(33, 20), FailoverEntry(22, 10), FailoverEntry(11, 0))

@@ -23,7 +23,7 @@ from penstock.errors import (
     Unreachable,
     UsageError,
 )
-from penstock.wire.schema import Event
+from penstock.wire.columns.schema import Event
 
 ADDRESS = parse_address("couchbase://127.0.0.1/beer")
 

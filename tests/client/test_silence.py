@@ -6,12 +6,12 @@ import pytest
 
 from penstock import connect
 from penstock.errors import Unreachable
-from penstock.wire.constants import Dialect, Feature, Opcode, UprOpcode
-from penstock.wire.dcp import StreamReq
-from penstock.wire.kv import pack_features
-from penstock.wire.layout import decode
-from penstock.wire.login import SaslAuth, SaslListMechs
-from penstock.wire.upr import UprStreamReq
+from penstock.wire.codec.constants import Dialect, Feature, Opcode, UprOpcode
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.dcp import StreamReq
+from penstock.wire.messages.kv import pack_features
+from penstock.wire.messages.sasl import SaslAuth, SaslListMechs
+from penstock.wire.messages.upr import UprStreamReq
 from tests.client.peer import Script, in_loop, reply, stats_reply
 from tests.client.producer import LOG, accept, marker, mutation, mutations, noop
 from tests.client.test_tap_feed import begin

@@ -12,8 +12,8 @@ from penstock.client.documents.document import vbucket_of
 from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.stream_position import BEGINNING
 from penstock.errors import RemoteProtocolError, Unreachable, UsageError
-from penstock.wire.columns import changes_of
-from penstock.wire.schema import CHANGE_SCHEMA, Event
+from penstock.wire.columns.run_decoder import changes_of
+from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 from tests.client.peer import Process, documents, in_loop
 
 

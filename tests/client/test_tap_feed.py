@@ -8,13 +8,12 @@ import pytest
 from penstock.client.tap.tap_feed import TapFeed
 from penstock.client.topology.item_counts import ItemCount
 from penstock.errors import NotSupported, RemoteProtocolError, TemporaryFailure, Unreachable, UsageError
-from penstock.wire.columns import SMALL_RUN
-from penstock.wire.connection import Connection, Slab
-from penstock.wire.constants import MAX_SEQNO, Opcode, Status, TapConnectFlag, TapFlag, TapOpaque
-from penstock.wire.dcp import DcpNoop
-from penstock.wire.kv import Get, Noop
-from penstock.wire.schema import Change, Event
-from penstock.wire.tap import (
+from penstock.wire.codec.constants import MAX_SEQNO, Opcode, Status, TapConnectFlag, TapFlag, TapOpaque
+from penstock.wire.columns.run_decoder import SMALL_RUN
+from penstock.wire.columns.schema import Change, Event
+from penstock.wire.messages.dcp import DcpNoop
+from penstock.wire.messages.kv import Get, Noop
+from penstock.wire.messages.tap import (
     TapCheckpointEnd,
     TapCheckpointStart,
     TapConnect,
@@ -26,6 +25,7 @@ from penstock.wire.tap import (
     TapVbucketSet,
     unpack_options,
 )
+from penstock.wire.protocol.frame_receiver import Connection, Slab
 from tests.client.receiver import Receiver
 
 ACK = int(TapFlag.ACK)

@@ -8,11 +8,11 @@ import pytest
 
 from penstock import connect
 from penstock.errors import RemoteProtocolError, Unreachable, UnsupportedServer
-from penstock.wire.constants import Opcode, Status, TapOpaque, UprOpcode
-from penstock.wire.layout import decode
-from penstock.wire.schema import Change, Event
-from penstock.wire.tap import TapReply, unpack_options
-from penstock.wire.upr import UprStreamReq
+from penstock.wire.codec.constants import Opcode, Status, TapOpaque, UprOpcode
+from penstock.wire.codec.layout import decode
+from penstock.wire.columns.schema import Change, Event
+from penstock.wire.messages.tap import TapReply, unpack_options
+from penstock.wire.messages.upr import UprStreamReq
 from tests.client.dialects import LOG, Upr
 from tests.client.peer import Script, in_loop, reply, stats_reply
 from tests.client.test_tap_feed import begin, close, mutation, mutations, remark, rollback

@@ -8,16 +8,16 @@ from penstock import Node, connect
 from penstock.client.tap.tap_feed import TapFeed
 from penstock.client.topology.item_counts import ItemCount
 from penstock.errors import RemoteProtocolError
-from penstock.wire.columns import SMALL_RUN
-from penstock.wire.connection import Connection, Slab
-from penstock.wire.constants import Datatype, Dialect, Opcode
-from penstock.wire.dcp import Mutation
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.frame import Frame
-from penstock.wire.layout import decode
-from penstock.wire.schema import Event
-from penstock.wire.snappy import deflate
-from penstock.wire.tap import TapMutation
+from penstock.wire.codec.constants import Datatype, Dialect, Opcode
+from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.layout import decode
+from penstock.wire.columns.run_decoder import SMALL_RUN
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.dcp import Mutation
+from penstock.wire.messages.dcp_values import pack_xattrs
+from penstock.wire.messages.tap import TapMutation
+from penstock.wire.protocol.frame_receiver import Connection, Slab
+from penstock.wire.values.snappy import deflate
 from tests.client.peer import Script, in_loop, reply
 from tests.client.producer import deletion, marker, mutations, opened
 from tests.client.receiver import Receiver

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import pytest
 
 from penstock.node import Node
-from penstock.node.login import User
-from penstock.node.login.certificates import make_certificates
-from penstock.node.login.users import account_of
-from penstock.node.login.users_file import change_users
-from penstock.wire.constants import Status
-from penstock.wire.kv import Flush
+from penstock.node.auth import User
+from penstock.node.auth.certificates import make_certificates
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import change_users
+from penstock.wire.codec.constants import Status
+from penstock.wire.messages.kv import Flush
 from tests.compat.serving import Serving
 from tests.node.wire_client import connected as memcached_client
 

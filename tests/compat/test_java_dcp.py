@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.node.login import User
-from penstock.node.login.users import account_of
-from penstock.node.login.users_file import change_users
-from penstock.wire.constants import Status
-from penstock.wire.kv import SelectBucket
+from penstock.node.auth import User
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import change_users
+from penstock.wire.codec.constants import Status
+from penstock.wire.messages.kv import SelectBucket
 from tests.compat.installed import java_program
 from tests.compat.running import PATIENCE, Program
 from tests.compat.serving import Serving

@@ -30,9 +30,9 @@ from couchbase.management.users import User as SdkUser  # noqa: E402
 from couchbase.options import ClusterOptions  # noqa: E402
 
 from penstock.node import Node  # noqa: E402
-from penstock.node.login import User  # noqa: E402
-from penstock.node.login.users import account_of  # noqa: E402
-from penstock.node.login.users_file import change_users  # noqa: E402
+from penstock.node.auth import User  # noqa: E402
+from penstock.node.auth.users import account_of  # noqa: E402
+from penstock.node.auth.users_file import change_users  # noqa: E402
 
 GONE = (KeyspaceNotFoundException, CollectionNotFoundException, ScopeNotFoundException, UnAmbiguousTimeoutException)
 SHORT = timedelta(seconds=2)

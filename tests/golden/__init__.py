@@ -4,8 +4,8 @@ The header is spaced as: magic opcode key-length, extras-length datatype vbucket
 Then come the framing extras, the extras field by field, engine-private data, key and value.
 """
 
-from penstock.wire.constants import Dialect
-from penstock.wire.layout import Message
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.layout import Message
 from tests.golden import collections, dcp, kv, login, observe, session, subdoc, tap, upr, upr_draft
 
 GOLDEN: list[tuple[str, Message, str]] = [

@@ -1,7 +1,7 @@
 """The commands about collections and scopes."""
 
-from penstock.wire import collections
-from penstock.wire.layout import Message
+from penstock.wire.codec.layout import Message
+from penstock.wire.messages import collections
 
 ROWS: list[tuple[str, Message, str]] = [
     (

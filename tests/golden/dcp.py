@@ -1,8 +1,8 @@
 """DCP."""
 
-from penstock.wire import dcp, kv
-from penstock.wire.dcp_values import CachedDocument, pack_cached
-from penstock.wire.layout import Message
+from penstock.wire.codec.layout import Message
+from penstock.wire.messages import dcp, kv
+from penstock.wire.messages.dcp_values import CachedDocument, pack_cached
 
 ROWS: list[tuple[str, Message, str]] = [
     (

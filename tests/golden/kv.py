@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from penstock.wire import kv
-from penstock.wire.constants import Opcode
-from penstock.wire.layout import Message
+from penstock.wire.codec.constants import Opcode
+from penstock.wire.codec.layout import Message
+from penstock.wire.messages import kv
 
 Row = tuple[str, Message, str]
 

@@ -1,7 +1,7 @@
 """Logging in. The exchange is that of RFC 7677, section 3: user `user`, password `pencil`."""
 
-from penstock.wire.layout import Message
-from penstock.wire.login import SaslAuth, SaslListMechs, SaslReply, SaslStep
+from penstock.wire.codec.layout import Message
+from penstock.wire.messages.sasl import SaslAuth, SaslListMechs, SaslReply, SaslStep
 
 ROWS: list[tuple[str, Message, str]] = [
     (

@@ -1,7 +1,7 @@
 """The commands about what is on disk."""
 
-from penstock.wire import observe
-from penstock.wire.layout import Message
+from penstock.wire.codec.layout import Message
+from penstock.wire.messages import observe
 
 ROWS: list[tuple[str, Message, str]] = [
     (

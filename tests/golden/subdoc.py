@@ -1,8 +1,8 @@
 """The sub-document commands."""
 
-from penstock.wire.constants import Opcode
-from penstock.wire.layout import Message
-from penstock.wire.subdoc import (
+from penstock.wire.codec.constants import Opcode
+from penstock.wire.codec.layout import Message
+from penstock.wire.messages.subdoc import (
     LookupReply,
     MultiLookup,
     MultiMutation,

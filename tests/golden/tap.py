@@ -1,7 +1,7 @@
 """TAP, and the commands beside it."""
 
-from penstock.wire import tap
-from penstock.wire.layout import Message
+from penstock.wire.codec.layout import Message
+from penstock.wire.messages import tap
 
 ROWS: list[tuple[str, Message, str]] = [
     (

@@ -1,7 +1,7 @@
 """UPR as it was first written down. Its opcodes mean other things in DCP."""
 
-from penstock.wire import kv, upr
-from penstock.wire.layout import Message
+from penstock.wire.codec.layout import Message
+from penstock.wire.messages import kv, upr
 
 ROWS: list[tuple[str, Message, str]] = [
     (

@@ -1,8 +1,8 @@
 """The UPR draft: the header's byte 5 is the kind, bytes 6-7 are the vbucket in both directions."""
 
-from penstock.wire import kv
-from penstock.wire import upr_draft as draft
-from penstock.wire.layout import Message
+from penstock.wire.codec.layout import Message
+from penstock.wire.messages import kv
+from penstock.wire.messages import upr_draft as draft
 
 ROWS: list[tuple[str, Message, str]] = [
     (

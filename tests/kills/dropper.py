@@ -14,10 +14,10 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from penstock.store.bucket import Bucket
-from penstock.store.files import Directory
-from penstock.store.settings import Settings
-from penstock.wire.collection_key import pack_collection_id
+from penstock.store.bucket_store import Bucket
+from penstock.store.definition.bucket_settings import Settings
+from penstock.store.disk.bucket_files import Directory
+from penstock.wire.values.collection_key import pack_collection_id
 from tests.kills.writer import Doom, Doomed
 
 __all__ = ["NOW", "open_bucket"]

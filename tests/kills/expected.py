@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.store.vbucket import Item
-from penstock.wire.constants import Datatype, VbucketState
-from penstock.wire.dcp import DeletionV2, Expiration, Mutation
+from penstock.store.documents.vbucket import Item
+from penstock.wire.codec.constants import Datatype, VbucketState
+from penstock.wire.messages.dcp import DeletionV2, Expiration, Mutation
 from tests.kills.workload import COMMANDS, NANOSECONDS, Operation, Turn
 
 __all__ = ["ACTIVE", "Change", "Expected", "ExpectedVbucket", "begun_at"]

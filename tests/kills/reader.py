@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from penstock.store.bucket import Bucket
-from penstock.store.durable import DurableLog
-from penstock.store.vbucket import Vbucket
-from penstock.wire.dcp import Mutation
+from penstock.store.bucket_store import Bucket
+from penstock.store.disk.durable_log import DurableLog
+from penstock.store.documents.vbucket import Vbucket
+from penstock.wire.messages.dcp import Mutation
 from tests.kills.expected import ACTIVE, Change, Expected, ExpectedVbucket, begun_at
 from tests.kills.workload import NANOSECONDS, PLANS, turns
 from tests.kills.writer import WRITER, Life, vbuuids

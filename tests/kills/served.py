@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.node import Node
-from penstock.store.settings import Settings
+from penstock.store.definition.bucket_settings import Settings
 
 __all__ = ["VBUCKETS", "Command", "serve"]
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.store.bucket import Bucket
-from penstock.store.snapshot import Snapshot
-from penstock.wire.collection_key import SYSTEM_COLLECTION, split_collection_key
-from penstock.wire.dcp import Mutation
+from penstock.store.bucket_store import Bucket
+from penstock.store.history.history_snapshot import Snapshot
+from penstock.wire.messages.dcp import Mutation
+from penstock.wire.values.collection_key import SYSTEM_COLLECTION, split_collection_key
 from tests.kills.dropper import open_bucket
 from tests.kills.killing import PATIENCE, ROOT
 from tests.kills.writer import OPERATIONS, Doom

@@ -5,14 +5,14 @@ from errno import EIO
 from itertools import count
 from pathlib import Path
 
-from penstock.store.bucket import Bucket
-from penstock.store.durable import DurableLog, log_name
-from penstock.store.files import Directory
-from penstock.store.inventory import INVENTORY
-from penstock.store.record import RECORD_BYTES
-from penstock.store.sealed import segment_ids
-from penstock.wire.constants import VbucketState
-from penstock.wire.schema import Event
+from penstock.store.bucket_store import Bucket
+from penstock.store.disk.bucket_files import Directory
+from penstock.store.disk.durable_log import DurableLog, log_name
+from penstock.store.disk.inventory import INVENTORY
+from penstock.store.disk.sealed_segment import segment_ids
+from penstock.store.log.records import RECORD_BYTES
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.columns.schema import Event
 from tests.store.model import START, read_all
 
 

@@ -14,9 +14,9 @@ from penstock.client.connect.client_session import open_session
 from penstock.client.connect.link import NodeLink
 from penstock.client.documents.document import vbucket_of
 from penstock.client.feeds.stream_position import Position
-from penstock.wire.kv import GetAllVbSeqnos, SeqnoPersistence, unpack_vb_seqnos
-from penstock.wire.observe import StartPersistence, StopPersistence
-from penstock.wire.schema import Change, Event
+from penstock.wire.columns.schema import Change, Event
+from penstock.wire.messages.kv import GetAllVbSeqnos, SeqnoPersistence, unpack_vb_seqnos
+from penstock.wire.messages.observe import StartPersistence, StopPersistence
 from tests.kills.served import VBUCKETS, Command
 from tests.kills.traffic import url_of
 

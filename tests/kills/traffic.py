@@ -19,12 +19,12 @@ from penstock.client.connect.link import NodeLink
 from penstock.client.documents.document import vbucket_of
 from penstock.client.feeds.stream_position import Position
 from penstock.errors import ConnectionClosed, Unreachable
-from penstock.store.failover import MAX_ENTRIES, FailoverLog
-from penstock.wire.constants import Status
-from penstock.wire.kv import Delete, GetAllVbSeqnos, Noop, SeqnoPersistence, Set, unpack_vb_seqnos
-from penstock.wire.layout import Request
-from penstock.wire.observe import CompactDb, StartPersistence, StopPersistence
-from penstock.wire.schema import Change, Event
+from penstock.store.history.failover_log import MAX_ENTRIES, FailoverLog
+from penstock.wire.codec.constants import Status
+from penstock.wire.codec.layout import Request
+from penstock.wire.columns.schema import Change, Event
+from penstock.wire.messages.kv import Delete, GetAllVbSeqnos, Noop, SeqnoPersistence, Set, unpack_vb_seqnos
+from penstock.wire.messages.observe import CompactDb, StartPersistence, StopPersistence
 from tests.kills.served import VBUCKETS
 
 __all__ = ["Traffic"]

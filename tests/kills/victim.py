@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from penstock.store.durable import DurableLog
-from penstock.wire.constants import VbucketState
+from penstock.store.disk.durable_log import DurableLog
+from penstock.wire.codec.constants import VbucketState
 from tests.kills.expected import Expected
 from tests.kills.killing import Death, Nursery
 from tests.kills.reader import check, find_end

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
 
-from penstock.store.settings import Settings
+from penstock.store.definition.bucket_settings import Settings
 
 __all__ = ["COMMANDS", "NANOSECONDS", "PLANS", "Operation", "Plan", "Turn", "began", "is_copy", "turns"]
 

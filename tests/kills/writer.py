@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import KeyExists, KeyNotFound, NotStored
-from penstock.store.bucket import Bucket
-from penstock.store.compaction import Compaction
-from penstock.store.files import Directory
-from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import VbucketState
-from penstock.wire.schema import Event
+from penstock.store.bucket_store import Bucket
+from penstock.store.disk.bucket_files import Directory
+from penstock.store.documents.vbucket import Vbucket
+from penstock.store.log.compaction import Compaction
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.columns.schema import Event
 from tests.kills.workload import COMMANDS, PLANS, Operation, began, turns
 
 __all__ = ["OPERATIONS", "READER", "WRITER", "Clock", "Doom", "Life", "open_bucket", "vbuuids", "write"]

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from penstock.wire.collections import GetCollectionId, GetManifest, SetManifest
-from penstock.wire.constants import (
+from penstock.wire.codec.constants import (
     MAX_SEQNO,
     Dialect,
     DocFlag,
@@ -13,9 +12,12 @@ from penstock.wire.constants import (
     OpenFlag,
     PathFlag,
 )
-from penstock.wire.dcp import BufferAck, CloseStream, Control, Open, StreamReq
-from penstock.wire.frame_info import Durability, RequestInfos, pack_request_infos
-from penstock.wire.kv import (
+from penstock.wire.codec.layout import Message
+from penstock.wire.messages.cluster import GetErrorMap, ListBuckets
+from penstock.wire.messages.collections import GetCollectionId, GetManifest, SetManifest
+from penstock.wire.messages.dcp import BufferAck, CloseStream, Control, Open, StreamReq
+from penstock.wire.messages.frame_info import Durability, RequestInfos, pack_request_infos
+from penstock.wire.messages.kv import (
     Add,
     Append,
     Count,
@@ -40,12 +42,9 @@ from penstock.wire.kv import (
     Version,
     pack_features,
 )
-from penstock.wire.layout import Message
-from penstock.wire.login import SaslAuth, SaslStep
-from penstock.wire.observe import CompactDb
-from penstock.wire.session import GetErrorMap, ListBuckets
-from penstock.wire.snappy import deflate
-from penstock.wire.subdoc import (
+from penstock.wire.messages.observe import CompactDb
+from penstock.wire.messages.sasl import SaslAuth, SaslStep
+from penstock.wire.messages.subdoc import (
     LookupSpec,
     MultiLookup,
     MultiMutation,
@@ -55,9 +54,10 @@ from penstock.wire.subdoc import (
     pack_lookup_specs,
     pack_mutation_specs,
 )
-from penstock.wire.tap import TapConnect
-from penstock.wire.upr import UprGetFailoverLog, UprStreamReq
-from penstock.wire.upr_draft import DraftGetFailoverLog, DraftNoRequest, DraftStreamReq
+from penstock.wire.messages.tap import TapConnect
+from penstock.wire.messages.upr import UprGetFailoverLog, UprStreamReq
+from penstock.wire.messages.upr_draft import DraftGetFailoverLog, DraftNoRequest, DraftStreamReq
+from penstock.wire.values.snappy import deflate
 
 ASK: dict[str, Any] = {"start_seqno": 0, "end_seqno": MAX_SEQNO, "vbuuid": 0, "snap_start": 0, "snap_end": 0}
 META: dict[str, Any] = {"key": b"key", "flags": 0, "rev_seqno": 9, "new_cas": 9}

@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 
-from penstock.store.files import Directory
+from penstock.store.disk.bucket_files import Directory
 from tests.node.watch import run
 from tests.node.wire_client import SECONDS
 

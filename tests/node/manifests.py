@@ -2,9 +2,9 @@
 
 import json
 
-from penstock.wire.collection_key import pack_collection_id
-from penstock.wire.collections import SetManifest
-from penstock.wire.constants import Status
+from penstock.wire.codec.constants import Status
+from penstock.wire.messages.collections import SetManifest
+from penstock.wire.values.collection_key import pack_collection_id
 
 BEERS, ALES, LAGERS = 8, 9, 300  # a scope, and its collections: one whose id takes a byte, one whose id takes two
 

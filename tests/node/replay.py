@@ -22,9 +22,9 @@ from struct import Struct
 from typing import Any
 
 from penstock.node import Node
-from penstock.wire.constants import Magic, Opcode, Status, TapFlag
-from penstock.wire.frame import BODY_LENGTH, HEADER, HEADER_BYTES, Frame, cut_frame, join_frame, opcode_name
-from penstock.wire.kv import Noop
+from penstock.wire.codec.constants import Magic, Opcode, Status, TapFlag
+from penstock.wire.codec.frame import BODY_LENGTH, HEADER, HEADER_BYTES, Frame, cut_frame, join_frame, opcode_name
+from penstock.wire.messages.kv import Noop
 from tests.node.wire_client import WireClient
 
 CAPTURES = Path(__file__).parents[1] / "captures"

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from penstock.node import Node
-from penstock.node.buckets import BucketSpec
+from penstock.node.buckets.bucket_spec import BucketSpec
 from tests.node.replay_state import VBUCKETS, build
 from tests.node.watch import run
 from tests.node.wire_client import SECONDS

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.wire.constants import Magic, Opcode, SnapshotFlag, Status, TapFlag
-from penstock.wire.frame import Frame
-from penstock.wire.tap import TapMessage
+from penstock.wire.codec.constants import Magic, Opcode, SnapshotFlag, Status, TapFlag
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.tap import TapMessage
 from tests.node.replay import (
     CLOSED,
     CLOSES,

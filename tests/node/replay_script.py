@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import Magic, Opcode, Status, VbucketState
-from penstock.wire.dcp import Control, GetFailoverLog
-from penstock.wire.frame import HEADER_BYTES, Frame
-from penstock.wire.kv import Delete, DelVbucket, Flush, Get, GetVbucket, Noop, Set, SetVbucket
-from penstock.wire.layout import Request
-from penstock.wire.observe import CompactDb
-from penstock.wire.tap import (
+from penstock.store.documents.vbucket import Vbucket
+from penstock.wire.codec.constants import Magic, Opcode, Status, VbucketState
+from penstock.wire.codec.frame import HEADER_BYTES, Frame
+from penstock.wire.codec.layout import Request
+from penstock.wire.messages.dcp import Control, GetFailoverLog
+from penstock.wire.messages.kv import Delete, DelVbucket, Flush, Get, GetVbucket, Noop, Set, SetVbucket
+from penstock.wire.messages.observe import CompactDb
+from penstock.wire.messages.tap import (
     ChangeVbFilter,
     CreateCheckpoint,
     DeregisterTapClient,

@@ -12,14 +12,14 @@ from functools import cache
 from typing import NamedTuple
 
 from penstock.node import Node
-from penstock.node.tap.settings import TapSettings
-from penstock.store.failover import branch_at
-from penstock.store.vbucket import Vbucket
-from penstock.wire.collection_key import DEFAULT_PREFIX
-from penstock.wire.constants import Magic, Opcode, Status, VbucketState
-from penstock.wire.frame import HEADER_BYTES, Frame
-from penstock.wire.kv import FailoverEntry
-from penstock.wire.schema import Event
+from penstock.node.session.tap_settings import TapSettings
+from penstock.store.documents.vbucket import Vbucket
+from penstock.store.history.failover_log import branch_at
+from penstock.wire.codec.constants import Magic, Opcode, Status, VbucketState
+from penstock.wire.codec.frame import HEADER_BYTES, Frame
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.kv import FailoverEntry
+from penstock.wire.values.collection_key import DEFAULT_PREFIX
 from tests.node.replay import (
     DELETION,
     ENTRY,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from penstock.node.release import VERSION
-from penstock.wire.constants import Status, TapOpaque
-from penstock.wire.tap import TapDelete, TapOpaqueMessage
+from penstock.node.cluster.release import VERSION
+from penstock.wire.codec.constants import Status, TapOpaque
+from penstock.wire.messages.tap import TapDelete, TapOpaqueMessage
 from tests.node.replay import MARKER, NAMES
 from tests.node.replay_edits import (
     Edit,

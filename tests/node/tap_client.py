@@ -5,11 +5,19 @@ from contextlib import contextmanager
 import pytest
 
 from penstock.node import Node
-from penstock.node.tap.settings import TapSettings
-from penstock.wire.constants import Dialect, Opcode, Status, TapConnectFlag, TapFlag
-from penstock.wire.kv import DelVbucket
-from penstock.wire.layout import decode
-from penstock.wire.tap import TapConnect, TapDelete, TapMessage, TapMutation, TapOpaqueMessage, TapOptions, TapReply
+from penstock.node.session.tap_settings import TapSettings
+from penstock.wire.codec.constants import Dialect, Opcode, Status, TapConnectFlag, TapFlag
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.kv import DelVbucket
+from penstock.wire.messages.tap import (
+    TapConnect,
+    TapDelete,
+    TapMessage,
+    TapMutation,
+    TapOpaqueMessage,
+    TapOptions,
+    TapReply,
+)
 from tests.node.wire_client import WireClient, connected
 
 F = TapConnectFlag

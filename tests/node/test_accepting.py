@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.node import Node
-from penstock.node.accepting import most_connections
-from penstock.wire.constants import Status
-from penstock.wire.kv import Noop
+from penstock.node.transport.acceptor import most_connections
+from penstock.wire.codec.constants import Status
+from penstock.wire.messages.kv import Noop
 from tests.node.wire_client import connected
 
 S = Status

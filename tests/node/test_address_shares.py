@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.node.address_shares import AddressShares, network_of
+from penstock.node.transport.address_shares import AddressShares, network_of
 
 
 def take_all(shares, addresses):

@@ -12,18 +12,19 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from penstock.node import Node, guests
-from penstock.node.connection import MAX_BEFORE_LOGIN, MOST_BEHIND_LOGIN, UNREAD_BEFORE_LOGIN
-from penstock.node.guests import MOST_STRANGERS
-from penstock.node.login import User
-from penstock.node.login.users import account_of
-from penstock.node.login.users_file import change_users
-from penstock.node.login.verifier import MIN_ITERATIONS
-from penstock.wire.constants import Feature, Magic, Opcode, Status
-from penstock.wire.frame import HEADER, Frame
-from penstock.wire.kv import Get, Hello, Noop, SelectBucket, Set, Stat, Version, pack_features
-from penstock.wire.login import SaslAuth, SaslListMechs, SaslStep
-from penstock.wire.session import GetErrorMap
+from penstock.node import Node
+from penstock.node.auth import User
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import change_users
+from penstock.node.auth.verifier import MIN_ITERATIONS
+from penstock.node.server.node_connection import MAX_BEFORE_LOGIN, MOST_BEHIND_LOGIN, UNREAD_BEFORE_LOGIN
+from penstock.node.session import connection_registry
+from penstock.node.session.connection_registry import MOST_STRANGERS
+from penstock.wire.codec.constants import Feature, Magic, Opcode, Status
+from penstock.wire.codec.frame import HEADER, Frame
+from penstock.wire.messages.cluster import GetErrorMap
+from penstock.wire.messages.kv import Get, Hello, Noop, SelectBucket, Set, Stat, Version, pack_features
+from penstock.wire.messages.sasl import SaslAuth, SaslListMechs, SaslStep
 from tests.node.watch import run
 from tests.node.wire_client import SECONDS, connected
 
@@ -261,7 +262,7 @@ def test_one_address_does_not_take_all_connections(running, log):
 
 
 def test_strangers_of_one_address_end_none_of_another(running, monkeypatch):
-    monkeypatch.setattr(guests, "MOST_STRANGERS", 8)
+    monkeypatch.setattr(connection_registry, "MOST_STRANGERS", 8)
     with running() as node, ExitStack() as stack:
         other = stack.enter_context(connected(node, address="127.0.0.2"))
         assert other.status(Noop()) == S.SUCCESS
@@ -273,7 +274,7 @@ def test_strangers_of_one_address_end_none_of_another(running, monkeypatch):
 
 
 def test_each_address_gets_in_where_all_places_are_taken(running, monkeypatch):
-    monkeypatch.setattr(guests, "MOST_STRANGERS", 2)
+    monkeypatch.setattr(connection_registry, "MOST_STRANGERS", 2)
     with running() as node, ExitStack() as stack:
         crowd = [stack.enter_context(connected(node, address=f"127.0.0.{n}")) for n in range(2, 6)]
         assert crowd[0].ended()

@@ -10,12 +10,12 @@ import pytest
 
 from penstock.errors import NotSupported, StoreDamaged, StoreRefused, UsageError
 from penstock.node import Node
-from penstock.node.bucket_list import MAX_BUCKETS
-from penstock.node.buckets import BucketSpec
-from penstock.node.topology import NodePlace
-from penstock.store.settings import Settings
-from penstock.wire.constants import Status, VbucketState
-from penstock.wire.kv import Flush, GetClusterConfig, Noop, SelectBucket, SetVbucket
+from penstock.node.buckets.bucket_list import MAX_BUCKETS
+from penstock.node.buckets.bucket_spec import BucketSpec
+from penstock.node.cluster.topology import NodePlace
+from penstock.store.definition.bucket_settings import Settings
+from penstock.wire.codec.constants import Status, VbucketState
+from penstock.wire.messages.kv import Flush, GetClusterConfig, Noop, SelectBucket, SetVbucket
 from tests.node.wire_client import SECONDS, connected
 
 S = Status
@@ -278,7 +278,7 @@ def test_a_plain_cache_has_one_vbucket_and_takes_everything(node):
 BUSY = """
 import asyncio, sys
 from penstock.node import Node
-from penstock.node.buckets import BucketSpec
+from penstock.node.buckets.bucket_spec import BucketSpec
 
 async def run():
     node = await Node.start(port=0, buckets=["beer"], vbuckets=2, data_dir=sys.argv[1])

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from penstock.node import Node
-from penstock.wire.constants import Status
-from penstock.wire.dcp import Mutation
-from penstock.wire.kv import GetLocked, Noop
+from penstock.wire.codec.constants import Status
+from penstock.wire.messages.dcp import Mutation
+from penstock.wire.messages.kv import GetLocked, Noop
 from tests.node.wire_client import connected
 
 HOUR, DAY = 60 * 60, 24 * 60 * 60

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from penstock.node import Node
-from penstock.wire.constants import Feature, Magic, Opcode, ServerOpcode, Status, VbucketState
-from penstock.wire.kv import Get, GetClusterConfig, Hello, Noop, SelectBucket, SetVbucket, pack_features
-from penstock.wire.layout import decode
+from penstock.wire.codec.constants import Feature, Magic, Opcode, ServerOpcode, Status, VbucketState
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.kv import Get, GetClusterConfig, Hello, Noop, SelectBucket, SetVbucket, pack_features
 from tests.node.wire_client import connected
 
 F = Feature

@@ -6,11 +6,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.node import Node
-from penstock.wire.collection_key import split_collection_key
-from penstock.wire.constants import Feature, Opcode, Status, StreamFlag, SystemEventKind
-from penstock.wire.dcp import Deletion, Mutation, SnapshotMarker, SystemEvent
-from penstock.wire.layout import decode
-from penstock.wire.system_event import unpack_system_event
+from penstock.wire.codec.constants import Feature, Opcode, Status, StreamFlag, SystemEventKind
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.dcp import Deletion, Mutation, SnapshotMarker, SystemEvent
+from penstock.wire.messages.system_event import unpack_system_event
+from penstock.wire.values.collection_key import split_collection_key
 from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, ids, key, wish
 from tests.node.wire_client import connected
 

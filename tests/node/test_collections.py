@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from penstock.node import Node
-from penstock.node.login import User
-from penstock.node.login.users import account_of
-from penstock.node.login.users_file import change_users
-from penstock.wire.collection_key import pack_collection_id
-from penstock.wire.collections import GetCollectionId, GetManifest, GetScopeId, SetManifest
-from penstock.wire.constants import Feature, Status, VbucketState
-from penstock.wire.kv import (
+from penstock.node.auth import User
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import change_users
+from penstock.wire.codec.constants import Feature, Status, VbucketState
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.collections import GetCollectionId, GetManifest, GetScopeId, SetManifest
+from penstock.wire.messages.kv import (
     GetAllVbSeqnos,
     GetCollectionSeqnos,
     Hello,
@@ -22,7 +22,7 @@ from penstock.wire.kv import (
     pack_features,
     unpack_vb_seqnos,
 )
-from penstock.wire.layout import decode
+from penstock.wire.values.collection_key import pack_collection_id
 from tests.node.test_login import ITERATIONS, log_in
 from tests.node.watch import run
 from tests.node.wire_client import connected

@@ -5,11 +5,11 @@ from contextlib import contextmanager
 import pytest
 
 from penstock.node import Node
-from penstock.store.settings import Settings
-from penstock.wire.constants import Opcode, Status
-from penstock.wire.frame import Frame
-from penstock.wire.kv import Noop
-from penstock.wire.observe import CompactDb
+from penstock.store.definition.bucket_settings import Settings
+from penstock.wire.codec.constants import Opcode, Status
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.kv import Noop
+from penstock.wire.messages.observe import CompactDb
 from tests.node.disks import FullDirectory, become
 from tests.node.wire_client import connected, until_stat
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from penstock.wire.constants import Datatype, Feature, Opcode, PathFlag, Status
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.kv import Append, Count, Hello, Set, SetWithMeta, pack_features
-from penstock.wire.snappy import deflate, inflate
-from penstock.wire.subdoc import SubdocLookup
+from penstock.wire.codec.constants import Datatype, Feature, Opcode, PathFlag, Status
+from penstock.wire.messages.dcp_values import pack_xattrs
+from penstock.wire.messages.kv import Append, Count, Hello, Set, SetWithMeta, pack_features
+from penstock.wire.messages.subdoc import SubdocLookup
+from penstock.wire.values.snappy import deflate, inflate
 from tests.node.wire_client import connected
 
 D, F = Datatype, Feature

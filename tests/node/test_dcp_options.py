@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from penstock.node.controls import CONTROLS
-from penstock.node.ext_metadata import SECTION
-from penstock.node.not_yet import NOT_YET
-from penstock.wire.constants import (
+from penstock.node.streams.dcp_controls import CONTROLS
+from penstock.node.streams.ext_metadata import SECTION
+from penstock.node.streams.not_yet import NOT_YET
+from penstock.wire.codec.constants import (
     Magic,
     Opcode,
     OpenFlag,
@@ -18,9 +18,9 @@ from penstock.wire.constants import (
     TapConnectFlag,
     VbucketState,
 )
-from penstock.wire.dcp import Deletion, DeletionV2, Expiration, Mutation, Open, SeqnoAcknowledged, StreamReq
-from penstock.wire.frame import Frame
-from penstock.wire.kv import Flush, Noop, SetVbucket
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation, Open, SeqnoAcknowledged, StreamReq
+from penstock.wire.messages.kv import Flush, Noop, SetVbucket
 from tests.node.wire_client import connected
 
 S, F = Status, OpenFlag

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.wire.constants import (
+from penstock.wire.codec.constants import (
     MAX_SEQNO,
     Datatype,
     Dialect,
@@ -15,7 +15,9 @@ from penstock.wire.constants import (
     StreamFlag,
     VbucketState,
 )
-from penstock.wire.dcp import (
+from penstock.wire.codec.frame import Frame, cut_frame
+from penstock.wire.codec.layout import LAYOUTS
+from penstock.wire.messages.dcp import (
     BufferAck,
     CloseStream,
     Control,
@@ -26,9 +28,7 @@ from penstock.wire.dcp import (
     StreamReq,
     unpack_rollback,
 )
-from penstock.wire.frame import Frame, cut_frame
-from penstock.wire.kv import Noop, unpack_failover_log
-from penstock.wire.layout import LAYOUTS
+from penstock.wire.messages.kv import Noop, unpack_failover_log
 from tests.node.wire_client import connected
 from tests.strategies import plain_frame
 

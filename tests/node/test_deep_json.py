@@ -7,11 +7,17 @@ import time
 
 import pytest
 
-from penstock.wire.collections import SetManifest
-from penstock.wire.constants import Datatype, Feature, Opcode, PathFlag, Status, VbucketState
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.kv import Append, Get, Hello, Noop, Set, SetVbucket, SetWithMeta, Stat, pack_features
-from penstock.wire.subdoc import MultiLookup, SubdocLookup, SubdocMutation, pack_lookup_specs, unpack_lookup_results
+from penstock.wire.codec.constants import Datatype, Feature, Opcode, PathFlag, Status, VbucketState
+from penstock.wire.messages.collections import SetManifest
+from penstock.wire.messages.dcp_values import pack_xattrs
+from penstock.wire.messages.kv import Append, Get, Hello, Noop, Set, SetVbucket, SetWithMeta, Stat, pack_features
+from penstock.wire.messages.subdoc import (
+    MultiLookup,
+    SubdocLookup,
+    SubdocMutation,
+    pack_lookup_specs,
+    unpack_lookup_results,
+)
 from tests.node.wire_client import connected
 
 S = Status

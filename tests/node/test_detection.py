@@ -6,16 +6,16 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.node import Node
-from penstock.node.options import PINS
-from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Opcode, OpenFlag, Status, UprOpcode
-from penstock.wire.dcp import Mutation, Open, PrototypeMutation, SnapshotMarker, StreamReq
-from penstock.wire.detect import detect
-from penstock.wire.frame import Frame
-from penstock.wire.kv import Noop, Set
-from penstock.wire.layout import Message, decode
-from penstock.wire.tap import TapConnect
-from penstock.wire.upr import UprGetFailoverLog, UprStreamReq, UprStreamStart
-from penstock.wire.upr_draft import DraftGetFailoverLog, DraftMalformed, DraftOk, DraftStreamReq
+from penstock.node.session.node_options import PINS
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect, Magic, Opcode, OpenFlag, Status, UprOpcode
+from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.layout import Message, decode
+from penstock.wire.messages.dcp import Mutation, Open, PrototypeMutation, SnapshotMarker, StreamReq
+from penstock.wire.messages.kv import Noop, Set
+from penstock.wire.messages.tap import TapConnect
+from penstock.wire.messages.upr import UprGetFailoverLog, UprStreamReq, UprStreamStart
+from penstock.wire.messages.upr_draft import DraftGetFailoverLog, DraftMalformed, DraftOk, DraftStreamReq
+from penstock.wire.protocol.dialect_detection import detect
 from tests.node.wire_client import as_bytes, connected
 
 S = Status

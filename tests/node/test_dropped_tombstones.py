@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from penstock.node import Node
-from penstock.node.tap.stream import opaque_message
-from penstock.wire.constants import Dialect, Opcode, Status, StreamEndReason, StreamFlag, TapOpaque
-from penstock.wire.dcp import StreamEnd
-from penstock.wire.observe import CompactDb
-from penstock.wire.upr import UprStreamEnd, UprStreamReq
-from penstock.wire.upr_draft import DraftStateChanged, DraftStreamReq
+from penstock.node.tap.tap_stream import opaque_message
+from penstock.wire.codec.constants import Dialect, Opcode, Status, StreamEndReason, StreamFlag, TapOpaque
+from penstock.wire.messages.dcp import StreamEnd
+from penstock.wire.messages.observe import CompactDb
+from penstock.wire.messages.upr import UprStreamEnd, UprStreamReq
+from penstock.wire.messages.upr_draft import DraftStateChanged, DraftStreamReq
 from tests.node.tap_client import F, TapClient, settings
 from tests.node.upr_client import UprClient, stream_request
 from tests.node.wire_client import connected

@@ -3,10 +3,10 @@
 import pytest
 
 from penstock.node import Node
-from penstock.node.buckets import BucketSpec
-from penstock.wire.constants import DurabilityLevel, Status
-from penstock.wire.frame_info import Durability, RequestInfos, pack_request_infos
-from penstock.wire.kv import Add, Append, Count, Delete, Get, Noop, Set
+from penstock.node.buckets.bucket_spec import BucketSpec
+from penstock.wire.codec.constants import DurabilityLevel, Status
+from penstock.wire.messages.frame_info import Durability, RequestInfos, pack_request_infos
+from penstock.wire.messages.kv import Add, Append, Count, Delete, Get, Noop, Set
 from tests.node.wire_client import connected
 
 L, S = DurabilityLevel, Status

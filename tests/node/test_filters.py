@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import StatusError
-from penstock.node.filters import Filter, Wish, read_wish
-from penstock.store.events import packed_events
-from penstock.wire.constants import Status, SystemEventKind
-from penstock.wire.system_event import Collection, DroppedCollection, DroppedScope, Scope
+from penstock.node.streams.stream_filter import Filter, Wish, read_wish
+from penstock.store.history.event_frames import packed_events
+from penstock.wire.codec.constants import Status, SystemEventKind
+from penstock.wire.messages.system_event import Collection, DroppedCollection, DroppedScope, Scope
 
 K = SystemEventKind
 NAMES = st.sampled_from(["uid", "sid", "collections", "scope", "purge_seqno", "cts", "whatever"])

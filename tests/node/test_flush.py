@@ -6,11 +6,11 @@ import pytest
 
 from penstock.errors import TemporaryFailure
 from penstock.node import Node
-from penstock.store.manifest import DEFAULT_MANIFEST
-from penstock.store.settings import Settings
-from penstock.wire.constants import Feature, Magic, Opcode, Status, StreamEndReason
-from penstock.wire.frame import Frame
-from penstock.wire.kv import Flush, Noop, Set
+from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.manifest import DEFAULT_MANIFEST
+from penstock.wire.codec.constants import Feature, Magic, Opcode, Status, StreamEndReason
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.kv import Flush, Noop, Set
 from tests.node.disks import FullDirectory
 from tests.node.test_persistence import NEVER, running
 from tests.node.watch import run

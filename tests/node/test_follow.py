@@ -17,15 +17,15 @@ from penstock.client.connect.address import parse_address
 from penstock.client.connect.credentials import Credentials
 from penstock.errors import AccessDenied, Error, Unreachable, UsageError
 from penstock.node import Node
-from penstock.node.login import User
-from penstock.node.login.users import account_of
-from penstock.node.login.users_file import change_users
-from penstock.node.vbucket_events import VbucketEvent
-from penstock.store.failover import create_entry
-from penstock.wire.constants import Status, VbucketState
-from penstock.wire.kv import Flush, GetClusterConfig, SetVbucket, Stat
-from penstock.wire.observe import CompactDb
-from penstock.wire.schema import Event
+from penstock.node.auth import User
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import change_users
+from penstock.node.buckets.vbucket_events import VbucketEvent
+from penstock.store.history.failover_log import create_entry
+from penstock.wire.codec.constants import Status, VbucketState
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.kv import Flush, GetClusterConfig, SetVbucket, Stat
+from penstock.wire.messages.observe import CompactDb
 from tests.client.old_server import COUCHBASE_2_5, OldServer
 from tests.node.watch import run, until
 from tests.node.wire_client import SECONDS, connected

@@ -3,12 +3,12 @@
 import pytest
 
 from penstock.errors import RemoteProtocolError
-from penstock.node.arrived import arrived
-from penstock.store.conflict import Meta
-from penstock.wire.constants import Datatype, Feature, OpenFlag, Status, StreamFlag
-from penstock.wire.dcp import SystemEvent
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.schema import Change, Event
+from penstock.node.mirror.arrived_row import arrived
+from penstock.store.documents.conflict import Meta
+from penstock.wire.codec.constants import Datatype, Feature, OpenFlag, Status, StreamFlag
+from penstock.wire.columns.schema import Change, Event
+from penstock.wire.messages.dcp import SystemEvent
+from penstock.wire.messages.dcp_values import pack_xattrs
 from tests.node.manifests import ALE, ALES, DEFAULT, LAGER, LAGERS, beers, give, key
 from tests.node.test_follow import VBUCKETS, bridge, original
 from tests.node.watch import run, until

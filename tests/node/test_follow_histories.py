@@ -8,12 +8,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.node import Node
-from penstock.store.failover import create_entry
-from penstock.store.rollback import common_seqno
-from penstock.wire.constants import Opcode
-from penstock.wire.dcp import StreamReq
-from penstock.wire.kv import FailoverEntry, pack_failover_log
-from penstock.wire.layout import decode
+from penstock.store.history.failover_log import create_entry
+from penstock.store.history.rollback import common_seqno
+from penstock.wire.codec.constants import Opcode
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.dcp import StreamReq
+from penstock.wire.messages.kv import FailoverEntry, pack_failover_log
 from tests.client.peer import Script, in_loop, reply
 from tests.client.producer import LOG, accept, marker, mutations, rollback
 from tests.node.watch import Watch

@@ -6,7 +6,7 @@ import pytest
 
 from penstock import connect
 from penstock.node import Node
-from penstock.node.follow import Bridge
+from penstock.node.mirror.bridge import Bridge
 from tests.client.test_nodes_away import VBUCKETS, Cluster
 from tests.node.watch import run, until
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.node.garbage import spare_present_objects
+from penstock.node.server.garbage import spare_present_objects
 
 
 class _Link:
@@ -63,9 +63,9 @@ def test_what_a_served_node_makes_is_collected() -> None:
     """A bucket and its vbuckets refer to each other: a deleted one is freed by the collector alone."""
     program = """
 import gc, os, sys
-from penstock.cli.app import app
-from penstock.cli.serve import serve
-from penstock.store.bucket import Bucket
+from penstock.cli.base.app import app
+from penstock.cli.node.serve import serve
+from penstock.store.bucket_store import Bucket
 
 class Output:
     def write(self, line):

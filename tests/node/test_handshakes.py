@@ -11,11 +11,12 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.errors import UsageError
-from penstock.node import Node, handshakes
-from penstock.node.encryption import READ_BYTES
-from penstock.node.login.certificates import make_certificates
-from penstock.wire.constants import Status
-from penstock.wire.kv import Get, Noop
+from penstock.node import Node
+from penstock.node.auth.certificates import make_certificates
+from penstock.node.transport import tls_handshakes
+from penstock.node.transport.encryption import READ_BYTES
+from penstock.wire.codec.constants import Status
+from penstock.wire.messages.kv import Get, Noop
 from tests.node.watch import run
 from tests.node.wire_client import SECONDS, connected
 
@@ -98,7 +99,7 @@ def test_peers_that_say_nothing_cost_little(encrypted):
 
 
 def test_only_so_many_say_nothing_at_once(certificates, monkeypatch):
-    monkeypatch.setattr(handshakes, "MOST_SILENT", 6)
+    monkeypatch.setattr(tls_handshakes, "MOST_SILENT", 6)
     with serving(certificates) as (node, context), ExitStack() as stack:
         address = (node.host, node.tls_port)
         silent = [stack.enter_context(socket.create_connection(address, SECONDS)) for _ in range(4)]
@@ -115,7 +116,7 @@ HELLO = bytes.fromhex("1603010200010001fc0303")  # the beginning of a ClientHell
 @pytest.mark.parametrize("port", ["tls_port", "https_port"])
 def test_only_so_many_shake_hands_at_once(certificates, monkeypatch, port):
     """One of another address does not count. What has not begun yet does not, either."""
-    monkeypatch.setattr(handshakes, "MOST_HANDSHAKES", 6)
+    monkeypatch.setattr(tls_handshakes, "MOST_HANDSHAKES", 6)
     with serving(certificates) as (node, context), ExitStack() as stack:
         address = (node.host, getattr(node, port))
         silent = stack.enter_context(socket.create_connection(address, SECONDS))

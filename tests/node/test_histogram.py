@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.node.histogram import Histogram
+from penstock.node.buckets.histogram import Histogram
 
 SECONDS = [
     (0.0, "work_0,1"),

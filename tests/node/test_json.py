@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from penstock.wire.constants import Datatype, DocFlag, Feature, Opcode, PathFlag, Status, TapFlag
-from penstock.wire.dcp import Mutation
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.kv import Append, Count, Noop, Set, SetWithMeta
-from penstock.wire.snappy import deflate
-from penstock.wire.subdoc import MultiMutation, MutationSpec, SubdocMutation, pack_mutation_specs
-from penstock.wire.tap import TapMutation
+from penstock.wire.codec.constants import Datatype, DocFlag, Feature, Opcode, PathFlag, Status, TapFlag
+from penstock.wire.messages.dcp import Mutation
+from penstock.wire.messages.dcp_values import pack_xattrs
+from penstock.wire.messages.kv import Append, Count, Noop, Set, SetWithMeta
+from penstock.wire.messages.subdoc import MultiMutation, MutationSpec, SubdocMutation, pack_mutation_specs
+from penstock.wire.messages.tap import TapMutation
+from penstock.wire.values.snappy import deflate
 from tests.node.wire_client import connected
 
 D, F, Op = Datatype, Feature, Opcode

@@ -4,10 +4,10 @@ import struct
 import pytest
 
 from penstock.node import Node
-from penstock.wire.constants import MAX_KEY, MAX_VALUE, Datatype, Feature, Magic, Opcode, Status
-from penstock.wire.frame import HEADER, Frame, join_frame
-from penstock.wire.frame_info import RequestInfos, pack_request_infos
-from penstock.wire.kv import (
+from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, Datatype, Feature, Magic, Opcode, Status
+from penstock.wire.codec.frame import HEADER, Frame, join_frame
+from penstock.wire.messages.frame_info import RequestInfos, pack_request_infos
+from penstock.wire.messages.kv import (
     Add,
     Delete,
     Get,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from penstock.wire.constants import Datatype, Feature, Opcode, Status, VbucketState
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.frame import Frame
-from penstock.wire.kv import (
+from penstock.wire.codec.constants import Datatype, Feature, Opcode, Status, VbucketState
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.dcp_values import pack_xattrs
+from penstock.wire.messages.kv import (
     GetKeys,
     GetRandomKey,
     GetReplica,

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from penstock.wire.constants import MAX_KEY, Datatype, Magic, Opcode, Status, VbucketState
-from penstock.wire.frame import Frame
-from penstock.wire.kv import (
+from penstock.wire.codec.constants import MAX_KEY, Datatype, Magic, Opcode, Status, VbucketState
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.kv import (
     Append,
     Count,
     Delete,

@@ -6,10 +6,20 @@ from typing import Any
 
 import pytest
 
-from penstock.wire.constants import MAX_KEY, MAX_VALUE, Datatype, Feature, Magic, Opcode, OpenFlag, Status, WithMetaFlag
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.frame import Frame
-from penstock.wire.kv import (
+from penstock.wire.codec.constants import (
+    MAX_KEY,
+    MAX_VALUE,
+    Datatype,
+    Feature,
+    Magic,
+    Opcode,
+    OpenFlag,
+    Status,
+    WithMetaFlag,
+)
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.dcp_values import pack_xattrs
+from penstock.wire.messages.kv import (
     DelWithMeta,
     DelWithNmeta,
     Get,
@@ -22,7 +32,7 @@ from penstock.wire.kv import (
     SetWithNmeta,
     pack_features,
 )
-from penstock.wire.snappy import deflate
+from penstock.wire.values.snappy import deflate
 from tests.node.wire_client import connected, served
 
 S, F = Status, WithMetaFlag

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from penstock.wire.constants import MAX_KEY, MAX_VALUE, Datatype, Feature, Magic, Opcode, Status
-from penstock.wire.frame import Frame
-from penstock.wire.kv import Append, Count, CountReply, Get, Hello, Noop, pack_features
-from penstock.wire.layout import decode
-from penstock.wire.snappy import deflate
+from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, Datatype, Feature, Magic, Opcode, Status
+from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.kv import Append, Count, CountReply, Get, Hello, Noop, pack_features
+from penstock.wire.values.snappy import deflate
 from tests.node.wire_client import connected, served
 
 S = Status

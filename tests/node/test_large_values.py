@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from penstock.node import Node
-from penstock.node.connection import TURN_BYTES
-from penstock.node.large_values import LARGE
-from penstock.node.parked_requests import PARKED_BYTES
-from penstock.node.value_workers import _MOST_WAITING
-from penstock.wire.constants import (
+from penstock.node.server.node_connection import TURN_BYTES
+from penstock.node.server.parked_requests import PARKED_BYTES
+from penstock.node.session.large_values import LARGE
+from penstock.node.session.value_workers import _MOST_WAITING
+from penstock.wire.codec.constants import (
     Datatype,
     DocFlag,
     DurabilityLevel,
@@ -26,12 +26,12 @@ from penstock.wire.constants import (
     PathFlag,
     Status,
 )
-from penstock.wire.constants import VbucketState as State
-from penstock.wire.dcp import Open
-from penstock.wire.dcp_values import pack_framing, pack_xattrs
-from penstock.wire.frame import Frame
-from penstock.wire.frame_info import Durability, RequestInfos, pack_request_infos
-from penstock.wire.kv import (
+from penstock.wire.codec.constants import VbucketState as State
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.dcp import Open
+from penstock.wire.messages.dcp_values import pack_framing, pack_xattrs
+from penstock.wire.messages.frame_info import Durability, RequestInfos, pack_request_infos
+from penstock.wire.messages.kv import (
     Append,
     Delete,
     Get,
@@ -45,9 +45,8 @@ from penstock.wire.kv import (
     SetWithMeta,
     pack_features,
 )
-from penstock.wire.login import SaslAuth
-from penstock.wire.snappy import deflate, inflate
-from penstock.wire.subdoc import (
+from penstock.wire.messages.sasl import SaslAuth
+from penstock.wire.messages.subdoc import (
     MultiLookup,
     MultiMutation,
     SubdocLookup,
@@ -56,6 +55,7 @@ from penstock.wire.subdoc import (
     pack_mutation_specs,
     unpack_lookup_results,
 )
+from penstock.wire.values.snappy import deflate, inflate
 from tests.node.wire_client import SECONDS, connected
 
 S = Status

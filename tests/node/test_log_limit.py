@@ -1,6 +1,6 @@
 import logging
 
-from penstock.node.log_limit import LogLimit
+from penstock.node.transport.log_limit import LogLimit
 
 
 def test_one_line_a_minute_tells_how_many_were_left_out(caplog):

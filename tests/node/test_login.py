@@ -13,17 +13,27 @@ from scramp import ScramClient  # type: ignore[import-untyped]
 
 from penstock.errors import UsageError
 from penstock.node import Node
-from penstock.node.login import User
-from penstock.node.login.certificates import make_certificates
-from penstock.node.login.users import account_of
-from penstock.node.login.users_file import change_users
-from penstock.wire.constants import Feature, Opcode, PathFlag, Status
-from penstock.wire.dcp import Open
-from penstock.wire.kv import Get, GetAllVbSeqnos, GetClusterConfig, Hello, Noop, SelectBucket, Set, Stat, pack_features
-from penstock.wire.login import SaslAuth, SaslListMechs, SaslStep
-from penstock.wire.observe import CompactDb, EvictKey, SetParam, StartPersistence, StopPersistence
-from penstock.wire.session import GetErrorMap, ListBuckets
-from penstock.wire.subdoc import SubdocLookup, SubdocMutation
+from penstock.node.auth import User
+from penstock.node.auth.certificates import make_certificates
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import change_users
+from penstock.wire.codec.constants import Feature, Opcode, PathFlag, Status
+from penstock.wire.messages.cluster import GetErrorMap, ListBuckets
+from penstock.wire.messages.dcp import Open
+from penstock.wire.messages.kv import (
+    Get,
+    GetAllVbSeqnos,
+    GetClusterConfig,
+    Hello,
+    Noop,
+    SelectBucket,
+    Set,
+    Stat,
+    pack_features,
+)
+from penstock.wire.messages.observe import CompactDb, EvictKey, SetParam, StartPersistence, StopPersistence
+from penstock.wire.messages.sasl import SaslAuth, SaslListMechs, SaslStep
+from penstock.wire.messages.subdoc import SubdocLookup, SubdocMutation
 from tests.node.wire_client import connected, served
 
 S = Status

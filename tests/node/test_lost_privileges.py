@@ -7,14 +7,14 @@ import pytest
 from penstock import connect
 from penstock.errors import AccessDenied
 from penstock.node import Node
-from penstock.node.login import User
-from penstock.node.login.users import account_of
-from penstock.node.login.users_file import change_users
-from penstock.wire.constants import Feature, Opcode, Status, StreamEndReason
-from penstock.wire.dcp import StreamEnd
-from penstock.wire.frame import join_frame
-from penstock.wire.kv import Noop, SelectBucket
-from penstock.wire.layout import decode
+from penstock.node.auth import User
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import change_users
+from penstock.wire.codec.constants import Feature, Opcode, Status, StreamEndReason
+from penstock.wire.codec.frame import join_frame
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.dcp import StreamEnd
+from penstock.wire.messages.kv import Noop, SelectBucket
 from tests.client.peer import in_loop
 from tests.node.http.web_client import WebClient
 from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, ids, key, wish

@@ -3,10 +3,10 @@
 import pytest
 
 from penstock.node import Node
-from penstock.wire.constants import ParamType, Status
-from penstock.wire.frame import Frame
-from penstock.wire.kv import SeqnoPersistence, Set
-from penstock.wire.observe import CompactDb, SetParam, StopPersistence
+from penstock.wire.codec.constants import ParamType, Status
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.kv import SeqnoPersistence, Set
+from penstock.wire.messages.observe import CompactDb, SetParam, StopPersistence
 from tests.node.wire_client import connected, until_stat
 
 S, P = Status, ParamType

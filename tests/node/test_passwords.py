@@ -13,16 +13,16 @@ from urllib.request import Request, urlopen
 import pytest
 
 from penstock.errors import TemporaryFailure
-from penstock.node import Node, passwords
-from penstock.node.login import Attempts, User
-from penstock.node.login.attempts import MOST_SECONDS
-from penstock.node.login.users import account_of
-from penstock.node.login.users_file import change_users
-from penstock.node.passwords import Passwords
-from penstock.wire.constants import Status
-from penstock.wire.kv import Get
-from penstock.wire.login import SaslAuth, SaslStep
-from penstock.wire.scram import MAX_ITERATIONS
+from penstock.node import Node
+from penstock.node.auth import Attempts, User, password_checks
+from penstock.node.auth.login_attempts import MOST_SECONDS
+from penstock.node.auth.password_checks import Passwords
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import change_users
+from penstock.wire.codec.constants import Status
+from penstock.wire.messages.kv import Get
+from penstock.wire.messages.sasl import SaslAuth, SaslStep
+from penstock.wire.values.scram import MAX_ITERATIONS
 from tests.node.watch import run
 from tests.node.wire_client import SECONDS, connected
 
@@ -111,8 +111,8 @@ def test_none_is_checked_once_it_is_closed():
 
 
 def test_too_many_are_refused(monkeypatch):
-    monkeypatch.setattr(passwords, "MOST_OF_ONE", 2)
-    monkeypatch.setattr(passwords, "MOST_WAITING", 3)
+    monkeypatch.setattr(password_checks, "MOST_OF_ONE", 2)
+    monkeypatch.setattr(password_checks, "MOST_WAITING", 3)
     for asked, refused in (("aaa", False), ("aaaa", True), ("aaabc", True), ("aaab", False)):
         if refused:
             with pytest.raises(TemporaryFailure):

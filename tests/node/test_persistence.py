@@ -7,13 +7,14 @@ from contextlib import contextmanager
 import pytest
 
 from penstock.node import Node
-from penstock.node.buckets import BucketSpec
-from penstock.store.settings import Settings
-from penstock.wire.constants import DurabilityLevel, KeyState, Magic, Opcode, OpenFlag, Status, VbucketState
-from penstock.wire.dcp import Open
-from penstock.wire.frame import Frame
-from penstock.wire.frame_info import Durability, RequestInfos, pack_request_infos
-from penstock.wire.kv import (
+from penstock.node.buckets.bucket_spec import BucketSpec
+from penstock.store.definition.bucket_settings import Settings
+from penstock.wire.codec.constants import DurabilityLevel, KeyState, Magic, Opcode, OpenFlag, Status, VbucketState
+from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.dcp import Open
+from penstock.wire.messages.frame_info import Durability, RequestInfos, pack_request_infos
+from penstock.wire.messages.kv import (
     Delete,
     DelVbucket,
     Flush,
@@ -25,9 +26,8 @@ from penstock.wire.kv import (
     SetVbucket,
     unpack_observed,
 )
-from penstock.wire.layout import decode
-from penstock.wire.observe import Observe, ObserveReply, pack_keys, unpack_observed_keys
-from penstock.wire.tap import CheckpointPersistence, CreateCheckpoint
+from penstock.wire.messages.observe import Observe, ObserveReply, pack_keys, unpack_observed_keys
+from penstock.wire.messages.tap import CheckpointPersistence, CreateCheckpoint
 from tests.node.disks import BrokenDirectory, FullDirectory, ReadOnlyDirectory, become
 from tests.node.watch import run
 from tests.node.wire_client import SECONDS, WireClient, connected, until_stat

@@ -10,13 +10,13 @@ import pytest
 
 from penstock.errors import KeyNotFound, UsageError
 from penstock.node import Node
-from penstock.wire.constants import MAX_SEQNO, Opcode, OpenFlag, Status
-from penstock.wire.dcp import Open, StreamReq
-from penstock.wire.kv import CloseProducer, Get, Hello, Noop, Stat
-from penstock.wire.layout import Message
-from penstock.wire.tap import TapConnect, TapOptions
-from penstock.wire.upr import UprGetFailoverLog, UprStreamReq
-from penstock.wire.upr_draft import DraftStreamReq
+from penstock.wire.codec.constants import MAX_SEQNO, Opcode, OpenFlag, Status
+from penstock.wire.codec.layout import Message
+from penstock.wire.messages.dcp import Open, StreamReq
+from penstock.wire.messages.kv import CloseProducer, Get, Hello, Noop, Stat
+from penstock.wire.messages.tap import TapConnect, TapOptions
+from penstock.wire.messages.upr import UprGetFailoverLog, UprStreamReq
+from penstock.wire.messages.upr_draft import DraftStreamReq
 from tests.node.tap_client import F, TapClient, tapping
 from tests.node.wire_client import SECONDS, connected
 

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 import pytest
 
 from penstock.node import Node
-from penstock.node.buckets import BucketSpec
-from penstock.store.settings import Settings
-from penstock.wire.constants import Status
-from penstock.wire.dcp import Deletion, Mutation
-from penstock.wire.kv import Flush, GetLocked
+from penstock.node.buckets.bucket_spec import BucketSpec
+from penstock.store.definition.bucket_settings import Settings
+from penstock.wire.codec.constants import Status
+from penstock.wire.messages.dcp import Deletion, Mutation
+from penstock.wire.messages.kv import Flush, GetLocked
 from tests.node.manifests import ALE, DEFAULT, beers, give
 from tests.node.wire_client import SECONDS, connected, until_stat
 

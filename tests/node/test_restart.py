@@ -7,10 +7,10 @@ import pytest
 
 from penstock.errors import StoreDamaged, StoreRefused, UsageError
 from penstock.node import Node
-from penstock.store.settings import Settings
-from penstock.wire.constants import MAX_SEQNO, Dialect, Feature, Opcode, SnapshotFlag, Status, VbucketState
-from penstock.wire.dcp import SnapshotMarker
-from penstock.wire.kv import (
+from penstock.store.definition.bucket_settings import Settings
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect, Feature, Opcode, SnapshotFlag, Status, VbucketState
+from penstock.wire.messages.dcp import SnapshotMarker
+from penstock.wire.messages.kv import (
     DelVbucket,
     Flush,
     GetClusterConfig,

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConnectionClosed
 from penstock.node import Node
-from penstock.node.connection import WRITE_BUFFER_BYTES
-from penstock.node.dispatch import choose_handlers
-from penstock.node.login import Privilege
-from penstock.wire.constants import (
+from penstock.node.auth import Privilege
+from penstock.node.server.dispatch import choose_handlers
+from penstock.node.server.node_connection import WRITE_BUFFER_BYTES
+from penstock.wire.codec.constants import (
     Dialect,
     Opcode,
     Status,
 )
-from penstock.wire.frame import HEADER
-from penstock.wire.kv import (
+from penstock.wire.codec.frame import HEADER
+from penstock.wire.messages.kv import (
     Get,
     Noop,
     Stat,

@@ -5,8 +5,8 @@ import pytest
 
 from penstock.errors import Error, UsageError
 from penstock.node import Node
-from penstock.wire.constants import Status
-from penstock.wire.kv import Get, Noop
+from penstock.wire.codec.constants import Status
+from penstock.wire.messages.kv import Get, Noop
 from tests.node.wire_client import WireClient, connected
 
 WRONG = [

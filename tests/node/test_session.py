@@ -3,10 +3,11 @@ import json
 import pytest
 
 from penstock.node import Node
-from penstock.wire.constants import Datatype, Feature, Magic, Opcode, Status, VbucketState
-from penstock.wire.dcp import Open
-from penstock.wire.frame import Frame
-from penstock.wire.kv import (
+from penstock.wire.codec.constants import Datatype, Feature, Magic, Opcode, Status, VbucketState
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.cluster import GetErrorMap, ListBuckets, Verbosity
+from penstock.wire.messages.dcp import Open
+from penstock.wire.messages.kv import (
     DelVbucket,
     GetAllVbSeqnos,
     GetClusterConfig,
@@ -25,7 +26,6 @@ from penstock.wire.kv import (
     unpack_observed,
     unpack_vb_seqnos,
 )
-from penstock.wire.session import GetErrorMap, ListBuckets, Verbosity
 from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, key
 from tests.node.wire_client import connected, served
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from penstock.node import Node, stat_answer
-from penstock.node.stats import GROUPS, MISSING
-from penstock.wire.constants import Datatype, Feature, Status, TapConnectFlag
-from penstock.wire.frame import Frame
-from penstock.wire.kv import DelVbucket, Noop, SeqnoPersistence, Set, Stat
-from penstock.wire.observe import CompactDb
-from penstock.wire.tap import TapConnect
+from penstock.node import Node
+from penstock.node.stats import stat_answer
+from penstock.node.stats.stat_groups import GROUPS, MISSING
+from penstock.wire.codec.constants import Datatype, Feature, Status, TapConnectFlag
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.kv import DelVbucket, Noop, SeqnoPersistence, Set, Stat
+from penstock.wire.messages.observe import CompactDb
+from penstock.wire.messages.tap import TapConnect
 from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, beers, give, key
 from tests.node.watch import run
 from tests.node.wire_client import connected

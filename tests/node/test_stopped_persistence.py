@@ -5,11 +5,11 @@ from contextlib import contextmanager
 import pytest
 
 from penstock.node import Node
-from penstock.store.settings import Settings
-from penstock.wire.constants import Status, StreamFlag
-from penstock.wire.frame import Frame
-from penstock.wire.kv import ObserveSeqno, SeqnoPersistence, unpack_observed
-from penstock.wire.observe import CompactDb, EvictKey, StartPersistence, StopPersistence
+from penstock.store.definition.bucket_settings import Settings
+from penstock.wire.codec.constants import Status, StreamFlag
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.kv import ObserveSeqno, SeqnoPersistence, unpack_observed
+from penstock.wire.messages.observe import CompactDb, EvictKey, StartPersistence, StopPersistence
 from tests.node.disks import FullDirectory, become, copy_files
 from tests.node.watch import run
 from tests.node.wire_client import connected, until_stat

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.node import Node
-from penstock.node.login import User
-from penstock.node.login.users import account_of
-from penstock.node.login.users_file import change_users
-from penstock.wire.collection_key import split_collection_key
-from penstock.wire.constants import (
+from penstock.node.auth import User
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import change_users
+from penstock.wire.codec.constants import (
     Dialect,
     Feature,
     Magic,
@@ -23,7 +22,8 @@ from penstock.wire.constants import (
     TapConnectFlag,
     TapFlag,
 )
-from penstock.wire.dcp import (
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.dcp import (
     CloseStream,
     Deletion,
     Mutation,
@@ -33,12 +33,12 @@ from penstock.wire.dcp import (
     StreamEnd,
     SystemEvent,
 )
-from penstock.wire.dcp_values import framing_of
-from penstock.wire.frame import Frame
-from penstock.wire.kv import Noop, SelectBucket, Set
-from penstock.wire.system_event import Collection, DroppedCollection, Scope, unpack_system_event
-from penstock.wire.tap import TapConnect, TapMutation, TapOptions
-from penstock.wire.upr import UprMutation, UprStreamReq
+from penstock.wire.messages.dcp_values import framing_of
+from penstock.wire.messages.kv import Noop, SelectBucket, Set
+from penstock.wire.messages.system_event import Collection, DroppedCollection, Scope, unpack_system_event
+from penstock.wire.messages.tap import TapConnect, TapMutation, TapOptions
+from penstock.wire.messages.upr import UprMutation, UprStreamReq
+from penstock.wire.values.collection_key import split_collection_key
 from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, ids, key, wish
 from tests.node.test_login import ITERATIONS, log_in
 from tests.node.upr_client import UprClient

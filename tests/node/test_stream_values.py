@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from penstock.node.buckets import BucketSpec
-from penstock.store.conflict import Meta
-from penstock.wire.constants import Datatype, Dialect, Feature, OpenFlag, Status, StreamFlag, TapConnectFlag
-from penstock.wire.dcp import CloseStream, Control, GetFailoverLog, Mutation, Open, StreamReq
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.kv import Noop, SelectBucket
-from penstock.wire.layout import decode
-from penstock.wire.schema import Event
-from penstock.wire.snappy import deflate, inflate
-from penstock.wire.tap import TapConnect, TapMutation, TapOptions
-from penstock.wire.upr import UprMutation, UprStreamReq
+from penstock.node.buckets.bucket_spec import BucketSpec
+from penstock.store.documents.conflict import Meta
+from penstock.wire.codec.constants import Datatype, Dialect, Feature, OpenFlag, Status, StreamFlag, TapConnectFlag
+from penstock.wire.codec.layout import decode
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.dcp import CloseStream, Control, GetFailoverLog, Mutation, Open, StreamReq
+from penstock.wire.messages.dcp_values import pack_xattrs
+from penstock.wire.messages.kv import Noop, SelectBucket
+from penstock.wire.messages.tap import TapConnect, TapMutation, TapOptions
+from penstock.wire.messages.upr import UprMutation, UprStreamReq
+from penstock.wire.values.snappy import deflate, inflate
 from tests.node.upr_client import UprClient
 from tests.node.watch import run
 from tests.node.wire_client import SECONDS, connected

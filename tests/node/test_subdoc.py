@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.wire.constants import (
+from penstock.wire.codec.constants import (
     MAX_VALUE,
     Datatype,
     DocFlag,
@@ -21,12 +21,20 @@ from penstock.wire.constants import (
     Status,
     VbucketState,
 )
-from penstock.wire.dcp import DeletionV2
-from penstock.wire.dcp_values import pack_framing, pack_xattrs, unpack_xattrs
-from penstock.wire.frame import Frame
-from penstock.wire.kv import GetLocked, Hello, Noop, SetVbucket, SetWithMeta, Unlock, pack_features, unpack_features
-from penstock.wire.snappy import deflate
-from penstock.wire.subdoc import (
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.dcp import DeletionV2
+from penstock.wire.messages.dcp_values import pack_framing, pack_xattrs, unpack_xattrs
+from penstock.wire.messages.kv import (
+    GetLocked,
+    Hello,
+    Noop,
+    SetVbucket,
+    SetWithMeta,
+    Unlock,
+    pack_features,
+    unpack_features,
+)
+from penstock.wire.messages.subdoc import (
     RESULTS,
     LookupResult,
     MultiLookup,
@@ -39,6 +47,7 @@ from penstock.wire.subdoc import (
     unpack_lookup_results,
     unpack_mutation_results,
 )
+from penstock.wire.values.snappy import deflate
 from tests.node.wire_client import connected
 
 S, F, D = Status, Feature, Datatype

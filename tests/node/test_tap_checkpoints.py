@@ -2,10 +2,10 @@
 
 import pytest
 
-from penstock.node.tap import checkpoints
-from penstock.node.tap.checkpoints import Checkpoints, Point
-from penstock.store.bucket import Bucket
-from penstock.wire.constants import VbucketState
+from penstock.node.tap_state import tap_checkpoints
+from penstock.node.tap_state.tap_checkpoints import Checkpoints, Point
+from penstock.store.bucket_store import Bucket
+from penstock.wire.codec.constants import VbucketState
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_copy_follows_the_numbers_of_its_producer(vbucket):
 
 
 def test_only_so_many_are_remembered(vbucket, monkeypatch):
-    monkeypatch.setattr(checkpoints, "KEPT", 3)
+    monkeypatch.setattr(tap_checkpoints, "KEPT", 3)
     found = Checkpoints(vbucket)
     for number in range(6):
         vbucket.set(b"k", b"%d" % number)

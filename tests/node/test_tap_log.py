@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.node.tap.hops import MOST, Hops
-from penstock.node.tap.log import SEQUENCES, TapLog
+from penstock.node.tap.tap_log import SEQUENCES, TapLog
+from penstock.node.tap_state.tap_hops import MOST, Hops
 
 
 def log_of(*counts, acks=True, interval=1000, window=10_000, sent=0):

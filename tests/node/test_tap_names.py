@@ -1,9 +1,9 @@
 """TAP consumers with a name: who takes whose place, and who goes on where it was."""
 
-from penstock.node.tap import commands as tap_module
-from penstock.wire.constants import Status, TapFlag
-from penstock.wire.kv import CloseProducer, Flush, Noop
-from penstock.wire.tap import (
+from penstock.node.tap import tap_commands as tap_module
+from penstock.wire.codec.constants import Status, TapFlag
+from penstock.wire.messages.kv import CloseProducer, Flush, Noop
+from penstock.wire.messages.tap import (
     DeregisterTapClient,
     TapConnect,
 )

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.wire.constants import Magic, Opcode, Status, TapFlag
-from penstock.wire.frame import Frame
-from penstock.wire.kv import DelVbucket, Flush, Noop, SetVbucket
-from penstock.wire.tap import (
+from penstock.wire.codec.constants import Magic, Opcode, Status, TapFlag
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.kv import DelVbucket, Flush, Noop, SetVbucket
+from penstock.wire.messages.tap import (
     ChangeVbFilter,
     CheckpointPersistence,
     CreateCheckpoint,

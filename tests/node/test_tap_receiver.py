@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from penstock.node import Node
-from penstock.wire.constants import Status, TapFlag, VbucketState
-from penstock.wire.kv import DelVbucket, Flush, GetVbucket, Noop, SetVbucket
-from penstock.wire.tap import (
+from penstock.wire.codec.constants import Status, TapFlag, VbucketState
+from penstock.wire.messages.kv import DelVbucket, Flush, GetVbucket, Noop, SetVbucket
+from penstock.wire.messages.tap import (
     CreateCheckpoint,
     LastClosedCheckpoint,
     TapCheckpointEnd,

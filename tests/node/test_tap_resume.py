@@ -7,12 +7,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.node import Node
-from penstock.node.tap.settings import TapSettings
-from penstock.wire.constants import Dialect, Opcode, Status, TapFlag
-from penstock.wire.frame import Frame
-from penstock.wire.kv import Delete, Flush, Noop, Set
-from penstock.wire.layout import decode
-from penstock.wire.tap import CreateCheckpoint, DeregisterTapClient, TapDelete, TapFlush, TapMutation, TapOpaqueMessage
+from penstock.node.session.tap_settings import TapSettings
+from penstock.wire.codec.constants import Dialect, Opcode, Status, TapFlag
+from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.kv import Delete, Flush, Noop, Set
+from penstock.wire.messages.tap import (
+    CreateCheckpoint,
+    DeregisterTapClient,
+    TapDelete,
+    TapFlush,
+    TapMutation,
+    TapOpaqueMessage,
+)
 from tests.node.tap_client import F, TapClient
 from tests.node.wire_client import connected
 

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.node.features import GRANTED
-from penstock.node.live_map import LiveMap
-from penstock.node.topology import (
+from penstock.node.cluster.live_map import LiveMap
+from penstock.node.cluster.topology import (
     EPOCH,
     NodePlace,
     Topology,
@@ -25,8 +24,9 @@ from penstock.node.topology import (
     parse_places,
     revised,
 )
-from penstock.store.bucket import Bucket
-from penstock.wire.constants import Feature, VbucketState
+from penstock.node.session.hello_features import GRANTED
+from penstock.store.bucket_store import Bucket
+from penstock.wire.codec.constants import Feature, VbucketState
 
 THREE = tuple(NodePlace(host="127.0.0.1", kv=port, mgmt=port + 1) for port in (1000, 2000, 3000))
 

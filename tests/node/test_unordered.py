@@ -3,9 +3,9 @@
 import pytest
 
 from penstock.node import Node
-from penstock.node.parked_requests import MOST_PARKED
-from penstock.wire.constants import Feature, Opcode, Status
-from penstock.wire.kv import Hello, Noop, SeqnoPersistence, Set, pack_features
+from penstock.node.server.parked_requests import MOST_PARKED
+from penstock.wire.codec.constants import Feature, Opcode, Status
+from penstock.wire.messages.kv import Hello, Noop, SeqnoPersistence, Set, pack_features
 from tests.node.wire_client import connected
 
 

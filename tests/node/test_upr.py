@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Status, UprEndReason, UprOpcode, VbucketState
-from penstock.wire.frame import Frame
-from penstock.wire.kv import DelVbucket, Flush, Noop, SetVbucket, unpack_failover_log
-from penstock.wire.layout import LAYOUTS, decode
-from penstock.wire.upr import (
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect, Magic, Status, UprEndReason, UprOpcode, VbucketState
+from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.layout import LAYOUTS, decode
+from penstock.wire.messages.kv import DelVbucket, Flush, Noop, SetVbucket, unpack_failover_log
+from penstock.wire.messages.upr import (
     UprDeletion,
     UprExpiration,
     UprFlush,

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from penstock.node import producer
-from penstock.wire.constants import MAX_SEQNO, Dialect, Magic, Opcode, Status, VbucketState
-from penstock.wire.frame import Frame
-from penstock.wire.kv import DelVbucket, Flush, Noop, Set, SetVbucket, unpack_failover_log
-from penstock.wire.layout import decode
-from penstock.wire.upr_draft import (
+from penstock.node.streams import stream_producer
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect, Magic, Opcode, Status, VbucketState
+from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.kv import DelVbucket, Flush, Noop, Set, SetVbucket, unpack_failover_log
+from penstock.wire.messages.upr_draft import (
     DraftDeletion,
     DraftExpiration,
     DraftFailoverLog,
@@ -133,7 +133,7 @@ def test_a_vbucket_may_have_several_streams_but_a_request_one(client, consumer):
 
 
 def test_a_connection_has_only_so_many_streams(consumer, monkeypatch):
-    monkeypatch.setattr(producer, "MAX_STREAMS", 2)
+    monkeypatch.setattr(stream_producer, "MAX_STREAMS", 2)
     for number in (1, 2):
         assert answer(consumer, ask(opaque=number)) == DraftOk(opaque=number)
         consumer.said()  # its start

@@ -4,10 +4,10 @@ import struct
 
 import pytest
 
-from penstock.wire.constants import Datatype, Magic, Opcode, Status, StreamEndReason, StreamFlag, VbucketState
-from penstock.wire.dcp import Deletion, GetFailoverLog, Mutation, SnapshotMarker, StreamEnd
-from penstock.wire.frame import Frame
-from penstock.wire.kv import (
+from penstock.wire.codec.constants import Datatype, Magic, Opcode, Status, StreamEndReason, StreamFlag, VbucketState
+from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.dcp import Deletion, GetFailoverLog, Mutation, SnapshotMarker, StreamEnd
+from penstock.wire.messages.kv import (
     DelVbucket,
     Flush,
     GetAllVbSeqnos,

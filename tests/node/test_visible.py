@@ -6,15 +6,24 @@ from contextlib import contextmanager
 import pytest
 
 from penstock.node import Node
-from penstock.node.login import ANONYMOUS, User
-from penstock.node.login.users import account_of
-from penstock.node.login.users_file import change_users
-from penstock.node.visible import visible_manifest
-from penstock.store.manifest import DEFAULT_MANIFEST
-from penstock.wire.collection_key import pack_collection_id
-from penstock.wire.collections import GetCollectionId, GetManifest, GetScopeId
-from penstock.wire.constants import Feature, Status
-from penstock.wire.kv import Get, GetCollectionSeqnos, GetKeys, GetRandomKey, Hello, SelectBucket, Stat, pack_features
+from penstock.node.auth import ANONYMOUS, User
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import change_users
+from penstock.node.buckets.visible_manifest import visible_manifest
+from penstock.store.definition.manifest import DEFAULT_MANIFEST
+from penstock.wire.codec.constants import Feature, Status
+from penstock.wire.messages.collections import GetCollectionId, GetManifest, GetScopeId
+from penstock.wire.messages.kv import (
+    Get,
+    GetCollectionSeqnos,
+    GetKeys,
+    GetRandomKey,
+    Hello,
+    SelectBucket,
+    Stat,
+    pack_features,
+)
+from penstock.wire.values.collection_key import pack_collection_id
 from tests.node.http.web_client import WebClient
 from tests.node.test_login import ITERATIONS, log_in
 from tests.node.wire_client import connected

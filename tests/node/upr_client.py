@@ -1,7 +1,7 @@
 """The consumer's end of a UPR connection, for tests; and of the draft's, which has other messages in the same order."""
 
-from penstock.wire.constants import MAX_SEQNO
-from penstock.wire.layout import decode
+from penstock.wire.codec.constants import MAX_SEQNO
+from penstock.wire.codec.layout import decode
 from tests.node.wire_client import WireClient
 
 

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-from penstock.wire.connection import Connection, Slab
-from penstock.wire.constants import MAX_SEQNO, Magic, Opcode, OpenFlag, Status
-from penstock.wire.dcp import BufferAck, CloseStream, Control, Open, StreamReq
-from penstock.wire.frame import Frame, join_frame
-from penstock.wire.kv import Delete, Get, GetMeta, Hello, Noop, SelectBucket, Set, Stat, pack_features
-from penstock.wire.layout import Message, decode
+from penstock.wire.codec.constants import MAX_SEQNO, Magic, Opcode, OpenFlag, Status
+from penstock.wire.codec.frame import Frame, join_frame
+from penstock.wire.codec.layout import Message, decode
+from penstock.wire.messages.dcp import BufferAck, CloseStream, Control, Open, StreamReq
+from penstock.wire.messages.kv import Delete, Get, GetMeta, Hello, Noop, SelectBucket, Set, Stat, pack_features
+from penstock.wire.protocol.frame_receiver import Connection, Slab
 
 SECONDS = 10.0
 """No answer takes longer, however busy the machine is."""

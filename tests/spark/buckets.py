@@ -18,7 +18,7 @@ from penstock.spark import Lake
 from penstock.spark.lake.reading.lake_readers import read_changelog, read_current
 from penstock.spark.runtime.data_source import DcpDataSource
 from penstock.spark.source.readers import DcpStreamReader, FilteringReader
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 # Java compiles less and starts sooner: no setting for real work.
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 def what_is_there(_: Iterator[int]) -> Iterator[dict[str, Any]]:
     """Return where a task has the package from, and whether it has the extension module."""
     import penstock
-    from penstock.wire import native
+    from penstock.wire.codec import native
 
     yield {"place": penstock.__file__, "native": native.extension is not None}
 

@@ -22,7 +22,7 @@ from penstock.spark.lake.current import current_table as current
 from penstock.spark.lake.reading.lake_readers import documents, read_changelog
 from penstock.spark.lake.tables.delta_table import DataFile, open_dataset
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 ROOT = Path(__file__).parents[2]
 VBUCKETS = 64

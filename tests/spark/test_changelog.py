@@ -25,7 +25,7 @@ from penstock.spark.lake.changelog.changelog_writer import abort, commit, split,
 from penstock.spark.lake.reading.lake_readers import count_rows, read_changelog
 from penstock.spark.lake.tables import delta_table as delta
 from penstock.spark.runtime.changelog_sink import ChangelogSink
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.spark import lakes
 from tests.spark.lakes import QUERY, VBUCKETS, append, checkpoint, row, run_driver, table, write
 

@@ -21,7 +21,7 @@ from penstock.spark.lake.changelog.changelog_writer import write_files
 from penstock.spark.lake.changelog.plain_changelog import abort, commit
 from penstock.spark.lake.tables import plain_manifests
 from penstock.spark.runtime.changelog_sink import ChangelogSink
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.spark import lakes
 from tests.spark.lakes import QUERY, VBUCKETS, checkpoint, row, table
 

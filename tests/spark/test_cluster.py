@@ -13,9 +13,9 @@ from penstock.client.bucket import Bucket
 from penstock.client.connect.address import parse_address
 from penstock.client.connect.credentials import Credentials
 from penstock.node import Node
-from penstock.node.login import User
-from penstock.node.login.users import account_of
-from penstock.node.login.users_file import change_users
+from penstock.node.auth import User
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import change_users
 from penstock.spark.shipping import write_archive
 from tests.spark.buckets import Documents, check_changelog, current_of, numbered
 from tests.spark.cluster import SECONDS, Cluster, Gate

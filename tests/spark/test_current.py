@@ -23,7 +23,7 @@ from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.maintenance.lake_vacuum import vacuum
 from penstock.spark.lake.reading.lake_readers import count_documents, count_rows, documents, read_current
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, CURRENT_SCHEMA
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.spark import lakes
 from tests.spark.lakes import append, as_documents, model, rollback, row, table
 

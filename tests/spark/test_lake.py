@@ -12,7 +12,7 @@ from penstock.spark import Lake
 from penstock.spark.lake.current.current_table import merge_current
 from penstock.spark.lake.reading.lake_readers import count_rows, documents, read_changelog, read_current
 from penstock.spark.lake.tables.directory import query_id
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.spark.lakes import QUERY, append, checkpoint, rollback, row, write
 
 

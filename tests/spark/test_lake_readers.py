@@ -15,7 +15,7 @@ from penstock.spark import Lake
 from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.lake.current.current_table import merge_current
 from penstock.spark.lake.tables.delta_table import RANGE, LakeTable
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.spark import lakes
 from tests.spark.lakes import append, as_documents, model, rollback, row, table
 

@@ -40,8 +40,8 @@ from penstock.spark.source.offsets import (
 )
 from penstock.spark.source.ranges import cut
 from penstock.spark.source.runs import brief
-from penstock.store.failover import FailoverEntry, FailoverLog
-from penstock.store.rollback import StreamRequest, rollback_point
+from penstock.store.history.failover_log import FailoverEntry, FailoverLog
+from penstock.store.history.rollback import StreamRequest, rollback_point
 
 A, B, C = 0xA, 0xB, 0xC
 
@@ -599,5 +599,5 @@ def test_planning_is_pure():
         "penstock.client.feeds.stream_position",
         "penstock.errors",
         "penstock.spark.source.runs",
-        "penstock.store.rollback",
+        "penstock.store.history.rollback",
     }

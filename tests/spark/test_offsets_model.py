@@ -36,11 +36,11 @@ from penstock.spark.source.offsets import (
     prepare,
     reads,
 )
-from penstock.store.failover import FailoverLog, create_entry
-from penstock.store.rollback import StreamRequest, rollback_point
-from penstock.wire.constants import StreamEndReason
-from penstock.wire.dcp import Deletion, Mutation, SeqnoAdvanced, StreamReq
-from penstock.wire.schema import Change as ChangeRow
+from penstock.store.history.failover_log import FailoverLog, create_entry
+from penstock.store.history.rollback import StreamRequest, rollback_point
+from penstock.wire.codec.constants import StreamEndReason
+from penstock.wire.columns.schema import Change as ChangeRow
+from penstock.wire.messages.dcp import Deletion, Mutation, SeqnoAdvanced, StreamReq
 from tests.client.producer import Asking, accept, end, marker, rollback
 
 KEYS = "abcd"

@@ -24,7 +24,7 @@ from penstock.spark.pipeline.definition.definition import (
     definition_of,
     read_definition,
 )
-from penstock.wire.constants import Dialect
+from penstock.wire.codec.constants import Dialect
 
 WHOLE = """
 lake = "lake"

@@ -9,13 +9,13 @@ from pyspark.errors import PySparkException
 
 from penstock.errors import Error, UsageError
 from penstock.node import Node
-from penstock.node.vbucket_events import VbucketEvent
+from penstock.node.buckets.vbucket_events import VbucketEvent
 from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.pipeline.definition.definition import of_one
 from penstock.spark.pipeline.run.spark_failure import failure
 from penstock.spark.runtime.data_source import DcpDataSource
-from penstock.wire.constants import Dialect, VbucketState
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.codec.constants import Dialect, VbucketState
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.client.peer import serving
 from tests.client.test_tap_feed import begin, mutations
 from tests.client.test_tap_peers import closing, tap

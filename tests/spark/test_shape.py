@@ -12,8 +12,8 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from penstock.errors import UsageError
 from penstock.spark.source.shape import REST, ColumnFilter, Shape
-from penstock.wire.columns import batch_of
-from penstock.wire.schema import CHANGE_SCHEMA, Change, Event
+from penstock.wire.columns.run_decoder import batch_of
+from penstock.wire.columns.schema import CHANGE_SCHEMA, Change, Event
 
 ROWS = batch_of(
     [

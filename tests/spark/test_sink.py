@@ -16,10 +16,10 @@ from penstock.spark.sink.bucket_writes import Counts, RefusedRows, windows, writ
 from penstock.spark.sink.json_text import json_of
 from penstock.spark.sink.sink_columns import check_columns
 from penstock.spark.sink.sink_options import OPTIONS, SinkOptions, SubPath
-from penstock.wire.constants import MAX_VALUE, Datatype
-from penstock.wire.kv import GetMeta, MetaReply
-from penstock.wire.layout import decode
-from penstock.wire.schema import CHANGE_SCHEMA, Event
+from penstock.wire.codec.constants import MAX_VALUE, Datatype
+from penstock.wire.codec.layout import decode
+from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
+from penstock.wire.messages.kv import GetMeta, MetaReply
 from tests.node.watch import run
 from tests.node.wire_client import connected
 from tests.spark.buckets import Documents

@@ -6,9 +6,9 @@ from pyspark.sql import functions as F
 
 from penstock.errors import UsageError
 from penstock.node import Node
-from penstock.node.login import User
-from penstock.node.login.users import account_of
-from penstock.node.login.users_file import change_users
+from penstock.node.auth import User
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import change_users
 from penstock.spark.dependents.kinds.xdcr_target import replicate
 from tests.spark.buckets import Documents, numbered
 from tests.spark.test_sink_follow import Source

@@ -12,12 +12,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.errors import UsageError
 from penstock.node import Node
-from penstock.node.login import User
-from penstock.node.login.users import account_of
-from penstock.node.login.users_file import change_users
+from penstock.node.auth import User
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import change_users
 from penstock.spark.pipeline.run.spark_failure import failure
 from penstock.spark.runtime.data_source import DcpDataSource
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.spark.buckets import Documents, Proxy, numbered
 
 

@@ -35,9 +35,9 @@ from penstock.spark.source.offsets import VbucketRead
 from penstock.spark.source.partition_reader import read_range
 from penstock.spark.source.pushdown import Pushed, narrowed, push
 from penstock.spark.source.shape import ColumnFilter
-from penstock.store.failover import FailoverEntry
-from penstock.wire.constants import MAX_SEQNO
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.store.history.failover_log import FailoverEntry
+from penstock.wire.codec.constants import MAX_SEQNO
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.client.test_collections import change
 from tests.spark.buckets import Documents, Proxy, planned, read_batch
 

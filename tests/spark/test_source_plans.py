@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from penstock.node import Node
-from penstock.node.topology import NodePlace
+from penstock.node.cluster.topology import NodePlace
 from penstock.spark.source.planner import ASSUMED_BYTES, bytes_per_seqno
 from penstock.spark.source.runs import numbers
 from tests.ports import free_ports

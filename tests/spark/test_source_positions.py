@@ -8,9 +8,9 @@ import pytest
 from penstock.errors import Error, UsageError
 from penstock.node import Node
 from penstock.spark import latest_offsets
-from penstock.store.settings import Settings
-from penstock.wire.constants import Status
-from penstock.wire.observe import CompactDb
+from penstock.store.definition.bucket_settings import Settings
+from penstock.wire.codec.constants import Status
+from penstock.wire.messages.observe import CompactDb
 from tests.node.wire_client import connected
 from tests.spark.buckets import Documents, numbered, read_batch
 from tests.spark.test_protocols import contents, fail_over

@@ -8,7 +8,7 @@ from pyspark.sql.types import StructType
 from penstock.errors import UsageError
 from penstock.node import Node
 from penstock.spark.runtime.data_source import DcpDataSource
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.client.test_collections import change
 from tests.spark.buckets import Documents, Proxy, compact, numbered, read_batch
 from tests.spark.test_protocols import contents

@@ -14,13 +14,13 @@ from penstock import Node
 from penstock.client.connect.address import parse_address
 from penstock.client.connect.client_session import open_session
 from penstock.client.connect.cluster_map import ClusterMap
-from penstock.node.topology import NodePlace
+from penstock.node.cluster.topology import NodePlace
 from penstock.spark.source.offsets import RollbackRow, VbucketRange, VbucketRead
 from penstock.spark.source.partition_reader import ChangePartition, DumpPartition, read_range
 from penstock.spark.source.shape import ColumnFilter, Shape
-from penstock.wire.constants import Datatype
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.schema import CHANGE_SCHEMA, Event
+from penstock.wire.codec.constants import Datatype
+from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
+from penstock.wire.messages.dcp_values import pack_xattrs
 from tests.client.peer import serving
 from tests.client.test_tap_feed import begin, mutations
 from tests.client.test_tap_peers import closing, tap, vbuckets_asked_for

@@ -9,9 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.store.durable import log_name
-from penstock.store.inventory import read_inventory
-from penstock.store.opening import said_by
+from penstock.store.disk.durable_log import log_name
+from penstock.store.disk.inventory import read_inventory
+from penstock.store.recovery.bucket_directory import said_by
 from tests.store.failing import Place, contents, directory_in_memory, shown
 from tests.store.written import flipped
 

@@ -7,13 +7,13 @@ from itertools import count
 from typing import Any
 
 from penstock.errors import DeltaBadValue, KeyExists, KeyNotFound, Locked, NotLocked, NotStored
-from penstock.store.bucket import Bucket
-from penstock.store.conflict import Meta, wins
-from penstock.store.settings import Settings
-from penstock.store.vbucket import Counted, Item, Stored
-from penstock.wire.dcp import Mutation
-from penstock.wire.dcp_values import pack_xattrs, unpack_xattrs
-from penstock.wire.schema import Event
+from penstock.store.bucket_store import Bucket
+from penstock.store.definition.bucket_settings import Settings
+from penstock.store.documents.conflict import Meta, wins
+from penstock.store.documents.vbucket import Counted, Item, Stored
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.dcp import Mutation
+from penstock.wire.messages.dcp_values import pack_xattrs, unpack_xattrs
 from tests.store.model import START, Tombstone, tombstone
 
 SECOND = 10**9

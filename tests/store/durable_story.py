@@ -10,19 +10,19 @@ from typing import Any, NamedTuple
 import pytest
 
 from penstock.errors import KeyNotFound
-from penstock.store.bucket import Bucket
-from penstock.store.compaction import Compaction
-from penstock.store.durable import DurableLog, log_number
-from penstock.store.events import subject_of_key
-from penstock.store.failover import MAX_ENTRIES
-from penstock.store.history import CAS
-from penstock.store.segment import Segment
-from penstock.store.settings import Settings
-from penstock.store.snapshot import Snapshot
-from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import VbucketState
-from penstock.wire.dcp import DELETION_HEAD, Mutation
-from penstock.wire.schema import Event
+from penstock.store.bucket_store import Bucket
+from penstock.store.definition.bucket_settings import Settings
+from penstock.store.disk.durable_log import DurableLog, log_number
+from penstock.store.documents.vbucket import Vbucket
+from penstock.store.history.event_frames import subject_of_key
+from penstock.store.history.failover_log import MAX_ENTRIES
+from penstock.store.history.history_snapshot import Snapshot
+from penstock.store.history.vbucket_history import CAS
+from penstock.store.log.compaction import Compaction
+from penstock.store.log.segment import Segment
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.dcp import DELETION_HEAD, Mutation
 from tests.store.memory_disk import Died, Disk
 from tests.store.model import START, History, Tombstone, erased_by, read_all
 from tests.store.story import Story

@@ -11,12 +11,12 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from penstock.store.bucket import Bucket
-from penstock.store.files import Directory
-from penstock.store.settings import Settings
-from penstock.store.snapshot import Snapshot
-from penstock.store.vbucket import Vbucket
-from penstock.wire.dcp import Mutation
+from penstock.store.bucket_store import Bucket
+from penstock.store.definition.bucket_settings import Settings
+from penstock.store.disk.bucket_files import Directory
+from penstock.store.documents.vbucket import Vbucket
+from penstock.store.history.history_snapshot import Snapshot
+from penstock.wire.messages.dcp import Mutation
 from tests.store.model import START, Tombstone, read_all
 
 __all__ = ["FailingDirectory", "Place", "contents", "directory_in_memory", "newest", "shown"]

@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 
 from penstock.errors import TemporaryFailure
-from penstock.store.bucket import Bucket
+from penstock.store.bucket_store import Bucket
 from tests.store.failing import Place, shown
 
 FULL = "the disk does not take what is to be written: No space left on device"

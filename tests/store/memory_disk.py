@@ -11,7 +11,7 @@ from operator import eq
 from pathlib import Path
 from random import Random
 
-from penstock.store.files import Directory
+from penstock.store.disk.bucket_files import Directory
 
 __all__ = ["Died", "Disk"]
 

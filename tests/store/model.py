@@ -5,18 +5,18 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from penstock.store.bucket import Bucket
-from penstock.store.events import subject_of_key
-from penstock.store.failover import MAX_ENTRIES
-from penstock.store.frames import Chunk
-from penstock.store.ledger import collection_of
-from penstock.store.settings import Settings
-from penstock.store.snapshot import Snapshot
-from penstock.wire.constants import VbucketState
-from penstock.wire.dcp import DeletionV2, Expiration, Mutation
-from penstock.wire.frame import cut_frame, frame_length
-from penstock.wire.layout import decode
-from penstock.wire.schema import Event
+from penstock.store.bucket_store import Bucket
+from penstock.store.definition.bucket_settings import Settings
+from penstock.store.history.collection_state import collection_of
+from penstock.store.history.event_frames import subject_of_key
+from penstock.store.history.failover_log import MAX_ENTRIES
+from penstock.store.history.frame_chunks import Chunk
+from penstock.store.history.history_snapshot import Snapshot
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.frame import cut_frame, frame_length
+from penstock.wire.codec.layout import decode
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.dcp import DeletionV2, Expiration, Mutation
 
 START = 1_700_000_000 * 10**9  # ns
 

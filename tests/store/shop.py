@@ -1,12 +1,12 @@
 """A bucket with collections to try things on, and what its vbuckets tell."""
 
-from penstock.store.bucket import Bucket
-from penstock.store.events import SystemEvent, read_event
-from penstock.store.manifest import DEFAULT_MANIFEST, Manifest
-from penstock.store.vbucket import Vbucket
-from penstock.wire.collection_key import pack_collection_id
-from penstock.wire.dcp import Mutation
-from penstock.wire.schema import Event
+from penstock.store.bucket_store import Bucket
+from penstock.store.definition.manifest import DEFAULT_MANIFEST, Manifest
+from penstock.store.documents.vbucket import Vbucket
+from penstock.store.history.event_frames import SystemEvent, read_event
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.dcp import Mutation
+from penstock.wire.values.collection_key import pack_collection_id
 from tests.store.model import START, Tombstone, read_all
 
 NOW = START // 10**9

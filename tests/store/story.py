@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.store.bucket import Bucket
-from penstock.store.events import subject_of_key
-from penstock.store.snapshot import FEW, Snapshot
-from penstock.store.vbucket import Vbucket
-from penstock.wire.collection_key import pack_collection_id
-from penstock.wire.constants import VbucketState
-from penstock.wire.dcp import Mutation
-from penstock.wire.schema import Event
+from penstock.store.bucket_store import Bucket
+from penstock.store.documents.vbucket import Vbucket
+from penstock.store.history.event_frames import subject_of_key
+from penstock.store.history.history_snapshot import FEW, Snapshot
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.dcp import Mutation
+from penstock.wire.values.collection_key import pack_collection_id
 from tests.store.model import History, Tombstone, messages, read_all, tombstone
 
 __all__ = ["Reader", "Story", "live_bytes"]

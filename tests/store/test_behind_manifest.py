@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import OutOfMemory, OutOfRange, TemporaryFailure
-from penstock.store.bucket import Bucket
-from penstock.store.manifest import Manifest
-from penstock.store.settings import Settings
-from penstock.wire.constants import VbucketState
-from penstock.wire.schema import Event
+from penstock.store.bucket_store import Bucket
+from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.manifest import Manifest
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.columns.schema import Event
 from tests.store.failing import Place, directory_in_memory
 from tests.store.model import START, new_bucket
 from tests.store.shop import ITEMS, SHOP, all_of, erase, key, told

@@ -6,12 +6,12 @@ from itertools import count
 import pytest
 
 from penstock.errors import KeyExists, KeyNotFound, NotMyVbucket, StatusError
-from penstock.store.bucket import Bucket
-from penstock.store.failover import FailoverEntry, FailoverLog
-from penstock.store.tombstone import TOMBSTONE_BYTES
-from penstock.store.vbucket import Stored, Vbucket
-from penstock.wire.constants import MAX_SEQNO, SnapshotFlag, VbucketState
-from penstock.wire.dcp import Mutation
+from penstock.store.bucket_store import Bucket
+from penstock.store.documents.vbucket import Stored, Vbucket
+from penstock.store.history.failover_log import FailoverEntry, FailoverLog
+from penstock.store.history.tombstone import TOMBSTONE_BYTES
+from penstock.wire.codec.constants import MAX_SEQNO, SnapshotFlag, VbucketState
+from penstock.wire.messages.dcp import Mutation
 from tests.store.model import START, new_bucket, read_all, tombstone
 
 CAS = START & ~0xFFFF

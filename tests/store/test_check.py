@@ -14,21 +14,21 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from penstock.errors import KeyNotFound, StoreDamaged, StoreRefused
-from penstock.store import repair as repairing
-from penstock.store.bucket import Bucket
-from penstock.store.check import Lost
-from penstock.store.durable import log_name
-from penstock.store.failover import FailoverLog
-from penstock.store.files import Directory
-from penstock.store.inventory import INVENTORY
-from penstock.store.overlay import Overlay
-from penstock.store.repair import Report
-from penstock.store.rollback import StreamRequest, rollback_point
-from penstock.store.snapshot import Snapshot
-from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import VbucketState
-from penstock.wire.dcp import Mutation
-from penstock.wire.schema import Event
+from penstock.store.bucket_store import Bucket
+from penstock.store.disk.bucket_files import Directory
+from penstock.store.disk.durable_log import log_name
+from penstock.store.disk.inventory import INVENTORY
+from penstock.store.documents.vbucket import Vbucket
+from penstock.store.history.failover_log import FailoverLog
+from penstock.store.history.history_snapshot import Snapshot
+from penstock.store.history.rollback import StreamRequest, rollback_point
+from penstock.store.recovery import repair_run as repairing
+from penstock.store.recovery.overlay import Overlay
+from penstock.store.recovery.repair_plan import Lost
+from penstock.store.recovery.repair_run import Report
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.dcp import Mutation
 from tests.store import model
 from tests.store.failing import FailingDirectory, Place, contents, directory_in_memory, newest, shown
 from tests.store.memory_disk import Died

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.store.clock import HybridClock, absolute_expiry
+from penstock.store.history.hybrid_clock import HybridClock, absolute_expiry
 from tests.store.model import START
 
 

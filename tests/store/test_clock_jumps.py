@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import KeyNotFound, Locked
-from penstock.store.bucket import Bucket
-from penstock.store.durable import DurableLog
-from penstock.store.settings import Settings
-from penstock.store.vbucket import Vbucket
+from penstock.store.bucket_store import Bucket
+from penstock.store.definition.bucket_settings import Settings
+from penstock.store.disk.durable_log import DurableLog
+from penstock.store.documents.vbucket import Vbucket
 from tests.store.model import START
 
 SECOND = 10**9

@@ -12,15 +12,15 @@ from penstock.errors import (
     RemoteProtocolError,
     UsageError,
 )
-from penstock.store.bucket import Bucket
-from penstock.store.conflict import Meta
-from penstock.store.events import packed_events
-from penstock.store.manifest import DEFAULT_MANIFEST, Manifest
-from penstock.store.settings import Settings
-from penstock.wire import system_event
-from penstock.wire.constants import SystemEventKind, VbucketState
-from penstock.wire.dcp import DeletionV2, Mutation
-from penstock.wire.schema import Event
+from penstock.store.bucket_store import Bucket
+from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.manifest import DEFAULT_MANIFEST, Manifest
+from penstock.store.documents.conflict import Meta
+from penstock.store.history.event_frames import packed_events
+from penstock.wire.codec.constants import SystemEventKind, VbucketState
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages import system_event
+from penstock.wire.messages.dcp import DeletionV2, Mutation
 from tests.store.failing import Place, directory_in_memory
 from tests.store.model import START, new_bucket, read_all
 from tests.store.shop import ITEMS, NOW, SHOP, USERS, all_of, erase, follow, key, modified, told

@@ -11,12 +11,12 @@ from penstock.errors import (
     StoreDamaged,
     TemporaryFailure,
 )
-from penstock.store import repair as repairing
-from penstock.store.events import packed_events
-from penstock.store.files import Directory
-from penstock.store.manifest import DEFAULT_MANIFEST, Manifest, changes_between, subjects_of
-from penstock.wire.constants import VbucketState
-from penstock.wire.dcp import DeletionV2
+from penstock.store.definition.manifest import DEFAULT_MANIFEST, Manifest, changes_between, subjects_of
+from penstock.store.disk.bucket_files import Directory
+from penstock.store.history.event_frames import packed_events
+from penstock.store.recovery import repair_run as repairing
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.messages.dcp import DeletionV2
 from tests.store.failing import Place, contents, directory_in_memory
 from tests.store.model import START, new_bucket
 from tests.store.shop import ITEMS, SHOP, USERS, all_of, erase, follow, key, modified, told

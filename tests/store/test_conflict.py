@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.store.conflict import Meta, wins
+from penstock.store.documents.conflict import Meta, wins
 
 HERE = Meta(cas=50, rev_seqno=5, flags=5, expiry=5)
 WITH_XATTRS = HERE._replace(datatype=4)

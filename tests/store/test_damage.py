@@ -10,10 +10,10 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from penstock.errors import StoreDamaged, StoreRefused
-from penstock.store.bucket import Bucket
-from penstock.store.checked_json import replace_json, unpack_json
-from penstock.store.durable import log_name
-from penstock.wire.constants import VbucketState
+from penstock.store.bucket_store import Bucket
+from penstock.store.disk.checked_json import replace_json, unpack_json
+from penstock.store.disk.durable_log import log_name
+from penstock.wire.codec.constants import VbucketState
 from tests.store.failing import Place, contents, directory_in_memory, shown
 from tests.store.memory_disk import Disk
 from tests.store.written import Written, flipped, of_all_kinds, of_one_file, put

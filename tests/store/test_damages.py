@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StoreDamaged, StoreRefused
-from penstock.store import repair as repairing
-from penstock.store.files import Directory
+from penstock.store.disk.bucket_files import Directory
+from penstock.store.recovery import repair_run as repairing
 from tests.store.damages import Damage, damages
 from tests.store.failing import Place, contents, shown
 from tests.store.written import put

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import StoreDamaged, StoreRefused
-from penstock.store.files import Directory
-from penstock.store.opening import said_by, write
+from penstock.store.disk.bucket_files import Directory
+from penstock.store.recovery.bucket_directory import said_by, write
 from tests.store.failing import Place, contents, shown
 from tests.store.mounts import run_with_mounts
 

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.errors import StatusError
-from penstock.store.conflict import Meta
-from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import MAX_SEQNO, VbucketState
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.schema import Event
+from penstock.store.documents.conflict import Meta
+from penstock.store.documents.vbucket import Vbucket
+from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.dcp_values import pack_xattrs
 from tests.store.documents import SECOND, Clock, Documents, timed_bucket
 from tests.store.model import START, read_all
 

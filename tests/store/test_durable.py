@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from penstock.errors import OutOfMemory, StoreRefused, TemporaryFailure
-from penstock.store.bucket import Bucket
-from penstock.store.durable import DurableLog
-from penstock.store.files import Directory
-from penstock.store.settings import Settings
-from penstock.wire.constants import VbucketState
+from penstock.store.bucket_store import Bucket
+from penstock.store.definition.bucket_settings import Settings
+from penstock.store.disk.bucket_files import Directory
+from penstock.store.disk.durable_log import DurableLog
+from penstock.wire.codec.constants import VbucketState
 from tests.store.model import START, read_all
 
 

@@ -1,6 +1,14 @@
 import pytest
 
-from penstock.store.failover import MAX_ENTRIES, FailoverEntry, FailoverLog, branch_at, create_entry, prune, sanitised
+from penstock.store.history.failover_log import (
+    MAX_ENTRIES,
+    FailoverEntry,
+    FailoverLog,
+    branch_at,
+    create_entry,
+    prune,
+    sanitised,
+)
 
 
 def entries(*pairs: tuple[int, int]) -> FailoverLog:

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import KeyNotFound, TemporaryFailure
-from penstock.store.bucket import Bucket
-from penstock.store.durable import log_name
-from penstock.store.record import RECORD_BYTES
-from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import VbucketState
+from penstock.store.bucket_store import Bucket
+from penstock.store.disk.durable_log import log_name
+from penstock.store.documents.vbucket import Vbucket
+from penstock.store.log.records import RECORD_BYTES
+from penstock.wire.codec.constants import VbucketState
 from tests.store.failing import FailingDirectory, Place, contents, directory_in_memory, shown
 from tests.store.mounts import run_with_mounts
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import TemporaryFailure
-from penstock.store.bucket import Bucket
-from penstock.store.events import SYSTEM_PREFIX
-from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import VbucketState
+from penstock.store.bucket_store import Bucket
+from penstock.store.documents.vbucket import Vbucket
+from penstock.store.history.event_frames import SYSTEM_PREFIX
+from penstock.wire.codec.constants import VbucketState
 from tests.store.failing import Place, directory_in_memory
 from tests.store.model import new_bucket
 from tests.store.shop import ITEMS, SHOP, all_of, erase, key, told

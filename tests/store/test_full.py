@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from penstock.errors import Locked, StatusError, TemporaryFailure
-from penstock.store.bucket import Bucket
-from penstock.store.conflict import Meta
-from penstock.store.files import Directory
-from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import MAX_SEQNO
-from penstock.wire.schema import Event
+from penstock.store.bucket_store import Bucket
+from penstock.store.disk.bucket_files import Directory
+from penstock.store.documents.conflict import Meta
+from penstock.store.documents.vbucket import Vbucket
+from penstock.wire.codec.constants import MAX_SEQNO
+from penstock.wire.columns.schema import Event
 from tests.store.documents import Clock
 from tests.store.model import START, read_all
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store.settings import Settings
-from penstock.wire.constants import VbucketState
+from penstock.store.definition.bucket_settings import Settings
+from penstock.wire.codec.constants import VbucketState
 from tests.store.durable_story import Crash, DurableStory
 
 VBUCKETS = 2

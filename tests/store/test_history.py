@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store.bucket import Bucket
-from penstock.store.compaction import Compaction
-from penstock.store.events import subject_of_key
-from penstock.store.frames import FewFrames, ManyFrames
-from penstock.store.snapshot import Snapshot
-from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import MAX_SEQNO
+from penstock.store.bucket_store import Bucket
+from penstock.store.documents.vbucket import Vbucket
+from penstock.store.history.event_frames import subject_of_key
+from penstock.store.history.frame_chunks import FewFrames, ManyFrames
+from penstock.store.history.history_snapshot import Snapshot
+from penstock.store.log.compaction import Compaction
+from penstock.wire.codec.constants import MAX_SEQNO
 from tests.store.model import History, new_bucket, read_all
 from tests.store.story import Story, live_bytes
 

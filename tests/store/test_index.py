@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from penstock.store.index import RowIndex
-from penstock.store.segment import Rows, Segment
+from penstock.store.log.row_index import RowIndex
+from penstock.store.log.segment import Rows, Segment
 
 VBUCKETS, HERE = 3, 1
 BUFFER = memoryview(bytes(4096))

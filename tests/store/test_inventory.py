@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StoreDamaged, StoreRefused
-from penstock.store.bucket import Bucket
-from penstock.store.checked_json import replace_json, unpack_json
-from penstock.store.files import Directory
-from penstock.store.inventory import INVENTORY, BadInventory, Inventory, read_inventory
-from penstock.store.settings import Settings
+from penstock.store.bucket_store import Bucket
+from penstock.store.definition.bucket_settings import Settings
+from penstock.store.disk.bucket_files import Directory
+from penstock.store.disk.checked_json import replace_json, unpack_json
+from penstock.store.disk.inventory import INVENTORY, BadInventory, Inventory, read_inventory
 from tests.store.failing import FailingDirectory, Place, contents, shown
 from tests.store.memory_disk import Died, Disk
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.store.bucket import Bucket
-from penstock.store.fields import key_fingerprints
-from penstock.store.key_search import UnloadedKeys
-from penstock.wire.frame import HEADER
+from penstock.store.bucket_store import Bucket
+from penstock.store.log.frame_fields import key_fingerprints
+from penstock.store.log.key_search import UnloadedKeys
+from penstock.wire.codec.frame import HEADER
 from tests.store.failing import Place, directory_in_memory
 from tests.store.shop import ITEMS, SHOP, erase, key
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.store import key_search
-from penstock.store.bucket import Bucket
-from penstock.store.key_search import UnloadedKeys
-from penstock.store.key_table import KeyTable
+from penstock.store.bucket_store import Bucket
+from penstock.store.log import key_search
+from penstock.store.log.key_search import UnloadedKeys
+from penstock.store.log.key_table import KeyTable
 from tests.store.failing import Place, directory_in_memory
 
 KEYS = 20_000

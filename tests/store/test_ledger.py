@@ -8,10 +8,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.store.checked_json import replace_json, unpack_json
-from penstock.store.files import Directory
-from penstock.store.ledger import Ledger
-from penstock.store.manifest import DEFAULT_MANIFEST
+from penstock.store.definition.manifest import DEFAULT_MANIFEST
+from penstock.store.disk.bucket_files import Directory
+from penstock.store.disk.checked_json import replace_json, unpack_json
+from penstock.store.history.collection_state import Ledger
 from tests.store.failing import Place, directory_in_memory
 from tests.store.model import new_bucket
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from penstock.errors import KeyExists, KeyNotFound, NotMyVbucket, OutOfRange
-from penstock.store.failover import FailoverEntry
-from penstock.store.vbucket import LAST_SEQNO, Item, Stored, Vbucket
-from penstock.wire.constants import MAX_SEQNO, VbucketState
-from penstock.wire.dcp import Mutation
-from penstock.wire.schema import Event
+from penstock.store.documents.vbucket import LAST_SEQNO, Item, Stored, Vbucket
+from penstock.store.history.failover_log import FailoverEntry
+from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.dcp import Mutation
 from tests.store.model import START, new_bucket, read_all, tombstone
 
 CAS = START & ~0xFFFF

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from penstock.errors import KeyExists, KeyNotFound, Locked, NotLocked, StatusError
-from penstock.store.conflict import Meta
-from penstock.store.locks import LOCKED_CAS, lock_seconds
-from penstock.store.vbucket import Vbucket
-from penstock.wire.constants import MAX_SEQNO, VbucketState
-from penstock.wire.schema import Event
+from penstock.store.documents.conflict import Meta
+from penstock.store.documents.document_locks import LOCKED_CAS, lock_seconds
+from penstock.store.documents.vbucket import Vbucket
+from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
+from penstock.wire.columns.schema import Event
 from tests.store.documents import SECOND, Clock, timed_bucket
 from tests.store.model import START, read_all
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import CannotApplyManifest, InvalidArguments, OutOfRange, UnknownCollection, UnknownScope
-from penstock.store.manifest import (
+from penstock.store.definition.manifest import (
     DEFAULT_MANIFEST,
     MAX_COLLECTIONS,
     MAX_SCOPES,
@@ -19,8 +19,8 @@ from penstock.store.manifest import (
     changes_between,
     subjects_of,
 )
-from penstock.wire import system_event
-from penstock.wire.constants import SystemEventKind
+from penstock.wire.codec.constants import SystemEventKind
+from penstock.wire.messages import system_event
 
 NAMES = ["_default", "inventory", "h%tel", "a-b", "0"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.store.bucket import Bucket
-from penstock.store.settings import Settings
+from penstock.store.bucket_store import Bucket
+from penstock.store.definition.bucket_settings import Settings
 from tests.store.model import START, read_all
 
 SEGMENT_BYTES = 64 * 1024

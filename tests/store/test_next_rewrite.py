@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.store.compaction import MOST_DEAD, next_rewrite
-from penstock.store.segment import Rows, Segment
+from penstock.store.log.compaction import MOST_DEAD, next_rewrite
+from penstock.store.log.segment import Rows, Segment
 
 _FRAME_BYTES = 100
 _ROWS = 10

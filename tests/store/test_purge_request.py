@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.store.rewrite import PurgeRequest
+from penstock.store.log.rewrite import PurgeRequest
 
 # Rows of (vbucket, seqno, deletion time); a time of 0 is a live document.
 ROWS = [(7, 1, 100), (7, 2, 0), (7, 3, 200), (7, 4, 300), (8, 1, 100)]

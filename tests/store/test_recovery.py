@@ -8,11 +8,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.store import lookup, record, recovery, rewrite
-from penstock.store.rewrite import Limits, Purged
-from penstock.store.segment import CUT, Rows, Segment
-from penstock.wire.dcp import Mutation
-from penstock.wire.schema import Event
+from penstock.store.log import records as record
+from penstock.store.log import rewrite, row_lookup
+from penstock.store.log.rewrite import Limits, Purged
+from penstock.store.log.segment import CUT, Rows, Segment
+from penstock.store.recovery import log_replay
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.dcp import Mutation
 from tests.store.model import Tombstone, changes, tombstone
 
 VBUCKETS = 4
@@ -111,7 +113,7 @@ def fates_of(segments: Sequence[Sequence[Row]]) -> dict[tuple[int, int], int]:
 @given(logs(), st.booleans())
 def test_what_superseded_what(log: list[list[Row]], clustered: bool) -> None:
     segments = [segment_of(rows, clustered=clustered) for rows in log]
-    recovery.supersede(segments)
+    log_replay.supersede(segments)
     fates = fates_of(log)
     for segment, rows in zip(segments, log, strict=True):
         ordered = sorted(rows, key=lambda row: row.place)
@@ -145,7 +147,7 @@ def test_where_a_change_is(there: list[tuple[int, int]], small: bool) -> None:
     )
     of, sought = (np.array(column, kind) for column, kind in zip(zip(*wanted, strict=True), ("u2", "i8"), strict=True))
     expected = [there.index(place) if place in there else -1 for place in wanted]
-    for find in (lookup.find_rows, lookup.find_slowly):
+    for find in (row_lookup.find_rows, row_lookup.find_slowly):
         assert find(numbers, seqnos, of, sought).tolist() == expected
 
 
@@ -186,7 +188,7 @@ def test_what_a_rewrite_keeps(log_and_limits: tuple[list[list[Row]], Limits], ol
     """The first `older` segments are not rewritten: what superseded their frames has to stay."""
     log, limits = log_and_limits
     segments = [segment_of(rows, clustered=clustered) for rows in log]
-    recovery.supersede(segments)
+    log_replay.supersede(segments)
     older = min(older, len(log) - 1)
     fates = fates_of(log)
     held = {(row.place[0], fates[row.place]) for rows in log[:older] for row in rows if fates[row.place] > 0}
@@ -230,7 +232,7 @@ def test_a_rewrite_changes_nothing_for_whoever_reads_the_log(
     """What counts, and is not purged, is what it was: in whatever order segments are rewritten."""
     log, limits = log_and_limits
     segments = [segment_of(rows) for rows in log]
-    recovery.supersede(segments)
+    log_replay.supersede(segments)
     older = min(older, len(log) - 1)
     live = {
         (vbucket, seqno)
@@ -243,7 +245,7 @@ def test_a_rewrite_changes_nothing_for_whoever_reads_the_log(
         sources, [source.fate for source in sources], limits, rewrite.superseding(segments[:older])
     )
     again = [segment_of(rows) for rows in log[:older]] + [rewritten.segment]
-    recovery.supersede(again)
+    log_replay.supersede(again)
     left = {
         (vbucket, seqno)
         for segment in again

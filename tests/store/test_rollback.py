@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store.failover import FailoverEntry, FailoverLog, create_entry, prune
-from penstock.store.rollback import StreamRequest, misses_purged, range_error, rollback_point
+from penstock.store.history.failover_log import FailoverEntry, FailoverLog, create_entry, prune
+from penstock.store.history.rollback import StreamRequest, misses_purged, range_error, rollback_point
 
 OLD, NEW, STRANGE = 1111, 2222, 9999
 LOG = (FailoverEntry(NEW, 3), FailoverEntry(OLD, 0))

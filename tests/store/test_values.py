@@ -1,10 +1,10 @@
 import pytest
 
 from penstock.errors import DeltaBadValue
-from penstock.store.values import counted, extended
-from penstock.wire.constants import Datatype
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.snappy import deflate
+from penstock.store.documents.derived_values import counted, extended
+from penstock.wire.codec.constants import Datatype
+from penstock.wire.messages.dcp_values import pack_xattrs
+from penstock.wire.values.snappy import deflate
 
 LAST = 2**64 - 1
 JSON, XATTR, SNAPPY = Datatype.JSON, Datatype.XATTR, Datatype.SNAPPY

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import KeyExists, Locked
-from penstock.store.bucket import Bucket
-from penstock.store.listing import keys_from, random_key
-from penstock.store.manifest import DEFAULT_MANIFEST
-from penstock.store.vbucket import Item, Vbucket
-from penstock.wire.constants import Datatype
-from penstock.wire.dcp import DeletionV2
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.schema import Event
-from penstock.wire.snappy import deflate
+from penstock.store.bucket_store import Bucket
+from penstock.store.definition.manifest import DEFAULT_MANIFEST
+from penstock.store.documents.key_listing import keys_from, random_key
+from penstock.store.documents.vbucket import Item, Vbucket
+from penstock.wire.codec.constants import Datatype
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.dcp import DeletionV2
+from penstock.wire.messages.dcp_values import pack_xattrs
+from penstock.wire.values.snappy import deflate
 from tests.store.documents import Clock, timed_bucket
 from tests.store.failing import Place, directory_in_memory
 from tests.store.model import START, read_all

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from penstock.errors import KeyExists, KeyNotFound, OutOfRange
-from penstock.store.conflict import Meta
-from penstock.store.vbucket import LAST_SEQNO, Item, Vbucket
-from penstock.wire.constants import MAX_SEQNO
-from penstock.wire.dcp import Mutation
-from penstock.wire.schema import Event
+from penstock.store.documents.conflict import Meta
+from penstock.store.documents.vbucket import LAST_SEQNO, Item, Vbucket
+from penstock.wire.codec.constants import MAX_SEQNO
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.dcp import Mutation
 from tests.store.documents import SECOND, Clock, timed_bucket
 from tests.store.model import START, read_all, tombstone
 

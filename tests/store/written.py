@@ -6,10 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.store.bucket import Bucket
-from penstock.store.durable import DurableLog
-from penstock.store.record import FILE_HEADER
-from penstock.wire.constants import VbucketState
+from penstock.store.bucket_store import Bucket
+from penstock.store.disk.durable_log import DurableLog
+from penstock.store.log.records import FILE_HEADER
+from penstock.wire.codec.constants import VbucketState
 from tests.store.failing import Place, contents, directory_in_memory, shown
 
 __all__ = ["Record", "Written", "flipped", "of_all_kinds", "of_one_file", "put"]

@@ -3,7 +3,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.wire import hop, native
+from penstock.wire.codec import native
+from penstock.wire.columns import hop
 
 
 @pytest.fixture(scope="module", params=["native", "python"])

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.constants import Dialect
-from penstock.wire.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, opcode_name
-from penstock.wire.layout import Layout, forms_of, layout_of
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, opcode_name
+from penstock.wire.codec.layout import Layout, forms_of, layout_of
 
 _EXTRAS_LENGTH_AT = 4
 _BODY_LENGTH_AT = 8

@@ -7,10 +7,10 @@ and a number: `test_seeds` says what it is about. The hexadecimal is spaced as i
 
 from typing import NamedTuple
 
-from penstock.wire import dcp, tap, upr, upr_draft
-from penstock.wire.constants import MAX_SEQNO, Dialect
-from penstock.wire.kv import pack_failover_log
-from penstock.wire.layout import Message
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect
+from penstock.wire.codec.layout import Message
+from penstock.wire.messages import dcp, tap, upr, upr_draft
+from penstock.wire.messages.kv import pack_failover_log
 
 
 class Seed(NamedTuple):

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire import dcp, kv, tap
-from penstock.wire.constants import Opcode, Status
-from penstock.wire.dcp_values import split_extended_meta
-from penstock.wire.frame import Frame, cut_frame, frame_length, join_frame
-from penstock.wire.layout import Message, decode
+from penstock.wire.codec.constants import Opcode, Status
+from penstock.wire.codec.frame import Frame, cut_frame, frame_length, join_frame
+from penstock.wire.codec.layout import Message, decode
+from penstock.wire.messages import dcp, kv, tap
+from penstock.wire.messages.dcp_values import split_extended_meta
 
 CAPTURES = sorted((Path(__file__).parents[1] / "captures").glob("*.json"))
 

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.columns import SMALL_RUN, batch_of, changes_of, columns_of, decode_messages, decode_run
-from penstock.wire.connection import Connection, Slab
-from penstock.wire.constants import Dialect, Opcode, Status
-from penstock.wire.dcp import Deletion, DeletionV2, Expiration, Mutation, OldExpiration, PrototypeMutation
-from penstock.wire.heads import Run, StreamContext, heads_of
-from penstock.wire.hop import hop
-from penstock.wire.layout import Message
-from penstock.wire.schema import CHANGE_SCHEMA, UNSIGNED64, Change, Event, signed64
-from penstock.wire.shapes import SLACK
-from penstock.wire.tap import TapDelete, TapMutation
-from penstock.wire.upr import UprDeletion, UprExpiration, UprMutation
-from penstock.wire.upr_draft import DraftDeletion, DraftExpiration, DraftMutation
+from penstock.wire.codec.constants import Dialect, Opcode, Status
+from penstock.wire.codec.layout import Message
+from penstock.wire.columns.heads import Run, StreamContext, heads_of
+from penstock.wire.columns.hop import hop
+from penstock.wire.columns.run_decoder import SMALL_RUN, batch_of, changes_of, columns_of, decode_messages, decode_run
+from penstock.wire.columns.schema import CHANGE_SCHEMA, UNSIGNED64, Change, Event, signed64
+from penstock.wire.columns.shapes import SLACK
+from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation, OldExpiration, PrototypeMutation
+from penstock.wire.messages.tap import TapDelete, TapMutation
+from penstock.wire.messages.upr import UprDeletion, UprExpiration, UprMutation
+from penstock.wire.messages.upr_draft import DraftDeletion, DraftExpiration, DraftMutation
+from penstock.wire.protocol.frame_receiver import Connection, Slab
 from tests.golden import GOLDEN
 from tests.strategies import VBUCKETS, runs, runs_in, unsigned
 

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.collection_key import pack_collection_id
-from penstock.wire.collection_names import CollectionNames
-from penstock.wire.columns import SMALL_RUN, changes_of, decode_messages, decode_run
-from penstock.wire.constants import Datatype, Dialect, Status
-from penstock.wire.dcp import Deletion, DeletionV2, Mutation, PrototypeMutation
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.heads import StreamContext
-from penstock.wire.layout import Message
+from penstock.wire.codec.constants import Datatype, Dialect, Status
+from penstock.wire.codec.layout import Message
+from penstock.wire.columns.collection_names import CollectionNames
+from penstock.wire.columns.heads import StreamContext
+from penstock.wire.columns.run_decoder import SMALL_RUN, changes_of, decode_messages, decode_run
+from penstock.wire.messages.dcp import Deletion, DeletionV2, Mutation, PrototypeMutation
+from penstock.wire.messages.dcp_values import pack_xattrs
+from penstock.wire.values.collection_key import pack_collection_id
 from tests.strategies import runs_in
 from tests.wire.test_columns import (
     NAMED,

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire import dcp, kv
-from penstock.wire.columns import SMALL_RUN
-from penstock.wire.connection import VIEWED_FROM, Broken, Connection, Malformed, ReceiveEvent, Slab
-from penstock.wire.constants import MAX_FRAME, Dialect, Magic, Opcode, Status
-from penstock.wire.frame import Frame, cut_frame, join_frame
-from penstock.wire.heads import Run
-from penstock.wire.shapes import SLACK
+from penstock.wire.codec.constants import MAX_FRAME, Dialect, Magic, Opcode, Status
+from penstock.wire.codec.frame import Frame, cut_frame, join_frame
+from penstock.wire.columns.heads import Run
+from penstock.wire.columns.run_decoder import SMALL_RUN
+from penstock.wire.columns.shapes import SLACK
+from penstock.wire.messages import dcp, kv
+from penstock.wire.protocol.frame_receiver import VIEWED_FROM, Broken, Connection, Malformed, ReceiveEvent, Slab
 from tests.golden import GOLDEN_OF, frame_of
 from tests.strategies import frames, hostile, pieces, runs, runs_in
 

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.wire.collection_key import pack_collection_id, split_collection_key
-from penstock.wire.constants import Status
-from penstock.wire.dcp_values import (
+from penstock.wire.codec.constants import Status
+from penstock.wire.messages.dcp_values import (
     CachedDocument,
     ExtendedMeta,
     FrameInfo,
@@ -28,6 +27,7 @@ from penstock.wire.dcp_values import (
     unpack_framing,
     unpack_xattrs,
 )
+from penstock.wire.values.collection_key import pack_collection_id, split_collection_key
 from tests.strategies import unsigned
 
 Unpack = Callable[[bytes], Any]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire import constants
-from penstock.wire.constants import (
+from penstock.wire.codec import constants
+from penstock.wire.codec.constants import (
     Dialect,
     DraftCode,
     DurabilityLevel,
@@ -17,7 +17,10 @@ from penstock.wire.constants import (
     StreamEndReason,
     UprOpcode,
 )
-from penstock.wire.dcp import (
+from penstock.wire.codec.frame import Frame, cut_frame
+from penstock.wire.codec.layout import Message
+from penstock.wire.messages.cluster import ClustermapChanged, ServerReply
+from penstock.wire.messages.dcp import (
     CacheTransfer,
     CloseStream,
     DcpReply,
@@ -28,11 +31,9 @@ from penstock.wire.dcp import (
     StreamReq,
     SystemEvent,
 )
-from penstock.wire.dcp_values import CachedDocument, framing_of, pack_cached, pack_framing, pack_xattrs
-from penstock.wire.describe import INSIDES, code_of, describe, enum_of, fitting, named, wire_fields
-from penstock.wire.detect import detect
-from penstock.wire.frame import Frame, cut_frame
-from penstock.wire.frame_info import (
+from penstock.wire.messages.dcp_values import CachedDocument, framing_of, pack_cached, pack_framing, pack_xattrs
+from penstock.wire.messages.describe import INSIDES, code_of, describe, enum_of, fitting, named, wire_fields
+from penstock.wire.messages.frame_info import (
     Durability,
     RequestInfos,
     ResponseInfos,
@@ -40,7 +41,7 @@ from penstock.wire.frame_info import (
     pack_request_infos,
     pack_response_infos,
 )
-from penstock.wire.kv import (
+from penstock.wire.messages.kv import (
     CountReply,
     Get,
     Hello,
@@ -52,10 +53,8 @@ from penstock.wire.kv import (
     pack_key_list,
     pack_vb_seqnos,
 )
-from penstock.wire.layout import Message
-from penstock.wire.login import SaslAuth, SaslListMechs, SaslReply, SaslStep
-from penstock.wire.session import ClustermapChanged, ServerReply
-from penstock.wire.subdoc import (
+from penstock.wire.messages.sasl import SaslAuth, SaslListMechs, SaslReply, SaslStep
+from penstock.wire.messages.subdoc import (
     LookupReply,
     MultiLookup,
     MultiMutation,
@@ -67,8 +66,8 @@ from penstock.wire.subdoc import (
     pack_mutation_results,
     pack_mutation_specs,
 )
-from penstock.wire.system_event import Collection, pack_system_event
-from penstock.wire.tap import (
+from penstock.wire.messages.system_event import Collection, pack_system_event
+from penstock.wire.messages.tap import (
     TapCheckpointStart,
     TapCommandReply,
     TapConnect,
@@ -78,8 +77,15 @@ from penstock.wire.tap import (
     TapOptions,
     TapVbucketSet,
 )
-from penstock.wire.upr import UprFailoverLogReply, UprGetFailoverLog, UprMutation, UprStreamReply, UprStreamReq
-from penstock.wire.upr_draft import DraftFailoverLog, DraftGetFailoverLog, DraftMutation, DraftNoRequest, DraftStreamReq
+from penstock.wire.messages.upr import UprFailoverLogReply, UprGetFailoverLog, UprMutation, UprStreamReply, UprStreamReq
+from penstock.wire.messages.upr_draft import (
+    DraftFailoverLog,
+    DraftGetFailoverLog,
+    DraftMutation,
+    DraftNoRequest,
+    DraftStreamReq,
+)
+from penstock.wire.protocol.dialect_detection import detect
 from tests.strategies import FORMS, frames, messages
 
 LOG = pack_failover_log([(7, 5), (9, 0)])

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError
-from penstock.wire import encode as encode_module
-from penstock.wire.columns import batch_of, changes_of, columns_of, decode_run
-from penstock.wire.dcp import Deletion, Mutation
-from penstock.wire.encode import SMALL_BATCH, Frames, encode_changes, encode_columns, join_columns
-from penstock.wire.heads import Run, StreamContext, heads_of
-from penstock.wire.hop import hop
-from penstock.wire.schema import Change
-from penstock.wire.shapes import SLACK
+from penstock.wire.columns import run_encoder as encode_module
+from penstock.wire.columns.heads import Run, StreamContext, heads_of
+from penstock.wire.columns.hop import hop
+from penstock.wire.columns.run_decoder import batch_of, changes_of, columns_of, decode_run
+from penstock.wire.columns.run_encoder import SMALL_BATCH, Frames, encode_changes, encode_columns, join_columns
+from penstock.wire.columns.schema import Change
+from penstock.wire.columns.shapes import SLACK
+from penstock.wire.messages.dcp import Deletion, Mutation
 from tests.golden import GOLDEN, frame_of
 from tests.strategies import VBUCKETS, runs, unsigned
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from penstock.wire.constants import Status
-from penstock.wire.error_map import ATTRIBUTES, MEANINGS, error_map
+from penstock.wire.codec.constants import Status
+from penstock.wire.messages.error_map import ATTRIBUTES, MEANINGS, error_map
 
 
 def test_every_status_has_an_entry():

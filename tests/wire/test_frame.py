@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.constants import Opcode, Status
-from penstock.wire.frame import HEADER_BYTES, MAGICS, Frame, cut_frame, frame_length, join_frame, opcode_name
-from penstock.wire.hop import hop
+from penstock.wire.codec.constants import Opcode, Status
+from penstock.wire.codec.frame import HEADER_BYTES, MAGICS, Frame, cut_frame, frame_length, join_frame, opcode_name
+from penstock.wire.columns.hop import hop
 from tests.golden import GOLDEN, frame_of
 from tests.strategies import frames, unsigned
 

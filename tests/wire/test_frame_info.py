@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.wire.constants import DurabilityLevel, Status
-from penstock.wire.frame_info import (
+from penstock.wire.codec.constants import DurabilityLevel, Status
+from penstock.wire.messages.frame_info import (
     Durability,
     RequestInfos,
     ResponseInfos,

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.columns import changes_of, columns_of, decode_messages
-from penstock.wire.constants import MAX_VALUE, Datatype, Dialect
-from penstock.wire.dcp import Deletion, Mutation
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.heads import heads_of
-from penstock.wire.inflated import inflate_run, inflate_value, plain_heads
-from penstock.wire.snappy import MAX_INFLATED, deflate
-from penstock.wire.upr_draft import DraftMutation
+from penstock.wire.codec.constants import MAX_VALUE, Datatype, Dialect
+from penstock.wire.columns.heads import heads_of
+from penstock.wire.columns.inflated import inflate_run, inflate_value, plain_heads
+from penstock.wire.columns.run_decoder import changes_of, columns_of, decode_messages
+from penstock.wire.messages.dcp import Deletion, Mutation
+from penstock.wire.messages.dcp_values import pack_xattrs
+from penstock.wire.messages.upr_draft import DraftMutation
+from penstock.wire.values.snappy import MAX_INFLATED, deflate
 from tests.strategies import runs_in
 from tests.wire.test_columns import context_of, run_of
 

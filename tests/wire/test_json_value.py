@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.constants import Datatype
-from penstock.wire.json_value import detect_json
+from penstock.wire.codec.constants import Datatype
+from penstock.wire.values.json_value import detect_json
 
 JSON_TEXTS = [
     *(

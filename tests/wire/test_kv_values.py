@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.kv import (
+from penstock.wire.messages.kv import (
     Observed,
     pack_failover_log,
     pack_features,

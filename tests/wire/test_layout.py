@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.wire import dcp, kv
-from penstock.wire.constants import Dialect, DraftCode, Magic, Opcode, Status
-from penstock.wire.frame import Frame, cut_frame, frame_length, join_frame
-from penstock.wire.hop import hop
-from penstock.wire.layout import LAYOUTS, Code, Layout, Message, Part, Response, decode, layout_of
+from penstock.wire.codec.constants import Dialect, DraftCode, Magic, Opcode, Status
+from penstock.wire.codec.frame import Frame, cut_frame, frame_length, join_frame
+from penstock.wire.codec.layout import LAYOUTS, Code, Layout, Message, Part, Response, decode, layout_of
+from penstock.wire.columns.hop import hop
+from penstock.wire.messages import dcp, kv
 from tests.golden import GOLDEN_OF, frame_of
 from tests.strategies import FORMS, frames, messages, pieces, plain_frame
 

@@ -9,18 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire import hop as hop_module
-from penstock.wire import native, native_tables
-from penstock.wire.collection_names import CollectionNames
-from penstock.wire.columns import columns_of
-from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent, Slab
-from penstock.wire.constants import Dialect
-from penstock.wire.dcp import Deletion, Mutation
-from penstock.wire.frame import HEADER_BYTES, Buffer
-from penstock.wire.heads import Run, StreamContext, heads_of
-from penstock.wire.hop import hop
-from penstock.wire.layout import Message
-from penstock.wire.shapes import BODY_AT, SLACK
+from penstock.wire.codec import native
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.frame import HEADER_BYTES, Buffer
+from penstock.wire.codec.layout import Message
+from penstock.wire.columns import hop as hop_module
+from penstock.wire.columns import native_tables
+from penstock.wire.columns.collection_names import CollectionNames
+from penstock.wire.columns.heads import Run, StreamContext, heads_of
+from penstock.wire.columns.hop import hop
+from penstock.wire.columns.run_decoder import columns_of
+from penstock.wire.columns.shapes import BODY_AT, SLACK
+from penstock.wire.messages.dcp import Deletion, Mutation
+from penstock.wire.protocol.frame_receiver import Broken, Connection, Malformed, ReceiveEvent, Slab
 from tests.golden import GOLDEN_OF, frame_of
 from tests.strategies import VBUCKETS, hostile, pieces, runs_in
 

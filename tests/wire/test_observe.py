@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.layout import decode
-from penstock.wire.observe import (
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.observe import (
     CompactDb,
     Observe,
     ObservedKey,

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.collection_key import DEFAULT_PREFIX
-from penstock.wire.connection import Connection, Slab
-from penstock.wire.constants import Dialect, Opcode
-from penstock.wire.dcp import Deletion, DeletionV2, Expiration, Mutation
-from penstock.wire.frame import Frame, cut_frame, frame_length
-from penstock.wire.layout import Message, decode
-from penstock.wire.reframe import DCP, FORMS, NATIVE, Form, _in_columns, _one_by_one, reframe
-from penstock.wire.tap import TapMutation
+from penstock.wire.codec.constants import Dialect, Opcode
+from penstock.wire.codec.frame import Frame, cut_frame, frame_length
+from penstock.wire.codec.layout import Message, decode
+from penstock.wire.columns.reframe import DCP, FORMS, NATIVE, Form, _in_columns, _one_by_one, reframe
+from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation
+from penstock.wire.messages.tap import TapMutation
+from penstock.wire.protocol.frame_receiver import Connection, Slab
+from penstock.wire.values.collection_key import DEFAULT_PREFIX
 from tests.strategies import unsigned, values
 
 COMMON = {

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.constants import Datatype
-from penstock.wire.dcp import DeletionV2, Mutation
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.frame import cut_frame
-from penstock.wire.layout import Message, decode
-from penstock.wire.revalue import Content, revalue
-from penstock.wire.snappy import deflate, inflate
+from penstock.wire.codec.constants import Datatype
+from penstock.wire.codec.frame import cut_frame
+from penstock.wire.codec.layout import Message, decode
+from penstock.wire.columns.revalue import Content, revalue
+from penstock.wire.messages.dcp import DeletionV2, Mutation
+from penstock.wire.messages.dcp_values import pack_xattrs
+from penstock.wire.values.snappy import deflate, inflate
 
 J, S, X = Datatype.JSON, Datatype.SNAPPY, Datatype.XATTR
 BODY = b'{"a":"' + b"a" * 200 + b'"}'

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.schema import CHANGE_SCHEMA, UNSIGNED64, Change, Event, signed64, unsigned64
+from penstock.wire.columns.schema import CHANGE_SCHEMA, UNSIGNED64, Change, Event, signed64, unsigned64
 
 CHANGE_COLUMNS = [
     *("vbucket", "vbuuid", "seqno", "rev_seqno", "cas", "event"),

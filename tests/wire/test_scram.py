@@ -10,8 +10,8 @@ from scramp import ScramException, ScramMechanism
 from scramp.utils import saslprep  # type: ignore[import-untyped]
 
 from penstock.errors import RemoteProtocolError, UsageError
-from penstock.wire.saslprep import prepared
-from penstock.wire.scram import SCRAM, ScramClient, ScramKeys, ScramServer
+from penstock.wire.values.saslprep import prepared
+from penstock.wire.values.scram import SCRAM, ScramClient, ScramKeys, ScramServer
 
 SALT = b"a salt of some length"
 

@@ -14,10 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.store.failover import sanitised
-from penstock.wire import dcp, dcp_values, kv, tap, upr, upr_draft
-from penstock.wire.collection_key import pack_collection_id, split_collection_key
-from penstock.wire.constants import (
+from penstock.store.history.failover_log import sanitised
+from penstock.wire.codec.constants import (
     MAX_SEQNO,
     Dialect,
     DraftCode,
@@ -32,8 +30,10 @@ from penstock.wire.constants import (
     UprOpcode,
     VbucketState,
 )
-from penstock.wire.frame import HEADER_BYTES, Frame, cut_frame, join_frame
-from penstock.wire.layout import Code, Message, decode, forms_of
+from penstock.wire.codec.frame import HEADER_BYTES, Frame, cut_frame, join_frame
+from penstock.wire.codec.layout import Code, Message, decode, forms_of
+from penstock.wire.messages import dcp, dcp_values, kv, tap, upr, upr_draft
+from penstock.wire.values.collection_key import pack_collection_id, split_collection_key
 from tests.strategies import messages
 from tests.wire.datagram import Datagram, cut_datagram
 from tests.wire.seed_frames import SEEDS, Seed

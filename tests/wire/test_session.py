@@ -3,13 +3,13 @@
 import pytest
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.wire.collections import CollectionIdReply, GetCollectionId, GetScopeId, ScopeIdReply
-from penstock.wire.constants import Dialect, Magic, Opcode, ServerOpcode, Status
-from penstock.wire.frame import Frame, cut_frame
-from penstock.wire.kv import GetRandomKey, Set
-from penstock.wire.layout import decode
-from penstock.wire.login import SaslAuth, SaslReply, SaslStep
-from penstock.wire.session import ClustermapChanged, ServerReply
+from penstock.wire.codec.constants import Dialect, Magic, Opcode, ServerOpcode, Status
+from penstock.wire.codec.frame import Frame, cut_frame
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.cluster import ClustermapChanged, ServerReply
+from penstock.wire.messages.collections import CollectionIdReply, GetCollectionId, GetScopeId, ScopeIdReply
+from penstock.wire.messages.kv import GetRandomKey, Set
+from penstock.wire.messages.sasl import SaslAuth, SaslReply, SaslStep
 
 SECRET = b"\0user\0pencil"
 

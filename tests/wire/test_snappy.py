@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.constants import Status
-from penstock.wire.snappy import MAX_INFLATED, deflate, inflate, inflated_length
+from penstock.wire.codec.constants import Status
+from penstock.wire.values.snappy import MAX_INFLATED, deflate, inflate, inflated_length
 
 VALUES = st.binary(max_size=300) | st.builds(
     lambda piece, times: piece * times, st.binary(max_size=9), st.integers(0, 99)

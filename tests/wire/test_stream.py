@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.constants import Dialect, Status
-from penstock.wire.layout import LAYOUTS, Message
-from penstock.wire.stream import EVENTS, TRANSITIONS, StreamEvent, StreamState, advance, reply_event
+from penstock.wire.codec.constants import Dialect, Status
+from penstock.wire.codec.layout import LAYOUTS, Message
+from penstock.wire.protocol.stream_state import EVENTS, TRANSITIONS, StreamEvent, StreamState, advance, reply_event
 
 E, S, D = StreamEvent, StreamState, Dialect
 

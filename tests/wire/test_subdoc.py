@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.wire.constants import Opcode, Status
-from penstock.wire.frame import Frame, cut_frame
-from penstock.wire.layout import Part, decode
-from penstock.wire.subdoc import (
+from penstock.wire.codec.constants import Opcode, Status
+from penstock.wire.codec.frame import Frame, cut_frame
+from penstock.wire.codec.layout import Part, decode
+from penstock.wire.messages.subdoc import (
     LOOKUPS,
     MUTATIONS,
     LookupResult,

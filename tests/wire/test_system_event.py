@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.wire.constants import SystemEventKind
-from penstock.wire.dcp import SystemEvent
-from penstock.wire.frame import cut_frame
-from penstock.wire.layout import decode
-from penstock.wire.system_event import (
+from penstock.wire.codec.constants import SystemEventKind
+from penstock.wire.codec.frame import cut_frame
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.dcp import SystemEvent
+from penstock.wire.messages.system_event import (
     FLATBUFFERS,
     Collection,
     DroppedCollection,

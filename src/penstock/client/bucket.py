@@ -32,10 +32,10 @@ from penstock.client.topology.nodes import Nodes
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.client.topology.vbucket_reports import VbucketReports
 from penstock.errors import KeyNotFound, UsageError
-from penstock.store.failover import FailoverLog
-from penstock.wire.constants import Dialect
-from penstock.wire.kv import CloseProducer
-from penstock.wire.schema import Change
+from penstock.store.history.failover_log import FailoverLog
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.columns.schema import Change
+from penstock.wire.messages.kv import CloseProducer
 
 __all__ = ["Bucket", "connect"]
 

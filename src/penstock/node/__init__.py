@@ -1,5 +1,22 @@
 """The embedded node: listeners, key-value commands and change-stream producers over the store."""
 
-from penstock.node.server import Node
+from penstock.node.server.node import Node
 
-__all__ = ["Node"]
+__all__ = ["ORDER", "Node"]
+
+ORDER = (
+    "transport",
+    "auth",
+    "cluster",
+    "tap_state",
+    "buckets",
+    "session",
+    "streams",
+    "tap",
+    "stats",
+    "commands",
+    "mirror",
+    "http",
+    "server",
+)
+"""The packages: each knows those before it."""

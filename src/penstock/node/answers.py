@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 from penstock.errors import RemoteProtocolError, StatusError
-from penstock.wire.constants import MAX_FRAME
-from penstock.wire.frame import Buffer
+from penstock.wire.codec.constants import MAX_FRAME
+from penstock.wire.codec.frame import Buffer
 
 __all__ = ["ALONE", "Answer", "Barrier", "Finished", "GiveUp", "Goodbye", "Parked", "Pieces", "Resume"]
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import Error, LakeRefused, OperationTimeout, Unreachable, UsageError, WriteLost
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from penstock.client.documents.bulk import BulkWriter
     from penstock.spark.dependents.dependent import Dependent, catch_up
     from penstock.spark.dependents.kinds.fulltext import FullText
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.spark.pipeline.run.pipeline import Pipeline
     from penstock.spark.pipeline.state.lake_status import LakeStatus
     from penstock.spark.pipeline.state.run_progress import SourceProgress
+    from penstock.spark.runtime.data_source import register
     from penstock.spark.runtime.java import java_environment
     from penstock.spark.runtime.spark_session import cluster_session, local_session
     from penstock.spark.shipping import ship
@@ -110,6 +109,7 @@ _HOMES = {
     "merge_current": "penstock.spark.lake.current.current_table",
     "read_changelog": "penstock.spark.lake.reading.lake_readers",
     "read_current": "penstock.spark.lake.reading.lake_readers",
+    "register": "penstock.spark.runtime.data_source",
     "register_kind": "penstock.spark.dependents.registry",
     "replicate": "penstock.spark.dependents.kinds.xdcr_target",
     "ship": "penstock.spark.shipping",
@@ -129,13 +129,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def register(spark: SparkSession) -> None:
-    """Make `format("dcp")` known to a session; again is harmless."""
-    from penstock.spark.runtime.data_source import DcpDataSource
-
-    spark.dataSource.register(DcpDataSource)
 
 
 def latest_offsets(url: str | None = None, **options: object) -> str:

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from penstock.spark.lake.changelog.merge_rules import CUTTING_EVENTS, DOCUMENT_EVENTS, ENDING_EVENTS, IDENTITY
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, MERGE_SCHEMA
-from penstock.wire.schema import Event
+from penstock.wire.columns.schema import Event
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -2,3 +2,8 @@
 
 Plain synchronous calls. Time and identifiers come in as arguments, so nothing here reads a clock or rolls dice.
 """
+
+__all__ = ["ORDER"]
+
+ORDER = ("definition", "log", "disk", "history", "documents", "subdoc", "recovery")
+"""The packages: each knows those before it."""

@@ -3,6 +3,9 @@
 Sans-IO: no sockets, no asyncio, no clocks, no randomness. Importing it declares every message of every dialect.
 """
 
-from penstock.wire import collections, dcp, kv, login, observe, session, subdoc, tap, upr, upr_draft
+from penstock.wire import messages
 
-__all__ = ["collections", "dcp", "kv", "login", "observe", "session", "subdoc", "tap", "upr", "upr_draft"]
+__all__ = ["ORDER", "messages"]
+
+ORDER = ("codec", "values", "messages", "columns", "protocol")
+"""The packages: each knows those before it."""

@@ -1,6 +1,6 @@
 /* The receiving path in one pass: hop over headers, numbers into columns, keys and values behind each other.
  *
- * No layout is known here. What lies where is said by tables that penstock.wire.native makes of the declared messages;
+ * No layout is known here. What lies where is said by tables that penstock.wire.codec.native makes of the declared messages;
  * they are believed. The bytes of a peer are not: whatever a buffer holds, nothing outside of one is read or written.
  * What is wrong with a bad frame is said in Python, which does all of this as well where this module was not built.
  * Every function takes buffers and works without the GIL. All but `join` return numbers. */

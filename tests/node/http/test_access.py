@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.node import Node
-from penstock.node.login import User
-from penstock.node.login.certificates import make_certificates
-from penstock.node.login.users import account_of
-from penstock.node.login.users_file import change_users
-from penstock.wire.constants import Status
-from penstock.wire.kv import SelectBucket
+from penstock.node.auth import User
+from penstock.node.auth.certificates import make_certificates
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import change_users
+from penstock.wire.codec.constants import Status
+from penstock.wire.messages.kv import SelectBucket
 from tests.node.http.web_client import WebClient
 from tests.node.test_login import log_in
 from tests.node.wire_client import connected

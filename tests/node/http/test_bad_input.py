@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.node import Node
-from penstock.node.http import connection as connection_module
 from penstock.node.http import forms
+from penstock.node.http import http_connection as connection_module
 from penstock.node.http.request_reader import MAX_BODY, MAX_HEAD_BYTES
 from tests.node.http.web_client import SECONDS, WebClient, all_of, raw
 from tests.node.manifests import DEFAULT, give

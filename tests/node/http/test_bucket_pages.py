@@ -3,9 +3,9 @@
 import pytest
 
 from penstock.node import Node
-from penstock.wire.constants import Status
-from penstock.wire.kv import GetClusterConfig
-from penstock.wire.observe import StartPersistence, StopPersistence
+from penstock.wire.codec.constants import Status
+from penstock.wire.messages.kv import GetClusterConfig
+from penstock.wire.messages.observe import StartPersistence, StopPersistence
 from tests.node.http.web_client import WebClient
 from tests.node.wire_client import connected
 

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.node import Node
+from penstock.node.auth.certificates import make_certificates
 from penstock.node.http.request_reader import MAX_BODY, MAX_FIELD_LINES, MAX_HEAD_BYTES
-from penstock.node.login.certificates import make_certificates
 from tests.node.http.web_client import SECONDS, WebClient, all_of, raw
 
 POST = b"POST /pools/default/buckets HTTP/1.1\r\nHost: localhost\r\n"

@@ -6,10 +6,10 @@ import re
 import pytest
 
 from penstock.node import Node
-from penstock.node.http.app import PAGES
-from penstock.node.topology import NodePlace
-from penstock.wire.constants import VbucketState
-from penstock.wire.kv import GetClusterConfig, SetVbucket
+from penstock.node.cluster.topology import NodePlace
+from penstock.node.http.http_app import PAGES
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.messages.kv import GetClusterConfig, SetVbucket
 from tests.node.http.web_client import WebClient
 from tests.node.wire_client import connected
 

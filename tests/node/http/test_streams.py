@@ -7,13 +7,13 @@ import time
 import pytest
 
 from penstock.node import Node
-from penstock.node.buckets import BucketSpec
-from penstock.node.login import User
-from penstock.node.login.users import account_of
-from penstock.node.login.users_file import change_users
-from penstock.node.login.verifier import MIN_ITERATIONS
-from penstock.wire.constants import Status, VbucketState
-from penstock.wire.kv import SetVbucket
+from penstock.node.auth import User
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import change_users
+from penstock.node.auth.verifier import MIN_ITERATIONS
+from penstock.node.buckets.bucket_spec import BucketSpec
+from penstock.wire.codec.constants import Status, VbucketState
+from penstock.wire.messages.kv import SetVbucket
 from tests.node.http.web_client import SECONDS, WebClient, all_of, raw
 from tests.node.watch import run
 from tests.node.wire_client import connected

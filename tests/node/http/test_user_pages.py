@@ -3,9 +3,9 @@
 import pytest
 
 from penstock.node import Node
-from penstock.node.login import User
-from penstock.node.login.users import account_of
-from penstock.node.login.users_file import change_users, read_users
+from penstock.node.auth import User
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import change_users, read_users
 from tests.node.http.web_client import WebClient
 
 USERS = "/settings/rbac/users"

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.errors import UsageError
-from penstock.node.login import ANONYMOUS, MECHANISMS, Privilege, User, Users, decide_access
-from penstock.node.login.users import account_of
+from penstock.node.auth import ANONYMOUS, MECHANISMS, Privilege, User, Users, decide_access
+from penstock.node.auth.users import account_of
 
 NOBODY = Users({}, b"s" * 32)
 SCRAMS = MECHANISMS[:3]

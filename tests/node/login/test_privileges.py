@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.node.login import BEFORE_LOGIN, Privilege, needed, needed_to_open
-from penstock.node.login.privileges import _ROWS, _UPR_ROWS, NEEDED, NEEDED_UPR
-from penstock.wire.constants import DraftCode, Opcode, OpenFlag, ServerOpcode, UprOpcode
+from penstock.node.auth import BEFORE_LOGIN, Privilege, needed, needed_to_open
+from penstock.node.auth.privileges import _ROWS, _UPR_ROWS, NEEDED, NEEDED_UPR
+from penstock.wire.codec.constants import DraftCode, Opcode, OpenFlag, ServerOpcode, UprOpcode
 
 
 @pytest.mark.parametrize(("table", "rows", "codes"), [(NEEDED, _ROWS, Opcode), (NEEDED_UPR, _UPR_ROWS, UprOpcode)])

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.node.login import ANONYMOUS, Privilege, RoleName, Target, User, parse_role
-from penstock.node.login.roles import EVERYTHING, ROLE_NAMES
+from penstock.node.auth import ANONYMOUS, Privilege, RoleName, Target, User, parse_role
+from penstock.node.auth.roles import EVERYTHING, ROLE_NAMES
 
 P = Privilege
 

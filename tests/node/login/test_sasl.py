@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from scramp import ScramClient  # type: ignore[import-untyped]
 
 from penstock.client.connect.sasl_login import PLAIN, PlainLogin, ScramLogin
-from penstock.node.login import Access, AuthState, Login, User, Users, decide_access
-from penstock.node.login.sasl import MAX_VALUE, TRANSITIONS
-from penstock.node.login.users import Account
-from penstock.node.login.verifier import MIN_ITERATIONS, Verifier, verifiers_of
-from penstock.wire.constants import Opcode, Status
-from penstock.wire.scram import SCRAM
+from penstock.node.auth import Access, AuthState, Login, User, Users, decide_access
+from penstock.node.auth.sasl_exchange import MAX_VALUE, TRANSITIONS
+from penstock.node.auth.users import Account
+from penstock.node.auth.verifier import MIN_ITERATIONS, Verifier, verifiers_of
+from penstock.wire.codec.constants import Opcode, Status
+from penstock.wire.values.scram import SCRAM
 from tests.client.test_login import EXAMPLES
 
 PASSWORDS = {"alice": "wonderland", "a,b=c": "x", "Zoë": "naïve café"}

@@ -10,10 +10,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from penstock.errors import UsageError
-from penstock.node.login import AuthState, Login, User, Users, decide_access
-from penstock.node.login.certificates import make_certificates
-from penstock.node.login.tls import ServerTls, names_in, server_context
-from penstock.node.login.users import Account
+from penstock.node.auth import AuthState, Login, User, Users, decide_access
+from penstock.node.auth.certificates import make_certificates
+from penstock.node.auth.server_tls import ServerTls, names_in, server_context
+from penstock.node.auth.users import Account
 
 SECONDS = 10.0
 

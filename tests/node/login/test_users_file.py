@@ -10,10 +10,10 @@ from threading import Thread
 import pytest
 
 from penstock.errors import Error, UsageError
-from penstock.node.login import User, UsersFile
-from penstock.node.login.users import account_of
-from penstock.node.login.users_file import CHECK_SECONDS, change_users, read_users
-from penstock.node.login.verifier import MIN_ITERATIONS
+from penstock.node.auth import User, UsersFile
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import CHECK_SECONDS, change_users, read_users
+from penstock.node.auth.verifier import MIN_ITERATIONS
 
 
 class Clock:
@@ -257,7 +257,7 @@ def test_a_new_password_counts_and_the_old_one_does_not(path, clock):
 
 
 def test_what_is_remembered_of_passwords_has_a_bound(path, clock, monkeypatch, derivations):
-    monkeypatch.setattr("penstock.node.login.users._REMEMBERED", 2)
+    monkeypatch.setattr("penstock.node.auth.users._REMEMBERED", 2)
     for name in ("bob", "carol"):
         add(path, name, "x")
     users = UsersFile(path, clock)

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from penstock.wire.constants import Opcode, Status
+from penstock.wire.codec.constants import Opcode, Status
 
 
 class Refused(Exception):

@@ -14,9 +14,9 @@ from penstock.store.subdoc.attributes import Around, Document
 from penstock.store.subdoc.command import Changed, begin, change, look_up
 from penstock.store.subdoc.rules import check_changes, check_lookups
 from penstock.store.subdoc.text import Text
-from penstock.wire.constants import Datatype, DocFlag, Opcode, PathFlag, Status
-from penstock.wire.dcp_values import unpack_xattrs
-from penstock.wire.subdoc import LOOKUPS, MUTATIONS, LookupSpec, MutationResult, MutationSpec
+from penstock.wire.codec.constants import Datatype, DocFlag, Opcode, PathFlag, Status
+from penstock.wire.messages.dcp_values import unpack_xattrs
+from penstock.wire.messages.subdoc import LOOKUPS, MUTATIONS, LookupSpec, MutationResult, MutationSpec
 
 GET, EXISTS, COUNT = Opcode.SUBDOC_GET, Opcode.SUBDOC_EXISTS, Opcode.SUBDOC_GET_COUNT
 UPSERT, ADD, DELETE, REPLACE = (

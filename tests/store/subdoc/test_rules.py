@@ -4,8 +4,8 @@ import pytest
 
 from penstock.errors import StatusError
 from penstock.store.subdoc.rules import check_changes, check_lookups, xattrs_named
-from penstock.wire.constants import DocFlag, Opcode, PathFlag, Status
-from penstock.wire.subdoc import LOOKUPS, MUTATIONS, LookupSpec, MutationSpec
+from penstock.wire.codec.constants import DocFlag, Opcode, PathFlag, Status
+from penstock.wire.messages.subdoc import LOOKUPS, MUTATIONS, LookupSpec, MutationSpec
 
 GET, EXISTS, COUNT = Opcode.SUBDOC_GET, Opcode.SUBDOC_EXISTS, Opcode.SUBDOC_GET_COUNT
 UPSERT, DELETE = Opcode.SUBDOC_DICT_UPSERT, Opcode.SUBDOC_DELETE

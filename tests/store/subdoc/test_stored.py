@@ -3,12 +3,12 @@
 import pytest
 
 from penstock.errors import KeyExists, Locked
-from penstock.store.conflict import Meta
-from penstock.store.locks import LOCKED_CAS
-from penstock.store.vbucket import Item, Stored, Vbucket
-from penstock.wire.constants import MAX_SEQNO, Datatype
-from penstock.wire.dcp import Mutation
-from penstock.wire.schema import Event
+from penstock.store.documents.conflict import Meta
+from penstock.store.documents.document_locks import LOCKED_CAS
+from penstock.store.documents.vbucket import Item, Stored, Vbucket
+from penstock.wire.codec.constants import MAX_SEQNO, Datatype
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.dcp import Mutation
 from tests.store.documents import SECOND, Clock, timed_bucket
 from tests.store.model import START, read_all, tombstone
 

@@ -8,8 +8,8 @@ from penstock.errors import StatusError
 from penstock.store.subdoc import scan
 from penstock.store.subdoc.path import Key, Path, parse_path
 from penstock.store.subdoc.text import Text, count_levels, locate
-from penstock.wire.constants import Status
-from penstock.wire.json_value import detect_json
+from penstock.wire.codec.constants import Status
+from penstock.wire.values.json_value import detect_json
 
 JSON = [
     *(b"{}", b"[]", b" {} ", b"\t\n\r [ ]", b"1", b"-0", b"1e5", b"1.5E-3", b'"a"', b"null", b"true", b"false"),

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.app import AsJson, examples
+from penstock.cli.base.app import AsJson, examples
+from penstock.cli.base.show import json_line
 from penstock.cli.pipeline.arguments import PipelineFile
 from penstock.cli.pipeline.group import commands
-from penstock.cli.show import json_line
 
 if TYPE_CHECKING:
     from penstock.spark.pipeline.run.run_plan import PlannedSource

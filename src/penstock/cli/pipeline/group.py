@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from penstock.cli.app import Panel, app
+from penstock.cli.base.app import Panel, app
 from penstock.cli.pipeline.question_commands import QuestionGroup
 
 __all__ = ["commands"]

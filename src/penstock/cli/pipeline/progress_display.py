@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
-from penstock.cli.show import json_line
+from penstock.cli.base.show import json_line
 from penstock.client.topology.missing import ranges_of
 
 if TYPE_CHECKING:

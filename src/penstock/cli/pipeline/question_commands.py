@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli.app import AsJson, examples
+from penstock.cli.base.app import AsJson, examples
+from penstock.cli.base.show import as_object, json_line
+from penstock.cli.base.text_tables import show_table, table_with
 from penstock.cli.pipeline.arguments import OneSource, Where, lake_of
-from penstock.cli.show import as_object, json_line
-from penstock.cli.tables import show_table, table_with
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,7 +84,7 @@ def _parameter(operand: Operand) -> Parameter:
 
 
 def _show(index: str, columns: Sequence[str], found: pa.Table, limit: int, *, as_json: bool) -> None:
-    from penstock.wire.collection_names import DEFAULT_NAME
+    from penstock.wire.columns.collection_names import DEFAULT_NAME
 
     rows = [_printable(row) for row in found.to_pylist()]
     if as_json:

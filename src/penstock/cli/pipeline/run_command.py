@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.app import AsJson, Missing, PasswordFile, Url, Username, examples
-from penstock.cli.interrupt import interruptible
+from penstock.cli.base.app import AsJson, Missing, PasswordFile, Url, Username, examples
+from penstock.cli.base.interrupt import interruptible
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import Display, end
 from penstock.client.connect.address import DEFAULT_URL

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.app import AsJson, examples
+from penstock.cli.base.app import AsJson, examples
+from penstock.cli.base.show import json_line
 from penstock.cli.pipeline.arguments import Where, lakes_of
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import size
-from penstock.cli.show import json_line
 from penstock.client.topology.missing import ranges_of
 from penstock.errors import Error, UsageError
 

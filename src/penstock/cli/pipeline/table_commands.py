@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from penstock.cli.app import AsJson, examples
+from penstock.cli.base.app import AsJson, examples
+from penstock.cli.base.show import as_object, json_line
+from penstock.cli.base.text_tables import read_rows, show_table, table_of
 from penstock.cli.pipeline.arguments import OneSource, Where, lake_of, written_lakes_of
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import size
-from penstock.cli.show import as_object, json_line
-from penstock.cli.tables import read_rows, show_table, table_of
 
 if TYPE_CHECKING:
     from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport

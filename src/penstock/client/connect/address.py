@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from penstock.client.connect.credentials import Credentials
 from penstock.errors import UsageError
-from penstock.wire.constants import Dialect
+from penstock.wire.codec.constants import Dialect
 
 MOST_VBUCKETS = 65536
 MOST_PORT = 65535

@@ -21,7 +21,7 @@ from penstock.errors import (
     OperationTimeout,
     StatusError,
 )
-from penstock.wire.constants import Feature
+from penstock.wire.codec.constants import Feature
 
 
 def stream_name() -> str:

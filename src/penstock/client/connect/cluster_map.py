@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from penstock.client.connect.address import MOST_PORT, MOST_VBUCKETS, is_host
 from penstock.errors import RemoteProtocolError
-from penstock.wire.peer_json import read_peer_json
+from penstock.wire.values.peer_json import read_peer_json
 
 __all__ = ["NOBODY", "ClusterMap", "Place", "read_map"]
 

@@ -25,12 +25,12 @@ from penstock.errors import (
     UntrustedNode,
     status_error,
 )
-from penstock.wire.connection import Broken, Connection, Malformed, ReceiveEvent, Slab
-from penstock.wire.constants import Dialect, Magic, Status
-from penstock.wire.frame import Frame, opcode_name, status_name
-from penstock.wire.kv import Stat
-from penstock.wire.layout import Request
-from penstock.wire.peer_json import read_peer_json
+from penstock.wire.codec.constants import Dialect, Magic, Status
+from penstock.wire.codec.frame import Frame, opcode_name, status_name
+from penstock.wire.codec.layout import Request
+from penstock.wire.messages.kv import Stat
+from penstock.wire.protocol.frame_receiver import Broken, Connection, Malformed, ReceiveEvent, Slab
+from penstock.wire.values.peer_json import read_peer_json
 
 _ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 """TLS errors of a connection that was cut off, where no side broke a rule."""

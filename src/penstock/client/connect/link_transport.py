@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from penstock.wire.connection import Connection, ReceiveEvent
+from penstock.wire.protocol.frame_receiver import Connection, ReceiveEvent
 
 __all__ = ["LinkTransport"]
 

@@ -9,7 +9,7 @@ from penstock.client.connect.address import MOST_VBUCKETS, Address
 from penstock.client.connect.cluster_map import ClusterMap, Place, read_map
 from penstock.client.connect.link import UNKNOWN_THERE, NodeLink
 from penstock.errors import BucketNotServed, UsageError
-from penstock.wire.kv import GetClusterConfig
+from penstock.wire.messages.kv import GetClusterConfig
 
 __all__ = ["request_map"]
 

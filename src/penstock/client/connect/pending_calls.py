@@ -8,9 +8,9 @@ from struct import Struct
 from typing import Final
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.constants import Magic, Status
-from penstock.wire.frame import Frame, opcode_name
-from penstock.wire.layout import Request
+from penstock.wire.codec.constants import Magic, Status
+from penstock.wire.codec.frame import Frame, opcode_name
+from penstock.wire.codec.layout import Request
 
 __all__ = ["MAX_STATS", "MAX_STAT_BYTES", "PendingCall", "PendingCalls"]
 

@@ -6,7 +6,7 @@
     login.finish(verifier)
 
 Source: RFC 2195 (CRAM-MD5, which Couchbase 2.x and 3.x offer beside PLAIN), RFC 4616 (PLAIN); for SCRAM see
-penstock.wire.scram.
+penstock.wire.values.scram.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from penstock.errors import AccessDenied, RemoteProtocolError, UsageError
-from penstock.wire.saslprep import prepared
-from penstock.wire.scram import SCRAM, ScramClient
+from penstock.wire.values.saslprep import prepared
+from penstock.wire.values.scram import SCRAM, ScramClient
 
 __all__ = [
     "CRAM_MD5",

@@ -37,10 +37,10 @@ from penstock.errors import (
     Unreachable,
     UsageError,
 )
-from penstock.wire.connection import ReceiveEvent
-from penstock.wire.constants import Status
-from penstock.wire.frame import Frame, cut_frame, status_name
-from penstock.wire.subdoc import unpack_mutation_specs
+from penstock.wire.codec.constants import Status
+from penstock.wire.codec.frame import Frame, cut_frame, status_name
+from penstock.wire.messages.subdoc import unpack_mutation_specs
+from penstock.wire.protocol.frame_receiver import ReceiveEvent
 
 __all__ = ["MAX_BYTES_IN_FLIGHT", "NO_ANSWER", "BulkWriter", "Outcomes"]
 

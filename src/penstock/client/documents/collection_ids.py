@@ -5,10 +5,10 @@ from __future__ import annotations
 from penstock.client.connect.address import Address
 from penstock.client.topology.nodes import Nodes
 from penstock.errors import RemoteProtocolError, UnknownCollection, UnknownScope, UsageError
-from penstock.wire.collection_key import DEFAULT_PREFIX, pack_collection_id
-from penstock.wire.collection_names import DEFAULT_NAME
-from penstock.wire.collections import CollectionIdReply, GetCollectionId
-from penstock.wire.layout import decode
+from penstock.wire.codec.layout import decode
+from penstock.wire.columns.collection_names import DEFAULT_NAME
+from penstock.wire.messages.collections import CollectionIdReply, GetCollectionId
+from penstock.wire.values.collection_key import DEFAULT_PREFIX, pack_collection_id
 
 __all__ = ["CollectionIds"]
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
 from penstock.errors import UsageError
-from penstock.wire.constants import Status
-from penstock.wire.frame import Frame
-from penstock.wire.inflated import inflate_value
-from penstock.wire.kv import GetReply
-from penstock.wire.layout import decode
+from penstock.wire.codec.constants import Status
+from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.layout import decode
+from penstock.wire.columns.inflated import inflate_value
+from penstock.wire.messages.kv import GetReply
 
 __all__ = ["Document", "chunks_of", "document_of", "encode_key", "vbucket_of"]
 

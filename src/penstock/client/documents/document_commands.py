@@ -10,9 +10,9 @@ from penstock.client.documents.document import Document, chunks_of, document_of,
 from penstock.client.documents.document_requests import DocumentRequests
 from penstock.client.documents.mutation_tokens import MutationToken
 from penstock.errors import KeyNotFound, UsageError
-from penstock.wire.constants import MAX_KEY, MAX_VALUE, Status
-from penstock.wire.kv import Add, Delete, Get, Set
-from penstock.wire.layout import Request
+from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, Status
+from penstock.wire.codec.layout import Request
+from penstock.wire.messages.kv import Add, Delete, Get, Set
 
 __all__ = ["DocumentCommands"]
 

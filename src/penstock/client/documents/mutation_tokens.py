@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple
 
-from penstock.wire.frame import Frame
-from penstock.wire.kv import Delete, Set
-from penstock.wire.layout import Request
+from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.layout import Request
+from penstock.wire.messages.kv import Delete, Set
 
 __all__ = ["MutationToken", "NewestTokens"]
 

@@ -17,10 +17,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.wire.constants import MAX_KEY, MAX_VALUE, Magic, Status
-from penstock.wire.dcp import head_fields
-from penstock.wire.frame import HEADER_BYTES, HEADER_NAMES
-from penstock.wire.layout import Message
+from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, Magic, Status
+from penstock.wire.codec.frame import HEADER_BYTES, HEADER_NAMES
+from penstock.wire.codec.layout import Message
+from penstock.wire.messages.dcp import head_fields
 
 __all__ = ["OPAQUES", "Fault", "WriteRequests", "WriteRows", "encode", "vbuckets_of"]
 

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.collection_names import CollectionNames
-from penstock.wire.constants import SystemEventKind
-from penstock.wire.dcp import SystemEvent
-from penstock.wire.heads import StreamContext
-from penstock.wire.schema import Change, Event
-from penstock.wire.system_event import Collection, DroppedCollection, Scope, unpack_system_event
+from penstock.wire.codec.constants import SystemEventKind
+from penstock.wire.columns.collection_names import CollectionNames
+from penstock.wire.columns.heads import StreamContext
+from penstock.wire.columns.schema import Change, Event
+from penstock.wire.messages.dcp import SystemEvent
+from penstock.wire.messages.system_event import Collection, DroppedCollection, Scope, unpack_system_event
 
 __all__ = ["change_of"]
 

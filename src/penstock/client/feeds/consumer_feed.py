@@ -13,11 +13,11 @@ from penstock.client.feeds.selection import KnownCollections
 from penstock.client.feeds.stream_position import Position
 from penstock.client.topology.item_counts import ItemCounts
 from penstock.errors import Error, OrderViolation, UsageError
-from penstock.wire.connection import ReceiveEvent
-from penstock.wire.constants import Dialect
-from penstock.wire.frame import Frame
-from penstock.wire.heads import Run, StreamContext
-from penstock.wire.layout import Request
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.layout import Request
+from penstock.wire.columns.heads import Run, StreamContext
+from penstock.wire.protocol.frame_receiver import ReceiveEvent
 
 __all__ = ["Arrivals", "ConsumerFeed", "DumpProgress", "Failure", "FeedState", "StreamFailures"]
 

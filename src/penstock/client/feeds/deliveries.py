@@ -10,9 +10,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from penstock.client.feeds.stream_position import Position
-from penstock.store.failover import FailoverLog
-from penstock.wire.columns import batch_of, changes_of
-from penstock.wire.schema import Change
+from penstock.store.history.failover_log import FailoverLog
+from penstock.wire.columns.run_decoder import batch_of, changes_of
+from penstock.wire.columns.schema import Change
 
 __all__ = ["Delivery", "DeliveryQueue"]
 

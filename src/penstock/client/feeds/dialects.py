@@ -1,6 +1,6 @@
 """What differs between the dialects that stream by vbucket: how to ask, and what an answer means. No state, no socket.
 
-Which event a message of a stream is stands in penstock.wire.stream. Sources: kv_engine docs/dcp; UPR transport
+Which event a message of a stream is stands in `stream_state`. Sources: kv_engine docs/dcp; UPR transport
 specification, "Failover Log Request", "Stream Request" and "Stream End"; UPR draft, "Request and Response Messages".
 """
 
@@ -11,15 +11,24 @@ from typing import ClassVar, NamedTuple
 
 from penstock.client.feeds.stream_position import Position, stream_request
 from penstock.errors import RemoteProtocolError
-from penstock.store.failover import FailoverLog, branch_at, sanitised
-from penstock.wire.constants import Dialect, DraftCode, Magic, Opcode, Status, StreamEndReason, UprEndReason, UprOpcode
-from penstock.wire.dcp import CloseStream, StreamEnd, unpack_rollback
-from penstock.wire.frame import Frame
-from penstock.wire.kv import FailoverEntry, unpack_failover_log
-from penstock.wire.layout import Message, Request, decode
-from penstock.wire.stream import StreamEvent, reply_event
-from penstock.wire.upr import UprGetFailoverLog, UprStreamEnd, UprStreamReply, UprStreamReq
-from penstock.wire.upr_draft import DraftGetFailoverLog, DraftRollback, DraftStateChanged, DraftStreamReq
+from penstock.store.history.failover_log import FailoverLog, branch_at, sanitised
+from penstock.wire.codec.constants import (
+    Dialect,
+    DraftCode,
+    Magic,
+    Opcode,
+    Status,
+    StreamEndReason,
+    UprEndReason,
+    UprOpcode,
+)
+from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.layout import Message, Request, decode
+from penstock.wire.messages.dcp import CloseStream, StreamEnd, unpack_rollback
+from penstock.wire.messages.kv import FailoverEntry, unpack_failover_log
+from penstock.wire.messages.upr import UprGetFailoverLog, UprStreamEnd, UprStreamReply, UprStreamReq
+from penstock.wire.messages.upr_draft import DraftGetFailoverLog, DraftRollback, DraftStateChanged, DraftStreamReq
+from penstock.wire.protocol.stream_state import StreamEvent, reply_event
 
 _NO_BRANCH = FailoverEntry(0, 0)
 

@@ -25,8 +25,8 @@ from penstock.client.feeds.stream_requests import StreamRequests
 from penstock.client.feeds.stream_set import StreamOutput, StreamSet
 from penstock.client.feeds.vbucket_stream import EndRule, StreamTarget
 from penstock.errors import UsageError
-from penstock.wire.constants import Dialect
-from penstock.wire.layout import Request
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.layout import Request
 
 __all__ = ["Delivery", "EndRule", "Feed", "StreamTarget"]
 

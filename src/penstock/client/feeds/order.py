@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from penstock.client.connect.dropped import Dropped, DropReason
 from penstock.errors import OrderViolation
-from penstock.wire.constants import SnapshotFlag, Status
-from penstock.wire.dcp import SnapshotMarker, SnapshotMarkerV2
-from penstock.wire.heads import Heads
+from penstock.wire.codec.constants import SnapshotFlag, Status
+from penstock.wire.columns.heads import Heads
+from penstock.wire.messages.dcp import SnapshotMarker, SnapshotMarkerV2
 
 __all__ = [
     "NONE_WANTED",

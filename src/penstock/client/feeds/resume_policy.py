@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.client.feeds.stream_position import Position, reconciled, roll_back, without_branch
-from penstock.store.failover import FailoverLog
+from penstock.store.history.failover_log import FailoverLog
 
 __all__ = ["FOLLOW", "FollowHistory", "PinnedBranch", "ResumePolicy", "Resumption", "is_whole_end"]
 

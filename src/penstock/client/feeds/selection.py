@@ -13,8 +13,8 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta, Struct
 
 from penstock.errors import UsageError
-from penstock.wire.collection_names import DEFAULT_NAME, CollectionNames
-from penstock.wire.peer_json import read_peer_json
+from penstock.wire.columns.collection_names import DEFAULT_NAME, CollectionNames
+from penstock.wire.values.peer_json import read_peer_json
 
 __all__ = ["CollectionFilter", "KnownCollections", "Selection", "qualified", "read_manifest"]
 

@@ -12,10 +12,10 @@ from penstock.client.feeds.stream_requests import AskedLog, LogUse, StreamReques
 from penstock.client.feeds.stream_set import StreamSet
 from penstock.client.feeds.vbucket_stream import VbucketStream, rollback_row
 from penstock.errors import ConnectionClosed, RemoteProtocolError, status_error
-from penstock.store.failover import FailoverLog
-from penstock.wire.constants import Status
-from penstock.wire.frame import Frame, status_name
-from penstock.wire.stream import StreamEvent, StreamState, advance
+from penstock.store.history.failover_log import FailoverLog
+from penstock.wire.codec.constants import Status
+from penstock.wire.codec.frame import Frame, status_name
+from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance
 
 __all__ = ["StreamAnswers"]
 

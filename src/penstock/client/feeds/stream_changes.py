@@ -18,10 +18,10 @@ from penstock.client.feeds.stream_requests import StreamRequests
 from penstock.client.feeds.stream_set import StreamSet
 from penstock.client.feeds.vbucket_stream import EndRule, VbucketStream
 from penstock.errors import OrderViolation
-from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
-from penstock.wire.heads import Run
-from penstock.wire.inflated import inflate_run, plain_heads
-from penstock.wire.stream import StreamEvent, advance
+from penstock.wire.columns.heads import Run
+from penstock.wire.columns.inflated import inflate_run, plain_heads
+from penstock.wire.columns.run_decoder import SMALL_RUN, columns_of, decode_messages
+from penstock.wire.protocol.stream_state import StreamEvent, advance
 
 __all__ = ["StreamChanges"]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from penstock.client.topology.vbucket_info import VbucketInfo
-from penstock.store.failover import FailoverLog, branch_at
-from penstock.store.rollback import StreamRequest, rollback_point
-from penstock.wire.constants import MAX_SEQNO
-from penstock.wire.dcp import StreamReq
+from penstock.store.history.failover_log import FailoverLog, branch_at
+from penstock.store.history.rollback import StreamRequest, rollback_point
+from penstock.wire.codec.constants import MAX_SEQNO
+from penstock.wire.messages.dcp import StreamReq
 
 _KEPT_ENDS = 16
 """Snapshot ends that a position remembers. A rollback below the oldest starts over."""

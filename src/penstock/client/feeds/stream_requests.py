@@ -19,8 +19,8 @@ from penstock.client.feeds.resume_policy import Resumption
 from penstock.client.feeds.selection import CollectionFilter
 from penstock.client.feeds.stream_set import StreamSet
 from penstock.client.feeds.vbucket_stream import VbucketStream
-from penstock.wire.layout import Request
-from penstock.wire.stream import StreamEvent, StreamState, advance
+from penstock.wire.codec.layout import Request
+from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance
 
 __all__ = ["AskedLog", "LogUse", "StreamRequests"]
 

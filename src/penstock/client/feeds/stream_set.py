@@ -10,10 +10,10 @@ from penstock.client.feeds.deliveries import DeliveryQueue
 from penstock.client.feeds.stream_position import Position, advance_to
 from penstock.client.feeds.vbucket_stream import EndRule, StreamTarget, VbucketStream, is_nothing
 from penstock.errors import Error
-from penstock.store.failover import FailoverLog
-from penstock.wire.constants import MAX_SEQNO
-from penstock.wire.dcp import BufferAck
-from penstock.wire.schema import signed64
+from penstock.store.history.failover_log import FailoverLog
+from penstock.wire.codec.constants import MAX_SEQNO
+from penstock.wire.columns.schema import signed64
+from penstock.wire.messages.dcp import BufferAck
 
 __all__ = ["StreamOutput", "StreamSet"]
 

@@ -7,10 +7,10 @@ from enum import Enum
 
 from penstock.client.feeds.resume_policy import FOLLOW, ResumePolicy
 from penstock.client.feeds.stream_position import BEGINNING, Position
-from penstock.store.failover import FailoverEntry, FailoverLog
-from penstock.wire.constants import MAX_SEQNO
-from penstock.wire.schema import Change, Event
-from penstock.wire.stream import StreamState
+from penstock.store.history.failover_log import FailoverEntry, FailoverLog
+from penstock.wire.codec.constants import MAX_SEQNO
+from penstock.wire.columns.schema import Change, Event
+from penstock.wire.protocol.stream_state import StreamState
 
 UNNAMED: FailoverLog = (FailoverEntry(0, 0),)
 """The log of a vbucket whose branches are not known: no producer has one of this name, so nothing goes on in it."""

@@ -25,8 +25,8 @@ from penstock.client.streams.stream_connections import StreamConnections
 from penstock.client.streams.stream_recovery import EndSeqnos, StreamRecovery
 from penstock.client.topology.item_counts import ItemCounts
 from penstock.errors import Error
-from penstock.wire.constants import Dialect
-from penstock.wire.schema import Change
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.columns.schema import Change
 
 __all__ = ["ChangeStream"]
 

@@ -11,7 +11,7 @@ from penstock.client.connect.server_info import Server, ask_server, explain_lack
 from penstock.client.feeds.dialects import DIALECT_RULES, LogFirst, RefusedAnswer
 from penstock.client.topology.vbucket_state import request_failover_logs
 from penstock.errors import ConnectionClosed, NotMyVbucket, UnsupportedServer
-from penstock.wire.constants import Dialect
+from penstock.wire.codec.constants import Dialect
 
 __all__ = ["check_dialect", "unsupported_error"]
 

@@ -14,7 +14,7 @@ from penstock.client.connect.link import NodeLink
 from penstock.client.connect.retry import retrying
 from penstock.client.feeds.feed import Feed
 from penstock.errors import ConnectionClosed
-from penstock.wire.connection import ReceiveEvent
+from penstock.wire.protocol.frame_receiver import ReceiveEvent
 
 __all__ = ["SessionPool"]
 

@@ -12,7 +12,7 @@ from penstock.client.feeds.vbucket_stream import StreamTarget
 from penstock.client.tap.tap_feed import TapFeed
 from penstock.client.topology.vbucket_reports import VbucketReports
 from penstock.errors import UsageError
-from penstock.wire.constants import MAX_SEQNO, Dialect
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect
 
 __all__ = ["ChangeOptions", "Start", "Stop", "choose_dialect", "choose_selection", "choose_tap", "choose_targets"]
 

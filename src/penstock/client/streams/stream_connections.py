@@ -19,8 +19,8 @@ from penstock.client.feeds.selection import KnownCollections, read_manifest
 from penstock.client.streams.session_pool import SessionPool
 from penstock.client.streams.stream_connection import StreamConnection
 from penstock.errors import ConnectionClosed, RemoteProtocolError
-from penstock.wire.collections import GetManifest
-from penstock.wire.connection import ReceiveEvent
+from penstock.wire.messages.collections import GetManifest
+from penstock.wire.protocol.frame_receiver import ReceiveEvent
 
 __all__ = ["NOWHERE", "StreamConnections"]
 

@@ -26,7 +26,7 @@ from penstock.errors import (
     UnknownCommand,
     UsageError,
 )
-from penstock.wire.constants import Dialect
+from penstock.wire.codec.constants import Dialect
 
 __all__ = ["EndSeqnos", "StreamRecovery"]
 

@@ -14,15 +14,15 @@ from penstock.client.feeds.deliveries import DeliveryQueue
 from penstock.client.tap.tap_dump import TapDump
 from penstock.client.tap.tap_vbuckets import TapVbuckets
 from penstock.errors import RemoteProtocolError, status_error
-from penstock.wire.columns import SMALL_RUN, columns_of, decode_messages
-from penstock.wire.constants import Magic, Opcode, TapFlag, TapOpaque
-from penstock.wire.frame import HEADER, HEADER_BYTES, Buffer, Frame, opcode_name, status_name
-from penstock.wire.heads import Run
-from penstock.wire.inflated import inflate_run, plain_heads
-from penstock.wire.layout import decode
-from penstock.wire.schema import Change
-from penstock.wire.stream import EVENTS, StreamEvent
-from penstock.wire.tap import TapMessage, TapOpaqueMessage, TapReply
+from penstock.wire.codec.constants import Magic, Opcode, TapFlag, TapOpaque
+from penstock.wire.codec.frame import HEADER, HEADER_BYTES, Buffer, Frame, opcode_name, status_name
+from penstock.wire.codec.layout import decode
+from penstock.wire.columns.heads import Run
+from penstock.wire.columns.inflated import inflate_run, plain_heads
+from penstock.wire.columns.run_decoder import SMALL_RUN, columns_of, decode_messages
+from penstock.wire.columns.schema import Change
+from penstock.wire.messages.tap import TapMessage, TapOpaqueMessage, TapReply
+from penstock.wire.protocol.stream_state import EVENTS, StreamEvent
 
 __all__ = ["TapMessages", "TapOutput"]
 

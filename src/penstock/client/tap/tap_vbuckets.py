@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from penstock.client.feeds.consumer_feed import FeedState
 from penstock.errors import RemoteProtocolError
-from penstock.wire.schema import Change, Event
-from penstock.wire.stream import StreamEvent, StreamState, advance
+from penstock.wire.columns.schema import Change, Event
+from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance
 
 __all__ = ["TapVbuckets"]
 

@@ -17,8 +17,8 @@ from penstock.client.connect.map_request import request_map
 from penstock.client.connect.retry import retrying
 from penstock.client.topology.missing import not_served
 from penstock.errors import Error, NoBucket, RemoteProtocolError
-from penstock.wire.frame import Frame
-from penstock.wire.layout import Request
+from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.layout import Request
 
 __all__ = ["Nodes", "RequestPart"]
 

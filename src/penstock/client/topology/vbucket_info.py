@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.store.failover import FailoverLog
+from penstock.store.history.failover_log import FailoverLog
 
 __all__ = ["VbucketInfo"]
 

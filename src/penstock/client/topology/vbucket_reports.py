@@ -15,7 +15,7 @@ from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.client.topology.vbucket_state import request_dumped, request_failover_logs, request_high_seqnos
 from penstock.client.topology.vbucket_views import view_vbuckets
 from penstock.errors import Error, NotMyVbucket, StatusError
-from penstock.store.failover import FailoverLog
+from penstock.store.history.failover_log import FailoverLog
 
 __all__ = ["VbucketReports"]
 

@@ -26,9 +26,15 @@ from penstock.errors import (
     TemporaryFailure,
     UnsupportedServer,
 )
-from penstock.store.failover import FailoverLog
-from penstock.wire.constants import Dialect, Opcode, Status, VbucketState
-from penstock.wire.kv import FailoverEntry, GetAllVbSeqnos, GetFailoverLog, unpack_failover_log, unpack_vb_seqnos
+from penstock.store.history.failover_log import FailoverLog
+from penstock.wire.codec.constants import Dialect, Opcode, Status, VbucketState
+from penstock.wire.messages.kv import (
+    FailoverEntry,
+    GetAllVbSeqnos,
+    GetFailoverLog,
+    unpack_failover_log,
+    unpack_vb_seqnos,
+)
 
 __all__ = ["request_dumped", "request_failover_logs", "request_high_seqnos"]
 

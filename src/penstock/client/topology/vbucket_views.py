@@ -13,7 +13,7 @@ from typing import Protocol
 from penstock.client.connect.stat_numbers import read_number
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import RemoteProtocolError, TemporaryFailure
-from penstock.store.failover import FailoverLog
+from penstock.store.history.failover_log import FailoverLog
 
 __all__ = ["view_vbuckets"]
 

@@ -9,13 +9,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from penstock.errors import Busy, TemporaryFailure, UsageError
-from penstock.node.http import documents
+from penstock.node.auth.roles import Privilege
+from penstock.node.buckets.served_bucket import ServedBucket
+from penstock.node.cluster.topology import at_host, dump
+from penstock.node.http import http_documents
+from penstock.node.http.document_stream import MapStream
 from penstock.node.http.forms import FormErrors, changed_spec, new_spec, read_form
-from penstock.node.http.streaming import MapStream
-from penstock.node.http.visits import Page, Visit, json_response
-from penstock.node.login.roles import Privilege
-from penstock.node.served import ServedBucket
-from penstock.node.topology import at_host, dump
+from penstock.node.http.http_authentication import Page, Visit, json_response
 
 __all__ = ["PAGES"]
 
@@ -30,7 +30,7 @@ async def _bucket(visit: Visit) -> Response:
 
 
 def _document(visit: Visit, served: ServedBucket, items: int) -> dict[str, Any]:
-    return documents.bucket(visit.node, served, visit.manifest(served), items)
+    return http_documents.bucket(visit.node, served, visit.manifest(served), items)
 
 
 async def _terse(visit: Visit) -> Response:
@@ -52,19 +52,19 @@ async def _stream(visit: Visit) -> Response:
 
 
 async def _stats(visit: Visit) -> Response:
-    return visit.json(documents.bucket_stats(visit.node, visit.bucket()))
+    return visit.json(http_documents.bucket_stats(visit.node, visit.bucket()))
 
 
 async def _stat(visit: Visit) -> Response:
     name = visit.argument("name")
-    said = documents.bucket_stat(visit.node, visit.bucket(), name)
+    said = http_documents.bucket_stat(visit.node, visit.bucket(), name)
     if said is None:
         raise HTTPException(404, f"no statistic {name!r}")
     return visit.json(said)
 
 
 async def _nodes(visit: Visit) -> Response:
-    return visit.json(documents.bucket_nodes(visit.node, visit.bucket()))
+    return visit.json(http_documents.bucket_nodes(visit.node, visit.bucket()))
 
 
 async def _node(visit: Visit) -> Response:
@@ -75,12 +75,12 @@ async def _node_stats(visit: Visit) -> Response:
     """Return the statistics of this node; the nodes do not ask each other."""
     if _server(visit)["hostname"] != at_host(visit.node.topology.here.address.encode(), visit.host).decode():
         raise HTTPException(404, "statistics of another node: ask that node")
-    return visit.json(documents.bucket_stats(visit.node, visit.bucket()))
+    return visit.json(http_documents.bucket_stats(visit.node, visit.bucket()))
 
 
 def _server(visit: Visit) -> dict[str, Any]:
     """Return what is known of the node in the path. Raises HTTPException for one that the bucket is not on."""
-    known = json.loads(at_host(dump(documents.bucket_nodes(visit.node, visit.bucket())), visit.host))
+    known = json.loads(at_host(dump(http_documents.bucket_nodes(visit.node, visit.bucket())), visit.host))
     wanted = visit.argument("node")
     for server in known["servers"]:
         if server["hostname"] == wanted:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from penstock.node.http import documents
-from penstock.node.http.visits import Page, Visit, json_response
-from penstock.node.login.roles import Privilege
-from penstock.node.release import VERSION
-from penstock.node.topology import at_host
+from penstock.node.auth.roles import Privilege
+from penstock.node.cluster.release import VERSION
+from penstock.node.cluster.topology import at_host
+from penstock.node.http import http_documents
+from penstock.node.http.http_authentication import Page, Visit, json_response
 
 __all__ = ["PAGES"]
 
@@ -20,18 +20,18 @@ async def _root(visit: Visit) -> Response:
 
 async def _pools(visit: Visit) -> Response:
     if visit.is_stranger:
-        return visit.json(documents.pools_for_stranger())
-    return visit.json(documents.pools(visit.node, is_admin=visit.user.may(Privilege.SETTINGS)))
+        return visit.json(http_documents.pools_for_stranger())
+    return visit.json(http_documents.pools(visit.node, is_admin=visit.user.may(Privilege.SETTINGS)))
 
 
 async def _pool(visit: Visit) -> Response:
-    said = documents.pool(visit.node, visit.items())
+    said = http_documents.pool(visit.node, visit.items())
     said["bucketNames"] = [bucket for bucket in said["bucketNames"] if visit.user.sees(bucket["bucketName"])]
     return visit.json(said)
 
 
 async def _nodes(visit: Visit) -> Response:
-    return visit.json({"name": "default", "nodes": documents.nodes(visit.node, visit.items())})
+    return visit.json({"name": "default", "nodes": http_documents.nodes(visit.node, visit.items())})
 
 
 async def _services(visit: Visit) -> Response:

@@ -10,11 +10,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from penstock.errors import InvalidArguments, StatusError, UnknownCollection, UnknownScope
+from penstock.node.auth.roles import Privilege
+from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.http.forms import FormErrors, flag, read_form
-from penstock.node.http.visits import Page, Visit
-from penstock.node.login.roles import Privilege
-from penstock.node.served import ServedBucket
-from penstock.store.manifest import MAX_TTL, Collection, Manifest
+from penstock.node.http.http_authentication import Page, Visit
+from penstock.store.definition.manifest import MAX_TTL, Collection, Manifest
 
 __all__ = ["PAGES"]
 

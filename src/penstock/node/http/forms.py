@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from penstock.errors import UsageError
-from penstock.node.buckets import MAX_REPLICAS, BucketSpec
+from penstock.node.buckets.bucket_spec import MAX_REPLICAS, BucketSpec
 from penstock.node.http.request_reader import MAX_BODY
 
 __all__ = ["MAX_BODY", "FormErrors", "changed_spec", "flag", "new_spec", "number", "read_form"]

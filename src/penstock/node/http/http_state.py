@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.node.login.access import Access
-from penstock.node.services import NodeServices
+from penstock.node.auth.listener_access import Access
+from penstock.node.session.node_services import NodeServices
 
 __all__ = ["HttpState"]
 

@@ -17,11 +17,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from penstock.errors import Error, UsageError
+from penstock.node.auth.roles import Privilege, Role, RoleName, User
+from penstock.node.auth.users import Users, account_of, proper_name
+from penstock.node.auth.users_file import UsersFile, change_users
 from penstock.node.http.forms import FormErrors, read_form
-from penstock.node.http.visits import Page, Visit
-from penstock.node.login.roles import Privilege, Role, RoleName, User
-from penstock.node.login.users import Users, account_of, proper_name
-from penstock.node.login.users_file import UsersFile, change_users
+from penstock.node.http.http_authentication import Page, Visit
 
 __all__ = ["PAGES"]
 

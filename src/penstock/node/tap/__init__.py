@@ -1,1 +1,4 @@
-"""TAP on the node: what producers send and receivers take, clients with names, checkpoints."""
+"""TAP as producer and as receiver.
+
+In: connections that speak TAP. Out: state that outlives them (tap_state).
+"""

@@ -15,7 +15,7 @@ from penstock.spark.lake.changelog import plain_changelog as plain
 from penstock.spark.lake.changelog.changelog_writer import abort, commit, write_files
 from penstock.spark.lake.tables.delta_table import DataFile
 from penstock.spark.lake.tables.directory import LakeDirectory, query_id
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
@@ -33,3 +34,8 @@ class DcpDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DcpStreamWriter:
         return stream_writer(self.options, schema, overwrite=overwrite)
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("dcp")` known to a session; again is harmless."""
+    spark.dataSource.register(DcpDataSource)

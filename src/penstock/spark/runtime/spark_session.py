@@ -18,8 +18,8 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from penstock.spark import register
 from penstock.spark.runtime.changelog_sink import ChangelogSink
+from penstock.spark.runtime.data_source import register
 from penstock.spark.runtime.java import java_environment
 from penstock.spark.shipping import ship
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.spark.sink.bucket_writes import RefusedRows
-from penstock.wire.frame import status_name
+from penstock.wire.codec.frame import status_name
 
 __all__ = ["LETTER_COLUMNS", "LetterFile", "abort", "commit"]
 

@@ -15,12 +15,12 @@ from penstock.client.documents.write_requests import Fault, WriteRows
 from penstock.errors import LocalProtocolError
 from penstock.spark.sink.json_text import is_nested, json_of
 from penstock.spark.sink.sink_options import Operation, SinkOptions, SubPath
-from penstock.wire.collection_names import DEFAULT_NAME
-from penstock.wire.constants import Datatype, DocFlag, FrameInfo, Opcode, PathFlag, Status, WithMetaFlag
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.kv import GetMeta, Set, SetWithMeta
-from penstock.wire.schema import Event
-from penstock.wire.subdoc import MAX_PATHS, MultiMutation, pack_mutation_specs
+from penstock.wire.codec.constants import Datatype, DocFlag, FrameInfo, Opcode, PathFlag, Status, WithMetaFlag
+from penstock.wire.columns.collection_names import DEFAULT_NAME
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.dcp_values import pack_xattrs
+from penstock.wire.messages.kv import GetMeta, Set, SetWithMeta
+from penstock.wire.messages.subdoc import MAX_PATHS, MultiMutation, pack_mutation_specs
 
 __all__ = ["REPLACES", "Prepared", "asking", "prepare"]
 

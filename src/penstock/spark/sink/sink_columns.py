@@ -9,7 +9,7 @@ import pyarrow as pa
 from penstock.errors import UsageError
 from penstock.spark.sink.json_text import is_nested
 from penstock.spark.sink.sink_options import Operation, SinkOptions
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 __all__ = ["check_columns"]
 

@@ -14,7 +14,7 @@ from penstock.client.documents.bulk import MAX_BYTES_IN_FLIGHT
 from penstock.errors import UsageError
 from penstock.spark.source.option_text import not_empty, one_of, size
 from penstock.spark.source.source_options import SourceOptions
-from penstock.wire.subdoc import MAX_PATHS
+from penstock.wire.messages.subdoc import MAX_PATHS
 
 __all__ = ["CONNECTION", "OPTIONS", "Operation", "SinkOption", "SinkOptions", "SubPath"]
 

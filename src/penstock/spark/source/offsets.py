@@ -27,7 +27,7 @@ from penstock.client.feeds.stream_position import Position
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import Error, UsageError
 from penstock.spark.source.runs import brief, join, number, numbers, split
-from penstock.store.rollback import StreamRequest, rollback_point
+from penstock.store.history.rollback import StreamRequest, rollback_point
 
 __all__ = [
     "Memory",

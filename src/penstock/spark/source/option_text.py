@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.client.connect.address import ConnectionOptions, outside_name
 from penstock.errors import UsageError
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 __all__ = ["any_text", "as_in_a_url", "columns", "not_empty", "one_of", "option_text", "positive", "size", "vbuckets"]
 

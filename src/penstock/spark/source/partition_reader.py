@@ -25,9 +25,9 @@ from penstock.spark.source.offsets import RollbackRow, VbucketRange
 from penstock.spark.source.shape import Shape
 from penstock.spark.source.source_options import selection_of
 from penstock.spark.source.worker_connections import kept
-from penstock.wire.columns import batch_of
-from penstock.wire.constants import Dialect
-from penstock.wire.schema import Change, Event
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.columns.run_decoder import batch_of
+from penstock.wire.columns.schema import Change, Event
 
 _BATCH_ROWS, _BATCH_BYTES = 2_048, 1 << 20
 """A smaller record batch waits for the next one: a thousand vbuckets with a few changes each come in tiny ones. To join

@@ -17,8 +17,8 @@ from penstock.client.feeds.selection import KnownCollections, read_manifest
 from penstock.client.streams.dialect_check import check_dialect
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import UsageError
-from penstock.wire.collections import GetManifest
-from penstock.wire.constants import Dialect
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.messages.collections import GetManifest
 
 __all__ = ["ASSUMED_BYTES", "Planner", "bytes_per_seqno"]
 

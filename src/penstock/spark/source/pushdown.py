@@ -18,7 +18,7 @@ from penstock.client.feeds.selection import KnownCollections, Selection, qualifi
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.spark.source.offsets import VbucketRead, can_begin_at
 from penstock.spark.source.shape import ColumnFilter, Operator
-from penstock.wire.constants import MAX_SEQNO
+from penstock.wire.codec.constants import MAX_SEQNO
 
 __all__ = ["Pushed", "narrowed", "push"]
 

@@ -40,7 +40,7 @@ from penstock.spark.source.runs import join
 from penstock.spark.source.shape import Shape
 from penstock.spark.source.source_options import SourceOptions
 from penstock.spark.source.source_schema import shape_of
-from penstock.wire.constants import Dialect
+from penstock.wire.codec.constants import Dialect
 
 __all__ = ["DcpReader", "DcpStreamReader", "FilteringReader", "latest_offsets"]
 

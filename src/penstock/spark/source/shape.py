@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from penstock.errors import UsageError
 from penstock.spark.values.json_types import from_ddl
 from penstock.spark.values.utf8 import is_utf8
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 ValueFormat = Literal["binary", "string", "json"]
 

@@ -33,8 +33,8 @@ from penstock.spark.source.option_text import (
 )
 from penstock.spark.source.read_positions import EARLIEST, LATEST, Place, end_of, start_of
 from penstock.spark.source.shape import Shape, ValueFormat
-from penstock.wire.constants import Dialect
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 __all__ = ["INFERRED", "OPTIONS", "SourceOption", "SourceOptions", "selection_of"]
 

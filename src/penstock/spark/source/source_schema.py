@@ -11,7 +11,7 @@ from penstock.errors import UsageError
 from penstock.spark.source.shape import Shape
 from penstock.spark.source.source_options import INFERRED, SourceOptions
 from penstock.spark.values import json_columns
-from penstock.wire.schema import Event
+from penstock.wire.columns.schema import Event
 
 __all__ = ["inferred_fields", "schema_of", "shape_of"]
 

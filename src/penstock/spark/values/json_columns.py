@@ -29,7 +29,7 @@ import pyarrow.json as pj
 
 from penstock.spark.values.json_rows import EXACT, is_text, members_of, parse_rows
 from penstock.spark.values.json_types import as_struct, differences, fields_of, from_ddl, to_ddl, type_name
-from penstock.wire.json_value import is_utf8
+from penstock.wire.values.json_value import is_utf8
 
 __all__ = ["Evolution", "differences", "evolution", "from_ddl", "infer", "infer_all", "parse", "to_ddl"]
 

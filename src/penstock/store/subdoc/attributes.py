@@ -19,7 +19,7 @@ from crc32c import crc32c
 
 from penstock.errors import StatusError, status_error
 from penstock.store.subdoc.path import Key, parse_path
-from penstock.wire.constants import Datatype, Status
+from penstock.wire.codec.constants import Datatype, Status
 
 __all__ = [
     "MUTATION_MACROS",

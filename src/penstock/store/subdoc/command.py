@@ -29,10 +29,10 @@ from penstock.store.subdoc.attributes import (
 from penstock.store.subdoc.edit import EDITS, READS, makes_array
 from penstock.store.subdoc.path import Key, Path, parse_path
 from penstock.store.subdoc.text import Text
-from penstock.wire.constants import Datatype, DocFlag, Opcode, PathFlag, Status
-from penstock.wire.dcp_values import pack_xattrs
-from penstock.wire.json_value import detect_json
-from penstock.wire.subdoc import LookupResult, LookupSpec, MutationResult, MutationSpec
+from penstock.wire.codec.constants import Datatype, DocFlag, Opcode, PathFlag, Status
+from penstock.wire.messages.dcp_values import pack_xattrs
+from penstock.wire.messages.subdoc import LookupResult, LookupSpec, MutationResult, MutationSpec
+from penstock.wire.values.json_value import detect_json
 
 __all__ = ["Changed", "begin", "change", "look_up"]
 

@@ -14,7 +14,7 @@ from penstock.errors import StatusError, status_error
 from penstock.store.subdoc.path import LAST, Key, Path, spelled
 from penstock.store.subdoc.place import Place
 from penstock.store.subdoc.text import MAX_DEPTH, WHITE, Splice, Text, count_levels, skip_space
-from penstock.wire.constants import Opcode, Status
+from penstock.wire.codec.constants import Opcode, Status
 
 __all__ = ["EDITS", "READS", "makes_array"]
 

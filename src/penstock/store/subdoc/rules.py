@@ -13,9 +13,9 @@ from typing import NamedTuple
 from penstock.errors import InvalidArguments, status_error
 from penstock.store.subdoc.attributes import check_macro, is_virtual, xattr_name
 from penstock.store.subdoc.path import MAX_PATH
-from penstock.wire.constants import DocFlag, Opcode, PathFlag, Status
-from penstock.wire.frame import opcode_name
-from penstock.wire.subdoc import LookupSpec, MutationSpec
+from penstock.wire.codec.constants import DocFlag, Opcode, PathFlag, Status
+from penstock.wire.codec.frame import opcode_name
+from penstock.wire.messages.subdoc import LookupSpec, MutationSpec
 
 __all__ = ["check_changes", "check_lookups", "xattrs_named"]
 

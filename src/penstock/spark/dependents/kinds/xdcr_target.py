@@ -44,8 +44,8 @@ from penstock.spark.sink.request_rows import REPLACES
 from penstock.spark.sink.sink_columns import check_columns
 from penstock.spark.sink.sink_options import Operation, SinkOptions
 from penstock.spark.source.option_text import option_text
-from penstock.wire.collection_names import DEFAULT_NAME
-from penstock.wire.schema import Event
+from penstock.wire.columns.collection_names import DEFAULT_NAME
+from penstock.wire.columns.schema import Event
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from penstock.spark.lake.changelog.merge_rules import CUTTING_EVENTS, merge_changes
 from penstock.spark.source.offsets import Offset, Proven, VbucketOffset
-from penstock.wire.schema import unsigned64
+from penstock.wire.columns.schema import unsigned64
 
 __all__ = [
     "EVIDENCE",

@@ -20,7 +20,7 @@ from deltalake.exceptions import DeltaError
 from penstock.errors import LakeRefused
 from penstock.spark.lake.tables.delta_table import RANGES, DataFile, RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 POOL_BYTES = 64 << 20
 """What a task holds in memory, over all ranges, before it writes a row group that is not full."""

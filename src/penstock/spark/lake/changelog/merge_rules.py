@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, MERGE_SCHEMA
 from penstock.spark.values.utf8 import is_utf8
-from penstock.wire.schema import Event
+from penstock.wire.columns.schema import Event
 
 DOCUMENT_EVENTS = pa.array([Event.MUTATION, Event.DELETION, Event.EXPIRATION], pa.string())
 CUTTING_EVENTS = pa.array([Event.ROLLBACK, Event.FLUSH], pa.string())

@@ -23,7 +23,7 @@ from penstock.spark.lake.reading.lake_readers import changelog
 from penstock.spark.lake.tables import plain_manifests
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.source.offsets import Offset
-from penstock.wire.schema import unsigned64
+from penstock.wire.columns.schema import unsigned64
 
 __all__ = ["BranchHistory", "LakePosition", "position", "position_at", "verdict", "wait_for"]
 

@@ -21,7 +21,7 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, MERGE_SCHEMA
 from penstock.spark.source.offsets import Offset
 from penstock.spark.values.json_columns import from_ddl, infer_all, parse
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds

@@ -15,7 +15,7 @@ from penstock.spark.lake.current.merged_state import Merged, newest_state, no_ta
 from penstock.spark.lake.tables.delta_table import DataFile, LakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

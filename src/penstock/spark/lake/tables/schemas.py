@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from penstock.spark.lake.tables.delta_table import RANGE
-from penstock.wire.schema import CHANGE_SCHEMA
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 CHANGELOG_SCHEMA = CHANGE_SCHEMA.append(pa.field(RANGE, pa.int32()))
 

@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from penstock.errors import UsageError
 from penstock.spark.pipeline.definition.definition import Source
-from penstock.wire.schema import CHANGE_SCHEMA, Event
+from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
 __all__ = ["CHANGE", "prepared"]
 

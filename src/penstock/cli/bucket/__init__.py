@@ -1,0 +1,4 @@
+"""Commands on a bucket: documents, changes, workloads.
+
+In: commands that need a connection string. Out: administration of a node.
+"""

@@ -1,0 +1,166 @@
+"""`penstock load`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+
+import typer
+
+from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, address_of, app, examples
+from penstock.cli.base.json_lines import BadLine, LoadedDocument, open_input, read_documents
+from penstock.cli.base.show import json_line
+from penstock.client.connect.address import DEFAULT_URL, Address
+
+if TYPE_CHECKING:
+    from penstock.client.bucket import Bucket
+
+__all__ = ["Loaded", "load_documents"]
+
+_CHUNK_DOCUMENTS, _CHUNK_BYTES = 2048, 8 * 1024 * 1024
+"""Sent before the next lines are read: enough to fill the pipeline, little enough to hold twice."""
+
+
+@dataclass
+class Loaded:
+    """What came of a file. stopped_at_line: the line that ended the loading, which has no document."""
+
+    loaded: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    stopped_at_line: int | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.loaded} documents loaded, {self.skipped} skipped, {self.seconds:.1f} s"
+        if self.stopped_at_line is None:
+            return text
+        return f"{text}; stopped at line {self.stopped_at_line}, nothing from there on is loaded"
+
+
+@app.command(
+    rich_help_panel=Panel.DATA,
+    epilog=examples(
+        "penstock load beer.jsonl --key id --value doc",
+        "zcat events.jsonl.gz | penstock load - --key event_id --on-error skip",
+    ),
+)
+def load(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines: one object a line. - is standard input.")],
+    *,
+    key: Annotated[str, typer.Option(metavar="FIELD", help="The field with the key: a string or a whole number.")],
+    value: Annotated[
+        str | None,
+        typer.Option(metavar="FIELD", help="The field that is the document.", show_default="the whole object"),
+    ] = None,
+    expiry: Annotated[
+        int,
+        typer.Option(min=0, max=2**32 - 1, metavar="SECONDS", help="From now; beyond 30 days, Unix time. 0: never."),
+    ] = 0,
+    on_error: Annotated[
+        Literal["skip", "stop"], typer.Option(help="What to do at a line without a document; it is reported.")
+    ] = "stop",
+    url: Url = DEFAULT_URL,
+    username: Username = None,
+    password: PasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Store the documents of a file of JSON lines.
+
+    A document is stored as compact JSON in UTF-8, with its fields in their order.
+    Blank lines are passed over. A document of the same key is replaced.
+    """
+    done, address = Loaded(), address_of(url, username, password)
+
+    def report(bad: BadLine) -> bool:
+        print(f"penstock: {file} line {bad.line}: {bad.reason}", file=sys.stderr)
+        return on_error == "skip"
+
+    with open_input(file) as source, _progress(source, done, hidden=as_json) as lines:
+        asyncio.run(_load(address, read_documents(lines, key, value), done, report, expiry=expiry, as_json=as_json))
+    if done.stopped_at_line is not None:
+        raise typer.Exit(1)
+
+
+async def _load(
+    address: Address,
+    documents: Iterable[LoadedDocument | BadLine],
+    done: Loaded,
+    report: Callable[[BadLine], bool],
+    *,
+    expiry: int,
+    as_json: bool,
+) -> None:
+    from penstock.client.bucket import Bucket
+
+    async with Bucket(address) as bucket:
+        started = time.monotonic()
+        try:
+            await load_documents(bucket, documents, done, report, expiry=expiry)
+        finally:
+            # Also when the node stays away or Ctrl-C comes: what is counted here is in the bucket.
+            done.seconds = round(time.monotonic() - started, 3)
+            print(json_line(asdict(done)) if as_json else done)
+
+
+async def load_documents(
+    bucket: Bucket,
+    documents: Iterable[LoadedDocument | BadLine],
+    done: Loaded,
+    report: Callable[[BadLine], bool],
+    *,
+    expiry: int = 0,
+) -> None:
+    """Store documents in their order, and count in `done` what the node has acknowledged.
+
+    report: told of each bad line; says whether to go on behind it.
+    """
+    chunk: list[tuple[str | bytes, bytes]] = []
+    nbytes = 0
+    for document in documents:
+        if isinstance(document, BadLine):
+            if report(document):
+                done.skipped += 1
+                continue
+            done.stopped_at_line = document.line
+            break
+        chunk.append((document.key, document.value))
+        nbytes += len(document.value)
+        if len(chunk) == _CHUNK_DOCUMENTS or nbytes >= _CHUNK_BYTES:
+            done.loaded += len(await bucket.upsert_many(chunk, expiry=expiry))
+            chunk.clear()
+            nbytes = 0
+    done.loaded += len(await bucket.upsert_many(chunk, expiry=expiry))
+
+
+@contextmanager
+def _progress(source: BinaryIO, done: Loaded, *, hidden: bool) -> Iterator[Iterable[bytes]]:
+    """Give the lines of `source`; on a terminal show how far they have been read."""
+    if hidden or not sys.stderr.isatty():
+        yield source
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    status = os.fstat(source.fileno())
+    total = status.st_size if stat.S_ISREG(status.st_mode) else None
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+
+        def lines() -> Iterator[bytes]:
+            started = time.monotonic()
+            for number, line in enumerate(source):
+                if number % 500 == 0:
+                    rate = done.loaded / max(time.monotonic() - started, 0.001)
+                    progress.update(task, description=f"{done.loaded} documents, {rate:,.0f}/s")
+                progress.advance(task, len(line))
+                yield line
+
+        yield lines()

@@ -1,0 +1,260 @@
+"""What `penstock decode` reads: hex text, a capture's JSON, bytes as they are; and the frames in it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+from penstock.errors import RemoteProtocolError, UsageError
+from penstock.wire.codec.constants import MAX_FRAME
+from penstock.wire.codec.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, frame_length
+
+__all__ = [
+    "Chunk",
+    "Cut",
+    "Splitter",
+    "format_of",
+    "looks_like_a_frame",
+    "peekable",
+    "read_hex",
+    "read_json",
+    "read_raw",
+]
+
+CHUNK_BYTES = 64 * 1024
+MAX_JSON = 256 * 1024 * 1024
+MAX_LINE = 1024 * 1024
+"""Bytes of text that are dealt with at once."""
+_PCAP = {bytes.fromhex(magic) for magic in ("a1b2c3d4", "d4c3b2a1", "a1b23c4d", "4d3cb2a1", "0a0d0d0a")}
+_TEXT = frozenset(b"\t\n\r\f\v" + bytes(range(0x20, 0x7F)))
+_BOM = b"\xef\xbb\xbf"
+
+
+class Chunk(NamedTuple):
+    """Bytes of one direction of one connection, in their order.
+
+    sender: C for the client, S for the server, or empty. whole: a frame begins and ends with the chunk. may_begin: a
+    frame may begin with it, where what came before was lost. missing: bytes before it that nobody has. closed: nothing
+    follows in this direction. remark: words instead of bytes.
+    """
+
+    data: bytes
+    sender: str = ""
+    connection: str = ""
+    time: float | None = None
+    whole: bool = False
+    may_begin: bool = False
+    missing: int = 0
+    closed: bool = False
+    remark: str = ""
+
+
+class Cut(NamedTuple):
+    """A frame and where it begins in its direction of its connection, or what is wrong there."""
+
+    offset: int
+    frame: Frame | None = None
+    fault: str = ""
+
+
+class Splitter:
+    """Cuts the bytes of one direction of one connection into frames; keeps no more than one frame."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._offset = 0
+        self._lost = False
+
+    def feed(self, chunk: Chunk) -> Iterator[Cut]:
+        """Give the frames that a chunk completes."""
+        if chunk.missing:
+            yield Cut(self._offset, fault=f"{chunk.missing} bytes are missing from {self._end} on")
+            self._lost, self._offset = True, self._end + chunk.missing
+            self._buffer.clear()
+        if self._lost and chunk.data:
+            self._lost = not (chunk.whole or (chunk.may_begin and looks_like_a_frame(chunk.data)))
+            if self._lost:
+                self._offset += len(chunk.data)
+        if not self._lost:
+            self._buffer += chunk.data
+            yield from self._cuts()
+        if chunk.whole or chunk.closed:
+            yield from self.end()
+
+    def end(self) -> Iterator[Cut]:
+        """Say that a frame is cut off, if one is."""
+        if self._buffer:
+            found = len(self._buffer)
+            expected = frame_length(self._buffer, 0) if found >= HEADER_BYTES else f"at least {HEADER_BYTES}"
+            yield Cut(self._offset, fault=f"frame of {found} bytes, expected {expected}")
+        self._offset = self._end
+        self._buffer.clear()
+
+    @property
+    def _end(self) -> int:
+        return self._offset + len(self._buffer)
+
+    def _cuts(self) -> Iterator[Cut]:
+        found, begin = [], 0
+        with memoryview(self._buffer) as view:
+            # The first byte alone may show that no frame begins here.
+            while len(view) - begin >= HEADER_BYTES or (begin < len(view) and view[begin] not in MAGICS):
+                try:
+                    size = frame_length(view, begin)
+                    if size > len(view) - begin:
+                        break
+                    found.append(Cut(self._offset + begin, cut_frame(view, begin)))
+                except RemoteProtocolError as error:
+                    found.append(Cut(self._offset + begin, fault=str(error)))
+                    if error.fatal:
+                        self._lost, size = True, len(view) - begin
+                begin += size
+        del self._buffer[:begin]
+        self._offset += begin
+        return iter(found)
+
+
+def looks_like_a_frame(data: bytes) -> bool:
+    """Whether bytes may well be the beginning of a frame."""
+    if not data or data[0] not in MAGICS:
+        return False
+    if len(data) < HEADER_BYTES:
+        return True
+    _, _, key_length, extras_length, _, _, body, _, _ = HEADER.unpack_from(data)
+    return bool(extras_length + (key_length & 0xFF) <= body <= MAX_FRAME)
+
+
+def peekable(source: BinaryIO) -> io.BufferedReader:
+    """Return a source whose first bytes can be looked at without taking them."""
+    if isinstance(source, io.BufferedReader):
+        return source
+    assert isinstance(source, io.BufferedIOBase)  # as every binary file but a raw one
+    return io.BufferedReader(source)
+
+
+def format_of(source: io.BufferedReader) -> str:
+    """Return hex, json, raw or pcap, from the first bytes of a source."""
+    begin = source.peek(CHUNK_BYTES)[:CHUNK_BYTES]
+    if begin[:4] in _PCAP:
+        return "pcap"
+    text = begin.removeprefix(_BOM)
+    if text.lstrip()[:1] in (b"{", b"["):
+        return "json"
+    return "hex" if set(text) <= _TEXT else "raw"
+
+
+def lines_of(source: BinaryIO) -> Iterator[bytes]:
+    """Give the lines of a source, very long ones in pieces."""
+    return iter(lambda: source.readline(MAX_LINE), b"")
+
+
+def read_raw(source: io.BufferedReader) -> Iterator[Chunk]:
+    """Give bytes as they are: one direction of one connection."""
+    while data := source.read1(CHUNK_BYTES):
+        yield Chunk(data)
+
+
+# Captures: an object with frames, or the frames alone
+
+
+def read_json(source: io.BufferedReader, name: str) -> Iterator[Chunk]:
+    """Give the frames of a capture: `{"frames": [{"dir": "C", "hex": "8050...", "t": 0.1, "conn": 1}, ...]}`.
+
+    dir is C, S or - for a remark, whose words are in text. Raises UsageError for anything else.
+    """
+    text = source.read(MAX_JSON + 1)
+    if len(text) > MAX_JSON:
+        raise UsageError(f"{name}: a capture of more than {MAX_JSON} bytes of JSON, the limit")
+    try:
+        found = json.loads(text.removeprefix(_BOM))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{name}: not JSON: {error}") from error
+    frames = found.get("frames") if isinstance(found, dict) else found
+    if not isinstance(frames, list):
+        raise UsageError(f"{name}: expected an object with a list of frames, or that list")
+    for number, frame in enumerate(frames, 1):
+        yield _captured(frame, f"{name}: frame {number}")
+
+
+def _captured(frame: Any, where: str) -> Chunk:
+    if not isinstance(frame, dict) or not isinstance(frame.get("hex"), str):
+        raise UsageError(f"{where} is not an object with bytes in hex")
+    try:
+        data = bytes.fromhex(frame["hex"])
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from error
+    sender, time, connection = frame.get("dir"), frame.get("t"), frame.get("conn")
+    return Chunk(
+        data,
+        sender if sender in ("C", "S") else "",
+        "" if connection is None else str(connection),
+        time if isinstance(time, int | float) else None,
+        whole=True,
+        remark="" if data else str(frame.get("text") or frame.get("remark") or ""),
+    )
+
+
+# Hex text
+
+_PAIRS = r"(?:[0-9a-fA-F]{2} {1,2}){1,16}"
+_DUMPS = (
+    re.compile(r"(?P<offset>[0-9a-fA-F]{4,16}):\s(?P<bytes>[0-9a-fA-F]+(?: [0-9a-fA-F]+)*)(?: {2}.*)?"),  # xxd
+    re.compile(rf"(?P<offset>[0-9a-fA-F]{{4,16}})\s+(?P<bytes>{_PAIRS})(?:.*)"),  # hexdump -C, Wireshark
+)
+_LAST_OFFSET = re.compile(r"(?P<offset>[0-9a-fA-F]{4,16})(?P<bytes>)")
+_BETWEEN = re.compile(r"0[xX]|\\x|[\s,:;]+")
+
+
+def read_hex(lines: Iterable[bytes], name: str) -> Iterator[Chunk]:
+    """Give the bytes of hex text. Spaces, commas, colons and 0x between them mean nothing.
+
+    A text whose first line begins with offset 0, as hexdump -C, xxd and Wireshark print it, has an offset in front of
+    every line and perhaps characters behind. A frame may begin after an empty line, where the one before is broken.
+    Raises UsageError for what is neither.
+    """
+    dump: bool | None = None
+    count, rest, may_begin = 0, "", True
+    for number, line in enumerate(lines, 1):
+        text = line.removeprefix(_BOM if number == 1 else b"").decode("ascii", "replace").strip()
+        if not text:
+            may_begin = True
+            continue
+        where = f"{name}: line {number}"
+        if dump is None:
+            dump = _dumped(text, 0) is not None
+        if dump:
+            found = _dumped(text, count)
+            if found is None and (found := _dumped(text, 0)) is not None:
+                count = 0
+            if found is None:
+                raise UsageError(f"{where}: {text[:60]!r}, expected offset {count:08x} and bytes in hex")
+        else:
+            found = rest + _BETWEEN.sub("", text)
+            found, rest = (found[:-1], found[-1]) if len(found) % 2 else (found, "")
+        try:
+            data = bytes.fromhex(found)
+        except ValueError:
+            raise UsageError(f"{where}: {_not_hex(text)} is no hex digit") from None
+        count += len(data)
+        yield Chunk(data, may_begin=may_begin)
+        may_begin = False
+    if rest:
+        raise UsageError(f"{name}: an odd number of hex digits, the last one is {rest!r}")
+
+
+def _dumped(text: str, offset: int) -> str | None:
+    """Return the hex digits of a line of a dump, None if it is none that begins at this offset."""
+    for shape in (*_DUMPS, _LAST_OFFSET):
+        found = shape.fullmatch(f"{text} " if shape is _DUMPS[1] else text)
+        if found is not None and int(found["offset"], 16) == offset:
+            return found["bytes"]
+    return None
+
+
+def _not_hex(text: str) -> str:
+    """Return the first character that cannot be, for people."""
+    left = _BETWEEN.sub("", text)
+    return next((repr(character) for character in left if character not in "0123456789abcdefABCDEF"), repr(text[:60]))

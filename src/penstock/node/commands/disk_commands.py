@@ -1,0 +1,174 @@
+"""The commands about what is on disk."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final
+
+from penstock.errors import (
+    InvalidArguments,
+    KeyExists,
+    KeyNotFound,
+    NotMyVbucket,
+    NotSupported,
+    TemporaryFailure,
+    TooBig,
+)
+from penstock.node.buckets.flusher import Flusher
+from penstock.node.buckets.served_bucket import ServedBucket
+from penstock.node.commands.bucket_parameters import set_parameter
+from penstock.node.session.replies import reply
+from penstock.node.session.session import Handler, Session
+from penstock.store.documents.vbucket import Vbucket
+from penstock.store.log.rewrite import PurgeRequest
+from penstock.wire.codec.constants import MAX_KEY, KeyState, Opcode, VbucketState
+from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.layout import decode
+from penstock.wire.messages.kv import Observed, SeqnoPersistence
+from penstock.wire.messages.observe import CompactDb, pack_observed_keys, unpack_keys
+
+__all__ = ["HANDLERS"]
+
+MAX_OBSERVED: Final = 10_000
+"""Keys of one OBSERVE: a few milliseconds' worth."""
+
+_VBUUID_BYTES = 8
+_MILLISECONDS = 1000
+_LATEST_SECOND = 2**63 - 1
+
+
+def _living(bucket: ServedBucket, number: int) -> Vbucket:
+    """Return a vbucket that is not dead, whoever it belongs to. Raises NotMyVbucket."""
+    vbucket = bucket.store.existing(number)
+    if vbucket.state is VbucketState.DEAD:
+        raise NotMyVbucket(vbucket=number)
+    return vbucket
+
+
+def _seqno_persistence(session: Session, frame: Frame) -> bytes:
+    """Answer as soon as the vbucket is persisted up to a seqno. In memory that is what is stored, whatever the type."""
+    request = decode(frame)
+    assert isinstance(request, SeqnoPersistence)
+    bucket = session.selected()
+    vbucket = bucket.store.find(frame.specific)
+    if bucket.flusher is not None:
+        return bucket.flusher.until(vbucket, lambda: vbucket.persisted_seqno >= request.seqno, reply(frame))
+    if request.seqno > vbucket.persisted_seqno:
+        raise TemporaryFailure(f"vbucket {vbucket.id} has seqno {vbucket.high_seqno}, not {request.seqno} yet")
+    return reply(frame)
+
+
+def _observe_seqno(session: Session, frame: Frame) -> bytes:
+    if len(frame.value) != _VBUUID_BYTES:
+        raise InvalidArguments(f"vbuuid of {len(frame.value)} bytes, expected {_VBUUID_BYTES}")
+    bucket = session.selected()
+    vbucket = _living(bucket, frame.specific)
+    known = int.from_bytes(frame.value, "big")
+    now = Observed(vbucket.id, vbucket.vbuuid, bucket.reported_persisted_seqno(vbucket), vbucket.high_seqno)
+    if known == vbucket.vbuuid:
+        return reply(frame, value=now.pack())
+    for newer, entry in pairwise(vbucket.failover_log):
+        if entry.vbuuid == known:
+            return reply(frame, value=now._replace(old_vbuuid=known, last_seqno_of_old=newer.seqno).pack())
+    raise KeyNotFound(f"vbucket {vbucket.id} has never been on branch {known}")
+
+
+def _observe(session: Session, frame: Frame) -> bytes:
+    """Say of each key whether it is there, and whether that is so on disk.
+
+    A deletion that is on disk is NOT_FOUND, so that who has deleted can wait for that. Source: Couchbase's clients.
+    """
+    bucket = session.selected()
+    asked = unpack_keys(frame.value)
+    if len(asked) > MAX_OBSERVED:
+        raise TooBig(f"{len(asked)} keys, limit {MAX_OBSERVED}")
+    vbuckets = {number: _living(bucket, number) for number in {number for number, _ in asked}}
+    persisted = {number: bucket.reported_persisted_seqno(vbucket) for number, vbucket in vbuckets.items()}
+    found = []
+    for number, key in asked:
+        if not 0 < len(key) <= MAX_KEY:
+            raise InvalidArguments(f"key of {len(key)} bytes, expected 1 to {MAX_KEY}")
+        found.append((number, key, *_state_of(vbuckets[number], session.read_key(key), persisted[number])))
+    seconds = bucket.flusher.seconds_behind if bucket.flusher is not None else 0.0
+    return reply(frame, value=pack_observed_keys(found), cas=int(seconds * _MILLISECONDS) << 32)
+
+
+def _state_of(vbucket: Vbucket, key: bytes, persisted_seqno: int) -> tuple[KeyState, int]:
+    """Return how far a key has got, and its cas."""
+    item = vbucket.get(key)
+    if item is not None:
+        return KeyState.PERSISTED if item.seqno <= persisted_seqno else KeyState.NOT_PERSISTED, item.cas
+    meta, seqno = vbucket.meta(key), vbucket.newest_seqno(key)
+    if meta is None or seqno is None or not meta.deleted or seqno <= persisted_seqno:
+        return KeyState.NOT_FOUND, 0
+    return KeyState.LOGICALLY_DELETED, meta.cas
+
+
+def _compact(session: Session, frame: Frame) -> bytes:
+    """Rewrite all of the bucket's log; vbuckets have no files of their own here.
+
+    Tombstones of the request's vbucket are dropped as it says, those of all vbuckets at the purge age. The newest
+    change of each vbucket and collection stays. Source: kv_engine couch-kvstore.cc, time_purge_hook.
+    """
+    request = decode(frame)
+    assert isinstance(request, CompactDb)
+    bucket = session.selected()
+    vbucket = bucket.store.existing(frame.specific)
+    if bucket.compactor is None or not bucket.store.durable:
+        raise NotSupported("there is nothing to compact: this bucket lives in memory")
+    purge = PurgeRequest(
+        vbucket.id,
+        before=min(request.purge_before_ts, _LATEST_SECOND),
+        up_to_seqno=request.purge_before_seqno,
+        everything=bool(request.drop_deletes),
+    )
+    raise bucket.compactor.everything(reply(frame), purge)
+
+
+def _flusher(session: Session) -> Flusher:
+    """Return the flusher of the selected bucket.
+
+    Raises InvalidArguments for a bucket in memory: kv_engine answers EINVAL for ephemeral buckets.
+    """
+    bucket = session.selected()
+    if bucket.flusher is None:
+        raise InvalidArguments(f"bucket {bucket.store.name} is in memory: it has no flusher")
+    return bucket.flusher
+
+
+def _stop_persistence(session: Session, frame: Frame) -> bytes:
+    return _flusher(session).pause(reply(frame))
+
+
+def _start_persistence(session: Session, frame: Frame) -> bytes:
+    _flusher(session).resume()
+    return reply(frame)
+
+
+def _evict_key(session: Session, frame: Frame) -> bytes:
+    """Say whether the value of a document is on disk. The node keeps no cache of values, so it removes nothing.
+
+    Source: kv_engine ep_vb.cc, EPVBucket::evictKey; ephemeral buckets answer NOT_SUPPORTED.
+    """
+    bucket = session.selected()
+    vbucket, key = bucket.store.find(frame.specific), session.read_key(frame.key)
+    if not bucket.store.durable:
+        raise NotSupported(f"bucket {bucket.store.name} is in memory: values have no other place")
+    item = vbucket.get(key)
+    if item is None:
+        raise KeyNotFound("Not found.", vbucket=vbucket.id)
+    if item.seqno > vbucket.persisted_seqno:
+        raise KeyExists("Can't eject: Dirty object.", vbucket=vbucket.id)
+    return reply(frame, value=b"Already ejected.")
+
+
+HANDLERS: dict[Opcode, Handler] = {
+    Opcode.SEQNO_PERSISTENCE: _seqno_persistence,
+    Opcode.OBSERVE_SEQNO: _observe_seqno,
+    Opcode.OBSERVE: _observe,
+    Opcode.COMPACT_DB: _compact,
+    Opcode.STOP_PERSISTENCE: _stop_persistence,
+    Opcode.START_PERSISTENCE: _start_persistence,
+    Opcode.SET_PARAM: set_parameter,
+    Opcode.EVICT_KEY: _evict_key,
+}

@@ -1,0 +1,61 @@
+"""All pages, and what is answered where one raises."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.node.cluster.topology import dump
+from penstock.node.http import bucket_pages, cluster_pages, collection_pages, user_pages
+from penstock.node.http.forms import FormErrors
+from penstock.node.http.http_authentication import json_response, route_of
+from penstock.node.http.http_state import HttpState
+
+__all__ = ["PAGES", "make_app"]
+
+PAGES = (*cluster_pages.PAGES, *bucket_pages.PAGES, *collection_pages.PAGES, *user_pages.PAGES)
+
+
+def make_app(http: HttpState) -> Starlette:
+    app = Starlette(
+        routes=[route_of(http, page) for page in PAGES],
+        middleware=[Middleware(TrailingSlashes)],
+        exception_handlers={HTTPException: _refused, FormErrors: _wrong_form, ClientDisconnect: _left},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class TrailingSlashes:
+    """Serves a path that ends with slashes like the path without them.
+
+    Couchbase's Java SDK 3.11 asks for `/pools/default/buckets/` and follows no redirect. A slash that is sent as %2F
+    belongs to a name, and stays.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, raw = scope["path"], scope["raw_path"]
+        slashes = len(raw) - len(raw.rstrip(b"/"))
+        await self._app({**scope, "path": path[: len(path) - slashes] or "/"}, receive, send)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return PlainTextResponse(f"{error.detail}\n", error.status_code, headers=dict(error.headers or {}))
+
+
+async def _wrong_form(request: Request, error: Exception) -> Response:
+    assert isinstance(error, FormErrors)
+    return json_response(dump({"errors": dict(error.errors)}), error.status)
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    """Nobody gets this: the peer has gone before its request was whole."""
+    return Response(status_code=400)

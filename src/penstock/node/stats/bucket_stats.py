@@ -1,0 +1,148 @@
+"""STAT without a group, and STAT memory: a bucket as a whole. Names are ep-engine's."""
+
+from __future__ import annotations
+
+import os
+import resource
+import struct
+import time
+
+from penstock.node.buckets.bucket_storage import file_bytes
+from penstock.node.buckets.served_bucket import ServedBucket
+from penstock.node.cluster.release import VERSION
+from penstock.node.session.node_services import NodeServices
+from penstock.node.stats import producer_stats
+from penstock.node.stats.stat_group import StatGroup, Stats, group_of_bucket, shown
+from penstock.store.documents.vbucket import Vbucket
+from penstock.wire.codec.constants import VbucketState
+
+__all__ = ["GROUPS", "read_bucket", "read_memory", "warmup_state"]
+
+
+def read_bucket(node: NodeServices, bucket: ServedBucket) -> Stats:
+    """Return the statistics of a bucket and its node: those of STAT without a group."""
+    counters, memory, vbuckets = bucket.counters, bucket.store.stats(), bucket.store.vbuckets
+    yield "pid", os.getpid()
+    yield "uptime", int(node.loop.time() - node.started_at)
+    yield "time", int(time.time())
+    yield "version", VERSION
+    yield "ep_version", VERSION
+    yield "curr_connections", len(node.guests.present)
+    yield "total_connections", node.guests.total
+    yield "threads", 1
+    yield "pointer_size", struct.calcsize("P") * 8
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    yield "rusage_user", f"{usage.ru_utime:.6f}"
+    yield "rusage_system", f"{usage.ru_stime:.6f}"
+    yield "curr_items", sum(vbucket.items for vbucket in vbuckets if vbucket.state is VbucketState.ACTIVE)
+    yield "curr_items_tot", memory.items
+    yield "cmd_get", counters.cmd_get
+    yield "get_hits", counters.cmd_get - counters.get_misses
+    yield "get_misses", counters.get_misses
+    yield "cmd_set", counters.cmd_set
+    yield "cmd_delete", counters.cmd_delete
+    yield from read_memory(bucket)
+    yield "ep_bucket_type", "persistent" if bucket.spec.persistent else "ephemeral"
+    yield "ep_uuid", bucket.uuid
+    yield from _warmup(bucket)
+    yield "ep_num_expiry_pager_runs", bucket.upkeep.pages
+    yield "ep_queue_size", bucket.store.unpersisted
+    yield "ep_diskqueue_items", bucket.store.unpersisted
+    yield from _storage(node, bucket)
+    yield "ep_log_segments", memory.segments
+    yield "ep_max_vbuckets", len(vbuckets)
+    yield "ep_vb_total", sum(vbucket.state is not None for vbucket in vbuckets)
+    yield "ep_num_non_resident", 0
+    yield "ep_num_value_ejects", 0
+    yield "ep_bg_fetched", 0
+    for state in VbucketState:
+        yield from _of_state(state.name.lower(), [vbucket for vbucket in vbuckets if vbucket.state is state])
+    if not bucket.spec.persistent:
+        yield "vb_active_auto_delete_count", bucket.store.auto_deleted
+    yield from producer_stats.totals(bucket)
+    yield "ep_requests_waiting", sum(c.requests_waiting for c in node.guests.present)
+    yield "ep_bytes_unsent", sum(c.bytes_unsent for c in node.guests.present)
+
+
+def _of_state(name: str, vbuckets: list[Vbucket]) -> Stats:
+    """Every value counts as resident: those on disk are read through the memory map of their file."""
+    yield f"vb_{name}_num", len(vbuckets)
+    yield f"vb_{name}_curr_items", sum(vbucket.items for vbucket in vbuckets)
+    yield f"vb_{name}_num_non_resident", 0
+    yield f"vb_{name}_perc_mem_resident", 100
+    yield f"vb_{name}_expired", sum(vbucket.expired for vbucket in vbuckets)
+
+
+def _warmup(bucket: ServedBucket) -> Stats:
+    """A bucket serves as soon as it is open, so that it is never degraded; its keys may still be loaded meanwhile."""
+    yield "ep_degraded_mode", "false"
+    yield "ep_warmup_thread", warmup_state(bucket)
+    yield "ep_keys_loaded", shown(bucket.upkeep.keys_loaded)
+
+
+def warmup_state(bucket: ServedBucket) -> str:
+    return "complete" if bucket.upkeep.keys_loaded else "running"
+
+
+def _storage(node: NodeServices, bucket: ServedBucket) -> Stats:
+    """Show how things stand with the disk, where the bucket is on one."""
+    flusher, compactor, data_dir = bucket.flusher, bucket.compactor, node.storage.data_dir
+    yield "ep_flusher_todo", bucket.store.uncommitted
+    if flusher is None or compactor is None or data_dir is None:
+        yield from _in_memory(bucket)
+        return
+    path = data_dir / bucket.store.name
+    yield "ep_data_dir", path
+    yield "ep_dbname", path
+    yield "ep_db_file_size", file_bytes(path)
+    yield "ep_flusher_state", flusher.state
+    yield "ep_commit_num", flusher.commits
+    yield "ep_commit_time", round(flusher.last_seconds * 1000, 3)  # milliseconds
+    yield "ep_commit_last", int(flusher.last_at)
+    yield "ep_item_commit_failed", flusher.failures
+    yield "ep_total_persisted", flusher.persisted
+    yield "ep_persistence_waiters", flusher.waiting
+    yield "ep_storage_fault", bucket.store.fault or ""
+    yield "ep_compactions", compactor.pieces
+    yield "ep_compaction_failed", compactor.failures
+
+
+def _in_memory(bucket: ServedBucket) -> Stats:
+    """Show the disk of a bucket that has none.
+
+    Clients of a bucket of type `couchbase` wait for commits: there every change counts as persisted once it is stored,
+    as `reported_persisted_seqno` says, so that each change is a commit.
+    """
+    yield "ep_dbname", ""
+    if bucket.spec.persistent:
+        changes = sum(vbucket.high_seqno for vbucket in bucket.store.vbuckets)
+        yield "ep_commit_num", changes
+        yield "ep_total_persisted", changes
+
+
+def read_memory(bucket: ServedBucket) -> Stats:
+    """Return what the bucket's data occupy. The log of a bucket on disk is mapped, but for its newest files."""
+    store = bucket.store
+    memory, quota = store.stats(), store.log.quota
+    yield "bytes", memory.memory_bytes
+    yield "mem_used", memory.memory_bytes
+    yield "mem_used_estimate", memory.memory_bytes
+    if not store.durable:
+        yield "ep_kv_size", memory.live_bytes
+    yield "ep_overhead", memory.index_bytes + (0 if store.durable else memory.dead_bytes)
+    yield "ep_index_bytes", memory.index_bytes
+    yield "ep_log_live_bytes", memory.live_bytes
+    yield "ep_log_dead_bytes", memory.dead_bytes
+    yield "ep_item_num", memory.items
+    yield "ep_max_size", quota.nbytes or 0  # 0: no quota
+    if quota.nbytes is not None:
+        yield "ep_mem_high_wat", quota.high_water
+        yield "ep_mem_low_wat", quota.low_water
+    yield "ep_oom_errors", quota.errors
+    yield "ep_tmp_oom_errors", quota.temporary_errors
+
+
+GROUPS: dict[str, StatGroup] = {
+    "": StatGroup(lambda request: read_bucket(request.node, request.bucket), "the bucket and the node as a whole"),
+    "memory": group_of_bucket(read_memory, "what the data of the bucket occupy"),
+}

@@ -1,0 +1,200 @@
+"""From changes of the log to what a stream sends of them: only those that it is for, and in the connection's form.
+
+Everything is done in columns, as far as nothing is special: collections are told apart by the first bytes of the keys,
+and where a vbucket has never had any but the default one, nobody looks at those. System events are few, and go one by
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import RemoteProtocolError
+from penstock.node.streams.ext_metadata import with_ext_metadata
+from penstock.node.streams.stream_filter import Filter
+from penstock.store.history.event_frames import read_event
+from penstock.store.history.frame_chunks import NO_FRAMES, Chunk
+from penstock.store.log.frame_fields import collection_ids, is_mutation
+from penstock.store.log.segment import gather_ascending
+from penstock.wire.codec.constants import SystemEventKind
+from penstock.wire.codec.frame import HEADER_BYTES, Buffer, cut_frame
+from penstock.wire.codec.layout import decode
+from penstock.wire.columns.reframe import Form, reframe
+from penstock.wire.columns.revalue import Content, revalue
+from penstock.wire.columns.shapes import EXTRAS_LENGTH_AT
+from penstock.wire.messages.dcp import Mutation, SystemEvent
+from penstock.wire.messages.dcp_values import framing_of
+from penstock.wire.messages.system_event import pack_system_event
+from penstock.wire.values.collection_key import DEFAULT_COLLECTION, SYSTEM_COLLECTION
+
+__all__ = ["Look", "Outlet", "Sent", "chosen", "owners_of", "seqno_of_last"]
+
+_MEAN_RUN = 8  # a slice costs about as much as Arrow takes for so many frames
+_SEQNO_BYTES = 8
+_FEW = 8
+_LONG_ID = 0x80  # the first byte of a collection's id that has another behind it
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a connection wants changes. tables: system events as FlatBuffers. ext_metadata: a section behind values."""
+
+    form: Form
+    content: Content
+    tables: bool = False
+    ext_metadata: bool = False
+
+    @cached_property
+    def with_bodies(self) -> Form:
+        """The form of frames that have lost already what is not wanted of their values."""
+        return replace(self.form, keys_only=False, datatypes=None)
+
+
+class Sent(NamedTuple):
+    """data: whole frames. items: how many changes they are. seqno: of the last one, 0 if there is none."""
+
+    data: Buffer
+    items: int
+    seqno: int
+
+
+_NOTHING = Sent(b"", 0, 0)
+
+
+class Outlet:
+    """Of one stream. chosen: what it is for. stream_id: stands in each of its messages, as framing."""
+
+    def __init__(self, chosen: Filter, stream_id: int | None = None) -> None:
+        self.chosen = chosen
+        self.stream_id = stream_id
+        self.framing = b"" if stream_id is None else framing_of(stream_id)
+        self._look: Look | None = None  # the connection's, of which _own was made
+        self._own: Look
+
+    def send(self, chunk: Chunk, look: Look, *, is_plain: bool = False, skip_deletions: bool = False) -> Sent:
+        """Return what is sent of some changes; nothing any more once there is nothing left that could be.
+
+        is_plain: all of them are of the default collection, and no system event is among them. skip_deletions: without
+        what was deleted or has expired.
+        """
+        look = self._with_stream_id(look)
+        wanted = self._wants(chunk, is_plain=is_plain) if not skip_deletions else None
+        if wanted:
+            return Sent(_formed(chunk, look), chunk.frames, seqno_of_last(chunk))
+        if wanted is not None:
+            return _NOTHING
+        pieces: list[Buffer] = []
+        items = seqno = 0
+        for part, is_event in self._parts(chunk, skip_deletions=skip_deletions):
+            piece = self._told(part, look) if is_event else _formed(part, look)
+            if piece:
+                pieces.append(piece)
+                items, seqno = items + part.frames, seqno_of_last(part)
+            if self.chosen.is_empty:
+                break
+        return Sent(pieces[0] if len(pieces) == 1 else b"".join(pieces), items, seqno)
+
+    def _wants(self, chunk: Chunk, *, is_plain: bool) -> bool | None:
+        """Return whether some changes are sent, all or none; None where they have to be told apart.
+
+        Quicker than in columns for those that come one at a time.
+        """
+        data, begins = chunk
+        if is_plain:
+            return self.chosen.wants(DEFAULT_COLLECTION)
+        if len(begins) > _FEW:
+            return None
+        owners = {data[begin + HEADER_BYTES + data[begin + EXTRAS_LENGTH_AT]] for begin in begins}
+        if len(owners) > 1 or (only := owners.pop()) == SYSTEM_COLLECTION or only >= _LONG_ID:
+            return None
+        return self.chosen.wants(only)
+
+    def _with_stream_id(self, look: Look) -> Look:
+        if look is not self._look:
+            self._look = self._own = look
+            if self.stream_id is not None:
+                self._own = replace(look, form=replace(look.form, stream_id=self.stream_id))
+        return self._own
+
+    def _parts(self, chunk: Chunk, *, skip_deletions: bool) -> Iterator[tuple[Chunk, bool]]:
+        """Yield in order the changes that are sent, and each system event by itself, with True."""
+        owners = owners_of(chunk)
+        passed = ~is_mutation(memoryview(chunk.data), np.asarray(chunk.begins)) if skip_deletions else None
+        start = 0
+        for event in [*np.flatnonzero(owners == SYSTEM_COLLECTION).tolist(), chunk.frames]:
+            wanted = np.zeros(chunk.frames, np.bool_)
+            wanted[start:event] = self.chosen.of(owners[start:event])
+            if passed is not None:
+                wanted &= ~passed
+            if (part := chosen(chunk, wanted)).frames:
+                yield part, False
+            if event < chunk.frames:
+                wanted[:] = False
+                wanted[event] = True
+                yield chosen(chunk, wanted), True
+            start = event + 1
+
+    def _told(self, part: Chunk, look: Look) -> bytes:
+        """Return a system event as this consumer is told it, nothing if it is not."""
+        source: Any = decode(cut_frame(memoryview(part.data), 0))
+        try:
+            event = read_event(source.key, source.value, source.flags if isinstance(source, Mutation) else None)
+        except RemoteProtocolError:
+            event = None
+        if event is None or not self.chosen.take(event):
+            return b""
+        if event.kind is SystemEventKind.COLLECTION_MODIFY and not look.tables:
+            return b""
+        packed = pack_system_event(event.kind, event.subject, as_table=look.tables)
+        return SystemEvent(
+            vbucket=source.vbucket,
+            opaque=source.opaque,
+            by_seqno=source.by_seqno,
+            event=int(event.kind),
+            version=packed.version,
+            key=packed.key,
+            value=packed.value,
+            framing=self.framing,
+        ).encode()
+
+
+def _formed(chunk: Chunk, look: Look) -> Buffer:
+    """Return changes in the connection's form."""
+    data, begins, bodies_gone = revalue(chunk.data, chunk.begins, look.content)
+    formed = reframe(data, begins, look.with_bodies if bodies_gone else look.form)
+    return with_ext_metadata(formed) if look.ext_metadata else formed
+
+
+def owners_of(chunk: Chunk) -> npt.NDArray[np.int64]:
+    """Return the collection that each change is in."""
+    return collection_ids(memoryview(chunk.data), np.asarray(chunk.begins, np.int64))
+
+
+def seqno_of_last(chunk: Chunk) -> int:
+    at = int(chunk.begins[-1]) + HEADER_BYTES
+    return int.from_bytes(chunk.data[at : at + _SEQNO_BYTES], "big")
+
+
+def chosen(chunk: Chunk, wanted: npt.NDArray[np.bool_]) -> Chunk:
+    """Return some of the changes. wanted: for each whether it is one of them."""
+    if wanted.all():
+        return chunk
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], wanted, [False]))))
+    if not len(edges):
+        return NO_FRAMES
+    begins = np.asarray(chunk.begins, np.int64)
+    bounds = np.append(begins, len(chunk.data))
+    lengths = np.diff(bounds)[wanted]
+    view = memoryview(chunk.data)
+    if len(edges) // 2 * _MEAN_RUN <= len(lengths):
+        runs = zip(bounds[edges[::2]].tolist(), bounds[edges[1::2]].tolist(), strict=True)
+        data = bytearray().join([view[begin:end] for begin, end in runs])
+    else:
+        data = bytearray(gather_ascending(view, begins[wanted], lengths.astype(np.uint32)))
+    return Chunk(data, np.cumsum(lengths) - lengths)

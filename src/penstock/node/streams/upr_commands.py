@@ -1,0 +1,90 @@
+"""The commands of UPR, as it was first written down: a failover log, and streams without more ado.
+
+Source: UPR transport specification; where it contradicts itself or is silent, what DCP became of it.
+"""
+
+from __future__ import annotations
+
+from penstock.errors import InvalidArguments, KeyNotFound
+from penstock.node.answers import Goodbye
+from penstock.node.session.replies import reply
+from penstock.node.session.session import Handler, Session
+from penstock.node.streams.change_producer import streamable
+from penstock.node.streams.stream_producer import Producer
+from penstock.store.documents.vbucket import Vbucket
+from penstock.store.history.rollback import StreamRequest
+from penstock.wire.codec.constants import DCP_OPCODES, MAX_KEY, Dialect, Status, UprOpcode
+from penstock.wire.codec.frame import Frame, opcode_name
+from penstock.wire.codec.layout import Code, decode, forms_of, layout_of
+from penstock.wire.messages.dcp import pack_rollback
+from penstock.wire.messages.kv import pack_failover_log
+from penstock.wire.messages.upr import UprStreamReq
+from penstock.wire.messages.upr_draft import DraftStreamReq
+
+__all__ = ["FIRST", "HANDLERS", "has_branch", "position_of", "producer_of", "refuse"]
+
+
+def producer_of(session: Session, dialect: Dialect) -> Producer:
+    """Return the connection's producer; without an OPEN, the first request makes it. Raises as `streamable` does."""
+    if session.producer is None:
+        session.producer = Producer(session, streamable(session), dialect)
+    assert isinstance(session.producer, Producer)
+    return session.producer
+
+
+def position_of(request: UprStreamReq | DraftStreamReq) -> StreamRequest:
+    """Return what the consumer says of itself. It knows nothing of where snapshots begin and end.
+
+    The high seqno that it saw its branch begin behind is not compared with the failover log. Raises InvalidArguments.
+    """
+    if len(request.key) > MAX_KEY:
+        raise InvalidArguments(f"group of {len(request.key)} bytes, limit {MAX_KEY}")
+    start = request.start_seqno
+    return StreamRequest(
+        start_seqno=start, end_seqno=request.end_seqno, vbuuid=request.vbuuid, snap_start=start, snap_end=start
+    )
+
+
+def has_branch(vbucket: Vbucket, vbuuid: int) -> bool:
+    return any(entry.vbuuid == vbuuid for entry in vbucket.failover_log)
+
+
+def _stream_req(session: Session, frame: Frame) -> bytes:
+    request = decode(frame, Dialect.UPR)
+    assert isinstance(request, UprStreamReq)
+    producer = producer_of(session, Dialect.UPR)
+    if request.flags:
+        raise InvalidArguments(f"flags 0x{request.flags:x}, of which none is defined")
+    asked = position_of(request)
+    vbucket = producer.bucket.store.existing(request.vbucket)
+    point = producer.open_stream(vbucket, vbucket.id, request.opaque, asked, group=request.key)
+    if point is None:
+        return reply(frame)
+    if not has_branch(vbucket, asked.vbuuid):
+        raise KeyNotFound(f"vbucket {vbucket.id} has never been on branch {asked.vbuuid}")
+    return reply(frame, Status.ROLLBACK, extras=pack_rollback(point))
+
+
+def _failover_log(session: Session, frame: Frame) -> bytes:
+    vbucket = producer_of(session, Dialect.UPR).bucket.store.existing(frame.specific)
+    return reply(frame, value=pack_failover_log(vbucket.failover_log))
+
+
+HANDLERS: dict[Code, Handler] = {
+    UprOpcode.UPR_STREAM_REQ: _stream_req,
+    UprOpcode.UPR_GET_FAILOVER_LOG: _failover_log,
+}
+
+FIRST = frozenset(HANDLERS)
+"""The requests that may be a connection's first."""
+
+
+def refuse(session: Session, frame: Frame) -> bytes:
+    """Refuse a change-stream request that none of HANDLERS takes as it is.
+
+    With a status where it is malformed or another dialect's; what only producers send ends the connection.
+    """
+    if frame.opcode in DCP_OPCODES and forms_of(frame, Dialect.UPR) is not None:
+        layout_of(frame, Dialect.UPR).check(frame)
+        raise Goodbye(f"{UprOpcode(frame.opcode).name} sent to a producer")
+    raise InvalidArguments(f"{opcode_name(frame.opcode)} on a connection that speaks {Dialect.UPR}")

@@ -1,0 +1,238 @@
+"""A sealed segment as a file: frames clustered by vbucket, and their columns behind them.
+
+    magic, padding to 64 bytes
+    frames, padding to 8 bytes
+    columns, each padded to 8 bytes, in the order of COLUMNS
+    a description: JSON with the place of each column, and checksums
+    its length u32, its crc32c u32, the magic again
+
+The frames have a checksum for each MiB, the columns one for all. Numbers are little-endian and aligned, so that a file
+is mapped, and its columns are arrays as they lie there. Once a file has its name it never changes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from penstock.errors import StoreDamaged
+from penstock.store.disk.bucket_files import Directory
+from penstock.store.disk.inventory import ListedSegment
+from penstock.store.log.segment import Rows, Segment
+
+__all__ = [
+    "FRAMES_AT",
+    "BadSegment",
+    "Sealed",
+    "bad_blocks",
+    "draft_ids",
+    "draft_name",
+    "is_draft",
+    "load",
+    "save",
+    "segment_ids",
+    "segment_name",
+]
+
+MAGIC = b"PSTKSEG1"
+FRAMES_AT = 64
+"""Where a segment's frames begin."""
+
+_BLOCK = 1024 * 1024
+_HEADER = MAGIC.ljust(FRAMES_AT, b"\0")
+_END = Struct("<II8s")
+
+_COLUMNS = {
+    "starts": "<i4",
+    "seqnos": "<i8",
+    "supersedes": "<i8",
+    "offsets": "<u4",
+    "lengths": "<u4",
+    "checksums": "<u4",
+}
+_NAME = re.compile(r"segment-(\d{10})-(\d{10})")
+_DRAFT = re.compile(_NAME.pattern + r"\.\d+\.new")
+
+
+class BadSegment(StoreDamaged):
+    """What a segment says of itself is bad, so that nothing is known of what it holds. offset: where that begins."""
+
+    def __init__(self, name: str, offset: int, reason: str) -> None:
+        super().__init__(f"{name}, offset {offset}: {reason}")
+        self.offset = offset
+        self.reason = reason
+
+
+class Sealed(NamedTuple):
+    """A segment as a file has it.
+
+    Attributes:
+        segment: its rows and frames.
+        sealed_at: when its last log file was sealed, ns.
+        as_of: the number of the log file that was active when it was made, and how far that reached. All up to there
+            was on disk before the segment had its name.
+        checksums: of each MiB of the frames.
+        name: the file.
+        nbytes: the size of the file.
+        checksum: that of the description.
+        generation: the newest inventory when the segment was made.
+        uuid: that of the bucket, in hexadecimal; empty in files of older releases.
+    """
+
+    segment: Segment
+    sealed_at: int
+    as_of: tuple[int, int]
+    checksums: npt.NDArray[np.uint32]
+    name: str = ""
+    nbytes: int = 0
+    checksum: int = 0
+    generation: int = 0
+    uuid: str = ""
+
+    @property
+    def listed(self) -> ListedSegment:
+        """What an inventory says of the file."""
+        return ListedSegment(self.segment.ids, self.nbytes, self.checksum)
+
+
+def segment_name(ids: tuple[int, int]) -> str:
+    return f"segment-{ids[0]:010d}-{ids[1]:010d}"
+
+
+def draft_name(ids: tuple[int, int], number: int) -> str:
+    """Return what a segment is called until it counts. number: of the draft."""
+    return f"{segment_name(ids)}.{number}.new"
+
+
+def is_draft(name: str) -> bool:
+    return _DRAFT.fullmatch(name) is not None
+
+
+def draft_ids(name: str) -> tuple[int, int] | None:
+    """Return the numbers of the first and the last log file in a draft's name, None of another name."""
+    match = _DRAFT.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def segment_ids(name: str) -> tuple[int, int] | None:
+    """Return the numbers of the first and the last log file in a segment's name, None of another name."""
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def save(
+    directory: Directory,
+    name: str,
+    segment: Segment,
+    *,
+    sealed_at: int,
+    as_of: tuple[int, int],
+    uuid: bytes,
+    generation: int,
+) -> None:
+    """Write a clustered segment with its supersedes column, synced. Keyword arguments: as of Sealed."""
+    assert segment.supersedes is not None
+    frames = segment.buffer
+    blocks = range(0, len(frames), _BLOCK)
+    columns: dict[str, npt.NDArray[Any]] = {
+        "starts": np.asarray(segment.starts),
+        "seqnos": segment.seqnos,
+        "supersedes": segment.supersedes,
+        "offsets": segment.offsets,
+        "lengths": segment.lengths,
+        "checksums": np.array([crc32c(frames[at : at + _BLOCK]) for at in blocks], np.uint32),
+    }
+    at = _padded(FRAMES_AT + len(frames))
+    places = {}
+    parts = []
+    for column, kind in _COLUMNS.items():
+        data = columns[column].astype(kind, copy=False).tobytes()
+        places[column] = [at, len(columns[column])]
+        parts.append(data.ljust(_padded(len(data)), b"\0"))
+        at += len(parts[-1])
+    tail = b"".join(parts)
+    said = {
+        "ids": segment.ids,
+        "uuid": uuid.hex(),
+        "generation": generation,
+        "frame_bytes": len(frames),
+        "sealed_at": sealed_at,
+        "as_of": as_of,
+        "tombstones": [segment.tombstone_bytes, segment.purge_at],
+        "columns": places,
+        "columns_crc32c": crc32c(tail),
+    }
+    description = json.dumps(said).encode()
+    tail += description + _END.pack(len(description), crc32c(description), MAGIC)
+    directory.put(
+        name,
+        (0, memoryview(_HEADER)),
+        (FRAMES_AT, frames),
+        (_padded(FRAMES_AT + len(frames)), memoryview(tail)),
+    )
+
+
+def load(directory: Directory, name: str, vbuckets: int) -> Sealed:
+    """Map a segment. The frames' checksums are left to `bad_blocks`. Raises BadSegment."""
+    data = directory.map(name)
+    said = _description(name, data)
+    columns: dict[str, npt.NDArray[Any]] = {}
+    try:
+        begin = said["columns"]["starts"][0]
+        end = len(data) - _END.size - said["bytes"]
+        if crc32c(data[begin:end]) != said["columns_crc32c"]:
+            raise BadSegment(name, begin, "the columns are not as their checksum says")
+        for column, kind in _COLUMNS.items():
+            at, count = said["columns"][column]
+            columns[column] = np.frombuffer(data, kind, count, at)
+        frames_end = FRAMES_AT + said["frame_bytes"]
+        frames = data[FRAMES_AT:frames_end]
+        if any(data[frames_end:begin]):
+            raise BadSegment(name, frames_end, "something between frames and columns")
+        ids = said["ids"][0], said["ids"][1]
+        sealed_at = said["sealed_at"]
+        as_of = said["as_of"][0], said["as_of"][1]
+        tombstone_bytes, purge_at = said["tombstones"]
+        generation, uuid = said.get("generation", 0) + 0, said.get("uuid", "")
+    except (LookupError, TypeError, ValueError) as error:
+        raise BadSegment(name, len(data), f"the description says what cannot be: {error}") from error
+    if len(columns["starts"]) != vbuckets + 1:
+        raise BadSegment(name, begin, f"{len(columns['starts']) - 1} vbuckets, the bucket has {vbuckets}")
+    superseded = np.zeros(len(columns["seqnos"]), np.int64)
+    rows = Rows(columns["seqnos"], columns["offsets"], columns["lengths"], superseded, columns["supersedes"])
+    segment = Segment(frames, columns["starts"], rows, ids=ids)
+    segment.tombstone_bytes, segment.purge_at, segment.mapped = tombstone_bytes, purge_at, True
+    checksum = said["crc32c"]
+    return Sealed(
+        segment, sealed_at, as_of, columns["checksums"], name, len(data), checksum, generation=generation, uuid=uuid
+    )
+
+
+def _description(name: str, data: memoryview) -> Mapping[str, Any]:
+    if len(data) < FRAMES_AT + _END.size or data[:FRAMES_AT] != _HEADER:
+        raise BadSegment(name, 0, f"{len(data)} bytes that do not begin as a segment does")
+    length, checksum, magic = _END.unpack_from(data, len(data) - _END.size)
+    begin = len(data) - _END.size - length
+    if magic != MAGIC or not length or begin < FRAMES_AT or crc32c(data[begin : begin + length]) != checksum:
+        raise BadSegment(name, max(begin, 0), "no description with the right checksum at the end")
+    said: dict[str, Any] = json.loads(bytes(data[begin : begin + length]))
+    return {**said, "bytes": length, "crc32c": checksum}
+
+
+def bad_blocks(sealed: Sealed) -> list[slice]:
+    """Return which parts of the frames, a MiB each, are not as their checksums say."""
+    frames = sealed.segment.buffer
+    blocks = [slice(at, min(at + _BLOCK, len(frames))) for at in range(0, len(frames), _BLOCK)]
+    checked = zip(blocks, sealed.checksums.tolist(), strict=True)
+    return [block for block, checksum in checked if crc32c(frames[block]) != checksum]
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // 8) * 8

@@ -1,0 +1,161 @@
+"""System events as a vbucket keeps them: changes like others, whose keys are in a namespace of their own.
+
+What begins, creates or modifies is a mutation with the event's kind as its flags, what ends or drops a tombstone of the
+same key; the value is the event's FlatBuffers table in either. So the newest change of a key says what there is now.
+That a collection is another now has a key of its own, as in kv_engine: who reads from the beginning is told first that
+it began. The event that the collection ended, or began anew, supersedes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from penstock.errors import RemoteProtocolError
+from penstock.store.log.frame_fields import collection_ids, keys
+from penstock.store.log.row_index import RowIndex
+from penstock.store.log.segment import Column, Lengths
+from penstock.wire.codec.constants import Opcode, SystemEventKind
+from penstock.wire.codec.frame import HEADER_BYTES
+from penstock.wire.messages.dcp import DELETION_HEAD, MUTATION_HEAD
+from penstock.wire.messages.system_event import FLATBUFFERS, Subject, pack_system_event, unpack_system_event
+from penstock.wire.values.collection_key import SYSTEM_COLLECTION, pack_collection_id, split_collection_key
+
+__all__ = [
+    "SYSTEM_PREFIX",
+    "SystemEvent",
+    "event_key",
+    "modify_key",
+    "owners",
+    "packed_events",
+    "read_event",
+    "room_for",
+    "subject_of_key",
+    "system_events",
+]
+
+SYSTEM_PREFIX: Final = pack_collection_id(SYSTEM_COLLECTION)
+_COLLECTION: Final = SYSTEM_PREFIX + b"_collection"
+_MODIFY: Final = SYSTEM_PREFIX + b"_modify"
+_SCOPE: Final = SYSTEM_PREFIX + b"_scope"
+_PREFIXES: Final = ((_COLLECTION, True), (_MODIFY, True), (_SCOPE, False))
+
+_MUTATION = int(Opcode.DCP_MUTATION)
+_HEAD_BYTES = 100  # more than the heads of an event's frame and of its record
+_OPCODE, _EXTRAS, _BODY, _FLAGS = 1, 3, 6, 11  # places in a head
+
+_OF_COLLECTIONS = {SystemEventKind.COLLECTION_BEGIN, SystemEventKind.COLLECTION_END}
+_ENDS = {SystemEventKind.COLLECTION_END, SystemEventKind.SCOPE_DROP}
+
+
+class SystemEvent(NamedTuple):
+    """key: in the store. value: the table. is_end: it is kept as a tombstone."""
+
+    kind: SystemEventKind
+    subject: Subject
+    key: bytes
+    value: bytes
+
+    @property
+    def is_end(self) -> bool:
+        return self.kind in _ENDS
+
+    @property
+    def collection_id(self) -> int | None:
+        """None for one about a scope."""
+        return getattr(self.subject, "collection_id", None)
+
+
+def event_key(kind: SystemEventKind, subject: Subject) -> bytes:
+    """Return the key in a vbucket of what an event is about."""
+    if kind is SystemEventKind.COLLECTION_MODIFY:
+        return modify_key(subject.collection_id)  # type: ignore[union-attr]
+    if kind in _OF_COLLECTIONS:
+        return _COLLECTION + pack_collection_id(subject.collection_id)  # type: ignore[union-attr]
+    return _SCOPE + pack_collection_id(subject.scope_id)
+
+
+def modify_key(collection: int) -> bytes:
+    """Return the key in a vbucket of the event that a collection was modified."""
+    return _MODIFY + pack_collection_id(collection)
+
+
+def packed_events(told: Iterable[tuple[SystemEventKind, Subject]]) -> list[SystemEvent]:
+    return [
+        SystemEvent(kind, subject, event_key(kind, subject), pack_system_event(kind, subject, as_table=True).value)
+        for kind, subject in told
+    ]
+
+
+def room_for(events: Iterable[SystemEvent]) -> int:
+    """Return how many bytes of the log these events take at most."""
+    return sum(_HEAD_BYTES + len(event.key) + len(event.value) for event in events)
+
+
+def subject_of_key(key: bytes) -> tuple[bool, int] | None:
+    """Return whether a key in the store is of a collection's events, else a scope's, and its id; None for others."""
+    for prefix, of_collection in _PREFIXES:
+        if key.startswith(prefix):
+            try:
+                number, rest = split_collection_key(key[len(prefix) :])
+            except RemoteProtocolError:
+                return None
+            return None if rest else (of_collection, number)
+    return None
+
+
+def read_event(key: bytes, value: bytes, kind: int | None) -> SystemEvent | None:
+    """Return the event that a change is; None if its key is of none. kind: a mutation's flags, None for a tombstone.
+
+    Raises RemoteProtocolError, not fatal, for a key of an event with anything else than one of those behind it.
+    """
+    about = subject_of_key(key)
+    if about is None:
+        return None
+    of_collection, number = about
+    if kind is None:
+        kind = SystemEventKind.COLLECTION_END if of_collection else SystemEventKind.SCOPE_DROP
+    subject = unpack_system_event(kind, FLATBUFFERS, b"", value)
+    event = SystemEvent(SystemEventKind(kind), subject, key, value)
+    if event_key(event.kind, subject) != key:
+        raise RemoteProtocolError(
+            f"system event {kind} under the key of {number:x}, which it is not about", fatal=False
+        )
+    return event
+
+
+def system_events(index: RowIndex) -> list[tuple[int, SystemEvent]]:
+    """Return the newest events that a vbucket has of each collection and scope, by their seqnos."""
+    found = []
+    for buffer, offsets, seqnos in index.live():
+        rows = collection_ids(buffer, offsets) == SYSTEM_COLLECTION
+        for key, at, seqno in zip(
+            keys(buffer, offsets[rows]), offsets[rows].tolist(), seqnos[rows].tolist(), strict=True
+        ):
+            event = _read_frame(buffer, at, key)
+            found += [] if event is None else [(seqno, event)]
+    return sorted(found)
+
+
+def owners(buffer: memoryview, offsets: Column | Lengths) -> Column:
+    """Return of each frame the collection with which it goes: the one it is in, or that it says was modified."""
+    found = collection_ids(buffer, offsets)
+    events = np.flatnonzero(found == SYSTEM_COLLECTION)
+    events = events[np.argsort(offsets[events])]
+    for row, key in zip(events.tolist(), keys(buffer, offsets[events]), strict=True):
+        about = subject_of_key(key) if key.startswith(_MODIFY) else None
+        if about is not None:
+            found[row] = about[1]
+    return found
+
+
+def _read_frame(buffer: memoryview, at: int, key: bytes) -> SystemEvent | None:
+    head = DELETION_HEAD.unpack_from(buffer, at)
+    kind = MUTATION_HEAD.unpack_from(buffer, at)[_FLAGS] if head[_OPCODE] == _MUTATION else None
+    value = bytes(buffer[at + HEADER_BYTES + head[_EXTRAS] + len(key) : at + HEADER_BYTES + head[_BODY]])
+    try:
+        return read_event(key, value, kind)
+    except RemoteProtocolError:  # nothing that this bucket has written
+        return None

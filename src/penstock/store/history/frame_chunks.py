@@ -1,0 +1,167 @@
+"""Frames of the log, chosen but not yet copied: handed out in chunks, with the opaque of the stream they go to.
+
+Three forms do the same: FewFrames one by one, for a stream that is up to date; ManyFrames in columns, for a backfill;
+AdjacentFrames for a backfill of a vbucket from which nothing is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.store.log.segment import Column, Lengths, gather_ascending
+
+__all__ = ["NO_FRAMES", "OFFSET_BITS", "AdjacentFrames", "Chunk", "FewFrames", "ManyFrames"]
+
+OFFSET_BITS = 32
+_OFFSET = (1 << OFFSET_BITS) - 1
+
+_OPAQUE = Struct(">I")
+_OPAQUE_AT = 12
+
+_LARGEST_CHUNK = 256 * 1024 * 1024  # Arrow's binary values are addressed with 31 bits
+_MEAN_RUN = 8  # copying a run takes about as long as Arrow's take of so many frames
+
+
+class Chunk(NamedTuple):
+    """Whole frames, one after the other, in memory of their own. begins: where each of them does, ascending."""
+
+    data: bytes | bytearray
+    begins: Sequence[int] | npt.NDArray[np.int64]
+
+    @property
+    def frames(self) -> int:
+        return len(self.begins)
+
+
+NO_FRAMES = Chunk(b"", ())
+
+
+class FewFrames:
+    """Frames as (buffer, offset, length)."""
+
+    __slots__ = ("_at", "_frames")
+
+    def __init__(self, frames: Sequence[tuple[memoryview, int, int]]) -> None:
+        self._frames = frames
+        self._at = 0
+
+    @property
+    def remaining(self) -> int:
+        return len(self._frames) - self._at
+
+    def read(self, opaque: int, max_bytes: int, window: int, max_frames: int) -> Chunk:
+        """As Snapshot.read, with a window and a number of frames of at least 1."""
+        data = bytearray()
+        begins: list[int] = []
+        for buffer, offset, length in self._frames[self._at : self._at + max_frames]:
+            nbytes = len(data)
+            if nbytes and (nbytes >= window or nbytes + length > max_bytes):
+                break
+            data += buffer[offset : offset + length]
+            _OPAQUE.pack_into(data, nbytes + _OPAQUE_AT, opaque)
+            begins.append(nbytes)
+        self._at += len(begins)
+        return Chunk(data, begins)
+
+
+class _Columns:
+    """Frames of which the lengths are known in a column. A form of it knows where their bytes lie."""
+
+    __slots__ = ("_at", "_ends", "_lengths")
+
+    def __init__(self, lengths: Lengths) -> None:
+        self._lengths = lengths
+        self._ends = np.cumsum(lengths, dtype=np.int64)
+        self._at = 0
+
+    @property
+    def remaining(self) -> int:
+        return len(self._ends) - self._at
+
+    def read(self, opaque: int, max_bytes: int, window: int, max_frames: int) -> Chunk:
+        """As Snapshot.read, with a window and a number of frames of at least 1."""
+        start, count = self._at, len(self._ends)
+        if start == count:
+            return NO_FRAMES
+        base = int(self._ends[start - 1]) if start else 0
+        max_bytes = min(max_bytes, _LARGEST_CHUNK)
+        stop = start + max_frames
+        if stop >= count and int(self._ends[-1]) - base <= min(max_bytes, window):
+            stop = count
+        else:
+            fitting = int(self._ends.searchsorted(base + max_bytes, "right"))
+            allowed = int(self._ends.searchsorted(base + window, "left")) + 1
+            stop = max(start + 1, min(fitting, allowed, stop))
+        self._at = stop
+        data = bytearray().join(self._pieces(start, stop))
+        begins = self._ends[start:stop] - self._lengths[start:stop]
+        if base:
+            begins -= base
+        opaques = np.ndarray((len(data) - _OPAQUE_AT - 3,), ">u4", data, _OPAQUE_AT, (1,))  # one a byte, overlapping
+        opaques[begins] = opaque
+        return Chunk(data, begins)
+
+    def _pieces(self, start: int, stop: int) -> list[memoryview]:
+        raise NotImplementedError
+
+
+class AdjacentFrames(_Columns):
+    """Frames that lie next to each other. parts: buffers, each from the first of its frames to the last, in order."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[memoryview], lengths: Lengths) -> None:
+        super().__init__(lengths)
+        self._parts = parts
+
+    def _pieces(self, start: int, stop: int) -> list[memoryview]:
+        begin, end = int(self._ends[start - 1]) if start else 0, int(self._ends[stop - 1])
+        found = []
+        for part in self._parts:
+            if begin < len(part) and end > 0:
+                found.append(part[max(begin, 0) : end])
+            begin, end = begin - len(part), end - len(part)
+        return found
+
+
+class ManyFrames(_Columns):
+    """Frames as columns. where: the number of the buffer above OFFSET_BITS, the offset in it below; buffers in order,
+    and ascending in each."""
+
+    __slots__ = ("_buffers", "_where")
+
+    def __init__(self, buffers: Sequence[memoryview], where: Column, lengths: Lengths) -> None:
+        super().__init__(lengths)
+        self._buffers = buffers
+        self._where = where
+
+    def _pieces(self, start: int, stop: int) -> list[memoryview]:
+        """Return the bytes of the rows: runs of frames that lie next to each other, or frames picked all at once."""
+        where, lengths = self._where[start:stop], self._lengths[start:stop]
+        after = where + lengths
+        begins, ends = _runs(where, after, where[1:] != after[:-1])
+        if len(begins) * _MEAN_RUN <= stop - start:
+            return self._slices(begins, ends)
+        begins, ends = _runs(where, after, np.diff(where >> OFFSET_BITS) != 0)
+        if len(begins) == 1:
+            return [gather_ascending(self._buffers[int(where[0]) >> OFFSET_BITS], where & _OFFSET, lengths)]
+        # From each segment all that lies between the vbucket's first and last frame here, most of which is wanted.
+        spans = ends - begins
+        bases = np.cumsum(spans) - spans - begins
+        offsets = where + bases[np.searchsorted(begins, where, "right") - 1]
+        return [gather_ascending(memoryview(b"".join(self._slices(begins, ends))), offsets, lengths)]
+
+    def _slices(self, begins: Column, ends: Column) -> list[memoryview]:
+        numbers, begins, ends = begins >> OFFSET_BITS, begins & _OFFSET, ends & _OFFSET
+        places = zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True)
+        return [self._buffers[number][begin:end] for number, begin, end in places]
+
+
+def _runs(where: Column, after: Column, breaks: npt.NDArray[np.bool_]) -> tuple[Column, Column]:
+    """Return where each run of rows begins and ends; breaks: whether one ends behind each row but the last."""
+    return where[np.append(True, breaks)], after[np.append(breaks, True)]

@@ -1,0 +1,43 @@
+"""Frames that are too long to be put together before they are written to the log."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.wire.codec.frame import Buffer
+
+__all__ = ["LONG_FROM", "Frame", "LongFrame"]
+
+LONG_FROM: Final = 256 * 1024
+"""Bytes of a value from which on its frame is written to the log in two parts, with one copy of the value."""
+
+
+class LongFrame:
+    """A frame in two parts, which stands for its bytes: it has their length, and its first ones can be read.
+
+    Attributes:
+        head: the frame up to the value.
+        value: the rest.
+    """
+
+    __slots__ = ("head", "value")
+
+    def __init__(self, head: bytes, value: Buffer) -> None:
+        self.head = head
+        self.value = value
+
+    def __len__(self) -> int:
+        return len(self.head) + len(self.value)
+
+    def __getitem__(self, at: int) -> int:
+        return self.head[at]
+
+    def write_to(self, target: memoryview) -> None:
+        """Put the frame into as many bytes of memory."""
+        value_at = len(self.head)
+        target[:value_at] = self.head
+        target[value_at:] = self.value
+
+
+Frame = bytes | LongFrame
+"""What the log takes."""

@@ -1,0 +1,172 @@
+"""From the files of a bucket back to its segments, tails and vbuckets.
+
+Which change superseded which is worked out for all rows at once. Keys are left for later: a stream needs none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import StoreDamaged
+from penstock.store.disk.durable_log import DurableLog, log_name
+from penstock.store.disk.inventory import Inventory, ListedLog
+from penstock.store.history.collection_state import count_segment, mark_emptied
+from penstock.store.history.hybrid_clock import LAST_SEEN
+from penstock.store.history.vbucket_history import History
+from penstock.store.log.frame_fields import by_seqnos, cas, is_mutation, vbuckets_of
+from penstock.store.log.records import supersedes_of
+from penstock.store.log.row_lookup import find_rows
+from penstock.store.log.segment import CUT, Column, Rows, Segment
+from penstock.store.recovery.file_scan import Found, LogRead
+
+__all__ = ["recover", "supersede"]
+
+
+# Rows
+
+
+class _Cut(NamedTuple):
+    vbucket: int
+    seqno: int
+    offset: int
+
+
+def recover(log: DurableLog, histories: Sequence[History], found: Found) -> None:
+    """Fill an empty log and its vbuckets with what was found; the last log file becomes the active one, or another one
+    is begun. The log's inventory is what was found, too; it has yet to be written.
+
+    Raises StoreDamaged for a note that does not say what a note says.
+    """
+    log.inventory = Inventory(
+        generation=found.generation,
+        segments=tuple(sealed.listed for sealed in found.sealed),
+        logs=tuple(ListedLog(read.number, read.scanned.end, read.identity(read.scanned.end)) for read in found.logs),
+    )
+    log.sealed = [sealed.segment for sealed in found.sealed]
+    for sealed in found.sealed:
+        log.sealed_at[sealed.segment.ids[1]] = sealed.sealed_at
+    cuts = [_take_notes(read, histories) for read in found.logs]
+    for history in histories:
+        for segment in log.sealed:
+            for number, seqno in history.index.cuts:
+                if segment.ids[1] < number:
+                    segment.cut(history.id, seqno)
+    unclustered = []
+    for place, read in enumerate(found.logs):
+        later = [cut._replace(offset=len(read.data)) for more in cuts[place + 1 :] for cut in more]
+        unclustered.append(_segment_of(read, len(histories), [*cuts[place], *later]))
+    supersede([*log.sealed, *unclustered])
+    ledgers = {history.id: history.ledger for history in histories if history.ledger is not None}
+    mark_emptied([*log.sealed, *unclustered], ledgers)
+    for segment in [*log.sealed, *unclustered[:-1]]:
+        for history in histories:
+            history.index.replace([], segment)
+    if unclustered:
+        log.go_on([*log.sealed, *unclustered[:-1]], unclustered[-1], found.logs[-1].scanned.end)
+    else:
+        log.begin_file(log.sealed[-1].ids[1] + 1 if log.sealed else 1, 0)
+    items, newest = np.zeros(len(histories), np.int64), np.zeros(len(histories), np.uint64)
+    for segment in [*log.sealed, *unclustered[-1:]]:
+        items += _items(segment)
+        if ledgers:
+            items -= count_segment(segment, ledgers)
+    for segment in unclustered or log.sealed:
+        newest = np.maximum(newest, _newest_cas(segment))
+    for history, count, max_cas in zip(histories, items.tolist(), newest.tolist(), strict=True):
+        history.settle(count, max_cas)
+        history.index.loaded_seqno = history.index.last_seqno
+
+
+def _take_notes(read: LogRead, histories: Sequence[History]) -> list[_Cut]:
+    """Restore the vbuckets as the notes of a log file say, and return the cuts in it."""
+    cuts = []
+    for at, text in read.scanned.notes:
+        try:
+            said = json.loads(text)
+            for description in said.get("head", [said] if "vbucket" in said else []):
+                histories[description["vbucket"]].restore(description)
+            for vbucket, *floors in said.get("floors", ()):
+                histories[vbucket].index.raise_floors(*floors)
+            if "cas" in said:
+                vbucket, given = said["cas"]
+                histories[vbucket].see_cas(given)
+            if "cut" in said:
+                cuts.append(_Cut(said["vbucket"], said["cut"], at))
+        except (LookupError, TypeError, ValueError) as error:
+            raise StoreDamaged(
+                f"{log_name(read.number)}, offset {at}: a note that says what cannot be: {error}"
+            ) from error
+    return cuts
+
+
+def _segment_of(read: LogRead, vbuckets: int, cuts: Iterable[_Cut]) -> Segment:
+    """Return the rows of a log file that count."""
+    scanned = read.scanned
+    numbers, seqnos = vbuckets_of(read.data, scanned.offsets), by_seqnos(read.data, scanned.offsets)
+    if len(numbers) and int(numbers.max()) >= vbuckets:
+        raise StoreDamaged(f"{log_name(read.number)}: a change in vbucket {int(numbers.max())} of {vbuckets}")
+    order = np.argsort(numbers, kind="stable")
+    counting = np.ones(len(order), bool)
+    bounds = np.searchsorted(numbers[order], np.arange(vbuckets + 1))
+    for vbucket, seqno, offset in cuts:
+        rows = order[bounds[vbucket] : bounds[vbucket + 1]]
+        counting[rows[(scanned.offsets[rows] < offset) & (seqnos[rows] > seqno)]] = False
+    order = order[counting[order]]
+    starts = np.searchsorted(numbers[order], np.arange(vbuckets + 1)).astype(np.int32)
+    columns = Rows(
+        seqnos[order],
+        scanned.offsets[order].astype(np.uint32),
+        scanned.lengths[order],
+        np.zeros(len(order), np.int64),
+        scanned.supersedes[order],
+    )
+    return Segment(read.data, starts, columns, clustered=False, ids=(read.number, read.number))
+
+
+def supersede(segments: Sequence[Segment]) -> None:
+    """Work out which rows have been superseded, from what each row that counts says it supersedes.
+
+    segments: all there are, oldest first. A row that is not there any more was dropped: then nothing has to be said.
+    """
+    if not segments:
+        return
+    numbers = np.concatenate([segment.vbuckets for segment in segments])
+    seqnos = np.concatenate([segment.seqnos for segment in segments])
+    targets = np.concatenate([_targets(segment) for segment in segments])
+    counting = np.concatenate([segment.fate for segment in segments]) != CUT
+    order = np.flatnonzero(counting)
+    order = order[np.argsort(numbers[order], kind="stable")]  # by (vbucket, seqno): segments are, and follow each other
+    asking = order[targets[order] > 0]
+    found = find_rows(numbers[order], seqnos[order], numbers[asking], targets[asking])
+    superseded = np.zeros(len(numbers), np.int64)
+    superseded[order[found[found >= 0]]] = seqnos[asking[found >= 0]]
+    bounds = np.cumsum([0, *(len(segment.seqnos) for segment in segments)]).tolist()
+    for segment, start, end in zip(segments, bounds[:-1], bounds[1:], strict=True):
+        segment.mark(superseded[start:end])
+
+
+def _targets(segment: Segment) -> Column:
+    if segment.supersedes is None:
+        return supersedes_of(segment.buffer, segment.offsets)
+    return segment.supersedes
+
+
+def _items(segment: Segment) -> Column:
+    """Return how many live documents a segment has of each vbucket, system events included."""
+    live = np.flatnonzero(segment.fate == 0)
+    documents = live[is_mutation(segment.buffer, segment.offsets[live])]
+    counts: Column = np.bincount(segment.vbuckets[documents], minlength=len(segment.ends))
+    return counts
+
+
+def _newest_cas(segment: Segment) -> npt.NDArray[np.uint64]:
+    highest = np.zeros(len(segment.ends), np.uint64)
+    found = cas(segment.buffer, segment.offsets)
+    seen = found <= LAST_SEEN
+    np.maximum.at(highest, segment.vbuckets[seen], found[seen])
+    return highest

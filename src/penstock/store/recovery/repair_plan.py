@@ -1,0 +1,374 @@
+"""What is left of a bucket whose files are damaged, what is lost, and what its consumers have to be told.
+
+What is lost, and why nobody comes to believe in a history that never was:
+
+- The log counts up to the first bad record. What comes behind is lost too: it may depend on what was there, and any
+  beginning of the log is a state that the bucket has been in. Active vbuckets begin a branch at the newest change that
+  is left, as after a crash; consumers that have seen more roll back to it.
+- If a segment was made when the log was already longer, frames may be missing in it that only changes behind that
+  place had superseded. Then all vbuckets begin another history, with what is left: every consumer starts over.
+- Of a segment, the frames in bad parts are lost; all of them, where it does not say what it holds. What they had
+  superseded is back, unless something newer supersedes it. A vbucket that lost some begins a branch in front of the
+  first of them, or, if a snapshot could no longer end there, another history.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.store.definition.bucket_settings import Settings
+from penstock.store.disk.bucket_files import Directory
+from penstock.store.disk.durable_log import DurableLog
+from penstock.store.disk.sealed_segment import Sealed
+from penstock.store.history.vbucket_history import History
+from penstock.store.log.frame_fields import by_seqnos, keys, vbuckets_of
+from penstock.store.log.records import salvage
+from penstock.store.log.row_index import RowIndex
+from penstock.store.log.segment import CUT, Column, Rows, Segment, gather
+from penstock.store.recovery.file_scan import Behind, Damage, Found, Gap
+from penstock.store.recovery.log_replay import recover
+from penstock.store.recovery.overlay import Untouched
+from penstock.wire.codec.constants import VbucketState
+
+__all__ = ["Blank", "Left", "Loss", "Lost", "Plan", "left_of", "plan", "settle"]
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Lost(NamedTuple):
+    """Changes of a vbucket that are lost. changes: how many; None: nobody can tell, any of those with these seqnos.
+
+    last_seqno: None: nobody can tell either.
+    """
+
+    vbucket: int
+    changes: int | None
+    first_seqno: int
+    last_seqno: int | None
+
+
+class Loss(NamedTuple):
+    """What a damage costs. notes: lost ones, about the states of vbuckets. unreadable: bytes that nobody can read any
+    more.
+    """
+
+    damage: Damage
+    lost: list[Lost]
+    notes: int = 0
+    unreadable: int = 0
+
+
+class Left(NamedTuple):
+    """What there is, or is left, of a vbucket. state: None while it is deleted. rollback: the seqno that consumers go
+    back to who have seen more; None: nothing was lost.
+    """
+
+    vbucket: int
+    state: VbucketState | None
+    documents: int
+    changes: int
+    first_seqno: int
+    high_seqno: int
+    rollback: int | None
+
+
+class Plan(NamedTuple):
+    """What a repair makes of a bucket. found: the files then. rebuilt: segments that have to be written for that.
+
+    behind: numbers of log files that count no more. first_lost: of vbuckets, the lowest seqno of a change that may be
+    lost from a segment; floors: their lowest_snapshot_end then, at least. starts_over: all begin another history.
+    described: what else is known of vbuckets, where no log file is left. clean: the bucket was closed well.
+    """
+
+    losses: list[Loss]
+    found: Found
+    rebuilt: list[Sealed]
+    behind: list[int]
+    first_lost: dict[int, int]
+    floors: dict[int, int]
+    starts_over: bool
+    described: Mapping[int, Mapping[str, Any]]
+    clean: bool
+
+
+class Recovered(NamedTuple):
+    log: DurableLog
+    histories: list[History]
+
+
+class Blank:
+    """A bucket with nothing in it, again and again. said: what its directory says; the others: as of Bucket.open."""
+
+    def __init__(self, said: Mapping[str, Any], *, clock: Callable[[], int], new_vbuuid: Callable[[], int]) -> None:
+        self.said = said
+        self.uuid = bytes.fromhex(said["uuid"])
+        self._clock = clock
+        self._new_vbuuid = new_vbuuid
+
+    def recovered(
+        self, found: Found, described: Mapping[int, Mapping[str, Any]], directory: Directory | None = None
+    ) -> Recovered:
+        """Return it with what was found. directory: what it writes to, None: to nothing."""
+        indexes = [RowIndex(vbucket) for vbucket in range(self.said["vbuckets"])]
+        files = directory or Untouched(Path())
+        log = DurableLog(indexes, files, Settings(), uuid=self.uuid, clock=self._clock)
+        histories = [
+            History(index, log, clock=self._clock, new_vbuuid=self._new_vbuuid, changed=set()) for index in indexes
+        ]
+        log.histories = histories
+        for vbucket, description in described.items():
+            histories[vbucket].restore(description)
+        recover(log, histories, found)
+        return Recovered(log, histories)
+
+
+# Planning
+
+
+def plan(found: Found, blank: Blank) -> Plan:
+    """Return what a repair makes of files. Raises StoreDamaged for a note that is whole, and says what cannot be."""
+    if not found.damage:
+        return Plan([], found, [], [], {}, {}, False, {}, found.clean)
+    described = {} if found.logs or found.end is None else _described(found.end.behind, blank.said["vbuckets"])
+    histories = blank.recovered(found, described).histories
+    bad = [_in_blocks(sealed.segment, blocks) for sealed, blocks in _by_segment(found)]
+    losses = [Loss(damage, []) for damage in found.others]
+    losses += [Loss(one.damage, _lost_in(found.sealed[one.place].segment, [one.block])) for one in found.bad_blocks]
+    losses += [Loss(gap.damage, _lost_with(gap, histories)) for gap in found.gaps]
+    first_lost: dict[int, int] = {}
+    for lost in (lost for loss in losses for lost in loss.lost):
+        first_lost[lost.vbucket] = min(lost.first_seqno, first_lost.get(lost.vbucket, lost.first_seqno))
+    sealed = [_without(one, rows) if rows.any() else one for one, rows in zip(found.sealed, bad, strict=True)]
+    sealed += [_nothing(gap.ids, len(histories)) for gap in found.gaps]
+    sealed.sort(key=lambda one: one.segment.ids)
+    left = found._replace(sealed=sealed, bad_blocks=[], gaps=[], end=None, others=[])
+    starts_over = found.end is not None and _knows_more(found)
+    concerned = range(len(histories)) if starts_over else sorted(first_lost)
+    floors: dict[int, int] = {}
+    if concerned:
+        left, floors = _let_newest_count(left, blank.recovered(left, described).histories, concerned)
+    if found.end is not None:
+        losses.append(_lost_behind(found.end.damage, found.end.behind))
+    return Plan(
+        losses,
+        left,
+        rebuilt=[one for one in left.sealed if not one.nbytes],
+        behind=[] if found.end is None else [behind.number for behind in found.end.behind],
+        first_lost=first_lost,
+        floors=floors,
+        starts_over=starts_over,
+        described=described,
+        clean=found.clean,
+    )
+
+
+def _by_segment(found: Found) -> list[tuple[Sealed, list[slice]]]:
+    blocks: list[list[slice]] = [[] for _ in found.sealed]
+    for bad in found.bad_blocks:
+        blocks[bad.place].append(bad.block)
+    return list(zip(found.sealed, blocks, strict=True))
+
+
+def _in_blocks(segment: Segment, blocks: Iterable[slice]) -> Mask:
+    """Return which rows have some of their frame in one of these parts of the frames."""
+    starts = segment.offsets.astype(np.int64)
+    ends = starts + segment.lengths
+    mask = np.zeros(len(starts), bool)
+    for block in blocks:
+        mask |= (starts < block.stop) & (ends > block.start)
+    return mask
+
+
+def _lost_in(segment: Segment, blocks: list[slice]) -> list[Lost]:
+    rows = _in_blocks(segment, blocks) & (segment.fate != CUT)
+    return _counted(segment.vbuckets[rows], segment.seqnos[rows])
+
+
+def _counted(vbuckets: npt.NDArray[np.uint16], seqnos: Column) -> list[Lost]:
+    """Return how many changes that is of each vbucket, with which seqnos."""
+    found = []
+    for vbucket in np.unique(vbuckets).tolist():
+        of_it = seqnos[vbuckets == vbucket]
+        found.append(Lost(vbucket, len(of_it), int(of_it.min()), int(of_it.max())))
+    return found
+
+
+def _lost_with(gap: Gap, histories: Sequence[History]) -> list[Lost]:
+    """Return what may have been in files of which nothing is left: what lies between the others."""
+    found = []
+    for history in histories:
+        before, after = _around(history.index, gap.ids)
+        if history.state is not None and after != before + 1:
+            found.append(Lost(history.id, None, before + 1, after - 1 if after else None))
+    return found
+
+
+def _around(index: RowIndex, ids: tuple[int, int]) -> tuple[int, int]:
+    """Return the last seqno in front of some log files, and the first behind them; 0 for none."""
+    before = after = 0
+    for segment, first in zip(index.segments, index.firsts, strict=True):
+        if segment.ids[1] < ids[0]:
+            before = segment.seqnos_at[segment.ends[index.vbucket] - 1]
+        elif not after:
+            after = first
+    if not after and index.seqnos_at:
+        after = index.seqnos_at[0]
+    return before, after
+
+
+def _lost_behind(damage: Damage, behind: Iterable[Behind]) -> Loss:
+    """Return what is lost with the rest of the log, as far as it can be read."""
+    vbuckets, seqnos = [np.zeros(0, np.uint16)], [np.zeros(0, np.int64)]
+    notes = unreadable = 0
+    for file in behind:
+        at = file.start
+        for start, scanned in salvage(file.data, file.seed, at):
+            vbuckets.append(vbuckets_of(file.data, scanned.offsets))
+            seqnos.append(by_seqnos(file.data, scanned.offsets))
+            notes += len(scanned.notes)
+            unreadable += start - at
+            at = scanned.end
+        unreadable += len(file.data) - at
+    return Loss(damage, _counted(np.concatenate(vbuckets), np.concatenate(seqnos)), notes, unreadable)
+
+
+def _described(behind: Iterable[Behind], vbuckets: int) -> dict[int, dict[str, Any]]:
+    """Return the newest descriptions of vbuckets that can be read in log files that do not count."""
+    found: dict[int, dict[str, Any]] = {}
+    for file in behind:
+        for _, scanned in salvage(file.data, file.seed, file.start):
+            for _, text in scanned.notes:
+                said = json.loads(text)
+                for description in said.get("head", [said] if "vbucket" in said else []):
+                    if description["vbucket"] < vbuckets:
+                        found[description["vbucket"]] = description
+    return found
+
+
+def _knows_more(found: Found) -> bool:
+    """Tell whether a segment was made when the log was longer than it is now, or nothing is left of the log."""
+    if not found.logs:
+        return True
+    end = found.logs[-1].number, found.logs[-1].scanned.end
+    return any(sealed.as_of > end for sealed in found.sealed)
+
+
+# Segments
+
+
+def _without(sealed: Sealed, gone: Mask) -> Sealed:
+    """Return a segment without some of its rows."""
+    segment = sealed.segment
+    assert segment.supersedes is not None
+    kept = np.flatnonzero(~gone)
+    starts = np.zeros(len(segment.starts), np.int32)
+    np.cumsum(np.bincount(segment.vbuckets[kept], minlength=len(starts) - 1), out=starts[1:])
+    lengths = segment.lengths[kept]
+    packed = (np.cumsum(lengths, dtype=np.int64) - lengths).astype(np.uint32)
+    frames = memoryview(b"")
+    if len(kept):
+        frames = gather(segment.buffer, segment.offsets[kept].astype(np.int64), lengths)
+    rows = Rows(segment.seqnos[kept], packed, lengths, np.zeros(len(kept), np.int64), segment.supersedes[kept])
+    return sealed._replace(segment=Segment(frames, starts, rows, ids=segment.ids), name="", nbytes=0)
+
+
+def _nothing(ids: tuple[int, int], vbuckets: int) -> Sealed:
+    """Return a segment without a row."""
+    nothing = np.zeros(0, np.int64)
+    lengths = nothing.astype(np.uint32)
+    rows = Rows(nothing, lengths, lengths, nothing, nothing)
+    segment = Segment(memoryview(b""), np.zeros(vbuckets + 1, np.int32), rows, ids=ids)
+    return Sealed(segment, 0, (0, 0), lengths)
+
+
+class _Version(NamedTuple):
+    """A change of a document. place, row: where it lies among the segments; None: in a log file."""
+
+    seqno: int
+    is_live: bool
+    place: tuple[int, int] | None
+
+
+def _let_newest_count(
+    found: Found, histories: Sequence[History], vbuckets: Iterable[int]
+) -> tuple[Found, dict[int, int]]:
+    """Let only the newest change of each document count, also where what had superseded another one is lost.
+
+    That one goes, with all that are older: what it superseded would be back. Returns the files without them, and for
+    each vbucket the highest seqno of a change that supersedes one now.
+    """
+    places = {id(sealed.segment): place for place, sealed in enumerate(found.sealed)}
+    gone = [np.zeros(len(sealed.segment.seqnos), bool) for sealed in found.sealed]
+    floors: dict[int, int] = {}
+    for vbucket in vbuckets:
+        for versions in _versions(histories[vbucket].index, places).values():
+            back = max((n for n, version in enumerate(versions[:-1]) if version.is_live), default=-1)
+            for version in versions[: back + 1]:
+                assert version.place is not None, "a change in the log is superseded by one that was in a segment"
+                place, row = version.place
+                gone[place][row] = True
+            if back >= 0:
+                floors[vbucket] = max(versions[back + 1].seqno, floors.get(vbucket, 0))
+    sealed = [_without(one, rows) if rows.any() else one for one, rows in zip(found.sealed, gone, strict=True)]
+    return found._replace(sealed=sealed), floors
+
+
+def _versions(index: RowIndex, places: Mapping[int, int]) -> dict[bytes, list[_Version]]:
+    """Return all changes that a vbucket has of each document, oldest first. places: of segments, by their ids."""
+    found: dict[bytes, list[_Version]] = {}
+    for segment in index.segments:
+        place = places.get(id(segment))
+        rows = range(segment.starts[index.vbucket], segment.ends[index.vbucket])
+        offsets = segment.offsets[rows.start : rows.stop].astype(np.int64)
+        for row, key in zip(rows, keys(segment.buffer, offsets), strict=True):
+            where = None if place is None else (place, row)
+            version = _Version(segment.seqnos_at[row], not segment.superseded_at[row], where)
+            found.setdefault(key, []).append(version)
+    tail = zip(
+        keys(index.buffer, np.array(index.offsets_at, np.int64)), index.seqnos_at, index.superseded_at, strict=True
+    )
+    for key, seqno, superseded in tail:
+        found.setdefault(key, []).append(_Version(seqno, not superseded, None))
+    return found
+
+
+# Carrying it out
+
+
+def settle(histories: Sequence[History], plan: Plan) -> dict[int, int]:
+    """Let vbuckets with what is left of them begin the branches that tell their consumers so.
+
+    Returns, by vbucket, where those have to go back to that have seen more.
+    """
+    rollbacks = {}
+    for history in histories:
+        first, index = plan.first_lost.get(history.id), history.index
+        if history.state is None:
+            continue
+        seqno = history.high_seqno if first is None else min(first - 1, history.high_seqno)
+        starts_over = plan.starts_over or (first is not None and seqno < index.lowest_snapshot_end)
+        index.raise_floors(plan.floors.get(history.id, 0))
+        if starts_over or first is not None:
+            history.doubt()
+        if starts_over:
+            history.begin_anew()
+            rollbacks[history.id] = 0
+        elif first is not None or (history.state is VbucketState.ACTIVE and not plan.clean):
+            history.begin_branch(seqno)
+            rollbacks[history.id] = seqno
+    return rollbacks
+
+
+def left_of(history: History, rollback: int | None) -> Left:
+    """Return what there is of a vbucket."""
+    index = history.index
+    tail = index.seqnos_at
+    sealed = sum(segment.ends[history.id] - segment.starts[history.id] for segment in index.segments)
+    first = index.firsts[0] if index.firsts else tail[0] if tail else 0
+    return Left(history.id, history.state, history.items, sealed + len(tail), first, history.high_seqno, rollback)
