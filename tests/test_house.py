@@ -1,0 +1,267 @@
+"""Rules of the house: no import circles, packages in a declared order, rooms of a size that one can know.
+
+The source is read, so imports inside functions and under TYPE_CHECKING count too.
+"""
+
+import ast
+import importlib.metadata
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src"
+MOST_MODULES = 15
+MOST_METHODS = 20
+MOST_LINES = 500
+
+CROWDED: dict[str, str] = {}
+"""Folders with more modules than MOST_MODULES, and the reason."""
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Return the syntax tree of each module, by its dotted name."""
+    found = {}
+    for path in sorted((SOURCE / "penstock").rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
+    return found
+
+
+def is_package(module: str) -> bool:
+    return (SOURCE / module.replace(".", "/") / "__init__.py").exists()
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """Return the modules of the project that each module imports, wherever in its text."""
+    known = trees()
+    found: dict[str, set[str]] = {}
+    for module, tree in known.items():
+        names = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for alias in node.names:
+                    whole = f"{node.module}.{alias.name}"
+                    names.add(whole if whole in known else node.module)
+        found[module] = {name for name in names if name in known and name != module}
+    return found
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Return the groups of modules that import each other, directly or not."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        seen: set[str] = set()
+        ahead = [start]
+        while ahead:
+            for name in graph[ahead.pop()] - seen:
+                seen.add(name)
+                ahead.append(name)
+        reached[start] = seen
+    groups = {
+        frozenset(other for other in reached[one] if one in reached[other]) for one in graph if one in reached[one]
+    }
+    return [set(group) for group in groups]
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circles(imports()) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
+
+
+def declared_order(package: str) -> tuple[str, ...] | None:
+    """Return the ORDER that a package's __init__ states, None where it states none."""
+    for node in trees()[package].body:
+        if isinstance(node, ast.Assign) and [target.id for target in node.targets if isinstance(target, ast.Name)] == [
+            "ORDER"
+        ]:
+            order: tuple[str, ...] = ast.literal_eval(node.value)
+            return order
+    return None
+
+
+def subpackages(package: str) -> set[str]:
+    depth = package.count(".") + 1
+    return {
+        module.rpartition(".")[2]
+        for module in trees()
+        if module.startswith(f"{package}.") and module.count(".") == depth and is_package(module)
+    }
+
+
+PARENTS = sorted(module for module in trees() if is_package(module) and subpackages(module) and module != "penstock")
+
+
+@pytest.mark.parametrize("package", PARENTS)
+def test_packages_import_only_from_those_before_them(package: str) -> None:
+    order = declared_order(package)
+    assert order is not None, f"{package} has packages, and states no ORDER of them"
+    assert set(order) == subpackages(package)
+    rank = {f"{package}.{name}": place for place, name in enumerate(order)}
+    wrong = [
+        f"{module} imports {other}"
+        for module, others in imports().items()
+        for other in others
+        if (here := room_of(module, rank)) is not None
+        and (there := room_of(other, rank)) is not None
+        and rank[there] > rank[here]
+    ]
+    assert wrong == []
+
+
+def room_of(module: str, rooms: dict[str, int]) -> str | None:
+    """Return which of these packages a module lies in."""
+    return next((room for room in rooms if module == room or module.startswith(f"{room}.")), None)
+
+
+def test_no_folder_is_crowded() -> None:
+    counts = Counter(module.rpartition(".")[0] for module in trees() if not is_package(module))
+    assert {package for package, count in counts.items() if count > MOST_MODULES} == CROWDED.keys()
+
+
+def test_module_names_stand_once() -> None:
+    free = {"options", "stats", "__main__"}
+    counts = Counter(module.rpartition(".")[2] for module in trees() if not is_package(module))
+    assert {name for name, count in counts.items() if count > 1} - free == SAME_MODULES
+
+
+SAME_MODULES: set[str] = set()
+"""Names of modules that stand twice."""
+
+
+BIG_CLASSES: set[str] = {
+    "Bridge",
+    "Bucket",
+    "DurableLog",
+    "Flusher",
+    "History",
+    "HttpConnection",
+    "Log",
+    "Manifest",
+    "Node",
+    "NodeConnection",
+    "ProducerStream",
+    "ScopedHistory",
+    "TapProducer",
+    "Vbucket",
+}
+"""Classes with more than MOST_METHODS methods, yet to be divided. A new one must not be added."""
+
+LONG_MODULES: set[str] = {
+    "penstock.store.bucket_store",
+    "penstock.store.disk.durable_log",
+    "penstock.store.documents.vbucket",
+    "penstock.store.recovery.file_scan",
+    "penstock.wire.codec.constants",
+}
+"""Modules of more than MOST_LINES lines, yet to be divided. A new one must not be added."""
+
+SAME_CLASSES: set[str] = {
+    "Bucket",
+    "Change",
+    "Chunk",
+    "Collection",
+    "Document",
+    "Flush",
+    "Form",
+    "FrameInfo",
+    "GetFailoverLog",
+    "Key",
+    "Options",
+    "Place",
+    "Plan",
+    "Scope",
+    "Segment",
+    "Sent",
+    "SystemEvent",
+    "Target",
+}
+"""Names of classes that stand twice, yet to be changed. A new one must not be added."""
+
+
+def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    """Yield (module, class) of every public class."""
+    for module, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield module, node
+
+
+def test_no_class_is_big() -> None:
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    counts = {node.name: sum(isinstance(one, functions) for one in node.body) for _, node in classes()}
+    assert {name for name, count in counts.items() if count > MOST_METHODS} == BIG_CLASSES
+
+
+def test_no_module_is_long() -> None:
+    counts = {
+        module: (SOURCE / module.replace(".", "/")).with_suffix(".py").read_text().count("\n")
+        for module in trees()
+        if not is_package(module)
+    }
+    assert {module for module, count in counts.items() if count > MOST_LINES} == LONG_MODULES
+
+
+def test_class_names_stand_once() -> None:
+    counts = Counter(node.name for _, node in classes())
+    assert {name for name, count in counts.items() if count > 1} == SAME_CLASSES
+
+
+@pytest.mark.parametrize("package", sorted(module for module in trees() if is_package(module)))
+def test_each_package_says_what_belongs_in_it(package: str) -> None:
+    said = ast.get_docstring(trees()[package])
+    assert said is not None
+    assert len(said.splitlines()) <= 6
+
+
+def test_every_imported_distribution_is_declared() -> None:
+    """A dependency of a dependency may go away with the next release of the other one."""
+    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["project"]
+    lines = [
+        *project["dependencies"],
+        *(line for extra in project.get("optional-dependencies", {}).values() for line in extra),
+    ]
+    declared = {_normal(line) for line in lines}
+    providers = importlib.metadata.packages_distributions()
+    used = set()
+    for tree in trees().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                used |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                used.add(node.module.partition(".")[0])
+    used -= {"penstock", "__future__", *sys.stdlib_module_names}
+    missing = {name for name in used if not declared & {_normal(one) for one in providers.get(name, [name])}}
+    assert missing == set()
+
+
+def _normal(requirement: str) -> str:
+    name = requirement
+    for sign in "[<>=!~; ":
+        name = name.partition(sign)[0]
+    return name.strip().lower().replace("_", "-")
+
+
+def test_nothing_private_of_a_dependency_is_imported() -> None:
+    own = {"penstock"}
+    wrong = []
+    for module, tree in trees().items():
+        for node in ast.walk(tree):
+            names = (
+                [node.module or "", *(alias.name for alias in node.names)] if isinstance(node, ast.ImportFrom) else []
+            )
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else names
+            if names and names[0].partition(".")[0] not in own | {"__future__"}:
+                wrong += [f"{module}: {name}" for name in names for part in name.split(".") if part.startswith("_")]
+    assert wrong == []
