@@ -597,6 +597,7 @@ def test_planning_is_pure():
         "typing",
         "penstock.client.feeds.resume_policy",
         "penstock.client.feeds.stream_position",
+        "penstock.client.topology.vbucket_info",
         "penstock.errors",
         "penstock.spark.source.runs",
         "penstock.store.history.rollback",
