@@ -19,6 +19,7 @@ from fuzz.corpus import AT_ONCE
 from fuzz.frames import reads
 from penstock.errors import RemoteProtocolError
 from penstock.node import Node
+from penstock.node.auth import Attempts
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.wire.codec.constants import Dialect, Magic
 from penstock.wire.codec.frame import HEADER_BYTES, Frame, frame_length, opcode_name, status_name
@@ -122,8 +123,9 @@ class Served(logging.Handler):
             return replied
 
     async def clear(self) -> None:
-        """Delete the bucket of the try."""
+        """Delete the bucket of the try, and forget its guesses: the logins of the next try would wait for them."""
         await self.node.delete_bucket("default")
+        self.node.attempts = Attempts(self.loop.time)
 
     async def ask_witness(self) -> None:
         """Let another client ask for something, and wait for the answer."""
