@@ -372,9 +372,11 @@ class NodeConnection(asyncio.BufferedProtocol):
 
     def _flush(self) -> None:
         try:
-            self.write(b"".join(self._replies))  # type: ignore[arg-type]  # a check of each would cost all the others
+            data = b"".join(self._replies)  # type: ignore[arg-type]  # a check of each would cost all the others
         except TypeError:
             self._send_pieces(self._replies)
+        else:
+            self.write(data)
         self._replies.clear()
         session = self.session
         if session.changed and session.bucket is not None:
