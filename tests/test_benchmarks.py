@@ -175,3 +175,11 @@ def test_a_benchmark_of_spark_runs(benchmark, options, row):
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert row in done.stdout
+
+
+def test_the_benchmark_of_overwrites_runs():
+    run = [sys.executable, "-m", "benchmarks.overwrite", "--documents", "3000", "--turns", "1"]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    for row in ("CPU of a change", "copied", "at most"):
+        assert row in done.stdout
