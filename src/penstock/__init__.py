@@ -1,8 +1,8 @@
 """Change streams of vbucketed key-value buckets, from the socket to the Spark table."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from penstock.lazy_names import lazy_names
 from penstock.version import __version__
 
 if TYPE_CHECKING:
@@ -37,14 +37,4 @@ _HOMES = {
 }
 """Where each name is. Loaded when it is first asked for: Arrow takes 0.4 s, which `penstock --help` must not."""
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(home), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(globals(), _HOMES)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import Error, LakeRefused, OperationTimeout, Unreachable, UsageError, WriteLost
+from penstock.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from penstock.client.documents.bulk import BulkWriter
@@ -117,18 +117,7 @@ _HOMES = {
 }
 """The module of each name. A name is loaded on first use: a task of a micro-batch needs few of these modules."""
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'penstock.spark' has no attribute {name!r}")
-    module = import_module(home)
-    found = globals()[name] = module if home.endswith(f".{name}") else getattr(module, name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(globals(), _HOMES)
 
 
 def latest_offsets(url: str | None = None, **options: object) -> str:
