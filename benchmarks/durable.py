@@ -22,7 +22,7 @@ from benchmarks.kept import Changes, add_options, against, kinds, new_vbuuid, ro
 from benchmarks.kv import SET_REPLY, exchange
 from benchmarks.report import Report, options
 from benchmarks.served import Disk, Served, served
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.wire.codec.constants import Opcode
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES
 from penstock.wire.messages.kv import SeqnoPersistence, Set
@@ -133,7 +133,7 @@ def sync(report: Report, directory: Path) -> None:
 
 def commits(report: Report, directory: Path) -> None:
     """Measure the CPU time of a commit of a few changes, without a node; the writing and the sync are part of it."""
-    bucket = Bucket.open(directory / "commits", "commits", vbuckets=4, clock=time.time_ns, new_vbuuid=new_vbuuid)
+    bucket = BucketStore.open(directory / "commits", "commits", vbuckets=4, clock=time.time_ns, new_vbuuid=new_vbuuid)
     nanoseconds = []
     for number in range(COMMITS):
         for change in range(CHANGES_OF_A_COMMIT):

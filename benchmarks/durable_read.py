@@ -34,7 +34,7 @@ from benchmarks.kept import (
     scratch,
 )
 from benchmarks.report import Report, interleaved, options
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 
 MIB = 1024 * 1024
 PLAIN_READ = 4 * MIB
@@ -85,7 +85,7 @@ def warm(
             bucket.close()
 
 
-def rows(report: Report, about: str, buckets: dict[str, Bucket], rounds: int) -> None:
+def rows(report: Report, about: str, buckets: dict[str, BucketStore], rounds: int) -> None:
     volumes = {kind: read_all(bucket) for kind, bucket in buckets.items()}
     if len({volume.frames for volume in volumes.values()}) > 1:
         raise RuntimeError(f"not the same is there to read: {volumes}")

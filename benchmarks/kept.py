@@ -26,12 +26,12 @@ import numpy.typing as npt
 
 from benchmarks.row_engines import installed
 from benchmarks.rowstores import ROW_BUCKETS
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
 from penstock.wire.codec.constants import MAX_SEQNO
 
 OURS = "Penstock"
-BUCKETS: dict[str, type[Bucket]] = {OURS: Bucket, **ROW_BUCKETS}
+BUCKETS: dict[str, type[BucketStore]] = {OURS: BucketStore, **ROW_BUCKETS}
 
 COMMIT_COUNT = Settings().commit_count
 NEW = 0.7
@@ -78,7 +78,7 @@ class Changes:
         self._made += count
 
 
-def open_bucket(kind: str, directory: Path, vbuckets: int) -> Bucket:
+def open_bucket(kind: str, directory: Path, vbuckets: int) -> BucketStore:
     """Open the bucket in a directory, or make it."""
     return BUCKETS[kind].open(directory, "default", vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=new_vbuuid)
 
@@ -94,7 +94,7 @@ class Spent(NamedTuple):
     cpu: float
 
 
-def fill(bucket: Bucket, changes: Changes, count: int) -> Spent:
+def fill(bucket: BucketStore, changes: Changes, count: int) -> Spent:
     """Store so many changes with a commit for every thousand.
 
     What a node would rewrite meanwhile is rewritten, here and now.
@@ -120,7 +120,7 @@ class Volume(NamedTuple):
     nbytes: int
 
 
-def read_all(bucket: Bucket) -> Volume:
+def read_all(bucket: BucketStore) -> Volume:
     """Read everything there is, as a backfill of every vbucket."""
     frames = nbytes = 0
     for vbucket in bucket.vbuckets:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from benchmarks.report import Report, options
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 
 _VBUCKETS = 1024
 _VALUE_BYTES = 1000
@@ -41,7 +41,9 @@ class Overwritten:
         self._value = chance.randbytes(_VALUE_BYTES)
         self._keys = [b"\0key-%09d" % number for number in range(documents)]
         self._empty = own_memory()
-        self.bucket = Bucket("b", vbuckets=_VBUCKETS, clock=time.time_ns, new_vbuuid=lambda: chance.getrandbits(60) + 1)
+        self.bucket = BucketStore(
+            "b", vbuckets=_VBUCKETS, clock=time.time_ns, new_vbuuid=lambda: chance.getrandbits(60) + 1
+        )
         self.bucket.log.compact = lambda: None  # only between changes, where it is measured
         self.peak = 0
         self.copied = 0

@@ -23,7 +23,7 @@ from urllib.request import Request, urlopen
 from benchmarks.kept import OURS, add_directory, apart, new_vbuuid, scratch
 from benchmarks.report import Report, options
 from benchmarks.served import Disk, Served, served
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.wire.codec.constants import Feature, OpenFlag, ParamType
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES
 from penstock.wire.messages.collections import SetManifest
@@ -300,7 +300,7 @@ DISK: dict[str, Callable[[Scene], None]] = {
 
 
 def fill(directory: Path, vbuckets: int, documents: int) -> None:
-    bucket = Bucket.open(directory, "default", vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=new_vbuuid)
+    bucket = BucketStore.open(directory, "default", vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=new_vbuuid)
     for number in range(documents):
         bucket.vbuckets[number % vbuckets].set(b"\0" + document(number), VALUE)
         if number % _COMMIT == 0:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from benchmarks.row_engines import ENGINES, SEQNO_BITS, Batch, Engine, place_of
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.failover_log import FailoverEntry
@@ -167,7 +167,7 @@ class RowVbucket(Vbucket):
         self._clock.see(head[CAS])
 
 
-class RowBucket(Bucket):
+class RowBucket(BucketStore):
     """One transaction at a time; `commit` may run on another thread while documents are stored and read.
 
     `open` of a class in ROW_BUCKETS does as Bucket.open, and takes the same. engine_type: what its rows are in.

@@ -15,7 +15,7 @@ from resource import getpagesize
 from statistics import median
 
 from benchmarks.report import Report, options
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import MAX_SEQNO
 
@@ -49,7 +49,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * getpagesize()
 
 
-def time_pauses(bucket: Bucket) -> list[float]:
+def time_pauses(bucket: BucketStore) -> list[float]:
     """Return a list that will get the milliseconds of every seal and rewrite."""
     pauses: list[float] = []
     make_room = bucket.log.make_room
@@ -65,12 +65,12 @@ def time_pauses(bucket: Bucket) -> list[float]:
     return pauses
 
 
-def commands(bucket: Bucket, numbers: range | list[int]) -> list[Command]:
+def commands(bucket: BucketStore, numbers: range | list[int]) -> list[Command]:
     last = len(bucket.vbuckets) - 1
     return [(bucket.vbuckets[number * 7919 & last], b"key:%016d" % number) for number in numbers]
 
 
-def fill(report: Report, bucket: Bucket, keys: int) -> None:
+def fill(report: Report, bucket: BucketStore, keys: int) -> None:
     before, work = resident(), Work()
     for first in range(0, keys, BATCH):
         batch = commands(bucket, range(first, min(keys, first + BATCH)))
@@ -83,7 +83,7 @@ def fill(report: Report, bucket: Bucket, keys: int) -> None:
     report.row("what the node says of it", f"{estimate / keys:.0f} B/key")
 
 
-def backfill(report: Report, name: str, bucket: Bucket) -> None:
+def backfill(report: Report, name: str, bucket: BucketStore) -> None:
     work = Work()
     for _ in range(3):
         for vbucket in bucket.vbuckets:
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--vbuckets", type=int, default=1024)
     chosen = parser.parse_args()
     report = Report("What does the store do without a network?", chosen)
-    bucket = Bucket("bench", vbuckets=chosen.vbuckets, clock=time.time_ns, new_vbuuid=lambda: 1)
+    bucket = BucketStore("bench", vbuckets=chosen.vbuckets, clock=time.time_ns, new_vbuuid=lambda: 1)
     pauses = time_pauses(bucket)
     random = Random(1)
     fill(report, bucket, chosen.keys)

@@ -24,7 +24,7 @@ from benchmarks.kept import OURS, add_directory, scratch
 from benchmarks.process import PASSWORD, USER, Process, penstock
 from benchmarks.report import Report, interleaved, options
 from benchmarks.served import Disk, served
-from penstock.store.subdoc.attributes import Around, Document
+from penstock.store.subdoc.attributes import Around, EditedDocument
 from penstock.store.subdoc.command import change, look_up
 from penstock.wire.codec.constants import Datatype, Feature, Opcode, Status
 from penstock.wire.codec.frame import Frame
@@ -242,7 +242,7 @@ def measure_pauses(report: Report, chosen: argparse.Namespace, where: str, disk:
 def measure_small(report: Report, rounds: int) -> None:
     text = {"id": 1, "name": "some name", "tags": ["a", "b"], "address": {"city": "Town", "geo": [1.5, 2.5]}, "n": 5}
     body = json.dumps(text | {"text": "lorem ipsum " * 60, "list": [{"k": n} for n in range(8)]}).encode()
-    document, around = Document(body, {}, int(Datatype.JSON)), Around()
+    document, around = EditedDocument(body, {}, int(Datatype.JSON)), Around()
 
     def read(*paths: bytes) -> Callable[[], object]:
         return lambda: look_up(document, [LookupSpec(GET, 0, path) for path in paths], around)

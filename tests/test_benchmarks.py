@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.rowstores import ROW_BUCKETS
 from penstock.errors import StatusError
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import MAX_SEQNO
 from tests.store.model import START, messages, read_all
@@ -53,7 +53,7 @@ def outcome(vbucket: Vbucket, command: str, key: bytes, value: bytes | None, exp
 def test_a_bucket_of_rows_does_as_one_in_memory(story):
     clock, row_clock, vbuuids = times(), times(), count(1)
     made: dict[str, Any] = {"vbuckets": VBUCKETS, "new_vbuuid": lambda: next(vbuuids)}
-    expected = Bucket("b", clock=clock, **made)
+    expected = BucketStore("b", clock=clock, **made)
     with tempfile.TemporaryDirectory() as directory:
         rows = SQLITE.open(Path(directory), "b", clock=row_clock, **made)
         for number, (command, key, value, extra) in story:

@@ -1,6 +1,6 @@
 """Change streams of vbucketed key-value buckets, from the socket to the Spark table."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.lazy_names import lazy_names
 from penstock.version import __version__

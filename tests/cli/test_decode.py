@@ -14,7 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.capture.frame_text import Chunk, Cut, Splitter, format_of, lines_of, peekable, read_hex, read_raw
+from penstock.cli.capture.frame_text import (
+    CapturedBytes,
+    Cut,
+    Splitter,
+    format_of,
+    lines_of,
+    peekable,
+    read_hex,
+    read_raw,
+)
 from penstock.cli.capture.packets import MAX_HELD, MAX_WAITING, Direction, read_packets
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import DurabilityLevel, Opcode
@@ -306,14 +315,14 @@ def test_a_reader_that_has_seen_enough(tmp_path):
 @given(st.lists(messages(), min_size=1, max_size=5), st.lists(st.integers(1, 60), min_size=1))
 def test_frames_are_the_same_however_they_arrive(drawn, sizes):
     data = b"".join(message.encode(code) for _, code, message in drawn)
-    whole = list(Splitter().feed(Chunk(data)))
+    whole = list(Splitter().feed(CapturedBytes(data)))
     assert len(whole) == len(drawn)
     splitter = Splitter()
     found: list[Cut] = []
     at = 0
     while at < len(data):
         size = sizes[at % len(sizes)]
-        found += splitter.feed(Chunk(data[at : at + size]))
+        found += splitter.feed(CapturedBytes(data[at : at + size]))
         at += size
     assert found + list(splitter.end()) == whole
 
@@ -322,7 +331,7 @@ def test_frames_are_the_same_however_they_arrive(drawn, sizes):
 def test_no_bytes_break_the_splitter(pieces, may_begin):
     splitter = Splitter()
     for piece in pieces:
-        for cut in splitter.feed(Chunk(piece, may_begin=may_begin)):
+        for cut in splitter.feed(CapturedBytes(piece, may_begin=may_begin)):
             assert (cut.frame is None) == bool(cut.fault)
     list(splitter.end())
 
@@ -334,7 +343,7 @@ def test_any_input_is_read_or_refused(data):
     assert shape in ("hex", "json", "raw", "pcap")
     with suppress(UsageError):
         read = read_hex(lines_of(source), "x") if shape == "hex" else read_raw(source)
-        assert all(isinstance(chunk, Chunk) for chunk in read)
+        assert all(isinstance(chunk, CapturedBytes) for chunk in read)
 
 
 def test_the_longest_line_is_dealt_with_in_pieces():

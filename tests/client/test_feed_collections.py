@@ -72,10 +72,10 @@ def test_nothing_is_new_where_the_node_has_none():
 @pytest.mark.parametrize("as_table", [False, True])
 def test_events_are_rows_and_teach_names(as_table):
     consumer, request = opened()
-    begun = system_event.Collection(5, 10, HIGH, "new", max_ttl=60)
+    begun = system_event.CreatedCollection(5, 10, HIGH, "new", max_ttl=60)
     rows = consumer.get(
         marker(request, 1, 9),
-        event(request, 1, SystemEventKind.SCOPE_CREATE, system_event.Scope(4, 10, "sc"), as_table=as_table),
+        event(request, 1, SystemEventKind.SCOPE_CREATE, system_event.CreatedScope(4, 10, "sc"), as_table=as_table),
         event(request, 2, SystemEventKind.COLLECTION_BEGIN, begun, as_table=as_table),
         mutation(request, 3, HIGH),
         event(request, 4, SystemEventKind.COLLECTION_END, system_event.DroppedCollection(6, 10, HIGH)),
@@ -102,7 +102,7 @@ def test_events_are_rows_and_teach_names(as_table):
 
 def test_what_a_collection_was_changed_to():
     consumer, request = opened()
-    changed = system_event.Collection(7, 9, AIRLINE, "airline", history=True)
+    changed = system_event.CreatedCollection(7, 9, AIRLINE, "airline", history=True)
     (row,) = consumer.get(
         marker(request, 1, 1), event(request, 1, SystemEventKind.COLLECTION_MODIFY, changed, as_table=True)
     )
@@ -164,7 +164,7 @@ def test_an_event_that_cannot_be_read_ends_the_connection(about, text):
 
 def test_an_event_that_nobody_asked_for():
     consumer, request = opened(known=None)
-    begun = event(request, 1, SystemEventKind.COLLECTION_BEGIN, system_event.Collection(5, 9, HIGH, "new"))
+    begun = event(request, 1, SystemEventKind.COLLECTION_BEGIN, system_event.CreatedCollection(5, 9, HIGH, "new"))
     with pytest.raises(RemoteProtocolError, match="system event of a connection without collections"):
         consumer.give(marker(request, 1, 1), begun)
 

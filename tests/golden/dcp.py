@@ -58,7 +58,7 @@ ROWS: list[tuple[str, Message, str]] = [
     ),
     (
         "get failover log",
-        dcp.GetFailoverLog(vbucket=5, opaque=2),
+        dcp.DcpGetFailoverLog(vbucket=5, opaque=2),
         "80540000 00000005 00000000 00000002 0000000000000000",
     ),
     (
@@ -247,7 +247,7 @@ ROWS: list[tuple[str, Message, str]] = [
     ),
     (
         "stream flush",
-        dcp.Flush(vbucket=5, opaque=2),
+        dcp.DcpFlush(vbucket=5, opaque=2),
         "805a0000 00000005 00000000 00000002 0000000000000000",
     ),
     (

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
 from penstock.store.disk.bucket_files import Directory
 from penstock.wire.values.collection_key import pack_collection_id
@@ -27,9 +27,9 @@ _SETTINGS = Settings(segment_bytes=8192, purge_age=0.0)
 _MOST = 4  # collections
 
 
-def open_bucket(path: Path, life: int, directory: Callable[[Path], Directory] = Directory) -> Bucket:
+def open_bucket(path: Path, life: int, directory: Callable[[Path], Directory] = Directory) -> BucketStore:
     vbuuids = count(1 + life * 10**6)
-    return Bucket.open(
+    return BucketStore.open(
         path,
         "beer",
         vbuckets=4,
@@ -40,7 +40,7 @@ def open_bucket(path: Path, life: int, directory: Callable[[Path], Directory] = 
     )
 
 
-def drop(bucket: Bucket, chance: random.Random, first: int) -> None:
+def drop(bucket: BucketStore, chance: random.Random, first: int) -> None:
     """first: the lowest value that is stored."""
     stored: dict[str, int] = {}
     for number in count(first):

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.disk.durable_log import DurableLog
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.messages.dcp import Mutation
@@ -34,7 +34,7 @@ class Mismatch(AssertionError):
 # Where the log ended
 
 
-def find_end(bucket: Bucket, life: Life, expected: Expected, on_disk: int | None) -> int | None:
+def find_end(bucket: BucketStore, life: Life, expected: Expected, on_disk: int | None) -> int | None:
     """Let `expected`, which is as that life began, go on to the record with which the log ended, and return how many
     turns were complete then; None: the bucket was not open.
 
@@ -95,7 +95,7 @@ def _last_frame(vbucket: Vbucket) -> bytes:
 # What is there
 
 
-def check(bucket: Bucket, life: Life, expected: Expected) -> None:
+def check(bucket: BucketStore, life: Life, expected: Expected) -> None:
     """Raise Mismatch unless the bucket holds what is expected."""
     assert isinstance(bucket.log, DurableLog)
     names = bucket.log.directory.names()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.history.history_snapshot import Snapshot
 from penstock.wire.messages.dcp import Mutation
 from penstock.wire.values.collection_key import SYSTEM_COLLECTION, split_collection_key
@@ -52,7 +52,7 @@ def live(path: Path, life: int, chance: random.Random) -> Said:
     return uid, stored
 
 
-def check(bucket: Bucket, said: Said) -> None:
+def check(bucket: BucketStore, said: Said) -> None:
     while bucket.erase():
         pass
     uid, stored = said

@@ -5,7 +5,7 @@ from errno import EIO
 from itertools import count
 from pathlib import Path
 
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.durable_log import DurableLog, log_name
 from penstock.store.disk.inventory import INVENTORY
@@ -25,9 +25,9 @@ class WithoutNames(Directory):
         super().rename(old, new)
 
 
-def opened(path: Path, directory: Callable[[Path], Directory] = Directory) -> Bucket:
+def opened(path: Path, directory: Callable[[Path], Directory] = Directory) -> BucketStore:
     vbuuids = count(1)
-    return Bucket.open(
+    return BucketStore.open(
         path, "beer", vbuckets=1, clock=lambda: START, new_vbuuid=lambda: next(vbuuids), directory=directory
     )
 
@@ -59,7 +59,7 @@ def test_a_part_of_a_snapshot_never_seems_to_be_all_of_it(tmp_path: Path) -> Non
     assert seen == {(0, 0), (1, 0), (2, 0), (2, 2)}
 
 
-def cluster(bucket: Bucket) -> None:
+def cluster(bucket: BucketStore) -> None:
     """Make a segment of its own of each log file but the active one."""
     bucket.seal()
     bucket.commit()
@@ -68,7 +68,7 @@ def cluster(bucket: Bucket) -> None:
         bucket.commit()
 
 
-def rewrite_one(bucket: Bucket, *, everything: bool = False) -> None:
+def rewrite_one(bucket: BucketStore, *, everything: bool = False) -> None:
     piece = bucket.compaction(everything)
     assert piece is not None
     piece.run()

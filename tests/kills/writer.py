@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import KeyExists, KeyNotFound, NotStored
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.log.compaction import Compaction
@@ -92,9 +92,9 @@ def vbuuids(life: int, who: int) -> Iterator[int]:
     return count(1 + (2 * life + who) * _VBUUIDS)
 
 
-def open_bucket(life: Life, clock: Clock, who: int) -> Bucket:
+def open_bucket(life: Life, clock: Clock, who: int) -> BucketStore:
     chance, plan = vbuuids(life.number, who), PLANS[life.plan]
-    return Bucket.open(
+    return BucketStore.open(
         Path(life.path),
         "beer",
         vbuckets=plan.vbuckets,
@@ -124,7 +124,7 @@ def write(life: Life) -> None:
 class _Disk:
     """Commits and compacts, each on a thread of its own, and says what is on disk."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: BucketStore) -> None:
         self._bucket = bucket
         self._committer, self._compactor = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self._turn_of: list[dict[int, int]] = [{} for _ in bucket.vbuckets]  # by seqno
@@ -181,7 +181,7 @@ def _say(turns_on_disk: int) -> None:
 # What the verbs do
 
 
-def perform(bucket: Bucket, operation: Operation) -> None:
+def perform(bucket: BucketStore, operation: Operation) -> None:
     if operation.verb == "expire_all":
         while bucket.expire():
             continue

@@ -14,7 +14,7 @@ from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Magic, Opcode, Status, VbucketState
 from penstock.wire.codec.frame import HEADER_BYTES, Frame
 from penstock.wire.codec.layout import Request
-from penstock.wire.messages.dcp import Control, GetFailoverLog
+from penstock.wire.messages.dcp import Control, DcpGetFailoverLog
 from penstock.wire.messages.kv import Delete, DelVbucket, Flush, Get, GetVbucket, Noop, Set, SetVbucket
 from penstock.wire.messages.observe import CompactDb
 from penstock.wire.messages.tap import (
@@ -177,7 +177,7 @@ def told(group: str, name: str, value: int) -> Action:
 def in_the_middle(player: Player) -> None:
     """Let the client send two requests more, and get the stream of 2000 changes with the replies somewhere in it."""
     peer = player.peers[""]
-    peer.send(GetFailoverLog(vbucket=3, opaque=1).encode() + Noop(opaque=2).encode())
+    peer.send(DcpGetFailoverLog(vbucket=3, opaque=1).encode() + Noop(opaque=2).encode())
     frames = [peer.receive(player.patience) for _ in range(2003)]
     replies = [frame.opaque for frame in frames if frame and frame.magic == Magic.RESPONSE]
     changes = [seqno(frame) for frame in frames if frame and frame.opcode == Opcode.DCP_MUTATION]

@@ -21,7 +21,7 @@ from penstock.wire.messages.dcp import (
     BufferAck,
     CloseStream,
     Control,
-    GetFailoverLog,
+    DcpGetFailoverLog,
     Open,
     SnapshotMarker,
     StreamEnd,
@@ -85,18 +85,18 @@ def test_nothing_goes_before_open(client, message):
 
 
 def test_a_failover_log_is_told_before_open_and_the_connection_stays_as_it_was(client):
-    log = client.ask(GetFailoverLog(vbucket=2)).value
+    log = client.ask(DcpGetFailoverLog(vbucket=2)).value
     assert len(log) == 16
-    assert client.status(GetFailoverLog(vbucket=64)) == S.NOT_MY_VBUCKET
+    assert client.status(DcpGetFailoverLog(vbucket=64)) == S.NOT_MY_VBUCKET
     assert client.status(Open(key=b"name", flags=1)) == S.SUCCESS
-    assert client.ask(GetFailoverLog(vbucket=2)).value == log
+    assert client.ask(DcpGetFailoverLog(vbucket=2)).value == log
 
 
 RAW_ONLY = [
     Open(key=b"other", flags=1),
     Control(key=b"enable_noop", value=b"true"),
     StreamReq(**ASK),
-    GetFailoverLog(),
+    DcpGetFailoverLog(),
     CloseStream(),
     BufferAck(nbytes=1),
 ]
@@ -276,8 +276,8 @@ def test_rollbacks(node, client, consumer, what, vbuuid, snap, start, point):
 
 def test_the_failover_log(node, consumer):
     log = node.buckets["default"].store.vbuckets[3].failover_log
-    assert unpack_failover_log(consumer.ask(GetFailoverLog(vbucket=3)).value) == log
-    refused = consumer.ask(GetFailoverLog(vbucket=16))
+    assert unpack_failover_log(consumer.ask(DcpGetFailoverLog(vbucket=3)).value) == log
+    refused = consumer.ask(DcpGetFailoverLog(vbucket=16))
     assert (refused.specific, refused.value) == (S.NOT_MY_VBUCKET, b"")
 
 

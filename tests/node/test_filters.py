@@ -11,7 +11,7 @@ from penstock.errors import StatusError
 from penstock.node.streams.stream_filter import Filter, Wish, read_wish
 from penstock.store.history.event_frames import packed_events
 from penstock.wire.codec.constants import Status, SystemEventKind
-from penstock.wire.messages.system_event import Collection, DroppedCollection, DroppedScope, Scope
+from penstock.wire.messages.system_event import CreatedCollection, CreatedScope, DroppedCollection, DroppedScope
 
 K = SystemEventKind
 NAMES = st.sampled_from(["uid", "sid", "collections", "scope", "purge_seqno", "cts", "whatever"])
@@ -63,10 +63,10 @@ def told(kind, subject):
     return event
 
 
-BEGINS = told(K.COLLECTION_BEGIN, Collection(1, 8, 9, "ales"))
-CHANGES = told(K.COLLECTION_MODIFY, Collection(1, 8, 9, "ales", max_ttl=1))
+BEGINS = told(K.COLLECTION_BEGIN, CreatedCollection(1, 8, 9, "ales"))
+CHANGES = told(K.COLLECTION_MODIFY, CreatedCollection(1, 8, 9, "ales", max_ttl=1))
 ENDS = told(K.COLLECTION_END, DroppedCollection(1, 8, 9))
-CREATES = told(K.SCOPE_CREATE, Scope(1, 8, "beers"))
+CREATES = told(K.SCOPE_CREATE, CreatedScope(1, 8, "beers"))
 DROPS = told(K.SCOPE_DROP, DroppedScope(1, 8))
 EVENTS = (CREATES, BEGINS, CHANGES, ENDS, DROPS)
 

@@ -19,7 +19,7 @@ from penstock.wire.codec.constants import (
     DocFlag,
     DurabilityLevel,
     Feature,
-    FrameInfo,
+    FrameInfoId,
     Magic,
     Opcode,
     OpenFlag,
@@ -412,7 +412,7 @@ def test_a_large_change_is_durable(tmp_path):
 
 def test_a_large_change_keeps_the_expiry(modern):
     soon = int(time.time()) + 500
-    framing = pack_framing([(FrameInfo.PRESERVE_TTL, b"")])
+    framing = pack_framing([(FrameInfoId.PRESERVE_TTL, b"")])
     modern.set(b"k", BIG, expiry=soon)
     request = Frame(Magic.ALT_REQUEST, UPSERT, extras=struct.pack(">HB", 1, 0), key=b"k", value=b"n1", framing=framing)
     assert modern.ask(request).specific == S.SUCCESS

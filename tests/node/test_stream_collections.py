@@ -35,7 +35,7 @@ from penstock.wire.messages.dcp import (
 )
 from penstock.wire.messages.dcp_values import framing_of
 from penstock.wire.messages.kv import Noop, SelectBucket, Set
-from penstock.wire.messages.system_event import Collection, DroppedCollection, Scope, unpack_system_event
+from penstock.wire.messages.system_event import CreatedCollection, CreatedScope, DroppedCollection, unpack_system_event
 from penstock.wire.messages.tap import TapConnect, TapMutation, TapOptions
 from penstock.wire.messages.upr import UprMutation, UprStreamReq
 from penstock.wire.values.collection_key import split_collection_key
@@ -103,10 +103,10 @@ def test_all_with_events(writer, modern):
         (2, K.COLLECTION_BEGIN, 0, b"ales"),
         (3, K.COLLECTION_BEGIN, 1, b"lagers"),
     ]
-    assert unpack_system_event(scope.event, scope.version, scope.key, scope.value) == Scope(0, BEERS, "beers")
-    assert unpack_system_event(ale.event, ale.version, ale.key, ale.value) == Collection(0, BEERS, ALES, "ales")
+    assert unpack_system_event(scope.event, scope.version, scope.key, scope.value) == CreatedScope(0, BEERS, "beers")
+    assert unpack_system_event(ale.event, ale.version, ale.key, ale.value) == CreatedCollection(0, BEERS, ALES, "ales")
     said = unpack_system_event(lager.event, lager.version, lager.key, lager.value)
-    assert said == Collection(1, BEERS, LAGERS, "lagers", max_ttl=100)
+    assert said == CreatedCollection(1, BEERS, LAGERS, "lagers", max_ttl=100)
     assert [(each.key, each.value) for each in (first, second)] == [(key(0), b""), (key(LAGERS), b"v")]
 
 
@@ -115,7 +115,7 @@ def test_events_as_tables(modern):
     _, scope, _, lager = to_now(modern)
     assert (scope.version, lager.version) == (2, 2)
     said = unpack_system_event(lager.event, lager.version, lager.key, lager.value)
-    assert said == Collection(1, BEERS, LAGERS, "lagers", max_ttl=100)
+    assert said == CreatedCollection(1, BEERS, LAGERS, "lagers", max_ttl=100)
 
 
 def test_who_knows_no_collections_sees_the_default_one_in_snapshots_that_end_with_it(writer, legacy):
@@ -262,7 +262,7 @@ def test_who_knows_no_tables_is_not_told_that_a_collection_has_changed(node, wri
         marker, event = client.message(), client.message()
         assert (marker.end_seqno, event.by_seqno, event.event, event.version) == (4, 4, K.COLLECTION_MODIFY, 2)
         said = unpack_system_event(event.event, event.version, event.key, event.value)
-        assert said == Collection(2, BEERS, ALES, "ales", max_ttl=7)
+        assert said == CreatedCollection(2, BEERS, ALES, "ales", max_ttl=7)
 
 
 def everything(node, *controls):

@@ -11,7 +11,7 @@ from penstock.store.documents.conflict import Meta
 from penstock.wire.codec.constants import Datatype, Dialect, Feature, OpenFlag, Status, StreamFlag, TapConnectFlag
 from penstock.wire.codec.layout import decode
 from penstock.wire.columns.schema import Event
-from penstock.wire.messages.dcp import CloseStream, Control, GetFailoverLog, Mutation, Open, StreamReq
+from penstock.wire.messages.dcp import CloseStream, Control, DcpGetFailoverLog, Mutation, Open, StreamReq
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.messages.kv import Noop, SelectBucket
 from penstock.wire.messages.tap import TapConnect, TapMutation, TapOptions
@@ -180,7 +180,7 @@ def test_unordered_execution_and_streams_exclude_each_other(node):
             Open(key=b"name", flags=F.PRODUCER),
             Control(key=b"enable_noop", value=b"true"),
             StreamReq(start_seqno=0, end_seqno=5),
-            GetFailoverLog(),
+            DcpGetFailoverLog(),
             CloseStream(),
         ]
         assert [client.status(request) for request in requests] == [S.NOT_SUPPORTED] * len(requests)

@@ -13,7 +13,7 @@ from penstock.wire.codec.constants import (
     Datatype,
     DocFlag,
     Feature,
-    FrameInfo,
+    FrameInfoId,
     Magic,
     Opcode,
     OpenFlag,
@@ -290,7 +290,7 @@ def test_an_expiry_is_preserved_if_that_is_asked_for(modern):
     modern.set(b"k", TEXT, expiry=soon)
     for key, expected in ((b"k", soon), (b"new", soon + 7)):
         extras = struct.pack(">HBIB", 1, 0, soon + 7, MKDOC)
-        framing = pack_framing([(FrameInfo.PRESERVE_TTL, b"")])
+        framing = pack_framing([(FrameInfoId.PRESERVE_TTL, b"")])
         request = Frame(Magic.ALT_REQUEST, UPSERT, extras=extras, key=key, value=b"n1", framing=framing)
         assert modern.ask(request).specific == S.SUCCESS
         assert expiry_of(modern, key) == expected

@@ -4,14 +4,14 @@ import pytest
 
 from penstock.node.tap_state import tap_checkpoints
 from penstock.node.tap_state.tap_checkpoints import Checkpoints, Point
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.wire.codec.constants import VbucketState
 
 
 @pytest.fixture
 def vbucket():
     vbuuids = iter(range(1, 1000))
-    return Bucket("b", vbuckets=1, clock=lambda: 10**18, new_vbuuid=lambda: next(vbuuids)).vbuckets[0]
+    return BucketStore("b", vbuckets=1, clock=lambda: 10**18, new_vbuuid=lambda: next(vbuuids)).vbuckets[0]
 
 
 def test_an_active_vbucket_begins_with_checkpoint_2(vbucket):

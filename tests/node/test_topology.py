@@ -25,14 +25,14 @@ from penstock.node.cluster.topology import (
     revised,
 )
 from penstock.node.session.hello_features import GRANTED
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.wire.codec.constants import Feature, VbucketState
 
 THREE = tuple(NodePlace(host="127.0.0.1", kv=port, mgmt=port + 1) for port in (1000, 2000, 3000))
 
 
 def store(vbuckets=16):
-    return Bucket("beer", vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=lambda: 7)
+    return BucketStore("beer", vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=lambda: 7)
 
 
 def map_of(topology, bucket, **options):

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.wire.codec.constants import Datatype, Magic, Opcode, Status, StreamEndReason, StreamFlag, VbucketState
 from penstock.wire.codec.frame import Frame
-from penstock.wire.messages.dcp import Deletion, GetFailoverLog, Mutation, SnapshotMarker, StreamEnd
+from penstock.wire.messages.dcp import DcpGetFailoverLog, Deletion, Mutation, SnapshotMarker, StreamEnd
 from penstock.wire.messages.kv import (
     DelVbucket,
     Flush,
@@ -182,7 +182,7 @@ def test_a_change_of_state_ends_the_stream_and_another_may_follow(client, consum
     assert unpack_failover_log(consumer.stream(3, opaque=2).value) == failover_log(client, 3)
     assert isinstance(consumer.message(), SnapshotMarker)
     assert isinstance(consumer.message(), Mutation)
-    assert unpack_failover_log(consumer.ask(GetFailoverLog(vbucket=3)).value) == failover_log(client, 3)
+    assert unpack_failover_log(consumer.ask(DcpGetFailoverLog(vbucket=3)).value) == failover_log(client, 3)
     set_state(client, 3, new)  # which it is already
     set_state(client, 3, ACTIVE)
     assert consumer.message() == StreamEnd(vbucket=3, opaque=2, reason=StreamEndReason.STATE_CHANGED)
@@ -195,7 +195,7 @@ def test_a_vbucket_that_becomes_pending_or_dead_ends_its_stream_for_good(client,
     set_state(client, 3, new)
     assert consumer.message() == StreamEnd(vbucket=3, opaque=1, reason=StreamEndReason.STATE_CHANGED)
     assert consumer.stream(3, opaque=2).specific == S.NOT_MY_VBUCKET
-    assert unpack_failover_log(consumer.ask(GetFailoverLog(vbucket=3)).value) == failover_log(client, 3)
+    assert unpack_failover_log(consumer.ask(DcpGetFailoverLog(vbucket=3)).value) == failover_log(client, 3)
 
 
 def test_a_stream_may_ask_for_an_active_vbucket(client, consumer):

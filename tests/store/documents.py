@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 from penstock.errors import DeltaBadValue, KeyExists, KeyNotFound, Locked, NotLocked, NotStored
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
 from penstock.store.documents.conflict import Meta, wins
 from penstock.store.documents.vbucket import Counted, Item, Stored
@@ -33,11 +33,13 @@ class Clock:
         self.now += seconds * SECOND
 
 
-def timed_bucket(clock: Clock) -> Bucket:
+def timed_bucket(clock: Clock) -> BucketStore:
     """Return a bucket with tiny segments, and with vbuuids that count from 1."""
     vbuuids = count(1)
     settings = Settings(purge_age=2 * START // SECOND)  # none is old enough to be purged, whatever time it bears
-    return Bucket("b", vbuckets=4, clock=clock, new_vbuuid=lambda: next(vbuuids), segment_bytes=512, settings=settings)
+    return BucketStore(
+        "b", vbuckets=4, clock=clock, new_vbuuid=lambda: next(vbuuids), segment_bytes=512, settings=settings
+    )
 
 
 def is_json(body: bytes) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from penstock.errors import KeyNotFound
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
 from penstock.store.disk.durable_log import DurableLog, log_number
 from penstock.store.documents.vbucket import Vbucket
@@ -113,8 +113,8 @@ class DurableStory(Story):
         self.note()
         self.committed()
 
-    def opened(self) -> Bucket:
-        return Bucket.open(
+    def opened(self) -> BucketStore:
+        return BucketStore.open(
             PATH,
             "b",
             vbuckets=self.vbuckets,
@@ -393,7 +393,7 @@ class DurableStory(Story):
             self.purged.add((vbucket.id, change.cas))
 
     def compact(self, *_: Any) -> None:
-        """As Bucket.compact, step by step."""
+        """As BucketStore.compact, step by step."""
         self.erase_all()
         self.run()
         self.finish()
@@ -468,7 +468,7 @@ class DurableStory(Story):
         for vbucket, history in zip(self.bucket.vbuckets, self.histories, strict=True):
             self.absorb(vbucket, history)
 
-    def opened_again(self, bucket: Bucket) -> None:
+    def opened_again(self, bucket: BucketStore) -> None:
         self.disk.fuse = None
         self.bucket = bucket
         self.erase_all()

@@ -11,7 +11,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.documents.vbucket import Vbucket
@@ -146,8 +146,8 @@ class Place:
         self.prepare: Callable[[FailingDirectory], object] = lambda directory: None
         self.vbuuids = count(1)
 
-    def __call__(self, name: str = "beer", *, vbuckets: int = 4, **settings: Any) -> Bucket:
-        return Bucket.open(
+    def __call__(self, name: str = "beer", *, vbuckets: int = 4, **settings: Any) -> BucketStore:
+        return BucketStore.open(
             self.path,
             name,
             vbuckets=vbuckets,
@@ -175,7 +175,7 @@ def contents(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(path.iterdir()) if file.is_file() and file.name != "lock"}
 
 
-def shown(bucket: Bucket) -> list[Any]:
+def shown(bucket: BucketStore) -> list[Any]:
     """Return all that a client could see of a bucket but its branches."""
     return [
         (vbucket.state, vbucket.high_seqno, vbucket.items, [(change, vbucket.get(change.key)) for change in current])

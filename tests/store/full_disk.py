@@ -5,13 +5,13 @@ from itertools import count
 from pathlib import Path
 
 from penstock.errors import TemporaryFailure
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from tests.store.failing import Place, shown
 
 FULL = "the disk does not take what is to be written: No space left on device"
 
 
-def fill(bucket: Bucket) -> None:
+def fill(bucket: BucketStore) -> None:
     """Store changes until the disk takes no more."""
     for number in count():
         bucket.vbuckets[number % 4].set(b"key %d" % number, b"." * 1000)
@@ -21,7 +21,7 @@ def fill(bucket: Bucket) -> None:
                 return
 
 
-def refuses(bucket: Bucket) -> bool:
+def refuses(bucket: BucketStore) -> bool:
     try:
         bucket.vbuckets[0].set(b"key", b"")
     except TemporaryFailure as error:

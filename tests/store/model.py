@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
 from penstock.store.history.collection_state import collection_of
 from penstock.store.history.event_frames import subject_of_key
@@ -29,13 +29,13 @@ def tombstone(event: Event = Event.DELETION, *, delete_time: int = START // 10**
     return cls(delete_time=delete_time, **fields)
 
 
-def new_bucket(*, vbuckets: int = 4, segment_bytes: int = 512, times: Iterator[int] | None = None) -> Bucket:
+def new_bucket(*, vbuckets: int = 4, segment_bytes: int = 512, times: Iterator[int] | None = None) -> BucketStore:
     """Return a bucket with tiny segments, whose clock stands still unless told, and whose vbuuids count from 1.
 
     Its tombstones stay.
     """
     vbuuids = count(1)
-    return Bucket(
+    return BucketStore(
         "b",
         vbuckets=vbuckets,
         clock=lambda: START if times is None else next(times),

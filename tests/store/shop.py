@@ -1,9 +1,9 @@
 """A bucket with collections to try things on, and what its vbuckets tell."""
 
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.manifest import DEFAULT_MANIFEST, Manifest
 from penstock.store.documents.vbucket import Vbucket
-from penstock.store.history.event_frames import SystemEvent, read_event
+from penstock.store.history.event_frames import EventFrame, read_event
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import Mutation
 from penstock.wire.values.collection_key import pack_collection_id
@@ -22,7 +22,7 @@ def all_of(vbucket: Vbucket, start: int = 0) -> list[Mutation | Tombstone]:
     return read_all(vbucket.snapshot(start, vbucket.high_seqno))
 
 
-def told(vbucket: Vbucket, start: int = 0) -> list[SystemEvent]:
+def told(vbucket: Vbucket, start: int = 0) -> list[EventFrame]:
     """Return the system events among a vbucket's changes."""
     events = []
     for change in all_of(vbucket, start):
@@ -31,12 +31,12 @@ def told(vbucket: Vbucket, start: int = 0) -> list[SystemEvent]:
     return events
 
 
-def erase(bucket: Bucket) -> None:
+def erase(bucket: BucketStore) -> None:
     while bucket.erase():
         pass
 
 
-def modified(bucket: Bucket, seconds: int = 7) -> Manifest:
+def modified(bucket: BucketStore, seconds: int = 7) -> Manifest:
     """Let a bucket with a shop have another time limit for its items; return its manifest."""
     bucket.set_manifest(bucket.manifest.with_max_ttl("shop", "items", seconds))
     return bucket.manifest

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.event_frames import subject_of_key
 from penstock.store.history.history_snapshot import FEW, Snapshot
@@ -41,7 +41,7 @@ class Reader:
 class Story:
     """size: of values, from 100 on; below, it changes with each step."""
 
-    bucket: Bucket
+    bucket: BucketStore
     size: int
     histories: list[History] = field(init=False)
     readers: list[Reader] = field(default_factory=list)

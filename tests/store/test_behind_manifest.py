@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import OutOfMemory, OutOfRange, TemporaryFailure
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
 from penstock.store.definition.manifest import Manifest
 from penstock.wire.codec.constants import VbucketState
@@ -43,7 +43,7 @@ class Run:
     def __init__(self, eager: bool) -> None:
         self.eager = eager
         self.seconds, vbuuids = 0, count(1)
-        self.bucket = Bucket(
+        self.bucket = BucketStore(
             "b",
             vbuckets=VBUCKETS,
             clock=lambda: START + self.seconds * 10**9,

@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from penstock.errors import KeyExists, KeyNotFound, NotMyVbucket, StatusError
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.vbucket import Stored, Vbucket
 from penstock.store.history.failover_log import FailoverEntry, FailoverLog
 from penstock.store.history.tombstone import TOMBSTONE_BYTES
@@ -160,7 +160,7 @@ def test_the_size_of_segments(segment_bytes: int) -> None:
 
 
 def test_stats() -> None:
-    bucket: Bucket = new_bucket(segment_bytes=1 << 20)
+    bucket: BucketStore = new_bucket(segment_bytes=1 << 20)
     bucket.find(0).set(b"a", b"." * 100)
     bucket.find(1).set(b"b", b"." * 100)
     bucket.find(1).set(b"b", b"." * 10)

@@ -14,7 +14,7 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from penstock.errors import KeyNotFound, StoreDamaged, StoreRefused
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.durable_log import log_name
 from penstock.store.disk.inventory import INVENTORY
@@ -245,7 +245,7 @@ def test_a_repair_loses_what_it_says_and_deceives_nobody(seed: int, steps: int, 
         bucket.close()
 
 
-def check_what_is_left(bucket: Bucket, report: Report, told: list[Told], *, gone: bool) -> None:
+def check_what_is_left(bucket: BucketStore, report: Report, told: list[Told], *, gone: bool) -> None:
     lost = [lost for loss in report.losses for lost in loss.lost]
     # Of bytes that are not there, or not to be read, nobody can say what they were.
     unknown = gone or report.found.torn is not None

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import KeyNotFound, Locked
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
 from penstock.store.disk.durable_log import DurableLog
 from penstock.store.documents.vbucket import Vbucket
@@ -57,20 +57,20 @@ class Day:
     tombstones: dict[bytes, int] = field(default_factory=dict)
     cas: int = 0
     changes: int = 0
-    bucket: Bucket = field(init=False)
+    bucket: BucketStore = field(init=False)
 
     def __post_init__(self) -> None:
         self.numbers = count(1)
         self.bucket = self.open()
 
-    def open(self) -> Bucket:
+    def open(self) -> BucketStore:
         how = {
             "vbuckets": 1,
             "clock": lambda: int(self.wall * SECOND),
             "new_vbuuid": lambda: next(self.numbers),
             "settings": Settings(purge_age=PURGE_AGE, segment_bytes=4096),
         }
-        bucket = Bucket("b", **how) if self.path is None else Bucket.open(self.path, "b", **how)  # type: ignore[arg-type]
+        bucket = BucketStore("b", **how) if self.path is None else BucketStore.open(self.path, "b", **how)  # type: ignore[arg-type]
         bucket.vbuckets[0].monotonic = lambda: int(self.monotonic * SECOND)
         return bucket
 

@@ -12,7 +12,7 @@ from penstock.errors import (
     RemoteProtocolError,
     UsageError,
 )
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
 from penstock.store.definition.manifest import DEFAULT_MANIFEST, Manifest
 from penstock.store.documents.conflict import Meta
@@ -27,7 +27,7 @@ from tests.store.shop import ITEMS, NOW, SHOP, USERS, all_of, erase, follow, key
 
 
 @pytest.fixture(params=["in memory", "on disk"])
-def place(request: pytest.FixtureRequest) -> Iterator[Callable[[], Bucket]]:
+def place(request: pytest.FixtureRequest) -> Iterator[Callable[[], BucketStore]]:
     """Opens a bucket of four vbuckets; what was on disk is there again."""
     if request.param == "in memory":
         yield new_bucket
@@ -37,21 +37,21 @@ def place(request: pytest.FixtureRequest) -> Iterator[Callable[[], Bucket]]:
 
 
 @pytest.fixture
-def bucket(place: Callable[[], Bucket]) -> Iterator[Bucket]:
+def bucket(place: Callable[[], BucketStore]) -> Iterator[BucketStore]:
     bucket = place()
     yield bucket
     bucket.close()
 
 
-def test_active_vbuckets_tell_what_the_manifest_has(bucket: Bucket) -> None:
+def test_active_vbuckets_tell_what_the_manifest_has(bucket: BucketStore) -> None:
     bucket.vbuckets[1].set_state(VbucketState.REPLICA)
     bucket.set_manifest(SHOP)
     assert bucket.manifest == SHOP
     vbucket = bucket.vbuckets[0]
     assert [event.subject for event in told(vbucket)] == [
-        system_event.Scope(0, 8, "shop"),
-        system_event.Collection(0, 8, ITEMS, "items"),
-        system_event.Collection(3, 8, USERS, "users"),
+        system_event.CreatedScope(0, 8, "shop"),
+        system_event.CreatedCollection(0, 8, ITEMS, "items"),
+        system_event.CreatedCollection(3, 8, USERS, "users"),
     ]
     first = all_of(vbucket)[0]
     assert isinstance(first, Mutation)
@@ -62,13 +62,13 @@ def test_active_vbuckets_tell_what_the_manifest_has(bucket: Bucket) -> None:
     assert bucket.changed == {0, 2, 3}
 
 
-def test_the_same_manifest_again_tells_nothing(bucket: Bucket) -> None:
+def test_the_same_manifest_again_tells_nothing(bucket: BucketStore) -> None:
     bucket.set_manifest(SHOP)
     bucket.set_manifest(Manifest.from_json(SHOP.to_json()))
     assert bucket.vbuckets[0].high_seqno == 3
 
 
-def test_a_manifest_that_cannot_follow_changes_nothing(bucket: Bucket) -> None:
+def test_a_manifest_that_cannot_follow_changes_nothing(bucket: BucketStore) -> None:
     bucket.set_manifest(SHOP)
     with pytest.raises(OutOfRange):
         bucket.set_manifest(DEFAULT_MANIFEST)
@@ -77,7 +77,7 @@ def test_a_manifest_that_cannot_follow_changes_nothing(bucket: Bucket) -> None:
     assert bucket.manifest == SHOP
 
 
-def test_what_is_in_each_collection_is_counted(bucket: Bucket) -> None:
+def test_what_is_in_each_collection_is_counted(bucket: BucketStore) -> None:
     vbucket = bucket.vbuckets[0]
     vbucket.set(key(0), b"1")
     assert (vbucket.collection_items(0), vbucket.collection_high_seqno(0)) == (1, 1)
@@ -94,7 +94,7 @@ def test_what_is_in_each_collection_is_counted(bucket: Bucket) -> None:
     assert vbucket.items == 3
 
 
-def test_a_collection_with_a_long_id_is_counted(bucket: Bucket) -> None:
+def test_a_collection_with_a_long_id_is_counted(bucket: BucketStore) -> None:
     many = Manifest(1, DEFAULT_MANIFEST.scopes, 2**31).with_collection("_default", "far")
     bucket.set_manifest(many)
     vbucket = bucket.vbuckets[0]
@@ -105,7 +105,7 @@ def test_a_collection_with_a_long_id_is_counted(bucket: Bucket) -> None:
     assert (vbucket.items, vbucket.get(key(2**31))) == (0, None)
 
 
-def test_what_was_in_a_dropped_collection_is_erased(bucket: Bucket) -> None:
+def test_what_was_in_a_dropped_collection_is_erased(bucket: BucketStore) -> None:
     bucket.set_manifest(SHOP)
     vbucket = bucket.vbuckets[0]
     for collection in (0, ITEMS, USERS):
@@ -143,7 +143,7 @@ def test_erasing_is_done_bit_by_bit() -> None:
     assert bucket.log.frame_bytes - bucket.log.dead_bytes == live
 
 
-def test_locks_go_with_the_documents(bucket: Bucket) -> None:
+def test_locks_go_with_the_documents(bucket: BucketStore) -> None:
     bucket.set_manifest(SHOP)
     vbucket = bucket.vbuckets[0]
     vbucket.set(key(ITEMS), b"1")
@@ -153,7 +153,7 @@ def test_locks_go_with_the_documents(bucket: Bucket) -> None:
     assert not vbucket._locks
 
 
-def test_a_rollback_behind_a_drop_brings_all_back(bucket: Bucket) -> None:
+def test_a_rollback_behind_a_drop_brings_all_back(bucket: BucketStore) -> None:
     bucket.set_manifest(SHOP)
     vbucket = bucket.vbuckets[0]
     vbucket.set(key(ITEMS), b"1")
@@ -169,7 +169,7 @@ def test_a_rollback_behind_a_drop_brings_all_back(bucket: Bucket) -> None:
     assert (vbucket.collections, vbucket.items, vbucket.high_seqno) == ({0, USERS}, 0, 5)
 
 
-def test_a_rollback_while_there_is_something_to_erase(bucket: Bucket) -> None:
+def test_a_rollback_while_there_is_something_to_erase(bucket: BucketStore) -> None:
     bucket.set_manifest(SHOP)
     vbucket = bucket.vbuckets[0]
     for number in range(9):
@@ -187,22 +187,22 @@ def test_a_rollback_while_there_is_something_to_erase(bucket: Bucket) -> None:
     assert (vbucket.items, vbucket.erasing) == (9, False)
 
 
-def test_who_starts_behind_a_change_of_a_collection_learns_that_it_began(bucket: Bucket) -> None:
+def test_who_starts_behind_a_change_of_a_collection_learns_that_it_began(bucket: BucketStore) -> None:
     bucket.set_manifest(SHOP)
     modified(bucket, 5)
     manifest = modified(bucket)
     vbucket = bucket.vbuckets[0]
     events = [(event.kind, event.key, event.subject) for event in told(vbucket)][1:]
     assert events == [
-        (0, b"\1_collection\x09", system_event.Collection(0, 8, ITEMS, "items")),
-        (0, b"\1_collection\x0a", system_event.Collection(3, 8, USERS, "users")),
-        (5, b"\1_modify\x09", system_event.Collection(5, 8, ITEMS, "items", max_ttl=7)),
+        (0, b"\1_collection\x09", system_event.CreatedCollection(0, 8, ITEMS, "items")),
+        (0, b"\1_collection\x0a", system_event.CreatedCollection(3, 8, USERS, "users")),
+        (5, b"\1_modify\x09", system_event.CreatedCollection(5, 8, ITEMS, "items", max_ttl=7)),
     ]
     assert (vbucket.collections, vbucket.collection_high_seqno(ITEMS), vbucket.items) == ({0, ITEMS, USERS}, 5, 0)
     assert vbucket.manifest() == manifest
 
 
-def test_nothing_of_a_change_is_left_when_the_collection_ends(bucket: Bucket) -> None:
+def test_nothing_of_a_change_is_left_when_the_collection_ends(bucket: BucketStore) -> None:
     bucket.set_manifest(SHOP)
     manifest = modified(bucket)
     vbucket = bucket.vbuckets[0]
@@ -230,7 +230,7 @@ def test_a_rollback_behind_the_end_of_a_collection_brings_its_change_back() -> N
     assert vbucket.manifest() == SHOP
 
 
-def test_a_copy_is_told_of_changes_too(bucket: Bucket) -> None:
+def test_a_copy_is_told_of_changes_too(bucket: BucketStore) -> None:
     copy, source = bucket.vbuckets[0], new_bucket()
     copy.set_state(VbucketState.REPLICA)
     source.set_manifest(SHOP)
@@ -244,7 +244,7 @@ def test_a_copy_is_told_of_changes_too(bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize("how", ["reset", "remove"])
-def test_a_new_history_begins_with_what_there_is(bucket: Bucket, how: str) -> None:
+def test_a_new_history_begins_with_what_there_is(bucket: BucketStore, how: str) -> None:
     bucket.set_manifest(SHOP)
     vbucket = bucket.vbuckets[0]
     vbucket.set(key(ITEMS), b"1")
@@ -254,7 +254,7 @@ def test_a_new_history_begins_with_what_there_is(bucket: Bucket, how: str) -> No
     assert (vbucket.high_seqno, vbucket.items, vbucket.collections) == (3, 0, {0, ITEMS, USERS})
 
 
-def test_a_copy_tells_what_it_is_told(bucket: Bucket) -> None:
+def test_a_copy_tells_what_it_is_told(bucket: BucketStore) -> None:
     source = new_bucket()
     source.set_manifest(SHOP)
     source.vbuckets[0].set(key(ITEMS), b"1")
@@ -274,7 +274,7 @@ def test_a_copy_tells_what_it_is_told(bucket: Bucket) -> None:
     assert copy.collections == {0}
 
 
-def test_a_copy_that_was_behind_catches_up_when_it_is_active(bucket: Bucket) -> None:
+def test_a_copy_that_was_behind_catches_up_when_it_is_active(bucket: BucketStore) -> None:
     vbucket = bucket.vbuckets[0]
     bucket.set_manifest(SHOP)
     vbucket.set(key(ITEMS), b"1")
@@ -287,7 +287,7 @@ def test_a_copy_that_was_behind_catches_up_when_it_is_active(bucket: Bucket) -> 
     assert (vbucket.collections, vbucket.items) == ({0, USERS, 11}, 0)
 
 
-def test_a_collection_that_begins_again_is_emptied(bucket: Bucket) -> None:
+def test_a_collection_that_begins_again_is_emptied(bucket: BucketStore) -> None:
     """So a flush of a collection comes from a producer."""
     copy = bucket.vbuckets[0]
     copy.set_state(VbucketState.REPLICA)
@@ -295,10 +295,10 @@ def test_a_collection_that_begins_again_is_emptied(bucket: Bucket) -> None:
     source.set_manifest(SHOP)
     follow(source.vbuckets[0], copy)
     copy.apply(Event.MUTATION, key(ITEMS), b"1", cas=7, rev_seqno=1, seqno=5)
-    (other,) = packed_events([(SystemEventKind.COLLECTION_MODIFY, system_event.Collection(4, 8, ITEMS, "i", 7))])
+    (other,) = packed_events([(SystemEventKind.COLLECTION_MODIFY, system_event.CreatedCollection(4, 8, ITEMS, "i", 7))])
     copy.apply(Event.MUTATION, other.key, other.value, cas=8, rev_seqno=1, seqno=7, flags=5)
     assert copy.manifest().collections[ITEMS].max_ttl == 7
-    (begin,) = packed_events([(SystemEventKind.COLLECTION_BEGIN, system_event.Collection(4, 8, ITEMS, "items"))])
+    (begin,) = packed_events([(SystemEventKind.COLLECTION_BEGIN, system_event.CreatedCollection(4, 8, ITEMS, "items"))])
     copy.apply(Event.MUTATION, begin.key, begin.value, cas=9, rev_seqno=2, seqno=8, flags=0)
     assert (copy.items, copy.get(key(ITEMS)), copy.erasing) == (0, None, False)
     assert (copy.collection_items(ITEMS), copy.collection_high_seqno(ITEMS)) == (0, 8)
@@ -307,9 +307,11 @@ def test_a_collection_that_begins_again_is_emptied(bucket: Bucket) -> None:
     assert (copy.items, copy.collection_items(ITEMS), copy.collection_high_seqno(ITEMS)) == (1, 1, 9)
 
 
-(_SCOPE,) = packed_events([(SystemEventKind.SCOPE_CREATE, system_event.Scope(1, 9, "s"))])
+(_SCOPE,) = packed_events([(SystemEventKind.SCOPE_CREATE, system_event.CreatedScope(1, 9, "s"))])
 SCOPE_9 = _SCOPE.value
-(_MODIFIED,) = packed_events([(SystemEventKind.COLLECTION_MODIFY, system_event.Collection(1, 8, ITEMS, "items", 7))])
+(_MODIFIED,) = packed_events(
+    [(SystemEventKind.COLLECTION_MODIFY, system_event.CreatedCollection(1, 8, ITEMS, "items", 7))]
+)
 ITEMS_7 = _MODIFIED.value
 
 
@@ -325,7 +327,7 @@ ITEMS_7 = _MODIFIED.value
         (b"\1_modify\x0a", ITEMS_7, 5),
     ],
 )
-def test_an_event_from_elsewhere_that_is_none(bucket: Bucket, name: bytes, value: bytes, flags: int) -> None:
+def test_an_event_from_elsewhere_that_is_none(bucket: BucketStore, name: bytes, value: bytes, flags: int) -> None:
     copy = bucket.vbuckets[0]
     with pytest.raises(RemoteProtocolError) as raised:
         copy.apply(Event.MUTATION, name, value, cas=1, rev_seqno=1, seqno=1, flags=flags)
@@ -338,7 +340,7 @@ def test_an_event_from_elsewhere_that_is_none(bucket: Bucket, name: bytes, value
 
 def test_a_collections_time_limit_is_over_the_buckets() -> None:
     vbuuids = count(1)
-    bucket = Bucket(
+    bucket = BucketStore(
         "b", vbuckets=1, clock=lambda: START, new_vbuuid=lambda: next(vbuuids), settings=Settings(max_ttl=100)
     )
     manifest = SHOP.with_max_ttl("shop", "items", 10).with_max_ttl("shop", "users", 0)
@@ -363,7 +365,7 @@ def test_a_collections_time_limit_is_over_the_buckets() -> None:
 
 
 def test_a_time_limit_holds_for_documents_that_come_with_their_metadata() -> None:
-    bucket = Bucket("b", vbuckets=1, clock=lambda: START, new_vbuuid=lambda: 1, settings=Settings(max_ttl=100))
+    bucket = BucketStore("b", vbuckets=1, clock=lambda: START, new_vbuuid=lambda: 1, settings=Settings(max_ttl=100))
     bucket.set_manifest(SHOP.with_max_ttl("shop", "items", 10).with_max_ttl("shop", "users", 0))
     vbucket = bucket.vbuckets[0]
     expected = {0: [100, 5, 50, 100], ITEMS: [10, 5, 10, 10], USERS: [0, 5, 50, 500]}
@@ -380,11 +382,11 @@ def test_a_time_limit_holds_for_documents_that_come_with_their_metadata() -> Non
         assert tombstone.expiry == NOW - 7
 
 
-def test_a_time_limit_is_told_to_those_who_have_the_collection(bucket: Bucket) -> None:
+def test_a_time_limit_is_told_to_those_who_have_the_collection(bucket: BucketStore) -> None:
     bucket.set_manifest(SHOP)
     bucket.set_manifest(SHOP.with_max_ttl("shop", "items", 7))
     (event,) = told(bucket.vbuckets[0], 3)
-    assert event.subject == system_event.Collection(4, 8, ITEMS, "items", max_ttl=7)
+    assert event.subject == system_event.CreatedCollection(4, 8, ITEMS, "items", max_ttl=7)
     assert event.kind is SystemEventKind.COLLECTION_MODIFY
 
 

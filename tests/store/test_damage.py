@@ -10,7 +10,7 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from penstock.errors import StoreDamaged, StoreRefused
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.disk.checked_json import replace_json, unpack_json
 from penstock.store.disk.durable_log import log_name
 from penstock.wire.codec.constants import VbucketState
@@ -183,7 +183,7 @@ def without_inventory(content: bytes) -> bytes:
 # Anything anywhere
 
 
-def opened(place: Place, files: dict[str, bytes]) -> Bucket | str:
+def opened(place: Place, files: dict[str, bytes]) -> BucketStore | str:
     """Return the bucket with these files, or why it was not opened; then nothing has happened to them."""
     put(place.path, files)
     try:
@@ -203,7 +203,7 @@ def test_any_byte_of_what_names_the_bucket(place: Place) -> None:
     for at in range(len(content)):
         for other in (flipped(content, at), content[:at], content[:at] + b"\xff" + content[at + 1 :]):
             found = opened(place, {**written.files, "bucket.json": other})
-            if isinstance(found, Bucket):
+            if isinstance(found, BucketStore):
                 assert json.loads(other) == json.loads(content)
                 assert shown(found) == written.records[-1].state
                 found.close()

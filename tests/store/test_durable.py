@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import OutOfMemory, StoreRefused, TemporaryFailure
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.durable_log import DurableLog
@@ -25,8 +25,8 @@ class Opened:
         self.vbuuids = count(1)
         self.now = START
 
-    def __call__(self, **settings: Any) -> Bucket:
-        return Bucket.open(
+    def __call__(self, **settings: Any) -> BucketStore:
+        return BucketStore.open(
             self.path,
             "beer",
             vbuckets=4,
@@ -41,7 +41,7 @@ def opened(tmp_path: Path) -> Opened:
     return Opened(tmp_path / "beer")
 
 
-def fill(bucket: Bucket) -> None:
+def fill(bucket: BucketStore) -> None:
     for number in range(200):
         bucket.vbuckets[number % 3].set(b"key %d" % (number % 40), b"value %d" % number)
     for number in range(0, 40, 3):
@@ -53,17 +53,17 @@ def fill(bucket: Bucket) -> None:
     bucket.vbuckets[3].remove()
 
 
-def directory(bucket: Bucket) -> Directory:
+def directory(bucket: BucketStore) -> Directory:
     assert isinstance(bucket.log, DurableLog)
     return bucket.log.directory
 
 
-def crash(bucket: Bucket) -> None:
+def crash(bucket: BucketStore) -> None:
     """Let go of the directory without a word."""
     directory(bucket).unlock()
 
 
-def shown(bucket: Bucket) -> list[Any]:
+def shown(bucket: BucketStore) -> list[Any]:
     """Return all that a client could see of a bucket."""
     return [
         (
@@ -205,7 +205,7 @@ def test_keys_and_rows_have_a_quota(opened: Opened) -> None:
     assert 15_000 < bucket.stats().index_bytes < 30_000
 
 
-def store_each(bucket: Bucket, count: int) -> None:
+def store_each(bucket: BucketStore, count: int) -> None:
     """Store documents, as far as they are taken, and bring each to disk."""
     for number in range(count):
         with suppress(TemporaryFailure):
@@ -214,7 +214,7 @@ def store_each(bucket: Bucket, count: int) -> None:
         rewrite(bucket)
 
 
-def rewrite(bucket: Bucket) -> None:
+def rewrite(bucket: BucketStore) -> None:
     while (piece := bucket.compaction()) is not None:
         piece.run()
         assert piece.finish()

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import KeyNotFound, TemporaryFailure
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.disk.durable_log import log_name
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.log.records import RECORD_BYTES
@@ -30,11 +30,11 @@ def place(memory: Path) -> Place:
     return Place(memory / "beer")
 
 
-def change(bucket: Bucket, number: int) -> None:
+def change(bucket: BucketStore, number: int) -> None:
     bucket.vbuckets[number % 3].set(b"key %d" % (number % 5), b"value %d" % number)
 
 
-def rewrite(bucket: Bucket) -> bool:
+def rewrite(bucket: BucketStore) -> bool:
     """Rewrite all that there is; False: the disk did not take it."""
     bucket.seal()
     bucket.commit()
@@ -46,7 +46,7 @@ def rewrite(bucket: Bucket) -> bool:
     return bucket.fault is None
 
 
-def check_refusal(bucket: Bucket, why: str) -> None:
+def check_refusal(bucket: BucketStore, why: str) -> None:
     """Check that nothing is stored, and that what there is can be read."""
     assert bucket.fault is not None
     assert why in bucket.fault
@@ -531,7 +531,7 @@ steps = st.lists(
 class Told:
     """What a bucket was after each step since the last one that is on disk for certain."""
 
-    def __init__(self, bucket: Bucket, directory: FailingDirectory) -> None:
+    def __init__(self, bucket: BucketStore, directory: FailingDirectory) -> None:
         self.bucket = bucket
         self.directory = directory
         self.states = [shown(bucket)]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import TemporaryFailure
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.event_frames import SYSTEM_PREFIX
 from penstock.wire.codec.constants import VbucketState
@@ -83,13 +83,13 @@ def place() -> Iterator[Place]:
         yield Place(path / "beer")
 
 
-def filled(bucket: Bucket) -> Bucket:
+def filled(bucket: BucketStore) -> BucketStore:
     for vbucket in bucket.vbuckets:
         vbucket.set(key(0), b"old")
     return bucket
 
 
-def documents(bucket: Bucket) -> list[bytes]:
+def documents(bucket: BucketStore) -> list[bytes]:
     """Return the values that are there, without a command that would find a vbucket empty."""
     return [change.value for vbucket in bucket.vbuckets for change in all_of(vbucket)]
 

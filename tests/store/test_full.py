@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import Locked, StatusError, TemporaryFailure
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.documents.conflict import Meta
 from penstock.store.documents.vbucket import Vbucket
@@ -39,7 +39,7 @@ class Full:
     def __init__(self, path: Path) -> None:
         self.clock = Clock()
         vbuuids, directory = count(1), FullDirectory(path)
-        self.bucket = Bucket.open(
+        self.bucket = BucketStore.open(
             path, "b", vbuckets=1, clock=self.clock, new_vbuuid=lambda: next(vbuuids), directory=lambda _: directory
         )
         self.vbucket = self.bucket.find(0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.event_frames import subject_of_key
 from penstock.store.history.frame_chunks import FewFrames, ManyFrames
@@ -145,7 +145,7 @@ def test_long_histories(seed: int) -> None:
     assert merged
 
 
-def check_random_snapshots(bucket: Bucket, histories: list[History], random: Random) -> None:
+def check_random_snapshots(bucket: BucketStore, histories: list[History], random: Random) -> None:
     for vbucket, history in zip(bucket.vbuckets, histories, strict=True):
         for _ in range(6):
             lowest = random.choice([vbucket.lowest_snapshot_end, vbucket.high_seqno - 30])

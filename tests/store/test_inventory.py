@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StoreDamaged, StoreRefused
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.checked_json import replace_json, unpack_json
@@ -292,8 +292,8 @@ def test_a_crash_while_a_segment_replaces_one_of_its_own_name(*, has_inventory: 
     assert fuse > 10
 
 
-def _open(disk: Disk) -> Bucket:
-    return Bucket.open(
+def _open(disk: Disk) -> BucketStore:
+    return BucketStore.open(
         Path(), "beer", vbuckets=4, clock=lambda: 10**18, new_vbuuid=lambda: 1, directory=disk, settings=Settings()
     )
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.log.frame_fields import key_fingerprints
 from penstock.store.log.key_search import UnloadedKeys
 from penstock.wire.codec.frame import HEADER
@@ -25,7 +25,7 @@ def name(number: int) -> bytes:
 
 
 @pytest.fixture
-def opened() -> Iterator[tuple[Place, Bucket]]:
+def opened() -> Iterator[tuple[Place, BucketStore]]:
     """A bucket of one vbucket that was opened with its documents, some of them deleted or changed."""
     with directory_in_memory() as path:
         place = Place(path / "beer")
@@ -42,29 +42,29 @@ def opened() -> Iterator[tuple[Place, Bucket]]:
         bucket.close()
 
 
-def is_loading(bucket: Bucket) -> bool:
+def is_loading(bucket: BucketStore) -> bool:
     return isinstance(bucket.vbuckets[0]._newest, UnloadedKeys)
 
 
-def value(bucket: Bucket, number: int) -> bytes | None:
+def value(bucket: BucketStore, number: int) -> bytes | None:
     item = bucket.vbuckets[0].get(name(number))
     return None if item is None else bytes(item.value)
 
 
-def test_documents_are_found_before_all_keys_are_loaded(opened: tuple[Place, Bucket]) -> None:
+def test_documents_are_found_before_all_keys_are_loaded(opened: tuple[Place, BucketStore]) -> None:
     _, bucket = opened
     assert value(bucket, KEYS - 1) == b"%d" % (KEYS - 1)
     assert is_loading(bucket)
 
 
-def test_every_key_is_found_while_more_and_more_are_loaded(opened: tuple[Place, Bucket]) -> None:
+def test_every_key_is_found_while_more_and_more_are_loaded(opened: tuple[Place, BucketStore]) -> None:
     _, bucket = opened
     for number in (KEYS - 1, 3, 7, 1000, KEYS, 5000, KEYS - 2, 19_000, 0):
         expected = b"again" if number % 1000 == 0 and number < KEYS else b"%d" % number
         assert value(bucket, number) == (None if number in (7, KEYS) else expected)
 
 
-def test_what_is_written_meanwhile_counts(opened: tuple[Place, Bucket]) -> None:
+def test_what_is_written_meanwhile_counts(opened: tuple[Place, BucketStore]) -> None:
     place, bucket = opened
     vbucket = bucket.vbuckets[0]
     for number, text in ((KEYS - 1, b"new"), (KEYS, b"more"), (2, b"newer")):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.log import key_search
 from penstock.store.log.key_search import UnloadedKeys
 from penstock.store.log.key_table import KeyTable
@@ -24,7 +24,7 @@ def name(number: int) -> bytes:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Place, Bucket]]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Place, BucketStore]]:
     """A bucket of one vbucket that was opened with many documents."""
     monkeypatch.setattr(key_search, "MANY_KEYS", KEYS)
     with directory_in_memory() as path:
@@ -38,7 +38,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Place, Bucket]]:
         bucket.close()
 
 
-def load(bucket: Bucket) -> None:
+def load(bucket: BucketStore) -> None:
     while bucket.load_keys():
         pass
 
@@ -82,7 +82,7 @@ def test_what_a_table_stands_for_is_freed_bit_by_bit() -> None:
     assert dict(table) == {name(7): 64}
 
 
-def test_a_vbucket_of_many_keys_is_emptied(opened: tuple[Place, Bucket]) -> None:
+def test_a_vbucket_of_many_keys_is_emptied(opened: tuple[Place, BucketStore]) -> None:
     _, bucket = opened
     vbucket = bucket.vbuckets[0]
     load(bucket)
@@ -96,7 +96,7 @@ def test_a_vbucket_of_many_keys_is_emptied(opened: tuple[Place, Bucket]) -> None
     assert (vbucket.key_count, vbucket.items) == (1, 1)
 
 
-def test_a_vbucket_is_emptied_while_its_keys_are_loaded(opened: tuple[Place, Bucket]) -> None:
+def test_a_vbucket_is_emptied_while_its_keys_are_loaded(opened: tuple[Place, BucketStore]) -> None:
     place, bucket = opened
     vbucket = bucket.vbuckets[0]
     assert bucket.load_keys()
@@ -110,7 +110,7 @@ def test_a_vbucket_is_emptied_while_its_keys_are_loaded(opened: tuple[Place, Buc
     again.close()
 
 
-def test_documents_change_while_many_keys_are_loaded(opened: tuple[Place, Bucket]) -> None:
+def test_documents_change_while_many_keys_are_loaded(opened: tuple[Place, BucketStore]) -> None:
     _, bucket = opened
     vbucket = bucket.vbuckets[0]
     vbucket.delete(name(3))
@@ -123,7 +123,7 @@ def test_documents_change_while_many_keys_are_loaded(opened: tuple[Place, Bucket
     assert (vbucket.key_count, vbucket.items) == (KEYS + 1, KEYS)
 
 
-def test_a_vbucket_of_many_keys_is_rolled_back(opened: tuple[Place, Bucket]) -> None:
+def test_a_vbucket_of_many_keys_is_rolled_back(opened: tuple[Place, BucketStore]) -> None:
     _, bucket = opened
     vbucket = bucket.vbuckets[0]
     load(bucket)

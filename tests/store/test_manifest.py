@@ -12,9 +12,9 @@ from penstock.store.definition.manifest import (
     MAX_COLLECTIONS,
     MAX_SCOPES,
     MAX_TTL,
-    Change,
     Collection,
     Manifest,
+    ManifestChange,
     Scope,
     changes_between,
     subjects_of,
@@ -52,7 +52,7 @@ def manifests(draw: st.DrawFn, start: Manifest = DEFAULT_MANIFEST) -> Manifest:
     return manifest
 
 
-def applied(manifest: Manifest, changes: list[Change]) -> tuple[dict[int, str], dict[int, Collection]]:
+def applied(manifest: Manifest, changes: list[ManifestChange]) -> tuple[dict[int, str], dict[int, Collection]]:
     """Follow changes one by one, as a consumer would; each must make sense where it comes."""
     scopes = {scope.id: scope.name for scope in manifest.scopes}
     collections = dict(manifest.collections)

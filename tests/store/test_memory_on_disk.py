@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
 from tests.store.model import START, read_all
 
@@ -19,15 +19,15 @@ SECOND = 10**9
 
 
 @pytest.fixture
-def bucket(tmp_path: Path) -> Iterator[Bucket]:
+def bucket(tmp_path: Path) -> Iterator[BucketStore]:
     bucket = opened(tmp_path)
     yield bucket
     bucket.close()
 
 
-def opened(path: Path) -> Bucket:
+def opened(path: Path) -> BucketStore:
     vbuuids, looks = count(1), count()
-    return Bucket.open(
+    return BucketStore.open(
         path,
         "b",
         vbuckets=4,
@@ -37,7 +37,7 @@ def opened(path: Path) -> Bucket:
     )
 
 
-def overwrite(bucket: Bucket, number: int) -> None:
+def overwrite(bucket: BucketStore, number: int) -> None:
     """Store the next one of a few documents, with a commit and some rewriting now and then, as a node does."""
     bucket.vbuckets[number % 4].set(b"%d" % (number % 40), b"." * 1000)
     if number % 50 == 49:
@@ -54,7 +54,7 @@ def mapped(path: Path) -> set[str]:
     return {line.partition(f"{path}/")[2] for line in lines if str(path) in line}
 
 
-def test_memory_does_not_grow_with_what_is_on_disk(bucket: Bucket) -> None:
+def test_memory_does_not_grow_with_what_is_on_disk(bucket: BucketStore) -> None:
     for number in range(200):
         overwrite(bucket, number)  # so that all is imported
     tracemalloc.start()
@@ -69,7 +69,7 @@ def test_memory_does_not_grow_with_what_is_on_disk(bucket: Bucket) -> None:
     assert peak < 32 * SEGMENT_BYTES
 
 
-def test_no_buffer_of_an_old_log_file_stays(bucket: Bucket) -> None:
+def test_no_buffer_of_an_old_log_file_stays(bucket: BucketStore) -> None:
     buffers: list[weakref.ref[Any]] = []
     for number in range(500):
         bucket.vbuckets[number % 4].set(b"%d" % number, b"." * 1000)

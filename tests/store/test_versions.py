@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import KeyExists, Locked
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.manifest import DEFAULT_MANIFEST
 from penstock.store.documents.key_listing import keys_from, random_key
 from penstock.store.documents.vbucket import Item, Vbucket
@@ -33,12 +33,12 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def bucket(clock: Clock) -> Bucket:
+def bucket(clock: Clock) -> BucketStore:
     return timed_bucket(clock)
 
 
 @pytest.fixture
-def vbucket(bucket: Bucket) -> Vbucket:
+def vbucket(bucket: BucketStore) -> Vbucket:
     return bucket.vbuckets[0]
 
 
@@ -150,7 +150,7 @@ def test_the_systems_attributes_stay(
     assert (change.value, isinstance(change, DeletionV2)) == (left, how == "delete")
 
 
-def test_what_stays_fits_wherever_the_segment_ends(bucket: Bucket, clock: Clock) -> None:
+def test_what_stays_fits_wherever_the_segment_ends(bucket: BucketStore, clock: Clock) -> None:
     vbucket = bucket.vbuckets[0]
     for size in range(60):
         key = b"k%d" % size

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.disk.durable_log import DurableLog
 from penstock.store.log.records import FILE_HEADER
 from penstock.wire.codec.constants import VbucketState
@@ -71,7 +71,7 @@ class Writer:
         self.records.append(Record(start, self.log.end, synced, shown(self.bucket)))
 
     @contextmanager
-    def step(self) -> Iterator[Bucket]:
+    def step(self) -> Iterator[BucketStore]:
         number, start, synced = self.log.file.number, self.log.end, self.log.file.synced
         state = shown(self.bucket)
         yield self.bucket

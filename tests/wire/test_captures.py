@@ -160,7 +160,7 @@ def test_what_is_recorded() -> None:
             dcp.AddStreamReply,
             dcp.CloseStream,
             dcp.StreamReq,
-            dcp.GetFailoverLog,
+            dcp.DcpGetFailoverLog,
             dcp.StreamEnd,
         ),
         *(
@@ -168,7 +168,7 @@ def test_what_is_recorded() -> None:
             dcp.Mutation,
             dcp.Deletion,
             dcp.OldExpiration,
-            dcp.Flush,
+            dcp.DcpFlush,
             dcp.SetVbucketState,
             dcp.DcpNoop,
         ),

@@ -23,8 +23,8 @@ from penstock.wire.messages.cluster import ClustermapChanged, ServerReply
 from penstock.wire.messages.dcp import (
     CacheTransfer,
     CloseStream,
+    DcpGetFailoverLog,
     DcpReply,
-    GetFailoverLog,
     Mutation,
     Open,
     SnapshotMarker,
@@ -66,7 +66,7 @@ from penstock.wire.messages.subdoc import (
     pack_mutation_results,
     pack_mutation_specs,
 )
-from penstock.wire.messages.system_event import Collection, pack_system_event
+from penstock.wire.messages.system_event import CreatedCollection, pack_system_event
 from penstock.wire.messages.tap import (
     TapCheckpointStart,
     TapCommandReply,
@@ -109,7 +109,7 @@ FIRST = [
     (Set(key=b"k", value=b"x", datatype=2), None),
     (Get(key=b"k"), None),
     (StreamReq(start_seqno=0, end_seqno=1), None),
-    (GetFailoverLog(), None),
+    (DcpGetFailoverLog(), None),
     (DraftNoRequest(), None),
     (DcpReply(), None),
     (TapMutation(key=b"k"), None),
@@ -400,7 +400,7 @@ def test_what_a_server_asks_and_what_it_is_told():
 
 
 def test_system_events_and_cached_documents():
-    packed = pack_system_event(0, Collection(2, 0, 8, "ales"), as_table=True)
+    packed = pack_system_event(0, CreatedCollection(2, 0, 8, "ales"), as_table=True)
     event = SystemEvent(by_seqno=1, event=0, version=packed.version, key=packed.key, value=packed.value)
     said = describe(frame_of(event), Dialect.DCP)
     assert (said.fields["event"], said.fields["collection_id"], said.parts) == ("COLLECTION_BEGIN", 8, {"key": b"ales"})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.wire.codec.constants import Dialect, Opcode
 from penstock.wire.codec.frame import Frame, cut_frame, frame_length
 from penstock.wire.codec.layout import Message, decode
-from penstock.wire.columns.reframe import DCP, FORMS, NATIVE, Form, _in_columns, _one_by_one, reframe
+from penstock.wire.columns.reframe import DCP, FORMS, NATIVE, FrameForm, _in_columns, _one_by_one, reframe
 from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation
 from penstock.wire.messages.tap import TapMutation
 from penstock.wire.protocol.frame_receiver import Connection, Slab
@@ -59,13 +59,13 @@ def chunk(messages: Sequence[Message]) -> tuple[bytes, np.ndarray]:
 
 @pytest.mark.parametrize("form", EVERY_FORM.values(), ids=EVERY_FORM.keys())
 @given(st.lists(STORED, min_size=1, max_size=12), unsigned("I"))
-def test_columns_and_loop_agree(form: Form, messages: list[Message], opaque: int) -> None:
+def test_columns_and_loop_agree(form: FrameForm, messages: list[Message], opaque: int) -> None:
     data, begins = chunk(messages)
     said = {"opaque": opaque}
     assert bytes(_in_columns(data, begins, form, said)) == _one_by_one(data, begins, form, said)
 
 
-def dialect_of(form: Form) -> Dialect:
+def dialect_of(form: FrameForm) -> Dialect:
     return next(dialect for dialect, each in FORMS.items() if each.mutation is form.mutation)
 
 
@@ -75,7 +75,7 @@ def frames_of(data: bytes) -> list[Frame]:
 
 @pytest.mark.parametrize("form", EVERY_FORM.values(), ids=EVERY_FORM.keys())
 @given(st.lists(STORED, min_size=1, max_size=35))
-def test_a_consumer_reads_what_was_stored(form: Form, messages: list[Message]) -> None:
+def test_a_consumer_reads_what_was_stored(form: FrameForm, messages: list[Message]) -> None:
     data, begins = chunk(messages)
     dialect = dialect_of(form)
     opaques = np.arange(len(messages)) + 7

@@ -242,7 +242,7 @@ def test_a9_a_log_out_of_order_is_put_right() -> None:
 
 
 def test_a10_starts_and_snapshot_ends_have_no_successors() -> None:
-    for number, meaning in (("000-07", dcp.CloseStream), ("000-09", dcp.GetFailoverLog)):
+    for number, meaning in (("000-07", dcp.CloseStream), ("000-09", dcp.DcpGetFailoverLog)):
         assert type(decode(cut(bytes.fromhex(SEED[number].corrected)))) is meaning
     assert "expected 4" in refused(cut(bytes.fromhex(SEED["000-10"].corrected)))
 
@@ -255,7 +255,7 @@ def test_a11_a_state_is_answered_in_dcp_and_not_in_upr() -> None:
 def test_a12_a_flush_is_read_in_each_dialect() -> None:
     for dialect, cls in (
         (Dialect.UPR, upr.UprFlush),
-        (Dialect.DCP, dcp.Flush),
+        (Dialect.DCP, dcp.DcpFlush),
         (Dialect.UPR_DRAFT, upr_draft.DraftFlush),
     ):
         assert type(decode(cut(cls(vbucket=7).encode()), dialect)) is cls

@@ -11,11 +11,11 @@ from penstock.wire.codec.layout import decode
 from penstock.wire.messages.dcp import SystemEvent
 from penstock.wire.messages.system_event import (
     FLATBUFFERS,
-    Collection,
+    CreatedCollection,
+    CreatedScope,
     DroppedCollection,
     DroppedScope,
     PackedEvent,
-    Scope,
     Subject,
     pack_system_event,
     unpack_system_event,
@@ -25,17 +25,17 @@ from tests.strategies import unsigned
 BEGIN, END, CREATE, DROP, MODIFY = SystemEventKind
 
 FIXED: list[tuple[str, int, int, Subject, bytes, str]] = [
-    ("collection begins", BEGIN, 0, Collection(5, 8, 9, "beer"), b"beer", "0000000000000005 00000008 00000009"),
+    ("collection begins", BEGIN, 0, CreatedCollection(5, 8, 9, "beer"), b"beer", "0000000000000005 00000008 00000009"),
     (
         "collection with a time to live begins",
         BEGIN,
         1,
-        Collection(5, 8, 9, "beer", max_ttl=60),
+        CreatedCollection(5, 8, 9, "beer", max_ttl=60),
         b"beer",
         "0000000000000005 00000008 00000009 0000003c",
     ),
     ("collection ends", END, 0, DroppedCollection(5, 8, 9), b"", "0000000000000005 00000008 00000009"),
-    ("scope begins", CREATE, 0, Scope(5, 8, "brewery"), b"brewery", "0000000000000005 00000008"),
+    ("scope begins", CREATE, 0, CreatedScope(5, 8, "brewery"), b"brewery", "0000000000000005 00000008"),
     ("scope ends", DROP, 0, DroppedScope(5, 8), b"", "0000000000000005 00000008"),
 ]
 
@@ -69,14 +69,14 @@ TABLES: list[tuple[str, int, Subject, bytes, str]] = [
     (
         "scope begins",
         CREATE,
-        Scope(5, 8, "ale"),
+        CreatedScope(5, 8, "ale"),
         b"ale",
         "10000000 0a00 1800 1000 0800 0c00 0000 0c000000 00000000 08000000 0c000000 050000000000000003000000 616c65 00",
     ),
     (
         "collection begins, without a time to live",
         BEGIN,
-        Collection(0, 8, 9, "", history=True),
+        CreatedCollection(0, 8, 9, "", history=True),
         b"",
         "18000000 1200 1000 0000 0400 0800 0000 0000 0000 0c00 0000 14000000 08000000 09000000 01000000",
     ),
@@ -90,11 +90,13 @@ def test_tables(what: str, event: int, subject: Subject, key: bytes, hexadecimal
 
 U32, U64 = unsigned("I"), unsigned("Q")
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
-COLLECTIONS = st.builds(Collection, U64, U32, U32, NAMES, st.none() | U32, st.booleans(), U64, st.booleans(), U64)
+COLLECTIONS = st.builds(
+    CreatedCollection, U64, U32, U32, NAMES, st.none() | U32, st.booleans(), U64, st.booleans(), U64
+)
 SUBJECTS: dict[int, st.SearchStrategy[Subject]] = {
     BEGIN: COLLECTIONS,
     END: st.builds(DroppedCollection, U64, U32, U32, st.booleans()),
-    CREATE: st.builds(Scope, U64, U32, NAMES),
+    CREATE: st.builds(CreatedScope, U64, U32, NAMES),
     DROP: st.builds(DroppedScope, U64, U32, st.booleans()),
     MODIFY: COLLECTIONS,
 }
@@ -167,9 +169,9 @@ def test_refused(what: str, event: int, version: int, key: bytes, value: bytes, 
 
 
 CANNOT_BE_SAID = [
-    ("a scope of a collection's event", BEGIN, Scope(1, 2, "n"), True, "system event 0 about a Scope"),
-    ("an event that is not known", 2, Scope(1, 2, "n"), True, "system event 2 about a Scope"),
-    ("a change without a table", MODIFY, Collection(1, 2, 3, "n"), False, "said by a table only"),
+    ("a scope of a collection's event", BEGIN, CreatedScope(1, 2, "n"), True, "system event 0 about a CreatedScope"),
+    ("an event that is not known", 2, CreatedScope(1, 2, "n"), True, "system event 2 about a CreatedScope"),
+    ("a change without a table", MODIFY, CreatedCollection(1, 2, 3, "n"), False, "said by a table only"),
     ("a number out of its range", DROP, DroppedScope(-1, 2), False, "system event 4"),
     ("a number out of its range, in a table", DROP, DroppedScope(1, 2**32), True, "system event 4"),
 ]

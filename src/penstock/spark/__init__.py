@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.errors import Error, LakeRefused, OperationTimeout, Unreachable, UsageError, WriteLost
 from penstock.lazy_names import lazy_names

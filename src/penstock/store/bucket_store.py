@@ -16,7 +16,7 @@ from penstock.store.disk.durable_log import DurableLog
 from penstock.store.documents.deleter import Deleter
 from penstock.store.documents.time_to_live import time_limits
 from penstock.store.documents.vbucket import Vbucket
-from penstock.store.history.event_frames import SystemEvent, packed_events, room_for
+from penstock.store.history.event_frames import EventFrame, packed_events, room_for
 from penstock.store.history.scoped_history import REFUSED
 from penstock.store.log.change_log import SEGMENT_BYTES, Log
 from penstock.store.log.compaction import Compaction
@@ -29,7 +29,7 @@ from penstock.store.recovery.file_scan import Found, complete, look
 from penstock.store.recovery.log_replay import recover
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["Bucket", "BucketStats"]
+__all__ = ["BucketStats", "BucketStore"]
 
 _NANOSECONDS = 10**9
 _ROWS_AT_ONCE = 16 * 1024  # a few milliseconds of work
@@ -68,10 +68,10 @@ class ManifestStep(NamedTuple):
 
     before: int
     uid: int
-    events: Sequence[SystemEvent]
+    events: Sequence[EventFrame]
 
 
-class Bucket:
+class BucketStore:
     """A bucket, in memory or, where `open` made it, on disk; at first all of its vbuckets are active.
 
     changed: numbers of vbuckets in which an access has found a document expired, so that its deletion is the newest
@@ -150,7 +150,7 @@ class Bucket:
         new_vbuuid: Callable[[], int],
         settings: Settings | None = None,
         directory: Callable[[Path], Directory] = Directory,
-    ) -> Bucket:
+    ) -> BucketStore:
         """Return the bucket in a directory, which is made if there is none. Only one process can have it open.
 
         After a stop that was not clean all active vbuckets begin a branch at the newest change that was on disk.
@@ -411,7 +411,7 @@ class Bucket:
                 vbucket.relearn()  # what is in collections whose beginning was lost counts, too
         vbucket.up_to(manifest.uid)
 
-    def _first_events(self) -> list[SystemEvent]:
+    def _first_events(self) -> list[EventFrame]:
         """Return what a vbucket without a history writes of the manifest."""
         manifest = self.manifest
         if self._first[0] != manifest.uid:

@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.node.auth import ANONYMOUS, Privilege, RoleName, Target, User, parse_role
+from penstock.node.auth import ANONYMOUS, Privilege, RoleName, RoleTarget, User, parse_role
 from penstock.node.auth.roles import EVERYTHING, ROLE_NAMES
 
 P = Privilege
 
 TEXTS = [
-    ("data_reader[*]", RoleName.DATA_READER, Target()),
-    ("data_writer[beer]", RoleName.DATA_WRITER, Target("beer")),
-    ("stream_reader[beer:s]", RoleName.STREAM_READER, Target("beer", "s")),
-    ("data_reader[beer:_default:_default]", RoleName.DATA_READER, Target("beer", "_default", "_default")),
-    ("replicator[a.b-c%d]", RoleName.REPLICATOR, Target("a.b-c%d")),
-    ("admin", RoleName.ADMIN, Target()),
+    ("data_reader[*]", RoleName.DATA_READER, RoleTarget()),
+    ("data_writer[beer]", RoleName.DATA_WRITER, RoleTarget("beer")),
+    ("stream_reader[beer:s]", RoleName.STREAM_READER, RoleTarget("beer", "s")),
+    ("data_reader[beer:_default:_default]", RoleName.DATA_READER, RoleTarget("beer", "_default", "_default")),
+    ("replicator[a.b-c%d]", RoleName.REPLICATOR, RoleTarget("a.b-c%d")),
+    ("admin", RoleName.ADMIN, RoleTarget()),
 ]
 
 
@@ -102,8 +102,8 @@ def test_a_role_of_a_collection():
     user = User.of("u", ["stream_reader[beer:s:c]", "data_writer[beer:s]", "data_reader[wine]"])
     assert user.privileges("beer") == {P.META_READ, P.SIMPLE_STATS}
     assert user.scoped("beer") == {
-        Target("beer", "s", "c"): {P.READ, P.STREAM, P.SYSTEM_XATTR_READ},
-        Target("beer", "s"): {P.WRITE},
+        RoleTarget("beer", "s", "c"): {P.READ, P.STREAM, P.SYSTEM_XATTR_READ},
+        RoleTarget("beer", "s"): {P.WRITE},
     }
     assert user.may(P.STREAM, "beer", "s", "c")
     assert not user.may(P.STREAM, "beer", "s")
@@ -147,7 +147,7 @@ def test_what_a_user_may_do_in_parts_of_a_bucket_beyond_the_whole():
         "alice",
         ["data_writer[beer]", "data_writer[beer:ales]", "data_reader[beer:ales]", "data_reader[wine:ales]"],
     )
-    assert user.scoped("beer") == {Target("beer", "ales"): frozenset((Privilege.READ,))}
-    assert user.scoped("wine") == {Target("wine", "ales"): frozenset((Privilege.READ,))}
+    assert user.scoped("beer") == {RoleTarget("beer", "ales"): frozenset((Privilege.READ,))}
+    assert user.scoped("wine") == {RoleTarget("wine", "ales"): frozenset((Privilege.READ,))}
     assert user.scoped("water") == {}
     assert User.of("bob", ["admin", "data_reader[beer:ales]"]).scoped("beer") == {}

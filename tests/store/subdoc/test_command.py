@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import KeyExists, KeyNotFound, StatusError
-from penstock.store.subdoc.attributes import Around, Document
+from penstock.store.subdoc.attributes import Around, EditedDocument
 from penstock.store.subdoc.command import Changed, begin, change, look_up
 from penstock.store.subdoc.rules import check_changes, check_lookups
 from penstock.store.subdoc.text import Text
@@ -32,7 +32,7 @@ MACROS = XATTR | PathFlag.EXPAND_MACROS
 JSON = Datatype.JSON
 
 AROUND = Around(vbuuid=0xABC, now=1_700_000_000_123_456_789)
-PLAIN = Document(
+PLAIN = EditedDocument(
     b'{"a": 1}',
     {"_sys": b'{"x":[1]}', "user": b"5"},
     int(Datatype.JSON | Datatype.XATTR | Datatype.SNAPPY),
@@ -42,20 +42,20 @@ PLAIN = Document(
     flags=0x02000006,
     expiry=1_800_000_000,
 )
-TOMBSTONE = Document(b"", {"_sys": b"1"}, int(Datatype.XATTR), deleted=True, cas=7)
+TOMBSTONE = EditedDocument(b"", {"_sys": b"1"}, int(Datatype.XATTR), deleted=True, cas=7)
 
 
-def looked_up(*specs: tuple[int, int, bytes], document: Document = PLAIN, around: Around = AROUND) -> list[Any]:
+def looked_up(*specs: tuple[int, int, bytes], document: EditedDocument = PLAIN, around: Around = AROUND) -> list[Any]:
     return [(status, value) for status, value in look_up(document, [LookupSpec(*spec) for spec in specs], around)]
 
 
-def changed(*specs: tuple[Any, ...], document: Document = PLAIN, doc_flags: int = 0) -> Changed:
+def changed(*specs: tuple[Any, ...], document: EditedDocument = PLAIN, doc_flags: int = 0) -> Changed:
     result = change(document, [MutationSpec(*spec) for spec in specs], doc_flags, AROUND)
     assert isinstance(result, Changed), result
     return result
 
 
-def failed(*specs: tuple[Any, ...], document: Document = PLAIN, doc_flags: int = 0) -> tuple[int, int]:
+def failed(*specs: tuple[Any, ...], document: EditedDocument = PLAIN, doc_flags: int = 0) -> tuple[int, int]:
     result = change(document, [MutationSpec(*spec) for spec in specs], doc_flags, AROUND)
     assert isinstance(result, MutationResult), result
     assert not result.value
@@ -65,7 +65,9 @@ def failed(*specs: tuple[Any, ...], document: Document = PLAIN, doc_flags: int =
 # Which document
 
 
-def begun(found: Document | None, doc_flags: int = 0, cas: int = 0, *, opcode: int = UPSERT, path: bytes = b"a") -> Any:
+def begun(
+    found: EditedDocument | None, doc_flags: int = 0, cas: int = 0, *, opcode: int = UPSERT, path: bytes = b"a"
+) -> Any:
     return begin(found, [MutationSpec(opcode, 0, path, b"1")], doc_flags, cas=cas)
 
 
@@ -93,14 +95,14 @@ def test_a_document_is_there_or_not() -> None:
 
 @pytest.mark.parametrize("flags", [DocFlag.MKDOC, DocFlag.ADD])
 @pytest.mark.parametrize("found", [None, TOMBSTONE])
-def test_a_new_document(found: Document | None, flags: DocFlag) -> None:
-    assert begun(found, flags) == Document(b"{}", datatype=JSON)
-    assert begun(found, flags, opcode=PUSH, path=b"") == Document(b"[]", datatype=JSON)
-    assert begun(found, flags, opcode=PUSH, path=b"[0]") == Document(b"[]", datatype=JSON)
-    assert begun(found, flags, opcode=PUSH, path=b"a[0]") == Document(b"{}", datatype=JSON)
-    assert begun(found, flags, opcode=Opcode.SET, path=b"") == Document()
+def test_a_new_document(found: EditedDocument | None, flags: DocFlag) -> None:
+    assert begun(found, flags) == EditedDocument(b"{}", datatype=JSON)
+    assert begun(found, flags, opcode=PUSH, path=b"") == EditedDocument(b"[]", datatype=JSON)
+    assert begun(found, flags, opcode=PUSH, path=b"[0]") == EditedDocument(b"[]", datatype=JSON)
+    assert begun(found, flags, opcode=PUSH, path=b"a[0]") == EditedDocument(b"{}", datatype=JSON)
+    assert begun(found, flags, opcode=Opcode.SET, path=b"") == EditedDocument()
     if found is None or flags == DocFlag.MKDOC:
-        assert begun(found, flags | DocFlag.CREATE_AS_DELETED) == Document(deleted=True)
+        assert begun(found, flags | DocFlag.CREATE_AS_DELETED) == EditedDocument(deleted=True)
 
 
 # Lookups
@@ -125,7 +127,7 @@ def test_lookups_in_attributes() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"plain", b"{", b"[NaN]"])
 def test_lookups_in_what_is_no_json(body: bytes) -> None:
-    document = Document(body, {"x": b"{"})
+    document = EditedDocument(body, {"x": b"{"})
     assert looked_up((GET, 0, b"a"), (GET, XATTR, b"x"), document=document) == [(Status.SUBDOC_DOC_NOTJSON, b"")] * 2
     whole = (Status.SUCCESS, body) if body else (Status.SUBDOC_PATH_ENOENT, b"")
     assert looked_up((Opcode.GET, 0, b""), document=document) == [whole]
@@ -162,7 +164,9 @@ def test_virtual_attributes() -> None:
         (Status.SUBDOC_XATTR_UNKNOWN_VATTR, b""),
     ]
     assert looked_up((GET, XATTR, b"$XTOC"), around=Around(system_xattrs=False)) == [(Status.SUCCESS, b'["user"]')]
-    assert looked_up((GET, XATTR, b"$document.datatype"), document=Document(b"x")) == [(Status.SUCCESS, b'["raw"]')]
+    assert looked_up((GET, XATTR, b"$document.datatype"), document=EditedDocument(b"x")) == [
+        (Status.SUCCESS, b'["raw"]')
+    ]
     assert looked_up((GET, XATTR, b"$document.deleted"), document=TOMBSTONE) == [(Status.SUCCESS, b"true")]
 
 
@@ -207,7 +211,7 @@ def test_the_first_change_that_fails_is_named() -> None:
         Status.SUBDOC_PATH_ENOENT,
     )
     assert failed((UPSERT, XATTR, b"user.x", b"1")) == (0, Status.SUBDOC_PATH_MISMATCH)
-    assert failed((UPSERT, 0, b"x", b"1"), document=Document(b"plain")) == (0, Status.SUBDOC_DOC_NOTJSON)
+    assert failed((UPSERT, 0, b"x", b"1"), document=EditedDocument(b"plain")) == (0, Status.SUBDOC_DOC_NOTJSON)
     assert failed((Opcode.ADD, 0, b"", b"1")) == (0, Status.SUBDOC_PATH_EEXISTS)
 
 
@@ -220,7 +224,7 @@ def test_names_of_attributes_may_have_escapes() -> None:
     after = changed((UPSERT, XATTR, b'q\\"', b"1"), (UPSERT, XATTR | P, "ä.b".encode(), b"2"))
     assert after.xattrs['q"'] == b"1"
     assert after.xattrs["ä"] == b'{"b":2}'
-    again = Document(b"{}", after.xattrs)
+    again = EditedDocument(b"{}", after.xattrs)
     assert looked_up((GET, XATTR, b'q\\"'), (GET, XATTR, "ä.b".encode()), document=again) == [
         (Status.SUCCESS, b"1"),
         (Status.SUCCESS, b"2"),
@@ -229,15 +233,15 @@ def test_names_of_attributes_may_have_escapes() -> None:
 
 def test_the_whole_body() -> None:
     assert changed((Opcode.SET, 0, b"", b" {}")).datatype == Datatype.JSON | Datatype.XATTR
-    after = changed((Opcode.SET, 0, b"", b"no json"), document=Document())
+    after = changed((Opcode.SET, 0, b"", b"no json"), document=EditedDocument())
     assert (after.body, after.datatype, after.front() + after.body) == (b"no json", 0, b"no json")
-    assert changed((Opcode.ADD, 0, b"", b"1"), document=Document()).body == b"1"
+    assert changed((Opcode.ADD, 0, b"", b"1"), document=EditedDocument()).body == b"1"
 
 
 def test_a_document_is_deleted() -> None:
     after = changed((UPSERT, XATTR, b"_sys", b"2"), (UPSERT, XATTR, b"own", b"2"), (Opcode.DELETE, 0, b""))
     assert (after.body, after.xattrs, after.datatype, after.deleted) == (b"", {"_sys": b"2"}, Datatype.XATTR, True)
-    after = changed((Opcode.DELETE, 0, b""), document=Document(b"x", {"user": b"1"}))
+    after = changed((Opcode.DELETE, 0, b""), document=EditedDocument(b"x", {"user": b"1"}))
     assert (after.front() + after.body, after.datatype, after.deleted) == (b"", 0, True)
 
 
@@ -254,7 +258,9 @@ def test_a_deleted_document_stays_so_unless_it_is_revived() -> None:
 
 def test_objects_on_the_way_are_made_in_documents_that_may_be_new() -> None:
     for flags in (DocFlag.MKDOC, DocFlag.ADD):
-        assert changed((UPSERT, 0, b"x.y", b"1"), document=Document(b"{}"), doc_flags=flags).body == b'{"x":{"y":1}}'
+        assert (
+            changed((UPSERT, 0, b"x.y", b"1"), document=EditedDocument(b"{}"), doc_flags=flags).body == b'{"x":{"y":1}}'
+        )
     assert failed((UPSERT, 0, b"x.y", b"1")) == (0, Status.SUBDOC_PATH_ENOENT)
 
 
@@ -294,13 +300,13 @@ def test_values_that_show_what_the_document_was() -> None:
 
 @given(st.binary(max_size=200))
 def test_what_stands_for_a_cas_stands_nowhere_else(junk: bytes) -> None:
-    before = Document(b"{}", {"junk": json.dumps(junk.hex()).encode()})
+    before = EditedDocument(b"{}", {"junk": json.dumps(junk.hex()).encode()})
     specs = [(UPSERT, MACROS, b"a", b'"${Mutation.CAS}"'), (UPSERT, MACROS, b"b", b'"${Mutation.value_crc32c}"')]
     for _ in range(2):  # what stood for it the first time is part of the document the second time
         after = changed(*specs, document=before)
         xattrs = unpack_xattrs(after.front(1, 1) + after.body).xattrs
         assert xattrs == {**before.xattrs, "a": b'"0x0100000000000000"', "b": b'"0x%08x"' % crc32c(b"{}")}
-        before = Document(b"{}", {"junk": b"[" + b",".join(after.macros) + b"]"})
+        before = EditedDocument(b"{}", {"junk": b"[" + b",".join(after.macros) + b"]"})
 
 
 # Values that are no JSON
@@ -309,7 +315,7 @@ def test_what_stands_for_a_cas_stands_nowhere_else(junk: bytes) -> None:
 def test_bytes_in_attributes() -> None:
     after = changed((UPSERT, XATTR | BINARY, b"bin", b"\xff\x00"), (UPSERT, XATTR | BINARY | P, b"t.b", b""))
     assert after.xattrs["bin"] == b'"cb-content-base64-encoded:/wA="'
-    document = Document(b"{}", {**after.xattrs, "bad": b'"cb-content-base64-encoded:!"'})
+    document = EditedDocument(b"{}", {**after.xattrs, "bad": b'"cb-content-base64-encoded:!"'})
     no = (Status.SUBDOC_NOT_BINARY, b"")
     assert looked_up(
         *((GET, XATTR | BINARY, b"bin"), (GET, XATTR | BINARY, b"t.b"), (GET, XATTR, b"bin")),
@@ -334,11 +340,13 @@ FLAGS = st.sampled_from([0, XATTR, XATTR | P, P, MACROS, XATTR | BINARY]) | st.i
 DOC_FLAGS = st.sampled_from([0, DocFlag.MKDOC, DocFlag.ADD, DocFlag.ACCESS_DELETED]) | st.integers(0, 255)
 CHANGES = st.builds(MutationSpec, st.sampled_from(sorted(MUTATIONS)), FLAGS, ANY_PATHS, VALUES)
 LOOKUP_SPECS = st.builds(LookupSpec, st.sampled_from(sorted(LOOKUPS)), FLAGS, ANY_PATHS)
-FOUND = st.sampled_from([None, PLAIN, TOMBSTONE, Document(b"[1]"), Document(b"junk", {"a": b"junk"})])
+FOUND = st.sampled_from([None, PLAIN, TOMBSTONE, EditedDocument(b"[1]"), EditedDocument(b"junk", {"a": b"junk"})])
 
 
 @given(FOUND, st.lists(CHANGES, min_size=1, max_size=4), DOC_FLAGS)
-def test_any_changes_are_made_or_refused(found: Document | None, specs: list[MutationSpec], doc_flags: int) -> None:
+def test_any_changes_are_made_or_refused(
+    found: EditedDocument | None, specs: list[MutationSpec], doc_flags: int
+) -> None:
     with suppress(StatusError):
         check_changes(specs, doc_flags)
         after = change(begin(found, specs, doc_flags), specs, doc_flags, AROUND)
@@ -354,7 +362,9 @@ def test_any_changes_are_made_or_refused(found: Document | None, specs: list[Mut
 
 
 @given(FOUND, st.lists(LOOKUP_SPECS, min_size=1, max_size=4), DOC_FLAGS)
-def test_any_lookups_are_answered_or_refused(found: Document | None, specs: list[LookupSpec], doc_flags: int) -> None:
+def test_any_lookups_are_answered_or_refused(
+    found: EditedDocument | None, specs: list[LookupSpec], doc_flags: int
+) -> None:
     with suppress(StatusError):
         check_lookups(specs, doc_flags)
         results = look_up(begin(found, specs, doc_flags), specs, AROUND)
@@ -364,7 +374,7 @@ def test_any_lookups_are_answered_or_refused(found: Document | None, specs: list
 
 # Several changes find their places in one pass over the document as it was; what they make is as if each came alone.
 
-KEYED = Document(b'{"a":{"b":1,"c":{}},"d":[1,[],{"e":2}],"n":5 , "o" : { } }', datatype=int(JSON))
+KEYED = EditedDocument(b'{"a":{"b":1,"c":{}},"d":[1,[],{"e":2}],"n":5 , "o" : { } }', datatype=int(JSON))
 STEPS = st.sampled_from([b"a", b"b", b"c", b"d", b"n", b"o", b"new", b"\\/", b"/"])
 INDEXES = st.sampled_from([b"", b"", b"[0]", b"[-1]", b"[2]", b"[3]"])
 DEEP_PATHS = st.lists(st.builds(bytes.__add__, STEPS, INDEXES), min_size=1, max_size=3).map(b".".join)

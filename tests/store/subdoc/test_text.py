@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import StatusError
 from penstock.store.subdoc import scan
-from penstock.store.subdoc.path import Key, Path, parse_path
+from penstock.store.subdoc.path import KeyComponent, Path, parse_path
 from penstock.store.subdoc.text import Text, count_levels, locate
 from penstock.wire.codec.constants import Status
 from penstock.wire.values.json_value import detect_json
@@ -96,8 +96,8 @@ def test_any_bytes_are_json_as_for_the_standard_library(document: bytes) -> None
 # The extension module, where it is built, against the same in Python.
 
 
-def key(text: str) -> Key:
-    return Key(json.loads(f'"{text}"'), text)
+def key(text: str) -> KeyComponent:
+    return KeyComponent(json.loads(f'"{text}"'), text)
 
 
 NAMES = st.sampled_from(["a", "b", "ab", "ä", "𝄞", '\\"', "\\\\", "", "]", "long enough for a word of eight"])

@@ -44,7 +44,7 @@ _SEED = 7
 
 
 @dataclass(frozen=True)
-class Plan:
+class DemoPlan:
     """What the demo does. seconds: how long documents change while the query runs."""
 
     file: str | None
@@ -87,7 +87,7 @@ def demo(
     from rich.console import Console
 
     with _directory(lake) as place:
-        plan = Plan(file, key, value, count, rate, seconds, place)
+        plan = DemoPlan(file, key, value, count, rate, seconds, place)
         console = Console(highlight=False, soft_wrap=True)
         if not interruptible(lambda check: _Demo(plan, console, check).run()):
             raise typer.Exit(1)
@@ -96,7 +96,7 @@ def demo(
 
 
 class _Demo:
-    def __init__(self, plan: Plan, console: Console, check: Callable[[], None]) -> None:
+    def __init__(self, plan: DemoPlan, console: Console, check: Callable[[], None]) -> None:
         self.plan = plan
         self.console = console
         self.check = check

@@ -14,7 +14,7 @@ from penstock.cli.base.app import AsJson, Panel, app, examples
 from penstock.cli.base.json_lines import open_input
 from penstock.cli.base.show import as_object, json_line, one_line
 from penstock.cli.capture.frame_text import (
-    Chunk,
+    CapturedBytes,
     Cut,
     Splitter,
     format_of,
@@ -108,7 +108,9 @@ def decode(
         raise Error(f"{faults} of {messages} messages could not be decoded")
 
 
-def _chunks(source: list[str], shape: Format, ports: list[int] | tuple[()], files: ExitStack) -> Iterator[Chunk]:
+def _chunks(
+    source: list[str], shape: Format, ports: list[int] | tuple[()], files: ExitStack
+) -> Iterator[CapturedBytes]:
     if len(source) > 1 or not (source[0] == "-" or os.path.exists(source[0])):
         if not all(map(_HEX.fullmatch, source)):
             wrong = next(word for word in source if not _HEX.fullmatch(word))
@@ -129,10 +131,10 @@ def _chunks(source: list[str], shape: Format, ports: list[int] | tuple[()], file
             return read_raw(stream)
 
 
-Line = Callable[["Chunk", "Cut", "Dialect | None", "Description | None"], str]
+Line = Callable[["CapturedBytes", "Cut", "Dialect | None", "Description | None"], str]
 
 
-def _lines(chunks: Iterator[Chunk], chosen: Dialect | None, line: Line) -> Iterator[list[tuple[str, bool]]]:
+def _lines(chunks: Iterator[CapturedBytes], chosen: Dialect | None, line: Line) -> Iterator[list[tuple[str, bool]]]:
     """Give the lines of what came together: one for each frame, fault and remark, and whether it is a fault."""
     from penstock.wire.messages.describe import describe, fitting
     from penstock.wire.protocol.dialect_detection import detect
@@ -140,7 +142,7 @@ def _lines(chunks: Iterator[Chunk], chosen: Dialect | None, line: Line) -> Itera
     splitters: dict[tuple[str, str], Splitter] = {}
     dialects: dict[str, Dialect] = {}
 
-    def of(chunk: Chunk, cut: Cut) -> tuple[str, bool]:
+    def of(chunk: CapturedBytes, cut: Cut) -> tuple[str, bool]:
         if cut.frame is None:
             return line(chunk, cut, None, None), True
         spoken = chosen or dialects.get(chunk.connection) or detect(cut.frame)
@@ -161,14 +163,14 @@ def _lines(chunks: Iterator[Chunk], chosen: Dialect | None, line: Line) -> Itera
             if not any(connection == chunk.connection for connection, _ in splitters):
                 dialects.pop(chunk.connection, None)
     for (connection, sender), splitter in splitters.items():
-        if found := [of(Chunk(b"", sender, connection), cut) for cut in splitter.end()]:
+        if found := [of(CapturedBytes(b"", sender, connection), cut) for cut in splitter.end()]:
             yield found
 
 
 # As text
 
 
-def _as_text(chunk: Chunk, cut: Cut, dialect: Dialect | None, said: Description | None) -> str:
+def _as_text(chunk: CapturedBytes, cut: Cut, dialect: Dialect | None, said: Description | None) -> str:
     start = f"{chunk.connection} " if chunk.connection else ""
     if chunk.remark:
         return f"{start}- {_printable(chunk.remark)}"
@@ -232,7 +234,7 @@ def _printable(text: str) -> str:
 # As JSON
 
 
-def _as_json(chunk: Chunk, cut: Cut, dialect: Dialect | None, said: Description | None) -> str:
+def _as_json(chunk: CapturedBytes, cut: Cut, dialect: Dialect | None, said: Description | None) -> str:
     start = {"conn": chunk.connection or None, "dir": chunk.sender or None, "t": chunk.time}
     if chunk.remark:
         return json_line(as_object(start | {"remark": chunk.remark}))

@@ -13,7 +13,7 @@ from penstock.wire.codec.constants import MAX_FRAME
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, frame_length
 
 __all__ = [
-    "Chunk",
+    "CapturedBytes",
     "Cut",
     "Splitter",
     "format_of",
@@ -33,7 +33,7 @@ _TEXT = frozenset(b"\t\n\r\f\v" + bytes(range(0x20, 0x7F)))
 _BOM = b"\xef\xbb\xbf"
 
 
-class Chunk(NamedTuple):
+class CapturedBytes(NamedTuple):
     """Bytes of one direction of one connection, in their order.
 
     sender: C for the client, S for the server, or empty. whole: a frame begins and ends with the chunk. may_begin: a
@@ -68,7 +68,7 @@ class Splitter:
         self._offset = 0
         self._lost = False
 
-    def feed(self, chunk: Chunk) -> Iterator[Cut]:
+    def feed(self, chunk: CapturedBytes) -> Iterator[Cut]:
         """Give the frames that a chunk completes."""
         if chunk.missing:
             yield Cut(self._offset, fault=f"{chunk.missing} bytes are missing from {self._end} on")
@@ -151,16 +151,16 @@ def lines_of(source: BinaryIO) -> Iterator[bytes]:
     return iter(lambda: source.readline(MAX_LINE), b"")
 
 
-def read_raw(source: io.BufferedReader) -> Iterator[Chunk]:
+def read_raw(source: io.BufferedReader) -> Iterator[CapturedBytes]:
     """Give bytes as they are: one direction of one connection."""
     while data := source.read1(CHUNK_BYTES):
-        yield Chunk(data)
+        yield CapturedBytes(data)
 
 
 # Captures: an object with frames, or the frames alone
 
 
-def read_json(source: io.BufferedReader, name: str) -> Iterator[Chunk]:
+def read_json(source: io.BufferedReader, name: str) -> Iterator[CapturedBytes]:
     """Give the frames of a capture: `{"frames": [{"dir": "C", "hex": "8050...", "t": 0.1, "conn": 1}, ...]}`.
 
     dir is C, S or - for a remark, whose words are in text. Raises UsageError for anything else.
@@ -179,7 +179,7 @@ def read_json(source: io.BufferedReader, name: str) -> Iterator[Chunk]:
         yield _captured(frame, f"{name}: frame {number}")
 
 
-def _captured(frame: Any, where: str) -> Chunk:
+def _captured(frame: Any, where: str) -> CapturedBytes:
     if not isinstance(frame, dict) or not isinstance(frame.get("hex"), str):
         raise UsageError(f"{where} is not an object with bytes in hex")
     try:
@@ -187,7 +187,7 @@ def _captured(frame: Any, where: str) -> Chunk:
     except ValueError as error:
         raise UsageError(f"{where}: {error}") from error
     sender, time, connection = frame.get("dir"), frame.get("t"), frame.get("conn")
-    return Chunk(
+    return CapturedBytes(
         data,
         sender if sender in ("C", "S") else "",
         "" if connection is None else str(connection),
@@ -208,7 +208,7 @@ _LAST_OFFSET = re.compile(r"(?P<offset>[0-9a-fA-F]{4,16})(?P<bytes>)")
 _BETWEEN = re.compile(r"0[xX]|\\x|[\s,:;]+")
 
 
-def read_hex(lines: Iterable[bytes], name: str) -> Iterator[Chunk]:
+def read_hex(lines: Iterable[bytes], name: str) -> Iterator[CapturedBytes]:
     """Give the bytes of hex text. Spaces, commas, colons and 0x between them mean nothing.
 
     A text whose first line begins with offset 0, as hexdump -C, xxd and Wireshark print it, has an offset in front of
@@ -239,7 +239,7 @@ def read_hex(lines: Iterable[bytes], name: str) -> Iterator[Chunk]:
         except ValueError:
             raise UsageError(f"{where}: {_not_hex(text)} is no hex digit") from None
         count += len(data)
-        yield Chunk(data, may_begin=may_begin)
+        yield CapturedBytes(data, may_begin=may_begin)
         may_begin = False
     if rest:
         raise UsageError(f"{name}: an odd number of hex digits, the last one is {rest!r}")

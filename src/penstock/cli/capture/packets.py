@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.cli.capture.frame_text import Chunk, looks_like_a_frame
+from penstock.cli.capture.frame_text import CapturedBytes, looks_like_a_frame
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ Endpoint = tuple[bytes, int]
 """Address and port."""
 
 
-class Segment(NamedTuple):
+class TcpSegment(NamedTuple):
     """A TCP segment as it was captured. time: epoch seconds."""
 
     time: float
@@ -66,7 +66,7 @@ class Direction:
             self.next, self.taken = sequence + 1 & 0xFFFFFFFF, None
             self.held.clear()
 
-    def segment(self, sequence: int, data: bytes, time: float) -> Iterator[Chunk]:
+    def segment(self, sequence: int, data: bytes, time: float) -> Iterator[CapturedBytes]:
         """Give what a segment completes; what came before is dropped, and what came too early waits."""
         if self.next is None:
             self.next = sequence
@@ -77,12 +77,12 @@ class Direction:
         if len(self.held) > MAX_WAITING or sum(len(data) for data, _ in self.held.values()) > MAX_HELD:
             yield from self.skip()
 
-    def acknowledged(self, sequence: int) -> Iterator[Chunk]:
+    def acknowledged(self, sequence: int) -> Iterator[CapturedBytes]:
         """The other end has everything before this number: what is not here by now will not come."""
         while self.next is not None and self.held and _ahead(sequence, self.next) > 0:
             yield from self.skip()
 
-    def skip(self) -> Iterator[Chunk]:
+    def skip(self) -> Iterator[CapturedBytes]:
         """Give up on what is missing before the first segment that is held."""
         if self.next is None or not self.held:
             return
@@ -90,7 +90,7 @@ class Direction:
         missing, self.next = _ahead(first, self.next), first
         yield from self._in_order(missing)
 
-    def _in_order(self, missing: int = 0) -> Iterator[Chunk]:
+    def _in_order(self, missing: int = 0) -> Iterator[CapturedBytes]:
         while self.held and self.next is not None:
             here = min(self.held, key=lambda sequence: _ahead(sequence, self.next or 0))
             late = -_ahead(here, self.next)
@@ -100,7 +100,7 @@ class Direction:
             data = data[late:]
             if data:
                 self.next = self.next + len(data) & 0xFFFFFFFF
-                yield Chunk(data, self.sender, self.connection, time, may_begin=True, missing=missing)
+                yield CapturedBytes(data, self.sender, self.connection, time, may_begin=True, missing=missing)
                 missing = 0
 
 
@@ -109,7 +109,7 @@ def _ahead(sequence: int, of: int) -> int:
     return (sequence - of + 0x80000000 & 0xFFFFFFFF) - 0x80000000
 
 
-def read_packets(source: io.BufferedReader, name: str, ports: Collection[int] = ()) -> Iterator[Chunk]:
+def read_packets(source: io.BufferedReader, name: str, ports: Collection[int] = ()) -> Iterator[CapturedBytes]:
     """Give the bytes of all connections to these ports; without ports, of those whose first bytes look like a frame.
 
     Raises UsageError for a file that is no capture, or one of a kind of network that is not known here.
@@ -126,7 +126,7 @@ class _Connections:
         self._ports = ports
         self._directions: dict[tuple[Endpoint, Endpoint], Direction] = {}
 
-    def segment(self, segment: Segment) -> Iterator[Chunk]:
+    def segment(self, segment: TcpSegment) -> Iterator[CapturedBytes]:
         tcp, there, back = segment.tcp, (segment.source, segment.target), (segment.target, segment.source)
         if there not in self._directions:
             self._enter(segment)
@@ -143,18 +143,18 @@ class _Connections:
             yield from self._finish(there)
             yield from self._finish(back)
 
-    def end(self) -> Iterator[Chunk]:
+    def end(self) -> Iterator[CapturedBytes]:
         for way in list(self._directions):
             yield from self._finish(way)
 
-    def _enter(self, segment: Segment) -> None:
+    def _enter(self, segment: TcpSegment) -> None:
         from_client = _from_client(segment, self._ports)
         address, port = segment.source if from_client else segment.target
         label = f"{ip_address(address)}:{port}" if len(address) == 4 else f"[{ip_address(address)}]:{port}"
         self._directions[segment.source, segment.target] = Direction("C" if from_client else "S", label)
         self._directions.setdefault((segment.target, segment.source), Direction("S" if from_client else "C", label))
 
-    def _taken(self, way: tuple[Endpoint, Endpoint], chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    def _taken(self, way: tuple[Endpoint, Endpoint], chunks: Iterator[CapturedBytes]) -> Iterator[CapturedBytes]:
         """Give the chunks of a direction that speaks the protocol, as its first bytes show."""
         direction = self._directions[way]
         for chunk in chunks:
@@ -163,7 +163,7 @@ class _Connections:
             if direction.taken:
                 yield chunk
 
-    def _finish(self, way: tuple[Endpoint, Endpoint]) -> Iterator[Chunk]:
+    def _finish(self, way: tuple[Endpoint, Endpoint]) -> Iterator[CapturedBytes]:
         direction = self._directions.get(way)
         if direction is None:
             return
@@ -171,10 +171,10 @@ class _Connections:
             yield from self._taken(way, direction.skip())
         del self._directions[way]
         if direction.taken:
-            yield Chunk(b"", direction.sender, direction.connection, closed=True)
+            yield CapturedBytes(b"", direction.sender, direction.connection, closed=True)
 
 
-def _from_client(segment: Segment, ports: Collection[int]) -> bool:
+def _from_client(segment: TcpSegment, ports: Collection[int]) -> bool:
     """Whether the source of a connection's first segment is the client."""
     if segment.tcp.flags & TH_SYN:
         return not segment.tcp.flags & TH_ACK
@@ -185,7 +185,7 @@ def _from_client(segment: Segment, ports: Collection[int]) -> bool:
     return source > target
 
 
-def _segments(source: io.BufferedReader, name: str) -> Iterator[Segment]:
+def _segments(source: io.BufferedReader, name: str) -> Iterator[TcpSegment]:
     """Give each TCP segment of a file; what is no such is passed over."""
     import dpkt
 
@@ -203,7 +203,7 @@ def _segments(source: io.BufferedReader, name: str) -> Iterator[Segment]:
                 raise UsageError(f"{name}: link type {link}, expected Ethernet, Linux cooked, loopback or raw IP")
             tcp = getattr(packet, "data", None)
             if isinstance(packet, dpkt.ip.IP | dpkt.ip6.IP6) and isinstance(tcp, dpkt.tcp.TCP):
-                yield Segment(float(time), (packet.src, tcp.sport), (packet.dst, tcp.dport), tcp)
+                yield TcpSegment(float(time), (packet.src, tcp.sport), (packet.dst, tcp.dport), tcp)
     except (dpkt.Error, ValueError) as error:
         raise UsageError(f"{name}: not a packet capture that can be read: {error}") from error
 

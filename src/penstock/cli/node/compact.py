@@ -86,11 +86,14 @@ async def _ask(address: Address) -> Compacted:
 
 
 def _compact(data_dir: Path, name: str, purge_age: float) -> Compacted:
-    """Do it here. Raises UsageError where there is no such bucket, and as Bucket.open does; Error for a full disk."""
+    """Do it here.
+
+    Raises UsageError where there is no such bucket, and as BucketStore.open does; Error for a full disk.
+    """
     import time
 
     from penstock.node.buckets.bucket_storage import file_bytes, new_vbuuid
-    from penstock.store.bucket_store import Bucket
+    from penstock.store.bucket_store import BucketStore
     from penstock.store.definition.bucket_settings import Settings
     from penstock.store.disk.bucket_files import Directory
     from penstock.store.recovery.bucket_directory import said_by
@@ -100,7 +103,7 @@ def _compact(data_dir: Path, name: str, purge_age: float) -> Compacted:
     if said is None:
         raise UsageError(f"no bucket {name!r} in {data_dir}")
     before, settings = file_bytes(path), Settings(purge_age=purge_age)
-    bucket = Bucket.open(
+    bucket = BucketStore.open(
         path, name, vbuckets=said["vbuckets"], clock=time.time_ns, new_vbuuid=new_vbuuid, settings=settings
     )
     try:

@@ -11,7 +11,7 @@ from penstock.wire.columns.collection_names import CollectionNames
 from penstock.wire.columns.heads import StreamContext
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.dcp import SystemEvent
-from penstock.wire.messages.system_event import Collection, DroppedCollection, Scope, unpack_system_event
+from penstock.wire.messages.system_event import CreatedCollection, CreatedScope, DroppedCollection, unpack_system_event
 
 __all__ = ["change_of"]
 
@@ -36,13 +36,13 @@ def change_of(message: SystemEvent, names: CollectionNames, context: StreamConte
         raise RemoteProtocolError(f"vbucket {message.vbucket}: {error}", status=error.status) from None
     fields: dict[str, Any] = {"manifest_uid": f"{subject.manifest_uid:x}", "scope_id": f"{subject.scope_id:x}"}
     collection_id = None
-    if isinstance(subject, Scope):
+    if isinstance(subject, CreatedScope):
         names.add_scope(subject.scope_id, subject.name)
-    elif isinstance(subject, Collection):
+    elif isinstance(subject, CreatedCollection):
         names.add(subject.collection_id, subject.scope_id, subject.name)
         fields |= {"max_ttl": subject.max_ttl, "history": subject.history}
     scope, collection = names.scope(subject.scope_id), None
-    if isinstance(subject, Collection | DroppedCollection):
+    if isinstance(subject, CreatedCollection | DroppedCollection):
         collection_id = subject.collection_id
         collection = names.of(collection_id).collection
     vbuuid, snapshot_start, snapshot_end, snapshot_flags, history = context.of(message.vbucket)

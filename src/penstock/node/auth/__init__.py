@@ -6,7 +6,7 @@ In: decisions about a user. Out: the commands that carry a login (commands).
 from penstock.node.auth.listener_access import MECHANISMS, Access, decide_access
 from penstock.node.auth.login_attempts import Attempts
 from penstock.node.auth.privileges import BEFORE_LOGIN, needed, needed_to_open
-from penstock.node.auth.roles import ANONYMOUS, OF_DOCUMENTS, Privilege, Role, RoleName, Target, User, parse_role
+from penstock.node.auth.roles import ANONYMOUS, OF_DOCUMENTS, Privilege, Role, RoleName, RoleTarget, User, parse_role
 from penstock.node.auth.sasl_exchange import AuthState, Login, Step
 from penstock.node.auth.server_tls import ServerTls
 from penstock.node.auth.users import Users
@@ -24,9 +24,9 @@ __all__ = [
     "Privilege",
     "Role",
     "RoleName",
+    "RoleTarget",
     "ServerTls",
     "Step",
-    "Target",
     "User",
     "Users",
     "UsersFile",

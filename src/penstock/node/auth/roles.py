@@ -18,7 +18,7 @@ __all__ = [
     "Privilege",
     "Role",
     "RoleName",
-    "Target",
+    "RoleTarget",
     "User",
     "parse_role",
 ]
@@ -104,7 +104,7 @@ _INNER = re.compile(r"[A-Za-z0-9_%-]{1,251}")
 """Names of scopes and collections."""
 
 
-class Target(NamedTuple):
+class RoleTarget(NamedTuple):
     """What a role is about: all buckets, one bucket, one scope or one collection. None: all that there are."""
 
     bucket: str | None = None
@@ -124,7 +124,7 @@ class Role(NamedTuple):
     """One role of a user. Its text is `data_reader[beer:scope:collection]`, `data_reader[*]` or `admin`."""
 
     name: RoleName
-    target: Target
+    target: RoleTarget
 
     def __str__(self) -> str:
         return self.name.value if self.name is RoleName.ADMIN else f"{self.name.value}[{self.target}]"
@@ -139,19 +139,19 @@ def parse_role(text: str) -> Role:
     if name is RoleName.ADMIN:
         if inside not in (None, "*"):
             raise UsageError(f"role {text!r}: admin is about all that there is, expected it alone")
-        return Role(name, Target())
+        return Role(name, RoleTarget())
     if not inside:
         raise UsageError(
             f"role {text!r}: expected what it is about, such as {name}[beer], or {name}[*] for all buckets"
         )
     if inside == "*":
-        return Role(name, Target())
+        return Role(name, RoleTarget())
     names = inside.split(":")
     if not (_BUCKET.fullmatch(names[0]) and all(map(_INNER.fullmatch, names[1:])) and len(names) <= 3):
         raise UsageError(f"role {text!r}: expected [*], [BUCKET], [BUCKET:SCOPE] or [BUCKET:SCOPE:COLLECTION]")
     if name in _WHOLE_BUCKETS and len(names) > 1:
         raise UsageError(f"role {text!r}: a {name} has whole buckets, expected {name}[{names[0]}]")
-    return Role(name, Target(*names))
+    return Role(name, RoleTarget(*names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +192,9 @@ class User:
         """Return what the user may do in the whole of a bucket."""
         return frozenset(privilege for privilege in Privilege if self.may(privilege, bucket))
 
-    def scoped(self, bucket: str) -> dict[Target, frozenset[Privilege]]:
+    def scoped(self, bucket: str) -> dict[RoleTarget, frozenset[Privilege]]:
         """Return what the user may do in single scopes and collections of a bucket, beyond `privileges`."""
-        found: dict[Target, frozenset[Privilege]] = {}
+        found: dict[RoleTarget, frozenset[Privilege]] = {}
         for role in self.roles:
             if role.target.bucket == bucket and role.target.scope is not None:
                 found[role.target] = found.get(role.target, frozenset()) | GRANTS[role.name].documents
@@ -206,5 +206,5 @@ class User:
         return any(role.target.bucket in (None, bucket) for role in self.roles)
 
 
-ANONYMOUS = User("", (Role(RoleName.ADMIN, Target()),))
+ANONYMOUS = User("", (Role(RoleName.ADMIN, RoleTarget()),))
 """Who does not log in where nobody has to."""

@@ -23,7 +23,7 @@ from penstock.node.buckets.definition_files import Definition
 from penstock.node.buckets.flusher import PERSISTENCE_TIMEOUT, Flusher
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.buckets.upkeep import PAGER_SECONDS, Upkeep
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
 
 __all__ = ["Storage", "close_bucket", "file_bytes", "find_buckets", "new_vbuuid", "open_bucket", "remove_bucket"]
@@ -90,7 +90,7 @@ async def open_bucket(spec: BucketSpec, storage: Storage) -> ServedBucket:
 
 
 async def _open_in_memory(spec: BucketSpec, storage: Storage) -> ServedBucket:
-    store = Bucket(
+    store = BucketStore(
         spec.name,
         vbuckets=spec.vbuckets,
         clock=time.time_ns,
@@ -109,8 +109,8 @@ async def _open_on_disk(spec: BucketSpec, storage: Storage) -> ServedBucket:
     assert storage.data_dir is not None
     path, settings = storage.data_dir / spec.name, spec.settings(storage.settings)
 
-    def recover() -> Bucket:
-        store = Bucket.open(
+    def recover() -> BucketStore:
+        store = BucketStore.open(
             *(path, spec.name),
             vbuckets=spec.vbuckets,
             clock=time.time_ns,
@@ -121,7 +121,7 @@ async def _open_on_disk(spec: BucketSpec, storage: Storage) -> ServedBucket:
             store.set_properties(spec.properties())
         return store
 
-    return ServedBucket(await _on_thread(f"open-{spec.name}", recover, Bucket.close), spec)
+    return ServedBucket(await _on_thread(f"open-{spec.name}", recover, BucketStore.close), spec)
 
 
 async def _on_thread(

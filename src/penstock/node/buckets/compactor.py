@@ -11,7 +11,7 @@ from penstock.errors import Busy, InternalError, StatusError, TemporaryFailure
 from penstock.node.answers import GiveUp, Parked, Resume
 from penstock.node.buckets.flusher import Flusher
 from penstock.node.buckets.histogram import Histogram
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.log.compaction import Compaction
 from penstock.store.log.rewrite import PurgeRequest
 
@@ -33,7 +33,7 @@ class Compactor:
     a piece. running: whether one is being rewritten. flusher: of a bucket on disk, None in memory.
     """
 
-    def __init__(self, store: Bucket, flusher: Flusher | None) -> None:
+    def __init__(self, store: BucketStore, flusher: Flusher | None) -> None:
         self.store = store
         self.pieces = self.failures = 0
         self.times = Histogram()

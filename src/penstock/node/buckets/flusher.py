@@ -25,7 +25,7 @@ from penstock.errors import InternalError, InvalidArguments, NotMyVbucket, Statu
 from penstock.node.answers import GiveUp, Parked, Resume
 from penstock.node.buckets.histogram import Histogram
 from penstock.node.buckets.vbucket_events import VbucketEvent
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import VbucketState
 
@@ -79,7 +79,7 @@ class Flusher:
 
     after: Callable[[], None]
 
-    def __init__(self, store: Bucket, *, patience: float) -> None:
+    def __init__(self, store: BucketStore, *, patience: float) -> None:
         self.store = store
         self.patience = patience
         self._settings = store.settings
@@ -341,12 +341,12 @@ class Flusher:
             logger.error("bucket %s: %d changes are not on disk, and lost: %s", name, left, self.store.fault)
 
 
-def _commit(store: Bucket) -> _Committed:
+def _commit(store: BucketStore) -> _Committed:
     """Commit, on a thread of its own."""
     began, taken = time.perf_counter(), store.uncommitted
     store.commit()
     return _Committed(taken, time.perf_counter() - began)
 
 
-def _no_more(store: Bucket) -> TemporaryFailure:
+def _no_more(store: BucketStore) -> TemporaryFailure:
     return TemporaryFailure(f"bucket {store.name}: {store.fault}; nothing is confirmed any more")

@@ -23,13 +23,13 @@ from penstock.node.buckets.vbucket_events import VbucketEvent, VbucketListener, 
 from penstock.node.cluster.live_map import LiveMap
 from penstock.node.cluster.topology import Topology, bucket_map
 from penstock.node.tap_state.tap_clients import TapBucket
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
 from penstock.store.definition.manifest import Manifest
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["BucketProducer", "Counters", "Mirroring", "Sent", "ServedBucket"]
+__all__ = ["BucketProducer", "Counters", "Mirroring", "SentCounts", "ServedBucket"]
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Counters:
 
 
 @dataclass(slots=True)
-class Sent:
+class SentCounts:
     """What the producers of one dialect have sent, from the start of the node."""
 
     streams_opened: int = 0
@@ -98,7 +98,9 @@ class ServedBucket:
 
     upkeep: Upkeep
 
-    def __init__(self, store: Bucket, spec: BucketSpec | None = None, definition: Definition | None = None) -> None:
+    def __init__(
+        self, store: BucketStore, spec: BucketSpec | None = None, definition: Definition | None = None
+    ) -> None:
         self.store = store
         self.spec = spec or BucketSpec(name=store.name, vbuckets=len(store.vbuckets))
         for vbucket in store.vbuckets:
@@ -114,7 +116,7 @@ class ServedBucket:
         self.stat_times: defaultdict[str, Histogram] = defaultdict(Histogram)
         self.changed = self.store.changed
         self.producers: dict[tuple[Dialect, bytes], BucketProducer] = {}
-        self.sent = {dialect: Sent() for dialect in Dialect}
+        self.sent = {dialect: SentCounts() for dialect in Dialect}
         self.tap = TapBucket()
         self.listeners: set[VbucketListener] = set()
         self.bridge: Mirroring | None = None
@@ -212,7 +214,7 @@ class ServedBucket:
         return vbucket.persisted_seqno if self.spec.persistent else 0
 
     def change_manifest(self, manifest: Manifest) -> None:
-        """Let these be the scopes and collections, and let everybody know. Raises as Bucket.set_manifest does.
+        """Let these be the scopes and collections, and let everybody know. Raises as BucketStore.set_manifest does.
 
         The vbuckets write their events piece by piece: `upkeep.when_spread` says when all of them have.
         """

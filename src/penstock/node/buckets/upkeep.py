@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from penstock.errors import TemporaryFailure
 from penstock.node.buckets.histogram import Histogram
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 
 __all__ = ["PAGER_SECONDS", "Upkeep", "WhenSpread"]
 
@@ -44,7 +44,7 @@ class Upkeep:
         load_seconds: from the opening of the bucket until all keys were loaded.
     """
 
-    def __init__(self, store: Bucket, *, pager_seconds: float, look: Callable[[], None]) -> None:
+    def __init__(self, store: BucketStore, *, pager_seconds: float, look: Callable[[], None]) -> None:
         self.store = store
         self.pages = 0
         self.keys_loaded = False

@@ -21,7 +21,7 @@ from penstock.node.session.replies import reply, reply_parts
 from penstock.node.session.session import Handler, Session
 from penstock.store.documents.document_locks import LOCKED_CAS
 from penstock.store.documents.vbucket import Item, Stored, Vbucket
-from penstock.store.subdoc.attributes import Around, Document
+from penstock.store.subdoc.attributes import Around, EditedDocument
 from penstock.store.subdoc.command import Changed, begin, change, look_up
 from penstock.store.subdoc.rules import check_changes, check_lookups
 from penstock.wire.codec.constants import Datatype, DocFlag, Opcode, PathFlag, Status, VbucketState
@@ -60,7 +60,7 @@ _TOKEN = MutationReply.layouts[2].extras
 T = TypeVar("T")
 
 
-class Options(NamedTuple):
+class SubdocOptions(NamedTuple):
     """What stands behind the path in a command's extras. user_flags: None: the document's stay as they are."""
 
     expiry: int = 0
@@ -68,11 +68,11 @@ class Options(NamedTuple):
     doc_flags: int = 0
 
 
-def _options(extras: bytes, at: int) -> Options:
+def _options(extras: bytes, at: int) -> SubdocOptions:
     """Return what extras say from `at` on: up to two numbers, expiry and flags, and a DocFlag if a byte is left."""
     numbers = memoryview(extras)[at : at + (len(extras) - at) // _NUMBER.size * _NUMBER.size]
     expiry, user_flags, *_ = *(number for (number,) in _NUMBER.iter_unpack(numbers)), None, None
-    return Options(expiry or 0, user_flags, extras[-1] if (len(extras) - at) % _NUMBER.size else 0)
+    return SubdocOptions(expiry or 0, user_flags, extras[-1] if (len(extras) - at) % _NUMBER.size else 0)
 
 
 def _one_path(frame: Frame) -> tuple[int, bytes, bytes]:
@@ -96,12 +96,12 @@ class _Found(NamedTuple):
     item: Item
     deleted: bool
 
-    def document(self) -> Document:
+    def document(self) -> EditedDocument:
         """Return the document with its value inflated and taken apart."""
         cas, flags, datatype, stored, expiry, rev_seqno, seqno = self.item
         value = inflate(stored) if datatype & _SNAPPY else plain_bytes(stored)
         xattrs, body = unpack_xattrs(value) if datatype & _XATTRS else ({}, value)
-        return Document(body, xattrs, datatype, self.deleted, cas, seqno, rev_seqno, flags, expiry)
+        return EditedDocument(body, xattrs, datatype, self.deleted, cas, seqno, rev_seqno, flags, expiry)
 
     def size(self) -> int:
         """Return how many bytes the value has inflated."""
@@ -130,7 +130,7 @@ def _work(
     session: Session,
     frame: Frame,
     found: _Found | None,
-    work: Callable[[Document | None], T],
+    work: Callable[[EditedDocument | None], T],
     *,
     version: Hashable = None,
 ) -> T:
@@ -189,7 +189,7 @@ def _look_up(session: Session, frame: Frame, specs: list[LookupSpec], doc_flags:
     found = _find(vbucket, key, doc_flags, frame.cas)
     around = _around(session, vbucket, key, specs, Privilege.SYSTEM_XATTR_READ)
 
-    def work(there: Document | None) -> tuple[Document, list[LookupResult]]:
+    def work(there: EditedDocument | None) -> tuple[EditedDocument, list[LookupResult]]:
         document = begin(there, specs, doc_flags, cas=frame.cas)
         results = look_up(document, specs, around)
         return document._replace(body=b""), results  # a large body is to be freed by the thread
@@ -219,7 +219,7 @@ def _count_read(session: Session, found: _Found | None) -> None:
         session.counters.get_misses += 1
 
 
-def _found(session: Session, frame: Frame, spec: LookupSpec, document: Document, value: bytes) -> Answer:
+def _found(session: Session, frame: Frame, spec: LookupSpec, document: EditedDocument, value: bytes) -> Answer:
     is_json = value and not spec.flags & _BINARY
     return reply_parts(
         frame,
@@ -243,7 +243,7 @@ def _multi_lookup(session: Session, frame: Frame) -> Answer:
 # Changes
 
 
-def _change(session: Session, frame: Frame, specs: list[MutationSpec], options: Options) -> bytes:
+def _change(session: Session, frame: Frame, specs: list[MutationSpec], options: SubdocOptions) -> bytes:
     """Serve changes, of a command with one path or several."""
     doc_flags = options.doc_flags
     check_changes(specs, doc_flags, cas=frame.cas, single_path=frame.opcode != Opcode.SUBDOC_MULTI_MUTATION)
@@ -254,7 +254,7 @@ def _change(session: Session, frame: Frame, specs: list[MutationSpec], options: 
     found = _find(vbucket, key, doc_flags, frame.cas)
     around = _around(session, vbucket, key, specs, Privilege.SYSTEM_XATTR_WRITE)
 
-    def work(there: Document | None) -> tuple[Document, Changed | MutationResult]:
+    def work(there: EditedDocument | None) -> tuple[EditedDocument, Changed | MutationResult]:
         document = begin(there, specs, doc_flags, cas=frame.cas)
         result = change(document, specs, doc_flags, around)
         return document._replace(body=b""), result  # a large body is to be freed by the thread
@@ -281,10 +281,10 @@ def _store(  # noqa: PLR0917 - all of them are what is stored, and where
     session: Session,
     vbucket: Vbucket,
     key: bytes,
-    document: Document,
+    document: EditedDocument,
     result: Changed,
     cas: int,
-    options: Options,
+    options: SubdocOptions,
 ) -> Stored:
     """Store what was made of a document; without an expiry it never expires, as with a SET."""
     check_value(result.body)

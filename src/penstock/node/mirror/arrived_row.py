@@ -10,7 +10,13 @@ from penstock.store.history.event_frames import packed_events
 from penstock.wire.codec.constants import MAX_KEY, Datatype, SystemEventKind
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.dcp_values import pack_xattrs
-from penstock.wire.messages.system_event import Collection, DroppedCollection, DroppedScope, Scope, Subject
+from penstock.wire.messages.system_event import (
+    CreatedCollection,
+    CreatedScope,
+    DroppedCollection,
+    DroppedScope,
+    Subject,
+)
 from penstock.wire.values.collection_key import DEFAULT_PREFIX, pack_collection_id
 from penstock.wire.values.json_value import detect_json
 
@@ -65,12 +71,12 @@ def _subject(kind: SystemEventKind, change: Change) -> Subject:
     said = json.loads(change.value or b"{}")
     uid, scope_id = int(said["manifest_uid"], 16), int(said["scope_id"], 16)
     if kind is SystemEventKind.SCOPE_CREATE:
-        return Scope(uid, scope_id, change.scope or "")
+        return CreatedScope(uid, scope_id, change.scope or "")
     if kind is SystemEventKind.SCOPE_DROP:
         return DroppedScope(uid, scope_id)
     collection_id = change.collection_id or 0
     if kind is SystemEventKind.COLLECTION_END:
         return DroppedCollection(uid, scope_id, collection_id)
-    return Collection(
+    return CreatedCollection(
         uid, scope_id, collection_id, change.collection or "", max_ttl=said["max_ttl"], history=said["history"]
     )

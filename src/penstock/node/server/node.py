@@ -29,7 +29,7 @@ from penstock.node.mirror.bridge import Bridge, find_upstream
 from penstock.node.server.node_connection import NodeConnection
 from penstock.node.session.connection_registry import Guests
 from penstock.node.session.listener import Listener
-from penstock.node.session.node_options import DEFAULT_PORT, PINS, Options
+from penstock.node.session.node_options import DEFAULT_PORT, PINS, NodeOptions
 from penstock.node.session.tap_settings import TapSettings
 from penstock.node.session.value_workers import Workers
 from penstock.node.transport.acceptor import Acceptor, most_connections
@@ -61,7 +61,7 @@ class Node:
     handshakes: of connections with TLS that are not there yet.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, options: Options) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, options: NodeOptions) -> None:
         self.loop = loop
         self.options = options
         self.host, self.is_loopback = _address(options.host)
@@ -114,7 +114,7 @@ class Node:
         UsageError) for a data directory that cannot be used, StoreDamaged for one that is not as it was written; Error
         for an address that is taken; and as find_upstream does, where there is a bucket to follow.
         """
-        node = cls(asyncio.get_running_loop(), Options(host=host, port=port, **options))
+        node = cls(asyncio.get_running_loop(), NodeOptions(host=host, port=port, **options))
         node.access(tls=False)  # before anything is opened
         try:
             await node._open_buckets(buckets, vbuckets)
@@ -226,7 +226,7 @@ class Node:
 
         Arguments and errors as of `start`; OperationTimeout if the node does not start or stop in time.
         """
-        follow = Options(host=host, port=port, **options).upstream
+        follow = NodeOptions(host=host, port=port, **options).upstream
         disk = 0 if options.get("data_dir") is None else _DISK_SECONDS
         patience = _START_SECONDS + disk + (0 if follow is None else follow.options.retry_seconds)
         loop = asyncio.new_event_loop()
@@ -363,7 +363,7 @@ def _address(host: str) -> tuple[str, bool]:
         raise UsageError(f"host {host!r}: expected an address, such as 127.0.0.1 or ::1") from None
 
 
-def _server_tls(options: Options) -> ServerTls | None:
+def _server_tls(options: NodeOptions) -> ServerTls | None:
     """Return the TLS of the ports, if there is a certificate. Raises UsageError for files that cannot be used."""
     if options.certificate is None or options.key is None:
         return None

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from penstock.node.auth import Users
 from penstock.node.buckets.served_bucket import ServedBucket
-from penstock.node.session.node_options import Options
+from penstock.node.session.node_options import NodeOptions
 from penstock.node.transport.address_shares import AddressShares
 from penstock.node.transport.log_limit import LogLimit
 from penstock.node.transport.newcomers import Newcomers
@@ -53,7 +53,7 @@ class Guests:
     most: connections at once.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, options: Options, users: Users | None, most: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, options: NodeOptions, users: Users | None, most: int) -> None:
         self.present: set[Guest] = set()
         self.total = 0
         self._loop = loop

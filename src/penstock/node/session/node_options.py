@@ -14,7 +14,7 @@ from penstock.node.cluster.topology import NodePlace, Topology
 from penstock.store.definition.bucket_settings import Settings
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["DEFAULT_PORT", "HTTPS_PORT", "HTTP_PORT", "IDLE_TIMEOUT", "PINS", "Options"]
+__all__ = ["DEFAULT_PORT", "HTTPS_PORT", "HTTP_PORT", "IDLE_TIMEOUT", "PINS", "NodeOptions"]
 
 DEFAULT_PORT = 11210
 HTTP_PORT, HTTPS_PORT = 8091, 18091
@@ -28,7 +28,7 @@ PINS: dict[str, tuple[Dialect, bool]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class NodeOptions:
     """host: the address to listen on. port: 0 picks a free one.
 
     idle_timeout: seconds that a consumer may leave a NOOP unanswered, or, where its dialect has none, may take nothing

@@ -12,7 +12,7 @@ from penstock.node.buckets.bucket_storage import Storage
 from penstock.node.cluster.live_map import LiveMap
 from penstock.node.cluster.topology import Topology
 from penstock.node.session.connection_registry import Guests
-from penstock.node.session.node_options import Options
+from penstock.node.session.node_options import NodeOptions
 from penstock.node.session.tap_settings import TapSettings
 from penstock.node.session.value_workers import Workers
 
@@ -36,7 +36,7 @@ class NodeServices(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
     @property
-    def options(self) -> Options: ...
+    def options(self) -> NodeOptions: ...
     @property
     def host(self) -> str: ...
     @property

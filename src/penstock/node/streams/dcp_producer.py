@@ -26,7 +26,7 @@ from penstock.wire.codec.constants import (
     VbucketState,
 )
 from penstock.wire.codec.frame import Frame, opcode_name
-from penstock.wire.columns.reframe import Form
+from penstock.wire.columns.reframe import FrameForm
 from penstock.wire.columns.revalue import Content
 from penstock.wire.messages.dcp import DcpNoop, Deletion, DeletionV2, Expiration, Mutation, PrototypeMutation, StreamReq
 
@@ -90,7 +90,7 @@ class DcpProducer(Producer):
         flags, session = self.flags, self.session
         deletion = DeletionV2 if flags & OpenFlag.INCLUDE_DELETE_TIMES else Deletion
         without = bool(flags & (OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE))
-        form = Form(
+        form = FrameForm(
             PrototypeMutation if session.listener.prototype else Mutation,
             deletion,
             Expiration if self.expiries and deletion is DeletionV2 else deletion,

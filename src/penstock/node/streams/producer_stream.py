@@ -8,7 +8,7 @@ from struct import Struct
 from typing import Protocol
 
 from penstock.node.buckets.producer_reports import StreamReport
-from penstock.node.buckets.served_bucket import Sent, ServedBucket
+from penstock.node.buckets.served_bucket import SentCounts, ServedBucket
 from penstock.node.streams.dialect_messages import Voice
 from penstock.node.streams.stream_encoder import Look, Outlet
 from penstock.store.documents.vbucket import Vbucket
@@ -39,7 +39,7 @@ class StreamOwner(Protocol):
     bucket: ServedBucket
     look: Look
     voice: Voice
-    sent: Sent
+    sent: SentCounts
     ready: OrderedDict[ProducerStream, None]
     window: int
     advances: bool

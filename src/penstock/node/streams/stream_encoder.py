@@ -25,7 +25,7 @@ from penstock.store.log.segment import gather_ascending
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.codec.frame import HEADER_BYTES, Buffer, cut_frame
 from penstock.wire.codec.layout import decode
-from penstock.wire.columns.reframe import Form, reframe
+from penstock.wire.columns.reframe import FrameForm, reframe
 from penstock.wire.columns.revalue import Content, revalue
 from penstock.wire.columns.shapes import EXTRAS_LENGTH_AT
 from penstock.wire.messages.dcp import Mutation, SystemEvent
@@ -45,13 +45,13 @@ _LONG_ID = 0x80  # the first byte of a collection's id that has another behind i
 class Look:
     """How a connection wants changes. tables: system events as FlatBuffers. ext_metadata: a section behind values."""
 
-    form: Form
+    form: FrameForm
     content: Content
     tables: bool = False
     ext_metadata: bool = False
 
     @cached_property
-    def with_bodies(self) -> Form:
+    def with_bodies(self) -> FrameForm:
         """The form of frames that have lost already what is not wanted of their values."""
         return replace(self.form, keys_only=False, datatypes=None)
 

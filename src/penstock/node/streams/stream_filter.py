@@ -20,7 +20,7 @@ from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.session.session import Session
 from penstock.store.definition.manifest import DEFAULT_NAME
 from penstock.store.documents.vbucket import Vbucket
-from penstock.store.history.event_frames import SystemEvent
+from penstock.store.history.event_frames import EventFrame
 from penstock.store.history.rollback import MAX_SEQNO
 from penstock.wire.codec.constants import Status, SystemEventKind
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
@@ -167,7 +167,7 @@ class Filter:
             wanted = np.isin(owners, np.fromiter(self.ids, np.int64, len(self.ids)))
         return wanted
 
-    def take(self, event: SystemEvent) -> bool:
+    def take(self, event: EventFrame) -> bool:
         """Take note of a system event. Returns whether it is told."""
         collection, inside = event.collection_id, event.subject.scope_id == self.scope
         if collection is None:

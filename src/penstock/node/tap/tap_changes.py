@@ -13,7 +13,7 @@ from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.frame_chunks import Chunk
 from penstock.wire.codec.constants import Opcode, TapFlag
 from penstock.wire.codec.frame import HEADER_BYTES, Buffer
-from penstock.wire.columns.reframe import Form, reframe
+from penstock.wire.columns.reframe import FrameForm, reframe
 from penstock.wire.columns.revalue import Content, revalue
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
@@ -47,7 +47,7 @@ def without_spent(chunk: Chunk, hops: Hops) -> Chunk:
     return chosen(chunk, hops.of(seqnos_of(chunk)) > 0)
 
 
-def encode_changes(chunk: Chunk, form: Form, sequences: Column, flags: Column, hops: Hops | None) -> Buffer:
+def encode_changes(chunk: Chunk, form: FrameForm, sequences: Column, flags: Column, hops: Hops | None) -> Buffer:
     """Return changes as messages. sequences, flags: what numbering them gave; hops: of those that came over TAP."""
     # A plain number: numpy takes a flag for an int64, which does not go into a u16.
     flags[mutations_of(chunk)] |= int(

@@ -26,7 +26,7 @@ from penstock.node.tap.tap_changes import Column, encode_changes, mutations_of, 
 from penstock.node.tap.tap_log import TapLog
 from penstock.node.tap.tap_request import TapRequest
 from penstock.node.tap.tap_stream import TapStream, opaque_message
-from penstock.node.tap_state.tap_clients import Phase, Place, TapClient
+from penstock.node.tap_state.tap_clients import Phase, TapClient, TapPosition
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.frame_chunks import Chunk
 from penstock.wire.codec.constants import Dialect, Opcode, Status, TapOpaque
@@ -50,7 +50,7 @@ class _Said:
     """A message that is no change. places: where the consumer is with these vbuckets once it has acknowledged it."""
 
     message: TapMessage
-    places: tuple[tuple[TapStream, Place], ...] = ()
+    places: tuple[tuple[TapStream, TapPosition], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Sent:
     """Changes of one vbucket. place: behind the last one. again: sent a second time."""
 
     stream: TapStream
-    place: Place
+    place: TapPosition
     seqnos: Column
     again: bool = False
 
@@ -142,7 +142,7 @@ class TapProducer(ChangeProducer):
             self._ready.append(stream)
             return
         if stream.place.phase is Phase.NEW:
-            stream.restart(Place(Phase.BACKFILL, stream.vbucket.vbuuid))
+            stream.restart(TapPosition(Phase.BACKFILL, stream.vbucket.vbuuid))
             self._say(opaque_message(TapOpaque.INITIAL_VBUCKET_STREAM, stream.vbucket.id), stream)
         self._backfill.append(stream)
 
@@ -171,7 +171,9 @@ class TapProducer(ChangeProducer):
     def _restart(self, stream: TapStream) -> None:
         """Begin a vbucket anew. What is acknowledged of the old stream counts no more."""
         self._remove(stream)
-        new = self.streams[stream.vbucket.id] = TapStream(self, stream.vbucket, Place(Phase.NEW, stream.vbucket.vbuuid))
+        new = self.streams[stream.vbucket.id] = TapStream(
+            self, stream.vbucket, TapPosition(Phase.NEW, stream.vbucket.vbuuid)
+        )
         new.items_sent, new.bytes_sent = stream.items_sent, stream.bytes_sent
         self._queue(new)
 
@@ -411,7 +413,7 @@ class TapProducer(ChangeProducer):
             return
         for stream in streams:
             phase = Phase.BACKFILL if stream.place.phase is Phase.BACKFILL else Phase.LIVE
-            stream.restart(Place(phase, stream.vbucket.vbuuid))
+            stream.restart(TapPosition(phase, stream.vbucket.vbuuid))
         self._say(TapFlush(), *streams)
         for stream in streams:
             self._queue(stream)

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock.node.tap_state.tap_checkpoints import Checkpoints
-from penstock.node.tap_state.tap_clients import Phase, Place
+from penstock.node.tap_state.tap_clients import Phase, TapPosition
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect, TapConnectFlag, VbucketState
-from penstock.wire.columns.reframe import FORMS, Form
+from penstock.wire.columns.reframe import FORMS, FrameForm
 from penstock.wire.messages.tap import TapOptions
 
 __all__ = ["TapRequest"]
@@ -42,7 +42,7 @@ class TapRequest:
         self._closed = dict(pairs)
         self.listed = frozenset(self._closed)
 
-    def form(self, datatypes: int) -> Form:
+    def form(self, datatypes: int) -> FrameForm:
         """Return what changes look like. datatypes: those that the connection has agreed on."""
         return replace(
             FORMS[Dialect.TAP],
@@ -59,12 +59,12 @@ class TapRequest:
             return vbucket.items > 0 and (vbucket.state is VbucketState.ACTIVE or bridged)
         return vbucket.state is not None
 
-    def first_place(self, vbucket: Vbucket, checkpoints: Checkpoints, now: float) -> Place:
+    def first_place(self, vbucket: Vbucket, checkpoints: Checkpoints, now: float) -> TapPosition:
         """Return where a consumer begins that has no place yet. checkpoints: the vbucket's. now: epoch seconds."""
         since = self._closed.get(vbucket.id, 0)
         point = checkpoints.start_of(since + 1) if since else None
         if point is not None:
-            return Place(Phase.LIVE, vbucket.vbuuid, point.seqno)
+            return TapPosition(Phase.LIVE, vbucket.vbuuid, point.seqno)
         if self._backfill is not None and self._backfill >= int(now) and not self.is_dump:
-            return Place(Phase.LIVE, vbucket.vbuuid, vbucket.whole_seqno)
-        return Place(Phase.NEW, vbucket.vbuuid)
+            return TapPosition(Phase.LIVE, vbucket.vbuuid, vbucket.whole_seqno)
+        return TapPosition(Phase.NEW, vbucket.vbuuid)

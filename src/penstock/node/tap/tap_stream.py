@@ -9,14 +9,14 @@ from penstock.node.buckets.producer_reports import StreamReport
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.tap.tap_request import TapRequest
 from penstock.node.tap_state.tap_checkpoints import Checkpoints
-from penstock.node.tap_state.tap_clients import Phase, Place
+from penstock.node.tap_state.tap_clients import Phase, TapPosition
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.frame_chunks import NO_FRAMES, Chunk
 from penstock.store.history.history_snapshot import Snapshot
 from penstock.store.history.rollback import misses_purged
 from penstock.wire.codec.constants import TapOpaque
 from penstock.wire.codec.frame import HEADER_BYTES
-from penstock.wire.columns.reframe import Form
+from penstock.wire.columns.reframe import FrameForm
 from penstock.wire.messages.tap import TapCheckpointEnd, TapCheckpointStart, TapMessage, TapOpaqueMessage
 
 __all__ = ["TapStream", "opaque_message"]
@@ -34,7 +34,7 @@ class TapStreamOwner(Protocol):
 
     bucket: ServedBucket
     request: TapRequest
-    form: Form
+    form: FrameForm
 
     def add(self, stream: TapStream) -> None:
         """Take a stream into the next turn: it has something to send."""
@@ -43,7 +43,7 @@ class TapStreamOwner(Protocol):
 class TapStream:
     """place: how far it was sent; acked: how far the consumer has it. end_seqno: where its backfill ends."""
 
-    def __init__(self, producer: TapStreamOwner, vbucket: Vbucket, place: Place) -> None:
+    def __init__(self, producer: TapStreamOwner, vbucket: Vbucket, place: TapPosition) -> None:
         self.producer = producer
         self.vbucket = vbucket
         self.place = self.acked = place
@@ -98,7 +98,7 @@ class TapStream:
         request = self.producer.request
         return bool((request.closed_only or request.checkpoints) and self.checkpoints.open_id)
 
-    def restart(self, place: Place) -> None:
+    def restart(self, place: TapPosition) -> None:
         """Go on from another place."""
         self.place = place
         self.end_seqno = self.vbucket.high_seqno

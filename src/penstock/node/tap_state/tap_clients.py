@@ -12,7 +12,7 @@ from penstock.node.tap_state.tap_hops import Hops
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
-__all__ = ["Phase", "Place", "TapBucket", "TapClient"]
+__all__ = ["Phase", "TapBucket", "TapClient", "TapPosition"]
 
 
 class Phase(Enum):
@@ -23,7 +23,7 @@ class Phase(Enum):
     LIVE = "live"
 
 
-class Place(NamedTuple):
+class TapPosition(NamedTuple):
     """How far a consumer is with a vbucket.
 
     vbuuid, seqno: the last change it has. snap_end: of the snapshot which that is in the middle of. checkpoint: the
@@ -49,7 +49,7 @@ class TapClient:
 
     name: bytes
     registered: bool = False
-    places: dict[int, Place] = field(default_factory=dict)
+    places: dict[int, TapPosition] = field(default_factory=dict)
     again: dict[tuple[int, int], None] = field(default_factory=dict)
     forget: asyncio.TimerHandle | None = None
 

@@ -15,7 +15,7 @@ from penstock.client.documents.write_requests import Fault, WriteRows
 from penstock.errors import LocalProtocolError
 from penstock.spark.sink.json_text import is_nested, json_of
 from penstock.spark.sink.sink_options import Operation, SinkOptions, SubPath
-from penstock.wire.codec.constants import Datatype, DocFlag, FrameInfo, Opcode, PathFlag, Status, WithMetaFlag
+from penstock.wire.codec.constants import Datatype, DocFlag, FrameInfoId, Opcode, PathFlag, Status, WithMetaFlag
 from penstock.wire.columns.collection_names import DEFAULT_NAME
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp_values import pack_xattrs
@@ -37,7 +37,7 @@ _STORES = {
     Operation.INSERT: (Opcode.ADD, DocFlag.ADD),
     Operation.REPLACE: (Opcode.REPLACE, DocFlag(0)),
 }
-_KEEP_EXPIRY = bytes([FrameInfo.PRESERVE_TTL << 4])
+_KEEP_EXPIRY = bytes([FrameInfoId.PRESERVE_TTL << 4])
 _JSON, _XATTR = np.uint64(Datatype.JSON), np.uint64(Datatype.XATTR)
 _WITH_EXPIRATION = 4
 """Bytes of the options behind the extras of a DEL_WITH_META."""

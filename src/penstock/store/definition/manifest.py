@@ -26,9 +26,9 @@ __all__ = [
     "MAX_COLLECTIONS",
     "MAX_SCOPES",
     "MAX_TTL",
-    "Change",
     "Collection",
     "Manifest",
+    "ManifestChange",
     "Scope",
     "changes_between",
     "subjects_of",
@@ -347,14 +347,14 @@ def _collection_said(collection: Collection) -> dict[str, Any]:
 # From one to another
 
 
-class Change(NamedTuple):
+class ManifestChange(NamedTuple):
     """What is different in a later manifest. subject: as it is there, or as it was where it is dropped."""
 
     kind: SystemEventKind
     subject: Collection | Scope
 
 
-def changes_between(old: Manifest, new: Manifest) -> list[Change]:
+def changes_between(old: Manifest, new: Manifest) -> list[ManifestChange]:
     """Return what leads from one manifest to another, in the order in which vbuckets tell of it.
 
     First what is dropped, collections before their scopes, then what is created, scopes before their collections, then
@@ -375,11 +375,13 @@ def changes_between(old: Manifest, new: Manifest) -> list[Change]:
 
 def _changes(
     kind: SystemEventKind, subjects: Mapping[int, Collection] | Mapping[int, Scope], wanted: Callable[[int], bool]
-) -> Iterator[Change]:
-    return (Change(kind, subjects[number]) for number in sorted(subjects) if wanted(number))
+) -> Iterator[ManifestChange]:
+    return (ManifestChange(kind, subjects[number]) for number in sorted(subjects) if wanted(number))
 
 
-def subjects_of(changes: Iterable[Change], before: int, uid: int) -> list[tuple[SystemEventKind, system_event.Subject]]:
+def subjects_of(
+    changes: Iterable[ManifestChange], before: int, uid: int
+) -> list[tuple[SystemEventKind, system_event.Subject]]:
     """Return what system events say of changes that lead from one manifest's uid to another.
 
     Only the last one says the new uid: who has not seen that one is not there yet.
@@ -389,14 +391,14 @@ def subjects_of(changes: Iterable[Change], before: int, uid: int) -> list[tuple[
     return [(change.kind, _subject(change, of)) for change, of in zip(found, uids, strict=False)]
 
 
-def _subject(change: Change, uid: int) -> system_event.Subject:
+def _subject(change: ManifestChange, uid: int) -> system_event.Subject:
     subject = change.subject
     if isinstance(subject, Scope):
         if change.kind is SystemEventKind.SCOPE_DROP:
             return system_event.DroppedScope(uid, subject.id)
-        return system_event.Scope(uid, subject.id, subject.name)
+        return system_event.CreatedScope(uid, subject.id, subject.name)
     if change.kind is SystemEventKind.COLLECTION_END:
         return system_event.DroppedCollection(uid, subject.scope_id, subject.id)
-    return system_event.Collection(
+    return system_event.CreatedCollection(
         uid, subject.scope_id, subject.id, subject.name, max_ttl=subject.max_ttl, history=subject.history
     )

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import RemoteProtocolError
-from penstock.store.history.event_frames import SystemEvent, owners, subject_of_key, system_events
+from penstock.store.history.event_frames import EventFrame, owners, subject_of_key, system_events
 from penstock.store.log.frame_fields import collection_ids, is_mutation, keys
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Column, Segment
@@ -65,7 +65,7 @@ class Ledger:
             self.highs[collection] = seqno
             self.items[collection] += items
 
-    def take(self, event: SystemEvent, seqno: int) -> None:
+    def take(self, event: EventFrame, seqno: int) -> None:
         """Count a system event. A collection that begins although it is there is emptied."""
         self.uid, self.seqno, self._noted = event.subject.manifest_uid, seqno, None
         collection = event.collection_id
@@ -140,7 +140,7 @@ class Ledger:
                 ledger.add(collection, items, high)
         return ledger if ledger.seqno or ledger.emptied else None, total
 
-    def _see(self, event: SystemEvent, seqno: int) -> None:
+    def _see(self, event: EventFrame, seqno: int) -> None:
         """Count the newest event about something; the events come in their order."""
         self.uid, self.seqno = max(self.uid or 0, event.subject.manifest_uid), seqno
         collection = event.collection_id

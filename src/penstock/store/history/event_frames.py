@@ -25,7 +25,7 @@ from penstock.wire.values.collection_key import SYSTEM_COLLECTION, pack_collecti
 
 __all__ = [
     "SYSTEM_PREFIX",
-    "SystemEvent",
+    "EventFrame",
     "event_key",
     "modify_key",
     "owners",
@@ -50,7 +50,7 @@ _OF_COLLECTIONS = {SystemEventKind.COLLECTION_BEGIN, SystemEventKind.COLLECTION_
 _ENDS = {SystemEventKind.COLLECTION_END, SystemEventKind.SCOPE_DROP}
 
 
-class SystemEvent(NamedTuple):
+class EventFrame(NamedTuple):
     """key: in the store. value: the table. is_end: it is kept as a tombstone."""
 
     kind: SystemEventKind
@@ -82,14 +82,14 @@ def modify_key(collection: int) -> bytes:
     return _MODIFY + pack_collection_id(collection)
 
 
-def packed_events(told: Iterable[tuple[SystemEventKind, Subject]]) -> list[SystemEvent]:
+def packed_events(told: Iterable[tuple[SystemEventKind, Subject]]) -> list[EventFrame]:
     return [
-        SystemEvent(kind, subject, event_key(kind, subject), pack_system_event(kind, subject, as_table=True).value)
+        EventFrame(kind, subject, event_key(kind, subject), pack_system_event(kind, subject, as_table=True).value)
         for kind, subject in told
     ]
 
 
-def room_for(events: Iterable[SystemEvent]) -> int:
+def room_for(events: Iterable[EventFrame]) -> int:
     """Return how many bytes of the log these events take at most."""
     return sum(_HEAD_BYTES + len(event.key) + len(event.value) for event in events)
 
@@ -106,7 +106,7 @@ def subject_of_key(key: bytes) -> tuple[bool, int] | None:
     return None
 
 
-def read_event(key: bytes, value: bytes, kind: int | None) -> SystemEvent | None:
+def read_event(key: bytes, value: bytes, kind: int | None) -> EventFrame | None:
     """Return the event that a change is; None if its key is of none. kind: a mutation's flags, None for a tombstone.
 
     Raises RemoteProtocolError, not fatal, for a key of an event with anything else than one of those behind it.
@@ -118,7 +118,7 @@ def read_event(key: bytes, value: bytes, kind: int | None) -> SystemEvent | None
     if kind is None:
         kind = SystemEventKind.COLLECTION_END if of_collection else SystemEventKind.SCOPE_DROP
     subject = unpack_system_event(kind, FLATBUFFERS, b"", value)
-    event = SystemEvent(SystemEventKind(kind), subject, key, value)
+    event = EventFrame(SystemEventKind(kind), subject, key, value)
     if event_key(event.kind, subject) != key:
         raise RemoteProtocolError(
             f"system event {kind} under the key of {number:x}, which it is not about", fatal=False
@@ -126,7 +126,7 @@ def read_event(key: bytes, value: bytes, kind: int | None) -> SystemEvent | None
     return event
 
 
-def system_events(index: RowIndex) -> list[tuple[int, SystemEvent]]:
+def system_events(index: RowIndex) -> list[tuple[int, EventFrame]]:
     """Return the newest events that a vbucket has of each collection and scope, by their seqnos."""
     found = []
     for buffer, offsets, seqnos in index.live():
@@ -151,7 +151,7 @@ def owners(buffer: memoryview, offsets: Column | Lengths) -> Column:
     return found
 
 
-def _read_frame(buffer: memoryview, at: int, key: bytes) -> SystemEvent | None:
+def _read_frame(buffer: memoryview, at: int, key: bytes) -> EventFrame | None:
     head = DELETION_HEAD.unpack_from(buffer, at)
     kind = MUTATION_HEAD.unpack_from(buffer, at)[_FLAGS] if head[_OPCODE] == _MUTATION else None
     value = bytes(buffer[at + HEADER_BYTES + head[_EXTRAS] + len(key) : at + HEADER_BYTES + head[_BODY]])

@@ -20,7 +20,7 @@ import numpy as np
 from penstock.errors import OutOfMemory, TemporaryFailure
 from penstock.store.definition.manifest import DEFAULT_MANIFEST, Collection, Manifest, Scope
 from penstock.store.history.collection_state import Ledger
-from penstock.store.history.event_frames import SystemEvent, modify_key, system_events
+from penstock.store.history.event_frames import EventFrame, modify_key, system_events
 from penstock.store.history.tombstone import tombstone_head
 from penstock.store.history.vbucket_history import REV_SEQNO, History, Newest
 from penstock.store.log.frame_fields import collection_ids, is_mutation, keys
@@ -89,9 +89,9 @@ class ScopedHistory(History):
         collections = dict(DEFAULT_MANIFEST.collections)
         for _, event in system_events(self.index):
             match event.subject:
-                case system_event.Scope(_, scope_id, name):
+                case system_event.CreatedScope(_, scope_id, name):
                     scopes[scope_id] = name
-                case system_event.Collection(scope_id=scope_id, collection_id=number) as said:
+                case system_event.CreatedCollection(scope_id=scope_id, collection_id=number) as said:
                     collections[number] = Collection(number, scope_id, said.name, said.max_ttl, said.history)
                 case system_event.DroppedCollection(collection_id=number):
                     collections.pop(number, None)
@@ -136,7 +136,7 @@ class ScopedHistory(History):
             with suppress(*REFUSED):  # then the vbucket stays behind
                 self.catch_up(self.id)
 
-    def tell(self, events: Sequence[SystemEvent]) -> None:
+    def tell(self, events: Sequence[EventFrame]) -> None:
         """Write system events as changes of this vbucket's own.
 
         Raises TemporaryFailure or OutOfMemory; then some of them may have been written.
@@ -153,7 +153,7 @@ class ScopedHistory(History):
             raise
         self._changed.add(self.id)
 
-    def _expect(self, events: Sequence[tuple[int, SystemEvent]]) -> None:
+    def _expect(self, events: Sequence[tuple[int, EventFrame]]) -> None:
         """Take note of events that are to be written with these seqnos."""
         self._log.make_room_for_note(self)
         if self._ledger is None:
@@ -164,7 +164,7 @@ class ScopedHistory(History):
             self._ledger.take(event, seqno)
         self._log.note(self)
 
-    def _tell(self, event: SystemEvent) -> None:
+    def _tell(self, event: EventFrame) -> None:
         key, value = event.key, event.value
         old = self._find(key, MUTATION_HEAD.size + len(key) + len(value))
         seqno, cas = self.high_seqno + 1, self._clock.tick()
@@ -188,7 +188,7 @@ class ScopedHistory(History):
             )  # fmt: skip
         self._commit_event(event, old, seqno, b"".join((head, key, value)))
 
-    def _commit_event(self, event: SystemEvent, old: Newest | None, seqno: int, frame: Frame) -> None:
+    def _commit_event(self, event: EventFrame, old: Newest | None, seqno: int, frame: Frame) -> None:
         """As _commit, of what is no document. That a collection was modified counts until it ends or begins anew."""
         collection, modified = event.collection_id, None
         if collection is not None and event.kind is not SystemEventKind.COLLECTION_MODIFY:
@@ -202,7 +202,7 @@ class ScopedHistory(History):
             rows.dead += rows.lengths_at[row]
             del self._newest[modify_key(collection)]
 
-    def _apply_event(self, event: SystemEvent, seqno: int, frame: Frame) -> None:
+    def _apply_event(self, event: EventFrame, seqno: int, frame: Frame) -> None:
         """Write an event that happened elsewhere."""
         self._expect([(seqno, event)])
         try:

@@ -36,7 +36,7 @@ from penstock.store.recovery.log_replay import recover
 from penstock.store.recovery.overlay import Untouched
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["Blank", "Left", "Loss", "Lost", "Plan", "left_of", "plan", "settle"]
+__all__ = ["Blank", "Left", "Loss", "Lost", "RepairPlan", "left_of", "plan", "settle"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -78,7 +78,7 @@ class Left(NamedTuple):
     rollback: int | None
 
 
-class Plan(NamedTuple):
+class RepairPlan(NamedTuple):
     """What a repair makes of a bucket. found: the files then. rebuilt: segments that have to be written for that.
 
     behind: numbers of log files that count no more. first_lost: of vbuckets, the lowest seqno of a change that may be
@@ -131,10 +131,10 @@ class Blank:
 # Planning
 
 
-def plan(found: Found, blank: Blank) -> Plan:
+def plan(found: Found, blank: Blank) -> RepairPlan:
     """Return what a repair makes of files. Raises StoreDamaged for a note that is whole, and says what cannot be."""
     if not found.damage:
-        return Plan([], found, [], [], {}, {}, False, {}, found.clean)
+        return RepairPlan([], found, [], [], {}, {}, False, {}, found.clean)
     described = {} if found.logs or found.end is None else _described(found.end.behind, blank.said["vbuckets"])
     histories = blank.recovered(found, described).histories
     bad = [_in_blocks(sealed.segment, blocks) for sealed, blocks in _by_segment(found)]
@@ -155,7 +155,7 @@ def plan(found: Found, blank: Blank) -> Plan:
         left, floors = _let_newest_count(left, blank.recovered(left, described).histories, concerned)
     if found.end is not None:
         losses.append(_lost_behind(found.end.damage, found.end.behind))
-    return Plan(
+    return RepairPlan(
         losses,
         left,
         rebuilt=[one for one in left.sealed if not one.nbytes],
@@ -341,7 +341,7 @@ def _versions(index: RowIndex, places: Mapping[int, int]) -> dict[bytes, list[_V
 # Carrying it out
 
 
-def settle(histories: Sequence[History], plan: Plan) -> dict[int, int]:
+def settle(histories: Sequence[History], plan: RepairPlan) -> dict[int, int]:
     """Let vbuckets with what is left of them begin the branches that tell their consumers so.
 
     Returns, by vbucket, where those have to go back to that have seen more.

@@ -20,7 +20,7 @@ from penstock.store.log.records import FILE_HEADER, is_file_header
 from penstock.store.recovery.bucket_directory import BUCKET, COPY, FORMAT, read_copy, refusal, said_by, write
 from penstock.store.recovery.file_scan import Found, look
 from penstock.store.recovery.overlay import Overlay
-from penstock.store.recovery.repair_plan import Blank, Left, Loss, Plan, left_of, plan, settle
+from penstock.store.recovery.repair_plan import Blank, Left, Loss, RepairPlan, left_of, plan, settle
 
 __all__ = ["Report", "check", "enter", "finish", "repair", "restore"]
 
@@ -36,7 +36,7 @@ class Report(NamedTuple):
     found: Found
     losses: list[Loss]
     left: list[Left]
-    plan: Plan
+    plan: RepairPlan
     blank: Blank
 
 

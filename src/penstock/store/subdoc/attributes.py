@@ -18,13 +18,13 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from penstock.errors import StatusError, status_error
-from penstock.store.subdoc.path import Key, parse_path
+from penstock.store.subdoc.path import KeyComponent, parse_path
 from penstock.wire.codec.constants import Datatype, Status
 
 __all__ = [
     "MUTATION_MACROS",
     "Around",
-    "Document",
+    "EditedDocument",
     "check_macro",
     "decode_binary",
     "document_macro",
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-class Document(NamedTuple):
+class EditedDocument(NamedTuple):
     """A document, or what is left of a deleted one. body: not compressed. datatype: as it is stored.
 
     expiry: epoch seconds, 0 for never; of a deleted one, when that was.
@@ -76,7 +76,7 @@ _NO_NAME = set((string.punctuation + "".join(map(chr, range(32))) + "\x7f").enco
 # Names
 
 
-def xattr_name(path: bytes) -> Key:
+def xattr_name(path: bytes) -> KeyComponent:
     """Return the attribute that a path leads into: its first component, as it is written.
 
     Raises StatusError with XATTR_EINVAL unless that has 1 to 15 bytes and does not begin with punctuation, but for the
@@ -89,7 +89,7 @@ def xattr_name(path: bytes) -> Key:
         (name,) = parse_path(first)
     except StatusError:
         raise _bad_name(path) from None
-    assert isinstance(name, Key), "there is no bracket in it"
+    assert isinstance(name, KeyComponent), "there is no bracket in it"
     return name
 
 
@@ -111,7 +111,7 @@ def _bad_name(path: bytes) -> StatusError:
 # Virtual attributes
 
 
-def virtual_text(name: str, document: Document, around: Around) -> str:
+def virtual_text(name: str, document: EditedDocument, around: Around) -> str:
     """Return an object with one key, a virtual attribute. Raises StatusError with SUBDOC_XATTR_UNKNOWN_VATTR."""
     value: object
     if name == "$document":
@@ -127,7 +127,7 @@ def virtual_text(name: str, document: Document, around: Around) -> str:
     return _json({name: value})
 
 
-def _shown(document: Document, around: Around) -> dict[str, object]:
+def _shown(document: EditedDocument, around: Around) -> dict[str, object]:
     names = [flag.name.lower() for flag in _SHOWN_DATATYPES if document.datatype & flag and flag.name]
     return {
         "CAS": _hex(document.cas, 16),
@@ -179,7 +179,7 @@ def check_macro(value: bytes) -> None:
         raise status_error(Status.SUBDOC_XATTR_UNKNOWN_MACRO, f"{value[:40]!r} stands for no other value")
 
 
-def document_macro(value: bytes, document: Document, around: Around) -> bytes:
+def document_macro(value: bytes, document: EditedDocument, around: Around) -> bytes:
     """Return what a checked value stands for in the document as it was.
 
     Raises StatusError with SUBDOC_XATTR_UNKNOWN_VATTR_MACRO for what `$document` does not show.

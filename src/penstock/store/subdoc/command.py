@@ -17,7 +17,7 @@ from penstock.errors import KeyExists, KeyNotFound, StatusError, status_error
 from penstock.store.subdoc.attributes import (
     MUTATION_MACROS,
     Around,
-    Document,
+    EditedDocument,
     decode_binary,
     document_macro,
     encode_binary,
@@ -27,7 +27,7 @@ from penstock.store.subdoc.attributes import (
     xattr_name,
 )
 from penstock.store.subdoc.edit import EDITS, READS, makes_array
-from penstock.store.subdoc.path import Key, Path, parse_path
+from penstock.store.subdoc.path import KeyComponent, Path, parse_path
 from penstock.store.subdoc.text import Text
 from penstock.wire.codec.constants import Datatype, DocFlag, Opcode, PathFlag, Status
 from penstock.wire.messages.dcp_values import pack_xattrs
@@ -78,8 +78,8 @@ class Changed(NamedTuple):
 
 
 def begin(
-    found: Document | None, specs: Sequence[LookupSpec | MutationSpec], doc_flags: int, *, cas: int = 0
-) -> Document:
+    found: EditedDocument | None, specs: Sequence[LookupSpec | MutationSpec], doc_flags: int, *, cas: int = 0
+) -> EditedDocument:
     """Return the document that checked operations are for: the one that was found, or a new one.
 
     found: also a deleted one, whose body is empty. cas: the request's.
@@ -101,19 +101,19 @@ def begin(
     return found
 
 
-def _new(specs: Sequence[LookupSpec | MutationSpec], doc_flags: int) -> Document:
+def _new(specs: Sequence[LookupSpec | MutationSpec], doc_flags: int) -> EditedDocument:
     if doc_flags & _AS_DELETED:
-        return Document(deleted=True)
+        return EditedDocument(deleted=True)
     for spec in specs:
         if spec.opcode not in _WHOLE:
-            return Document(b"[]" if makes_array(spec.opcode, spec.path) else b"{}", datatype=_JSON_BODY)
-    return Document()
+            return EditedDocument(b"[]" if makes_array(spec.opcode, spec.path) else b"{}", datatype=_JSON_BODY)
+    return EditedDocument()
 
 
 # What the operations do
 
 
-def look_up(document: Document, specs: Sequence[LookupSpec], around: Around) -> list[LookupResult]:
+def look_up(document: EditedDocument, specs: Sequence[LookupSpec], around: Around) -> list[LookupResult]:
     """Return what checked lookups find, one after the other: those that find nothing hinder none.
 
     If one of them needs an attribute of the system that is not allowed, all attributes are denied, and the body is not.
@@ -133,7 +133,7 @@ def look_up(document: Document, specs: Sequence[LookupSpec], around: Around) -> 
 
 
 def change(
-    document: Document, specs: Sequence[MutationSpec], doc_flags: int, around: Around
+    document: EditedDocument, specs: Sequence[MutationSpec], doc_flags: int, around: Around
 ) -> Changed | MutationResult:
     """Return what checked operations make of a document, or the one of them that fails.
 
@@ -178,7 +178,7 @@ class _Work:
     A text is parsed once for all paths that lead into it: the body, or an attribute.
     """
 
-    def __init__(self, document: Document, around: Around, specs: Sequence[LookupSpec | MutationSpec]) -> None:
+    def __init__(self, document: EditedDocument, around: Around, specs: Sequence[LookupSpec | MutationSpec]) -> None:
         self._document = document
         self._around = around
         self._specs = specs
@@ -242,7 +242,7 @@ class _Work:
     def _body_text(self) -> Text:
         return self._parsed(None) or self._parse(None, self._body)
 
-    def _xattr_text(self, name: Key) -> Text:
+    def _xattr_text(self, name: KeyComponent) -> Text:
         """Return an object of one attribute, stored or virtual; an empty one if there is no such attribute."""
         return self._parsed(name.name) or self._parse(name.name, self._xattr_object(name))
 
@@ -281,13 +281,13 @@ class _Work:
             self._texts.clear()
             self.xattrs = {name: value for name, value in self.xattrs.items() if is_system(name)}
 
-    def _xattr_object(self, name: Key) -> bytes:
+    def _xattr_object(self, name: KeyComponent) -> bytes:
         if is_virtual(name.name):
             return virtual_text(name.name, self._document, self._around).encode()
         value = self.xattrs.get(name.name)
         return b"{}" if value is None else b"%s%s}" % (_front(name), value)
 
-    def _keep(self, name: Key, object_: bytes) -> None:
+    def _keep(self, name: KeyComponent, object_: bytes) -> None:
         """Take an attribute's value out of the object in which an operation has put it, or left none."""
         front = _front(name)
         if object_.startswith(front):
@@ -307,5 +307,5 @@ class _Work:
         return document_macro(spec.value, self._document, self._around)
 
 
-def _front(name: Key) -> bytes:
+def _front(name: KeyComponent) -> bytes:
     return f'{{"{name.text}":'.encode()

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 
 from penstock.errors import StatusError, status_error
-from penstock.store.subdoc.path import LAST, Key, Path, spelled
+from penstock.store.subdoc.path import LAST, KeyComponent, Path, spelled
 from penstock.store.subdoc.place import Place
 from penstock.store.subdoc.text import MAX_DEPTH, WHITE, Splice, Text, count_levels, skip_space
 from penstock.wire.codec.constants import Opcode, Status
@@ -69,7 +69,7 @@ def _dict_upsert(text: Text, path: Path, value: bytes, mkdir_p: bool) -> bytes:
 def _entry(text: Text, path: Path) -> Place:
     """Return the place of a path that ends in a key."""
     place = text.find(_not_empty(path))
-    if not isinstance(path[-1], Key):
+    if not isinstance(path[-1], KeyComponent):
         raise _error(Status.SUBDOC_PATH_EINVAL, path, "ends in an index, expected a key")
     return place
 
@@ -81,7 +81,7 @@ def _add_key(text: Text, path: Path, place: Place, new: bytes, mkdir_p: bool) ->
     that, or where an index is missing: there is nothing to put in front of it.
     """
     missing = path[place.found :]
-    keys = [component.text.encode() for component in missing if isinstance(component, Key)]
+    keys = [component.text.encode() for component in missing if isinstance(component, KeyComponent)]
     if len(keys) < len(missing) or (len(keys) > 1 and not mkdir_p):
         raise _error(Status.SUBDOC_PATH_ENOENT, path[: place.found + 1], "is not there")
     first, *inner = keys

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from penstock.errors import StatusError, status_error
 from penstock.wire.codec.constants import Status
 
-__all__ = ["LAST", "MAX_COMPONENTS", "MAX_PATH", "Component", "Key", "Path", "parse_path", "spelled"]
+__all__ = ["LAST", "MAX_COMPONENTS", "MAX_PATH", "Component", "KeyComponent", "Path", "parse_path", "spelled"]
 
 MAX_PATH = 1024
 """Bytes of a path."""
@@ -25,14 +25,14 @@ LAST = -1
 """As an index: of the last element."""
 
 
-class Key(NamedTuple):
+class KeyComponent(NamedTuple):
     """A component that is a key. name: what it means. text: as it is spelled between quotes."""
 
     name: str
     text: str
 
 
-Component = Key | int
+Component = KeyComponent | int
 Path = tuple[Component, ...]
 
 _INDEX = re.compile(r"\[(-1|[0-9]+)\]")
@@ -86,7 +86,7 @@ def _component(path: bytes, text: str, at: int) -> tuple[Component, int]:
     return _key(path, key[0]), key.end()
 
 
-def _key(path: bytes, part: str) -> Key:
+def _key(path: bytes, part: str) -> KeyComponent:
     if len(part) > 1 and part[0] == part[-1] == "`":
         part = part[1:-1]
     if "`" in part:
@@ -100,7 +100,7 @@ def _key(path: bytes, part: str) -> Key:
         end = 0
     if end != len(quoted):
         raise _bad(path, f"key {part!r} has a quote or a control character that is not escaped")
-    return Key(name, part)
+    return KeyComponent(name, part)
 
 
 def _bad(path: bytes, why: str) -> StatusError:

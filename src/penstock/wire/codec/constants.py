@@ -383,7 +383,7 @@ class ServerOpcode(IntEnum):
     GET_AUTHORIZATION = 0x04
 
 
-class FrameInfo(IntEnum):
+class FrameInfoId(IntEnum):
     """The elements of a request's framing extras. Source: BinaryProtocol.md, "Frame info"."""
 
     BARRIER = 0

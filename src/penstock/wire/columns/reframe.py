@@ -31,7 +31,7 @@ from penstock.wire.messages.upr import UprDeletion, UprExpiration, UprMutation
 from penstock.wire.messages.upr_draft import DraftDeletion, DraftExpiration, DraftMutation
 from penstock.wire.values.collection_key import DEFAULT_PREFIX
 
-__all__ = ["DCP", "FORMS", "NATIVE", "Form", "reframe"]
+__all__ = ["DCP", "FORMS", "NATIVE", "FrameForm", "reframe"]
 
 _MUTATION = int(Opcode.DCP_MUTATION)
 
@@ -61,7 +61,7 @@ Numbers = int | Column
 
 
 @dataclass(frozen=True)
-class Form:
+class FrameForm:
     """What the change frames of a connection look like.
 
     keys_only: without values. datatypes: the bits that the consumer understands; None: all, also of values that are
@@ -78,13 +78,13 @@ class Form:
     reversed_flags: bool = False
     bare_keys: bool = False
     stream_id: int | None = None
-    _targets: dict[int, Target] = field(init=False, repr=False, compare=False)
+    _targets: dict[int, ColumnTarget] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         targets = {
-            int(Opcode.DCP_MUTATION): Target(self.mutation, self.stream_id),
-            int(Opcode.DCP_DELETION): Target(self.deletion, self.stream_id),
-            int(Opcode.DCP_EXPIRATION): Target(self.expiration, self.stream_id),
+            int(Opcode.DCP_MUTATION): ColumnTarget(self.mutation, self.stream_id),
+            int(Opcode.DCP_DELETION): ColumnTarget(self.deletion, self.stream_id),
+            int(Opcode.DCP_EXPIRATION): ColumnTarget(self.expiration, self.stream_id),
         }
         object.__setattr__(self, "_targets", targets)
 
@@ -105,7 +105,7 @@ class Form:
         return len(DEFAULT_PREFIX) if self.bare_keys else 0
 
 
-class Target:
+class ColumnTarget:
     """A message to be written in columns: its head, with what stands in front of extras and key."""
 
     def __init__(self, cls: type[Message], stream_id: int | None = None) -> None:
@@ -129,22 +129,22 @@ class Target:
         }
 
 
-DCP = Form(Mutation, Deletion, Deletion, bare_keys=True)
+DCP = FrameForm(Mutation, Deletion, Deletion, bare_keys=True)
 """What a DCP consumer gets that asked for nothing special: deletions of form V1, also of what expired."""
 
-NATIVE = Form(Mutation, DeletionV2, Expiration)
+NATIVE = FrameForm(Mutation, DeletionV2, Expiration)
 """What the log has."""
 
 FORMS = {
     Dialect.DCP: DCP,
-    Dialect.UPR: Form(UprMutation, UprDeletion, UprExpiration, bare_keys=True),
-    Dialect.UPR_DRAFT: Form(DraftMutation, DraftDeletion, DraftExpiration, bare_keys=True),
-    Dialect.TAP: Form(TapMutation, TapDelete, TapDelete, datatypes=0, bare_keys=True),
+    Dialect.UPR: FrameForm(UprMutation, UprDeletion, UprExpiration, bare_keys=True),
+    Dialect.UPR_DRAFT: FrameForm(DraftMutation, DraftDeletion, DraftExpiration, bare_keys=True),
+    Dialect.TAP: FrameForm(TapMutation, TapDelete, TapDelete, datatypes=0, bare_keys=True),
 }
 """By dialect, the form of a connection without options."""
 
 
-def reframe(data: Buffer, begins: Sequence[int] | Column, form: Form, **said: Numbers) -> Buffer:
+def reframe(data: Buffer, begins: Sequence[int] | Column, form: FrameForm, **said: Numbers) -> Buffer:
     """Return the frames in another form.
 
     data: whole frames of the log, one behind the other, 2 GiB at most; a bytearray may be changed. begins: where each
@@ -209,7 +209,7 @@ def _pieces_without_prefixes(data: bytearray, begins: Sequence[int] | Column) ->
     yield view[start:]
 
 
-def _in_columns(data: Buffer, begins: Column, form: Form, said: Mapping[str, Numbers]) -> memoryview:
+def _in_columns(data: Buffer, begins: Column, form: FrameForm, said: Mapping[str, Numbers]) -> memoryview:
     count = len(begins)
     opcodes = np.frombuffer(data, np.uint8)[begins + 1]
     targets = {opcode: target for opcode, target in form._targets.items() if (opcodes == opcode).any()}
@@ -240,7 +240,13 @@ def _in_columns(data: Buffer, begins: Column, form: Form, said: Mapping[str, Num
 
 
 def _write_heads(
-    heads: Column, target: Target, source: Column, tail_bytes: Column, *, form: Form, said: Mapping[str, Numbers]
+    heads: Column,
+    target: ColumnTarget,
+    source: Column,
+    tail_bytes: Column,
+    *,
+    form: FrameForm,
+    said: Mapping[str, Numbers],
 ) -> None:
     """Write the heads of frames of one kind, every byte of them."""
     gone = target.cls is not form.mutation
@@ -300,7 +306,7 @@ def _interleaved(count: int) -> pa.Array:
     return pa.array(order)
 
 
-def _one_by_one(data: Buffer, begins: Sequence[int] | Column, form: Form, said: Mapping[str, Numbers]) -> bytes:
+def _one_by_one(data: Buffer, begins: Sequence[int] | Column, form: FrameForm, said: Mapping[str, Numbers]) -> bytes:
     view = memoryview(data)
     return b"".join(
         [
@@ -314,7 +320,7 @@ def _at(value: Numbers, row: int) -> int:
     return value if isinstance(value, int) else int(value[row])
 
 
-def _message(source: Any, form: Form, said: Mapping[str, int]) -> Message:
+def _message(source: Any, form: FrameForm, said: Mapping[str, int]) -> Message:
     """Return a change of the log as the form's message."""
     cls = form._targets[int(source.opcode)].cls
     fields = {name for name, _ in head_fields(cls)}

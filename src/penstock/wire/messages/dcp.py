@@ -54,7 +54,7 @@ class StreamReq(Request):
 
 
 @message(Opcode.DCP_GET_FAILOVER_LOG, cas=MAYBE)
-class GetFailoverLog(Request):
+class DcpGetFailoverLog(Request):
     """Consumer to producer: the failover log of a vbucket."""
 
 
@@ -159,7 +159,7 @@ class OldExpiration(Deletion):
 
 
 @message(Opcode.DCP_FLUSH, cas=MAYBE)
-class Flush(Request):
+class DcpFlush(Request):
     """Producer to consumer: the vbucket was emptied. No release sends or takes it."""
 
 

@@ -353,7 +353,7 @@ def _insides(code: Code, message: Message, parts: dict[str, bytes]) -> dict[str,
 
 def _framing(reply: bool, parts: dict[str, bytes]) -> dict[str, Any]:
     """Return what framing extras say, where all their elements are known."""
-    known: type[IntEnum] = constants.ResponseFrameInfo if reply else constants.FrameInfo
+    known: type[IntEnum] = constants.ResponseFrameInfo if reply else constants.FrameInfoId
     elements = dcp_values.unpack_framing(parts["framing"])
     if not elements or any(element.id not in known._value2member_map_ for element in elements):
         return {}

@@ -12,7 +12,7 @@ from struct import error as StructError
 from typing import Any, Final, NamedTuple
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.wire.codec.constants import DurabilityLevel, FrameInfo, ResponseFrameInfo, Status
+from penstock.wire.codec.constants import DurabilityLevel, FrameInfoId, ResponseFrameInfo, Status
 from penstock.wire.messages.dcp_values import framing_of, pack_framing, stream_id, unpack_framing
 
 __all__ = [
@@ -60,18 +60,18 @@ def pack_request_infos(infos: RequestInfos) -> bytes:
     """Raises LocalProtocolError for a number or text that does not fit."""
     elements: list[tuple[int, bytes]] = []
     if infos.barrier:
-        elements.append((FrameInfo.BARRIER, b""))
+        elements.append((FrameInfoId.BARRIER, b""))
     if infos.durability is not None:
-        elements.append((FrameInfo.DURABILITY, _pack_durability(infos.durability)))
+        elements.append((FrameInfoId.DURABILITY, _pack_durability(infos.durability)))
     if infos.stream_id is not None:
         elements += unpack_framing(framing_of(infos.stream_id))
     if infos.impersonate is not None:
-        elements.append((FrameInfo.IMPERSONATE, infos.impersonate.encode()))
+        elements.append((FrameInfoId.IMPERSONATE, infos.impersonate.encode()))
     if infos.preserve_ttl:
-        elements.append((FrameInfo.PRESERVE_TTL, b""))
-    elements += [(FrameInfo.EXTRA_PRIVILEGE, name.encode()) for name in infos.privileges]
+        elements.append((FrameInfoId.PRESERVE_TTL, b""))
+    elements += [(FrameInfoId.EXTRA_PRIVILEGE, name.encode()) for name in infos.privileges]
     if infos.token_id is not None:
-        elements.append((FrameInfo.TOKEN_AUTH, _pack_u16("token id", infos.token_id)))
+        elements.append((FrameInfoId.TOKEN_AUTH, _pack_u16("token id", infos.token_id)))
     return pack_framing(elements)
 
 
@@ -87,10 +87,10 @@ def unpack_request_infos(framing: bytes) -> RequestInfos:
         if number not in _READERS:
             raise _bad(f"element {number} is not known", Status.UNKNOWN_FRAME_INFO)
         name, read = _READERS[number]
-        if number == FrameInfo.EXTRA_PRIVILEGE:
+        if number == FrameInfoId.EXTRA_PRIVILEGE:
             privileges.append(_text(data))
-        elif name in said and number != FrameInfo.STREAM_ID:
-            raise _bad(f"{FrameInfo(number).name} twice")
+        elif name in said and number != FrameInfoId.STREAM_ID:
+            raise _bad(f"{FrameInfoId(number).name} twice")
         else:
             said[name] = read(data)
     if "stream_id" in said:
@@ -141,13 +141,13 @@ def _u16(data: bytes) -> int:
 
 
 _READERS: dict[int, tuple[str, Callable[[bytes], Any]]] = {
-    FrameInfo.BARRIER: ("barrier", _present),
-    FrameInfo.DURABILITY: ("durability", _durability),
-    FrameInfo.STREAM_ID: ("stream_id", bytes),  # which penstock.wire.messages.dcp_values reads
-    FrameInfo.IMPERSONATE: ("impersonate", _text),
-    FrameInfo.PRESERVE_TTL: ("preserve_ttl", _present),
-    FrameInfo.EXTRA_PRIVILEGE: ("privileges", _text),
-    FrameInfo.TOKEN_AUTH: ("token_id", _u16),
+    FrameInfoId.BARRIER: ("barrier", _present),
+    FrameInfoId.DURABILITY: ("durability", _durability),
+    FrameInfoId.STREAM_ID: ("stream_id", bytes),  # which penstock.wire.messages.dcp_values reads
+    FrameInfoId.IMPERSONATE: ("impersonate", _text),
+    FrameInfoId.PRESERVE_TTL: ("preserve_ttl", _present),
+    FrameInfoId.EXTRA_PRIVILEGE: ("privileges", _text),
+    FrameInfoId.TOKEN_AUTH: ("token_id", _u16),
 }
 
 

@@ -81,7 +81,7 @@ class StorageReply(Response):
     """The status says whether the request succeeded."""
 
 
-class Key(NamedTuple):
+class AskedKey(NamedTuple):
     """A document that is asked for."""
 
     vbucket: int
@@ -106,9 +106,9 @@ def pack_keys(keys: Iterable[tuple[int, bytes]]) -> bytes:
     return b"".join(_HEAD.pack(vbucket, len(key)) + key for vbucket, key in keys)
 
 
-def unpack_keys(value: bytes) -> list[Key]:
+def unpack_keys(value: bytes) -> list[AskedKey]:
     """Return what an OBSERVE asks for. Raises RemoteProtocolError (EINVAL, not fatal) for a part of a key."""
-    return [Key(vbucket, key) for vbucket, key, _ in _cut(value, 0)]
+    return [AskedKey(vbucket, key) for vbucket, key, _ in _cut(value, 0)]
 
 
 def pack_observed_keys(observed: Iterable[tuple[int, bytes, int, int]]) -> bytes:

@@ -21,7 +21,7 @@ from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.wire.codec.constants import SystemEventKind
 
 
-class Collection(NamedTuple):
+class CreatedCollection(NamedTuple):
     """A collection began, or is another now. max_ttl: seconds; None: it has none of its own.
 
     default_mvs: of the default collection, its highest seqno that is no prepare. flush_uid: the manifest that last
@@ -46,7 +46,7 @@ class DroppedCollection(NamedTuple):
     system: bool = False
 
 
-class Scope(NamedTuple):
+class CreatedScope(NamedTuple):
     manifest_uid: int
     scope_id: int
     name: str
@@ -58,7 +58,7 @@ class DroppedScope(NamedTuple):
     system: bool = False
 
 
-Subject = Collection | DroppedCollection | Scope | DroppedScope
+Subject = CreatedCollection | DroppedCollection | CreatedScope | DroppedScope
 
 
 class PackedEvent(NamedTuple):
@@ -72,11 +72,11 @@ class PackedEvent(NamedTuple):
 FLATBUFFERS = 2
 
 _KINDS: dict[int, type[Subject]] = {
-    SystemEventKind.COLLECTION_BEGIN: Collection,
+    SystemEventKind.COLLECTION_BEGIN: CreatedCollection,
     SystemEventKind.COLLECTION_END: DroppedCollection,
-    SystemEventKind.SCOPE_CREATE: Scope,
+    SystemEventKind.SCOPE_CREATE: CreatedScope,
     SystemEventKind.SCOPE_DROP: DroppedScope,
-    SystemEventKind.COLLECTION_MODIFY: Collection,
+    SystemEventKind.COLLECTION_MODIFY: CreatedCollection,
 }
 
 _FIXED: dict[tuple[int, int], tuple[Struct, tuple[str, ...]]] = {
@@ -90,7 +90,7 @@ _FIXED: dict[tuple[int, int], tuple[Struct, tuple[str, ...]]] = {
 
 _U64, _U32, _BOOL, _TEXT = "Uint64", "Uint32", "Bool", "text"
 _SLOTS: dict[type[Subject], tuple[tuple[str, str], ...]] = {
-    Collection: (
+    CreatedCollection: (
         ("manifest_uid", _U64),
         ("scope_id", _U32),
         ("collection_id", _U32),
@@ -103,7 +103,7 @@ _SLOTS: dict[type[Subject], tuple[tuple[str, str], ...]] = {
         ("flush_uid", _U64),
     ),
     DroppedCollection: (("manifest_uid", _U64), ("scope_id", _U32), ("collection_id", _U32), ("system", _BOOL)),
-    Scope: (("manifest_uid", _U64), ("scope_id", _U32), ("name", _TEXT)),
+    CreatedScope: (("manifest_uid", _U64), ("scope_id", _U32), ("name", _TEXT)),
     DroppedScope: (("manifest_uid", _U64), ("scope_id", _U32), ("system", _BOOL)),
 }
 """The slots of the tables, in order. A slot that is missing is 0, false or empty."""
