@@ -9,7 +9,8 @@ What is lost, and why nobody comes to believe in a history that never was:
   place had superseded. Then all vbuckets begin another history, with what is left: every consumer starts over.
 - Of a segment, the frames in bad parts are lost; all of them, where it does not say what it holds. What they had
   superseded is back, unless something newer supersedes it. A vbucket that lost some begins a branch in front of the
-  first of them, or, if a snapshot could no longer end there, another history.
+  first of them, or, if a snapshot could no longer end there, another history. Behind its bad part, a log may have said
+  that a snapshot cannot end there: then it is another history as well.
 """
 
 from __future__ import annotations
@@ -81,14 +82,16 @@ class Left(NamedTuple):
 class RepairPlan(NamedTuple):
     """What a repair makes of a bucket. found: the files then. rebuilt: segments that have to be written for that.
 
-    behind: numbers of log files that count no more. first_lost: of vbuckets, the lowest seqno of a change that may be
-    lost from a segment; floors: their lowest_snapshot_end then, at least. starts_over: all begin another history.
-    described: what else is known of vbuckets, where no log file is left. clean: the bucket was closed well.
+    is_cut: the log lost its end. behind: numbers of log files that count no more. first_lost: of vbuckets, the lowest
+    seqno of a change that may be lost from a segment; floors: their lowest_snapshot_end then, at least. starts_over:
+    all begin another history. described: what else is known of vbuckets, where no log file is left. clean: the
+    bucket was closed well.
     """
 
     losses: list[Loss]
     found: Found
     rebuilt: list[Sealed]
+    is_cut: bool
     behind: list[int]
     first_lost: dict[int, int]
     floors: dict[int, int]
@@ -134,7 +137,7 @@ class Blank:
 def plan(found: Found, blank: Blank) -> RepairPlan:
     """Return what a repair makes of files. Raises StoreDamaged for a note that is whole, and says what cannot be."""
     if not found.damage:
-        return RepairPlan([], found, [], [], {}, {}, False, {}, found.clean)
+        return RepairPlan([], found, [], False, [], {}, {}, False, {}, found.clean)
     described = {} if found.logs or found.end is None else _described(found.end.behind, blank.said["vbuckets"])
     histories = blank.recovered(found, described).histories
     bad = [_in_blocks(sealed.segment, blocks) for sealed, blocks in _by_segment(found)]
@@ -159,6 +162,7 @@ def plan(found: Found, blank: Blank) -> RepairPlan:
         losses,
         left,
         rebuilt=[one for one in left.sealed if not one.nbytes],
+        is_cut=found.end is not None,
         behind=[] if found.end is None else [behind.number for behind in found.end.behind],
         first_lost=first_lost,
         floors=floors,
@@ -352,7 +356,7 @@ def settle(histories: Sequence[History], plan: RepairPlan) -> dict[int, int]:
         if history.state is None:
             continue
         seqno = history.high_seqno if first is None else min(first - 1, history.high_seqno)
-        starts_over = plan.starts_over or (first is not None and seqno < index.lowest_snapshot_end)
+        starts_over = plan.starts_over or (first is not None and (plan.is_cut or seqno < index.lowest_snapshot_end))
         index.raise_floors(plan.floors.get(history.id, 0))
         if starts_over or first is not None:
             history.doubt()
