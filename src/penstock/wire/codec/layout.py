@@ -27,6 +27,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.wire.codec.constants import (
     DCP_OPCODES,
+    QUIET_OPCODES,
     Dialect,
     DraftCode,
     Magic,
@@ -73,6 +74,8 @@ class Message:
     third: ClassVar[str] = "vbucket"
     """The name of the header's third number: "vbucket" of a request, "status" of a response."""
     opcode: ClassVar[Code]
+    opcodes: ClassVar[tuple[Code, ...]]
+    """Those that share this layout; `opcode` is the first of them."""
     layouts: ClassVar[dict[int, Layout]]
     """The forms of this message, by how many of the declared fields of the extras they hold; of two with as many, the
     longer."""
@@ -86,6 +89,13 @@ class Message:
     value: bytes = b""
     framing: bytes = b""
     """Framing extras: with some, the frame has an alternative magic."""
+    received_as: int | None = field(default=None, compare=False, repr=False)
+    """The opcode that a received message came with; None of a message that is to be sent."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether a received message wants no reply in the usual case."""
+        return self.received_as in QUIET_OPCODES
 
     def encode(self, opcode: Code | None = None) -> bytes:
         """Return the frame's bytes. opcode: one of those that share this layout, where it is not the first.
@@ -161,8 +171,16 @@ class ServerResponse(Response):
 class Layout:
     """One form of a message: its class, its extras, and what it says of the rest of the frame.
 
-    private: the extras begin with the length, u16, of a section that stands between them and the key. tails: what the
-    value is made of, by its length, as struct and names; empty where it is the sender's own.
+    Attributes:
+        cls: the class of the message.
+        extras: the extras, with the length of the private section in front.
+        names: the fields in the extras.
+        parts: whether key, value and cas are there.
+        third: as of Message.
+        private: the extras begin with the length, u16, of a section that stands between them and the key.
+        tails: what the value is made of, by its length, as struct and names; empty where it is the sender's own.
+        others: the fields that stand neither in the header nor in the extras, with their defaults.
+        setters: set the fields of a new message: those of every message, then `names`, then `others`.
     """
 
     cls: type[Message]
@@ -172,48 +190,64 @@ class Layout:
     third: str
     private: bool
     tails: dict[int, tuple[Struct, tuple[str, ...]]]
+    others: dict[str, Any] = field(init=False, repr=False)
+    setters: tuple[Callable[[Message, Any], None], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        common = ("opaque", "cas", "datatype", "key", "value", "framing", "received_as", self.third)
+        others = {one.name: one.default for one in fields(self.cls) if one.name not in {*common, *self.names}}
+        object.__setattr__(self, "others", others)
+        # The class is frozen; its slots take a value a third faster than its constructor does.
+        setters = tuple(getattr(self.cls, name).__set__ for name in (*common, *self.names, *others))
+        object.__setattr__(self, "setters", setters)
 
     def check(self, frame: Frame) -> None:
         """Raise RemoteProtocolError (EINVAL, not fatal) unless private section, key, value and cas are as declared."""
-        private, value = self._split(frame)
+        _, value = self._split(frame)
         for name, part in self.parts:
             there = value if name == "value" else getattr(frame, name)
             if part is not Part.MAYBE and bool(there) != (part is Part.PRESENT):
                 found = there if isinstance(there, int) else f"{len(there)} bytes"
                 raise self._error(frame, f"{name} must be {part.value}, found {found}")
-        if private is None:
-            raise self._error(frame, f"engine-private data of more bytes than the {len(frame.value)} behind the extras")
-        if self.tails and len(value) not in self.tails:
-            lengths = " or ".join(map(str, sorted(self.tails)))
-            raise self._error(frame, f"value of {len(value)} bytes, expected {lengths}")
+        self._check_tail(frame, value)
 
     def message_of(self, frame: Frame) -> Message:
-        """Return the message of a frame that was checked. Raises RemoteProtocolError for what `Message.fault` says."""
-        private, value = self._split(frame)
-        numbers = self.extras.unpack(frame.extras)
-        said: dict[str, Any] = dict(zip(self.names, numbers[self.private :], strict=True))
-        key = frame.key
-        if self.private:
-            said[PRIVATE] = private
-            rest = frame.key + frame.value
-            key = rest[numbers[0] : numbers[0] + len(key)]
-        if self.tails:
-            tail, names = self.tails[len(value)]
-            said |= zip(names, tail.unpack(value), strict=True)
-            value = b""
-        message = self.cls(
-            opaque=frame.opaque,
-            cas=frame.cas,
-            datatype=0 if isinstance(self.cls.opcode, DraftCode) else frame.datatype,
-            key=key,
-            value=value,
-            framing=frame.framing,
-            **{self.third: frame.specific},
-            **said,
-        )
-        if fault := message.fault():
+        """Return the message of a frame whose key, value and cas are there as declared.
+
+        Raises RemoteProtocolError (EINVAL, not fatal) for a private section or a value of a wrong length, and for what
+        `Message.fault` says.
+        """
+        _, opcode, specific, datatype, opaque, cas, extras, key, value, framing = frame
+        numbers, others = self.extras.unpack(extras), self.others
+        if self.private or self.tails:
+            key, value, numbers, others = self._take_apart(frame, numbers)
+        cls = self.cls
+        if type(cls.opcode) is DraftCode:
+            datatype = 0
+        message = _new_object(cls)
+        contents = (opaque, cas, datatype, key, value, framing, opcode, specific, *numbers, *others.values())
+        for set_field, content in zip(self.setters, contents, strict=False):
+            set_field(message, content)
+        if cls.fault is not Message.fault and (fault := message.fault()):
             raise self._error(frame, fault)
         return message
+
+    def _take_apart(
+        self, frame: Frame, numbers: tuple[int, ...]
+    ) -> tuple[bytes, bytes, tuple[int, ...], dict[str, Any]]:
+        """Return key, value, the numbers in the extras, and `others`, where there is a private section or a tail."""
+        private, value = self._split(frame)
+        key, others = frame.key, dict(self.others)
+        if self.private:
+            others[PRIVATE] = private
+            key = (frame.key + frame.value)[numbers[0] : numbers[0] + len(key)]
+            numbers = numbers[1:]
+        if self.tails:
+            self._check_tail(frame, value)
+            tail, names = self.tails[len(value)]
+            others |= zip(names, tail.unpack(value), strict=True)
+            value = b""
+        return key, value, numbers, others
 
     def pack_value(self, message: Message) -> bytes:
         """Return the value that the message's fields make."""
@@ -227,17 +261,26 @@ class Layout:
                 return tail.pack(*given.values())
         raise ValueError(f"a value of {', '.join(given)}: no form has these fields alone")
 
-    def _split(self, frame: Frame) -> tuple[bytes | None, bytes]:
-        """Return the private section, None if it is longer than what there is, and the value behind key."""
+    def _split(self, frame: Frame) -> tuple[bytes, bytes]:
+        """Return the private section, and the value behind the key."""
         if not self.private:
             return b"", frame.value
         length = int.from_bytes(frame.extras[:2], "big")
         if length > len(frame.value):
-            return None, b""
+            found = len(frame.value)
+            raise self._error(frame, f"engine-private data of more bytes than the {found} behind the extras")
         return (frame.key + frame.value)[:length], frame.value[length:]
+
+    def _check_tail(self, frame: Frame, value: bytes) -> None:
+        if self.tails and len(value) not in self.tails:
+            lengths = " or ".join(map(str, sorted(self.tails)))
+            raise self._error(frame, f"value of {len(value)} bytes, expected {lengths}")
 
     def _error(self, frame: Frame, what: str) -> RemoteProtocolError:
         return RemoteProtocolError(f"{_name(self.cls.opcode, frame)}: {what}", fatal=False)
+
+
+_new_object = object.__new__
 
 
 def _name(code: Code, frame: Frame) -> str:
@@ -292,7 +335,7 @@ def message(
         wire = [f for f in fields(cls) if f.metadata.get("within") == "extras"]
         tails = dict(_tails([f for f in fields(cls) if f.metadata.get("within") == "value"]))
         parts = (("key", key), ("value", PRESENT if tails else value), ("cas", cas))
-        cls.opcode, cls.layouts, cls.forms = opcodes[0], {}, {}
+        cls.opcode, cls.opcodes, cls.layouts, cls.forms = opcodes[0], opcodes, {}, {}
         for held in _held(wire, extras):
             struct = Struct(">" + "H" * private + "".join(f.metadata["code"] for f in held))
             layout = Layout(cls, struct, tuple(f.name for f in held), parts, cls.third, private, tails)
