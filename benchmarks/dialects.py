@@ -17,7 +17,8 @@ import numpy as np
 import penstock
 from benchmarks.report import Report, interleaved, options
 from benchmarks.served import Served, served
-from penstock.wire.codec.constants import Dialect, OpenFlag, StreamFlag, TapConnectFlag
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.flags import OpenFlag, StreamFlag, TapConnectFlag
 from penstock.wire.columns.heads import Run, StreamContext
 from penstock.wire.columns.reframe import FORMS, reframe
 from penstock.wire.columns.run_decoder import decode_run

@@ -23,8 +23,8 @@ from benchmarks.kv import SET_REPLY, exchange
 from benchmarks.report import Report, options
 from benchmarks.served import Disk, Served, served
 from penstock.store.bucket_store import BucketStore
-from penstock.wire.codec.constants import Opcode
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.kv import SeqnoPersistence, Set
 
 SYNC_BYTES = 175_000  # of a thousand changes of 100 B

@@ -20,8 +20,8 @@ from statistics import median
 from benchmarks.idle import LOGIN
 from benchmarks.process import USER, Process, penstock
 from benchmarks.report import Report, options
-from penstock.wire.codec.constants import Status
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.sasl import SaslAuth
 
 NAMES = (USER, "Administratus")

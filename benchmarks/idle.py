@@ -22,8 +22,9 @@ from pathlib import Path
 from benchmarks.process import PASSWORD, USER, Process, memcached, penstock
 from benchmarks.report import Report, options
 from penstock.node.auth.certificates import make_certificates
-from penstock.wire.codec.constants import Feature, Magic, Opcode
+from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.frame import HEADER_BYTES, Frame, join_frame
+from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.messages.kv import Noop, pack_features
 from penstock.wire.messages.sasl import SaslAuth
 

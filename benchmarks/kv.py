@@ -19,7 +19,8 @@ from typing import Any
 
 from benchmarks.report import Report, options
 from benchmarks.served import Served, served
-from penstock.wire.codec.constants import Datatype, Feature
+from penstock.wire.codec.constants import Feature
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.messages.kv import Get, Hello, Set, pack_features
 
 SET_REPLY = 24

@@ -19,8 +19,9 @@ from collections.abc import Awaitable, Callable
 
 from benchmarks.process import PASSWORD, USER, Process, penstock
 from benchmarks.report import Report, options
-from penstock.wire.codec.constants import Magic, Opcode, Status
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES, Frame, join_frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 
 HASHES = {"SCRAM-SHA512": "sha512", "SCRAM-SHA256": "sha256", "SCRAM-SHA1": "sha1"}
 

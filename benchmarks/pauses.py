@@ -24,7 +24,8 @@ from benchmarks.kept import OURS, add_directory, apart, new_vbuuid, scratch
 from benchmarks.report import Report, options
 from benchmarks.served import Disk, Served, served
 from penstock.store.bucket_store import BucketStore
-from penstock.wire.codec.constants import Feature, OpenFlag, ParamType
+from penstock.wire.codec.constants import Feature, ParamType
+from penstock.wire.codec.flags import OpenFlag
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES
 from penstock.wire.messages.collections import SetManifest
 from penstock.wire.messages.dcp import Open, StreamReq

@@ -13,7 +13,8 @@ import time
 
 from benchmarks.report import Report, options
 from benchmarks.served import Served, served
-from penstock.wire.codec.constants import Feature, OpenFlag, StreamFlag
+from penstock.wire.codec.constants import Feature
+from penstock.wire.codec.flags import OpenFlag, StreamFlag
 from penstock.wire.messages.dcp import Control, Open, StreamReq
 from penstock.wire.messages.kv import Hello
 

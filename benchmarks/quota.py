@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from benchmarks.process import PASSWORD, USER, Process, penstock
 from benchmarks.report import Report, options
-from penstock.wire.codec.constants import Status
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Delete, Get, Set, Stat
 from penstock.wire.messages.sasl import SaslAuth
 

@@ -30,7 +30,8 @@ from penstock.store.history.vbucket_history import CAS, OPCODE, Newest
 from penstock.store.log.long_frame import Frame
 from penstock.store.log.rewrite import PurgeRequest
 from penstock.store.log.row_index import RowIndex
-from penstock.wire.codec.constants import Opcode, SnapshotFlag
+from penstock.wire.codec.flags import SnapshotFlag
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.dcp import DELETION_HEAD, MUTATION_HEAD
 
 __all__ = ["ROW_BUCKETS", "RowBucket", "RowVbucket"]

@@ -25,7 +25,7 @@ from penstock.client.connect.address import Address, parse_address
 from penstock.client.documents.bulk import BulkWriter
 from penstock.client.documents.write_requests import WriteRows, encode
 from penstock.spark.runtime.spark_session import local_session
-from penstock.wire.codec.constants import Opcode
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.kv import Set
 
 WINDOW_ROWS = 32_768

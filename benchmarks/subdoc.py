@@ -26,9 +26,12 @@ from benchmarks.report import Report, interleaved, options
 from benchmarks.served import Disk, served
 from penstock.store.subdoc.attributes import Around, EditedDocument
 from penstock.store.subdoc.command import change, look_up
-from penstock.wire.codec.constants import Datatype, Feature, Opcode, Status
+from penstock.wire.codec.constants import Feature
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import Request
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Append, Get, Hello, SelectBucket, Set, pack_features
 from penstock.wire.messages.sasl import SaslAuth
 from penstock.wire.messages.subdoc import (

@@ -19,9 +19,10 @@ from penstock.client.feeds.feed import Feed, StreamTarget
 from penstock.client.feeds.selection import KnownCollections, Selection
 from penstock.client.tap.tap_feed import TapFeed
 from penstock.errors import RemoteProtocolError, StatusError
-from penstock.wire.codec.constants import Dialect, DraftCode
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Frame, cut_frame, join_frame
 from penstock.wire.codec.layout import Code, Message, decode
+from penstock.wire.codec.opcodes import DraftCode
 from penstock.wire.columns.collection_names import CollectionNames
 from penstock.wire.columns.heads import Run, StreamContext
 from penstock.wire.columns.run_decoder import batch_of, decode_messages, decode_run

@@ -21,9 +21,10 @@ from penstock.errors import RemoteProtocolError
 from penstock.node import Node
 from penstock.node.auth import Attempts
 from penstock.node.buckets.bucket_spec import BucketSpec
-from penstock.wire.codec.constants import Dialect, Magic
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import HEADER_BYTES, Frame, frame_length, opcode_name, status_name
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Magic
 from penstock.wire.messages.kv import Noop
 from penstock.wire.protocol.frame_receiver import Connection, Slab
 from tests.node.conversations import DOCUMENTS, FIRSTS, SEEDS

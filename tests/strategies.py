@@ -6,9 +6,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import Dialect, DraftCode, Opcode
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import LAYOUTS, PRIVATE, Code, Layout, Message, Part
+from penstock.wire.codec.opcodes import DraftCode, Opcode
 from penstock.wire.columns.shapes import SHAPES
 from penstock.wire.messages.dcp import COLLECTION_SEPARATOR, Deletion, Mutation, PrototypeMutation, SnapshotMarkerV2
 from penstock.wire.messages.subdoc import SubdocLookup, SubdocMutation

@@ -7,19 +7,20 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import EnumType, IntFlag
+from enum import IntFlag
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from generated import publish
 
-from penstock.wire.codec import constants
-from penstock.wire.codec.constants import Dialect, DraftCode, Magic, Opcode, Status
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES, cut_frame
 from penstock.wire.codec.layout import LAYOUTS, PRIVATE, Code, Layout, Message, Part, Response
+from penstock.wire.codec.opcodes import DraftCode, Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages import cluster, collections, dcp, kv, observe, sasl, subdoc, tap, upr, upr_draft
-from penstock.wire.messages.describe import describe, wire_fields
+from penstock.wire.messages.describe import ENUMS, describe, wire_fields
 from penstock.wire.protocol.dialect_detection import FIRST_DRAFT_REQUESTS, FIRST_REQUESTS
 from penstock.wire.protocol.stream_state import EVENTS, TRANSITIONS
 
@@ -363,7 +364,7 @@ def shown(content: Any) -> str:
         return joint.join(map(shown, content)) or "0"
     if isinstance(content, bytes):
         return repr(content)[2:-1]
-    return "2^64-1" if content == constants.MAX_SEQNO else str(content)
+    return "2^64-1" if content == MAX_SEQNO else str(content)
 
 
 # Streams
@@ -400,12 +401,11 @@ def state_name(state: Any) -> str:
 # Enums
 
 HIDDEN = {"Dialect", "Magic", "Opcode", "UprOpcode", "DraftCode"}
+SHOWN: dict[str, Any] = {name: kind for name, kind in ENUMS.items() if name not in HIDDEN}
 
 
 def enums() -> Iterator[str]:
-    for name, kind in vars(constants).items():
-        if not isinstance(kind, EnumType) or name in HIDDEN or kind.__module__ != constants.__name__:
-            continue
+    for name, kind in SHOWN.items():
         yield f"### {name}"
         yield prose(kind.__doc__ or "")
         flags = issubclass(kind, IntFlag)
@@ -429,8 +429,7 @@ def linked(text: str) -> str:
 
     def link(found: re.Match[str]) -> str:
         word = found[0]
-        is_enum = isinstance(getattr(constants, word, None), EnumType) and word not in HIDDEN
-        return f"[{word}](#{word.lower()})" if is_enum else word
+        return f"[{word}](#{word.lower()})" if word in SHOWN else word
 
     return re.sub(r"\b[A-Z][a-z]\w+", link, text)
 

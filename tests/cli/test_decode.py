@@ -26,7 +26,8 @@ from penstock.cli.capture.frame_text import (
 )
 from penstock.cli.capture.packets import MAX_HELD, MAX_WAITING, Direction, read_packets
 from penstock.errors import UsageError
-from penstock.wire.codec.constants import DurabilityLevel, Opcode
+from penstock.wire.codec.constants import DurabilityLevel
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.cluster import ClustermapChanged
 from penstock.wire.messages.dcp import DcpReply, Mutation, Open, SnapshotMarker, StreamReq
 from penstock.wire.messages.frame_info import Durability, RequestInfos, pack_request_infos

@@ -10,7 +10,10 @@ import pytest
 from penstock import connect
 from penstock.cli.bucket.samples import sample_documents
 from penstock.client.documents.document import vbucket_of
-from penstock.wire.codec.constants import Datatype, Opcode, Status, VbucketState
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.flags import Datatype
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.messages.kv import SetVbucket
 from tests.client.peer import serving

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock import Node
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import GetFailoverLog, SeqnoPersistence, Set, unpack_failover_log
 from tests.node.wire_client import connected
 

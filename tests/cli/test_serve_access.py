@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.node.cluster.topology import parse_places
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Get, GetClusterConfig, SelectBucket
 from penstock.wire.messages.sasl import SaslAuth
 from tests.cli.test_processes import NO_USERS, ended, first_line, started

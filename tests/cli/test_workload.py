@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from penstock import Node, connect
 from penstock.cli.bucket.random_changes import Mix, Workload, live_keys
 from penstock.errors import Error, UsageError
-from penstock.wire.codec.constants import Opcode, Status
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from tests.client.old_server import COUCHBASE_2_5, OldServer
 
 SHARES = st.integers(0, 30)

@@ -4,8 +4,9 @@ from itertools import count
 
 from penstock.client.feeds.feed import Feed, StreamTarget
 from penstock.store.history.rollback import StreamRequest, rollback_point
-from penstock.wire.codec.constants import Dialect, Status
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.layout import Message
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import FailoverEntry, pack_failover_log
 from penstock.wire.messages.upr import (
     UprDeletion,

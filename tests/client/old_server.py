@@ -14,8 +14,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from penstock.client.blocking import LoopThread
-from penstock.wire.codec.constants import Magic, Opcode, Status
 from penstock.wire.codec.frame import HEADER_BYTES, Frame, cut_frame, join_frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import SelectBucket
 
 Answer = Status | bytes | Callable[["OldServer", Frame], bytes | None]

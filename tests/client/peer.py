@@ -9,8 +9,10 @@ from contextlib import ExitStack, contextmanager
 
 from penstock.client.blocking import LoopThread
 from penstock.node import Node
-from penstock.wire.codec.constants import Feature, Magic, Opcode, Status
+from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.frame import Frame, join_frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import pack_features, pack_vb_seqnos
 from penstock.wire.protocol.frame_receiver import Connection, Slab
 

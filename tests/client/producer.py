@@ -5,8 +5,9 @@ from itertools import count
 
 from penstock.client.feeds.feed import Feed, StreamTarget
 from penstock.client.feeds.stream_position import Position, SnapshotEnd
-from penstock.wire.codec.constants import Magic, Opcode, Status
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import (
     BufferAck,
     DcpNoop,

@@ -1,6 +1,7 @@
 """A node that restarts in the order of a real one: its port, then the bucket, the cluster map and the vbuckets."""
 
-from penstock.wire.codec.constants import Opcode, Status
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from tests.client.old_server import OldServer, Release
 
 _OF_VBUCKETS = (Opcode.GET_ALL_VB_SEQNOS, Opcode.GET_FAILOVER_LOG, Opcode.DCP_STREAM_REQ)

@@ -19,7 +19,9 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.node import Node
-from penstock.wire.codec.constants import MAX_VALUE, Opcode, Status
+from penstock.wire.codec.constants import MAX_VALUE
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import FailoverEntry, pack_failover_log
 from tests.client.peer import Script, in_loop, reply, stats_reply
 

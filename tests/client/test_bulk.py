@@ -18,8 +18,10 @@ from penstock.client.documents.document import vbucket_of
 from penstock.client.documents.write_requests import OPAQUES, WriteRows, encode, vbuckets_of
 from penstock.errors import AccessDenied, UnknownCollection, Unreachable, UsageError
 from penstock.node.cluster.topology import NodePlace
-from penstock.wire.codec.constants import MAX_VALUE, Opcode, Status
+from penstock.wire.codec.constants import MAX_VALUE
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Add, Delete, DelWithMeta, GetLocked, Set, SetWithMeta
 from tests.client.peer import SECONDS, Script, in_loop, reply
 from tests.client.test_nodes import keys_of, let_have, moving

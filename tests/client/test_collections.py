@@ -13,7 +13,10 @@ from penstock.errors import (
     UnknownScope,
     UsageError,
 )
-from penstock.wire.codec.constants import Datatype, Dialect, Feature, Opcode, Status
+from penstock.wire.codec.constants import Dialect, Feature
+from penstock.wire.codec.flags import Datatype
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.collections import CollectionIdReply
 from penstock.wire.messages.dcp_values import pack_xattrs

@@ -19,8 +19,9 @@ from penstock.errors import (
     RemoteProtocolError,
     UnknownCommand,
 )
-from penstock.wire.codec.constants import Magic, Opcode, Status
 from penstock.wire.codec.frame import HEADER, Frame, join_frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Get, Set, Stat
 from tests.client.peer import Running, Script, in_loop, reply
 

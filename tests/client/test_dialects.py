@@ -13,8 +13,11 @@ from penstock import connect, read_changes
 from penstock.client.bucket import Bucket
 from penstock.client.feeds.stream_position import Position
 from penstock.errors import ConnectionClosed, UsageError
-from penstock.wire.codec.constants import Dialect, Opcode, OpenFlag, Status, VbucketState
+from penstock.wire.codec.constants import Dialect, VbucketState
+from penstock.wire.codec.flags import OpenFlag
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.dcp import Open
 from penstock.wire.messages.kv import SetVbucket

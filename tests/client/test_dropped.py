@@ -12,9 +12,9 @@ from penstock.client.connect.dropped import DropReason, describe_drops
 from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.errors import OrderViolation
-from penstock.wire.codec.constants import Magic, Opcode
 from penstock.wire.codec.frame import Frame, join_frame
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.messages.dcp import DcpReply, SeqnoAdvanced, StreamReq
 from tests.client import dialects
 from tests.client import test_tap_feed as tap

@@ -17,8 +17,11 @@ from penstock.errors import (
     TemporaryFailure,
     UsageError,
 )
-from penstock.wire.codec.constants import MAX_SEQNO, Opcode, SnapshotFlag, Status, StreamEndReason
+from penstock.wire.codec.constants import MAX_SEQNO
+from penstock.wire.codec.flags import SnapshotFlag
 from penstock.wire.codec.frame import Frame, join_frame
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.columns.run_decoder import SMALL_RUN
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.dcp import CloseStream, DcpReply

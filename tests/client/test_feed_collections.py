@@ -7,7 +7,9 @@ import pytest
 from penstock.client.feeds.feed import StreamTarget
 from penstock.client.feeds.selection import KnownCollections, Selection, qualified, read_manifest
 from penstock.errors import RemoteProtocolError, UnknownCollection, UsageError
-from penstock.wire.codec.constants import Datatype, Status, StreamEndReason, SystemEventKind
+from penstock.wire.codec.constants import SystemEventKind
+from penstock.wire.codec.flags import Datatype
+from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.columns.run_decoder import SMALL_RUN
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages import system_event

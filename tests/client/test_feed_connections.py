@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from penstock.client.feeds.feed import StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.client.feeds.stream_position import BEGINNING
-from penstock.wire.codec.constants import MAX_SEQNO, Magic, Opcode, Status
+from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import DcpReply
 from tests.client.producer import (
     AT_20,

@@ -10,8 +10,9 @@ from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.client.feeds.stream_position import UNKNOWN_END, Position, SnapshotEnd
 from penstock.errors import ConnectionClosed, KeyNotFound, NotMyVbucket, RemoteProtocolError
-from penstock.wire.codec.constants import MAX_SEQNO, Status
+from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.codec.frame import Frame, join_frame
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.run_decoder import SMALL_RUN
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.kv import FailoverEntry, pack_failover_log

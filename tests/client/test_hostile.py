@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from penstock import connect
 from penstock.errors import Error
-from penstock.wire.codec.constants import Dialect, Feature, Opcode, UprOpcode
+from penstock.wire.codec.constants import Dialect, Feature
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode, UprOpcode
 from penstock.wire.messages.dcp import StreamReq
 from penstock.wire.messages.kv import pack_features, pack_vb_seqnos
 from penstock.wire.messages.upr import UprStreamReq

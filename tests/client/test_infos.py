@@ -7,7 +7,7 @@ import pytest
 from penstock import Node, connect
 from penstock.client.bucket import Bucket
 from penstock.store.definition.bucket_settings import Settings
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.observe import CompactDb
 from tests.client.peer import in_loop
 from tests.node.wire_client import connected

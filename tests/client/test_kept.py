@@ -10,8 +10,9 @@ from penstock.client.connect.handshake import Purpose
 from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.session_pool import SessionPool
-from penstock.wire.codec.constants import Dialect, Magic, Opcode
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.messages.dcp import DcpNoop
 from tests.client.peer import Script, in_loop
 from tests.client.producer import accept, marker, mutations

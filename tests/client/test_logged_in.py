@@ -21,7 +21,8 @@ from penstock.node.auth import User
 from penstock.node.auth.certificates import make_certificates
 from penstock.node.auth.users import account_of
 from penstock.node.auth.users_file import change_users
-from penstock.wire.codec.constants import Opcode, Status
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from tests.client.peer import Script, documents, in_loop, reply
 
 PASSWORD = "very secret"

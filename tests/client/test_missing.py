@@ -9,8 +9,10 @@ from penstock.client.connect.address import parse_address
 from penstock.client.documents.document import vbucket_of
 from penstock.client.topology.missing import MissingReport, check_numbers, not_served, ranges_of, vbuckets_named
 from penstock.errors import NotMyVbucket, Unreachable, UsageError, VbucketsNotServed
-from penstock.wire.codec.constants import Opcode, Status, VbucketState
+from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import StreamReq
 from penstock.wire.messages.kv import DelVbucket, SetVbucket, pack_vb_seqnos
 from tests.client.peer import Script, documents, in_loop, reply

@@ -11,8 +11,10 @@ from penstock.client.connect.cluster_map import ClusterMap, read_map
 from penstock.client.documents.document import vbucket_of
 from penstock.errors import KeyExists, NotMyVbucket, RemoteProtocolError, Unreachable, UsageError
 from penstock.node.cluster.topology import NodePlace
-from penstock.wire.codec.constants import Opcode, Status, VbucketState
+from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import StreamReq
 from penstock.wire.messages.kv import SetVbucket
 from tests.client.peer import Script, documents, in_loop, reply

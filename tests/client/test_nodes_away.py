@@ -9,8 +9,9 @@ import pytest
 from penstock import connect
 from penstock.client.documents.document import vbucket_of
 from penstock.errors import Unreachable, VbucketsNotServed
-from penstock.wire.codec.constants import Opcode, Status
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.schema import Change
 from penstock.wire.messages.dcp import StreamReq
 from tests.client.peer import Process, Script, in_loop

@@ -20,7 +20,9 @@ from penstock.errors import (
     UnsupportedServer,
     UsageError,
 )
-from penstock.wire.codec.constants import Dialect, Feature, Opcode, Status
+from penstock.wire.codec.constants import Dialect, Feature
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import FailoverEntry
 from tests.client.old_server import COUCHBASE_2_5, COUCHBASE_3_1, OldServer, reply, without_map
 from tests.client.peer import documents, in_loop

@@ -15,7 +15,9 @@ from penstock.client.feeds.order import (
     wrong_snapshot,
 )
 from penstock.errors import OrderViolation
-from penstock.wire.codec.constants import Dialect, SnapshotFlag, Status
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.flags import SnapshotFlag
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.heads import Heads, Run, heads_of
 from penstock.wire.messages.dcp import Mutation, SnapshotMarker
 from penstock.wire.protocol.frame_receiver import Connection, Slab

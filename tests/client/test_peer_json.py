@@ -15,8 +15,10 @@ from penstock.client.connect.cluster_map import NOBODY, read_map
 from penstock.client.connect.link import text_of
 from penstock.client.feeds.selection import read_manifest
 from penstock.errors import Error, RemoteProtocolError, Unreachable
-from penstock.wire.codec.constants import Feature, Magic, Opcode, Status
+from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.collections import GetManifest
 from penstock.wire.messages.kv import pack_features
 from penstock.wire.values.peer_json import MOST_JSON_BYTES

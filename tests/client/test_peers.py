@@ -8,8 +8,9 @@ import pytest
 from penstock import connect
 from penstock.client.streams.stream_connection import tolerated_silence
 from penstock.errors import OrderViolation, RemoteProtocolError, Unreachable
-from penstock.wire.codec.constants import Opcode, Status
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import DcpNoop, StreamReq
 from tests.client.peer import Script, in_loop
 from tests.client.producer import accept, end, marker, mutation, mutations, refuse

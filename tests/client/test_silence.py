@@ -6,8 +6,9 @@ import pytest
 
 from penstock import connect
 from penstock.errors import Unreachable
-from penstock.wire.codec.constants import Dialect, Feature, Opcode, UprOpcode
+from penstock.wire.codec.constants import Dialect, Feature
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode, UprOpcode
 from penstock.wire.messages.dcp import StreamReq
 from penstock.wire.messages.kv import pack_features
 from penstock.wire.messages.sasl import SaslAuth, SaslListMechs

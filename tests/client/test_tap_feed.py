@@ -8,7 +8,10 @@ import pytest
 from penstock.client.tap.tap_feed import TapFeed
 from penstock.client.topology.item_counts import ItemCount
 from penstock.errors import NotSupported, RemoteProtocolError, TemporaryFailure, Unreachable, UsageError
-from penstock.wire.codec.constants import MAX_SEQNO, Opcode, Status, TapConnectFlag, TapFlag, TapOpaque
+from penstock.wire.codec.constants import MAX_SEQNO, TapOpaque
+from penstock.wire.codec.flags import TapConnectFlag, TapFlag
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.run_decoder import SMALL_RUN
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.dcp import DcpNoop

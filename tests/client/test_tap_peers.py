@@ -8,8 +8,10 @@ import pytest
 
 from penstock import connect
 from penstock.errors import RemoteProtocolError, Unreachable, UnsupportedServer
-from penstock.wire.codec.constants import Opcode, Status, TapOpaque, UprOpcode
+from penstock.wire.codec.constants import TapOpaque
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode, UprOpcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.tap import TapReply, unpack_options
 from penstock.wire.messages.upr import UprStreamReq

@@ -11,8 +11,10 @@ from penstock.client.documents.document import vbucket_of
 from penstock.client.documents.mutation_tokens import MutationToken, NewestTokens
 from penstock.errors import KeyExists, KeyNotFound, NotStored
 from penstock.node import Node
-from penstock.wire.codec.constants import Feature, Magic, Opcode, Status
+from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Delete, Get, Set, pack_features, unpack_features
 from tests.client.peer import Script, in_loop, reply
 

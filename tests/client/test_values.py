@@ -8,9 +8,11 @@ from penstock import Node, connect
 from penstock.client.tap.tap_feed import TapFeed
 from penstock.client.topology.item_counts import ItemCount
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import Datatype, Dialect, Opcode
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.columns.run_decoder import SMALL_RUN
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import Mutation

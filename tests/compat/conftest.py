@@ -11,7 +11,7 @@ from penstock.node.auth import User
 from penstock.node.auth.certificates import make_certificates
 from penstock.node.auth.users import account_of
 from penstock.node.auth.users_file import change_users
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Flush
 from tests.compat.serving import Serving
 from tests.node.wire_client import connected as memcached_client

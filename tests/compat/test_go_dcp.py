@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from penstock import connect
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from tests.compat.installed import go_program
 from tests.compat.running import Program
 from tests.compat.serving import Serving

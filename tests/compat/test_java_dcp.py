@@ -8,7 +8,7 @@ import pytest
 from penstock.node.auth import User
 from penstock.node.auth.users import account_of
 from penstock.node.auth.users_file import change_users
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import SelectBucket
 from tests.compat.installed import java_program
 from tests.compat.running import PATIENCE, Program

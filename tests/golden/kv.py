@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from penstock.wire.codec.constants import Opcode
 from penstock.wire.codec.layout import Message
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages import kv
 
 Row = tuple[str, Message, str]

@@ -1,7 +1,7 @@
 """The sub-document commands."""
 
-from penstock.wire.codec.constants import Opcode
 from penstock.wire.codec.layout import Message
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.subdoc import (
     LookupReply,
     MultiLookup,

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.store.documents.vbucket import Item
-from penstock.wire.codec.constants import Datatype, VbucketState
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.messages.dcp import DeletionV2, Expiration, Mutation
 from tests.kills.workload import COMMANDS, NANOSECONDS, Operation, Turn
 

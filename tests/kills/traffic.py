@@ -20,8 +20,8 @@ from penstock.client.documents.document import vbucket_of
 from penstock.client.feeds.stream_position import Position
 from penstock.errors import ConnectionClosed, Unreachable
 from penstock.store.history.failover_log import MAX_ENTRIES, FailoverLog
-from penstock.wire.codec.constants import Status
 from penstock.wire.codec.layout import Request
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.kv import Delete, GetAllVbSeqnos, Noop, SeqnoPersistence, Set, unpack_vb_seqnos
 from penstock.wire.messages.observe import CompactDb, StartPersistence, StopPersistence

@@ -2,17 +2,10 @@
 
 from typing import Any
 
-from penstock.wire.codec.constants import (
-    MAX_SEQNO,
-    Dialect,
-    DocFlag,
-    DurabilityLevel,
-    Feature,
-    Opcode,
-    OpenFlag,
-    PathFlag,
-)
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect, DurabilityLevel, Feature
+from penstock.wire.codec.flags import DocFlag, OpenFlag, PathFlag
 from penstock.wire.codec.layout import Message
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.cluster import GetErrorMap, ListBuckets
 from penstock.wire.messages.collections import GetCollectionId, GetManifest, SetManifest
 from penstock.wire.messages.dcp import BufferAck, CloseStream, Control, Open, StreamReq

@@ -2,7 +2,7 @@
 
 import json
 
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.collections import SetManifest
 from penstock.wire.values.collection_key import pack_collection_id
 

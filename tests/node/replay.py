@@ -22,8 +22,10 @@ from struct import Struct
 from typing import Any
 
 from penstock.node import Node
-from penstock.wire.codec.constants import Magic, Opcode, Status, TapFlag
+from penstock.wire.codec.flags import TapFlag
 from penstock.wire.codec.frame import BODY_LENGTH, HEADER, HEADER_BYTES, Frame, cut_frame, join_frame, opcode_name
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Noop
 from tests.node.wire_client import WireClient
 

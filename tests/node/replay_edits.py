@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.wire.codec.constants import Magic, Opcode, SnapshotFlag, Status, TapFlag
+from penstock.wire.codec.flags import SnapshotFlag, TapFlag
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.tap import TapMessage
 from tests.node.replay import (
     CLOSED,

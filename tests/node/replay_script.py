@@ -11,9 +11,11 @@ from dataclasses import replace
 from functools import partial
 
 from penstock.store.documents.vbucket import Vbucket
-from penstock.wire.codec.constants import Magic, Opcode, Status, VbucketState
+from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.frame import HEADER_BYTES, Frame
 from penstock.wire.codec.layout import Request
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Control, DcpGetFailoverLog
 from penstock.wire.messages.kv import Delete, DelVbucket, Flush, Get, GetVbucket, Noop, Set, SetVbucket
 from penstock.wire.messages.observe import CompactDb

@@ -15,8 +15,10 @@ from penstock.node import Node
 from penstock.node.session.tap_settings import TapSettings
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.failover_log import branch_at
-from penstock.wire.codec.constants import Magic, Opcode, Status, VbucketState
+from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.frame import HEADER_BYTES, Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.kv import FailoverEntry
 from penstock.wire.values.collection_key import DEFAULT_PREFIX

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from penstock.node.cluster.release import VERSION
-from penstock.wire.codec.constants import Status, TapOpaque
+from penstock.wire.codec.constants import TapOpaque
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.tap import TapDelete, TapOpaqueMessage
 from tests.node.replay import MARKER, NAMES
 from tests.node.replay_edits import (

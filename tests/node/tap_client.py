@@ -6,8 +6,11 @@ import pytest
 
 from penstock.node import Node
 from penstock.node.session.tap_settings import TapSettings
-from penstock.wire.codec.constants import Dialect, Opcode, Status, TapConnectFlag, TapFlag
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.flags import TapConnectFlag, TapFlag
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import DelVbucket
 from penstock.wire.messages.tap import (
     TapConnect,

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.node import Node
 from penstock.node.transport.acceptor import most_connections
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Noop
 from tests.node.wire_client import connected
 

@@ -20,8 +20,10 @@ from penstock.node.auth.verifier import MIN_ITERATIONS
 from penstock.node.server.node_connection import MAX_BEFORE_LOGIN, MOST_BEHIND_LOGIN, UNREAD_BEFORE_LOGIN
 from penstock.node.session import connection_registry
 from penstock.node.session.connection_registry import MOST_STRANGERS
-from penstock.wire.codec.constants import Feature, Magic, Opcode, Status
+from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.frame import HEADER, Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.cluster import GetErrorMap
 from penstock.wire.messages.kv import Get, Hello, Noop, SelectBucket, Set, Stat, Version, pack_features
 from penstock.wire.messages.sasl import SaslAuth, SaslListMechs, SaslStep

@@ -14,7 +14,8 @@ from penstock.node.buckets.bucket_list import MAX_BUCKETS
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.cluster.topology import NodePlace
 from penstock.store.definition.bucket_settings import Settings
-from penstock.wire.codec.constants import Status, VbucketState
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Flush, GetClusterConfig, Noop, SelectBucket, SetVbucket
 from tests.node.wire_client import SECONDS, connected
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from penstock.node import Node
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Mutation
 from penstock.wire.messages.kv import GetLocked, Noop
 from tests.node.wire_client import connected

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from penstock.node import Node
-from penstock.wire.codec.constants import Feature, Magic, Opcode, ServerOpcode, Status, VbucketState
+from penstock.wire.codec.constants import Feature, VbucketState
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Magic, Opcode, ServerOpcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Get, GetClusterConfig, Hello, Noop, SelectBucket, SetVbucket, pack_features
 from tests.node.wire_client import connected
 

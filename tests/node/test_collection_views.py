@@ -6,8 +6,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.node import Node
-from penstock.wire.codec.constants import Feature, Opcode, Status, StreamFlag, SystemEventKind
+from penstock.wire.codec.constants import Feature, SystemEventKind
+from penstock.wire.codec.flags import StreamFlag
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Deletion, Mutation, SnapshotMarker, SystemEvent
 from penstock.wire.messages.system_event import unpack_system_event
 from penstock.wire.values.collection_key import split_collection_key

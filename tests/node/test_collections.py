@@ -9,8 +9,9 @@ from penstock.node import Node
 from penstock.node.auth import User
 from penstock.node.auth.users import account_of
 from penstock.node.auth.users_file import change_users
-from penstock.wire.codec.constants import Feature, Status, VbucketState
+from penstock.wire.codec.constants import Feature, VbucketState
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.collections import GetCollectionId, GetManifest, GetScopeId, SetManifest
 from penstock.wire.messages.kv import (
     GetAllVbSeqnos,

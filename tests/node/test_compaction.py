@@ -6,8 +6,9 @@ import pytest
 
 from penstock.node import Node
 from penstock.store.definition.bucket_settings import Settings
-from penstock.wire.codec.constants import Opcode, Status
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Noop
 from penstock.wire.messages.observe import CompactDb
 from tests.node.disks import FullDirectory, become

@@ -2,7 +2,10 @@
 
 import pytest
 
-from penstock.wire.codec.constants import Datatype, Feature, Opcode, PathFlag, Status
+from penstock.wire.codec.constants import Feature
+from penstock.wire.codec.flags import Datatype, PathFlag
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.messages.kv import Append, Count, Hello, Set, SetWithMeta, pack_features
 from penstock.wire.messages.subdoc import SubdocLookup

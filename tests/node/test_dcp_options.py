@@ -8,17 +8,11 @@ import pytest
 from penstock.node.streams.dcp_controls import CONTROLS
 from penstock.node.streams.ext_metadata import SECTION
 from penstock.node.streams.not_yet import NOT_YET
-from penstock.wire.codec.constants import (
-    Magic,
-    Opcode,
-    OpenFlag,
-    Status,
-    StreamEndReason,
-    StreamFlag,
-    TapConnectFlag,
-    VbucketState,
-)
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.flags import OpenFlag, StreamFlag, TapConnectFlag
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation, Open, SeqnoAcknowledged, StreamReq
 from penstock.wire.messages.kv import Flush, Noop, SetVbucket
 from tests.node.wire_client import connected

@@ -4,19 +4,12 @@ from typing import Any
 
 import pytest
 
-from penstock.wire.codec.constants import (
-    MAX_SEQNO,
-    Datatype,
-    Dialect,
-    Magic,
-    Opcode,
-    OpenFlag,
-    Status,
-    StreamFlag,
-    VbucketState,
-)
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect, VbucketState
+from penstock.wire.codec.flags import Datatype, OpenFlag, StreamFlag
 from penstock.wire.codec.frame import Frame, cut_frame
 from penstock.wire.codec.layout import LAYOUTS
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import (
     BufferAck,
     CloseStream,

@@ -7,7 +7,10 @@ import time
 
 import pytest
 
-from penstock.wire.codec.constants import Datatype, Feature, Opcode, PathFlag, Status, VbucketState
+from penstock.wire.codec.constants import Feature, VbucketState
+from penstock.wire.codec.flags import Datatype, PathFlag
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.collections import SetManifest
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.messages.kv import Append, Get, Hello, Noop, Set, SetVbucket, SetWithMeta, Stat, pack_features

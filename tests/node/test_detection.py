@@ -7,9 +7,12 @@ import pytest
 from penstock.errors import UsageError
 from penstock.node import Node
 from penstock.node.session.node_options import PINS
-from penstock.wire.codec.constants import MAX_SEQNO, Dialect, Magic, Opcode, OpenFlag, Status, UprOpcode
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect
+from penstock.wire.codec.flags import OpenFlag
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import Message, decode
+from penstock.wire.codec.opcodes import Magic, Opcode, UprOpcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Mutation, Open, PrototypeMutation, SnapshotMarker, StreamReq
 from penstock.wire.messages.kv import Noop, Set
 from penstock.wire.messages.tap import TapConnect

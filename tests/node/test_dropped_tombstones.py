@@ -7,7 +7,10 @@ import pytest
 
 from penstock.node import Node
 from penstock.node.tap.tap_stream import opaque_message
-from penstock.wire.codec.constants import Dialect, Opcode, Status, StreamEndReason, StreamFlag, TapOpaque
+from penstock.wire.codec.constants import Dialect, TapOpaque
+from penstock.wire.codec.flags import StreamFlag
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.messages.dcp import StreamEnd
 from penstock.wire.messages.observe import CompactDb
 from penstock.wire.messages.upr import UprStreamEnd, UprStreamReq

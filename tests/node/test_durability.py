@@ -4,7 +4,8 @@ import pytest
 
 from penstock.node import Node
 from penstock.node.buckets.bucket_spec import BucketSpec
-from penstock.wire.codec.constants import DurabilityLevel, Status
+from penstock.wire.codec.constants import DurabilityLevel
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.frame_info import Durability, RequestInfos, pack_request_infos
 from penstock.wire.messages.kv import Add, Append, Count, Delete, Get, Noop, Set
 from tests.node.wire_client import connected

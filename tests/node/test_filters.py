@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from penstock.errors import StatusError
 from penstock.node.streams.stream_filter import Filter, Wish, read_wish
 from penstock.store.history.event_frames import packed_events
-from penstock.wire.codec.constants import Status, SystemEventKind
+from penstock.wire.codec.constants import SystemEventKind
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.system_event import CreatedCollection, CreatedScope, DroppedCollection, DroppedScope
 
 K = SystemEventKind

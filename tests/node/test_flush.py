@@ -8,8 +8,10 @@ from penstock.errors import TemporaryFailure
 from penstock.node import Node
 from penstock.store.definition.bucket_settings import Settings
 from penstock.store.definition.manifest import DEFAULT_MANIFEST
-from penstock.wire.codec.constants import Feature, Magic, Opcode, Status, StreamEndReason
+from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.messages.kv import Flush, Noop, Set
 from tests.node.disks import FullDirectory
 from tests.node.test_persistence import NEVER, running

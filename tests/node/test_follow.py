@@ -22,7 +22,8 @@ from penstock.node.auth.users import account_of
 from penstock.node.auth.users_file import change_users
 from penstock.node.buckets.vbucket_events import VbucketEvent
 from penstock.store.history.failover_log import create_entry
-from penstock.wire.codec.constants import Status, VbucketState
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.kv import Flush, GetClusterConfig, SetVbucket, Stat
 from penstock.wire.messages.observe import CompactDb

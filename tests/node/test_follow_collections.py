@@ -5,7 +5,9 @@ import pytest
 from penstock.errors import RemoteProtocolError
 from penstock.node.mirror.arrived_row import arrived
 from penstock.store.documents.conflict import Meta
-from penstock.wire.codec.constants import Datatype, Feature, OpenFlag, Status, StreamFlag
+from penstock.wire.codec.constants import Feature
+from penstock.wire.codec.flags import Datatype, OpenFlag, StreamFlag
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.dcp import SystemEvent
 from penstock.wire.messages.dcp_values import pack_xattrs

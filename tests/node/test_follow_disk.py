@@ -8,7 +8,8 @@ import pytest
 from penstock.errors import UsageError
 from penstock.node import Node
 from penstock.store.definition.bucket_settings import Settings
-from penstock.wire.codec.constants import Status, VbucketState
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.statuses import Status
 from tests.node.disks import FullDirectory, become, copy_files
 from tests.node.test_follow import DIALECTS, STREAMED, VBUCKETS, fill, follow, is_like, original, set_state, write
 from tests.node.watch import run

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from penstock.node import Node
 from penstock.store.history.failover_log import create_entry
 from penstock.store.history.rollback import common_seqno
-from penstock.wire.codec.constants import Opcode
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.dcp import StreamReq
 from penstock.wire.messages.kv import FailoverEntry, pack_failover_log
 from tests.client.peer import Script, in_loop, reply

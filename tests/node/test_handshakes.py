@@ -15,7 +15,7 @@ from penstock.node import Node
 from penstock.node.auth.certificates import make_certificates
 from penstock.node.transport import tls_handshakes
 from penstock.node.transport.encryption import READ_BYTES
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Get, Noop
 from tests.node.watch import run
 from tests.node.wire_client import SECONDS, connected

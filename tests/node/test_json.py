@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 
-from penstock.wire.codec.constants import Datatype, DocFlag, Feature, Opcode, PathFlag, Status, TapFlag
+from penstock.wire.codec.constants import Feature
+from penstock.wire.codec.flags import Datatype, DocFlag, PathFlag, TapFlag
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Mutation
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.messages.kv import Append, Count, Noop, Set, SetWithMeta

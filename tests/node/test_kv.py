@@ -4,8 +4,11 @@ import struct
 import pytest
 
 from penstock.node import Node
-from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, Datatype, Feature, Magic, Opcode, Status
+from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, Feature
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import HEADER, Frame, join_frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.frame_info import RequestInfos, pack_request_infos
 from penstock.wire.messages.kv import (
     Add,

@@ -2,8 +2,11 @@
 
 import pytest
 
-from penstock.wire.codec.constants import Datatype, Feature, Opcode, Status, VbucketState
+from penstock.wire.codec.constants import Feature, VbucketState
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.messages.kv import (
     GetKeys,

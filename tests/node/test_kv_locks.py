@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
-from penstock.wire.codec.constants import MAX_KEY, Datatype, Magic, Opcode, Status, VbucketState
+from penstock.wire.codec.constants import MAX_KEY, VbucketState
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import (
     Append,
     Count,

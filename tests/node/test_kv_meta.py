@@ -6,18 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock.wire.codec.constants import (
-    MAX_KEY,
-    MAX_VALUE,
-    Datatype,
-    Feature,
-    Magic,
-    Opcode,
-    OpenFlag,
-    Status,
-    WithMetaFlag,
-)
+from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, Feature
+from penstock.wire.codec.flags import Datatype, OpenFlag, WithMetaFlag
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.messages.kv import (
     DelWithMeta,

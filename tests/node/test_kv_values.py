@@ -5,9 +5,12 @@ import time
 
 import pytest
 
-from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, Datatype, Feature, Magic, Opcode, Status
+from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, Feature
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Append, Count, CountReply, Get, Hello, Noop, pack_features
 from penstock.wire.values.snappy import deflate
 from tests.node.wire_client import connected, served

@@ -14,20 +14,12 @@ from penstock.node.server.node_connection import TURN_BYTES
 from penstock.node.server.parked_requests import PARKED_BYTES
 from penstock.node.session.large_values import LARGE
 from penstock.node.session.value_workers import _MOST_WAITING
-from penstock.wire.codec.constants import (
-    Datatype,
-    DocFlag,
-    DurabilityLevel,
-    Feature,
-    FrameInfoId,
-    Magic,
-    Opcode,
-    OpenFlag,
-    PathFlag,
-    Status,
-)
+from penstock.wire.codec.constants import DurabilityLevel, Feature, FrameInfoId
 from penstock.wire.codec.constants import VbucketState as State
+from penstock.wire.codec.flags import Datatype, DocFlag, OpenFlag, PathFlag
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Open
 from penstock.wire.messages.dcp_values import pack_framing, pack_xattrs
 from penstock.wire.messages.frame_info import Durability, RequestInfos, pack_request_infos

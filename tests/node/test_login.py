@@ -17,7 +17,10 @@ from penstock.node.auth import User
 from penstock.node.auth.certificates import make_certificates
 from penstock.node.auth.users import account_of
 from penstock.node.auth.users_file import change_users
-from penstock.wire.codec.constants import Feature, Opcode, PathFlag, Status
+from penstock.wire.codec.constants import Feature
+from penstock.wire.codec.flags import PathFlag
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.cluster import GetErrorMap, ListBuckets
 from penstock.wire.messages.dcp import Open
 from penstock.wire.messages.kv import (

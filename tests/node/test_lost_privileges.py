@@ -10,9 +10,11 @@ from penstock.node import Node
 from penstock.node.auth import User
 from penstock.node.auth.users import account_of
 from penstock.node.auth.users_file import change_users
-from penstock.wire.codec.constants import Feature, Opcode, Status, StreamEndReason
+from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.frame import join_frame
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.messages.dcp import StreamEnd
 from penstock.wire.messages.kv import Noop, SelectBucket
 from tests.client.peer import in_loop

@@ -3,8 +3,9 @@
 import pytest
 
 from penstock.node import Node
-from penstock.wire.codec.constants import ParamType, Status
+from penstock.wire.codec.constants import ParamType
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import SeqnoPersistence, Set
 from penstock.wire.messages.observe import CompactDb, SetParam, StopPersistence
 from tests.node.wire_client import connected, until_stat

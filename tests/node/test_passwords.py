@@ -19,7 +19,7 @@ from penstock.node.auth.login_attempts import MOST_SECONDS
 from penstock.node.auth.password_checks import Passwords
 from penstock.node.auth.users import account_of
 from penstock.node.auth.users_file import change_users
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Get
 from penstock.wire.messages.sasl import SaslAuth, SaslStep
 from penstock.wire.values.scram import MAX_ITERATIONS

@@ -9,9 +9,12 @@ import pytest
 from penstock.node import Node
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.store.definition.bucket_settings import Settings
-from penstock.wire.codec.constants import DurabilityLevel, KeyState, Magic, Opcode, OpenFlag, Status, VbucketState
+from penstock.wire.codec.constants import DurabilityLevel, KeyState, VbucketState
+from penstock.wire.codec.flags import OpenFlag
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Open
 from penstock.wire.messages.frame_info import Durability, RequestInfos, pack_request_infos
 from penstock.wire.messages.kv import (

@@ -10,8 +10,11 @@ import pytest
 
 from penstock.errors import KeyNotFound, UsageError
 from penstock.node import Node
-from penstock.wire.codec.constants import MAX_SEQNO, Opcode, OpenFlag, Status
+from penstock.wire.codec.constants import MAX_SEQNO
+from penstock.wire.codec.flags import OpenFlag
 from penstock.wire.codec.layout import Message
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Open, StreamReq
 from penstock.wire.messages.kv import CloseProducer, Get, Hello, Noop, Stat
 from penstock.wire.messages.tap import TapConnect, TapOptions

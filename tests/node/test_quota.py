@@ -8,7 +8,7 @@ import pytest
 from penstock.node import Node
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.store.definition.bucket_settings import Settings
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Deletion, Mutation
 from penstock.wire.messages.kv import Flush, GetLocked
 from tests.node.manifests import ALE, DEFAULT, beers, give

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from tests.node.replay import CLOSED, CLOSES, EXPECT, NAMES, SEND, Mismatch, playing, recording
 from tests.node.replay_disk import node_of
 from tests.node.replay_edits import acknowledged, acknowledges, at_once

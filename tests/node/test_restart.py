@@ -8,7 +8,10 @@ import pytest
 from penstock.errors import StoreDamaged, StoreRefused, UsageError
 from penstock.node import Node
 from penstock.store.definition.bucket_settings import Settings
-from penstock.wire.codec.constants import MAX_SEQNO, Dialect, Feature, Opcode, SnapshotFlag, Status, VbucketState
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect, Feature, VbucketState
+from penstock.wire.codec.flags import SnapshotFlag
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import SnapshotMarker
 from penstock.wire.messages.kv import (
     DelVbucket,

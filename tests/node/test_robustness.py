@@ -13,12 +13,10 @@ from penstock.node import Node
 from penstock.node.auth import Privilege
 from penstock.node.server.dispatch import choose_handlers
 from penstock.node.server.node_connection import WRITE_BUFFER_BYTES
-from penstock.wire.codec.constants import (
-    Dialect,
-    Opcode,
-    Status,
-)
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import HEADER
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import (
     Get,
     Noop,

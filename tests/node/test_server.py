@@ -5,7 +5,7 @@ import pytest
 
 from penstock.errors import Error, UsageError
 from penstock.node import Node
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Get, Noop
 from tests.node.wire_client import WireClient, connected
 

@@ -3,8 +3,11 @@ import json
 import pytest
 
 from penstock.node import Node
-from penstock.wire.codec.constants import Datatype, Feature, Magic, Opcode, Status, VbucketState
+from penstock.wire.codec.constants import Feature, VbucketState
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.cluster import GetErrorMap, ListBuckets, Verbosity
 from penstock.wire.messages.dcp import Open
 from penstock.wire.messages.kv import (

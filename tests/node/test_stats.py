@@ -10,8 +10,10 @@ import pytest
 from penstock.node import Node
 from penstock.node.stats import stat_answer
 from penstock.node.stats.stat_groups import GROUPS, MISSING
-from penstock.wire.codec.constants import Datatype, Feature, Status, TapConnectFlag
+from penstock.wire.codec.constants import Feature
+from penstock.wire.codec.flags import Datatype, TapConnectFlag
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import DelVbucket, Noop, SeqnoPersistence, Set, Stat
 from penstock.wire.messages.observe import CompactDb
 from penstock.wire.messages.tap import TapConnect

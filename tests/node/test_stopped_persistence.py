@@ -6,8 +6,9 @@ import pytest
 
 from penstock.node import Node
 from penstock.store.definition.bucket_settings import Settings
-from penstock.wire.codec.constants import Status, StreamFlag
+from penstock.wire.codec.flags import StreamFlag
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import ObserveSeqno, SeqnoPersistence, unpack_observed
 from penstock.wire.messages.observe import CompactDb, EvictKey, StartPersistence, StopPersistence
 from tests.node.disks import FullDirectory, become, copy_files

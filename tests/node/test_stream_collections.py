@@ -10,19 +10,11 @@ from penstock.node import Node
 from penstock.node.auth import User
 from penstock.node.auth.users import account_of
 from penstock.node.auth.users_file import change_users
-from penstock.wire.codec.constants import (
-    Dialect,
-    Feature,
-    Magic,
-    OpenFlag,
-    Status,
-    StreamEndReason,
-    StreamFlag,
-    SystemEventKind,
-    TapConnectFlag,
-    TapFlag,
-)
+from penstock.wire.codec.constants import Dialect, Feature, SystemEventKind
+from penstock.wire.codec.flags import OpenFlag, StreamFlag, TapConnectFlag, TapFlag
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Magic
+from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.messages.dcp import (
     CloseStream,
     Deletion,

@@ -8,8 +8,10 @@ import pytest
 
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.store.documents.conflict import Meta
-from penstock.wire.codec.constants import Datatype, Dialect, Feature, OpenFlag, Status, StreamFlag, TapConnectFlag
+from penstock.wire.codec.constants import Dialect, Feature
+from penstock.wire.codec.flags import Datatype, OpenFlag, StreamFlag, TapConnectFlag
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import CloseStream, Control, DcpGetFailoverLog, Mutation, Open, StreamReq
 from penstock.wire.messages.dcp_values import pack_xattrs

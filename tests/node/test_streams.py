@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.node import Node
-from penstock.wire.codec.constants import Datatype, Magic, Opcode, Status, StreamEndReason
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.messages.dcp import DcpNoop, DcpReply, Deletion, Mutation, SnapshotMarker, StreamEnd
 from penstock.wire.messages.kv import Noop, Set, unpack_failover_log
 from tests.node.wire_client import SECONDS, connected

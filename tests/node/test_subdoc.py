@@ -8,20 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.wire.codec.constants import (
-    MAX_VALUE,
-    Datatype,
-    DocFlag,
-    Feature,
-    FrameInfoId,
-    Magic,
-    Opcode,
-    OpenFlag,
-    PathFlag,
-    Status,
-    VbucketState,
-)
+from penstock.wire.codec.constants import MAX_VALUE, Feature, FrameInfoId, VbucketState
+from penstock.wire.codec.flags import Datatype, DocFlag, OpenFlag, PathFlag
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import DeletionV2
 from penstock.wire.messages.dcp_values import pack_framing, pack_xattrs, unpack_xattrs
 from penstock.wire.messages.kv import (

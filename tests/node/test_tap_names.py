@@ -1,7 +1,8 @@
 """TAP consumers with a name: who takes whose place, and who goes on where it was."""
 
 from penstock.node.tap import tap_commands as tap_module
-from penstock.wire.codec.constants import Status, TapFlag
+from penstock.wire.codec.flags import TapFlag
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import CloseProducer, Flush, Noop
 from penstock.wire.messages.tap import (
     DeregisterTapClient,

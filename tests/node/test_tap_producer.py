@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.wire.codec.constants import Magic, Opcode, Status, TapFlag
+from penstock.wire.codec.flags import TapFlag
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import DelVbucket, Flush, Noop, SetVbucket
 from penstock.wire.messages.tap import (
     ChangeVbFilter,

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from penstock.node import Node
-from penstock.wire.codec.constants import Status, TapFlag, VbucketState
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.flags import TapFlag
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import DelVbucket, Flush, GetVbucket, Noop, SetVbucket
 from penstock.wire.messages.tap import (
     CreateCheckpoint,

@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 
 from penstock.node import Node
 from penstock.node.session.tap_settings import TapSettings
-from penstock.wire.codec.constants import Dialect, Opcode, Status, TapFlag
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.flags import TapFlag
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Delete, Flush, Noop, Set
 from penstock.wire.messages.tap import (
     CreateCheckpoint,

@@ -4,7 +4,9 @@ import pytest
 
 from penstock.node import Node
 from penstock.node.server.parked_requests import MOST_PARKED
-from penstock.wire.codec.constants import Feature, Opcode, Status
+from penstock.wire.codec.constants import Feature
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Hello, Noop, SeqnoPersistence, Set, pack_features
 from tests.node.wire_client import connected
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock.wire.codec.constants import MAX_SEQNO, Dialect, Magic, Status, UprEndReason, UprOpcode, VbucketState
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect, VbucketState
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import LAYOUTS, decode
+from penstock.wire.codec.opcodes import Magic, UprOpcode
+from penstock.wire.codec.statuses import Status, UprEndReason
 from penstock.wire.messages.kv import DelVbucket, Flush, Noop, SetVbucket, unpack_failover_log
 from penstock.wire.messages.upr import (
     UprDeletion,

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from penstock.node.streams import stream_producer
-from penstock.wire.codec.constants import MAX_SEQNO, Dialect, Magic, Opcode, Status, VbucketState
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect, VbucketState
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import DelVbucket, Flush, Noop, Set, SetVbucket, unpack_failover_log
 from penstock.wire.messages.upr_draft import (
     DraftDeletion,

@@ -4,8 +4,11 @@ import struct
 
 import pytest
 
-from penstock.wire.codec.constants import Datatype, Magic, Opcode, Status, StreamEndReason, StreamFlag, VbucketState
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.flags import Datatype, StreamFlag
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.messages.dcp import DcpGetFailoverLog, Deletion, Mutation, SnapshotMarker, StreamEnd
 from penstock.wire.messages.kv import (
     DelVbucket,

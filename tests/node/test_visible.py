@@ -11,7 +11,8 @@ from penstock.node.auth.users import account_of
 from penstock.node.auth.users_file import change_users
 from penstock.node.buckets.visible_manifest import visible_manifest
 from penstock.store.definition.manifest import DEFAULT_MANIFEST
-from penstock.wire.codec.constants import Feature, Status
+from penstock.wire.codec.constants import Feature
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.collections import GetCollectionId, GetManifest, GetScopeId
 from penstock.wire.messages.kv import (
     Get,

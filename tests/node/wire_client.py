@@ -7,9 +7,12 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-from penstock.wire.codec.constants import MAX_SEQNO, Magic, Opcode, OpenFlag, Status
+from penstock.wire.codec.constants import MAX_SEQNO
+from penstock.wire.codec.flags import OpenFlag
 from penstock.wire.codec.frame import Frame, join_frame
 from penstock.wire.codec.layout import Message, decode
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import BufferAck, CloseStream, Control, Open, StreamReq
 from penstock.wire.messages.kv import Delete, Get, GetMeta, Hello, Noop, SelectBucket, Set, Stat, pack_features
 from penstock.wire.protocol.frame_receiver import Connection, Slab

@@ -10,7 +10,8 @@ from penstock.spark.pipeline.definition.definition import of_one
 from penstock.spark.pipeline.run.pipeline_run import run
 from penstock.spark.source.offsets import Offset
 from penstock.spark.source.readers import latest_offsets
-from penstock.wire.codec.constants import Status, VbucketState
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import SetVbucket
 from tests.node.wire_client import connected
 from tests.spark.buckets import Documents, read_batch

@@ -38,7 +38,7 @@ from penstock.spark.source.offsets import (
 )
 from penstock.store.history.failover_log import FailoverLog, create_entry
 from penstock.store.history.rollback import StreamRequest, rollback_point
-from penstock.wire.codec.constants import StreamEndReason
+from penstock.wire.codec.statuses import StreamEndReason
 from penstock.wire.columns.schema import Change as ChangeRow
 from penstock.wire.messages.dcp import Deletion, Mutation, SeqnoAdvanced, StreamReq
 from tests.client.producer import Asking, accept, end, marker, rollback

@@ -16,7 +16,8 @@ from penstock.spark.sink.bucket_writes import Counts, RefusedRows, windows, writ
 from penstock.spark.sink.json_text import json_of
 from penstock.spark.sink.sink_columns import check_columns
 from penstock.spark.sink.sink_options import OPTIONS, SinkOptions, SubPath
-from penstock.wire.codec.constants import MAX_VALUE, Datatype
+from penstock.wire.codec.constants import MAX_VALUE
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.layout import decode
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 from penstock.wire.messages.kv import GetMeta, MetaReply

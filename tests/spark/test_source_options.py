@@ -16,7 +16,8 @@ from penstock.spark.source.partition_reader import ChangePartition
 from penstock.spark.source.read_positions import Positions
 from penstock.spark.source.source_options import OPTIONS, SourceOptions
 from penstock.spark.source.source_schema import schema_of, shape_of
-from penstock.wire.codec.constants import Dialect, Opcode
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.client.peer import Script, in_loop
 from tests.spark.buckets import numbered, read_batch

@@ -9,7 +9,7 @@ from penstock.errors import Error, UsageError
 from penstock.node import Node
 from penstock.spark import latest_offsets
 from penstock.store.definition.bucket_settings import Settings
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.observe import CompactDb
 from tests.node.wire_client import connected
 from tests.spark.buckets import Documents, numbered, read_batch

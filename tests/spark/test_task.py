@@ -18,7 +18,7 @@ from penstock.node.cluster.topology import NodePlace
 from penstock.spark.source.offsets import RollbackRow, VbucketRange, VbucketRead
 from penstock.spark.source.partition_reader import ChangePartition, DumpPartition, read_range
 from penstock.spark.source.shape import ColumnFilter, Shape
-from penstock.wire.codec.constants import Datatype
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 from penstock.wire.messages.dcp_values import pack_xattrs
 from tests.client.peer import serving

@@ -10,7 +10,8 @@ from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.vbucket import Stored, Vbucket
 from penstock.store.history.failover_log import FailoverEntry, FailoverLog
 from penstock.store.history.tombstone import TOMBSTONE_BYTES
-from penstock.wire.codec.constants import MAX_SEQNO, SnapshotFlag, VbucketState
+from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
+from penstock.wire.codec.flags import SnapshotFlag
 from penstock.wire.messages.dcp import Mutation
 from tests.store.model import START, new_bucket, read_all, tombstone
 

@@ -2,7 +2,7 @@ import pytest
 
 from penstock.errors import DeltaBadValue
 from penstock.store.documents.derived_values import counted, extended
-from penstock.wire.codec.constants import Datatype
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.values.snappy import deflate
 

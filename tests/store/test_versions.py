@@ -12,7 +12,7 @@ from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.manifest import DEFAULT_MANIFEST
 from penstock.store.documents.key_listing import keys_from, random_key
 from penstock.store.documents.vbucket import Item, Vbucket
-from penstock.wire.codec.constants import Datatype
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import DeletionV2
 from penstock.wire.messages.dcp_values import pack_xattrs

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import Opcode, Status
 from penstock.wire.codec.frame import Frame, cut_frame, frame_length, join_frame
 from penstock.wire.codec.layout import Message, decode
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages import dcp, kv, tap
 from penstock.wire.messages.dcp_values import split_extended_meta
 

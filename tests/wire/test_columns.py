@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import Dialect, Opcode, Status
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.layout import Message
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.heads import Run, StreamContext, heads_of
 from penstock.wire.columns.hop import hop
 from penstock.wire.columns.run_decoder import SMALL_RUN, batch_of, changes_of, columns_of, decode_messages, decode_run

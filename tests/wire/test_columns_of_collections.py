@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import Datatype, Dialect, Status
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.layout import Message
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.collection_names import CollectionNames
 from penstock.wire.columns.heads import StreamContext
 from penstock.wire.columns.run_decoder import SMALL_RUN, changes_of, decode_messages, decode_run

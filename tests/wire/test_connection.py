@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import MAX_FRAME, Dialect, Magic, Opcode, Status
+from penstock.wire.codec.constants import MAX_FRAME, Dialect
 from penstock.wire.codec.frame import Frame, cut_frame, join_frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.heads import Run
 from penstock.wire.columns.run_decoder import SMALL_RUN
 from penstock.wire.columns.shapes import SLACK

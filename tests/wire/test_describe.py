@@ -6,19 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.codec import constants
-from penstock.wire.codec.constants import (
-    Dialect,
-    DraftCode,
-    DurabilityLevel,
-    Opcode,
-    SnapshotFlag,
-    Status,
-    StreamEndReason,
-    UprOpcode,
-)
+from penstock.wire.codec.constants import Dialect, DurabilityLevel
+from penstock.wire.codec.flags import SnapshotFlag
 from penstock.wire.codec.frame import Frame, cut_frame
 from penstock.wire.codec.layout import Message
+from penstock.wire.codec.opcodes import DraftCode, Opcode, UprOpcode
+from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.messages.cluster import ClustermapChanged, ServerReply
 from penstock.wire.messages.dcp import (
     CacheTransfer,
@@ -92,7 +85,7 @@ LOG = pack_failover_log([(7, 5), (9, 0)])
 ENTRIES = {"failover_log": [{"vbuuid": 7, "seqno": 5}, {"vbuuid": 9, "seqno": 0}]}
 
 
-def frame_of(message: Message, opcode: constants.Opcode | None = None) -> Frame:
+def frame_of(message: Message, opcode: Opcode | None = None) -> Frame:
     return cut_frame(memoryview(message.encode(opcode)), 0)
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.error_map import ATTRIBUTES, MEANINGS, error_map
 
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import Opcode, Status
 from penstock.wire.codec.frame import HEADER_BYTES, MAGICS, Frame, cut_frame, frame_length, join_frame, opcode_name
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.hop import hop
 from tests.golden import GOLDEN, frame_of
 from tests.strategies import frames, unsigned

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.wire.codec.constants import DurabilityLevel, Status
+from penstock.wire.codec.constants import DurabilityLevel
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.frame_info import (
     Durability,
     RequestInfos,

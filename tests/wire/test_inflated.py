@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import MAX_VALUE, Datatype, Dialect
+from penstock.wire.codec.constants import MAX_VALUE, Dialect
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.columns.heads import heads_of
 from penstock.wire.columns.inflated import inflate_run, inflate_value, plain_heads
 from penstock.wire.columns.run_decoder import changes_of, columns_of, decode_messages

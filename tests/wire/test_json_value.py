@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.codec.constants import Datatype
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.values.json_value import detect_json
 
 JSON_TEXTS = [

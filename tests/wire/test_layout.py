@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.wire.codec.constants import Dialect, DraftCode, Magic, Opcode, Status
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Frame, cut_frame, frame_length, join_frame
 from penstock.wire.codec.layout import LAYOUTS, Code, Layout, Message, Part, Response, decode, layout_of
+from penstock.wire.codec.opcodes import DraftCode, Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.hop import hop
 from penstock.wire.messages import dcp, kv
 from tests.golden import GOLDEN_OF, frame_of

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.codec.constants import Dialect, Opcode
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Frame, cut_frame, frame_length
 from penstock.wire.codec.layout import Message, decode
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.columns.reframe import DCP, FORMS, NATIVE, FrameForm, _in_columns, _one_by_one, reframe
 from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation
 from penstock.wire.messages.tap import TapMutation

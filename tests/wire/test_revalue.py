@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.codec.constants import Datatype
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import cut_frame
 from penstock.wire.codec.layout import Message, decode
 from penstock.wire.columns.revalue import Content, revalue

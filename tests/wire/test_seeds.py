@@ -15,23 +15,12 @@ from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
 from penstock.store.history.failover_log import sanitised
-from penstock.wire.codec.constants import (
-    MAX_SEQNO,
-    Dialect,
-    DraftCode,
-    Magic,
-    Opcode,
-    SnapshotFlag,
-    Status,
-    StreamEndReason,
-    TapConnectFlag,
-    TapFlag,
-    UprEndReason,
-    UprOpcode,
-    VbucketState,
-)
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect, VbucketState
+from penstock.wire.codec.flags import SnapshotFlag, TapConnectFlag, TapFlag
 from penstock.wire.codec.frame import HEADER_BYTES, Frame, cut_frame, join_frame
 from penstock.wire.codec.layout import Code, Message, decode, forms_of
+from penstock.wire.codec.opcodes import DraftCode, Magic, Opcode, UprOpcode
+from penstock.wire.codec.statuses import Status, StreamEndReason, UprEndReason
 from penstock.wire.messages import dcp, dcp_values, kv, tap, upr, upr_draft
 from penstock.wire.values.collection_key import pack_collection_id, split_collection_key
 from tests.strategies import messages

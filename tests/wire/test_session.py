@@ -3,9 +3,11 @@
 import pytest
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.wire.codec.constants import Dialect, Magic, Opcode, ServerOpcode, Status
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Frame, cut_frame
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Magic, Opcode, ServerOpcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.cluster import ClustermapChanged, ServerReply
 from penstock.wire.messages.collections import CollectionIdReply, GetCollectionId, GetScopeId, ScopeIdReply
 from penstock.wire.messages.kv import GetRandomKey, Set

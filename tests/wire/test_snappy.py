@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.values.snappy import MAX_INFLATED, deflate, inflate, inflated_length
 
 VALUES = st.binary(max_size=300) | st.builds(

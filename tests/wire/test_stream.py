@@ -5,8 +5,9 @@ import itertools
 import pytest
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import Dialect, Status
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.layout import LAYOUTS, Message
+from penstock.wire.codec.statuses import Status
 from penstock.wire.protocol.stream_state import EVENTS, TRANSITIONS, StreamEvent, StreamState, advance, reply_event
 
 E, S, D = StreamEvent, StreamState, Dialect

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.wire.codec.constants import Opcode, Status
 from penstock.wire.codec.frame import Frame, cut_frame
 from penstock.wire.codec.layout import Part, decode
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.subdoc import (
     LOOKUPS,
     MUTATIONS,

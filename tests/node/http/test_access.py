@@ -10,7 +10,7 @@ from penstock.node.auth import User
 from penstock.node.auth.certificates import make_certificates
 from penstock.node.auth.users import account_of
 from penstock.node.auth.users_file import change_users
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import SelectBucket
 from tests.node.http.web_client import WebClient
 from tests.node.test_login import log_in

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.node import Node
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import GetClusterConfig
 from penstock.wire.messages.observe import StartPersistence, StopPersistence
 from tests.node.http.web_client import WebClient

@@ -12,7 +12,8 @@ from penstock.node.auth.users import account_of
 from penstock.node.auth.users_file import change_users
 from penstock.node.auth.verifier import MIN_ITERATIONS
 from penstock.node.buckets.bucket_spec import BucketSpec
-from penstock.wire.codec.constants import Status, VbucketState
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import SetVbucket
 from tests.node.http.web_client import SECONDS, WebClient, all_of, raw
 from tests.node.watch import run

@@ -8,7 +8,7 @@ from penstock.errors import TemporaryFailure
 from penstock.node.auth import Attempts, Step
 from penstock.node.auth import login_attempts as module
 from penstock.node.auth.login_attempts import FORGET_SECONDS, MAX_ACCOUNTS, MOST_QUEUED_SECONDS, NAMES_OF_ADDRESS
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 
 ONE, OTHER = "10.0.0.1", "10.0.0.2"
 DELAYS = [0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5]

@@ -4,7 +4,8 @@ import pytest
 
 from penstock.node.auth import BEFORE_LOGIN, Privilege, needed, needed_to_open
 from penstock.node.auth.privileges import _ROWS, _UPR_ROWS, NEEDED, NEEDED_UPR
-from penstock.wire.codec.constants import DraftCode, Opcode, OpenFlag, ServerOpcode, UprOpcode
+from penstock.wire.codec.flags import OpenFlag
+from penstock.wire.codec.opcodes import DraftCode, Opcode, ServerOpcode, UprOpcode
 
 
 @pytest.mark.parametrize(("table", "rows", "codes"), [(NEEDED, _ROWS, Opcode), (NEEDED_UPR, _UPR_ROWS, UprOpcode)])

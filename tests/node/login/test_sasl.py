@@ -12,7 +12,8 @@ from penstock.node.auth import Access, AuthState, Login, User, Users, decide_acc
 from penstock.node.auth.sasl_exchange import MAX_VALUE, TRANSITIONS
 from penstock.node.auth.users import Account
 from penstock.node.auth.verifier import MIN_ITERATIONS, Verifier, verifiers_of
-from penstock.wire.codec.constants import Opcode, Status
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.values.scram import SCRAM
 from tests.client.test_login import EXAMPLES
 

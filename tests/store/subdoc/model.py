@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from penstock.wire.codec.constants import Opcode, Status
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 
 
 class Refused(Exception):

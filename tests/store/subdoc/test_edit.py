@@ -11,7 +11,8 @@ from penstock.errors import StatusError
 from penstock.store.subdoc.edit import EDITS, READS, makes_array
 from penstock.store.subdoc.path import Path, parse_path
 from penstock.store.subdoc.text import Text
-from penstock.wire.codec.constants import Opcode, Status
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from tests.store.subdoc import model
 
 GET, EXISTS, GET_COUNT = Opcode.SUBDOC_GET, Opcode.SUBDOC_EXISTS, Opcode.SUBDOC_GET_COUNT

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import StatusError
 from penstock.store.subdoc.path import parse_path, spelled
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 
 PATHS = [
     (b"", []),

@@ -4,7 +4,9 @@ import pytest
 
 from penstock.errors import StatusError
 from penstock.store.subdoc.rules import check_changes, check_lookups, xattrs_named
-from penstock.wire.codec.constants import DocFlag, Opcode, PathFlag, Status
+from penstock.wire.codec.flags import DocFlag, PathFlag
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.subdoc import LOOKUPS, MUTATIONS, LookupSpec, MutationSpec
 
 GET, EXISTS, COUNT = Opcode.SUBDOC_GET, Opcode.SUBDOC_EXISTS, Opcode.SUBDOC_GET_COUNT

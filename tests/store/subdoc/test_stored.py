@@ -6,7 +6,8 @@ from penstock.errors import KeyExists, Locked
 from penstock.store.documents.conflict import Meta
 from penstock.store.documents.document_locks import LOCKED_CAS
 from penstock.store.documents.vbucket import Item, Stored, Vbucket
-from penstock.wire.codec.constants import MAX_SEQNO, Datatype
+from penstock.wire.codec.constants import MAX_SEQNO
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import Mutation
 from tests.store.documents import SECOND, Clock, timed_bucket

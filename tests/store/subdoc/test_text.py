@@ -8,7 +8,7 @@ from penstock.errors import StatusError
 from penstock.store.subdoc import scan
 from penstock.store.subdoc.path import KeyComponent, Path, parse_path
 from penstock.store.subdoc.text import Text, count_levels, locate
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.values.json_value import detect_json
 
 JSON = [

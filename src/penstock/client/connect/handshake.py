@@ -24,7 +24,9 @@ from penstock.client.connect.sasl_login import choose_login, names_of
 from penstock.client.connect.server_info import unsupported
 from penstock.errors import AccessDenied, AuthenticationFailed, BucketNotServed, KeyNotFound
 from penstock.version import __version__
-from penstock.wire.codec.constants import Dialect, Feature, OpenFlag, Status
+from penstock.wire.codec.constants import Dialect, Feature
+from penstock.wire.codec.flags import OpenFlag
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Control, Open
 from penstock.wire.messages.kv import Hello, SelectBucket, pack_features, unpack_features
 from penstock.wire.messages.sasl import SaslAuth, SaslListMechs, SaslStep

@@ -25,9 +25,11 @@ from penstock.errors import (
     UntrustedNode,
     status_error,
 )
-from penstock.wire.codec.constants import Dialect, Magic, Status
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Frame, opcode_name, status_name
 from penstock.wire.codec.layout import Request
+from penstock.wire.codec.opcodes import Magic
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Stat
 from penstock.wire.protocol.frame_receiver import Broken, Connection, Malformed, ReceiveEvent, Slab
 from penstock.wire.values.peer_json import read_peer_json

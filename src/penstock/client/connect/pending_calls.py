@@ -8,9 +8,10 @@ from struct import Struct
 from typing import Final
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import Magic, Status
 from penstock.wire.codec.frame import Frame, opcode_name
 from penstock.wire.codec.layout import Request
+from penstock.wire.codec.opcodes import Magic
+from penstock.wire.codec.statuses import Status
 
 __all__ = ["MAX_STATS", "MAX_STAT_BYTES", "PendingCall", "PendingCalls"]
 

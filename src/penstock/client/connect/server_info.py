@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from penstock.client.connect.link import ANY_STATUS, NodeLink
 from penstock.errors import Error, UnsupportedServer
-from penstock.wire.codec.constants import Dialect, Status
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Version
 
 __all__ = ["Server", "ask_server", "explain_lack", "unsupported"]

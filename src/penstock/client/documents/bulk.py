@@ -37,8 +37,8 @@ from penstock.errors import (
     Unreachable,
     UsageError,
 )
-from penstock.wire.codec.constants import Status
 from penstock.wire.codec.frame import Frame, cut_frame, status_name
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.subdoc import unpack_mutation_specs
 from penstock.wire.protocol.frame_receiver import ReceiveEvent
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
 from penstock.errors import UsageError
-from penstock.wire.codec.constants import Status
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.inflated import inflate_value
 from penstock.wire.messages.kv import GetReply
 

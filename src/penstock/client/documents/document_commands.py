@@ -10,8 +10,9 @@ from penstock.client.documents.document import Document, chunks_of, document_of,
 from penstock.client.documents.document_requests import DocumentRequests
 from penstock.client.documents.mutation_tokens import MutationToken
 from penstock.errors import KeyNotFound, UsageError
-from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, Status
+from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE
 from penstock.wire.codec.layout import Request
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Add, Delete, Get, Set
 
 __all__ = ["DocumentCommands"]

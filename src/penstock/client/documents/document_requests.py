@@ -12,9 +12,9 @@ from penstock.client.documents.mutation_tokens import NewestTokens
 from penstock.client.feeds.selection import qualified
 from penstock.client.topology.nodes import Nodes
 from penstock.errors import NotMyVbucket, UsageError
-from penstock.wire.codec.constants import Status
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import Request
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.collection_names import DEFAULT_NAME
 from penstock.wire.messages.kv import Flush
 from penstock.wire.values.collection_key import DEFAULT_PREFIX

@@ -17,9 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, Magic, Status
+from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE
 from penstock.wire.codec.frame import HEADER_BYTES, HEADER_NAMES
 from penstock.wire.codec.layout import Message
+from penstock.wire.codec.opcodes import Magic
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import head_fields
 
 __all__ = ["OPAQUES", "Fault", "WriteRequests", "WriteRows", "encode", "vbuckets_of"]

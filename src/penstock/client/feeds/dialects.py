@@ -12,18 +12,11 @@ from typing import ClassVar, NamedTuple
 from penstock.client.feeds.stream_position import Position, stream_request
 from penstock.errors import RemoteProtocolError
 from penstock.store.history.failover_log import FailoverLog, branch_at, sanitised
-from penstock.wire.codec.constants import (
-    Dialect,
-    DraftCode,
-    Magic,
-    Opcode,
-    Status,
-    StreamEndReason,
-    UprEndReason,
-    UprOpcode,
-)
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import Message, Request, decode
+from penstock.wire.codec.opcodes import DraftCode, Magic, Opcode, UprOpcode
+from penstock.wire.codec.statuses import Status, StreamEndReason, UprEndReason
 from penstock.wire.messages.dcp import CloseStream, StreamEnd, unpack_rollback
 from penstock.wire.messages.kv import FailoverEntry, unpack_failover_log
 from penstock.wire.messages.upr import UprGetFailoverLog, UprStreamEnd, UprStreamReply, UprStreamReq

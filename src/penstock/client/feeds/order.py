@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from penstock.client.connect.dropped import Dropped, DropReason
 from penstock.errors import OrderViolation
-from penstock.wire.codec.constants import SnapshotFlag, Status
+from penstock.wire.codec.flags import SnapshotFlag
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.heads import Heads
 from penstock.wire.messages.dcp import SnapshotMarker, SnapshotMarkerV2
 

@@ -13,8 +13,8 @@ from penstock.client.feeds.stream_set import StreamSet
 from penstock.client.feeds.vbucket_stream import VbucketStream, rollback_row
 from penstock.errors import ConnectionClosed, RemoteProtocolError, status_error
 from penstock.store.history.failover_log import FailoverLog
-from penstock.wire.codec.constants import Status
 from penstock.wire.codec.frame import Frame, status_name
+from penstock.wire.codec.statuses import Status
 from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance
 
 __all__ = ["StreamAnswers"]

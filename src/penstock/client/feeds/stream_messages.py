@@ -18,9 +18,11 @@ from penstock.client.feeds.stream_requests import LogUse, StreamRequests
 from penstock.client.feeds.stream_set import StreamOutput, StreamSet
 from penstock.client.feeds.vbucket_stream import UNNAMED, EndRule, VbucketStream, rollback_row
 from penstock.errors import AccessDenied, ConnectionClosed, RemoteProtocolError
-from penstock.wire.codec.constants import MAX_SEQNO, Magic, StreamEndReason
+from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.codec.frame import Frame, join_frame
 from penstock.wire.codec.layout import Message, decode
+from penstock.wire.codec.opcodes import Magic
+from penstock.wire.codec.statuses import StreamEndReason
 from penstock.wire.columns.heads import Run
 from penstock.wire.columns.schema import signed64
 from penstock.wire.messages.dcp import DcpNoop, SeqnoAdvanced, SnapshotMarker, SnapshotMarkerV2, StreamEnd, SystemEvent

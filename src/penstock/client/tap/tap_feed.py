@@ -14,7 +14,8 @@ from penstock.client.tap.tap_dump import TapDump
 from penstock.client.tap.tap_messages import TapMessages, TapOutput
 from penstock.client.tap.tap_vbuckets import TapVbuckets
 from penstock.errors import UsageError
-from penstock.wire.codec.constants import Dialect, TapConnectFlag
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.flags import TapConnectFlag
 from penstock.wire.messages.tap import TapConnect, TapOptions
 
 __all__ = ["TapFeed"]

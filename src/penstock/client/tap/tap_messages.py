@@ -14,9 +14,11 @@ from penstock.client.feeds.deliveries import DeliveryQueue
 from penstock.client.tap.tap_dump import TapDump
 from penstock.client.tap.tap_vbuckets import TapVbuckets
 from penstock.errors import RemoteProtocolError, status_error
-from penstock.wire.codec.constants import Magic, Opcode, TapFlag, TapOpaque
+from penstock.wire.codec.constants import TapOpaque
+from penstock.wire.codec.flags import TapFlag
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES, Buffer, Frame, opcode_name, status_name
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.columns.heads import Run
 from penstock.wire.columns.inflated import inflate_run, plain_heads
 from penstock.wire.columns.run_decoder import SMALL_RUN, columns_of, decode_messages

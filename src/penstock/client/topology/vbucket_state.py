@@ -27,7 +27,9 @@ from penstock.errors import (
     UnsupportedServer,
 )
 from penstock.store.history.failover_log import FailoverLog
-from penstock.wire.codec.constants import Dialect, Opcode, Status, VbucketState
+from penstock.wire.codec.constants import Dialect, VbucketState
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import (
     FailoverEntry,
     GetAllVbSeqnos,

@@ -10,7 +10,7 @@ from penstock.errors import TemporaryFailure, UsageError
 from penstock.node.auth.sasl_exchange import Step
 from penstock.node.auth.users import proper_name
 from penstock.node.transport.address_shares import network_of
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 
 __all__ = ["Attempts"]
 

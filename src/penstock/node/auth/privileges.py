@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from penstock.node.auth.roles import Privilege
-from penstock.wire.codec.constants import DraftCode, Opcode, OpenFlag, ServerOpcode, UprOpcode
+from penstock.wire.codec.flags import OpenFlag
 from penstock.wire.codec.layout import Code
+from penstock.wire.codec.opcodes import DraftCode, Opcode, ServerOpcode, UprOpcode
 
 __all__ = ["BEFORE_LOGIN", "Needs", "needed", "needed_to_open"]
 

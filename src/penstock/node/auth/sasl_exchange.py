@@ -17,7 +17,8 @@ from penstock.errors import UsageError
 from penstock.node.auth.roles import User
 from penstock.node.auth.server_tls import names_in
 from penstock.node.auth.users import MAX_NAME, Users, proper_name
-from penstock.wire.codec.constants import Opcode, Status
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.values.scram import ScramKeys, ScramServer
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from penstock.node.answers import Parked
 from penstock.node.session.replies import reply
 from penstock.node.session.session import Handler, Session
 from penstock.store.definition.manifest import DEFAULT_NAME, Manifest
-from penstock.wire.codec.constants import Datatype, Opcode
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.collections import GetCollectionId, GetScopeId
 
 __all__ = ["HANDLERS"]

@@ -13,9 +13,11 @@ from penstock.node.session.request_keys import unknown_collection
 from penstock.node.session.session import Session
 from penstock.node.stats.stat_answer import answer_stat
 from penstock.store.documents.vbucket import Vbucket
-from penstock.wire.codec.constants import Datatype, Opcode, VbucketState
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.cluster import GetErrorMap
 from penstock.wire.messages.error_map import error_map
 from penstock.wire.messages.kv import (

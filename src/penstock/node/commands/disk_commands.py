@@ -21,9 +21,10 @@ from penstock.node.session.replies import reply
 from penstock.node.session.session import Handler, Session
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.log.rewrite import PurgeRequest
-from penstock.wire.codec.constants import MAX_KEY, KeyState, Opcode, VbucketState
+from penstock.wire.codec.constants import MAX_KEY, KeyState, VbucketState
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.kv import Observed, SeqnoPersistence
 from penstock.wire.messages.observe import CompactDb, pack_observed_keys, unpack_keys
 

@@ -12,8 +12,10 @@ from typing import Final
 
 from penstock.errors import InvalidArguments, NotSupported, status_error
 from penstock.node.session.session import Session
-from penstock.wire.codec.constants import DurabilityLevel, Opcode, Status
+from penstock.wire.codec.constants import DurabilityLevel
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.frame_info import Durability
 
 __all__ = ["check_durability", "when_durable"]

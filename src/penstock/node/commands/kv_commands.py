@@ -15,8 +15,11 @@ from penstock.node.session.shown_values import client_datatype, plain_value, sho
 from penstock.store.documents.derived_values import extended
 from penstock.store.documents.document_locks import lock_seconds
 from penstock.store.documents.vbucket import Item, Stored, Vbucket
-from penstock.wire.codec.constants import MAX_VALUE, Datatype, Magic, Opcode, Status, VbucketState
+from penstock.wire.codec.constants import MAX_VALUE, VbucketState
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES, Buffer, Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Count, GetLocked, GetReply, Set, StoreReply, Touch
 from penstock.wire.values.json_value import detect_json
 from penstock.wire.values.large_bytes import touch

@@ -13,9 +13,11 @@ from penstock.node.session.session import Handler, Session
 from penstock.node.session.shown_values import shown, with_attributes
 from penstock.store.documents.key_listing import keys_from, random_key
 from penstock.store.documents.vbucket import Item
-from penstock.wire.codec.constants import Datatype, Opcode, VbucketState
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.kv import GetKeys, GetRandomKey, GetReply, pack_key_list
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION, pack_collection_id
 

@@ -13,9 +13,10 @@ from penstock.node.session.large_values import LARGE, work_apart
 from penstock.node.session.replies import reply
 from penstock.node.session.session import Handler, Session
 from penstock.store.documents.conflict import Meta
-from penstock.wire.codec.constants import Datatype, Opcode, WithMetaFlag
+from penstock.wire.codec.flags import Datatype, WithMetaFlag
 from penstock.wire.codec.frame import Buffer, Frame
 from penstock.wire.codec.layout import Layout, layouts_of
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp_values import unpack_xattrs
 from penstock.wire.messages.kv import DelWithMeta, MetaReply, SetWithMeta

@@ -10,8 +10,9 @@ from penstock.node.answers import ALONE, GiveUp, Parked, Resume
 from penstock.node.auth import Step
 from penstock.node.session.replies import reply
 from penstock.node.session.session import Handler, Session
-from penstock.wire.codec.constants import Opcode, Status
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 
 __all__ = ["HANDLERS"]
 

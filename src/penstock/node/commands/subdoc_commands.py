@@ -24,8 +24,11 @@ from penstock.store.documents.vbucket import Item, Stored, Vbucket
 from penstock.store.subdoc.attributes import Around, EditedDocument
 from penstock.store.subdoc.command import Changed, begin, change, look_up
 from penstock.store.subdoc.rules import check_changes, check_lookups
-from penstock.wire.codec.constants import Datatype, DocFlag, Opcode, PathFlag, Status, VbucketState
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.flags import Datatype, DocFlag, PathFlag
 from penstock.wire.codec.frame import Frame, opcode_name
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp_values import unpack_xattrs
 from penstock.wire.messages.subdoc import (
     LOOKUPS,

@@ -11,9 +11,11 @@ from penstock.node.answers import Parked
 from penstock.node.buckets.vbucket_events import VbucketEvent
 from penstock.node.session.replies import reply
 from penstock.node.session.session import Session
-from penstock.wire.codec.constants import Datatype, Opcode, VbucketState
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.kv import Flush, OldestSetVbucket, OldSetVbucket, SetVbucket
 
 __all__ = ["HANDLERS"]

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from penstock.errors import RemoteProtocolError
 from penstock.store.history.event_frames import packed_events
-from penstock.wire.codec.constants import MAX_KEY, Datatype, SystemEventKind
+from penstock.wire.codec.constants import MAX_KEY, SystemEventKind
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.messages.system_event import (

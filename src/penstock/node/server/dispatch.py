@@ -36,19 +36,12 @@ from penstock.node.session.replies import reply
 from penstock.node.session.session import NO_INFOS, Handler, Handlers, Session, Shape
 from penstock.node.streams import dcp_commands, upr_commands, upr_draft_commands
 from penstock.node.tap import tap_commands as tap
-from penstock.wire.codec.constants import (
-    DCP_OPCODES,
-    TAP_OPCODES,
-    Datatype,
-    Dialect,
-    DraftCode,
-    Feature,
-    Magic,
-    Opcode,
-    Status,
-)
+from penstock.wire.codec.constants import Dialect, Feature
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame, opcode_name
 from penstock.wire.codec.layout import ABSENT, MAYBE, PRESENT, Code, layout_of, layouts_of
+from penstock.wire.codec.opcodes import DCP_OPCODES, TAP_OPCODES, DraftCode, Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.frame_info import unpack_request_infos
 from penstock.wire.protocol.frame_receiver import Malformed
 

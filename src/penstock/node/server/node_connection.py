@@ -32,8 +32,10 @@ from penstock.node.session.listener import Listener
 from penstock.node.session.node_services import NodeServices
 from penstock.node.session.replies import classic_status, refusal, reply
 from penstock.node.session.session import Session
-from penstock.wire.codec.constants import MAX_FRAME, Magic, Status
+from penstock.wire.codec.constants import MAX_FRAME
 from penstock.wire.codec.frame import Frame, opcode_name
+from penstock.wire.codec.opcodes import Magic
+from penstock.wire.codec.statuses import Status
 from penstock.wire.protocol.frame_receiver import Broken, Connection, Malformed, ReceiveEvent, Slab
 
 __all__ = ["ConnectionOwner", "NodeConnection"]

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from penstock.errors import InvalidArguments
-from penstock.wire.codec.constants import Datatype
 from penstock.wire.codec.constants import Feature as F
+from penstock.wire.codec.flags import Datatype
 
 __all__ = ["GRANTED", "datatypes_of", "grant"]
 

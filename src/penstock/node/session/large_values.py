@@ -15,8 +15,8 @@ from typing import Any, Final, NoReturn, TypeVar
 from penstock.errors import RemoteProtocolError, StatusError, TemporaryFailure, status_error
 from penstock.node.answers import Answer, Finished, GiveUp, Parked, Resume
 from penstock.node.session.session import Session
-from penstock.wire.codec.constants import Status
 from penstock.wire.codec.native import extension
+from penstock.wire.codec.statuses import Status
 
 __all__ = ["LARGE", "reply_apart", "work_apart"]
 

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from penstock.errors import RemoteProtocolError, StatusError, TooBig
 from penstock.node.answers import Answer, Pieces
 from penstock.node.session.session import Session
-from penstock.wire.codec.constants import DCP_OPCODES, MAX_FRAME, Datatype, Magic, Opcode, Status
+from penstock.wire.codec.constants import MAX_FRAME
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import HEADER, Buffer, Frame, join_frame
+from penstock.wire.codec.opcodes import DCP_OPCODES, Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.values.large_bytes import plain_bytes
 
 __all__ = ["classic_status", "refusal", "reply", "reply_parts"]

@@ -17,7 +17,8 @@ from penstock.node.session.node_services import NodeServices
 from penstock.node.session.request_keys import KeyReader, key_reader
 from penstock.store.definition.manifest import Manifest
 from penstock.store.documents.vbucket import Vbucket
-from penstock.wire.codec.constants import Datatype, Dialect, Feature
+from penstock.wire.codec.constants import Dialect, Feature
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame
 from penstock.wire.messages.frame_info import RequestInfos
 from penstock.wire.values.collection_key import DEFAULT_PREFIX, split_collection_key

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from penstock.errors import InvalidArguments
-from penstock.wire.codec.constants import MAX_VALUE, Datatype
+from penstock.wire.codec.constants import MAX_VALUE
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Buffer
 from penstock.wire.messages.dcp_values import split_xattrs
 from penstock.wire.values.json_value import detect_json

@@ -7,7 +7,8 @@ from penstock.node.auth import Privilege
 from penstock.node.session.request_keys import MAX_COLLECTION_KEY, unknown_collection
 from penstock.node.stats.stat_group import Argument, StatGroup, StatRequest, Stats, parse_vbucket, shown
 from penstock.store.definition.manifest import Collection, Manifest
-from penstock.wire.codec.constants import MAX_KEY, Datatype
+from penstock.wire.codec.constants import MAX_KEY
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION, pack_collection_id
 from penstock.wire.values.large_bytes import touch
 

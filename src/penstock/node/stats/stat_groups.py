@@ -22,7 +22,8 @@ from penstock.node.stats.stat_group import (
     shown,
 )
 from penstock.store.documents.vbucket import Vbucket
-from penstock.wire.codec.constants import MAX_VALUE, Datatype, VbucketState
+from penstock.wire.codec.constants import MAX_VALUE, VbucketState
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame
 
 __all__ = ["GROUPS", "MISSING", "read_stats"]

@@ -10,19 +10,12 @@ from penstock.node.streams.change_producer import streamable
 from penstock.node.streams.dcp_controls import control
 from penstock.node.streams.dcp_producer import DcpProducer
 from penstock.node.streams.not_yet import refuse as refuse_for_now
-from penstock.wire.codec.constants import (
-    DCP_OPCODES,
-    Datatype,
-    Dialect,
-    Feature,
-    Opcode,
-    OpenFlag,
-    Status,
-    StreamFlag,
-    VbucketState,
-)
+from penstock.wire.codec.constants import Dialect, Feature, VbucketState
+from penstock.wire.codec.flags import Datatype, OpenFlag, StreamFlag
 from penstock.wire.codec.frame import Frame, opcode_name
 from penstock.wire.codec.layout import Code, decode, forms_of, layout_of
+from penstock.wire.codec.opcodes import DCP_OPCODES, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import BufferAck, Open, StreamReq, pack_rollback
 from penstock.wire.messages.kv import pack_failover_log
 

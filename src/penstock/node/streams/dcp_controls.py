@@ -14,7 +14,7 @@ from collections.abc import Callable
 from penstock.errors import InvalidArguments, NotSupported
 from penstock.node.streams.dcp_producer import DcpProducer
 from penstock.node.streams.not_yet import NOT_YET, refuse
-from penstock.wire.codec.constants import Datatype, OpenFlag
+from penstock.wire.codec.flags import Datatype, OpenFlag
 
 __all__ = ["control"]
 

@@ -15,17 +15,11 @@ from penstock.node.streams.stream_filter import Wish, filter_for, may_stream, re
 from penstock.node.streams.stream_producer import Producer
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.rollback import StreamRequest, range_error
-from penstock.wire.codec.constants import (
-    Datatype,
-    Dialect,
-    Opcode,
-    OpenFlag,
-    Status,
-    StreamEndReason,
-    StreamFlag,
-    VbucketState,
-)
+from penstock.wire.codec.constants import Dialect, VbucketState
+from penstock.wire.codec.flags import Datatype, OpenFlag, StreamFlag
 from penstock.wire.codec.frame import Frame, opcode_name
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.columns.reframe import FrameForm
 from penstock.wire.columns.revalue import Content
 from penstock.wire.messages.dcp import DcpNoop, Deletion, DeletionV2, Expiration, Mutation, PrototypeMutation, StreamReq

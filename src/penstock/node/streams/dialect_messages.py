@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.wire.codec.constants import Dialect, StreamEndReason, UprEndReason
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.layout import Message
+from penstock.wire.codec.statuses import StreamEndReason, UprEndReason
 from penstock.wire.messages.dcp import StreamEnd
 from penstock.wire.messages.upr import UprFlush, UprSnapshotEnd, UprSnapshotStart, UprStreamEnd, UprStreamStart
 from penstock.wire.messages.upr_draft import (

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from struct import Struct
 
-from penstock.wire.codec.constants import Opcode
 from penstock.wire.codec.frame import BODY_LENGTH, HEADER_BYTES
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.dcp import DELETION_HEAD, MUTATION_HEAD, Deletion, Mutation, head_fields
 
 __all__ = ["with_ext_metadata"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from penstock.errors import status_error
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 
 __all__ = ["NOT_YET", "refuse"]
 

@@ -15,8 +15,11 @@ from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.frame_chunks import Chunk
 from penstock.store.history.history_snapshot import Snapshot
 from penstock.store.history.rollback import StreamRequest, misses_purged
-from penstock.wire.codec.constants import Dialect, Magic, Opcode, SnapshotFlag, StreamEndReason
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.flags import SnapshotFlag
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES, Buffer
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import StreamEndReason
 from penstock.wire.columns.hop import hop
 from penstock.wire.columns.shapes import EXTRAS_LENGTH_AT
 from penstock.wire.messages.dcp import SeqnoAdvanced, SnapshotMarker, SnapshotMarkerV2

@@ -22,7 +22,8 @@ from penstock.store.definition.manifest import DEFAULT_NAME
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.event_frames import EventFrame
 from penstock.store.history.rollback import MAX_SEQNO
-from penstock.wire.codec.constants import Status, SystemEventKind
+from penstock.wire.codec.constants import SystemEventKind
+from penstock.wire.codec.statuses import Status
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
 __all__ = ["Filter", "Wish", "bare_filter", "filter_for", "may_stream", "read_wish"]

@@ -27,8 +27,9 @@ from penstock.node.streams.stream_encoder import Look, Outlet
 from penstock.node.streams.stream_filter import bare_filter
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.rollback import StreamRequest, range_error, rollback_point
-from penstock.wire.codec.constants import Dialect, Status, StreamEndReason
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Buffer, Frame, opcode_name
+from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.columns.reframe import FORMS
 from penstock.wire.columns.revalue import Content
 from penstock.wire.protocol.stream_state import StreamEvent, StreamState

@@ -13,9 +13,11 @@ from penstock.node.streams.change_producer import streamable
 from penstock.node.streams.stream_producer import Producer
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.rollback import StreamRequest
-from penstock.wire.codec.constants import DCP_OPCODES, MAX_KEY, Dialect, Status, UprOpcode
+from penstock.wire.codec.constants import MAX_KEY, Dialect
 from penstock.wire.codec.frame import Frame, opcode_name
 from penstock.wire.codec.layout import Code, decode, forms_of, layout_of
+from penstock.wire.codec.opcodes import DCP_OPCODES, UprOpcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import pack_rollback
 from penstock.wire.messages.kv import pack_failover_log
 from penstock.wire.messages.upr import UprStreamReq

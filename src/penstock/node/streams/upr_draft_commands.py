@@ -11,9 +11,10 @@ from penstock.errors import KeyExists, NotMyVbucket, RemoteProtocolError, Status
 from penstock.node.answers import Answer
 from penstock.node.session.session import Handler, Session
 from penstock.node.streams.upr_commands import position_of, producer_of
-from penstock.wire.codec.constants import Dialect, DraftCode, Opcode
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import Code, decode
+from penstock.wire.codec.opcodes import DraftCode, Opcode
 from penstock.wire.messages.kv import Set, pack_failover_log
 from penstock.wire.messages.upr_draft import DraftFailoverLog, DraftMalformed, DraftOk, DraftRollback, DraftStreamReq
 

@@ -11,8 +11,9 @@ from penstock.node.streams.stream_encoder import chosen, owners_of
 from penstock.node.tap_state.tap_hops import Hops
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.frame_chunks import Chunk
-from penstock.wire.codec.constants import Opcode, TapFlag
+from penstock.wire.codec.flags import TapFlag
 from penstock.wire.codec.frame import HEADER_BYTES, Buffer
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.columns.reframe import FrameForm, reframe
 from penstock.wire.columns.revalue import Content, revalue
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION

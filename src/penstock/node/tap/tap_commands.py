@@ -13,9 +13,12 @@ from penstock.node.streams.not_yet import NOT_YET
 from penstock.node.streams.stream_filter import bare_filter
 from penstock.node.tap import tap_receiver
 from penstock.node.tap.tap_producer import TapProducer
-from penstock.wire.codec.constants import MAX_KEY, Dialect, Opcode, Status, TapConnectFlag
+from penstock.wire.codec.constants import MAX_KEY, Dialect
+from penstock.wire.codec.flags import TapConnectFlag
 from penstock.wire.codec.frame import Frame, opcode_name
 from penstock.wire.codec.layout import Code, decode
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.tap import CheckpointPersistence, TapConnect, TapOptions, unpack_checkpoints, unpack_options
 
 __all__ = ["COMMANDS", "FIRST", "HANDLERS", "refuse"]

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from penstock.wire.codec.constants import TapFlag
+from penstock.wire.codec.flags import TapFlag
 
 __all__ = ["SEQUENCES", "TapLog"]
 

@@ -29,8 +29,10 @@ from penstock.node.tap.tap_stream import TapStream, opaque_message
 from penstock.node.tap_state.tap_clients import Phase, TapClient, TapPosition
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.frame_chunks import Chunk
-from penstock.wire.codec.constants import Dialect, Opcode, Status, TapOpaque
+from penstock.wire.codec.constants import Dialect, TapOpaque
 from penstock.wire.codec.frame import Buffer, Frame, opcode_name
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Noop
 from penstock.wire.messages.tap import TapFlush, TapMessage, TapOptions
 

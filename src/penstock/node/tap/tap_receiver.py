@@ -19,9 +19,11 @@ from penstock.node.session.replies import reply
 from penstock.node.session.session import Handler, Session
 from penstock.node.session.shown_values import document_datatype
 from penstock.store.documents.vbucket import LAST_SEQNO, Vbucket
-from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, Dialect, Opcode, TapFlag, TapOpaque, VbucketState
+from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, Dialect, TapOpaque, VbucketState
+from penstock.wire.codec.flags import TapFlag
 from penstock.wire.codec.frame import Frame, opcode_name
 from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.tap import (
     TapCheckpointEnd,

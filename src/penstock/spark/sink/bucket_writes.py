@@ -17,7 +17,7 @@ from penstock.client.documents.write_requests import Fault, WriteRequests, encod
 from penstock.errors import Error, UnknownCollection, UnknownScope, UsageError
 from penstock.spark.sink.request_rows import Prepared, TargetCollection, asking, prepare
 from penstock.spark.sink.sink_options import Operation, SinkOptions
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 
 __all__ = ["Counts", "FirstRefused", "RefusedRows", "found_cas", "refusal_of", "windows", "write_tables"]
 

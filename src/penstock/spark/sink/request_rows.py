@@ -15,7 +15,10 @@ from penstock.client.documents.write_requests import Fault, WriteRows
 from penstock.errors import LocalProtocolError
 from penstock.spark.sink.json_text import is_nested, json_of
 from penstock.spark.sink.sink_options import Operation, SinkOptions, SubPath
-from penstock.wire.codec.constants import Datatype, DocFlag, FrameInfoId, Opcode, PathFlag, Status, WithMetaFlag
+from penstock.wire.codec.constants import FrameInfoId
+from penstock.wire.codec.flags import Datatype, DocFlag, PathFlag, WithMetaFlag
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.collection_names import DEFAULT_NAME
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp_values import pack_xattrs

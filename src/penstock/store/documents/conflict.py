@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from penstock.wire.codec.constants import Datatype
+from penstock.wire.codec.flags import Datatype
 
 __all__ = ["Meta", "wins"]
 

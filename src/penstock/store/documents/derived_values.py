@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from penstock.errors import DeltaBadValue
-from penstock.wire.codec.constants import Datatype
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Buffer
 from penstock.wire.messages.dcp_values import split_xattrs
 from penstock.wire.values.json_value import detect_json

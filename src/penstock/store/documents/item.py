@@ -7,8 +7,9 @@ from typing import Final, NamedTuple
 from penstock.errors import RemoteProtocolError
 from penstock.store.documents.conflict import Meta
 from penstock.store.history.vbucket_history import BODY, DATATYPE, EXTRAS_LENGTH, KEY_LENGTH, OPCODE, Newest
-from penstock.wire.codec.constants import Datatype, Opcode
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import HEADER_BYTES, Buffer
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.dcp import DeletionV2, Mutation, head_struct
 from penstock.wire.messages.dcp_values import pack_xattrs, split_xattrs, unpack_xattrs
 from penstock.wire.values.snappy import inflate

@@ -38,8 +38,10 @@ from penstock.store.history.vbucket_history import CAS, DATATYPE, OPCODE, REV_SE
 from penstock.store.log.change_log import Log
 from penstock.store.log.long_frame import LONG_FROM, Frame, LongFrame
 from penstock.store.log.row_index import RowIndex
-from penstock.wire.codec.constants import MAX_VALUE, Datatype, Magic, Opcode, VbucketState
+from penstock.wire.codec.constants import MAX_VALUE, VbucketState
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import HEADER_BYTES, Buffer
+from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import DELETION_HEAD, MUTATION_HEAD, Mutation, head_struct
 

@@ -17,8 +17,9 @@ from penstock.errors import RemoteProtocolError
 from penstock.store.log.frame_fields import collection_ids, keys
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Column, Lengths
-from penstock.wire.codec.constants import Opcode, SystemEventKind
+from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.codec.frame import HEADER_BYTES
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.dcp import DELETION_HEAD, MUTATION_HEAD
 from penstock.wire.messages.system_event import FLATBUFFERS, Subject, pack_system_event, unpack_system_event
 from penstock.wire.values.collection_key import SYSTEM_COLLECTION, pack_collection_id, split_collection_key

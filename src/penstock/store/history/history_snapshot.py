@@ -16,7 +16,7 @@ import numpy as np
 from penstock.store.history.frame_chunks import NO_FRAMES, OFFSET_BITS, AdjacentFrames, Chunk, FewFrames, ManyFrames
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Column, Segment
-from penstock.wire.codec.constants import SnapshotFlag
+from penstock.wire.codec.flags import SnapshotFlag
 
 __all__ = ["FEW", "Snapshot"]
 

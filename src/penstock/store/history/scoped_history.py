@@ -27,8 +27,9 @@ from penstock.store.log.frame_fields import collection_ids, is_mutation, keys
 from penstock.store.log.long_frame import Frame
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Segment
-from penstock.wire.codec.constants import Magic, Opcode, SystemEventKind, VbucketState
+from penstock.wire.codec.constants import SystemEventKind, VbucketState
 from penstock.wire.codec.frame import HEADER_BYTES
+from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages import system_event
 from penstock.wire.messages.dcp import MUTATION_HEAD

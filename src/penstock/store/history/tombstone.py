@@ -1,8 +1,8 @@
 """The frame of a tombstone, made in one place, in the form that says most: a deletion is told from an expiration, and
 when either was."""
 
-from penstock.wire.codec.constants import Magic, Opcode
 from penstock.wire.codec.frame import HEADER_BYTES
+from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import DeletionV2, Expiration, head_struct
 

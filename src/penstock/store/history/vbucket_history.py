@@ -22,8 +22,9 @@ from penstock.store.log.key_table import KeyTable
 from penstock.store.log.long_frame import Frame
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Segment
-from penstock.wire.codec.constants import Opcode, VbucketState
+from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.frame import HEADER_BYTES
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.dcp import DELETION_HEAD
 
 __all__ = [

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.store.log.segment import Column, Lengths, values_of
-from penstock.wire.codec.constants import Opcode
 from penstock.wire.codec.frame import HEADER_BYTES
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.columns.shapes import head_dtype
 from penstock.wire.messages.dcp import DeletionV2, Mutation
 

@@ -21,7 +21,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.store.log.segment import Column, Lengths
-from penstock.wire.codec.constants import Magic
+from penstock.wire.codec.opcodes import Magic
 
 __all__ = [
     "FILE_HEADER",

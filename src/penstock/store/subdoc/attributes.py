@@ -19,7 +19,8 @@ from crc32c import crc32c
 
 from penstock.errors import StatusError, status_error
 from penstock.store.subdoc.path import KeyComponent, parse_path
-from penstock.wire.codec.constants import Datatype, Status
+from penstock.wire.codec.flags import Datatype
+from penstock.wire.codec.statuses import Status
 
 __all__ = [
     "MUTATION_MACROS",

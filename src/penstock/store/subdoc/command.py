@@ -29,7 +29,9 @@ from penstock.store.subdoc.attributes import (
 from penstock.store.subdoc.edit import EDITS, READS, makes_array
 from penstock.store.subdoc.path import KeyComponent, Path, parse_path
 from penstock.store.subdoc.text import Text
-from penstock.wire.codec.constants import Datatype, DocFlag, Opcode, PathFlag, Status
+from penstock.wire.codec.flags import Datatype, DocFlag, PathFlag
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.messages.subdoc import LookupResult, LookupSpec, MutationResult, MutationSpec
 from penstock.wire.values.json_value import detect_json

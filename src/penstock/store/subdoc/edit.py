@@ -14,7 +14,8 @@ from penstock.errors import StatusError, status_error
 from penstock.store.subdoc.path import LAST, KeyComponent, Path, spelled
 from penstock.store.subdoc.place import Place
 from penstock.store.subdoc.text import MAX_DEPTH, WHITE, Splice, Text, count_levels, skip_space
-from penstock.wire.codec.constants import Opcode, Status
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 
 __all__ = ["EDITS", "READS", "makes_array"]
 

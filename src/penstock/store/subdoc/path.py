@@ -13,7 +13,7 @@ from json import JSONDecoder
 from typing import NamedTuple
 
 from penstock.errors import StatusError, status_error
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 
 __all__ = ["LAST", "MAX_COMPONENTS", "MAX_PATH", "Component", "KeyComponent", "Path", "parse_path", "spelled"]
 

@@ -13,8 +13,10 @@ from typing import NamedTuple
 from penstock.errors import InvalidArguments, status_error
 from penstock.store.subdoc.attributes import check_macro, is_virtual, xattr_name
 from penstock.store.subdoc.path import MAX_PATH
-from penstock.wire.codec.constants import DocFlag, Opcode, PathFlag, Status
+from penstock.wire.codec.flags import DocFlag, PathFlag
 from penstock.wire.codec.frame import opcode_name
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.subdoc import LookupSpec, MutationSpec
 
 __all__ = ["check_changes", "check_lookups", "xattrs_named"]

@@ -17,7 +17,7 @@ from penstock.store.subdoc import scan
 from penstock.store.subdoc.path import MAX_COMPONENTS, Path, spelled
 from penstock.store.subdoc.place import MISMATCH, MISSING, Place
 from penstock.wire.codec import native
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 from penstock.wire.values.large_bytes import join_large
 
 __all__ = ["MAX_DEPTH", "WHITE", "Splice", "Text", "count_levels", "skip_space"]

@@ -16,7 +16,9 @@ from struct import Struct
 from typing import NamedTuple, cast
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import MAX_FRAME, Magic, Opcode, Status
+from penstock.wire.codec.constants import MAX_FRAME
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 
 HEADER = Struct(">BBHBBHIIQ")
 HEADER_BYTES = HEADER.size

@@ -25,18 +25,10 @@ from struct import error as StructError
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.wire.codec.constants import (
-    DCP_OPCODES,
-    QUIET_OPCODES,
-    Dialect,
-    DraftCode,
-    Magic,
-    Opcode,
-    ServerOpcode,
-    Status,
-    UprOpcode,
-)
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import ALTERNATIVE_OF, PLAIN_OF, SERVER_MAGICS, Frame, join_frame, opcode_name
+from penstock.wire.codec.opcodes import DCP_OPCODES, QUIET_OPCODES, DraftCode, Magic, Opcode, ServerOpcode, UprOpcode
+from penstock.wire.codec.statuses import Status
 
 Code = Opcode | UprOpcode | DraftCode | ServerOpcode
 """What names a message: its opcode; in the UPR draft the opcode and, below, the kind in byte 5."""

@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec import native
-from penstock.wire.codec.constants import Dialect, TapFlag
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.flags import TapFlag
 from penstock.wire.codec.frame import HEADER_BYTES, cut_frame
 from penstock.wire.codec.layout import Message, decode
 from penstock.wire.columns.collection_names import CollectionNames

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import Datatype, Dialect
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Buffer, cut_frame
 from penstock.wire.codec.layout import decode
 from penstock.wire.columns.heads import Heads, Run, heads_of

@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.wire.codec.constants import Dialect, DraftCode, Magic, Opcode
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import BODY_LENGTH, HEADER_BYTES, HEADER_NAMES, Buffer, cut_frame
 from penstock.wire.codec.layout import Message, decode
+from penstock.wire.codec.opcodes import DraftCode, Magic, Opcode
 from penstock.wire.columns.shapes import BODY_AT, EXTRAS_LENGTH_AT, KEY_LENGTH_AT, OPCODE_AT, head_dtype
 from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation, head_fields
 from penstock.wire.messages.dcp_values import framing_of

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import Datatype, Opcode
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Buffer, Frame, cut_frame, join_frame
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.columns.shapes import KIND_AT, OPCODE_AT
 from penstock.wire.messages.dcp_values import pack_xattrs, unpack_xattrs
 from penstock.wire.values.snappy import deflate, inflate

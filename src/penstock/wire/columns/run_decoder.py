@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec import native
-from penstock.wire.codec.constants import Datatype, TapFlag
+from penstock.wire.codec.flags import Datatype, TapFlag
 from penstock.wire.columns.heads import REV_SEQNO_BYTES, Heads, Run, StreamContext, error_of, heads_of, is_text
 from penstock.wire.columns.pieces import MADE_ONCE, Column, bitmap, copies, room, views_of
 from penstock.wire.columns.schema import CHANGE_SCHEMA, UNSIGNED64, Change, Event, signed64, unsigned64

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import LocalProtocolError
-from penstock.wire.codec.constants import Magic, Opcode
 from penstock.wire.codec.frame import HEADER_BYTES
+from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.columns.pieces import Column
 from penstock.wire.columns.run_decoder import changes_of
 from penstock.wire.columns.schema import Change, Event

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.wire.codec.constants import Dialect, DraftCode
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES, HEADER_NAMES, Buffer
 from penstock.wire.codec.layout import Message, Part
+from penstock.wire.codec.opcodes import DraftCode
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import (
     Deletion,

@@ -6,8 +6,8 @@ every connection begins with: see penstock.wire.messages.kv; logging in: penstoc
 
 from __future__ import annotations
 
-from penstock.wire.codec.constants import Opcode, ServerOpcode
 from penstock.wire.codec.layout import MAYBE, Request, ServerRequest, ServerResponse, message, u16, u32, u64
+from penstock.wire.codec.opcodes import Opcode, ServerOpcode
 
 __all__ = [
     "ClustermapChanged",

@@ -6,8 +6,8 @@ collection: penstock.wire.values.collection_key; what streams say of them: penst
 
 from __future__ import annotations
 
-from penstock.wire.codec.constants import Opcode
 from penstock.wire.codec.layout import MAYBE, PRESENT, Request, Response, message, u32, u64
+from penstock.wire.codec.opcodes import Opcode
 
 __all__ = [
     "CollectionIdReply",

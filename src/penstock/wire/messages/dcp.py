@@ -8,9 +8,9 @@ from __future__ import annotations
 from struct import Struct, calcsize
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import Opcode
 from penstock.wire.codec.frame import HEADER, HEADER_NAMES
 from penstock.wire.codec.layout import MAYBE, PRESENT, Message, Request, Response, message, u8, u16, u32, u64
+from penstock.wire.codec.opcodes import Opcode
 
 
 @message(Opcode.DCP_OPEN, key=PRESENT, value=MAYBE, cas=MAYBE)

@@ -12,8 +12,8 @@ from struct import error as StructError
 from typing import NamedTuple
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.wire.codec.constants import Status
 from penstock.wire.codec.frame import Buffer
+from penstock.wire.codec.statuses import Status
 
 _U16 = Struct(">H")
 _U32 = Struct(">I")

@@ -8,18 +8,37 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, fields
-from enum import IntEnum, IntFlag
+from enum import EnumType, IntEnum, IntFlag
 from functools import lru_cache
 from struct import Struct
 from typing import Any
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec import constants
-from penstock.wire.codec.constants import Dialect, DraftCode, Magic, Opcode, Status, TapOpaque, UprOpcode, VbucketState
+from penstock.wire.codec import constants, flags, opcodes, statuses
+from penstock.wire.codec.constants import (
+    Dialect,
+    Feature,
+    FrameInfoId,
+    KeyState,
+    ResponseFrameInfo,
+    TapOpaque,
+    VbucketState,
+)
+from penstock.wire.codec.flags import Datatype, PathFlag
 from penstock.wire.codec.frame import PLAIN_OF, SERVER_MAGICS, Frame, opcode_name, status_name
 from penstock.wire.codec.layout import PRIVATE, Code, Message, decode, forms_of, layout_of
+from penstock.wire.codec.opcodes import DraftCode, Magic, Opcode, UprOpcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages import dcp, dcp_values, kv, observe, sasl, subdoc, system_event, tap, upr
 from penstock.wire.messages.frame_info import Durability, unpack_request_infos, unpack_response_infos
+
+ENUMS: dict[str, EnumType] = {
+    name: kind
+    for module in (opcodes, statuses, flags, constants)
+    for name, kind in vars(module).items()
+    if isinstance(kind, EnumType) and kind.__module__ == module.__name__
+}
+"""The enums of the protocol family by name, in the order of the page docs/protocol.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +87,7 @@ def describe(frame: Frame, dialect: Dialect) -> Description:
         reply=reply,
         vbucket=frame.specific if status is None else None,
         status=status,
-        datatype=() if isinstance(code, DraftCode) else named(constants.Datatype, frame.datatype),
+        datatype=() if isinstance(code, DraftCode) else named(Datatype, frame.datatype),
         fields=found,
         parts={name: content for name, content in parts.items() if content},
         fault=fault,
@@ -122,8 +141,8 @@ def wire_fields(message: type[Message]) -> tuple[Field[Any], ...]:
 def enum_of(doc: str) -> type[IntEnum] | type[IntFlag] | None:
     """Return the enum that a field's documentation names, which is what its numbers mean."""
     for word in re.findall(r"\b[A-Z][a-z]\w+", doc):
-        found = getattr(constants, word, None)
-        if isinstance(found, type) and issubclass(found, IntEnum | IntFlag):
+        found = ENUMS.get(word)
+        if found is not None and issubclass(found, IntEnum | IntFlag):
             return found
     return None
 
@@ -209,7 +228,7 @@ def _vb_seqnos(message: Message) -> Mapping[str, Any]:
 
 
 def _features(message: Message) -> Mapping[str, Any]:
-    return {"features": [named(constants.Feature, feature) for feature in kv.unpack_features(message.value)]}
+    return {"features": [named(Feature, feature) for feature in kv.unpack_features(message.value)]}
 
 
 def _observed(message: Message) -> Mapping[str, Any]:
@@ -222,7 +241,7 @@ def _keys(message: Message) -> Mapping[str, Any]:
 
 def _observed_keys(message: Message) -> Mapping[str, Any]:
     found = observe.unpack_observed_keys(message.value)
-    return {"keys": [each._asdict() | {"state": named(constants.KeyState, each.state)} for each in found]}
+    return {"keys": [each._asdict() | {"state": named(KeyState, each.state)} for each in found]}
 
 
 def _tap_options(message: tap.TapConnect) -> Mapping[str, Any]:
@@ -274,7 +293,7 @@ def _mutations(message: Message) -> Mapping[str, Any]:
 
 
 def _operation(spec: subdoc.LookupSpec | subdoc.MutationSpec) -> dict[str, Any]:
-    told = {"opcode": opcode_name(spec.opcode), "flags": named(constants.PathFlag, spec.flags)}
+    told = {"opcode": opcode_name(spec.opcode), "flags": named(PathFlag, spec.flags)}
     return spec._asdict() | told
 
 
@@ -353,7 +372,7 @@ def _insides(code: Code, message: Message, parts: dict[str, bytes]) -> dict[str,
 
 def _framing(reply: bool, parts: dict[str, bytes]) -> dict[str, Any]:
     """Return what framing extras say, where all their elements are known."""
-    known: type[IntEnum] = constants.ResponseFrameInfo if reply else constants.FrameInfoId
+    known: type[IntEnum] = ResponseFrameInfo if reply else FrameInfoId
     elements = dcp_values.unpack_framing(parts["framing"])
     if not elements or any(element.id not in known._value2member_map_ for element in elements):
         return {}
@@ -368,8 +387,8 @@ def _told(said: Any) -> Any:
     return round(said, 1) if isinstance(said, float) else said
 
 
-_XATTRS = int(constants.Datatype.XATTR)
-_XATTRS_AND_SNAPPY = int(constants.Datatype.XATTR | constants.Datatype.SNAPPY)
+_XATTRS = int(Datatype.XATTR)
+_XATTRS_AND_SNAPPY = int(Datatype.XATTR | Datatype.SNAPPY)
 
 
 def _xattrs(message: Message, parts: dict[str, bytes]) -> dict[str, Any]:

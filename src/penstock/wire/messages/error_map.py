@@ -10,7 +10,7 @@ import json
 from functools import cache
 from typing import Final
 
-from penstock.wire.codec.constants import Status
+from penstock.wire.codec.statuses import Status
 
 __all__ = ["ATTRIBUTES", "LATEST_VERSION", "MEANINGS", "error_map"]
 

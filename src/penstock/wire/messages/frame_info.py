@@ -12,7 +12,8 @@ from struct import error as StructError
 from typing import Any, Final, NamedTuple
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.wire.codec.constants import DurabilityLevel, FrameInfoId, ResponseFrameInfo, Status
+from penstock.wire.codec.constants import DurabilityLevel, FrameInfoId, ResponseFrameInfo
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp_values import framing_of, pack_framing, stream_id, unpack_framing
 
 __all__ = [

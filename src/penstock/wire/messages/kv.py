@@ -11,8 +11,9 @@ from struct import Struct, iter_unpack
 from typing import NamedTuple
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import Opcode, Status
 from penstock.wire.codec.layout import MAYBE, PRESENT, Request, Response, message, u8, u16, u32, u64
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 
 _READING = (
     *(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, Opcode.GAT, Opcode.GATQ, Opcode.GET_LOCKED),

@@ -12,8 +12,8 @@ from struct import error as StructError
 from typing import NamedTuple
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import Opcode
 from penstock.wire.codec.layout import MAYBE, PRESENT, Request, Response, message, u8, u16, u32, u64
+from penstock.wire.codec.opcodes import Opcode
 
 
 @message(Opcode.OBSERVE, value=PRESENT)

@@ -6,8 +6,8 @@ values, passwords and proofs among it: no repr and no `penstock decode` shows th
 
 from __future__ import annotations
 
-from penstock.wire.codec.constants import Opcode
 from penstock.wire.codec.layout import MAYBE, PRESENT, Message, Request, Response, message
+from penstock.wire.codec.opcodes import Opcode
 
 __all__ = ["SECRETS", "SaslAuth", "SaslListMechs", "SaslReply", "SaslStep"]
 

@@ -12,9 +12,10 @@ from struct import error as StructError
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.wire.codec.constants import Opcode, Status
 from penstock.wire.codec.frame import opcode_name
 from penstock.wire.codec.layout import ABSENT, MAYBE, PRESENT, Part, Request, Response, message, u8, u16, u32, u64
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 
 __all__ = [
     "LOOKUPS",

@@ -13,8 +13,9 @@ from struct import Struct
 from typing import NamedTuple
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import Opcode, TapConnectFlag
+from penstock.wire.codec.flags import TapConnectFlag
 from penstock.wire.codec.layout import MAYBE, PRESENT, Request, Response, message, u8, u16, u32, u64
+from penstock.wire.codec.opcodes import Opcode
 
 
 @message(Opcode.TAP_CONNECT, key=MAYBE, value=MAYBE)

@@ -6,8 +6,8 @@ NOOP; a stream is known by the opaque of its request.
 
 from __future__ import annotations
 
-from penstock.wire.codec.constants import UprOpcode
 from penstock.wire.codec.layout import MAYBE, PRESENT, Request, Response, message, u8, u32, u64
+from penstock.wire.codec.opcodes import UprOpcode
 from penstock.wire.messages.dcp import unpack_rollback
 
 

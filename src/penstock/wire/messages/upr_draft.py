@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from penstock.wire.codec.constants import DraftCode, Magic
 from penstock.wire.codec.layout import MAYBE, PRESENT, Message, Request, message, u32, u64
+from penstock.wire.codec.opcodes import DraftCode, Magic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,9 @@ bytes of extras.
 
 from __future__ import annotations
 
-from penstock.wire.codec.constants import Dialect, DraftCode, Magic, Opcode, UprOpcode
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import DraftCode, Magic, Opcode, UprOpcode
 
 FIRST_REQUESTS: dict[tuple[int, int], Dialect] = {
     (Opcode.DCP_OPEN, 8): Dialect.DCP,

@@ -12,8 +12,9 @@ from __future__ import annotations
 from enum import Enum
 
 from penstock.errors import OrderViolation
-from penstock.wire.codec.constants import Dialect, Status
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.layout import Message
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages import dcp, tap, upr, upr_draft
 
 

@@ -12,7 +12,7 @@ from msgspec import DecodeError, Raw
 from msgspec.json import Decoder
 
 from penstock.wire.codec import native
-from penstock.wire.codec.constants import Datatype
+from penstock.wire.codec.flags import Datatype
 
 __all__ = ["detect_json", "is_utf8"]
 

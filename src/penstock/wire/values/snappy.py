@@ -10,7 +10,8 @@ from typing import Final
 import cramjam
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.constants import MAX_VALUE, Datatype
+from penstock.wire.codec.constants import MAX_VALUE
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Buffer
 
 __all__ = ["MAX_INFLATED", "deflate", "inflate", "inflated_length", "most_inflated"]
