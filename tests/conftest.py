@@ -1,4 +1,6 @@
-"""What every test has: a bound on its time, and Hypothesis without timing of its own."""
+"""What every test has: a bound on its time, Ctrl-C, and Hypothesis without timing of its own."""
+
+import signal
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -17,14 +19,13 @@ settings.register_profile(
 )
 settings.load_profile("default")
 
-# Seconds, where the test does not state its own. A Spark session alone takes 10 to 20 to start.
-TIMEOUTS = {"soak": 3600, "spark": 300}
+# A shell lets commands that it starts in the background ignore Ctrl-C, which some tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+SOAK_SECONDS = 4 * 3600.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("timeout") is None:
-            for marker, seconds in TIMEOUTS.items():
-                if item.get_closest_marker(marker) is not None:
-                    item.add_marker(pytest.mark.timeout(seconds))
-                    break
+        if item.get_closest_marker("soak") is not None:
+            item.add_marker(pytest.mark.timeout(SOAK_SECONDS))

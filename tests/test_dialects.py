@@ -16,9 +16,9 @@ from penstock.errors import KeyNotFound
 from penstock.node.server.node_connection import NodeConnection
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.schema import Event
+from tests.patience import PATIENCE
 
 VBUCKETS = 4
-PATIENCE = 20.0  # seconds
 LONG_GONE = int(time.time()) - 3600
 
 KEYS = st.integers(0, 11).map(lambda number: f"key-{number}")

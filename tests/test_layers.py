@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 SOURCE = Path(__file__).parent.parent / "src"
 
 # A layer knows those before it. Two in one set know nothing of each other.
@@ -205,7 +207,7 @@ def test_lakes_are_read_without_spark():
     assert "penstock.spark.lake.current.current_table" in modules
     imports = "\n".join(f"import {module}" for module in modules)
     script = f"{imports}\nimport sys\nassert not [name for name in sys.modules if name.startswith('pyspark')]"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("package", ["feeds", "tap"])

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 PREREQUISITES = Path(__file__).parent.parent / "tools" / "prerequisites"
 GOOD = "3 12 complete /bin/good"
 
@@ -38,7 +40,7 @@ def run(place: Path, pythons: dict[str, str], without: str, python: str) -> subp
         (place / name).chmod(0o755)
     environ = {"PATH": str(place), "PYTHON": python}
     return subprocess.run(
-        ["/bin/sh", PREREQUISITES], env=environ, capture_output=True, text=True, timeout=30, check=False
+        ["/bin/sh", PREREQUISITES], env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
 
 
@@ -65,5 +67,5 @@ def test_what_is_missing_is_named_with_the_command_that_brings_it(tmp_path, pyth
 def test_the_probe_runs_on_a_real_python(tmp_path):
     """With the interpreter of this test: what is printed is the one that its environment was made from."""
     environ = os.environ | {"PYTHON": sys.executable}
-    result = subprocess.run([PREREQUISITES], env=environ, capture_output=True, text=True, timeout=30, check=False)
+    result = subprocess.run([PREREQUISITES], env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.stdout == f"{Path(sys._base_executable).resolve()}\n"  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from penstock import Node
 from penstock.cli.base.app import app
 from penstock.cli.entry import register_commands
 from penstock.version import __version__
+from tests.patience import PATIENCE
 
 register_commands()
 
@@ -66,7 +67,7 @@ def test_every_command_that_prints_data_can_print_json(path, command):
 
 
 def test_the_docs_are_what_the_commands_say():
-    subprocess.run([sys.executable, "tools/generate_cli.py", "--check"], cwd=ROOT, check=True, timeout=50)
+    subprocess.run([sys.executable, "tools/generate_cli.py", "--check"], cwd=ROOT, check=True, timeout=PATIENCE)
 
 
 WRONG = [
@@ -137,7 +138,7 @@ def test_start_up_is_without_the_heavy_libraries():
         "import sys; from penstock.cli.entry import register_commands; register_commands()\n"
         "print(sorted({'pyarrow', 'numpy', 'pyspark', 'rich'} & set(sys.modules)))"
     )
-    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=50) == "[]\n"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=PATIENCE) == "[]\n"
 
 
 def test_a_mistake_of_ours_is_one_sentence_too():
@@ -146,7 +147,7 @@ def test_a_mistake_of_ours_is_one_sentence_too():
         "@app.command()\ndef stumble() -> None:\n    {}['x']\n"
         "sys.exit(main(['stumble']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1
     assert done.stderr == "penstock: unexpected KeyError: 'x' (penstock --debug … shows where)\n"
 
@@ -161,7 +162,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
         os.close(writing)
         with open(reading, encoding="utf-8") as lines:
             first = json.loads(lines.readline())
-        _, err = process.communicate(timeout=50)
+        _, err = process.communicate(timeout=PATIENCE)
     assert first["id"].endswith("_0")
     assert err == b""
 
@@ -170,7 +171,7 @@ def test_output_is_utf8_whatever_the_locale():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
         [sys.executable, "-m", "penstock", "workload", "--docs", "-", "--count", "200"],
-        capture_output=True, env=environment, timeout=50, check=False,
+        capture_output=True, env=environment, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 0
     assert "Kölsch" in done.stdout.decode()

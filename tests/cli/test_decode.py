@@ -43,6 +43,7 @@ from penstock.wire.messages.subdoc import (
 from penstock.wire.messages.tap import TapConnect, TapMutation
 from penstock.wire.messages.upr import UprSnapshotStart, UprStreamReq
 from penstock.wire.messages.upr_draft import DraftOk, DraftStreamReq
+from tests.patience import PATIENCE
 from tests.strategies import messages
 
 CAPTURES = sorted((Path(__file__).parents[1] / "captures").glob("*.json"))
@@ -306,7 +307,7 @@ def test_a_reader_that_has_seen_enough(tmp_path):
         os.close(writing)
         with open(reading, encoding="utf-8") as lines:
             assert "NOOP" in lines.readline()
-        _, err = process.communicate(timeout=50)
+        _, err = process.communicate(timeout=PATIENCE)
     assert err == b""
 
 

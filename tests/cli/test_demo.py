@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 pytestmark = pytest.mark.spark
 
 COMMAND = [sys.executable, "-m", "penstock", "demo"]
@@ -36,7 +38,7 @@ def test_ends_with_both_tables_equal(tmp_path):
     documents.write_text("".join(json.dumps({"id": f"é {n}", "doc": {"n": n}}) + "\n" for n in range(700)))
     lake = tmp_path / "lake"
     options = ["--file", documents, "--key", "id", "--value", "doc", "--seconds", "3", "--rate", "200", "--lake", lake]
-    ran = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=280, check=False)
+    ran = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "700 documents loaded" in ran.stdout
     assert "600 changes" in ran.stdout
@@ -63,10 +65,10 @@ def test_interrupted_leaves_nothing_running(moment):
             assert chunk, seen
             seen += chunk
         os.killpg(demo.pid, signal.SIGINT)
-        rest, _ = demo.communicate(timeout=120)
+        rest, _ = demo.communicate(timeout=PATIENCE)
         assert demo.returncode == 130, seen + rest
         assert b"Traceback" not in rest, rest
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while left := marked(value):
         assert time.monotonic() < deadline, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
         select.select([], [], [], 0.1)

@@ -17,6 +17,7 @@ from penstock.spark.lake.current import current_table as current
 from penstock.spark.pipeline.state import run_state as control
 from penstock.spark.pipeline.state.run_progress import DependentProgress
 from tests.cli.test_processes import first_line, started
+from tests.patience import PATIENCE
 from tests.spark.lakes import append, checkpoint, rollback, row
 
 
@@ -88,7 +89,7 @@ def test_a_bucket_flows_into_a_lake_until_it_is_stopped(on_beer, node, tmp_path)
     on_beer("load", "-", "--key", "id", "--value", "doc", stdin=lines.encode())
     lake = str(tmp_path / "lake")
     with started("pipeline", "run", "--to", lake, "--available-now", PENSTOCK_URL=node.url("beer")) as process:
-        out, err = process.communicate(timeout=200)
+        out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     assert out.endswith("300 rows written; the changelog has 300.\n")
     rows = on_beer("pipeline", "show", lake, "current", "--limit", 1000, "--json").json_lines
@@ -104,7 +105,7 @@ def test_a_bucket_flows_into_a_lake_until_it_is_stopped(on_beer, node, tmp_path)
             seen.append(line)
         assert "Starting Spark." in "".join(seen)
         address = seen[0].split()[-1]
-        with urllib.request.urlopen(address, timeout=20) as figures:
+        with urllib.request.urlopen(address, timeout=PATIENCE) as figures:
             assert 'penstock_pipeline_changelog_rows{source="beer"} 316.0' in figures.read().decode()
         (found,) = on_beer("pipeline", "status", file, "--json").json_lines
         assert (found["state"], found["pid"], found["lag"]) == ("running", process.pid, 0)
@@ -113,7 +114,7 @@ def test_a_bucket_flows_into_a_lake_until_it_is_stopped(on_beer, node, tmp_path)
         assert (code, "another run writes" in err) == (2, True)
         code, out, _ = on_beer("pipeline", "stop", file, "--timeout", 200)
         assert (code, out.splitlines()[0]) == (0, f"Stopping process {process.pid}.")
-        rest, err = process.communicate(timeout=60)
+        rest, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     assert "Traceback" not in err
     assert rest.endswith("16 rows written; the changelog has 316.\n")

@@ -17,8 +17,8 @@ from penstock import Node
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import GetFailoverLog, SeqnoPersistence, Set, unpack_failover_log
 from tests.node.wire_client import connected
+from tests.patience import PATIENCE
 
-WAIT = 30
 """Seconds, at most, for what takes a moment."""
 
 
@@ -41,7 +41,7 @@ def started(*arguments, **environment):
                 process.kill()
 
 
-def first_line(stream, wait=WAIT) -> str:
+def first_line(stream, wait=PATIENCE) -> str:
     ready, _, _ = select.select([stream], [], [], wait)
     assert ready, "nothing was printed in time"
     return str(stream.readline())
@@ -53,7 +53,7 @@ NO_USERS = "penstock: no users: everybody on this machine may do everything; to 
 def ended(process, number) -> tuple[int, str, str]:
     """Send a signal; return the exit code and what else was printed, but for what every node without users says."""
     process.send_signal(number)
-    out, err = process.communicate(timeout=WAIT)
+    out, err = process.communicate(timeout=PATIENCE)
     return process.returncode, out, err.removeprefix(NO_USERS)
 
 
@@ -129,7 +129,7 @@ def test_a_node_that_is_killed_has_all_that_it_confirmed(tmp_path):
                 branches.append(unpack_failover_log(client.ask(GetFailoverLog()).value))
                 client.send(*[Set(key=b"unconfirmed", value=bytes(1000))] * 500)
                 node.kill()
-                node.wait(WAIT)
+                node.wait(PATIENCE)
     for older, newer in pairwise(branches):
         assert newer[1:] == older
         assert newer[0].seqno >= older[0].seqno
@@ -157,12 +157,12 @@ def test_a_disk_that_takes_no_more_is_told_and_waited_for(tmp_path):
 def test_directories_that_cannot_be(tmp_path):
     with serving(tmp_path):
         with started("serve", "--port", 0, "--bucket", "beer", "--vbuckets", 8, "--data-dir", tmp_path) as second:
-            out, err = second.communicate(timeout=WAIT)
+            out, err = second.communicate(timeout=PATIENCE)
         assert (second.returncode, out) == (2, "")
         assert err.startswith(f"penstock: {tmp_path / 'beer'}: in use by process ")
     (tmp_path / "beer" / "bucket.json").write_text("nonsense")
     with started("serve", "--port", 0, "--bucket", "beer", "--vbuckets", 8, "--data-dir", tmp_path) as process:
-        out, err = process.communicate(timeout=WAIT)
+        out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (1, "")
     assert err.count("\n") == 1
 
@@ -185,7 +185,7 @@ def test_serve_ends_when_what_it_follows_is_gone_for_good():
             process = stack.enter_context(started("serve", "--port", 0, "--follow", url, "--json"))
             first_line(process.stdout)
         stack.enter_context(Node.running(["wine"], 4, port=port))
-        _, err = process.communicate(timeout=WAIT)
+        _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert f"penstock: cannot follow couchbase://127.0.0.1:{port}/beer any more: " in err
     assert f"(limit 0.3 s); last failure: no bucket 'beer' on couchbase://127.0.0.1:{port}/beer" in err
@@ -200,7 +200,7 @@ def test_serve_waits_for_whom_it_is_to_follow_until_it_is_stopped():
 
 def test_a_port_that_is_taken_is_a_failure_at_run_time(node):
     with started("serve", "--port", node.kv_port) as process:
-        out, err = process.communicate(timeout=WAIT)
+        out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (1, "")
     assert err == f"penstock: cannot listen on 127.0.0.1 port {node.kv_port}: Address already in use\n"
 
@@ -234,7 +234,7 @@ def test_a_node_that_is_waited_for_is_told_once_and_nothing_is_lost(run):
         assert said.startswith(f"penstock: {url} does not serve (")
         assert said.endswith("trying again for up to 30 s\n")
         with Node.running(["beer"], vbuckets=8, port=port):
-            out, err = process.communicate('{"id":1}\n{"id":2}\n', timeout=WAIT)
+            out, err = process.communicate('{"id":1}\n{"id":2}\n', timeout=PATIENCE)
             assert (process.returncode, err) == (0, "")
             assert json.loads(out)["loaded"] == 2
             assert run("stats", "--url", url, "--json").json["curr_items"] == "2"

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from penstock.node.auth import UsersFile
+from tests.patience import PATIENCE
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def prompted(path, *lines):
                 seen += os.read(master, 4096)
         except OSError:
             pass  # the other end is closed
-        code = process.wait(30)
+        code = process.wait(PATIENCE)
     os.close(master)
     return code, seen.decode()
 

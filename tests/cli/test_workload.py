@@ -15,6 +15,7 @@ from penstock.errors import Error, UsageError
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from tests.client.old_server import COUCHBASE_2_5, OldServer
+from tests.patience import PATIENCE
 
 SHARES = st.integers(0, 30)
 
@@ -133,7 +134,7 @@ def test_a_stop_ends_it(node):
         async with connect(node.url("beer")) as bucket:
             engine = Workload(bucket, [], mix=Mix(), rate=500, seed=1)
             stop = asyncio.Event()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 return await engine.run(stop, report=lambda tally: stop.set())
 
     assert asyncio.run(run_and_stop()).changes > 0

@@ -15,18 +15,16 @@ from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import pack_features, pack_vb_seqnos
 from penstock.wire.protocol.frame_receiver import Connection, Slab
-
-SECONDS = 20.0
-"""No test waits longer, however busy the machine is."""
+from tests.patience import PATIENCE
 
 
 def in_loop(test):
-    """Make a plain test of a coroutine: it has SECONDS, and leaves no task behind."""
+    """Make a plain test of a coroutine: it has PATIENCE, and leaves no task behind."""
 
     @functools.wraps(test)
     def run(*args, **kwargs):
         async def bounded():
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(PATIENCE):
                 await test(*args, **kwargs)
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -64,6 +62,7 @@ _PROCESS = """
 import asyncio, json, sys
 from penstock.node import Node
 from penstock.node.cluster.topology import NodePlace
+from tests.patience import PATIENCE
 
 async def main():
     options = json.loads(sys.argv[2])
@@ -93,7 +92,7 @@ class Process:
 
     def kill(self):
         self._process.kill()
-        self._process.communicate(timeout=SECONDS)
+        self._process.communicate(timeout=PATIENCE)
 
 
 def reply(frame, status=Status.SUCCESS, **parts):

@@ -23,9 +23,10 @@ from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Add, Delete, DelWithMeta, GetLocked, Set, SetWithMeta
-from tests.client.peer import SECONDS, Script, in_loop, reply
+from tests.client.peer import Script, in_loop, reply
 from tests.client.test_nodes import keys_of, let_have, moving
 from tests.node.wire_client import connected
+from tests.patience import PATIENCE
 from tests.ports import free_ports
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -255,7 +256,7 @@ def test_whatever_a_node_does_the_last_row_of_a_key_stays(keys, nuisances):
             assert not (await write(writer, rows)).faults
             assert stored == dict(rows)
 
-    asyncio.run(asyncio.wait_for(check(), SECONDS))
+    asyncio.run(asyncio.wait_for(check(), PATIENCE))
 
 
 @in_loop

@@ -24,12 +24,11 @@ from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Get, Set, Stat
 from tests.client.peer import Running, Script, in_loop, reply
-
-SECONDS = 10.0
+from tests.patience import PATIENCE
 
 
 async def linked(script, **options):
-    return await NodeLink.open("127.0.0.1", script.port, SECONDS, **options)
+    return await NodeLink.open("127.0.0.1", script.port, PATIENCE, **options)
 
 
 def get(key):
@@ -50,7 +49,7 @@ async def test_replies_in_any_order_find_their_requests():
     async with Script(answer) as script:
         link = await linked(script)
         one, two = await asyncio.gather(
-            link.requests([get("a"), get("b")], SECONDS), link.requests([get("c")], SECONDS)
+            link.requests([get("a"), get("b")], PATIENCE), link.requests([get("c")], PATIENCE)
         )
         assert [frame.value for frame in (*one, *two)] == [b"a", b"b", b"c"]
         await link.close()
@@ -71,9 +70,9 @@ async def test_statistics_among_other_requests():
 
     async with Script(answer) as script:
         link = await linked(script)
-        getting = asyncio.ensure_future(link.requests([get("a"), get("b")], SECONDS))
+        getting = asyncio.ensure_future(link.requests([get("a"), get("b")], PATIENCE))
         await asked.wait()
-        assert [frame.key for frame in await link.collect(Stat(), SECONDS)] == [b"name0", b"name1", b"name2"]
+        assert [frame.key for frame in await link.collect(Stat(), PATIENCE)] == [b"name0", b"name1", b"name2"]
         assert [frame.value for frame in await getting] == [b"a", b"b"]
         await link.close()
 
@@ -96,7 +95,7 @@ async def test_statistics_without_end(monkeypatch, name, limit, value, found):
     async with Script(answer) as script:
         link = await linked(script)
         with pytest.raises(RemoteProtocolError, match=f"the answer to STAT is too large: {found}"):
-            await link.stats("", SECONDS)
+            await link.stats("", PATIENCE)
         assert link.closed.done()
         await link.close()
 
@@ -106,7 +105,7 @@ async def test_statistics_that_are_refused():
     async with Script(lambda peer, frame: reply(frame, Status.KEY_ENOENT)) as script:
         link = await linked(script)
         with pytest.raises(KeyNotFound, match=r"STAT b'nope': KEY_ENOENT"):
-            await link.collect(Stat(key=b"nope"), SECONDS)
+            await link.collect(Stat(key=b"nope"), PATIENCE)
         await link.close()
 
 
@@ -120,10 +119,10 @@ async def test_a_late_answer_to_who_waits_no_more_is_dropped():
 
     async with Script(answer) as script:
         link = await linked(script)
-        waiting = asyncio.ensure_future(link.request(get("a"), SECONDS))
+        waiting = asyncio.ensure_future(link.request(get("a"), PATIENCE))
         await asked.wait()
         waiting.cancel()
-        assert (await link.request(get("b"), SECONDS)).value == b"b"
+        assert (await link.request(get("b"), PATIENCE)).value == b"b"
         assert waiting.cancelled()
         assert not link.closed.done()
         await link.close()
@@ -133,7 +132,7 @@ async def test_a_late_answer_to_who_waits_no_more_is_dropped():
 async def test_no_answer_ends_the_connection_since_none_would_follow():
     async with Script(lambda peer, frame: b"") as script:
         link = await linked(script)
-        other = asyncio.ensure_future(link.request(get("a"), SECONDS))
+        other = asyncio.ensure_future(link.request(get("a"), PATIENCE))
         with pytest.raises(OperationTimeout, match=r"GET: no answer within 0.05 s"):
             await link.request(get("b"), 0.05)
         with pytest.raises(ConnectionClosed, match="no answer within"):
@@ -149,7 +148,7 @@ async def test_a_peer_that_does_not_read_is_timed_out_as_well():
         with pytest.raises(OperationTimeout):
             await link.requests(big, 0.2)
         with pytest.raises(ConnectionClosed):
-            await link.requests(big, SECONDS)
+            await link.requests(big, PATIENCE)
         await link.close()
 
 
@@ -162,9 +161,9 @@ async def test_a_peer_that_hangs_up_wakes_everybody():
     async with Script(answer) as script:
         link = await linked(script)
         found = await asyncio.gather(
-            link.request(get("a"), SECONDS),
-            link.requests([get("b"), get("c")], SECONDS),
-            link.collect(Stat(), SECONDS),
+            link.request(get("a"), PATIENCE),
+            link.requests([get("b"), get("c")], PATIENCE),
+            link.collect(Stat(), PATIENCE),
             return_exceptions=True,
         )
         assert [type(each) for each in found] == [ConnectionClosed] * 3
@@ -183,10 +182,10 @@ async def test_a_connection_that_has_ended_takes_anything_and_answers_nothing():
         link.transport.resume_reading()
         link.send(b"bytes")
         with pytest.raises(ConnectionClosed, match="it was closed on this side"):
-            await link.request(get("a"), SECONDS)
+            await link.request(get("a"), PATIENCE)
         with pytest.raises(ConnectionClosed):
-            await link.collect(Stat(), SECONDS)
-        assert await link.requests([], SECONDS) == []
+            await link.collect(Stat(), PATIENCE)
+        assert await link.requests([], PATIENCE) == []
 
 
 @in_loop
@@ -194,8 +193,8 @@ async def test_what_cannot_be_encoded_is_not_sent_and_the_connection_is_still_go
     async with Script(lambda peer, frame: reply(frame)) as script:
         link = await linked(script)
         with pytest.raises(LocalProtocolError):
-            await link.requests([get("a"), Get(key=b"b", vbucket=1 << 16)], SECONDS)
-        assert (await link.request(get("c"), SECONDS)).specific == Status.SUCCESS
+            await link.requests([get("a"), Get(key=b"b", vbucket=1 << 16)], PATIENCE)
+        assert (await link.request(get("c"), PATIENCE)).specific == Status.SUCCESS
         assert [frame.key for frame in script.peers[0].requests] == [b"c"]
         await link.close()
 
@@ -205,7 +204,7 @@ async def test_opaques_begin_again_before_they_do_not_fit():
     async with Script(lambda peer, frame: reply(frame, value=frame.key)) as script:
         link = await linked(script)
         link.take_opaque(0x7FFF_FFFF - 3)
-        frames = await link.requests([get(text) for text in "abcd"], SECONDS)
+        frames = await link.requests([get(text) for text in "abcd"], PATIENCE)
         assert [frame.value for frame in frames] == [b"a", b"b", b"c", b"d"]
         await link.close()
 
@@ -223,9 +222,9 @@ async def test_garbage_is_said_to_be_garbage(name, garbage, found):
     async with Script(lambda peer, frame: garbage) as script:
         link = await linked(script)
         with pytest.raises(RemoteProtocolError, match=found):
-            await link.request(get("a"), SECONDS)
+            await link.request(get("a"), PATIENCE)
         with pytest.raises(RemoteProtocolError, match=found):
-            await link.request(get("a"), SECONDS)
+            await link.request(get("a"), PATIENCE)
         await link.close()
 
 
@@ -235,7 +234,7 @@ async def test_what_is_no_answer_goes_to_the_stream_once_for_each_read():
     reads = []
     async with Script(lambda peer, frame: reply(frame) + noop) as script:
         link = await linked(script, on_stream=lambda link, events: reads.append(events))
-        await link.request(get("a"), SECONDS)
+        await link.request(get("a"), PATIENCE)
         await link.close()
     assert [[frame.opaque for frame in events] for events in reads] == [[7]]
 

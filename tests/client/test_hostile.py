@@ -26,8 +26,8 @@ from tests.client.producer import LOG, accept, end, marker, mutations, noop
 from tests.client.test_tap_feed import begin, close
 from tests.client.test_tap_feed import mutations as tap_mutations
 from tests.client.test_tap_peers import UPR
+from tests.patience import PATIENCE
 
-SECONDS = 15.0
 """For one conversation on a busy machine; its own limits are a twentieth of that."""
 
 LIMITS = {"connectTimeout": 0.3, "operationTimeout": 0.3, "retrySeconds": 0.3, "noopInterval": 1}
@@ -179,7 +179,7 @@ async def talk(protocol, plan):
 
 def converse(protocol, plan):
     async def bounded():
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(PATIENCE):
             found = await talk(protocol, plan)
         await asyncio.sleep(0)
         assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -24,6 +24,7 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.wire.columns.schema import Event
+from tests.patience import PATIENCE
 
 ADDRESS = parse_address("couchbase://127.0.0.1/beer")
 
@@ -237,7 +238,7 @@ async def follow_over_restart(loop):
             await bucket.stats()  # the stream has had its turns of the loop
             loop.skipped = 30.0
     with Node.running(["beer"], vbuckets=4, port=port):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             change = await coming
         await stream.aclose()
         return change

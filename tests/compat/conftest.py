@@ -15,8 +15,7 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Flush
 from tests.compat.serving import Serving
 from tests.node.wire_client import connected as memcached_client
-
-PATIENCE = 20.0
+from tests.patience import PATIENCE
 
 
 @pytest.fixture

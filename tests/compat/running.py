@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO
 
-__all__ = ["PATIENCE", "Program"]
+from tests.patience import PATIENCE
 
-PATIENCE = 60.0
+__all__ = ["Program"]
+
 """Seconds that a program has for the lines that a test waits for, and for its end."""
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Serving"]
+from tests.patience import PATIENCE
 
-_PATIENCE = 60.0
+__all__ = ["Serving"]
 
 
 class Serving:
@@ -71,7 +71,7 @@ class Serving:
         ]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], _PATIENCE)
+        ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE)
         assert ready, "the node said nothing in time"
         self.ready = json.loads(self._process.stdout.readline())
 
@@ -88,4 +88,4 @@ class Serving:
         if process is not None:
             with process:
                 process.send_signal(how)
-                assert process.wait(_PATIENCE) == status
+                assert process.wait(PATIENCE) == status

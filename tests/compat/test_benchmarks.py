@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.compat.installed import need, program
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parent.parent.parent
 BENCHMARKS = [
@@ -31,7 +32,7 @@ def test_a_benchmark_runs(benchmark, options, rows):
     need("bmemcached")
     program("memcached")
     run = [sys.executable, "-m", f"benchmarks.{benchmark}", *options]
-    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False, timeout=50)
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (0, "")
     for row in rows:
         assert row in done.stdout

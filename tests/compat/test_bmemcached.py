@@ -5,6 +5,7 @@ import ssl
 import pytest
 
 from tests.compat.installed import need
+from tests.patience import PATIENCE
 
 need("bmemcached")
 
@@ -14,7 +15,7 @@ from bmemcached.exceptions import MemcachedException  # noqa: E402
 
 @pytest.fixture
 def client(open_node):
-    client = bmemcached.Client((f"127.0.0.1:{open_node.kv_port}",), socket_timeout=10)
+    client = bmemcached.Client((f"127.0.0.1:{open_node.kv_port}",), socket_timeout=PATIENCE)
     yield client
     client.disconnect_all()
 

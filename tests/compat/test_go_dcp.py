@@ -62,7 +62,6 @@ def keys_of(lines, event):
     return {change["key"] for change in changes if change["event"] == event}
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("bucket", "on_disk"),
     [
@@ -92,7 +91,6 @@ def test_a_group_follows_and_goes_on_where_it_was(tmp_path, bucket, on_disk):
                 read_keys(program, "mutation", {"meanwhile"})
 
 
-@pytest.mark.timeout(180)
 def test_over_tls_a_password_needs_no_option(tls_node):
     url = f"{tls_node.url}/default?ca={tls_node.files / 'ca.pem'}"
 

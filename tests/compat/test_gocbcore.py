@@ -11,8 +11,8 @@ import pytest
 from tests.compat.installed import GO_DIRECTORY, go_program
 from tests.compat.serving import Serving
 from tests.node.http.web_client import WebClient
+from tests.patience import PATIENCE
 
-SECONDS = 240
 RESULT = re.compile(r"^ *--- (PASS|FAIL|SKIP): Test\w+Suite/(\w+) ", re.MULTILINE)
 
 
@@ -153,12 +153,11 @@ def running(suite, serving, log):
     with process:
         try:
             yield
-            process.wait(SECONDS)
+            process.wait(PATIENCE)
         finally:
             process.kill()
 
 
-@pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("suite", [KV, DCP], ids=["key-value", "DCP"])
 def test_a_suite_passes_but_for_what_is_listed(logs, suite):
     log = logs[suite.test]

@@ -8,8 +8,8 @@ import urllib3
 
 from penstock.node import Node
 from tests.compat.installed import program
+from tests.patience import PATIENCE
 
-SECONDS = 30
 BUCKETS = "/pools/default/buckets"
 LONG_BODY = b"name=" + b"x" * (2 << 20)
 
@@ -26,8 +26,8 @@ def curl(base, path, *options, data=b""):
     """Return the head and the body that curl received last."""
     url, authority = base
     proof = [] if authority is None else ["--cacert", str(authority), "--user", "alice:wonderland"]
-    command = [program("curl"), "--silent", "--show-error", "--include", "--max-time", str(SECONDS), *proof, *options]
-    done = subprocess.run([*command, url + path], input=data, capture_output=True, timeout=2 * SECONDS, check=False)
+    command = [program("curl"), "--silent", "--show-error", "--include", "--max-time", str(PATIENCE), *proof, *options]
+    done = subprocess.run([*command, url + path], input=data, capture_output=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     *heads, body = done.stdout.split(b"\r\n\r\n")
     return heads[-1], body
@@ -64,7 +64,7 @@ def test_curl_sends_forms(open_node):
 
 
 def test_urllib3_keeps_its_connections(open_node):
-    with urllib3.PoolManager(maxsize=8, retries=False, timeout=SECONDS) as pool, ThreadPoolExecutor(8) as threads:
+    with urllib3.PoolManager(maxsize=8, retries=False, timeout=PATIENCE) as pool, ThreadPoolExecutor(8) as threads:
         url = f"http://127.0.0.1:{open_node.http_port}"
         statuses = threads.map(lambda _: pool.request("GET", f"{url}/pools/default/b/default").status, range(200))
         assert set(statuses) == {200}
@@ -74,7 +74,7 @@ def test_urllib3_keeps_its_connections(open_node):
 
 
 def test_urllib3_reads_a_stream_to_its_end():
-    with Node.running(["beer"], vbuckets=4) as node, urllib3.PoolManager(retries=False, timeout=SECONDS) as pool:
+    with Node.running(["beer"], vbuckets=4) as node, urllib3.PoolManager(retries=False, timeout=PATIENCE) as pool:
         url = f"http://127.0.0.1:{node.http_port}"
         answer = pool.request("GET", f"{url}/pools/default/bs/beer", preload_content=False)
         pieces = answer.stream()

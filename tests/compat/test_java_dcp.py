@@ -11,10 +11,11 @@ from penstock.node.auth.users_file import change_users
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import SelectBucket
 from tests.compat.installed import java_program
-from tests.compat.running import PATIENCE, Program
+from tests.compat.running import Program
 from tests.compat.serving import Serving
 from tests.node.test_login import log_in
 from tests.node.wire_client import connected
+from tests.patience import PATIENCE
 
 VBUCKETS = 16
 DOCUMENTS = 200
@@ -41,7 +42,6 @@ def serving(request, tmp_path):
         yield serving
 
 
-@pytest.mark.timeout(120)
 def test_a_bucket_is_read_up_to_now(serving):
     with connected(serving) as client:
         keys = [f"k{number}" for number in range(DOCUMENTS)]
@@ -53,7 +53,6 @@ def test_a_bucket_is_read_up_to_now(serving):
     assert events == expected | {("deletion", "_default._default.k0")}
 
 
-@pytest.mark.timeout(120)
 def test_a_consumer_follows(serving):
     with Program.running(command(serving, "never")) as program, connected(serving) as client:
         program.read_until(lambda lines: "streaming default" in lines)
@@ -62,7 +61,6 @@ def test_a_consumer_follows(serving):
             read_until(program, key)
 
 
-@pytest.mark.timeout(120)
 def test_a_consumer_that_loses_its_role_gets_nothing_more(tmp_path):
     """The client reports why its streams end, asks for them again, and gives up with what the node answers."""
     users = tmp_path / "users.json"
@@ -85,7 +83,6 @@ def test_a_consumer_that_loses_its_role_gets_nothing_more(tmp_path):
         assert {line.split()[0] for line in (*lines, *rest)} == {"end"}
 
 
-@pytest.mark.timeout(120)
 def test_a_consumer_is_rolled_back_by_a_node_that_lost_everything():
     with Serving.running("--vbuckets", VBUCKETS) as serving, Program.running(command(serving, "never")) as program:
         with connected(serving) as client:

@@ -5,14 +5,14 @@ import subprocess
 import pytest
 
 from tests.compat.installed import java_program
+from tests.patience import PATIENCE
 
 ACTS = ["documents", "durability", "parts", "collections", "buckets", "transactions"]
 
 
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize("place", ["node", "durable_node"])
 def test_a_session(request, place):
     node = request.getfixturevalue(place)
     command = [*java_program("Sdk"), node.url, node.user, node.password, "default"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.stdout.split(), done.returncode) == (ACTS, 0), done.stderr

@@ -3,17 +3,17 @@
 import re
 import subprocess
 
-import pytest
-
 from tests.compat.installed import program, shared_libraries
+from tests.patience import PATIENCE
 
 TESTS = 27
 
 
-@pytest.mark.timeout(120)
 def test_memccapable_passes(open_node):
     command = [program("memccapable"), "-b", "-v", "-t", "10", "-h", "127.0.0.1", "-p", str(open_node.kv_port)]
-    done = subprocess.run(command, env=shared_libraries(), capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        command, env=shared_libraries(), capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     said = done.stdout + done.stderr
     assert "FAIL" not in said, said
     assert len(re.findall(r"^binary \w+ +\[pass\]$", said, re.MULTILINE)) == TESTS, said

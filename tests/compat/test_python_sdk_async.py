@@ -2,8 +2,6 @@
 
 import asyncio
 
-import pytest
-
 from tests.compat.installed import need
 
 need("couchbase")
@@ -16,7 +14,6 @@ DOCUMENTS = 10_000
 TASKS = 32
 
 
-@pytest.mark.timeout(180)
 def test_ten_thousand_documents_by_32_tasks_at_once(node):
     asyncio.run(write_and_read(node))
 

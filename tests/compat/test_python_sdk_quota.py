@@ -49,7 +49,6 @@ def full(connected, node):
         buckets.drop_bucket(name)
 
 
-@pytest.mark.timeout(120)
 def test_without_eviction_the_client_reports_a_temporary_failure(full):
     """It knows ENOMEM as that, and does not try again."""
     collection = full("failing", EvictionPolicyType.NO_EVICTION)
@@ -65,7 +64,6 @@ def test_without_eviction_the_client_reports_a_temporary_failure(full):
     assert collection.upsert("again", VALUE, RAW).success
 
 
-@pytest.mark.timeout(120)
 def test_evicted_documents_are_deletions_to_a_consumer(full, node):
     collection = full("evicting", EvictionPolicyType.NOT_RECENTLY_USED)
     before, count = 70, 110

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.kills.writer import Life
+from tests.patience import PATIENCE
 
 __all__ = ["Death", "Nursery"]
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0
 """Seconds in which something happens that has to."""
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from penstock.node import Node
 from penstock.store.definition.bucket_settings import Settings
+from tests.patience import PATIENCE
 
 __all__ = ["VBUCKETS", "Command", "serve"]
 
 VBUCKETS = 16
-_PATIENCE = 60.0
 
 
 def serve(path: str, segment_bytes: int) -> None:
@@ -39,7 +39,7 @@ class Command:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], _PATIENCE)
+        ready, _, _ = select.select([process.stdout], [], [], PATIENCE)
         assert ready, "nothing was printed in time"
         self.port = int(json.loads(process.stdout.readline())["kv_port"])
 
@@ -57,9 +57,9 @@ class Command:
 
     def kill(self) -> None:
         self._process.kill()
-        assert self._process.wait(_PATIENCE) == -signal.SIGKILL
+        assert self._process.wait(PATIENCE) == -signal.SIGKILL
 
     def stop(self) -> None:
         """Let it end well."""
         self._process.terminate()
-        assert self._process.wait(_PATIENCE) == 0
+        assert self._process.wait(PATIENCE) == 0

@@ -19,8 +19,9 @@ from penstock.store.history.history_snapshot import Snapshot
 from penstock.wire.messages.dcp import Mutation
 from penstock.wire.values.collection_key import SYSTEM_COLLECTION, split_collection_key
 from tests.kills.dropper import open_bucket
-from tests.kills.killing import PATIENCE, ROOT
+from tests.kills.killing import ROOT
 from tests.kills.writer import OPERATIONS, Doom
+from tests.patience import PATIENCE
 from tests.store.model import read_all
 
 _LIVES = 5

@@ -88,7 +88,6 @@ def test_stopped_well_it_has_all_that_it_answered_and_begins_no_branch(tmp_path:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(4 * 3600)
 def test_killed_under_load_often(nursery: Nursery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
     rollbacks = 0

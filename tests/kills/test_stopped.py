@@ -19,8 +19,8 @@ from penstock.wire.messages.kv import GetAllVbSeqnos, SeqnoPersistence, unpack_v
 from penstock.wire.messages.observe import StartPersistence, StopPersistence
 from tests.kills.served import VBUCKETS, Command
 from tests.kills.traffic import url_of
+from tests.patience import PATIENCE
 
-_SECONDS = 30.0
 _KEYS = [b"key %d" % number for number in range(200)]
 _VBUCKETS = {vbucket_of(key, VBUCKETS) for key in _KEYS}
 
@@ -32,7 +32,7 @@ def test_a_kill_while_stopped_loses_what_came_behind_the_stop_and_nothing_else(t
         link = (await open_session(parse_address(url_of(port)))).link
         await _write(port, b"1")
         await _persist(link)
-        await link.request(StopPersistence(), _SECONDS)
+        await link.request(StopPersistence(), PATIENCE)
         await _write(port, b"2")
         changes, positions = await _read(port)
         await link.close()
@@ -59,9 +59,9 @@ def test_a_kill_while_stopped_loses_what_came_behind_the_stop_and_nothing_else(t
 def test_a_kill_behind_the_start_loses_nothing(tmp_path: Path) -> None:
     async def before(port: int) -> Positions:
         link = (await open_session(parse_address(url_of(port)))).link
-        await link.request(StopPersistence(), _SECONDS)
+        await link.request(StopPersistence(), PATIENCE)
         await _write(port, b"1")
-        await link.request(StartPersistence(), _SECONDS)
+        await link.request(StartPersistence(), PATIENCE)
         await _persist(link)
         await link.close()
         return (await _read(port))[1]
@@ -87,14 +87,14 @@ async def _write(port: int, value: bytes) -> None:
 async def _high_seqnos(port: int) -> dict[int, int]:
     link = (await open_session(parse_address(url_of(port)))).link
     try:
-        return unpack_vb_seqnos((await link.request(GetAllVbSeqnos(), _SECONDS)).value)
+        return unpack_vb_seqnos((await link.request(GetAllVbSeqnos(), PATIENCE)).value)
     finally:
         await link.close()
 
 
 async def _persist(link: NodeLink) -> None:
-    seqnos = unpack_vb_seqnos((await link.request(GetAllVbSeqnos(), _SECONDS)).value)
-    await link.requests([SeqnoPersistence(vbucket=vb, seqno=seqno) for vb, seqno in seqnos.items()], _SECONDS)
+    seqnos = unpack_vb_seqnos((await link.request(GetAllVbSeqnos(), PATIENCE)).value)
+    await link.requests([SeqnoPersistence(vbucket=vb, seqno=seqno) for vb, seqno in seqnos.items()], PATIENCE)
 
 
 async def _read(port: int, start: Positions | None = None) -> tuple[list[Change], Positions]:

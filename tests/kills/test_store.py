@@ -83,7 +83,6 @@ def test_killed_while_it_is_made(doom: Doom, nursery: Nursery, tmp_path: Path) -
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(4 * 3600)
 def test_killed_at_random_often(nursery: Nursery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
     turns = 0

@@ -26,13 +26,13 @@ from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.kv import Delete, GetAllVbSeqnos, Noop, SeqnoPersistence, Set, unpack_vb_seqnos
 from penstock.wire.messages.observe import CompactDb, StartPersistence, StopPersistence
 from tests.kills.served import VBUCKETS
+from tests.patience import PATIENCE
 
 __all__ = ["Traffic"]
 
 _KEYS = [b"key %d" % number for number in range(300)]
 _AT_ONCE = 20
 _LARGEST_VALUE = 2000
-_SECONDS = 30.0
 _WINDOW = 64 * 1024
 
 Versions = list[bytes | None]
@@ -106,29 +106,29 @@ class Traffic:
             )
             self._sent[key].append(value)
             indexes[key] = len(self._sent[key]) - 1
-        await link.requests(requests, _SECONDS, accept=(Status.KEY_ENOENT,))
+        await link.requests(requests, PATIENCE, accept=(Status.KEY_ENOENT,))
         self._answered |= indexes
 
     async def _confirm(self, link: NodeLink) -> None:
         while True:
             answered = dict(self._answered)
-            seqnos = unpack_vb_seqnos((await link.request(GetAllVbSeqnos(), _SECONDS)).value)
-            await link.requests([SeqnoPersistence(vbucket=vb, seqno=seqno) for vb, seqno in seqnos.items()], _SECONDS)
+            seqnos = unpack_vb_seqnos((await link.request(GetAllVbSeqnos(), PATIENCE)).value)
+            await link.requests([SeqnoPersistence(vbucket=vb, seqno=seqno) for vb, seqno in seqnos.items()], PATIENCE)
             self._on_disk, self._seqnos_on_disk = answered, seqnos
             self.confirmed += 1
 
     async def _compact(self, link: NodeLink) -> None:
         while True:
-            await link.request(CompactDb(), _SECONDS, accept=(Status.ETMPFAIL,))  # while persistence is stopped
+            await link.request(CompactDb(), PATIENCE, accept=(Status.ETMPFAIL,))  # while persistence is stopped
 
     async def _stop_and_start(self, link: NodeLink) -> None:
         """Stop persistence for some changes at a time, or until the kill."""
         while True:
-            await link.request(StopPersistence(), _SECONDS)
+            await link.request(StopPersistence(), PATIENCE)
             for _ in range(self._chance.choice((5, 20, 1_000_000))):
-                await link.request(Noop(), _SECONDS)
-            await link.request(StartPersistence(), _SECONDS)
-            await link.request(Noop(), _SECONDS)
+                await link.request(Noop(), PATIENCE)
+            await link.request(StartPersistence(), PATIENCE)
+            await link.request(Noop(), PATIENCE)
 
     async def _follow(self, bucket: Bucket, left: int, killed: asyncio.Event) -> None:
         """Keep the copy up to date; after so many deliveries let the node wait until it is killed."""

@@ -6,7 +6,7 @@ import shutil
 
 from penstock.store.disk.bucket_files import Directory
 from tests.node.watch import run
-from tests.node.wire_client import SECONDS
+from tests.patience import PATIENCE
 
 
 class FullDirectory(Directory):
@@ -46,4 +46,4 @@ def copy_files(node, bucket, target):
     """Copy a bucket's files as they are on disk between two commits: as if the node had been killed then."""
     served = node.buckets[bucket]
     source = node.storage.data_dir / bucket
-    served.flusher._thread.submit(shutil.copytree, source, target / bucket).result(SECONDS)
+    served.flusher._thread.submit(shutil.copytree, source, target / bucket).result(PATIENCE)

@@ -28,11 +28,11 @@ from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Noop
 from tests.node.wire_client import WireClient
+from tests.patience import PATIENCE
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 NAMES = sorted(path.stem for path in CAPTURES.glob("*.json"))
 
-PATIENCE = 10.0
 """Seconds to wait for a frame that was recorded."""
 
 LATER = 10 * 365 * 86400

@@ -19,7 +19,7 @@ from penstock.node import Node
 from penstock.node.buckets.bucket_spec import BucketSpec
 from tests.node.replay_state import VBUCKETS, build
 from tests.node.watch import run
-from tests.node.wire_client import SECONDS
+from tests.patience import PATIENCE
 
 __all__ = ["node_of"]
 
@@ -40,7 +40,7 @@ def node_of(name: str) -> Iterator[Node]:
     if name.startswith("defengine_"):
         with Node.running(["another"]) as node:
             create = node.create_bucket(BucketSpec(name="default", kind="memcached"))
-            asyncio.run_coroutine_threadsafe(create, node.loop).result(SECONDS)
+            asyncio.run_coroutine_threadsafe(create, node.loop).result(PATIENCE)
             yield node
         return
     if name not in ON_DISK:
@@ -74,7 +74,7 @@ def _kill(path: Path, name: str) -> None:
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
-            ready, _, _ = select.select([process.stdout], [], [], SECONDS * 3)
+            ready, _, _ = select.select([process.stdout], [], [], PATIENCE)
             assert ready, "nothing was built in time"
             assert process.stdout.readline() == b"built\n"
         finally:
@@ -86,7 +86,7 @@ def main(path: str, name: str) -> None:
         run(node, partial(build, node, name))
         (bucket,) = node.buckets.values()
         assert bucket.flusher is not None
-        asyncio.run_coroutine_threadsafe(bucket.flusher.flush(), node.loop).result(SECONDS)
+        asyncio.run_coroutine_threadsafe(bucket.flusher.flush(), node.loop).result(PATIENCE)
         sys.stdout.write("built\n")
         sys.stdout.flush()
         sys.stdin.read()  # until it is killed

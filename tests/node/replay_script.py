@@ -57,7 +57,8 @@ from tests.node.replay_state import (
     streams,
     tap_items_of,
 )
-from tests.node.wire_client import SECONDS, WireClient
+from tests.node.wire_client import WireClient
+from tests.patience import PATIENCE
 
 Action = Callable[[Player], None]
 
@@ -197,7 +198,7 @@ def stream_for_statistics(player: Player) -> None:
 def lives(player: Player) -> None:
     """Wait for a NOOP. The recording is too short for one: that server looks every 6 s or so whether it is time."""
     for peer in player.peers.values():
-        frame = peer.receive(SECONDS)
+        frame = peer.receive(PATIENCE)
         if frame is None or (frame.magic, frame.opcode) != (Magic.REQUEST, Opcode.DCP_NOOP):
             raise Mismatch(f"{frame}, expected a NOOP")
 

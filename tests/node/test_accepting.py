@@ -17,6 +17,7 @@ from penstock.node.transport.acceptor import most_connections
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Noop
 from tests.node.wire_client import connected
+from tests.patience import PATIENCE
 
 S = Status
 
@@ -46,7 +47,7 @@ def serving(soft, hard):
 def end(process):
     """End a process, and return what it has logged."""
     process.terminate()
-    _, log = process.communicate(timeout=30)
+    _, log = process.communicate(timeout=PATIENCE)
     return log
 
 

@@ -17,14 +17,15 @@ from penstock.store.definition.bucket_settings import Settings
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Flush, GetClusterConfig, Noop, SelectBucket, SetVbucket
-from tests.node.wire_client import SECONDS, connected
+from tests.node.wire_client import connected
+from tests.patience import PATIENCE
 
 S = Status
 
 
 def on_loop(node, coroutine):
     """Run a coroutine where the node runs, and return what comes of it."""
-    return asyncio.run_coroutine_threadsafe(coroutine, node.loop).result(SECONDS)
+    return asyncio.run_coroutine_threadsafe(coroutine, node.loop).result(PATIENCE)
 
 
 def create(node, name, **spec):
@@ -326,7 +327,7 @@ class BoundedTime:
     """Kills a process that says nothing for too long."""
 
     def __init__(self, child):
-        self.timer = threading.Timer(3 * SECONDS, child.kill)
+        self.timer = threading.Timer(PATIENCE, child.kill)
 
     def __enter__(self):
         self.timer.start()

@@ -16,7 +16,8 @@ from penstock.wire.messages.kv import Flush, Noop, Set
 from tests.node.disks import FullDirectory
 from tests.node.test_persistence import NEVER, running
 from tests.node.watch import run
-from tests.node.wire_client import SECONDS, connected
+from tests.node.wire_client import connected
+from tests.patience import PATIENCE
 
 S = Status
 VBUCKETS = 1024
@@ -68,7 +69,7 @@ def test_a_flush_is_answered_when_all_is_empty_and_others_have_their_turns(node,
 def test_a_flush_by_management_takes_turns_too(node, client):
     fill(client)
     left = watch_turns(node)
-    asyncio.run_coroutine_threadsafe(node.flush_bucket("default"), node.loop).result(SECONDS)
+    asyncio.run_coroutine_threadsafe(node.flush_bucket("default"), node.loop).result(PATIENCE)
     assert left[-1] == 0
     assert len(set(left)) > 2
 

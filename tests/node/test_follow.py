@@ -29,7 +29,8 @@ from penstock.wire.messages.kv import Flush, GetClusterConfig, SetVbucket, Stat
 from penstock.wire.messages.observe import CompactDb
 from tests.client.old_server import COUCHBASE_2_5, OldServer
 from tests.node.watch import run, until
-from tests.node.wire_client import SECONDS, connected
+from tests.node.wire_client import connected
+from tests.patience import PATIENCE
 
 ACTIVE, REPLICA, PENDING, DEAD = VbucketState
 STREAMED = ("dcp", "upr", "upr-draft")
@@ -150,7 +151,7 @@ class Reader:
             self.documents.pop((row["vbucket"], row["key"]), None)
 
     def finish(self):
-        self._thread.join(SECONDS * 2)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
         return self.documents
 
@@ -448,10 +449,10 @@ def test_following_ends_where_no_retry_helps(buckets, vbuckets, message):
         task = second.bridge.task
 
         async def ended():
-            await asyncio.wait([task], timeout=SECONDS)
+            await asyncio.wait([task], timeout=PATIENCE)
             return task.exception()
 
-        found = asyncio.run_coroutine_threadsafe(ended(), second.loop).result(SECONDS * 2)
+        found = asyncio.run_coroutine_threadsafe(ended(), second.loop).result(PATIENCE)
         with pytest.raises(Error, match=message):
             raise found
         assert read(second.url("beer"), "dcp")  # it goes on serving

@@ -17,7 +17,7 @@ from penstock.wire.messages.kv import FailoverEntry, pack_failover_log
 from tests.client.peer import Script, in_loop, reply
 from tests.client.producer import LOG, accept, marker, mutations, rollback
 from tests.node.watch import Watch
-from tests.node.wire_client import SECONDS
+from tests.patience import PATIENCE
 
 numbers = count(1)
 
@@ -110,7 +110,7 @@ async def test_garbage_ends_it():
         return accept(request, LOG) + marker(request, 1, 2) + mutations(request, 3)
 
     async with Original(serve) as script, copy_of(script) as (node, _, vbucket):
-        await asyncio.wait([node.bridge.task], timeout=SECONDS)
+        await asyncio.wait([node.bridge.task], timeout=PATIENCE)
         assert "by_seqno 3 behind its snapshot's end 2" in str(node.bridge.task.exception())
         assert vbucket.high_seqno == 0
 

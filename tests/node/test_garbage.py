@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.node.server.garbage import spare_present_objects
+from tests.patience import PATIENCE
 
 
 class _Link:
@@ -55,7 +56,7 @@ import gc, penstock
 with penstock.Node.running(buckets=["beer"]):
     print(gc.get_freeze_count())
 """
-    ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=PATIENCE)
     assert ran.stdout == "0\n"
 
 
@@ -65,15 +66,15 @@ def test_what_a_served_node_makes_is_collected() -> None:
 import gc, os, sys
 from penstock.cli.base.app import app
 from penstock.cli.node.serve import serve
-from penstock.store.bucket_store import Bucket
+from penstock.store.bucket_store import BucketStore
 
 class Output:
     def write(self, line):
-        os.write(1, b"%d" % sum(isinstance(one, Bucket) for one in gc.get_objects()))
+        os.write(1, b"%d" % sum(isinstance(one, BucketStore) for one in gc.get_objects()))
         os._exit(0)
 
 sys.stdout = Output()
 app(["serve", "--port", "0", "--vbuckets", "1", "--json"])
 """
-    ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=PATIENCE)
     assert ran.stdout == "1"

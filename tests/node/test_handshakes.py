@@ -18,7 +18,8 @@ from penstock.node.transport.encryption import READ_BYTES
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Get, Noop
 from tests.node.watch import run
-from tests.node.wire_client import SECONDS, connected
+from tests.node.wire_client import connected
+from tests.patience import PATIENCE
 
 CONNECTIONS = 40
 
@@ -88,7 +89,7 @@ def test_peers_that_say_nothing_cost_little(encrypted):
         try:
             before = tracemalloc.get_traced_memory()[0]
             for _ in range(CONNECTIONS):
-                stack.enter_context(socket.create_connection((node.host, node.tls_port), SECONDS))
+                stack.enter_context(socket.create_connection((node.host, node.tls_port), PATIENCE))
             assert client.status(Noop()) == Status.SUCCESS
             with connected(node, tls=context) as last:
                 assert last.status(Noop()) == Status.SUCCESS
@@ -102,7 +103,7 @@ def test_only_so_many_say_nothing_at_once(certificates, monkeypatch):
     monkeypatch.setattr(tls_handshakes, "MOST_SILENT", 6)
     with serving(certificates) as (node, context), ExitStack() as stack:
         address = (node.host, node.tls_port)
-        silent = [stack.enter_context(socket.create_connection(address, SECONDS)) for _ in range(4)]
+        silent = [stack.enter_context(socket.create_connection(address, PATIENCE)) for _ in range(4)]
         assert ended(silent[0])
         with connected(node, tls=context) as client:  # so the second is too many as well
             assert client.status(Noop()) == Status.SUCCESS
@@ -119,10 +120,10 @@ def test_only_so_many_shake_hands_at_once(certificates, monkeypatch, port):
     monkeypatch.setattr(tls_handshakes, "MOST_HANDSHAKES", 6)
     with serving(certificates) as (node, context), ExitStack() as stack:
         address = (node.host, getattr(node, port))
-        silent = stack.enter_context(socket.create_connection(address, SECONDS))
+        silent = stack.enter_context(socket.create_connection(address, PATIENCE))
         silent.send(HELLO)
-        other = stack.enter_context(socket.create_connection(address, SECONDS, ("127.0.0.2", 0)))
-        waiting = [stack.enter_context(socket.create_connection(address, SECONDS)) for _ in range(5)]
+        other = stack.enter_context(socket.create_connection(address, PATIENCE, ("127.0.0.2", 0)))
+        waiting = [stack.enter_context(socket.create_connection(address, PATIENCE)) for _ in range(5)]
         for peer in (other, *waiting):
             peer.send(hello_of(context))
             assert peer.recv(1)  # the answer to it
@@ -165,7 +166,7 @@ def test_a_handshake_in_pieces(encrypted, pieces):
     node, context = encrypted
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
-    with socket.create_connection((node.host, node.tls_port), SECONDS) as peer:
+    with socket.create_connection((node.host, node.tls_port), PATIENCE) as peer:
 
         def until_done(work):
             while True:
@@ -199,7 +200,7 @@ def test_a_handshake_in_pieces(encrypted, pieces):
 )
 def test_what_is_no_handshake_ends_the_connection(encrypted, sent):
     node, context = encrypted
-    with socket.create_connection((node.host, node.tls_port), SECONDS) as peer:
+    with socket.create_connection((node.host, node.tls_port), PATIENCE) as peer:
         peer.sendall(sent)
         assert drained(peer)
     with connected(node, tls=context) as client:
@@ -210,7 +211,7 @@ def test_what_is_damaged_on_the_way_ends_the_connection(encrypted):
     node, context = encrypted
     with connected(node, tls=context) as client, socket.socket(fileno=os.dup(client.socket.fileno())) as raw:
         assert client.status(Noop()) == Status.SUCCESS
-        raw.settimeout(SECONDS)
+        raw.settimeout(PATIENCE)
         raw.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
         assert drained(raw)
 
@@ -236,8 +237,8 @@ def ended(peer):
 
 def test_a_node_that_stops_waits_for_no_handshake(encrypted):
     node, _ = encrypted
-    peer = socket.create_connection((node.host, node.tls_port), SECONDS)
-    asyncio.run_coroutine_threadsafe(node.stop(), node.loop).result(SECONDS)
+    peer = socket.create_connection((node.host, node.tls_port), PATIENCE)
+    asyncio.run_coroutine_threadsafe(node.stop(), node.loop).result(PATIENCE)
     with peer:
         assert ended(peer)
 
@@ -275,7 +276,7 @@ def test_a_ca_that_is_removed_counts_no_more(certificates, another):
 def shaken(node, context, session):
     """Connect with TLS, resuming a session if there is one."""
     with (
-        socket.create_connection((node.host, node.tls_port), SECONDS) as peer,
+        socket.create_connection((node.host, node.tls_port), PATIENCE) as peer,
         context.wrap_socket(peer, server_hostname=node.host, session=session) as encrypted,
     ):
         yield encrypted

@@ -48,13 +48,14 @@ from penstock.wire.messages.subdoc import (
     unpack_lookup_results,
 )
 from penstock.wire.values.snappy import deflate, inflate
-from tests.node.wire_client import SECONDS, connected
+from tests.node.wire_client import connected
+from tests.patience import PATIENCE
 
 S = Status
 GET, COUNT = Opcode.SUBDOC_GET, Opcode.SUBDOC_GET_COUNT
 COUNTER, UPSERT = Opcode.SUBDOC_COUNTER, Opcode.SUBDOC_DICT_UPSERT
 PUSH, UNIQUE = Opcode.SUBDOC_ARRAY_PUSH_LAST, Opcode.SUBDOC_ARRAY_ADD_UNIQUE
-FILLING = "x" * LARGE
+FILLING = "x" * (256 << 10)  # large with and without the extension module
 BIG = json.dumps({"n": 5, "a": [1, 2], "filling": FILLING}).encode()
 
 
@@ -93,7 +94,7 @@ def all_threads_busy(node):
         for _ in range(2):
             node.workers.start(release.wait)
 
-    asyncio.run_coroutine_threadsafe(occupy(), node.loop).result(10)
+    asyncio.run_coroutine_threadsafe(occupy(), node.loop).result(PATIENCE)
     try:
         yield
     finally:
@@ -489,7 +490,7 @@ def test_work_that_ends_gives_a_client_no_further_turns(node, unordered):
         asked = asyncio.run_coroutine_threadsafe(most_at_once(), node.loop)
         unordered.send(*[Get(key=b"none").encode(Opcode.GETQ)] * requests)
     assert {unordered.receive().specific for _ in range(works)} == {S.SUCCESS}
-    assert asked.result(SECONDS) <= 2 * in_a_turn
+    assert asked.result(PATIENCE) <= 2 * in_a_turn
 
 
 def test_a_node_stops_while_large_values_wait():

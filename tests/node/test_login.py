@@ -38,6 +38,7 @@ from penstock.wire.messages.observe import CompactDb, EvictKey, SetParam, StartP
 from penstock.wire.messages.sasl import SaslAuth, SaslListMechs, SaslStep
 from penstock.wire.messages.subdoc import SubdocLookup, SubdocMutation
 from tests.node.wire_client import connected, served
+from tests.patience import PATIENCE
 
 S = Status
 ITERATIONS = 4096
@@ -468,7 +469,7 @@ def test_old_versions_of_tls_are_refused(encrypted, certificates):
     with pytest.deprecated_call():
         context.maximum_version = ssl.TLSVersion.TLSv1_1
     with (
-        socket.create_connection((encrypted.host, encrypted.tls_port), timeout=10) as plain,
+        socket.create_connection((encrypted.host, encrypted.tls_port), timeout=PATIENCE) as plain,
         context.wrap_socket(plain, server_hostname=encrypted.host, do_handshake_on_connect=False) as wrapped,
         pytest.raises((ssl.SSLError, ConnectionResetError)),
     ):

@@ -24,7 +24,8 @@ from penstock.wire.messages.kv import Get
 from penstock.wire.messages.sasl import SaslAuth, SaslStep
 from penstock.wire.values.scram import MAX_ITERATIONS
 from tests.node.watch import run
-from tests.node.wire_client import SECONDS, connected
+from tests.node.wire_client import connected
+from tests.patience import PATIENCE
 
 S = Status
 
@@ -45,7 +46,7 @@ def ask_in_order(asked, close=False, attempts=None):
     checked, gate = [], threading.Event()
 
     def check(address, number):
-        gate.wait(SECONDS)
+        gate.wait(PATIENCE)
         checked.append((address, number))
         return number % 2 == 0
 
@@ -57,7 +58,7 @@ def ask_in_order(asked, close=False, attempts=None):
             gate.set()
             if close:
                 waiting.close()
-            return await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), SECONDS)
+            return await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), PATIENCE)
         finally:
             gate.set()
             waiting.close()
@@ -93,7 +94,7 @@ def test_guesses_whose_answers_would_wait_for_too_long_are_not_checked():
         try:
             answers = [waiting.ask("a", "root", wrong), waiting.ask("a", "root", lambda: True)]
             answers.append(waiting.ask("a", "alice", lambda: True))
-            found = await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), SECONDS)
+            found = await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), PATIENCE)
             with pytest.raises(TemporaryFailure, match="too many wrong passwords from a"):
                 waiting.ask("a", "root", lambda: True)
             return found
@@ -131,12 +132,12 @@ def test_who_has_gone_is_not_waited_for():
             return True
 
         try:
-            first = waiting.ask("a", "", lambda: gate.wait(SECONDS))
+            first = waiting.ask("a", "", lambda: gate.wait(PATIENCE))
             gone = waiting.ask("b", "", check)
             last = waiting.ask("c", "", lambda: not asked.is_set())
             gone.cancel()
             gate.set()
-            return await asyncio.wait_for(asyncio.gather(first, last), SECONDS)
+            return await asyncio.wait_for(asyncio.gather(first, last), PATIENCE)
         finally:
             waiting.close()
 
@@ -230,7 +231,7 @@ def test_guesses_over_http_and_kv_are_counted_together(users):
                 url, headers={"Authorization": "Basic " + b64encode(f"{user}:{password}".encode()).decode()}
             )
             try:
-                with urlopen(request, timeout=SECONDS) as answer:
+                with urlopen(request, timeout=PATIENCE) as answer:
                     return answer.status
             except HTTPError as error:
                 with error:

@@ -21,7 +21,8 @@ from penstock.wire.messages.tap import TapConnect, TapOptions
 from penstock.wire.messages.upr import UprGetFailoverLog, UprStreamReq
 from penstock.wire.messages.upr_draft import DraftStreamReq
 from tests.node.tap_client import F, TapClient, tapping
-from tests.node.wire_client import SECONDS, connected
+from tests.node.wire_client import connected
+from tests.patience import PATIENCE
 
 S = Status
 ASK: dict[str, Any] = {"start_seqno": 0, "end_seqno": MAX_SEQNO}
@@ -47,7 +48,7 @@ def on_loop(node, call, *arguments):
     async def run():
         return call(*arguments)
 
-    return asyncio.run_coroutine_threadsafe(run(), node.loop).result(10)
+    return asyncio.run_coroutine_threadsafe(run(), node.loop).result(PATIENCE)
 
 
 def reports(client) -> dict[str, Any]:
@@ -237,7 +238,7 @@ def test_a_peer_that_takes_nothing_is_given_up(dialect):
             stuck.receive()
             while reports(client):
                 client.status(Noop())
-            stuck.socket.settimeout(10)
+            stuck.socket.settimeout(PATIENCE)
             with pytest.raises((ConnectionResetError, EOFError)):
                 drain(stuck)
         assert client.stats()["ep_bytes_unsent"] == "0"
@@ -251,7 +252,7 @@ def test_a_peer_that_takes_nothing_of_a_large_reply_is_given_up(dialect):
             stuck.send(*FIRSTS.get(dialect, ()), Get(key=b"k", opaque=7))
             while not any(connection.bytes_unsent for connection in node.guests.present):
                 client.status(Noop())
-            patience = time.monotonic() + SECONDS
+            patience = time.monotonic() + PATIENCE
             while len(node.guests.present) > 1 and time.monotonic() < patience:
                 client.status(Noop())
             assert len(node.guests.present) == 1

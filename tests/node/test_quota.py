@@ -12,7 +12,8 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Deletion, Mutation
 from penstock.wire.messages.kv import Flush, GetLocked
 from tests.node.manifests import ALE, DEFAULT, beers, give
-from tests.node.wire_client import SECONDS, connected, until_stat
+from tests.node.wire_client import connected, until_stat
+from tests.patience import PATIENCE
 
 S = Status
 MEGABYTE = 1 << 20
@@ -138,7 +139,7 @@ def test_dead_frames_are_dropped_beyond_a_fifth(tmp_path, on_disk):
 def ephemeral(eviction):
     spec = BucketSpec(name="wine", kind="ephemeral", vbuckets=4, quota_bytes=QUOTA, eviction=eviction)
     with Node.running(["beer"], 4) as node:
-        asyncio.run_coroutine_threadsafe(node.create_bucket(spec), node.loop).result(SECONDS)
+        asyncio.run_coroutine_threadsafe(node.create_bucket(spec), node.loop).result(PATIENCE)
         yield node
 
 

@@ -24,7 +24,8 @@ from penstock.wire.messages.kv import (
     Version,
 )
 from tests.node.conversations import FIRSTS, SEEDS
-from tests.node.wire_client import SECONDS, connected
+from tests.node.wire_client import connected
+from tests.patience import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +114,7 @@ def test_a_peer_that_does_not_read_is_not_read_from(shared):
         stats = other.stats()
         assert int(stats["ep_bytes_unsent"]) < WRITE_BUFFER_BYTES + (4 << 20)
         assert int(stats["ep_requests_waiting"]) > 0
-        client.socket.settimeout(SECONDS)
+        client.socket.settimeout(PATIENCE)
         for _ in range(20):
             assert client.receive().value == value
     with connected(shared) as other:

@@ -8,6 +8,7 @@ from penstock.node import Node
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Get, Noop
 from tests.node.wire_client import WireClient, connected
+from tests.patience import PATIENCE
 
 WRONG = [
     ({"host": "0.0.0.0"}, "0.0.0.0"),
@@ -80,11 +81,11 @@ def test_a_stop_ends_connections_and_leaves_no_task():
                 streaming.open().control("enable_noop", "true")
                 assert streaming.stream(0).specific == Status.SUCCESS
                 assert idle.status(Noop()) == Status.SUCCESS
-                asyncio.run_coroutine_threadsafe(node.stop(), loop).result(10)
+                asyncio.run_coroutine_threadsafe(node.stop(), loop).result(PATIENCE)
                 return idle.ended(), streaming.ended()
 
-        ended = await asyncio.wait_for(loop.run_in_executor(None, use), 20)
-        await asyncio.wait_for(node.wait_closed(), 10)
+        ended = await asyncio.wait_for(loop.run_in_executor(None, use), PATIENCE)
+        await asyncio.wait_for(node.wait_closed(), PATIENCE)
         assert ended == (True, True)
         assert not node.guests.present
         assert asyncio.all_tasks() == {asyncio.current_task()}

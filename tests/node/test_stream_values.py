@@ -21,7 +21,8 @@ from penstock.wire.messages.upr import UprMutation, UprStreamReq
 from penstock.wire.values.snappy import deflate, inflate
 from tests.node.upr_client import UprClient
 from tests.node.watch import run
-from tests.node.wire_client import SECONDS, connected
+from tests.node.wire_client import connected
+from tests.patience import PATIENCE
 
 S, F = Status, OpenFlag
 J, Z, X = Datatype.JSON, Datatype.SNAPPY, Datatype.XATTR
@@ -191,7 +192,7 @@ def test_unordered_execution_and_streams_exclude_each_other(node):
 
 def test_a_plain_cache_has_no_streams(node):
     create = node.create_bucket(BucketSpec(name="cache", kind="memcached"))
-    asyncio.run_coroutine_threadsafe(create, node.loop).result(SECONDS)
+    asyncio.run_coroutine_threadsafe(create, node.loop).result(PATIENCE)
     for request in (
         Open(key=b"name", flags=F.PRODUCER),
         UprStreamReq(start_seqno=0, end_seqno=5),

@@ -13,7 +13,8 @@ from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.messages.dcp import DcpNoop, DcpReply, Deletion, Mutation, SnapshotMarker, StreamEnd
 from penstock.wire.messages.kv import Noop, Set, unpack_failover_log
-from tests.node.wire_client import SECONDS, connected
+from tests.node.wire_client import connected
+from tests.patience import PATIENCE
 
 S = Status
 MARKER_BYTES = 44
@@ -134,7 +135,7 @@ def test_a_snapshot_is_served_exactly_while_writes_go_on():
                 following = consumer.message()
             finally:
                 stop.set()
-                thread.join(SECONDS)
+                thread.join(PATIENCE)
     assert (marker.start_seqno, marker.end_seqno) == (0, count)
     assert [change.by_seqno for change in changes] == list(range(1, count + 1))
     assert all(change.value == bytes(600) for change in changes)

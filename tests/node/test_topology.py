@@ -27,6 +27,7 @@ from penstock.node.cluster.topology import (
 from penstock.node.session.hello_features import GRANTED
 from penstock.store.bucket_store import BucketStore
 from penstock.wire.codec.constants import Feature, VbucketState
+from tests.patience import PATIENCE
 
 THREE = tuple(NodePlace(host="127.0.0.1", kv=port, mgmt=port + 1) for port in (1000, 2000, 3000))
 
@@ -311,7 +312,7 @@ def test_many_watchers_are_told_in_turns_and_each_of_the_newest_map():
             await asyncio.sleep(0)
         assert sum(len(values) for values in told.values()) == 300 + early
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), PATIENCE))
 
 
 def test_who_watches_late_is_told_of_what_comes_then():

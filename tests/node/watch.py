@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.node.wire_client import SECONDS
+from tests.patience import PATIENCE
 
 
 def run(node, work):
@@ -11,7 +11,7 @@ def run(node, work):
     async def on_loop():
         return work()
 
-    return asyncio.run_coroutine_threadsafe(on_loop(), node.loop).result(SECONDS)
+    return asyncio.run_coroutine_threadsafe(on_loop(), node.loop).result(PATIENCE)
 
 
 class Watch:
@@ -26,7 +26,7 @@ class Watch:
         self.happened.set()
 
     async def until(self, condition):
-        async with asyncio.timeout(SECONDS * 2):
+        async with asyncio.timeout(PATIENCE):
             while not condition():
                 self.happened.clear()
                 for vbucket in self.served.store.vbuckets:
@@ -51,4 +51,4 @@ def until(node, condition):
     async def wait():
         await Watch(served).until(condition)
 
-    asyncio.run_coroutine_threadsafe(wait(), node.loop).result(SECONDS * 3)
+    asyncio.run_coroutine_threadsafe(wait(), node.loop).result(PATIENCE)

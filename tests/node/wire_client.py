@@ -16,8 +16,8 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import BufferAck, CloseStream, Control, Open, StreamReq
 from penstock.wire.messages.kv import Delete, Get, GetMeta, Hello, Noop, SelectBucket, Set, Stat, pack_features
 from penstock.wire.protocol.frame_receiver import Connection, Slab
+from tests.patience import PATIENCE
 
-SECONDS = 10.0
 """No answer takes longer, however busy the machine is."""
 
 
@@ -28,7 +28,7 @@ class WireClient:
         self.socket = socket.socket()
         if receive_buffer is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.socket.settimeout(SECONDS)
+        self.socket.settimeout(PATIENCE)
         if address is not None:  # where the client is: all of 127.0.0.0/8 are
             self.socket.bind((address, 0))
         self.socket.connect((node.host, node.kv_port if tls is None else node.tls_port))

@@ -22,10 +22,10 @@ import penstock
 from penstock.client.blocking import LoopThread
 from penstock.spark.runtime.java import java_environment
 from penstock.spark.shipping import PACKAGES
+from tests.patience import PATIENCE
 from tests.spark.buckets import QUICK_JAVA, Proxy
 
 SPARK_HOME = Path(pyspark.__file__).parent
-SECONDS = 300.0
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Daemon:
 
     def wait_for(self, find: Callable[[], T | None]) -> T:
         """Return what `find` gives, once that is not None; fails if the process ends first, or time runs out."""
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + PATIENCE
         while (found := find()) is None:
             running = self.process.poll() is None and time.monotonic() < deadline
             assert running, f"{self.process.args!r} said: {self.log.read_text()[-8000:]}"

@@ -7,6 +7,7 @@ from pyspark import SparkContext
 from penstock.node import Node
 from penstock.spark import Lake
 from penstock.spark.runtime.spark_session import local_session
+from tests.patience import PATIENCE
 from tests.spark.buckets import QUICK_JAVA, Documents, MicroBatches
 
 
@@ -20,7 +21,7 @@ def spark():
     gateway: Any = SparkContext._gateway
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait(timeout=30)
+    gateway.proc.wait(timeout=PATIENCE)
 
 
 @pytest.fixture

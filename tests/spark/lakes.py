@@ -23,6 +23,7 @@ from penstock.spark.lake.reading.lake_readers import documents, read_changelog
 from penstock.spark.lake.tables.delta_table import DataFile, open_dataset
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.wire.columns.schema import CHANGE_SCHEMA
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 VBUCKETS = 64
@@ -184,7 +185,7 @@ def drive(path: str, batches: int, point: str, where: int) -> None:
 def run_driver(lake: Lake, batches: int, point: str = "never", where: int = 0) -> int:
     """Run the killable driver as a process of its own and return its exit status (minus the signal, if killed)."""
     command = [sys.executable, "-m", "tests.spark.lakes", str(lake.path), str(batches), point, str(where)]
-    done = subprocess.run(command, cwd=ROOT, timeout=50, check=False, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, timeout=PATIENCE, check=False, capture_output=True, text=True)
     assert done.returncode <= 0, done.stderr
     return done.returncode
 

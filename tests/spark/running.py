@@ -9,8 +9,7 @@ from penstock.spark import Lake
 from penstock.spark.pipeline.definition.definition import of_one
 from penstock.spark.pipeline.run.pipeline_run import run
 from penstock.spark.pipeline.state.run_progress import SourceProgress
-
-SECONDS = 120.0
+from tests.patience import PATIENCE
 
 
 class Running:
@@ -33,7 +32,7 @@ class Running:
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait until something is so, looking whenever the pipeline tells where it stands."""
         with self._moved:
-            assert self._moved.wait_for(lambda: self.done.done() or condition(), SECONDS), self._progress
+            assert self._moved.wait_for(lambda: self.done.done() or condition(), PATIENCE), self._progress
         if self.done.done():
             self.done.result()
 
@@ -53,7 +52,7 @@ def running(spark, url: str, lake: Lake, **source) -> Iterator[Running]:
             yield run_
         finally:
             run_.finish.set()
-            run_.done.result(SECONDS)
+            run_.done.result(PATIENCE)
 
 
 def catch_up(spark, url, lake, **source) -> SourceProgress:

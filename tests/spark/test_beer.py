@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.spark.buckets import Documents, check_changelog, compact, current_of, generated, numbered
 from tests.spark.running import running
 
 BEER = Path(__file__).parents[3] / "shared" / "data" / "beer-sample.jsonl"
 VBUCKETS = 64
-PATIENCE = 60.0
 PAST = 31 * 86400
 """An expiry that is a moment of 1970."""
 

@@ -26,6 +26,7 @@ from penstock.spark.lake.reading.lake_readers import count_rows, read_changelog
 from penstock.spark.lake.tables import delta_table as delta
 from penstock.spark.runtime.changelog_sink import ChangelogSink
 from penstock.wire.columns.schema import CHANGE_SCHEMA
+from tests.patience import PATIENCE
 from tests.spark import lakes
 from tests.spark.lakes import QUERY, VBUCKETS, append, checkpoint, row, run_driver, table, write
 
@@ -122,7 +123,7 @@ except OSError as error:
 def test_no_file_is_left_on_a_disk_that_is_full_and_the_reason_is_told(lake):
     """A limit of this size stands for it: a file that cannot be written cannot be closed either."""
     run = [sys.executable, "-c", _FULL.format(path=str(lake.path))]
-    done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=lakes.ROOT, timeout=60)
+    done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=lakes.ROOT, timeout=PATIENCE)
     assert os.strerror(errno.EFBIG) in done.stdout
     assert not list(lake.path.rglob("*.parquet"))
 
@@ -173,13 +174,13 @@ def test_of_two_drivers_that_commit_the_same_batch_one_wins(lake):
     barrier = Barrier(2)
 
     def both(batch, files):
-        barrier.wait(20)
+        barrier.wait(PATIENCE)
         return commit(Lake(lake.path), QUERY, batch, files, vbuckets=VBUCKETS)
 
     with ThreadPoolExecutor(2) as pool:
         for batch in range(8):
             tasks = [pool.submit(both, batch, write(lake, rows(batch))) for _ in range(2)]
-            assert sorted(task.result(20) for task in tasks) == [False, True]
+            assert sorted(task.result(PATIENCE) for task in tasks) == [False, True]
     assert count_rows(lake.changelog_table) == 8 * 40
     assert lakes.orphans(lake) == []
 

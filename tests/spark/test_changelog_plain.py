@@ -22,6 +22,7 @@ from penstock.spark.lake.changelog.plain_changelog import abort, commit
 from penstock.spark.lake.tables import plain_manifests
 from penstock.spark.runtime.changelog_sink import ChangelogSink
 from penstock.wire.columns.schema import CHANGE_SCHEMA
+from tests.patience import PATIENCE
 from tests.spark import lakes
 from tests.spark.lakes import QUERY, VBUCKETS, checkpoint, row, table
 
@@ -97,13 +98,13 @@ def test_of_two_drivers_that_commit_the_same_batch_one_wins(lake, root):
     barrier = Barrier(2)
 
     def both(batch, files):
-        barrier.wait(20)
+        barrier.wait(PATIENCE)
         return commit(lake, QUERY, batch, files, vbuckets=VBUCKETS)
 
     with ThreadPoolExecutor(2) as pool:
         for batch in range(6):
             tasks = [pool.submit(both, batch, written(lake, batch)) for _ in range(2)]
-            assert sorted(task.result(20) for task in tasks) == [False, True]
+            assert sorted(task.result(PATIENCE) for task in tasks) == [False, True]
     assert identities(found(root).to_pydict()) == wanted(*range(6))
     assert pending(lake) == []
 
@@ -136,7 +137,7 @@ def test_a_driver_killed_at_any_moment_loses_and_repeats_nothing(lake, root, tmp
     deaths = []
     for seconds in (0.03, 0.1, 0.2, 0.0):
         command = [sys.executable, "-c", DRIVER, str(lake.path), str(ended), str(batches), str(seconds)]
-        deaths.append(subprocess.run(command, cwd=lakes.ROOT, timeout=50, check=False).returncode)
+        deaths.append(subprocess.run(command, cwd=lakes.ROOT, timeout=PATIENCE, check=False).returncode)
         done = int(ended.read_text() or 0)
         assert set(wanted(*range(done))) <= set(identities(found(root).to_pydict()))
     assert deaths == [-signal.SIGALRM] * 3 + [0]

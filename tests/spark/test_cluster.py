@@ -17,10 +17,11 @@ from penstock.node.auth import User
 from penstock.node.auth.users import account_of
 from penstock.node.auth.users_file import change_users
 from penstock.spark.shipping import write_archive
+from tests.patience import PATIENCE
 from tests.spark.buckets import Documents, check_changelog, current_of, numbered
-from tests.spark.cluster import SECONDS, Cluster, Gate
+from tests.spark.cluster import Cluster, Gate
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "cluster" / "follow.py"
@@ -59,7 +60,7 @@ def test_executors_that_are_lost_change_nothing(documents, lake, tmp_path):
             gate.open()
             tasks = json.loads(driver.says(r"^tasks (.*)$"))
             assert len([executor for executor, number in tasks.items() if number]) >= 2, tasks
-            assert driver.process.wait(SECONDS) == 0
+            assert driver.process.wait(PATIENCE) == 0
         assert check_changelog(lake).num_rows == 60_000
         assert current_of(lake) == documents.contents()
 
@@ -74,7 +75,7 @@ def test_executors_that_are_lost_change_nothing(documents, lake, tmp_path):
             cluster.workers[1].kill()
             gate.open()
             driver.says("(51,000) rows written;")
-            assert driver.process.wait(SECONDS) == 0
+            assert driver.process.wait(PATIENCE) == 0
         assert check_changelog(lake).num_rows == 60_000 + 51_000
         assert current_of(lake) == documents.contents()
         assert PASSWORD not in cluster.said()

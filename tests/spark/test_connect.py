@@ -10,10 +10,11 @@ import pytest
 import penstock
 from penstock.spark import Lake
 from penstock.spark.lake.current.current_table import merge_current
+from tests.patience import PATIENCE
 from tests.spark.buckets import QUICK_JAVA, check_changelog, current_of, numbered
 from tests.spark.cluster import SPARK_HOME, Daemon, environment_with
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 APP = Path(__file__).parent / "connect_app.py"
 
@@ -45,7 +46,7 @@ def test_a_client_reads_and_follows_without_registering_anything(documents, lake
     documents.store(numbered(0, 100))
     other = Lake(tmp_path / "other")
     command = [sys.executable, str(APP), server, documents.url, str(lake.path), str(other.path)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     told = {name: what for line in ran.stdout.splitlines() for name, what in json.loads(line).items()}
     assert told == {"found": sorted(documents.keys), "ended": True, "registered": 100, "run": 100}

@@ -19,6 +19,7 @@ from penstock.node import Node
 from penstock.spark.declarative import IS_DELETE, SEQUENCE, current_by_cdc, documents_of, keyed_changes
 from penstock.spark.lake.changelog.merge_rules import IDENTITY, merge_changes
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, MERGE_SCHEMA
+from tests.patience import PATIENCE
 from tests.spark.buckets import QUICK_JAVA, Documents, numbered
 from tests.spark.cluster import SPARK_HOME, environment_with
 from tests.spark.lakes import Documents as LakeDocuments
@@ -161,7 +162,7 @@ class Project:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=PATIENCE,
             check=False,
         )
         assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -175,7 +176,6 @@ def of_bucket(found: LakeDocuments) -> dict[bytes, tuple[int, bytes]]:
     return {key: document for (_, _, key), document in found.items()}
 
 
-@pytest.mark.timeout(900)
 def test_the_example_follows_a_bucket_that_is_restored_from_an_older_copy(spark, tmp_path):
     project, data = Project(tmp_path / "project"), tmp_path / "data"
     with Node.running(["default"], vbuckets=16, data_dir=data) as node, Documents.of(node.url("default")) as documents:

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE
+
 LEVELS = 200_000
 
 READ = """
@@ -37,7 +39,7 @@ ARRAYS, OBJECTS = ("[", "]"), ('{"a":', "}")
 
 def read(brackets: tuple[str, str], how: str, most: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", READ, *brackets, str(most), how]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 @pytest.mark.parametrize("how", ["infer", "parse", "extract"])

@@ -28,10 +28,10 @@ from penstock.spark.pipeline.state.lag import behind
 from penstock.spark.pipeline.state.lake_status import applied_versions, status_of
 from penstock.spark.pipeline.state.stopping import removals, reset, stop
 from penstock.spark.source.offsets import beginning, settled_at
+from tests.patience import PATIENCE
 from tests.spark.lakes import append, checkpoint, rollback, row
 
 PATIENT = MergePolicy(rows=100, share=0.5, age_seconds=600.0)
-SECONDS = 60.0
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_finishing_merges_what_waits_and_only_that(lake):
         keeper = DependentRunner([task := current_task(lake, PATIENT)])
         keeper.start()
         keeper.finish()
-        assert keeper.wait(SECONDS)
+        assert keeper.wait(PATIENCE)
         assert keeper.failure is None
     assert (task.now.version, task.now.times) == (1, 0)
     assert count_rows(lake.current_table) == 20
@@ -123,15 +123,15 @@ def test_one_that_is_away_is_tried_again_and_holds_up_nobody(lake, caplog):
     keepers = [DependentRunner([table], 0.01), DependentRunner([cache], 0.01)]
     for keeper in keepers:
         keeper.start()
-    assert tries.acquire(timeout=SECONDS)
-    assert tries.acquire(timeout=SECONDS)
+    assert tries.acquire(timeout=PATIENCE)
+    assert tries.acquire(timeout=PATIENCE)
     assert cache.now.error == "the cache is away"
     assert cache.now.failures >= 1
     is_away = False
-    assert tries.acquire(timeout=SECONDS)
+    assert tries.acquire(timeout=PATIENCE)
     for keeper in keepers:
         keeper.finish()
-        assert keeper.wait(SECONDS)
+        assert keeper.wait(PATIENCE)
     now = cache.now
     assert (now.error, now.failures, now.version, now.pending) == (None, 0, 0, 0)
     assert table.now.version == 0
@@ -150,7 +150,7 @@ def test_whatever_one_raises_the_others_go_on(lake):
     keeper = DependentRunner(tasks, 0.01)
     keeper.start()
     keeper.finish()
-    assert keeper.wait(SECONDS)
+    assert keeper.wait(PATIENCE)
     assert keeper.failure is None
     assert [task.now.error for task in tasks] == ["ValueError: invalid literal for int() with base 10: 'x'", None]
 
@@ -175,7 +175,7 @@ def test_the_current_tables_failure_is_the_runs(lake):
     task.begins(-1, 0, lake.changelog_table.files(lake.changelog_table.open()))
     keeper = DependentRunner([task], 0.01)
     keeper.start()
-    assert keeper.wait(SECONDS)
+    assert keeper.wait(PATIENCE)
     assert isinstance(keeper.failure, UsageError)
 
 
@@ -279,10 +279,10 @@ def test_stopping_waits_for_the_end_and_not_for_ever(lake):
     held = threading.Event()
     thread = threading.Thread(target=run, args=(held,))
     thread.start()
-    assert held.wait(SECONDS)
+    assert held.wait(PATIENCE)
     told: list[int] = []
-    assert stop([lake], SECONDS, told.append)
-    thread.join(SECONDS)
+    assert stop([lake], PATIENCE, told.append)
+    thread.join(PATIENCE)
     assert told
     with locked(lake.path, 0):
         assert not stop([lake], 0.0)

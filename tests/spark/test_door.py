@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import penstock.spark
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -32,7 +33,7 @@ def test_the_table_of_names_is_whole():
 
 def test_the_door_loads_neither_arrow_nor_spark():
     script = "import sys, penstock.spark; assert not {'pyarrow', 'pyspark', 'deltalake'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("path", [*PAGES, *EXAMPLES], ids=lambda path: path.name)

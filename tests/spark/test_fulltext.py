@@ -21,6 +21,7 @@ from penstock.spark import Lake
 from penstock.spark.dependents.dependent import Dependent, catch_up
 from penstock.spark.dependents.kinds.fulltext import FullText
 from penstock.spark.lake.changelog.changelog_delta import delta_since
+from tests.patience import PATIENCE
 from tests.spark.lakes import ROOT, append, model, rollback, row
 from tests.spark.test_current import histories
 
@@ -239,7 +240,7 @@ def test_searches_while_news_are_taken_in_see_all_of_a_version_or_nothing(lake, 
         append(lake, version, [described(200 * version + n, f"version {version}", b"%d" % n) for n in range(1, 200)])
         catch_up(index, lake)
     done.set()
-    reader.join(30)
+    reader.join(PATIENCE)
     assert seen
     assert all(len(snippets) == 199 and len(set(snippets)) == 1 for snippets in seen)
 
@@ -278,7 +279,9 @@ def test_killed_before_the_commit_nothing_was_taken_in(lake, index):
     append(lake, 0, [described(n, "old", b"%d" % n) for n in range(100)])
     catch_up(index, lake)
     append(lake, 1, [described(100 + n, "new", b"%d" % n) for n in range(100)])
-    ran = subprocess.run([sys.executable, "-c", KILLED, lake.path], cwd=ROOT, env=os.environ, timeout=50, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", KILLED, lake.path], cwd=ROOT, env=os.environ, timeout=PATIENCE, check=False
+    )
     assert ran.returncode == -signal.SIGKILL
     assert (len(index.matches("old")), len(index.matches("new"))) == (100, 0)
     assert catch_up(index, lake) == 1

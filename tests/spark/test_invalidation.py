@@ -26,6 +26,7 @@ from penstock.spark import Lake
 from penstock.spark.dependents.dependent import Dependent, catch_up
 from penstock.spark.dependents.kinds.invalidation import Invalidation
 from penstock.spark.lake.changelog.changelog_delta import delta_since
+from tests.patience import PATIENCE
 from tests.spark.lakes import ROOT, append, model, rollback, row
 from tests.spark.test_current import histories
 
@@ -196,7 +197,7 @@ class Answers(BaseHTTPRequestHandler):
         if callable(answer):
             answer = answer()
         if answer == "hang":
-            server.released.wait(30)
+            server.released.wait(PATIENCE)
             self.close_connection = True
             return
         if answer == "cut":
@@ -225,7 +226,7 @@ def serving():
         finally:
             server.released.set()
             server.shutdown()
-            thread.join(10)
+            thread.join(PATIENCE)
 
 
 @pytest.fixture
@@ -407,11 +408,11 @@ def test_killed_between_a_request_and_the_position_it_is_told_again(lake, server
 
     def kill():
         process.send_signal(signal.SIGKILL)
-        process.wait(30)
+        process.wait(PATIENCE)
         return "cut"
 
     server.script.extend([*[204] * accepted, kill])
-    assert process.wait(50) == -signal.SIGKILL
+    assert process.wait(PATIENCE) == -signal.SIGKILL
     assert keys_of(server.messages) == ["0", "1", "2", "3", "4"][: 2 * accepted + 2]
     assert invalidation.position() == before
     assert catch_up(invalidation, lake) == 1

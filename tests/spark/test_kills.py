@@ -23,11 +23,10 @@ from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.pipeline.definition.definition import read_definition
 from penstock.spark.pipeline.run.pipeline_run import run
 from penstock.spark.pipeline.state.lake_status import status_of
+from tests.patience import PATIENCE
 from tests.spark.buckets import QUICK_JAVA, Documents, check_changelog, current_of
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 150.0
-TIMEOUT = 1200
 """Seconds for a test that starts Spark again and again: each start takes 10, and five times that on a busy machine."""
 
 
@@ -101,12 +100,12 @@ class Driver:
 
     def killed(self) -> None:
         """Wait for the end of the driver's Python, and see that it was killed."""
-        assert self.process.wait(SECONDS) == -signal.SIGKILL, self.log.read_text()
-        self._reader.join(SECONDS)
+        assert self.process.wait(PATIENCE) == -signal.SIGKILL, self.log.read_text()
+        self._reader.join(PATIENCE)
 
     def clean_up(self) -> None:
         """Wait until Java has found out that its driver is gone."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while _group_lives(self.process.pid):
             if time.monotonic() > deadline:
                 self.kill(java=True)
@@ -196,7 +195,7 @@ def kill_at(pipeline: Pipeline, phase: int, point: str, *, delay: float = 0.0) -
     try:
         with Workload(pipeline.documents, phase):
             if point == "never":
-                assert driver.has_written.wait(SECONDS), driver.log.read_text()
+                assert driver.has_written.wait(PATIENCE), driver.log.read_text()
                 with pytest.raises(subprocess.TimeoutExpired):
                     driver.process.wait(delay)
                 driver.kill(java=phase % 2 == 0)
@@ -220,7 +219,6 @@ def catch_up(spark, pipeline: Pipeline) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(TIMEOUT)
 def test_killed_at_the_worst_moments(spark, pipeline):
     before(pipeline)
     kill_at(pipeline, 1, "written")
@@ -252,7 +250,6 @@ def at_random(spark, pipeline: Pipeline, rounds: int) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(TIMEOUT)
 def test_killed_at_random(spark, pipeline):
     at_random(spark, pipeline, 5)
 

@@ -30,6 +30,7 @@ from penstock.spark.lake.maintenance.lake_vacuum import vacuum
 from penstock.spark.lake.maintenance.maintenance_report import TableReport
 from penstock.spark.lake.tables.delta_table import DataFile
 from penstock.spark.lake.tables.lake_lock import locked
+from tests.patience import PATIENCE
 from tests.spark import lakes
 from tests.spark.lakes import append, as_documents, identities, model, row, write
 from tests.spark.test_current import histories
@@ -288,7 +289,7 @@ def test_joining_that_is_killed_at_any_moment_changes_nothing(lake):
     written = filled(lake, 8)
     for batch, seconds in enumerate((0.001, 0.02, 0.05, 0.1), 8):
         with joiner(lake, seconds) as joining:
-            assert joining.wait(30) == -signal.SIGALRM
+            assert joining.wait(PATIENCE) == -signal.SIGALRM
         assert as_documents(lakes.folded(lake)) == model(written)
         assert identities(lake) == sorted((r["vbucket"], r["history"], r["seqno"]) for r in written)
         append(lake, batch, rows(batch))

@@ -22,8 +22,9 @@ from penstock.spark.pipeline.state.lake_status import status_of
 from penstock.spark.pipeline.state.run_progress import SourceProgress
 from penstock.spark.pipeline.state.stopping import stop
 from tests.client.old_server import COUCHBASE_2_5, COUCHBASE_3_1, OldServer, without_map
+from tests.patience import PATIENCE
 from tests.spark.buckets import Documents, Proxy, check_changelog, compact, current_of, generated, numbered
-from tests.spark.running import SECONDS, catch_up, running
+from tests.spark.running import catch_up, running
 
 BEER = Path(__file__).parents[3] / "shared" / "data" / "beer-sample.jsonl"
 
@@ -117,9 +118,9 @@ def test_a_run_ends_where_its_lake_asks_for_it(spark, documents, lake):
         running_ = pool.submit(
             run, of_one(str(lake.path), url=documents.url), spark=spark, report=lambda progress: begun.set()
         )
-        assert begun.wait(SECONDS)
-        assert stop([lake], SECONDS)
-        (progress,) = running_.result(SECONDS)
+        assert begun.wait(PATIENCE)
+        assert stop([lake], PATIENCE)
+        (progress,) = running_.result(PATIENCE)
     assert progress.dependents[0].pending == 0
     assert not (lake.path / "_stop").exists()
 
@@ -157,9 +158,9 @@ def test_a_run_waits_for_the_java_of_one_that_was_killed(lake):
     lake.path.mkdir()
     with ThreadPoolExecutor(1) as pool:
         with locked(lake.path, 0):
-            waiting = pool.submit(lambda: locked(lake.path, SECONDS).__enter__())
+            waiting = pool.submit(lambda: locked(lake.path, PATIENCE).__enter__())
             assert not waiting.done()
-        assert waiting.result(SECONDS) > 0
+        assert waiting.result(PATIENCE) > 0
 
 
 @pytest.mark.parametrize(
@@ -225,7 +226,7 @@ def test_a_cut_network_loses_nothing_and_doubles_nothing(spark, node, lake):
             proxy.on_refusal = missed.set
             proxy.cut()
             documents.store(numbered(3_000, 4_500, "while it was away"))
-            assert missed.wait(SECONDS)
+            assert missed.wait(PATIENCE)
             proxy.is_down = False
             run_.reached(5_500)
         assert current_of(lake) == documents.contents()
@@ -242,7 +243,7 @@ def test_a_node_that_stays_away_ends_the_run_and_the_next_goes_on(spark, node, l
                 proxy.cut()
                 done = threading.Event()
                 proxy.on_refusal = done.set
-                assert done.wait(SECONDS)
+                assert done.wait(PATIENCE)
 
         with pytest.raises(Unreachable) as raised:
             follow()

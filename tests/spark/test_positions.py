@@ -11,6 +11,7 @@ from penstock.errors import OperationTimeout, UsageError, WriteLost
 from penstock.spark import Lake
 from penstock.spark.lake.reading.lake_positions import BranchHistory, position_at, verdict
 from penstock.spark.source.offsets import Offset, VbucketOffset
+from tests.patience import PATIENCE
 from tests.spark.lakes import VBUCKETS, append, checkpoint, rollback, row
 
 BRANCH = 1000  # of history 0, by tests.spark.lakes
@@ -87,7 +88,7 @@ def test_writes_that_come_while_somebody_waits(lake):
     done: list[bool] = []
 
     def wait() -> None:
-        lake.wait_for([token(3), token(9)], timeout=60)
+        lake.wait_for([token(3), token(9)], timeout=PATIENCE)
         done.append(True)
 
     waiter = threading.Thread(target=wait)
@@ -95,7 +96,7 @@ def test_writes_that_come_while_somebody_waits(lake):
     written(lake, 3)
     assert not done
     written(lake, 9, batch=1)
-    waiter.join(60)
+    waiter.join(PATIENCE)
     assert done
 
 
@@ -120,7 +121,7 @@ def test_a_write_that_a_rollback_took_away(lake):
     with pytest.raises(
         WriteLost, match="vbucket 7 was rolled back to 6 on another branch, which does not have change 7"
     ):
-        lake.wait_for([token(6), token(7)], timeout=60)
+        lake.wait_for([token(6), token(7)], timeout=PATIENCE)
 
 
 HISTORIES = [

@@ -24,6 +24,7 @@ from penstock.spark.dependents.json_paths import reached
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.dependents.secondary import entry_files, index_table
 from penstock.spark.dependents.secondary.entries import PendingEntries
+from tests.patience import PATIENCE
 from tests.spark.lakes import ROOT, append, model, rollback, row
 from tests.spark.test_current import histories
 
@@ -394,7 +395,7 @@ def test_killed_around_its_commit_an_index_goes_on(lake, index, when):
     append(lake, 0, [city(n, "Bonn", b"%d" % n) for n in range(1, 10)])
     catch_up(index, lake)
     append(lake, 1, [city(9 + n, "Ulm", b"%d" % n) for n in range(1, 5)])
-    ran = subprocess.run([sys.executable, "-c", KILLED, lake.path, when], cwd=ROOT, timeout=50, check=False)
+    ran = subprocess.run([sys.executable, "-c", KILLED, lake.path, when], cwd=ROOT, timeout=PATIENCE, check=False)
     assert ran.returncode == -signal.SIGKILL
     for _ in range(2):
         assert [index.lookup(name).num_rows for name in ("Bonn", "Ulm")] == [5, 4]

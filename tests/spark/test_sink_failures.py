@@ -16,9 +16,8 @@ from penstock.spark.sink import dead_letters
 from penstock.spark.sink.bucket_writes import Counts, RefusedRows, windows, write_tables
 from penstock.spark.sink.sink_options import SinkOptions
 from penstock.spark.sink.spark_writer import DcpStreamWriter, DcpWriter, Written, batch_writer, stream_writer
+from tests.patience import PATIENCE
 from tests.spark.buckets import Documents, Proxy, numbered
-
-SECONDS = 60.0
 
 
 def batches(documents, rows=1000):
@@ -159,7 +158,7 @@ class Process:
 
     def __exit__(self, *exc):
         self.process.kill()
-        self.process.communicate(timeout=SECONDS)
+        self.process.communicate(timeout=PATIENCE)
 
 
 def test_a_node_that_is_killed_ends_the_batch_and_the_next_try_converges(tmp_path):
@@ -170,7 +169,7 @@ def test_a_node_that_is_killed_ends_the_batch_and_the_next_try_converges(tmp_pat
         for number, batch in zip(count(), batches(expected)):
             if number == 10:
                 half_way.set()
-                assert killed.wait(SECONDS)
+                assert killed.wait(PATIENCE)
             yield batch
 
     with node:
@@ -186,9 +185,9 @@ def test_a_node_that_is_killed_ends_the_batch_and_the_next_try_converges(tmp_pat
 
         thread = threading.Thread(target=work)
         thread.start()
-        assert half_way.wait(SECONDS)
+        assert half_way.wait(PATIENCE)
     killed.set()
-    thread.join(SECONDS)
+    thread.join(PATIENCE)
     assert "did not serve" in failures[0]
     with node, Documents.of(url) as documents:
         part = writer.write(iter(batches(expected)))

@@ -16,6 +16,7 @@ from penstock.spark.lake.maintenance.lake_compaction import compact
 from penstock.spark.lake.reading.lake_positions import LakePosition
 from penstock.spark.lake.reading.lake_views import boundaries_of
 from penstock.spark.source.offsets import Offset, VbucketOffset
+from tests.patience import PATIENCE
 from tests.spark.buckets import Contents, Documents, MicroBatches, numbered
 from tests.spark.lakes import QUERY, append, checkpoint, row
 from tests.spark.running import running
@@ -184,14 +185,14 @@ def test_ones_own_writes_through_spark(spark, node, lake, documents):
     beers = {f"beer-{number}": json.dumps({"name": f"beer {number}", "abv": number}).encode() for number in range(500)}
     with running(spark, documents.url, lake):
         documents.store(beers)
-        lake.wait_for(documents.bucket.tokens(), timeout=120)
+        lake.wait_for(documents.bucket.tokens(), timeout=PATIENCE)
         found = lake.current_frame(spark).select("key", "value").collect()
         assert {row["key"]: bytes(row["value"]) for row in found} == beers
         before = lake.position()
         assert before is not None
         documents.remove([f"beer-{number}" for number in range(250)])
         documents.store({"beer-400": b'{"name":"new"}'})
-        lake.wait_for(documents.bucket.tokens(), timeout=120)
+        lake.wait_for(documents.bucket.tokens(), timeout=PATIENCE)
         named = {row["key"]: row["name"] for row in lake.json_frame(spark, "name STRING").collect()}
         assert named == {f"beer-{number}": f"beer {number}" for number in range(250, 500)} | {"beer-400": "new"}
         past = lake.as_of_frame(spark, before).select("key", "value").collect()
@@ -200,6 +201,6 @@ def test_ones_own_writes_through_spark(spark, node, lake, documents):
         documents.flush()
         documents.store({"beer-1": b"{}"})
         (new,) = [token for token in documents.bucket.tokens() if token not in old]
-        lake.wait_for([new], timeout=120)
+        lake.wait_for([new], timeout=PATIENCE)
         with pytest.raises(WriteLost, match="rolled back"):
-            lake.wait_for([token for token in old if token.vbucket == new.vbucket], timeout=120)
+            lake.wait_for([token for token in old if token.vbucket == new.vbucket], timeout=PATIENCE)

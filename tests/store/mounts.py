@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 __all__ = ["run_with_mounts"]
 
 ROOT = Path(__file__).parents[2]
-_SECONDS = 50
 _UNSHARE = ["unshare", "--map-root-user", "--mount"]
 
 
@@ -18,11 +19,11 @@ def run_with_mounts(mounts: str, path: Path, command: list[str]) -> "subprocess.
     Skips the test where the system lets this user mount nothing, not even for itself.
     """
     try:
-        subprocess.run([*_UNSHARE, "true"], check=True, capture_output=True, text=True, timeout=_SECONDS)
+        subprocess.run([*_UNSHARE, "true"], check=True, capture_output=True, text=True, timeout=PATIENCE)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"nothing can be mounted here: {getattr(error, 'stderr', '') or error}")
     script = f'{mounts} && exec "$@"'
     return subprocess.run(
         [*_UNSHARE, "sh", "-c", script, str(path), *command],
-        cwd=ROOT, capture_output=True, text=True, timeout=_SECONDS, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip

@@ -81,6 +81,5 @@ def test_damages(memory: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
 def test_damages_often(memory: Path) -> None:
     assert try_damages(memory, _SOAK).total() == _SOAK

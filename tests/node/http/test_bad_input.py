@@ -12,9 +12,10 @@ from penstock.node import Node
 from penstock.node.http import forms
 from penstock.node.http import http_connection as connection_module
 from penstock.node.http.request_reader import MAX_BODY, MAX_HEAD_BYTES
-from tests.node.http.web_client import SECONDS, WebClient, all_of, raw
+from tests.node.http.web_client import WebClient, all_of, raw
 from tests.node.manifests import DEFAULT, give
 from tests.node.wire_client import connected
+from tests.patience import PATIENCE
 
 BUCKETS = "/pools/default/buckets"
 FORM = "application/x-www-form-urlencoded"
@@ -144,7 +145,7 @@ def test_after_an_answer_a_connection_is_watched_too():
             with raw(node) as other:
                 assert not all_of(other)
             # As long again as the other was given: a stream may go on for ever.
-            assert asyncio.run_coroutine_threadsafe(_open(node), node.loop).result(SECONDS) == 1
+            assert asyncio.run_coroutine_threadsafe(_open(node), node.loop).result(PATIENCE) == 1
 
 
 def test_an_idle_connection_ends(monkeypatch, node):
@@ -158,7 +159,7 @@ def test_a_client_that_reads_nothing_is_cut_off(monkeypatch, node):
     request = b"GET /pools/default/buckets HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(SECONDS)
+        connection.settimeout(PATIENCE)
         connection.connect((node.host, node.http_port))
         with pytest.raises(ConnectionError):
             _send_for_ever(connection, request)
@@ -173,7 +174,7 @@ def test_a_client_that_reads_slowly_is_served(monkeypatch):
         give(client, 1, DEFAULT, {"name": "many", "uid": "8", "collections": long})
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.settimeout(SECONDS)
+            connection.settimeout(PATIENCE)
             connection.connect((node.host, node.http_port))
             connection.sendall(b"GET /pools/default/buckets/beer/scopes HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
             begun, received = node.loop.time(), 0

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.node import Node
 from tests.node.http.web_client import WebClient
+from tests.patience import PATIENCE
 
 SCOPES = "/pools/default/buckets/beer/scopes"
 
@@ -109,7 +110,7 @@ def test_who_waits_for_a_manifest_is_answered_when_it_is_there(web):
     waiting.start()
     web.post(SCOPES, name="cellar")
     web.post(f"{SCOPES}/cellar/collections", name="red")
-    waiting.join(10)
+    waiting.join(PATIENCE)
     assert found == [200]
 
 

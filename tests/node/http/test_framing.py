@@ -12,7 +12,8 @@ import pytest
 from penstock.node import Node
 from penstock.node.auth.certificates import make_certificates
 from penstock.node.http.request_reader import MAX_BODY, MAX_FIELD_LINES, MAX_HEAD_BYTES
-from tests.node.http.web_client import SECONDS, WebClient, all_of, raw
+from tests.node.http.web_client import WebClient, all_of, raw
+from tests.patience import PATIENCE
 
 POST = b"POST /pools/default/buckets HTTP/1.1\r\nHost: localhost\r\n"
 GET = b"GET /pools HTTP/1.1\r\nHost: localhost\r\n"
@@ -197,13 +198,13 @@ def test_pipelined_requests_are_answered_in_order_and_only_so_many_wait(node):
     many = b"GET /pools/default/b/beer HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(SECONDS)
+        connection.settimeout(PATIENCE)
         connection.connect((node.host, node.http_port))
         sent = _send_until_nobody_reads(connection, many)
         assert WebClient(node).said("/pools/default/b/beer")["name"] == "beer"
         written = 0
         while not written:  # what was sent may still be on its way
-            read, written = asyncio.run_coroutine_threadsafe(_most_buffered(node), node.loop).result(SECONDS)
+            read, written = asyncio.run_coroutine_threadsafe(_most_buffered(node), node.loop).result(PATIENCE)
     assert sent > read
     assert read < 3 * MAX_HEAD_BYTES
     assert written < 16 * MAX_HEAD_BYTES
@@ -239,7 +240,7 @@ def test_one_address_leaves_room_for_others():
         begun = [opened.enter_context(raw(node, b"GET / HTTP/1.1\r\nHost: lo")) for _ in range(8)]
         assert [bool(all_of(connection)) for connection in begun[4:]] == [False] * 4  # ended at once
         other = opened.enter_context(socket.socket())
-        other.settimeout(SECONDS)
+        other.settimeout(PATIENCE)
         other.bind(("127.0.0.2", 0))
         other.connect((node.host, node.http_port))
         other.sendall(GET + b"\r\n")
@@ -247,7 +248,7 @@ def test_one_address_leaves_room_for_others():
 
 
 def test_plain_http_on_the_tls_port_is_no_answer(tls_node):
-    with socket.create_connection((tls_node.host, tls_node.https_port), timeout=SECONDS) as connection:
+    with socket.create_connection((tls_node.host, tls_node.https_port), timeout=PATIENCE) as connection:
         connection.sendall(GET + b"\r\n")
         assert not STATUS.search(all_of(connection))
 
@@ -257,7 +258,7 @@ def test_tls_has_the_same_rules(tls_node):
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     for request, status in ((row[1], row[2]) for row in REFUSED if row[0] in ("CL.TE", "bare LF", "head in one piece")):
         with (
-            socket.create_connection((tls_node.host, tls_node.https_port), timeout=SECONDS) as plain,
+            socket.create_connection((tls_node.host, tls_node.https_port), timeout=PATIENCE) as plain,
             context.wrap_socket(plain) as connection,
         ):
             connection.sendall(request)

@@ -15,15 +15,16 @@ from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import SetVbucket
-from tests.node.http.web_client import SECONDS, WebClient, all_of, raw
+from tests.node.http.web_client import WebClient, all_of, raw
 from tests.node.watch import run
 from tests.node.wire_client import connected
+from tests.patience import PATIENCE
 
 STREAMS = ["/pools/default/bs/beer", "/pools/default/bucketsStreaming/beer"]
 
 
 def on_loop(node, coroutine):
-    return asyncio.run_coroutine_threadsafe(coroutine, node.loop).result(SECONDS)
+    return asyncio.run_coroutine_threadsafe(coroutine, node.loop).result(PATIENCE)
 
 
 def place(said, vbucket):
@@ -97,7 +98,7 @@ def test_who_leaves_is_forgotten(node, web):
         with web.stream(path) as stream:
             stream.next()
             assert len(node.http.state.streams) == 1
-        until = time.monotonic() + SECONDS
+        until = time.monotonic() + PATIENCE
         while node.http.state.streams and time.monotonic() < until:
             web.said("/pools")
         assert not node.http.state.streams

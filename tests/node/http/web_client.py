@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-SECONDS = 10.0
+from tests.patience import PATIENCE
+
 SEPARATOR = b"\n\n\n\n"
 
 
@@ -33,8 +34,8 @@ class WebClient:
 
     def connect(self):
         if self.context is not None:
-            return http.client.HTTPSConnection(self.node.host, self.port, timeout=SECONDS, context=self.context)
-        return http.client.HTTPConnection(self.node.host, self.port, timeout=SECONDS)
+            return http.client.HTTPSConnection(self.node.host, self.port, timeout=PATIENCE, context=self.context)
+        return http.client.HTTPConnection(self.node.host, self.port, timeout=PATIENCE)
 
     def headers(self, more=()):
         found = dict(more)
@@ -103,7 +104,7 @@ class Documents:
 @contextmanager
 def raw(node, data=b""):
     """A connection on which these bytes have been sent."""
-    with socket.create_connection((node.host, node.http_port), timeout=SECONDS) as connection:
+    with socket.create_connection((node.host, node.http_port), timeout=PATIENCE) as connection:
         connection.sendall(data)
         yield connection
 

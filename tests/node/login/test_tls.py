@@ -14,8 +14,7 @@ from penstock.node.auth import AuthState, Login, User, Users, decide_access
 from penstock.node.auth.certificates import make_certificates
 from penstock.node.auth.server_tls import ServerTls, names_in, server_context
 from penstock.node.auth.users import Account
-
-SECONDS = 10.0
+from tests.patience import PATIENCE
 
 
 def write(directory, user="alice", hosts=(), days=7):
@@ -54,22 +53,22 @@ def shake(server, client, host="localhost"):
 
     def serve():
         with listener.accept()[0] as accepted:
-            accepted.settimeout(SECONDS)
+            accepted.settimeout(PATIENCE)
             with server.wrap_socket(accepted, server_side=True) as encrypted:
                 encrypted.sendall(b"x")
                 return encrypted.getpeercert(), encrypted.version()
 
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
-        listener.settimeout(SECONDS)
+        listener.settimeout(PATIENCE)
         served = pool.submit(serve)
         try:
             with (
-                socket.create_connection(listener.getsockname(), SECONDS) as plain,
+                socket.create_connection(listener.getsockname(), PATIENCE) as plain,
                 client.wrap_socket(plain, server_hostname=host) as encrypted,
             ):
                 assert encrypted.recv(1) == b"x"
         finally:
-            problem = served.exception(SECONDS)
+            problem = served.exception(PATIENCE)
         if problem is not None:
             raise problem
         return served.result()

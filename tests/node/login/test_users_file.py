@@ -14,6 +14,7 @@ from penstock.node.auth import User, UsersFile
 from penstock.node.auth.users import account_of
 from penstock.node.auth.users_file import CHECK_SECONDS, change_users, read_users
 from penstock.node.auth.verifier import MIN_ITERATIONS
+from tests.patience import PATIENCE
 
 
 class Clock:
@@ -77,7 +78,7 @@ def test_changes_at_the_same_time_are_all_there(path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE)
     assert sorted(read_users(path)[0]) == ["alice", *(f"user{n}" for n in range(6))]
 
 
