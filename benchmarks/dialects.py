@@ -19,8 +19,9 @@ from benchmarks.report import Report, interleaved, options
 from benchmarks.served import Served, served
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.flags import OpenFlag, StreamFlag, TapConnectFlag
+from penstock.wire.columns.frame_form import FORMS
 from penstock.wire.columns.heads import Run, StreamContext
-from penstock.wire.columns.reframe import FORMS, reframe
+from penstock.wire.columns.reframe import reframe
 from penstock.wire.columns.run_decoder import decode_run
 from penstock.wire.messages.dcp import Mutation, Open, StreamReq
 from penstock.wire.messages.tap import TapConnect, TapOptions

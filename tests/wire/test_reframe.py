@@ -14,7 +14,8 @@ from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Frame, cut_frame, frame_length
 from penstock.wire.codec.layout import Message, decode
 from penstock.wire.codec.opcodes import Opcode
-from penstock.wire.columns.reframe import DCP, FORMS, NATIVE, FrameForm, _in_columns, _one_by_one, reframe
+from penstock.wire.columns.frame_form import DCP, FORMS, NATIVE, FrameForm
+from penstock.wire.columns.reframe import _in_columns, _one_by_one, reframe
 from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation
 from penstock.wire.messages.tap import TapMutation
 from penstock.wire.protocol.frame_receiver import Connection, Slab

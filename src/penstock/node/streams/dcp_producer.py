@@ -20,7 +20,7 @@ from penstock.wire.codec.flags import Datatype, OpenFlag, StreamFlag
 from penstock.wire.codec.frame import Frame, opcode_name
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status, StreamEndReason
-from penstock.wire.columns.reframe import FrameForm
+from penstock.wire.columns.frame_form import FrameForm
 from penstock.wire.columns.revalue import Content
 from penstock.wire.messages.dcp import DcpNoop, Deletion, DeletionV2, Expiration, Mutation, PrototypeMutation, StreamReq
 

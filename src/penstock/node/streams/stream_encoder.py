@@ -25,7 +25,8 @@ from penstock.store.log.segment import gather_ascending
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.codec.frame import HEADER_BYTES, Buffer, cut_frame
 from penstock.wire.codec.layout import decode
-from penstock.wire.columns.reframe import FrameForm, reframe
+from penstock.wire.columns.frame_form import FrameForm
+from penstock.wire.columns.reframe import reframe
 from penstock.wire.columns.revalue import Content, revalue
 from penstock.wire.columns.shapes import EXTRAS_LENGTH_AT
 from penstock.wire.messages.dcp import Mutation, SystemEvent

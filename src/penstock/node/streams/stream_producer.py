@@ -30,7 +30,7 @@ from penstock.store.history.rollback import StreamRequest, range_error, rollback
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Buffer, Frame, opcode_name
 from penstock.wire.codec.statuses import Status, StreamEndReason
-from penstock.wire.columns.reframe import FORMS
+from penstock.wire.columns.frame_form import FORMS
 from penstock.wire.columns.revalue import Content
 from penstock.wire.protocol.stream_state import StreamEvent, StreamState
 

@@ -14,7 +14,8 @@ from penstock.store.history.frame_chunks import Chunk
 from penstock.wire.codec.flags import TapFlag
 from penstock.wire.codec.frame import HEADER_BYTES, Buffer
 from penstock.wire.codec.opcodes import Opcode
-from penstock.wire.columns.reframe import FrameForm, reframe
+from penstock.wire.columns.frame_form import FrameForm
+from penstock.wire.columns.reframe import reframe
 from penstock.wire.columns.revalue import Content, revalue
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 

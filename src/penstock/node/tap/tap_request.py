@@ -13,7 +13,7 @@ from penstock.node.tap_state.tap_clients import Phase, TapPosition
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.codec.flags import TapConnectFlag
-from penstock.wire.columns.reframe import FORMS, FrameForm
+from penstock.wire.columns.frame_form import FORMS, FrameForm
 from penstock.wire.messages.tap import TapOptions
 
 __all__ = ["TapRequest"]

@@ -16,7 +16,7 @@ from penstock.store.history.history_snapshot import Snapshot
 from penstock.store.history.rollback import misses_purged
 from penstock.wire.codec.constants import TapOpaque
 from penstock.wire.codec.frame import HEADER_BYTES
-from penstock.wire.columns.reframe import FrameForm
+from penstock.wire.columns.frame_form import FrameForm
 from penstock.wire.messages.tap import TapCheckpointEnd, TapCheckpointStart, TapMessage, TapOpaqueMessage
 
 __all__ = ["TapStream", "opaque_message"]

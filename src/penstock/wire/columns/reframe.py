@@ -1,8 +1,8 @@
 """Frames of the log in another form: for a consumer of another dialect, or one with other wishes.
 
-The log holds DCP frames: mutations, and tombstones with their times (DELETION V2, EXPIRATION). A Form says what becomes
-of each kind. All heads are gathered and written as columns; key and value, which lie next to each other, are moved by
-one Arrow take that puts every new head in front of what belongs to it. Below SMALL frames a loop is faster.
+A form (`frame_form`) says what becomes of each kind. All heads are gathered and written as columns; key and value,
+which lie next to each other, are moved by one Arrow take that puts every new head in front of what belongs to it. Few
+frames go one by one, by the same rules.
 
 The log's keys begin with their collection's id. Whoever has not agreed on collections is sent the default one's alone,
 whose id is a byte: that byte is left out, and where nothing else changes, only the lengths around it are.
@@ -11,160 +11,62 @@ whose id is a byte: that byte is left out, and where nothing else changes, only 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
+from itertools import pairwise
 from struct import Struct
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.wire.codec.constants import Dialect
-from penstock.wire.codec.frame import BODY_LENGTH, HEADER_BYTES, HEADER_NAMES, Buffer, cut_frame
-from penstock.wire.codec.layout import Message, decode
-from penstock.wire.codec.opcodes import DraftCode, Magic, Opcode
-from penstock.wire.columns.shapes import BODY_AT, EXTRAS_LENGTH_AT, KEY_LENGTH_AT, OPCODE_AT, head_dtype
-from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation, head_fields
-from penstock.wire.messages.dcp_values import framing_of
-from penstock.wire.messages.tap import TapDelete, TapMutation
-from penstock.wire.messages.upr import UprDeletion, UprExpiration, UprMutation
-from penstock.wire.messages.upr_draft import DraftDeletion, DraftExpiration, DraftMutation
-from penstock.wire.values.collection_key import DEFAULT_PREFIX
+from penstock.wire.codec.frame import BODY_LENGTH, HEADER_BYTES, Buffer
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.columns.frame_form import STORED_NAMES, Column, FrameForm, Numbers
+from penstock.wire.columns.shapes import (
+    BODY_AT,
+    EXTRAS_LENGTH_AT,
+    KEY_LENGTH_AT,
+    OPCODE_AT,
+    head_dtype,
+)
+from penstock.wire.messages.dcp import MUTATION_HEAD, Mutation
 
-__all__ = ["DCP", "FORMS", "NATIVE", "FrameForm", "reframe"]
+__all__ = ["reframe"]
 
 _MUTATION = int(Opcode.DCP_MUTATION)
 
-SMALL = 25
-"""Frames: below, the loop is faster than the columns."""
+_STORED = head_dtype(Mutation)
+"""Header and extras of a mutation, as long as the longest stored head."""
 
-_SOURCE = head_dtype(Mutation)
-"""Header and extras of a mutation. In a tombstone the delete time stands where this has `flags`."""
+FEW = 25
+"""Frames: below, a loop that leaves prefixes out is faster than the columns."""
 
-_SOURCE_NAMES = frozenset(_SOURCE.names or ())
-_STORED_ONLY = ("flags", "expiry", "lock_time", "nmeta", "nru")
-"""What has no place in a tombstone: its delete time and key stand there."""
-
-_PRIVATE = {TapMutation: [("rev_seqno", ">u8"), ("nru", "u1")], TapDelete: [("rev_seqno", ">u8")]}
-"""The engine-private data of TAP, as ep-engine has it: between extras and key."""
-
-_FRAMING = [("frame_info", "u1"), ("framing", ">u2")]
-_STREAM_ID_INFO = framing_of(1)[0]
-"""How framing extras with a stream's id begin: they lie between header and extras, whose length is then in the upper
-byte of the key's."""
+FEW_HEADS = 12
+"""Frames: below, new heads are made faster one by one than in columns."""
 
 _KEY_LENGTH_LOW, _BODY_LOW = KEY_LENGTH_AT + 1, BODY_AT + 3
 _BODY = Struct(">I")
 
-Column = npt.NDArray[Any]
-Numbers = int | Column
 
-
-@dataclass(frozen=True)
-class FrameForm:
-    """What the change frames of a connection look like.
-
-    keys_only: without values. datatypes: the bits that the consumer understands; None: all, also of values that are
-    left out. reversed_flags: item flags in the order of bytes that little-endian TAP servers send them. bare_keys:
-    without their collection's id; all frames are then the default collection's. stream_id: stands in each frame, where
-    one vbucket may have several streams.
-    """
-
-    mutation: type[Message]
-    deletion: type[Message]
-    expiration: type[Message]
-    keys_only: bool = False
-    datatypes: int | None = None
-    reversed_flags: bool = False
-    bare_keys: bool = False
-    stream_id: int | None = None
-    _targets: dict[int, ColumnTarget] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        targets = {
-            int(Opcode.DCP_MUTATION): ColumnTarget(self.mutation, self.stream_id),
-            int(Opcode.DCP_DELETION): ColumnTarget(self.deletion, self.stream_id),
-            int(Opcode.DCP_EXPIRATION): ColumnTarget(self.expiration, self.stream_id),
-        }
-        object.__setattr__(self, "_targets", targets)
-
-    @cached_property
-    def keeps_mutations(self) -> bool:
-        """Do mutations go out as the log has them, but for the collection's id?"""
-        changed = self.keys_only or self.datatypes is not None or self.stream_id is not None
-        return self.mutation is Mutation and not changed
-
-    @cached_property
-    def is_native(self) -> bool:
-        """Does everything go out as the log has it, but for the collection's id?"""
-        return self.keeps_mutations and self.deletion is DeletionV2 and self.expiration is Expiration
-
-    @cached_property
-    def prefix_bytes(self) -> int:
-        """How many bytes of the log's keys are left out."""
-        return len(DEFAULT_PREFIX) if self.bare_keys else 0
-
-
-class ColumnTarget:
-    """A message to be written in columns: its head, with what stands in front of extras and key."""
-
-    def __init__(self, cls: type[Message], stream_id: int | None = None) -> None:
-        private = _PRIVATE.get(cls, [])
-        framing = _FRAMING if stream_id is not None else []
-        fields = head_dtype(cls).descr
-        self.cls = cls
-        self.extras_length = cls.layouts[max(cls.layouts)].extras.size
-        self.private_length = np.dtype(private).itemsize
-        self.framing_length = np.dtype(framing).itemsize
-        self.dtype = np.dtype([*fields[: len(HEADER_NAMES)], *framing, *fields[len(HEADER_NAMES) :], *private])
-        code = cls.opcode
-        draft = isinstance(code, DraftCode)
-        self.constant = {
-            "magic": int(cls.magic),
-            "opcode": code >> 8 if draft else int(code),
-            "extras_length": self.extras_length,
-            **({"datatype": code & 0xFF} if draft else {}),
-            **({"engine_length": self.private_length, "ttl": 0xFF} if private else {}),
-            **({"magic": int(Magic.ALT_REQUEST), "framing": stream_id} if stream_id is not None else {}),
-        }
-
-
-DCP = FrameForm(Mutation, Deletion, Deletion, bare_keys=True)
-"""What a DCP consumer gets that asked for nothing special: deletions of form V1, also of what expired."""
-
-NATIVE = FrameForm(Mutation, DeletionV2, Expiration)
-"""What the log has."""
-
-FORMS = {
-    Dialect.DCP: DCP,
-    Dialect.UPR: FrameForm(UprMutation, UprDeletion, UprExpiration, bare_keys=True),
-    Dialect.UPR_DRAFT: FrameForm(DraftMutation, DraftDeletion, DraftExpiration, bare_keys=True),
-    Dialect.TAP: FrameForm(TapMutation, TapDelete, TapDelete, datatypes=0, bare_keys=True),
-}
-"""By dialect, the form of a connection without options."""
-
-
-def reframe(data: Buffer, begins: Sequence[int] | Column, form: FrameForm, **said: Numbers) -> Buffer:
+def reframe(data: Buffer, begins: Sequence[int] | Column, form: FrameForm, **given: Numbers) -> Buffer:
     """Return the frames in another form.
 
     data: whole frames of the log, one behind the other, 2 GiB at most; a bytearray may be changed. begins: where each
-    begins. said: fields of all frames, or of each, that are not to be taken from the log: `opaque`, `tap_flags`.
+    begins. given: fields of all frames, or of each, that are not taken from the log: `opaque`, `tap_flags`, `ttl`.
     """
     if not len(begins):
         return data
     as_they_are = form.is_native or (
-        form.keeps_mutations and said.keys() <= {"opaque"} and _mutations_alone(data, begins)
+        form.keeps_mutations and given.keys() <= {"opaque"} and _mutations_alone(data, begins)
     )
     if as_they_are:  # with the opaque that the log was read with
         return _without_prefixes(data, begins) if form.bare_keys else data
-    if len(begins) < SMALL:
-        return _one_by_one(data, begins, form, said)
-    return _in_columns(data, np.asarray(begins, np.int64), form, said)
+    if len(begins) < FEW_HEADS:
+        return _one_by_one(data, begins, form, given)
+    return _in_columns(data, np.asarray(begins, np.int64), form, given)
 
 
 def _mutations_alone(data: Buffer, begins: Sequence[int] | Column) -> bool:
-    if len(begins) < SMALL:
+    if len(begins) < FEW:
         return all(data[begin + OPCODE_AT] == _MUTATION for begin in begins)
     return bool((np.frombuffer(data, np.uint8)[np.asarray(begins) + OPCODE_AT] == _MUTATION).all())
 
@@ -173,7 +75,7 @@ def _without_prefixes(data: Buffer, begins: Sequence[int] | Column) -> Buffer:
     """Return the frames with a byte less each, the first of their keys."""
     if not isinstance(data, bytearray):
         data = bytearray(data)
-    if len(begins) < SMALL:
+    if len(begins) < FEW:
         return b"".join(_pieces_without_prefixes(data, begins))
     begins = np.asarray(begins, np.int64)
     octets = np.frombuffer(data, np.uint8)
@@ -210,69 +112,36 @@ def _pieces_without_prefixes(data: bytearray, begins: Sequence[int] | Column) ->
     yield view[start:]
 
 
-def _in_columns(data: Buffer, begins: Column, form: FrameForm, said: Mapping[str, Numbers]) -> memoryview:
+def _in_columns(data: Buffer, begins: Column, form: FrameForm, given: Mapping[str, Numbers]) -> memoryview:
     count = len(begins)
-    opcodes = np.frombuffer(data, np.uint8)[begins + 1]
-    targets = {opcode: target for opcode, target in form._targets.items() if (opcodes == opcode).any()}
-    width = max(target.dtype.itemsize for target in targets.values())
+    opcodes = np.frombuffer(data, np.uint8)[begins + OPCODE_AT]
+    kinds = {opcode: rules for opcode, rules in form.heads.items() if (opcodes == opcode).any()}
+    width = max(rules.head.size for rules in kinds.values())
     # One buffer for all: room for the new heads, the frames, and what a head that is gathered may reach beyond them.
     base = count * width
-    whole = np.empty(base + len(data) + _SOURCE.itemsize, np.uint8)
+    whole = np.empty(base + len(data) + _STORED.itemsize, np.uint8)
     whole[base : base + len(data)] = np.frombuffer(data, np.uint8)
-    source = np.ndarray((len(data),), f"V{_SOURCE.itemsize}", whole, base, (1,))[begins].view(_SOURCE)
-    ends = np.append(begins[1:], len(data))
-    tails_at = begins + (HEADER_BYTES + source["extras_length"].astype(np.int64))
-    tails_at += form.prefix_bytes
-    key_bytes = source["key_length"].astype(np.int64) - form.prefix_bytes
-    tail_bytes = key_bytes if form.keys_only else ends - tails_at
+    stored = np.ndarray((len(data),), f"V{_STORED.itemsize}", whole, base, (1,))[begins].view(_STORED)
+    tails_at, tails_end = form.tail(stored, begins, np.append(begins[1:], len(data)))
+    tail_bytes = tails_end - tails_at
     head_bytes = np.full(count, width)
-    for opcode, target in targets.items():
-        if len(targets) == 1:
-            _write_heads(whole[:base].view(target.dtype), target, source, tail_bytes, form=form, said=said)
+    for opcode, rules in kinds.items():
+        if len(kinds) == 1:
+            _write_heads(whole[:base].view(rules.dtype), rules.numbers(stored, tail_bytes, given))
             continue
         rows = np.flatnonzero(opcodes == opcode)
-        heads = np.empty(len(rows), target.dtype)
-        chosen = {name: value if isinstance(value, int) else value[rows] for name, value in said.items()}
-        _write_heads(heads, target, source[rows], tail_bytes[rows], form=form, said=chosen)
+        heads = np.empty(len(rows), rules.dtype)
+        chosen = {name: value if isinstance(value, int) else value[rows] for name, value in given.items()}
+        _write_heads(heads, rules.numbers(stored[rows], tail_bytes[rows], chosen))
         whole[:base].reshape(count, width)[rows, : heads.itemsize] = heads.view(np.uint8).reshape(len(rows), -1)
         head_bytes[rows] = heads.itemsize
-    places = np.stack((begins, tails_at, tails_at + tail_bytes), axis=1)
+    places = np.stack((begins, tails_at, tails_end), axis=1)
     return _joined(whole[: base + len(data)], head_bytes, width, places)
 
 
-def _write_heads(
-    heads: Column,
-    target: ColumnTarget,
-    source: Column,
-    tail_bytes: Column,
-    *,
-    form: FrameForm,
-    said: Mapping[str, Numbers],
-) -> None:
-    """Write the heads of frames of one kind, every byte of them."""
-    gone = target.cls is not form.mutation
-    constant: dict[str, Numbers] = {**target.constant, **said}
-    constant["body"] = target.framing_length + target.extras_length + target.private_length + tail_bytes
-    if form.keys_only and form.datatypes is not None:
-        constant.setdefault("datatype", 0)
-    for name in target.dtype.names or ():
-        if name in constant:
-            heads[name] = constant[name]
-        elif name == "frame_info":
-            heads[name] = _STREAM_ID_INFO
-        elif name == "delete_time":
-            timed = source["extras_length"] >= Expiration.layouts[3].extras.size
-            heads[name] = np.where(timed, source["flags"], 0)
-        elif name not in _SOURCE_NAMES or (gone and name in _STORED_ONLY):
-            heads[name] = 0
-        elif name == "key_length":
-            heads[name] = source[name] - form.prefix_bytes | target.framing_length << 8
-        elif name == "flags" and form.reversed_flags:
-            heads[name] = source[name].byteswap()
-        elif name == "datatype" and form.datatypes is not None:
-            heads[name] = source[name] & form.datatypes
-        else:
-            heads[name] = source[name]
+def _write_heads(heads: Column, numbers: Mapping[str, Numbers]) -> None:
+    for name, column in numbers.items():
+        heads[name] = column
 
 
 def _joined(whole: Column, head_bytes: Column, width: int, places: Column) -> memoryview:
@@ -307,38 +176,15 @@ def _interleaved(count: int) -> pa.Array:
     return pa.array(order)
 
 
-def _one_by_one(data: Buffer, begins: Sequence[int] | Column, form: FrameForm, said: Mapping[str, Numbers]) -> bytes:
-    view = memoryview(data)
-    return b"".join(
-        [
-            _message(decode(cut_frame(view, int(begin))), form, {k: _at(v, row) for k, v in said.items()}).encode()
-            for row, begin in enumerate(begins)
-        ]
-    )
-
-
-def _at(value: Numbers, row: int) -> int:
-    return value if isinstance(value, int) else int(value[row])
-
-
-def _message(source: Any, form: FrameForm, said: Mapping[str, int]) -> Message:
-    """Return a change of the log as the form's message."""
-    cls = form._targets[int(source.opcode)].cls
-    fields = {name for name, _ in head_fields(cls)}
-    gone = not isinstance(source, Mutation)
-    taken = {name: value for name in fields if (value := getattr(source, name, None)) is not None}
-    value = b"" if form.keys_only else source.value
-    if form.datatypes is not None and "datatype" in taken:
-        taken["datatype"] = source.datatype & form.datatypes if not form.keys_only else 0
-    if form.reversed_flags and not gone and "flags" in fields:
-        taken["flags"] = int.from_bytes(source.flags.to_bytes(4, "big"), "little")
-    if cls in _PRIVATE:
-        private = np.zeros(1, np.dtype(_PRIVATE[cls]))
-        for name in private.dtype.names or ():
-            private[name] = getattr(source, name, 0)
-        taken["engine_private"] = private.tobytes()
-    for name in ("magic", "opcode", "key_length", "extras_length", "body", "engine_length"):
-        taken.pop(name, None)
-    if form.stream_id is not None:
-        taken["framing"] = framing_of(form.stream_id)
-    return cls(**{**taken, "key": source.key[form.prefix_bytes :], "value": value, **said})
+def _one_by_one(data: Buffer, begins: Sequence[int] | Column, form: FrameForm, given: Mapping[str, Numbers]) -> bytes:
+    view, pieces = memoryview(data), list[Buffer]()
+    places = [*map(int, begins), len(data)]
+    for row, (begin, end) in enumerate(pairwise(places)):
+        head = bytes(view[begin : begin + MUTATION_HEAD.size]).ljust(MUTATION_HEAD.size, b"\0")
+        stored = dict(zip(STORED_NAMES, MUTATION_HEAD.unpack(head), strict=True))
+        rules = form.heads[stored["opcode"]]
+        tail_at, tail_end = form.tail(stored, begin, end)
+        chosen = {name: value if isinstance(value, int) else int(value[row]) for name, value in given.items()}
+        numbers = rules.numbers(stored, tail_end - tail_at, chosen)
+        pieces += (rules.head.pack(*numbers.values()), view[tail_at:tail_end])
+    return b"".join(pieces)

@@ -6,7 +6,7 @@ where one of them arrives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import accumulate
@@ -90,9 +90,21 @@ MAGIC_AT, OPCODE_AT, KEY_LENGTH_AT, EXTRAS_LENGTH_AT, KIND_AT, BODY_AT = (
 _DTYPES = {"B": "u1", "H": ">u2", "I": ">u4", "Q": ">u8"}
 
 
+def dtype_of(fields: Iterable[tuple[str, str]]) -> np.dtype[np.void]:
+    """Return fields, each a name and a struct code, as a structured type."""
+    return np.dtype([(name, _DTYPES[code]) for name, code in fields])
+
+
 def head_dtype(cls: type[Message]) -> np.dtype[np.void]:
     """Return the header and extras of a message as a structured type."""
-    return np.dtype([(name, _DTYPES[code]) for name, code in head_fields(cls)])
+    return dtype_of(head_fields(cls))
+
+
+def reversed_u32(numbers: Any) -> Any:
+    """Return u32s with their bytes in the other order: one number, or a column."""
+    if isinstance(numbers, np.ndarray):
+        return numbers.byteswap()
+    return int.from_bytes(numbers.to_bytes(4, "big"), "little")
 
 
 @dataclass(frozen=True)

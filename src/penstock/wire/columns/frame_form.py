@@ -1,0 +1,180 @@
+"""What change frames look like for a consumer: which message each kind becomes, and how its head is made.
+
+The log holds DCP frames: mutations, and tombstones with their times (DELETION V2, EXPIRATION). Each field of a new head
+is a constant or a rule. A rule works on numbers and on columns alike, so `reframe` applies it to few frames one by one
+and to many at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import itemgetter
+from struct import Struct, calcsize
+from typing import Any
+
+import numpy.typing as npt
+
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.frame import HEADER_BYTES, HEADER_NAMES
+from penstock.wire.codec.layout import Message
+from penstock.wire.codec.opcodes import DraftCode, Magic, Opcode
+from penstock.wire.columns.shapes import dtype_of, reversed_u32
+from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation, head_fields
+from penstock.wire.messages.dcp_values import framing_of
+from penstock.wire.messages.tap import TapDelete, TapMutation
+from penstock.wire.messages.upr import UprDeletion, UprExpiration, UprMutation
+from penstock.wire.messages.upr_draft import DraftDeletion, DraftExpiration, DraftMutation
+from penstock.wire.values.collection_key import DEFAULT_PREFIX
+
+__all__ = ["DCP", "FORMS", "NATIVE", "STORED_NAMES", "Column", "FrameForm", "HeadRules", "Numbers"]
+
+Column = npt.NDArray[Any]
+Numbers = int | Column
+Stored = Column | Mapping[str, int]
+"""Heads of the log's frames: a structured column, or the numbers of one by name (STORED_NAMES). A rule reads both."""
+
+Rule = Callable[[Any], Numbers]
+"""Makes a field of the new head from Stored."""
+
+STORED_NAMES = tuple(name for name, _ in head_fields(Mutation))
+"""The numbers of a stored head: those of a mutation. In a tombstone the delete time stands where this has `flags`."""
+
+_MUTATION_ONLY = frozenset(("flags", "expiry", "lock_time", "nmeta", "nru"))
+"""What has no place in a tombstone: its delete time and key stand there."""
+
+_TIMED_EXTRAS = Expiration.layouts[max(Expiration.layouts)].extras.size
+"""Bytes of extras from which on a tombstone has its time."""
+
+_PRIVATE = {TapMutation: [("rev_seqno", "Q"), ("nru", "B")], TapDelete: [("rev_seqno", "Q")]}
+"""The engine-private data of TAP, as ep-engine has it: between extras and key."""
+
+_FRAMING = [("frame_info", "B"), ("framing", "H")]
+_STREAM_ID_INFO = framing_of(1)[0]
+"""How framing extras with a stream's id begin: they lie between header and extras, whose length is then in the upper
+byte of the key's."""
+
+
+@dataclass(frozen=True)
+class FrameForm:
+    """What the change frames of a connection look like.
+
+    keys_only: without values. datatypes: the bits that the consumer understands; None: all, also of values that are
+    left out. reversed_flags: item flags in the order of bytes that little-endian TAP servers send them. bare_keys:
+    without their collection's id; all frames are then the default collection's. stream_id: stands in each frame, where
+    one vbucket may have several streams.
+    """
+
+    mutation: type[Message]
+    deletion: type[Message]
+    expiration: type[Message]
+    keys_only: bool = False
+    datatypes: int | None = None
+    reversed_flags: bool = False
+    bare_keys: bool = False
+    stream_id: int | None = None
+    heads: dict[int, HeadRules] = field(init=False, repr=False, compare=False)
+    """By the log's opcode, how the new head is made."""
+
+    def __post_init__(self) -> None:
+        kinds = {
+            int(Opcode.DCP_MUTATION): HeadRules(self.mutation, self),
+            int(Opcode.DCP_DELETION): HeadRules(self.deletion, self),
+            int(Opcode.DCP_EXPIRATION): HeadRules(self.expiration, self),
+        }
+        object.__setattr__(self, "heads", kinds)
+
+    @cached_property
+    def keeps_mutations(self) -> bool:
+        """Do mutations go out as the log has them, but for the collection's id?"""
+        changed = self.keys_only or self.datatypes is not None or self.stream_id is not None
+        return self.mutation is Mutation and not changed
+
+    @cached_property
+    def is_native(self) -> bool:
+        """Does everything go out as the log has it, but for the collection's id?"""
+        return self.keeps_mutations and self.deletion is DeletionV2 and self.expiration is Expiration
+
+    @cached_property
+    def prefix_bytes(self) -> int:
+        """How many bytes of the log's keys are left out."""
+        return len(DEFAULT_PREFIX) if self.bare_keys else 0
+
+    def tail(self, stored: Any, begin: Any, end: Any) -> tuple[Any, Any]:
+        """Return where the kept bytes of a frame begin and end: its key without prefix, and its value if it is sent."""
+        at = begin + stored["extras_length"] + (HEADER_BYTES + self.prefix_bytes)
+        return at, at + stored["key_length"] - self.prefix_bytes if self.keys_only else end
+
+
+class HeadRules:
+    """The head of a message that a form makes, with what stands in front of extras and key.
+
+    Attributes:
+        dtype: the head as a column has it.
+        head: the head as a struct, its numbers in the same order.
+    """
+
+    def __init__(self, cls: type[Message], form: FrameForm) -> None:
+        framing = _FRAMING if form.stream_id is not None else []
+        own, private = head_fields(cls), _PRIVATE.get(cls, [])
+        fields = [*own[: len(HEADER_NAMES)], *framing, *own[len(HEADER_NAMES) :], *private]
+        self.dtype = dtype_of(fields)
+        self.head = Struct(">" + "".join(code for _, code in fields))
+        rules = _rules(cls, form)
+        self._fields = [(name, rules.get(name, 0)) for name, _ in fields]
+
+    def numbers(self, stored: Stored, tail_bytes: Numbers, given: Mapping[str, Numbers]) -> dict[str, Numbers]:
+        """Return the fields of new heads by name, in the order of the bytes.
+
+        Args:
+            tail_bytes: what stands behind the head: the key, and the value if it is sent.
+            given: fields that do not follow from the log.
+        """
+        given = {**given, "body": self.head.size - HEADER_BYTES + tail_bytes}
+        return {
+            name: given[name] if name in given else rule if isinstance(rule, int) else rule(stored)
+            for name, rule in self._fields
+        }
+
+
+def _rules(cls: type[Message], form: FrameForm) -> dict[str, int | Rule]:
+    """Return what a form makes of the fields of a message: a constant, or a rule. Fields that are not named are 0."""
+    draft = isinstance(cls.opcode, DraftCode)
+    extras = cls.layouts[max(cls.layouts)].extras
+    framing_bytes = 0 if form.stream_id is None else calcsize(">BH")
+    kept = [name for name in STORED_NAMES if cls is form.mutation or name not in _MUTATION_ONLY]
+    rules: dict[str, int | Rule] = {
+        **{name: itemgetter(name) for name in kept},
+        "magic": int(cls.magic if form.stream_id is None else Magic.ALT_REQUEST),
+        "opcode": cls.opcode >> 8 if draft else int(cls.opcode),
+        "key_length": lambda stored: stored["key_length"] - form.prefix_bytes | framing_bytes << 8,
+        "extras_length": extras.size,
+        "frame_info": _STREAM_ID_INFO,
+        "framing": form.stream_id or 0,
+        "delete_time": lambda stored: (stored["extras_length"] >= _TIMED_EXTRAS) * stored["flags"],
+    }
+    if draft:
+        rules["datatype"] = cls.opcode & 0xFF
+    elif (datatypes := form.datatypes) is not None:
+        rules["datatype"] = 0 if form.keys_only else lambda stored: stored["datatype"] & datatypes
+    if form.reversed_flags and "flags" in kept:
+        rules["flags"] = lambda stored: reversed_u32(stored["flags"])
+    if cls in _PRIVATE:
+        rules |= {"engine_length": calcsize(">" + "".join(code for _, code in _PRIVATE[cls])), "ttl": 0xFF}
+    return rules
+
+
+DCP = FrameForm(Mutation, Deletion, Deletion, bare_keys=True)
+"""What a DCP consumer gets that asked for nothing special: deletions of form V1, also of what expired."""
+
+NATIVE = FrameForm(Mutation, DeletionV2, Expiration)
+"""What the log has."""
+
+FORMS = {
+    Dialect.DCP: DCP,
+    Dialect.UPR: FrameForm(UprMutation, UprDeletion, UprExpiration, bare_keys=True),
+    Dialect.UPR_DRAFT: FrameForm(DraftMutation, DraftDeletion, DraftExpiration, bare_keys=True),
+    Dialect.TAP: FrameForm(TapMutation, TapDelete, TapDelete, datatypes=0, bare_keys=True),
+}
+"""By dialect, the form of a connection without options."""
