@@ -25,7 +25,8 @@ from penstock.store.log.rewrite import PurgeRequest
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Column
 from penstock.store.recovery import bucket_directory
-from penstock.store.recovery.file_scan import Found, complete, look
+from penstock.store.recovery.file_scan import complete, look
+from penstock.store.recovery.found_files import Found
 from penstock.store.recovery.log_replay import recover
 from penstock.wire.codec.constants import VbucketState
 

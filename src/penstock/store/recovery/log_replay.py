@@ -6,7 +6,7 @@ Which change superseded which is worked out for all rows at once. Keys are left 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,14 +15,14 @@ import numpy.typing as npt
 from penstock.errors import StoreDamaged
 from penstock.store.disk.durable_log import DurableLog, log_name
 from penstock.store.disk.inventory import Inventory, ListedLog
-from penstock.store.history.collection_state import count_segment, mark_emptied
+from penstock.store.history.collection_state import Ledger, count_segment, mark_emptied
 from penstock.store.history.hybrid_clock import LAST_SEEN
 from penstock.store.history.vbucket_history import History
 from penstock.store.log.frame_fields import by_seqnos, cas, is_mutation, vbuckets_of
 from penstock.store.log.records import supersedes_of
 from penstock.store.log.row_lookup import find_rows
 from penstock.store.log.segment import CUT, Column, Rows, Segment
-from penstock.store.recovery.file_scan import Found, LogRead
+from penstock.store.recovery.found_files import Found, LogRead
 
 __all__ = ["recover", "supersede"]
 
@@ -50,19 +50,11 @@ def recover(log: DurableLog, histories: Sequence[History], found: Found) -> None
     log.sealed = [sealed.segment for sealed in found.sealed]
     for sealed in found.sealed:
         log.sealed_at[sealed.segment.ids[1]] = sealed.sealed_at
-    cuts = [_take_notes(read, histories) for read in found.logs]
-    for history in histories:
-        for segment in log.sealed:
-            for number, seqno in history.index.cuts:
-                if segment.ids[1] < number:
-                    segment.cut(history.id, seqno)
-    unclustered = []
-    for place, read in enumerate(found.logs):
-        later = [cut._replace(offset=len(read.data)) for more in cuts[place + 1 :] for cut in more]
-        unclustered.append(_segment_of(read, len(histories), [*cuts[place], *later]))
-    supersede([*log.sealed, *unclustered])
+    unclustered = _read_rows(log.sealed, histories, found.logs)
+    segments = [*log.sealed, *unclustered]
+    supersede(segments)
     ledgers = {history.id: history.ledger for history in histories if history.ledger is not None}
-    mark_emptied([*log.sealed, *unclustered], ledgers)
+    mark_emptied(segments, ledgers)
     for segment in [*log.sealed, *unclustered[:-1]]:
         for history in histories:
             history.index.replace([], segment)
@@ -70,15 +62,40 @@ def recover(log: DurableLog, histories: Sequence[History], found: Found) -> None
         log.go_on([*log.sealed, *unclustered[:-1]], unclustered[-1], found.logs[-1].scanned.end)
     else:
         log.begin_file(log.sealed[-1].ids[1] + 1 if log.sealed else 1, 0)
-    items, newest = np.zeros(len(histories), np.int64), np.zeros(len(histories), np.uint64)
-    for segment in [*log.sealed, *unclustered[-1:]]:
+    _settle(histories, segments, ledgers, newest=unclustered or log.sealed)
+
+
+def _read_rows(sealed: Sequence[Segment], histories: Sequence[History], logs: Sequence[LogRead]) -> list[Segment]:
+    """Take the notes of log files, and return the rows that count of each. Segments are cut where the notes say so."""
+    cuts = [_take_notes(read, histories) for read in logs]
+    for history in histories:
+        for segment in sealed:
+            for number, seqno in history.index.cuts:
+                if segment.ids[1] < number:
+                    segment.cut(history.id, seqno)
+    unclustered = []
+    for place, read in enumerate(logs):
+        later = [cut._replace(offset=len(read.data)) for more in cuts[place + 1 :] for cut in more]
+        unclustered.append(_segment_of(read, len(histories), [*cuts[place], *later]))
+    return unclustered
+
+
+def _settle(
+    histories: Sequence[History],
+    segments: Sequence[Segment],
+    ledgers: Mapping[int, Ledger],
+    newest: Sequence[Segment],
+) -> None:
+    """Tell the vbuckets how many documents they have. newest: the segments with the newest cas of each."""
+    items, max_cas = np.zeros(len(histories), np.int64), np.zeros(len(histories), np.uint64)
+    for segment in segments:
         items += _items(segment)
         if ledgers:
             items -= count_segment(segment, ledgers)
-    for segment in unclustered or log.sealed:
-        newest = np.maximum(newest, _newest_cas(segment))
-    for history, count, max_cas in zip(histories, items.tolist(), newest.tolist(), strict=True):
-        history.settle(count, max_cas)
+    for segment in newest:
+        max_cas = np.maximum(max_cas, _newest_cas(segment))
+    for history, count, cas_seen in zip(histories, items.tolist(), max_cas.tolist(), strict=True):
+        history.settle(count, cas_seen)
         history.index.loaded_seqno = history.index.last_seqno
 
 

@@ -32,7 +32,7 @@ from penstock.store.log.frame_fields import by_seqnos, keys, vbuckets_of
 from penstock.store.log.records import salvage
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import CUT, Column, Rows, Segment, gather
-from penstock.store.recovery.file_scan import Behind, Damage, Found, Gap
+from penstock.store.recovery.found_files import Behind, Damage, Found, Gap
 from penstock.store.recovery.log_replay import recover
 from penstock.store.recovery.overlay import Untouched
 from penstock.wire.codec.constants import VbucketState

@@ -18,7 +18,8 @@ from penstock.store.disk.durable_log import log_name, log_number
 from penstock.store.disk.sealed_segment import Sealed, load, save, segment_name
 from penstock.store.log.records import FILE_HEADER, is_file_header
 from penstock.store.recovery.bucket_directory import BUCKET, COPY, FORMAT, read_copy, refusal, said_by, write
-from penstock.store.recovery.file_scan import Found, look
+from penstock.store.recovery.file_scan import look
+from penstock.store.recovery.found_files import Found
 from penstock.store.recovery.overlay import Overlay
 from penstock.store.recovery.repair_plan import Blank, Left, Loss, RepairPlan, left_of, plan, settle
 

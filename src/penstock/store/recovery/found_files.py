@@ -1,0 +1,171 @@
+"""What was found in a bucket's directory: its files, and where they are not as they were written."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.store.disk.durable_log import CLEAN, HEAD, OPENED, log_name
+from penstock.store.disk.inventory import INVENTORY, Inventory, extend_identity
+from penstock.store.disk.sealed_segment import Sealed, segment_name
+from penstock.store.log.records import FILE_HEADER, Scanned
+
+__all__ = ["RECORDS_AT", "BadBlock", "Behind", "Damage", "End", "Found", "Gap", "LogRead", "Torn", "end_log"]
+
+RECORDS_AT = FILE_HEADER.size
+"""Where a log file's records begin."""
+
+
+class Damage(NamedTuple):
+    """A file that is not as it was written. offset: where that begins; None: it is missing. nbytes: how many bytes from
+    there on cannot be relied on; 0 where they are missing.
+    """
+
+    file: str
+    offset: int | None
+    nbytes: int
+    reason: str
+
+    def __str__(self) -> str:
+        place = self.file if self.offset is None else f"{self.file}, offset {self.offset}"
+        return f"{place}: {self.reason}"
+
+
+class BadBlock(NamedTuple):
+    """Frames of a segment that are bad. place: of the segment, among those found. block: a part of its frames."""
+
+    damage: Damage
+    place: int
+    block: slice
+
+
+class Gap(NamedTuple):
+    """Numbers of log files of which nothing is left, neither a segment nor themselves."""
+
+    damage: Damage
+    ids: tuple[int, int]
+
+
+class Behind(NamedTuple):
+    """A log file from where on it does not count. seed: of its records' checksums."""
+
+    number: int
+    data: memoryview
+    start: int
+    seed: int
+
+
+class End(NamedTuple):
+    """Where the log is bad, and what is there of it behind that."""
+
+    damage: Damage
+    behind: list[Behind]
+
+
+class Torn(NamedTuple):
+    """What a log file ends with that is no record. offset: where it begins. nbytes: how many bytes it is."""
+
+    name: str
+    offset: int
+    nbytes: int
+
+
+class LogRead(NamedTuple):
+    """A log file and what it holds."""
+
+    number: int
+    data: memoryview
+    scanned: Scanned
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return log_name(self.number)
+
+    def identifying(self) -> list[tuple[int, bytes]]:
+        """Return the notes that tell one log file from another: its beginning, and each opening of the bucket."""
+        return [(at, text) for at, text in self.scanned.notes if text.startswith((HEAD, OPENED))]
+
+    def identity(self, end: int) -> int:
+        """Return the identity of the file's first `end` bytes."""
+        identity = 0
+        for at, _ in self.identifying():
+            if at < end:
+                identity = extend_identity(identity, self.data, at)
+        return identity
+
+
+class Found(NamedTuple):
+    """The files of a bucket.
+
+    Attributes:
+        sealed: segments, also those with bad blocks.
+        logs: log files that count.
+        torn: the end of the last log file, None if it ends well.
+        obsolete: names of left-overs.
+        bad_blocks, gaps, end: damaged files of the log.
+        others: damage that takes nothing away from the log.
+        inventory: what the directory must have; None if it has no inventory, or one that cannot be relied on.
+        unlisted: segments that the inventory does not list, and that are not left over.
+        made: which inventory was the newest when each file was made, or the bucket was last opened with it.
+        generation: of the newest inventory that any file tells of.
+    """
+
+    sealed: list[Sealed]
+    logs: list[LogRead]
+    torn: Torn | None
+    obsolete: list[str]
+    bad_blocks: list[BadBlock]
+    gaps: list[Gap]
+    end: End | None
+    others: list[Damage]
+    inventory: Inventory | None
+    unlisted: list[Sealed]
+    made: dict[str, int]
+    generation: int = 0
+
+    @property
+    def damage(self) -> list[Damage]:
+        """All damage, but what is behind the end of the log."""
+        found = [*self.others, *(bad.damage for bad in self.bad_blocks), *(gap.damage for gap in self.gaps)]
+        return found if self.end is None else [*found, self.end.damage]
+
+    @property
+    def clean(self) -> bool:
+        """Was the bucket closed? Then the log ends with the mark of that, and the inventory says the same."""
+        if not self.logs or self.torn is not None or self.end is not None:
+            return False
+        if any(damage.file == INVENTORY for damage in self.others):
+            return False
+        if self.inventory is not None and not self.inventory.clean:
+            return False
+        scanned = self.logs[-1].scanned
+        return bool(scanned.notes) and scanned.notes[-1][1] == CLEAN and _is_last(scanned)
+
+    @property
+    def unnamed(self) -> list[tuple[str, str]]:
+        """Segments that a crash has left with the name of a draft, and the names that they are to have."""
+        names = [(sealed.name, segment_name(sealed.segment.ids)) for sealed in self.sealed]
+        return [(name, expected) for name, expected in names if name != expected]
+
+    @property
+    def summary(self) -> str:
+        """What was found, in words."""
+        frames = sum(len(sealed.segment.seqnos) for sealed in self.sealed)
+        frames += sum(len(read.scanned.offsets) for read in self.logs)
+        end = "" if self.clean else " after a stop that was not clean"
+        torn = (
+            f"; {self.torn.name}: {self.torn.nbytes} bytes from offset {self.torn.offset} on were cut off"
+            if self.torn
+            else ""
+        )
+        return f"{frames} changes in {len(self.sealed)} segments and {len(self.logs)} log files{end}{torn}"
+
+
+def _is_last(scanned: Scanned) -> bool:
+    return not len(scanned.offsets) or int(scanned.offsets[-1]) < scanned.notes[-1][0]
+
+
+def end_log(found: Found, damage: Damage, read: LogRead | None = None, start: int = RECORDS_AT) -> Found:
+    """Let the log end with a damage. read: the first log file that does not count, from `start` on."""
+    behind = [] if read is None else [Behind(read.number, read.data, start, read.seed)]
+    return found._replace(torn=None, end=End(damage, behind))
