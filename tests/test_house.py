@@ -150,7 +150,6 @@ BIG_CLASSES: set[str] = {
     "Log",
     "Manifest",
     "Node",
-    "NodeConnection",
     "ProducerStream",
     "ScopedHistory",
     "TapProducer",

@@ -17,7 +17,7 @@ from penstock.node.auth import User
 from penstock.node.auth.users import account_of
 from penstock.node.auth.users_file import change_users
 from penstock.node.auth.verifier import MIN_ITERATIONS
-from penstock.node.server.node_connection import MAX_BEFORE_LOGIN, MOST_BEHIND_LOGIN, UNREAD_BEFORE_LOGIN
+from penstock.node.server.connection_limits import MAX_BEFORE_LOGIN, MOST_BEHIND_LOGIN, UNREAD_BEFORE_LOGIN
 from penstock.node.session import connection_registry
 from penstock.node.session.connection_registry import MOST_STRANGERS
 from penstock.wire.codec.constants import Feature

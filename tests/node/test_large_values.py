@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from penstock.node import Node
-from penstock.node.server.node_connection import TURN_BYTES
-from penstock.node.server.parked_requests import PARKED_BYTES
+from penstock.node.server.connection_limits import TURN_BYTES
 from penstock.node.session.large_values import LARGE
+from penstock.node.session.parked_requests import PARKED_BYTES
 from penstock.node.session.value_workers import _MOST_WAITING
 from penstock.wire.codec.constants import DurabilityLevel, Feature, FrameInfoId
 from penstock.wire.codec.constants import VbucketState as State

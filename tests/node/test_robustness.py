@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from penstock.errors import ConnectionClosed
 from penstock.node import Node
 from penstock.node.auth import Privilege
+from penstock.node.server.connection_limits import WRITE_BUFFER_BYTES
 from penstock.node.server.dispatch import choose_handlers
-from penstock.node.server.node_connection import WRITE_BUFFER_BYTES
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import HEADER
 from penstock.wire.codec.opcodes import Opcode

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.node import Node
-from penstock.node.server.parked_requests import MOST_PARKED
+from penstock.node.session.parked_requests import MOST_PARKED
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status

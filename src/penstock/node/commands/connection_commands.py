@@ -55,7 +55,7 @@ def _quit_quietly(session: Session, frame: Frame) -> bytes:
 
 def _hello(session: Session, frame: Frame) -> bytes:
     """Agree on features, in place of those agreed on before."""
-    session.output.wait_for_parked()
+    session.parked.check_empty()
     granted = grant(unpack_features(frame.value))
     session.agent = frame.key[:MAX_AGENT].decode("utf-8", "replace")
     session.agree(frozenset(granted))
@@ -63,7 +63,7 @@ def _hello(session: Session, frame: Frame) -> bytes:
 
 
 def _select_bucket(session: Session, frame: Frame) -> bytes:
-    session.output.wait_for_parked()
+    session.parked.check_empty()
     if session.producer is not None:
         raise NotSupported("the streams of this connection belong to its bucket")
     name, user = frame.key.decode("utf-8", "replace"), session.login.acting

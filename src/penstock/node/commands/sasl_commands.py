@@ -28,7 +28,7 @@ def _auth(session: Session, frame: Frame) -> bytes:
 
     Raises Parked where a password is to be checked, TemporaryFailure where too many wrong ones wait for their answer.
     """
-    session.output.wait_for_parked()
+    session.parked.check_empty()
     if session.producer is not None:
         raise NotSupported("the streams of this connection belong to its user")
     proving = session.login.proving(frame.key, frame.value)
@@ -47,7 +47,7 @@ def _begun(session: Session, frame: Frame, fits: bool | None = None) -> Step:
 
 
 def _step(session: Session, frame: Frame) -> bytes:
-    session.output.wait_for_parked()
+    session.parked.check_empty()
     if (name := session.login.claimed) is not None:
         session.node.attempts.admit(session.host, name)
     return _verdict(session, frame, session.login.step(frame.key, frame.value))

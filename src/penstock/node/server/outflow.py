@@ -1,4 +1,4 @@
-"""Replies that are too long for the buffer of a transport: they are sent in slices, straight from where they lie."""
+"""Bytes that one connection sends: replies that are too long for the buffer of a transport go in slices."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from penstock.node.answers import Answer, Pieces
 from penstock.wire.codec.frame import Buffer
 
 __all__ = ["Outflow"]
@@ -16,7 +17,7 @@ _SLICE: Final = 512 * 1024
 
 
 class Outflow:
-    """What one connection has yet to send.
+    """Sends bytes, and holds those that the transport has yet to get.
 
     A transport copies what the peer does not take at once. So it gets slices, and the rest stays where it is: a view
     of the log pins its segment until it is sent.
@@ -27,7 +28,8 @@ class Outflow:
         drained: called when everything was given to the transport.
 
     Attributes:
-        nbytes: what the transport did not get yet.
+        nbytes: bytes that the transport did not get yet.
+        written: bytes that were sent so far, with those that wait.
         is_full: the transport's buffer is above its limit.
     """
 
@@ -35,6 +37,7 @@ class Outflow:
         self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, drained: Callable[[], None]
     ) -> None:
         self.nbytes = 0
+        self.written = 0
         self.is_full = False
         self._loop = loop
         self._transport = transport
@@ -42,12 +45,30 @@ class Outflow:
         self._pieces: deque[memoryview] = deque()
         self._turn: asyncio.Handle | None = None
 
-    def add(self, pieces: Iterable[Buffer]) -> None:
-        """Send these behind all others, beginning at the next turn."""
+    @property
+    def unsent(self) -> int:
+        """Return how many bytes the peer's system has yet to take."""
+        return self._transport.get_write_buffer_size() + self.nbytes
+
+    def write(self, data: Buffer) -> None:
+        """Send this at once, or behind all that waits."""
+        if self.nbytes:
+            self._add((data,))
+        else:
+            self.written += len(data)
+            self._transport.write(data)
+
+    def send(self, replies: Iterable[Answer]) -> None:
+        """Send replies behind all that waits, beginning at the next turn, without putting their pieces together."""
+        for reply in replies:
+            self._add(reply.parts if isinstance(reply, Pieces) else (reply,))
+
+    def _add(self, pieces: Iterable[Buffer]) -> None:
         for piece in pieces:
             if piece:
                 self._pieces.append(memoryview(piece))
                 self.nbytes += len(piece)
+                self.written += len(piece)
         self.send_soon()
 
     def send_soon(self) -> None:

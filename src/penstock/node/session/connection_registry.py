@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sized
 from typing import Final, Protocol
 
 from penstock.node.auth import Users
@@ -27,20 +28,29 @@ than its share loses its own oldest one, so that it cannot end the connections o
 _LOOK_SECONDS = 1.0
 
 
+class GuestSession(Protocol):
+    """The session of a connection, as far as the registry needs it."""
+
+    host: str
+    bucket: ServedBucket | None
+
+    def renew(self) -> None: ...
+
+
 class Guest(Protocol):
     """A connection, as far as the registry needs it."""
 
     frame_began: float
 
     @property
-    def host(self) -> str: ...
+    def session(self) -> GuestSession: ...
     @property
-    def requests_waiting(self) -> int: ...
+    def requests(self) -> Sized:
+        """The requests that wait to be served."""
+
     @property
     def bytes_unsent(self) -> int: ...
 
-    def uses(self, bucket: ServedBucket) -> bool: ...
-    def renew(self) -> None: ...
     def close(self) -> None: ...
     def abort(self, why: str) -> None: ...
 
@@ -71,11 +81,11 @@ class Guests:
         """Register a connection. Abort it if the share of its address is used up."""
         self.total += 1
         self.present.add(connection)
-        if not self._shares.take(connection.host):
+        if not self._shares.take(connection.session.host):
             self._turned_away.add(connection)
-            held, places = self._shares.held(connection.host), self._shares.places
+            held, places = self._shares.held(connection.session.host), self._shares.places
             self._refused.warning(
-                f"{connection.host} has {held} of at most {places} connections: its new ones are ended"
+                f"{connection.session.host} has {held} of at most {places} connections: its new ones are ended"
             )
             connection.abort("its address has too many connections")
         if self._looker is None:
@@ -87,21 +97,21 @@ class Guests:
         if connection in self._turned_away:
             self._turned_away.remove(connection)
         else:
-            self._shares.give_back(connection.host)
+            self._shares.give_back(connection.session.host)
 
     def wait_for_login(self, connection: Guest) -> None:
         """Let a connection log in within the time that there is for that."""
-        oldest = self._strangers.add(connection, connection.host, self._loop.time())
+        oldest = self._strangers.add(connection, connection.session.host, self._loop.time())
         if oldest is not None:
             oldest.abort("others came after it, and it had not logged in")
 
     def logged_in(self, connection: Guest) -> None:
-        self._strangers.remove(connection, connection.host)
+        self._strangers.remove(connection, connection.session.host)
 
     def close_users_of(self, bucket: ServedBucket) -> None:
         """Close the connections that have selected a bucket."""
         for connection in tuple(self.present):
-            if connection.uses(bucket):
+            if connection.session.bucket is bucket:
                 connection.close()
 
     def close(self) -> None:
@@ -126,4 +136,4 @@ class Guests:
         if self._users.version != self._version:
             self._version = self._users.version
             for connection in tuple(self.present):
-                connection.renew()
+                connection.session.renew()

@@ -14,6 +14,7 @@ from penstock.node.session.hello_features import datatypes_of
 from penstock.node.session.listener import Listener
 from penstock.node.session.map_reader import MapReader
 from penstock.node.session.node_services import NodeServices
+from penstock.node.session.parked_requests import ParkedRequests
 from penstock.node.session.request_keys import KeyReader, key_reader
 from penstock.store.definition.manifest import Manifest
 from penstock.store.documents.vbucket import Vbucket
@@ -58,9 +59,6 @@ class Output(Protocol):
     @property
     def bytes_unsent(self) -> int: ...
 
-    @property
-    def requests_waiting(self) -> int: ...
-
     def write(self, data: bytes | bytearray | memoryview) -> None: ...
 
     def close(self) -> None:
@@ -72,14 +70,8 @@ class Output(Protocol):
     def guarded(self, work: Callable[..., None], *arguments: object) -> None:
         """Do some work for this session. Whatever it raises ends the connection at most, never the node."""
 
-    def wait_for_parked(self) -> None:
-        """Check that no request is parked. Raises Barrier."""
-
     def set_limits(self, *, logged_in: bool) -> None:
         """Set the limits of frames and unread replies, and the time that there is for a login."""
-
-    def allow_any_order(self, allowed: bool) -> None:
-        """Let replies leave in any order, or in the order of the requests."""
 
 
 class SessionProducer(Protocol):
@@ -114,6 +106,7 @@ class Session:
         read_key, write_key, change_key, meta_key: make the store's key of a request's key: to read the document, to
             change it, to do both, and to change it with its metadata. They raise AccessDenied, or what is wrong.
         map: the cluster map as the client knows it.
+        parked: requests that wait for a disk, a thread or a delay.
         infos: framing extras of the request that is served.
         finished: the work on a large value that a thread did for the request that is served.
         producer: there from the first change-stream request on.
@@ -138,6 +131,7 @@ class Session:
         self.handlers = choose_handlers(None, None, False)
         self.read_key = self.write_key = self.change_key = self.meta_key = self._key_reader()
         self.map = MapReader(self)
+        self.parked = ParkedRequests()
         self.infos = NO_INFOS
         self.finished: Finished | None = None
         self.producer: SessionProducer | None = None
@@ -262,12 +256,12 @@ class Session:
         self.tokens = Feature.MUTATION_SEQNO in features
         self.xerror = Feature.XERROR in features
         self.datatypes = datatypes_of(features)
-        self.output.allow_any_order(Feature.UNORDERED_EXECUTION in features)
+        self.parked.any_order = Feature.UNORDERED_EXECUTION in features
         self.map.follow()
         self.choose_handlers()
 
     def speak(self, dialect: Dialect) -> None:
         """Take the change-stream requests as a dialect's, from now on and for good. Raises Barrier."""
-        self.output.wait_for_parked()
+        self.parked.check_empty()
         self.dialect = dialect
         self.choose_handlers()

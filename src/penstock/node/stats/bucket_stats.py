@@ -60,7 +60,7 @@ def read_bucket(node: NodeServices, bucket: ServedBucket) -> Stats:
     if not bucket.spec.persistent:
         yield "vb_active_auto_delete_count", bucket.store.auto_deleted
     yield from producer_stats.totals(bucket)
-    yield "ep_requests_waiting", sum(c.requests_waiting for c in node.guests.present)
+    yield "ep_requests_waiting", sum(len(c.requests) for c in node.guests.present)
     yield "ep_bytes_unsent", sum(c.bytes_unsent for c in node.guests.present)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import RemoteProtocolError, StatusError
-from penstock.node.answers import ALONE, Answer, Finished, GiveUp, Parked
+from penstock.node.answers import ALONE, Answer, Barrier, Finished, GiveUp, Parked
 
 __all__ = ["MOST_PARKED", "PARKED_BYTES", "ParkedRequests"]
 
@@ -32,8 +32,10 @@ class ParkedRequests:
         self._nbytes = 0
         self._ends: dict[object, GiveUp] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._ends)
+    def check_empty(self) -> None:
+        """Raise Barrier while a request is parked."""
+        if self._ends:
+            raise Barrier
 
     def is_full(self, *, logged_in: bool) -> bool:
         """Tell whether a parked request must be answered before anything else is served."""
