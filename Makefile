@@ -48,7 +48,7 @@ JOBS := 1
 .PHONY: soak
 soak: $(MUTATED) ## the long tests, mutation testing, and fuzzing; MINUTES=60 for each dialect, JOBS=2 at a time
 	@failed=; \
-	$(BIN)/python -m pytest -m soak --hypothesis-profile=soak $(ARGS) || failed="$$failed tests"; \
+	$(BIN)/python -m pytest -m 'soak or hypothesis' --hypothesis-profile=soak $(ARGS) || failed="$$failed tests"; \
 	$(BIN)/python -m mutation || failed="$$failed mutation"; \
 	$(BIN)/python -m fuzz --minutes $(MINUTES) --jobs $(JOBS) || failed="$$failed fuzz"; \
 	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }

@@ -17,6 +17,7 @@ from penstock.errors import StatusError
 from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import MAX_SEQNO
+from tests.examples import scaled
 from tests.store.model import START, messages, read_all
 
 ROOT = Path(__file__).parent.parent
@@ -48,7 +49,7 @@ def outcome(vbucket: Vbucket, command: str, key: bytes, value: bytes | None, exp
         return type(error)
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(40))
 @given(st.lists(st.tuples(st.integers(0, VBUCKETS - 1), steps), max_size=40))
 def test_a_bucket_of_rows_does_as_one_in_memory(story):
     clock, row_clock, vbuuids = times(), times(), count(1)

@@ -16,6 +16,7 @@ from penstock.errors import KeyNotFound
 from penstock.node.server.node_connection import NodeConnection
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.schema import Event
+from tests.examples import scaled
 from tests.patience import PATIENCE
 
 VBUCKETS = 4
@@ -133,7 +134,7 @@ async def documents_of(bucket: Bucket, keys: set[str]) -> dict[bytes, tuple[byte
     }
 
 
-@settings(max_examples=25)
+@settings(max_examples=scaled(25))
 @given(st.lists(ACTIONS, max_size=60), st.integers(0, 60))
 def test_every_dialect_ends_with_what_the_bucket_has(actions: list[tuple[str, str, bytes]], joined: int) -> None:
     asyncio.run(live_through(actions, joined))

@@ -25,6 +25,7 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Add, Delete, DelWithMeta, GetLocked, Set, SetWithMeta
 from tests.client.peer import Script, in_loop, reply
 from tests.client.test_nodes import keys_of, let_have, moving
+from tests.examples import scaled
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
 from tests.ports import free_ports
@@ -228,7 +229,7 @@ async def test_what_is_refused_for_now_does_not_come_after_what_was_newer():
 NUISANCES = st.sampled_from([Status.ETMPFAIL, Status.EBUSY, Status.NOT_MY_VBUCKET, Status.LOCKED, "end", "end before"])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=scaled(25), deadline=None)
 @given(
     st.lists(st.sampled_from([b"a", b"b", b"c"]), min_size=1, max_size=30),
     st.lists(st.tuples(st.integers(0, 12), NUISANCES), max_size=4),

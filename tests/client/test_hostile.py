@@ -26,6 +26,7 @@ from tests.client.producer import LOG, accept, end, marker, mutations, noop
 from tests.client.test_tap_feed import begin, close
 from tests.client.test_tap_feed import mutations as tap_mutations
 from tests.client.test_tap_peers import UPR
+from tests.examples import scaled
 from tests.patience import PATIENCE
 
 """For one conversation on a busy machine; its own limits are a twentieth of that."""
@@ -199,7 +200,7 @@ plans = st.dictionaries(
     min_size=1,
     max_size=4,
 )
-quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=scaled(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 thorough = settings(max_examples=1_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

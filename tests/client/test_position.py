@@ -34,6 +34,7 @@ from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import Deletion, Mutation
 from tests.client import dialects, producer
+from tests.examples import scaled
 
 LOG = (FailoverEntry(33, 20), FailoverEntry(22, 10), FailoverEntry(11, 0))
 
@@ -335,7 +336,7 @@ class Failovers(RuleBasedStateMachine):
             assert current(self.consumer.rows) == self.producer.state_at(self.position.seqno)
 
 
-Failovers.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+Failovers.TestCase.settings = settings(max_examples=scaled(100), stateful_step_count=40)
 TestFailovers = Failovers.TestCase
 
 
@@ -385,7 +386,7 @@ class UprFailovers(Failovers):
         self.fail_over(0, lost)
 
 
-UprFailovers.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
+UprFailovers.TestCase.settings = settings(max_examples=scaled(300), stateful_step_count=40)
 TestUprFailovers = UprFailovers.TestCase
 
 
@@ -393,5 +394,5 @@ class DraftFailovers(UprFailovers):
     speaker = dialects.Draft()
 
 
-DraftFailovers.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+DraftFailovers.TestCase.settings = settings(max_examples=scaled(100), stateful_step_count=40)
 TestDraftFailovers = DraftFailovers.TestCase

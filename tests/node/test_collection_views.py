@@ -14,6 +14,7 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Deletion, Mutation, SnapshotMarker, SystemEvent
 from penstock.wire.messages.system_event import unpack_system_event
 from penstock.wire.values.collection_key import split_collection_key
+from tests.examples import scaled
 from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, ids, key, wish
 from tests.node.wire_client import connected
 
@@ -61,7 +62,7 @@ class Bucket:
             self.documents = {each: value for each, value in self.documents.items() if each[0] != gone}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=scaled(40), deadline=None)
 @given(
     steps=STEPS,
     views=st.lists(st.sampled_from(sorted(VIEWS)), min_size=1, max_size=3),

@@ -28,6 +28,7 @@ from penstock.wire.columns.schema import Event
 from penstock.wire.messages.kv import Flush, GetClusterConfig, SetVbucket, Stat
 from penstock.wire.messages.observe import CompactDb
 from tests.client.old_server import COUCHBASE_2_5, OldServer
+from tests.examples import scaled
 from tests.node.watch import run, until
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
@@ -481,7 +482,7 @@ events = st.lists(
 
 
 @pytest.mark.parametrize("protocol", DIALECTS)
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(15), suppress_health_check=[HealthCheck.too_slow])
 @given(events)
 def test_whatever_happens_it_becomes_like_the_original(protocol, happening):
     with Node.running(["beer"], 2) as first, bridge(first, protocol) as second:

@@ -23,6 +23,7 @@ from penstock.wire.messages.kv import (
     Stat,
     Version,
 )
+from tests.examples import scaled
 from tests.node.conversations import FIRSTS, SEEDS
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
@@ -54,7 +55,7 @@ def survives(node, data, step=None):
         assert other.status(Noop()) == Status.SUCCESS
 
 
-FUZZ = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=scaled(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @FUZZ

@@ -39,6 +39,7 @@ from penstock.wire.messages.subdoc import (
     unpack_mutation_results,
 )
 from penstock.wire.values.snappy import deflate
+from tests.examples import scaled
 from tests.node.wire_client import connected
 
 S, F, D = Status, Feature, Datatype
@@ -503,7 +504,7 @@ def anything(draw):
     return Frame(Magic.REQUEST, opcode, extras=extras, key=key, value=value, cas=cas)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(requests=st.lists(anything(), min_size=1, max_size=8))
 def test_whatever_is_asked_is_answered(modern, requests):
     modern.set(b"json", b'{"a":[1]}')

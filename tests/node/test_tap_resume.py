@@ -23,6 +23,7 @@ from penstock.wire.messages.tap import (
     TapMutation,
     TapOpaqueMessage,
 )
+from tests.examples import scaled
 from tests.node.tap_client import F, TapClient
 from tests.node.wire_client import connected
 
@@ -90,7 +91,7 @@ def test_a_consumer_has_everything_in_the_end():
         node.tap = TapSettings(backoff_period=0, ack_interval=2, ack_window_size=2)
         vbuckets = node.buckets["default"].store.vbuckets
 
-        @settings(max_examples=60, deadline=None)
+        @settings(max_examples=scaled(60), deadline=None)
         @given(st.lists(STEPS, max_size=40), st.lists(ANSWERS, min_size=1, max_size=12))
         @example(
             [Set(key=b"a", value=b"1"), "look", Set(key=b"a", value=b"2"), "look", "break"], ["yes", "yes", "fail"]

@@ -19,6 +19,7 @@ from penstock.spark.lake.changelog.boundaries import (
     state,
 )
 from penstock.spark.source.offsets import Offset, Proven, VbucketOffset
+from tests.examples import scaled
 from tests.spark.lakes import Row, as_documents, rollback, row, table
 
 KEYS = [b"a", b"b", b"c", b"left out"]
@@ -148,7 +149,7 @@ def told(story: Story, number: int, *, offset: bool) -> tuple[Boundary | None, d
 
 
 @given(st.randoms(use_true_random=False), st.booleans(), st.booleans(), st.booleans(), st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 def test_a_state_is_the_buckets_at_that_seqno(chance, exact, part, failovers, offset):
     story = Story(chance, exact, part, failovers)
     for _ in range(chance.randrange(2, 14)):
@@ -164,7 +165,7 @@ def test_a_state_is_the_buckets_at_that_seqno(chance, exact, part, failovers, of
 
 
 @given(st.randoms(use_true_random=False), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=scaled(30), deadline=None)
 def test_every_end_is_a_boundary_where_snapshots_end_there(chance, offset):
     """So it is with a node of ours, of whose bucket nothing is left out."""
     story = Story(chance, exact=True, part=False, failovers=False)

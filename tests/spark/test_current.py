@@ -24,6 +24,7 @@ from penstock.spark.lake.maintenance.lake_vacuum import vacuum
 from penstock.spark.lake.reading.lake_readers import count_documents, count_rows, documents, read_current
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, CURRENT_SCHEMA
 from penstock.wire.columns.schema import CHANGE_SCHEMA
+from tests.examples import scaled
 from tests.spark import lakes
 from tests.spark.lakes import append, as_documents, model, rollback, row, table
 
@@ -67,7 +68,7 @@ def test_the_fold_is_what_a_bucket_would_hold(rows, random):
     assert as_documents(merge_changes(table(rows))) == wanted
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(40))
 @given(histories(), st.data())
 def test_folding_in_any_groups_is_folding_at_once(rows, data):
     ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
@@ -86,7 +87,7 @@ def test_folding_in_any_groups_is_folding_at_once(rows, data):
             assert tables.current().sort_by("cas").equals(merge_changes(table(rows)).sort_by("cas"))
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(40))
 @given(histories(), st.data())
 def test_a_copy_that_takes_in_news_and_what_was_lost_is_the_bucket(rows, data):
     """A copy elsewhere knows single documents: it cannot put a vbucket's in place of what it has of that vbucket."""

@@ -21,6 +21,7 @@ from penstock.spark import Lake
 from penstock.spark.dependents.dependent import Dependent, catch_up
 from penstock.spark.dependents.kinds.fulltext import FullText
 from penstock.spark.lake.changelog.changelog_delta import delta_since
+from tests.examples import scaled
 from tests.patience import PATIENCE
 from tests.spark.lakes import ROOT, append, model, rollback, row
 from tests.spark.test_current import histories
@@ -83,7 +84,7 @@ def scanned(rows, has, *, of_name=False):
     return found
 
 
-@settings(max_examples=25)
+@settings(max_examples=scaled(25))
 @given(histories(), st.lists(SENTENCES, min_size=1, max_size=8), st.data())
 def test_answers_equal_a_scan(rows, sentences, data):
     for place, change in enumerate(rows):

@@ -26,6 +26,7 @@ from penstock.spark import Lake
 from penstock.spark.dependents.dependent import Dependent, catch_up
 from penstock.spark.dependents.kinds.invalidation import Invalidation
 from penstock.spark.lake.changelog.changelog_delta import delta_since
+from tests.examples import scaled
 from tests.patience import PATIENCE
 from tests.spark.lakes import ROOT, append, model, rollback, row
 from tests.spark.test_current import histories
@@ -60,7 +61,7 @@ def news_of(lake, known):
     return delta
 
 
-@settings(max_examples=30)
+@settings(max_examples=scaled(30))
 @given(histories(), st.data())
 def test_whatever_a_cache_still_has_is_so(rows, data):
     """The cache reads through after each step, so that it holds all that counted then."""

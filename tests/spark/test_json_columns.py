@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import UsageError
 from penstock.spark.values.json_columns import FEW, differences, evolution, from_ddl, infer, parse, to_ddl
+from tests.examples import scaled
 
 # A reading of its own: whole values by json.loads, what does not fit as a value again.
 
@@ -86,7 +87,7 @@ def texts(rest: pa.StringArray) -> list[Any]:
 
 
 @given(SCHEMAS, st.lists(DOCUMENTS, max_size=4), st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=scaled(200))
 def test_what_fits_and_what_is_left(of, documents, escaped):
     values = pa.array([json.dumps(each, ensure_ascii=escaped).encode() for each in documents], pa.binary())
     columns, rest = parse(values, of)
@@ -98,7 +99,7 @@ def test_what_fits_and_what_is_left(of, documents, escaped):
 
 
 @given(SCHEMAS, st.lists(DOCUMENTS, min_size=1, max_size=4), st.lists(GARBAGE | st.none(), max_size=3), st.randoms())
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 def test_a_value_does_not_change_its_neighbours(of, documents, odd, chance):
     """In a batch, most of which pyarrow.json reads, each value gives what it gives alone."""
     written = [json.dumps(each).encode() for each in documents]
@@ -190,7 +191,7 @@ def test_deep_and_large_values_break_nothing():
 
 
 @given(st.lists(DOCUMENTS, max_size=5), st.lists(GARBAGE | st.none(), max_size=3), st.booleans())
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 def test_inferred_schemas_hold_what_they_were_inferred_from(documents, odd, crowded):
     """Nothing is left but values of conflicting types, numbers of no type, and what has no type: nulls, {} and []."""
     values = [json.dumps(each).encode() for each in documents]

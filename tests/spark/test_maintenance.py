@@ -30,6 +30,7 @@ from penstock.spark.lake.maintenance.lake_vacuum import vacuum
 from penstock.spark.lake.maintenance.maintenance_report import TableReport
 from penstock.spark.lake.tables.delta_table import DataFile
 from penstock.spark.lake.tables.lake_lock import locked
+from tests.examples import scaled
 from tests.patience import PATIENCE
 from tests.spark import lakes
 from tests.spark.lakes import append, as_documents, identities, model, row, write
@@ -243,7 +244,7 @@ def test_a_fold_begins_anew_when_files_were_joined_under_it(lake, monkeypatch):
     assert lakes.orphans(lake) == []
 
 
-@settings(max_examples=10)
+@settings(max_examples=scaled(10))
 @given(histories(), st.data())
 def test_maintenance_at_any_time_changes_nothing(rows, data):
     ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})

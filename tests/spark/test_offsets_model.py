@@ -42,6 +42,7 @@ from penstock.wire.codec.statuses import StreamEndReason
 from penstock.wire.columns.schema import Change as ChangeRow
 from penstock.wire.messages.dcp import Deletion, Mutation, SeqnoAdvanced, StreamReq
 from tests.client.producer import Asking, accept, end, marker, rollback
+from tests.examples import scaled
 
 KEYS = "abcd"
 
@@ -414,7 +415,7 @@ def simulate(random: Random, steps: int) -> None:
     consumer.catch_up()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=scaled(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=False))
 def test_whatever_happens_the_tables_follow(random):
     simulate(random, steps=12)

@@ -24,6 +24,7 @@ from penstock.spark.dependents.json_paths import reached
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.dependents.secondary import entry_files, index_table
 from penstock.spark.dependents.secondary.entries import PendingEntries
+from tests.examples import scaled
 from tests.patience import PATIENCE
 from tests.spark.lakes import ROOT, append, model, rollback, row
 from tests.spark.test_current import histories
@@ -70,7 +71,7 @@ def entries(table, column="value"):
     return sorted((line[column], identity_of(line)) for line in table.to_pylist())
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(40))
 @given(histories(), st.data())
 def test_answers_equal_a_scan(rows, data):
     rows = valued(rows)
@@ -99,7 +100,7 @@ def test_answers_equal_a_scan(rows, data):
             assert wanted == []
 
 
-@settings(max_examples=25)
+@settings(max_examples=scaled(25))
 @given(histories(), st.data())
 def test_files_stay_sorted(rows, data):
     """With small files, so that they are split, joined and left alone."""
@@ -213,7 +214,7 @@ OF_A_KIND = {
 }
 
 
-@settings(max_examples=25)
+@settings(max_examples=scaled(25))
 @given(st.data())
 def test_every_value_is_found_where_the_log_says(data):
     kind = data.draw(st.sampled_from(sorted(OF_A_KIND)))

@@ -20,6 +20,7 @@ from penstock.spark.pipeline.definition.definition import of_one
 from penstock.spark.pipeline.run.dependent_tasks import tasks_of
 from penstock.spark.sink import dead_letters
 from penstock.spark.sink.bucket_writes import Counts
+from tests.examples import scaled
 from tests.spark.buckets import Documents, numbered
 from tests.spark.lakes import QUERY, VBUCKETS, append, model, rollback, row
 
@@ -195,7 +196,7 @@ STEPS = st.one_of(
 NAMES = itertools.count()
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STEPS, max_size=40), st.sampled_from(["with-meta", "change"]))
 def test_whatever_happens_the_bucket_is_as_the_source_in_the_end(tmp_path, documents, target, steps, operation):
     name, target = f"{next(NAMES)}:", {**target, "operation": operation}

@@ -39,6 +39,7 @@ from penstock.store.history.failover_log import FailoverEntry
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.client.test_collections import change
+from tests.examples import scaled
 from tests.spark.buckets import Documents, Proxy, planned, read_batch
 
 VBUCKETS = 8
@@ -143,7 +144,7 @@ def conditions(draw: st.DrawFn) -> Any:
     return Not(found) if draw(st.booleans()) else found
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=scaled(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(wanted=st.lists(conditions(), min_size=1, max_size=3))
 def test_rows_are_those_of_a_read_without(bucket, wanted):
     _, documents = bucket

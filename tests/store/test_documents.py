@@ -12,6 +12,7 @@ from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp_values import pack_xattrs
+from tests.examples import scaled
 from tests.store.documents import SECOND, Clock, Documents, timed_bucket
 from tests.store.model import START, read_all
 
@@ -148,4 +149,4 @@ def outcome(on: Any, what: str, key: bytes, arguments: dict[str, Any]) -> Any:
 
 
 TestDocuments = Story.TestCase
-TestDocuments.settings = settings(stateful_step_count=60, max_examples=150)
+TestDocuments.settings = settings(stateful_step_count=60, max_examples=scaled(150))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.store.definition.bucket_settings import Settings
 from penstock.wire.codec.constants import VbucketState
+from tests.examples import scaled
 from tests.store.durable_story import Crash, DurableStory
 
 VBUCKETS = 2
@@ -231,7 +232,7 @@ def test_tombstones_are_purged_by_and_by_also_after_a_restart() -> None:
     told.check()
 
 
-@settings(max_examples=120)
+@settings(max_examples=scaled(120))
 @given(steps(0, 50, 100), chosen)
 def test_histories_are_exact(story: list[tuple[str, int, Any]], settings: Settings) -> None:
     follow(story, settings)

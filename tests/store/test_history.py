@@ -15,6 +15,7 @@ from penstock.store.history.frame_chunks import FewFrames, ManyFrames
 from penstock.store.history.history_snapshot import Snapshot
 from penstock.store.log.compaction import Compaction
 from penstock.wire.codec.constants import MAX_SEQNO
+from tests.examples import scaled
 from tests.store.model import History, new_bucket, read_all
 from tests.store.story import Story, live_bytes
 
@@ -43,13 +44,13 @@ compacted = st.lists(st.one_of(step, step, compaction), min_size=20, max_size=12
 sizes = st.integers(0, 90) | st.sampled_from([500, 700])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 @given(steps, sizes, st.sampled_from([512, 1500]), st.sampled_from([0, 8]))
 def test_snapshots_are_exact(story: list[tuple[str, int, object]], size: int, segment_bytes: int, few: int) -> None:
     check_snapshots(Story(new_bucket(segment_bytes=segment_bytes), size), story, few)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 @given(compacted, sizes, st.sampled_from([512, 1500]), st.sampled_from([0, 8]))
 def test_snapshots_are_exact_while_segments_are_compacted_beside(
     story: list[tuple[str, int, object]], size: int, segment_bytes: int, few: int

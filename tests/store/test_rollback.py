@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.store.history.failover_log import FailoverEntry, FailoverLog, create_entry, prune
 from penstock.store.history.rollback import StreamRequest, misses_purged, range_error, rollback_point
+from tests.examples import scaled
 
 OLD, NEW, STRANGE = 1111, 2222, 9999
 LOG = (FailoverEntry(NEW, 3), FailoverEntry(OLD, 0))
@@ -217,7 +218,7 @@ rounds = st.builds(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=scaled(400))
 @given(st.lists(rounds, max_size=8))
 def test_no_history_is_mixed(story: list[Round]) -> None:
     producer, consumer = Producer(), Consumer()

@@ -12,6 +12,7 @@ from penstock.node import Node
 from penstock.node.http import forms
 from penstock.node.http import http_connection as connection_module
 from penstock.node.http.request_reader import MAX_BODY, MAX_HEAD_BYTES
+from tests.examples import scaled
 from tests.node.http.web_client import WebClient, all_of, raw
 from tests.node.manifests import DEFAULT, give
 from tests.node.wire_client import connected
@@ -89,7 +90,7 @@ PATHS = st.lists(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     method=st.sampled_from(["GET", "POST", "PATCH", "PUT", "OPTIONS", "HEAD", "TRACE"]),
     path=PATHS,
@@ -104,7 +105,7 @@ def test_any_path_and_any_body_get_an_answer(node, method, path, body):
     assert b"Traceback" not in answer.body
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=300))
 def test_any_bytes_leave_the_node_up(node, data):
     with raw(node, data) as connection:

@@ -16,6 +16,7 @@ from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.values.scram import SCRAM
 from tests.client.test_login import EXAMPLES
+from tests.examples import scaled
 
 PASSWORDS = {"alice": "wonderland", "a,b=c": "x", "Zoë": "naïve café"}
 SECRET = b"s" * 32
@@ -325,7 +326,7 @@ values = (
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(st.lists(st.tuples(st.booleans(), mechanisms, values), max_size=6))
 def test_any_bytes_are_answered_and_let_nobody_in(access, requests):
     login = Login(access)
