@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.node import Node
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -32,10 +33,10 @@ def blocks(kind: str) -> list[Any]:
     return found
 
 
-def run(command: list[str], where: Path, timeout: float) -> str:
+def run(command: list[str], where: Path) -> str:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     ran = subprocess.run(
-        command, cwd=where, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        command, cwd=where, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
@@ -43,7 +44,7 @@ def run(command: list[str], where: Path, timeout: float) -> str:
 
 @pytest.mark.parametrize("text", blocks("python"))
 def test_python_block(text, tmp_path):
-    run([sys.executable, "-W", "error", "-c", text], tmp_path, 50)
+    run([sys.executable, "-W", "error", "-c", text], tmp_path)
 
 
 @pytest.mark.spark
@@ -54,7 +55,7 @@ def test_spark_block(text, tmp_path):
             "from penstock.spark.runtime.spark_session import local_session\nspark = local_session()\n"
             f"{text.replace(DEFAULT_PORT, str(node.kv_port))}\nassert changes.isStreaming\nspark.stop()\n"
         )
-        run([sys.executable, "-c", script], tmp_path, 200)
+        run([sys.executable, "-c", script], tmp_path)
 
 
 @pytest.mark.parametrize("text", blocks("sh"))
@@ -69,7 +70,7 @@ def test_shell_block(text, tmp_path):
         text = text.replace(usual, free)
     options = "".join(f" --{name} {port}" for name, port in zip(("port", "http-port"), ports, strict=False))
     script = "trap 'kill $(jobs -p)' EXIT\n" + text.replace("penstock serve", f"penstock serve{options}")
-    run(["bash", "-e", "-c", script], tmp_path, 50)
+    run(["bash", "-e", "-c", script], tmp_path)
 
 
 @pytest.mark.spark
@@ -82,7 +83,7 @@ def test_console_block(text, tmp_path):
     buckets = re.findall(r"--bucket (\S+)", serving[0])
     with Node.running(buckets=buckets) as node:
         script = "\n".join(command for command in commands if command not in serving)
-        shown = run(["bash", "-e", "-c", script.replace(DEFAULT_PORT, str(node.kv_port))], tmp_path, 280)
+        shown = run(["bash", "-e", "-c", script.replace(DEFAULT_PORT, str(node.kv_port))], tmp_path)
     assert "10000 documents loaded" in shown
     assert "5 of 10,000 rows" in shown
 

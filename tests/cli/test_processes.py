@@ -19,8 +19,6 @@ from penstock.wire.messages.kv import GetFailoverLog, SeqnoPersistence, Set, unp
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
 
-"""Seconds, at most, for what takes a moment."""
-
 
 @contextmanager
 def started(*arguments, **environment):

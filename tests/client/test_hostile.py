@@ -29,8 +29,6 @@ from tests.client.test_tap_peers import UPR
 from tests.examples import scaled
 from tests.patience import PATIENCE
 
-"""For one conversation on a busy machine; its own limits are a twentieth of that."""
-
 LIMITS = {"connectTimeout": 0.3, "operationTimeout": 0.3, "retrySeconds": 0.3, "noopInterval": 1}
 MOST_BYTES = 64 << 20
 MANY = 40

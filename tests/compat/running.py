@@ -15,8 +15,6 @@ from tests.patience import PATIENCE
 
 __all__ = ["Program"]
 
-"""Seconds that a program has for the lines that a test waits for, and for its end."""
-
 
 class Program:
     """A running program.

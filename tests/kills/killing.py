@@ -20,7 +20,6 @@ from tests.patience import PATIENCE
 __all__ = ["Death", "Nursery"]
 
 ROOT = Path(__file__).parents[2]
-"""Seconds in which something happens that has to."""
 
 
 class Death(NamedTuple):

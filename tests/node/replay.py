@@ -33,8 +33,6 @@ from tests.patience import PATIENCE
 CAPTURES = Path(__file__).parents[1] / "captures"
 NAMES = sorted(path.stem for path in CAPTURES.glob("*.json"))
 
-"""Seconds to wait for a frame that was recorded."""
-
 LATER = 10 * 365 * 86400
 """Seconds between the recording's clock and ours: what was to expire then is not to expire while we replay it."""
 

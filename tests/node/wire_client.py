@@ -18,8 +18,6 @@ from penstock.wire.messages.kv import Delete, Get, GetMeta, Hello, Noop, SelectB
 from penstock.wire.protocol.frame_receiver import Connection, Slab
 from tests.patience import PATIENCE
 
-"""No answer takes longer, however busy the machine is."""
-
 
 class WireClient:
     """One connection. Frames that are not awaited stay in `frames` in the order of their arrival."""

@@ -27,7 +27,6 @@ from tests.patience import PATIENCE
 from tests.spark.buckets import QUICK_JAVA, Documents, check_changelog, current_of
 
 ROOT = Path(__file__).parents[2]
-"""Seconds for a test that starts Spark again and again: each start takes 10, and five times that on a busy machine."""
 
 
 PIPELINE = """
