@@ -10,4 +10,4 @@ _FULL, _FEWEST = 100, 5
 
 def scaled(examples: int) -> int:
     """Return how many examples the chosen profile has for a property that has `examples` in the profile `full`."""
-    return max(_FEWEST, examples * settings.default.max_examples // _FULL)
+    return max(_FEWEST, examples * settings().max_examples // _FULL)
