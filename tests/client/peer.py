@@ -62,7 +62,6 @@ _PROCESS = """
 import asyncio, json, sys
 from penstock.node import Node
 from penstock.node.cluster.topology import NodePlace
-from tests.patience import PATIENCE
 
 async def main():
     options = json.loads(sys.argv[2])
