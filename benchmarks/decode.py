@@ -31,6 +31,7 @@ from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns import run_decoder
 from penstock.wire.columns.heads import Run, StreamContext, heads_of
 from penstock.wire.columns.hop import hop
+from penstock.wire.columns.message_decoder import decode_messages
 from penstock.wire.columns.schema import CHANGE_SCHEMA, signed64
 from penstock.wire.messages.dcp import MUTATION_HEAD, Mutation
 from penstock.wire.protocol.frame_receiver import Connection, Slab
@@ -184,9 +185,9 @@ def short_runs(report: Report, rounds: int) -> None:
     for count in (1, 2, 5, 10, 20, 30, 40, 60, 100, 200):
         run = Run(slab.buffer, offsets[:count], offsets[count])
         cases: dict[str, Case] = {
-            "loop": partial(repeat, lambda run: run_decoder.batch_of(run_decoder.decode_messages(run, context)), run),
+            "loop": partial(repeat, lambda run: run_decoder.batch_of(decode_messages(run, context)), run),
             "columns": partial(repeat, lambda run: run_decoder.columns_of(run, heads_of(run), context), run),
-            "objects": partial(repeat, lambda run: run_decoder.decode_messages(run, context), run),
+            "objects": partial(repeat, lambda run: decode_messages(run, context), run),
         }
         times = interleaved(cases, rounds)
         report.row(

@@ -25,7 +25,8 @@ from penstock.wire.codec.layout import Code, Message, decode
 from penstock.wire.codec.opcodes import DraftCode
 from penstock.wire.columns.collection_names import CollectionNames
 from penstock.wire.columns.heads import Run, StreamContext
-from penstock.wire.columns.run_decoder import batch_of, decode_messages, decode_run
+from penstock.wire.columns.message_decoder import decode_messages
+from penstock.wire.columns.run_decoder import batch_of, decode_run
 from penstock.wire.messages.describe import describe
 from penstock.wire.protocol.dialect_detection import detect
 from penstock.wire.protocol.frame_receiver import Broken, Connection, Malformed, ReceiveEvent, Slab

@@ -15,7 +15,8 @@ from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.heads import Run, StreamContext, heads_of
 from penstock.wire.columns.hop import hop
-from penstock.wire.columns.run_decoder import SMALL_RUN, batch_of, changes_of, columns_of, decode_messages, decode_run
+from penstock.wire.columns.message_decoder import decode_messages
+from penstock.wire.columns.run_decoder import SMALL_RUN, batch_of, changes_of, columns_of, decode_run
 from penstock.wire.columns.schema import CHANGE_SCHEMA, UNSIGNED64, Change, Event, signed64
 from penstock.wire.columns.shapes import SLACK
 from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation, OldExpiration, PrototypeMutation

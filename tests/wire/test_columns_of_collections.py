@@ -14,7 +14,8 @@ from penstock.wire.codec.layout import Message
 from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.collection_names import CollectionNames
 from penstock.wire.columns.heads import StreamContext
-from penstock.wire.columns.run_decoder import SMALL_RUN, changes_of, decode_messages, decode_run
+from penstock.wire.columns.message_decoder import decode_messages
+from penstock.wire.columns.run_decoder import SMALL_RUN, changes_of, decode_run
 from penstock.wire.messages.dcp import Deletion, DeletionV2, Mutation, PrototypeMutation
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.values.collection_key import pack_collection_id

@@ -12,7 +12,8 @@ from penstock.wire.codec.constants import MAX_VALUE, Dialect
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.columns.heads import heads_of
 from penstock.wire.columns.inflated import inflate_run, inflate_value, plain_heads
-from penstock.wire.columns.run_decoder import changes_of, columns_of, decode_messages
+from penstock.wire.columns.message_decoder import decode_messages
+from penstock.wire.columns.run_decoder import changes_of, columns_of
 from penstock.wire.messages.dcp import Deletion, Mutation
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.messages.upr_draft import DraftMutation

@@ -20,7 +20,8 @@ from penstock.client.feeds.vbucket_stream import EndRule, VbucketStream
 from penstock.errors import OrderViolation
 from penstock.wire.columns.heads import Run
 from penstock.wire.columns.inflated import inflate_run, plain_heads
-from penstock.wire.columns.run_decoder import SMALL_RUN, columns_of, decode_messages
+from penstock.wire.columns.message_decoder import decode_messages
+from penstock.wire.columns.run_decoder import SMALL_RUN, columns_of
 from penstock.wire.protocol.stream_state import StreamEvent, advance
 
 __all__ = ["StreamChanges"]

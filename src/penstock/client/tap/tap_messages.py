@@ -21,7 +21,8 @@ from penstock.wire.codec.layout import decode
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.columns.heads import Run
 from penstock.wire.columns.inflated import inflate_run, plain_heads
-from penstock.wire.columns.run_decoder import SMALL_RUN, columns_of, decode_messages
+from penstock.wire.columns.message_decoder import decode_messages
+from penstock.wire.columns.run_decoder import SMALL_RUN, columns_of
 from penstock.wire.columns.schema import Change
 from penstock.wire.messages.tap import TapMessage, TapOpaqueMessage, TapReply
 from penstock.wire.protocol.stream_state import EVENTS, StreamEvent

@@ -19,9 +19,15 @@ import pyarrow as pa
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec import native
 from penstock.wire.codec.constants import Dialect
-from penstock.wire.codec.flags import TapFlag
 from penstock.wire.codec.frame import HEADER_BYTES, cut_frame
 from penstock.wire.codec.layout import Message, decode
+from penstock.wire.columns.change_rules import (
+    breaks_layout,
+    has_rev_seqno,
+    has_reversed_flags,
+    is_text,
+    leaves_value_out,
+)
 from penstock.wire.columns.collection_names import CollectionNames
 from penstock.wire.columns.hop import Offsets
 from penstock.wire.columns.native_tables import PREFIXED_TABLE, TABLES
@@ -38,6 +44,7 @@ from penstock.wire.columns.shapes import (
     SLACK,
     WIDE,
     Shapes,
+    reversed_u32,
 )
 from penstock.wire.messages.dcp import COLLECTION_SEPARATOR
 from penstock.wire.values.collection_key import split_collection_key
@@ -68,6 +75,7 @@ class StreamContext:
 
     def __init__(self, vbuckets: int) -> None:
         self._table = np.zeros((len(self.NAMES), vbuckets), np.int64)
+        self._unsigned = self._table.view(np.uint64)
         self.vbuuid, self.snapshot_start, self.snapshot_end, self.snapshot_flags, self.history = self._table
         self.collections: CollectionNames | None = None
         self.xattrs = False
@@ -75,7 +83,9 @@ class StreamContext:
 
     def of(self, vbucket: int) -> list[int]:
         """Return what is said of one vbucket in the order of NAMES, unsigned. Raises as `rows` does."""
-        said: list[int] = self.rows(np.array([vbucket])).view(np.uint64)[:, 0].tolist()
+        if vbucket >= self._table.shape[1]:
+            raise self._beyond(vbucket)
+        said: list[int] = self._unsigned[:, vbucket].tolist()
         return said
 
     def rows(self, vbuckets: Column) -> Column:
@@ -87,9 +97,10 @@ class StreamContext:
         try:
             return self._table.take(one, axis=1)  # which is several times faster than [:, one]
         except IndexError:
-            known = self._table.shape[1]
-            beyond = int(vbuckets[vbuckets >= known][0])
-            raise RemoteProtocolError(f"change of vbucket {beyond}, expected one below {known}") from None
+            raise self._beyond(int(vbuckets[vbuckets >= self._table.shape[1]][0])) from None
+
+    def _beyond(self, vbucket: int) -> RemoteProtocolError:
+        return RemoteProtocolError(f"change of vbucket {vbucket}, expected one below {self._table.shape[1]}")
 
 
 class Heads(NamedTuple):
@@ -208,14 +219,10 @@ def _gather(run: Run, offsets: Column) -> tuple[Heads, int]:
     ends[:-1], ends[-1] = offsets[1:], run.end
     if NMETA in numbers:
         ends -= numbers[NMETA]
-    bad = (key_bytes == 0) | (values_at > ends)
-    if "seqno" in numbers:
-        bad |= numbers["seqno"] == 0
     heads = Heads(shapes, form, forms, numbers, keys_at, values_at, ends)
+    bad = breaks_layout(key_bytes, values_at, ends, numbers.get("seqno"), heads.of_form(shapes.bare))
     if present >> NO_FORM:
         bad |= forms == NO_FORM if form is None else True
-    if shapes.bare.any():
-        bad |= (values_at < ends) & heads.of_form(shapes.bare)
     return heads, int(np.argmax(bad)) if bad.any() else len(offsets)
 
 
@@ -312,32 +319,20 @@ def _split_names(run: Run, heads: Heads, good: int) -> tuple[Heads, int]:
     return heads._replace(keys_at=split_at, collection=collection), good
 
 
-def is_text(name: bytes) -> bool:
-    try:
-        name.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def _of_tap(heads: Heads) -> Heads:
     """Read the numbers of TAP as its flags say."""
     tap_flags, missing = heads.numbers["tap_flags"], {}
-    reversed_ = (tap_flags & TapFlag.NETWORK_BYTE_ORDER) == 0
+    reversed_ = has_reversed_flags(tap_flags)
     if "flags" in heads.numbers and reversed_.any():
         flags = heads.numbers["flags"]
-        np.copyto(flags, flags.astype(np.uint32).byteswap(), where=reversed_)
+        np.copyto(flags, reversed_u32(flags.astype(np.uint32)), where=reversed_)
     for name, nulls in (
-        ("rev_seqno", heads.numbers[ENGINE_LENGTH] < REV_SEQNO_BYTES),
-        ("value", (tap_flags & TapFlag.NO_VALUE) != 0),
+        ("rev_seqno", ~has_rev_seqno(heads.numbers[ENGINE_LENGTH])),
+        ("value", leaves_value_out(tap_flags)),
     ):
         if nulls.any():
             missing[name] = nulls
     return heads._replace(missing=missing)
-
-
-REV_SEQNO_BYTES = 8
-"""Engine-private data of fewer bytes says no rev_seqno."""
 
 
 def error_of(run: Run, offset: int, *, prefixed: bool = False) -> RemoteProtocolError:

@@ -15,16 +15,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import RemoteProtocolError
 from penstock.wire.codec import native
-from penstock.wire.codec.flags import Datatype, TapFlag
-from penstock.wire.columns.heads import REV_SEQNO_BYTES, Heads, Run, StreamContext, error_of, heads_of, is_text
+from penstock.wire.codec.flags import Datatype
+from penstock.wire.columns.change_rules import xattrs_at
+from penstock.wire.columns.heads import Heads, Run, StreamContext, heads_of
+from penstock.wire.columns.message_decoder import decode_messages
 from penstock.wire.columns.pieces import MADE_ONCE, Column, bitmap, copies, room, views_of
 from penstock.wire.columns.schema import CHANGE_SCHEMA, UNSIGNED64, Change, Event, signed64, unsigned64
-from penstock.wire.columns.shapes import COLLECTION_ID, EXTRAS_LENGTH_AT, SHAPES
-from penstock.wire.messages.dcp import COLLECTION_SEPARATOR
-from penstock.wire.messages.dcp_values import unpack_xattrs
-from penstock.wire.values.collection_key import split_collection_key
+from penstock.wire.columns.shapes import COLLECTION_ID, SHAPES
 
 SMALL_RUN = 30 if native.extension is None else 15
 """Messages: below, the loop is faster than the columns. Measured in a consumer, where the rows of small runs that come
@@ -102,20 +100,11 @@ def _take_xattrs(run: Run, heads: Heads, columns: dict[str, pa.Array]) -> Column
     view, values_at = memoryview(run.buffer), heads.values_at.copy()
     found: list[list[tuple[str, bytes]] | None] = [None] * len(datatypes)
     for row in rows.tolist():
-        xattrs, values_at[row] = _xattrs_at(view, int(values_at[row]), int(heads.ends[row]))
+        xattrs, values_at[row] = xattrs_at(view, int(values_at[row]), int(heads.ends[row]))
         found[row] = [*xattrs.items()]
     columns["xattrs"] = pa.array(found, _KINDS["xattrs"])
     columns["datatype"] = _integers("datatype", datatypes & ~int(Datatype.XATTR), None)
     return values_at
-
-
-def _xattrs_at(view: memoryview, at: int, end: int) -> tuple[dict[str, bytes], int]:
-    """Return the extended attributes that a value begins with, and where its body does. Raises RemoteProtocolError."""
-    body_at = min(at + 4 + int.from_bytes(view[at : min(at + 4, end)], "big"), end)
-    try:
-        return unpack_xattrs(view[at:body_at].tobytes()).xattrs, body_at
-    except RemoteProtocolError as error:
-        raise RemoteProtocolError(str(error), status=error.status) from None
 
 
 def _integers(name: str, numbers: Column, validity: pa.Buffer | None) -> pa.Array:
@@ -144,103 +133,6 @@ def _event_column(heads: Heads) -> pa.Array:
     event = heads.shapes.forms[heads.form].event
     return _EVENTS[event].slice(0, count) if count <= MADE_ONCE else pa.repeat(str(event), count)
 
-
-def decode_messages(run: Run, context: StreamContext) -> list[Change]:
-    """Return the changes of a run as objects, one struct at a time: what decode_run does for few messages.
-
-    Raises RemoteProtocolError as heads_of does.
-    """
-    changes: list[Change] = []
-    shapes, view, known = SHAPES[run.dialect], memoryview(run.buffer), -1
-    form_of, code_at = shapes.by_code.get, shapes.code_at
-    names, collection_id, scope = context.collections, None, None
-    about: Sequence[int | None] = ()
-    beyond: RemoteProtocolError | None = None
-    offsets = run.offsets if isinstance(run.offsets, list) else run.offsets.tolist()
-    for offset, end in zip(offsets, (*offsets[1:], run.end), strict=True):
-        form = form_of(view[offset + code_at] << 8 | view[offset + EXTRAS_LENGTH_AT])
-        if form is None:
-            raise error_of(run, offset, prefixed=names is not None)
-        numbers = form.pick((*form.unpack(view, offset), None, 0))
-        key_length, seqno, rev_seqno, cas, flags, expiry, lock_time, delete_time, vbucket, datatype = numbers[:10]
-        _, engine_length, tap_flags, nmeta, name_length = numbers[10:]
-        key_at = offset + form.head_bytes + engine_length
-        value_at, end = key_at + key_length, end - nmeta
-        if not key_length or value_at > end or seqno == 0 or (form.bare and value_at < end):
-            raise error_of(run, offset, prefixed=names is not None)
-        key = view[key_at:value_at].tobytes()
-        xattrs = collection = None
-        if names is not None:
-            collection_id, key = _split_prefix(run, offset, key, name_length)
-            scope, collection = names.of(collection_id)
-        elif name_length:
-            collection, key = _split_name(run, offset, key, name_length)
-        if context.xattrs and datatype & Datatype.XATTR:
-            datatype &= ~Datatype.XATTR
-            try:
-                xattrs, value_at = _xattrs_at(view, value_at, end)
-            except RemoteProtocolError as error:
-                beyond = beyond or error
-        value = view[value_at:end].tobytes() if context.values and form.event is Event.MUTATION else None
-        if tap_flags is not None:
-            rev_seqno = None if engine_length < REV_SEQNO_BYTES else rev_seqno
-            value = None if tap_flags & TapFlag.NO_VALUE else value
-            if flags is not None and not tap_flags & TapFlag.NETWORK_BYTE_ORDER:
-                flags = int.from_bytes(flags.to_bytes(4, "big"), "little")
-        if vbucket != known:
-            known = vbucket
-            try:
-                said = context.of(vbucket)
-            except RemoteProtocolError as error:  # a frame that breaks its layout, wherever it is, goes before it
-                beyond, said = beyond or error, [0] * len(StreamContext.NAMES)
-            pairs = zip(StreamContext.NAMES, said, strict=True)
-            about = [number if name in shapes.about_streams else None for name, number in pairs]
-        vbuuid, *snapshot, history = about
-        row = (
-            vbucket,
-            vbuuid,
-            seqno,
-            rev_seqno,
-            cas,
-            form.event,
-            key,
-            value,
-            collection_id,
-            scope,
-            collection,
-            datatype if context.values else None,
-        )
-        changes.append(
-            _new_change(Change, (*row, flags, expiry, lock_time, delete_time, xattrs, *snapshot, history, None))
-        )
-    if beyond is not None:
-        raise beyond
-    return changes
-
-
-def _split_prefix(run: Run, offset: int, key: bytes, name_length: int) -> tuple[int, bytes]:
-    """Return the collection's id that a key begins with, and the key behind it."""
-    if key[0] < 0x80 and len(key) > 1 and not name_length:
-        return key[0], key[1:]
-    try:
-        collection_id, rest = split_collection_key(key)
-    except RemoteProtocolError:
-        rest = b""
-    if not rest or name_length:
-        raise error_of(run, offset, prefixed=True)
-    return collection_id, rest
-
-
-def _split_name(run: Run, offset: int, key: bytes, length: int) -> tuple[str, bytes]:
-    """Return the collection's name, which has `length` bytes, and the key behind it."""
-    key_at = length + len(COLLECTION_SEPARATOR)
-    name, separator, rest = key[:length], key[length:key_at], key[key_at:]
-    if separator != COLLECTION_SEPARATOR or not rest or not is_text(name):
-        raise error_of(run, offset)
-    return name.decode(), rest
-
-
-_new_change = tuple.__new__
 
 _PACKED = {"int32": "i", "int64": "q"}
 _PACK_CODES = {name: "Q" if name in UNSIGNED64 else _PACKED.get(str(kind)) for name, kind in _KINDS.items()}
