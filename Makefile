@@ -26,13 +26,19 @@ demo: install ## the main job, start to end; FILE=docs.jsonl KEY=id VALUE=doc CO
 	@exec $(BIN)/penstock demo $(if $(FILE),--file '$(FILE)') $(if $(KEY),--key '$(KEY)') \
 		$(if $(VALUE),--value '$(VALUE)') $(if $(COUNT),--count '$(COUNT)') $(if $(RATE),--rate '$(RATE)')
 
+# As many tests at a time as there are cores; ARGS='-n 0' runs them one by one, as a debugger needs it.
+PARALLEL := -n auto --dist worksteal
+
+# The package is compiled once, and not by each of the hundreds of processes that the tests start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: test
 test: install ## all tests but the long ones; ARGS='-k rollback' chooses
-	@exec $(BIN)/python -m pytest $(ARGS)
+	@exec $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 .PHONY: quick
-quick: install ## the tests that need no Spark session
-	@exec $(BIN)/python -m pytest -m "not spark and not soak" $(ARGS)
+quick: install ## the tests that need no Spark session, no other process and no program of others
+	@exec $(BIN)/python -m pytest $(PARALLEL) -m "not spark and not process and not soak" $(ARGS)
 
 .PHONY: others
 others: install ## programs of others, which tests and benchmarks hold a node against

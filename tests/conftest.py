@@ -1,6 +1,9 @@
 """What every test has: a bound on its time, Ctrl-C, and Hypothesis without timing of its own."""
 
 import signal
+import sys
+from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -24,11 +27,37 @@ settings.load_profile("default")
 # A shell lets commands that it starts in the background ignore Ctrl-C, which some tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+COMPAT = Path(__file__).parent / "compat"
 SOAK_SECONDS = 4 * 3600.0
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
+"""Audit events of a process that starts another."""
+MAY_START = {"process", "spark", "soak"}
+
+started: list[str] = []
+"""What has been started since the present test began."""
+
+
+def note_start(event: str, arguments: tuple[object, ...]) -> None:
+    if event in STARTS:
+        started.append(f"{event} {arguments[:2]}")
+
+
+sys.addaudithook(note_start)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Fail a test that starts a process without a mark that says so."""
+    started.clear()
+    yield
+    if started and not any(item.get_closest_marker(marker) for marker in MAY_START):
+        pytest.fail(f"starts a process, and is not marked `process`: {started}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     long = ["soak", "hypothesis"] if settings.get_current_profile_name() == "soak" else ["soak"]
     for item in items:
+        if item.path.is_relative_to(COMPAT):
+            item.add_marker("process")
         if any(item.get_closest_marker(marker) for marker in long):
             item.add_marker(pytest.mark.timeout(SOAK_SECONDS))

@@ -95,6 +95,7 @@ def test_a_snapshot_of_rows_keeps_to_its_bounds(tmp_path):
     rows.close()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("benchmark", "options", "rows"),
     [
@@ -141,6 +142,7 @@ def test_a_benchmark_of_durable_buckets_runs(tmp_path, benchmark, options, rows)
     assert not list(tmp_path.iterdir())  # what it wrote is gone
 
 
+@pytest.mark.process
 def test_the_benchmark_of_the_current_table_runs():
     run = [sys.executable, "-m", "benchmarks.current", "--documents", "2000", "4000", "--rounds", "1"]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -148,6 +150,7 @@ def test_the_benchmark_of_the_current_table_runs():
     assert done.stdout.count(", Penstock ") == done.stdout.count(", deltalake's merge ") == 2
 
 
+@pytest.mark.process
 def test_the_benchmark_of_writing_runs():
     run = [sys.executable, "-m", "benchmarks.sink", "--rows", "5000", "--rounds", "1", "--without-spark"]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -178,6 +181,7 @@ def test_a_benchmark_of_spark_runs(benchmark, options, row):
     assert row in done.stdout
 
 
+@pytest.mark.process
 def test_the_benchmark_of_overwrites_runs():
     run = [sys.executable, "-m", "benchmarks.overwrite", "--documents", "3000", "--turns", "1"]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)

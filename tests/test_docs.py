@@ -42,6 +42,7 @@ def run(command: list[str], where: Path) -> str:
     return ran.stdout
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("text", blocks("python"))
 def test_python_block(text, tmp_path):
     run([sys.executable, "-W", "error", "-c", text], tmp_path)
@@ -58,6 +59,7 @@ def test_spark_block(text, tmp_path):
         run([sys.executable, "-c", script], tmp_path)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("text", blocks("sh"))
 def test_shell_block(text, tmp_path):
     """As it stands, but for the ports; what it leaves running is ended."""

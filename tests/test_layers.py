@@ -196,6 +196,7 @@ def test_an_order_names_all_packages(package):
     assert sorted(order) == sorted(path.parent.name for path in package.glob("*/__init__.py"))
 
 
+@pytest.mark.process
 def test_lakes_are_read_without_spark():
     """Who reads tables with other tools has no Spark, or should not wait for it."""
     packages = [SOURCE / "penstock" / "spark" / name for name in ("lake", "dependents")]

@@ -9,6 +9,8 @@ import pytest
 
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.process
+
 PREREQUISITES = Path(__file__).parent.parent / "tools" / "prerequisites"
 GOOD = "3 12 complete /bin/good"
 

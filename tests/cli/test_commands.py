@@ -66,6 +66,7 @@ def test_every_command_that_prints_data_can_print_json(path, command):
         assert "--json" in [option for parameter in command.params for option in parameter.opts]
 
 
+@pytest.mark.process
 def test_the_docs_are_what_the_commands_say():
     subprocess.run([sys.executable, "tools/generate_cli.py", "--check"], cwd=ROOT, check=True, timeout=PATIENCE)
 
@@ -133,6 +134,7 @@ def test_debug_shows_where(run):
     assert err.splitlines()[-1].startswith("penstock: connection string")
 
 
+@pytest.mark.process
 def test_start_up_is_without_the_heavy_libraries():
     code = (
         "import sys; from penstock.cli.entry import register_commands; register_commands()\n"
@@ -141,6 +143,7 @@ def test_start_up_is_without_the_heavy_libraries():
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=PATIENCE) == "[]\n"
 
 
+@pytest.mark.process
 def test_a_mistake_of_ours_is_one_sentence_too():
     code = (
         "import sys; from penstock.cli.base.app import app; from penstock.cli import main\n"
@@ -152,6 +155,7 @@ def test_a_mistake_of_ours_is_one_sentence_too():
     assert done.stderr == "penstock: unexpected KeyError: 'x' (penstock --debug … shows where)\n"
 
 
+@pytest.mark.process
 def test_a_reader_that_has_seen_enough_is_no_error():
     reading, writing = os.pipe()
     with subprocess.Popen(
@@ -167,6 +171,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     assert err == b""
 
 
+@pytest.mark.process
 def test_output_is_utf8_whatever_the_locale():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(

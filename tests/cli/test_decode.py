@@ -297,6 +297,7 @@ def test_nothing_of_a_frame_reaches_the_terminal_as_a_command(run):
     assert "key=0xff" in run("decode", Set(key=b"\xff").encode().hex()).out
 
 
+@pytest.mark.process
 def test_a_reader_that_has_seen_enough(tmp_path):
     file = tmp_path / "frames"
     file.write_bytes(NOOP * 50_000)

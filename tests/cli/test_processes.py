@@ -55,6 +55,7 @@ def ended(process, number) -> tuple[int, str, str]:
     return process.returncode, out, err.removeprefix(NO_USERS)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_says_where_it_is_and_ends_cleanly(number, run):
     with started("serve", "--port", 0, "--bucket", "beer", "--bucket", "wine", "--vbuckets", 8, "--json") as process:
@@ -66,6 +67,7 @@ def test_serve_says_where_it_is_and_ends_cleanly(number, run):
         assert ended(process, number) == (0, "", "")
 
 
+@pytest.mark.process
 def test_serve_in_words():
     with started("serve", "--port", 0) as process:
         line = first_line(process.stdout)
@@ -84,6 +86,7 @@ def serving(directory, *options):
         yield node, where
 
 
+@pytest.mark.process
 def test_serve_keeps_its_bucket_in_a_directory(tmp_path, run):
     with serving(tmp_path) as (node, where):
         assert where["data_dir"] == str(tmp_path)
@@ -105,12 +108,14 @@ def test_what_is_about_a_directory_needs_one(run):
     assert "--retention… are about buckets in a --data-dir" in " ".join(done.err.split())
 
 
+@pytest.mark.process
 def test_serve_in_words_with_a_directory(tmp_path):
     with started("serve", "--port", 0, "--data-dir", tmp_path / "data") as process:
         assert f", kept in {tmp_path / 'data'}; management on port" in first_line(process.stdout)
         assert ended(process, signal.SIGTERM) == (0, "", "")
 
 
+@pytest.mark.process
 def test_a_node_that_is_killed_has_all_that_it_confirmed(tmp_path):
     """It is killed in the middle of writes, over and over; consumers' histories go on or are told to go back."""
     turns, branches = 4, []
@@ -133,6 +138,7 @@ def test_a_node_that_is_killed_has_all_that_it_confirmed(tmp_path):
         assert newer[0].seqno >= older[0].seqno
 
 
+@pytest.mark.process
 def test_a_disk_that_takes_no_more_is_told_and_waited_for(tmp_path):
     """Of a file no larger than there is one now nothing more can be written, as on a disk that is full."""
     with serving(tmp_path) as (node, where):
@@ -152,6 +158,7 @@ def test_a_disk_that_takes_no_more_is_told_and_waited_for(tmp_path):
             assert ended(node, signal.SIGTERM) == (0, "", "")
 
 
+@pytest.mark.process
 def test_directories_that_cannot_be(tmp_path):
     with serving(tmp_path):
         with started("serve", "--port", 0, "--bucket", "beer", "--vbuckets", 8, "--data-dir", tmp_path) as second:
@@ -165,6 +172,7 @@ def test_directories_that_cannot_be(tmp_path):
     assert err.count("\n") == 1
 
 
+@pytest.mark.process
 def test_serve_follows_another_node(node, run):
     url = node.url("beer")
     with started("serve", "--port", 0, "--follow", url, "--protocol", "upr", "--json") as process:
@@ -175,6 +183,7 @@ def test_serve_follows_another_node(node, run):
         assert ended(process, signal.SIGTERM) == (0, "", "")
 
 
+@pytest.mark.process
 def test_serve_ends_when_what_it_follows_is_gone_for_good():
     with ExitStack() as stack:
         with Node.running(["beer"], 4) as node:
@@ -189,6 +198,7 @@ def test_serve_ends_when_what_it_follows_is_gone_for_good():
     assert f"(limit 0.3 s); last failure: no bucket 'beer' on couchbase://127.0.0.1:{port}/beer" in err
 
 
+@pytest.mark.process
 def test_serve_waits_for_whom_it_is_to_follow_until_it_is_stopped():
     with started("serve", "--port", 0, "--follow", "couchbase://127.0.0.1:1/beer") as process:
         said = first_line(process.stderr)
@@ -196,6 +206,7 @@ def test_serve_waits_for_whom_it_is_to_follow_until_it_is_stopped():
         assert ended(process, signal.SIGINT) == (0, "", "")
 
 
+@pytest.mark.process
 def test_a_port_that_is_taken_is_a_failure_at_run_time(node):
     with started("serve", "--port", node.kv_port) as process:
         out, err = process.communicate(timeout=PATIENCE)
@@ -203,6 +214,7 @@ def test_a_port_that_is_taken_is_a_failure_at_run_time(node):
     assert err == f"penstock: cannot listen on 127.0.0.1 port {node.kv_port}: Address already in use\n"
 
 
+@pytest.mark.process
 def test_tail_follows_until_it_is_interrupted(node, on_beer):
     on_beer("load", "-", "--key", "id", stdin=b'{"id":"a"}\n')
     with started("tail", "--from", "beginning", "--json", PENSTOCK_URL=node.url("beer")) as process:
@@ -212,6 +224,7 @@ def test_tail_follows_until_it_is_interrupted(node, on_beer):
         assert ended(process, signal.SIGINT) == (130, "", "")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_workload_sums_up_when_it_is_stopped(node, number):
     with (
@@ -224,6 +237,7 @@ def test_workload_sums_up_when_it_is_stopped(node, number):
     assert json.loads(out)["changes"] > 0
 
 
+@pytest.mark.process
 def test_a_node_that_is_waited_for_is_told_once_and_nothing_is_lost(run):
     with Node.running(["beer"], vbuckets=8) as node:
         port, url = node.kv_port, node.url("beer")
@@ -238,6 +252,7 @@ def test_a_node_that_is_waited_for_is_told_once_and_nothing_is_lost(run):
             assert run("stats", "--url", url, "--json").json["curr_items"] == "2"
 
 
+@pytest.mark.process
 def test_interrupted_while_it_waits_for_a_node():
     with Node.running(["beer"], vbuckets=8) as node:
         url = node.url("beer")

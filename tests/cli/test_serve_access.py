@@ -33,6 +33,7 @@ def users(run, tmp_path):
     return path
 
 
+@pytest.mark.process
 def test_without_users_it_says_who_can_log_in():
     with started("serve", "--port", 0, "--vbuckets", 1, "--json") as process:
         said = json.loads(first_line(process.stdout))
@@ -41,6 +42,7 @@ def test_without_users_it_says_who_can_log_in():
         assert ended(process, signal.SIGTERM) == (0, "", "")
 
 
+@pytest.mark.process
 def test_users_and_tls(run, users, tmp_path):
     tls = tmp_path / "tls"
     assert run("tls", "init", tls, "--user", "alice").code == 0
@@ -97,6 +99,7 @@ def test_places_that_are_none(text):
         parse_places([text], "a", 1)
 
 
+@pytest.mark.process
 def test_two_nodes_share_a_bucket():
     first, second = free_ports(2)
     nodes = [option for port in (first, second) for option in ("--node", f"127.0.0.1:{port}")]

@@ -89,6 +89,7 @@ def prompted(path, *lines):
     return code, seen.decode()
 
 
+@pytest.mark.process
 def test_added_with_a_password_that_is_asked_for(path):
     code, seen = prompted(path, b"wonderland", b"wonderland")
     assert (code, "alice: admin" in seen) == (0, True)

@@ -83,6 +83,7 @@ def between(first, last):
     return {vbucket: [*range(first[vbucket] + 1, last[vbucket] + 1)] for vbucket in range(VBUCKETS)}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("killed", [0, 2], ids=["the one that was named", "another one"])
 @in_loop
 async def test_a_killed_node_holds_up_only_its_own_vbuckets(cluster, killed):
@@ -105,6 +106,7 @@ async def test_a_killed_node_holds_up_only_its_own_vbuckets(cluster, killed):
         assert seqnos_of(rows) == between(first, await bucket.high_seqnos())
 
 
+@pytest.mark.process
 @in_loop
 async def test_a_node_that_stays_away_is_reported_with_its_vbuckets(cluster):
     async with connect(cluster.url(0, 1, retrySeconds=1)) as bucket:
@@ -120,6 +122,7 @@ async def test_a_node_that_stays_away_is_reported_with_its_vbuckets(cluster):
     assert f"127.0.0.1:{cluster.nodes[2].port}" in str(caught.value)
 
 
+@pytest.mark.process
 @in_loop
 async def test_a_read_up_to_now_goes_on_where_a_node_was_killed(cluster):
     async with connect(cluster.url(0, 1)) as bucket:

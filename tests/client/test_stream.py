@@ -256,6 +256,7 @@ async def test_a_rolled_back_vbucket_still_ends_at_its_seqno(running):
         assert table.current() == {key: b"new7"}
 
 
+@pytest.mark.process
 @in_loop
 async def test_a_node_that_is_killed_is_followed_when_it_is_back():
     process = await asyncio.to_thread(Process)

@@ -77,6 +77,7 @@ def check(bucket: BucketStore, said: Said) -> None:
     assert not [name for name in stored if int(name.split()[1]) in collections]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_while_collections_come_and_go(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)

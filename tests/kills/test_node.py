@@ -20,6 +20,8 @@ from tests.kills.killing import Nursery
 from tests.kills.served import Command
 from tests.kills.traffic import Traffic, url_of
 
+pytestmark = pytest.mark.process
+
 _SEGMENT_BYTES = 64 * 1024
 _SOAK_NODES = 20
 _SOAK_LIVES = 50

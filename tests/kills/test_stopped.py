@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from penstock.client.bucket import connect
 from penstock.client.connect.address import parse_address
 from penstock.client.connect.client_session import open_session
@@ -20,6 +22,8 @@ from penstock.wire.messages.observe import StartPersistence, StopPersistence
 from tests.kills.served import VBUCKETS, Command
 from tests.kills.traffic import url_of
 from tests.patience import PATIENCE
+
+pytestmark = pytest.mark.process
 
 _KEYS = [b"key %d" % number for number in range(200)]
 _VBUCKETS = {vbucket_of(key, VBUCKETS) for key in _KEYS}

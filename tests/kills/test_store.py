@@ -19,6 +19,8 @@ from tests.kills.victim import Victim
 from tests.kills.workload import PLANS
 from tests.kills.writer import OPERATIONS, READER, Clock, Doom, Life, open_bucket
 
+pytestmark = pytest.mark.process
+
 _LIVES = 10
 _SOAK_LIVES = 2000
 _SOAK_LIVES_OF_ONE = 20

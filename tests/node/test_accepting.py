@@ -55,6 +55,7 @@ def files_of(process):
     return len(os.listdir(f"/proc/{process.pid}/fd"))
 
 
+@pytest.mark.process
 def test_the_soft_limit_is_raised_and_a_low_one_is_reported():
     with serving(64, 1000) as (process, node):
         assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (1000, 1000)
@@ -66,6 +67,7 @@ def test_the_soft_limit_is_raised_and_a_low_one_is_reported():
     assert "Too many open files" not in log
 
 
+@pytest.mark.process
 def test_without_file_descriptors_a_node_keeps_its_connections_and_takes_others_later():
     with serving(1000, 1000) as (process, node), connected(node) as known, ExitStack() as stack:
         assert known.status(Noop()) == S.SUCCESS

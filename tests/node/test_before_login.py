@@ -343,6 +343,7 @@ def descriptors(wanted):
     return min(wanted, hard - 500)
 
 
+@pytest.mark.process
 def test_a_crowd_that_says_half_a_word(running, log):
     """Each of them in another process, so that each side needs one descriptor for each."""
     count = descriptors(HALF_OPEN)

@@ -297,6 +297,7 @@ asyncio.run(run())
 """
 
 
+@pytest.mark.process
 def test_a_kill_leaves_buckets_whole_or_none(tmp_path):
     data_dir = tmp_path / "data"
     state: dict[int, str] = {}

@@ -35,6 +35,7 @@ def has(node, changes):
     return lambda: sum(vbucket.high_seqno for vbucket in vbuckets) == changes
 
 
+@pytest.mark.process
 def test_a_node_that_is_away_holds_up_only_its_own_vbuckets(cluster):
     everything = {*range(VBUCKETS)}
     with Node.running(follow=cluster.url(0, 1)) as copy:

@@ -50,6 +50,7 @@ def test_later_garbage_is_collected() -> None:
     assert garbage() is None
 
 
+@pytest.mark.process
 def test_only_a_node_of_its_own_process_changes_the_collector() -> None:
     program = """
 import gc, penstock
@@ -60,6 +61,7 @@ with penstock.Node.running(buckets=["beer"]):
     assert ran.stdout == "0\n"
 
 
+@pytest.mark.process
 def test_what_a_served_node_makes_is_collected() -> None:
     """A bucket and its vbuckets refer to each other: a deleted one is freed by the collector alone."""
     program = """

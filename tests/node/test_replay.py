@@ -6,7 +6,7 @@ import pytest
 
 from penstock.wire.codec.statuses import Status
 from tests.node.replay import CLOSED, CLOSES, EXPECT, NAMES, SEND, Mismatch, playing, recording
-from tests.node.replay_disk import node_of
+from tests.node.replay_disk import ON_DISK, node_of
 from tests.node.replay_edits import acknowledged, acknowledges, at_once
 from tests.node.replay_script import script
 from tests.node.replay_tables import DIFFERENCES, LOOSE, NOT_YET
@@ -15,6 +15,11 @@ MISSING = {name: capability for capability, names in NOT_YET.items() for name in
 REPLAYED = [name for name in NAMES if name not in MISSING]
 SHORT = 0.2
 """Seconds: what comes later than that is not there, where it is expected that something is not."""
+
+
+def with_marks(rows):
+    """Return rows, each with a recording's name last, as parameters; some recordings need a node that is killed."""
+    return [pytest.param(*row, marks=[pytest.mark.process] * (ON_DISK.get(row[-1]) == "killed")) for row in rows]
 
 
 def edited(name):
@@ -39,7 +44,7 @@ def replay(name, steps, **options):
         player.play(steps, by_vbucket=name in LOOSE)
 
 
-@pytest.mark.parametrize("name", REPLAYED)
+@pytest.mark.parametrize("name", with_marks((name,) for name in REPLAYED))
 def test_replay(name):
     steps, _ = edited(name)
     replay(name, steps)
@@ -75,7 +80,7 @@ def occurrences():
         yield from ((difference, name) for name in entry.where or (next(changed),))
 
 
-@pytest.mark.parametrize(("difference", "name"), list(occurrences()))
+@pytest.mark.parametrize(("difference", "name"), with_marks(occurrences()))
 def test_without_a_difference_the_replay_fails(difference, name, monkeypatch):
     monkeypatch.delitem(DIFFERENCES, difference)
     with pytest.raises(Mismatch):

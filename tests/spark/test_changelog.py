@@ -120,6 +120,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.process
 def test_no_file_is_left_on_a_disk_that_is_full_and_the_reason_is_told(lake):
     """A limit of this size stands for it: a file that cannot be written cannot be closed either."""
     run = [sys.executable, "-c", _FULL.format(path=str(lake.path))]
@@ -209,6 +210,7 @@ def test_many_commits_keep_the_log_short_and_the_transaction_known(lake, monkeyp
 KILLS = [("written", 0), ("committed", 0), ("fold written", 0), ("written", 3), ("committed", 4), ("fold written", 4)]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("point", "batch"), KILLS)
 def test_a_driver_killed_between_two_steps_loses_and_repeats_nothing(lake, point, batch):
     assert run_driver(lake, 6, point, batch) == -signal.SIGKILL
@@ -216,6 +218,7 @@ def test_a_driver_killed_between_two_steps_loses_and_repeats_nothing(lake, point
     lakes.check_driven(lake, 6)
 
 
+@pytest.mark.process
 def test_a_driver_killed_at_any_moment_loses_and_repeats_nothing(lake):
     batches = 10
     deaths = [run_driver(lake, batches, f"timer:{seconds}") for seconds in lakes.delays(seed=1, count=6)]

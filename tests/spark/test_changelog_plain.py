@@ -131,6 +131,7 @@ for batch in range(int(ended.read_text() or 0), batches):
 """
 
 
+@pytest.mark.process
 def test_a_driver_killed_at_any_moment_loses_and_repeats_nothing(lake, root, tmp_path):
     batches, ended = 40, tmp_path / "ended"
     ended.touch()

@@ -8,6 +8,8 @@ import pytest
 
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.process
+
 LEVELS = 200_000
 
 READ = """

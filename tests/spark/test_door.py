@@ -31,6 +31,7 @@ def test_the_table_of_names_is_whole():
         _ = penstock.spark.nothing
 
 
+@pytest.mark.process
 def test_the_door_loads_neither_arrow_nor_spark():
     script = "import sys, penstock.spark; assert not {'pyarrow', 'pyspark', 'deltalake'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE)

@@ -276,6 +276,7 @@ catch_up(fulltext.FullText(lake, "descriptions", ["description"]), lake)
 """
 
 
+@pytest.mark.process
 def test_killed_before_the_commit_nothing_was_taken_in(lake, index):
     append(lake, 0, [described(n, "old", b"%d" % n) for n in range(100)])
     catch_up(index, lake)

@@ -401,6 +401,7 @@ catch_up(Invalidation(lake, "cache", sys.argv[2], batch_size=2), lake)
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("accepted", [0, 1, 2])
 def test_killed_between_a_request_and_the_position_it_is_told_again(lake, server, invalidation, accepted):
     """The server kills its client when it has the last of some requests, and before it answers."""

@@ -268,6 +268,7 @@ def joiner(lake, seconds=None):
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=lakes.ROOT)
 
 
+@pytest.mark.process
 def test_joining_goes_on_beside_a_driver_that_is_killed_too(lake):
     batches = 14
     append(lake, 0, lakes.batch_rows(0))
@@ -286,6 +287,7 @@ def test_joining_goes_on_beside_a_driver_that_is_killed_too(lake):
     lakes.check_driven(lake, batches)
 
 
+@pytest.mark.process
 def test_joining_that_is_killed_at_any_moment_changes_nothing(lake):
     written = filled(lake, 8)
     for batch, seconds in enumerate((0.001, 0.02, 0.05, 0.1), 8):

@@ -391,6 +391,7 @@ catch_up(index, lake)
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_around_its_commit_an_index_goes_on(lake, index, when):
     append(lake, 0, [city(n, "Bonn", b"%d" % n) for n in range(1, 10)])

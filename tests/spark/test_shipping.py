@@ -18,6 +18,7 @@ def test_the_same_package_makes_the_same_archive(tmp_path):
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
 
 
+@pytest.mark.process
 def test_an_archive_is_all_that_python_needs_of_the_package(tmp_path):
     """Without site-packages' own paths, so that it is not found twice; and from there, none can be made."""
     archive = write_archive(tmp_path / "penstock.zip")
@@ -40,6 +41,7 @@ def test_an_archive_that_cannot_be_written_is_named(tmp_path):
         write_archive(tmp_path / "missing" / "penstock.zip")
 
 
+@pytest.mark.process
 def test_the_module_writes_an_archive_where_it_is_told_to(tmp_path):
     subprocess.run([sys.executable, "-m", "penstock.spark.shipping", "penstock.zip"], cwd=tmp_path, check=True)
     assert (tmp_path / "penstock.zip").read_bytes() == write_archive(tmp_path / "same.zip").read_bytes()

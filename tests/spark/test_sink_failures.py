@@ -161,6 +161,7 @@ class Process:
         self.process.communicate(timeout=PATIENCE)
 
 
+@pytest.mark.process
 def test_a_node_that_is_killed_ends_the_batch_and_the_next_try_converges(tmp_path):
     node, expected = Process(tmp_path / "node"), numbered(0, 20_000, size=100)
     half_way, killed = threading.Event(), threading.Event()

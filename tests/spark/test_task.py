@@ -177,6 +177,7 @@ def test_a_connection_that_was_cut_while_it_waited_is_made_again(node, bucket):
         assert read(partition).num_rows == MANY
 
 
+@pytest.mark.process
 def test_a_forked_worker_has_connections_of_its_own(bucket):
     bucket.store(numbered(0, MANY))
     partition = part(bucket)

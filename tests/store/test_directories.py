@@ -130,6 +130,7 @@ def test_files_of_others_are_left_alone(place: Place) -> None:
     assert not draft.exists()
 
 
+@pytest.mark.process
 def test_a_bucket_that_another_process_has_open(place: Place) -> None:
     code = (
         "import sys; from pathlib import Path; from tests.store.failing import Place\n"
@@ -148,6 +149,7 @@ def test_a_bucket_that_another_process_has_open(place: Place) -> None:
     bucket.close()
 
 
+@pytest.mark.process
 def test_a_file_system_that_is_read_only(tmp_path: Path) -> None:
     place = Place(tmp_path / "beer")
     place().close()

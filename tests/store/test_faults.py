@@ -343,6 +343,7 @@ def test_locks_wait_for_a_disk_that_does_not_keep_up(place: Place) -> None:
     bucket.close()
 
 
+@pytest.mark.process
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.store.full_disk", str(tmp_path)]
     done = run_with_mounts('mount -t tmpfs -o size=1m penstock "$0"', tmp_path, command)
