@@ -250,7 +250,7 @@ def at_random(spark, pipeline: Pipeline, rounds: int) -> None:
 
 @pytest.mark.spark
 def test_killed_at_random(spark, pipeline):
-    at_random(spark, pipeline, 5)
+    at_random(spark, pipeline, 2)
 
 
 @pytest.mark.soak
