@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import StatusError
-from penstock.node.streams.stream_filter import Filter, Wish, read_wish
+from penstock.node.streams.stream_filter import FilterRequest, StreamFilter, read_filter_request
 from penstock.store.history.event_frames import packed_events
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.codec.statuses import Status
@@ -30,7 +30,7 @@ VALUES = st.binary(max_size=40) | st.dictionaries(NAMES, SAID, max_size=3).map(l
 @example(b'{"purge_seqno":"' + b"9" * 5000 + b'"}')
 def test_any_value_is_read_or_refused(value):
     found = read_or_refused(value)
-    if isinstance(found, Wish):
+    if isinstance(found, FilterRequest):
         assert found.collections is None or all(0 <= one < 2**32 for one in found.collections)
         assert found.stream_id is None or 1 <= found.stream_id <= 65535
     else:
@@ -39,7 +39,7 @@ def test_any_value_is_read_or_refused(value):
 
 def read_or_refused(value):
     try:
-        return read_wish(value)
+        return read_filter_request(value)
     except StatusError as error:
         return error.status
 
@@ -47,16 +47,16 @@ def read_or_refused(value):
 @pytest.mark.parametrize(
     ("value", "wish"),
     [
-        (b"", Wish()),
-        (b"{}", Wish()),
-        (b'{"uid":"ff","other":[]}', Wish()),
-        (b'{"collections":["0x8","A","8"],"sid":7}', Wish(collections=(8, 10), stream_id=7)),
-        (b'{"scope":"0"}', Wish(scope=0)),
-        (b'{"purge_seqno":"18446744073709551615"}', Wish(purge_seqno=2**64 - 1)),
+        (b"", FilterRequest()),
+        (b"{}", FilterRequest()),
+        (b'{"uid":"ff","other":[]}', FilterRequest()),
+        (b'{"collections":["0x8","A","8"],"sid":7}', FilterRequest(collections=(8, 10), stream_id=7)),
+        (b'{"scope":"0"}', FilterRequest(scope=0)),
+        (b'{"purge_seqno":"18446744073709551615"}', FilterRequest(purge_seqno=2**64 - 1)),
     ],
 )
 def test_what_a_value_says(value, wish):
-    assert read_wish(value) == wish
+    assert read_filter_request(value) == wish
 
 
 def told(kind, subject):
@@ -72,13 +72,13 @@ DROPS = told(K.SCOPE_DROP, DroppedScope(1, 8))
 EVENTS = (CREATES, BEGINS, CHANGES, ENDS, DROPS)
 
 FILTERS = [
-    ("all", Filter, [True] * 5, False),
-    ("the collection", lambda: Filter([9]), [False, True, True, True, False], True),
-    ("it and another", lambda: Filter([9, 10]), [False, True, True, True, False], False),
-    ("another", lambda: Filter([10]), [False] * 5, False),
-    ("its scope", lambda: Filter([], scope=8), [True] * 5, True),
-    ("another scope", lambda: Filter([], scope=7), [False] * 5, False),
-    ("the default collection, bare", lambda: Filter([0], tells_events=False), [False] * 5, False),
+    ("all", StreamFilter, [True] * 5, False),
+    ("the collection", lambda: StreamFilter([9]), [False, True, True, True, False], True),
+    ("it and another", lambda: StreamFilter([9, 10]), [False, True, True, True, False], False),
+    ("another", lambda: StreamFilter([10]), [False] * 5, False),
+    ("its scope", lambda: StreamFilter([], scope=8), [True] * 5, True),
+    ("another scope", lambda: StreamFilter([], scope=7), [False] * 5, False),
+    ("the default collection, bare", lambda: StreamFilter([0], sends_events=False), [False] * 5, False),
 ]
 
 
@@ -90,7 +90,7 @@ def test_which_events_are_told(make, tells, ends):
 
 
 def test_a_scope_has_what_begins_in_it_until_that_ends():
-    chosen, owners = Filter([], scope=8), np.array([0, 9, 10, -1])
+    chosen, owners = StreamFilter([], scope=8), np.array([0, 9, 10, -1])
     assert chosen.of(owners).tolist() == [False] * 4
     chosen.take(BEGINS)
     assert chosen.of(owners).tolist() == [False, True, False, False]
@@ -100,4 +100,4 @@ def test_a_scope_has_what_begins_in_it_until_that_ends():
 
 
 def test_a_key_of_no_collection_is_nobody_s():
-    assert Filter().of(np.array([-1, 0])).tolist() == [False, True]
+    assert StreamFilter().of(np.array([-1, 0])).tolist() == [False, True]

@@ -1,16 +1,17 @@
-"""What the producers of all dialects have in common: how the node knows them, and what they report of themselves."""
+"""What the producers of all dialects have in common: turns, deadlines, and what they report of themselves."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from penstock.errors import NotSupported
 from penstock.node.buckets.producer_reports import Load, ProducerReport, StreamReport, StreamTotals
 from penstock.node.buckets.served_bucket import ServedBucket
-from penstock.node.buckets.vbucket_events import VbucketEvent
+from penstock.node.buckets.vbucket_events import VbucketEvent, Waiting
 from penstock.node.session.session import Session
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect
@@ -20,7 +21,9 @@ __all__ = [
     "CHUNK_BYTES",
     "TURN_BYTES",
     "WRITE_BYTES",
+    "AnswerDeadline",
     "ChangeProducer",
+    "Turns",
     "streamable",
 ]
 
@@ -42,14 +45,95 @@ def streamable(session: Session) -> ServedBucket:
     return bucket
 
 
-class ChangeProducer(ABC):
-    """What sends changes on one connection, from its first change-stream request to its end.
+class Turns:
+    """The turns of a producer on the event loop. At most one is asked for at a time.
 
-    name: empty for one without; the bucket then calls it `anon_N`. An older producer of the same dialect and name is
-    ended. Everything runs on the node's event loop: nothing may block, and nothing is sent but by
-    `session.output.write` while the connection is not `paused`. An exception that work of its own may raise is
-    caught by `session.output.guarded`, through which such work is to be called.
+    Attributes:
+        count: how many turns there were.
+        are_over: there are no more.
     """
+
+    def __init__(self, session: Session, take: Callable[[], None]) -> None:
+        self.count = 0
+        self.are_over = False
+        self._output = session.output
+        self._call_soon = session.node.loop.call_soon
+        self._take = take
+        self._is_asked = False
+
+    def ask(self) -> None:
+        """Ask for a turn, if none is asked for yet and the peer takes what is sent."""
+        if not (self._is_asked or self.are_over or self._output.paused):
+            self._is_asked = True
+            self._call_soon(self._output.guarded, self._begin)
+
+    def stop(self) -> None:
+        """Give up the turn that was asked for, and take no more."""
+        self.are_over = True
+
+    def _begin(self) -> None:
+        self._is_asked = False
+        if not self.are_over:
+            self.count += 1
+            self._take()
+
+
+class AnswerDeadline:
+    """Ends the connection if the peer owes an answer for too long."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._timer is not None
+
+    def start(self, seconds: float, why: str) -> None:
+        """Begin to wait, if the deadline does not run yet. why: begins the reason for which the connection ends."""
+        if self._timer is None:
+            session = self._session
+            self._timer = session.node.loop.call_later(seconds, session.output.abort, f"{why} for {seconds:g} s")
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class ProducedStream(Waiting, Protocol):
+    """One of a producer's streams, as far as its reports need it."""
+
+    @property
+    def items_sent(self) -> int: ...
+    @property
+    def bytes_sent(self) -> int: ...
+    @property
+    def remaining(self) -> int:
+        """How many changes are left to send, at most."""
+
+    def report(self) -> StreamReport: ...
+
+
+class ChangeProducer(ABC):
+    """Sends changes on one connection, from its first change-stream request to its end.
+
+    Everything runs on the node's event loop: nothing may block, and nothing is sent but by `session.output.write` while
+    the connection is not `paused`. Work that a producer has called later is called by `session.output.guarded`, which
+    deals with its exceptions.
+
+    Attributes:
+        name: how the bucket calls it: the client's name for it, or `anon_N`. An older producer of the same dialect and
+            name was ended.
+        named: the client gave a name.
+        created: epoch seconds.
+        streams: by what they are known by.
+        turns: in which changes are sent.
+        sent: what all producers of the dialect have sent, for STAT.
+        ended: what the streams have sent that are no longer there.
+    """
+
+    streams: Mapping[int, ProducedStream]
 
     def __init__(self, session: Session, bucket: ServedBucket, dialect: Dialect, name: bytes = b"") -> None:
         self.session = session
@@ -57,6 +141,8 @@ class ChangeProducer(ABC):
         self.dialect = dialect
         self.created = time.time()
         self.named = bool(name)
+        self.turns = Turns(session, self.take_turn)
+        self.sent = bucket.sent[dialect]
         self.ended = StreamTotals()
         self.name = bucket.enter(self, name)
 
@@ -80,7 +166,11 @@ class ChangeProducer(ABC):
 
     @abstractmethod
     def resume(self) -> None:
-        """Go on: the peer takes what is sent again."""
+        """Ask for a turn, if there is something to send: the peer takes what is sent again, for instance."""
+
+    @abstractmethod
+    def take_turn(self) -> None:
+        """Send some of what there is, and ask for the next turn."""
 
     @abstractmethod
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
@@ -97,24 +187,35 @@ class ChangeProducer(ABC):
         Returns what to answer, as a rule nothing.
         """
 
+    @property
     @abstractmethod
-    def load(self) -> Load:
-        """Return what there is left to do. Asked for by STAT alone."""
+    def ready(self) -> int:
+        """How many streams and messages have something to send now."""
 
+    @property
     @abstractmethod
-    def stream_reports(self) -> Iterable[StreamReport]: ...
+    def unacked(self) -> int:
+        """How much the peer has yet to acknowledge: bytes, with TAP messages."""
 
     def details(self) -> dict[str, Any]:
         """Return what only this dialect says of a producer, by its name in STAT."""
         return {}
 
-    def keep_totals(self, items: int, nbytes: int) -> None:
+    def keep_totals(self, stream: ProducedStream) -> None:
         """Add what a stream has sent that ends now."""
-        self.ended = StreamTotals(self.ended.items + items, self.ended.nbytes + nbytes)
+        self.ended = StreamTotals(self.ended.items + stream.items_sent, self.ended.nbytes + stream.bytes_sent)
 
     def stop(self) -> None:
-        """Give everything up: the connection is at its end. Whoever adds to this calls it too."""
+        """Give everything up: the connection is at its end. A method that overrides this one calls it."""
+        self.turns.stop()
         self.bucket.leave(self)
+        for stream in self.streams.values():
+            self.bucket.forget(stream)
+
+    def load(self) -> Load:
+        """Return what there is left to do. Only STAT asks for it."""
+        remaining = sum(stream.remaining for stream in self.streams.values())
+        return Load(len(self.streams), self.ready, remaining, self.unacked, self.turns.count)
 
     def report(self) -> ProducerReport:
         session, name = self.session, self.name.decode("utf-8", "backslashreplace")
@@ -126,7 +227,7 @@ class ChangeProducer(ABC):
             agent=session.agent,
             user=session.user,
             created=self.created,
-            streams=tuple(self.stream_reports()),
+            streams=tuple(stream.report() for stream in self.streams.values()),
             bytes_unsent=session.output.bytes_unsent,
             details=self.details(),
             ended=self.ended,

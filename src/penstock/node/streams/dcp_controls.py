@@ -42,15 +42,12 @@ def _refuse(value: str, expected: str) -> InvalidArguments:
 def _window(producer: DcpProducer, value: str) -> None:
     if not (value.isascii() and value.isdigit() and len(value) <= 10 and int(value) <= MAX_WINDOW):
         raise _refuse(value, f"0 to {MAX_WINDOW}")
-    producer.window = int(value)
-    if not producer.window:
-        producer.unacked = 0
+    producer.flow.set_window(int(value))
     producer.resume()
 
 
 def _noop(producer: DcpProducer, value: str) -> None:
-    producer.noop = value == "true"
-    producer.set_noop()
+    producer.noops.enable(value == "true")
 
 
 def _noop_interval(producer: DcpProducer, value: str) -> None:
@@ -60,13 +57,12 @@ def _noop_interval(producer: DcpProducer, value: str) -> None:
         seconds = math.nan
     if not LEAST_NOOP_SECONDS <= seconds < math.inf:
         raise _refuse(value, f"at least {LEAST_NOOP_SECONDS} seconds")
-    producer.noop_interval = seconds
-    producer.set_noop()
+    producer.noops.set_interval(seconds)
 
 
 def _backfill_order(producer: DcpProducer, value: str) -> None:
     _one_of("round-robin", "sequential")(producer, value)
-    producer.sequential = value == "sequential"
+    producer.ring.is_sequential = value == "sequential"
 
 
 def _end_on_close(producer: DcpProducer, value: str) -> None:
@@ -93,19 +89,19 @@ def _one_of(*values: str) -> Setter:
 
 def _expiries(producer: DcpProducer, value: str) -> None:
     producer.expiries = value == "true"
-    producer.choose_look()
+    producer.choose_options()
 
 
 def _ext_metadata(producer: DcpProducer, value: str) -> None:
     producer.ext_metadata = value == "true"
-    producer.choose_look()
+    producer.choose_options()
 
 
 def _compression(producer: DcpProducer, value: str) -> None:
     if not producer.session.datatypes & Datatype.SNAPPY:
         raise InvalidArguments("compressed values, which this connection has not agreed on")
     producer.compress = value == "true"
-    producer.choose_look()
+    producer.choose_options()
 
 
 def _stream_ids(producer: DcpProducer, value: str) -> None:
@@ -119,17 +115,18 @@ def _deleted_user_xattrs(producer: DcpProducer, value: str) -> None:
         raise InvalidArguments("deleted user xattrs, which OPEN has not asked for")
 
 
-def _tables(producer: DcpProducer, value: str) -> None:
+def _flatbuffers(producer: DcpProducer, value: str) -> None:
     _one_of("true")(producer, value)
-    producer.tables = True
-    producer.choose_look()
+    producer.flatbuffers = True
+    producer.choose_options()
 
 
 def _marker_version(producer: DcpProducer, value: str) -> None:
     _one_of("2.2")(producer, value)
     if not producer.collections:
         raise NotSupported("markers of version 2.2 without collections")
-    producer.tells_purge_seqno = True
+    producer.purge_seqno = True
+    producer.choose_options()
 
 
 def _v7_codes(producer: DcpProducer, value: str) -> None:
@@ -158,7 +155,7 @@ CONTROLS: dict[str, Setter] = {
     "backfill_order": _backfill_order,
     "enable_out_of_order_snapshots": _one_of("true", "true_with_seqno_advanced"),
     "v7_dcp_status_codes": _v7_codes,
-    "flatbuffers_system_events": _tables,
+    "flatbuffers_system_events": _flatbuffers,
     "change_streams": _one_of("true"),
     "max_marker_version": _marker_version,
     "cache_transfer": _one_of(),

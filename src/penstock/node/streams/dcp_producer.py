@@ -1,4 +1,4 @@
-"""What a DCP producer has beside its streams: flags, settings, and NOOPs that find out whether the peer still lives."""
+"""The producer of a DCP connection: its flags and settings, and NOOPs that find out whether the peer still lives."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from penstock.errors import InvalidArguments, KeyNotFound, NotMyVbucket, NotSupp
 from penstock.node.answers import Goodbye
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.session.session import Session
-from penstock.node.streams.stream_encoder import Look, Outlet
-from penstock.node.streams.stream_filter import Wish, filter_for, may_stream, read_wish
-from penstock.node.streams.stream_producer import Producer
+from penstock.node.streams.change_producer import AnswerDeadline
+from penstock.node.streams.stream_encoder import StreamEncoder, WireOptions
+from penstock.node.streams.stream_filter import FilterRequest, filter_for, may_stream, read_filter_request
+from penstock.node.streams.stream_producer import StreamProducer
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.rollback import StreamRequest, range_error
 from penstock.wire.codec.constants import Dialect, VbucketState
@@ -51,36 +52,94 @@ _LATE = frozenset(
 _LATE_BEFORE_7 = _LATE | {Status.KEY_ENOENT, Status.KEY_EEXISTS}
 
 
-class DcpProducer(Producer):
-    """flags: an OpenFlag. expiries: they are told apart from deletions, if times are told. v7_codes: streams that are
-    not there have a status of their own. end_on_close: a closed stream is told its end. tables: system events come as
-    FlatBuffers. compress: values come compressed, if they get smaller. ext_metadata: a section comes behind them.
-    several_streams: each has an id, and a vbucket any number of them. collections: they were agreed on before OPEN.
+class DcpNoops:
+    """Sends NOOPs, if the consumer wants them, with or without a stream.
 
-    A NOOP goes out `noop_interval` seconds after the last one, with or without a stream. A peer that leaves one
-    unanswered for the node's idle timeout (360 s, as kv_engine's dcp_idle_timeout) is gone.
+    A NOOP goes out `interval` seconds after the last one. A peer that leaves one unanswered for the node's idle timeout
+    (360 s, as kv_engine's dcp_idle_timeout) is gone.
+
+    Attributes:
+        enabled: the consumer wants them.
+        interval: seconds.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.enabled = False
+        self.interval = 20.0
+        self._session = session
+        self._opaque = _NOOP_OPAQUES
+        self._timer: asyncio.TimerHandle | None = None
+        self._answer = AnswerDeadline(session)
+
+    @property
+    def is_unanswered(self) -> bool:
+        return self._answer.is_running
+
+    def enable(self, enabled: bool) -> None:
+        self.enabled = enabled
+        self._restart()
+
+    def set_interval(self, seconds: float) -> None:
+        self.interval = seconds
+        self._restart()
+
+    def take_answer(self, opaque: int) -> None:
+        """Take a NOOP as answered. Raises Goodbye if it is not the one that was sent."""
+        if not self._answer.is_running or opaque != self._opaque:
+            raise Goodbye(f"answer to a NOOP {opaque} that is not open")
+        self._answer.stop()
+
+    def stop(self) -> None:
+        self._answer.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _restart(self) -> None:
+        """Begin a new interval, if NOOPs are wanted. Source: kv_engine, DcpProducer::maybeSendNoop."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.enabled:
+            session = self._session
+            self._timer = session.node.loop.call_later(self.interval, session.output.guarded, self._send)
+
+    def _send(self) -> None:
+        if not self._answer.is_running:
+            self._opaque += 1
+            self._session.output.write(DcpNoop(opaque=self._opaque).encode())
+            self._answer.start(self._session.node.idle_timeout, "NOOP unanswered")
+        self._restart()
+
+
+class DcpProducer(StreamProducer):
+    """The producer of a connection after DCP OPEN.
+
+    Attributes:
+        flags: those of OPEN.
+        collections: they were agreed on before OPEN.
+        noops: whether the peer is alive.
+        expiries: expirations are no deletions, if their times are sent.
+        ext_metadata: a section of meta data comes behind values.
+        flatbuffers: system events come as FlatBuffers.
+        compress: values come compressed, if that makes them smaller.
+        purge_seqno: markers have the purge seqno.
+        several_streams: each stream has an id, and a vbucket any number of them.
+        v7_codes: a stream that does not exist has a status of its own.
+        end_on_close: a stream that the consumer closes ends with a message.
     """
 
     def __init__(self, session: Session, bucket: ServedBucket, name: bytes, flags: OpenFlag) -> None:
         super().__init__(session, bucket, Dialect.DCP, name)
         self.flags = flags
         self.collections = session.collections
-        self.expiries = False
-        self.ext_metadata = self.tables = self.compress = False
-        self.several_streams = False
-        self.v7_codes = False
-        self.end_on_close = False
-        self.noop = False
-        self.noop_interval = 20.0
-        self._noop_opaque = _NOOP_OPAQUES
-        self._timer: asyncio.TimerHandle | None = None  # the next NOOP
-        self._deadline: asyncio.TimerHandle | None = None  # the end, while a NOOP is unanswered
-        self.skips_deletions = bool(flags & OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL)
-        self.advances = self.collections or self.skips_deletions
-        self.choose_look()
+        self.noops = DcpNoops(session)
+        self.expiries = self.ext_metadata = self.flatbuffers = self.compress = self.purge_seqno = False
+        self.several_streams = self.v7_codes = self.end_on_close = False
+        self.choose_options()
 
-    def choose_look(self) -> None:
-        """Let changes look as the flags and settings say."""
+    def choose_options(self) -> None:
+        """Send changes as the flags and settings say."""
         flags, session = self.flags, self.session
         deletion = DeletionV2 if flags & OpenFlag.INCLUDE_DELETE_TIMES else Deletion
         without = bool(flags & (OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE))
@@ -100,7 +159,16 @@ class DcpProducer(Producer):
             compress=self.compress,
             underlying=bool(flags & OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE),
         )
-        self.look = Look(form, content, self.tables, self.ext_metadata)
+        skips = bool(flags & OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL)
+        self.options = WireOptions(
+            form,
+            content,
+            flatbuffers=self.flatbuffers,
+            ext_metadata=self.ext_metadata,
+            seqno_advanced=self.collections or skips,
+            purge_seqno=self.purge_seqno,
+            skip_first_deletions=skips,
+        )
 
     # Streams
 
@@ -117,34 +185,34 @@ class DcpProducer(Producer):
         if vbucket.state not in (_ACTIVE if flags & StreamFlag.ACTIVE_VB_ONLY else _STREAMED):
             assert vbucket.state is not None
             raise NotMyVbucket(f"vbucket {vbucket.id} is {vbucket.state.name.lower()}", vbucket=vbucket.id)
-        if not self.noop and (self.flags & OpenFlag.INCLUDE_XATTRS or self.collections):
+        if not self.noops.enabled and (self.flags & OpenFlag.INCLUDE_XATTRS or self.collections):
             raise NotSupported("xattrs and collections are streamed only with noop enabled")
         asked = _asked(vbucket, request, flags)
         if error := range_error(asked):
             raise OutOfRange(error)
-        wish = read_wish(request.value)
-        self._check_stream_id(wish.stream_id)
-        outlet = self._outlet(wish)
-        high = outlet.chosen.high_seqno(vbucket) if outlet is not None else None
-        asked = replace(asked, purge_seqno=wish.purge_seqno, collections_high_seqno=high)
+        wanted = read_filter_request(request.value)
+        self._check_stream_id(wanted.stream_id)
+        encoder = self._encoder(wanted)
+        high = encoder.filter.high_seqno(vbucket) if encoder is not None else None
+        asked = replace(asked, purge_seqno=wanted.purge_seqno, collections_high_seqno=high)
         last = None
         if flags & StreamFlag.DISK_ONLY:  # a bucket in memory counts as persisted
             last = vbucket.persisted_seqno
         elif flags & StreamFlag.TO_LATEST:
             last = vbucket.high_seqno if high is None else high
-        key = _key(vbucket.id, wish.stream_id)
-        return vbucket, self.open_stream(vbucket, key, request.opaque, asked, last=last, outlet=outlet)
+        key = _key(vbucket.id, wanted.stream_id)
+        return vbucket, self.open_stream(vbucket, key, request.opaque, asked, last=last, encoder=encoder)
 
     def _check_stream_id(self, stream_id: int | None) -> None:
         if (stream_id is None) == self.several_streams:
             text = "no stream id, on a connection that has them" if self.several_streams else f"stream id {stream_id}"
             raise StatusError(text, status=Status.DCP_STREAMID_INVALID)
 
-    def _outlet(self, wish: Wish) -> Outlet | None:
-        """Return what a stream is to send, None for what who knows no collections sees."""
+    def _encoder(self, wanted: FilterRequest) -> StreamEncoder | None:
+        """Return the encoder of a stream, None for a consumer without collections."""
         if not self.collections:
             return None
-        return Outlet(filter_for(self.session, self.bucket, wish), wish.stream_id)
+        return StreamEncoder(filter_for(self.session, self.bucket, wanted), wanted.stream_id)
 
     def close_stream(self, vbucket: int, stream_id: int | None = None) -> None:
         """Close a stream at the consumer's wish. Raises StatusError if it has none, or none that goes on."""
@@ -172,19 +240,17 @@ class DcpProducer(Producer):
             return False
         user, bucket = self.session.login.acting, self.bucket
         for stream in tuple(self.streams.values()):
-            if not may_stream(user, bucket, stream.outlet.chosen):
+            if not may_stream(user, bucket, stream.encoder.filter):
                 self.end_stream(stream, StreamEndReason.LOST_PRIVILEGES if stream.reason is None else stream.reason)
         return True
 
     def stop(self) -> None:
         super().stop()
-        for timer in (self._timer, self._deadline):
-            if timer is not None:
-                timer.cancel()
+        self.noops.stop()
 
     def take_response(self, frame: Frame) -> bytes:
         if frame.opcode == Opcode.DCP_NOOP:
-            self._answered_noop(frame.opaque)
+            self.noops.take_answer(frame.opaque)
         elif frame.opcode == Opcode.DCP_SET_VBUCKET_STATE:
             pass  # about no stream that there is: such a message goes out in a takeover alone
         elif frame.opcode not in _DATA or frame.specific not in (_LATE if self.v7_codes else _LATE_BEFORE_7):
@@ -194,41 +260,14 @@ class DcpProducer(Producer):
     def details(self) -> dict[str, Any]:
         return {
             "flags": int(self.flags),
-            "noop_enabled": self.noop,
-            "noop_wait": self._deadline is not None,
-            "noop_tx_interval": self.noop_interval,
-            "flow_control": "enabled" if self.window else "none",
-            "max_buffer_bytes": self.window,
-            "unacked_bytes": self.unacked,
-            "total_acked_bytes": self.acked,
+            "noop_enabled": self.noops.enabled,
+            "noop_wait": self.noops.is_unanswered,
+            "noop_tx_interval": self.noops.interval,
+            "flow_control": "enabled" if self.flow.window else "none",
+            "max_buffer_bytes": self.flow.window,
+            "unacked_bytes": self.flow.unacked,
+            "total_acked_bytes": self.flow.acked,
         }
-
-    # Is the peer alive?
-
-    def set_noop(self) -> None:
-        """Begin a new interval, if NOOPs are wanted. Source: kv_engine, DcpProducer::maybeSendNoop."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self.noop:
-            self._timer = self._loop.call_later(self.noop_interval, self.session.output.guarded, self._send_noop)
-
-    def _answered_noop(self, opaque: int) -> None:
-        """Take a NOOP as answered. Raises Goodbye if it is not the one that was sent."""
-        if self._deadline is None or opaque != self._noop_opaque:
-            raise Goodbye(f"answer to a NOOP {opaque} that is not open")
-        self._deadline.cancel()
-        self._deadline = None
-
-    def _send_noop(self) -> None:
-        if self._deadline is None:
-            self._noop_opaque += 1
-            self.session.output.write(DcpNoop(opaque=self._noop_opaque).encode())
-            seconds = self.session.node.idle_timeout
-            self._deadline = self._loop.call_later(
-                seconds, self.session.output.abort, f"NOOP unanswered for {seconds:g} s"
-            )
-        self.set_noop()
 
 
 def _key(vbucket: int, stream_id: int | None) -> int:

@@ -7,7 +7,7 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from penstock.errors import RemoteProtocolError
 from penstock.node.streams.ext_metadata import with_ext_metadata
-from penstock.node.streams.stream_filter import Filter
+from penstock.node.streams.stream_filter import StreamFilter
 from penstock.store.history.event_frames import read_event
 from penstock.store.history.frame_chunks import NO_FRAMES, Chunk
 from penstock.store.log.frame_fields import collection_ids, is_mutation
@@ -34,7 +34,7 @@ from penstock.wire.messages.dcp_values import framing_of
 from penstock.wire.messages.system_event import pack_system_event
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION, SYSTEM_COLLECTION
 
-__all__ = ["Look", "Outlet", "Sent", "chosen", "owners_of", "seqno_of_last"]
+__all__ = ["EncodedChanges", "StreamEncoder", "WireOptions", "chosen", "joined", "owners_of", "seqno_of_last"]
 
 _MEAN_RUN = 8  # a slice costs about as much as Arrow takes for so many frames
 _SEQNO_BYTES = 8
@@ -43,13 +43,26 @@ _LONG_ID = 0x80  # the first byte of a collection's id that has another behind i
 
 
 @dataclass(frozen=True)
-class Look:
-    """How a connection wants changes. tables: system events as FlatBuffers. ext_metadata: a section behind values."""
+class WireOptions:
+    """What a connection has agreed on for its streams.
+
+    Attributes:
+        form: which messages changes are.
+        content: what is sent of values.
+        flatbuffers: system events come as FlatBuffers.
+        ext_metadata: a section of meta data comes behind values.
+        seqno_advanced: the end of a snapshot is announced where its last change is not sent.
+        purge_seqno: the first marker of a stream and those of backfills have the purge seqno.
+        skip_first_deletions: the first snapshot of a history comes without deletions.
+    """
 
     form: FrameForm
     content: Content
-    tables: bool = False
+    flatbuffers: bool = False
     ext_metadata: bool = False
+    seqno_advanced: bool = False
+    purge_seqno: bool = False
+    skip_first_deletions: bool = False
 
     @cached_property
     def with_bodies(self) -> FrameForm:
@@ -57,49 +70,65 @@ class Look:
         return replace(self.form, keys_only=False, datatypes=None)
 
 
-class Sent(NamedTuple):
-    """data: whole frames. items: how many changes they are. seqno: of the last one, 0 if there is none."""
+class EncodedChanges(NamedTuple):
+    """Changes as a stream sends them.
+
+    Attributes:
+        data: whole frames.
+        items: how many changes they are.
+        seqno: of the last change, 0 if there is none.
+    """
 
     data: Buffer
     items: int
     seqno: int
 
 
-_NOTHING = Sent(b"", 0, 0)
+_NOTHING = EncodedChanges(b"", 0, 0)
 
 
-class Outlet:
-    """Of one stream. chosen: what it is for. stream_id: stands in each of its messages, as framing."""
+class StreamEncoder:
+    """Filters and encodes the changes of one stream.
 
-    def __init__(self, chosen: Filter, stream_id: int | None = None) -> None:
-        self.chosen = chosen
+    Attributes:
+        filter: which changes the stream sends.
+        stream_id: the stream's id among those of its vbucket, None without. framing: the id as framing extras, which
+            are in each of the stream's messages.
+    """
+
+    def __init__(self, stream_filter: StreamFilter, stream_id: int | None = None) -> None:
+        self.filter = stream_filter
         self.stream_id = stream_id
         self.framing = b"" if stream_id is None else framing_of(stream_id)
-        self._look: Look | None = None  # the connection's, of which _own was made
-        self._own: Look
+        self._options: WireOptions | None = None  # the connection's, of which _own was made
+        self._own: WireOptions
 
-    def send(self, chunk: Chunk, look: Look, *, is_plain: bool = False, skip_deletions: bool = False) -> Sent:
-        """Return what is sent of some changes; nothing any more once there is nothing left that could be.
+    def encode(
+        self, chunk: Chunk, options: WireOptions, *, is_plain: bool = False, skip_deletions: bool = False
+    ) -> EncodedChanges:
+        """Return what is sent of some changes, nothing once the filter is empty.
 
-        is_plain: all of them are of the default collection, and no system event is among them. skip_deletions: without
-        what was deleted or has expired.
+        Args:
+            options: the connection's.
+            is_plain: all changes are of the default collection, and no system event is among them.
+            skip_deletions: leave out deletions and expirations.
         """
-        look = self._with_stream_id(look)
+        options = self._with_stream_id(options)
         wanted = self._wants(chunk, is_plain=is_plain) if not skip_deletions else None
         if wanted:
-            return Sent(_formed(chunk, look), chunk.frames, seqno_of_last(chunk))
+            return EncodedChanges(_formed(chunk, options), chunk.frames, seqno_of_last(chunk))
         if wanted is not None:
             return _NOTHING
         pieces: list[Buffer] = []
         items = seqno = 0
         for part, is_event in self._parts(chunk, skip_deletions=skip_deletions):
-            piece = self._told(part, look) if is_event else _formed(part, look)
+            piece = self._system_event(part, options) if is_event else _formed(part, options)
             if piece:
                 pieces.append(piece)
                 items, seqno = items + part.frames, seqno_of_last(part)
-            if self.chosen.is_empty:
+            if self.filter.is_empty:
                 break
-        return Sent(pieces[0] if len(pieces) == 1 else b"".join(pieces), items, seqno)
+        return EncodedChanges(joined(pieces), items, seqno)
 
     def _wants(self, chunk: Chunk, *, is_plain: bool) -> bool | None:
         """Return whether some changes are sent, all or none; None where they have to be told apart.
@@ -108,19 +137,19 @@ class Outlet:
         """
         data, begins = chunk
         if is_plain:
-            return self.chosen.wants(DEFAULT_COLLECTION)
+            return self.filter.wants(DEFAULT_COLLECTION)
         if len(begins) > _FEW:
             return None
         owners = {data[begin + HEADER_BYTES + data[begin + EXTRAS_LENGTH_AT]] for begin in begins}
         if len(owners) > 1 or (only := owners.pop()) == SYSTEM_COLLECTION or only >= _LONG_ID:
             return None
-        return self.chosen.wants(only)
+        return self.filter.wants(only)
 
-    def _with_stream_id(self, look: Look) -> Look:
-        if look is not self._look:
-            self._look = self._own = look
+    def _with_stream_id(self, options: WireOptions) -> WireOptions:
+        if options is not self._options:
+            self._options = self._own = options
             if self.stream_id is not None:
-                self._own = replace(look, form=replace(look.form, stream_id=self.stream_id))
+                self._own = replace(options, form=replace(options.form, stream_id=self.stream_id))
         return self._own
 
     def _parts(self, chunk: Chunk, *, skip_deletions: bool) -> Iterator[tuple[Chunk, bool]]:
@@ -130,7 +159,7 @@ class Outlet:
         start = 0
         for event in [*np.flatnonzero(owners == SYSTEM_COLLECTION).tolist(), chunk.frames]:
             wanted = np.zeros(chunk.frames, np.bool_)
-            wanted[start:event] = self.chosen.of(owners[start:event])
+            wanted[start:event] = self.filter.of(owners[start:event])
             if passed is not None:
                 wanted &= ~passed
             if (part := chosen(chunk, wanted)).frames:
@@ -141,18 +170,18 @@ class Outlet:
                 yield chosen(chunk, wanted), True
             start = event + 1
 
-    def _told(self, part: Chunk, look: Look) -> bytes:
-        """Return a system event as this consumer is told it, nothing if it is not."""
+    def _system_event(self, part: Chunk, options: WireOptions) -> bytes:
+        """Return the message of a system event, nothing if this consumer gets none."""
         source: Any = decode(cut_frame(memoryview(part.data), 0))
         try:
             event = read_event(source.key, source.value, source.flags if isinstance(source, Mutation) else None)
         except RemoteProtocolError:
             event = None
-        if event is None or not self.chosen.take(event):
+        if event is None or not self.filter.take(event):
             return b""
-        if event.kind is SystemEventKind.COLLECTION_MODIFY and not look.tables:
+        if event.kind is SystemEventKind.COLLECTION_MODIFY and not options.flatbuffers:
             return b""
-        packed = pack_system_event(event.kind, event.subject, as_table=look.tables)
+        packed = pack_system_event(event.kind, event.subject, as_table=options.flatbuffers)
         return SystemEvent(
             vbucket=source.vbucket,
             opaque=source.opaque,
@@ -165,11 +194,16 @@ class Outlet:
         ).encode()
 
 
-def _formed(chunk: Chunk, look: Look) -> Buffer:
+def _formed(chunk: Chunk, options: WireOptions) -> Buffer:
     """Return changes in the connection's form."""
-    data, begins, bodies_gone = revalue(chunk.data, chunk.begins, look.content)
-    formed = reframe(data, begins, look.with_bodies if bodies_gone else look.form)
-    return with_ext_metadata(formed) if look.ext_metadata else formed
+    data, begins, bodies_gone = revalue(chunk.data, chunk.begins, options.content)
+    formed = reframe(data, begins, options.with_bodies if bodies_gone else options.form)
+    return with_ext_metadata(formed) if options.ext_metadata else formed
+
+
+def joined(pieces: Sequence[Buffer]) -> Buffer:
+    """Return pieces as one, without a copy of a single one."""
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def owners_of(chunk: Chunk) -> npt.NDArray[np.int64]:

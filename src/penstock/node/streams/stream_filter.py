@@ -26,18 +26,21 @@ from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.codec.statuses import Status
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
-__all__ = ["Filter", "Wish", "bare_filter", "filter_for", "may_stream", "read_wish"]
+__all__ = ["FilterRequest", "StreamFilter", "bare_filter", "filter_for", "may_stream", "read_filter_request"]
 
 _HEX = re.compile(r"(0x)?[0-9a-fA-F]{1,8}")
 _HIGHEST_STREAM_ID: Final = 0xFFFF
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the value of a stream request says.
+class FilterRequest:
+    """The value of a stream request.
 
-    collections: ids, None for all; scope: an id, in place of those. stream_id: of the stream among those of its
-    vbucket. purge_seqno: the one that the consumer saw last, 0 if unknown.
+    Attributes:
+        collections: ids, None for all.
+        scope: an id, in place of collections.
+        stream_id: of the stream among those of its vbucket.
+        purge_seqno: the one that the consumer saw last, 0 if unknown.
     """
 
     collections: tuple[int, ...] | None = None
@@ -46,10 +49,10 @@ class Wish:
     purge_seqno: int = 0
 
 
-def read_wish(text: bytes) -> Wish:
+def read_filter_request(text: bytes) -> FilterRequest:
     """Read the value of a stream request. Raises InvalidArguments, and StatusError for a stream id that cannot be."""
     if not text:
-        return Wish()
+        return FilterRequest()
     try:
         said = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -61,7 +64,7 @@ def read_wish(text: bytes) -> Wish:
         raise InvalidArguments(f"value of a stream request: none of {', '.join(_READERS)} in {text[:80]!r}")
     if "scope" in known and "collections" in known:
         raise InvalidArguments("value of a stream request: a scope and collections, expected one of them")
-    return Wish(
+    return FilterRequest(
         collections=known.get("collections"),
         scope=known.get("scope"),
         stream_id=known.get("sid"),
@@ -122,28 +125,32 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 """By name what the value may say. Other names are passed over, if one of these is there too."""
 
 
-class Filter:
-    """ids: the collections whose changes are sent, None for all. scope: the one whose collections they are, where it
-    was asked for. tells_events: the consumer knows collections at all.
+class StreamFilter:
+    """Which changes a stream sends, as collections come and go.
+
+    Attributes:
+        ids: the collections whose changes are sent, None for all.
+        scope: the scope whose collections they are, if the consumer asked for one.
+        sends_events: the consumer knows collections at all.
     """
 
     def __init__(
-        self, ids: Iterable[int] | None = None, *, scope: int | None = None, tells_events: bool = True
+        self, ids: Iterable[int] | None = None, *, scope: int | None = None, sends_events: bool = True
     ) -> None:
         self.ids = None if ids is None else set(ids)
         self.scope = scope
-        self.tells_events = tells_events
+        self.sends_events = sends_events
         self._scope_ended = False
 
     @property
     def is_empty(self) -> bool:
-        """Is there nothing any more that could be sent?"""
+        """Whether nothing can be sent any more."""
         return self._scope_ended if self.scope is not None else self.ids is not None and not self.ids
 
     @property
     def is_asked_for(self) -> bool:
-        """Has the consumer asked for less than it could have?"""
-        return self.ids is not None and self.tells_events
+        """Whether the consumer asked for less than it could have."""
+        return self.ids is not None and self.sends_events
 
     def wants(self, collection: int) -> bool:
         return self.ids is None or collection in self.ids
@@ -173,48 +180,48 @@ class Filter:
         collection, inside = event.collection_id, event.subject.scope_id == self.scope
         if collection is None:
             self._scope_ended |= inside and event.is_end
-            return self.tells_events and (self.ids is None or inside)
+            return self.sends_events and (self.ids is None or inside)
         if inside and self.ids is not None and event.kind is SystemEventKind.COLLECTION_BEGIN:
             self.ids.add(collection)
         told = self.ids is None or inside or collection in self.ids
         if event.is_end and self.ids is not None:
             self.ids.discard(collection)
-        return told and self.tells_events
+        return told and self.sends_events
 
 
-def filter_for(session: Session, bucket: ServedBucket, wish: Wish) -> Filter:
+def filter_for(session: Session, bucket: ServedBucket, request: FilterRequest) -> StreamFilter:
     """Return the filter of a stream that was asked for. bucket: the one that is streamed, whichever is selected now.
 
     Raises UnknownCollection, UnknownScope for what the bucket does not have, AccessDenied for what the user may not
     have streamed.
     """
     manifest = session.visible_manifest(bucket)
-    if wish.scope is not None:
-        scope = manifest.scopes_by_id.get(wish.scope)
+    if request.scope is not None:
+        scope = manifest.scopes_by_id.get(request.scope)
         if scope is None:
-            raise UnknownScope(f"no scope {wish.scope:x}", body=manifest.said_uid)
+            raise UnknownScope(f"no scope {request.scope:x}", body=manifest.said_uid)
         _check_access(session, bucket, scope.name)
-        return Filter((collection.id for collection in scope.collections), scope=wish.scope)
-    if wish.collections is None:
+        return StreamFilter((collection.id for collection in scope.collections), scope=request.scope)
+    if request.collections is None:
         _check_access(session, bucket)
-    for number in wish.collections or ():
+    for number in request.collections or ():
         collection = manifest.collections.get(number)
         if collection is None:
             raise UnknownCollection(f"no collection {number:x}", body=manifest.said_uid)
         _check_access(session, bucket, manifest.scopes_by_id[collection.scope_id].name, collection.name)
-    return Filter(wish.collections)
+    return StreamFilter(request.collections)
 
 
-def bare_filter(session: Session, bucket: ServedBucket) -> Filter:
+def bare_filter(session: Session, bucket: ServedBucket) -> StreamFilter:
     """Return the filter of a stream to who knows no collections. Raises UnknownCollection, AccessDenied."""
     manifest = bucket.store.manifest
     if DEFAULT_COLLECTION not in manifest.collections:
         raise UnknownCollection("the default collection was dropped", body=manifest.said_uid)
     _check_access(session, bucket, DEFAULT_NAME, DEFAULT_NAME)
-    return Filter((DEFAULT_COLLECTION,), tells_events=False)
+    return StreamFilter((DEFAULT_COLLECTION,), sends_events=False)
 
 
-def may_stream(user: User | None, bucket: ServedBucket, chosen: Filter) -> bool:
+def may_stream(user: User | None, bucket: ServedBucket, chosen: StreamFilter) -> bool:
     """Return whether a user may have all that a filter lets through. What was dropped meanwhile does not count.
 
     Source: kv_engine collections/vbucket_filter.cc, Filter::checkPrivileges.

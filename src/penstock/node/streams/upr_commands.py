@@ -10,7 +10,7 @@ from penstock.node.answers import Goodbye
 from penstock.node.session.replies import reply
 from penstock.node.session.session import Handler, Session
 from penstock.node.streams.change_producer import streamable
-from penstock.node.streams.stream_producer import Producer
+from penstock.node.streams.stream_producer import StreamProducer
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.rollback import StreamRequest
 from penstock.wire.codec.constants import MAX_KEY, Dialect
@@ -26,11 +26,11 @@ from penstock.wire.messages.upr_draft import DraftStreamReq
 __all__ = ["FIRST", "HANDLERS", "has_branch", "position_of", "producer_of", "refuse"]
 
 
-def producer_of(session: Session, dialect: Dialect) -> Producer:
+def producer_of(session: Session, dialect: Dialect) -> StreamProducer:
     """Return the connection's producer; without an OPEN, the first request makes it. Raises as `streamable` does."""
     if session.producer is None:
-        session.producer = Producer(session, streamable(session), dialect)
-    assert isinstance(session.producer, Producer)
+        session.producer = StreamProducer(session, streamable(session), dialect)
+    assert isinstance(session.producer, StreamProducer)
     return session.producer
 
 

@@ -30,21 +30,30 @@ def opaque_message(command: TapOpaque, vbucket: int = 0) -> TapOpaqueMessage:
 
 
 class TapStreamOwner(Protocol):
-    """The producer of TAP streams."""
+    """What a stream knows of its connection."""
 
-    bucket: ServedBucket
-    request: TapRequest
-    form: FrameForm
+    @property
+    def bucket(self) -> ServedBucket: ...
+    @property
+    def request(self) -> TapRequest: ...
+    @property
+    def form(self) -> FrameForm: ...
 
-    def add(self, stream: TapStream) -> None:
+    def wake(self, stream: TapStream) -> None:
         """Take a stream into the next turn: it has something to send."""
 
 
 class TapStream:
-    """place: how far it was sent; acked: how far the consumer has it. end_seqno: where its backfill ends."""
+    """What a TAP connection sends of one vbucket.
 
-    def __init__(self, producer: TapStreamOwner, vbucket: Vbucket, place: TapPosition) -> None:
-        self.producer = producer
+    Attributes:
+        place: how far the vbucket was sent.
+        acked: how far the consumer has it.
+        end_seqno: where the backfill ends.
+    """
+
+    def __init__(self, owner: TapStreamOwner, vbucket: Vbucket, place: TapPosition) -> None:
+        self.owner = owner
         self.vbucket = vbucket
         self.place = self.acked = place
         self.end_seqno = vbucket.high_seqno
@@ -55,11 +64,11 @@ class TapStream:
         self._told_open = 0  # the open checkpoint that it has come to, where only closed ones are wanted
 
     def wake(self) -> None:
-        self.producer.add(self)
+        self.owner.wake(self)
 
     @property
     def checkpoints(self) -> Checkpoints:
-        return self.producer.bucket.tap.checkpoints(self.vbucket)
+        return self.owner.bucket.tap.checkpoints(self.vbucket)
 
     @property
     def is_lost(self) -> bool:
@@ -95,7 +104,7 @@ class TapStream:
 
     @property
     def _follows_checkpoints(self) -> bool:
-        request = self.producer.request
+        request = self.owner.request
         return bool((request.closed_only or request.checkpoints) and self.checkpoints.open_id)
 
     def restart(self, place: TapPosition) -> None:
@@ -148,7 +157,7 @@ class TapStream:
                 if message := self._checkpoint(TapCheckpointEnd, "checkpoint_end"):
                     return message
             following = checkpoints.after(place.seqno, place.checkpoint)
-            if self.producer.request.closed_only and following == checkpoints.open_id:
+            if self.owner.request.closed_only and following == checkpoints.open_id:
                 if self._told_open == following:
                     return None
                 self._told_open = following
@@ -158,7 +167,7 @@ class TapStream:
                 return message
 
     def _checkpoint(self, cls: type[TapCheckpointStart], key: str, engine_private: bytes = b"") -> TapMessage | None:
-        if not self.producer.request.checkpoints:
+        if not self.owner.request.checkpoints:
             return None
         return cls(
             vbucket=self.vbucket.id,
@@ -179,6 +188,6 @@ class TapStream:
             items_sent=self.items_sent,
             bytes_sent=self.bytes_sent,
             items_remaining=self.remaining,
-            filters=("values",) if self.producer.form.keys_only else (),
+            filters=("values",) if self.owner.form.keys_only else (),
             details={"last_sent_seqno": self.place.seqno, "open_checkpoint_id": self.place.checkpoint},
         )

@@ -43,21 +43,28 @@ class TapPosition(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class TapClient:
-    """A named consumer that may come back. places: by vbucket. again: what it refused for the moment, as (vbucket,
-    seqno), in order. forget: the timer that ends its time away, None for a registered one and while it is here.
+    """A consumer that may come back.
+
+    Attributes:
+        registered: the client may come back however late.
+        places: by vbucket, how far the client is.
+        refused: (vbucket, seqno) of the changes that the client refused for the moment, in order, until it takes them.
+        forget: the timer that ends the time of an absent client; None for a registered one, and while it is connected.
     """
 
-    name: bytes
     registered: bool = False
     places: dict[int, TapPosition] = field(default_factory=dict)
-    again: dict[tuple[int, int], None] = field(default_factory=dict)
+    refused: dict[tuple[int, int], None] = field(default_factory=dict)
     forget: asyncio.TimerHandle | None = None
 
 
 class TapBucket:
-    """clients: by name, those that were there and may come back. hops: by vbucket, where changes came over TAP.
+    """What a bucket keeps for TAP, whether or not a consumer is connected.
 
-    deletes_sent, backoffs, items_received, refused: messages, in total.
+    Attributes:
+        clients: by name, the clients that may come back, connected or not.
+        hops: by vbucket, the hops that changes which came over TAP have left.
+        deletes_sent, backoffs, items_received, refused: messages, in total.
     """
 
     def __init__(self) -> None:
@@ -68,6 +75,32 @@ class TapBucket:
         self.items_received = 0
         self.refused = 0
         self._checkpoints: dict[int, Checkpoints] = {}
+
+    def connect_client(self, name: bytes, *, registered: bool, keepalive: float) -> TapClient:
+        """Return the client that connects under a name: the one that was there before, or a new one.
+
+        Args:
+            name: the client's name, empty for a client that cannot come back.
+            registered: the client is kept however long it stays away.
+            keepalive: seconds for which the bucket keeps other clients, 0 for not at all.
+        """
+        client = self.clients.get(name) if name else None
+        if client is None:
+            client = TapClient()
+        if client.forget is not None:
+            client.forget.cancel()
+            client.forget = None
+        client.registered = registered
+        if name and (registered or keepalive):
+            self.clients[name] = client
+        return client
+
+    def disconnect_client(
+        self, name: bytes, client: TapClient, keepalive: float, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Forget a client that leaves, in `keepalive` seconds, unless it is registered or another has its name."""
+        if self.clients.get(name) is client and not client.registered:
+            client.forget = loop.call_later(keepalive, self.clients.pop, name, None)
 
     def checkpoints(self, vbucket: Vbucket) -> Checkpoints:
         """Return the checkpoints of a vbucket."""
