@@ -1,7 +1,6 @@
 """What a pipeline's file may say, and what is said of a wrong one."""
 
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,10 @@ from penstock.spark.pipeline.definition.definition import (
     Source,
     Tables,
     definition_of,
+    of_one,
     read_definition,
 )
+from penstock.spark.pipeline.definition.toml_tables import keys_of
 from penstock.wire.codec.constants import Dialect
 
 WHOLE = """
@@ -259,7 +260,10 @@ def test_anything_is_a_definition_or_one_sentence(top, source):
 
 def test_a_source_says_the_same_as_its_options():
     assert Source().given_options() == {}
-    assert Source(xattrs=True, collections=("a", "b")).given_options() == {"xattrs": "true", "collections": "a,b"}
+    (source,) = of_one("lake", xattrs=True, collections=("a", "b"), url=None).sources
+    assert source.given_options() == {"xattrs": "true", "collections": "a,b"}
+    with pytest.raises(TypeError, match="columns"):
+        of_one("lake", columns="key")
 
 
 def test_the_file_in_the_documentation_is_one(said, tmp_path):
@@ -271,5 +275,5 @@ def test_the_file_in_the_documentation_is_one(said, tmp_path):
     assert (found.tables, found.current) == (Tables(), Current())  # what is said there is what goes without saying
     tables: list[Any] = [Source, *kinds(), Tables, Current, Metrics]
     for declared in tables:
-        for name in (field.name for field in fields(declared)):
+        for name in keys_of(declared):
             assert re.search(rf"\b{name}\b", whole), name

@@ -12,10 +12,12 @@ from penstock.client.blocking import read_changes
 from penstock.client.documents.document import vbucket_of
 from penstock.errors import UsageError
 from penstock.node import Node
+from penstock.options import options_of
 from penstock.spark.sink.bucket_writes import Counts, RefusedRows, windows, write_tables
 from penstock.spark.sink.json_text import json_of
 from penstock.spark.sink.sink_columns import check_columns
-from penstock.spark.sink.sink_options import OPTIONS, SinkOptions, SubPath
+from penstock.spark.sink.sink_options import SinkOptions, SubPath
+from penstock.spark.source.bucket_options import BucketOptions
 from penstock.wire.codec.constants import MAX_VALUE
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.layout import decode
@@ -345,7 +347,6 @@ def test_options():
     assert (options.address.bucket, options.address.options.operation_timeout) == ("beer", 3)
     assert (options.max_bytes_in_flight, str(options.dead_letter_path)) == (1 << 20, "/tmp/letters")
     assert "secret" not in repr(options)
-    assert {option.field for option in OPTIONS} < set(SinkOptions.__dataclass_fields__)
 
 
 KEY_AND_VALUE = {"key": pa.string(), "value": pa.binary()}
@@ -401,7 +402,11 @@ def test_json():
     assert json_of(pa.array([b"[1]"])).to_pylist() == [b"[1]"]
 
 
+OPTIONS = [option for name, option in options_of(SinkOptions).items() if name not in options_of(BucketOptions)]
+
+
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_every_option_is_documented(option):
-    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{option.name}` |")]
-    assert rows == [f"| `{option.name}` | {option.help} | {option.default} |"]
+    name = option.outside_name
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{name}` |")]
+    assert rows == [f"| `{name}` | {option.doc} | {option.default_text} |"]

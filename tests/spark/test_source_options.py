@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client.connect.address import MissingVbuckets, outside_name
+from penstock.client.connect.address import MissingVbuckets
 from penstock.client.connect.credentials import Credentials
 from penstock.client.feeds.selection import Selection
 from penstock.errors import Unreachable, UsageError
+from penstock.options import options_of
 from penstock.spark.source.offsets import Offset, Proven, VbucketOffset, VbucketRange
 from penstock.spark.source.partition_reader import ChangePartition
 from penstock.spark.source.read_positions import Positions
-from penstock.spark.source.source_options import OPTIONS, SourceOptions
+from penstock.spark.source.source_options import SourceOptions
 from penstock.spark.source.source_schema import schema_of, shape_of
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.opcodes import Opcode
@@ -156,26 +157,26 @@ READ = {
     "missingVbuckets": ("skip", MissingVbuckets.SKIP),
 }
 LOGIN = {"username", "password", "passwordFile", "credentialsFile"}
+OPTIONS = options_of(SourceOptions)
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=[option.name for option in OPTIONS])
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
 def test_each_option_is_read_and_documented(option):
-    if option.name not in LOGIN:
-        text, value = READ[option.name]
-        more = {"valueFormat": "json"} if option.name == "valueSchema" else {}
-        parsed = SourceOptions.parse({option.name: text, **more})
-        assert getattr(parsed, option.field) == value
-        assert getattr(parsed, option.field) != getattr(SourceOptions(), option.field) or option.name == "url"
-    assert option.read(option.name, option.example) is not None
-    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{option.name}` |")]
-    assert rows == [f"| `{option.name}` | {option.help} | {option.default} | `{option.example}` |"]
+    name = option.outside_name
+    if name not in LOGIN:
+        text, value = READ[name]
+        more = {"valueFormat": "json"} if name == "valueSchema" else {}
+        parsed = SourceOptions.parse({name: text, **more})
+        assert getattr(parsed, option.name) == value
+        assert getattr(parsed, option.name) != getattr(SourceOptions(), option.name) or name == "url"
+    assert option.takes.read(name, option.example) is not None
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{name}` |")]
+    assert rows == [f"| `{name}` | {option.doc} | {option.default_text} | `{option.example}` |"]
 
 
-def test_every_attribute_comes_from_an_option():
-    attributes = {field.name for field in fields(SourceOptions)} - {"credentials"}
-    assert attributes == {option.field for option in OPTIONS} - {""}
-    assert {outside_name(field) for field in attributes} | LOGIN == {option.name for option in OPTIONS}
-    assert {option.name for option in OPTIONS} == {*READ, *LOGIN}
+def test_every_attribute_is_an_option():
+    assert [field.name for field in fields(SourceOptions)] == [*OPTIONS]
+    assert {option.outside_name for option in OPTIONS.values()} == {*READ, *LOGIN}
 
 
 def test_the_bucket_may_stand_in_either_place(monkeypatch):

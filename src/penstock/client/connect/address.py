@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self
+from typing import Self
 from urllib.parse import parse_qsl, quote, unquote
 
 from penstock.client.connect.credentials import Credentials
 from penstock.errors import UsageError
+from penstock.options import (
+    FILE,
+    SECONDS,
+    TRUTH,
+    member_of,
+    nonempty,
+    option,
+    outside_name,
+    parsed,
+    read_options,
+    text_list,
+    whole_number,
+)
 from penstock.wire.codec.constants import Dialect
 
 MOST_VBUCKETS = 65536
@@ -35,146 +47,83 @@ class MissingVbuckets(StrEnum):
     SKIP = "skip"
 
 
+def dialect_of(name: str) -> Dialect:
+    """Return the dialect of this name. Raises UsageError."""
+    dialect: Dialect = _DIALECTS.read("protocol", name)
+    return dialect
+
+
+_DIALECTS = member_of(Dialect)
+
+
+def _collection_names(name: str, given: str) -> tuple[str, ...]:
+    """Return the names in a list with commas, each once. Raises UsageError for an empty one."""
+    names = tuple(dict.fromkeys(given.split(",")))
+    if "" in names:
+        raise UsageError(f"option {name} is {given!r}, expected names with commas between them")
+    return names
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """Settings of a connection. In a connection string and in Spark they have the names in brackets.
+    """Settings of a connection. In a connection string and in Spark they have the names of `outside_name`."""
 
-    connect_timeout: seconds for a connection to be made and set up (connectTimeout).
-    operation_timeout: seconds for one request's answer (operationTimeout).
-    retry_seconds: how long a node that does not serve is tried again, from the first failure on (retrySeconds).
-    flow_control_bytes: stream bytes a producer may send ahead of what has been consumed (flowControlBytes).
-    noop_interval: seconds between the producer's liveness checks; silence of twice that ends the connection, and
-    each time that this happens the next connection may be silent for longer, up to 24 seconds (noopInterval).
-    vbucket_count: how many vbuckets the bucket has; the address alone serves it, and no cluster map is asked for. 0:
-    as in the cluster map (vbucketCount).
-    missing_vbuckets: what a read up to now does about vbuckets that no node serves: `fail` after retry_seconds, or
-    `skip` them, with a warning that names them (missingVbuckets).
-    protocol: the dialect of change streams: tap, upr-draft, upr or dcp (protocol).
-    scope, collections: the part of the bucket whose changes are wanted: one scope, or collections as `name` of that
-    scope (`_default` if there is none) or `scope.name`, with commas between them (scope, collections).
-    xattrs: changes come with the documents' extended attributes (xattrs).
-    ca: a PEM file with the authorities that are believed instead of the system's (ca). certificate, certificate_key:
-    PEM files with what the client shows of itself; a key may also stand in the first (certificate, certificateKey).
-    tls_verify: a TlsVerify (tlsVerify). These four are for couchbases:// only.
-    """
-
-    connect_timeout: float = 10.0
-    operation_timeout: float = 10.0
-    retry_seconds: float = 30.0
-    flow_control_bytes: int = 20 * 1024 * 1024
-    noop_interval: int = 20
-    vbucket_count: int = 0
-    missing_vbuckets: MissingVbuckets = MissingVbuckets.FAIL
-    protocol: Dialect = Dialect.DCP
-    scope: str = ""
-    collections: tuple[str, ...] = ()
-    xattrs: bool = False
-    ca: str = ""
-    certificate: str = ""
-    certificate_key: str = ""
-    tls_verify: TlsVerify = TlsVerify.FULL
+    connect_timeout: float = option(SECONDS, "seconds for a connection to be made and set up", default=10.0)
+    operation_timeout: float = option(SECONDS, "seconds for one request's answer", default=10.0)
+    retry_seconds: float = option(SECONDS, "seconds for which a node that does not serve is tried again", default=30.0)
+    flow_control_bytes: int = option(
+        whole_number(64 * 1024, 2**32 - 1),
+        "stream bytes that a producer may send ahead of what has been consumed",
+        default=20 * 1024 * 1024,
+    )
+    noop_interval: int = option(
+        whole_number(1, 10800),
+        "seconds between the producer's liveness checks; silence of twice that ends the connection, and the next one "
+        "may be silent for longer, up to 24 seconds",
+        default=20,
+    )
+    vbucket_count: int = option(
+        whole_number(1, MOST_VBUCKETS),
+        "how many vbuckets a bucket without a cluster map has; the address alone serves it",
+        default=0,
+        shown="of the cluster map",
+    )
+    missing_vbuckets: MissingVbuckets = option(
+        member_of(MissingVbuckets),
+        "vbuckets that no node serves: fail after retrySeconds, or skip them and log a warning",
+        default=MissingVbuckets.FAIL,
+    )
+    protocol: Dialect = option(
+        parsed(lambda _, name: dialect_of(name)), "the dialect: tap, upr-draft, upr or dcp", default=Dialect.DCP
+    )
+    scope: str = option(nonempty("a name"), "only this scope's collections", default="", shown="all")
+    collections: tuple[str, ...] = option(
+        text_list(_collection_names),
+        "only these: names in the scope, or `scope.name`",
+        default=(),
+        shown="all",
+    )
+    xattrs: bool = option(TRUTH, "changes with their extended attributes", default=False)
+    ca: str = option(FILE, "PEM file with the authorities to trust instead of the system's", default="", shown="none")
+    certificate: str = option(FILE, "PEM file with the client's certificate, and its key", default="", shown="none")
+    certificate_key: str = option(
+        FILE, "PEM file with the certificate's key, if it stands apart", default="", shown="none"
+    )
+    tls_verify: TlsVerify = option(
+        member_of(TlsVerify), "what is checked of the node: full, or none", default=TlsVerify.FULL
+    )
 
     @classmethod
     def from_text(cls, given: dict[str, str]) -> Self:
         """Read options by their outside names. Raises UsageError for an unknown name or a value out of range."""
-        names = {outside_name(field.name): field.name for field in fields(cls)}
-        for name in given:
-            if name not in names:
-                raise UsageError(f"unknown option {name!r} in the connection string; known are {', '.join(names)}")
-        values: dict[str, Any] = {
-            names[name]: _READ[name](text) if name in _READ else _number(names[name], text)
-            for name, text in given.items()
-        }
-        return cls(**values)
+        return cls(**read_options(cls, given, "in the connection string"))
 
     def tls_names(self) -> list[str]:
         """Return the outside names of those options that are given and say something of TLS."""
         return [outside_name(name) for name in _FOR_TLS if getattr(self, name) != getattr(ConnectionOptions(), name)]
 
 
-def dialect_of(name: str) -> Dialect:
-    """Return the dialect of this name. Raises UsageError."""
-    if name not in Dialect._value2member_map_:
-        raise UsageError(f"option protocol is {name!r}, expected one of {', '.join(Dialect)}")
-    return Dialect(name)
-
-
-def collection_names(text: str) -> tuple[str, ...]:
-    """Return the names in a list with commas, each once. Raises UsageError for an empty one."""
-    names = tuple(dict.fromkeys(text.split(",")))
-    if "" in names:
-        raise UsageError(f"option collections is {text!r}, expected names with commas between them")
-    return names
-
-
-def truth_of(name: str, text: str) -> bool:
-    """Return the value of an option that is true or false. Raises UsageError."""
-    if text not in ("true", "false"):
-        raise UsageError(f"option {name} is {text!r}, expected true or false")
-    return text == "true"
-
-
-def _missing_of(name: str) -> MissingVbuckets:
-    if name not in MissingVbuckets._value2member_map_:
-        raise UsageError(f"option missingVbuckets is {name!r}, expected one of {', '.join(MissingVbuckets)}")
-    return MissingVbuckets(name)
-
-
-def _verify_of(name: str) -> TlsVerify:
-    if name not in TlsVerify._value2member_map_:
-        raise UsageError(f"option tlsVerify is {name!r}, expected one of {', '.join(TlsVerify)}")
-    return TlsVerify(name)
-
-
-def _not_empty(name: str, what: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if not text:
-            raise UsageError(f"option {name} is empty, expected {what}")
-        return text
-
-    return read
-
-
 _FOR_TLS = ("ca", "certificate", "certificate_key", "tls_verify")
-_READ: dict[str, Callable[[str], Any]] = {
-    "missingVbuckets": _missing_of,
-    "protocol": dialect_of,
-    "scope": _not_empty("scope", "a name"),
-    "collections": collection_names,
-    "xattrs": lambda text: truth_of("xattrs", text),
-    "ca": _not_empty("ca", "a file"),
-    "certificate": _not_empty("certificate", "a file"),
-    "certificateKey": _not_empty("certificateKey", "a file"),
-    "tlsVerify": _verify_of,
-}
-"""By outside name, how an option is read that is no number."""
-
-
-def outside_name(field: str) -> str:
-    """Return the name of an option in connection strings and in Spark: connect_timeout is connectTimeout there."""
-    first, *rest = field.split("_")
-    return first + "".join(word.capitalize() for word in rest)
-
-
-_WHOLE = {
-    "noop_interval": (1, 10800),
-    "flow_control_bytes": (64 * 1024, 2**32 - 1),
-    "vbucket_count": (1, MOST_VBUCKETS),
-}
-_SECONDS = (0.001, 86400.0)
-
-
-def _number(field: str, text: str) -> int | float:
-    low, high = _WHOLE.get(field, _SECONDS)
-    kind: type[int] | type[float] = int if field in _WHOLE else float
-    try:
-        number = kind(text)
-    except ValueError:
-        number = kind(-1)
-    if not (low <= number <= high and text.isascii() and "_" not in text):
-        what = "a whole number" if field in _WHOLE else "a number"
-        raise UsageError(f"option {outside_name(field)} is {text!r}, expected {what} from {low} to {high}")
-    return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,10 +183,10 @@ def parse_address(url: str, credentials: Credentials | None = None) -> Address:
 
 def _pairs(query: str) -> dict[str, str]:
     given: dict[str, str] = {}
-    for name, text in parse_qsl(query, keep_blank_values=True):
+    for name, value in parse_qsl(query, keep_blank_values=True):
         if name in given:
             raise UsageError(f"option {name} is given twice in the connection string, expected once")
-        given[name] = text
+        given[name] = value
     return given
 
 

@@ -1,4 +1,4 @@
-"""Checks of names and numbers that a pipeline's file, or a caller, gives."""
+"""Checks of names that a pipeline's file, or a caller, gives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from penstock.errors import UsageError
 from penstock.spark.lake.tables.directory import LakeDirectory
 
-__all__ = ["check_declared_name", "check_range", "checked_name", "missing_index"]
+__all__ = ["check_declared_name", "checked_name", "missing_index"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -17,13 +17,6 @@ def check_declared_name(what: str, name: str) -> None:
     """Raises UsageError for a name in a pipeline's file that no directory can have. what: source, index, sink."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"the {what} is called {name!r}, expected 1 to 64 letters, digits, - and _")
-
-
-def check_range(**values: tuple[float | None, float, float]) -> None:
-    """Raises UsageError for a number that is not between its least and its greatest value. values: by key."""
-    for name, (found, least, most) in values.items():
-        if found is not None and not least <= found <= most:
-            raise UsageError(f"{name} is {found}, expected {least:g} to {most:g}")
 
 
 def checked_name(name: str) -> str:

@@ -83,7 +83,8 @@ class Question:
 class DependentKind(ABC):
     """A table of a pipeline's file that declares one dependent; each subclass is a kind of dependents.
 
-    The fields of a subclass are the keys of its table. `__post_init__` checks them and raises UsageError.
+    The fields of a subclass are the keys of its table; `option` declares limits, and paths that are relative to the
+    file's directory. `__post_init__` checks them and raises UsageError.
 
     Attributes:
         title: the array of tables in the file: "index" for [[index]].
@@ -92,7 +93,6 @@ class DependentKind(ABC):
         order: the kind's place in listings, lowest first.
         is_local: True if its result lies in the lake; such dependents share a thread, and status shows their size.
             False if it informs another system, which may be slow or away.
-        path_keys: keys whose values are paths, relative to the directory of the pipeline's file.
         question: how the command line asks it, None if it has nothing to ask for.
         name: the dependent's name, unique in a lake.
         source: the name of the source whose changelog it follows, needed if there are several.
@@ -103,7 +103,6 @@ class DependentKind(ABC):
     directory: ClassVar[str]
     order: ClassVar[int]
     is_local: ClassVar[bool] = True
-    path_keys: ClassVar[tuple[str, ...]] = ()
     question: ClassVar[Question | None] = None
 
     name: str

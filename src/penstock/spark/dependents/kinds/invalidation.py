@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import Error, UsageError
-from penstock.spark.dependents.checks import check_declared_name, check_range, checked_name
+from penstock.options import FILE, check_limits, option, whole_number
+from penstock.spark.dependents.checks import check_declared_name, checked_name
 from penstock.spark.dependents.position_file import PositionFile, position_files
 from penstock.spark.dependents.posting import Patience, Poster, secret_headers
 from penstock.spark.dependents.registry import DependentKind, register_kind
@@ -195,13 +196,14 @@ class InvalidationKind(DependentKind):
     directory = DIRECTORY
     order = 30
     is_local = False
-    path_keys = ("headers_file",)
 
     url: str
-    batch_size: int = 1000
-    most_keys: int = 1_000_000
+    batch_size: int = option(whole_number(1, 10**6), "keys of one request at most", default=1000)
+    most_keys: int = option(
+        whole_number(1, 10**12), "keys that are sent one by one; beyond that all are invalid", default=1_000_000
+    )
     knows_vbuckets: bool = False
-    headers_file: str | None = None
+    headers_file: str | None = option(FILE, "headers of the requests, such as one that logs in", default=None)
     headers_env: str | None = None
     timeout: float = 10.0
     retries: int = 3
@@ -209,7 +211,7 @@ class InvalidationKind(DependentKind):
 
     def __post_init__(self) -> None:
         check_declared_name("sink", self.name)
-        check_range(batch_size=(self.batch_size, 1, 1e6), most_keys=(self.most_keys, 1, 1e12))
+        check_limits(self)
         self.address()
 
     def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> Invalidation:

@@ -12,15 +12,16 @@ place, or loses the document. What others have written there since stays. Nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.client.connect.address import Address, outside_name
+from penstock.client.connect.address import Address
 from penstock.errors import UsageError
+from penstock.options import given_options, outside_name
 from penstock.spark.dependents.checks import check_declared_name, checked_name
 from penstock.spark.dependents.dependent import catch_up
 from penstock.spark.dependents.position_file import PositionFile, position_files
@@ -43,7 +44,6 @@ from penstock.spark.sink.bucket_writes import (
 from penstock.spark.sink.request_rows import REPLACES
 from penstock.spark.sink.sink_columns import check_columns
 from penstock.spark.sink.sink_options import Operation, SinkOptions
-from penstock.spark.source.option_text import option_text
 from penstock.wire.columns.collection_names import DEFAULT_NAME
 from penstock.wire.columns.schema import Event
 
@@ -323,8 +323,11 @@ def _identities(rows: pa.Table) -> pa.ChunkedArray:
 class XdcrTargetKind(DependentKind):
     """A bucket that documents are copied to.
 
-    sql: a query over the view `changes`, in Spark's SQL; without it, all changes go as they are. lost: what becomes of
-    versions that the source lost. The others are options of `format("dcp")` for writing.
+    Attributes:
+        operation: what becomes of a change, as of SinkOptions.
+        given: the options of `format("dcp")` for writing that are given.
+        sql: a query over the view `changes`, in Spark's SQL; without it, all changes go as they are.
+        lost: what becomes of versions that the source lost.
     """
 
     title = "sink"
@@ -332,23 +335,12 @@ class XdcrTargetKind(DependentKind):
     directory = DIRECTORY
     order = 40
     is_local = False
-    path_keys = ("password_file", "credentials_file", "dead_letter_path")
 
     url: str
-    bucket: str | None = None
-    username: str | None = None
-    password_file: str | None = None
-    credentials_file: str | None = None
-    scope: str | None = None
-    collection: str | None = None
+    given: Mapping[str, str] = given_options(
+        SinkOptions, without=("password", "subdocument", "create_documents", "errors")
+    )
     operation: Literal["with-meta", "change"] = "with-meta"
-    dead_letter_path: str | None = None
-    max_bytes_in_flight: str | None = None
-    conflict_resolution: Literal["seqno", "lww"] | None = None
-    connect_timeout: float | None = None
-    operation_timeout: float | None = None
-    retry_seconds: float | None = None
-    vbucket_count: int | None = None
     sql: str | None = None
     lost: Lost = "remove"
 
@@ -358,11 +350,10 @@ class XdcrTargetKind(DependentKind):
 
     def options(self) -> dict[str, str]:
         """Return the options of `format("dcp")` for writing, as text."""
-        own = ("name", "source", "sql", "lost")
-        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
-        if self.dead_letter_path is not None:
+        given = {"url": self.url, "operation": self.operation, **self.given}
+        if "dead_letter_path" in given:
             given["errors"] = "deadletter"
-        return {outside_name(name): option_text(value) for name, value in given.items() if value is not None}
+        return {outside_name(name): text for name, text in given.items()}
 
     def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> XdcrTarget:
         return XdcrTarget(lake, self.name, self.options(), transform=self.sql, lost=self.lost, spark=session)

@@ -12,19 +12,27 @@ Paths are relative to the file's directory. docs/pipelines.md shows every key.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from penstock.client.connect.address import outside_name
 from penstock.errors import UsageError
-from penstock.spark.dependents.checks import check_declared_name, check_range
+from penstock.options import (
+    PORT,
+    TEXT,
+    check_limits,
+    given_options,
+    number,
+    option,
+    options_of,
+    outside_name,
+    whole_number,
+)
+from penstock.spark.dependents.checks import check_declared_name
 from penstock.spark.dependents.registry import DependentKind, kinds, titles
 from penstock.spark.lake.current.merge_policy import MergePolicy
-from penstock.spark.pipeline.definition.toml_tables import TomlPlace, load, read, refuse_unknown
-from penstock.spark.source.option_text import option_text
+from penstock.spark.pipeline.definition.toml_tables import TomlPlace, load, made_of, read, refuse_unknown
 from penstock.spark.source.source_options import INFERRED, SourceOptions
 from penstock.spark.values.json_types import from_ddl
 
@@ -50,48 +58,31 @@ _POLICY = MergePolicy()
 class Source:
     """A bucket, or a part of it, and how it is followed.
 
-    name: None where a command's options make the one source. key_pattern: a regular expression; other keys do not
-    reach the changelog. where: SQL on the value's JSON fields; a document for which it is not true is in the changelog
-    as deleted. value_schema: those fields as DDL, or "infer" from what the bucket has. trigger_seconds: how often a
-    micro-batch begins. The others are options of `format("dcp")`.
+    Attributes:
+        name: None where a command's options make the one source.
+        given: the options of `format("dcp")` that are given.
     """
 
     name: str | None = None
-    url: str | None = None
-    bucket: str | None = None
-    username: str | None = None
-    password_file: str | None = None
-    credentials_file: str | None = None
-    scope: str | None = None
-    collections: tuple[str, ...] | None = None
-    vbuckets: str | None = None
-    starting_offsets: str | None = None
-    max_changes_per_trigger: int | None = None
-    max_bytes_per_trigger: int | None = None
-    min_partitions: int | None = None
-    max_partitions: int | None = None
-    keys_only: bool | None = None
-    xattrs: bool | None = None
-    key_pattern: str | None = None
-    protocol: str | None = None
-    rollback: Literal["row", "fail"] | None = None
-    fail_on_data_loss: bool | None = None
-    connect_timeout: float | None = None
-    operation_timeout: float | None = None
-    retry_seconds: float | None = None
-    vbucket_count: int | None = None
-    missing_vbuckets: Literal["fail", "skip"] | None = None
-    where: str | None = None
-    value_schema: str | None = None
-    trigger_seconds: float = 1.0
+    given: Mapping[str, str] = given_options(
+        SourceOptions,
+        without=("password", "ending_offsets", "columns", "value_format", "filter_pushdown"),
+    )
+    where: str | None = option(
+        TEXT,
+        "SQL on the value's JSON fields; other documents are in the changelog as deleted",
+        default=None,
+    )
+    value_schema: str | None = option(TEXT, 'those fields as DDL, or "infer" from what the bucket has', default=None)
+    trigger_seconds: float = option(number(0, 86400), "how often a micro-batch begins", default=1.0)
 
     def __post_init__(self) -> None:
         if self.name is not None:
             check_declared_name("source", self.name)
-        check_range(trigger_seconds=(self.trigger_seconds, 0, 86400))
+        check_limits(self)
         if self.where is not None and not self.where.strip():
             raise UsageError(f"where is {self.where!r}, expected a condition in SQL such as abv > 5")
-        if self.where is not None and self.keys_only:
+        if self.where is not None and self.given.get("keys_only") == "true":
             raise UsageError("has where and keys_only, but SQL on the value needs values")
         if self.value_schema is not None and self.value_schema != INFERRED:
             from_ddl(self.value_schema)
@@ -99,8 +90,7 @@ class Source:
 
     def given_options(self) -> dict[str, str]:
         """Return the options of `format("dcp")`, as text."""
-        given = {outside_name(name): getattr(self, name) for name in _OPTIONS}
-        return {name: option_text(value) for name, value in given.items() if value is not None}
+        return {outside_name(name): text for name, text in self.given.items()}
 
     def options(self) -> SourceOptions:
         """Raises UsageError for what can be known to be wrong without a bucket and without Spark."""
@@ -110,14 +100,13 @@ class Source:
 
     def content(self) -> dict[str, str]:
         """Return what decides about the rows of the tables: another answer needs other tables."""
-        names = _CONTENT if self.where is None else (*_CONTENT, "value_schema")
-        return {name: option_text(value) for name in names if (value := getattr(self, name)) is not None}
-
-
-_OWN = ("name", "where", "value_schema", "trigger_seconds")
-_OPTIONS = tuple(each.name for each in fields(Source) if each.name not in _OWN)
-_CONTENT = ("scope", "collections", "vbuckets", "keys_only", "xattrs", "key_pattern", "where")
-_PATHS = ("password_file", "credentials_file")
+        declared = options_of(SourceOptions)
+        found = {name: self.given[name] for name in declared if declared[name].filters and name in self.given}
+        if self.where is not None:
+            found["where"] = self.where
+            if self.value_schema is not None:
+                found["value_schema"] = self.value_schema
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,16 +128,12 @@ class Current:
     """When pending changes are merged into current: once there are merge_rows, or merge_share of current's rows if that
     is more, or the oldest of them is merge_age_seconds old."""
 
-    merge_rows: int = _POLICY.rows
-    merge_share: float = _POLICY.share
-    merge_age_seconds: float = _POLICY.age_seconds
+    merge_rows: int = option(whole_number(1, 10**12), "rows that are pending", default=_POLICY.rows)
+    merge_share: float = option(number(0, 1), "their share of current's rows", default=_POLICY.share)
+    merge_age_seconds: float = option(number(0, 86400), "the age of the oldest", default=_POLICY.age_seconds)
 
     def __post_init__(self) -> None:
-        check_range(
-            merge_rows=(self.merge_rows, 1, 1e12),
-            merge_share=(self.merge_share, 0, 1),
-            merge_age_seconds=(self.merge_age_seconds, 0, 86400),
-        )
+        check_limits(self)
 
     @property
     def policy(self) -> MergePolicy:
@@ -157,12 +142,12 @@ class Current:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """port: of 127.0.0.1, where the figures are served at /metrics."""
+    """The figures for Prometheus."""
 
-    port: int
+    port: int = option(PORT, "the port of 127.0.0.1 where they are served at /metrics")
 
     def __post_init__(self) -> None:
-        check_range(port=(self.port, 0, 65535))
+        check_limits(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,8 +171,8 @@ class PipelineDefinition:
 
 
 def of_one(lake: str, **source: Any) -> PipelineDefinition:
-    """Return the pipeline of one bucket into one lake. source: fields of Source. Raises UsageError."""
-    return PipelineDefinition(lake=lake, sources=(Source(**source),))
+    """Return the pipeline of one bucket into one lake. source: keys of its table in a file. Raises UsageError."""
+    return PipelineDefinition(lake=lake, sources=(made_of(Source, source),))
 
 
 def is_definition(path: str) -> bool:
@@ -210,11 +195,10 @@ def definition_of(given: Mapping[str, Any], path: str) -> PipelineDefinition:
     lake = given.get("lake")
     if not isinstance(lake, str) or not lake:
         raise place.wrong(f"lake is {lake!r}, expected a directory such as ./lake" if lake else "has no lake")
-    base = Path(path).absolute().parent
-    declared = list(_dependents(path, given, base))
+    declared = list(_dependents(path, given))
     found = PipelineDefinition(
-        lake=_path(base, lake),
-        sources=_sources(place, given.get("source"), base),
+        lake=place.path(lake),
+        sources=_sources(place, given.get("source")),
         tables=_table(Tables, path, "tables", given),
         current=_table(Current, path, "current", given),
         dependents=tuple(each for _, each in declared),
@@ -224,26 +208,14 @@ def definition_of(given: Mapping[str, Any], path: str) -> PipelineDefinition:
     return found
 
 
-def _path(base: Path, text: str) -> str:
-    """Return a path of the file as one that holds anywhere."""
-    return text if "://" in text else os.path.normpath(base / Path(text).expanduser())
-
-
-def _based(base: Path, table: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Return a table of the file with the paths at `keys` as they hold anywhere."""
-    return {**table, **{key: _path(base, table[key]) for key in keys if isinstance(table.get(key), str)}}
-
-
-def _sources(place: TomlPlace, given: Any, base: Path) -> tuple[Source, ...]:
+def _sources(place: TomlPlace, given: Any) -> tuple[Source, ...]:
     if not isinstance(given, dict) or not given:
         raise place.wrong("has no source, expected a table [source.NAME] with the url of a bucket")
     if flat := [name for name, table in given.items() if not isinstance(table, dict)]:
         raise place.wrong(f"[source] has the key {flat[0]!r}, expected a table [source.NAME]")
-    found = []
-    for name, table in given.items():
-        at = TomlPlace(place.file, f"[source.{name}]")
-        found.append(read(Source, at, _based(base, table, _PATHS), name=name))
-    return tuple(found)
+    return tuple(
+        read(Source, TomlPlace(place.file, f"[source.{name}]"), table, name=name) for name, table in given.items()
+    )
 
 
 def _table(cls: type[T], file: str, name: str, given: Mapping[str, Any]) -> T:
@@ -257,13 +229,11 @@ def _entries(file: str, name: str, given: Mapping[str, Any]) -> list[tuple[TomlP
     return [(TomlPlace(file, f"[[{name}]] {number}"), table) for number, table in enumerate(found, 1)]
 
 
-def _dependents(file: str, given: Mapping[str, Any], base: Path) -> Iterator[tuple[TomlPlace, DependentKind]]:
+def _dependents(file: str, given: Mapping[str, Any]) -> Iterator[tuple[TomlPlace, DependentKind]]:
     """Yield the dependents that a file declares, with the place of each table."""
     for title in titles():
         for place, table in _entries(file, title, given):
             kind, keys = _kind_of_table(place, title, table)
-            if isinstance(keys, dict):
-                keys = _based(base, keys, kind.path_keys)
             yield place, read(kind, place, keys)
 
 

@@ -24,6 +24,9 @@ T = TypeVar("T")
 SECONDS = 10.0
 """How long a bucket that does not answer is waited for."""
 
+_SETTINGS = ("starting_offsets", "max_changes_per_trigger", "max_bytes_per_trigger", "max_partitions", "protocol")
+"""Options that a plan shows beside the filters."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedPart:
@@ -65,17 +68,7 @@ def _planned(definition: PipelineDefinition, source: Source, answer: dict[int, i
     lake = LakeDirectory(definition.lake_of(source))
     status = status_of(lake, source.name)
     filters = source.content()
-    settings = {
-        name: str(value)
-        for name in (
-            "starting_offsets",
-            "max_changes_per_trigger",
-            "max_bytes_per_trigger",
-            "max_partitions",
-            "protocol",
-        )
-        if (value := getattr(source, name)) is not None
-    }
+    settings = {name: source.given[name] for name in _SETTINGS if name in source.given}
     return PlannedSource(
         source.name,
         str(source.options().address),
