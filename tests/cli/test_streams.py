@@ -1,13 +1,10 @@
 """Who follows a bucket, seen from the command line, and the dialects of a listener."""
 
 import asyncio
-import typing
 
 import pytest
 
-from penstock.cli.node.serve_options import Dialects
 from penstock.client.topology.missing import ranges_of
-from penstock.node.session.node_options import PINS
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.messages.upr import UprStreamReq
 from tests.node.wire_client import connected
@@ -78,10 +75,6 @@ def test_close_what_is_not_there(on_beer):
     code, out, err = on_beer("streams", "close", "nobody")
     assert (code, out) == (1, "")
     assert err.startswith("penstock: no change-stream connection 'nobody' at ")
-
-
-def test_the_protocols_of_a_listener_are_those_of_the_node():
-    assert typing.get_args(Dialects) == tuple(PINS)
 
 
 def test_a_client_may_close_them_too(node, followers):

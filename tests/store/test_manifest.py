@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import CannotApplyManifest, InvalidArguments, OutOfRange, UnknownCollection, UnknownScope
+from penstock.store.definition.bucket_settings import MAX_TTL
 from penstock.store.definition.manifest import (
     DEFAULT_MANIFEST,
     MAX_COLLECTIONS,
     MAX_SCOPES,
-    MAX_TTL,
     Collection,
     Manifest,
     ManifestChange,

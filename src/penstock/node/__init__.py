@@ -1,6 +1,11 @@
 """The embedded node: listeners, key-value commands and change-stream producers over the store."""
 
-from penstock.node.server.node import Node
+from typing import TYPE_CHECKING
+
+from penstock.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from penstock.node.server.node import Node
 
 __all__ = ["ORDER", "Node"]
 
@@ -20,3 +25,5 @@ ORDER = (
     "server",
 )
 """The packages: each knows those before it."""
+
+__getattr__, __dir__ = lazy_names(globals(), {"Node": "penstock.node.server.node"})

@@ -10,8 +10,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from penstock.client.connect.address import DEFAULT_URL, Address, MissingVbuckets, parse_address
+from penstock.cli.base.option_parameters import annotation_of
+from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, MissingVbuckets, parse_address
 from penstock.client.connect.credentials import USERNAME_VARIABLE, credentials_from, password_file
+from penstock.options import options_of
 from penstock.version import __version__
 
 __all__ = [
@@ -57,14 +59,7 @@ Username = Annotated[
 PasswordFile = Annotated[
     str | None, typer.Option("--password-file", metavar="FILE", help="Its only line is the password, instead.")
 ]
-Missing = Annotated[
-    Literal["fail", "skip"] | None,
-    typer.Option(
-        "--missing-vbuckets",
-        help="What to do about vbuckets that no node serves: fail after retrySeconds, or skip them and report it.",
-        show_default="fail",
-    ),
-]
+Missing = annotation_of(options_of(ConnectionOptions)["missing_vbuckets"], shown="of the connection string, else fail")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 

@@ -17,18 +17,20 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from penstock.cli.base.app import Panel, app, examples
 from penstock.cli.base.interrupt import interruptible
 from penstock.cli.base.json_lines import BadLine, LoadedDocument, compact, open_input, read_documents
+from penstock.cli.base.option_parameters import takes_options
 from penstock.cli.base.text_tables import table_of
 from penstock.cli.bucket.load import Loaded, load_documents
 from penstock.cli.bucket.random_changes import Mix, Tally, Workload, live_keys
 from penstock.cli.bucket.samples import sample_documents
 from penstock.errors import Error
+from penstock.options import POSITIVE, nonempty, number, option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,61 +45,48 @@ _BUCKET = "demo"
 _SEED = 7
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DemoPlan:
-    """What the demo does. seconds: how long documents change while the query runs."""
+    """What the demo does."""
 
-    file: str | None
-    key: str
-    value: str | None
-    count: int
-    rate: float
-    seconds: float
-    lake: Path
+    file: str | None = option(nonempty(metavar="FILE"), "your JSON lines instead of made-up documents", default=None)
+    key: str = option(nonempty(metavar="FIELD"), "the field of FILE with the key", default="id")
+    value: str | None = option(
+        nonempty(metavar="FIELD"), "the field of FILE that is the document", default=None, shown="the whole object"
+    )
+    count: int = option(POSITIVE, "documents to make up", default=10_000)
+    rate: float = option(number(1, metavar="PER_SECOND"), "changes a second while Spark follows", default=300)
+    seconds: float = option(number(1), "how long the documents change", default=20)
+    lake: str | None = option(
+        nonempty(metavar="DIR"), "keep the tables here; it must not exist", default=None, shown="removed at the end"
+    )
 
 
 @app.command(
     rich_help_panel=Panel.SPARK,
     epilog=examples("penstock demo", "penstock demo --file beer.jsonl --key id --value doc --lake ./lake"),
 )
-def demo(
-    *,
-    file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Your JSON lines instead of made-up documents.")
-    ] = None,
-    key: Annotated[str, typer.Option(metavar="FIELD", help="The field of FILE with the key.")] = "id",
-    value: Annotated[
-        str | None,
-        typer.Option(metavar="FIELD", help="The field of FILE that is the document.", show_default="the whole object"),
-    ] = None,
-    count: Annotated[int, typer.Option(min=1, metavar="N", help="Documents to make up.")] = 10_000,
-    rate: Annotated[
-        float, typer.Option(min=1, metavar="PER_SECOND", help="Changes a second while Spark follows.")
-    ] = 300,
-    seconds: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long the documents change.")] = 20,
-    lake: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Keep the tables here; it must not exist.", show_default="removed at the end"),
-    ] = None,
-) -> None:
+@takes_options("chosen", DemoPlan)
+def demo(*, chosen: dict[str, Any]) -> None:
     """Run it all: a node, documents, changes, a Spark query into two tables, and a comparison key by key.
 
     Exit code 0 only if the current table equals the bucket.
     """
     from rich.console import Console
 
-    with _directory(lake) as place:
-        plan = DemoPlan(file, key, value, count, rate, seconds, place)
+    plan = DemoPlan(**chosen)
+    with _directory(plan.lake) as place:
         console = Console(highlight=False, soft_wrap=True)
-        if not interruptible(lambda check: _Demo(plan, console, check).run()):
+        if not interruptible(lambda check: _Demo(plan, place, console, check).run()):
             raise typer.Exit(1)
-        if lake is not None:
-            print(f"The tables are in {lake}: penstock pipeline show {lake} current")
+        if plan.lake is not None:
+            print(f"The tables are in {plan.lake}: penstock pipeline show {plan.lake} current")
 
 
 class _Demo:
-    def __init__(self, plan: DemoPlan, console: Console, check: Callable[[], None]) -> None:
+    def __init__(self, plan: DemoPlan, lake: Path, console: Console, check: Callable[[], None]) -> None:
         self.plan = plan
+        self.lake = lake
         self.console = console
         self.check = check
         self.started = time.monotonic()
@@ -112,7 +101,7 @@ class _Demo:
             loaded = asyncio.run(self.load(node["url"]))
             self.say(f"[bold]Documents[/] {loaded}")
             progress = self.follow(node["url"])
-            lake = LakeDirectory(self.plan.lake)
+            lake = LakeDirectory(self.lake)
             differences, documents = asyncio.run(compare(node["url"], lake))
         self.summary(progress, differences, documents, lake)
         return not differences
@@ -177,7 +166,7 @@ class _Demo:
                     changing.append(loop.start(self.change(url)))
                     changing[0].add_done_callback(lambda _: finish.set())
 
-            (progress,) = run(of_one(str(self.plan.lake), url=url), report=report, finish=finish)
+            (progress,) = run(of_one(str(self.lake), url=url), report=report, finish=finish)
             changing[0].result(_STOP_SECONDS)
         return progress
 
@@ -273,11 +262,11 @@ def _node() -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def _directory(lake: Path | None) -> Iterator[Path]:
+def _directory(lake: str | None) -> Iterator[Path]:
     if lake is not None:
-        if lake.exists():
+        if Path(lake).exists():
             raise Error(f"{lake} exists; --lake takes a directory that the demo makes")
-        yield lake
+        yield Path(lake)
         return
     place = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
     try:

@@ -6,15 +6,14 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, address_of, app, examples
+from penstock.cli.base.option_parameters import takes_options
 from penstock.cli.base.show import json_line
-from penstock.cli.node import serve_options as options
-from penstock.client.connect.address import DEFAULT_PORT
 from penstock.errors import UsageError
+from penstock.node.session.node_options import HTTP_PORT, NodeOptions
+from penstock.store.definition.bucket_settings import Settings
 
 if TYPE_CHECKING:
     from penstock.node import Node
@@ -31,36 +30,14 @@ if TYPE_CHECKING:
         "penstock serve --port 0 --follow couchbase://127.0.0.1:11210/beer --protocol upr",
     ),
 )
+@takes_options("options", NodeOptions)
+@takes_options("settings", Settings, only_given=True)
 def serve(
     *,
-    host: options.Host = "127.0.0.1",
-    port: options.Port = DEFAULT_PORT,
-    bucket: options.Buckets = None,
-    vbuckets: options.Vbuckets = 1024,
-    pin: options.Pin = None,
-    follow: options.Follow = None,
-    protocol: options.Protocol = None,
+    options: dict[str, Any],
+    settings: dict[str, Any],
     username: Username = None,
     password_file: PasswordFile = None,
-    http_port: options.HttpPort = None,
-    users: options.Users = None,
-    tls_port: options.TlsPort = None,
-    https_port: options.HttpsPort = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
-    tls_client_ca: options.TlsClientCa = None,
-    mechanism: options.Mechanisms = None,
-    tls_mechanism: options.TlsMechanisms = None,
-    allow_plain: options.AllowPlain = False,
-    node: options.Nodes = None,
-    data_dir: options.DataDir = None,
-    commit_ms: options.CommitMs = None,
-    commit_count: options.CommitCount = None,
-    purge_age: options.PurgeAge = None,
-    retention: options.Retention = None,
-    retention_bytes: options.RetentionBytes = None,
-    conflict_resolution: options.ConflictResolution = None,
-    memory: options.Memory = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a node until it is stopped.
@@ -81,44 +58,16 @@ def serve(
     {"url": …, "kv_port": …, "http_port": …, "pid": …}, "follow" where it follows, "data_dir", "tls_port" and
     "https_port" where there is one, printed once it accepts connections.
     """
-    settings = {
-        "commit_seconds": None if commit_ms is None else commit_ms / 1000,
-        "commit_count": commit_count,
-        "purge_age": purge_age,
-        "retention_seconds": retention,
-        "retention_bytes": retention_bytes,
-        "conflict_resolution": conflict_resolution,
-        "memory_bytes": memory,
-    }
-    chosen = {
-        "host": host,
-        "port": port,
-        "https_port": https_port,
-        "http_port": http_port if http_port is not None else options.HTTP_PORT if port else 0,
-        "buckets": bucket,
-        "vbuckets": vbuckets,
-        "pin": pin,
-        "follow": None if follow is None else address_of(follow, username, password_file),
-        "protocol": protocol,
-        "data_dir": data_dir,
-        "users": users,
-        "certificate": tls_cert,
-        "key": tls_key,
-        "client_ca": tls_client_ca,
-        "tls_port": tls_port,
-        "mechanisms": mechanism,
-        "tls_mechanisms": tls_mechanism,
-        "allow_plain": allow_plain,
-    }
-    asyncio.run(_serve(as_json, _given(settings, data_dir), node or [], **chosen))
-
-
-def _given(settings: Mapping[str, float | str | None], data_dir: Path | None) -> dict[str, Any]:
-    """Return the settings that were given. Raises UsageError if there are some, and nothing that they are about."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    if data_dir is None and given.keys() - {"memory_bytes", "conflict_resolution", "purge_age"}:
+    if "data_dir" not in options and settings.keys() - _IN_MEMORY:
         raise UsageError("--commit-… and --retention… are about buckets in a --data-dir")
-    return given
+    if "follow" in options:
+        options["follow"] = address_of(options["follow"], username, password_file)
+    options.setdefault("http_port", HTTP_PORT if options["port"] else 0)
+    asyncio.run(_serve(as_json, settings, options.pop("nodes", []), **options))
+
+
+_IN_MEMORY = {"memory_bytes", "conflict_resolution", "purge_age"}
+"""Settings that mean something for a bucket that is kept in memory."""
 
 
 async def _serve(as_json: bool, settings: dict[str, Any], nodes: list[str], **options: Any) -> None:
@@ -126,7 +75,6 @@ async def _serve(as_json: bool, settings: dict[str, Any], nodes: list[str], **op
     from penstock.node import Node
     from penstock.node.cluster.topology import parse_places
     from penstock.node.server.garbage import spare_present_objects
-    from penstock.store.definition.bucket_settings import Settings
 
     spare_present_objects()  # the modules, but no bucket: deleted ones are freed by the collector alone
     stopping = asyncio.Event()

@@ -4,45 +4,48 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.base.app import AsJson, Missing, PasswordFile, Url, Username, examples
+from penstock.cli.base.app import AsJson, PasswordFile, Url, Username, examples
 from penstock.cli.base.interrupt import interruptible
+from penstock.cli.base.option_parameters import takes_options
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import Display, end
-from penstock.client.connect.address import DEFAULT_URL
+from penstock.client.connect.address import DEFAULT_URL, ConnectionOptions, MissingVbuckets
 from penstock.errors import UsageError
+from penstock.options import POSITIVE, TEXT, nonempty, number, option, options_of, shared
 
 if TYPE_CHECKING:
     from penstock.spark.pipeline.definition.definition import PipelineDefinition
     from penstock.spark.pipeline.state.run_progress import SourceProgress
 
-_OPTIONS = ("to", "max_changes", "trigger", "partitions", "protocol", "missing_vbuckets", "url", "username", "password")
-"""Parameters that make a pipeline themselves, and mean nothing beside a file."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFlags:
+    """What makes a pipeline of one bucket without a file; all but `to` are keys of a source in such a file."""
+
+    to: str | None = option(
+        nonempty(metavar="LAKE"), "the directory of the tables, instead of FILE; made if not there", default=None
+    )
+    max_changes_per_trigger: int | None = option(
+        POSITIVE, "changes of one micro-batch at most", default=None, flag="--max-changes"
+    )
+    trigger_seconds: float = option(number(0, 86400), "how often a micro-batch begins", default=1.0, flag="--trigger")
+    max_partitions: int | None = option(
+        POSITIVE, "tasks of a micro-batch at most", default=None, shown="as many as processors", flag="--partitions"
+    )
+    protocol: str | None = option(
+        TEXT, "the dialect to ask in: upr-draft, upr or, unless said, dcp. TAP cannot resume, so not tap", default=None
+    )
+    missing_vbuckets: MissingVbuckets | None = shared(ConnectionOptions, shown="fail")
 
 
 File = Annotated[str | None, typer.Argument(metavar="[FILE]", help="The pipeline's TOML file.")]
-To = Annotated[
-    str | None,
-    typer.Option("--to", metavar="LAKE", help="The directory of the tables, instead of FILE; made if not there."),
-]
 AvailableNow = Annotated[
     bool, typer.Option("--available-now", help="Stop once what the bucket has now is in all tables.")
-]
-MaxChanges = Annotated[int | None, typer.Option(min=1, metavar="N", help="Changes of one micro-batch at most.")]
-Trigger = Annotated[float, typer.Option(min=0, max=86400, metavar="SECONDS", help="How often a micro-batch begins.")]
-Partitions = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Tasks of a micro-batch at most.", show_default="as many as processors"),
-]
-Protocol = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="The dialect to ask in: upr-draft, upr or, unless said, dcp. TAP cannot resume, so not tap.",
-    ),
 ]
 Master = Annotated[
     str | None,
@@ -66,17 +69,13 @@ MetricsPort = Annotated[
         "penstock pipeline run pipeline.toml --master spark://10.0.0.1:7077",
     )
 )
+@takes_options("source", SourceFlags)
 def run(
     context: typer.Context,
     file: File = None,
     *,
-    to: To = None,
+    source: dict[str, Any],
     available_now: AvailableNow = False,
-    max_changes: MaxChanges = None,
-    trigger: Trigger = 1.0,
-    partitions: Partitions = None,
-    protocol: Protocol = None,
-    missing_vbuckets: Missing = None,
     master: Master = None,
     metrics: MetricsPort = None,
     url: Url = DEFAULT_URL,
@@ -94,16 +93,14 @@ def run(
     """
     from penstock.spark.pipeline.definition.definition import of_one, read_definition
 
-    if (file is None) == (to is None):
+    lake = source.pop("to", None)
+    if (file is None) == (lake is None):
         raise UsageError("expected a pipeline's FILE or --to LAKE, and not both of them")
     if file is not None:
         _refuse_options(context)
         definition = read_definition(file)
     else:
-        assert to is not None
-        bucket = {"url": url, "username": username, "password_file": password, "protocol": protocol}
-        limits = {"max_changes_per_trigger": max_changes, "max_partitions": partitions, "trigger_seconds": trigger}
-        definition = of_one(to, **bucket, **limits, missing_vbuckets=missing_vbuckets)
+        definition = of_one(lake, url=url, username=username, password_file=password, **source)
     end(_follow(definition, metrics, master, as_json=as_json, available_now=available_now), as_json=as_json)
 
 
@@ -111,8 +108,11 @@ def _refuse_options(context: typer.Context) -> None:
     """Raises UsageError for an option that the file decides about."""
     for parameter in context.command.params:
         source = context.get_parameter_source(str(parameter.name))
-        if parameter.name in _OPTIONS and source is not None and source.name == "COMMANDLINE":
+        if parameter.opts[0] in _SOURCE_FLAGS and source is not None and source.name == "COMMANDLINE":
             raise UsageError(f"{parameter.opts[0]} beside a pipeline's file, which says that itself")
+
+
+_SOURCE_FLAGS = {*(each.flag for each in options_of(SourceFlags).values()), "--url", "--username", "--password-file"}
 
 
 def _follow(

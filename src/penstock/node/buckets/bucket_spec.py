@@ -8,13 +8,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from penstock.errors import UsageError
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import MAX_TTL, Settings
 
 __all__ = ["EVICTION", "KINDS", "MAX_REPLICAS", "BucketSpec", "check_name"]
 
 KINDS = ("couchbase", "ephemeral", "memcached")
 MAX_REPLICAS = 3
-_MAX_TTL = 2**31 - 1
 _BACKENDS = ("couchstore", "magma")
 EVICTION = {
     "couchbase": ("valueOnly", "fullEviction"),
@@ -63,8 +62,8 @@ class BucketSpec:
             raise UsageError(f"{self.vbuckets} vbuckets: expected a power of two from 1 to 65536")
         if not 0 <= self.replicas <= MAX_REPLICAS:
             raise UsageError(f"{self.replicas} replicas: expected 0 to {MAX_REPLICAS}")
-        if not 0 <= self.max_ttl <= _MAX_TTL:
-            raise UsageError(f"a time to live of {self.max_ttl} s: expected 0 to {_MAX_TTL}")
+        if not 0 <= self.max_ttl <= MAX_TTL:
+            raise UsageError(f"a time to live of {self.max_ttl} s: expected 0 to {MAX_TTL}")
         for what in ("quota_bytes", "retention_seconds", "retention_bytes"):
             number = getattr(self, what)
             if number is not None and not number >= 0:

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -20,9 +20,9 @@ from penstock.node.buckets import definition_files
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.buckets.compactor import Compactor
 from penstock.node.buckets.definition_files import Definition
-from penstock.node.buckets.flusher import PERSISTENCE_TIMEOUT, Flusher
+from penstock.node.buckets.flusher import Flusher
 from penstock.node.buckets.served_bucket import ServedBucket
-from penstock.node.buckets.upkeep import PAGER_SECONDS, Upkeep
+from penstock.node.buckets.upkeep import Upkeep
 from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
 
@@ -42,11 +42,11 @@ class Storage:
     for the disk. flush: whether buckets that do not say it may be flushed.
     """
 
-    data_dir: Path | None = None
-    settings: Settings = field(default_factory=Settings)
-    pager_seconds: float = PAGER_SECONDS
-    persistence_timeout: float = PERSISTENCE_TIMEOUT
-    flush: bool = True
+    data_dir: Path | None
+    settings: Settings
+    pager_seconds: float
+    persistence_timeout: float
+    flush: bool
 
 
 def new_vbuuid() -> int:

@@ -29,11 +29,10 @@ from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["PERSISTENCE_TIMEOUT", "Flusher"]
+__all__ = ["Flusher"]
 
 logger = logging.getLogger("penstock.node")
 
-PERSISTENCE_TIMEOUT = 30.0
 """Seconds that a request waits for the disk."""
 
 _RETRY_SECONDS = 1.0

@@ -14,9 +14,8 @@ from penstock.errors import TemporaryFailure
 from penstock.node.buckets.histogram import Histogram
 from penstock.store.bucket_store import BucketStore
 
-__all__ = ["PAGER_SECONDS", "Upkeep", "WhenSpread"]
+__all__ = ["Upkeep", "WhenSpread"]
 
-PAGER_SECONDS = 600.0
 """From the end of one round of the expiry pager to the next. Source: kv_engine exp_pager_stime."""
 
 _LOOK_SECONDS = 5.0

@@ -14,7 +14,7 @@ from penstock.errors import InvalidArguments, KeyNotFound, NotSupported
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.session.replies import reply
 from penstock.node.session.session import Session
-from penstock.store.definition.manifest import MAX_TTL
+from penstock.store.definition.bucket_settings import MAX_TTL
 from penstock.store.history.hybrid_clock import LAST_SEEN
 from penstock.wire.codec.constants import ParamType
 from penstock.wire.codec.frame import Frame

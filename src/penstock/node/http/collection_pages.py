@@ -14,7 +14,8 @@ from penstock.node.auth.roles import Privilege
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.http.forms import FormErrors, flag, read_form
 from penstock.node.http.http_authentication import Page, Visit
-from penstock.store.definition.manifest import MAX_TTL, Collection, Manifest
+from penstock.store.definition.bucket_settings import MAX_TTL
+from penstock.store.definition.manifest import Collection, Manifest
 
 __all__ = ["PAGES"]
 

@@ -23,7 +23,7 @@ from penstock.node.buckets.bucket_storage import Storage
 from penstock.node.buckets.producer_reports import ProducerReport
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.live_map import LiveMap
-from penstock.node.cluster.topology import node_map
+from penstock.node.cluster.topology import NodePlace, Topology, node_map
 from penstock.node.http.http_server import HttpServer
 from penstock.node.mirror.bridge import Bridge, find_upstream
 from penstock.node.server.node_connection import NodeConnection
@@ -79,7 +79,7 @@ class Node:
         )
         self.uuid = secrets.token_hex(16)
         self.kv_port = self.tls_port = self.http_port = self.https_port = 0
-        self.topology = options.topology
+        self.topology = Topology(tuple(options.nodes) or (NodePlace(),), options.this_node)
         self.map = LiveMap(lambda: node_map(self.topology))
         self.idle_timeout = options.idle_timeout
         self.tap = TapSettings()
@@ -114,10 +114,11 @@ class Node:
         UsageError) for a data directory that cannot be used, StoreDamaged for one that is not as it was written; Error
         for an address that is taken; and as find_upstream does, where there is a bucket to follow.
         """
-        node = cls(asyncio.get_running_loop(), NodeOptions(host=host, port=port, **options))
+        own = NodeOptions(host=host, port=port, buckets=buckets, vbuckets=vbuckets, **options)
+        node = cls(asyncio.get_running_loop(), own)
         node.access(tls=False)  # before anything is opened
         try:
-            await node._open_buckets(buckets, vbuckets)
+            await node._open_buckets()
             node._listen()
         except BaseException:
             await node._stop_listening()
@@ -125,7 +126,8 @@ class Node:
             raise
         return node
 
-    async def _open_buckets(self, names: Sequence[str] | None, vbuckets: int) -> None:
+    async def _open_buckets(self) -> None:
+        names, vbuckets = self.options.buckets, self.options.vbuckets
         follow, followed = self.options.upstream, None
         if follow is not None:
             followed = BucketSpec(name=follow.bucket, vbuckets=vbuckets)

@@ -1,24 +1,25 @@
-"""What a node can be told."""
+"""The options of a node, which are also those of `penstock serve`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from penstock.client.connect.address import Address, dialect_of, parse_address
 from penstock.errors import UsageError
-from penstock.node.buckets.flusher import PERSISTENCE_TIMEOUT
-from penstock.node.buckets.upkeep import PAGER_SECONDS
-from penstock.node.cluster.topology import NodePlace, Topology
-from penstock.store.definition.bucket_settings import Settings
+from penstock.options import FILE, INTEGER, PORT, TEXT, TRUTH, nonempty, one_of, option, text_list
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["DEFAULT_PORT", "HTTPS_PORT", "HTTP_PORT", "IDLE_TIMEOUT", "PINS", "NodeOptions"]
+if TYPE_CHECKING:  # the command line reads the declaration: it must not wait for the store
+    from penstock.node.cluster.topology import NodePlace
+    from penstock.store.definition.bucket_settings import Settings
+
+__all__ = ["DEFAULT_PORT", "HTTPS_PORT", "HTTP_PORT", "PINS", "NodeOptions"]
 
 DEFAULT_PORT = 11210
 HTTP_PORT, HTTPS_PORT = 8091, 18091
-IDLE_TIMEOUT = 360.0
 
 PINS: dict[str, tuple[Dialect, bool]] = {
     **{dialect.value: (dialect, False) for dialect in Dialect},
@@ -29,55 +30,96 @@ PINS: dict[str, tuple[Dialect, bool]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """host: the address to listen on. port: 0 picks a free one.
+    """The options of a node. Those of `penstock serve` are declared with their help.
 
-    idle_timeout: seconds that a consumer may leave a NOOP unanswered, or, where its dialect has none, may take nothing
-    of what is to be sent. A client may take nothing of a large reply for as long. pin: one of PINS; None: the first
-    change-stream request of each connection decides its dialect. follow: the connection string of a bucket, or its
-    address where one has to log in, which the node then has as well, kept like it by a Bridge; protocol: the dialect to
-    follow in, if the string does not say it.
+    Attributes:
+        follow: a connection string, or an address where the client has to log in.
+        this_node: the node's place in `nodes`.
+        settings: of each bucket that does not say it otherwise.
+        idle_timeout: seconds that a consumer may leave a NOOP unanswered, or, where its dialect has none, may take
+            nothing of what is to be sent. A client may take nothing of a large reply for as long.
+        pager_seconds: seconds from one search for expired documents to the next.
+        persistence_timeout: seconds that a request waits for the disk.
+        login_timeout: seconds in which a connection must log in, if a login is needed.
+        frame_timeout: seconds in which a frame that has begun must end.
+        most_connections: how many connections there may be at once.
 
-    http_port: for management over HTTP; None: HTTP_PORT if port is DEFAULT_PORT, else any that is free. https_port: the
-    same with TLS, where there is that. nodes: all nodes that the buckets are on, in the same order for each of them;
-    empty: this one alone. this_node: its place among them.
-
-    data_dir: where the buckets are kept, each in a directory of its own; what is there is read before the node listens.
-    None: in memory, gone with the node. settings: of each bucket that does not say it otherwise. pager_seconds: from
-    one search for expired documents to the next. persistence_timeout: seconds that a request waits for the disk.
-
-    users: the file of those who may come in; None: without, the node is for this machine alone. certificate, key: files
-    in PEM, with which there is TLS, on tls_port (0 picks one, None: no such listener). client_ca: a file with those
-    whose certificates log their owners in; None: nobody's does. mechanisms, tls_mechanisms: those that a login may use
-    without TLS and with it; None: all that are safe there. allow_plain: passwords may be sent without TLS.
-
-    login_timeout: seconds in which a connection must log in, where that is asked for. frame_timeout: seconds in which a
-    frame that has begun must end. most_connections: how many there may be at once.
-
-    Raises UsageError for a combination that cannot be.
+    Raises:
+        UsageError: for options that exclude each other.
     """
 
-    host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    idle_timeout: float = IDLE_TIMEOUT
-    http_port: int | None = None
-    https_port: int | None = None
-    nodes: Sequence[NodePlace] = ()
+    host: str = option(nonempty(metavar="ADDRESS"), "a loopback address to listen on", default="127.0.0.1")
+    port: int = option(PORT, "0 picks a free one", default=DEFAULT_PORT)
+    buckets: Sequence[str] | None = option(
+        text_list(), "a bucket to have; may be given again", default=None, shown="default", flag="--bucket"
+    )
+    vbuckets: int = option(INTEGER, "of each bucket; a power of two up to 65536", default=1024)
+    pin: str | None = option(
+        one_of(*PINS), "serve change streams in this dialect alone; without, each client decides", default=None
+    )
+    follow: str | Address | None = option(
+        nonempty(metavar="URL"), "a bucket elsewhere: have it too, and keep it like that one", default=None
+    )
+    protocol: str | None = option(
+        TEXT, "the dialect to follow in: tap, upr-draft, upr or, unless said, dcp", default=None
+    )
+    http_port: int | None = option(
+        PORT,
+        "for management over HTTP; 0 picks a free one",
+        default=None,
+        shown=f"{HTTP_PORT}, 0 with --port 0",
+    )
+    users: str | os.PathLike[str] | None = option(
+        FILE, "who may log in, as `penstock user` keeps it", default=None, environment="PENSTOCK_USERS"
+    )
+    tls_port: int | None = option(PORT, "serve TLS here too; 0 picks a free one", default=None, shown="none")
+    https_port: int | None = option(
+        PORT,
+        "for management with TLS, where there is that; 0 picks a free one",
+        default=None,
+        shown=f"{HTTPS_PORT} with port {DEFAULT_PORT}, else a free one",
+    )
+    certificate: str | os.PathLike[str] | None = option(
+        FILE, "the node's certificate, PEM", default=None, flag="--tls-cert"
+    )
+    key: str | os.PathLike[str] | None = option(FILE, "the certificate's key, PEM", default=None, flag="--tls-key")
+    client_ca: str | os.PathLike[str] | None = option(
+        FILE,
+        "clients with a certificate of this authority need no password",
+        default=None,
+        flag="--tls-client-ca",
+    )
+    mechanisms: Sequence[str] | None = option(
+        text_list(),
+        "a way to log in without TLS; may be given again",
+        default=None,
+        shown="all that are safe",
+        flag="--mechanism",
+    )
+    tls_mechanisms: Sequence[str] | None = option(
+        text_list(), "the same with TLS", default=None, shown="all", flag="--tls-mechanism"
+    )
+    allow_plain: bool = option(
+        TRUTH, "take passwords without TLS, for old clients: others may read them", default=False
+    )
+    nodes: Sequence[NodePlace] = option(
+        text_list(metavar="HOST:PORT[:HTTP]"),
+        "a node that has part of the buckets, this one included; may be given again, the same for each",
+        default=(),
+        shown="this one alone",
+        flag="--node",
+    )
+    data_dir: str | os.PathLike[str] | None = option(
+        nonempty(metavar="DIR", is_path=True),
+        "keep the buckets here, each in a directory of its own",
+        default=None,
+        shown="in memory",
+    )
     this_node: int = 0
-    pin: str | None = None
-    follow: str | Address | None = None
-    protocol: str | None = None
-    data_dir: str | os.PathLike[str] | None = None
     settings: Settings | None = None
-    pager_seconds: float = PAGER_SECONDS
-    persistence_timeout: float = PERSISTENCE_TIMEOUT
-    users: str | os.PathLike[str] | None = None
-    certificate: str | os.PathLike[str] | None = None
-    key: str | os.PathLike[str] | None = None
-    client_ca: str | os.PathLike[str] | None = None
-    tls_port: int | None = None
-    mechanisms: Sequence[str] | None = None
-    tls_mechanisms: Sequence[str] | None = None
-    allow_plain: bool = False
+    idle_timeout: float = 360.0
+    pager_seconds: float = 600.0
+    persistence_timeout: float = 30.0
     login_timeout: float = 30.0
     frame_timeout: float = 120.0
     most_connections: int = 60_000
@@ -112,11 +154,6 @@ class NodeOptions:
         if self.protocol is None:
             return address
         return replace(address, options=replace(address.options, protocol=dialect_of(self.protocol)))
-
-    @property
-    def topology(self) -> Topology:
-        """Raises UsageError for nodes that cannot be together."""
-        return Topology(tuple(self.nodes) or (NodePlace(),), self.this_node)
 
     def management_port(self, *, tls: bool) -> int:
         """Return the port to have for HTTP, 0 for any that is free."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.errors import UsageError
-from penstock.store.definition.manifest import MAX_TTL
+from penstock.options import number, one_of, option, whole_number
 
-__all__ = ["Settings"]
+__all__ = ["MAX_TTL", "Settings"]
+
+MAX_TTL = 2**31 - 1
+"""The longest time to live of documents, in seconds."""
 
 _LARGEST_SEGMENT = 1024 * 1024 * 1024  # its offsets, and twice them, fit into Arrow's 31 bits
 _MODES = ("seqno", "lww")
@@ -15,25 +18,46 @@ _MODES = ("seqno", "lww")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Of a bucket; in memory those about files do not matter.
+    """The settings of a bucket; in memory those about files do not matter.
 
-    segment_bytes: of a file of the log, at most, 1 byte to 1 GiB. commit_seconds, commit_count: changes are written and
-    synced together once the oldest has waited so long, or so many have gathered. purge_age: seconds that a tombstone
-    stays. retention_seconds, retention_bytes: frames that were superseded stay while that was less than so many
-    seconds ago, and the log since then has at most so many bytes; None: no limit of that kind. conflict_resolution:
-    `seqno` or `lww` (last write wins), for changes that come with their meta data. memory_bytes: what the bucket may
-    occupy in memory, None for any. max_ttl: seconds that documents live at most, where their collection does not say;
-    0: any time. auto_delete: while memory is short, the documents that were changed longest ago are deleted.
+    Attributes:
+        segment_bytes: the greatest size of a file of the log, 1 byte to 1 GiB.
+        retention_seconds, retention_bytes: superseded frames stay while both allow it; None: no limit of that kind.
+        max_ttl: seconds that documents live at most, where their collection does not say; 0: any time.
+        auto_delete: while memory is short, the documents that were changed longest ago are deleted.
     """
 
     segment_bytes: int = 64 * 1024 * 1024
-    commit_seconds: float = 0.005
-    commit_count: int = 1000
-    purge_age: float = 3 * 24 * 60 * 60.0
-    retention_seconds: float | None = 0.0
-    retention_bytes: int | None = None
-    conflict_resolution: str = "seqno"
-    memory_bytes: int | None = None
+    commit_seconds: float = option(
+        number(0, metavar="N", scale=0.001),
+        "milliseconds that a change waits for others to be synced with",
+        default=0.005,
+        flag="--commit-ms",
+    )
+    commit_count: int = option(whole_number(1), "so many changes are synced without waiting", default=1000)
+    purge_age: float = option(number(0), "deletions are forgotten when they are older", default=3 * 24 * 60 * 60.0)
+    retention_seconds: float | None = option(
+        number(0),
+        "older versions stay so long in the history",
+        default=0.0,
+        shown="0, not at all",
+        flag="--retention",
+    )
+    retention_bytes: int | None = option(
+        whole_number(0), "but for those that so much of the log has followed", default=None, shown="no limit"
+    )
+    conflict_resolution: str = option(
+        one_of(*_MODES),
+        "which version wins, here or from elsewhere: the one changed most often, or last (lww)",
+        default="seqno",
+    )
+    memory_bytes: int | None = option(
+        whole_number(1, metavar="BYTES"),
+        "what each bucket may take up in memory before it refuses changes",
+        default=None,
+        shown="no limit",
+        flag="--memory",
+    )
     max_ttl: int = 0
     auto_delete: bool = False
 

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock.errors import CannotApplyManifest, InvalidArguments, OutOfRange, UnknownCollection, UnknownScope
+from penstock.store.definition.bucket_settings import MAX_TTL
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.messages import system_event
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
@@ -25,7 +26,6 @@ __all__ = [
     "FIRST_ID",
     "MAX_COLLECTIONS",
     "MAX_SCOPES",
-    "MAX_TTL",
     "Collection",
     "Manifest",
     "ManifestChange",
@@ -41,7 +41,6 @@ FIRST_ID: Final = 8
 
 MAX_SCOPES: Final = 1200
 MAX_COLLECTIONS: Final = 1200
-MAX_TTL: Final = 2**31 - 1
 
 _LARGEST_ID = 2**32 - 1
 _NAME = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_%-]{0,250}")
