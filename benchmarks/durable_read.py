@@ -167,7 +167,7 @@ def _timed(taken: list[Cold], nbytes: int, cached: float) -> Iterator[None]:
 def _read_cold(directory: Path, vbuckets: int, ahead: int) -> Cold:
     """Opening reads everything to check it; so what is mapped has to be let go of before it can be evicted."""
     bucket = open_bucket(OURS, directory, vbuckets)
-    for segment in bucket.log.sealed:
+    for segment in bucket.log.segments.sealed:
         if isinstance(segment.buffer.obj, mmap):
             segment.buffer.obj.madvise(MADV_DONTNEED)
     taken: list[Cold] = []

@@ -44,7 +44,7 @@ class Overwritten:
         self.bucket = BucketStore(
             "b", vbuckets=_VBUCKETS, clock=time.time_ns, new_vbuuid=lambda: chance.getrandbits(60) + 1
         )
-        self.bucket.log.compact = lambda: None  # only between changes, where it is measured
+        self.bucket.log.room.compact = lambda: None  # only between changes, where it is measured
         self.peak = 0
         self.copied = 0
         self.compaction_seconds = 0.0
@@ -78,9 +78,9 @@ class Overwritten:
     @property
     def live(self) -> int:
         """Bytes of frames that count, and of their rows and keys."""
-        log = self.bucket.log
+        segments = self.bucket.log.segments
         rows = sum(vbucket.index_bytes for vbucket in self.bucket.vbuckets)
-        return log.frame_bytes - log.dead_bytes + log.index_bytes + rows
+        return segments.frame_bytes - segments.dead_bytes + segments.index_bytes + rows
 
 
 def main(arguments: list[str] | None = None) -> None:

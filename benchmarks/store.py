@@ -52,7 +52,7 @@ def resident() -> int:
 def time_pauses(bucket: BucketStore) -> list[float]:
     """Return a list that will get the milliseconds of every seal and rewrite."""
     pauses: list[float] = []
-    make_room = bucket.log.make_room
+    make_room = bucket.log.room.make
 
     def timed(nbytes: int, *, frees: bool = False) -> None:
         started = time.perf_counter()
@@ -61,7 +61,7 @@ def time_pauses(bucket: BucketStore) -> list[float]:
         if milliseconds > 1:  # less: there was nothing to do
             pauses.append(milliseconds)
 
-    bucket.log.make_room = timed  # type: ignore[method-assign]
+    bucket.log.room.make = timed  # type: ignore[method-assign]
     return pauses
 
 
@@ -77,7 +77,7 @@ def fill(report: Report, bucket: BucketStore, keys: int) -> None:
         with work.timed(len(batch)):
             for vbucket, key in batch:
                 vbucket.set(key, VALUE)
-    frames, estimate = bucket.log.frame_bytes, bucket.stats().index_bytes
+    frames, estimate = bucket.log.segments.frame_bytes, bucket.stats().index_bytes
     report.row("set, new keys", work.rate("commands"))
     report.row("memory beside the frames", f"{(resident() - before - frames) / keys:.0f} B/key")
     report.row("what the node says of it", f"{estimate / keys:.0f} B/key")

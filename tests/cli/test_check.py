@@ -12,7 +12,7 @@ import penstock
 from penstock import Node
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.checked_json import replace_json
-from penstock.store.disk.durable_log import log_name
+from penstock.store.disk.log_file import log_name
 from penstock.store.recovery import bucket_directory
 from tests.store.failing import Place, contents
 from tests.store.written import flipped, of_all_kinds, of_one_file, put

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from penstock.store.bucket_store import BucketStore
 from penstock.store.disk.bucket_files import Directory
-from penstock.store.disk.durable_log import DurableLog, log_name
+from penstock.store.disk.durable_log import DurableLog
 from penstock.store.disk.inventory import INVENTORY
+from penstock.store.disk.log_file import log_name
 from penstock.store.disk.sealed_segment import segment_ids
 from penstock.store.log.records import RECORD_BYTES
 from penstock.wire.codec.constants import VbucketState
@@ -37,7 +38,7 @@ def test_a_part_of_a_snapshot_never_seems_to_be_all_of_it(tmp_path: Path) -> Non
     assert isinstance(bucket.log, DurableLog)
     (vbucket,) = bucket.vbuckets
     vbucket.set_state(VbucketState.REPLICA)
-    began = bucket.log.end
+    began = bucket.log.segments.active.end
     for seqno in (1, 2):
         vbucket.apply(Event.MUTATION, b"k%d" % seqno, b"v", cas=seqno, rev_seqno=1, seqno=seqno, snapshot_end=2)
     bucket.commit()
@@ -63,7 +64,7 @@ def cluster(bucket: BucketStore) -> None:
     """Make a segment of its own of each log file but the active one."""
     bucket.seal()
     bucket.commit()
-    while not all(segment.clustered for segment in bucket.log.sealed):
+    while not all(segment.clustered for segment in bucket.log.segments.sealed):
         rewrite_one(bucket)
         bucket.commit()
 

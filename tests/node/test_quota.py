@@ -128,7 +128,7 @@ def test_dead_frames_are_dropped_beyond_a_fifth(tmp_path, on_disk):
         for number in range(2000):
             client.set(b"hot-%d" % (number % 10), bytes(1000))
         live = memory(client)["ep_log_live_bytes"]
-        allowed = live / 4 + 3 * node.buckets["default"].store.log.segment_bytes
+        allowed = live / 4 + 3 * node.buckets["default"].store.log.quota.segment_bytes
         assert any(memory(client)["ep_log_dead_bytes"] < allowed for _ in range(TRIES))
 
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.store.disk.durable_log import log_name
 from penstock.store.disk.inventory import read_inventory
+from penstock.store.disk.log_file import log_name
 from penstock.store.recovery.bucket_directory import said_by
 from tests.store.failing import Place, contents, directory_in_memory, shown
 from tests.store.written import flipped

@@ -12,7 +12,8 @@ import pytest
 from penstock.errors import KeyNotFound
 from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
-from penstock.store.disk.durable_log import DurableLog, log_number
+from penstock.store.disk.durable_log import DurableLog
+from penstock.store.disk.log_file import log_number
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.event_frames import subject_of_key
 from penstock.store.history.failover_log import MAX_ENTRIES
@@ -135,7 +136,7 @@ class DurableStory(Story):
 
     def position(self) -> int:
         """Return how many bytes have ever been written to log files. To be called before each commit."""
-        self.ends |= {file.number: file.end for file in [*self.log.unsynced, self.log.file]}
+        self.ends |= {file.number: file.end for file in [*self.log.pending.files, self.log.pending.active]}
         return sum(self.ends.values())
 
     def end_of(self, vbucket: Vbucket, change: Mutation | Tombstone) -> int:
@@ -144,7 +145,7 @@ class DurableStory(Story):
         found = vbucket.index.find(change.by_seqno)
         assert found is not None
         rows, row = found
-        number = rows.ids[0] if isinstance(rows, Segment) else self.log.file.number
+        number = rows.ids[0] if isinstance(rows, Segment) else self.log.pending.active.number
         before = sum(end for other, end in self.ends.items() if other < number)
         return before + rows.offsets_at[row] + rows.lengths_at[row]
 
@@ -171,7 +172,7 @@ class DurableStory(Story):
             assert vbucket.persisted_seqno <= vbucket.high_seqno
             assert vbucket.whole_seqno == self.histories[vbucket.id].whole_seqno
             assert vbucket.lowest_snapshot_end <= vbucket.high_seqno
-        for segment in self.log.sealed:
+        for segment in self.log.segments.sealed:
             assert segment.dead == segment.lengths[segment.fate != 0].sum()
 
     # Changes: after each record a note
@@ -474,7 +475,7 @@ class DurableStory(Story):
         self.erase_all()
         self.readers = []
         self.plan = None
-        self.ends = {number: end for number, end in self.ends.items() if number < self.log.file.number}
+        self.ends = {number: end for number, end in self.ends.items() if number < self.log.pending.active.number}
         for name, file in self.disk.names.items():
             if (number := log_number(name)) is not None:
                 self.ends[number] = len(file.data)

@@ -117,11 +117,11 @@ def test_a_call_that_begins_a_segment_ends_with_that() -> None:
     """With many vbuckets it takes as long as the events of some hundred."""
     bucket = new_bucket(vbuckets=1024, segment_bytes=1 << 16)
     bucket.begin_manifest(SHOP)
-    numbers = [bucket.log.number]
+    numbers = [bucket.log.segments.active.number]
     while bucket.spread_manifest():
-        if bucket.log.number != numbers[-1]:
-            numbers.append(bucket.log.number)
-            assert bucket.log.end == 0
+        if bucket.log.segments.active.number != numbers[-1]:
+            numbers.append(bucket.log.segments.active.number)
+            assert bucket.log.segments.active.end == 0
     assert len(numbers) > 4
     assert {vbucket.high_seqno for vbucket in bucket.vbuckets} == {3}
 

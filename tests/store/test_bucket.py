@@ -173,7 +173,7 @@ def test_stats() -> None:
     assert stats.dead_bytes == 156 + 66
     assert stats.segments == 1
     assert stats.index_bytes > 5 * 16
-    bucket.log.make_room(1 << 20)
+    bucket.log.room.make(1 << 20)
     assert bucket.stats()[2:5] == (222 + TOMBSTONE_BYTES + 1, 0, 2)
     assert (bucket.find(0).purge_seqno, bucket.find(0).persisted_seqno) == (0, bucket.find(0).high_seqno)
 

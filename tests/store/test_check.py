@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from penstock.errors import KeyNotFound, StoreDamaged, StoreRefused
 from penstock.store.bucket_store import BucketStore
 from penstock.store.disk.bucket_files import Directory
-from penstock.store.disk.durable_log import log_name
 from penstock.store.disk.inventory import INVENTORY
+from penstock.store.disk.log_file import log_name
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.failover_log import FailoverLog
 from penstock.store.history.history_snapshot import Snapshot

@@ -140,7 +140,7 @@ def test_erasing_is_done_bit_by_bit() -> None:
     assert len(counts) > 15
     live = sum(len(change.encode()) for change in all_of(vbucket))
     live += sum(len(change.encode()) for other in bucket.vbuckets[1:] for change in all_of(other))
-    assert bucket.log.frame_bytes - bucket.log.dead_bytes == live
+    assert bucket.log.segments.frame_bytes - bucket.log.segments.dead_bytes == live
 
 
 def test_locks_go_with_the_documents(bucket: BucketStore) -> None:

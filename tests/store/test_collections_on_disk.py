@@ -108,7 +108,7 @@ def test_wherever_a_kill_cuts_the_log_vbuckets_come_to_the_manifest(disk: Place)
     for vbucket in bucket.vbuckets:
         vbucket.set(key(ITEMS), b"1")
     bucket.commit()
-    start = bucket.log.end
+    start = bucket.log.segments.active.end
     bucket.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
     bucket.commit()
     disk.directory.let_go()
@@ -131,7 +131,7 @@ def test_wherever_a_kill_cuts_the_log_a_copy_knows_what_it_was_told(disk: Place)
     copy, leader = bucket.vbuckets[0], source.vbuckets[0]
     copy.set_state(VbucketState.REPLICA)
     bucket.commit()
-    start = bucket.log.end
+    start = bucket.log.segments.active.end
     source.set_manifest(SHOP)
     leader.set(key(ITEMS), b"1")
     leader.set(key(USERS), b"1")
@@ -217,7 +217,7 @@ def test_a_disk_that_does_not_take_the_manifest(disk: Place) -> None:
 def test_vbuckets_that_could_not_be_told_are_told_later(disk: Place) -> None:
     bucket = disk(memory_bytes=10**9)
     bucket.log.quota.nbytes = 0
-    bucket.log.limit = 0
+    bucket.log.segments.active.limit = 0
     bucket.set_manifest(SHOP)
     assert bucket.vbuckets[0].collections == {0}
     bucket.log.quota.nbytes = None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.errors import StoreDamaged, StoreRefused
 from penstock.store.bucket_store import BucketStore
 from penstock.store.disk.checked_json import replace_json, unpack_json
-from penstock.store.disk.durable_log import log_name
+from penstock.store.disk.log_file import log_name
 from penstock.wire.codec.constants import VbucketState
 from tests.store.failing import Place, contents, directory_in_memory, shown
 from tests.store.memory_disk import Disk

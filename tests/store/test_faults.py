@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import KeyNotFound, TemporaryFailure
 from penstock.store.bucket_store import BucketStore
-from penstock.store.disk.durable_log import log_name
+from penstock.store.disk.log_file import log_name
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.log.records import RECORD_BYTES
 from penstock.wire.codec.constants import VbucketState
@@ -152,7 +152,7 @@ def test_a_file_system_that_becomes_read_only_and_writable_again(place: Place, n
     for more in range(60):
         change(bucket, more)
     assert rewrite(bucket)
-    assert bucket.log.sealed
+    assert bucket.log.segments.sealed
     change(bucket, 61)
     before, manifest = shown(bucket), bucket.manifest
     files = contents(place.path)
@@ -336,7 +336,7 @@ def test_locks_wait_for_a_disk_that_does_not_keep_up(place: Place) -> None:
     log, vbucket = bucket.log, bucket.vbuckets[0]
     for _ in range(5):
         log.roll(0)
-    while (room := log.limit - log.end) > 1000:
+    while (room := log.segments.active.limit - log.segments.active.end) > 1000:
         vbucket.set(b"key", bytes(min(room - 500, 16 * 1024 * 1024)))
     with pytest.raises(TemporaryFailure, match=r"^too many changes wait for the disk"):
         lock_again_and_again(vbucket)
@@ -486,14 +486,14 @@ def test_a_fault_that_comes_while_room_is_made_is_not_overlooked(place: Place) -
     compaction = bucket.compaction()
     assert compaction is not None
     compaction.run()
-    while bucket.log.end + 170 < 5000:
+    while bucket.log.segments.active.end + 170 < 5000:
         bucket.vbuckets[0].set(b"other", b"")
-    bucket.vbuckets[0].set(b"o" * (5000 - bucket.log.end - RECORD_BYTES - 55), b"")  # to the last byte
-    files = len(bucket.log.sealed)
+    bucket.vbuckets[0].set(b"o" * (5000 - bucket.log.segments.active.end - RECORD_BYTES - 55), b"")  # to the last byte
+    files = len(bucket.log.segments.sealed)
     place.directory.fail("write", errno.ENOSPC)
     bucket.commit()
     assert compaction.finish()
-    assert len(bucket.log.sealed) == files + 1
+    assert len(bucket.log.segments.sealed) == files + 1
     check_refusal(bucket, "No space left on device")
 
 

@@ -63,7 +63,7 @@ class CompactedStory(Story):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.bucket.log.compact = lambda: None
+        self.bucket.log.room.compact = lambda: None
         self.piece: Compaction | None = None
 
     def seal(self, *_: object) -> None:
@@ -87,13 +87,13 @@ def check_snapshots(told: Story, story: list[tuple[str, int, object]], few: int)
     for step in story:
         told.step(*step)
         told.erase_all()
-        assert bucket.log.dead_bytes == bucket.log.frame_bytes - live_bytes(told.histories)
+        assert bucket.log.segments.dead_bytes == bucket.log.segments.frame_bytes - live_bytes(told.histories)
     for reader in told.readers:
         reader.read_to_the_end()
     told.check_collections()
     for vbucket, history in zip(bucket.vbuckets, told.histories, strict=True):
         check_documents(vbucket, history)
-        index = bucket.log.indexes[vbucket.id]
+        index = bucket.log.segments.indexes[vbucket.id]
         dropped = [change for change in history.changes if index.find(change.by_seqno) is None]
         lowest = max(map(history.superseded_by, dropped), default=0)
         assert vbucket.lowest_snapshot_end == lowest
@@ -136,9 +136,9 @@ def test_long_histories(seed: int) -> None:
         key = random.choice(keys) if random.random() < number / 1500 else keys[-1]
         vbucket = random.choice(bucket.vbuckets)
         value = b"." * random.choice([5, 20, 200])
-        before = len(bucket.log.sealed)
+        before = len(bucket.log.segments.sealed)
         histories[vbucket.id].store(key, value, vbucket.set(key, value).cas)
-        merged |= len(bucket.log.sealed) < before
+        merged |= len(bucket.log.segments.sealed) < before
         if number % 500 == 499:
             check_random_snapshots(bucket, histories, random)
     for vbucket, history in zip(bucket.vbuckets, histories, strict=True):
@@ -178,7 +178,7 @@ def test_where_a_snapshot_ends(asked: tuple[int, int], end: int) -> None:
     vbucket = bucket.find(0)
     for key in (b"a", b"b", b"c", b"d", b"d", b"c", b"b", b"a"):
         vbucket.set(key, b"")
-    bucket.log.make_room(1 << 20)
+    bucket.log.room.make(1 << 20)
     for key in (b"a", b"b"):
         vbucket.set(key, b"")
     assert vbucket.lowest_snapshot_end == 8
@@ -242,7 +242,7 @@ def test_how_much_is_read(max_bytes: int, window: int | None, frames: int, few: 
     bucket = new_bucket(segment_bytes=1 << 20)
     for key in (b"a", b"b", b"c", b"d"):
         bucket.find(1).set(key + b"key", b"")
-    snapshot = Snapshot(bucket.log.indexes[1], 0, 4, few=few)
+    snapshot = Snapshot(bucket.log.segments.indexes[1], 0, 4, few=few)
     chunk = snapshot.read(0, max_bytes, window)
     assert chunk.frames == frames
     assert snapshot.remaining == 4 - frames
@@ -277,5 +277,5 @@ def test_columns_do_not_grow_with_overwrites() -> None:
     bucket = new_bucket(segment_bytes=4096)
     for _ in range(5000):
         bucket.find(0).set(b"a", b"")
-    assert bucket.log.index_bytes < 8192
-    assert len(bucket.log.sealed) <= 2
+    assert bucket.log.segments.index_bytes < 8192
+    assert len(bucket.log.segments.sealed) <= 2

@@ -48,9 +48,7 @@ def fill(place: Place, count: int = 60, *, compact: bool = False, close: bool = 
 class Counted(FailingDirectory):
     """Takes note of how often each operation is called."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.calls: list[str] = []
+    calls: list[str]
 
     def sync(self, descriptor: int) -> None:
         self.calls.append(f"sync {self._open[descriptor][:3]}")
@@ -79,20 +77,21 @@ def test_it_lists_what_there_is(place: Place) -> None:
 def test_a_commit_costs_nothing_and_a_switch_one_file(place: Place) -> None:
     """A log file that begins: its name, its first commit, the inventory, and that one's name."""
     bucket = place(segment_bytes=2000)
-    directory = Counted(place.path)
-    bucket.log.directory._open and directory._open.update(place.directory._open)  # type: ignore[attr-defined]
-    bucket.log.directory = directory  # type: ignore[attr-defined]
+    directory = place.directory
+    directory.__class__ = Counted
+    assert isinstance(directory, Counted)
+    directory.calls = []
     for number in range(100):
-        files = len(bucket.log.sealed)
+        files = len(bucket.log.segments.sealed)
         bucket.vbuckets[0].set(b"key %d" % number, b"value")
         directory.calls.clear()
         bucket.commit()
-        if len(bucket.log.sealed) == files:
+        if len(bucket.log.segments.sealed) == files:
             assert directory.calls == ["sync log"]
         else:
             assert directory.calls[-4:] == ["sync_names", "sync log", "sync inv", "sync_names"]
             assert len(directory.calls) in (4, 5)  # with the rest of the log file before
-    assert bucket.log.sealed
+    assert bucket.log.segments.sealed
 
 
 def test_a_directory_of_an_older_release_gets_one(place: Place) -> None:

@@ -218,7 +218,7 @@ def test_a_snapshot_that_only_an_unfinished_one_could_show_waits() -> None:
     vbucket = bucket.find(0)
     mutate(vbucket, b"a", 1)
     mutate(vbucket, b"a", 2, end=3)
-    bucket.log.make_room(1 << 20)
+    bucket.log.room.make(1 << 20)
     assert vbucket.lowest_snapshot_end == 2
     assert seqnos(vbucket) == []
     mutate(vbucket, b"b", 3, end=3)
@@ -258,7 +258,7 @@ def test_a_rollback_to_a_version_that_was_dropped_begins_anew() -> None:
     vbucket = bucket.find(0)
     for key in (b"a", b"b", b"a"):
         vbucket.set(key, b"")
-    bucket.log.make_room(1 << 20)
+    bucket.log.room.make(1 << 20)
     vbucket.set(b"c", b"")
     assert vbucket.rollback(3) == 3
     assert vbucket.rollback(2) == 0
@@ -304,7 +304,7 @@ def test_memory_of_vbuckets_that_are_reset_is_used_again() -> None:
             vbucket.reset()
     stats = bucket.stats()
     assert stats.live_bytes + stats.dead_bytes <= 4 * 4096
-    assert len(bucket.log.sealed) <= 3
+    assert len(bucket.log.segments.sealed) <= 3
 
 
 def test_a_snapshot_outlives_a_reset() -> None:

@@ -64,7 +64,7 @@ def test_memory_does_not_grow_with_what_is_on_disk(bucket: BucketStore) -> None:
         current, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert bucket.log.frame_bytes < 8 * SEGMENT_BYTES  # of 5.2 MB written
+    assert bucket.log.segments.frame_bytes < 8 * SEGMENT_BYTES  # of 5.2 MB written
     assert current < 8 * SEGMENT_BYTES
     assert peak < 32 * SEGMENT_BYTES
 
@@ -73,7 +73,7 @@ def test_no_buffer_of_an_old_log_file_stays(bucket: BucketStore) -> None:
     buffers: list[weakref.ref[Any]] = []
     for number in range(500):
         bucket.vbuckets[number % 4].set(b"%d" % number, b"." * 1000)
-        active = bucket.log.buffer.obj
+        active = bucket.log.segments.active.buffer.obj
         if not buffers or buffers[-1]() is not active:
             buffers.append(weakref.ref(active))
     assert len(buffers) > 5

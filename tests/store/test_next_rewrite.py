@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.store.log.compaction import MOST_DEAD, next_rewrite
+from penstock.store.log.rewrite_choice import MOST_DEAD, next_rewrite
 from penstock.store.log.segment import Rows, Segment
 
 _FRAME_BYTES = 100

@@ -68,32 +68,36 @@ class Writer:
         self._note(FILE_HEADER.size, 0)
 
     def _note(self, start: int, synced: int) -> None:
-        self.records.append(Record(start, self.log.end, synced, shown(self.bucket)))
+        self.records.append(Record(start, self.log.pending.active.end, synced, shown(self.bucket)))
 
     @contextmanager
     def step(self) -> Iterator[BucketStore]:
-        number, start, synced = self.log.file.number, self.log.end, self.log.file.synced
+        number, start, synced = (
+            self.log.pending.active.number,
+            self.log.pending.active.end,
+            self.log.pending.active.synced,
+        )
         state = shown(self.bucket)
         yield self.bucket
-        if self.log.file.number != number:
+        if self.log.pending.active.number != number:
             self.records.clear()
             self.state = state
             self._note(FILE_HEADER.size, 0)
             self._split_head()
-        elif self.log.end > start:
+        elif self.log.pending.active.end > start:
             self._note(start, synced)
 
     def _split_head(self) -> None:
         """A change that began a log file came behind its note, with a record of its own."""
-        head_end = self.log.file.head_end
-        if self.log.end > head_end:
+        head_end = self.log.pending.active.head_end
+        if self.log.pending.active.end > head_end:
             (both,) = self.records
             self.records[:] = [both._replace(end=head_end, state=[]), both._replace(start=head_end)]
 
     def end(self) -> Written:
         self.bucket.commit()
         self.place.directory.let_go()
-        as_of = max(self.as_of, self.log.inventory.logs[-1].synced)
+        as_of = max(self.as_of, self.log.inventory.newest.logs[-1].synced)
         return Written(contents(self.place.path), self.records, self.state, as_of)
 
 
@@ -131,7 +135,7 @@ def of_all_kinds() -> Written:
 
 def _write_all_kinds(writer: Writer) -> Written:
     number = 0
-    while len(writer.bucket.log.sealed) < 2:
+    while len(writer.bucket.log.segments.sealed) < 2:
         change(writer, number)
         number += 1
     writer.bucket.commit()
@@ -140,7 +144,7 @@ def _write_all_kinds(writer: Writer) -> Written:
     with writer.step() as bucket:
         compaction = bucket.compaction()
         assert compaction is not None
-        writer.as_of = writer.log.end
+        writer.as_of = writer.log.pending.active.end
         compaction.run()
         assert compaction.finish()
     writer.bucket.commit()

@@ -18,9 +18,10 @@ from penstock.store.documents.time_to_live import time_limits
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.event_frames import EventFrame, packed_events, room_for
 from penstock.store.history.scoped_history import REFUSED
-from penstock.store.log.change_log import SEGMENT_BYTES, Log
+from penstock.store.log.change_log import Log, MemoryLog
 from penstock.store.log.compaction import Compaction
 from penstock.store.log.frame_fields import expiries, keys
+from penstock.store.log.quota import SEGMENT_BYTES
 from penstock.store.log.rewrite import PurgeRequest
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Column
@@ -98,8 +99,8 @@ class BucketStore:
     ) -> None:
         indexes = _indexes(vbuckets)
         settings = settings or Settings()
-        log = Log(indexes, segment_bytes, settings=settings, clock=clock)
-        log.compact = self._compact_here
+        log = MemoryLog(indexes, settings, segment_bytes=segment_bytes, clock=clock)
+        log.room.compact = self._compact_here
         self._set_up(settings, log, name=name, clock=clock, new_vbuuid=new_vbuuid)
 
     def _set_up(
@@ -119,7 +120,8 @@ class BucketStore:
         self.recovered = ""
         self.uuid = ""
         self.vbuckets = [
-            Vbucket(index, log, clock=clock, new_vbuuid=new_vbuuid, changed=self.changed) for index in log.indexes
+            Vbucket(index, log, clock=clock, new_vbuuid=new_vbuuid, changed=self.changed)
+            for index in log.segments.indexes
         ]
         for vbucket in self.vbuckets:
             vbucket.conflict_resolution = settings.conflict_resolution
@@ -131,8 +133,8 @@ class BucketStore:
         self._first = 0, packed_events(())  # a manifest's uid, and what a vbucket without a history writes of it
         self.on_flush: Callable[[Vbucket], None] = lambda _: None
         self._limit_times()
-        log.histories = self.vbuckets
-        log.can_delete = self._can_delete
+        log.segments.histories = self.vbuckets
+        log.room.can_delete = self._can_delete
         log.quota.measure = lambda: self.stats().memory_bytes
         self._clock = clock
         self._unloaded = iter(self.vbuckets)
@@ -179,7 +181,7 @@ class BucketStore:
                 bucket._directory, bucket._said = files, dict(said)
                 bucket.manifest = Manifest.restored(said["manifest"])
                 bucket._limit_times()
-                log.revision = said.get("revision", 0)
+                log.inventory.revision = said.get("revision", 0)
                 bucket._recover(look(files, said), log)
                 bucket._write_format()
                 bucket_directory.keep_copy(files, bucket._said)
@@ -197,10 +199,9 @@ class BucketStore:
                 f"{log.directory.path}: {found.damage[0]}{more}; `penstock check` says what can be saved, and "
                 "`penstock check --repair` saves it"
             )
-        log.histories = self.vbuckets
         if found.logs:
             recover(log, self.vbuckets, found)
-            log.relist()  # from here on the log may be longer than it says
+            log.commits.relist()  # from here on the log may be longer than it says
             _check_fault(log)  # files that are not listed may neither get their names nor replace others
             complete(log.directory, found)
             self.recovered = found.summary
@@ -222,9 +223,9 @@ class BucketStore:
             log.directory.remove(left_over)
         if found.logs:
             self._write_format()  # before a note that an older release cannot read, behind the inventory
-        log.commit()
-        if log.fault is None and found.logs:
-            log.relist()  # with the mark of this opening
+        log.commits.run()
+        if log.room.fault is None and found.logs:
+            log.commits.relist()  # with the mark of this opening
         _check_fault(log)
 
     def find(self, vbucket: int) -> Vbucket:
@@ -242,15 +243,14 @@ class BucketStore:
     def stats(self) -> BucketStats:
         """Return the totals over all vbuckets. Takes time in proportion to their number."""
         log = self.log
-        index_bytes = log.index_bytes + sum(vbucket.index_bytes for vbucket in self.vbuckets)
-        mapped = sum(segment.size for segment in log.sealed if segment.mapped)
+        index_bytes = log.segments.index_bytes + sum(vbucket.index_bytes for vbucket in self.vbuckets)
         return BucketStats(
             items=sum(vbucket.items for vbucket in self.vbuckets),
             index_bytes=index_bytes,
-            live_bytes=log.frame_bytes - log.dead_bytes,
-            dead_bytes=log.dead_bytes,
-            segments=len(log.sealed) + 1,
-            memory_bytes=index_bytes + log.frame_bytes - mapped,
+            live_bytes=log.segments.frame_bytes - log.segments.dead_bytes,
+            dead_bytes=log.segments.dead_bytes,
+            segments=len(log.segments.sealed) + 1,
+            memory_bytes=index_bytes + log.segments.frame_bytes - log.segments.mapped_bytes,
         )
 
     # What it is to be like
@@ -292,7 +292,7 @@ class BucketStore:
         So commands on documents find the whole bucket empty from now on. Until `is_behind` is false, all else may still
         find the old history of a vbucket. Raises TemporaryFailure, with nothing changed, while the log takes nothing.
         """
-        self.log.check()
+        self.log.room.check()
         for vbucket in self.vbuckets:
             if vbucket.state is VbucketState.ACTIVE:
                 self._unflushed.add(vbucket.id)
@@ -315,7 +315,7 @@ class BucketStore:
             due = [event for step in steps for event in step.events]
             if number in self._unflushed:
                 due = self._first_events()
-            if due and self.log.begin_segment_for(room_for(due)):
+            if due and self.log.room.begin_segment_for(room_for(due)):
                 events -= _EVENTS_PER_VBUCKET_SEALED * len(self.vbuckets)
                 continue
             events -= _EVENTS_PER_VBUCKET + len(due)
@@ -327,9 +327,8 @@ class BucketStore:
 
     def set_settings(self, settings: Settings) -> None:
         """Take other settings from now on: of segments those that are begun, of expiry times those that are set."""
-        self.settings = self.log.settings = settings
-        self.log.quota.nbytes = settings.memory_bytes
-        self.log.quota.doubt()
+        self.settings = settings
+        self.log.set_settings(settings)
         for vbucket in self.vbuckets:
             vbucket.conflict_resolution = settings.conflict_resolution
         self._limit_times()
@@ -452,7 +451,7 @@ class BucketStore:
                 raise TemporaryFailure(f"the disk does not take it: {error.strerror or error}") from error
         self._said = said
         if isinstance(self.log, DurableLog):
-            self.log.revision = said["revision"]
+            self.log.inventory.revision = said["revision"]
 
     # On disk
 
@@ -463,22 +462,22 @@ class BucketStore:
     @property
     def uncommitted(self) -> int:
         """How many changes no commit has taken yet; 0 in memory."""
-        return self.log.uncommitted
+        return self.log.commits.uncommitted
 
     @property
     def unpersisted(self) -> int:
         """How many changes are not on disk yet, those of the commit under way included; 0 in memory."""
-        return self.log.unpersisted
+        return self.log.commits.unpersisted
 
     @property
     def fault(self) -> str | None:
         """Why nothing can be stored just now, None if it can. A commit that succeeds ends it, unless it is `broken`."""
-        return self.log.fault
+        return self.log.room.fault
 
     @property
     def broken(self) -> bool:
         """Nobody knows what is on disk: nothing is stored any more, and nothing acknowledged as persisted."""
-        return self.log.broken
+        return self.log.commits.broken
 
     def commit(self) -> None:
         """Write to disk all that was changed before; in memory nothing happens.
@@ -486,7 +485,7 @@ class BucketStore:
         May be called on another thread than that which changes the bucket, one call at a time. What goes wrong shows
         in `fault`.
         """
-        self.log.commit()
+        self.log.commits.run()
 
     def compaction(self, everything: bool = False, purge: PurgeRequest | None = None) -> Compaction | None:
         """Return the next piece of rewriting that is worth doing; None while there is none, or one is under way.
@@ -495,18 +494,18 @@ class BucketStore:
         each segment once, until None is returned; `seal` first, and commit, lest the newest changes are left out.
         purge: tombstones to drop before their time.
         """
-        purged = self.log.purged
+        purged = self.log.compactions.purged
         for vbucket, key, seqno, _ in purged[-_ROWS_AT_ONCE:]:
             self.vbuckets[vbucket].forget_key(key, seqno)
         del purged[-_ROWS_AT_ONCE:]
         if any(vbucket.erasing for vbucket in self.vbuckets):
             return None  # the event that ended a collection stays until nothing of it counts
-        return self.log.compaction(everything, purge)
+        return self.log.compactions.next_piece(everything, purge)
 
     def _compact_here(self) -> None:
         """Rewrite the next piece now; where memory is short, free as much as can be.
 
-        A caller that compacts on a thread sets another `log.compact`.
+        A caller that compacts on a thread sets another `log.room.compact`.
         """
         if self._deleter is not None:
             return  # its deletions ask for room
@@ -533,7 +532,7 @@ class BucketStore:
             quota = self.log.quota
             if not (quota.is_pressed and self._can_delete()):
                 return False
-            wanted = quota.measure() - self.log.dead_bytes - quota.low_water
+            wanted = quota.measure() - self.log.segments.dead_bytes - quota.low_water
             if wanted <= 0:
                 return False
             self._deleter = Deleter(self.log, self.vbuckets, wanted)
@@ -546,7 +545,7 @@ class BucketStore:
 
     def seal(self) -> None:
         """Let the active segment be rewritten like others."""
-        self.log.seal()
+        self.log.room.seal()
 
     def compact(self) -> None:
         """Rewrite everything, here and now. Raises TemporaryFailure where the disk does not take it."""
@@ -622,8 +621,8 @@ def _expire(vbucket: Vbucket, buffer: memoryview, offsets: Column, now: int) -> 
 
 def _check_fault(log: DurableLog) -> None:
     """Raise StoreRefused if the disk did not take what was written."""
-    if log.fault is not None:
-        raise StoreRefused(f"{log.directory.path}: {log.fault}")
+    if log.room.fault is not None:
+        raise StoreRefused(f"{log.directory.path}: {log.room.fault}")
 
 
 def _indexes(vbuckets: int) -> list[RowIndex]:

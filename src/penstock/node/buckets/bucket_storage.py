@@ -81,7 +81,7 @@ async def open_bucket(spec: BucketSpec, storage: Storage) -> ServedBucket:
         served.flusher = Flusher(store, patience=storage.persistence_timeout)
         served.listeners.add(served.flusher)
     served.compactor = Compactor(store, served.flusher)
-    store.log.compact = served.free_memory
+    store.log.room.compact = served.free_memory
     if served.flusher is not None:
         served.flusher.after = served.compactor.look
     if store.recovered:

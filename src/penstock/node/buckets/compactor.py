@@ -61,7 +61,7 @@ class Compactor:
         now, log = self._loop.time(), self.store.log
         if now < self._retry_at or (self._flusher is not None and self._flusher.paused):
             return
-        if now >= self._not_before or log.waiting_bytes or log.quota.is_exceeded:
+        if now >= self._not_before or log.segments.waiting_bytes or log.quota.is_exceeded:
             self._not_before = now + _PAUSE_SECONDS
             self._wanted.set()
 

@@ -75,7 +75,6 @@ class Sealed(NamedTuple):
 
     Attributes:
         segment: its rows and frames.
-        sealed_at: when its last log file was sealed, ns.
         as_of: the number of the log file that was active when it was made, and how far that reached. All up to there
             was on disk before the segment had its name.
         checksums: of each MiB of the frames.
@@ -87,7 +86,6 @@ class Sealed(NamedTuple):
     """
 
     segment: Segment
-    sealed_at: int
     as_of: tuple[int, int]
     checksums: npt.NDArray[np.uint32]
     name: str = ""
@@ -128,28 +126,40 @@ def segment_ids(name: str) -> tuple[int, int] | None:
 
 
 def save(
-    directory: Directory,
-    name: str,
-    segment: Segment,
-    *,
-    sealed_at: int,
-    as_of: tuple[int, int],
-    uuid: bytes,
-    generation: int,
+    directory: Directory, name: str, segment: Segment, *, as_of: tuple[int, int], uuid: bytes, generation: int
 ) -> None:
     """Write a clustered segment with its supersedes column, synced. Keyword arguments: as of Sealed."""
+    frames = segment.buffer
+    columns_at = _padded(FRAMES_AT + len(frames))
+    columns, places = _pack_columns(segment, columns_at)
+    said = {
+        "ids": segment.ids,
+        "uuid": uuid.hex(),
+        "generation": generation,
+        "frame_bytes": len(frames),
+        "sealed_at": segment.sealed_at,
+        "as_of": as_of,
+        "tombstones": [segment.tombstone_bytes, segment.purge_at],
+        "columns": places,
+        "columns_crc32c": crc32c(columns),
+    }
+    description = json.dumps(said).encode()
+    tail = columns + description + _END.pack(len(description), crc32c(description), MAGIC)
+    directory.put(name, (0, memoryview(_HEADER)), (FRAMES_AT, frames), (columns_at, memoryview(tail)))
+
+
+def _pack_columns(segment: Segment, at: int) -> tuple[bytes, dict[str, list[int]]]:
+    """Return the columns as they lie in the file from an offset on, and of each its offset and its length."""
     assert segment.supersedes is not None
     frames = segment.buffer
-    blocks = range(0, len(frames), _BLOCK)
     columns: dict[str, npt.NDArray[Any]] = {
         "starts": np.asarray(segment.starts),
         "seqnos": segment.seqnos,
         "supersedes": segment.supersedes,
         "offsets": segment.offsets,
         "lengths": segment.lengths,
-        "checksums": np.array([crc32c(frames[at : at + _BLOCK]) for at in blocks], np.uint32),
+        "checksums": np.array([crc32c(frames[at : at + _BLOCK]) for at in range(0, len(frames), _BLOCK)], np.uint32),
     }
-    at = _padded(FRAMES_AT + len(frames))
     places = {}
     parts = []
     for column, kind in _COLUMNS.items():
@@ -157,26 +167,7 @@ def save(
         places[column] = [at, len(columns[column])]
         parts.append(data.ljust(_padded(len(data)), b"\0"))
         at += len(parts[-1])
-    tail = b"".join(parts)
-    said = {
-        "ids": segment.ids,
-        "uuid": uuid.hex(),
-        "generation": generation,
-        "frame_bytes": len(frames),
-        "sealed_at": sealed_at,
-        "as_of": as_of,
-        "tombstones": [segment.tombstone_bytes, segment.purge_at],
-        "columns": places,
-        "columns_crc32c": crc32c(tail),
-    }
-    description = json.dumps(said).encode()
-    tail += description + _END.pack(len(description), crc32c(description), MAGIC)
-    directory.put(
-        name,
-        (0, memoryview(_HEADER)),
-        (FRAMES_AT, frames),
-        (_padded(FRAMES_AT + len(frames)), memoryview(tail)),
-    )
+    return b"".join(parts), places
 
 
 def load(directory: Directory, name: str, vbuckets: int) -> Sealed:
@@ -208,11 +199,10 @@ def load(directory: Directory, name: str, vbuckets: int) -> Sealed:
     superseded = np.zeros(len(columns["seqnos"]), np.int64)
     rows = Rows(columns["seqnos"], columns["offsets"], columns["lengths"], superseded, columns["supersedes"])
     segment = Segment(frames, columns["starts"], rows, ids=ids)
-    segment.tombstone_bytes, segment.purge_at, segment.mapped = tombstone_bytes, purge_at, True
+    segment.tombstone_bytes, segment.purge_at = tombstone_bytes, purge_at
+    segment.sealed_at, segment.mapped = sealed_at, True
     checksum = said["crc32c"]
-    return Sealed(
-        segment, sealed_at, as_of, columns["checksums"], name, len(data), checksum, generation=generation, uuid=uuid
-    )
+    return Sealed(segment, as_of, columns["checksums"], name, len(data), checksum, generation=generation, uuid=uuid)
 
 
 def _description(name: str, data: memoryview) -> Mapping[str, Any]:

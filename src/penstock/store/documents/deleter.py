@@ -76,8 +76,8 @@ class Deleter:
 
     def _oldest(self) -> Iterator[list[_Document]]:
         """Yield documents in small batches, oldest segments first. Clients may change them in between."""
-        self._log.seal()
-        for segment in tuple(self._log.sealed):
+        self._log.room.seal()
+        for segment in tuple(self._log.segments.sealed):
             numbers = segment.vbuckets
             live = np.flatnonzero(segment.fate == 0)
             for first in range(0, len(live), _AT_ONCE):

@@ -143,7 +143,7 @@ class ScopedHistory(History):
         Raises TemporaryFailure or OutOfMemory; then some of them may have been written.
         """
         if self._log.quota.is_exceeded:
-            self._log.check_quota()  # before a note of what would have to be learned anew
+            self._log.room.check_quota()  # before a note of what would have to be learned anew
         first = self.high_seqno + 1
         self._expect([(first + place, event) for place, event in enumerate(events)])
         try:

@@ -386,13 +386,13 @@ class History:
     def _find(self, key: bytes, nbytes: int, frees: bool = False) -> Newest | None:
         """Return the newest change of a key. A frame of nbytes can be appended before any row moves.
 
-        frees: as of Log.make_room; only where the key has a document.
+        frees: as of LogRoom.make; only where the key has a document.
         """
         if self.behind:
             self.catch_up(self.id)
-        log = self._log
-        if log.end + nbytes > log.limit:
-            log.make_room(nbytes, frees=frees and self._newest.get(key) is not None)
+        segments = self._log.segments
+        if segments.active.end + nbytes > segments.active.limit:
+            self._log.room.make(nbytes, frees=frees and self._newest.get(key) is not None)
         seqno = self._newest.get(key)
         if seqno is None or (found := self.index.find(seqno)) is None:
             return None
@@ -414,7 +414,7 @@ class History:
                 self.items -= 1
         if seqno > self.high_seqno + 1:
             index.gaps = True
-        index.offsets_at.append(self._log.append(frame, supersedes))
+        index.offsets_at.append(self._log.segments.active.append(frame, supersedes))
         index.lengths_at.append(len(frame))
         index.superseded_at.append(0)
         index.seqnos_at.append(seqno)

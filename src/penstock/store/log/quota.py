@@ -6,11 +6,15 @@ from collections.abc import Callable
 
 from penstock.errors import OutOfMemory, TemporaryFailure
 
-__all__ = ["HIGH_WATER", "LOW_WATER", "Quota"]
+__all__ = ["HIGH_WATER", "LOW_WATER", "SEGMENT_BYTES", "Quota"]
+
+SEGMENT_BYTES = 16 * 1024 * 1024
+"""Bytes of a segment in memory: sealed in a few milliseconds, for which an event loop can be held."""
 
 HIGH_WATER, LOW_WATER = 0.85, 0.75
 """Parts of the quota: above the first memory is freed, down to the second. Source: kv_engine, mem_high_wat."""
 
+_LARGEST_SEGMENT = 1024 * 1024 * 1024  # its offsets, and twice them, fit into Arrow's 31 bits
 _SMALLEST_SEGMENT = 1024 * 1024
 _SEGMENTS = 16  # in a quota: the active one takes its whole length
 _ASKED = 64  # refusals between two looks: a look takes up to a millisecond, and every change asks above the quota
@@ -21,6 +25,7 @@ class Quota:
 
     Attributes:
         nbytes: the quota; None: no quota.
+        usual_segment_bytes: the length of a log segment where the quota asks for no shorter ones.
         measure: returns how many bytes are in use now.
         occupied: bytes that were in use at the last look.
         helps: whether memory was being freed at the last look, so that a refused client should try again.
@@ -28,16 +33,21 @@ class Quota:
         errors: changes that were refused because nothing could be freed.
     """
 
-    def __init__(self, nbytes: int | None = None) -> None:
+    def __init__(self, nbytes: int | None = None, segment_bytes: int = SEGMENT_BYTES) -> None:
+        if not 0 < segment_bytes <= _LARGEST_SEGMENT:
+            raise ValueError(f"segments of {segment_bytes} bytes, expected 1 to {_LARGEST_SEGMENT}")
         self.nbytes = nbytes
+        self.usual_segment_bytes = segment_bytes
         self.measure: Callable[[], int] = lambda: 0
         self.occupied = 0
         self.helps = False
         self.temporary_errors = self.errors = 0
         self._asked = 0
 
-    def segment_bytes(self, usual: int) -> int:
-        """Return the length of a log segment that suits the quota."""
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of a log segment. A small quota makes small segments: the active one is in memory as a whole."""
+        usual = self.usual_segment_bytes
         return usual if self.nbytes is None else min(usual, max(self.nbytes // _SEGMENTS, _SMALLEST_SEGMENT))
 
     @property

@@ -226,6 +226,7 @@ def rewrite(
     frames = _frames(sources, kept, lengths)
     segment = Segment(frames, starts, columns, ids=(sources[0].ids[0], sources[-1].ids[1]))
     segment.held = choice.held
+    segment.sealed_at = sources[-1].sealed_at
     if times is not None:
         tombstones = (times[kept] > 0) & (rows.fates[kept] == 0)
         segment.tombstone_bytes = int(lengths[tombstones].sum(dtype=np.int64))

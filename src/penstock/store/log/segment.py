@@ -65,7 +65,8 @@ class Segment:
     tombstones that nothing had superseded when the segment was made; purge_at: when the newest of them was deleted,
     epoch seconds, 0 for none. held: bytes of superseded frames that had to stay when the segment was made, because an
     older segment has an older frame of the same document. stuck: bytes that a rewrite cannot drop before `stuck_until`,
-    ns. mapped: the buffer and the columns are parts of a file, but for `superseded`.
+    ns. sealed_at: when the newest of its frames were sealed in an active segment, ns; 0: nobody knows. mapped: the
+    buffer and the columns are parts of a file, but for `superseded`.
     Each column is there twice over the same memory: as an array for whole columns, as a view (`..._at`) that is
     quicker for one value.
     """
@@ -84,6 +85,7 @@ class Segment:
         "offsets",
         "offsets_at",
         "purge_at",
+        "sealed_at",
         "seqnos",
         "seqnos_at",
         "size",
@@ -117,6 +119,7 @@ class Segment:
         self.cuts = 0
         self.tombstone_bytes = self.purge_at = 0
         self.held = self.stuck = self.stuck_until = 0
+        self.sealed_at = 0
         self.mapped = False
 
     def rest(self, stuck: int, now: int) -> None:

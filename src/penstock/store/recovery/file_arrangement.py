@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.store.disk.durable_log import log_name, log_number
 from penstock.store.disk.inventory import Inventory, ListedSegment
+from penstock.store.disk.log_file import log_name, log_number
 from penstock.store.disk.sealed_segment import draft_ids, is_draft, segment_ids
 
 __all__ = ["ArrangedFiles", "SegmentCandidates", "arrange_by_inventory", "arrange_by_names"]

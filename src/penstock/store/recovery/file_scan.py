@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.store.disk.bucket_files import Directory
-from penstock.store.disk.durable_log import log_name
 from penstock.store.disk.inventory import INVENTORY, BadInventory, Inventory, read_inventory
+from penstock.store.disk.log_file import log_name
 from penstock.store.recovery.bucket_directory import BUCKET, FORMAT_WITHOUT_INVENTORY
 from penstock.store.recovery.file_arrangement import arrange_by_inventory, arrange_by_names
 from penstock.store.recovery.found_files import Damage, Found, Gap

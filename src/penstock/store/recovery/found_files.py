@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.store.disk.durable_log import CLEAN, HEAD, OPENED, log_name
 from penstock.store.disk.inventory import INVENTORY, Inventory, extend_identity
+from penstock.store.disk.log_file import log_name
+from penstock.store.disk.log_notes import CLEAN, HEAD, OPENED
 from penstock.store.disk.sealed_segment import Sealed, segment_name
 from penstock.store.log.records import FILE_HEADER, Scanned
 

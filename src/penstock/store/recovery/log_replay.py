@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import StoreDamaged
-from penstock.store.disk.durable_log import DurableLog, log_name
+from penstock.store.disk.durable_log import DurableLog
 from penstock.store.disk.inventory import Inventory, ListedLog
+from penstock.store.disk.log_file import log_name
 from penstock.store.history.collection_state import Ledger, count_segment, mark_emptied
 from penstock.store.history.hybrid_clock import LAST_SEEN
 from penstock.store.history.vbucket_history import History
@@ -42,27 +43,26 @@ def recover(log: DurableLog, histories: Sequence[History], found: Found) -> None
 
     Raises StoreDamaged for a note that does not say what a note says.
     """
-    log.inventory = Inventory(
+    log.inventory.newest = Inventory(
         generation=found.generation,
         segments=tuple(sealed.listed for sealed in found.sealed),
         logs=tuple(ListedLog(read.number, read.scanned.end, read.identity(read.scanned.end)) for read in found.logs),
     )
-    log.sealed = [sealed.segment for sealed in found.sealed]
-    for sealed in found.sealed:
-        log.sealed_at[sealed.segment.ids[1]] = sealed.sealed_at
-    unclustered = _read_rows(log.sealed, histories, found.logs)
-    segments = [*log.sealed, *unclustered]
+    sealed = [one.segment for one in found.sealed]
+    log.segments.sealed = sealed
+    unclustered = _read_rows(sealed, histories, found.logs)
+    segments = [*sealed, *unclustered]
     supersede(segments)
     ledgers = {history.id: history.ledger for history in histories if history.ledger is not None}
     mark_emptied(segments, ledgers)
-    for segment in [*log.sealed, *unclustered[:-1]]:
+    for segment in [*sealed, *unclustered[:-1]]:
         for history in histories:
             history.index.replace([], segment)
     if unclustered:
-        log.go_on([*log.sealed, *unclustered[:-1]], unclustered[-1], found.logs[-1].scanned.end)
+        log.resume([*sealed, *unclustered[:-1]], unclustered[-1], found.logs[-1].scanned.end)
     else:
-        log.begin_file(log.sealed[-1].ids[1] + 1 if log.sealed else 1, 0)
-    _settle(histories, segments, ledgers, newest=unclustered or log.sealed)
+        log.begin_file(sealed[-1].ids[1] + 1 if sealed else 1, 0)
+    _settle(histories, segments, ledgers, newest=unclustered or sealed)
 
 
 def _read_rows(sealed: Sequence[Segment], histories: Sequence[History], logs: Sequence[LogRead]) -> list[Segment]:

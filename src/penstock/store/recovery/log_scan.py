@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.store.disk.bucket_files import Directory
-from penstock.store.disk.durable_log import log_name, log_number
 from penstock.store.disk.inventory import INVENTORY
+from penstock.store.disk.log_file import log_name, log_number
 from penstock.store.disk.sealed_segment import draft_ids, is_draft, segment_name
 from penstock.store.log.records import Scanned, is_file_header, later_record, pack_file_header, scan, seed_of
 from penstock.store.recovery.found_files import RECORDS_AT, Behind, Damage, Found, LogRead, Torn, end_log

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.checked_json import draft_of
-from penstock.store.disk.durable_log import log_number
 from penstock.store.disk.inventory import INVENTORY
+from penstock.store.disk.log_file import log_number
 from penstock.store.disk.sealed_segment import segment_ids
 
 __all__ = ["Overlay", "Untouched"]

@@ -124,7 +124,7 @@ class Blank:
         histories = [
             History(index, log, clock=self._clock, new_vbuuid=self._new_vbuuid, changed=set()) for index in indexes
         ]
-        log.histories = histories
+        log.segments.histories = histories
         for vbucket, description in described.items():
             histories[vbucket].restore(description)
         recover(log, histories, found)
@@ -279,7 +279,9 @@ def _without(sealed: Sealed, gone: Mask) -> Sealed:
     if len(kept):
         frames = gather(segment.buffer, segment.offsets[kept].astype(np.int64), lengths)
     rows = Rows(segment.seqnos[kept], packed, lengths, np.zeros(len(kept), np.int64), segment.supersedes[kept])
-    return sealed._replace(segment=Segment(frames, starts, rows, ids=segment.ids), name="", nbytes=0)
+    left = Segment(frames, starts, rows, ids=segment.ids)
+    left.sealed_at = segment.sealed_at
+    return sealed._replace(segment=left, name="", nbytes=0)
 
 
 def _nothing(ids: tuple[int, int], vbuckets: int) -> Sealed:
@@ -288,7 +290,7 @@ def _nothing(ids: tuple[int, int], vbuckets: int) -> Sealed:
     lengths = nothing.astype(np.uint32)
     rows = Rows(nothing, lengths, lengths, nothing, nothing)
     segment = Segment(memoryview(b""), np.zeros(vbuckets + 1, np.int32), rows, ids=ids)
-    return Sealed(segment, 0, (0, 0), lengths)
+    return Sealed(segment, (0, 0), lengths)
 
 
 class _Version(NamedTuple):

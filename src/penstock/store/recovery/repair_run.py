@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import StoreDamaged, StoreRefused
 from penstock.store.disk.bucket_files import Directory
-from penstock.store.disk.durable_log import log_name, log_number
+from penstock.store.disk.log_file import log_name, log_number
 from penstock.store.disk.sealed_segment import Sealed, load, save, segment_name
 from penstock.store.log.records import FILE_HEADER, is_file_header
 from penstock.store.recovery.bucket_directory import BUCKET, COPY, FORMAT, read_copy, refusal, said_by, write
@@ -151,13 +151,13 @@ def _write(overlay: Overlay, report: Report) -> None:
         else:
             overlay.show(draft, name)
     log, histories = report.blank.recovered(found, what.described, overlay)
-    log.revision = said.get("revision", 0)
+    log.inventory.revision = said.get("revision", 0)
     settle(histories, what)
-    while any(sealed.as_of[0] >= log.file.number for sealed in what.found.sealed) and what.starts_over:
+    while any(sealed.as_of[0] >= log.pending.active.number for sealed in what.found.sealed) and what.starts_over:
         log.roll(0)  # they were made when the log was longer: that must not be expected of it any more
     log.close()
-    if log.fault is not None:
-        raise StoreRefused(f"{overlay.path}: {log.fault}")
+    if log.room.fault is not None:
+        raise StoreRefused(f"{overlay.path}: {log.room.fault}")
     again = look(overlay, said)
     if again.damage or not again.clean:
         raise StoreDamaged(f"{overlay.path}: cannot be repaired: {again.damage[0] if again.damage else again.summary}")
@@ -172,7 +172,6 @@ def _rebuilt(overlay: Overlay, sealed: Sealed, report: Report) -> Sealed:
         overlay,
         name,
         sealed.segment,
-        sealed_at=sealed.sealed_at,
         as_of=sealed.as_of,
         uuid=report.blank.uuid,
         generation=report.found.generation,

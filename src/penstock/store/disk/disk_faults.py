@@ -1,0 +1,50 @@
+"""What goes wrong with the disk, and what is refused because of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from errno import ENOENT
+from pathlib import Path
+
+from penstock.store.log.log_room import LogRoom
+
+__all__ = ["DiskFaults"]
+
+
+class DiskFaults:
+    """Notes what the disk did not take, so that changes are refused.
+
+    Attributes:
+        broken: a sync has failed, or files are gone, so nobody knows what is on disk. No commit ends that.
+    """
+
+    def __init__(self, room: LogRoom) -> None:
+        self.broken = False
+        self._room = room
+
+    def sync(self, call: Callable[..., None], *arguments: int) -> None:
+        """Call a function that syncs. If it raises OSError, nothing is known of the disk any more."""
+        try:
+            call(*arguments)
+        except OSError as error:
+            self.broken = True
+            self._room.shut(
+                f"a sync has failed ({error.strerror or error}): nobody knows what is on disk, so nothing is stored "
+                "until the bucket is opened anew"
+            )
+            raise
+
+    def give_up(self, path: Path) -> None:
+        """Raise OSError for good: the log file that is written is no longer the file that an opening would find."""
+        self.broken = True
+        self._room.shut(
+            f"{path} was deleted, moved or replaced while the bucket was open: what was "
+            "stored since then is lost, and nothing is stored until the bucket is opened anew"
+        )
+        raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path.name)
+
+    def refuse(self, error: OSError) -> None:
+        """Refuse changes until a commit succeeds."""
+        if not self.broken:
+            self._room.shut(f"the disk does not take what is to be written: {error.strerror or error}")

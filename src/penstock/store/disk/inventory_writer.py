@@ -1,0 +1,50 @@
+"""The inventory of a bucket that is open: written anew whenever the directory is to have other files."""
+
+from __future__ import annotations
+
+from penstock.store.disk.bucket_files import Directory
+from penstock.store.disk.disk_faults import DiskFaults
+from penstock.store.disk.inventory import Inventory, ListedLog, ListedSegment, write_inventory
+from penstock.store.disk.log_file import LogFile
+from penstock.store.disk.pending_files import PendingFiles
+
+__all__ = ["InventoryWriter"]
+
+
+class InventoryWriter:
+    """Brings to disk which files there must be.
+
+    Attributes:
+        newest: the inventory in the directory.
+        revision: of `bucket.json`, as the inventory is to say.
+    """
+
+    def __init__(self, directory: Directory, uuid: bytes, pending: PendingFiles, faults: DiskFaults) -> None:
+        self.newest = Inventory()
+        self.revision = 0
+        self._directory = directory
+        self._uuid = uuid
+        self._pending = pending
+        self._faults = faults
+        self._closed: list[ListedLog] = []  # since the inventory was written
+
+    def close_log(self, file: LogFile) -> None:
+        """Take note of a log file that is on disk as a whole; the next inventory says so."""
+        self._closed.append(file.listed)
+
+    def add_segment(self, listed: ListedSegment) -> None:
+        """Let a segment be one of the files that there must be."""
+        inventory = self.newest.with_segment(listed)
+        if inventory != self.newest:
+            self.write(inventory)
+
+    def write(self, inventory: Inventory) -> None:
+        """Write an inventory, with all that is known of log files. Raises OSError."""
+        replaced = max((one.ids[1] for one in inventory.segments), default=0)
+        logs = [one for one in (*self._closed, *self._pending.listed()) if one.number > replaced]
+        inventory = inventory.with_logs(logs)
+        inventory = inventory._replace(generation=self.newest.generation + 1, revision=self.revision)
+        write_inventory(self._directory, self._uuid, inventory)
+        self._faults.sync(self._directory.sync_names)
+        self.newest = inventory
+        self._closed.clear()

@@ -1,0 +1,150 @@
+"""New segments on their way into the directory: drafts, which get their names once the log on disk says so."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.store.disk.bucket_files import Directory
+from penstock.store.disk.disk_faults import DiskFaults
+from penstock.store.disk.inventory import ListedSegment
+from penstock.store.disk.inventory_writer import InventoryWriter
+from penstock.store.disk.log_file import log_name
+from penstock.store.disk.log_notes import pack_note
+from penstock.store.disk.pending_files import PendingFiles
+from penstock.store.disk.sealed_segment import draft_name, load, save, segment_name
+from penstock.store.log.log_segments import LogSegments
+from penstock.store.log.rewrite import Rewritten, superseding
+from penstock.store.log.segment import Column, Segment
+
+__all__ = ["SegmentDrafts"]
+
+
+class _Installed(NamedTuple):
+    """A new segment whose file has yet to get its name, and the names of the files that go then.
+
+    listed: what the inventory is to say of it. content: of the file.
+    sources: what it stands for. They go with this, on the thread that commits: the system takes its time to free a
+    file that is gone when it is mapped no more.
+    """
+
+    draft: str
+    name: str
+    replaced: set[str]
+    sources: Sequence[Segment]
+    listed: ListedSegment
+    content: memoryview
+
+
+class SegmentDrafts:
+    """Keeps rewritten segments in files: the SegmentKeeper of a log on disk.
+
+    A file is a draft until the log's note about it is on disk; the commit that brings the note there names the file.
+    """
+
+    keeps_empty = in_order = True
+
+    def __init__(
+        self,
+        directory: Directory,
+        uuid: bytes,
+        *,
+        segments: LogSegments,
+        pending: PendingFiles,
+        inventory: InventoryWriter,
+        faults: DiskFaults,
+        write_note: Callable[[bytes], None],
+    ) -> None:
+        self._segments = segments
+        self._pending = pending
+        self._inventory = inventory
+        self._directory = directory
+        self._uuid = uuid
+        self._faults = faults
+        self._write_note = write_note
+        self._installed: deque[_Installed] = deque()
+        self._count = 0
+        self._as_of = 0, 0  # where the log ended when the newest compaction was chosen
+        self._listed: dict[str, ListedSegment] = {}  # of what is not installed yet, by draft
+
+    @property
+    def unnamed(self) -> int:
+        """How many segments count already whose files are drafts."""
+        return len(self._installed)
+
+    def prepare(self) -> None:
+        self._as_of = self._pending.active.number, self._pending.active.end
+
+    def held(self, sources: Sequence[Segment]) -> Column:
+        sealed = self._segments.sealed
+        return superseding(sealed[: sealed.index(sources[0])])
+
+    def keep(self, rewritten: Rewritten) -> Rewritten:
+        segment = rewritten.segment
+        draft = draft_name(segment.ids, self._count)
+        self._count += 1
+        save(
+            self._directory,
+            draft,
+            segment,
+            as_of=self._as_of,
+            uuid=self._uuid,
+            generation=self._inventory.newest.generation,
+        )
+        self._directory.sync_names()  # before the log promises that it has a name, and the inventory lists it
+        sealed = load(self._directory, draft, len(self._segments.indexes))
+        sealed.segment.held = segment.held
+        self._listed[draft] = sealed.listed
+        return rewritten._replace(segment=sealed.segment, draft=draft)
+
+    def discard(self, rewritten: Rewritten | None) -> None:
+        if rewritten is not None:
+            self._listed.pop(rewritten.draft, None)
+            with suppress(OSError):  # what stays goes when the bucket is opened the next time
+                self._directory.remove(rewritten.draft)
+
+    def install(self, sources: Sequence[Segment], rewritten: Rewritten) -> None:
+        segment = rewritten.segment
+        name = segment_name(segment.ids)
+        self._note_floors(rewritten, name)
+        names = {segment_name(source.ids) if source.clustered else log_name(source.ids[0]) for source in sources}
+        listed = self._listed.pop(rewritten.draft)
+        content = memoryview(segment.buffer.obj)  # all of the mapped file, also where there is no frame
+        self._installed.append(_Installed(rewritten.draft, name, names - {name}, sources, listed, content))
+        self._pending.active.appended += 1  # a commit is to name the file, also if one has just taken the note
+
+    def _note_floors(self, rewritten: Rewritten, name: str) -> None:
+        """Write to the log what was dropped, if something was, and that the draft is a segment from here on."""
+        passed = np.flatnonzero(rewritten.choice.passed).tolist()
+        raised = {*passed, *(purged.vbucket for purged in rewritten.purged)}
+        indexes = [self._segments.indexes[vbucket] for vbucket in sorted(raised)]
+        if indexes:
+            floors = [[i.vbucket, i.lowest_snapshot_end, i.purge_seqno, i.purged_rev_seqno] for i in indexes]
+            drafts = {one.draft: one.name for one in tuple(self._installed)}  # no earlier one may stay behind
+            drafts[rewritten.draft] = name
+            self._write_note(pack_note({"floors": floors, "drafts": drafts}))
+
+    def name_files(self, count: int) -> None:
+        """List the first new segments, now that what the log says about them is on disk; then name their files.
+
+        A draft that is there after a crash is therefore never older than the inventory. Raises OSError.
+        """
+        for _ in range(count):
+            new = self._installed[0]
+            self._restore(new)
+            self._inventory.add_segment(new.listed)
+            self._directory.rename(new.draft, new.name)
+            self._faults.sync(self._directory.sync_names)
+            self._installed.popleft()
+            for name in new.replaced:
+                self._directory.remove(name)
+
+    def _restore(self, new: _Installed) -> None:
+        """Write a draft again that somebody has deleted: its content is still mapped, and the log needs no other."""
+        if new.draft not in self._directory.names():
+            self._directory.put(new.draft, (0, new.content))
+            self._faults.sync(self._directory.sync_names)

@@ -1,0 +1,114 @@
+"""Which segments of a log are worth a rewrite, and which of them comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+from penstock.store.log.segment import Segment
+
+__all__ = ["MOST_DEAD", "PRESSED", "gain_of", "next_in_pass", "next_rewrite", "next_unclustered"]
+
+MOST_DEAD = 0.2
+"""The part of all frames that may be dead. Above it segments are rewritten that are dead to a smaller part."""
+
+PRESSED = 0.125
+"""The part of a segment that is worth a rewrite while the memory quota is nearly used up."""
+
+_WORTH = 0.5  # the same where there is no hurry
+_NANOSECONDS = 10**9
+
+
+def gain_of(segment: Segment, now: int, purge_age: float) -> int:
+    """Return how many bytes a rewrite of a clustered segment would drop, as far as is known; 0 for another segment.
+
+    now: nanoseconds since the epoch. purge_age: seconds that a tombstone stays.
+    """
+    if not segment.clustered:
+        return 0
+    overdue = 0 < segment.purge_at < now // _NANOSECONDS - purge_age
+    gain = segment.dead + (segment.tombstone_bytes if overdue else 0)
+    return gain if now >= segment.stuck_until else max(gain - segment.stuck, 0)
+
+
+def next_unclustered(sealed: Sequence[Segment], unready: Set[int]) -> slice | None:
+    """Return the oldest segment that is not clustered and can be, None for none."""
+    for place, segment in enumerate(sealed):
+        if not segment.clustered and segment.ids[0] not in unready:
+            return slice(place, place + 1)
+    return None
+
+
+def next_rewrite(
+    sealed: Sequence[Segment],
+    gains: Sequence[int],
+    segment_bytes: int,
+    *,
+    front: int,
+    pressed: bool,
+    in_order: bool = True,
+) -> tuple[slice | None, int]:
+    """Return which segments to rewrite next, None for none: one that is worth it, and neighbours.
+
+    A segment is worth it if a rewrite drops half of it; MOST_DEAD of it, if that part of the whole log is dead.
+
+    Args:
+        sealed: the sealed segments, oldest first.
+        gains: for each of them the bytes that a rewrite drops.
+        segment_bytes: neighbours are rewritten together if the result is at most that long.
+        front: as returned by the last call, at first 0.
+        pressed: memory is short.
+        in_order: choose the oldest segment, because its dead frames hold back those in newer segments. Otherwise the
+            segment with the most to drop for what is copied: with uniform overwrites that copies a quarter less.
+
+    Returns:
+        The segments, and the next `front`.
+    """
+    most = MOST_DEAD * sum(segment.size for segment in sealed)
+    too_many = sum(segment.dead for segment in sealed) > most
+    least = PRESSED if pressed else MOST_DEAD if too_many else _WORTH
+    worth = [place for place, segment in enumerate(sealed) if gains[place] > least * segment.size]
+    if worth:
+        place = worth[0] if in_order else max(worth, key=lambda one: gains[one] / sealed[one].size)
+        return _with_neighbours(sealed, gains, segment_bytes, place), front
+    return _next_front(sealed, gains, front) if too_many else (None, front)
+
+
+def _next_front(sealed: Sequence[Segment], gains: Sequence[int], front: int) -> tuple[slice | None, int]:
+    """Return a segment whose rewrite may let newer segments drop what they have to keep because of its dead frames.
+
+    One dead frame in front can hold back all later versions of its document. The passes over the log go from its
+    beginning to its end, so that frames that die meanwhile do not stop them.
+    """
+    held = sum(segment.held for segment in sealed)
+    for place, segment in enumerate(sealed):
+        held -= segment.held
+        if segment.ids[0] > front and gains[place] and held >= segment.live:
+            return slice(place, place + 1), segment.ids[1]
+    return None, 0
+
+
+def _with_neighbours(sealed: Sequence[Segment], gains: Sequence[int], segment_bytes: int, place: int) -> slice:
+    left = [segment.size - gain for segment, gain in zip(sealed, gains, strict=True)]
+    start, end, live = place, place + 1, left[place]
+    while end < len(sealed) and sealed[end].clustered and live + left[end] <= segment_bytes:
+        live += left[end]
+        end += 1
+    while start > 0 and sealed[start - 1].clustered and live + left[start - 1] <= segment_bytes:
+        start -= 1
+        live += left[start]
+    return slice(start, end)
+
+
+def next_in_pass(sealed: Sequence[Segment], passed: int, segment_bytes: int) -> slice | None:
+    """Return the next segments of a pass over everything, together at most as large as one may be; None: that was all.
+
+    passed: the number of the last segment that the pass has come to.
+    """
+    start = next((place for place, segment in enumerate(sealed) if segment.ids[0] > passed), None)
+    if start is None or not sealed[start].clustered:
+        return None
+    end, live = start + 1, sealed[start].live
+    while end < len(sealed) and sealed[end].clustered and live + sealed[end].live <= segment_bytes:
+        live += sealed[end].live
+        end += 1
+    return slice(start, end)
