@@ -31,7 +31,7 @@ class PendingFiles:
         self.files.append(file)
 
     def numbers(self) -> set[int]:
-        return {file.number for file in self.files}
+        return {file.number for file in tuple(self.files)}  # a commit may remove one meanwhile
 
     @property
     def sealed_bytes(self) -> int:

@@ -87,9 +87,14 @@ def pack_record_head(body: memoryview, supersedes: int, synced: int, seed: int) 
 
 
 class Scanned(NamedTuple):
-    """What a log file holds. offsets, lengths, supersedes: of the frames. notes: where each record of one begins, and
-    its body. end: of the last good record. later: where a good record lies behind a bad one although what is bad had
-    been on disk before it; None if there is none.
+    """What a log file holds.
+
+    Attributes:
+        offsets, lengths, supersedes: of the frames.
+        notes: where the record of each note begins, and its body.
+        end: of the last good record.
+        later: where a good record lies behind a bad one although the bad one had been on disk before it; None if there
+            is none.
     """
 
     offsets: Column

@@ -54,11 +54,15 @@ class PurgeRequest(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What may go. floors: for each vbucket the highest seqno whose superseded frame may be dropped. last_seqnos: for
-    each the seqno of its newest change, which stays. purge_before: tombstones of documents deleted before this epoch
-    second may be dropped; 0 for none. kept: returns names (as `name`) of tombstones that stay all the same. It is
-    called on the thread that rewrites, and only if there are tombstones to drop: there can be millions of such names.
-    purge: more tombstones that may be dropped, because a client asked for it.
+    """What may be dropped.
+
+    Attributes:
+        floors: for each vbucket the highest seqno whose superseded frame may be dropped.
+        last_seqnos: for each vbucket the seqno of its newest change, which stays.
+        purge_before: tombstones of documents deleted before this epoch second may be dropped; 0 for none.
+        kept: returns names (as `name`) of tombstones that stay all the same. It is called on the thread that rewrites,
+            and only if there are tombstones to drop: there can be millions of such names.
+        purge: more tombstones that may be dropped, because a client asked for it.
     """
 
     floors: Column
@@ -78,10 +82,14 @@ class Joined(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """rows: those to be kept, in the order of (vbucket, seqno). passed: for each vbucket the highest seqno that
-    superseded a dropped frame, 0 if there was none. purged: the rows of tombstones that are dropped. held: bytes of
-    frames that are kept only because an older segment has an older frame of their document. recent: bytes of superseded
-    frames that are above the floors.
+    """Which rows of some segments are kept, and what that costs.
+
+    Attributes:
+        rows: the rows to be kept, in the order of (vbucket, seqno).
+        passed: for each vbucket the highest seqno that superseded a dropped frame, 0 if there was none.
+        purged: the rows of tombstones that are dropped.
+        held: bytes of frames that are kept only because an older segment has an older frame of their document.
+        recent: bytes of superseded frames that are above the floors.
     """
 
     rows: Column
@@ -101,9 +109,12 @@ class Purged(NamedTuple):
 
 
 class Rewritten(NamedTuple):
-    """What became of some segments. segment: without superseding seqnos, `choice.rows` says where to find them.
+    """What became of some segments.
 
-    purged: the tombstones that were dropped. draft: the name of the file that it is in, if it is in one.
+    Attributes:
+        segment: without superseding seqnos; they are found in the rows of the sources that `choice` lists.
+        purged: the tombstones that were dropped.
+        draft: the name of the segment's file, if it is in one.
     """
 
     segment: Segment

@@ -34,12 +34,16 @@ class RowReader(Protocol):
 class RowIndex:
     """The rows of one vbucket. As the tail it has the same columns as a Segment, buffer and dead bytes included.
 
-    lowest_snapshot_end: the highest seqno that superseded a frame which was dropped. purge_seqno: the highest seqno of
-    a tombstone that was dropped, purged_rev_seqno: the highest rev_seqno of one. cuts: where the history was cut,
-    oldest first; (n, s) is a cut at seqno s in log file n, of which earlier files do not know. gaps: whether the tail
-    leaves seqnos out, from tail_start on; to be set by whoever appends such a row. loaded_seqno: the highest seqno that
-    was there when the log was opened, 0 for a log in memory. readers: snapshots that have yet to
-    choose among rows of segments.
+    Attributes:
+        lowest_snapshot_end: the highest seqno that superseded a frame which was dropped.
+        purge_seqno: the highest seqno of a tombstone that was dropped.
+        purged_rev_seqno: the highest rev_seqno of a tombstone that was dropped.
+        cuts: where the history was cut, oldest first; (n, s) is a cut at seqno s in log file n, of which earlier files
+            do not know.
+        tail_start: no row of the tail is below this seqno.
+        gaps: the tail leaves seqnos out, from tail_start on; set by the caller that appends such a row.
+        loaded_seqno: the highest seqno that was there when the log was opened, 0 for a log in memory.
+        readers: snapshots that have yet to choose among rows of segments.
     """
 
     __slots__ = (

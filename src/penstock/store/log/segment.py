@@ -42,10 +42,12 @@ _REST = 60 * 10**9  # ns
 
 
 class Rows(NamedTuple):
-    """The columns of a segment. superseded: the seqno of the change that replaced this one, 0 if none has.
+    """The columns of a segment.
 
-    supersedes: the seqno of the change that this one replaced, 0 if there was none or it is gone; None where nobody
-    asks for it, or the record in front of the frame says it.
+    Attributes:
+        superseded: the seqno of the change that replaced this one, 0 if none has.
+        supersedes: the seqno of the change that this one replaced, 0 if there was none or it was dropped; None where
+            nobody asks for it, or the record in front of the frame has it.
     """
 
     seqnos: Column
@@ -58,17 +60,23 @@ class Rows(NamedTuple):
 class Segment:
     """Frames in a buffer, and the columns of their rows in the order of (vbucket, seqno).
 
-    starts: for each vbucket the number of its first row, then the number of rows. ends: for each the end of its rows
-    that count; those behind were cut off since. dead: bytes of frames that are superseded or cut off.
-    clustered: the frames lie in the order of the rows, otherwise in that of commits. ids: of the first and the last log
-    file that its frames were written to. cuts: how often `cut` has taken something off. tombstone_bytes: of frames of
-    tombstones that nothing had superseded when the segment was made; purge_at: when the newest of them was deleted,
-    epoch seconds, 0 for none. held: bytes of superseded frames that had to stay when the segment was made, because an
-    older segment has an older frame of the same document. stuck: bytes that a rewrite cannot drop before `stuck_until`,
-    ns. sealed_at: when the newest of its frames were sealed in an active segment, ns; 0: nobody knows. mapped: the
-    buffer and the columns are parts of a file, but for `superseded`.
     Each column is there twice over the same memory: as an array for whole columns, as a view (`..._at`) that is
     quicker for one value.
+
+    Attributes:
+        starts: for each vbucket the number of its first row, then the number of rows.
+        ends: for each vbucket the end of its rows that count; those behind were cut off since.
+        dead: bytes of frames that are superseded or cut off.
+        clustered: the frames lie in the order of the rows, otherwise in that of commits.
+        ids: the numbers of the first and the last log file that its frames were written to.
+        cuts: how often `cut` has taken something off.
+        tombstone_bytes: bytes of tombstones that nothing had superseded when the segment was made.
+        purge_at: when the newest of these tombstones was deleted, epoch seconds; 0: there are none.
+        held: bytes of superseded frames that had to stay when the segment was made, because an older segment has an
+            older frame of the same document.
+        stuck: bytes that a rewrite cannot drop before `stuck_until`, ns.
+        sealed_at: when the newest of its frames were sealed in an active segment, ns; 0: nobody knows.
+        mapped: the buffer and the columns are parts of a file, but for `superseded`.
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""Which files of a directory are the bucket's segments and log files, and which are left over: told by their names."""
+"""Names of files: which are the bucket's segments and log files, and which are left over."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ __all__ = ["ArrangedFiles", "SegmentCandidates", "arrange_by_inventory", "arrang
 
 
 class SegmentCandidates(NamedTuple):
-    """The files that may be one segment, the one with its name first. listed: what the inventory says of it."""
+    """The files that may be one segment, the one with its name first.
+
+    Attributes:
+        listed: the segment as the inventory lists it; None where its name alone is known.
+    """
 
     ids: tuple[int, int]
     names: list[str]
@@ -21,7 +25,13 @@ class SegmentCandidates(NamedTuple):
 
 
 class ArrangedFiles(NamedTuple):
-    """The names of files, by what they are for. unlisted: segments that are neither listed nor left over."""
+    """The files of a directory by what they are for.
+
+    Attributes:
+        logs: the numbers of log files that count.
+        obsolete: names of files that are left over.
+        unlisted: names of segments that are neither listed nor left over.
+    """
 
     segments: list[SegmentCandidates]
     logs: list[int]

@@ -17,8 +17,11 @@ RECORDS_AT = FILE_HEADER.size
 
 
 class Damage(NamedTuple):
-    """A file that is not as it was written. offset: where that begins; None: it is missing. nbytes: how many bytes from
-    there on cannot be relied on; 0 where they are missing.
+    """A file that is not as it was written.
+
+    Attributes:
+        offset: where that begins; None: the file is missing.
+        nbytes: how many bytes from there on cannot be relied on; 0 where they are missing.
     """
 
     file: str
@@ -32,7 +35,12 @@ class Damage(NamedTuple):
 
 
 class BadBlock(NamedTuple):
-    """Frames of a segment that are bad. place: of the segment, among those found. block: a part of its frames."""
+    """Frames of a segment that are bad.
+
+    Attributes:
+        place: of the segment, among those found.
+        block: a part of its frames.
+    """
 
     damage: Damage
     place: int
@@ -63,7 +71,7 @@ class End(NamedTuple):
 
 
 class Torn(NamedTuple):
-    """What a log file ends with that is no record. offset: where it begins. nbytes: how many bytes it is."""
+    """The end of a log file that is no record: nbytes from an offset on."""
 
     name: str
     offset: int
@@ -108,7 +116,7 @@ class Found(NamedTuple):
         inventory: what the directory must have; None if it has no inventory, or one that cannot be relied on.
         unlisted: segments that the inventory does not list, and that are not left over.
         made: which inventory was the newest when each file was made, or the bucket was last opened with it.
-        generation: of the newest inventory that any file tells of.
+        generation: of the newest inventory that any file names.
     """
 
     sealed: list[Sealed]
@@ -132,7 +140,7 @@ class Found(NamedTuple):
 
     @property
     def clean(self) -> bool:
-        """Was the bucket closed? Then the log ends with the mark of that, and the inventory says the same."""
+        """Whether the bucket was closed: the log ends with the mark of a clean stop, and the inventory agrees."""
         if not self.logs or self.torn is not None or self.end is not None:
             return False
         if any(damage.file == INVENTORY for damage in self.others):

@@ -49,8 +49,10 @@ class Untouched(Directory):
 class Overlay(Directory):
     """What is written goes into drafts, which are seen in the place of the files that they are to replace.
 
-    written: names of files that have a draft. removed: of files that are seen no more. renamed: files that are seen
-    under another name, by that name.
+    Attributes:
+        written: names of files that have a draft.
+        removed: names of files that are hidden.
+        renamed: files that are seen under another name, by that name.
     """
 
     def __init__(self, path: Path) -> None:

@@ -43,9 +43,11 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Lost(NamedTuple):
-    """Changes of a vbucket that are lost. changes: how many; None: nobody can tell, any of those with these seqnos.
+    """Changes of a vbucket that are lost.
 
-    last_seqno: None: nobody can tell either.
+    Attributes:
+        changes: how many; None: unknown, any of those with these seqnos.
+        last_seqno: None: unknown.
     """
 
     vbucket: int
@@ -55,8 +57,11 @@ class Lost(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What a damage costs. notes: lost ones, about the states of vbuckets. unreadable: bytes that nobody can read any
-    more.
+    """What a damage costs.
+
+    Attributes:
+        notes: how many notes about the states of vbuckets are lost.
+        unreadable: bytes that cannot be read any more.
     """
 
     damage: Damage
@@ -66,8 +71,11 @@ class Loss(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What there is, or is left, of a vbucket. state: None while it is deleted. rollback: the seqno that consumers go
-    back to who have seen more; None: nothing was lost.
+    """What there is, or is left, of a vbucket.
+
+    Attributes:
+        state: None while it is deleted.
+        rollback: the seqno to which consumers go back that have seen more; None: nothing was lost.
     """
 
     vbucket: int
@@ -80,12 +88,18 @@ class Left(NamedTuple):
 
 
 class RepairPlan(NamedTuple):
-    """What a repair makes of a bucket. found: the files then. rebuilt: segments that have to be written for that.
+    """What a repair makes of a bucket.
 
-    is_cut: the log lost its end. behind: numbers of log files that count no more. first_lost: of vbuckets, the lowest
-    seqno of a change that may be lost from a segment; floors: their lowest_snapshot_end then, at least. starts_over:
-    all begin another history. described: what else is known of vbuckets, where no log file is left. clean: the
-    bucket was closed well.
+    Attributes:
+        found: the files after the repair.
+        rebuilt: segments that have to be written for that.
+        is_cut: the log lost its end.
+        behind: numbers of log files that do not count any longer.
+        first_lost: by vbucket, the lowest seqno of a change that may be lost from a segment.
+        floors: by vbucket, the least lowest_snapshot_end after the repair.
+        starts_over: all vbuckets begin another history.
+        described: what else is known of vbuckets, where no log file is left.
+        clean: the bucket was closed well.
     """
 
     losses: list[Loss]

@@ -29,8 +29,13 @@ _ASIDE = "damaged"
 
 
 class Report(NamedTuple):
-    """What is known of a bucket. found: its files, as they are. losses: what a repair would lose. left: what is there
-    of each vbucket, or would be left by a repair.
+    """What is known of a bucket.
+
+    Attributes:
+        said: what its directory says.
+        found: its files, as they are.
+        losses: what a repair would lose.
+        left: what is there of each vbucket, or would be left by a repair.
     """
 
     said: Mapping[str, Any]
