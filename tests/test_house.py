@@ -145,7 +145,6 @@ SAME_MODULES: set[str] = set()
 
 
 BIG_CLASSES: set[str] = {
-    "Bridge",
     "BucketStore",
     "Flusher",
     "History",

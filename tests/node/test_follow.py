@@ -268,7 +268,7 @@ def test_a_rollback_goes_back_no_further_than_it_has_to(protocol):
         assert high > 2
         lose(first, 0, high - 2)
         until(second, is_like(second, first, protocol))
-        assert run(second, lambda: second.bridge.rollbacks) == 1
+        assert run(second, lambda: second.bridge.copies.rollbacks) == 1
         write(first.url("beer"), fill)
         follow(second, first, protocol)
 
@@ -363,7 +363,7 @@ def test_a_failover_that_loses_nothing_is_no_rollback():
         set_state(first, 0, ACTIVE)
         follow(second, first, "dcp")
         assert run(second, lambda: len(histories(second)[0][0])) == 2
-        assert run(second, lambda: second.bridge.rollbacks) == 0
+        assert run(second, lambda: second.bridge.copies.rollbacks) == 0
 
 
 # What it says

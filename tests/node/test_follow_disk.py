@@ -32,8 +32,8 @@ def test_after_a_stop_only_what_is_new_comes_over(tmp_path, protocol):
             with bridge(first, protocol, tmp_path) as second:
                 write(first.url("beer"), lambda bucket, turn=turn: bucket.upsert("new", b"%d" % turn))
                 follow(second, first, protocol)
-                assert second.bridge.rollbacks == 0
-                assert (second.bridge.changes == 1) is bool(turn)
+                assert second.bridge.copies.rollbacks == 0
+                assert (second.bridge.copies.changes == 1) is bool(turn)
 
 
 def test_over_tap_every_start_begins_anew(tmp_path):

@@ -100,7 +100,7 @@ async def test_an_upstream_without_its_history_begins_anew():
         script.peers[-1].transport.abort()
         await watch.until(lambda: vbucket.whole_seqno == 2)
         assert [start for start, *_ in script.asked] == [0, 4, 0]
-        assert node.bridge.rollbacks == 1
+        assert node.bridge.copies.rollbacks == 1
         assert vbucket.failover_log == LOG
 
 

@@ -53,7 +53,7 @@ def test_a_node_that_is_away_holds_up_only_its_own_vbuckets(cluster):
         write(cluster, everything - others)
         write(cluster, everything)
         until(copy, has(copy, 200))
-        assert run(copy, lambda: (bridge.connections, bridge.rollbacks)) == (1, 0)
+        assert run(copy, lambda: (bridge.connections, bridge.copies.rollbacks)) == (1, 0)
 
 
 async def owners_of(cluster):

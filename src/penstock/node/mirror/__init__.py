@@ -1,4 +1,4 @@
 """A bucket that is kept like another node's.
 
-In: the bridge and the rows that it stores. Out: serving the copy.
+In: the bridge, the copies, and the rows that they store. Out: serving the copies.
 """
