@@ -115,26 +115,29 @@ def whole_number(low: int, high: int | None = None, *, metavar: str = "N") -> Op
 
 
 def _numeric(
-    kind: type[int] | type[float], low: float, high: float | None, metavar: str, scale: float | None
+    kind: type[int] | type[float], low: float | None, high: float | None, metavar: str, scale: float | None
 ) -> OptionType:
-    what = "a whole number" if kind is int else "a number"
-    limits = f"from {low} to {high}" if high is not None else f"above {low - 1}" if kind is int else f"from {low}"
+    expected = "a whole number" if kind is int else "a number"
+    if high is not None:
+        expected += f" from {low} to {high}"
+    elif low is not None:
+        expected += f" above {low - 1}" if kind is int else f" from {low}"
+    least, most = -_MOST if low is None else low, _MOST if high is None else high
 
     def read(name: str, given: str) -> float:
         try:
             found = kind(given)
         except ValueError:
-            found = kind(low - 1)
-        most = _MOST if high is None else high
-        if not (low <= found <= most and given.isascii() and "_" not in given):
-            raise UsageError(f"option {name} is {given!r}, expected {what} {limits}")
+            found = kind(least - 1)
+        if not (least <= found <= most and given.isascii() and "_" not in given):
+            raise UsageError(f"option {name} is {given!r}, expected {expected}")
         return found
 
     return OptionType(read, kind, low, high, metavar, scale=scale)
 
 
 _MOST = 10**18 - 1
-"""Of a number without another limit."""
+"""The greatest number without another limit; its negative is the least."""
 
 _UNITS = {"k": 10, "m": 20, "g": 30}
 
@@ -179,7 +182,7 @@ TEXT = nonempty()
 FILE = nonempty("a file", metavar="FILE", is_path=True)
 SECONDS = number(0.001, 86400.0)
 POSITIVE = whole_number(1)
-INTEGER = OptionType(lambda _, given: int(given), int, metavar="N")
+INTEGER = _numeric(int, None, None, "N", None)
 PORT = whole_number(0, 65535, metavar="PORT")
 SIZE = parsed(_read_size, int | str)
 TRUTH = parsed(_read_truth, bool)

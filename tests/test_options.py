@@ -1,0 +1,195 @@
+"""Declared options: what follows from one field, and what is said of values that it does not take."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+import pytest
+
+from penstock.cli.base.option_parameters import takes_options
+from penstock.errors import UsageError
+from penstock.options import (
+    FILE,
+    INTEGER,
+    POSITIVE,
+    SECONDS,
+    SIZE,
+    TEXT,
+    TRUTH,
+    check_limits,
+    given_options,
+    member_of,
+    nonempty,
+    number,
+    one_of,
+    option,
+    option_text,
+    options_of,
+    outside_name,
+    read_options,
+    shared,
+    shared_values,
+    text_list,
+    whole_number,
+)
+from penstock.spark.pipeline.definition.toml_tables import TomlPlace, made_of, read
+
+
+class Taste(StrEnum):
+    """Words of an option."""
+
+    SWEET = "sweet"
+    DRY = "dry"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brewing:
+    """Some options, and a field that is none."""
+
+    hop_grams: float = option(number(0, 500), "grams of hops", default=40.0)
+    days_open: int = option(whole_number(1, 30), "days in the open vat", default=7)
+    mash_seconds: float = option(number(0, scale=60), "minutes of mashing", default=3600.0, flag="--mash-minutes")
+    taste: Taste = option(member_of(Taste), "the taste", default=Taste.DRY)
+    yeast: str = option(nonempty("a name"), "the yeast", default="", shown="of the house")
+    label: str | None = option(FILE, "the picture", default=None, environment="LABEL")
+    malts: tuple[str, ...] = option(text_list(), "the malts", default=(), shown="pale")
+    secret: str = option(TEXT, "what makes it good", default="nothing", secret=True)
+    filtered: bool = option(TRUTH, "without yeast", default=False)
+    inner: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bottling:
+    """Options that are another class's, and of its own."""
+
+    taste: Taste | None = shared(Brewing, example="sweet")
+    days_open: int | None = shared(Brewing, doc="days on the shelf", shown="a week")
+    bottles: int = option(POSITIVE, "how many", default=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """Options of which only those that are given count."""
+
+    glasses: int = option(POSITIVE, "how many", default=1)
+    ice: bool = option(TRUTH, "with ice", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """A table of a file with the options of another class."""
+
+    given: Mapping[str, str] = given_options(Brewing, without=("secret",))
+    number: int = option(whole_number(1, 9), "of the order")
+    label: str = "own"
+
+
+def test_a_field_gives_all_names():
+    names = {name: (each.outside_name, each.flag) for name, each in options_of(Brewing).items()}
+    assert names["hop_grams"] == ("hopGrams", "--hop-grams")
+    assert names["mash_seconds"] == ("mashSeconds", "--mash-minutes")
+    assert "inner" not in names
+    assert outside_name("a_bc_d") == "aBcD"
+
+
+def test_defaults_in_words():
+    words = {name: each.default_text for name, each in options_of(Brewing).items()}
+    assert (words["hop_grams"], words["mash_seconds"], words["filtered"]) == ("40", "60", "false")
+    assert (words["taste"], words["yeast"], words["label"]) == ("dry", "of the house", "none")
+
+
+def test_what_is_shared_is_declared_once():
+    declared = options_of(Bottling)
+    assert declared["taste"].doc == "the taste"
+    assert declared["taste"].default_text == "of the connection string, else dry"
+    assert (declared["days_open"].doc, declared["days_open"].default_text) == (
+        "days on the shelf",
+        "of the connection string, else a week",
+    )
+    assert shared_values(Bottling(taste=Taste.SWEET, bottles=3), Brewing) == {"taste": Taste.SWEET}
+
+
+def test_texts_become_values():
+    given = {"hopGrams": "1e2", "taste": "sweet", "malts": "pale,black", "filtered": "true", "yeast": "wild"}
+    assert Brewing(**read_options(Brewing, given, "here")) == Brewing(
+        hop_grams=100.0, taste=Taste.SWEET, malts=("pale", "black"), filtered=True, yeast="wild"
+    )
+    assert read_options(Brewing, {"HOPGRAMS": "3"}, "here", any_case=True) == {"hop_grams": 3.0}
+    assert "nothing" not in repr(Brewing())
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"hopGrams": "501"}, "option hopGrams is '501', expected a number from 0 to 500"),
+        ({"hopGrams": "nan"}, "option hopGrams is 'nan', expected a number from 0 to 500"),
+        ({"hopGrams": "1_0"}, "option hopGrams is '1_0', expected a number from 0 to 500"),
+        ({"daysOpen": "2.5"}, "option daysOpen is '2.5', expected a whole number from 1 to 30"),
+        ({"daysOpen": "٣"}, "option daysOpen is '٣', expected a whole number from 1 to 30"),
+        ({"mashSeconds": "-1"}, "option mashSeconds is '-1', expected a number from 0"),
+        ({"taste": "sour"}, "option taste is 'sour', expected one of sweet, dry"),
+        ({"yeast": ""}, "option yeast is empty, expected a name"),
+        ({"label": ""}, "option label is empty, expected a file"),
+        ({"filtered": "yes"}, "option filtered is 'yes', expected true or false"),
+        ({"hopgrams": "1"}, "unknown option 'hopgrams' in the cellar; known are hopGrams, daysOpen, mashSeconds"),
+        ({"inner": "1"}, "unknown option 'inner' in the cellar"),
+    ],
+)
+def test_what_cannot_be_gets_one_sentence(given, sentence):
+    with pytest.raises(UsageError) as raised:
+        read_options(Brewing, given, "in the cellar")
+    assert str(raised.value).startswith(sentence)
+
+
+def test_kinds_of_options():
+    assert [SIZE.read("s", text) for text in ("5", "1k", "2M", "3g")] == [5, 1 << 10, 2 << 20, 3 << 30]
+    assert one_of("a", "b").value == Literal["a", "b"]
+    assert one_of(*Taste).read("taste", "dry") is Taste.DRY
+    with pytest.raises(UsageError, match="option n is '0', expected a whole number above 0"):
+        POSITIVE.read("n", "0")
+    with pytest.raises(UsageError, match=r"option n is '86401', expected a number from 0\.001 to 86400\.0"):
+        SECONDS.read("n", "86401")
+    with pytest.raises(UsageError, match="option n is 'x', expected a whole number"):
+        INTEGER.read("n", "x")
+    assert [option_text(value) for value in (True, ("a", "b"), 2.5)] == ["true", "a,b", "2.5"]
+
+
+def test_numbers_of_objects_have_the_same_limits():
+    check_limits(Brewing())
+    with pytest.raises(UsageError, match=r"^hop_grams is 501, expected 0 to 500$"):
+        check_limits(Brewing(hop_grams=501))
+
+
+def test_options_are_keys_of_a_table(tmp_path):
+    place = TomlPlace(str(tmp_path / "beer.toml"), "[order]")
+    found = read(Order, place, {"number": 1, "hop_grams": 3, "malts": ["pale", "black"], "filtered": True})
+    assert found.given == {"hop_grams": "3.0", "malts": "pale,black", "filtered": "true"}
+    assert found == made_of(Order, {"number": 1, "hop_grams": 3.0, "malts": ("pale", "black"), "filtered": True})
+    assert read(Order, place, {"number": 1, "label": "mine"}) == Order(number=1, label="mine")
+    with pytest.raises(UsageError, match=r"\[order\] has an unknown key 'secret'; known are"):
+        read(Order, place, {"number": 1, "secret": "x"})
+    with pytest.raises(UsageError, match=r"\[order\] has no number"):
+        read(Order, place, {})
+    with pytest.raises(UsageError, match=r"\[order\] taste is 'sour', expected 'sweet' or 'dry'"):
+        read(Order, place, {"number": 1, "taste": "sour"})
+
+
+def test_options_are_parameters_of_a_command():
+    found: list[dict[str, Any]] = []
+
+    @takes_options("beer", Brewing)
+    @takes_options("chosen", Serving, only_given=True)
+    def brew(*, beer: dict[str, Any], chosen: dict[str, Any], loud: bool = False) -> None:
+        found.extend((beer, chosen, {"loud": loud}))
+
+    parameters = inspect.signature(brew).parameters
+    assert parameters["hop_grams"].default == 40.0
+    assert parameters["glasses"].default is None
+    assert list(parameters)[-1] == "loud"
+    chosen = {name: each.default for name, each in parameters.items()} | {"mash_minutes": 5, "glasses": 2}
+    brew(**chosen)
+    beer, serving, rest = found
+    assert (beer["mash_seconds"], beer["days_open"], "label" in beer) == (300, 7, False)
+    assert (serving, rest) == ({"glasses": 2}, {"loud": False})
