@@ -7,6 +7,7 @@ specification, "Failover Log Request", "Stream Request" and "Stream End"; UPR dr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 from penstock.client.feeds.stream_position import Position, stream_request
@@ -128,14 +129,7 @@ class _Dcp(DialectRules):
     def stream_answer(self, frame: Frame) -> Answer | None:
         if frame.opcode != Opcode.DCP_STREAM_REQ:
             return None
-        event = reply_event(frame.specific)
-        if event is StreamEvent.ACCEPTED:
-            return AcceptedAnswer(_log_of(frame.value))
-        return (
-            RollbackAnswer(unpack_rollback(frame.value))
-            if event is StreamEvent.ROLLBACK
-            else RefusedAnswer(frame.specific)
-        )
+        return _answer_of_status(frame, lambda: unpack_rollback(frame.value))
 
     def close_request(self, vbucket: int) -> bytes:
         return CloseStream(vbucket=vbucket).encode()
@@ -158,14 +152,14 @@ class _Upr(LogFirst):
             return None
         if frame.specific == Status.KEY_ENOENT:
             return UnknownBranchAnswer()
-        event = reply_event(frame.specific)
-        if event is StreamEvent.REFUSED:
-            return RefusedAnswer(frame.specific)
-        if event is StreamEvent.ACCEPTED:
-            return AcceptedAnswer(_log_of(frame.value) if frame.value else ())
+        if frame.specific == Status.SUCCESS and not frame.value:
+            return AcceptedAnswer(())
+        return _answer_of_status(frame, lambda: self._rollback_seqno(frame))
+
+    def _rollback_seqno(self, frame: Frame) -> int:
         reply = decode(frame, self.dialect)
         assert isinstance(reply, UprStreamReply)
-        return RollbackAnswer(reply.rollback())
+        return reply.rollback()
 
     def end_reason(self, message: Message) -> str:
         assert isinstance(message, UprStreamEnd)
@@ -209,6 +203,14 @@ _DRAFT_STATUS: dict[int, Status] = {
 
 DIALECT_RULES: dict[Dialect, DialectRules] = {rules.dialect: rules for rules in (_Draft(), _Upr(), _Dcp())}
 """The dialects that stream by vbucket: all but TAP."""
+
+
+def _answer_of_status(frame: Frame, rollback_seqno: Callable[[], int]) -> Answer:
+    """Return the answer to a stream request, as its status says. rollback_seqno: reads the seqno of a rollback."""
+    event = reply_event(frame.specific)
+    if event is StreamEvent.ACCEPTED:
+        return AcceptedAnswer(_log_of(frame.value))
+    return RollbackAnswer(rollback_seqno()) if event is StreamEvent.ROLLBACK else RefusedAnswer(frame.specific)
 
 
 def _log_of(value: bytes) -> FailoverLog:
