@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec import native
 from penstock.wire.codec.constants import Dialect
-from penstock.wire.codec.frame import HEADER_BYTES, Buffer
+from penstock.wire.codec.frame import BODY_AT, HEADER_BYTES, Buffer
 from penstock.wire.codec.layout import Message
 from penstock.wire.columns import hop as hop_module
 from penstock.wire.columns import native_tables
@@ -19,7 +19,7 @@ from penstock.wire.columns.collection_names import CollectionNames
 from penstock.wire.columns.heads import Run, StreamContext, heads_of
 from penstock.wire.columns.hop import hop
 from penstock.wire.columns.run_decoder import columns_of
-from penstock.wire.columns.shapes import BODY_AT, SLACK
+from penstock.wire.columns.shapes import SLACK
 from penstock.wire.messages.dcp import Deletion, Mutation
 from penstock.wire.protocol.frame_receiver import Broken, Connection, Malformed, ReceiveEvent, Slab
 from tests.golden import GOLDEN_OF, frame_of

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from struct import Struct
 from typing import Final
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.frame import Frame, opcode_name
+from penstock.wire.codec.frame import OPAQUE_AT, U32, Frame, opcode_name
 from penstock.wire.codec.layout import Request
 from penstock.wire.codec.opcodes import Magic
 from penstock.wire.codec.statuses import Status
@@ -22,7 +21,6 @@ MAX_STAT_BYTES: Final = 128 * 1024 * 1024
 """Bytes of the names and texts in one answer."""
 
 _OPAQUES = 0x7FFF_FFFF
-_OPAQUE, _OPAQUE_AT = Struct(">I"), 12
 _NONE = Frame(Magic.RESPONSE, 0)
 
 
@@ -49,9 +47,9 @@ class PendingCall:
     def encode(self, requests: Sequence[Request]) -> bytearray:
         """Return the requests' bytes, under the opaques from `first` on."""
         frames = [request.encode() for request in requests]
-        data, offset = bytearray().join(frames), _OPAQUE_AT
+        data, offset = bytearray().join(frames), OPAQUE_AT
         for opaque, frame in enumerate(frames, self.first):
-            _OPAQUE.pack_into(data, offset, opaque)
+            U32.pack_into(data, offset, opaque)
             offset += len(frame)
         return data
 

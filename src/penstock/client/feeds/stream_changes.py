@@ -18,6 +18,7 @@ from penstock.client.feeds.stream_requests import StreamRequests
 from penstock.client.feeds.stream_set import StreamSet
 from penstock.client.feeds.vbucket_stream import EndRule, VbucketStream
 from penstock.errors import OrderViolation
+from penstock.wire.codec.frame import OPAQUE_AT, U32
 from penstock.wire.columns.heads import Run
 from penstock.wire.columns.inflated import inflate_run, plain_heads
 from penstock.wire.columns.message_decoder import decode_messages
@@ -48,7 +49,7 @@ class StreamChanges:
         run = inflate_run(run)
         changes = decode_messages(run, self._state.context)
         for place, (change, offset) in enumerate(zip(changes, run.offsets, strict=True)):
-            opaque = int.from_bytes(run.buffer[offset + 12 : offset + 16], "big")
+            (opaque,) = U32.unpack_from(run.buffer, offset + OPAQUE_AT)
             try:
                 stream = self._open_stream(change.vbucket, opaque, 1)
                 is_wanted = stream is not None and self.is_wanted(stream, change.seqno or 0)

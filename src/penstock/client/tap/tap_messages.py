@@ -16,7 +16,7 @@ from penstock.client.tap.tap_vbuckets import TapVbuckets
 from penstock.errors import RemoteProtocolError, status_error
 from penstock.wire.codec.constants import TapOpaque
 from penstock.wire.codec.flags import TapFlag
-from penstock.wire.codec.frame import HEADER, HEADER_BYTES, Buffer, Frame, opcode_name, status_name
+from penstock.wire.codec.frame import HEADER, HEADER_BYTES, OPCODE_AT, Buffer, Frame, opcode_name, status_name
 from penstock.wire.codec.layout import decode
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.columns.heads import Run
@@ -34,8 +34,6 @@ _REMARKS: dict[int, StreamEvent] = {
     TapOpaque.CLOSE_BACKFILL: StreamEvent.BACKFILL_END,
 }
 """The remarks of a producer's engine that mean something here. The others are acknowledged."""
-
-_OPCODE_AT = 1
 
 _LOW_FLAGS_AT = HEADER_BYTES + 3
 """Where the lower byte of the flags lies: behind the header and the length of the engine-private data."""
@@ -90,7 +88,7 @@ class TapMessages:
         nbytes = run.end - int(run.offsets[0])
         offsets = np.asarray(run.offsets)
         octets = np.frombuffer(run.buffer, np.uint8)
-        flags, is_stored = octets[offsets + _LOW_FLAGS_AT], octets[offsets + _OPCODE_AT] == Opcode.TAP_MUTATION
+        flags, is_stored = octets[offsets + _LOW_FLAGS_AT], octets[offsets + OPCODE_AT] == Opcode.TAP_MUTATION
         acks = [_ack_of(run.buffer, offset) for offset in offsets[flags & TapFlag.ACK != 0].tolist()]
         if len(offsets) < SMALL_RUN:
             output.arrived_bytes += nbytes

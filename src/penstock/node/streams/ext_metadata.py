@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from struct import Struct
 
-from penstock.wire.codec.frame import BODY_LENGTH, HEADER_BYTES
+from penstock.wire.codec.frame import BODY_AT, BODY_LENGTH, EXTRAS_LENGTH_AT, HEADER_BYTES, OPCODE_AT, U32
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.dcp import DELETION_HEAD, MUTATION_HEAD, Deletion, Mutation, head_fields
 
@@ -19,8 +19,7 @@ _BY_REVISION = 0
 SECTION = Struct(">BBHB").pack(_VERSION, _CONFLICT_MODE, 1, _BY_REVISION)
 """Documents of this node are compared by rev_seqno."""
 
-_BODY_AT, _NMETA = 8, Struct(">H")
-_NUMBER = Struct(">I")
+_NMETA = Struct(">H")
 
 
 def _nmeta_at(message: type[Mutation] | type[Deletion], head: Struct) -> int:
@@ -44,10 +43,10 @@ def with_ext_metadata(data: bytes | bytearray | memoryview) -> bytearray:
         end = begin + HEADER_BYTES + body
         at = len(extended)
         extended += data[begin:end]
-        nmeta_at = _NMETA_AT.get((data[begin + 1], data[begin + 4]))
+        nmeta_at = _NMETA_AT.get((data[begin + OPCODE_AT], data[begin + EXTRAS_LENGTH_AT]))
         if nmeta_at is not None:
             extended += SECTION
-            _NUMBER.pack_into(extended, at + _BODY_AT, body + len(SECTION))
+            U32.pack_into(extended, at + BODY_AT, body + len(SECTION))
             _NMETA.pack_into(extended, at + nmeta_at, len(SECTION))
         begin = end
     return extended

@@ -5,8 +5,7 @@ from __future__ import annotations
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.history_snapshot import Snapshot
 from penstock.store.history.rollback import StreamRequest, misses_purged
-from penstock.wire.codec.frame import HEADER_BYTES
-from penstock.wire.columns.shapes import EXTRAS_LENGTH_AT
+from penstock.wire.codec.frame import EXTRAS_LENGTH_AT, HEADER_BYTES
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
 __all__ = ["SnapshotCursor"]

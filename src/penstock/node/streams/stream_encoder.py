@@ -23,12 +23,11 @@ from penstock.store.history.frame_chunks import NO_FRAMES, Chunk
 from penstock.store.log.frame_fields import collection_ids, is_mutation
 from penstock.store.log.segment import gather_ascending
 from penstock.wire.codec.constants import SystemEventKind
-from penstock.wire.codec.frame import HEADER_BYTES, Buffer, cut_frame
+from penstock.wire.codec.frame import EXTRAS_LENGTH_AT, HEADER_BYTES, Buffer, cut_frame
 from penstock.wire.codec.layout import decode
 from penstock.wire.columns.frame_form import FrameForm
 from penstock.wire.columns.reframe import reframe
 from penstock.wire.columns.revalue import Content, revalue
-from penstock.wire.columns.shapes import EXTRAS_LENGTH_AT
 from penstock.wire.messages.dcp import Mutation, SystemEvent
 from penstock.wire.messages.dcp_values import framing_of
 from penstock.wire.messages.system_event import pack_system_event

@@ -7,21 +7,18 @@ AdjacentFrames for a backfill of a vbucket from which nothing is left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.store.log.segment import Column, Lengths, gather_ascending
+from penstock.wire.codec.frame import OPAQUE_AT, U32
 
 __all__ = ["NO_FRAMES", "OFFSET_BITS", "AdjacentFrames", "Chunk", "FewFrames", "ManyFrames"]
 
 OFFSET_BITS = 32
 _OFFSET = (1 << OFFSET_BITS) - 1
-
-_OPAQUE = Struct(">I")
-_OPAQUE_AT = 12
 
 _LARGEST_CHUNK = 256 * 1024 * 1024  # Arrow's binary values are addressed with 31 bits
 _MEAN_RUN = 8  # copying a run takes about as long as Arrow's take of so many frames
@@ -63,7 +60,7 @@ class FewFrames:
             if nbytes and (nbytes >= window or nbytes + length > max_bytes):
                 break
             data += buffer[offset : offset + length]
-            _OPAQUE.pack_into(data, nbytes + _OPAQUE_AT, opaque)
+            U32.pack_into(data, nbytes + OPAQUE_AT, opaque)
             begins.append(nbytes)
         self._at += len(begins)
         return Chunk(data, begins)
@@ -102,7 +99,7 @@ class _Columns:
         begins = self._ends[start:stop] - self._lengths[start:stop]
         if base:
             begins -= base
-        opaques = np.ndarray((len(data) - _OPAQUE_AT - 3,), ">u4", data, _OPAQUE_AT, (1,))  # one a byte, overlapping
+        opaques = np.ndarray((len(data) - OPAQUE_AT - 3,), ">u4", data, OPAQUE_AT, (1,))  # one a byte, overlapping
         opaques[begins] = opaque
         return Chunk(data, begins)
 

@@ -12,7 +12,7 @@ The body is: framing extras, extras, key, value.
 from __future__ import annotations
 
 from itertools import accumulate
-from struct import Struct
+from struct import Struct, calcsize
 from typing import NamedTuple, cast
 
 from penstock.errors import RemoteProtocolError
@@ -23,7 +23,16 @@ from penstock.wire.codec.statuses import Status
 HEADER = Struct(">BBHBBHIIQ")
 HEADER_BYTES = HEADER.size
 HEADER_NAMES = ("magic", "opcode", "key_length", "extras_length", "datatype", "specific", "body", "opaque", "cas")
-BODY_LENGTH = Struct(">8xI")
+_PLACES = dict(zip(HEADER_NAMES, accumulate(map(calcsize, HEADER.format[1:]), initial=0), strict=False))
+MAGIC_AT, OPCODE_AT, KEY_LENGTH_AT, EXTRAS_LENGTH_AT, DATATYPE_AT, BODY_AT, OPAQUE_AT = (
+    _PLACES[name] for name in ("magic", "opcode", "key_length", "extras_length", "datatype", "body", "opaque")
+)
+"""Where these begin in a frame. In the UPR draft the kind of message stands at DATATYPE_AT."""
+
+U32 = Struct(">I")
+"""Body length and opaque as they stand in a header."""
+
+BODY_LENGTH = Struct(f">{BODY_AT}xI")
 """Reads the body length at a frame's first byte: all that a hop from header to header needs."""
 
 Buffer = bytes | bytearray | memoryview

@@ -19,7 +19,7 @@ import pyarrow as pa
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec import native
 from penstock.wire.codec.constants import Dialect
-from penstock.wire.codec.frame import HEADER_BYTES, cut_frame
+from penstock.wire.codec.frame import EXTRAS_LENGTH_AT, HEADER_BYTES, cut_frame
 from penstock.wire.codec.layout import Message, decode
 from penstock.wire.columns.change_rules import (
     breaks_layout,
@@ -36,7 +36,6 @@ from penstock.wire.columns.shapes import (
     BESIDE,
     COLLECTION_ID,
     ENGINE_LENGTH,
-    EXTRAS_LENGTH_AT,
     NARROW,
     NMETA,
     NO_FORM,

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from penstock.wire.codec import native
 from penstock.wire.codec.constants import Dialect
-from penstock.wire.codec.frame import BODY_LENGTH, HEADER_BYTES, Buffer
+from penstock.wire.codec.frame import BODY_AT, BODY_LENGTH, HEADER_BYTES, Buffer
 from penstock.wire.columns.native_tables import TABLES
-from penstock.wire.columns.shapes import BODY_AT, SHAPES
+from penstock.wire.columns.shapes import SHAPES
 
 Offsets = list[int] | npt.NDArray[np.int64]
 

@@ -15,10 +15,10 @@ import numpy.typing as npt
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.flags import Datatype
-from penstock.wire.codec.frame import Buffer, cut_frame
+from penstock.wire.codec.frame import DATATYPE_AT, Buffer, cut_frame
 from penstock.wire.codec.layout import decode
 from penstock.wire.columns.heads import Heads, Run, heads_of
-from penstock.wire.columns.shapes import KIND_AT, NMETA, SLACK
+from penstock.wire.columns.shapes import NMETA, SLACK
 from penstock.wire.messages.dcp_values import split_extended_meta
 from penstock.wire.values.snappy import inflate, most_inflated
 
@@ -87,9 +87,9 @@ def _compressed(run: Run) -> Sequence[int]:
     """Return the rows whose datatype says that their value is compressed."""
     offsets, buffer = run.offsets, run.buffer
     if len(offsets) < _FEW:
-        return [row for row, offset in enumerate(offsets) if buffer[offset + KIND_AT] & _SNAPPY]
+        return [row for row, offset in enumerate(offsets) if buffer[offset + DATATYPE_AT] & _SNAPPY]
     places: npt.NDArray[np.int64] = np.asarray(offsets, np.int64)
-    found = np.frombuffer(buffer, np.uint8)[KIND_AT:][places] & _SNAPPY
+    found = np.frombuffer(buffer, np.uint8)[DATATYPE_AT:][places] & _SNAPPY
     return np.flatnonzero(found).tolist() if found.any() else ()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec.flags import Datatype
+from penstock.wire.codec.frame import EXTRAS_LENGTH_AT
 from penstock.wire.columns.change_rules import (
     breaks_layout,
     has_rev_seqno,
@@ -16,7 +17,7 @@ from penstock.wire.columns.change_rules import (
 )
 from penstock.wire.columns.heads import Run, StreamContext, error_of
 from penstock.wire.columns.schema import Change, Event
-from penstock.wire.columns.shapes import EXTRAS_LENGTH_AT, SHAPES, reversed_u32
+from penstock.wire.columns.shapes import SHAPES, reversed_u32
 from penstock.wire.messages.dcp import COLLECTION_SEPARATOR
 from penstock.wire.values.collection_key import split_collection_key
 

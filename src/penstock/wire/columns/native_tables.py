@@ -9,19 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.wire.codec.constants import Dialect
-from penstock.wire.columns.shapes import (
-    BESIDE,
-    COLLECTION_ID,
-    ENGINE_LENGTH,
-    EXTRAS_LENGTH_AT,
-    KEY_LENGTH_AT,
-    NARROW,
-    NMETA,
-    SHAPES,
-    WIDE,
-    Form,
-    Shapes,
-)
+from penstock.wire.codec.frame import EXTRAS_LENGTH_AT, KEY_LENGTH_AT
+from penstock.wire.columns.shapes import BESIDE, COLLECTION_ID, ENGINE_LENGTH, NARROW, NMETA, SHAPES, WIDE, Form, Shapes
 
 __all__ = ["NONZERO", "PREFIXED_TABLE", "TABLES", "Table"]
 

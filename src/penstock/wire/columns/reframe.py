@@ -13,21 +13,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from struct import Struct
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.wire.codec.frame import BODY_LENGTH, HEADER_BYTES, Buffer
-from penstock.wire.codec.opcodes import Opcode
-from penstock.wire.columns.frame_form import STORED_NAMES, Column, FrameForm, Numbers
-from penstock.wire.columns.shapes import (
+from penstock.wire.codec.frame import (
     BODY_AT,
+    BODY_LENGTH,
     EXTRAS_LENGTH_AT,
+    HEADER_BYTES,
     KEY_LENGTH_AT,
     OPCODE_AT,
-    head_dtype,
+    U32,
+    Buffer,
 )
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.columns.frame_form import STORED_NAMES, Column, FrameForm, Numbers
+from penstock.wire.columns.shapes import head_dtype
 from penstock.wire.messages.dcp import MUTATION_HEAD, Mutation
 
 __all__ = ["reframe"]
@@ -44,7 +46,6 @@ FEW_HEADS = 12
 """Frames: below, new heads are made faster one by one than in columns."""
 
 _KEY_LENGTH_LOW, _BODY_LOW = KEY_LENGTH_AT + 1, BODY_AT + 3
-_BODY = Struct(">I")
 
 
 def reframe(data: Buffer, begins: Sequence[int] | Column, form: FrameForm, **given: Numbers) -> Buffer:
@@ -105,7 +106,7 @@ def _pieces_without_prefixes(data: bytearray, begins: Sequence[int] | Column) ->
     for begin in map(int, begins):
         data[begin + _KEY_LENGTH_LOW] -= 1
         (body,) = BODY_LENGTH.unpack_from(data, begin)
-        _BODY.pack_into(data, begin + BODY_AT, body - 1)
+        U32.pack_into(data, begin + BODY_AT, body - 1)
         cut = begin + HEADER_BYTES + data[begin + EXTRAS_LENGTH_AT]
         yield view[start:cut]
         start = cut + 1

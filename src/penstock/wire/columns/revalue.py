@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec.flags import Datatype
-from penstock.wire.codec.frame import Buffer, Frame, cut_frame, join_frame
+from penstock.wire.codec.frame import DATATYPE_AT, OPCODE_AT, Buffer, Frame, cut_frame, join_frame
 from penstock.wire.codec.opcodes import Opcode
-from penstock.wire.columns.shapes import KIND_AT, OPCODE_AT
 from penstock.wire.messages.dcp_values import pack_xattrs, unpack_xattrs
 from penstock.wire.values.snappy import deflate, inflate
 
@@ -101,9 +100,9 @@ def _to_change(data: Buffer, begins: Begins, content: Content) -> Sequence[int] 
     if not content.special:
         return ()
     special = content.special
-    if len(begins) < _FEW and not any(data[begin + KIND_AT] & special for begin in begins):
+    if len(begins) < _FEW and not any(data[begin + DATATYPE_AT] & special for begin in begins):
         return ()
-    found = _octets(data, begins, KIND_AT) & special
+    found = _octets(data, begins, DATATYPE_AT) & special
     if not found.any():
         return ()
     if not content.body:

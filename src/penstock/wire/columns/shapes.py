@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from itertools import accumulate
 from operator import itemgetter
 from struct import Struct, calcsize
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.wire.codec.constants import Dialect
-from penstock.wire.codec.frame import HEADER, HEADER_BYTES, HEADER_NAMES, Buffer
+from penstock.wire.codec.frame import DATATYPE_AT, HEADER_BYTES, MAGIC_AT, OPCODE_AT, Buffer
 from penstock.wire.codec.layout import Message, Part
 from penstock.wire.codec.opcodes import DraftCode
 from penstock.wire.columns.schema import Event
@@ -80,12 +79,6 @@ _COLUMN_OF = {"by_seqno": "seqno"}
 _STORED_ONLY = ("flags", "expiry", "lock_time")
 _NUMBERS = ("key_length", *WIDE, *NARROW, *BESIDE)
 _LENGTHS = (ENGINE_LENGTH, NMETA, "collection_length")
-
-_HEADER_PLACES = dict(zip(HEADER_NAMES, accumulate(map(calcsize, HEADER.format[1:]), initial=0), strict=False))
-MAGIC_AT, OPCODE_AT, KEY_LENGTH_AT, EXTRAS_LENGTH_AT, KIND_AT, BODY_AT = (
-    _HEADER_PLACES[name] for name in ("magic", "opcode", "key_length", "extras_length", "datatype", "body")
-)
-"""Where these lie in a frame. KIND_AT: of the UPR draft, whose datatype is the kind of message."""
 
 _DTYPES = {"B": "u1", "H": ">u2", "I": ">u4", "Q": ">u8"}
 
@@ -223,7 +216,11 @@ def _shapes(dialect: Dialect) -> Shapes:
     magics = frozenset(int(form.cls.magic) for form in forms)
     marks = [(MAGIC_AT, magics), (OPCODE_AT, codes)]
     if dialect is Dialect.UPR_DRAFT:
-        marks = [(MAGIC_AT, magics), (OPCODE_AT, frozenset(form.cls.opcode >> 8 for form in forms)), (KIND_AT, codes)]
+        marks = [
+            (MAGIC_AT, magics),
+            (OPCODE_AT, frozenset(form.cls.opcode >> 8 for form in forms)),
+            (DATATYPE_AT, codes),
+        ]
     return Shapes(
         dialect=dialect,
         forms=forms,
