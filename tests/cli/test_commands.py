@@ -144,6 +144,14 @@ def test_start_up_is_without_the_heavy_libraries():
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("module", ["penstock.client.bucket", "penstock.node.server.node"])
+def test_a_stream_begins_without_pandas(module):
+    """pyarrow imports it, where it is installed, for the first Python object that becomes an array."""
+    code = f"import sys, {module}; print('pyarrow' in sys.modules, 'pandas' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=PATIENCE) == "True False\n"
+
+
+@pytest.mark.process
 def test_a_mistake_of_ours_is_one_sentence_too():
     code = (
         "import sys; from penstock.cli.base.app import app; from penstock.cli import main\n"

@@ -44,6 +44,16 @@ MADE_ONCE = 65536
 _EVEN = pa.py_buffer(np.arange(0, 2 * MADE_ONCE, 2))
 
 
+def repeated(text: str, count: int) -> pa.Array:
+    """Return an array that has a text `count` times.
+
+    pa.repeat and pa.array import pandas where it is installed, which takes half a second of each start of a command.
+    """
+    data = text.encode()
+    bounds = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(bounds), pa.py_buffer(data * count)])
+
+
 def copies(slab: pa.Buffer, starts: Column, ends: Column, said: Said) -> pa.Array:
     """Return what lies in the slab between each start and end, copied; null where it is not said."""
     count, validity = len(starts), bitmap(said)

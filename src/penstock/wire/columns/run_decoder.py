@@ -20,7 +20,7 @@ from penstock.wire.codec.flags import Datatype
 from penstock.wire.columns.change_rules import xattrs_at
 from penstock.wire.columns.heads import Heads, Run, StreamContext, heads_of
 from penstock.wire.columns.message_decoder import decode_messages
-from penstock.wire.columns.pieces import MADE_ONCE, Column, bitmap, copies, room, views_of
+from penstock.wire.columns.pieces import MADE_ONCE, Column, bitmap, copies, repeated, room, views_of
 from penstock.wire.columns.schema import CHANGE_SCHEMA, UNSIGNED64, Change, Event, signed64, unsigned64
 from penstock.wire.columns.shapes import COLLECTION_ID, SHAPES
 
@@ -111,8 +111,8 @@ def _integers(name: str, numbers: Column, validity: pa.Buffer | None) -> pa.Arra
     return pa.Array.from_buffers(_KINDS[name], len(numbers), [validity, pa.py_buffer(numbers)])
 
 
-_EVENTS = {event: pa.repeat(str(event), MADE_ONCE) for event in (Event.MUTATION, Event.DELETION, Event.EXPIRATION)}
-_EVENT_NAMES = pa.array([str(event) for event in _EVENTS], pa.string())
+_EVENTS = {event: repeated(str(event), MADE_ONCE) for event in (Event.MUTATION, Event.DELETION, Event.EXPIRATION)}
+_EVENT_NAMES = pa.concat_arrays([names.slice(0, 1) for names in _EVENTS.values()])
 _EVENT_NUMBERS = {
     dialect: np.array([[*_EVENTS].index(form.event) for form in shapes.forms], np.int8)
     for dialect, shapes in SHAPES.items()

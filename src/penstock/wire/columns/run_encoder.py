@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from penstock.errors import LocalProtocolError
 from penstock.wire.codec.frame import HEADER_BYTES
 from penstock.wire.codec.opcodes import Magic, Opcode
-from penstock.wire.columns.pieces import Column
+from penstock.wire.columns.pieces import Column, repeated
 from penstock.wire.columns.run_decoder import changes_of
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.columns.shapes import head_dtype
@@ -115,7 +115,7 @@ def join_columns(batch: pa.RecordBatch, opaque: Opaque = 0) -> Frames:
     return _join(heads, head_bytes, keys, values)
 
 
-_EVENT_NAMES = pa.array([Event.MUTATION, Event.DELETION], pa.string())
+_EVENT_NAMES = pa.concat_arrays([repeated(str(event), 1) for event in (Event.MUTATION, Event.DELETION)])
 _DELETION = 1
 
 
