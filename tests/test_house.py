@@ -146,7 +146,6 @@ SAME_MODULES: set[str] = set()
 
 BIG_CLASSES: set[str] = {
     "BucketStore",
-    "Flusher",
     "History",
     "HttpConnection",
     "Manifest",

@@ -79,7 +79,7 @@ async def open_bucket(spec: BucketSpec, storage: Storage) -> ServedBucket:
     served.upkeep = Upkeep(store, pager_seconds=storage.pager_seconds, look=served.look)
     if store.durable:
         served.flusher = Flusher(store, patience=storage.persistence_timeout)
-        served.listeners.add(served.flusher)
+        served.listeners.add(served.flusher.waits)
     served.compactor = Compactor(store, served.flusher)
     store.log.room.compact = served.free_memory
     if served.flusher is not None:

@@ -75,7 +75,7 @@ def _enable_pager(bucket: ServedBucket, _: int, enabled: int) -> None:
 def _set_patience(bucket: ServedBucket, _: int, seconds: int) -> None:
     if bucket.flusher is None:
         raise NotSupported(f"bucket {bucket.store.name} is in memory: nothing waits for persistence")
-    bucket.flusher.patience = float(seconds)
+    bucket.flusher.waits.patience = float(seconds)
 
 
 def _set_max_cas(bucket: ServedBucket, number: int, cas: int) -> None:

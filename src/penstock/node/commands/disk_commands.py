@@ -53,7 +53,7 @@ def _seqno_persistence(session: Session, frame: Frame) -> bytes:
     bucket = session.selected()
     vbucket = bucket.store.find(frame.specific)
     if bucket.flusher is not None:
-        return bucket.flusher.until(vbucket, lambda: vbucket.persisted_seqno >= request.seqno, reply(frame))
+        return bucket.flusher.waits.until(vbucket, lambda: vbucket.persisted_seqno >= request.seqno, reply(frame))
     if request.seqno > vbucket.persisted_seqno:
         raise TemporaryFailure(f"vbucket {vbucket.id} has seqno {vbucket.high_seqno}, not {request.seqno} yet")
     return reply(frame)

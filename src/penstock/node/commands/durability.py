@@ -64,7 +64,7 @@ def when_durable(session: Session, frame: Frame, answer: bytes, wanted: Durabili
         return answer
     vbucket = bucket.store.find(frame.specific)
     seqno = vbucket.high_seqno
-    return bucket.flusher.until(
+    return bucket.flusher.waits.until(
         vbucket,
         lambda: vbucket.persisted_seqno >= seqno,
         answer,

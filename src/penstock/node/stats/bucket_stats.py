@@ -101,7 +101,7 @@ def _storage(node: NodeServices, bucket: ServedBucket) -> Stats:
     yield "ep_commit_last", int(flusher.last_at)
     yield "ep_item_commit_failed", flusher.failures
     yield "ep_total_persisted", flusher.persisted
-    yield "ep_persistence_waiters", flusher.waiting
+    yield "ep_persistence_waiters", len(flusher.waits)
     yield "ep_storage_fault", bucket.store.fault or ""
     yield "ep_compactions", compactor.pieces
     yield "ep_compaction_failed", compactor.failures

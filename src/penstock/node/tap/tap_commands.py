@@ -116,7 +116,7 @@ def _persistence(session: Session, frame: Frame) -> bytes:
         return request.checkpoint_id <= bucket.tap.checkpoints(vbucket).persisted
 
     if bucket.flusher is not None:
-        return bucket.flusher.until(vbucket, is_done, reply(frame))
+        return bucket.flusher.waits.until(vbucket, is_done, reply(frame))
     if not is_done():
         last = bucket.tap.checkpoints(vbucket).last_closed
         raise TemporaryFailure(f"checkpoint {request.checkpoint_id} is not closed yet; the last closed one is {last}")
