@@ -18,9 +18,9 @@ from fuzz.corpus import AT_ONCE
 from fuzz.frames import CUTS, reads
 from fuzz.node import WITNESS, Served
 from penstock.node.auth import Attempts
-from penstock.node.http import collection_pages
-from penstock.node.http.http_app import PAGES
-from penstock.node.http.request_reader import MAX_HEAD_BYTES
+from penstock.node.http.pages import collection_pages
+from penstock.node.http.pages.http_app import PAGES
+from penstock.node.http.protocol.request_reader import MAX_HEAD_BYTES
 from penstock.wire.codec.constants import Dialect
 
 answered: Counter[str] = Counter()

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.node import Node
-from penstock.node.http import forms
-from penstock.node.http import http_connection as connection_module
-from penstock.node.http.request_reader import MAX_BODY, MAX_HEAD_BYTES
+from penstock.node.http.pages import forms
+from penstock.node.http.protocol import request_pipeline, response_output
+from penstock.node.http.protocol.request_reader import MAX_BODY, MAX_HEAD_BYTES
 from tests.examples import scaled
 from tests.node.http.web_client import WebClient, all_of, raw
 from tests.node.manifests import DEFAULT, give
@@ -150,13 +150,13 @@ def test_after_an_answer_a_connection_is_watched_too():
 
 
 def test_an_idle_connection_ends(monkeypatch, node):
-    monkeypatch.setattr(connection_module, "_KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(request_pipeline, "_KEEP_ALIVE_SECONDS", 0.05)
     with raw(node, b"GET /pools HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
         assert all_of(connection).startswith(b"HTTP/1.1 200")
 
 
 def test_a_client_that_reads_nothing_is_cut_off(monkeypatch, node):
-    monkeypatch.setattr(connection_module, "_UNREAD_SECONDS", 0.05)
+    monkeypatch.setattr(response_output, "_UNREAD_SECONDS", 0.05)
     request = b"GET /pools/default/buckets HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -169,7 +169,7 @@ def test_a_client_that_reads_nothing_is_cut_off(monkeypatch, node):
 def test_a_client_that_reads_slowly_is_served(monkeypatch):
     """It takes longer for a document than it may take to read some of it."""
     seconds = 1.0
-    monkeypatch.setattr(connection_module, "_UNREAD_SECONDS", seconds)
+    monkeypatch.setattr(response_output, "_UNREAD_SECONDS", seconds)
     with Node.running(["beer"], vbuckets=1) as node, connected(node, "beer") as client:
         long = [{"name": f"{number:0250d}", "uid": f"{number + 8:x}"} for number in range(1190)]
         give(client, 1, DEFAULT, {"name": "many", "uid": "8", "collections": long})

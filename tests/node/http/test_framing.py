@@ -11,7 +11,7 @@ import pytest
 
 from penstock.node import Node
 from penstock.node.auth.certificates import make_certificates
-from penstock.node.http.request_reader import MAX_BODY, MAX_FIELD_LINES, MAX_HEAD_BYTES
+from penstock.node.http.protocol.request_reader import MAX_BODY, MAX_FIELD_LINES, MAX_HEAD_BYTES
 from tests.node.http.web_client import WebClient, all_of, raw
 from tests.patience import PATIENCE
 
@@ -221,7 +221,7 @@ def _send_until_nobody_reads(connection, data):
 
 
 async def _most_buffered(node):
-    sizes = [(one.buffered, one.transport.get_write_buffer_size()) for one in node.http.connections]
+    sizes = [(one.pipeline.buffered, one.transport.get_write_buffer_size()) for one in node.http.connections]
     return max(sizes)
 
 

@@ -1,4 +1,9 @@
 """Management over HTTP: what clients look up about nodes and buckets, and change, with the paths of Couchbase.
 
-In: pages, and a strict HTTP/1.1 front. Out: key-value requests.
+In: the server of a node's HTTP ports. Out: key-value requests.
 """
+
+__all__ = ["ORDER"]
+
+ORDER = ("protocol", "pages")
+"""The packages: each knows those before it."""

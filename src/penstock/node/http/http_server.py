@@ -12,10 +12,10 @@ import os
 from typing import Final, Protocol
 
 from penstock.errors import Error
-from penstock.node.http.exchange import Exchange
-from penstock.node.http.http_app import make_app
-from penstock.node.http.http_connection import HttpConnection
-from penstock.node.http.http_state import HttpState
+from penstock.node.http.pages.http_app import make_app
+from penstock.node.http.pages.http_state import HttpState
+from penstock.node.http.protocol.exchange import Exchange
+from penstock.node.http.protocol.http_connection import HttpConnection
 from penstock.node.session.listener import Listener
 from penstock.node.session.node_services import NodeServices
 from penstock.node.transport.acceptor import Acceptor
@@ -134,6 +134,6 @@ class HttpServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def report_refused(self, connection: HttpConnection, reason: str) -> None:
+    def report_refused(self, address: str, reason: str) -> None:
         """Log a request that was refused; clients that send garbage cannot fill the log."""
-        self._refused_requests.warning(f"HTTP: request of {connection.address} refused: {reason}")
+        self._refused_requests.warning(f"HTTP: request of {address} refused: {reason}")

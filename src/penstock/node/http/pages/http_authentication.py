@@ -26,8 +26,8 @@ from penstock.node.auth.server_tls import names_in
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.buckets.visible_manifest import visible_manifest
 from penstock.node.cluster.topology import at_host, dump
-from penstock.node.http.http_documents import visible_items
-from penstock.node.http.http_state import HttpState
+from penstock.node.http.pages.http_documents import visible_items
+from penstock.node.http.pages.http_state import HttpState
 from penstock.node.session.node_services import NodeServices
 from penstock.store.definition.manifest import Manifest
 

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import h11
 from starlette.types import ASGIApp, Message, Scope
 
-from penstock.node.http.request_reader import split_target
+from penstock.node.http.protocol.request_reader import split_target
 
 __all__ = ["Exchange", "make_scope", "reason_phrase"]
 
@@ -48,15 +48,23 @@ def _address(transport: asyncio.BaseTransport, name: str) -> tuple[str, int] | N
     return None if found is None else (found[0], found[1])
 
 
-class ExchangeConnection(Protocol):
-    """The connection of an exchange."""
+class ExchangeOutput(Protocol):
+    """Takes the response of an exchange."""
 
     def write(self, data: bytes) -> None: ...
-    def update_reading(self) -> None: ...
-    def exchange_finished(self) -> None: ...
 
     async def drain(self) -> None:
         """Wait until the client reads."""
+
+
+class ExchangePipeline(Protocol):
+    """The requests of the connection, of which an exchange is one."""
+
+    def update_reading(self) -> None:
+        """Read more only while there is room for it, or none is needed."""
+
+    def exchange_finished(self) -> None:
+        """Go on after a response that was written."""
 
 
 class Exchange:
@@ -71,13 +79,20 @@ class Exchange:
     """
 
     def __init__(
-        self, connection: ExchangeConnection, protocol: h11.Connection, scope: Scope, *, keep_alive: bool
+        self,
+        output: ExchangeOutput,
+        pipeline: ExchangePipeline,
+        protocol: h11.Connection,
+        scope: Scope,
+        *,
+        keep_alive: bool,
     ) -> None:
         self.protocol = protocol
         self.unread = bytearray()
         self.request_complete = self.response_complete = False
         self.keep_alive = keep_alive
-        self._connection = connection
+        self._output = output
+        self._pipeline = pipeline
         self._scope = scope
         self._started = False
         self._head = b""
@@ -93,7 +108,7 @@ class Exchange:
             logger.exception("HTTP: %s %s failed", self._scope["method"], self._scope["path"])
         if not self.response_complete:
             self.response_complete, self.keep_alive = True, False
-            self._connection.exchange_finished()
+            self._pipeline.exchange_finished()
 
     # What the connection calls
 
@@ -117,12 +132,12 @@ class Exchange:
         while True:
             if self.protocol.they_are_waiting_for_100_continue and not self._started:
                 event = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
-                self._connection.write(self.protocol.send(event))
+                self._output.write(self.protocol.send(event))
             if self.unread or (self.request_complete and not self._body_delivered):
                 data = bytes(self.unread)
                 self.unread.clear()
                 self._body_delivered = self.request_complete
-                self._connection.update_reading()
+                self._pipeline.update_reading()
                 return {"type": "http.request", "body": data, "more_body": not self._body_delivered}
             if self._disconnected or self.response_complete:
                 return {"type": "http.disconnect"}
@@ -130,12 +145,12 @@ class Exchange:
             await self._changed.wait()
 
     async def _send(self, message: Message) -> None:
-        await self._connection.drain()
+        await self._output.drain()
         if message["type"] == "http.response.start":
             headers = [(bytes(name), bytes(value)) for name, value in message["headers"]]
             if (b"connection", b"close") in headers:
                 self.keep_alive = False
-                self._connection.update_reading()
+                self._pipeline.update_reading()
             elif not self.keep_alive:
                 headers.append((b"connection", b"close"))
             self._started = True
@@ -149,8 +164,8 @@ class Exchange:
             pieces.append(self.protocol.send(h11.Data(data=message["body"])) or b"")
         if not message.get("more_body"):
             pieces.append(self.protocol.send(h11.EndOfMessage()) or b"")
-        self._connection.write(b"".join(pieces))
+        self._output.write(b"".join(pieces))
         if not message.get("more_body"):
             self.response_complete = True
             self._changed.set()
-            self._connection.exchange_finished()
+            self._pipeline.exchange_finished()

@@ -12,10 +12,10 @@ from penstock.errors import Busy, TemporaryFailure, UsageError
 from penstock.node.auth.roles import Privilege
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.topology import at_host, dump
-from penstock.node.http import http_documents
-from penstock.node.http.document_stream import MapStream
-from penstock.node.http.forms import FormErrors, changed_spec, new_spec, read_form
-from penstock.node.http.http_authentication import Page, Visit, json_response
+from penstock.node.http.pages import http_documents
+from penstock.node.http.pages.document_stream import MapStream
+from penstock.node.http.pages.forms import FormErrors, changed_spec, new_spec, read_form
+from penstock.node.http.pages.http_authentication import Page, Visit, json_response
 
 __all__ = ["PAGES"]
 

@@ -20,8 +20,8 @@ from penstock.errors import Error, UsageError
 from penstock.node.auth.roles import Privilege, Role, RoleName, User
 from penstock.node.auth.users import Users, account_of, proper_name
 from penstock.node.auth.users_file import UsersFile, change_users
-from penstock.node.http.forms import FormErrors, read_form
-from penstock.node.http.http_authentication import Page, Visit
+from penstock.node.http.pages.forms import FormErrors, read_form
+from penstock.node.http.pages.http_authentication import Page, Visit
 
 __all__ = ["PAGES"]
 

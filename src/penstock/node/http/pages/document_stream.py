@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.node.buckets.served_bucket import ServedBucket
-from penstock.node.http.http_authentication import Visit
+from penstock.node.http.pages.http_authentication import Visit
 
 __all__ = ["SEPARATOR", "MapStream"]
 

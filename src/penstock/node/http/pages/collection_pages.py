@@ -12,8 +12,8 @@ from starlette.responses import Response
 from penstock.errors import InvalidArguments, StatusError, UnknownCollection, UnknownScope
 from penstock.node.auth.roles import Privilege
 from penstock.node.buckets.served_bucket import ServedBucket
-from penstock.node.http.forms import FormErrors, flag, read_form
-from penstock.node.http.http_authentication import Page, Visit
+from penstock.node.http.pages.forms import FormErrors, flag, read_form
+from penstock.node.http.pages.http_authentication import Page, Visit
 from penstock.store.definition.bucket_settings import MAX_TTL
 from penstock.store.definition.manifest import Collection, Manifest
 

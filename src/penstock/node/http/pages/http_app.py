@@ -10,10 +10,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.node.cluster.topology import dump
-from penstock.node.http import bucket_pages, cluster_pages, collection_pages, user_pages
-from penstock.node.http.forms import FormErrors
-from penstock.node.http.http_authentication import json_response, route_of
-from penstock.node.http.http_state import HttpState
+from penstock.node.http.pages import bucket_pages, cluster_pages, collection_pages, user_pages
+from penstock.node.http.pages.forms import FormErrors
+from penstock.node.http.pages.http_authentication import json_response, route_of
+from penstock.node.http.pages.http_state import HttpState
 
 __all__ = ["PAGES", "make_app"]
 

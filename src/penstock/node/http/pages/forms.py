@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from penstock.errors import UsageError
 from penstock.node.buckets.bucket_spec import MAX_REPLICAS, BucketSpec
-from penstock.node.http.request_reader import MAX_BODY
+from penstock.node.http.protocol.request_reader import MAX_BODY
 
 __all__ = ["MAX_BODY", "FormErrors", "changed_spec", "flag", "new_spec", "number", "read_form"]
 

@@ -7,8 +7,8 @@ from starlette.responses import Response
 from penstock.node.auth.roles import Privilege
 from penstock.node.cluster.release import VERSION
 from penstock.node.cluster.topology import at_host
-from penstock.node.http import http_documents
-from penstock.node.http.http_authentication import Page, Visit, json_response
+from penstock.node.http.pages import http_documents
+from penstock.node.http.pages.http_authentication import Page, Visit, json_response
 
 __all__ = ["PAGES"]
 

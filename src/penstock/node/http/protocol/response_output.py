@@ -1,0 +1,60 @@
+"""The bytes of the responses of one HTTP connection, and a bound to the time in which its client has to read them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.node.transport.unread_watch import UnreadWatch
+
+__all__ = ["ResponseOutput"]
+
+_UNREAD_SECONDS = 30.0  # within which the client has to read some of what is sent to it
+
+
+class ResponseOutput:
+    """Writes responses, and aborts the connection of a client that does not read them.
+
+    Attributes:
+        written: bytes that were written so far.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
+        self.written = 0
+        self._transport = transport
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._watch = UnreadWatch(loop, _UNREAD_SECONDS, self, lambda _: transport.abort())
+
+    @property
+    def unsent(self) -> int:
+        """Return how many bytes the client's system has yet to take."""
+        return self._transport.get_write_buffer_size()
+
+    def write(self, data: bytes) -> None:
+        if data and not self._transport.is_closing():
+            self.written += len(data)
+            self._transport.write(data)
+
+    async def drain(self) -> None:
+        """Wait until the client has read enough of what was written; if it does not, the connection ends."""
+        await self._writable.wait()
+
+    def pause(self) -> None:
+        """Let `drain` wait: the transport's buffer is full."""
+        self._writable.clear()
+        self._watch.start()
+
+    def resume(self) -> None:
+        self._writable.set()
+        if not self._transport.is_closing():
+            self._watch.stop()
+
+    def close(self) -> None:
+        """Close the connection once the client has read all that was written."""
+        self._transport.close()
+        self._watch.start()
+
+    def stop(self) -> None:
+        """Let nothing wait any more: the connection is lost."""
+        self._watch.stop()
+        self._writable.set()
