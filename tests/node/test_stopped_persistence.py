@@ -120,7 +120,7 @@ def test_requests_for_the_disk_wait_for_the_start_and_not_for_ever(tmp_path):
         stop(client)
         client.set(b"k")
         assert client.status(SeqnoPersistence(seqno=1)) == S.ETMPFAIL
-        run(node, lambda: setattr(node.buckets["default"].flusher, "patience", 30.0))
+        run(node, lambda: setattr(node.buckets["default"].flusher.waits, "patience", 30.0))
         client.send(SeqnoPersistence(seqno=1))
         with connected(node) as other:
             until_stat(other, "ep_persistence_waiters", 1)
@@ -139,7 +139,7 @@ def test_while_it_is_stopped_nothing_is_compacted(client):
 def test_at_the_quota_changes_are_refused_until_the_start(tmp_path):
     with running(tmp_path, settings=Settings(segment_bytes=64 * 1024)) as node, connected(node) as client:
         log = node.buckets["default"].store.log
-        run(node, lambda: setattr(log, "_most_behind", 256 * 1024))
+        run(node, lambda: setattr(log.room, "_most_behind", 256 * 1024))
         stop(client)
         statuses = [client.set(b"k%d" % number, bytes(10_000)).specific for number in range(60)]
         kept = statuses.index(S.ETMPFAIL)
