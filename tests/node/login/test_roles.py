@@ -84,7 +84,6 @@ def test_a_role_of_a_bucket(role, has):
     user = User.of("u", [f"{role}[beer]"])
     assert user.privileges("beer") == has
     assert user.privileges("wine") == frozenset()
-    assert user.scoped("beer") == {}
     assert user.sees("beer")
     assert not user.sees("wine")
     assert not any(user.may(privilege) for privilege in P)
@@ -101,10 +100,6 @@ def test_the_admin_may_all():
 def test_a_role_of_a_collection():
     user = User.of("u", ["stream_reader[beer:s:c]", "data_writer[beer:s]", "data_reader[wine]"])
     assert user.privileges("beer") == {P.META_READ, P.SIMPLE_STATS}
-    assert user.scoped("beer") == {
-        RoleTarget("beer", "s", "c"): {P.READ, P.STREAM, P.SYSTEM_XATTR_READ},
-        RoleTarget("beer", "s"): {P.WRITE},
-    }
     assert user.may(P.STREAM, "beer", "s", "c")
     assert not user.may(P.STREAM, "beer", "s")
     assert not user.may(P.STREAM, "beer", "s", "d")
@@ -132,22 +127,8 @@ def test_who_may_in_all_may_in_each_part(texts):
         part = user.may(privilege, bucket, scope, collection)
         assert [*whole, part] == sorted((*whole, part))
         assert part <= user.may_somewhere(privilege, bucket) <= user.sees(bucket)
-        listed = privilege in user.privileges(bucket) or any(
-            privilege in has and target.covers(bucket, scope, collection) for target, has in user.scoped(bucket).items()
-        )
-        assert part == listed
+        assert (privilege in user.privileges(bucket)) == user.may(privilege, bucket)
 
 
 def test_a_user_has_a_name():
     assert User.of("alice", ["admin"]).name == "alice"
-
-
-def test_what_a_user_may_do_in_parts_of_a_bucket_beyond_the_whole():
-    user = User.of(
-        "alice",
-        ["data_writer[beer]", "data_writer[beer:ales]", "data_reader[beer:ales]", "data_reader[wine:ales]"],
-    )
-    assert user.scoped("beer") == {RoleTarget("beer", "ales"): frozenset((Privilege.READ,))}
-    assert user.scoped("wine") == {RoleTarget("wine", "ales"): frozenset((Privilege.READ,))}
-    assert user.scoped("water") == {}
-    assert User.of("bob", ["admin", "data_reader[beer:ales]"]).scoped("beer") == {}

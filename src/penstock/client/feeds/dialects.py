@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from penstock.client.feeds.stream_position import Position, stream_request
 from penstock.errors import RemoteProtocolError
@@ -84,8 +84,11 @@ class DialectRules(ABC):
         return b""
 
     @abstractmethod
-    def end_reason(self, message: Message) -> str:
-        """Return why a stream ended before its end; empty if everything that was asked for has been sent."""
+    def end_reason(self, message: Any) -> str:
+        """Return why a stream ended before its end; empty if everything that was asked for has been sent.
+
+        message: the dialect's end of a stream.
+        """
 
 
 class LogFirst(DialectRules):
@@ -134,8 +137,7 @@ class _Dcp(DialectRules):
     def close_request(self, vbucket: int) -> bytes:
         return CloseStream(vbucket=vbucket).encode()
 
-    def end_reason(self, message: Message) -> str:
-        assert isinstance(message, StreamEnd)
+    def end_reason(self, message: StreamEnd) -> str:
         return _reason_name(StreamEndReason, message.reason)
 
 
@@ -161,8 +163,7 @@ class _Upr(LogFirst):
         assert isinstance(reply, UprStreamReply)
         return reply.rollback()
 
-    def end_reason(self, message: Message) -> str:
-        assert isinstance(message, UprStreamEnd)
+    def end_reason(self, message: UprStreamEnd) -> str:
         return _reason_name(UprEndReason, message.reason)
 
 
@@ -201,7 +202,9 @@ _DRAFT_STATUS: dict[int, Status] = {
     DraftCode.DRAFT_MALFORMED: Status.EINVAL,
 }
 
-DIALECT_RULES: dict[Dialect, DialectRules] = {rules.dialect: rules for rules in (_Draft(), _Upr(), _Dcp())}
+LOG_FIRST_RULES: dict[Dialect, LogFirst] = {rules.dialect: rules for rules in (_Draft(), _Upr())}
+
+DIALECT_RULES: dict[Dialect, DialectRules] = {**LOG_FIRST_RULES, Dialect.DCP: _Dcp()}
 """The dialects that stream by vbucket: all but TAP."""
 
 

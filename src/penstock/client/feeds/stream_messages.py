@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from penstock.client.connect.dropped import DropReason
 from penstock.client.feeds.collection_events import change_of
@@ -81,8 +82,7 @@ class StreamMessages:
 
     # snapshots
 
-    def _on_marker(self, stream: VbucketStream, marker: Message) -> None:
-        assert isinstance(marker, SnapshotMarker | SnapshotMarkerV2)
+    def _on_marker(self, stream: VbucketStream, marker: SnapshotMarker | SnapshotMarkerV2) -> None:
         vbucket, position, context = stream.vbucket, stream.position, self._state.context
         last = position.seqno
         begins_again = is_flush(marker, last, stream.least_start)
@@ -145,8 +145,7 @@ class StreamMessages:
         is_state = EVENTS[self._state.dialect][type(message)] is StreamEvent.STATE
         self._state.dropped.add(DropReason.STATE if is_state else DropReason.STREAM_START)
 
-    def _on_system_event(self, stream: VbucketStream, message: Message) -> None:
-        assert isinstance(message, SystemEvent)
+    def _on_system_event(self, stream: VbucketStream, message: SystemEvent) -> None:
         names = self._state.context.collections
         if names is None:
             raise RemoteProtocolError(f"vbucket {stream.vbucket}: system event of a connection without collections")
@@ -154,9 +153,8 @@ class StreamMessages:
         if self._changes.is_wanted(stream, message.by_seqno):
             self._output.rows.append(change)
 
-    def _on_advanced(self, stream: VbucketStream, message: Message) -> None:
+    def _on_advanced(self, stream: VbucketStream, message: SeqnoAdvanced) -> None:
         """Go on to where there is nothing more for this stream; a repeated message does no harm."""
-        assert isinstance(message, SeqnoAdvanced)
         if message.by_seqno != stream.position.seqno:
             self._changes.move(stream, message.by_seqno, message.by_seqno)
         else:
@@ -182,7 +180,8 @@ class StreamMessages:
             self._streams.finish_when_confirmed(stream)
 
 
-_Handler = Callable[[StreamMessages, VbucketStream, Message], None]
+_Handler = Callable[[StreamMessages, VbucketStream, Any], None]
+"""Takes the messages of one event, or of one type, which its signature names."""
 
 _HANDLERS: dict[StreamEvent, _Handler] = {
     StreamEvent.START: StreamMessages._on_nothing,

@@ -8,7 +8,7 @@ from penstock.client.connect.handshake import Purpose
 from penstock.client.connect.link import ANY_STATUS, UNKNOWN_THERE, NodeLink
 from penstock.client.connect.retry import retrying
 from penstock.client.connect.server_info import Server, ask_server, explain_lack
-from penstock.client.feeds.dialects import DIALECT_RULES, LogFirst, RefusedAnswer
+from penstock.client.feeds.dialects import LOG_FIRST_RULES, RefusedAnswer
 from penstock.client.topology.vbucket_state import request_failover_logs
 from penstock.errors import ConnectionClosed, NotMyVbucket, UnsupportedServer
 from penstock.wire.codec.constants import Dialect
@@ -53,8 +53,7 @@ async def _is_known(link: NodeLink, dialect: Dialect, timeout: float) -> bool:
         if dialect is Dialect.DCP:  # the handshake has opened it
             await request_failover_logs({0: link}, timeout)
             return True
-        rules = DIALECT_RULES[dialect]
-        assert isinstance(rules, LogFirst)
+        rules = LOG_FIRST_RULES[dialect]
         reply = await link.request(rules.log_request(0, 0), timeout, accept=ANY_STATUS)
     except NotMyVbucket:
         return True

@@ -192,15 +192,6 @@ class User:
         """Return what the user may do in the whole of a bucket."""
         return frozenset(privilege for privilege in Privilege if self.may(privilege, bucket))
 
-    def scoped(self, bucket: str) -> dict[RoleTarget, frozenset[Privilege]]:
-        """Return what the user may do in single scopes and collections of a bucket, beyond `privileges`."""
-        found: dict[RoleTarget, frozenset[Privilege]] = {}
-        for role in self.roles:
-            if role.target.bucket == bucket and role.target.scope is not None:
-                found[role.target] = found.get(role.target, frozenset()) | GRANTS[role.name].documents
-        everywhere = self.privileges(bucket)
-        return {target: more for target, has in found.items() if (more := has - everywhere)}
-
     def sees(self, bucket: str) -> bool:
         """Tell whether the user has anything to do with a bucket: only then may they learn that it exists."""
         return any(role.target.bucket in (None, bucket) for role in self.roles)

@@ -10,13 +10,12 @@ from struct import Struct
 from penstock.wire.codec.frame import BODY_AT, BODY_LENGTH, EXTRAS_LENGTH_AT, HEADER_BYTES, OPCODE_AT, U32
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.dcp import DELETION_HEAD, MUTATION_HEAD, Deletion, Mutation, head_fields
+from penstock.wire.messages.dcp_values import ExtendedMeta, pack_extended_meta
 
 __all__ = ["with_ext_metadata"]
 
-_VERSION = 1
-_CONFLICT_MODE = 2
 _BY_REVISION = 0
-SECTION = Struct(">BBHB").pack(_VERSION, _CONFLICT_MODE, 1, _BY_REVISION)
+SECTION = pack_extended_meta(ExtendedMeta(conflict_mode=_BY_REVISION))
 """Documents of this node are compared by rev_seqno."""
 
 _NMETA = Struct(">H")

@@ -209,14 +209,6 @@ def to_documents(changes: pa.Table) -> pa.Table:
     return pa.table({name: columns[name] for name in CURRENT_COLUMNS.names}, schema=CURRENT_COLUMNS)
 
 
-def to_changes(documents: pa.Table) -> pa.Table:
-    """Return rows of the current table as the mutations that they came from."""
-    columns = {name: documents[name] for name in documents.column_names}
-    columns["key"] = keys_of(documents)
-    columns["event"] = pa.repeat(pa.scalar(str(Event.MUTATION)), documents.num_rows)
-    return pa.table({name: columns[name] for name in MERGE_SCHEMA.names}, schema=MERGE_SCHEMA)
-
-
 def keys_of(documents: pa.Table) -> pa.ChunkedArray:
     """Return the keys of rows of the current table, as binary."""
     return pc.coalesce(documents["key"].cast(pa.binary()), documents["key_bytes"])
