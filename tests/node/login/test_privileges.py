@@ -1,17 +1,61 @@
-"""The table of what commands need."""
+"""The tables of commands: of each its messages, what it needs, and the function that serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import get_args, get_type_hints
 
 import pytest
 
-from penstock.node.auth import BEFORE_LOGIN, Privilege, needed, needed_to_open
-from penstock.node.auth.privileges import _ROWS, _UPR_ROWS, NEEDED, NEEDED_UPR
-from penstock.wire.codec.flags import OpenFlag
-from penstock.wire.codec.opcodes import DraftCode, Opcode, ServerOpcode, UprOpcode
+from penstock.node.answers import Answer
+from penstock.node.auth import Privilege
+from penstock.node.server.dispatch import BEFORE_LOGIN, COMMANDS, DIALECTS
+from penstock.node.session.command_table import LOGIN, READ, Command, CommandTable
+from penstock.node.session.session import Session
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.layout import Code, layouts_of
+from penstock.wire.codec.opcodes import DraftCode, Magic, Opcode, UprOpcode
+from penstock.wire.messages.kv import Get, GetAllVbSeqnos, Noop, SetVbucket
+
+TABLES = (*COMMANDS, *(table for commands in DIALECTS.values() for table in commands.tables))
 
 
-@pytest.mark.parametrize(("table", "rows", "codes"), [(NEEDED, _ROWS, Opcode), (NEEDED_UPR, _UPR_ROWS, UprOpcode)])
-def test_every_command_has_one_row(table, rows, codes):
-    assert set(codes) == set(table)
-    assert sum(len(names.split()) for _, names in rows) == len(table)
+def served() -> Iterator[Command]:
+    return (command for table in TABLES for command in table.commands.values())
+
+
+ALL = {(type(command.code), command.code): command for command in served()}
+"""By the code and its enum: dialects have the same numbers."""
+
+
+def needs_of(code: Code) -> set[Privilege] | None:
+    needs = ALL[type(code), code].needs
+    return None if needs is None else set(needs)
+
+
+def test_every_command_stands_once():
+    assert len(ALL) == sum(len(table.commands) for table in TABLES) > 90
+
+
+@pytest.mark.parametrize("command", ALL.values(), ids=[str(command.code.name) for command in served()])
+def test_a_function_takes_every_form_of_its_command(command):
+    layouts = layouts_of(command.code, Magic.REQUEST)
+    assert command.handlers.keys() == layouts.keys() != set()
+    assert {layout.cls for layout in layouts.values()} <= {
+        cls for message in command.messages for cls in (message, *message.__subclasses__())
+    }
+    hints = get_type_hints(command.function)
+    session, request = list(hints.values())[:2]
+    if request is not Frame:
+        assert set(get_args(request) or (request,)) == set(command.messages)
+    assert session is Session or command.code.name.startswith("TAP_")  # those of a producer go to the bucket
+    assert command.needs is None or command.needs <= set(Privilege)
+
+
+def test_hot_commands_alone_take_frames():
+    raw = {command.code.name for command in served() if Frame in get_type_hints(command.function).values()}
+    assert raw == {"GET", "GETQ", "GETK", "GETKQ", "SET", "SETQ", "ADD", "ADDQ", "REPLACE", "REPLACEQ"}
 
 
 def test_before_login_nothing_is_said_of_buckets():
@@ -20,29 +64,72 @@ def test_before_login_nothing_is_said_of_buckets():
         *("NOOP", "VERSION", "QUIT", "QUITQ"),
     }
     for code in (Opcode.LIST_BUCKETS, Opcode.SELECT_BUCKET, Opcode.GET_CLUSTER_CONFIG, Opcode.STAT):
-        assert needed(code) is not None
+        assert needs_of(code) is not None
 
 
 NEEDS = [
     (Opcode.NOOP, None),
+    (Opcode.VERBOSITY, set()),
     (Opcode.GET, {Privilege.READ}),
+    (Opcode.GET_META, {Privilege.READ}),
     (Opcode.SETQ, {Privilege.WRITE}),
-    (Opcode.GET_LOCKED, {Privilege.READ, Privilege.WRITE}),
+    (Opcode.UNLOCK, {Privilege.WRITE}),
+    # These change a document and say what it was, or is.
+    *((code, {Privilege.READ, Privilege.WRITE}) for code in (Opcode.GET_LOCKED, Opcode.GATQ, Opcode.INCREMENT)),
+    (Opcode.SUBDOC_COUNTER, {Privilege.READ, Privilege.WRITE}),
+    (Opcode.SUBDOC_DICT_ADD, {Privilege.WRITE}),
+    (Opcode.SUBDOC_MULTI_LOOKUP, {Privilege.READ}),
     (Opcode.SET_WITH_META, {Privilege.META_WRITE}),
-    (Opcode.DCP_ADD_STREAM, {Privilege.REPLICATE}),
-    (UprOpcode.UPR_GET_FAILOVER_LOG, {Privilege.STREAM}),  # the same number
-    (UprOpcode.UPR_MUTATION, {Privilege.REPLICATE}),
+    (Opcode.GET_VBUCKET, {Privilege.META_READ}),
+    (Opcode.STAT, {Privilege.SIMPLE_STATS}),
+    (Opcode.COLLECTIONS_SET_MANIFEST, {Privilege.MANAGE_COLLECTIONS}),
+    (Opcode.EVICT_KEY, {Privilege.MANAGE_BUCKETS}),
+    (Opcode.CLOSE_PRODUCER, {Privilege.SETTINGS}),
+    (Opcode.DCP_OPEN, {Privilege.STREAM}),
+    (Opcode.TAP_MUTATION, {Privilege.REPLICATE}),
+    (UprOpcode.UPR_GET_FAILOVER_LOG, {Privilege.STREAM}),  # the number of another command of DCP
     (DraftCode.DRAFT_STREAM_REQ, {Privilege.STREAM}),
-    (ServerOpcode.CLUSTERMAP_CHANGE_NOTIFICATION, set()),
 ]
 
 
 @pytest.mark.parametrize(("code", "needs"), NEEDS)
 def test_examples(code, needs):
-    assert needed(code) == needs
+    assert needs_of(code) == needs
 
 
-def test_opening_as_one_who_sends_or_one_who_takes():
-    assert needed_to_open(OpenFlag.PRODUCER | OpenFlag.INCLUDE_XATTRS) is Privilege.STREAM
-    assert needed_to_open(OpenFlag.NOTIFIER) is Privilege.STREAM
-    assert needed_to_open(0) is Privilege.REPLICATE
+@pytest.mark.parametrize("dialect", Dialect)
+def test_first_requests_are_served(dialect):
+    commands = DIALECTS[dialect]
+    assert set() != commands.first <= {code for table in commands.tables for code in table.commands}
+
+
+def test_a_function_that_lacks_a_form_is_found():
+    table = CommandTable()
+
+    def set_vbucket(session: Session, request: SetVbucket) -> Answer:
+        return b""
+
+    with pytest.raises(TypeError, match="set_vbucket serves SET_VBUCKET, but not its form OldSetVbucket"):
+        table.serve(needs=LOGIN)(set_vbucket)
+
+    def seqnos(session: Session, request: GetAllVbSeqnos) -> Answer:
+        return b""
+
+    with pytest.raises(TypeError, match="GetCollectionSeqnos"):
+        table.serve(needs=LOGIN)(seqnos)
+
+
+def test_a_command_that_two_functions_serve_is_found():
+    table = CommandTable()
+
+    @table.serve(needs=LOGIN)
+    def noop(session: Session, request: Noop) -> Answer:
+        return b""
+
+    @table.serve_frames(Get, needs=READ, opcodes=(Opcode.GET,))
+    def get(session: Session, frame: Frame) -> Answer:
+        return b""
+
+    assert table.commands.keys() == {Opcode.NOOP, Opcode.GET}
+    with pytest.raises(TypeError, match="NOOP is served by noop already"):
+        table.serve(needs=LOGIN)(noop)

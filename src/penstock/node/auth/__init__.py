@@ -5,7 +5,6 @@ In: decisions about a user. Out: the commands that carry a login (commands).
 
 from penstock.node.auth.listener_access import MECHANISMS, Access, decide_access
 from penstock.node.auth.login_attempts import Attempts
-from penstock.node.auth.privileges import BEFORE_LOGIN, needed, needed_to_open
 from penstock.node.auth.roles import ANONYMOUS, OF_DOCUMENTS, Privilege, Role, RoleName, RoleTarget, User, parse_role
 from penstock.node.auth.sasl_exchange import AuthState, Login, Step
 from penstock.node.auth.server_tls import ServerTls
@@ -14,7 +13,6 @@ from penstock.node.auth.users_file import UsersFile
 
 __all__ = [
     "ANONYMOUS",
-    "BEFORE_LOGIN",
     "MECHANISMS",
     "OF_DOCUMENTS",
     "Access",
@@ -31,7 +29,5 @@ __all__ = [
     "Users",
     "UsersFile",
     "decide_access",
-    "needed",
-    "needed_to_open",
     "parse_role",
 ]

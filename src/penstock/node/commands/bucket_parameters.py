@@ -17,8 +17,6 @@ from penstock.node.session.session import Session
 from penstock.store.definition.bucket_settings import MAX_TTL
 from penstock.store.history.hybrid_clock import LAST_SEEN
 from penstock.wire.codec.constants import ParamType
-from penstock.wire.codec.frame import Frame
-from penstock.wire.codec.layout import decode
 from penstock.wire.messages.observe import SetParam
 
 __all__ = ["PARAMETERS", "WITHOUT_EFFECT", "Parameter", "set_parameter"]
@@ -109,24 +107,22 @@ PARAMETERS: dict[str, Parameter] = {
 """By name."""
 
 
-def set_parameter(session: Session, frame: Frame) -> bytes:
+def set_parameter(session: Session, request: SetParam) -> bytes:
     """Set a parameter of the selected bucket.
 
     Source: kv_engine ep_engine.cc, setParameterInner: an unknown checkpoint parameter is KEY_ENOENT, as is every
     replication parameter; other unknown ones are EINVAL.
     """
-    request = decode(frame)
-    assert isinstance(request, SetParam)
     bucket, kind = session.selected(), _type_of(request)
     name, text = request.key.decode("utf-8", "replace"), request.value.decode("utf-8", "replace")
     known = PARAMETERS.get(name)
     if known is not None and kind in known.types:
-        known.apply(bucket, frame.specific, _parse(known, name, text))
+        known.apply(bucket, request.vbucket, _parse(known, name, text))
         logger.info("bucket %s: %s set to %s", bucket.store.name, name, text)
     elif kind not in _FLUSH or not name.startswith(WITHOUT_EFFECT):
         error = KeyNotFound if kind in (ParamType.CHECKPOINT, ParamType.REPLICATION) else InvalidArguments
         raise error(f"unknown {kind.name.lower()} parameter {name!r}")
-    return reply(frame)
+    return reply(request)
 
 
 def _type_of(request: SetParam) -> ParamType:

@@ -17,18 +17,28 @@ from penstock.errors import (
 from penstock.node.buckets.flusher import Flusher
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.commands.bucket_parameters import set_parameter
+from penstock.node.session.command_table import MANAGE_BUCKETS, META_READ, READ, CommandTable
 from penstock.node.session.replies import reply
-from penstock.node.session.session import Handler, Session
+from penstock.node.session.session import Session
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.log.rewrite import PurgeRequest
 from penstock.wire.codec.constants import MAX_KEY, KeyState, VbucketState
-from penstock.wire.codec.frame import Frame
-from penstock.wire.codec.layout import decode
-from penstock.wire.codec.opcodes import Opcode
-from penstock.wire.messages.kv import Observed, SeqnoPersistence
-from penstock.wire.messages.observe import CompactDb, pack_observed_keys, unpack_keys
+from penstock.wire.messages.kv import Observed, ObserveSeqno, SeqnoPersistence
+from penstock.wire.messages.observe import (
+    CompactDb,
+    EvictKey,
+    Observe,
+    StartPersistence,
+    StopPersistence,
+    pack_observed_keys,
+    unpack_keys,
+)
 
-__all__ = ["HANDLERS"]
+__all__ = ["COMMANDS"]
+
+COMMANDS = CommandTable()
+
+COMMANDS.serve(needs=MANAGE_BUCKETS)(set_parameter)
 
 MAX_OBSERVED: Final = 10_000
 """Keys of one OBSERVE: a few milliseconds' worth."""
@@ -46,41 +56,42 @@ def _living(bucket: ServedBucket, number: int) -> Vbucket:
     return vbucket
 
 
-def _seqno_persistence(session: Session, frame: Frame) -> bytes:
+@COMMANDS.serve(needs=META_READ)
+def wait_for_seqno(session: Session, request: SeqnoPersistence) -> bytes:
     """Answer as soon as the vbucket is persisted up to a seqno. In memory that is what is stored, whatever the type."""
-    request = decode(frame)
-    assert isinstance(request, SeqnoPersistence)
     bucket = session.selected()
-    vbucket = bucket.store.find(frame.specific)
+    vbucket = bucket.store.find(request.vbucket)
     if bucket.flusher is not None:
-        return bucket.flusher.waits.until(vbucket, lambda: vbucket.persisted_seqno >= request.seqno, reply(frame))
+        return bucket.flusher.waits.until(vbucket, lambda: vbucket.persisted_seqno >= request.seqno, reply(request))
     if request.seqno > vbucket.persisted_seqno:
         raise TemporaryFailure(f"vbucket {vbucket.id} has seqno {vbucket.high_seqno}, not {request.seqno} yet")
-    return reply(frame)
+    return reply(request)
 
 
-def _observe_seqno(session: Session, frame: Frame) -> bytes:
-    if len(frame.value) != _VBUUID_BYTES:
-        raise InvalidArguments(f"vbuuid of {len(frame.value)} bytes, expected {_VBUUID_BYTES}")
+@COMMANDS.serve(needs=META_READ)
+def observe_seqno(session: Session, request: ObserveSeqno) -> bytes:
+    if len(request.value) != _VBUUID_BYTES:
+        raise InvalidArguments(f"vbuuid of {len(request.value)} bytes, expected {_VBUUID_BYTES}")
     bucket = session.selected()
-    vbucket = _living(bucket, frame.specific)
-    known = int.from_bytes(frame.value, "big")
+    vbucket = _living(bucket, request.vbucket)
+    known = int.from_bytes(request.value, "big")
     now = Observed(vbucket.id, vbucket.vbuuid, bucket.reported_persisted_seqno(vbucket), vbucket.high_seqno)
     if known == vbucket.vbuuid:
-        return reply(frame, value=now.pack())
+        return reply(request, value=now.pack())
     for newer, entry in pairwise(vbucket.failover_log):
         if entry.vbuuid == known:
-            return reply(frame, value=now._replace(old_vbuuid=known, last_seqno_of_old=newer.seqno).pack())
+            return reply(request, value=now._replace(old_vbuuid=known, last_seqno_of_old=newer.seqno).pack())
     raise KeyNotFound(f"vbucket {vbucket.id} has never been on branch {known}")
 
 
-def _observe(session: Session, frame: Frame) -> bytes:
+@COMMANDS.serve(needs=READ)
+def observe(session: Session, request: Observe) -> bytes:
     """Say of each key whether it is there, and whether that is so on disk.
 
     A deletion that is on disk is NOT_FOUND, so that who has deleted can wait for that. Source: Couchbase's clients.
     """
     bucket = session.selected()
-    asked = unpack_keys(frame.value)
+    asked = unpack_keys(request.value)
     if len(asked) > MAX_OBSERVED:
         raise TooBig(f"{len(asked)} keys, limit {MAX_OBSERVED}")
     vbuckets = {number: _living(bucket, number) for number in {number for number, _ in asked}}
@@ -91,7 +102,7 @@ def _observe(session: Session, frame: Frame) -> bytes:
             raise InvalidArguments(f"key of {len(key)} bytes, expected 1 to {MAX_KEY}")
         found.append((number, key, *_state_of(vbuckets[number], session.read_key(key), persisted[number])))
     seconds = bucket.flusher.seconds_behind if bucket.flusher is not None else 0.0
-    return reply(frame, value=pack_observed_keys(found), cas=int(seconds * _MILLISECONDS) << 32)
+    return reply(request, value=pack_observed_keys(found), cas=int(seconds * _MILLISECONDS) << 32)
 
 
 def _state_of(vbucket: Vbucket, key: bytes, persisted_seqno: int) -> tuple[KeyState, int]:
@@ -105,16 +116,15 @@ def _state_of(vbucket: Vbucket, key: bytes, persisted_seqno: int) -> tuple[KeySt
     return KeyState.LOGICALLY_DELETED, meta.cas
 
 
-def _compact(session: Session, frame: Frame) -> bytes:
+@COMMANDS.serve(needs=MANAGE_BUCKETS)
+def compact(session: Session, request: CompactDb) -> bytes:
     """Rewrite all of the bucket's log; vbuckets have no files of their own here.
 
     Tombstones of the request's vbucket are dropped as it says, those of all vbuckets at the purge age. The newest
     change of each vbucket and collection stays. Source: kv_engine couch-kvstore.cc, time_purge_hook.
     """
-    request = decode(frame)
-    assert isinstance(request, CompactDb)
     bucket = session.selected()
-    vbucket = bucket.store.existing(frame.specific)
+    vbucket = bucket.store.existing(request.vbucket)
     if bucket.compactor is None or not bucket.store.durable:
         raise NotSupported("there is nothing to compact: this bucket lives in memory")
     purge = PurgeRequest(
@@ -123,7 +133,7 @@ def _compact(session: Session, frame: Frame) -> bytes:
         up_to_seqno=request.purge_before_seqno,
         everything=bool(request.drop_deletes),
     )
-    raise bucket.compactor.everything(reply(frame), purge)
+    raise bucket.compactor.everything(reply(request), purge)
 
 
 def _flusher(session: Session) -> Flusher:
@@ -137,22 +147,25 @@ def _flusher(session: Session) -> Flusher:
     return bucket.flusher
 
 
-def _stop_persistence(session: Session, frame: Frame) -> bytes:
-    return _flusher(session).pause(reply(frame))
+@COMMANDS.serve(needs=MANAGE_BUCKETS)
+def stop_persistence(session: Session, request: StopPersistence) -> bytes:
+    return _flusher(session).pause(reply(request))
 
 
-def _start_persistence(session: Session, frame: Frame) -> bytes:
+@COMMANDS.serve(needs=MANAGE_BUCKETS)
+def start_persistence(session: Session, request: StartPersistence) -> bytes:
     _flusher(session).resume()
-    return reply(frame)
+    return reply(request)
 
 
-def _evict_key(session: Session, frame: Frame) -> bytes:
+@COMMANDS.serve(needs=MANAGE_BUCKETS)
+def evict_key(session: Session, request: EvictKey) -> bytes:
     """Say whether the value of a document is on disk. The node keeps no cache of values, so it removes nothing.
 
     Source: kv_engine ep_vb.cc, EPVBucket::evictKey; ephemeral buckets answer NOT_SUPPORTED.
     """
     bucket = session.selected()
-    vbucket, key = bucket.store.find(frame.specific), session.read_key(frame.key)
+    vbucket, key = bucket.store.find(request.vbucket), session.read_key(request.key)
     if not bucket.store.durable:
         raise NotSupported(f"bucket {bucket.store.name} is in memory: values have no other place")
     item = vbucket.get(key)
@@ -160,16 +173,4 @@ def _evict_key(session: Session, frame: Frame) -> bytes:
         raise KeyNotFound("Not found.", vbucket=vbucket.id)
     if item.seqno > vbucket.persisted_seqno:
         raise KeyExists("Can't eject: Dirty object.", vbucket=vbucket.id)
-    return reply(frame, value=b"Already ejected.")
-
-
-HANDLERS: dict[Opcode, Handler] = {
-    Opcode.SEQNO_PERSISTENCE: _seqno_persistence,
-    Opcode.OBSERVE_SEQNO: _observe_seqno,
-    Opcode.OBSERVE: _observe,
-    Opcode.COMPACT_DB: _compact,
-    Opcode.STOP_PERSISTENCE: _stop_persistence,
-    Opcode.START_PERSISTENCE: _start_persistence,
-    Opcode.SET_PARAM: set_parameter,
-    Opcode.EVICT_KEY: _evict_key,
-}
+    return reply(request, value=b"Already ejected.")

@@ -8,59 +8,64 @@ import logging
 from penstock.errors import NotSupported, TemporaryFailure
 from penstock.node.answers import ALONE, GiveUp, Parked, Resume
 from penstock.node.auth import Step
+from penstock.node.session.command_table import NO_LOGIN, CommandTable
 from penstock.node.session.replies import reply
-from penstock.node.session.session import Handler, Session
-from penstock.wire.codec.frame import Frame
-from penstock.wire.codec.opcodes import Opcode
+from penstock.node.session.session import Session
 from penstock.wire.codec.statuses import Status
+from penstock.wire.messages.sasl import SaslAuth, SaslListMechs, SaslStep
 
-__all__ = ["HANDLERS"]
+__all__ = ["COMMANDS"]
+
+COMMANDS = CommandTable()
 
 logger = logging.getLogger("penstock.node")
 
 
-def _list(session: Session, frame: Frame) -> bytes:
-    return reply(frame, value=session.listener.access.mechanism_list)
+@COMMANDS.serve(needs=NO_LOGIN)
+def list_mechanisms(session: Session, request: SaslListMechs) -> bytes:
+    return reply(request, value=session.listener.access.mechanism_list)
 
 
-def _auth(session: Session, frame: Frame) -> bytes:
-    """Begin a login. Who was logged in is so no more, whatever comes of it.
+@COMMANDS.serve(needs=NO_LOGIN)
+def begin_login(session: Session, request: SaslAuth) -> bytes:
+    """Begin a login. It always ends the previous login.
 
     Raises Parked where a password is to be checked, TemporaryFailure where too many wrong ones wait for their answer.
     """
     session.parked.check_empty()
     if session.producer is not None:
         raise NotSupported("the streams of this connection belong to its user")
-    proving = session.login.proving(frame.key, frame.value)
+    proving = session.login.proving(request.key, request.value)
     if proving is None:
-        return _verdict(session, frame, _begun(session, frame))
+        return _verdict(session, request, _begun(session, request))
     answer = session.node.passwords.ask(session.host, *proving)
-    raise Parked(lambda resume: _Checked(session, frame, answer, resume).give_up, ALONE)
+    raise Parked(lambda resume: _Checked(session, request, answer, resume).give_up, ALONE)
 
 
-def _begun(session: Session, frame: Frame, fits: bool | None = None) -> Step:
+def _begun(session: Session, request: SaslAuth, fits: bool | None = None) -> Step:
     was = session.login.acting
-    step = session.login.begin(frame.key, frame.value, fits)
+    step = session.login.begin(request.key, request.value, fits)
     if session.login.acting != was and step.status != Status.SUCCESS:
         session.enter()
     return step
 
 
-def _step(session: Session, frame: Frame) -> bytes:
+@COMMANDS.serve(needs=NO_LOGIN)
+def continue_login(session: Session, request: SaslStep) -> bytes:
     session.parked.check_empty()
     if (name := session.login.claimed) is not None:
         session.node.attempts.admit(session.host, name)
-    return _verdict(session, frame, session.login.step(frame.key, frame.value))
+    return _verdict(session, request, session.login.step(request.key, request.value))
 
 
-def _verdict(session: Session, frame: Frame, step: Step) -> bytes:
+def _verdict(session: Session, request: SaslAuth | SaslStep, step: Step) -> bytes:
     """Return what a step comes to. Raises Parked where guesses were made from the peer's address before."""
     seconds = session.node.attempts.after(step, session.host)
     if not seconds:
-        return _told(session, frame, step)
+        return _told(session, request, step)
 
     def begin(resume: Resume) -> GiveUp:
-        return session.node.loop.call_later(seconds, lambda: resume(_told(session, frame, step))).cancel
+        return session.node.loop.call_later(seconds, lambda: resume(_told(session, request, step))).cancel
 
     raise Parked(begin, ALONE)
 
@@ -68,9 +73,9 @@ def _verdict(session: Session, frame: Frame, step: Step) -> bytes:
 class _Checked:
     """A login that waits until its password was checked, and then for as long as guesses have to."""
 
-    def __init__(self, session: Session, frame: Frame, answer: asyncio.Future[bool], resume: Resume) -> None:
+    def __init__(self, session: Session, request: SaslAuth, answer: asyncio.Future[bool], resume: Resume) -> None:
         self._session = session
-        self._frame = frame
+        self._request = request
         self._answer = answer
         self._resume = resume
         self._timer: asyncio.TimerHandle | None = None
@@ -89,15 +94,15 @@ class _Checked:
         if isinstance(error := answer.exception(), TemporaryFailure):
             self._resume(error)
         else:
-            step = _begun(self._session, self._frame, answer.result())
+            step = _begun(self._session, self._request, answer.result())
             node = self._session.node
             self._timer = node.loop.call_later(
                 node.attempts.after(step, self._session.host),
-                lambda: self._resume(_told(self._session, self._frame, step)),
+                lambda: self._resume(_told(self._session, self._request, step)),
             )
 
 
-def _told(session: Session, frame: Frame, step: Step) -> bytes:
+def _told(session: Session, request: SaslAuth | SaslStep, step: Step) -> bytes:
     if step.status == Status.SUCCESS:
         session.enter()
     elif step.status == Status.EINVAL:
@@ -106,11 +111,4 @@ def _told(session: Session, frame: Frame, step: Step) -> bytes:
         session.node.guests.refused_logins.warning(f"login from {session.peer} refused: {step.why}")
     elif step.status != Status.AUTH_CONTINUE:
         logger.warning("login from %s refused: %s", session.peer, step.why)
-    return reply(frame, step.status, value=step.value)
-
-
-HANDLERS: dict[Opcode, Handler] = {
-    Opcode.SASL_LIST_MECHS: _list,
-    Opcode.SASL_AUTH: _auth,
-    Opcode.SASL_STEP: _step,
-}
+    return reply(request, step.status, value=step.value)

@@ -7,8 +7,7 @@ Source: memcached daemon/protocol/mcbp/subdocument_context.cc and what executes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from struct import Struct
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from time import time_ns
 from typing import NamedTuple, TypeVar
 
@@ -16,9 +15,10 @@ from penstock.errors import InvalidArguments, Locked, NotMyVbucket, NotSupported
 from penstock.node.answers import Answer
 from penstock.node.auth import Privilege
 from penstock.node.commands.kv_commands import check_value, serving
+from penstock.node.session.command_table import READ, WRITE, CommandTable
 from penstock.node.session.large_values import LARGE, work_apart
 from penstock.node.session.replies import reply, reply_parts
-from penstock.node.session.session import Handler, Session
+from penstock.node.session.session import Session
 from penstock.store.documents.document_locks import LOCKED_CAS
 from penstock.store.documents.vbucket import Item, Stored, Vbucket
 from penstock.store.subdoc.attributes import Around, EditedDocument
@@ -26,7 +26,7 @@ from penstock.store.subdoc.command import Changed, begin, change, look_up
 from penstock.store.subdoc.rules import check_changes, check_lookups
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.flags import Datatype, DocFlag, PathFlag
-from penstock.wire.codec.frame import Frame, opcode_name
+from penstock.wire.codec.frame import opcode_name
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp_values import unpack_xattrs
@@ -35,9 +35,14 @@ from penstock.wire.messages.subdoc import (
     MUTATIONS,
     LookupResult,
     LookupSpec,
+    MultiLookup,
+    MultiMutation,
     MutationReply,
     MutationResult,
     MutationSpec,
+    Needs,
+    SubdocLookup,
+    SubdocMutation,
     lookup_result_parts,
     pack_mutation_results,
     unmet,
@@ -47,7 +52,9 @@ from penstock.wire.messages.subdoc import (
 from penstock.wire.values.large_bytes import plain_bytes
 from penstock.wire.values.snappy import MAX_INFLATED, inflate, inflated_length
 
-__all__ = ["HANDLERS"]
+__all__ = ["COMMANDS"]
+
+COMMANDS = CommandTable()
 
 _XATTR, _BINARY = int(PathFlag.XATTR), int(PathFlag.BINARY)
 _JSON, _SNAPPY, _XATTRS = int(Datatype.JSON), int(Datatype.SNAPPY), int(Datatype.XATTR)
@@ -55,8 +62,6 @@ _ADD, _REVIVE = int(DocFlag.ADD), int(DocFlag.REVIVE)
 _REPLICA = int(DocFlag.REPLICA_READ)
 _DELETED_TOO = int(DocFlag.ACCESS_DELETED | DocFlag.CREATE_AS_DELETED)
 _OF_SYSTEM = (b"$XTOC", b"_")
-_PATH = Struct(">HB")
-_NUMBER = Struct(">I")
 _TOKEN = MutationReply.layouts[2].extras
 
 
@@ -71,23 +76,15 @@ class SubdocOptions(NamedTuple):
     doc_flags: int = 0
 
 
-def _options(extras: bytes, at: int) -> SubdocOptions:
-    """Return what extras say from `at` on: up to two numbers, expiry and flags, and a DocFlag if a byte is left."""
-    numbers = memoryview(extras)[at : at + (len(extras) - at) // _NUMBER.size * _NUMBER.size]
-    expiry, user_flags, *_ = *(number for (number,) in _NUMBER.iter_unpack(numbers)), None, None
-    return SubdocOptions(expiry or 0, user_flags, extras[-1] if (len(extras) - at) % _NUMBER.size else 0)
+_OnePath = SubdocLookup | SubdocMutation
+_Lookup = SubdocLookup | MultiLookup
+_Mutation = SubdocMutation | MultiMutation
 
 
-def _one_path(frame: Frame) -> tuple[int, bytes, bytes]:
-    """Return flags, path and value of a command with one path. Raises InvalidArguments."""
-    length, flags = _PATH.unpack_from(frame.extras)
-    if length > len(frame.value):
-        raise InvalidArguments(f"path of {length} bytes in {len(frame.value)}")
-    path, value = frame.value[:length], frame.value[length:]
-    needs = (LOOKUPS if frame.opcode in LOOKUPS else MUTATIONS)[frame.opcode]
-    if (wrong := unmet(needs, path, value)) is not None:
-        raise InvalidArguments(f"{opcode_name(frame.opcode)}: {wrong}")
-    return flags, path, value
+def _check_path(request: _OnePath, needs: Mapping[int, Needs]) -> None:
+    """Raise InvalidArguments unless path and value of a command are there as its opcode needs them."""
+    if (wrong := unmet(needs[request.received_as], request.path, request.content)) is not None:
+        raise InvalidArguments(f"{opcode_name(request.received_as)}: {wrong}")
 
 
 # The document
@@ -131,7 +128,7 @@ def _find(vbucket: Vbucket, key: bytes, doc_flags: int, cas: int) -> _Found | No
 
 def _work(
     session: Session,
-    frame: Frame,
+    request: _Lookup | _Mutation,
     found: _Found | None,
     work: Callable[[EditedDocument | None], T],
     *,
@@ -141,7 +138,7 @@ def _work(
 
     version: what is changed, as of `work_apart`; a lookup's result holds for the time when it was asked for.
     """
-    nbytes = len(frame.value) + (0 if found is None else found.size())
+    nbytes = len(request.value) + (0 if found is None else found.size())
     if nbytes <= LARGE:
         return work(None if found is None else found.document())
     return work_apart(session, version, nbytes, lambda: work(None if found is None else found.document()))
@@ -160,9 +157,9 @@ def _around(
     return Around(vbucket.vbuuid, max(time_ns(), vbucket.max_cas), system_xattrs)
 
 
-def _check(session: Session, frame: Frame, specs: Sequence[LookupSpec | MutationSpec]) -> None:
-    if frame.datatype:
-        raise InvalidArguments(f"datatype 0x{frame.datatype:02x}, expected paths and values as they are")
+def _check(session: Session, request: _Lookup | _Mutation, specs: Sequence[LookupSpec | MutationSpec]) -> None:
+    if request.datatype:
+        raise InvalidArguments(f"datatype 0x{request.datatype:02x}, expected paths and values as they are")
     if not session.datatypes & _XATTRS and any(spec.flags & _XATTR for spec in specs):
         raise NotSupported("extended attributes: this connection has not agreed on XATTR")
 
@@ -174,46 +171,58 @@ def _failure(spec: LookupSpec | MutationSpec, status: int) -> StatusError:
 # Lookups
 
 
-def _readable(session: Session, frame: Frame, doc_flags: int) -> Vbucket:
+def _readable(session: Session, number: int, doc_flags: int) -> Vbucket:
     if not doc_flags & _REPLICA:
-        return serving(session, frame)
-    vbucket = session.selected().store.existing(frame.specific)
+        return serving(session, number)
+    vbucket = session.selected().store.existing(number)
     if vbucket.state is not VbucketState.REPLICA:
         raise NotMyVbucket(vbucket=vbucket.id)
     return vbucket
 
 
-def _look_up(session: Session, frame: Frame, specs: list[LookupSpec], doc_flags: int) -> Answer:
-    """Serve lookups, of a command with one path or several."""
+@COMMANDS.serve(needs=READ)
+def look_up_path(session: Session, request: SubdocLookup) -> Answer:
+    """Serve SUBDOC_GET, SUBDOC_EXISTS and SUBDOC_GET_COUNT."""
+    _check_path(request, LOOKUPS)
+    return _look_up(session, request, [LookupSpec(request.received_as, request.flags, request.path)])
+
+
+@COMMANDS.serve(needs=READ)
+def look_up_paths(session: Session, request: MultiLookup) -> Answer:
+    return _look_up(session, request, unpack_lookup_specs(request.value))
+
+
+def _look_up(session: Session, request: _Lookup, specs: list[LookupSpec]) -> Answer:
+    doc_flags = request.doc_flags or 0
     check_lookups(specs, doc_flags)
-    _check(session, frame, specs)
-    key = session.read_key(frame.key)
-    vbucket = _readable(session, frame, doc_flags)
-    found = _find(vbucket, key, doc_flags, frame.cas)
+    _check(session, request, specs)
+    key = session.read_key(request.key)
+    vbucket = _readable(session, request.vbucket, doc_flags)
+    found = _find(vbucket, key, doc_flags, request.cas)
     around = _around(session, vbucket, key, specs, Privilege.SYSTEM_XATTR_READ)
 
     def work(there: EditedDocument | None) -> tuple[EditedDocument, list[LookupResult]]:
-        document = begin(there, specs, doc_flags, cas=frame.cas)
+        document = begin(there, specs, doc_flags, cas=request.cas)
         results = look_up(document, specs, around)
         return document._replace(body=b""), results  # a large body is to be freed by the thread
 
     try:
-        document, results = _work(session, frame, found, work)
+        document, results = _work(session, request, found, work)
     except StatusError:
         _count_read(session, found)
         raise
     _count_read(session, found)
-    if frame.opcode != Opcode.SUBDOC_MULTI_LOOKUP:
+    if isinstance(request, SubdocLookup):
         ((status, value),) = results
         if status:
             raise _failure(specs[0], status)
-        return _found(session, frame, specs[0], document, value)
+        return _found(session, request, specs[0], document, value)
     failed = any(result.status for result in results)
     if document.deleted:
         status = Status.SUBDOC_MULTI_PATH_FAILURE_DELETED if failed else Status.SUBDOC_SUCCESS_DELETED
     else:
         status = Status.SUBDOC_MULTI_PATH_FAILURE if failed else Status.SUCCESS
-    return reply_parts(frame, status, lookup_result_parts(results), cas=document.cas)
+    return reply_parts(request, status, lookup_result_parts(results), cas=document.cas)
 
 
 def _count_read(session: Session, found: _Found | None) -> None:
@@ -222,10 +231,10 @@ def _count_read(session: Session, found: _Found | None) -> None:
         session.counters.get_misses += 1
 
 
-def _found(session: Session, frame: Frame, spec: LookupSpec, document: EditedDocument, value: bytes) -> Answer:
+def _found(session: Session, request: SubdocLookup, spec: LookupSpec, document: EditedDocument, value: bytes) -> Answer:
     is_json = value and not spec.flags & _BINARY
     return reply_parts(
-        frame,
+        request,
         Status.SUBDOC_SUCCESS_DELETED if document.deleted else Status.SUCCESS,
         (value,),
         cas=document.cas,
@@ -233,50 +242,61 @@ def _found(session: Session, frame: Frame, spec: LookupSpec, document: EditedDoc
     )
 
 
-def _lookup(session: Session, frame: Frame) -> Answer:
-    flags, path, _ = _one_path(frame)
-    options = _options(frame.extras, _PATH.size)
-    return _look_up(session, frame, [LookupSpec(frame.opcode, flags, path)], options.doc_flags)
-
-
-def _multi_lookup(session: Session, frame: Frame) -> Answer:
-    return _look_up(session, frame, unpack_lookup_specs(frame.value), _options(frame.extras, 0).doc_flags)
-
-
 # Changes
 
 
-def _change(session: Session, frame: Frame, specs: list[MutationSpec], options: SubdocOptions) -> bytes:
-    """Serve changes, of a command with one path or several."""
+@COMMANDS.serve(
+    needs=WRITE,
+    opcodes=(
+        *(Opcode.SUBDOC_DICT_ADD, Opcode.SUBDOC_DICT_UPSERT, Opcode.SUBDOC_DELETE, Opcode.SUBDOC_REPLACE),
+        *(Opcode.SUBDOC_ARRAY_PUSH_LAST, Opcode.SUBDOC_ARRAY_PUSH_FIRST, Opcode.SUBDOC_ARRAY_INSERT),
+        *(Opcode.SUBDOC_ARRAY_ADD_UNIQUE, Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR),
+    ),
+)
+@COMMANDS.serve(needs=READ | WRITE, opcodes=(Opcode.SUBDOC_COUNTER,))
+def change_path(session: Session, request: SubdocMutation) -> bytes:
+    _check_path(request, MUTATIONS)
+    spec = MutationSpec(request.received_as, request.flags, request.path, request.content)
+    return _change(session, request, [spec], SubdocOptions(request.expiry or 0, None, request.doc_flags or 0))
+
+
+@COMMANDS.serve(needs=WRITE)
+def change_paths(session: Session, request: MultiMutation) -> bytes:
+    options = SubdocOptions(request.expiry or 0, request.user_flags, request.doc_flags or 0)
+    return _change(session, request, unpack_mutation_specs(request.value), options)
+
+
+def _change(session: Session, request: _Mutation, specs: list[MutationSpec], options: SubdocOptions) -> bytes:
+    single_path = isinstance(request, SubdocMutation)
     doc_flags = options.doc_flags
-    check_changes(specs, doc_flags, cas=frame.cas, single_path=frame.opcode != Opcode.SUBDOC_MULTI_MUTATION)
-    _check(session, frame, specs)
+    check_changes(specs, doc_flags, cas=request.cas, single_path=single_path)
+    _check(session, request, specs)
     tells = any(spec.opcode == Opcode.SUBDOC_COUNTER for spec in specs)  # what the document has
-    key = (session.change_key if tells else session.write_key)(frame.key)
-    vbucket = serving(session, frame)
-    found = _find(vbucket, key, doc_flags, frame.cas)
+    key = (session.change_key if tells else session.write_key)(request.key)
+    vbucket = serving(session, request.vbucket)
+    found = _find(vbucket, key, doc_flags, request.cas)
     around = _around(session, vbucket, key, specs, Privilege.SYSTEM_XATTR_WRITE)
 
     def work(there: EditedDocument | None) -> tuple[EditedDocument, Changed | MutationResult]:
-        document = begin(there, specs, doc_flags, cas=frame.cas)
+        document = begin(there, specs, doc_flags, cas=request.cas)
         result = change(document, specs, doc_flags, around)
         return document._replace(body=b""), result  # a large body is to be freed by the thread
 
     version = found and (found.item.cas, found.item.seqno, found.deleted)
-    document, result = _work(session, frame, found, work, version=version)
+    document, result = _work(session, request, found, work, version=version)
     if isinstance(result, MutationResult):
-        if frame.opcode != Opcode.SUBDOC_MULTI_MUTATION:
+        if single_path:
             raise _failure(specs[0], result.status)
-        return reply(frame, Status.SUBDOC_MULTI_PATH_FAILURE, value=pack_mutation_results([result]))
-    stored = _store(session, vbucket, key, document, result, frame.cas, options)
+        return reply(request, Status.SUBDOC_MULTI_PATH_FAILURE, value=pack_mutation_results([result]))
+    stored = _store(session, vbucket, key, document, result, request.cas, options)
     is_deleted = document.deleted and not doc_flags & _REVIVE
     return reply(
-        frame,
+        request,
         Status.SUBDOC_SUCCESS_DELETED if is_deleted else Status.SUCCESS,
         extras=_TOKEN.pack(vbucket.vbuuid, stored.seqno) if session.tokens else b"",
-        value=_answer(frame, result.answers),
+        value=_reply_value(request, result.answers),
         cas=stored.cas,
-        datatype=_JSON & session.datatypes if frame.opcode == Opcode.SUBDOC_COUNTER else 0,
+        datatype=_JSON & session.datatypes if request.received_as == Opcode.SUBDOC_COUNTER else 0,
     )
 
 
@@ -309,27 +329,7 @@ def _store(  # noqa: PLR0917 - all of them are what is stored, and where
     return stored
 
 
-def _answer(frame: Frame, answers: list[MutationResult]) -> bytes:
-    if frame.opcode == Opcode.SUBDOC_MULTI_MUTATION:
+def _reply_value(request: _Mutation, answers: list[MutationResult]) -> bytes:
+    if isinstance(request, MultiMutation):
         return pack_mutation_results(answers)
     return answers[0].value if answers else b""
-
-
-def _mutation(session: Session, frame: Frame) -> bytes:
-    flags, path, value = _one_path(frame)
-    options = _options(frame.extras, _PATH.size)
-    return _change(session, frame, [MutationSpec(frame.opcode, flags, path, value)], options)
-
-
-def _multi_mutation(session: Session, frame: Frame) -> bytes:
-    return _change(session, frame, unpack_mutation_specs(frame.value), _options(frame.extras, 0))
-
-
-_WHOLE = {Opcode.GET, Opcode.SET, Opcode.ADD, Opcode.DELETE}
-
-HANDLERS: dict[Opcode, Handler] = {
-    **{Opcode(opcode): _lookup for opcode in LOOKUPS if opcode not in _WHOLE},
-    **{Opcode(opcode): _mutation for opcode in MUTATIONS if opcode not in _WHOLE},
-    Opcode.SUBDOC_MULTI_LOOKUP: _multi_lookup,
-    Opcode.SUBDOC_MULTI_MUTATION: _multi_mutation,
-}

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from struct import Struct
 
 from penstock.errors import InvalidArguments, NotSupported, OutOfRange
 from penstock.node.answers import Parked
 from penstock.node.buckets.vbucket_events import VbucketEvent
+from penstock.node.session.command_table import MANAGE_BUCKETS, META_READ, SETTINGS, CommandTable
 from penstock.node.session.replies import reply
 from penstock.node.session.session import Session
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.flags import Datatype
-from penstock.wire.codec.frame import Frame
-from penstock.wire.codec.layout import decode
-from penstock.wire.codec.opcodes import Opcode
-from penstock.wire.messages.kv import Flush, OldestSetVbucket, OldSetVbucket, SetVbucket
+from penstock.wire.messages.kv import DelVbucket, Flush, GetVbucket, OldestSetVbucket, OldSetVbucket, SetVbucket
 
-__all__ = ["HANDLERS"]
+__all__ = ["COMMANDS"]
+
+COMMANDS = CommandTable()
 
 _STATE = Struct(">I")
 _DELETE_VALUES = (b"", b"async=0")  # nothing goes on in the background here, so both mean the same
 
 
-def _set_vbucket(session: Session, frame: Frame) -> bytes:
-    """Give a vbucket its state, in whichever of the three forms. Only a state that it did not have is a change."""
-    request = decode(frame)
-    assert isinstance(request, SetVbucket | OldSetVbucket | OldestSetVbucket)
+@COMMANDS.serve(needs=SETTINGS)
+def set_vbucket(session: Session, request: SetVbucket | OldSetVbucket | OldestSetVbucket) -> bytes:
+    """Give a vbucket a state. Only a state that it did not have is a change."""
     if request.state not in set(VbucketState):
         raise InvalidArguments(f"vbucket state {request.state}, expected 1 to {max(VbucketState)}")
     _check_topology(request.value, request.datatype)
@@ -39,7 +37,7 @@ def _set_vbucket(session: Session, frame: Frame) -> bytes:
     if vbucket.state is not state:
         vbucket.set_state(state)
         bucket.tell(vbucket, VbucketEvent.STATE_CHANGED)
-    return reply(frame)
+    return reply(request)
 
 
 def _check_topology(value: bytes, datatype: int) -> None:
@@ -57,43 +55,32 @@ def _check_topology(value: bytes, datatype: int) -> None:
         raise InvalidArguments(f"topology of {len(value)} bytes, expected a JSON object, datatype 0x01")
 
 
-def _get_vbucket(session: Session, frame: Frame) -> bytes:
-    vbucket = session.selected().store.existing(frame.specific)
+@COMMANDS.serve(needs=META_READ)
+def get_vbucket(session: Session, request: GetVbucket) -> bytes:
+    vbucket = session.selected().store.existing(request.vbucket)
     assert vbucket.state is not None
-    return reply(frame, value=_STATE.pack(vbucket.state))
+    return reply(request, value=_STATE.pack(vbucket.state))
 
 
-def _del_vbucket(session: Session, frame: Frame) -> bytes:
-    if frame.value not in _DELETE_VALUES:
-        raise InvalidArguments(f"value {frame.value[:20]!r}, expected async=0 or nothing")
+@COMMANDS.serve(needs=SETTINGS)
+def delete_vbucket(session: Session, request: DelVbucket) -> bytes:
+    if request.value not in _DELETE_VALUES:
+        raise InvalidArguments(f"value {request.value[:20]!r}, expected async=0 or nothing")
     bucket = session.selected()
-    vbucket = bucket.store.existing(frame.specific)
+    vbucket = bucket.store.existing(request.vbucket)
     vbucket.remove()
     bucket.tell(vbucket, VbucketEvent.DELETED)
-    return reply(frame)
+    return reply(request)
 
 
-def _flushing(*, quiet: bool) -> Callable[[Session, Frame], bytes]:
-    def flush(session: Session, frame: Frame) -> bytes:
-        """Let commands find no document from now on; answer when all vbuckets are empty."""
-        request = decode(frame)
-        assert isinstance(request, Flush)
-        bucket = session.selected()
-        if request.delay:
-            raise NotSupported(f"a flush in {request.delay} s; only at once")
-        if not bucket.may_be_flushed:
-            raise NotSupported("this bucket may not be flushed")
-        bucket.flush()
-        done = b"" if quiet else reply(frame)
-        raise Parked(lambda resume: bucket.upkeep.when_spread(lambda refusal: resume(refusal or done)))
-
-    return flush
-
-
-HANDLERS: dict[Opcode, Callable[[Session, Frame], bytes]] = {
-    Opcode.SET_VBUCKET: _set_vbucket,
-    Opcode.GET_VBUCKET: _get_vbucket,
-    Opcode.DEL_VBUCKET: _del_vbucket,
-    Opcode.FLUSH: _flushing(quiet=False),
-    Opcode.FLUSHQ: _flushing(quiet=True),
-}
+@COMMANDS.serve(needs=MANAGE_BUCKETS)
+def flush(session: Session, request: Flush) -> bytes:
+    """Let commands find no document from now on; answer when all vbuckets are empty."""
+    bucket = session.selected()
+    if request.delay:
+        raise NotSupported(f"a flush in {request.delay} s; only at once")
+    if not bucket.may_be_flushed:
+        raise NotSupported("this bucket may not be flushed")
+    bucket.flush()
+    done = b"" if request.is_quiet else reply(request)
+    raise Parked(lambda resume: bucket.upkeep.when_spread(lambda refusal: resume(refusal or done)))

@@ -1,5 +1,7 @@
 """From a frame to its handler, in one look-up that is the validation too.
 
+The commands stand in the tables of their modules, each with its layout, privilege and function.
+
 A *shape* is what a frame's header says of it: magic, datatype, opcode, length of the extras, and whether key, value and
 cas are empty. `shapes` lists, from the declared layouts, every shape in which a request is well formed and plain.
 A frame whose shape is in the table needs no other check but those of its handler; any other frame takes the slow way
@@ -12,17 +14,18 @@ extras, and the draft's has SET's, but a datatype and extras of another length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
 from penstock.errors import AccessDenied, InvalidArguments, RemoteProtocolError
 from penstock.node.answers import Answer, Goodbye, Pieces
-from penstock.node.auth import BEFORE_LOGIN, Privilege, needed
+from penstock.node.auth import Privilege
 from penstock.node.commands import (
     collection_commands,
     connection_commands,
+    disk_commands,
     kv_commands,
     kv_find,
     kv_meta,
@@ -30,12 +33,12 @@ from penstock.node.commands import (
     subdoc_commands,
     vbucket_commands,
 )
-from penstock.node.commands import disk_commands as disk
 from penstock.node.commands.durability import check_durability, when_durable
+from penstock.node.session.command_table import Command, CommandTable, Needs
 from penstock.node.session.replies import reply
 from penstock.node.session.session import NO_INFOS, Handler, Handlers, Session, Shape
 from penstock.node.streams import dcp_commands, upr_commands, upr_draft_commands
-from penstock.node.tap import tap_commands as tap
+from penstock.node.tap import tap_commands, tap_receiver
 from penstock.wire.codec.constants import Dialect, Feature
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame, opcode_name
@@ -51,40 +54,53 @@ _REQUEST = int(Magic.REQUEST)
 _EMPTY = {ABSENT: (True,), PRESENT: (False,), MAYBE: (True, False)}
 
 
-CodeHandlers = Mapping[Code, Handler] | Mapping[Opcode, Handler]
+class DialectCommands(NamedTuple):
+    """The commands that a dialect adds to those that every connection has.
 
-
-class Speech(NamedTuple):
-    """What a dialect adds to the commands that all have. first: which of the handlers may serve a connection's first
-    change-stream request. refuse: answers change-stream requests, of any dialect, that the handlers do not take.
+    Attributes:
+        tables: the commands.
+        first: which of them may be a connection's first change-stream request.
+        refuse: answers change-stream requests, of any dialect, that no handler takes.
     """
 
-    handlers: CodeHandlers
+    tables: tuple[CommandTable, ...]
     first: frozenset[Code]
     refuse: Callable[[Session, Frame], Answer]
 
 
-SPEECHES: dict[Dialect, Speech] = {
-    Dialect.TAP: Speech(tap.HANDLERS, tap.FIRST, tap.refuse),
-    Dialect.UPR_DRAFT: Speech(upr_draft_commands.HANDLERS, upr_draft_commands.FIRST, upr_draft_commands.refuse),
-    Dialect.UPR: Speech(upr_commands.HANDLERS, upr_commands.FIRST, upr_commands.refuse),
-    Dialect.DCP: Speech(dcp_commands.HANDLERS, dcp_commands.FIRST, dcp_commands.refuse),
+DIALECTS: dict[Dialect, DialectCommands] = {
+    Dialect.TAP: DialectCommands(
+        (tap_commands.STREAMS, tap_receiver.MESSAGES), tap_commands.FIRST, tap_commands.refuse
+    ),
+    Dialect.UPR_DRAFT: DialectCommands(
+        (upr_draft_commands.COMMANDS,), upr_draft_commands.FIRST, upr_draft_commands.refuse
+    ),
+    Dialect.UPR: DialectCommands((upr_commands.COMMANDS,), upr_commands.FIRST, upr_commands.refuse),
+    Dialect.DCP: DialectCommands(
+        (dcp_commands.BEFORE_OPEN, dcp_commands.COMMANDS), dcp_commands.FIRST, dcp_commands.refuse
+    ),
 }
 
-COMMANDS: tuple[Mapping[Opcode, Handler], ...] = (
-    kv_commands.HANDLERS,
-    kv_find.HANDLERS,
-    kv_meta.HANDLERS,
-    subdoc_commands.HANDLERS,
-    connection_commands.HANDLERS,
-    sasl_commands.HANDLERS,
-    collection_commands.HANDLERS,
-    vbucket_commands.HANDLERS,
-    disk.HANDLERS,
-    tap.COMMANDS,
+COMMANDS: tuple[CommandTable, ...] = (
+    kv_commands.COMMANDS,
+    kv_find.COMMANDS,
+    kv_meta.COMMANDS,
+    subdoc_commands.COMMANDS,
+    connection_commands.COMMANDS,
+    sasl_commands.COMMANDS,
+    collection_commands.COMMANDS,
+    vbucket_commands.COMMANDS,
+    disk_commands.COMMANDS,
+    tap_commands.COMMANDS,
 )
 """What every connection takes."""
 
+
+def _listed(tables: Iterable[CommandTable]) -> Iterator[Command]:
+    return (command for table in tables for command in table.commands.values())
+
+
+BEFORE_LOGIN = frozenset(command.code for command in _listed(COMMANDS) if command.needs is None)
 
 _JSON_STORES = frozenset(
     (Opcode.SET, Opcode.SETQ, Opcode.ADD, Opcode.ADDQ, Opcode.REPLACE, Opcode.REPLACEQ),
@@ -114,17 +130,7 @@ def _denied(session: Session, frame: Frame) -> bytes:
     raise AccessDenied(f"{opcode_name(frame.opcode)}: not for {session.login.acting_name}")
 
 
-def _table(allowed: frozenset[Privilege] | None, *all_handlers: CodeHandlers) -> dict[Shape, Handler]:
-    return {
-        shape: handler if _is_allowed(code, allowed) else _denied
-        for handlers in all_handlers
-        for code, handler in handlers.items()
-        for shape in shapes(code)
-    }
-
-
-def _is_allowed(code: Code, allowed: frozenset[Privilege] | None) -> bool:
-    needs = needed(code)
+def _is_allowed(needs: Needs, allowed: frozenset[Privilege] | None) -> bool:
     return needs is None or (allowed is not None and needs <= allowed)
 
 
@@ -146,13 +152,24 @@ def choose_handlers(dialect: Dialect | None, allowed: frozenset[Privilege] | Non
 
 
 def _plain_handlers(dialect: Dialect | None, allowed: frozenset[Privilege] | None) -> dict[Shape, Handler]:
-    if dialect is not None:
-        return _table(allowed, *COMMANDS, SPEECHES[dialect].handlers)
-    firsts = (
-        {code: _first(dialect, handler) for code, handler in speech.handlers.items() if code in speech.first}
-        for dialect, speech in SPEECHES.items()
-    )
-    return _table(allowed, *COMMANDS, dcp_commands.WITHOUT_OPEN, *firsts)
+    tables = COMMANDS + (DIALECTS[dialect].tables if dialect is not None else (dcp_commands.BEFORE_OPEN,))
+    table: dict[Shape, Handler] = {}
+    for command in _listed(tables):
+        handlers = command.handlers
+        for shape in shapes(command.code):
+            table[shape] = handlers[shape[3]] if _is_allowed(command.needs, allowed) else _denied
+    return table | (_first_handlers(allowed) if dialect is None else {})
+
+
+def _first_handlers(allowed: frozenset[Privilege] | None) -> dict[Shape, Handler]:
+    """Return the handlers of the requests with which a connection gets its dialect."""
+    return {
+        shape: _first(dialect, command.handlers[shape[3]]) if _is_allowed(command.needs, allowed) else _denied
+        for dialect, commands in DIALECTS.items()
+        for command in _listed(commands.tables)
+        if command.code in commands.first
+        for shape in shapes(command.code)
+    }
 
 
 def unusual(session: Session, frame: Frame) -> Answer:
@@ -178,8 +195,8 @@ def unusual(session: Session, frame: Frame) -> Answer:
     handler = session.handlers.get((_REQUEST, 0, opcode, len(extras), not key, not value, not cas))
     if handler is not None:
         return handler(session, frame)
-    if (speech := _refusing(session.dialect, opcode)) is not None:
-        return speech.refuse(session, frame)
+    if (commands := _refusing(session.dialect, opcode)) is not None:
+        return commands.refuse(session, frame)
     layout_of(frame).check(frame)
     raise RemoteProtocolError(f"{opcode_name(opcode)} is not served here", status=Status.UNKNOWN_COMMAND, fatal=False)
 
@@ -212,14 +229,14 @@ def serve(session: Session, frame: Frame) -> Answer:
     return session.handlers.get(shape, unusual)(session, frame)
 
 
-def _refusing(dialect: Dialect | None, opcode: int) -> Speech | None:
-    """Return who refuses an opcode: the connection's dialect, if change streams use it at all.
+def _refusing(dialect: Dialect | None, opcode: int) -> DialectCommands | None:
+    """Return the commands of the dialect that refuses an opcode, None if no dialect uses it.
 
-    Before there is one, those of DCP and UPR are as DCP says, as the newest that has them.
+    It is the connection's dialect. Before it has one, DCP refuses the opcodes of DCP and UPR.
     """
     if dialect is None:
         dialect = Dialect.DCP if opcode in DCP_OPCODES else Dialect.TAP
-    return SPEECHES.get(dialect) if opcode in DCP_OPCODES or opcode in TAP_OPCODES else None
+    return DIALECTS.get(dialect) if opcode in DCP_OPCODES or opcode in TAP_OPCODES else None
 
 
 def take_response(session: Session, frame: Frame) -> bytes:

@@ -11,6 +11,7 @@ from penstock.node.session.session import Session
 from penstock.wire.codec.constants import MAX_FRAME
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import HEADER, Buffer, Frame, join_frame
+from penstock.wire.codec.layout import Message
 from penstock.wire.codec.opcodes import DCP_OPCODES, Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.values.large_bytes import plain_bytes
@@ -23,7 +24,7 @@ _COPIED = 128 * 1024
 
 
 def reply(
-    request: Frame,
+    request: Frame | Message,
     status: int = 0,
     *,
     extras: bytes = b"",
@@ -32,14 +33,15 @@ def reply(
     cas: int = 0,
     datatype: int = 0,
 ) -> bytes:
-    """Return the reply to a request, with its opcode and opaque."""
+    """Return the reply to a received request, with its opcode and opaque."""
+    opcode = request.opcode if isinstance(request, Frame) else request.received_as
     return join_frame(
-        Frame(Magic.RESPONSE, request.opcode, status, datatype, request.opaque, cas, extras, key, plain_bytes(value))
+        Frame(Magic.RESPONSE, opcode, status, datatype, request.opaque, cas, extras, key, plain_bytes(value))
     )
 
 
 def reply_parts(
-    request: Frame,
+    request: Frame | Message,
     status: int,
     parts: Sequence[Buffer],
     *,
@@ -58,9 +60,8 @@ def reply_parts(
     body = len(extras) + len(key) + nbytes
     if HEADER.size + body > MAX_FRAME:
         raise TooBig(f"reply of {HEADER.size + body} bytes, limit {MAX_FRAME}: ask for less at once")
-    header = HEADER.pack(
-        Magic.RESPONSE, request.opcode, len(key), len(extras), datatype, status, body, request.opaque, cas
-    )
+    opcode = request.opcode if isinstance(request, Frame) else request.received_as
+    header = HEADER.pack(Magic.RESPONSE, opcode, len(key), len(extras), datatype, status, body, request.opaque, cas)
     return Pieces(header + extras + key, *parts)
 
 

@@ -17,7 +17,7 @@ from penstock.node.session.replies import reply
 from penstock.node.session.session import Session
 from penstock.node.stats.stat_group import Stats
 from penstock.node.stats.stat_groups import read_stats
-from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.kv import Stat
 
 __all__ = ["answer_stat"]
 
@@ -25,9 +25,9 @@ _SLICE_SECONDS = 0.004
 _LINES_AT_ONCE = 64  # between two looks at the clock
 
 
-def answer_stat(session: Session, frame: Frame) -> bytes:
+def answer_stat(session: Session, request: Stat) -> bytes:
     """Return all replies to a STAT. Raises Parked if that takes longer than a slice, and as read_stats does."""
-    answer = _StatAnswer(session, frame, read_stats(session, frame))
+    answer = _StatAnswer(session, request, read_stats(session, request))
     if answer.go_on():
         return answer.replies()
     # Nothing overtakes it, as in kv_engine: each STAT has turns of its own, and many would leave others none.
@@ -40,15 +40,15 @@ class _StatAnswer:
     _resume: Resume
     _turn: asyncio.Handle
 
-    def __init__(self, session: Session, frame: Frame, stats: Stats) -> None:
+    def __init__(self, session: Session, request: Stat, stats: Stats) -> None:
         self._session = session
         self._lines: Iterator[bytes] = (
-            reply(frame, key=name.encode(), value=str(value).encode()) for name, value in stats
+            reply(request, key=name.encode(), value=str(value).encode()) for name, value in stats
         )
-        self._end = reply(frame)
+        self._end = reply(request)
         self._clock = session.node.loop.time
         self._seconds = 0.0
-        self._times: Histogram = session.selected().stat_times[frame.key.decode("utf-8", "replace").split(" ")[0]]
+        self._times: Histogram = session.selected().stat_times[request.key.decode("utf-8", "replace").split(" ")[0]]
         self._made: list[bytes] = []
 
     def go_on(self) -> bool:

@@ -24,7 +24,7 @@ from penstock.node.stats.stat_group import (
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import MAX_VALUE, VbucketState
 from penstock.wire.codec.flags import Datatype
-from penstock.wire.codec.frame import Frame
+from penstock.wire.messages.kv import Stat
 
 __all__ = ["GROUPS", "MISSING", "read_stats"]
 
@@ -32,15 +32,15 @@ _LONGEST_ECHO = 50
 _MOST_OPTIONS = 4096  # bytes
 
 
-def read_stats(session: Session, frame: Frame) -> Stats:
+def read_stats(session: Session, stat: Stat) -> Stats:
     """Return (name, value) of each statistic that a STAT asks for.
 
     Raises KeyNotFound for an unknown group, as kv_engine does, NotSupported for a group of kv_engine that a node does
     not have, InvalidArguments for an argument or value that does not fit, TooBig, AccessDenied, NoBucket, NotMyVbucket.
     """
-    text = frame.key.decode("utf-8", "replace")
+    text = stat.key.decode("utf-8", "replace")
     name, _, argument = text.partition(" ")
-    request = StatRequest(session, name, argument, _read_options(frame))
+    request = StatRequest(session, name, argument, _read_options(stat))
     group = GROUPS.get(name) or MISSING.get(name)
     if group is None:
         raise KeyNotFound(f"no statistics {text[:_LONGEST_ECHO]!r}")
@@ -52,21 +52,21 @@ def read_stats(session: Session, frame: Frame) -> Stats:
     return group.read(request)
 
 
-def _read_options(frame: Frame) -> Mapping[str, Any]:
+def _read_options(stat: Stat) -> Mapping[str, Any]:
     """Return the JSON object in the value of a STAT. Raises InvalidArguments for another value, TooBig for a long one.
 
     Source: kv_engine mcbp_validators.cc, stat_validator.
     """
-    if not frame.value:
+    if not stat.value:
         return {}
-    if len(frame.value) > _MOST_OPTIONS:  # reading megabytes of them would hold up the event loop
-        raise TooBig(f"STAT: value of {len(frame.value)} bytes, limit {_MOST_OPTIONS}")
-    if not frame.datatype & Datatype.JSON:
-        raise InvalidArguments(f"STAT: value with datatype 0x{frame.datatype:02x}, expected JSON (0x01)")
+    if len(stat.value) > _MOST_OPTIONS:  # reading megabytes of them would hold up the event loop
+        raise TooBig(f"STAT: value of {len(stat.value)} bytes, limit {_MOST_OPTIONS}")
+    if not stat.datatype & Datatype.JSON:
+        raise InvalidArguments(f"STAT: value with datatype 0x{stat.datatype:02x}, expected JSON (0x01)")
     try:
-        options = json.loads(frame.value)
+        options = json.loads(stat.value)
     except (ValueError, RecursionError):
-        raise InvalidArguments(f"STAT: the value of {len(frame.value)} bytes is no JSON") from None
+        raise InvalidArguments(f"STAT: the value of {len(stat.value)} bytes is no JSON") from None
     return options if isinstance(options, dict) else {}
 
 

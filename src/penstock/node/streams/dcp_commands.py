@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.errors import InvalidArguments, NotSupported
 from penstock.node.answers import Answer, Goodbye
+from penstock.node.session.command_table import STREAM, CommandTable
 from penstock.node.session.replies import reply
 from penstock.node.session.session import Handler, Session
 from penstock.node.streams.change_producer import streamable
@@ -13,13 +14,41 @@ from penstock.node.streams.not_yet import refuse as refuse_for_now
 from penstock.wire.codec.constants import Dialect, Feature, VbucketState
 from penstock.wire.codec.flags import Datatype, OpenFlag, StreamFlag
 from penstock.wire.codec.frame import Frame, opcode_name
-from penstock.wire.codec.layout import Code, decode, forms_of, layout_of
+from penstock.wire.codec.layout import Code, forms_of, layout_of
 from penstock.wire.codec.opcodes import DCP_OPCODES, Opcode
 from penstock.wire.codec.statuses import Status
-from penstock.wire.messages.dcp import BufferAck, Open, StreamReq, pack_rollback
+from penstock.wire.messages.dcp import (
+    BufferAck,
+    CloseStream,
+    Control,
+    DcpGetFailoverLog,
+    Open,
+    StreamReq,
+    pack_rollback,
+)
 from penstock.wire.messages.kv import pack_failover_log
 
-__all__ = ["FIRST", "HANDLERS", "refuse"]
+__all__ = ["BEFORE_OPEN", "COMMANDS", "FIRST", "refuse"]
+
+
+def _raw(handler: Handler) -> Handler:
+    """Make a handler that takes no datatype, as kv_engine's validators do for every request of DCP but OPEN's JSON."""
+
+    def check(session: Session, frame: Frame) -> Answer:
+        if frame.datatype:
+            raise InvalidArguments(f"{opcode_name(frame.opcode)} of datatype 0x{frame.datatype:02x}, expected 0 (raw)")
+        return handler(session, frame)
+
+    return check
+
+
+BEFORE_OPEN = CommandTable(_raw)
+"""The commands that a connection of no dialect takes, and has none afterwards."""
+
+COMMANDS = CommandTable(_raw)
+
+FIRST: frozenset[Code] = frozenset((Opcode.DCP_OPEN,))
+"""The requests that may be a connection's first."""
 
 MAX_NAME = 200
 
@@ -86,10 +115,9 @@ def _check_order(session: Session) -> None:
         raise NotSupported("change streams on a connection that has agreed on unordered execution")
 
 
-def _open(session: Session, frame: Frame) -> bytes:
+@COMMANDS.serve(needs=STREAM)
+def open_connection(session: Session, request: Open) -> bytes:
     _check_order(session)
-    request = decode(frame)
-    assert isinstance(request, Open)
     if session.producer is not None:
         raise InvalidArguments("a second DCP OPEN")
     if len(request.key) > MAX_NAME or request.value:
@@ -97,76 +125,47 @@ def _open(session: Session, frame: Frame) -> bytes:
     _check_open(request.flags)
     session.producer = DcpProducer(session, streamable(session), request.key, OpenFlag(request.flags))
     session.datatypes |= int(Datatype.JSON)
-    return reply(frame)
+    return reply(request)
 
 
-def _control(session: Session, frame: Frame) -> bytes:
-    control(_opened(session), frame.key, frame.value)
-    return reply(frame)
+@COMMANDS.serve(needs=STREAM)
+def set_control(session: Session, request: Control) -> bytes:
+    control(_opened(session), request.key, request.value)
+    return reply(request)
 
 
-def _stream_req(session: Session, frame: Frame) -> bytes:
+@COMMANDS.serve(needs=STREAM)
+def open_stream(session: Session, request: StreamReq) -> bytes:
     producer = _opened(session)
-    request = decode(frame)
-    assert isinstance(request, StreamReq)
     _check_flags(request.flags, _STREAM_OFFERED, _STREAM_LATER)
     vbucket, point = producer.open(request)
     if point is not None:
-        return reply(frame, Status.ROLLBACK, value=pack_rollback(point))
-    return reply(frame, value=pack_failover_log(vbucket.failover_log))
+        return reply(request, Status.ROLLBACK, value=pack_rollback(point))
+    return reply(request, value=pack_failover_log(vbucket.failover_log))
 
 
-def _failover_log(session: Session, frame: Frame) -> bytes:
+@BEFORE_OPEN.serve(needs=STREAM)
+def get_failover_log(session: Session, request: DcpGetFailoverLog) -> bytes:
     """Return a vbucket's failover log. OPEN is not needed: releases 4.0 to 5.5 did not ask for it either."""
     _check_order(session)
-    vbucket = session.selected().store.existing(frame.specific)
-    return reply(frame, value=pack_failover_log(vbucket.failover_log))
+    vbucket = session.selected().store.existing(request.vbucket)
+    return reply(request, value=pack_failover_log(vbucket.failover_log))
 
 
-def _close_stream(session: Session, frame: Frame) -> bytes:
-    _opened(session).close_stream(frame.specific, session.infos.stream_id)
-    return reply(frame)
+@COMMANDS.serve(needs=STREAM)
+def close_stream(session: Session, request: CloseStream) -> bytes:
+    _opened(session).close_stream(request.vbucket, session.infos.stream_id)
+    return reply(request)
 
 
-def _buffer_ack(session: Session, frame: Frame) -> bytes:
-    producer = _opened(session)
-    request = decode(frame)
-    assert isinstance(request, BufferAck)
-    producer.acknowledge(request.nbytes)
+@COMMANDS.serve(needs=STREAM)
+def acknowledge_bytes(session: Session, request: BufferAck) -> bytes:
+    _opened(session).acknowledge(request.nbytes)
     return b""
 
 
-def _raw(handler: Handler) -> Handler:
-    """Make a handler that takes no datatype, as kv_engine's validators do for every request of DCP but OPEN's JSON."""
-
-    def check(session: Session, frame: Frame) -> Answer:
-        if frame.datatype:
-            raise InvalidArguments(f"{opcode_name(frame.opcode)} of datatype 0x{frame.datatype:02x}, expected 0 (raw)")
-        return handler(session, frame)
-
-    return check
-
-
-WITHOUT_OPEN: dict[Code, Handler] = {Opcode.DCP_GET_FAILOVER_LOG: _raw(_failover_log)}
-"""The commands that a connection of no dialect takes, and has none afterwards."""
-
-HANDLERS: dict[Code, Handler] = WITHOUT_OPEN | {
-    code: _raw(handler)
-    for code, handler in (
-        (Opcode.DCP_OPEN, _open),
-        (Opcode.DCP_CONTROL, _control),
-        (Opcode.DCP_STREAM_REQ, _stream_req),
-        (Opcode.DCP_CLOSE_STREAM, _close_stream),
-        (Opcode.DCP_BUFFER_ACK, _buffer_ack),
-    )
-}
-
-FIRST = frozenset((Opcode.DCP_OPEN,))
-"""The requests that may be a connection's first."""
-
-
 def refuse(session: Session, frame: Frame) -> bytes:
-    """Refuse a change-stream request that none of HANDLERS takes as it is.
+    """Refuse a change-stream request that no handler takes as it is.
 
     With a status where it is malformed, early or another dialect's; otherwise, since it is one that producers send and
     never take, the connection ends.

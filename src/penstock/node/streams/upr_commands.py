@@ -7,23 +7,26 @@ from __future__ import annotations
 
 from penstock.errors import InvalidArguments, KeyNotFound
 from penstock.node.answers import Goodbye
+from penstock.node.session.command_table import STREAM, CommandTable
 from penstock.node.session.replies import reply
-from penstock.node.session.session import Handler, Session
+from penstock.node.session.session import Session
 from penstock.node.streams.change_producer import streamable
 from penstock.node.streams.stream_producer import StreamProducer
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.rollback import StreamRequest
 from penstock.wire.codec.constants import MAX_KEY, Dialect
 from penstock.wire.codec.frame import Frame, opcode_name
-from penstock.wire.codec.layout import Code, decode, forms_of, layout_of
+from penstock.wire.codec.layout import forms_of, layout_of
 from penstock.wire.codec.opcodes import DCP_OPCODES, UprOpcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import pack_rollback
 from penstock.wire.messages.kv import pack_failover_log
-from penstock.wire.messages.upr import UprStreamReq
+from penstock.wire.messages.upr import UprGetFailoverLog, UprStreamReq
 from penstock.wire.messages.upr_draft import DraftStreamReq
 
-__all__ = ["FIRST", "HANDLERS", "has_branch", "position_of", "producer_of", "refuse"]
+__all__ = ["COMMANDS", "FIRST", "has_branch", "position_of", "producer_of", "refuse"]
+
+COMMANDS = CommandTable()
 
 
 def producer_of(session: Session, dialect: Dialect) -> StreamProducer:
@@ -51,9 +54,8 @@ def has_branch(vbucket: Vbucket, vbuuid: int) -> bool:
     return any(entry.vbuuid == vbuuid for entry in vbucket.failover_log)
 
 
-def _stream_req(session: Session, frame: Frame) -> bytes:
-    request = decode(frame, Dialect.UPR)
-    assert isinstance(request, UprStreamReq)
+@COMMANDS.serve(needs=STREAM)
+def open_stream(session: Session, request: UprStreamReq) -> bytes:
     producer = producer_of(session, Dialect.UPR)
     if request.flags:
         raise InvalidArguments(f"flags 0x{request.flags:x}, of which none is defined")
@@ -61,28 +63,24 @@ def _stream_req(session: Session, frame: Frame) -> bytes:
     vbucket = producer.bucket.store.existing(request.vbucket)
     point = producer.open_stream(vbucket, vbucket.id, request.opaque, asked, group=request.key)
     if point is None:
-        return reply(frame)
+        return reply(request)
     if not has_branch(vbucket, asked.vbuuid):
         raise KeyNotFound(f"vbucket {vbucket.id} has never been on branch {asked.vbuuid}")
-    return reply(frame, Status.ROLLBACK, extras=pack_rollback(point))
+    return reply(request, Status.ROLLBACK, extras=pack_rollback(point))
 
 
-def _failover_log(session: Session, frame: Frame) -> bytes:
-    vbucket = producer_of(session, Dialect.UPR).bucket.store.existing(frame.specific)
-    return reply(frame, value=pack_failover_log(vbucket.failover_log))
+@COMMANDS.serve(needs=STREAM)
+def get_failover_log(session: Session, request: UprGetFailoverLog) -> bytes:
+    vbucket = producer_of(session, Dialect.UPR).bucket.store.existing(request.vbucket)
+    return reply(request, value=pack_failover_log(vbucket.failover_log))
 
 
-HANDLERS: dict[Code, Handler] = {
-    UprOpcode.UPR_STREAM_REQ: _stream_req,
-    UprOpcode.UPR_GET_FAILOVER_LOG: _failover_log,
-}
-
-FIRST = frozenset(HANDLERS)
+FIRST = frozenset(COMMANDS.commands)
 """The requests that may be a connection's first."""
 
 
 def refuse(session: Session, frame: Frame) -> bytes:
-    """Refuse a change-stream request that none of HANDLERS takes as it is.
+    """Refuse a change-stream request that no handler takes as it is.
 
     With a status where it is malformed or another dialect's; what only producers send ends the connection.
     """

@@ -9,16 +9,23 @@ import logging
 
 from penstock.errors import KeyExists, NotMyVbucket, RemoteProtocolError, StatusError
 from penstock.node.answers import Answer
+from penstock.node.session.command_table import STREAM, CommandTable
 from penstock.node.session.session import Handler, Session
 from penstock.node.streams.upr_commands import position_of, producer_of
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Frame
-from penstock.wire.codec.layout import Code, decode
-from penstock.wire.codec.opcodes import DraftCode, Opcode
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.kv import Set, pack_failover_log
-from penstock.wire.messages.upr_draft import DraftFailoverLog, DraftMalformed, DraftOk, DraftRollback, DraftStreamReq
+from penstock.wire.messages.upr_draft import (
+    DraftFailoverLog,
+    DraftGetFailoverLog,
+    DraftMalformed,
+    DraftOk,
+    DraftRollback,
+    DraftStreamReq,
+)
 
-__all__ = ["FIRST", "HANDLERS", "claims", "refuse"]
+__all__ = ["COMMANDS", "FIRST", "claims", "refuse"]
 
 logger = logging.getLogger("penstock.node")
 
@@ -40,9 +47,11 @@ def _answering(handler: Handler) -> Handler:
     return answer
 
 
-def _stream_req(session: Session, frame: Frame) -> bytes:
-    request = decode(frame, Dialect.UPR_DRAFT)
-    assert isinstance(request, DraftStreamReq)
+COMMANDS = CommandTable(_answering)
+
+
+@COMMANDS.serve(needs=STREAM)
+def open_stream(session: Session, request: DraftStreamReq) -> bytes:
     producer = producer_of(session, Dialect.UPR_DRAFT)
     vbucket = producer.bucket.store.existing(request.vbucket)
     asked = position_of(request)
@@ -53,21 +62,17 @@ def _stream_req(session: Session, frame: Frame) -> bytes:
     return DraftRollback(vbucket=vbucket.id, opaque=request.opaque, rollback_seqno=point).encode()
 
 
-def _failover_log(session: Session, frame: Frame) -> bytes:
+@COMMANDS.serve(needs=STREAM)
+def get_failover_log(session: Session, request: DraftGetFailoverLog) -> bytes:
     producer = producer_of(session, Dialect.UPR_DRAFT)
-    if frame.opaque in producer.streams:
-        raise KeyExists(f"request id {frame.opaque} is that of a stream")
-    vbucket = producer.bucket.store.existing(frame.specific)
+    if request.opaque in producer.streams:
+        raise KeyExists(f"request id {request.opaque} is that of a stream")
+    vbucket = producer.bucket.store.existing(request.vbucket)
     log = pack_failover_log(vbucket.failover_log)
-    return DraftFailoverLog(vbucket=vbucket.id, opaque=frame.opaque, value=log).encode()
+    return DraftFailoverLog(vbucket=vbucket.id, opaque=request.opaque, value=log).encode()
 
 
-HANDLERS: dict[Code, Handler] = {
-    DraftCode.DRAFT_STREAM_REQ: _answering(_stream_req),
-    DraftCode.DRAFT_GET_FAILOVER_LOG: _answering(_failover_log),
-}
-
-FIRST = frozenset(HANDLERS)
+FIRST = frozenset(COMMANDS.commands)
 """The requests that may be a connection's first."""
 
 

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import wraps
 from struct import Struct
+from typing import TypeVar
 
 from penstock.errors import InvalidArguments, NotMyVbucket, OutOfRange, RemoteProtocolError, StatusError
-from penstock.node.answers import Goodbye
+from penstock.node.answers import Answer, Goodbye
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.buckets.vbucket_events import VbucketEvent
+from penstock.node.session.command_table import REPLICATE, CommandTable
 from penstock.node.session.replies import reply
 from penstock.node.session.session import Handler, Session
 from penstock.node.session.shown_values import document_datatype
 from penstock.store.documents.vbucket import LAST_SEQNO, Vbucket
-from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, Dialect, TapOpaque, VbucketState
+from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, TapOpaque, VbucketState
 from penstock.wire.codec.flags import TapFlag
 from penstock.wire.codec.frame import Frame, opcode_name
-from penstock.wire.codec.layout import decode
-from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.tap import (
     TapCheckpointEnd,
@@ -37,7 +38,7 @@ from penstock.wire.messages.tap import (
 )
 from penstock.wire.values.collection_key import DEFAULT_PREFIX
 
-__all__ = ["HANDLERS"]
+__all__ = ["MESSAGES"]
 
 logger = logging.getLogger("penstock.node")
 
@@ -47,22 +48,37 @@ _NUMBER_BYTES = 4
 _ID_BYTES = 8
 
 
-def _receive(session: Session, frame: Frame) -> bytes:
-    """Deal with any message that a TAP producer sends. Raises Goodbye where nothing sensible can follow."""
-    bucket = session.selected()
-    asked = True  # a message that cannot be read is answered in any case
-    try:
-        message = decode(frame, Dialect.TAP)
-        assert isinstance(message, TapMessage)
-        asked = bool(message.tap_flags & TapFlag.ACK)
+def _answering(handler: Handler) -> Handler:
+    """Let a handler answer every message that cannot be read, or not be dealt with."""
+
+    def answer(session: Session, frame: Frame) -> Answer:
+        bucket = session.selected()
+        try:
+            return handler(session, frame)
+        except (StatusError, RemoteProtocolError) as error:
+            logger.debug("%s", error)
+            bucket.tap.refused += 1
+            return reply(frame, error.status)
+
+    return answer
+
+
+MESSAGES = CommandTable(_answering)
+
+M = TypeVar("M", bound=TapMessage)
+
+
+def _received(deal: Callable[[ServedBucket, M], None]) -> Callable[[Session, M], bytes]:
+    """Make the handler of a message, which is answered if it asks for that. deal: raises Goodbye, StatusError."""
+
+    @wraps(deal)
+    def receive(session: Session, message: M) -> bytes:
         if not message.ttl:
-            raise InvalidArguments(f"{opcode_name(frame.opcode)} that has no hop left")
-        _DEAL[type(message)](bucket, message)
-    except (StatusError, RemoteProtocolError) as error:
-        logger.debug("%s", error)
-        bucket.tap.refused += 1
-        return reply(frame, error.status)
-    return reply(frame) if asked else b""
+            raise InvalidArguments(f"{opcode_name(message.received_as)} that has no hop left")
+        deal(session.selected(), message)
+        return reply(message) if message.tap_flags & TapFlag.ACK else b""
+
+    return receive
 
 
 def _found(bucket: ServedBucket, number: int) -> Vbucket:
@@ -95,8 +111,9 @@ def _countable(what: str, number: int) -> int:
     return number
 
 
-def _mutation(bucket: ServedBucket, message: TapMessage) -> None:
-    assert isinstance(message, TapMutation)
+@MESSAGES.serve(needs=REPLICATE)
+@_received
+def take_mutation(bucket: ServedBucket, message: TapMutation) -> None:
     vbucket = _found(bucket, message.vbucket)
     _check_key(message)
     rev_seqno = _revision(message)
@@ -126,7 +143,9 @@ def _item_flags(message: TapMutation) -> int:
     return int.from_bytes(message.flags.to_bytes(4, "big"), "little")
 
 
-def _delete(bucket: ServedBucket, message: TapMessage) -> None:
+@MESSAGES.serve(needs=REPLICATE)
+@_received
+def take_deletion(bucket: ServedBucket, message: TapDelete) -> None:
     vbucket = _found(bucket, message.vbucket)
     _check_key(message)
     key = DEFAULT_PREFIX + message.key
@@ -150,7 +169,9 @@ def _note(bucket: ServedBucket, vbucket: Vbucket, seqno: int, message: TapMessag
     bucket.changed.add(vbucket.id)
 
 
-def _flush(bucket: ServedBucket, message: TapMessage) -> None:
+@MESSAGES.serve(needs=REPLICATE)
+@_received
+def take_flush(bucket: ServedBucket, message: TapFlush) -> None:
     for vbucket in bucket.store.vbuckets:
         if vbucket.state is not None:
             _reset(bucket, vbucket)
@@ -161,7 +182,9 @@ def _reset(bucket: ServedBucket, vbucket: Vbucket) -> None:
     bucket.tell(vbucket, VbucketEvent.FLUSHED)
 
 
-def _opaque(bucket: ServedBucket, message: TapMessage) -> None:
+@MESSAGES.serve(needs=REPLICATE)
+@_received
+def take_remark(bucket: ServedBucket, message: TapOpaqueMessage) -> None:
     """Take a remark. Those that a consumer does nothing about, and those it does not know, are no error."""
     command = int.from_bytes(message.engine_private, "big")
     if len(message.engine_private) != _NUMBER_BYTES:
@@ -170,7 +193,9 @@ def _opaque(bucket: ServedBucket, message: TapMessage) -> None:
         _reset(bucket, _found(bucket, message.vbucket))
 
 
-def _vbucket_set(bucket: ServedBucket, message: TapMessage) -> None:
+@MESSAGES.serve(needs=REPLICATE)
+@_received
+def take_state(bucket: ServedBucket, message: TapVbucketSet) -> None:
     number = int.from_bytes(message.engine_private, "big")
     nbytes = len(message.engine_private)
     if nbytes != _NUMBER_BYTES:
@@ -186,16 +211,17 @@ def _vbucket_set(bucket: ServedBucket, message: TapMessage) -> None:
         bucket.tell(vbucket, VbucketEvent.STATE_CHANGED)
 
 
-def _checkpoint(bucket: ServedBucket, message: TapMessage) -> None:
+@MESSAGES.serve(needs=REPLICATE)
+@_received
+def take_checkpoint(bucket: ServedBucket, message: TapCheckpointStart | TapCheckpointEnd) -> None:
     """Begin or end a checkpoint, in a vbucket that follows the producer's."""
     vbucket = bucket.store.existing(message.vbucket)
     if vbucket.state is VbucketState.ACTIVE:
         return
-    assert isinstance(message, TapCheckpointStart)
     # A form of the documentation that no server sends has the id as engine-private data, without flags.
     text = message.value or (message.engine_private if message.flags is None else b"")
     if len(text) != _ID_BYTES:
-        raise Goodbye(f"{opcode_name(message.opcode)} with an id of {len(text)} bytes, expected {_ID_BYTES}")
+        raise Goodbye(f"{opcode_name(message.received_as)} with an id of {len(text)} bytes, expected {_ID_BYTES}")
     checkpoint, checkpoints = _countable("checkpoint", int.from_bytes(text, "big")), bucket.tap.checkpoints(vbucket)
     if isinstance(message, TapCheckpointEnd):
         if checkpoint != checkpoints.open_id:
@@ -203,22 +229,3 @@ def _checkpoint(bucket: ServedBucket, message: TapMessage) -> None:
     elif checkpoint and checkpoint != checkpoints.open_id:
         checkpoints.begin(checkpoint)
         bucket.changed.add(vbucket.id)  # who follows checkpoints here is to hear of it
-
-
-_DEAL: dict[type[TapMessage], Callable[[ServedBucket, TapMessage], None]] = {
-    TapMutation: _mutation,
-    TapDelete: _delete,
-    TapFlush: _flush,
-    TapOpaqueMessage: _opaque,
-    TapVbucketSet: _vbucket_set,
-    TapCheckpointStart: _checkpoint,
-    TapCheckpointEnd: _checkpoint,
-}
-
-HANDLERS: dict[Opcode, Handler] = dict.fromkeys(
-    (
-        *(Opcode.TAP_MUTATION, Opcode.TAP_DELETE, Opcode.TAP_FLUSH, Opcode.TAP_OPAQUE, Opcode.TAP_VBUCKET_SET),
-        *(Opcode.TAP_CHECKPOINT_START, Opcode.TAP_CHECKPOINT_END),
-    ),
-    _receive,
-)

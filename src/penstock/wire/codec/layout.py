@@ -81,8 +81,8 @@ class Message:
     value: bytes = b""
     framing: bytes = b""
     """Framing extras: with some, the frame has an alternative magic."""
-    received_as: int | None = field(default=None, compare=False, repr=False)
-    """The opcode that a received message came with; None of a message that is to be sent."""
+    received_as: int = field(default=-1, compare=False, repr=False)
+    """The opcode that a received message came with; -1 of a message that is to be sent."""
 
     @property
     def is_quiet(self) -> bool:
@@ -291,17 +291,18 @@ LAYOUTS: dict[Dialect, dict[Magic, dict[int, Forms]]] = {
 """By dialect, direction (the plain magic) and code. Key-value commands, TAP and what a server asks stand under DCP: no
 two of them clash. What UPR and its draft do not say differently is looked up there too."""
 
-_DIALECT_OF: dict[type[IntEnum], Dialect] = {
+DIALECT_OF: dict[type[IntEnum], Dialect] = {
     Opcode: Dialect.DCP,
     ServerOpcode: Dialect.DCP,
     UprOpcode: Dialect.UPR,
     DraftCode: Dialect.UPR_DRAFT,
 }
+"""The dialect whose codes are of an enum."""
 
 
 def layouts_of(code: Code, magic: Magic) -> Forms:
     """Return the declared forms of a code. Raises KeyError if it has none."""
-    return LAYOUTS[_DIALECT_OF[type(code)]][magic][code]
+    return LAYOUTS[DIALECT_OF[type(code)]][magic][code]
 
 
 M = TypeVar("M", bound=Message)
@@ -333,7 +334,7 @@ def message(
             layout = Layout(cls, struct, tuple(f.name for f in held), parts, cls.third, private, tails)
             cls.layouts[len(held)] = cls.forms[layout.names] = layout
             for opcode in opcodes:
-                LAYOUTS[_DIALECT_OF[type(opcode)]][cls.magic].setdefault(opcode, {})[struct.size] = layout
+                LAYOUTS[DIALECT_OF[type(opcode)]][cls.magic].setdefault(opcode, {})[struct.size] = layout
         return cls
 
     return enter

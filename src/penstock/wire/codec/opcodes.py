@@ -153,12 +153,15 @@ DCP_OPCODES = range(0x50, 0x68)
 
 TAP_OPCODES = range(0x40, 0x48)
 
-QUIET_OPCODES = frozenset(
-    (
-        *(Opcode.GETQ, Opcode.GETKQ, Opcode.GATQ, Opcode.GETQ_META, Opcode.QUITQ, Opcode.FLUSHQ),
-        *(Opcode.SETQ, Opcode.ADDQ, Opcode.REPLACEQ, Opcode.DELETEQ, Opcode.APPENDQ, Opcode.PREPENDQ),
-        *(Opcode.INCREMENTQ, Opcode.DECREMENTQ),
-        *(Opcode.SETQ_WITH_META, Opcode.ADDQ_WITH_META, Opcode.DELQ_WITH_META),
+QUIET_OPCODES: frozenset[int] = frozenset(
+    map(
+        int,
+        (
+            *(Opcode.GETQ, Opcode.GETKQ, Opcode.GATQ, Opcode.GETQ_META, Opcode.QUITQ, Opcode.FLUSHQ),
+            *(Opcode.SETQ, Opcode.ADDQ, Opcode.REPLACEQ, Opcode.DELETEQ, Opcode.APPENDQ, Opcode.PREPENDQ),
+            *(Opcode.INCREMENTQ, Opcode.DECREMENTQ),
+            *(Opcode.SETQ_WITH_META, Opcode.ADDQ_WITH_META, Opcode.DELQ_WITH_META),
+        ),
     )
 )
 """Commands that are not answered where they succeed; those that read, where they find nothing."""
