@@ -5,6 +5,7 @@ The source is read, so imports inside functions and under TYPE_CHECKING count to
 
 import ast
 import importlib.metadata
+import re
 import sys
 import tomllib
 from collections import Counter
@@ -294,3 +295,13 @@ def test_nothing_private_of_a_dependency_is_imported() -> None:
             if names and names[0].partition(".")[0] not in own | {"__future__"}:
                 wrong += [f"{module}: {name}" for name in names for part in name.split(".") if part.startswith("_")]
     assert wrong == []
+
+
+PLACE = re.compile(r"`((?:wire|store|client|node|spark|cli)(?:\.[a-z_]\w*)+)(?:\.[A-Z]\w*)*`")
+"""A module as the pages name it, perhaps with a class behind it; Spark's own settings have capital letters."""
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md", "docs/reliability.md"])
+def test_pages_name_modules_where_they_are(page: str) -> None:
+    text = (SOURCE.parent / page).read_text()
+    assert {place for place in PLACE.findall(text) if f"penstock.{place}" not in trees()} == set()
