@@ -19,7 +19,7 @@ import numpy as np
 from penstock.errors import TemporaryFailure
 from penstock.store.definition.bucket_settings import Settings
 from penstock.store.log.compaction import CompactionPlanner
-from penstock.store.log.log_room import LogRoom
+from penstock.store.log.log_room import LogRoom, RolledLog
 from penstock.store.log.log_segments import LoggedVbucket, LogSegments
 from penstock.store.log.long_frame import Frame
 from penstock.store.log.quota import SEGMENT_BYTES, Quota
@@ -51,31 +51,21 @@ class Commits(Protocol):
         """Write to disk what was appended."""
 
 
-class Log(Protocol):
-    """The log of a bucket's vbuckets.
+class Log(RolledLog, Protocol):
+    """The log of a bucket's vbuckets. They append to its active segment, the bucket has it committed and compacted.
 
     Attributes:
-        durable: it is on disk.
-        segments: all it holds, and the active segment, to which vbuckets append.
-        quota: what the bucket may occupy in memory.
         room: makes room in the active segment.
-        compactions: plans what is rewritten.
+        commits: brings to disk what was appended.
     """
 
-    durable: bool
-    segments: LogSegments
-    quota: Quota
     room: LogRoom
-    compactions: CompactionPlanner
 
     @property
     def commits(self) -> Commits: ...
 
     def set_settings(self, settings: Settings) -> None:
-        """Take other settings from now on: of segments those that are begun."""
-
-    def roll(self, nbytes: int) -> None:
-        """Seal the active segment, if there is anything in it, and begin the next one, with room for nbytes more."""
+        """Take other settings from now on."""
 
     def make_room_for_note(self, history: LoggedVbucket) -> None:
         """See to it that a note about a vbucket can be written. Raises TemporaryFailure."""

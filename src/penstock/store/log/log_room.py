@@ -24,6 +24,9 @@ class RolledLog(Protocol):
     Attributes:
         durable: the log is on disk. Dead frames of its active segment take as much memory as live ones, and go with
             them; so it is not sealed to free memory.
+        segments: all it holds, and the active segment.
+        quota: what the bucket may occupy in memory.
+        compactions: plans what is rewritten.
     """
 
     durable: bool
