@@ -15,13 +15,17 @@ import json
 import socket
 import statistics
 import time
+import timeit
+from functools import partial
 from typing import Any
 
 from benchmarks.report import Report, options
 from benchmarks.served import Served, served
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.flags import Datatype
-from penstock.wire.messages.kv import Get, Hello, Set, pack_features
+from penstock.wire.codec.frame import cut_frame
+from penstock.wire.codec.layout import layout_of
+from penstock.wire.messages.kv import Get, Hello, Set, Touch, pack_features
 
 SET_REPLY = 24
 GET_REPLY = 28
@@ -80,6 +84,15 @@ def case(report: Report, node: Served, name: str, *, count: int, rounds: list[li
     )
 
 
+def decoding(report: Report, rounds: int, count: int = 10_000) -> None:
+    """Measure what a decoded message costs, which the node's handlers of GET and SET do without."""
+    for message in (Get(key=b"key"), Set(key=b"key", value=b"v" * 100), Touch(key=b"key", expiry=0)):
+        frame = cut_frame(memoryview(message.encode()), 0)
+        decode = layout_of(frame).message_of
+        seconds = min(timeit.repeat(partial(decode, frame), timer=time.thread_time, number=count, repeat=rounds))
+        report.row(f"decode one {type(message).__name__}", f"{seconds / count * 1e6:.2f} us of CPU")
+
+
 def main() -> None:
     parser = options(__doc__.partition("\n")[0])
     parser.add_argument("--keys", type=int, nargs="*", default=[20_000, 200_000])
@@ -96,6 +109,7 @@ def main() -> None:
         kinds(report, chosen, keys // chosen.pipelined * chosen.pipelined)
     for value_bytes in chosen.json_bytes:
         json_values(report, chosen, chosen.json_keys // chosen.pipelined * chosen.pipelined, value_bytes)
+    decoding(report, chosen.rounds)
     report.finish()
 
 

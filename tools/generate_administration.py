@@ -7,8 +7,11 @@ from pathlib import Path
 
 from generated import publish
 
-from penstock.node.auth import Privilege
+from penstock.node.auth import Privilege, RoleName
+from penstock.node.auth.roles import GRANTS
 from penstock.node.commands.bucket_parameters import PARAMETERS, WITHOUT_EFFECT
+from penstock.node.server.dispatch import COMMANDS, DIALECTS
+from penstock.node.session.command_table import Needs
 from penstock.node.stats.stat_group import Argument, StatGroup
 from penstock.node.stats.stat_groups import GROUPS, MISSING
 
@@ -127,8 +130,46 @@ def _privilege(group: StatGroup) -> str:
     return "; needs the privilege to change settings" if group.privilege is not Privilege.SIMPLE_STATS else ""
 
 
+PRIVILEGES = """\
+## Privileges
+
+Every command of the key-value port, the privileges that it needs, and the roles that have them. A role for one scope or
+collection has the privileges for documents there only. A user has the privileges of all roles together. Commands that
+a node does not serve are not listed.
+"""
+
+
+def privileges() -> str:
+    tables = [*COMMANDS, *(table for commands in DIALECTS.values() for table in commands.tables)]
+    by_needs: dict[Needs, list[str]] = {}
+    for table in tables:
+        for command in table.commands.values():
+            by_needs.setdefault(command.needs, []).append(command.code.name)
+    lines = ["| privileges | roles | commands |", "| --- | --- | --- |"]
+    for needs in sorted(by_needs, key=_order):
+        commands = " ".join(sorted(by_needs[needs]))
+        lines.append(f"| {_needs(needs)} | {_roles(needs)} | {commands} |")
+    return f"{PRIVILEGES}\n" + "\n".join(lines) + "\n"
+
+
+def _order(needs: Needs) -> list[int]:
+    """Return a key that sorts what needs least to the front."""
+    return [] if needs is None else [0, *sorted(privilege.value for privilege in needs)]
+
+
+def _needs(needs: Needs) -> str:
+    if needs is None:
+        return "none, and no login"
+    return ", ".join(privilege.name for privilege in Privilege if privilege in needs) or "none"
+
+
+def _roles(needs: Needs) -> str:
+    able = [role for role, grant in GRANTS.items() if needs is None or needs <= grant.documents | grant.bucket]
+    return "all" if len(able) == len(RoleName) else ", ".join(f"`{role}`" for role in able)
+
+
 def main() -> int:
-    return publish(TARGET, f"{OPENING}\n{parameters()}\n{statistics()}")
+    return publish(TARGET, f"{OPENING}\n{parameters()}\n{statistics()}\n{privileges()}")
 
 
 if __name__ == "__main__":

@@ -16,11 +16,16 @@ from penstock.wire.codec.opcodes import DCP_OPCODES, Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.values.large_bytes import plain_bytes
 
-__all__ = ["classic_status", "refusal", "reply", "reply_parts"]
+__all__ = ["classic_status", "opcode_of", "refusal", "reply", "reply_parts"]
 
 
 _COPIED = 128 * 1024
 """Bytes of a reply up to which its parts are put together."""
+
+
+def opcode_of(request: Frame | Message) -> int:
+    """Return the opcode of a received request, as it stood in its header."""
+    return request.opcode if isinstance(request, Frame) else request.received_as
 
 
 def reply(
@@ -34,7 +39,7 @@ def reply(
     datatype: int = 0,
 ) -> bytes:
     """Return the reply to a received request, with its opcode and opaque."""
-    opcode = request.opcode if isinstance(request, Frame) else request.received_as
+    opcode = opcode_of(request)
     return join_frame(
         Frame(Magic.RESPONSE, opcode, status, datatype, request.opaque, cas, extras, key, plain_bytes(value))
     )
@@ -60,7 +65,7 @@ def reply_parts(
     body = len(extras) + len(key) + nbytes
     if HEADER.size + body > MAX_FRAME:
         raise TooBig(f"reply of {HEADER.size + body} bytes, limit {MAX_FRAME}: ask for less at once")
-    opcode = request.opcode if isinstance(request, Frame) else request.received_as
+    opcode = opcode_of(request)
     header = HEADER.pack(Magic.RESPONSE, opcode, len(key), len(extras), datatype, status, body, request.opaque, cas)
     return Pieces(header + extras + key, *parts)
 
