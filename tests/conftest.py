@@ -61,5 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(COMPAT):
             item.add_marker("process")
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker("spark")
         if any(item.get_closest_marker(marker) for marker in long):
             item.add_marker(pytest.mark.timeout(SOAK_SECONDS))

@@ -8,6 +8,8 @@ import pytest
 from benchmarks.idle import HALF_OPEN, HELLO, LOGIN, NOOP, certified, connect, growth, half_open
 from benchmarks.process import penstock
 
+pytestmark = pytest.mark.process
+
 ALLOWED = 64 * 2**20 / 4096
 """Bytes of a half-open connection."""
 

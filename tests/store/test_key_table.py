@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from sys import getsizeof
 
 import pytest
@@ -23,16 +25,24 @@ def name(number: int) -> bytes:
     return b"\0key-%06d" % number
 
 
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Place, BucketStore]]:
-    """A bucket of one vbucket that was opened with many documents."""
-    monkeypatch.setattr(key_search, "MANY_KEYS", KEYS)
+@pytest.fixture(scope="module")
+def stored() -> Iterator[Path]:
+    """The files of a bucket of one vbucket with many documents."""
     with directory_in_memory() as path:
-        place = Place(path / "beer")
-        bucket = place(vbuckets=1)
+        bucket = Place(path / "beer")(vbuckets=1)
         for number in range(KEYS):
             bucket.vbuckets[0].set(name(number), b"v")
         bucket.close()
+        yield path / "beer"
+
+
+@pytest.fixture
+def opened(stored: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Place, BucketStore]]:
+    """A bucket that was opened with a copy of these files."""
+    monkeypatch.setattr(key_search, "MANY_KEYS", KEYS)
+    with directory_in_memory() as path:
+        place = Place(path / "beer")
+        shutil.copytree(stored, place.path)
         bucket = place(vbuckets=1)
         yield place, bucket
         bucket.close()
