@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import AccessDenied, InvalidArguments, NoBucket, StatusError, UnknownCollection
-from penstock.node.auth import Login, Privilege
+from penstock.node.auth import Login, Privilege, User
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.buckets.visible_manifest import ManifestView
 from penstock.store.definition.manifest import Manifest
@@ -38,38 +38,80 @@ def key_reader(
     user = login.acting
     if user is None or bucket is None:
         return _nowhere
-    name, store = bucket.store.name, bucket.store
-    everywhere = all(user.may(privilege, name) for privilege in privileges)
+    access = _CollectionAccess(login, user, bucket, view, privileges)
+    return _bare_reader(access) if view is None else _prefixed_reader(access)
 
-    def check(collection_id: int) -> None:
+
+class _CollectionAccess:
+    """Whether a user has all of some privileges in the collections of a bucket.
+
+    Attributes:
+        store: the bucket.
+        everywhere: the user has them in the whole bucket.
+    """
+
+    def __init__(
+        self,
+        login: Login,
+        user: User,
+        bucket: ServedBucket,
+        view: ManifestView | None,
+        privileges: tuple[Privilege, ...],
+    ) -> None:
+        self.store = bucket.store
+        self.everywhere = all(user.may(privilege, bucket.store.name) for privilege in privileges)
+        self._login = login
+        self._user = user
+        self._bucket = bucket
+        self._view = view
+        self._privileges = privileges
+
+    def check(self, collection_id: int) -> None:
+        """Raise UnknownCollection for a collection that the user does not see, AccessDenied for one that is denied."""
+        store, view, login = self.store, self._view, self._login
         # A client without collections knows the default one: to it, that one is not hidden but denied.
-        manifest = view.of(bucket, login.acting) if view is not None else store.manifest
+        manifest = view.of(self._bucket, login.acting) if view is not None else store.manifest
         collection = manifest.collections.get(collection_id)
         if collection is None:
             raise unknown_collection(collection_id, store.manifest)
-        if not everywhere:
+        if not self.everywhere:
             scope = store.manifest.scopes_by_id[collection.scope_id].name
-            if not all(user.may(privilege, name, scope, collection.name) for privilege in privileges):
+            if not all(self._user.may(one, store.name, scope, collection.name) for one in self._privileges):
                 raise AccessDenied(f"collection {scope}.{collection.name}: not for {login.acting_name}")
+
+
+# The readers are closures: one is called for each request.
+
+
+def _bare_reader(access: _CollectionAccess) -> KeyReader:
+    """Return a reader of keys that are all in the default collection."""
+    store, everywhere = access.store, access.everywhere
 
     def bare(key: bytes) -> bytes:
         if not everywhere or DEFAULT_COLLECTION not in store.manifest.collections:
-            check(DEFAULT_COLLECTION)
+            access.check(DEFAULT_COLLECTION)
         if len(key) > MAX_KEY:
             raise _too_long(key, MAX_KEY)
         return DEFAULT_PREFIX + key
 
+    return bare
+
+
+def _prefixed_reader(access: _CollectionAccess) -> KeyReader:
+    """Return a reader of keys that have their collection's id in front."""
+    store, everywhere = access.store, access.everywhere
+
     def prefixed(key: bytes) -> bytes:
         collection_id, rest = split_collection_key(key)
         if not everywhere or collection_id not in store.manifest.collections:
-            check(collection_id)
+            access.check(collection_id)
         if len(rest) > MAX_COLLECTION_KEY and (collection_id or len(rest) > MAX_KEY):
             raise _too_long(rest, MAX_COLLECTION_KEY if collection_id else MAX_KEY)
         if not rest:
             raise InvalidArguments("a collection's id without a key behind it")
         return key
 
-    return bare if view is None else prefixed
+    return prefixed
 
 
 def _nowhere(key: bytes) -> bytes:

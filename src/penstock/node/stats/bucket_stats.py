@@ -8,7 +8,7 @@ import struct
 import time
 
 from penstock.node.buckets.bucket_storage import file_bytes
-from penstock.node.buckets.served_bucket import ServedBucket
+from penstock.node.buckets.served_bucket import Counters, ServedBucket
 from penstock.node.cluster.release import VERSION
 from penstock.node.session.node_services import NodeServices
 from penstock.node.stats import producer_stats
@@ -21,26 +21,11 @@ __all__ = ["GROUPS", "read_bucket", "read_memory", "warmup_state"]
 
 def read_bucket(node: NodeServices, bucket: ServedBucket) -> Stats:
     """Return the statistics of a bucket and its node: those of STAT without a group."""
-    counters, memory, vbuckets = bucket.counters, bucket.store.stats(), bucket.store.vbuckets
-    yield "pid", os.getpid()
-    yield "uptime", int(node.loop.time() - node.started_at)
-    yield "time", int(time.time())
-    yield "version", VERSION
-    yield "ep_version", VERSION
-    yield "curr_connections", len(node.guests.present)
-    yield "total_connections", node.guests.total
-    yield "threads", 1
-    yield "pointer_size", struct.calcsize("P") * 8
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    yield "rusage_user", f"{usage.ru_utime:.6f}"
-    yield "rusage_system", f"{usage.ru_stime:.6f}"
+    memory, vbuckets = bucket.store.stats(), bucket.store.vbuckets
+    yield from _process(node)
     yield "curr_items", sum(vbucket.items for vbucket in vbuckets if vbucket.state is VbucketState.ACTIVE)
     yield "curr_items_tot", memory.items
-    yield "cmd_get", counters.cmd_get
-    yield "get_hits", counters.cmd_get - counters.get_misses
-    yield "get_misses", counters.get_misses
-    yield "cmd_set", counters.cmd_set
-    yield "cmd_delete", counters.cmd_delete
+    yield from _commands(bucket.counters)
     yield from read_memory(bucket)
     yield "ep_bucket_type", "persistent" if bucket.spec.persistent else "ephemeral"
     yield "ep_uuid", bucket.uuid
@@ -62,6 +47,30 @@ def read_bucket(node: NodeServices, bucket: ServedBucket) -> Stats:
     yield from producer_stats.totals(bucket)
     yield "ep_requests_waiting", sum(len(c.requests) for c in node.guests.present)
     yield "ep_bytes_unsent", sum(c.bytes_unsent for c in node.guests.present)
+
+
+def _process(node: NodeServices) -> Stats:
+    """Return the statistics of the node's process and its connections."""
+    yield "pid", os.getpid()
+    yield "uptime", int(node.loop.time() - node.started_at)
+    yield "time", int(time.time())
+    yield "version", VERSION
+    yield "ep_version", VERSION
+    yield "curr_connections", len(node.guests.present)
+    yield "total_connections", node.guests.total
+    yield "threads", 1
+    yield "pointer_size", struct.calcsize("P") * 8
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    yield "rusage_user", f"{usage.ru_utime:.6f}"
+    yield "rusage_system", f"{usage.ru_stime:.6f}"
+
+
+def _commands(counters: Counters) -> Stats:
+    yield "cmd_get", counters.cmd_get
+    yield "get_hits", counters.cmd_get - counters.get_misses
+    yield "get_misses", counters.get_misses
+    yield "cmd_set", counters.cmd_set
+    yield "cmd_delete", counters.cmd_delete
 
 
 def _of_state(name: str, vbuckets: list[Vbucket]) -> Stats:

@@ -137,8 +137,6 @@ def bucket(node: NodeServices, served: ServedBucket, manifest: Manifest, items: 
     manifest: as the user sees it. items: as for `nodes`.
     """
     spec, base = served.spec, f"/pools/default/buckets/{quote(served.store.name)}"
-    stats = served.store.stats()
-    used = stats.memory_bytes
     # Clients read the quota and send it back with other settings, and gocb refuses one below 100 MB: never 0.
     quota = spec.settings(node.storage.settings).memory_bytes or _memory()
     said: dict[str, Any] = {
@@ -157,6 +155,17 @@ def bucket(node: NodeServices, served: ServedBucket, manifest: Manifest, items: 
         },
         "ddocs": {"uri": f"{base}/ddocs"},
         "controllers": {"compactAll": f"{base}/controller/compactBucket"},
+        **_settings(served, quota),
+        "basicStats": _basic_stats(node, served, manifest, quota),
+    }
+    if served.may_be_flushed:
+        said["controllers"]["flush"] = f"{base}/controller/doFlush"
+    return said
+
+
+def _settings(served: ServedBucket, quota: int) -> dict[str, Any]:
+    spec, settings = served.spec, served.store.settings
+    return {
         "replicaNumber": spec.replicas,
         "replicaIndex": False,
         "numVBuckets": len(served.store.vbuckets),
@@ -166,22 +175,23 @@ def bucket(node: NodeServices, served: ServedBucket, manifest: Manifest, items: 
         "compressionMode": "passive",
         "evictionPolicy": spec.eviction_policy,
         "durabilityMinLevel": "none",
-        "conflictResolutionType": served.store.settings.conflict_resolution,
-        "historyRetentionSeconds": int(served.store.settings.retention_seconds or 0),
-        "historyRetentionBytes": served.store.settings.retention_bytes or 0,
-        "basicStats": {
-            "quotaPercentUsed": round(100 * used / quota, 3),
-            "opsPerSec": 0,
-            "diskFetches": 0,
-            "itemCount": visible_items(served, manifest),
-            "diskUsed": _on_disk(node, served),
-            "dataUsed": stats.live_bytes,
-            "memUsed": used,
-        },
+        "conflictResolutionType": settings.conflict_resolution,
+        "historyRetentionSeconds": int(settings.retention_seconds or 0),
+        "historyRetentionBytes": settings.retention_bytes or 0,
     }
-    if served.may_be_flushed:
-        said["controllers"]["flush"] = f"{base}/controller/doFlush"
-    return said
+
+
+def _basic_stats(node: NodeServices, served: ServedBucket, manifest: Manifest, quota: int) -> dict[str, Any]:
+    stats = served.store.stats()
+    return {
+        "quotaPercentUsed": round(100 * stats.memory_bytes / quota, 3),
+        "opsPerSec": 0,
+        "diskFetches": 0,
+        "itemCount": visible_items(served, manifest),
+        "diskUsed": _on_disk(node, served),
+        "dataUsed": stats.live_bytes,
+        "memUsed": stats.memory_bytes,
+    }
 
 
 def bucket_nodes(node: NodeServices, served: ServedBucket) -> dict[str, Any]:
