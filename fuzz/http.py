@@ -239,7 +239,7 @@ class _ServedHttp(Served):
         """Delete the buckets of the try, and forget its wrong passwords: the next one must not wait for them."""
         for name in tuple(self.node.buckets):
             if name != WITNESS:
-                await self.node.delete_bucket(name)
+                await self.node.buckets.delete(name)
         self.node.attempts = Attempts(self.loop.time)
 
     async def ask_witness(self) -> None:

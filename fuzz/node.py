@@ -105,7 +105,7 @@ class Served(logging.Handler):
     async def _converse(self, data: bytes) -> bytes:
         """Send a try, and return all that was answered until the node had ended the connection."""
         async with asyncio.timeout(SECONDS):
-            await self.node.create_bucket(BucketSpec(name="default", vbuckets=VBUCKETS))
+            await self.node.buckets.create(BucketSpec(name="default", vbuckets=VBUCKETS))
             client = socket.socket()
             client.setblocking(False)
             await self.loop.sock_connect(client, ("127.0.0.1", self.port))
@@ -125,7 +125,7 @@ class Served(logging.Handler):
 
     async def clear(self) -> None:
         """Delete the bucket of the try, and forget its guesses: the logins of the next try would wait for them."""
-        await self.node.delete_bucket("default")
+        await self.node.buckets.delete("default")
         self.node.attempts = Attempts(self.loop.time)
 
     async def ask_witness(self) -> None:

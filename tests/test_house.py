@@ -149,7 +149,6 @@ BIG_CLASSES: set[str] = {
     "BucketStore",
     "History",
     "Manifest",
-    "Node",
     "ScopedHistory",
     "Vbucket",
 }

@@ -39,7 +39,7 @@ def node_of(name: str) -> Iterator[Node]:
     """Run a node that has what the recorded server had when the conversation began."""
     if name.startswith("defengine_"):
         with Node.running(["another"]) as node:
-            create = node.create_bucket(BucketSpec(name="default", kind="memcached"))
+            create = node.buckets.create(BucketSpec(name="default", kind="memcached"))
             asyncio.run_coroutine_threadsafe(create, node.loop).result(PATIENCE)
             yield node
         return

@@ -29,11 +29,11 @@ def on_loop(node, coroutine):
 
 
 def create(node, name, **spec):
-    return on_loop(node, node.create_bucket(BucketSpec(**{"name": name, "vbuckets": 4, **spec})))
+    return on_loop(node, node.buckets.create(BucketSpec(**{"name": name, "vbuckets": 4, **spec})))
 
 
 def delete(node, name):
-    on_loop(node, node.delete_bucket(name))
+    on_loop(node, node.buckets.delete(name))
 
 
 WRONG = [
@@ -128,7 +128,7 @@ def test_what_cannot_be_made_or_deleted(node):
 
 def test_at_the_same_time_a_bucket_is_made_once(node):
     async def all_at_once():
-        making = [node.create_bucket(BucketSpec(name="wine", vbuckets=1)) for _ in range(10)]
+        making = [node.buckets.create(BucketSpec(name="wine", vbuckets=1)) for _ in range(10)]
         return await asyncio.gather(*making, return_exceptions=True)
 
     made = on_loop(node, all_at_once())
@@ -140,7 +140,7 @@ def test_a_node_that_stops_makes_no_more_buckets():
         node = await Node.start(port=0, vbuckets=4)
         await node.stop()
         with pytest.raises(UsageError, match="stops"):
-            await node.create_bucket(BucketSpec(name="wine", vbuckets=4))
+            await node.buckets.create(BucketSpec(name="wine", vbuckets=4))
 
     asyncio.run(run())
 
@@ -156,7 +156,7 @@ def test_a_bucket_of_a_node_that_follows_stays(node):
 def test_what_is_kept_of_a_bucket(tmp_path, kind):
     spec = BucketSpec(name="wine", kind=kind, vbuckets=8, flush_enabled=False, replicas=1, quota_bytes=1 << 30)
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
-        made = on_loop(node, node.create_bucket(spec))
+        made = on_loop(node, node.buckets.create(spec))
         uuid = made.uuid
         with connected(node, "wine") as client:
             client.set(b"k", b"v")
@@ -240,11 +240,15 @@ def test_a_flush_is_up_to_the_bucket(node):
             assert client.status(Flush()) == status
             assert (client.get(b"k").specific == S.SUCCESS) is (name == "shut")
     with pytest.raises(NotSupported, match="may not be flushed"):
-        on_loop(node, node.flush_bucket("shut"))
+        on_loop(node, node.buckets.flush("shut"))
     with connected(node, "open") as client:
         client.set(b"k", b"v")
-        on_loop(node, node.flush_bucket("open"))
+        on_loop(node, node.buckets.flush("open"))
         assert client.get(b"k").specific == S.KEY_ENOENT
+
+
+async def changing(node, spec):
+    node.buckets.change(spec)
 
 
 def test_a_bucket_is_changed_while_it_runs(tmp_path):
@@ -252,7 +256,7 @@ def test_a_bucket_is_changed_while_it_runs(tmp_path):
         served = node.buckets["beer"]
         before = served.map.revision
         changed = BucketSpec(name="beer", vbuckets=4, quota_bytes=1 << 30, flush_enabled=False, replicas=1, max_ttl=9)
-        on_loop(node, node.change_bucket(changed))
+        on_loop(node, changing(node, changed))
         assert served.store.settings.memory_bytes == 1 << 30
         assert served.store.settings.max_ttl == 9
         assert not served.may_be_flushed
@@ -286,11 +290,11 @@ async def run():
     node = await Node.start(port=0, buckets=["beer"], vbuckets=2, data_dir=sys.argv[1])
     for number in range(int(sys.argv[2]), 1000000):
         kind = ("couchbase", "ephemeral")[number % 2]
-        await node.create_bucket(BucketSpec(name=f"b{number}", kind=kind, vbuckets=2, replicas=1))
+        await node.buckets.create(BucketSpec(name=f"b{number}", kind=kind, vbuckets=2, replicas=1))
         print("made", number, flush=True)
         if number % 3:
             print("ending", number, flush=True)
-            await node.delete_bucket(f"b{number}")
+            await node.buckets.delete(f"b{number}")
             print("ended", number, flush=True)
 
 asyncio.run(run())

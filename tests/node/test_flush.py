@@ -69,7 +69,7 @@ def test_a_flush_is_answered_when_all_is_empty_and_others_have_their_turns(node,
 def test_a_flush_by_management_takes_turns_too(node, client):
     fill(client)
     left = watch_turns(node)
-    asyncio.run_coroutine_threadsafe(node.flush_bucket("default"), node.loop).result(PATIENCE)
+    asyncio.run_coroutine_threadsafe(node.buckets.flush("default"), node.loop).result(PATIENCE)
     assert left[-1] == 0
     assert len(set(left)) > 2
 

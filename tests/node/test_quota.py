@@ -139,7 +139,7 @@ def test_dead_frames_are_dropped_beyond_a_fifth(tmp_path, on_disk):
 def ephemeral(eviction):
     spec = BucketSpec(name="wine", kind="ephemeral", vbuckets=4, quota_bytes=QUOTA, eviction=eviction)
     with Node.running(["beer"], 4) as node:
-        asyncio.run_coroutine_threadsafe(node.create_bucket(spec), node.loop).result(PATIENCE)
+        asyncio.run_coroutine_threadsafe(node.buckets.create(spec), node.loop).result(PATIENCE)
         yield node
 
 

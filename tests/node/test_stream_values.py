@@ -191,7 +191,7 @@ def test_unordered_execution_and_streams_exclude_each_other(node):
 
 
 def test_a_plain_cache_has_no_streams(node):
-    create = node.create_bucket(BucketSpec(name="cache", kind="memcached"))
+    create = node.buckets.create(BucketSpec(name="cache", kind="memcached"))
     asyncio.run_coroutine_threadsafe(create, node.loop).result(PATIENCE)
     for request in (
         Open(key=b"name", flags=F.PRODUCER),

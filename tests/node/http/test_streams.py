@@ -124,7 +124,7 @@ def test_a_node_stops_although_streams_are_open():
         opened = [stream.__enter__() for stream in streams]
         for stream in opened:
             stream.next()
-        on_loop(node, node.create_bucket(BucketSpec(name="wine", vbuckets=1)))
+        on_loop(node, node.buckets.create(BucketSpec(name="wine", vbuckets=1)))
     for stream in opened:
         with pytest.raises(EOFError):
             stream.next()
@@ -158,5 +158,5 @@ def test_streams_are_http_1_0_too(node):
             text += connection.recv(1 << 16)
         assert text.startswith(b"HTTP/1.1 200")
         assert b'"name":"beer"' in text
-        on_loop(node, node.delete_bucket("beer"))
+        on_loop(node, node.buckets.delete("beer"))
         assert all_of(connection) == b""

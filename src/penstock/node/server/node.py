@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import os
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from penstock.errors import Error, OperationTimeout, UsageError
+from penstock.errors import OperationTimeout, UsageError
 from penstock.node.auth import Access, Attempts, ServerTls, UsersFile, decide_access
 from penstock.node.auth.password_checks import Passwords
 from penstock.node.buckets.bucket_list import BucketList, check_names
@@ -26,16 +25,15 @@ from penstock.node.cluster.live_map import LiveMap
 from penstock.node.cluster.topology import NodePlace, Topology, node_map
 from penstock.node.http.http_server import HttpServer
 from penstock.node.mirror.bridge import Bridge, find_upstream
-from penstock.node.server.node_connection import NodeConnection
+from penstock.node.server.kv_server import KvServer
 from penstock.node.session.connection_registry import Guests
 from penstock.node.session.listener import Listener
 from penstock.node.session.node_options import DEFAULT_PORT, PINS, NodeOptions
 from penstock.node.session.tap_settings import TapSettings
 from penstock.node.session.value_workers import Workers
-from penstock.node.transport.acceptor import Acceptor, most_connections
+from penstock.node.transport.acceptor import most_connections
 from penstock.node.transport.tls_handshakes import Handshakes
 from penstock.store.definition.bucket_settings import Settings
-from penstock.wire.protocol.frame_receiver import Slab
 
 __all__ = ["Node"]
 
@@ -52,13 +50,29 @@ _GOODBYE_SECONDS = 1.0  # for peers to take the last replies
 class Node:
     """A running node. Made by `start` on the running event loop, or by `running` on a thread of its own.
 
-    All but `url`, `host` and the ports belongs to the event loop's thread. bridge: what follows another
-    node, None where nothing does. storage: how the buckets are kept. guests: its connections. http: management.
-    uuid: of what clients take for a cluster. usual_vbuckets: of a bucket that does not say.
-    topology: the nodes of its buckets, and where this one is; map: the cluster map of who has no bucket. users: who can
-    log in, None where nobody has to. is_loopback: only this machine reaches it. attempts: wrong passwords, by address
-    and account. passwords: those that are being checked. workers: threads for large values.
-    handshakes: of connections with TLS that are not there yet.
+    All but `url`, `host` and the ports belongs to the event loop's thread.
+
+    Attributes:
+        loop: the event loop.
+        options: the node's options.
+        host: the address of the ports.
+        is_loopback: only this machine reaches the node.
+        kv: the key-value ports and their connections.
+        http: the management ports and their connections.
+        guests: the registry of key-value connections.
+        kv_port, tls_port, http_port, https_port: the ports; 0 for none.
+        buckets: the open buckets by name, with the coroutines `create`, `delete` and `flush`, and `change`.
+        storage: how the buckets are kept.
+        usual_vbuckets: the vbuckets of a bucket whose definition gives no number.
+        bridge: mirrors a bucket of another node, None where nothing does.
+        topology: the nodes of the buckets, and the place of this node among them.
+        map: the cluster map for connections without a bucket.
+        uuid: identifies the cluster to clients.
+        users: the users who can log in, None where nobody has to.
+        attempts: wrong passwords, by address and account.
+        passwords: passwords that are being checked.
+        workers: threads for large values.
+        handshakes: connections whose TLS handshake is not done.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: NodeOptions) -> None:
@@ -84,16 +98,13 @@ class Node:
         self.idle_timeout = options.idle_timeout
         self.tap = TapSettings()
         self.bridge: Bridge | None = None
-        self.slab = Slab()  # one for all: a read fills it and is dealt with before the next
         self.buckets = BucketList(self.storage, lambda: self.topology, self._end_users_of)
         self.usual_vbuckets = 1024
         self.http = HttpServer(self)
         self.guests = Guests(loop, options, self.users, most_connections(options.most_connections))
+        self.kv = KvServer(self)
         self.started_at = loop.time()
         self._tls = _server_tls(options)
-        self._acceptors: list[Acceptor] = []
-        self._stopping = False
-        self._empty = asyncio.Event()
         self._stopped = asyncio.Event()
 
     @classmethod
@@ -149,13 +160,13 @@ class Node:
                 await served.flusher.flush()  # that it is a copy
 
     def _listen(self) -> None:
-        http, options = self.http, self.options
+        kv, http, options = self.kv, self.http, self.options
         self.http_port = http.listen(self.host, options.management_port(tls=False), self._listener(None))
         if options.tls_port is not None:
             listener = self._listener(self._tls)
             self.https_port = http.listen(self.host, options.management_port(tls=True), listener)
-            self.tls_port = self._open_port(options.tls_port, listener)
-        self.kv_port = self._open_port(options.port, self._listener(None))
+            self.tls_port = kv.listen(self.host, options.tls_port, listener)
+        self.kv_port = kv.listen(self.host, options.port, self._listener(None))
         here = replace(
             self.topology.here,
             kv=self.kv_port,
@@ -167,7 +178,7 @@ class Node:
         self.map.change()
         for served in self.buckets.values():
             served.place(self.topology)
-        for acceptor in (*http.acceptors, *self._acceptors):  # nobody is told of a port that is not known yet
+        for acceptor in (*http.acceptors, *kv.acceptors):  # nobody is told of a port that is not known yet
             acceptor.start()
 
     def _listener(self, tls: ServerTls | None) -> Listener:
@@ -185,22 +196,6 @@ class Node:
             allow_plain=options.allow_plain,
             host=self.host,
         )
-
-    def _open_port(self, port: int, listener: Listener) -> int:
-        """Take a port, and return its number. Raises Error if that cannot be."""
-        tls = listener.tls
-
-        def make() -> NodeConnection:
-            return NodeConnection(self, listener)
-
-        factory = make if tls is None else self.handshakes.encrypted(make, lambda: tls.context)
-        try:
-            acceptor = Acceptor(self.loop, self.host, port, factory)
-        except OSError as error:
-            why = os.strerror(error.errno) if error.errno else error
-            raise Error(f"cannot listen on {self.host} port {port}: {why}") from error
-        self._acceptors.append(acceptor)
-        return acceptor.port
 
     def reload(self) -> None:
         """Read the users, the certificate and the CA of clients again.
@@ -271,7 +266,6 @@ class Node:
 
         Then all that was stored is brought to disk, where the buckets are kept there.
         """
-        self._stopping = True
         try:
             await self._stop_listening()
         finally:
@@ -281,23 +275,10 @@ class Node:
             self._stopped.set()
 
     async def _stop_listening(self) -> None:
-        for acceptor in self._acceptors:
-            await acceptor.close()
+        await self.kv.stop_accepting()
         self.handshakes.close()
         await self.http.close()
-        await self._end_connections()
-
-    async def _end_connections(self) -> None:
-        if not self.guests.present:
-            self._empty.set()
-        for connection in tuple(self.guests.present):
-            connection.close()
-        try:
-            await asyncio.wait_for(self._empty.wait(), _GOODBYE_SECONDS)
-        except TimeoutError:
-            for connection in tuple(self.guests.present):
-                connection.abort("the node stops")
-            await asyncio.wait_for(self._empty.wait(), _GOODBYE_SECONDS)
+        await self.kv.end_connections()
 
     async def _let_go(self) -> None:
         """End what changes the buckets, and close them."""
@@ -310,39 +291,9 @@ class Node:
         """Wait until the node has been stopped."""
         await self._stopped.wait()
 
-    # Buckets, on the event loop's thread
-
-    async def create_bucket(self, spec: BucketSpec) -> ServedBucket:
-        """Make a bucket. Raises UsageError if it cannot be, or is there already."""
-        return await self.buckets.create(spec)
-
-    async def change_bucket(self, spec: BucketSpec) -> None:
-        """Let the bucket of this name be like that, as far as that can change. Raises UsageError."""
-        self.buckets.change(spec)
-
-    async def delete_bucket(self, name: str) -> None:
-        """End what uses a bucket, and delete it. Raises UsageError if there is none, or it is one that follows."""
-        await self.buckets.delete(name)
-
-    async def flush_bucket(self, name: str) -> None:
-        """Delete all documents of a bucket. Raises UsageError, NotSupported where that may not be, TemporaryFailure."""
-        await self.buckets.flush(name)
-
     def _end_users_of(self, bucket: ServedBucket) -> None:
         self.guests.close_users_of(bucket)
         self.http.state.wake()
-
-    # What connections call
-
-    def enter(self, connection: NodeConnection) -> None:
-        self.guests.enter(connection)
-        if self._stopping:
-            connection.abort("the node stops")
-
-    def leave(self, connection: NodeConnection) -> None:
-        self.guests.leave(connection)
-        if self._stopping and not self.guests.present:
-            self._empty.set()
 
 
 async def _settle() -> None:

@@ -24,7 +24,7 @@ from penstock.wire.codec.frame import Buffer, opcode_name
 from penstock.wire.codec.statuses import Status
 from penstock.wire.protocol.frame_receiver import Connection, Slab
 
-__all__ = ["ConnectionOwner", "NodeConnection"]
+__all__ = ["ConnectionServer", "NodeConnection"]
 
 logger = logging.getLogger("penstock.node")
 
@@ -34,11 +34,17 @@ _CLOSE_SECONDS = 5.0  # for the peer to take what was written before
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
 
-class ConnectionOwner(NodeServices, Protocol):
-    """The node, as far as its connections need it."""
+class ConnectionServer(Protocol):
+    """The server of a connection.
+
+    Attributes:
+        slab: shared by all connections: a read fills it and is dealt with before the next.
+    """
+
+    slab: Slab
 
     @property
-    def slab(self) -> Slab: ...
+    def node(self) -> NodeServices: ...
 
     def enter(self, connection: NodeConnection) -> None: ...
     def leave(self, connection: NodeConnection) -> None: ...
@@ -54,16 +60,17 @@ class NodeConnection(asyncio.BufferedProtocol):
         frame_began: when the frame began that has not ended yet, by the event loop's clock; 0 for none.
     """
 
-    def __init__(self, node: ConnectionOwner, listener: Listener) -> None:
-        self.node = node
-        self.session = Session(node, listener, self, choose_handlers)
+    def __init__(self, server: ConnectionServer, listener: Listener) -> None:
+        self.node = server.node
+        self.session = Session(server.node, listener, self, choose_handlers)
         self.requests = RequestQueue(self.session, self)
         self.paused = False
         self.frame_began = 0.0
+        self._server = server
         self._transport: asyncio.Transport
         self._outflow: Outflow
         self._unread: UnreadWatch
-        self._received = Connection(node.slab, runs=None, viewed=VIEWED)
+        self._received = Connection(server.slab, runs=None, viewed=VIEWED)
         self._closing = False
         self._closer: asyncio.TimerHandle | None = None
 
@@ -79,7 +86,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         session.host, session.peer = "" if peername is None else peername[0], _address(peername)
         session.dialect = session.listener.dialect
         session.login.present(transport.get_extra_info("peercert"))
-        node.enter(self)
+        self._server.enter(self)
         if not self._closing:
             session.enter()
 
@@ -114,7 +121,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         if self._closer is not None:
             self._closer.cancel()
         self._outflow.clear()
-        self.node.leave(self)
+        self._server.leave(self)
 
     # Reading
 
