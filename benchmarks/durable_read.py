@@ -79,7 +79,7 @@ def warm(
         buckets = {kind: open_bucket(kind, directory / kind, vbuckets) for kind in kinds(chosen)}
         rows(report, f"{about}, as written", buckets, chosen.rounds)
         for bucket in buckets.values():
-            bucket.compact()
+            bucket.compactor.rewrite_all()
         rows(report, f"{about}, compacted", buckets, chosen.rounds)
         for bucket in buckets.values():
             bucket.close()
@@ -118,7 +118,7 @@ def cold(report: Report, chosen: argparse.Namespace) -> None:
 def _make_compacted(directory: Path, vbuckets: int, changes: int) -> None:
     bucket = open_bucket(OURS, directory, vbuckets)
     fill(bucket, Changes(vbuckets=vbuckets, value_bytes=100), changes)
-    bucket.compact()
+    bucket.compactor.rewrite_all()
     bucket.close()
 
 

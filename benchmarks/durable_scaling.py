@@ -35,7 +35,7 @@ def grow(kind: str, directory: Path, vbuckets: int, sizes: list[int], number: in
     for _ in changes.take(before):
         pass
     bucket = open_bucket(kind, directory, vbuckets)
-    while bucket.load_keys():
+    while bucket.keys.load_some():
         pass
     seconds = fill(bucket, changes, sizes[number] - before).wall
     bucket.close()

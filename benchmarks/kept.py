@@ -106,8 +106,8 @@ def fill(bucket: BucketStore, changes: Changes, count: int) -> Spent:
         began, began_cpu = time.perf_counter(), time.process_time()
         for vbucket, key, value in batch:
             vbuckets[vbucket].set(key, value)
-        bucket.commit()
-        while (compaction := bucket.compaction()) is not None:
+        bucket.log.commits.run()
+        while (compaction := bucket.compactor.next_piece()) is not None:
             compaction.run()
             compaction.finish()
         wall += time.perf_counter() - began
@@ -124,7 +124,7 @@ def read_all(bucket: BucketStore) -> Volume:
     """Read everything there is, as a backfill of every vbucket."""
     frames = nbytes = 0
     for vbucket in bucket.vbuckets:
-        snapshot = vbucket.snapshot(0, MAX_SEQNO)
+        snapshot = vbucket.history.snapshot(0, MAX_SEQNO)
         while (chunk := snapshot.read(7, CHUNK_BYTES)).frames:
             frames += chunk.frames
             nbytes += len(chunk.data)

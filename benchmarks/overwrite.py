@@ -60,7 +60,7 @@ class Overwritten:
 
     def compact(self) -> None:
         began = time.process_time()
-        while (piece := self.bucket.compaction()) is not None:
+        while (piece := self.bucket.compactor.next_piece()) is not None:
             is_rewriting = piece.sources[0].clustered
             held = sum(source.size for source in piece.sources)
             dead = sum(source.dead for source in piece.sources)
@@ -79,7 +79,7 @@ class Overwritten:
     def live(self) -> int:
         """Bytes of frames that count, and of their rows and keys."""
         segments = self.bucket.log.segments
-        rows = sum(vbucket.index_bytes for vbucket in self.bucket.vbuckets)
+        rows = sum(vbucket.changes.keys.nbytes for vbucket in self.bucket.vbuckets)
         return segments.frame_bytes - segments.dead_bytes + segments.index_bytes + rows
 
 

@@ -305,7 +305,7 @@ def fill(directory: Path, vbuckets: int, documents: int) -> None:
     for number in range(documents):
         bucket.vbuckets[number % vbuckets].set(b"\0" + document(number), VALUE)
         if number % _COMMIT == 0:
-            bucket.commit()
+            bucket.log.commits.run()
     bucket.close()
 
 

@@ -21,12 +21,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from benchmarks.row_engines import ENGINES, SEQNO_BITS, Batch, Engine, place_of
-from penstock.store.bucket_store import BucketStore
+from penstock.store.bucket.bucket_record import BucketRecord
+from penstock.store.bucket_store import BucketStore, new_indexes
 from penstock.store.definition.bucket_settings import Settings
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.failover_log import FailoverEntry
 from penstock.store.history.frame_chunks import NO_FRAMES, Chunk
-from penstock.store.history.vbucket_history import CAS, OPCODE, Newest
+from penstock.store.history.vbucket_changes import CAS, OPCODE, Newest, VbucketChanges
+from penstock.store.history.vbucket_history import History
+from penstock.store.log.change_log import MemoryKeeper, MemoryLog, NoRetention
+from penstock.store.log.compaction import CompactionPlanner
 from penstock.store.log.long_frame import Frame
 from penstock.store.log.rewrite import PurgeRequest
 from penstock.store.log.row_index import RowIndex
@@ -34,7 +38,7 @@ from penstock.wire.codec.flags import SnapshotFlag
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.dcp import DELETION_HEAD, MUTATION_HEAD
 
-__all__ = ["ROW_BUCKETS", "RowBucket", "RowVbucket"]
+__all__ = ["ROW_BUCKETS", "RowBucket", "RowChanges"]
 
 _MUTATION = int(Opcode.DCP_MUTATION)
 _HEAD_BYTES = MUTATION_HEAD.size
@@ -58,7 +62,7 @@ class _Row:
 class _Keys(dict[bytes, Any]):
     """In the place of a vbucket's keys: returns frames where others return seqnos."""
 
-    def __init__(self, rows: RowBucket, vbucket: int) -> None:
+    def __init__(self, rows: RowCommits, vbucket: int) -> None:
         super().__init__()
         self._rows = rows
         self._prefix = vbucket.to_bytes(2)
@@ -118,61 +122,162 @@ class RowSnapshot:
         return Chunk(data, begins)
 
 
-class RowVbucket(Vbucket):
-    __slots__ = ("_base", "_prefix", "_rows")
+class RowCompactions(CompactionPlanner):
+    """Nothing to plan: an engine compacts by itself, all at once where everything is to be rewritten."""
 
-    def __init__(self, rows: RowBucket, vbucket: int, **keywords: Any) -> None:
-        super().__init__(_Index(vbucket), rows.log, **keywords)
-        self._rows = rows
-        self._newest = _Keys(rows, vbucket)
-        self._base = self.id << SEQNO_BITS
+    def __init__(self, log: RowLog, clock: Callable[[], int]) -> None:
+        retention = NoRetention(len(log.segments.indexes))
+        super().__init__(log.segments, log.quota, Settings(), keeper=MemoryKeeper(), retention=retention, clock=clock)
+        self._engine = log.engine
+
+    def next_piece(self, everything: bool, purge: PurgeRequest | None = None) -> None:
+        if everything:
+            self._engine.compact()
+
+
+class RowCommits:
+    """Changes that have yet to be written. One transaction at a time; `run` may be called on a thread of its own.
+
+    Attributes:
+        persisted: of each vbucket the seqno up to which it is on disk.
+    """
+
+    broken = False
+
+    def __init__(self, vbuckets: int, engine: Engine) -> None:
+        self.persisted = [0] * vbuckets
+        self._engine = engine
+        self._uncommitted = 0
+        self._pending: dict[bytes, tuple[int, bytes]] = {}  # the place and frame of each key that has changed
+        self._committing: dict[bytes, tuple[int, bytes]] = {}
+        self._gone: list[int] = []
+        self._writing, self._swapping = Lock(), Lock()
+
+    @property
+    def uncommitted(self) -> int:
+        return self._uncommitted
+
+    @property
+    def unpersisted(self) -> int:
+        return self._uncommitted
+
+    def frame(self, name: bytes) -> bytes | None:
+        """Return the frame of a key's newest change."""
+        found = self._pending.get(name) or self._committing.get(name)
+        if found is not None:
+            return found[1]
+        head = self._engine.named(name)
+        return None if head is None else self._engine.frame(place_of(head))
+
+    def head(self, name: bytes) -> bytes | None:
+        """Return the beginning of the frame of a key's newest change, all that a new one has to know of it."""
+        found = self._pending.get(name) or self._committing.get(name)
+        return self._engine.named(name) if found is None else found[1]
+
+    def store(self, name: bytes, place: int, frame: bytes, superseded: int | None) -> None:
+        """Take a change, which superseded the one at a place."""
+        with self._swapping:
+            if superseded is not None and name not in self._pending:
+                self._gone.append(superseded)
+            self._pending[name] = place, frame
+            self._uncommitted += 1
+
+    def run(self) -> None:
+        """Bring all that was stored so far to disk, in one transaction."""
+        with self._writing:
+            if not self._uncommitted:
+                return
+            with self._swapping:
+                self._committing, self._pending = self._pending, {}
+                gone, self._gone = self._gone, []
+                self._uncommitted = 0
+            frames = sorted(self._committing.values())
+            names = sorted([(name, frame[:_HEAD_BYTES]) for name, (_, frame) in self._committing.items()])
+            self._engine.write(Batch(frames, names, sorted(gone)))
+            for place, _ in frames:
+                self.persisted[place >> SEQNO_BITS] = place & _SEQNOS
+            self._committing = {}
+
+
+class RowLog(MemoryLog):
+    """In the place of a bucket's log: what gathers rows, and the engine that keeps them."""
+
+    durable = True
+
+    def __init__(self, vbuckets: int, engine: Engine, clock: Callable[[], int]) -> None:
+        super().__init__(new_indexes(vbuckets), Settings(), segment_bytes=1, clock=clock)
+        self.engine = engine
+        self.rows = self.commits = RowCommits(vbuckets, engine)
+        self.compactions = RowCompactions(self, clock)
+
+    def persisted(self, index: RowIndex) -> int | None:
+        return self.rows.persisted[index.vbucket]
+
+    def close(self) -> None:
+        self.rows.run()
+        self.engine.close()
+
+
+class RowChanges(VbucketChanges):
+    """The changes of a vbucket, as rows of an engine."""
+
+    __slots__ = ("_prefix", "base", "engine", "rows")
+
+    def __init__(self, log: RowLog, index: RowIndex, **keywords: Any) -> None:
+        super().__init__(_Index(index.vbucket), log, **keywords)
+        self.rows = log.rows
+        self.engine = log.engine
+        self.keys.newest = _Keys(log.rows, self.id)
+        self.base = self.id << SEQNO_BITS
         self._prefix = self.id.to_bytes(2)
 
-    @property
-    def persisted_seqno(self) -> int:
-        return self._rows.persisted[self.id]
-
-    @property
-    def lowest_snapshot_end(self) -> int:
-        return self.high_seqno
-
-    def snapshot(self, start_seqno: int, end_seqno: int) -> Any:
-        if end_seqno <= start_seqno or start_seqno >= self.high_seqno:
-            return RowSnapshot(iter(()), start_seqno, start_seqno)
-        self._rows.commit()
-        last = self._base | self.high_seqno
-        return RowSnapshot(self._rows.engine.frames(self._base | start_seqno + 1, last), start_seqno, self.high_seqno)
-
-    def _find(self, key: bytes, nbytes: int, frees: bool = False) -> Newest | None:
-        head = self._rows.head(self._prefix + key)
+    def find(self, key: bytes, nbytes: int, frees: bool = False) -> Newest | None:
+        head = self.rows.head(self._prefix + key)
         if head is None:
             return None
         row: Any = _Row(head)
         return row, 0, DELETION_HEAD.unpack_from(head)
 
-    def _commit(self, old: Newest | None, key: bytes, seqno: int, frame: Frame) -> None:
+    def commit(self, old: Newest | None, key: bytes, seqno: int, frame: Frame) -> None:
         assert isinstance(frame, bytes), "no value of a benchmark is as long as that"
         name = self._prefix + key
         if frame[OPCODE] == _MUTATION:
             self.items += 1
         if old is not None and old[2][OPCODE] == _MUTATION:
             self.items -= 1
-        superseded = None if old is None else self._base | old[2][_BY_SEQNO]
-        self._rows.store(name, self._base | seqno, frame, superseded)
-        self.high_seqno = seqno
+        superseded = None if old is None else self.base | old[2][_BY_SEQNO]
+        self.rows.store(name, self.base | seqno, frame, superseded)
+        self.high_seqno = self.index.lowest_snapshot_end = seqno
 
     def recover(self, frame: bytes) -> None:
         """Go on after this change, the newest there is."""
         head = DELETION_HEAD.unpack_from(frame)
-        self.high_seqno = head[_BY_SEQNO]
-        self._clock.see(head[CAS])
+        self.high_seqno = self.index.lowest_snapshot_end = head[_BY_SEQNO]
+        self.clock.see(head[CAS])
+
+
+class RowHistory(History):
+    """The history of a vbucket whose changes are rows of an engine."""
+
+    __slots__ = ()
+
+    changes: RowChanges
+
+    def snapshot(self, start_seqno: int, end_seqno: int) -> Any:
+        changes = self.changes
+        high_seqno = changes.high_seqno
+        if end_seqno <= start_seqno or start_seqno >= high_seqno:
+            return RowSnapshot(iter(()), start_seqno, start_seqno)
+        changes.rows.run()
+        frames = changes.engine.frames(changes.base | start_seqno + 1, changes.base | high_seqno)
+        return RowSnapshot(frames, start_seqno, high_seqno)
 
 
 class RowBucket(BucketStore):
-    """One transaction at a time; `commit` may run on another thread while documents are stored and read.
+    """A bucket whose changes are rows. `open` of a class in ROW_BUCKETS does as BucketStore.open, and takes the same.
 
-    `open` of a class in ROW_BUCKETS does as Bucket.open, and takes the same. engine_type: what its rows are in.
-    persisted: of each vbucket the seqno up to which it is on disk.
+    Attributes:
+        engine_type: what its rows are in.
     """
 
     engine_type: ClassVar[Callable[[Path], Engine]]
@@ -193,101 +298,29 @@ class RowBucket(BucketStore):
         new_vbuuid: Callable[[], int],
         settings: Settings | None = None,
     ) -> None:
-        super().__init__(name, vbuckets=vbuckets, clock=clock, new_vbuuid=new_vbuuid, segment_bytes=1)
+        log = RowLog(vbuckets, engine, clock)
+        self._set_up(name, log, BucketRecord(log), clock=clock, new_vbuuid=new_vbuuid)
         self.settings = settings or Settings()
-        self.engine = engine
-        self.persisted = [0] * vbuckets
-        self._uncommitted = 0
-        self._pending: dict[bytes, tuple[int, bytes]] = {}  # the place and frame of each key that has changed
-        self._committing: dict[bytes, tuple[int, bytes]] = {}
-        self._gone: list[int] = []
-        self._writing, self._swapping = Lock(), Lock()
-        self.vbuckets = [
-            RowVbucket(self, vbucket, clock=clock, new_vbuuid=new_vbuuid, changed=self.changed)
-            for vbucket in range(vbuckets)
-        ]
-        self._read_branches()
+        changes = [RowChanges(log, index, clock=clock, changed=self.changed) for index in log.segments.indexes]
+        self.vbuckets[:] = [Vbucket(RowHistory(one, new_vbuuid=new_vbuuid)) for one in changes]
+        self._read_branches(log)
 
-    def _read_branches(self) -> None:
+    def _read_branches(self, log: RowLog) -> None:
         new: list[tuple[bytes, bytes]] = []
         for vbucket in self.vbuckets:
             name = vbucket.id.to_bytes(2)  # that of a document's row is longer
-            said = self.engine.named(name)
+            said = log.engine.named(name)
             if said is None:
-                new.append((name, json.dumps(vbucket.failover_log).encode()))
+                new.append((name, json.dumps(vbucket.history.failover_log).encode()))
                 continue
-            vbucket.failover_log = tuple(FailoverEntry(*entry) for entry in json.loads(said))
-            frame = self.engine.last(vbucket.id << SEQNO_BITS | _SEQNOS)
+            vbucket.history.failover_log = tuple(FailoverEntry(*entry) for entry in json.loads(said))
+            frame = log.engine.last(vbucket.id << SEQNO_BITS | _SEQNOS)
             if frame is not None and place_of(frame) >> SEQNO_BITS == vbucket.id:
-                assert isinstance(vbucket, RowVbucket)
-                vbucket.recover(frame)
-                self.persisted[vbucket.id] = vbucket.high_seqno
+                assert isinstance(vbucket.changes, RowChanges)
+                vbucket.changes.recover(frame)
+                log.rows.persisted[vbucket.id] = vbucket.changes.high_seqno
         if new:
-            self.engine.write(Batch([], new, []))
-
-    # What vbuckets use
-
-    def frame(self, name: bytes) -> bytes | None:
-        """Return the frame of a key's newest change."""
-        found = self._pending.get(name) or self._committing.get(name)
-        if found is not None:
-            return found[1]
-        head = self.engine.named(name)
-        return None if head is None else self.engine.frame(place_of(head))
-
-    def head(self, name: bytes) -> bytes | None:
-        """Return the beginning of the frame of a key's newest change, all that a new one has to know of it."""
-        found = self._pending.get(name) or self._committing.get(name)
-        return self.engine.named(name) if found is None else found[1]
-
-    def store(self, name: bytes, place: int, frame: bytes, superseded: int | None) -> None:
-        """Take a change, which superseded the one at a place."""
-        with self._swapping:
-            if superseded is not None and name not in self._pending:
-                self._gone.append(superseded)
-            self._pending[name] = place, frame
-            self._uncommitted += 1
-
-    # What the node uses
-
-    @property
-    def durable(self) -> bool:
-        return True
-
-    @property
-    def uncommitted(self) -> int:
-        return self._uncommitted
-
-    @property
-    def unpersisted(self) -> int:
-        return self._uncommitted
-
-    def commit(self) -> None:
-        """Bring all that was stored so far to disk, in one transaction."""
-        with self._writing:
-            if not self._uncommitted:
-                return
-            with self._swapping:
-                self._committing, self._pending = self._pending, {}
-                gone, self._gone = self._gone, []
-                self._uncommitted = 0
-            frames = sorted(self._committing.values())
-            names = sorted([(name, frame[:_HEAD_BYTES]) for name, (_, frame) in self._committing.items()])
-            self.engine.write(Batch(frames, names, sorted(gone)))
-            for place, _ in frames:
-                self.persisted[place >> SEQNO_BITS] = place & _SEQNOS
-            self._committing = {}
-
-    def compaction(self, everything: bool = False, purge: PurgeRequest | None = None) -> None:
-        """Return nothing to do: the engines see to that themselves."""
-
-    def compact(self) -> None:
-        self.commit()
-        self.engine.compact()
-
-    def close(self) -> None:
-        self.commit()
-        self.engine.close()
+            log.engine.write(Batch([], new, []))
 
 
 ROW_BUCKETS: dict[str, type[RowBucket]] = {

@@ -181,7 +181,7 @@ async def _serve(pipe: Pipe, wanted: _Wanted) -> None:
 def _roll_back(loop: asyncio.AbstractEventLoop, vbuckets: Iterator[Vbucket]) -> None:
     vbucket = next(vbuckets, None)
     if vbucket is not None:
-        vbucket.rollback(vbucket.high_seqno // 2)
+        vbucket.rollback(vbucket.changes.high_seqno // 2)
         loop.call_soon(_roll_back, loop, vbuckets)
 
 

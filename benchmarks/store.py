@@ -88,7 +88,7 @@ def backfill(report: Report, name: str, bucket: BucketStore) -> None:
     for _ in range(3):
         for vbucket in bucket.vbuckets:
             with work.timed():
-                snapshot = vbucket.snapshot(0, MAX_SEQNO)
+                snapshot = vbucket.history.snapshot(0, MAX_SEQNO)
                 while (chunk := snapshot.read(7, CHUNK)).frames:
                     work.done += chunk.frames
     report.row(f"backfill, {name}", work.rate("frames"))
@@ -110,7 +110,7 @@ def follow(report: Report, vbucket: Vbucket) -> None:
     work = Work()
     with work.timed(SAMPLE):
         for _ in range(SAMPLE):
-            vbucket.snapshot(vbucket.high_seqno - 1, MAX_SEQNO).read(7, CHUNK, CHUNK)
+            vbucket.history.snapshot(vbucket.changes.high_seqno - 1, MAX_SEQNO).read(7, CHUNK, CHUNK)
     report.row("snapshot of one change, opened and read", f"{work.seconds / work.done * 1e6:.2f} us")
 
 

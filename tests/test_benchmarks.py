@@ -61,22 +61,24 @@ def test_a_bucket_of_rows_does_as_one_in_memory(story):
             vbucket, other = expected.vbuckets[number], rows.vbuckets[number]
             match command:
                 case "commit":
-                    rows.commit()
-                    assert [v.persisted_seqno for v in rows.vbuckets] == [v.high_seqno for v in expected.vbuckets]
+                    rows.log.commits.run()
+                    assert [v.history.persisted_seqno for v in rows.vbuckets] == [
+                        v.changes.high_seqno for v in expected.vbuckets
+                    ]
                 case "reopen":
-                    branches = [v.failover_log for v in rows.vbuckets]
+                    branches = [v.history.failover_log for v in rows.vbuckets]
                     rows.close()
                     rows = SQLITE.open(Path(directory), "b", clock=row_clock, **made)
-                    assert [v.failover_log for v in rows.vbuckets] == branches
+                    assert [v.history.failover_log for v in rows.vbuckets] == branches
                 case "snapshot":
-                    snapshots = [each.snapshot(extra, MAX_SEQNO) for each in (vbucket, other)]
+                    snapshots = [each.history.snapshot(extra, MAX_SEQNO) for each in (vbucket, other)]
                     written = [outcome(each, "set", b"a", b"later", 0) for each in (vbucket, other)]
                     assert written[0] == written[1]
                     assert snapshots[0].end_seqno == snapshots[1].end_seqno
                     assert read_all(snapshots[1], 7, 200) == read_all(snapshots[0], 7, 200)
                 case _:
                     assert outcome(other, command, key, value, extra) == outcome(vbucket, command, key, value, extra)
-            assert other.high_seqno == vbucket.high_seqno
+            assert other.changes.high_seqno == vbucket.changes.high_seqno
         rows.close()
 
 
@@ -84,7 +86,7 @@ def test_a_snapshot_of_rows_keeps_to_its_bounds(tmp_path):
     rows = SQLITE.open(tmp_path, "b", vbuckets=1, clock=times(), new_vbuuid=lambda: 1)
     for number in range(2000):
         rows.vbuckets[0].set(b"%04d" % number, b"v" * (number % 100))
-    snapshot = rows.vbuckets[0].snapshot(0, MAX_SEQNO)
+    snapshot = rows.vbuckets[0].history.snapshot(0, MAX_SEQNO)
     assert snapshot.read(7, 1000, window=0).frames == 0
     assert [message.by_seqno for message in messages(snapshot.read(7, 1000, max_frames=3))] == [1, 2, 3]
     assert len(snapshot.read(7, 1000).data) <= 1000

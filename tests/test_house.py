@@ -145,19 +145,10 @@ SAME_MODULES: set[str] = set()
 """Names of modules that stand twice."""
 
 
-BIG_CLASSES: set[str] = {
-    "BucketStore",
-    "History",
-    "Manifest",
-    "ScopedHistory",
-    "Vbucket",
-}
+BIG_CLASSES: set[str] = set()
 """Classes with more than MOST_METHODS methods, yet to be divided. A new one must not be added."""
 
-LONG_MODULES: set[str] = {
-    "penstock.store.bucket_store",
-    "penstock.store.documents.vbucket",
-}
+LONG_MODULES: set[str] = set()
 """Modules of more than MOST_LINES lines, yet to be divided. A new one must not be added."""
 
 SAME_CLASSES: set[str] = set()
@@ -187,9 +178,7 @@ def test_no_module_is_long() -> None:
     assert {module for module, count in counts.items() if count > MOST_LINES} == LONG_MODULES
 
 
-LONG_FUNCTIONS: set[str] = {
-    "src/penstock/store/documents/vbucket.py: apply",
-}
+LONG_FUNCTIONS: set[str] = set()
 """Functions of more than MOST_FUNCTION_LINES lines, yet to be divided. A new one must not be added."""
 
 

@@ -117,7 +117,7 @@ def test_collections_and_extended_attributes(run, node):
     served = node.buckets["beer"]
 
     def make():
-        served.change_manifest(served.store.manifest.with_scope("s").with_collection("s", "c"))
+        served.change_manifest(served.store.manifests.current.with_scope("s").with_collection("s", "c"))
         value = pack_xattrs({"_a": b"1", "b": b"\xff"}, b"{}")
         served.store.vbuckets[3].set(b"\x09k", value, datatype=Datatype.XATTR | Datatype.JSON)
 

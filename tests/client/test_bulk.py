@@ -178,7 +178,9 @@ async def test_each_node_gets_what_it_has():
                 value for _, value in documents
             ]
             assert 50_000 < writer.most_in_flight <= 100_000
-        assert all(sum(vbucket.high_seqno for vbucket in node.buckets["beer"].store.vbuckets) > 1000 for node in nodes)
+        assert all(
+            sum(vbucket.changes.high_seqno for vbucket in node.buckets["beer"].store.vbuckets) > 1000 for node in nodes
+        )
 
 
 # Peers that are a script

@@ -44,7 +44,7 @@ def url(node):
 def change(node, how):
     """Change which collections a node's bucket has."""
     bucket = node.buckets["beer"]
-    run(node, lambda: bucket.change_manifest(how(bucket.store.manifest)))
+    run(node, lambda: bucket.change_manifest(how(bucket.store.manifests.current)))
 
 
 AIRLINE = "inventory.airline"

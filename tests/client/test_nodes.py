@@ -124,7 +124,7 @@ async def test_documents_are_where_their_vbuckets_are(nodes, url):
         assert sum(high_seqnos.values()) >= 600
         infos = await bucket.vbucket_infos()
         assert {vb: info.high_seqno for vb, info in infos.items()} == high_seqnos
-        stored = [sum(vbucket.high_seqno for vbucket in node.buckets["beer"].store.vbuckets) for node in nodes]
+        stored = [sum(vbucket.changes.high_seqno for vbucket in node.buckets["beer"].store.vbuckets) for node in nodes]
         assert all(stored)
         assert sum(stored) == sum(high_seqnos.values())
         assert await bucket.remove_many(key for key, _ in documents(0, 601)) == 600

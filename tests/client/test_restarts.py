@@ -58,7 +58,7 @@ def test_a_bridge_goes_on(node, server):
         served = copy.buckets["beer"]
 
         def has(count):
-            return lambda: sum(vbucket.items for vbucket in served.store.vbuckets) == count
+            return lambda: sum(vbucket.changes.items for vbucket in served.store.vbuckets) == count
 
         write(node, "before")
         until(copy, has(1))

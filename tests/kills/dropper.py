@@ -45,24 +45,24 @@ def drop(bucket: BucketStore, chance: random.Random, first: int) -> None:
     stored: dict[str, int] = {}
     for number in count(first):
         act = chance.random()
-        manifest = bucket.manifest
+        manifest = bucket.manifests.current
         collections = sorted(manifest.collections)
         if act < 0.02:
             if len(collections) < _MOST:
-                bucket.set_manifest(manifest.with_collection("_default", f"c{manifest.next_id}"))
+                bucket.rollout.set_manifest(manifest.with_collection("_default", f"c{manifest.next_id}"))
             else:
                 gone = manifest.collections[chance.choice(collections[1:])]
-                bucket.set_manifest(manifest.without_collection("_default", gone.name))
+                bucket.rollout.set_manifest(manifest.without_collection("_default", gone.name))
                 stored = {name: value for name, value in stored.items() if name.split()[1] != str(gone.id)}
         elif act < 0.05:
-            bucket.erase()
+            bucket.eraser.erase_some()
         elif act < 0.1:
-            bucket.commit()
-            assert bucket.fault is None
-            sys.stdout.write(json.dumps([bucket.manifest.uid, stored]) + "\n")
+            bucket.log.commits.run()
+            assert bucket.log.room.fault is None
+            sys.stdout.write(json.dumps([bucket.manifests.current.uid, stored]) + "\n")
             sys.stdout.flush()
         elif act < 0.12:
-            compaction = bucket.compaction(everything=chance.random() < 0.5)
+            compaction = bucket.compactor.next_piece(everything=chance.random() < 0.5)
             if compaction is not None:
                 compaction.run()
                 compaction.finish()

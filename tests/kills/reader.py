@@ -41,7 +41,7 @@ def find_end(bucket: BucketStore, life: Life, expected: Expected, on_disk: int |
     on_disk: how many the writer has said to be on disk, None if it has not even said that the bucket was open.
     """
     clean, torn = "not clean" not in bucket.recovered, "cut off" in bucket.recovered
-    faces = [(v.state, v.failover_log, v.whole_seqno, _last_frame(v)) for v in bucket.vbuckets]
+    faces = [(v.history.state, v.history.failover_log, v.history.whole_seqno, _last_frame(v)) for v in bucket.vbuckets]
 
     def differs(vbucket: ExpectedVbucket) -> bool:
         state, log, whole, frame = faces[vbucket.id]
@@ -85,7 +85,7 @@ def _positions(expected: Expected, life: Life) -> Iterator[tuple[int | None, int
 
 
 def _last_frame(vbucket: Vbucket) -> bytes:
-    found = vbucket.index.find(vbucket.high_seqno) if vbucket.high_seqno else None
+    found = vbucket.index.find(vbucket.changes.high_seqno) if vbucket.changes.high_seqno else None
     if found is None:
         return b""
     rows, row = found
@@ -142,12 +142,12 @@ def _check_rows(vbucket: Vbucket, wanted: ExpectedVbucket, rows: dict[int, bytes
     purged = set()
     for seqno in by_seqno.keys() - rows.keys():
         change = by_seqno[seqno]
-        if 0 < change.superseded <= vbucket.lowest_snapshot_end and plan.forgets:
+        if 0 < change.superseded <= vbucket.index.lowest_snapshot_end and plan.forgets:
             continue
         old = 0 < change.deleted_at < now // NANOSECONDS - plan.settings.purge_age
-        if not plan.purges or not old or seqno > vbucket.purge_seqno or seqno == wanted.high:
+        if not plan.purges or not old or seqno > vbucket.index.purge_seqno or seqno == wanted.high:
             raise Mismatch(
-                f"lost, with floors {vbucket.lowest_snapshot_end} and {vbucket.purge_seqno}: "
+                f"lost, with floors {vbucket.index.lowest_snapshot_end} and {vbucket.index.purge_seqno}: "
                 f"{change.message}, superseded by {change.superseded}"
             )
         purged.add(seqno)
@@ -155,19 +155,19 @@ def _check_rows(vbucket: Vbucket, wanted: ExpectedVbucket, rows: dict[int, bytes
 
 
 def _check_views(vbucket: Vbucket, wanted: ExpectedVbucket, purged: set[int], chance: random.Random) -> None:
-    high = vbucket.high_seqno
+    high = vbucket.changes.high_seqno
     ends = [high, *(chance.randint(0, high) for _ in range(_VIEWS))]
     for end in ends:
         start = 0 if end == high else chance.randint(0, end)
-        snapshot = vbucket.snapshot(start, end)
+        snapshot = vbucket.history.snapshot(start, end)
         begin, last = snapshot.start_seqno, snapshot.end_seqno
         found = bytearray()
         while (chunk := snapshot.read(0, 1 << 20)).frames:
             found += chunk.data
         view = [change for change in wanted.view(begin, last) if change.seqno not in purged]
         if found != b"".join(change.frame for change in view):
-            _check_difference(f"from {begin} to {last}", changes(found), view, vbucket.purge_seqno)
-        if begin != start or (last < min(end, vbucket.whole_seqno) and last != start):
+            _check_difference(f"from {begin} to {last}", changes(found), view, vbucket.index.purge_seqno)
+        if begin != start or (last < min(end, vbucket.history.whole_seqno) and last != start):
             raise Mismatch(f"from {begin} to {last}, asked for {start} to {end}")
 
 
@@ -183,8 +183,8 @@ def _check_difference(
 
 
 def _check_documents(vbucket: Vbucket, wanted: ExpectedVbucket, now: int) -> None:
-    if vbucket.items != len(wanted.documents):
-        raise Mismatch(f"{vbucket.items} documents, expected {len(wanted.documents)}")
+    if vbucket.changes.items != len(wanted.documents):
+        raise Mismatch(f"{vbucket.changes.items} documents, expected {len(wanted.documents)}")
     for key, change in wanted.newest.items():
         item = change.item
         if item is not None and 0 < item.expiry <= now // NANOSECONDS:
@@ -194,5 +194,5 @@ def _check_documents(vbucket: Vbucket, wanted: ExpectedVbucket, now: int) -> Non
     if vbucket.get(b"never") is not None:
         raise Mismatch("a document that was never stored")
     highest = max((change.message.cas for change in wanted.changes), default=0)
-    if vbucket.max_cas < highest:
-        raise Mismatch(f"the clock is at {vbucket.max_cas}, behind {highest}")
+    if vbucket.changes.clock.last < highest:
+        raise Mismatch(f"the clock is at {vbucket.changes.clock.last}, behind {highest}")

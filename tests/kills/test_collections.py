@@ -54,16 +54,16 @@ def live(path: Path, life: int, chance: random.Random) -> Said:
 
 
 def check(bucket: BucketStore, said: Said) -> None:
-    while bucket.erase():
+    while bucket.eraser.erase_some():
         pass
     uid, stored = said
-    assert bucket.manifest.uid >= uid
-    collections = bucket.manifest.collections
+    assert bucket.manifests.current.uid >= uid
+    collections = bucket.manifests.current.collections
     for vbucket in bucket.vbuckets:
-        assert vbucket.collections == collections.keys()
-        assert vbucket.manifest().says_the_same_as(bucket.manifest)
+        assert vbucket.collections.ids == collections.keys()
+        assert vbucket.collections.manifest().says_the_same_as(bucket.manifests.current)
         counts = dict.fromkeys(collections, 0)
-        for change in read_all(Snapshot(vbucket.index, 0, vbucket.high_seqno)):
+        for change in read_all(Snapshot(vbucket.index, 0, vbucket.changes.high_seqno)):
             collection, key = split_collection_key(change.key)
             if collection != SYSTEM_COLLECTION:
                 assert isinstance(change, Mutation)
@@ -73,7 +73,7 @@ def check(bucket: BucketStore, said: Said) -> None:
                 item = vbucket.get(change.key)
                 assert item is not None
                 assert item.value == change.value
-        assert {number: vbucket.collection_items(number) for number in collections} == counts
+        assert {number: vbucket.collections.item_count(number) for number in collections} == counts
     assert not [name for name in stored if int(name.split()[1]) in collections]
 
 
@@ -86,6 +86,6 @@ def test_killed_while_collections_come_and_go(tmp_path: Path, seed: int) -> None
         bucket = open_bucket(tmp_path / "beer", life + 1)
         check(bucket, said)
         if chance.random() < 0.5:
-            bucket.compact()
+            bucket.compactor.rewrite_all()
             check(bucket, (0, {}))
         bucket.close()

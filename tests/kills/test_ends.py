@@ -40,8 +40,10 @@ def test_a_part_of_a_snapshot_never_seems_to_be_all_of_it(tmp_path: Path) -> Non
     vbucket.set_state(VbucketState.REPLICA)
     began = bucket.log.segments.active.end
     for seqno in (1, 2):
-        vbucket.apply(Event.MUTATION, b"k%d" % seqno, b"v", cas=seqno, rev_seqno=1, seqno=seqno, snapshot_end=2)
-    bucket.commit()
+        vbucket.incoming.apply(
+            Event.MUTATION, b"k%d" % seqno, b"v", cas=seqno, rev_seqno=1, seqno=seqno, snapshot_end=2
+        )
+    bucket.log.commits.run()
     names = "bucket.json", INVENTORY, log_name(1)
     files = {name: bucket.log.directory.read(name) for name in names}
     data = files[log_name(1)]
@@ -55,22 +57,22 @@ def test_a_part_of_a_snapshot_never_seems_to_be_all_of_it(tmp_path: Path) -> Non
         (path / log_name(1)).write_bytes(data[:end])
         bucket = opened(path)
         (vbucket,) = bucket.vbuckets
-        seen.add((vbucket.high_seqno, vbucket.whole_seqno))
+        seen.add((vbucket.changes.high_seqno, vbucket.history.whole_seqno))
         bucket.close()
     assert seen == {(0, 0), (1, 0), (2, 0), (2, 2)}
 
 
 def cluster(bucket: BucketStore) -> None:
     """Make a segment of its own of each log file but the active one."""
-    bucket.seal()
-    bucket.commit()
+    bucket.log.room.seal()
+    bucket.log.commits.run()
     while not all(segment.clustered for segment in bucket.log.segments.sealed):
         rewrite_one(bucket)
-        bucket.commit()
+        bucket.log.commits.run()
 
 
 def rewrite_one(bucket: BucketStore, *, everything: bool = False) -> None:
-    piece = bucket.compaction(everything)
+    piece = bucket.compactor.next_piece(everything)
     assert piece is not None
     piece.run()
     assert piece.finish()
@@ -81,7 +83,7 @@ def test_what_was_cut_off_stays_so_while_a_new_segment_has_no_name(tmp_path: Pat
     (vbucket,) = bucket.vbuckets
     for number in range(4):
         vbucket.set(b"%d" % number, b"v")
-        bucket.seal()
+        bucket.log.room.seal()
     cluster(bucket)
     vbucket.set_state(VbucketState.REPLICA)
     vbucket.rollback(2)
@@ -92,12 +94,12 @@ def test_what_was_cut_off_stays_so_while_a_new_segment_has_no_name(tmp_path: Pat
     bucket.close()
     bucket = opened(tmp_path / "beer", WithoutNames)
     rewrite_one(bucket, everything=True)
-    bucket.seal()
-    bucket.commit()
-    assert bucket.fault is not None
+    bucket.log.room.seal()
+    bucket.log.commits.run()
+    assert bucket.log.room.fault is not None
     assert isinstance(bucket.log, DurableLog)
     bucket.log.directory.unlock()
     bucket = opened(tmp_path / "beer")
     (vbucket,) = bucket.vbuckets
-    assert [message.key for message in read_all(vbucket.snapshot(0, 4))] == [b"0", b"1", b"a", b"b"]
+    assert [message.key for message in read_all(vbucket.history.snapshot(0, 4))] == [b"0", b"1", b"a", b"b"]
     bucket.close()

@@ -77,8 +77,8 @@ def test_killed_while_it_is_made(doom: Doom, nursery: Nursery, tmp_path: Path) -
     assert nursery.live(life) == (None, True)
     bucket = open_bucket(life._replace(doom=None), Clock(0), READER)
     for vbucket in bucket.vbuckets:
-        assert {entry.seqno for entry in vbucket.failover_log} == {0}
-        assert (vbucket.high_seqno, vbucket.items) == (0, 0)
+        assert {entry.seqno for entry in vbucket.history.failover_log} == {0}
+        assert (vbucket.changes.high_seqno, vbucket.changes.items) == (0, 0)
         assert vbucket.set(b"key", b"value").seqno == 1
     bucket.close()
     assert "not clean" not in open_bucket(life._replace(doom=None), Clock(0), READER).recovered

@@ -56,11 +56,11 @@ class Victim:
         try:
             self.turns += find_end(bucket, life, self._expected, death.on_disk) or 0
             for vbucket, expected in zip(bucket.vbuckets, self._expected.vbuckets, strict=True):
-                expected.log = vbucket.failover_log  # whose newest entry the reader has just made
+                expected.log = vbucket.history.failover_log  # whose newest entry the reader has just made
             self._clock.now = max(self._clock.now, self._expected.now)
             check(bucket, life, self._expected)
             if self._chance.random() < 0.2:
-                bucket.compact()
+                bucket.compactor.rewrite_all()
                 check(bucket, life, self._expected)
         finally:
             self._expected.clean = self._chance.random() < 0.5

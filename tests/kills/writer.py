@@ -114,7 +114,7 @@ def write(life: Life) -> None:
     for turn in turns(life.seed, life.number, PLANS[life.plan]):
         clock.now = turn.now
         for operation in turn.operations:
-            before = bucket.vbuckets[operation.vbucket].high_seqno
+            before = bucket.vbuckets[operation.vbucket].changes.high_seqno
             perform(bucket, operation)
             disk.note(operation.vbucket, before, turn.number)
         if not turn.number % _TURNS_BETWEEN_LOOKS:
@@ -129,7 +129,7 @@ class _Disk:
         self._committer, self._compactor = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self._turn_of: list[dict[int, int]] = [{} for _ in bucket.vbuckets]  # by seqno
         self._taken = 0
-        self._commit = self._committer.submit(bucket.commit)
+        self._commit = self._committer.submit(bucket.log.commits.run)
         self._piece: Compaction | None = None
         self._rewriting: Future[None] | None = None
         self._passing = False
@@ -139,24 +139,24 @@ class _Disk:
 
     def note(self, vbucket: int, before: int, turn: int) -> None:
         """Note in which turn the seqnos above `before` were given out."""
-        for seqno in range(before + 1, self._bucket.vbuckets[vbucket].high_seqno + 1):
+        for seqno in range(before + 1, self._bucket.vbuckets[vbucket].changes.high_seqno + 1):
             self._turn_of[vbucket][seqno] = turn
 
     def look(self, turn: int) -> None:
         """Go on with what is under way. turn: the last one that is done."""
         self._looks += 1
         vbucket = next(self._asked)
-        persisted = self._bucket.vbuckets[vbucket].persisted_seqno
+        persisted = self._bucket.vbuckets[vbucket].history.persisted_seqno
         _say(self._turn_of[vbucket].get(persisted, 1) - 1)
         if self._commit.done():
             self._commit.result()
-            assert self._bucket.fault is None, self._bucket.fault
+            assert self._bucket.log.room.fault is None, self._bucket.log.room.fault
             _say(self._taken)
             self._taken = turn
-            self._commit = self._committer.submit(self._bucket.commit)
-            self._bucket.load_keys()
+            self._commit = self._committer.submit(self._bucket.log.commits.run)
+            self._bucket.keys.load_some()
         if not self._looks % _LOOKS_BETWEEN_PASSES:
-            self._bucket.seal()
+            self._bucket.log.room.seal()
             self._passing = True
         self._compact()
 
@@ -167,7 +167,7 @@ class _Disk:
                 return
             self._rewriting.result()
             self._piece.finish()
-        self._piece = self._bucket.compaction(self._passing)
+        self._piece = self._bucket.compactor.next_piece(self._passing)
         if self._piece is None:
             self._passing = False
         else:
@@ -183,11 +183,11 @@ def _say(turns_on_disk: int) -> None:
 
 def perform(bucket: BucketStore, operation: Operation) -> None:
     if operation.verb == "expire_all":
-        while bucket.expire():
+        while bucket.pager.expire_some():
             continue
         return
     vbucket = bucket.vbuckets[operation.vbucket]
-    if operation.verb in COMMANDS and vbucket.state is not VbucketState.ACTIVE:
+    if operation.verb in COMMANDS and vbucket.history.state is not VbucketState.ACTIVE:
         return
     with suppress(KeyExists, KeyNotFound, NotStored):
         _VERBS[operation.verb](vbucket, **operation.arguments)
@@ -197,7 +197,7 @@ def _apply(
     vbucket: Vbucket, key: bytes, value: bytes | None, cas: int, rev_seqno: int, expiry: int, **place: Any
 ) -> None:
     event = Event.DELETION if value is None else Event.MUTATION
-    vbucket.apply(event, key, value or b"", cas=cas, rev_seqno=rev_seqno, expiry=expiry, **place)
+    vbucket.incoming.apply(event, key, value or b"", cas=cas, rev_seqno=rev_seqno, expiry=expiry, **place)
 
 
 def _become(vbucket: Vbucket, state: str) -> None:
@@ -205,26 +205,28 @@ def _become(vbucket: Vbucket, state: str) -> None:
 
 
 def _receive(vbucket: Vbucket, changes: Sequence[dict[str, Any]], rest: int) -> None:
-    end = vbucket.high_seqno + sum(1 + change["gap"] for change in changes) + rest
-    for change in changes if vbucket.state is not VbucketState.ACTIVE else ():
+    end = vbucket.changes.high_seqno + sum(1 + change["gap"] for change in changes) + rest
+    for change in changes if vbucket.history.state is not VbucketState.ACTIVE else ():
         said = dict(change)
-        seqno = vbucket.high_seqno + 1 + said.pop("gap")
+        seqno = vbucket.changes.high_seqno + 1 + said.pop("gap")
         _apply(vbucket, **said, seqno=seqno, snapshot_end=end)
 
 
 def _complete(vbucket: Vbucket, hides: bool) -> None:
-    if vbucket.state is not VbucketState.ACTIVE:
-        vbucket.end_snapshot(hides=hides)
+    if vbucket.history.state is not VbucketState.ACTIVE:
+        vbucket.history.end_snapshot(hides=hides)
 
 
 def _go_back(vbucket: Vbucket, by: int) -> None:
-    if vbucket.state is not VbucketState.ACTIVE:
-        vbucket.rollback(max(vbucket.high_seqno - by, 0))
+    if vbucket.history.state is not VbucketState.ACTIVE:
+        vbucket.rollback(max(vbucket.changes.high_seqno - by, 0))
 
 
 def _adopt(vbucket: Vbucket, vbuuids: Sequence[int]) -> None:
-    if vbucket.state is not VbucketState.ACTIVE:
-        vbucket.set_failover_log([(vbuuid, vbucket.high_seqno // n) for n, vbuuid in enumerate(vbuuids, 1)])
+    if vbucket.history.state is not VbucketState.ACTIVE:
+        vbucket.history.set_failover_log(
+            [(vbuuid, vbucket.changes.high_seqno // n) for n, vbuuid in enumerate(vbuuids, 1)]
+        )
 
 
 _VERBS: dict[str, Callable[..., object]] = {

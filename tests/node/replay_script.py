@@ -103,7 +103,7 @@ def hurried(data: bytes) -> bytes:
 def happen(changes: Sequence[Frame], player: Player) -> None:
     """Let another client make changes that a stream shows, all at once, and those that no stream showed any more."""
     vbucket = _vbucket(player, changes[0])
-    high = vbucket.high_seqno
+    high = vbucket.changes.high_seqno
     requests: list[Request] = []
     for change in changes:
         requests += [_request(change)] * (seqno(change) - high)
@@ -210,7 +210,7 @@ def grow(vbucket: int, vbuuid: int, to: int) -> Action:
         found = player.node.buckets["default"].store.vbuckets[vbucket]
         branch = histories()[vbuuid]
         for number in sorted(branch):
-            if found.high_seqno < number <= to:
+            if found.changes.high_seqno < number <= to:
                 player.on_loop(partial(apply, found, branch[number]))
 
     return act

@@ -171,7 +171,7 @@ def build(node: Node, name: str) -> None:
             for number in sorted(branch):
                 if number <= start.high:
                     apply(vbucket, own.get((start.log[0].vbuuid, number), branch[number]))
-            vbucket.set_failover_log(start.log)
+            vbucket.history.set_failover_log(start.log)
         vbucket.set_state(start.state, takeover=True)
     for vbid, documents in tap_items_of(name).items():
         for number, item in enumerate(documents, 1):
@@ -200,7 +200,7 @@ def apply(vbucket: Vbucket, frame: Frame) -> None:
         if expiry:
             expiry = int(time.time()) - 1 if frame.key in EXPIRED else expiry + LATER
         fields = {"flags": flags, "expiry": expiry, "lock_time": lock_time, "nru": nru, "datatype": frame.datatype}
-        vbucket.apply(
+        vbucket.incoming.apply(
             Event.MUTATION,
             DEFAULT_PREFIX + frame.key,
             frame.value,
@@ -211,7 +211,7 @@ def apply(vbucket: Vbucket, frame: Frame) -> None:
         )
     else:
         number, rev, _ = DELETION.unpack(frame.extras)
-        vbucket.apply(
+        vbucket.incoming.apply(
             Event.DELETION, DEFAULT_PREFIX + frame.key, cas=frame.cas, rev_seqno=rev, seqno=number, delete_time=LONG_AGO
         )
 
@@ -234,11 +234,11 @@ def tap_items_of(name: str) -> dict[int, list[Frame]]:
 def apply_tap(vbucket: Vbucket, number: int, frame: Frame) -> None:
     rev = int.from_bytes(frame.framing[:8], "big")
     if frame.opcode == Opcode.TAP_DELETE:
-        vbucket.apply(Event.DELETION, DEFAULT_PREFIX + frame.key, cas=frame.cas, rev_seqno=rev, seqno=number)
+        vbucket.incoming.apply(Event.DELETION, DEFAULT_PREFIX + frame.key, cas=frame.cas, rev_seqno=rev, seqno=number)
         return
     *_, flags, expiry = TAP_ITEM.unpack(frame.extras)
     fields = {"flags": int.from_bytes(flags.to_bytes(4, "big"), "little"), "expiry": expiry and expiry + LATER}
-    vbucket.apply(
+    vbucket.incoming.apply(
         Event.MUTATION,
         DEFAULT_PREFIX + frame.key,
         frame.value,

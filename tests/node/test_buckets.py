@@ -162,7 +162,7 @@ def test_what_is_kept_of_a_bucket(tmp_path, kind):
             client.set(b"k", b"v")
 
         async def collect():
-            made.change_manifest(made.store.manifest.with_scope("cellar").with_collection("cellar", "red"))
+            made.change_manifest(made.store.manifests.current.with_scope("cellar").with_collection("cellar", "red"))
 
         on_loop(node, collect())
     with Node.running(data_dir=tmp_path) as node:
@@ -170,7 +170,7 @@ def test_what_is_kept_of_a_bucket(tmp_path, kind):
         served = node.buckets["wine"]
         assert (served.spec, served.uuid) == (spec, uuid)
         assert len(served.store.vbuckets) == (1 if kind == "memcached" else 8)
-        assert served.store.manifest.find("cellar", "red").id == 9
+        assert served.store.manifests.current.find("cellar", "red").id == 9
         assert served.store.settings.memory_bytes == 1 << 30
         with connected(node, "wine") as client:
             assert client.status(Flush()) == S.NOT_SUPPORTED
@@ -219,7 +219,7 @@ def test_two_nodes_share_a_data_directory_but_no_bucket(tmp_path, caplog):
 
 def test_a_bucket_that_does_not_say_what_it_is(tmp_path, caplog):
     with Node.running(["beer", "wine"], vbuckets=4, data_dir=tmp_path) as node:
-        node.buckets["wine"].store.set_properties({"kind": "tape"})
+        node.buckets["wine"].store.record.set_properties({"kind": "tape"})
     (tmp_path / "beer" / "bucket.json").write_text("{}")
     with pytest.raises(StoreRefused, match="'tape'"), Node.running(data_dir=tmp_path):
         pass
@@ -367,7 +367,7 @@ def test_a_node_has_its_share_of_the_vbuckets(this):
         said = json.loads(client.ask(GetClusterConfig()).value)
         assert said["vBucketServerMap"]["vBucketMap"][this * 4] == [-1]
         cache = create(node, "cache", kind="memcached")
-        assert cache.store.vbuckets[0].state is VbucketState.ACTIVE
+        assert cache.store.vbuckets[0].history.state is VbucketState.ACTIVE
 
 
 @pytest.mark.parametrize(

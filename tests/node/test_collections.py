@@ -87,17 +87,17 @@ def test_a_dropped_collection_is_erased_without_the_expiry_pager(disabled):
             vbucket.set(prefixed(LAGERS, b"over"), b"", expiry=1_000_000_000)
             if disabled == "before":
                 upkeep.set_pager(enabled=False)
-            store.set_manifest(store.manifest.without_collection("beers", "ales"))
+            store.rollout.set_manifest(store.manifests.current.without_collection("beers", "ales"))
             upkeep.spread()
-            assert vbucket.erasing
+            assert vbucket.collections.eraser.is_due
             upkeep.set_pager(enabled=False)
 
         run(node, drop_many)
-        while run(node, lambda: vbucket.erasing or upkeep.next_page is not None):
+        while run(node, lambda: vbucket.collections.eraser.is_due or upkeep.next_page is not None):
             pass
-        assert run(node, lambda: (vbucket.items, upkeep.pages)) == (1, pages)
+        assert run(node, lambda: (vbucket.changes.items, upkeep.pages)) == (1, pages)
         run(node, lambda: upkeep.set_pager(seconds=0.001, enabled=True))
-        while run(node, lambda: vbucket.items or upkeep.pages == pages):
+        while run(node, lambda: vbucket.changes.items or upkeep.pages == pages):
             pass
 
 

@@ -254,8 +254,8 @@ def test_rollbacks(node, client, consumer, what, vbuuid, snap, start, point):
     for number in range(10):
         client.set(b"key %d" % number)
     vbucket = node.buckets["default"].store.vbuckets[0]
-    entry = type(vbucket.failover_log[0])
-    vbucket.failover_log = (entry(2222, 3), entry(1111, 0))
+    entry = type(vbucket.history.failover_log[0])
+    vbucket.history.failover_log = (entry(2222, 3), entry(1111, 0))
     reply = consumer.stream(0, start, vbuuid=vbuuid, snap=snap)
     if point is None:
         assert reply.specific == S.SUCCESS
@@ -268,7 +268,7 @@ def test_rollbacks(node, client, consumer, what, vbuuid, snap, start, point):
 
 
 def test_the_failover_log(node, consumer):
-    log = node.buckets["default"].store.vbuckets[3].failover_log
+    log = node.buckets["default"].store.vbuckets[3].history.failover_log
     assert unpack_failover_log(consumer.ask(DcpGetFailoverLog(vbucket=3)).value) == log
     refused = consumer.ask(DcpGetFailoverLog(vbucket=16))
     assert (refused.specific, refused.value) == (S.NOT_MY_VBUCKET, b"")
@@ -304,7 +304,7 @@ def test_a_stream_up_to_now_has_everything(client, consumer, flag):
 
 def test_a_bucket_in_memory_counts_as_persisted(node, client, consumer):
     client.set(b"k")
-    vbuuid = node.buckets["default"].store.vbuckets[0].vbuuid
+    vbuuid = node.buckets["default"].store.vbuckets[0].history.vbuuid
     assert consumer.stream(start=1, vbuuid=vbuuid, flags=StreamFlag.DISK_ONLY).specific == S.SUCCESS
     assert consumer.message().reason == 0
 

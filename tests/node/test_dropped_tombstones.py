@@ -37,7 +37,7 @@ def client(node):
 
 
 def vbuuid(node):
-    return node.buckets["default"].store.vbuckets[0].vbuuid
+    return node.buckets["default"].store.vbuckets[0].history.vbuuid
 
 
 def drop_a_tombstone(client):

@@ -46,7 +46,7 @@ def watch_turns(node):
     left: list[int] = []
 
     def look():
-        left.append(sum(vbucket.items for vbucket in store.vbuckets))
+        left.append(sum(vbucket.changes.items for vbucket in store.vbuckets))
         if left[-1]:
             node.loop.call_soon(look)
 
@@ -87,7 +87,7 @@ def test_what_is_stored_behind_a_flush_stays(node, client):
 
 def test_a_stream_that_is_opened_meanwhile_ends_when_its_vbucket_is_emptied(node, client):
     fill(client)
-    run(node, node.buckets["default"].store.begin_flush)
+    run(node, node.buckets["default"].store.rollout.begin_flush)
     with connected(node) as consumer:
         assert consumer.open().stream(5).specific == S.SUCCESS
         assert [consumer.message().opcode for _ in range(2)] == [Opcode.DCP_SNAPSHOT_MARKER, Opcode.DCP_MUTATION]
@@ -106,9 +106,9 @@ def test_a_disk_that_fails_meanwhile_ends_a_flush(tmp_path):
         def begin():
             bucket.flush()
             bucket.upkeep.when_spread(answers.append)
-            bucket.store.spread_manifest(1)
+            bucket.store.rollout.spread(1)
             bucket.store.log.directory.__class__ = FullDirectory
-            bucket.store.commit()
+            bucket.store.log.commits.run()
 
         run(node, begin)
         assert client.status(Flush()) == S.ETMPFAIL
@@ -118,7 +118,7 @@ def test_a_disk_that_fails_meanwhile_ends_a_flush(tmp_path):
 
         def heal():
             bucket.store.log.directory.__class__ = FullDirectory.__base__
-            bucket.store.commit()
+            bucket.store.log.commits.run()
 
         run(node, heal)
         assert client.set(b"other", vbucket=3).specific == S.SUCCESS

@@ -50,7 +50,7 @@ def histories(node):
     """What must be the same in a copy of the history: failover logs and seqnos."""
     (served,) = node.buckets.values()
     return [
-        (vbucket.failover_log, vbucket.high_seqno, vbucket.whole_seqno, vbucket.items)
+        (vbucket.history.failover_log, vbucket.changes.high_seqno, vbucket.history.whole_seqno, vbucket.changes.items)
         for vbucket in served.store.vbuckets
     ]
 
@@ -61,7 +61,7 @@ def documents(node):
     return {
         (vbucket.id, key): item._replace(seqno=0)
         for vbucket in served.store.vbuckets
-        for key in list(vbucket.loaded_keys())
+        for key in list(vbucket.changes.keys.loaded())
         if (item := vbucket.get(key)) is not None
     }
 
@@ -106,7 +106,9 @@ def lose(node, number, seqno):
 
     def go_back():
         vbucket.rollback(seqno)
-        vbucket.failover_log = create_entry(vbucket.failover_log, 2**40 + next(vbuuids), vbucket.high_seqno)
+        vbucket.history.failover_log = create_entry(
+            vbucket.history.failover_log, 2**40 + next(vbuuids), vbucket.changes.high_seqno
+        )
         served.tell(vbucket, VbucketEvent.STATE_CHANGED)
 
     run(node, go_back)
@@ -323,7 +325,9 @@ def test_a_promoted_vbucket_is_not_followed_until_it_is_a_replica_again(protocol
 def test_what_others_write_to_a_copy_does_not_last():
     with original() as first, bridge(first, "dcp") as second:
         vbucket = second.buckets["beer"].store.vbuckets[0]
-        run(second, lambda: [vbucket.apply(Event.MUTATION, b"k%d" % n, cas=1, rev_seqno=1) for n in range(100)])
+        run(
+            second, lambda: [vbucket.incoming.apply(Event.MUTATION, b"k%d" % n, cas=1, rev_seqno=1) for n in range(100)]
+        )
         write(first.url("beer"), fill)
         follow(second, first, "dcp")
 

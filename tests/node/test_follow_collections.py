@@ -34,11 +34,14 @@ def seen(node):
 
 
 def manifest(node):
-    return node.buckets["beer"].store.manifest
+    return node.buckets["beer"].store.manifests.current
 
 
 def history(node):
-    return [(each.failover_log, each.high_seqno, each.whole_seqno) for each in node.buckets["beer"].store.vbuckets]
+    return [
+        (each.history.failover_log, each.changes.high_seqno, each.history.whole_seqno)
+        for each in node.buckets["beer"].store.vbuckets
+    ]
 
 
 def attributes(node):
@@ -49,7 +52,7 @@ def attributes(node):
         vbucket = served.store.vbuckets[1]
         vbucket.set(key(ALES, b"with"), XATTRS + b"{}", datatype=int(Datatype.XATTR | Datatype.JSON))
         meta = Meta(cas=1, rev_seqno=1, datatype=int(Datatype.XATTR), deleted=True)
-        vbucket.store_with_meta(Event.DELETION, key(0, b"gone"), pack_xattrs({"_sync": b"1"}), meta)
+        vbucket.incoming.store_with_meta(Event.DELETION, key(0, b"gone"), pack_xattrs({"_sync": b"1"}), meta)
         served.changed.add(1)
         served.notify()
 

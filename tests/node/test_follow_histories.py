@@ -62,14 +62,14 @@ async def test_what_is_in_the_middle_of_a_snapshot_is_not_served_and_comes_again
         return accept(request, LOG) + begun + mutations(request, 4, *range(6, 400))
 
     async with Original(serve) as script, copy_of(script) as (_, watch, vbucket):
-        await watch.until(lambda: vbucket.high_seqno == 399)
-        assert vbucket.whole_seqno == 2
-        assert [vbucket.snapshot(0, end).end_seqno for end in (1, 2, 3, 399)] == [1, 2, 2, 2]
+        await watch.until(lambda: vbucket.changes.high_seqno == 399)
+        assert vbucket.history.whole_seqno == 2
+        assert [vbucket.history.snapshot(0, end).end_seqno for end in (1, 2, 3, 399)] == [1, 2, 2, 2]
         script.peers[-1].transport.abort()
-        await watch.until(lambda: vbucket.whole_seqno == 900)
+        await watch.until(lambda: vbucket.history.whole_seqno == 900)
         assert script.asked == [(0, 0, 0, 0), (2, 11, 2, 2)]
-        assert [vbucket.snapshot(0, end).end_seqno for end in (1, 5, 900)] == [900, 900, 900]
-        assert vbucket.items == 4
+        assert [vbucket.history.snapshot(0, end).end_seqno for end in (1, 5, 900)] == [900, 900, 900]
+        assert vbucket.changes.items == 4
 
 
 @in_loop
@@ -80,8 +80,8 @@ async def test_a_log_is_the_copys_before_anything_is_stored():
         return accept(request, newer)
 
     async with Original(serve) as script, copy_of(script) as (_, watch, vbucket):
-        await watch.until(lambda: vbucket.failover_log == newer)
-        assert vbucket.high_seqno == 0
+        await watch.until(lambda: vbucket.history.failover_log == newer)
+        assert vbucket.changes.high_seqno == 0
 
 
 @in_loop
@@ -96,12 +96,12 @@ async def test_an_upstream_without_its_history_begins_anew():
         Original(serve) as script,
         copy_of(script) as (node, watch, vbucket),
     ):
-        await watch.until(lambda: vbucket.whole_seqno == 4)
+        await watch.until(lambda: vbucket.history.whole_seqno == 4)
         script.peers[-1].transport.abort()
-        await watch.until(lambda: vbucket.whole_seqno == 2)
+        await watch.until(lambda: vbucket.history.whole_seqno == 2)
         assert [start for start, *_ in script.asked] == [0, 4, 0]
         assert node.bridge.copies.rollbacks == 1
-        assert vbucket.failover_log == LOG
+        assert vbucket.history.failover_log == LOG
 
 
 @in_loop
@@ -112,7 +112,7 @@ async def test_garbage_ends_it():
     async with Original(serve) as script, copy_of(script) as (node, _, vbucket):
         await asyncio.wait([node.bridge.task], timeout=PATIENCE)
         assert "by_seqno 3 behind its snapshot's end 2" in str(node.bridge.task.exception())
-        assert vbucket.high_seqno == 0
+        assert vbucket.changes.high_seqno == 0
 
 
 # Which part of two histories is the same
@@ -175,7 +175,7 @@ async def test_an_upstream_that_is_flushed_without_a_word_is_copied_anew():
         return accept(request, LOG) + old + marker(request, 1, 50) + mutations(request, 1, 50)
 
     async with Original(serve) as script, copy_of(script) as (_, watch, vbucket):
-        await watch.until(lambda: vbucket.whole_seqno == 50)
+        await watch.until(lambda: vbucket.history.whole_seqno == 50)
         assert vbucket.get(b"\0k41") is None
-        assert vbucket.items == 2
+        assert vbucket.changes.items == 2
     assert script.asked == [(0, 0, 0, 0)] * 2

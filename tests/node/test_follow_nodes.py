@@ -32,7 +32,7 @@ def write(cluster, vbuckets):
 def has(node, changes):
     """Return whether a node has so many changes."""
     vbuckets = node.buckets["beer"].store.vbuckets
-    return lambda: sum(vbucket.high_seqno for vbucket in vbuckets) == changes
+    return lambda: sum(vbucket.changes.high_seqno for vbucket in vbuckets) == changes
 
 
 @pytest.mark.process

@@ -47,7 +47,7 @@ def deleting(opcode=Opcode.DEL_WITH_META, form=DelWithMeta, **fields):
 
 def last_write_wins(node):
     for vbucket in node.buckets["default"].store.vbuckets:
-        vbucket.conflict_resolution = "lww"
+        vbucket.incoming.conflict_resolution = "lww"
 
 
 # GET_META

@@ -122,7 +122,7 @@ def test_a_user_without_a_password_chooses_the_bucket_of_its_name(tmp_path, pass
             assert (client.status(login) == S.SUCCESS) == (not password)
             if not password:
                 assert client.set(b"k", b"v").specific == S.SUCCESS
-                assert node.buckets["beer"].store.vbuckets[0].items == 1
+                assert node.buckets["beer"].store.vbuckets[0].changes.items == 1
         with connected(node) as client:
             assert client.status(SaslAuth(key=b"PLAIN", value=b"\0wine\0")) == S.AUTH_ERROR
 
@@ -302,7 +302,7 @@ def test_other_roles_never_choose_another_bucket(tmp_path, roles, get, set_):
         with change_users(path) as accounts:
             accounts["alice"] = replace(accounts["alice"], user=User.of("alice", roles))
         while (status := client.set(b"k").specific) == S.SUCCESS:
-            assert not node.buckets["default"].store.vbuckets[0].items
+            assert not node.buckets["default"].store.vbuckets[0].changes.items
         assert (client.get(b"k").specific, status) == (get, set_)
 
 

@@ -161,7 +161,7 @@ def test_observe_refused(client, value, status):
 @pytest.mark.parametrize("state", VbucketState)
 def test_copies_are_observed_and_dead_vbuckets_are_not(node, client, state):
     client.set(b"k")
-    vbuuid = node.buckets["default"].store.vbuckets[0].vbuuid
+    vbuuid = node.buckets["default"].store.vbuckets[0].history.vbuuid
     assert client.status(SetVbucket(state=state)) == S.SUCCESS
     alive = state is not VbucketState.DEAD
     expected = S.SUCCESS if alive else S.NOT_MY_VBUCKET
@@ -189,7 +189,7 @@ def test_the_bucket_type_decides_what_is_persisted_in_memory(kind, told, stored,
         assert client.ask(Observe(value=pack_keys([(0, b"k")]))).cas == 0
         client.delete(b"k")
         assert [state for state, _ in observe(client, b"k")] == [deleted]
-        vbuuid = bucket.store.vbuckets[0].vbuuid.to_bytes(8, "big")
+        vbuuid = bucket.store.vbuckets[0].history.vbuuid.to_bytes(8, "big")
         assert unpack_observed(client.ask(ObserveSeqno(value=vbuuid)).value)[2:4] == (seqno, 2)
         assert persisted(client) == seqno
         stats = client.stats()

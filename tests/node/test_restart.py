@@ -48,11 +48,12 @@ def changes_of(node, number, *, dead):
     vbucket = node.buckets["beer"].store.vbuckets[number]
     if dead:
         return messages_in(
-            run(node, lambda: vbucket.snapshot(0, vbucket.high_seqno).read(0, 1 << 20).data), Dialect.DCP
+            run(node, lambda: vbucket.history.snapshot(0, vbucket.changes.high_seqno).read(0, 1 << 20).data),
+            Dialect.DCP,
         )
     with connected(node, "beer") as consumer:
         consumer.open(f"reader of {number}")
-        assert consumer.stream(number, end=vbucket.high_seqno).specific == S.SUCCESS
+        assert consumer.stream(number, end=vbucket.changes.high_seqno).specific == S.SUCCESS
         return list(consumer.changes())
 
 
@@ -130,7 +131,7 @@ def test_a_consumer_goes_on_where_it_was_after_a_stop(tmp_path):
     with running(tmp_path) as node, on_beer(node) as client:
         for _ in range(5):
             client.set(b"k")
-        vbuuid = node.buckets["beer"].store.vbuckets[0].vbuuid
+        vbuuid = node.buckets["beer"].store.vbuckets[0].history.vbuuid
     with running(tmp_path) as node, on_beer(node) as client:
         client.set(b"k")
         client.open()
@@ -172,7 +173,7 @@ def test_after_a_death_there_is_what_was_confirmed_and_consumers_are_told(tmp_pa
         for _ in range(5):
             client.set(b"k", b"confirmed")
         persist(client, 0)
-        vbuuid = node.buckets["beer"].store.vbuckets[0].vbuuid
+        vbuuid = node.buckets["beer"].store.vbuckets[0].history.vbuuid
         for _ in range(5):
             client.set(b"k", b"only in memory")
         with survivor_of(node, tmp_path / "copy") as survivor:

@@ -194,9 +194,9 @@ def test_observe_seqno_knows_the_branch_and_those_before(node, client):
     vbucket = node.buckets["default"].store.vbuckets[5]
     for _ in range(3):
         client.set(b"k", vbucket=5)
-    old = vbucket.failover_log[0]
+    old = vbucket.history.failover_log[0]
     assert observe(client, old.vbuuid) == Observed(5, old.vbuuid, 3, 3)
-    vbucket.failover_log = (type(old)(vbuuid=1234, seqno=2), *vbucket.failover_log)
+    vbucket.history.failover_log = (type(old)(vbuuid=1234, seqno=2), *vbucket.history.failover_log)
     assert observe(client, 1234) == Observed(5, 1234, 3, 3)
     assert observe(client, old.vbuuid) == Observed(5, 1234, 3, 3, old.vbuuid, 2)
 

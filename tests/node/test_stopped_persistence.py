@@ -65,7 +65,7 @@ def test_a_stream_of_what_is_on_disk_ends_there(node, client):
     persist(client, 1)
     stop(client)
     client.set(b"not yet")
-    vbuuid = node.buckets["default"].store.vbuckets[0].vbuuid
+    vbuuid = node.buckets["default"].store.vbuckets[0].history.vbuuid
     with connected(node) as consumer:
         flags = StreamFlag.DISK_ONLY
         assert consumer.open().stream(flags=flags).specific == S.SUCCESS

@@ -78,7 +78,7 @@ def test_up_to_latest_is_up_to_the_newest_change_of_the_collections(node, writer
     """As kv_engine, adjustSeqnosForStreamRequest: nothing begins behind it."""
     writer.set(key(LAGERS), b"l")
     writer.set(key(0), b"d")
-    vbuuid = node.buckets["default"].store.vbuckets[0].vbuuid
+    vbuuid = node.buckets["default"].store.vbuckets[0].history.vbuuid
     asked = {"vbuuid": vbuuid, "flags": StreamFlag.TO_LATEST, "value": ids(LAGERS)}
     assert modern.stream(start=4, **asked).specific == S.SUCCESS
     assert modern.message().reason == 0

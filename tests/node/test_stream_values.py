@@ -41,7 +41,7 @@ def filled(node):
         for number, (value, datatype) in enumerate(STORED):
             vbucket.set(b"\0%d" % number, value, datatype=int(datatype))
         meta = Meta(cas=1, rev_seqno=1, flags=0, expiry=0, datatype=int(X), deleted=True)
-        vbucket.store_with_meta(Event.DELETION, b"\0gone", BOTH, meta)
+        vbucket.incoming.store_with_meta(Event.DELETION, b"\0gone", BOTH, meta)
         served.notify()
 
     run(node, fill)

@@ -17,7 +17,7 @@ def vbucket():
 def test_an_active_vbucket_begins_with_checkpoint_2(vbucket):
     found = Checkpoints(vbucket)
     assert (found.open_id, found.last_closed, found.persisted) == (2, 1, 1)
-    assert found.start_of(2) == Point(vbucket.vbuuid, 0)
+    assert found.start_of(2) == Point(vbucket.history.vbuuid, 0)
     assert (found.start_of(1), found.start_of(3)) == (None, None)
 
 
@@ -27,7 +27,7 @@ def test_closing_a_checkpoint(vbucket):
     assert found.create() == 3
     vbucket.set(b"b", b"2")
     assert [found.end_of(each) for each in (1, 2, 3, 4)] == [0, 1, None, None]
-    assert found.start_of(3) == Point(vbucket.vbuuid, 1)
+    assert found.start_of(3) == Point(vbucket.history.vbuuid, 1)
     assert [found.after(seqno) for seqno in (0, 1, 2)] == [2, 3, 3]
     assert (found.last_closed, found.persisted) == (2, 2)
 

@@ -47,7 +47,7 @@ def vbuuid(client, vbucket=0) -> int:
 
 
 def test_the_failover_log(node, client, consumer):
-    log = node.buckets["default"].store.vbuckets[3].failover_log
+    log = node.buckets["default"].store.vbuckets[3].history.failover_log
     reply = consumer.ask(UprGetFailoverLog(vbucket=3, opaque=OPAQUE))
     assert (reply.specific, reply.opaque, reply.extras, reply.key) == (S.SUCCESS, OPAQUE, b"", b"")
     assert unpack_failover_log(reply.value) == log
@@ -156,8 +156,8 @@ def test_rollback(node, client, consumer):
     for number in range(10):
         client.set(b"key %d" % number)
     vbucket = node.buckets["default"].store.vbuckets[0]
-    entry = type(vbucket.failover_log[0])
-    vbucket.failover_log = (entry(2222, 3), entry(1111, 0))
+    entry = type(vbucket.history.failover_log[0])
+    vbucket.history.failover_log = (entry(2222, 3), entry(1111, 0))
     for branch, start, point in ((1111, 5, 3), (2222, 12, 10)):
         reply = consumer.ask(ask(start=start, vbuuid=branch))
         assert (reply.specific, len(reply.extras), reply.value) == (S.ROLLBACK, 8, b"")

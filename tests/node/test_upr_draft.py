@@ -50,7 +50,7 @@ def answer(client, *messages):
 
 
 def test_the_failover_log(node, client, consumer):
-    log = node.buckets["default"].store.vbuckets[12].failover_log
+    log = node.buckets["default"].store.vbuckets[12].history.failover_log
     found = answer(consumer, DraftGetFailoverLog(vbucket=12, opaque=0x2D))
     assert isinstance(found, DraftFailoverLog)
     assert (found.vbucket, found.opaque, unpack_failover_log(found.value)) == (12, 0x2D, log)
@@ -114,8 +114,8 @@ def test_rollback(node, client, consumer):
     for number in range(10):
         client.set(b"key %d" % number)
     vbucket = node.buckets["default"].store.vbuckets[0]
-    entry = type(vbucket.failover_log[0])
-    vbucket.failover_log = (entry(2222, 3), entry(1111, 0))
+    entry = type(vbucket.history.failover_log[0])
+    vbucket.history.failover_log = (entry(2222, 3), entry(1111, 0))
     consumer.send(ask(start=5, vbuuid=1111))
     frame = consumer.receive()
     assert frame.value == (3).to_bytes(8, "big")

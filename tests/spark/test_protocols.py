@@ -62,7 +62,7 @@ def fail_over(node: Node, number: int, seqno: int) -> None:
     vbucket = served.store.vbuckets[number]
 
     def change_places() -> None:
-        vbucket.rollback(min(seqno, vbucket.high_seqno))
+        vbucket.rollback(min(seqno, vbucket.changes.high_seqno))
         for state in (VbucketState.REPLICA, VbucketState.ACTIVE):
             vbucket.set_state(state)
             served.tell(vbucket, VbucketEvent.STATE_CHANGED)

@@ -128,7 +128,7 @@ def test_a_password_is_used_and_never_shown(spark, tmp_path, capfd):
     with Node.running(["default"], vbuckets=4, users=tmp_path / "users.json") as node, event_log(spark, log):
         to = rows.write.format("dcp").mode("append").options(url=node.url("default"), username="ada")
         to.option("password", "very secret").save()
-        assert sum(vbucket.high_seqno for vbucket in node.buckets["default"].store.vbuckets) == 1
+        assert sum(vbucket.changes.high_seqno for vbucket in node.buckets["default"].store.vbuckets) == 1
         with pytest.raises(PySparkException, match="refused the login of 'ada'") as refused:
             to.option("password", "very wrong").save()
     shown = str(refused.value) + "".join(capfd.readouterr())

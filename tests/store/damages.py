@@ -66,13 +66,13 @@ def _session(place: Place, numbers: range, *, compact: bool, clean: bool) -> lis
         bucket.vbuckets[number % 3].set(b"key %d" % (number % 11), b"value %d" % number)
         states.append(shown(bucket))
         if number % 7 == 6:
-            bucket.commit()
+            bucket.log.commits.run()
     if compact:
-        bucket.compact()
+        bucket.compactor.rewrite_all()
         for number in numbers[:9]:
             bucket.vbuckets[1].set(b"key %d" % (number % 5), b"newer %d" % number)
             states.append(shown(bucket))
-    bucket.commit()
+    bucket.log.commits.run()
     if clean:
         bucket.close()
     else:

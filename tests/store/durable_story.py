@@ -18,7 +18,7 @@ from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.event_frames import subject_of_key
 from penstock.store.history.failover_log import MAX_ENTRIES
 from penstock.store.history.history_snapshot import Snapshot
-from penstock.store.history.vbucket_history import CAS
+from penstock.store.history.vbucket_changes import CAS
 from penstock.store.log.compaction import Compaction
 from penstock.store.log.segment import Segment
 from penstock.wire.codec.constants import VbucketState
@@ -75,7 +75,7 @@ def rows_of(vbucket: Vbucket) -> set[tuple[int, int]]:
     """
     found = set()
     seqno = 0
-    while seqno < vbucket.high_seqno:
+    while seqno < vbucket.changes.high_seqno:
         seqno = vbucket.index.ceiling(seqno + 1)
         place = vbucket.index.find(seqno)
         assert place is not None
@@ -151,14 +151,14 @@ class DurableStory(Story):
 
     def note(self) -> None:
         """Take note of what the bucket is after a record."""
-        floors = [(vbucket.lowest_snapshot_end, vbucket.purge_seqno) for vbucket in self.bucket.vbuckets]
+        floors = [(vbucket.index.lowest_snapshot_end, vbucket.index.purge_seqno) for vbucket in self.bucket.vbuckets]
         self.told.append(Told([history.copy() for history in self.histories], floors))
 
     def committed(self) -> None:
         """All that was told is on disk."""
-        assert (self.bucket.fault, self.bucket.uncommitted) == (None, 0)
+        assert (self.bucket.log.room.fault, self.bucket.log.commits.uncommitted) == (None, 0)
         for vbucket in self.bucket.vbuckets:
-            assert vbucket.persisted_seqno == vbucket.high_seqno
+            assert vbucket.history.persisted_seqno == vbucket.changes.high_seqno
         del self.told[:-1]
 
     def step(self, what: str, argument: int, detail: Any) -> None:
@@ -169,9 +169,9 @@ class DurableStory(Story):
             self.erase_all()
         super().step(what, argument, detail)
         for vbucket in self.bucket.vbuckets:
-            assert vbucket.persisted_seqno <= vbucket.high_seqno
-            assert vbucket.whole_seqno == self.histories[vbucket.id].whole_seqno
-            assert vbucket.lowest_snapshot_end <= vbucket.high_seqno
+            assert vbucket.history.persisted_seqno <= vbucket.changes.high_seqno
+            assert vbucket.history.whole_seqno == self.histories[vbucket.id].whole_seqno
+            assert vbucket.index.lowest_snapshot_end <= vbucket.changes.high_seqno
         for segment in self.log.segments.sealed:
             assert segment.dead == segment.lengths[segment.fate != 0].sum()
 
@@ -246,8 +246,8 @@ class DurableStory(Story):
         """Take note of the documents that have just become tombstones."""
         was_whole = history.whole_seqno == history.high_seqno
         whole = history.whole_seqno
-        new = read_all(Snapshot(vbucket.index, history.high_seqno, vbucket.high_seqno))
-        assert len(new) == vbucket.high_seqno - history.high_seqno
+        new = read_all(Snapshot(vbucket.index, history.high_seqno, vbucket.changes.high_seqno))
+        assert len(new) == vbucket.changes.high_seqno - history.high_seqno
         for change in new:
             assert self.has_expired(history.documents[change.key])
             history.delete(change.key, change.cas, Event.EXPIRATION, delete_time=self.now // SECOND)
@@ -256,7 +256,7 @@ class DurableStory(Story):
             self.own(vbucket, history)
 
     def pager(self, *_: Any) -> None:
-        while self.bucket.expire():
+        while self.bucket.pager.expire_some():
             pass
         for vbucket, history in zip(self.bucket.vbuckets, self.histories, strict=True):
             if history.state is VbucketState.ACTIVE:
@@ -301,7 +301,7 @@ class DurableStory(Story):
 
     def remove(self, vbucket: Vbucket, history: History, _: int) -> None:
         vbucket.remove()
-        history.reset(vbucket.vbuuid)
+        history.reset(vbucket.history.vbuuid)
         history.state = None
         self.note()
 
@@ -313,17 +313,17 @@ class DurableStory(Story):
     def load(self, vbucket: Vbucket, _: History, bucket: bool) -> None:
         """Load all keys, or some of one vbucket."""
         if bucket:
-            while self.bucket.load_keys():
+            while self.bucket.keys.load_some():
                 pass
         else:
-            vbucket.load_some_keys()
+            vbucket.changes.keys.load_some()
 
     def seal(self, *_: Any) -> None:
-        self.bucket.seal()
+        self.bucket.log.room.seal()
 
     def commit(self, *_: Any) -> None:
         self.position()
-        self.bucket.commit()
+        self.bucket.log.commits.run()
         self.committed()
 
     def cluster(self, *_: Any) -> None:
@@ -341,11 +341,11 @@ class DurableStory(Story):
     def begin_one(self, everything: bool) -> bool:
         """Begin a compaction if none is under way, and there is something to be done."""
         position = self.position()
-        compaction = self.bucket.compaction(everything)
+        compaction = self.bucket.compactor.next_piece(everything)
         if compaction is None:
             return False
         assert self.plan is None
-        persisted = [vbucket.persisted_seqno for vbucket in self.bucket.vbuckets]
+        persisted = [vbucket.history.persisted_seqno for vbucket in self.bucket.vbuckets]
         self.plan = Plan(compaction, self.now, position, persisted)
         return True
 
@@ -378,7 +378,7 @@ class DurableStory(Story):
         """Check that this change was one that a compaction may drop."""
         by = history.superseded_by(change)
         settings = self.settings
-        if 0 < by <= vbucket.lowest_snapshot_end:
+        if 0 < by <= vbucket.index.lowest_snapshot_end:
             superseding = next(other for other in history.changes if other.by_seqno == by)
             made, position = self.made[vbucket.id, superseding.cas, by]
             assert by <= plan.persisted[vbucket.id]
@@ -389,7 +389,7 @@ class DurableStory(Story):
         else:
             assert not isinstance(change, Mutation)
             assert change.delete_time < plan.now // SECOND - settings.purge_age
-            assert vbucket.purge_seqno >= change.by_seqno
+            assert vbucket.index.purge_seqno >= change.by_seqno
             assert vbucket.index.purged_rev_seqno >= change.rev_seqno
             self.purged.add((vbucket.id, change.cas))
 
@@ -461,9 +461,11 @@ class DurableStory(Story):
                 case "run":
                     self.run()
                 case "manifest":
-                    self.bucket.set_manifest(self.bucket.manifest.with_collection("_default", f"d{self.number}"))
+                    self.bucket.rollout.set_manifest(
+                        self.bucket.manifests.current.with_collection("_default", f"d{self.number}")
+                    )
                     self.catch_up()
-        return [vbucket.persisted_seqno for vbucket in self.bucket.vbuckets]
+        return [vbucket.history.persisted_seqno for vbucket in self.bucket.vbuckets]
 
     def catch_up(self) -> None:
         for vbucket, history in zip(self.bucket.vbuckets, self.histories, strict=True):
@@ -484,12 +486,14 @@ class DurableStory(Story):
         """Find out what the bucket is now, of what it may be."""
         logs = []
         for vbucket in self.bucket.vbuckets:
-            log = [(entry.vbuuid, entry.seqno) for entry in vbucket.failover_log]
+            log = [(entry.vbuuid, entry.seqno) for entry in vbucket.history.failover_log]
             new = [entry for entry in log if entry[0] >= first_vbuuid]
             assert log[: len(new)] == new
             told_since = len(self.newest_events(vbucket))
-            assert {seqno for _, seqno in new} <= {*range(vbucket.high_seqno - told_since, vbucket.high_seqno + 1)}
-            assert len(new) in (new_entries if vbucket.state is VbucketState.ACTIVE else range(1))
+            assert {seqno for _, seqno in new} <= {
+                *range(vbucket.changes.high_seqno - told_since, vbucket.changes.high_seqno + 1)
+            }
+            assert len(new) in (new_entries if vbucket.history.state is VbucketState.ACTIVE else range(1))
             logs.append((new, log[len(new) :]))
         found = [one for one in told if self.matches(one, [old for _, old in logs])]
         assert found, "this is none of the states that the bucket has been in since the last commit"
@@ -506,7 +510,7 @@ class DurableStory(Story):
     def newest_events(self, vbucket: Vbucket) -> list[Mutation | Tombstone]:
         """Return the system events that a vbucket's changes end with."""
         found = []
-        for change in reversed(read_all(Snapshot(vbucket.index, 0, vbucket.high_seqno))):
+        for change in reversed(read_all(Snapshot(vbucket.index, 0, vbucket.changes.high_seqno))):
             if subject_of_key(change.key) is None:
                 break
             found.append(change)
@@ -516,7 +520,7 @@ class DurableStory(Story):
         """Return a history with the events that the vbucket has told since, because it was behind."""
         history = history.copy()
         for change in self.newest_events(vbucket):
-            if change.by_seqno > history.high_seqno and vbucket.state is VbucketState.ACTIVE:
+            if change.by_seqno > history.high_seqno and vbucket.history.state is VbucketState.ACTIVE:
                 super().event(vbucket, history, change)
                 self.made[vbucket.id, change.cas, change.by_seqno] = self.now, self.position()
         return history
@@ -527,12 +531,12 @@ class DurableStory(Story):
             for vbucket, history in zip(self.bucket.vbuckets, told.histories, strict=True)
         ]
         return all(
-            (vbucket.state, vbucket.high_seqno, vbucket.whole_seqno)
+            (vbucket.history.state, vbucket.changes.high_seqno, vbucket.history.whole_seqno)
             == (history.state, history.high_seqno, history.whole_seqno)
-            and (vbucket.lowest_snapshot_end, vbucket.purge_seqno) == floors
-            and log == history.log[: MAX_ENTRIES - len(vbucket.failover_log) + len(log)]
-            and read_all(Snapshot(vbucket.index, 0, vbucket.high_seqno))
-            == self.view(vbucket, history, 0, vbucket.high_seqno)
+            and (vbucket.index.lowest_snapshot_end, vbucket.index.purge_seqno) == floors
+            and log == history.log[: MAX_ENTRIES - len(vbucket.history.failover_log) + len(log)]
+            and read_all(Snapshot(vbucket.index, 0, vbucket.changes.high_seqno))
+            == self.view(vbucket, history, 0, vbucket.changes.high_seqno)
             and rows_of(vbucket) <= {(change.by_seqno, change.cas) for change in history.changes}
             for vbucket, history, floors, log in zip(self.bucket.vbuckets, histories, told.floors, logs, strict=True)
         )
@@ -556,18 +560,18 @@ class DurableStory(Story):
         self.erase_all()
         self.check_collections()
         for vbucket, history in zip(self.bucket.vbuckets, self.histories, strict=True):
-            assert vbucket.state is history.state
-            assert [tuple(entry) for entry in vbucket.failover_log] == history.log
-            assert vbucket.whole_seqno == history.whole_seqno
-            assert vbucket.items == len(history.documents)
-            assert vbucket.high_seqno == history.high_seqno
+            assert vbucket.history.state is history.state
+            assert [tuple(entry) for entry in vbucket.history.failover_log] == history.log
+            assert vbucket.history.whole_seqno == history.whole_seqno
+            assert vbucket.changes.items == len(history.documents)
+            assert vbucket.changes.high_seqno == history.high_seqno
             self.check_snapshots(vbucket, history)
 
     def check_keys(self, read: int) -> None:
         """Read no keys, some of each vbucket, or (2) all, with their documents."""
         if read == 1:
             for vbucket in self.bucket.vbuckets:
-                vbucket.load_some_keys()
+                vbucket.changes.keys.load_some()
         elif read == 2:
             self.check_documents()
 
@@ -578,18 +582,18 @@ class DurableStory(Story):
                     self.get(vbucket, history, key)
 
     def check_snapshots(self, vbucket: Vbucket, history: History) -> None:
-        lowest, whole = vbucket.lowest_snapshot_end, history.whole_seqno
+        lowest, whole = vbucket.index.lowest_snapshot_end, history.whole_seqno
         there = [change.by_seqno for change in history.changes if vbucket.index.find(change.by_seqno) is not None]
         for change in history.changes:
             if change.by_seqno not in there and (vbucket.id, change.cas) not in self.purged:
                 assert 0 < history.superseded_by(change) <= lowest
         for asked in range(1, whole + 1 if whole < 200 else 1):
             end = next(seqno for seqno in there if seqno >= max(asked, lowest)) if lowest <= whole else 0
-            assert vbucket.snapshot(0, asked).end_seqno == end
+            assert vbucket.history.snapshot(0, asked).end_seqno == end
         for end in there:
             if lowest <= end <= whole:
                 for start in {0, end // 2}:
-                    snapshot = vbucket.snapshot(start, end)
+                    snapshot = vbucket.history.snapshot(start, end)
                     assert snapshot.end_seqno == end
                     assert read_all(snapshot) == self.view(vbucket, history, start, end)
                     again = Snapshot(vbucket.index, start, end, few=0)

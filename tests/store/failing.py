@@ -178,7 +178,12 @@ def contents(path: Path) -> dict[str, bytes]:
 def shown(bucket: BucketStore) -> list[Any]:
     """Return all that a client could see of a bucket but its branches."""
     return [
-        (vbucket.state, vbucket.high_seqno, vbucket.items, [(change, vbucket.get(change.key)) for change in current])
+        (
+            vbucket.history.state,
+            vbucket.changes.high_seqno,
+            vbucket.changes.items,
+            [(change, vbucket.get(change.key)) for change in current],
+        )
         for vbucket in bucket.vbuckets
         for current in [newest(vbucket)]
     ]
@@ -186,4 +191,4 @@ def shown(bucket: BucketStore) -> list[Any]:
 
 def newest(vbucket: Vbucket) -> list[Mutation | Tombstone]:
     """Return the newest change of each key, in order, those of an incomplete snapshot too."""
-    return read_all(Snapshot(vbucket.index, 0, vbucket.high_seqno))
+    return read_all(Snapshot(vbucket.index, 0, vbucket.changes.high_seqno))

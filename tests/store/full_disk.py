@@ -16,8 +16,8 @@ def fill(bucket: BucketStore) -> None:
     for number in count():
         bucket.vbuckets[number % 4].set(b"key %d" % number, b"." * 1000)
         if number % 20 == 19:
-            bucket.commit()
-            if bucket.fault is not None:
+            bucket.log.commits.run()
+            if bucket.log.room.fault is not None:
                 return
 
 
@@ -38,9 +38,9 @@ def main(path: Path) -> None:
     fill(bucket)
     before = shown(bucket)
     for _ in range(3):
-        bucket.commit()
+        bucket.log.commits.run()
         assert refuses(bucket)
-    compaction = bucket.compaction()
+    compaction = bucket.compactor.next_piece()
     assert compaction is not None
     compaction.run()
     assert not compaction.finish()
@@ -48,9 +48,9 @@ def main(path: Path) -> None:
     assert shown(bucket) == before
 
     ballast.unlink()
-    bucket.commit()
-    assert bucket.fault is None
-    assert all(vbucket.persisted_seqno == vbucket.high_seqno for vbucket in bucket.vbuckets)
+    bucket.log.commits.run()
+    assert bucket.log.room.fault is None
+    assert all(vbucket.history.persisted_seqno == vbucket.changes.high_seqno for vbucket in bucket.vbuckets)
     bucket.vbuckets[0].set(b"key", b"value")
     before = shown(bucket)
     bucket.close()
@@ -58,11 +58,11 @@ def main(path: Path) -> None:
     assert shown(bucket) == before
 
     fill(bucket)
-    persisted = [vbucket.persisted_seqno for vbucket in bucket.vbuckets]
+    persisted = [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets]
     place.directory.let_go()  # as if it had been killed
     spare.unlink()
     bucket = place(segment_bytes=100_000)
-    assert all(vbucket.high_seqno >= seqno for vbucket, seqno in zip(bucket.vbuckets, persisted, strict=True))
+    assert all(vbucket.changes.high_seqno >= seqno for vbucket, seqno in zip(bucket.vbuckets, persisted, strict=True))
     bucket.close()
 
 

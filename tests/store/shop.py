@@ -19,7 +19,7 @@ def key(collection: int, name: str = "k") -> bytes:
 
 
 def all_of(vbucket: Vbucket, start: int = 0) -> list[Mutation | Tombstone]:
-    return read_all(vbucket.snapshot(start, vbucket.high_seqno))
+    return read_all(vbucket.history.snapshot(start, vbucket.changes.high_seqno))
 
 
 def told(vbucket: Vbucket, start: int = 0) -> list[EventFrame]:
@@ -32,20 +32,20 @@ def told(vbucket: Vbucket, start: int = 0) -> list[EventFrame]:
 
 
 def erase(bucket: BucketStore) -> None:
-    while bucket.erase():
+    while bucket.eraser.erase_some():
         pass
 
 
 def modified(bucket: BucketStore, seconds: int = 7) -> Manifest:
     """Let a bucket with a shop have another time limit for its items; return its manifest."""
-    bucket.set_manifest(bucket.manifest.with_max_ttl("shop", "items", seconds))
-    return bucket.manifest
+    bucket.rollout.set_manifest(bucket.manifests.current.with_max_ttl("shop", "items", seconds))
+    return bucket.manifests.current
 
 
 def follow(source: Vbucket, copy: Vbucket, snapshot_end: int | None = None) -> None:
-    for change in all_of(source, copy.high_seqno):
+    for change in all_of(source, copy.changes.high_seqno):
         mutation = isinstance(change, Mutation)
-        copy.apply(
+        copy.incoming.apply(
             Event.MUTATION if mutation else Event.DELETION,
             *(change.key, change.value),
             cas=change.cas,

@@ -48,7 +48,7 @@ class Story:
     number: int = 0
 
     def __post_init__(self) -> None:
-        self.histories = [History(vbucket.id, log=[(vbucket.vbuuid, 0)]) for vbucket in self.bucket.vbuckets]
+        self.histories = [History(vbucket.id, log=[(vbucket.history.vbuuid, 0)]) for vbucket in self.bucket.vbuckets]
 
     def step(self, what: str, argument: int, detail: Any) -> None:
         """argument: the number of a vbucket."""
@@ -57,7 +57,7 @@ class Story:
 
     def manifest(self, _: Vbucket, __: History, number: int) -> None:
         """Make a collection, or drop one, or (number below 0) let one be another: there are a few at most."""
-        manifest = self.bucket.manifest
+        manifest = self.bucket.manifests.current
         there = [collection for collection in manifest.collections.values() if collection.id]
         if number < 0:
             for collection in there[number % (len(there) or 1) :][:1]:
@@ -67,17 +67,17 @@ class Story:
             manifest = manifest.without_collection("_default", there[number].name)
         elif len(there) < _MOST_COLLECTIONS:
             manifest = manifest.with_collection("_default", f"c{manifest.next_id}", history=bool(number % 2))
-        self.bucket.set_manifest(manifest)
+        self.bucket.rollout.set_manifest(manifest)
         for vbucket, history in zip(self.bucket.vbuckets, self.histories, strict=True):
             self.absorb(vbucket, history)
 
     def absorb(self, vbucket: Vbucket, history: History) -> None:
         """Take note of the system events that a vbucket has just told."""
-        for change in read_all(Snapshot(vbucket.index, history.high_seqno, vbucket.high_seqno)):
+        for change in read_all(Snapshot(vbucket.index, history.high_seqno, vbucket.changes.high_seqno)):
             self.event(vbucket, history, change)
 
     def event(self, vbucket: Vbucket, history: History, change: Mutation | Tombstone) -> None:
-        assert vbucket.state is VbucketState.ACTIVE
+        assert vbucket.history.state is VbucketState.ACTIVE
         assert subject_of_key(change.key) is not None
         whole = None if history.whole_seqno == history.high_seqno else history.whole_seqno
         history.apply(change)
@@ -94,24 +94,24 @@ class Story:
 
     def erase(self, vbucket: Vbucket, _: History, most: int) -> None:
         """Go on with what is left of dropped collections."""
-        vbucket.erase_some(most)
+        vbucket.collections.eraser.erase_some(most)
 
     def erase_all(self) -> None:
-        while self.bucket.erase():
+        while self.bucket.eraser.erase_some():
             pass
 
     def check_collections(self) -> None:
         """Check what vbuckets say of collections."""
         for vbucket, history in zip(self.bucket.vbuckets, self.histories, strict=True):
             collections = history.collections
-            assert vbucket.collections == {0, *collections}
-            if vbucket.state is VbucketState.ACTIVE:
-                assert vbucket.collections == self.bucket.manifest.collections.keys()
-                assert vbucket.manifest().collections == self.bucket.manifest.collections
+            assert vbucket.collections.ids == {0, *collections}
+            if vbucket.history.state is VbucketState.ACTIVE:
+                assert vbucket.collections.ids == self.bucket.manifests.current.collections.keys()
+                assert vbucket.collections.manifest().collections == self.bucket.manifests.current.collections
             for number, changes in collections.items():
                 documents = [change for change in changes[1:] if isinstance(change, Mutation)]
-                assert vbucket.collection_items(number) == len(documents)
-                assert vbucket.collection_high_seqno(number) == max(change.by_seqno for change in changes)
+                assert vbucket.collections.item_count(number) == len(documents)
+                assert vbucket.collections.high_seqno(number) == max(change.by_seqno for change in changes)
 
     @property
     def value(self) -> bytes:
@@ -150,7 +150,7 @@ class Story:
     def state(self, vbucket: Vbucket, history: History, detail: tuple[VbucketState, bool]) -> None:
         state, takeover = detail
         vbucket.set_state(state, takeover=takeover)
-        history.become(state, vbucket.vbuuid, takeover=takeover)
+        history.become(state, vbucket.history.vbuuid, takeover=takeover)
         self.absorb(vbucket, history)
 
     def apply(self, vbucket: Vbucket, history: History, detail: tuple[bytes, int, int]) -> None:
@@ -160,13 +160,13 @@ class Story:
             key=key,
             value=self.value,
             cas=self.cas,
-            by_seqno=vbucket.high_seqno + 1 + gap,
+            by_seqno=vbucket.changes.high_seqno + 1 + gap,
             rev_seqno=self.number * 3,
             flags=self.number,
             lock_time=1,
             nru=2,
         )
-        vbucket.apply(
+        vbucket.incoming.apply(
             Event.MUTATION,
             key,
             change.value,
@@ -182,37 +182,37 @@ class Story:
 
     def bury(self, vbucket: Vbucket, history: History, detail: tuple[bytes, int, int]) -> None:
         key, gap, rest = detail
-        seqno, rev_seqno = vbucket.high_seqno + 1 + gap, self.number * 3
+        seqno, rev_seqno = vbucket.changes.high_seqno + 1 + gap, self.number * 3
         event = Event.DELETION if rest % 2 else Event.EXPIRATION
         same: dict[str, Any] = {"key": key, "cas": self.cas, "rev_seqno": rev_seqno, "delete_time": self.delete_time}
-        vbucket.apply(event, seqno=seqno, snapshot_end=seqno + rest, **same)
+        vbucket.incoming.apply(event, seqno=seqno, snapshot_end=seqno + rest, **same)
         self.applied(history, tombstone(event, vbucket=vbucket.id, by_seqno=seqno, **same), seqno + rest)
 
     def applied(self, history: History, change: Mutation | Tombstone, snapshot_end: int) -> None:
         history.apply(change, snapshot_end)
 
     def rollback(self, vbucket: Vbucket, history: History, distance: int) -> None:
-        seqno = max(vbucket.high_seqno - distance, 0)
+        seqno = max(vbucket.changes.high_seqno - distance, 0)
         there = [change.by_seqno for change in history.changes if vbucket.index.find(change.by_seqno) is not None]
         expected = max((one for one in there if one <= seqno), default=0)
-        if seqno < vbucket.lowest_snapshot_end or expected < min(seqno, vbucket.purge_seqno):
+        if seqno < vbucket.index.lowest_snapshot_end or expected < min(seqno, vbucket.index.purge_seqno):
             expected = 0  # some version is not there any more
-        before = vbucket.high_seqno
+        before = vbucket.changes.high_seqno
         assert vbucket.rollback(seqno) == expected
-        history.rollback(expected, vbucket.vbuuid)
+        history.rollback(expected, vbucket.history.vbuuid)
         if before and not expected:
-            assert vbucket.vbuuid == max(other.vbuuid for other in self.bucket.vbuckets)
+            assert vbucket.history.vbuuid == max(other.history.vbuuid for other in self.bucket.vbuckets)
         self.absorb(vbucket, history)
 
     def reset(self, vbucket: Vbucket, history: History, _: int) -> None:
         vbucket.reset()
-        history.reset(vbucket.vbuuid)
+        history.reset(vbucket.history.vbuuid)
         self.absorb(vbucket, history)
 
     def open(self, vbucket: Vbucket, history: History, detail: tuple[int, int]) -> None:
         self.erase_all()
-        start, length = min(detail[0], vbucket.high_seqno), detail[1]
-        end = vbucket.snapshot(start, start + length).end_seqno
+        start, length = min(detail[0], vbucket.changes.high_seqno), detail[1]
+        end = vbucket.history.snapshot(start, start + length).end_seqno
         snapshot = Snapshot(vbucket.index, start, end, few=self.number % 2 * FEW)
         self.readers.append(Reader(snapshot, self.view(vbucket, history, snapshot.start_seqno, snapshot.end_seqno)))
 

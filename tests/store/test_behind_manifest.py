@@ -53,11 +53,11 @@ class Run:
 
     def step(self, what: str, number: int) -> None:
         bucket, vbucket = self.bucket, self.bucket.vbuckets[number % VBUCKETS]
-        newest = max(bucket.manifest.collections)
+        newest = max(bucket.manifests.current.collections)
         match what:
             case "manifest":
-                manifest = next_manifest(bucket.manifest, number)
-                (bucket.set_manifest if self.eager else bucket.begin_manifest)(manifest)
+                manifest = next_manifest(bucket.manifests.current, number)
+                (bucket.rollout.set_manifest if self.eager else bucket.rollout.begin_manifest)(manifest)
             case "set":
                 vbucket.set(key(newest), b"value")
             case "delete" if vbucket.get(key(newest)) is not None:
@@ -72,16 +72,16 @@ class Run:
             case "back":
                 vbucket.rollback(number)
             case "spread":
-                bucket.spread_manifest(number)
+                bucket.rollout.spread(number)
             case "erase" if self.eager:
-                bucket.erase()
+                bucket.eraser.erase_some()
 
     def histories(self) -> list[object]:
         """Return what each vbucket holds once all have written their events and nothing is left to erase."""
         erase(self.bucket)
-        assert not self.bucket.is_behind
+        assert not self.bucket.rollout.is_due
         return [
-            (vbucket.failover_log, vbucket.items, vbucket.manifest(), all_of(vbucket))
+            (vbucket.history.failover_log, vbucket.changes.items, vbucket.collections.manifest(), all_of(vbucket))
             for vbucket in self.bucket.vbuckets
         ]
 
@@ -103,46 +103,46 @@ def place() -> Iterator[Place]:
 
 def test_events_come_before_the_first_change() -> None:
     bucket = new_bucket()
-    bucket.begin_manifest(SHOP)
-    assert bucket.manifest == SHOP
-    assert (bucket.is_behind, bucket.vbuckets[0].high_seqno) == (True, 0)
+    bucket.rollout.begin_manifest(SHOP)
+    assert bucket.manifests.current == SHOP
+    assert (bucket.rollout.is_due, bucket.vbuckets[0].changes.high_seqno) == (True, 0)
     assert bucket.vbuckets[0].set(key(ITEMS), b"v").seqno == 4
     assert len(told(bucket.vbuckets[0])) == 3
-    assert bucket.vbuckets[1].high_seqno == 0
-    assert not bucket.spread_manifest(1000)
-    assert {vbucket.high_seqno for vbucket in bucket.vbuckets} == {3, 4}
+    assert bucket.vbuckets[1].changes.high_seqno == 0
+    assert not bucket.rollout.spread(1000)
+    assert {vbucket.changes.high_seqno for vbucket in bucket.vbuckets} == {3, 4}
 
 
 def test_a_call_that_begins_a_segment_ends_with_that() -> None:
     """With many vbuckets it takes as long as the events of some hundred."""
     bucket = new_bucket(vbuckets=1024, segment_bytes=1 << 16)
-    bucket.begin_manifest(SHOP)
+    bucket.rollout.begin_manifest(SHOP)
     numbers = [bucket.log.segments.active.number]
-    while bucket.spread_manifest():
+    while bucket.rollout.spread():
         if bucket.log.segments.active.number != numbers[-1]:
             numbers.append(bucket.log.segments.active.number)
             assert bucket.log.segments.active.end == 0
     assert len(numbers) > 4
-    assert {vbucket.high_seqno for vbucket in bucket.vbuckets} == {3}
+    assert {vbucket.changes.high_seqno for vbucket in bucket.vbuckets} == {3}
 
 
 def test_a_change_from_elsewhere_does_not_take_the_seqno_of_an_event() -> None:
     bucket = new_bucket()
-    bucket.begin_manifest(SHOP)
+    bucket.rollout.begin_manifest(SHOP)
     with pytest.raises(OutOfRange, match="seqno 1 after 3"):
-        bucket.vbuckets[0].apply(Event.MUTATION, key(0), b"v", cas=1, rev_seqno=1, seqno=1)
+        bucket.vbuckets[0].incoming.apply(Event.MUTATION, key(0), b"v", cas=1, rev_seqno=1, seqno=1)
 
 
 def test_a_collection_that_ends_and_begins_again_is_empty_for_readers() -> None:
     bucket = new_bucket()
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     bucket.vbuckets[0].set(key(ITEMS), b"old")
     dropped = SHOP.without_collection("shop", "items")
-    bucket.begin_manifest(dropped)
-    bucket.begin_manifest(Manifest(dropped.uid + 1, SHOP.scopes, SHOP.next_id))
-    assert bucket.vbuckets[0].collection_items(ITEMS) == 1
+    bucket.rollout.begin_manifest(dropped)
+    bucket.rollout.begin_manifest(Manifest(dropped.uid + 1, SHOP.scopes, SHOP.next_id))
+    assert bucket.vbuckets[0].collections.item_count(ITEMS) == 1
     bucket.vbuckets[0].set(key(ITEMS, "other"), b"new")
-    assert bucket.vbuckets[0].collection_items(ITEMS) == 1
+    assert bucket.vbuckets[0].collections.item_count(ITEMS) == 1
     erase(bucket)
     assert bucket.vbuckets[0].get(key(ITEMS)) is None
 
@@ -151,17 +151,17 @@ def test_a_disk_that_takes_nothing_leaves_vbuckets_behind(place: Place) -> None:
     bucket = place()
     vbucket = bucket.vbuckets[0]
     vbucket.set(key(0), b"v")
-    bucket.begin_manifest(SHOP)
+    bucket.rollout.begin_manifest(SHOP)
     place.directory.fail("write", errno.ENOSPC)
-    bucket.commit()
+    bucket.log.commits.run()
     with pytest.raises(TemporaryFailure):
         vbucket.set(key(ITEMS), b"v")
     assert vbucket.get(key(0)) is not None
-    assert (bucket.spread_manifest(), bucket.is_behind, told(vbucket)) == (False, True, [])
+    assert (bucket.rollout.spread(), bucket.rollout.is_due, told(vbucket)) == (False, True, [])
     place.directory.heal()
-    bucket.commit()
+    bucket.log.commits.run()
     vbucket.set(key(ITEMS), b"v")
-    assert (bucket.spread_manifest(), bucket.is_behind) == (False, False)
+    assert (bucket.rollout.spread(), bucket.rollout.is_due) == (False, False)
     assert [len(told(each)) for each in bucket.vbuckets] == [3] * len(bucket.vbuckets)
     bucket.close()
 
@@ -174,23 +174,23 @@ def test_a_full_bucket_reads_no_keys_for_events_that_it_refuses() -> None:
     bucket.set_settings(Settings(memory_bytes=0))
     with pytest.raises(OutOfMemory):
         vbucket.set(key(0), b"v" * 100_000)
-    keys = vbucket.loaded_keys()
-    bucket.begin_manifest(SHOP)
+    keys = vbucket.changes.keys.loaded()
+    bucket.rollout.begin_manifest(SHOP)
     assert vbucket.get(key(0)) is not None
-    assert (bucket.spread_manifest(), bucket.is_behind, told(vbucket)) == (False, True, [])
-    assert vbucket.loaded_keys() is keys
+    assert (bucket.rollout.spread(), bucket.rollout.is_due, told(vbucket)) == (False, True, [])
+    assert vbucket.changes.keys.loaded() is keys
     bucket.set_settings(Settings())
-    assert (bucket.spread_manifest(1000), bucket.is_behind, len(told(vbucket))) == (False, False, 3)
+    assert (bucket.rollout.spread(1000), bucket.rollout.is_due, len(told(vbucket))) == (False, False, 3)
 
 
 def test_a_kill_while_vbuckets_are_behind_loses_no_event(place: Place) -> None:
     bucket = place()
-    bucket.begin_manifest(SHOP)
+    bucket.rollout.begin_manifest(SHOP)
     bucket.vbuckets[1].set(key(ITEMS), b"v")
-    bucket.commit()
+    bucket.log.commits.run()
     place.directory.let_go()
     again = place()
-    assert again.manifest == SHOP
+    assert again.manifests.current == SHOP
     assert [len(told(vbucket)) for vbucket in again.vbuckets] == [3] * len(again.vbuckets)
     assert again.vbuckets[1].get(key(ITEMS)) is not None
     again.close()

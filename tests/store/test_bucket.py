@@ -53,17 +53,17 @@ def test_commands(command: str, cas: int, outcomes: tuple[type[StatusError] | No
         with pytest.raises(expected) as error:
             COMMANDS[command](vbucket, cas)
         assert error.value.vbucket == 3
-        assert (vbucket.high_seqno, vbucket.items) == (before, int(before == 1))
+        assert (vbucket.changes.high_seqno, vbucket.changes.items) == (before, int(before == 1))
         return
     assert COMMANDS[command](vbucket, cas) == Stored(CAS + before, before + 1)
     item = vbucket.get(b"k")
-    assert vbucket.items == int(command != "delete")
+    assert vbucket.changes.items == int(command != "delete")
     if command == "delete":
         assert item is None
     else:
         assert item is not None
         assert (item.value, item.cas, item.seqno, item.rev_seqno) == (b"new", CAS + before, before + 1, before + 1)
-    assert vbucket.max_cas == CAS + before
+    assert vbucket.changes.clock.last == CAS + before
 
 
 def test_what_is_stored_comes_back() -> None:
@@ -81,10 +81,10 @@ def test_what_lies_in_a_sealed_segment_is_a_backfill() -> None:
     vbucket.set(b"k", b"value")
     while not vbucket.index.segments:
         vbucket.set(b"k", bytes(1000))
-    sealed, high = vbucket.index.backfill_end, vbucket.high_seqno
+    sealed, high = vbucket.index.backfill_end, vbucket.changes.high_seqno
     assert 0 < sealed < high
     for start, origin in ((0, SnapshotFlag.DISK), (sealed - 1, SnapshotFlag.DISK), (sealed, SnapshotFlag.MEMORY)):
-        assert vbucket.snapshot(start, MAX_SEQNO).flags == origin | SnapshotFlag.CHECKPOINT
+        assert vbucket.history.snapshot(start, MAX_SEQNO).flags == origin | SnapshotFlag.CHECKPOINT
 
 
 def test_what_is_stored_is_streamed() -> None:
@@ -92,7 +92,7 @@ def test_what_is_stored_is_streamed() -> None:
     vbucket.set(b"k", b"value", flags=0xDEADBEEF, expiry=2_000_000_000, datatype=1)
     vbucket.set(b"gone", b"")
     vbucket.delete(b"gone")
-    snapshot = vbucket.snapshot(0, MAX_SEQNO)
+    snapshot = vbucket.history.snapshot(0, MAX_SEQNO)
     assert (snapshot.start_seqno, snapshot.end_seqno) == (0, 3)
     assert snapshot.flags == SnapshotFlag.MEMORY | SnapshotFlag.CHECKPOINT
     assert read_all(snapshot, 0xCAFE) == [
@@ -122,15 +122,15 @@ def test_vbuckets_have_their_own_seqnos_and_cas() -> None:
 def test_becoming_active_begins_a_branch() -> None:
     vbucket = new_bucket().find(0)
     first: FailoverLog = (FailoverEntry(1, 0),)
-    assert vbucket.failover_log == first
+    assert vbucket.history.failover_log == first
     vbucket.set(b"k", b"")
     vbucket.set_state(VbucketState.ACTIVE)
-    assert vbucket.failover_log == first
+    assert vbucket.history.failover_log == first
     vbucket.set_state(VbucketState.REPLICA)
-    assert vbucket.failover_log == first
+    assert vbucket.history.failover_log == first
     vbucket.set_state(VbucketState.ACTIVE)
-    assert vbucket.failover_log == (FailoverEntry(5, 1), *first)
-    assert vbucket.vbuuid == 5
+    assert vbucket.history.failover_log == (FailoverEntry(5, 1), *first)
+    assert vbucket.history.vbuuid == 5
 
 
 @pytest.mark.parametrize("number", [4, 65535])
@@ -175,11 +175,14 @@ def test_stats() -> None:
     assert stats.index_bytes > 5 * 16
     bucket.log.room.make(1 << 20)
     assert bucket.stats()[2:5] == (222 + TOMBSTONE_BYTES + 1, 0, 2)
-    assert (bucket.find(0).purge_seqno, bucket.find(0).persisted_seqno) == (0, bucket.find(0).high_seqno)
+    assert (bucket.find(0).index.purge_seqno, bucket.find(0).history.persisted_seqno) == (
+        0,
+        bucket.find(0).changes.high_seqno,
+    )
 
 
 def test_memory_counts_long_keys() -> None:
     bucket = new_bucket(segment_bytes=1 << 20)
     for number in range(1000):
         bucket.find(0).set(b"%0250d" % number, b"")
-    assert 300_000 < bucket.find(0).index_bytes < 400_000
+    assert 300_000 < bucket.find(0).changes.keys.nbytes < 400_000

@@ -121,7 +121,7 @@ class Story:
         what(vbucket)
 
     def note(self, vbucket: Vbucket) -> None:
-        change = read_all(Snapshot(vbucket.index, vbucket.high_seqno - 1, vbucket.high_seqno))
+        change = read_all(Snapshot(vbucket.index, vbucket.changes.high_seqno - 1, vbucket.changes.high_seqno))
         self.histories[vbucket.id] += change
         self.ever[vbucket.id] += change
 
@@ -139,16 +139,19 @@ class Story:
     def copy(self, _: Vbucket) -> None:
         """Let the replica have some more changes of another history, perhaps not to the end of a snapshot."""
         replica = self.bucket.vbuckets[3]
-        end = replica.high_seqno + self.random.randrange(1, 8)
-        while replica.high_seqno < end and self.random.random() < 0.8:
-            key, seqno = b"key %d" % self.random.randrange(8), replica.high_seqno + self.random.choice([1, 1, 2])
-            replica.apply(Event.MUTATION, key, b"", cas=seqno, rev_seqno=seqno, seqno=seqno, snapshot_end=end)
+        end = replica.changes.high_seqno + self.random.randrange(1, 8)
+        while replica.changes.high_seqno < end and self.random.random() < 0.8:
+            key, seqno = (
+                b"key %d" % self.random.randrange(8),
+                replica.changes.high_seqno + self.random.choice([1, 1, 2]),
+            )
+            replica.incoming.apply(Event.MUTATION, key, b"", cas=seqno, rev_seqno=seqno, seqno=seqno, snapshot_end=end)
             self.note(replica)
 
     def fail_over(self, vbucket: Vbucket) -> None:
         """Some of the newest changes are lost, and another branch begins there."""
         vbucket.set_state(VbucketState.REPLICA)
-        high = vbucket.rollback(max(vbucket.high_seqno - self.random.randrange(4), 0))
+        high = vbucket.rollback(max(vbucket.changes.high_seqno - self.random.randrange(4), 0))
         vbucket.set_state(VbucketState.ACTIVE)
         history = self.histories[vbucket.id]
         history[:] = [change for change in history if change.by_seqno <= high]
@@ -161,21 +164,21 @@ class Story:
         self.place.now += 10**9
 
     def seal(self, _: Vbucket) -> None:
-        self.bucket.seal()
+        self.bucket.log.room.seal()
 
     def commit(self, _: Vbucket) -> None:
-        self.bucket.commit()
+        self.bucket.log.commits.run()
 
     def rewrite(self, _: Vbucket) -> None:
-        compaction = self.bucket.compaction(everything=self.random.random() < 0.5)
+        compaction = self.bucket.compactor.next_piece(everything=self.random.random() < 0.5)
         if compaction is not None:
             compaction.run()
             compaction.finish()
 
     def end(self) -> list[Told]:
-        self.bucket.commit()
+        self.bucket.log.commits.run()
         told = [
-            Told(vbucket.failover_log, self.histories[vbucket.id], self.ever[vbucket.id], rows(vbucket))
+            Told(vbucket.history.failover_log, self.histories[vbucket.id], self.ever[vbucket.id], rows(vbucket))
             for vbucket in self.bucket.vbuckets
         ]
         if self.random.random() < 0.5:
@@ -253,8 +256,8 @@ def check_what_is_left(bucket: BucketStore, report: Report, told: list[Told], *,
     unknown |= any(loss.unreadable or not loss.damage.nbytes for loss in report.losses)
     for vbucket, before, left in zip(bucket.vbuckets, told, report.left, strict=True):
         found = rows(vbucket)
-        assert (vbucket.state, vbucket.items, len(found)) == (left.state, left.documents, left.changes)
-        assert (min(found, default=0), vbucket.high_seqno) == (left.first_seqno, left.high_seqno)
+        assert (vbucket.history.state, vbucket.changes.items, len(found)) == (left.state, left.documents, left.changes)
+        assert (min(found, default=0), vbucket.changes.high_seqno) == (left.first_seqno, left.high_seqno)
         assert all(change in before.ever for change in found.values())
         live = newest(vbucket)
         assert len({change.key for change in live}) == len(live)
@@ -272,7 +275,7 @@ def check_what_is_left(bucket: BucketStore, report: Report, told: list[Told], *,
             if is_superseded and report.found.end is None:  # so no snapshot can end where it was the newest
                 key = before.rows[seqno].key
                 newer = (one.by_seqno for one in found.values() if one.key == key and one.by_seqno > seqno)
-                assert vbucket.lowest_snapshot_end >= min(newer)
+                assert vbucket.index.lowest_snapshot_end >= min(newer)
             assert is_superseded or (unknown and seqno > max(same, default=0))
 
 
@@ -287,7 +290,7 @@ def check_consumers(vbucket: Vbucket, before: Told, rollback: int | None) -> Non
         if point:  # it asks again from there
             assert base < seqno
         has = [change for change in before.history if change.by_seqno <= base]
-        comes = read_all(vbucket.snapshot(base, vbucket.high_seqno))
+        comes = read_all(vbucket.history.snapshot(base, vbucket.changes.high_seqno))
         assert documents([*has, *comes]) == there
 
 
@@ -303,7 +306,7 @@ def positions(told: Told) -> Iterator[tuple[int, int]]:
 
 def asked(vbucket: Vbucket, vbuuid: int, seqno: int) -> int | None:
     request = StreamRequest(start_seqno=seqno, vbuuid=vbuuid, snap_start=seqno, snap_end=seqno)
-    return rollback_point(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno, request)
+    return rollback_point(vbucket.history.failover_log, vbucket.changes.high_seqno, vbucket.index.purge_seqno, request)
 
 
 def documents(changes: list[Change]) -> dict[bytes, Change]:
@@ -327,7 +330,7 @@ def test_a_bucket_that_is_whole(place: Place) -> None:
     assert (report.losses, report.found.torn, report.found.clean) == ([], None, False)
     bucket = place()
     assert [(left.state, left.high_seqno, left.documents, left.rollback) for left in report.left] == [
-        (vbucket.state, vbucket.high_seqno, vbucket.items, None) for vbucket in bucket.vbuckets
+        (vbucket.history.state, vbucket.changes.high_seqno, vbucket.changes.items, None) for vbucket in bucket.vbuckets
     ]
     assert [left.changes for left in report.left] == [len(rows(vbucket)) for vbucket in bucket.vbuckets]
     bucket.close()
@@ -366,7 +369,7 @@ def test_of_a_segment_only_what_lies_in_bad_parts_is_lost(place: Place) -> None:
     bucket = place(segment_bytes=8 * 1024 * 1024)
     for number in range(40):
         bucket.vbuckets[number % 2].set(b"key %d" % number, bytes(100_000))
-    bucket.compact()
+    bucket.compactor.rewrite_all()
     bucket.close()
     (name,) = (name for name in contents(place.path) if name.startswith("segment"))
     size = 100_000 + len(b"key 10") + 55
@@ -384,8 +387,8 @@ def test_of_a_segment_only_what_lies_in_bad_parts_is_lost(place: Place) -> None:
     repair(place, report)
     bucket = place()
     assert sorted(rows(bucket.vbuckets[1])) == [*range(1, first - 20 + 1), *range(last - 20 + 2, 21)]
-    assert bucket.vbuckets[0].items == 20
-    vbuuids = [entry.vbuuid for entry in bucket.vbuckets[1].failover_log]
+    assert bucket.vbuckets[0].changes.items == 20
+    vbuuids = [entry.vbuuid for entry in bucket.vbuckets[1].history.failover_log]
     assert [asked(bucket.vbuckets[1], vbuuids[-1], seqno) for seqno in (first - 20, first - 19, 20)] == [
         None, first - 20, first - 20
     ]  # fmt: skip
@@ -399,13 +402,13 @@ def test_all_start_over_where_a_segment_knows_more_than_the_log(place: Place) ->
     assert first.end < written.as_of
     report = restored(place, written.files, written.last, flipped(content, first.start))
     assert [left.rollback for left in report.left] == [0, 0, 0, 0]
-    old = [dict(vbucket.failover_log) for vbucket in undamaged(written.files)]
+    old = [dict(vbucket.history.failover_log) for vbucket in undamaged(written.files)]
     repair(place, report)
     bucket = place()
     for vbucket, log in zip(bucket.vbuckets, old, strict=True):
-        assert [entry.seqno for entry in vbucket.failover_log] == [0]
-        assert vbucket.vbuuid not in log
-        assert vbucket.lowest_snapshot_end == vbucket.high_seqno
+        assert [entry.seqno for entry in vbucket.history.failover_log] == [0]
+        assert vbucket.history.vbuuid not in log
+        assert vbucket.index.lowest_snapshot_end == vbucket.changes.high_seqno
     bucket.close()
 
 
@@ -419,7 +422,7 @@ def undamaged(files: dict[str, bytes]) -> list[Vbucket]:
 
 def test_states_are_kept_also_where_only_what_does_not_count_has_them(place: Place) -> None:
     written = of_all_kinds()
-    assert undamaged(written.files)[2].state is VbucketState.REPLICA
+    assert undamaged(written.files)[2].history.state is VbucketState.REPLICA
     (before,) = (name for name in written.files if name.startswith("log") and name != written.last)
     files = {name: content for name, content in written.files.items() if name != before}
     report = restored(place, files, before, None)
@@ -430,7 +433,7 @@ def test_states_are_kept_also_where_only_what_does_not_count_has_them(place: Pla
     assert [left.state for left in report.left][2] is VbucketState.REPLICA
     repair(place, report)
     bucket = place()
-    assert bucket.vbuckets[2].state is VbucketState.REPLICA
+    assert bucket.vbuckets[2].history.state is VbucketState.REPLICA
     bucket.vbuckets[0].set(b"new", b"value")
     bucket.close()
     assert not check(place).losses
@@ -608,19 +611,19 @@ def promised(place: Place) -> dict[str, bytes]:
     """Return files with a segment that the log has promised and that has the name of a draft, and a damage."""
     bucket = place(segment_bytes=8000)
     older = contents(place.path)["bucket.json"]
-    bucket.set_properties({"flush": True})
+    bucket.record.set_properties({"flush": True})
     for number in range(40):
         bucket.vbuckets[number % 4].set(b"key %d" % number, b"older" * 4)
-    bucket.compact()
+    bucket.compactor.rewrite_all()
     for number in range(36):
         bucket.vbuckets[number % 4].set(b"key %d" % number, b"newer")
-    bucket.commit()
-    compaction = bucket.compaction()
+    bucket.log.commits.run()
+    compaction = bucket.compactor.next_piece()
     assert compaction is not None
     compaction.run()
     assert compaction.finish()
     place.directory.fail("rename", errno.EIO)
-    bucket.commit()
+    bucket.log.commits.run()
     place.directory.let_go()
     (place.path / f"{INVENTORY}.new").unlink()
     return {**contents(place.path), "bucket.json": older, "bucket-copy.json": older}

@@ -71,7 +71,7 @@ class Day:
             "settings": Settings(purge_age=PURGE_AGE, segment_bytes=4096),
         }
         bucket = BucketStore("b", **how) if self.path is None else BucketStore.open(self.path, "b", **how)  # type: ignore[arg-type]
-        bucket.vbuckets[0].monotonic = lambda: int(self.monotonic * SECOND)
+        bucket.vbuckets[0].locks.monotonic = lambda: int(self.monotonic * SECOND)
         return bucket
 
     @property
@@ -113,7 +113,7 @@ class Day:
 
     def noticed(self) -> None:
         """Count the deletion of an expired document, whose cas nobody was told."""
-        self.given(self.vbucket.max_cas)
+        self.given(self.vbucket.changes.clock.last)
 
     # What is done
 
@@ -168,30 +168,30 @@ class Day:
     def delete_expired(self) -> None:
         """Let the pager do its work: it deletes all that is over, and nothing else."""
         over = [key for key, known in self.documents.items() if 0 < known.expiry <= self.now]
-        before = self.vbucket.high_seqno
-        while self.bucket.expire():
+        before = self.vbucket.changes.high_seqno
+        while self.bucket.pager.expire_some():
             continue
-        assert self.vbucket.high_seqno == before + len(over)
+        assert self.vbucket.changes.high_seqno == before + len(over)
         for key in over:
             self.forget(key)
         self.changes += len(over)
         if over:
-            self.cas = self.vbucket.max_cas
+            self.cas = self.vbucket.changes.clock.last
 
     def compact(self) -> None:
         """Compact: a tombstone stays for as long as the purge age by the clock, and so does each document."""
         if self.path is not None:
-            self.bucket.commit()
-            self.bucket.seal()
-            self.bucket.compact()
+            self.bucket.log.commits.run()
+            self.bucket.log.room.seal()
+            self.bucket.compactor.rewrite_all()
             self.tombstones = {key: time for key, time in self.tombstones.items() if time >= self.now - PURGE_AGE}
         for key in self.tombstones:
-            assert self.vbucket.tombstone(key) is not None
+            assert self.vbucket.versions.tombstone(key) is not None
 
     def restart(self) -> None:
         """Close and open the bucket, or end it as a kill does: what was committed stays, locks do not."""
         if self.path is not None:
-            self.bucket.commit()
+            self.bucket.log.commits.run()
             if isinstance(self.bucket.log, DurableLog) and self.chance.random() < 0.5:
                 self.bucket.log.let_go()
             else:
@@ -258,8 +258,8 @@ def test_a_cas_of_a_lock_is_given_once_also_after_a_restart(tmp_path: Path, ends
     assert locked is not None
     day.wall -= HOUR
     if ends == "cleared":
-        day.bucket.compact()  # the log file with the note is gone
-    day.bucket.commit()
+        day.bucket.compactor.rewrite_all()  # the log file with the note is gone
+    day.bucket.log.commits.run()
     assert isinstance(day.bucket.log, DurableLog)
     if ends == "closed":
         day.bucket.close()

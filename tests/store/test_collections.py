@@ -15,6 +15,7 @@ from penstock.errors import (
 from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
 from penstock.store.definition.manifest import DEFAULT_MANIFEST, Manifest
+from penstock.store.definition.manifest_json import pack_manifest, unpack_manifest
 from penstock.store.documents.conflict import Meta
 from penstock.store.history.event_frames import packed_events
 from penstock.wire.codec.constants import SystemEventKind, VbucketState
@@ -45,8 +46,8 @@ def bucket(place: Callable[[], BucketStore]) -> Iterator[BucketStore]:
 
 def test_active_vbuckets_tell_what_the_manifest_has(bucket: BucketStore) -> None:
     bucket.vbuckets[1].set_state(VbucketState.REPLICA)
-    bucket.set_manifest(SHOP)
-    assert bucket.manifest == SHOP
+    bucket.rollout.set_manifest(SHOP)
+    assert bucket.manifests.current == SHOP
     vbucket = bucket.vbuckets[0]
     assert [event.subject for event in told(vbucket)] == [
         system_event.CreatedScope(0, 8, "shop"),
@@ -56,84 +57,88 @@ def test_active_vbuckets_tell_what_the_manifest_has(bucket: BucketStore) -> None
     first = all_of(vbucket)[0]
     assert isinstance(first, Mutation)
     assert (first.key, first.by_seqno, first.rev_seqno, first.flags) == (b"\1_scope\x08", 1, 1, 3)
-    assert (vbucket.collections, vbucket.manifest_uid, vbucket.items) == ({0, ITEMS, USERS}, 3, 0)
-    assert vbucket.manifest() == SHOP
-    assert bucket.vbuckets[1].high_seqno == 0
+    assert (vbucket.collections.ids, vbucket.collections.manifest_uid, vbucket.changes.items) == (
+        {0, ITEMS, USERS},
+        3,
+        0,
+    )
+    assert vbucket.collections.manifest() == SHOP
+    assert bucket.vbuckets[1].changes.high_seqno == 0
     assert bucket.changed == {0, 2, 3}
 
 
 def test_the_same_manifest_again_tells_nothing(bucket: BucketStore) -> None:
-    bucket.set_manifest(SHOP)
-    bucket.set_manifest(Manifest.from_json(SHOP.to_json()))
-    assert bucket.vbuckets[0].high_seqno == 3
+    bucket.rollout.set_manifest(SHOP)
+    bucket.rollout.set_manifest(unpack_manifest(pack_manifest(SHOP)))
+    assert bucket.vbuckets[0].changes.high_seqno == 3
 
 
 def test_a_manifest_that_cannot_follow_changes_nothing(bucket: BucketStore) -> None:
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     with pytest.raises(OutOfRange):
-        bucket.set_manifest(DEFAULT_MANIFEST)
+        bucket.rollout.set_manifest(DEFAULT_MANIFEST)
     with pytest.raises(CannotApplyManifest):
-        bucket.set_manifest(Manifest(3, DEFAULT_MANIFEST.scopes))
-    assert bucket.manifest == SHOP
+        bucket.rollout.set_manifest(Manifest(3, DEFAULT_MANIFEST.scopes))
+    assert bucket.manifests.current == SHOP
 
 
 def test_what_is_in_each_collection_is_counted(bucket: BucketStore) -> None:
     vbucket = bucket.vbuckets[0]
     vbucket.set(key(0), b"1")
-    assert (vbucket.collection_items(0), vbucket.collection_high_seqno(0)) == (1, 1)
-    assert (vbucket.collection_items(ITEMS), vbucket.collection_high_seqno(ITEMS)) == (0, 0)
-    bucket.set_manifest(SHOP)
-    assert [vbucket.collection_high_seqno(one) for one in (0, ITEMS, USERS)] == [1, 3, 4]
+    assert (vbucket.collections.item_count(0), vbucket.collections.high_seqno(0)) == (1, 1)
+    assert (vbucket.collections.item_count(ITEMS), vbucket.collections.high_seqno(ITEMS)) == (0, 0)
+    bucket.rollout.set_manifest(SHOP)
+    assert [vbucket.collections.high_seqno(one) for one in (0, ITEMS, USERS)] == [1, 3, 4]
     vbucket.set(key(ITEMS, "a"), b"1")
     vbucket.set(key(ITEMS, "b"), b"1")
     vbucket.set(key(ITEMS, "a"), b"2")
     vbucket.delete(key(ITEMS, "b"))
     vbucket.set(key(107), b"in a collection that nobody knows")
-    assert [vbucket.collection_items(one) for one in (0, ITEMS, USERS, 107)] == [1, 1, 0, 0]
-    assert [vbucket.collection_high_seqno(one) for one in (0, ITEMS, USERS, 107)] == [1, 8, 4, 0]
-    assert vbucket.items == 3
+    assert [vbucket.collections.item_count(one) for one in (0, ITEMS, USERS, 107)] == [1, 1, 0, 0]
+    assert [vbucket.collections.high_seqno(one) for one in (0, ITEMS, USERS, 107)] == [1, 8, 4, 0]
+    assert vbucket.changes.items == 3
 
 
 def test_a_collection_with_a_long_id_is_counted(bucket: BucketStore) -> None:
     many = Manifest(1, DEFAULT_MANIFEST.scopes, 2**31).with_collection("_default", "far")
-    bucket.set_manifest(many)
+    bucket.rollout.set_manifest(many)
     vbucket = bucket.vbuckets[0]
     vbucket.set(key(2**31), b"1")
-    assert vbucket.collection_items(2**31) == 1
-    bucket.set_manifest(many.without_collection("_default", "far"))
+    assert vbucket.collections.item_count(2**31) == 1
+    bucket.rollout.set_manifest(many.without_collection("_default", "far"))
     erase(bucket)
-    assert (vbucket.items, vbucket.get(key(2**31))) == (0, None)
+    assert (vbucket.changes.items, vbucket.get(key(2**31))) == (0, None)
 
 
 def test_what_was_in_a_dropped_collection_is_erased(bucket: BucketStore) -> None:
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     vbucket = bucket.vbuckets[0]
     for collection in (0, ITEMS, USERS):
         vbucket.set(key(collection), b"%d" % collection)
     vbucket.delete(key(USERS))
-    before = vbucket.snapshot(0, vbucket.high_seqno)
-    bucket.set_manifest(SHOP.without_scope("shop"))
-    assert vbucket.collections == {0}
+    before = vbucket.history.snapshot(0, vbucket.changes.high_seqno)
+    bucket.rollout.set_manifest(SHOP.without_scope("shop"))
+    assert vbucket.collections.ids == {0}
     assert [event.kind for event in told(vbucket, 7)] == [1, 1, 4]
     erase(bucket)
-    assert (vbucket.items, vbucket.get(key(ITEMS)), vbucket.collection_items(ITEMS)) == (1, None, 0)
+    assert (vbucket.changes.items, vbucket.get(key(ITEMS)), vbucket.collections.item_count(ITEMS)) == (1, None, 0)
     assert [change.key for change in read_all(before)][-3:] == [key(0), key(ITEMS), key(USERS)]
     assert [change.key[:1] for change in all_of(vbucket)] == [b"\0", b"\1", b"\1", b"\1"]
     assert all(isinstance(change, DeletionV2) for change in all_of(vbucket)[1:])
-    assert vbucket.newest_seqno(key(USERS)) is None
+    assert vbucket.versions.newest_seqno(key(USERS)) is None
 
 
 def test_erasing_is_done_bit_by_bit() -> None:
     bucket = new_bucket(segment_bytes=1500)
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     vbucket = bucket.vbuckets[0]
     for number in range(60):
         vbucket.set(key(ITEMS, f"{number}"), b"." * 40)
         vbucket.set(key(USERS, f"{number}"), b"." * 40)
-    bucket.set_manifest(SHOP.without_collection("shop", "items"))
+    bucket.rollout.set_manifest(SHOP.without_collection("shop", "items"))
     counts = []
-    while vbucket.erase_some(7):
-        counts.append(vbucket.items)
+    while vbucket.collections.eraser.erase_some(7):
+        counts.append(vbucket.changes.items)
         vbucket.set(key(USERS, "0"), b"." * 40)  # segments come and go meanwhile
     assert counts[0] > counts[-1] == 60
     assert counts == sorted(counts, reverse=True)
@@ -144,51 +149,55 @@ def test_erasing_is_done_bit_by_bit() -> None:
 
 
 def test_locks_go_with_the_documents(bucket: BucketStore) -> None:
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     vbucket = bucket.vbuckets[0]
     vbucket.set(key(ITEMS), b"1")
     assert vbucket.lock(key(ITEMS), 15) is not None
-    bucket.set_manifest(SHOP.without_collection("shop", "items"))
+    bucket.rollout.set_manifest(SHOP.without_collection("shop", "items"))
     erase(bucket)
-    assert not vbucket._locks
+    assert not vbucket.locks.held
 
 
 def test_a_rollback_behind_a_drop_brings_all_back(bucket: BucketStore) -> None:
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     vbucket = bucket.vbuckets[0]
     vbucket.set(key(ITEMS), b"1")
-    bucket.set_manifest(SHOP.without_collection("shop", "items"))
+    bucket.rollout.set_manifest(SHOP.without_collection("shop", "items"))
     erase(bucket)
     vbucket.set_state(VbucketState.REPLICA)
     assert vbucket.rollback(4) == 4
-    assert (vbucket.collections, vbucket.items, vbucket.collection_items(ITEMS)) == ({0, ITEMS, USERS}, 1, 1)
+    assert (vbucket.collections.ids, vbucket.changes.items, vbucket.collections.item_count(ITEMS)) == (
+        {0, ITEMS, USERS},
+        1,
+        1,
+    )
     assert vbucket.get(key(ITEMS)) is not None
-    assert vbucket.manifest() == SHOP
+    assert vbucket.collections.manifest() == SHOP
     vbucket.set_state(VbucketState.ACTIVE)
     erase(bucket)
-    assert (vbucket.collections, vbucket.items, vbucket.high_seqno) == ({0, USERS}, 0, 5)
+    assert (vbucket.collections.ids, vbucket.changes.items, vbucket.changes.high_seqno) == ({0, USERS}, 0, 5)
 
 
 def test_a_rollback_while_there_is_something_to_erase(bucket: BucketStore) -> None:
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     vbucket = bucket.vbuckets[0]
     for number in range(9):
         vbucket.set(key(ITEMS, f"{number}"), b"1")
-    bucket.set_manifest(SHOP.without_collection("shop", "items"))
+    bucket.rollout.set_manifest(SHOP.without_collection("shop", "items"))
     vbucket.set(key(0), b"1")
     vbucket.set(key(0), b"2")
-    vbucket.erase_some(5)
+    vbucket.collections.eraser.erase_some(5)
     vbucket.set_state(VbucketState.REPLICA)
     vbucket.rollback(14)
-    assert vbucket.erasing
+    assert vbucket.collections.eraser.is_due
     erase(bucket)
-    assert (vbucket.items, vbucket.high_seqno) == (1, 14)
+    assert (vbucket.changes.items, vbucket.changes.high_seqno) == (1, 14)
     vbucket.rollback(12)
-    assert (vbucket.items, vbucket.erasing) == (9, False)
+    assert (vbucket.changes.items, vbucket.collections.eraser.is_due) == (9, False)
 
 
 def test_who_starts_behind_a_change_of_a_collection_learns_that_it_began(bucket: BucketStore) -> None:
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     modified(bucket, 5)
     manifest = modified(bucket)
     vbucket = bucket.vbuckets[0]
@@ -198,93 +207,101 @@ def test_who_starts_behind_a_change_of_a_collection_learns_that_it_began(bucket:
         (0, b"\1_collection\x0a", system_event.CreatedCollection(3, 8, USERS, "users")),
         (5, b"\1_modify\x09", system_event.CreatedCollection(5, 8, ITEMS, "items", max_ttl=7)),
     ]
-    assert (vbucket.collections, vbucket.collection_high_seqno(ITEMS), vbucket.items) == ({0, ITEMS, USERS}, 5, 0)
-    assert vbucket.manifest() == manifest
+    assert (vbucket.collections.ids, vbucket.collections.high_seqno(ITEMS), vbucket.changes.items) == (
+        {0, ITEMS, USERS},
+        5,
+        0,
+    )
+    assert vbucket.collections.manifest() == manifest
 
 
 def test_nothing_of_a_change_is_left_when_the_collection_ends(bucket: BucketStore) -> None:
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     manifest = modified(bucket)
     vbucket = bucket.vbuckets[0]
-    before = vbucket.snapshot(0, vbucket.high_seqno)
+    before = vbucket.history.snapshot(0, vbucket.changes.high_seqno)
     dropped = manifest.without_scope("shop")
-    bucket.set_manifest(dropped)
+    bucket.rollout.set_manifest(dropped)
     ends = [(event.kind, event.subject.manifest_uid) for event in told(vbucket)]
     assert ends == [(1, 4), (1, 4), (4, 5)]
-    assert (vbucket.high_seqno, vbucket.items, vbucket.manifest()) == (7, 0, replace(dropped, next_id=8))
-    assert vbucket.newest_seqno(b"\1_modify\x09") is None
+    assert (vbucket.changes.high_seqno, vbucket.changes.items, vbucket.collections.manifest()) == (
+        7,
+        0,
+        replace(dropped, next_id=8),
+    )
+    assert vbucket.versions.newest_seqno(b"\1_modify\x09") is None
     assert [change.by_seqno for change in read_all(before)] == [1, 2, 3, 4]
 
 
 def test_a_rollback_behind_the_end_of_a_collection_brings_its_change_back() -> None:
     bucket = new_bucket(segment_bytes=100_000)
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     manifest = modified(bucket)
-    bucket.set_manifest(manifest.without_collection("shop", "items"))
+    bucket.rollout.set_manifest(manifest.without_collection("shop", "items"))
     vbucket = bucket.vbuckets[0]
     vbucket.set_state(VbucketState.REPLICA)
     assert vbucket.rollback(4) == 4
     assert [event.kind for event in told(vbucket)] == [3, 0, 0, 5]
-    assert (vbucket.manifest(), vbucket.collection_high_seqno(ITEMS)) == (manifest, 4)
+    assert (vbucket.collections.manifest(), vbucket.collections.high_seqno(ITEMS)) == (manifest, 4)
     assert vbucket.rollback(3) == 3
-    assert vbucket.manifest() == SHOP
+    assert vbucket.collections.manifest() == SHOP
 
 
 def test_a_copy_is_told_of_changes_too(bucket: BucketStore) -> None:
     copy, source = bucket.vbuckets[0], new_bucket()
     copy.set_state(VbucketState.REPLICA)
-    source.set_manifest(SHOP)
+    source.rollout.set_manifest(SHOP)
     manifest = modified(source)
     follow(source.vbuckets[0], copy)
-    assert (told(copy), copy.manifest()) == (told(source.vbuckets[0]), manifest)
-    source.set_manifest(manifest.without_collection("shop", "items"))
+    assert (told(copy), copy.collections.manifest()) == (told(source.vbuckets[0]), manifest)
+    source.rollout.set_manifest(manifest.without_collection("shop", "items"))
     follow(source.vbuckets[0], copy)
     assert told(copy) == told(source.vbuckets[0])
-    assert (copy.collections, copy.items) == ({0, USERS}, 0)
+    assert (copy.collections.ids, copy.changes.items) == ({0, USERS}, 0)
 
 
 @pytest.mark.parametrize("how", ["reset", "remove"])
 def test_a_new_history_begins_with_what_there_is(bucket: BucketStore, how: str) -> None:
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     vbucket = bucket.vbuckets[0]
     vbucket.set(key(ITEMS), b"1")
     getattr(vbucket, how)()
     vbucket.set_state(VbucketState.ACTIVE)
     assert [event.subject.manifest_uid for event in told(vbucket)] == [0, 0, 3]
-    assert (vbucket.high_seqno, vbucket.items, vbucket.collections) == (3, 0, {0, ITEMS, USERS})
+    assert (vbucket.changes.high_seqno, vbucket.changes.items, vbucket.collections.ids) == (3, 0, {0, ITEMS, USERS})
 
 
 def test_a_copy_tells_what_it_is_told(bucket: BucketStore) -> None:
     source = new_bucket()
-    source.set_manifest(SHOP)
+    source.rollout.set_manifest(SHOP)
     source.vbuckets[0].set(key(ITEMS), b"1")
-    source.set_manifest(SHOP.without_collection("shop", "items").with_max_ttl("shop", "users", 9))
+    source.rollout.set_manifest(SHOP.without_collection("shop", "items").with_max_ttl("shop", "users", 9))
     copy = bucket.vbuckets[0]
     copy.set_state(VbucketState.REPLICA)
     follow(source.vbuckets[0], copy)
-    assert (copy.collections, copy.manifest_uid, copy.items) == ({0, USERS}, 5, 1)
+    assert (copy.collections.ids, copy.collections.manifest_uid, copy.changes.items) == ({0, USERS}, 5, 1)
     assert [change.encode() for change in all_of(copy)] == [change.encode() for change in all_of(source.vbuckets[0])]
     erase(bucket)
-    assert copy.items == 0
+    assert copy.changes.items == 0
     copy.set_state(VbucketState.ACTIVE)  # the bucket knows of no collection; the copy knows better
-    assert copy.manifest() == Manifest(5, source.manifest.scopes, 11)
-    bucket.set_manifest(copy.manifest())
-    assert copy.high_seqno == source.vbuckets[0].high_seqno
-    bucket.set_manifest(bucket.manifest.without_scope("shop"))
-    assert copy.collections == {0}
+    assert copy.collections.manifest() == Manifest(5, source.manifests.current.scopes, 11)
+    bucket.rollout.set_manifest(copy.collections.manifest())
+    assert copy.changes.high_seqno == source.vbuckets[0].changes.high_seqno
+    bucket.rollout.set_manifest(bucket.manifests.current.without_scope("shop"))
+    assert copy.collections.ids == {0}
 
 
 def test_a_copy_that_was_behind_catches_up_when_it_is_active(bucket: BucketStore) -> None:
     vbucket = bucket.vbuckets[0]
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     vbucket.set(key(ITEMS), b"1")
     vbucket.set_state(VbucketState.REPLICA)
-    bucket.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
-    assert vbucket.high_seqno == 4
+    bucket.rollout.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
+    assert vbucket.changes.high_seqno == 4
     vbucket.set_state(VbucketState.ACTIVE)
     assert [(event.kind, event.subject.manifest_uid) for event in told(vbucket, 4)] == [(1, 3), (0, 5)]
     erase(bucket)
-    assert (vbucket.collections, vbucket.items) == ({0, USERS, 11}, 0)
+    assert (vbucket.collections.ids, vbucket.changes.items) == ({0, USERS, 11}, 0)
 
 
 def test_a_collection_that_begins_again_is_emptied(bucket: BucketStore) -> None:
@@ -292,19 +309,19 @@ def test_a_collection_that_begins_again_is_emptied(bucket: BucketStore) -> None:
     copy = bucket.vbuckets[0]
     copy.set_state(VbucketState.REPLICA)
     source = new_bucket()
-    source.set_manifest(SHOP)
+    source.rollout.set_manifest(SHOP)
     follow(source.vbuckets[0], copy)
-    copy.apply(Event.MUTATION, key(ITEMS), b"1", cas=7, rev_seqno=1, seqno=5)
+    copy.incoming.apply(Event.MUTATION, key(ITEMS), b"1", cas=7, rev_seqno=1, seqno=5)
     (other,) = packed_events([(SystemEventKind.COLLECTION_MODIFY, system_event.CreatedCollection(4, 8, ITEMS, "i", 7))])
-    copy.apply(Event.MUTATION, other.key, other.value, cas=8, rev_seqno=1, seqno=7, flags=5)
-    assert copy.manifest().collections[ITEMS].max_ttl == 7
+    copy.incoming.apply(Event.MUTATION, other.key, other.value, cas=8, rev_seqno=1, seqno=7, flags=5)
+    assert copy.collections.manifest().collections[ITEMS].max_ttl == 7
     (begin,) = packed_events([(SystemEventKind.COLLECTION_BEGIN, system_event.CreatedCollection(4, 8, ITEMS, "items"))])
-    copy.apply(Event.MUTATION, begin.key, begin.value, cas=9, rev_seqno=2, seqno=8, flags=0)
-    assert (copy.items, copy.get(key(ITEMS)), copy.erasing) == (0, None, False)
-    assert (copy.collection_items(ITEMS), copy.collection_high_seqno(ITEMS)) == (0, 8)
-    assert copy.manifest().collections[ITEMS].max_ttl is None
-    copy.apply(Event.MUTATION, key(ITEMS), b"2", cas=8, rev_seqno=1, seqno=9)
-    assert (copy.items, copy.collection_items(ITEMS), copy.collection_high_seqno(ITEMS)) == (1, 1, 9)
+    copy.incoming.apply(Event.MUTATION, begin.key, begin.value, cas=9, rev_seqno=2, seqno=8, flags=0)
+    assert (copy.changes.items, copy.get(key(ITEMS)), copy.collections.eraser.is_due) == (0, None, False)
+    assert (copy.collections.item_count(ITEMS), copy.collections.high_seqno(ITEMS)) == (0, 8)
+    assert copy.collections.manifest().collections[ITEMS].max_ttl is None
+    copy.incoming.apply(Event.MUTATION, key(ITEMS), b"2", cas=8, rev_seqno=1, seqno=9)
+    assert (copy.changes.items, copy.collections.item_count(ITEMS), copy.collections.high_seqno(ITEMS)) == (1, 1, 9)
 
 
 (_SCOPE,) = packed_events([(SystemEventKind.SCOPE_CREATE, system_event.CreatedScope(1, 9, "s"))])
@@ -330,9 +347,9 @@ ITEMS_7 = _MODIFIED.value
 def test_an_event_from_elsewhere_that_is_none(bucket: BucketStore, name: bytes, value: bytes, flags: int) -> None:
     copy = bucket.vbuckets[0]
     with pytest.raises(RemoteProtocolError) as raised:
-        copy.apply(Event.MUTATION, name, value, cas=1, rev_seqno=1, seqno=1, flags=flags)
+        copy.incoming.apply(Event.MUTATION, name, value, cas=1, rev_seqno=1, seqno=1, flags=flags)
     assert not raised.value.fatal
-    assert (copy.high_seqno, copy.collections) == (0, {0})
+    assert (copy.changes.high_seqno, copy.collections.ids) == (0, {0})
 
 
 # How long documents live
@@ -344,7 +361,7 @@ def test_a_collections_time_limit_is_over_the_buckets() -> None:
         "b", vbuckets=1, clock=lambda: START, new_vbuuid=lambda: next(vbuuids), settings=Settings(max_ttl=100)
     )
     manifest = SHOP.with_max_ttl("shop", "items", 10).with_max_ttl("shop", "users", 0)
-    bucket.set_manifest(manifest)
+    bucket.rollout.set_manifest(manifest)
     vbucket = bucket.vbuckets[0]
     asked = {0: 0, 5: 5, 50: 50, 500: 500}
     expected = {0: [100, 5, 50, 100], ITEMS: [10, 5, 10, 10], USERS: [0, 5, 50, 500]}
@@ -357,34 +374,34 @@ def test_a_collections_time_limit_is_over_the_buckets() -> None:
     item = vbucket.touch(key(ITEMS), 0)
     assert item is not None
     assert item.expiry == NOW + 10
-    vbucket.apply(Event.MUTATION, key(ITEMS), b"1", cas=1, rev_seqno=1)
+    vbucket.incoming.apply(Event.MUTATION, key(ITEMS), b"1", cas=1, rev_seqno=1)
     assert vbucket.get(key(ITEMS)).expiry == 0  # type: ignore[union-attr]
     bucket.set_settings(Settings())
-    bucket.set_manifest(manifest.without_collection("shop", "items"))
-    assert vbucket.time_limits is None
+    bucket.rollout.set_manifest(manifest.without_collection("shop", "items"))
+    assert vbucket.writer.time_limits is None
 
 
 def test_a_time_limit_holds_for_documents_that_come_with_their_metadata() -> None:
     bucket = BucketStore("b", vbuckets=1, clock=lambda: START, new_vbuuid=lambda: 1, settings=Settings(max_ttl=100))
-    bucket.set_manifest(SHOP.with_max_ttl("shop", "items", 10).with_max_ttl("shop", "users", 0))
+    bucket.rollout.set_manifest(SHOP.with_max_ttl("shop", "items", 10).with_max_ttl("shop", "users", 0))
     vbucket = bucket.vbuckets[0]
     expected = {0: [100, 5, 50, 100], ITEMS: [10, 5, 10, 10], USERS: [0, 5, 50, 500]}
     for collection, seconds in expected.items():
         for revision, (asked, expires) in enumerate(zip([0, 5, 50, 500], seconds, strict=True), start=1):
             meta = Meta(cas=revision, rev_seqno=revision, expiry=NOW + asked if asked else 0)
-            vbucket.store_with_meta(Event.MUTATION, key(collection), b"1", meta)
+            vbucket.incoming.store_with_meta(Event.MUTATION, key(collection), b"1", meta)
             item = vbucket.get(key(collection))
             assert item is not None
             assert item.expiry == (NOW + expires if expires else 0)
-        vbucket.store_with_meta(Event.DELETION, key(collection), b"", Meta(cas=9, rev_seqno=9, expiry=NOW - 7))
-        tombstone = vbucket.tombstone(key(collection))
+        vbucket.incoming.store_with_meta(Event.DELETION, key(collection), b"", Meta(cas=9, rev_seqno=9, expiry=NOW - 7))
+        tombstone = vbucket.versions.tombstone(key(collection))
         assert tombstone is not None
         assert tombstone.expiry == NOW - 7
 
 
 def test_a_time_limit_is_told_to_those_who_have_the_collection(bucket: BucketStore) -> None:
-    bucket.set_manifest(SHOP)
-    bucket.set_manifest(SHOP.with_max_ttl("shop", "items", 7))
+    bucket.rollout.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP.with_max_ttl("shop", "items", 7))
     (event,) = told(bucket.vbuckets[0], 3)
     assert event.subject == system_event.CreatedCollection(4, 8, ITEMS, "items", max_ttl=7)
     assert event.kind is SystemEventKind.COLLECTION_MODIFY

@@ -11,7 +11,8 @@ from penstock.errors import (
     StoreDamaged,
     TemporaryFailure,
 )
-from penstock.store.definition.manifest import DEFAULT_MANIFEST, Manifest, changes_between, subjects_of
+from penstock.store.definition.manifest import DEFAULT_MANIFEST, Manifest
+from penstock.store.definition.manifest_changes import changes_between, subjects_of
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.history.event_frames import packed_events
 from penstock.store.recovery import repair_run as repairing
@@ -31,70 +32,77 @@ def disk() -> Iterator[Place]:
 
 def test_all_is_there_again_when_the_bucket_is_opened_again(disk: Place) -> None:
     bucket = disk()
-    bucket.set_properties({"replicas": 1, "flush": True})
-    bucket.set_manifest(SHOP)
+    bucket.record.set_properties({"replicas": 1, "flush": True})
+    bucket.rollout.set_manifest(SHOP)
     for vbucket in bucket.vbuckets:
         for number in range(20):
             vbucket.set(key(ITEMS, f"{number}"), b"." * 50)
             vbucket.set(key(USERS, f"{number}"), b"." * 50)
         vbucket.set(key(0), b"1")
-    bucket.set_manifest(SHOP.without_collection("shop", "items"))
-    bucket.vbuckets[0].erase_some()
+    bucket.rollout.set_manifest(SHOP.without_collection("shop", "items"))
+    bucket.vbuckets[0].collections.eraser.erase_some()
     expected = [
-        [(vbucket.collection_items(one), vbucket.collection_high_seqno(one)) for one in (0, ITEMS, USERS)]
+        [(vbucket.collections.item_count(one), vbucket.collections.high_seqno(one)) for one in (0, ITEMS, USERS)]
         for vbucket in bucket.vbuckets
     ]
     bucket.close()
     again = disk()
-    assert (again.manifest, again.properties) == (bucket.manifest, {"replicas": 1, "flush": True})
+    assert (again.manifests.current, again.record.properties) == (
+        bucket.manifests.current,
+        {"replicas": 1, "flush": True},
+    )
     for vbucket, counts in zip(again.vbuckets, expected, strict=True):
-        assert (vbucket.items, vbucket.erasing, vbucket.collections) == (21, False, {0, USERS})
-        assert [(vbucket.collection_items(one), vbucket.collection_high_seqno(one)) for one in (0, ITEMS, USERS)] == (
-            counts
+        assert (vbucket.changes.items, vbucket.collections.eraser.is_due, vbucket.collections.ids) == (
+            21,
+            False,
+            {0, USERS},
         )
+        assert [
+            (vbucket.collections.item_count(one), vbucket.collections.high_seqno(one)) for one in (0, ITEMS, USERS)
+        ] == (counts)
         assert vbucket.get(key(ITEMS, "3")) is None
         assert vbucket.get(key(USERS, "3")) is not None
-    again.compact()
+    again.compactor.rewrite_all()
     assert again.stats().dead_bytes == 0
     again.close()
     last = disk()
-    assert [vbucket.items for vbucket in last.vbuckets] == [21] * 4
+    assert [vbucket.changes.items for vbucket in last.vbuckets] == [21] * 4
     last.close()
 
 
 @pytest.mark.parametrize("compacted", [False, True])
 def test_a_change_of_a_collection_is_there_again_until_it_ends(disk: Place, compacted: bool) -> None:
     bucket = disk()
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     manifest = modified(bucket)
     bucket.close()
     bucket = disk()
-    assert [vbucket.manifest() for vbucket in bucket.vbuckets] == [manifest] * 4
-    assert bucket.vbuckets[0].collection_high_seqno(ITEMS) == 4
+    assert [vbucket.collections.manifest() for vbucket in bucket.vbuckets] == [manifest] * 4
+    assert bucket.vbuckets[0].collections.high_seqno(ITEMS) == 4
     if compacted:
-        bucket.compact()
-    bucket.set_manifest(manifest.without_collection("shop", "items"))
+        bucket.compactor.rewrite_all()
+    bucket.rollout.set_manifest(manifest.without_collection("shop", "items"))
     expected = told(bucket.vbuckets[0])
     bucket.close()
     bucket = disk()
     vbucket = bucket.vbuckets[0]
-    assert (told(vbucket), vbucket.items, vbucket.collections) == (expected, 0, {0, USERS})
+    assert (told(vbucket), vbucket.changes.items, vbucket.collections.ids) == (expected, 0, {0, USERS})
     vbucket.set_state(VbucketState.REPLICA)
     assert vbucket.rollback(4) == 4
-    assert vbucket.manifest() == manifest
+    assert vbucket.collections.manifest() == manifest
     bucket.close()
 
 
 def test_vbuckets_that_a_kill_has_left_behind_catch_up(disk: Place) -> None:
     bucket = disk()
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     for vbucket in bucket.vbuckets:
         vbucket.set(key(ITEMS), b"1")
-    bucket.commit()
-    bucket.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
+    bucket.log.commits.run()
+    bucket.rollout.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
     disk.directory.let_go()
     again = disk()
-    assert again.manifest == bucket.manifest
+    assert again.manifests.current == bucket.manifests.current
     for vbucket in again.vbuckets:
         assert [(event.kind, event.subject.manifest_uid) for event in told(vbucket, 4)] == [(1, 3), (0, 5)]
     erase(again)
@@ -104,13 +112,13 @@ def test_vbuckets_that_a_kill_has_left_behind_catch_up(disk: Place) -> None:
 
 def test_wherever_a_kill_cuts_the_log_vbuckets_come_to_the_manifest(disk: Place) -> None:
     bucket = disk(segment_bytes=100_000)
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     for vbucket in bucket.vbuckets:
         vbucket.set(key(ITEMS), b"1")
-    bucket.commit()
+    bucket.log.commits.run()
     start = bucket.log.segments.active.end
-    bucket.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
-    bucket.commit()
+    bucket.rollout.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
+    bucket.log.commits.run()
     disk.directory.let_go()
     files = contents(disk.path)
     seen = set()
@@ -119,8 +127,12 @@ def test_wherever_a_kill_cuts_the_log_vbuckets_come_to_the_manifest(disk: Place)
         again = disk(segment_bytes=100_000)
         erase(again)
         for vbucket in again.vbuckets:
-            assert (vbucket.collections, vbucket.items, vbucket.manifest_uid) == ({0, USERS, 11}, 0, 5)
-            assert vbucket.manifest() == again.manifest
+            assert (vbucket.collections.ids, vbucket.changes.items, vbucket.collections.manifest_uid) == (
+                {0, USERS, 11},
+                0,
+                5,
+            )
+            assert vbucket.collections.manifest() == again.manifests.current
             seen.add(tuple(event.subject.manifest_uid for event in told(vbucket, 4)))
         again.close()
     assert seen == {(3, 5)}
@@ -130,16 +142,16 @@ def test_wherever_a_kill_cuts_the_log_a_copy_knows_what_it_was_told(disk: Place)
     bucket, source = disk(segment_bytes=100_000), new_bucket()
     copy, leader = bucket.vbuckets[0], source.vbuckets[0]
     copy.set_state(VbucketState.REPLICA)
-    bucket.commit()
+    bucket.log.commits.run()
     start = bucket.log.segments.active.end
-    source.set_manifest(SHOP)
+    source.rollout.set_manifest(SHOP)
     leader.set(key(ITEMS), b"1")
     leader.set(key(USERS), b"1")
     follow(leader, copy, snapshot_end=8)
-    source.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
+    source.rollout.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
     leader.set(key(11), b"1")
     follow(leader, copy, snapshot_end=8)
-    bucket.commit()
+    bucket.log.commits.run()
     disk.directory.let_go()
     files = contents(disk.path)
     expected = [{0}, {0}, {0, ITEMS}, *[{0, ITEMS, USERS}] * 3, {0, USERS}, *[{0, USERS, 11}] * 2]
@@ -150,11 +162,11 @@ def test_wherever_a_kill_cuts_the_log_a_copy_knows_what_it_was_told(disk: Place)
         again = disk(segment_bytes=100_000)
         erase(again)
         vbucket = again.vbuckets[0]
-        high = vbucket.high_seqno
-        assert (vbucket.collections, vbucket.items) == (expected[high], items[high])
-        assert sum(map(vbucket.collection_items, vbucket.collections)) == items[high]
+        high = vbucket.changes.high_seqno
+        assert (vbucket.collections.ids, vbucket.changes.items) == (expected[high], items[high])
+        assert sum(map(vbucket.collections.item_count, vbucket.collections.ids)) == items[high]
         vbucket.rollback(high - 1)
-        assert (vbucket.collections, vbucket.items) == (expected[max(high - 1, 0)], items[max(high - 1, 0)])
+        assert (vbucket.collections.ids, vbucket.changes.items) == (expected[max(high - 1, 0)], items[max(high - 1, 0)])
         seen.add(high)
         again.close()
     assert seen == {*range(9)}
@@ -162,24 +174,26 @@ def test_wherever_a_kill_cuts_the_log_a_copy_knows_what_it_was_told(disk: Place)
 
 def test_a_power_loss_that_leaves_the_manifest_alone(disk: Place) -> None:
     bucket = disk()
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     disk.directory.power_off()
     again = disk()
-    assert [(vbucket.collections, vbucket.high_seqno) for vbucket in again.vbuckets] == [({0, ITEMS, USERS}, 3)] * 4
+    assert [(vbucket.collections.ids, vbucket.changes.high_seqno) for vbucket in again.vbuckets] == [
+        ({0, ITEMS, USERS}, 3)
+    ] * 4
     again.close()
 
 
 def test_a_repaired_bucket_comes_to_the_manifest(disk: Place) -> None:
     """The event that a collection has ended is among what is lost, but the collection does not come back."""
     bucket = disk(retention_seconds=None, segment_bytes=100_000)
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     for vbucket in bucket.vbuckets:
         vbucket.set(key(ITEMS), b"." * 1000)
-    bucket.compact()
-    bucket.set_manifest(SHOP.without_collection("shop", "items"))
+    bucket.compactor.rewrite_all()
+    bucket.rollout.set_manifest(SHOP.without_collection("shop", "items"))
     erase(bucket)
     bucket.vbuckets[0].set(key(USERS), b"1")
-    bucket.compact()
+    bucket.compactor.rewrite_all()
     bucket.vbuckets[0].set(key(USERS), b"2")
     bucket.close()
     newest = max(disk.path.glob("segment-*"))
@@ -196,10 +210,10 @@ def test_a_repaired_bucket_comes_to_the_manifest(disk: Place) -> None:
     again = disk()
     erase(again)
     for vbucket in again.vbuckets:
-        assert (vbucket.collections, vbucket.manifest_uid) == ({0, USERS}, 4)
+        assert (vbucket.collections.ids, vbucket.collections.manifest_uid) == ({0, USERS}, 4)
         assert vbucket.get(key(ITEMS)) is None
-        assert vbucket.manifest() == again.manifest
-        assert vbucket.items == vbucket.collection_items(USERS) == int(vbucket.id == 0)
+        assert vbucket.collections.manifest() == again.manifests.current
+        assert vbucket.changes.items == vbucket.collections.item_count(USERS) == int(vbucket.id == 0)
     again.close()
 
 
@@ -207,10 +221,10 @@ def test_a_disk_that_does_not_take_the_manifest(disk: Place) -> None:
     bucket = disk()
     disk.directory.fail("rename", errno.ENOSPC)
     with pytest.raises(TemporaryFailure, match="the disk does not take it: No space left on device"):
-        bucket.set_manifest(SHOP)
-    assert (bucket.manifest, bucket.vbuckets[0].high_seqno) == (DEFAULT_MANIFEST, 0)
+        bucket.rollout.set_manifest(SHOP)
+    assert (bucket.manifests.current, bucket.vbuckets[0].changes.high_seqno) == (DEFAULT_MANIFEST, 0)
     disk.directory.heal()
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     bucket.close()
 
 
@@ -218,17 +232,17 @@ def test_vbuckets_that_could_not_be_told_are_told_later(disk: Place) -> None:
     bucket = disk(memory_bytes=10**9)
     bucket.log.quota.nbytes = 0
     bucket.log.segments.active.limit = 0
-    bucket.set_manifest(SHOP)
-    assert bucket.vbuckets[0].collections == {0}
+    bucket.rollout.set_manifest(SHOP)
+    assert bucket.vbuckets[0].collections.ids == {0}
     bucket.log.quota.nbytes = None
-    assert not bucket.erase()
-    assert [vbucket.collections for vbucket in bucket.vbuckets] == [{0, ITEMS, USERS}] * 4
+    assert not bucket.eraser.erase_some()
+    assert [vbucket.collections.ids for vbucket in bucket.vbuckets] == [{0, ITEMS, USERS}] * 4
     bucket.close()
 
 
 def test_the_newest_tombstone_of_a_collection_is_not_purged(disk: Place) -> None:
     bucket = disk(purge_age=0)
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     vbucket = bucket.vbuckets[0]
     for collection in (ITEMS, USERS):
         for name in "ab":
@@ -236,34 +250,34 @@ def test_the_newest_tombstone_of_a_collection_is_not_purged(disk: Place) -> None
             vbucket.delete(key(collection, name))
     vbucket.set(key(0), b"1")
     disk.now += 10**10
-    bucket.compact()
+    bucket.compactor.rewrite_all()
     tombstones = [change.key for change in all_of(vbucket) if isinstance(change, DeletionV2)]
     assert tombstones == [key(ITEMS, "b"), key(USERS, "b")]
-    assert vbucket.purge_seqno == 9
+    assert vbucket.index.purge_seqno == 9
     bucket.close()
     again = disk(purge_age=0)
-    assert [again.vbuckets[0].collection_high_seqno(one) for one in (0, ITEMS, USERS)] == [12, 7, 11]
+    assert [again.vbuckets[0].collections.high_seqno(one) for one in (0, ITEMS, USERS)] == [12, 7, 11]
     again.close()
 
 
 def test_the_end_of_a_collection_is_purged_once_nothing_of_it_is_there(disk: Place) -> None:
     bucket = disk(purge_age=0)
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     vbucket = bucket.vbuckets[0]
     vbucket.set(key(ITEMS), b"1")
-    bucket.set_manifest(SHOP.without_collection("shop", "items"))
+    bucket.rollout.set_manifest(SHOP.without_collection("shop", "items"))
     bucket.vbuckets[0].set(key(0), b"1")
     disk.now += 10**10
-    bucket.compact()
-    bucket.compact()
+    bucket.compactor.rewrite_all()
+    bucket.compactor.rewrite_all()
     assert [event.kind for event in told(vbucket)] == [3, 0]
-    assert vbucket.ledger is not None
-    assert vbucket.ledger.emptied == {}
+    assert vbucket.changes.collection_state is not None
+    assert vbucket.changes.collection_state.emptied == {}
     bucket.close()
     again = disk(purge_age=0)
-    assert (again.vbuckets[0].items, again.vbuckets[0].collections) == (1, {0, USERS})
-    assert again.vbuckets[0].ledger is not None
-    assert again.vbuckets[0].ledger.emptied == {}
+    assert (again.vbuckets[0].changes.items, again.vbuckets[0].collections.ids) == (1, {0, USERS})
+    assert again.vbuckets[0].changes.collection_state is not None
+    assert again.vbuckets[0].changes.collection_state.emptied == {}
     again.close()
 
 
@@ -271,18 +285,20 @@ def test_what_leads_to_the_manifest_is_what_vbuckets_tell() -> None:
     bucket = new_bucket()
     manifests = [SHOP, SHOP.with_max_ttl("shop", "items", 5), SHOP.without_scope("shop").with_scope("other")]
     for number, manifest in enumerate(manifests):
-        before, high = bucket.manifest, bucket.vbuckets[0].high_seqno
-        bucket.set_manifest(Manifest(10 + number, manifest.scopes, manifest.next_id))
-        expected = packed_events(subjects_of(changes_between(before, bucket.manifest), before.uid, 10 + number))
+        before, high = bucket.manifests.current, bucket.vbuckets[0].changes.high_seqno
+        bucket.rollout.set_manifest(Manifest(10 + number, manifest.scopes, manifest.next_id))
+        expected = packed_events(
+            subjects_of(changes_between(before, bucket.manifests.current), before.uid, 10 + number)
+        )
         assert told(bucket.vbuckets[0], high) == expected
-        assert bucket.vbuckets[0].manifest().says_the_same_as(bucket.manifest)
+        assert bucket.vbuckets[0].collections.manifest().says_the_same_as(bucket.manifests.current)
 
 
 def test_a_directory_keeps_its_own(tmp_path: Path) -> None:
     place = Place(tmp_path / "beer")
     bucket = place()
     properties = {"type": "membase", "more": {"a": [1]}}
-    bucket.set_properties(properties)
+    bucket.record.set_properties(properties)
     properties["type"] = "changed"
-    assert bucket.properties == {"type": "membase", "more": {"a": [1]}}
+    assert bucket.record.properties == {"type": "membase", "more": {"a": [1]}}
     bucket.close()

@@ -48,8 +48,11 @@ def cut(place: Place, written: Written, content: bytes, start: int) -> None:
     assert bucket.recovered.endswith(said if nbytes else "after a stop that was not clean" if content else "")
     assert shown(bucket) == written.before(start)
     for vbucket in bucket.vbuckets:
-        assert vbucket.state is not VbucketState.ACTIVE or vbucket.failover_log[0].seqno == vbucket.high_seqno
-        assert vbucket.persisted_seqno == vbucket.high_seqno
+        assert (
+            vbucket.history.state is not VbucketState.ACTIVE
+            or vbucket.history.failover_log[0].seqno == vbucket.changes.high_seqno
+        )
+        assert vbucket.history.persisted_seqno == vbucket.changes.high_seqno
     bucket.vbuckets[0].set(b"new", b"value")
     state = shown(bucket)
     bucket.close()
@@ -122,11 +125,11 @@ def test_a_value_proves_nothing(place: Place) -> None:
     """Not even one that is the log file itself."""
     bucket = place()
     bucket.vbuckets[0].set(b"key", b"value")
-    bucket.commit()
+    bucket.log.commits.run()
     before = shown(bucket)
     content = contents(place.path)[log_name(1)]
     bucket.vbuckets[0].set(b"log", content)
-    bucket.commit()
+    bucket.log.commits.run()
     place.directory.let_go()
     path = place.path / log_name(1)
     path.write_bytes(path.read_bytes()[:-1])

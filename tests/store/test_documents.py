@@ -83,7 +83,7 @@ class Story(RuleBasedStateMachine):
     def begin(self, resolution: str) -> None:
         self.clock = Clock()
         self.vbucket: Vbucket = timed_bucket(self.clock).find(1)
-        self.vbucket.conflict_resolution = resolution
+        self.vbucket.incoming.conflict_resolution = resolution
         self.documents = Documents(1, self.clock, resolution)
 
     @rule(step=steps)
@@ -95,7 +95,9 @@ class Story(RuleBasedStateMachine):
             self.change(where)
         else:
             arguments = self.arguments(what, where, said)
-            found, expected = (outcome(each, what, where, arguments) for each in (self.vbucket, self.documents))
+            parts = {"meta": self.vbucket.versions, "store_with_meta": self.vbucket.incoming}
+            tested = parts.get(what, self.vbucket)
+            found, expected = (outcome(each, what, where, arguments) for each in (tested, self.documents))
             assert found == expected, (what, where, arguments)
 
     def change(self, how: str) -> None:
@@ -104,7 +106,7 @@ class Story(RuleBasedStateMachine):
             self.vbucket.reset()
             self.documents.reset()
         elif how == "rollback":
-            self.vbucket.rollback(self.vbucket.high_seqno)
+            self.vbucket.rollback(self.vbucket.changes.high_seqno)
         else:
             self.vbucket.set_state(VbucketState.REPLICA)
             self.vbucket.set_state(VbucketState.ACTIVE)
@@ -135,9 +137,14 @@ class Story(RuleBasedStateMachine):
 
     @invariant()
     def is_the_same(self) -> None:
-        assert read_all(self.vbucket.snapshot(0, MAX_SEQNO)) == self.documents.changes()
-        assert self.vbucket.items == sum(each.event is Event.MUTATION for each in self.documents.versions.values())
-        assert (self.vbucket.high_seqno, self.vbucket.max_cas) == (self.documents.last_seqno, self.documents.last_cas)
+        assert read_all(self.vbucket.history.snapshot(0, MAX_SEQNO)) == self.documents.changes()
+        assert self.vbucket.changes.items == sum(
+            each.event is Event.MUTATION for each in self.documents.versions.values()
+        )
+        assert (self.vbucket.changes.high_seqno, self.vbucket.changes.clock.last) == (
+            self.documents.last_seqno,
+            self.documents.last_cas,
+        )
 
 
 def outcome(on: Any, what: str, key: bytes, arguments: dict[str, Any]) -> Any:

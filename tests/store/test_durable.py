@@ -47,7 +47,7 @@ def fill(bucket: BucketStore) -> None:
     for number in range(0, 40, 3):
         bucket.vbuckets[0].delete(b"key %d" % number)
     bucket.vbuckets[1].set_state(VbucketState.REPLICA)
-    bucket.vbuckets[1].rollback(bucket.vbuckets[1].high_seqno - 2)
+    bucket.vbuckets[1].rollback(bucket.vbuckets[1].changes.high_seqno - 2)
     bucket.vbuckets[2].reset()
     bucket.vbuckets[2].set(b"new", b"history")
     bucket.vbuckets[3].remove()
@@ -67,12 +67,12 @@ def shown(bucket: BucketStore) -> list[Any]:
     """Return all that a client could see of a bucket."""
     return [
         (
-            vbucket.state,
-            vbucket.failover_log,
-            vbucket.high_seqno,
-            vbucket.whole_seqno,
-            vbucket.items,
-            read_all(vbucket.snapshot(0, vbucket.high_seqno)),
+            vbucket.history.state,
+            vbucket.history.failover_log,
+            vbucket.changes.high_seqno,
+            vbucket.history.whole_seqno,
+            vbucket.changes.items,
+            read_all(vbucket.history.snapshot(0, vbucket.changes.high_seqno)),
             [vbucket.get(b"key %d" % number) for number in range(40)],
         )
         for vbucket in bucket.vbuckets
@@ -87,13 +87,15 @@ def test_after_a_clean_stop(opened: Opened) -> None:
     bucket = opened()
     assert bucket.recovered.endswith("log files")
     assert shown(bucket) == before
-    assert [vbucket.persisted_seqno for vbucket in bucket.vbuckets] == [v.high_seqno for v in bucket.vbuckets]
+    assert [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets] == [
+        v.changes.high_seqno for v in bucket.vbuckets
+    ]
 
 
 def test_after_a_crash_active_vbuckets_begin_a_branch(opened: Opened) -> None:
     bucket = opened()
     fill(bucket)
-    bucket.commit()
+    bucket.log.commits.run()
     before = shown(bucket)
     crash(bucket)
     bucket = opened()
@@ -107,10 +109,10 @@ def test_after_a_crash_active_vbuckets_begin_a_branch(opened: Opened) -> None:
 def test_what_no_commit_has_taken_is_lost(opened: Opened) -> None:
     bucket = opened()
     bucket.vbuckets[0].set(b"a", b"1")
-    bucket.commit()
-    assert (bucket.uncommitted, bucket.vbuckets[0].persisted_seqno) == (0, 1)
+    bucket.log.commits.run()
+    assert (bucket.log.commits.uncommitted, bucket.vbuckets[0].history.persisted_seqno) == (0, 1)
     bucket.vbuckets[0].set(b"a", b"2")
-    assert (bucket.uncommitted, bucket.vbuckets[0].persisted_seqno) == (1, 1)
+    assert (bucket.log.commits.uncommitted, bucket.vbuckets[0].history.persisted_seqno) == (1, 1)
     crash(bucket)
     item = opened().vbuckets[0].get(b"a")
     assert item is not None
@@ -120,10 +122,10 @@ def test_what_no_commit_has_taken_is_lost(opened: Opened) -> None:
 def test_compaction_changes_nothing_but_the_files(opened: Opened) -> None:
     bucket = opened()
     fill(bucket)
-    bucket.commit()
+    bucket.log.commits.run()
     before = shown(bucket)
     files = directory(bucket).names()
-    bucket.compact()
+    bucket.compactor.rewrite_all()
     assert shown(bucket) == before
     assert len(directory(bucket).names()) < len(files)
     assert bucket.stats().dead_bytes == 0
@@ -137,7 +139,7 @@ def test_keys_are_read_when_they_are_needed_or_bit_by_bit(opened: Opened) -> Non
     before = shown(bucket)
     bucket.close()
     bucket = opened()
-    while bucket.load_keys():
+    while bucket.keys.load_some():
         pass
     assert shown(bucket) == before
 
@@ -158,16 +160,16 @@ def test_tombstones_are_dropped_when_their_time_is_over(opened: Opened) -> None:
         vbucket.delete(key)
     vbucket.set(b"c", b"last")
     opened.now += 59 * 10**9
-    bucket.compact()
-    assert [change.by_seqno for change in read_all(vbucket.snapshot(0, 5))] == [2, 4, 5]
+    bucket.compactor.rewrite_all()
+    assert [change.by_seqno for change in read_all(vbucket.history.snapshot(0, 5))] == [2, 4, 5]
     opened.now += 2 * 10**9
-    bucket.compact()
-    assert [change.by_seqno for change in read_all(vbucket.snapshot(0, 5))] == [5]
-    assert vbucket.purge_seqno == 4
+    bucket.compactor.rewrite_all()
+    assert [change.by_seqno for change in read_all(vbucket.history.snapshot(0, 5))] == [5]
+    assert vbucket.index.purge_seqno == 4
     assert bucket.stats().items == 1
     bucket.close()
     vbucket = opened().vbuckets[0]
-    assert (vbucket.purge_seqno, vbucket.high_seqno, vbucket.get(b"a")) == (4, 5, None)
+    assert (vbucket.index.purge_seqno, vbucket.changes.high_seqno, vbucket.get(b"a")) == (4, 5, None)
     vbucket.set(b"a", b"again")
     item = vbucket.get(b"a")
     assert item is not None
@@ -179,9 +181,9 @@ def test_the_newest_change_stays_even_if_it_is_a_tombstone(opened: Opened) -> No
     bucket.vbuckets[0].set(b"a", b"value")
     bucket.vbuckets[0].delete(b"a")
     opened.now += 10**9
-    bucket.compact()
+    bucket.compactor.rewrite_all()
     bucket.close()
-    assert opened().vbuckets[0].high_seqno == 2
+    assert opened().vbuckets[0].changes.high_seqno == 2
 
 
 def test_superseded_frames_stay_as_long_as_they_are_to(opened: Opened) -> None:
@@ -189,13 +191,19 @@ def test_superseded_frames_stay_as_long_as_they_are_to(opened: Opened) -> None:
     vbucket = bucket.vbuckets[0]
     for number in range(5):
         vbucket.set(b"key", b"%d" % number)
-    bucket.compact()
+    bucket.compactor.rewrite_all()
     opened.now += 59 * 10**9
-    bucket.compact()
-    assert (vbucket.lowest_snapshot_end, [change.by_seqno for change in read_all(vbucket.snapshot(0, 3))]) == (0, [3])
+    bucket.compactor.rewrite_all()
+    assert (
+        vbucket.index.lowest_snapshot_end,
+        [change.by_seqno for change in read_all(vbucket.history.snapshot(0, 3))],
+    ) == (0, [3])
     opened.now += 2 * 10**9
-    bucket.compact()
-    assert (vbucket.lowest_snapshot_end, [change.by_seqno for change in read_all(vbucket.snapshot(0, 3))]) == (5, [5])
+    bucket.compactor.rewrite_all()
+    assert (
+        vbucket.index.lowest_snapshot_end,
+        [change.by_seqno for change in read_all(vbucket.history.snapshot(0, 3))],
+    ) == (5, [5])
 
 
 def test_keys_and_rows_have_a_quota(opened: Opened) -> None:
@@ -210,15 +218,15 @@ def store_each(bucket: BucketStore, count: int) -> None:
     for number in range(count):
         with suppress(TemporaryFailure):
             bucket.vbuckets[0].set(b"key %d" % number, b"")
-        bucket.commit()
+        bucket.log.commits.run()
         rewrite(bucket)
 
 
 def rewrite(bucket: BucketStore) -> None:
-    while (piece := bucket.compaction()) is not None:
+    while (piece := bucket.compactor.next_piece()) is not None:
         piece.run()
         assert piece.finish()
-        bucket.commit()
+        bucket.log.commits.run()
 
 
 def test_what_waits_for_the_disk_is_refused_for_the_time_being_at_the_quota(opened: Opened) -> None:
@@ -226,7 +234,7 @@ def test_what_waits_for_the_disk_is_refused_for_the_time_being_at_the_quota(open
     with pytest.raises(TemporaryFailure, match=r"limit 20000: memory is being freed, try again soon$"):
         deque(bucket.vbuckets[0].set(b"key %d" % number, b"." * 1000) for number in range(100))
     assert (bucket.log.quota.temporary_errors, bucket.log.quota.errors) == (1, 0)
-    bucket.commit()
+    bucket.log.commits.run()
     rewrite(bucket)
     bucket.vbuckets[0].set(b"again", b"." * 1000)
 
@@ -238,7 +246,7 @@ def test_values_on_disk_are_beside_the_quota(opened: Opened) -> None:
         with suppress(TemporaryFailure):
             bucket.vbuckets[0].set(b"key %d" % stored, b"." * 4000)
             stored += 1
-        bucket.commit()
+        bucket.log.commits.run()
         rewrite(bucket)
     stats = bucket.stats()
     assert stats.live_bytes > 10 * 20_000 > 10 * stats.memory_bytes
@@ -252,7 +260,7 @@ def test_expired_documents_are_found_without_being_asked_for(opened: Opened) -> 
             vbucket.set(b"key %d" % number, b"", expiry=number % 3 * 10)
     bucket.vbuckets[3].set_state(VbucketState.REPLICA)
     opened.now += 15 * 10**9
-    while bucket.expire():
+    while bucket.pager.expire_some():
         pass
-    assert [vbucket.items for vbucket in bucket.vbuckets] == [67, 67, 67, 100]
+    assert [vbucket.changes.items for vbucket in bucket.vbuckets] == [67, 67, 67, 100]
     assert bucket.changed == {0, 1, 2}

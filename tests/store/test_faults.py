@@ -36,20 +36,20 @@ def change(bucket: BucketStore, number: int) -> None:
 
 def rewrite(bucket: BucketStore) -> bool:
     """Rewrite all that there is; False: the disk did not take it."""
-    bucket.seal()
-    bucket.commit()
-    while (compaction := bucket.compaction(everything=True)) is not None:
+    bucket.log.room.seal()
+    bucket.log.commits.run()
+    while (compaction := bucket.compactor.next_piece(everything=True)) is not None:
         compaction.run()
         if not compaction.finish():
             return False
-        bucket.commit()
-    return bucket.fault is None
+        bucket.log.commits.run()
+    return bucket.log.room.fault is None
 
 
 def check_refusal(bucket: BucketStore, why: str) -> None:
     """Check that nothing is stored, and that what there is can be read."""
-    assert bucket.fault is not None
-    assert why in bucket.fault
+    assert bucket.log.room.fault is not None
+    assert why in bucket.log.room.fault
     before = shown(bucket)
     refused: list[Callable[[], object]] = [
         lambda: bucket.vbuckets[0].set(b"key", b"refused"),
@@ -86,11 +86,11 @@ def test_a_compaction_without_memory_is_tried_again(place: Place) -> None:
     bucket = place(segment_bytes=1000)
     for number in range(30):
         change(bucket, number)
-    bucket.seal()
-    bucket.commit()
+    bucket.log.room.seal()
+    bucket.log.commits.run()
     before = shown(bucket)
     place.directory.during["create"] = run_out_of_memory
-    compaction = bucket.compaction()
+    compaction = bucket.compactor.next_piece()
     assert compaction is not None
     compaction.run()
     assert compaction.error is not None
@@ -124,14 +124,14 @@ def test_a_refusal_ends_when_the_disk_takes_it_again(place: Place, operation: st
         for more in range(40):
             change(bucket, more)
             if more % 10 == 9:
-                bucket.commit()
-                while bucket.fault is not None:
-                    acknowledged = [vbucket.persisted_seqno for vbucket in bucket.vbuckets]
+                bucket.log.commits.run()
+                while bucket.log.room.fault is not None:
+                    acknowledged = [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets]
                     check_refusal(bucket, os.strerror(number))
-                    assert [vbucket.persisted_seqno for vbucket in bucket.vbuckets] == acknowledged
-                    bucket.commit()
-                assert [vbucket.persisted_seqno for vbucket in bucket.vbuckets] == [
-                    vbucket.high_seqno for vbucket in bucket.vbuckets
+                    assert [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets] == acknowledged
+                    bucket.log.commits.run()
+                assert [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets] == [
+                    vbucket.changes.high_seqno for vbucket in bucket.vbuckets
                 ]
         while not rewrite(bucket):
             assert directory.failures
@@ -154,37 +154,37 @@ def test_a_file_system_that_becomes_read_only_and_writable_again(place: Place, n
     assert rewrite(bucket)
     assert bucket.log.segments.sealed
     change(bucket, 61)
-    before, manifest = shown(bucket), bucket.manifest
+    before, manifest = shown(bucket), bucket.manifests.current
     files = contents(place.path)
     for operation in ("create", "reopen", "write", "rename", "remove", "make"):
         place.directory.fail(operation, number)
-    persisted = [vbucket.persisted_seqno for vbucket in bucket.vbuckets]
+    persisted = [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets]
     for _ in range(2):
-        bucket.commit()
+        bucket.log.commits.run()
         check_refusal(bucket, why)
-        assert not bucket.broken
+        assert not bucket.log.commits.broken
     for refused in (
-        lambda: bucket.set_manifest(manifest.with_scope("shop")),
-        lambda: bucket.set_properties({"flush": True}),
-        bucket.compact,
+        lambda: bucket.rollout.set_manifest(manifest.with_scope("shop")),
+        lambda: bucket.record.set_properties({"flush": True}),
+        bucket.compactor.rewrite_all,
     ):
         with pytest.raises(TemporaryFailure, match=why):
             refused()
     assert shown(bucket) == before
-    assert [vbucket.persisted_seqno for vbucket in bucket.vbuckets] == persisted
+    assert [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets] == persisted
     assert contents(place.path) == files
     place.directory.heal()
-    bucket.commit()
-    assert bucket.fault is None
-    bucket.set_manifest(manifest.with_scope("shop"))
-    bucket.set_properties({"flush": True})
+    bucket.log.commits.run()
+    assert bucket.log.room.fault is None
+    bucket.rollout.set_manifest(manifest.with_scope("shop"))
+    bucket.record.set_properties({"flush": True})
     change(bucket, 62)
-    bucket.compact()
+    bucket.compactor.rewrite_all()
     before = shown(bucket)
     bucket.close()
     bucket = place()
     assert shown(bucket) == before
-    assert (bucket.manifest.find_scope("shop").name, bucket.properties) == ("shop", {"flush": True})
+    assert (bucket.manifests.current.find_scope("shop").name, bucket.record.properties) == ("shop", {"flush": True})
     bucket.close()
 
 
@@ -195,10 +195,10 @@ def test_a_rewrite_that_fails_leaves_everything_as_it_was(place: Place, operatio
     bucket = place(segment_bytes=1000)
     for number in range(40):
         change(bucket, number)
-    bucket.seal()
-    bucket.commit()
+    bucket.log.room.seal()
+    bucket.log.commits.run()
     before, files = shown(bucket), contents(place.path)
-    compaction = bucket.compaction(everything=True)
+    compaction = bucket.compactor.next_piece(everything=True)
     assert compaction is not None
     place.directory.limit = lambda nbytes: 40
     place.directory.fail(operation, errno.ENOSPC, after=after)
@@ -206,12 +206,12 @@ def test_a_rewrite_that_fails_leaves_everything_as_it_was(place: Place, operatio
     assert not compaction.finish()
     assert compaction.error is not None
     assert compaction.error.errno == errno.ENOSPC
-    assert (bucket.fault, bucket.broken) == (None, False)
+    assert (bucket.log.room.fault, bucket.log.commits.broken) == (None, False)
     assert (shown(bucket), contents(place.path)) == (before, files)
     change(bucket, 1)
     before = shown(bucket)
     place.directory.heal()
-    bucket.compact()
+    bucket.compactor.rewrite_all()
     assert shown(bucket) == before
     assert bucket.stats().dead_bytes == 0
     bucket.close()
@@ -221,11 +221,11 @@ def test_a_rewrite_that_fails_leaves_everything_as_it_was(place: Place, operatio
 def test_a_rewrite_of_everything_says_that_it_failed(place: Place) -> None:
     bucket = place()
     change(bucket, 0)
-    bucket.seal()
-    bucket.commit()
+    bucket.log.room.seal()
+    bucket.log.commits.run()
     place.directory.fail("create", errno.ENOSPC, after=1)
     with pytest.raises(TemporaryFailure, match="No space left on device"):
-        bucket.compact()
+        bucket.compactor.rewrite_all()
 
 
 def test_a_draft_that_is_not_wanted_may_stay(place: Place) -> None:
@@ -233,9 +233,9 @@ def test_a_draft_that_is_not_wanted_may_stay(place: Place) -> None:
     bucket = place()
     change(bucket, 0)
     change(bucket, 3)
-    bucket.seal()
-    bucket.commit()
-    compaction = bucket.compaction()
+    bucket.log.room.seal()
+    bucket.log.commits.run()
+    compaction = bucket.compactor.next_piece()
     assert compaction is not None
     compaction.run()
     bucket.vbuckets[0].rollback(1)
@@ -253,9 +253,9 @@ def test_a_draft_that_was_deleted_is_written_again(place: Place, when: str) -> N
     bucket = place(segment_bytes=1000)
     for number in range(60):
         change(bucket, number)
-    bucket.seal()
-    bucket.commit()
-    compaction = bucket.compaction()
+    bucket.log.room.seal()
+    bucket.log.commits.run()
+    compaction = bucket.compactor.next_piece()
     assert compaction is not None
     compaction.run()
     assert compaction.finish()
@@ -266,20 +266,20 @@ def test_a_draft_that_was_deleted_is_written_again(place: Place, when: str) -> N
 
     if when == "when it is listed":
         place.directory.during["sync inv"] = delete
-        bucket.commit()
-        assert bucket.fault is not None
+        bucket.log.commits.run()
+        assert bucket.log.room.fault is not None
     else:
         delete()
     if when == "while the disk is full":
         place.directory.fail("create", errno.ENOSPC)
-        bucket.commit()
+        bucket.log.commits.run()
         check_refusal(bucket, "No space left on device")
         place.directory.heal()
-    bucket.commit()
-    assert bucket.fault is None
+    bucket.log.commits.run()
+    assert bucket.log.room.fault is None
     assert draft.partition(".")[0] in contents(place.path)
     change(bucket, 1)
-    bucket.commit()
+    bucket.log.commits.run()
     before = shown(bucket)
     place.directory.let_go()
     bucket = place(segment_bytes=1000)
@@ -295,12 +295,12 @@ def test_memory_is_bounded_when_the_disk_does_not_keep_up(place: Place) -> None:
         TemporaryFailure, match=r"^too many changes wait for the disk: it is too slow, or persistence is stopped$"
     ):
         deque((bucket.vbuckets[0].set(b"%d" % number, value) for number in range(100)), 0)
-    stored = bucket.vbuckets[0].high_seqno
+    stored = bucket.vbuckets[0].changes.high_seqno
     assert 256 <= 16 * stored <= 256 + 2 * 64
-    bucket.commit()
+    bucket.log.commits.run()
     with pytest.raises(TemporaryFailure, match=r"^too many changes wait for the disk"):
         bucket.vbuckets[0].set(b"key", value)
-    compaction = bucket.compaction()
+    compaction = bucket.compactor.next_piece()
     assert compaction is not None
     compaction.run()
     assert compaction.finish()
@@ -312,14 +312,14 @@ def test_locks_do_not_lengthen_a_log_that_the_disk_refuses(place: Place) -> None
     bucket = place()
     vbucket = bucket.vbuckets[0]
     vbucket.set(b"key", b"value")
-    bucket.commit()
+    bucket.log.commits.run()
     place.directory.fail("write", errno.ENOSPC)
     vbucket.set(b"other", b"value")
-    bucket.commit()
+    bucket.log.commits.run()
     with pytest.raises(TemporaryFailure, match=r"No space left on device$"):
         vbucket.lock(b"key", 5)
     place.directory.heal()
-    bucket.commit()
+    bucket.log.commits.run()
     bucket.close()
 
 
@@ -359,27 +359,27 @@ def test_nothing_is_acknowledged_after_a_sync_has_failed(place: Place, operation
         bucket = place(segment_bytes=1000)
         place.directory.fail(operation, errno.EIO, after=after, times=1)
         for number in range(60):
-            if bucket.fault is None:
+            if bucket.log.room.fault is None:
                 change(bucket, number)
             if number % 20 == 10:
-                bucket.commit()
-            if number % 20 == 15 and not bucket.broken:
+                bucket.log.commits.run()
+            if number % 20 == 15 and not bucket.log.commits.broken:
                 rewrite(bucket)
-        assert bucket.broken
+        assert bucket.log.commits.broken
         place.directory.heal()
-        persisted = [vbucket.persisted_seqno for vbucket in bucket.vbuckets]
+        persisted = [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets]
         check_refusal(bucket, "a sync has failed (Input/output error): nobody knows what is on disk")
         for _ in range(3):
-            bucket.commit()
+            bucket.log.commits.run()
             rewrite(bucket)
-        assert bucket.broken
-        assert [vbucket.persisted_seqno for vbucket in bucket.vbuckets] == persisted
+        assert bucket.log.commits.broken
+        assert [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets] == persisted
         check_refusal(bucket, "until the bucket is opened anew")
         place.directory.power_off()
         bucket = place()
-        assert bucket.fault is None
+        assert bucket.log.room.fault is None
         for vbucket, seqno in zip(bucket.vbuckets, persisted, strict=True):
-            assert vbucket.high_seqno >= seqno
+            assert vbucket.changes.high_seqno >= seqno
         change(bucket, 0)
         bucket.close()
 
@@ -412,15 +412,15 @@ def replace_directory(path: Path) -> None:
 def test_the_next_commit_notices_that_its_file_is_gone(place: Place, hurt: Callable[[Path], None]) -> None:
     bucket = place()
     change(bucket, 0)
-    bucket.commit()
+    bucket.log.commits.run()
     change(bucket, 1)
-    persisted = [vbucket.persisted_seqno for vbucket in bucket.vbuckets]
+    persisted = [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets]
     hurt(place.path)
-    assert bucket.fault is None
+    assert bucket.log.room.fault is None
     for _ in range(2):
-        bucket.commit()
-        assert bucket.broken
-        assert [vbucket.persisted_seqno for vbucket in bucket.vbuckets] == persisted
+        bucket.log.commits.run()
+        assert bucket.log.commits.broken
+        assert [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets] == persisted
         check_refusal(bucket, f"{place.path / log_name(1)} was deleted, moved or replaced while the bucket was open")
     bucket.close()
 
@@ -433,44 +433,44 @@ def test_a_new_segment_waits_for_the_commit_that_begins_after_it(place: Place) -
     bucket = place(segment_bytes=5000)
     for number in range(40):
         change(bucket, number)
-    bucket.seal()
-    bucket.commit()
-    compaction = bucket.compaction()
+    bucket.log.room.seal()
+    bucket.log.commits.run()
+    compaction = bucket.compactor.next_piece()
     assert compaction is not None
     compaction.run()
     change(bucket, 0)
     place.directory.during["sync"] = compaction.finish
-    bucket.commit()
+    bucket.log.commits.run()
     assert not place.directory.during
     assert [name for name in place.directory.names() if name.startswith("segment")] == [
         "segment-0000000001-0000000001.0.new"
     ]
-    assert bucket.uncommitted
-    bucket.commit()
+    assert bucket.log.commits.uncommitted
+    bucket.log.commits.run()
     assert "segment-0000000001-0000000001" in place.directory.names()
-    floors = [vbucket.lowest_snapshot_end for vbucket in bucket.vbuckets]
+    floors = [vbucket.index.lowest_snapshot_end for vbucket in bucket.vbuckets]
     place.directory.power_off()
-    assert [vbucket.lowest_snapshot_end for vbucket in place().vbuckets] == floors != [0, 0, 0, 0]
+    assert [vbucket.index.lowest_snapshot_end for vbucket in place().vbuckets] == floors != [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "sync", "sync_names"])
 def test_changes_that_come_during_a_commit_go_with_the_next_one(place: Place, operation: str) -> None:
     bucket = place(segment_bytes=1000)
-    bucket.seal()
+    bucket.log.room.seal()
     change(bucket, 0)
-    bucket.seal()
+    bucket.log.room.seal()
 
     def meanwhile() -> None:
         for number in range(20):  # over more than one log file
             change(bucket, number)
 
     place.directory.during[operation] = meanwhile
-    bucket.commit()
-    assert bucket.vbuckets[0].persisted_seqno < bucket.vbuckets[0].high_seqno
-    assert bucket.uncommitted
-    bucket.commit()
-    assert bucket.vbuckets[0].persisted_seqno == bucket.vbuckets[0].high_seqno
-    assert not bucket.uncommitted
+    bucket.log.commits.run()
+    assert bucket.vbuckets[0].history.persisted_seqno < bucket.vbuckets[0].changes.high_seqno
+    assert bucket.log.commits.uncommitted
+    bucket.log.commits.run()
+    assert bucket.vbuckets[0].history.persisted_seqno == bucket.vbuckets[0].changes.high_seqno
+    assert not bucket.log.commits.uncommitted
     before = shown(bucket)
     place.directory.power_off()
     assert shown(place()) == before
@@ -481,9 +481,9 @@ def test_a_fault_that_comes_while_room_is_made_is_not_overlooked(place: Place) -
     bucket = place(segment_bytes=5000)
     for number in range(40):
         change(bucket, number)
-    bucket.seal()
-    bucket.commit()
-    compaction = bucket.compaction()
+    bucket.log.room.seal()
+    bucket.log.commits.run()
+    compaction = bucket.compactor.next_piece()
     assert compaction is not None
     compaction.run()
     while bucket.log.segments.active.end + 170 < 5000:
@@ -491,7 +491,7 @@ def test_a_fault_that_comes_while_room_is_made_is_not_overlooked(place: Place) -
     bucket.vbuckets[0].set(b"o" * (5000 - bucket.log.segments.active.end - RECORD_BYTES - 55), b"")  # to the last byte
     files = len(bucket.log.segments.sealed)
     place.directory.fail("write", errno.ENOSPC)
-    bucket.commit()
+    bucket.log.commits.run()
     assert compaction.finish()
     assert len(bucket.log.segments.sealed) == files + 1
     check_refusal(bucket, "No space left on device")
@@ -541,7 +541,7 @@ class Told:
     def step(self, what: str, vbucket: int, detail: Any) -> None:
         self.number += 1
         bucket = self.bucket
-        before, refuses = self.states[-1], bucket.fault is not None
+        before, refuses = self.states[-1], bucket.log.room.fault is not None
         try:
             getattr(self, what)(vbucket, detail)
         except TemporaryFailure:
@@ -550,8 +550,8 @@ class Told:
         if refuses:
             assert after == before
         self.states.append(after)
-        if what == "commit" and bucket.fault is None:
-            assert not bucket.uncommitted
+        if what == "commit" and bucket.log.room.fault is None:
+            assert not bucket.log.commits.uncommitted
             del self.states[:-1]
 
     def set(self, vbucket: int, key: bytes) -> None:
@@ -565,7 +565,7 @@ class Told:
 
     def rollback(self, vbucket: int, distance: int) -> None:
         found = self.bucket.vbuckets[vbucket]
-        found.rollback(max(found.high_seqno - distance, 0))
+        found.rollback(max(found.changes.high_seqno - distance, 0))
 
     def reset(self, vbucket: int, _: int) -> None:
         self.bucket.vbuckets[vbucket].reset()
@@ -574,16 +574,16 @@ class Told:
         self.bucket.vbuckets[vbucket].set_state(state)
 
     def seal(self, *_: int) -> None:
-        self.bucket.seal()
+        self.bucket.log.room.seal()
 
     def rewrite(self, _: int, everything: bool) -> None:
-        compaction = self.bucket.compaction(everything)
+        compaction = self.bucket.compactor.next_piece(everything)
         if compaction is not None:
             compaction.run()
             compaction.finish()
 
     def commit(self, *_: int) -> None:
-        self.bucket.commit()
+        self.bucket.log.commits.run()
 
     def heal(self, *_: int) -> None:
         self.directory.heal()
@@ -605,7 +605,7 @@ def test_what_was_acknowledged_is_there(
         told = Told(place(segment_bytes=segment_bytes), place.directory)
         for step in story:
             told.step(*step)
-        persisted = [vbucket.persisted_seqno for vbucket in told.bucket.vbuckets]
+        persisted = [vbucket.history.persisted_seqno for vbucket in told.bucket.vbuckets]
         if power:
             place.directory.power_off(random)
         else:
@@ -613,8 +613,8 @@ def test_what_was_acknowledged_is_there(
         bucket = place(segment_bytes=segment_bytes)
         assert shown(bucket) in told.states
         for vbucket, seqno in zip(bucket.vbuckets, persisted, strict=True):
-            assert vbucket.high_seqno >= seqno
-            assert vbucket.persisted_seqno == vbucket.high_seqno
-        bucket.compact()
+            assert vbucket.changes.high_seqno >= seqno
+            assert vbucket.history.persisted_seqno == vbucket.changes.high_seqno
+        bucket.compactor.rewrite_all()
         assert shown(bucket) in told.states
         bucket.close()

@@ -27,18 +27,18 @@ class FlushRun(Run):
     def step(self, what: str, number: int) -> None:
         bucket, vbucket = self.bucket, self.bucket.vbuckets[number % VBUCKETS]
         if what == "empty" and not self.eager:
-            bucket.begin_flush()
+            bucket.rollout.begin_flush()
         elif what == "empty":
             for each in bucket.vbuckets:
-                if each.state is VbucketState.ACTIVE:
+                if each.history.state is VbucketState.ACTIVE:
                     each.reset()
-        elif what == "remove" and vbucket.state is not None:
+        elif what == "remove" and vbucket.history.state is not None:
             vbucket.remove()
         elif what == "replica":
             vbucket.set_state(VbucketState.REPLICA)
         elif what == "active":
             vbucket.set_state(VbucketState.ACTIVE)
-        elif vbucket.state is VbucketState.ACTIVE or what in ("manifest", "spread", "erase"):
+        elif vbucket.history.state is VbucketState.ACTIVE or what in ("manifest", "spread", "erase"):
             super().step(what, number)
 
     def contents(self) -> list[object]:
@@ -47,10 +47,15 @@ class FlushRun(Run):
         A vbucket that is emptied behind two manifests writes the events of the second one only: so seqnos differ.
         """
         erase(self.bucket)
-        assert not self.bucket.is_behind
+        assert not self.bucket.rollout.is_due
         return [
             (
-                *(vbucket.state, len(vbucket.failover_log), vbucket.items, vbucket.manifest()),
+                *(
+                    vbucket.history.state,
+                    len(vbucket.history.failover_log),
+                    vbucket.changes.items,
+                    vbucket.collections.manifest(),
+                ),
                 {change.key: (type(change), change.value) for change in all_of(vbucket) if not is_event(change.key)},
             )
             for vbucket in self.bucket.vbuckets
@@ -96,13 +101,13 @@ def documents(bucket: BucketStore) -> list[bytes]:
 
 def test_one_call_empties_some_vbuckets_only() -> None:
     bucket = filled(new_bucket(vbuckets=1024, segment_bytes=1 << 20))
-    bucket.begin_flush()
+    bucket.rollout.begin_flush()
     left = [len(documents(bucket))]
-    while bucket.spread_manifest():
+    while bucket.rollout.spread():
         left.append(len(documents(bucket)))
     assert left[0] == 1024
     assert {before - after for before, after in pairwise(left)} == {32}
-    assert not bucket.is_behind
+    assert not bucket.rollout.is_due
 
 
 def test_vbuckets_of_many_collections_are_emptied_one_by_one() -> None:
@@ -110,26 +115,26 @@ def test_vbuckets_of_many_collections_are_emptied_one_by_one() -> None:
     manifest = SHOP
     for number in range(300):
         manifest = manifest.with_collection("shop", f"c{number}")
-    bucket.set_manifest(manifest)
-    bucket.begin_flush()
-    logs = [vbucket.failover_log for vbucket in bucket.vbuckets]
-    assert bucket.spread_manifest()
-    assert [vbucket.failover_log for vbucket in bucket.vbuckets][1:] == logs[1:]
-    assert bucket.vbuckets[0].failover_log != logs[0]
+    bucket.rollout.set_manifest(manifest)
+    bucket.rollout.begin_flush()
+    logs = [vbucket.history.failover_log for vbucket in bucket.vbuckets]
+    assert bucket.rollout.spread()
+    assert [vbucket.history.failover_log for vbucket in bucket.vbuckets][1:] == logs[1:]
+    assert bucket.vbuckets[0].history.failover_log != logs[0]
     assert len(told(bucket.vbuckets[0])) == 303
 
 
 def test_commands_find_the_whole_bucket_empty_at_once() -> None:
     bucket = filled(new_bucket())
     emptied: list[int] = []
-    bucket.on_flush = lambda vbucket: emptied.append(vbucket.id)
-    bucket.begin_flush()
+    bucket.rollout.on_flush = lambda vbucket: emptied.append(vbucket.id)
+    bucket.rollout.begin_flush()
     assert bucket.vbuckets[3].get(key(0)) is None
     assert emptied == [3]
     assert bucket.vbuckets[2].set(key(1), b"new").seqno == 1
     assert emptied == [3, 2]
     assert documents(bucket) == [b"old", b"old", b"new"]
-    assert not bucket.spread_manifest()
+    assert not bucket.rollout.spread()
     assert emptied == [3, 2, 0, 1]
     assert documents(bucket) == [b"new"]
 
@@ -137,41 +142,45 @@ def test_commands_find_the_whole_bucket_empty_at_once() -> None:
 def test_a_replica_is_not_emptied() -> None:
     bucket = filled(new_bucket())
     bucket.vbuckets[1].set_state(VbucketState.REPLICA)
-    bucket.begin_flush()
-    assert not bucket.spread_manifest()
+    bucket.rollout.begin_flush()
+    assert not bucket.rollout.spread()
     assert documents(bucket) == [b"old"]
 
 
 def test_a_vbucket_that_is_deleted_meanwhile_is_emptied_once() -> None:
     bucket = filled(new_bucket())
     emptied: list[int] = []
-    bucket.on_flush = lambda vbucket: emptied.append(vbucket.id)
-    bucket.begin_flush()
+    bucket.rollout.on_flush = lambda vbucket: emptied.append(vbucket.id)
+    bucket.rollout.begin_flush()
     bucket.vbuckets[1].remove()
     bucket.vbuckets[1].set_state(VbucketState.ACTIVE)
     bucket.vbuckets[1].set(key(1), b"new")
-    assert not bucket.spread_manifest()
+    assert not bucket.rollout.spread()
     assert (sorted(emptied), documents(bucket)) == ([0, 1, 2, 3], [b"new"])
 
 
 def test_what_was_dropped_is_not_emptied_into_a_collection() -> None:
     bucket = new_bucket()
-    bucket.set_manifest(SHOP)
+    bucket.rollout.set_manifest(SHOP)
     bucket.vbuckets[0].set(key(ITEMS), b"old")
-    bucket.begin_flush()
-    bucket.begin_manifest(SHOP.without_collection("shop", "items"))
+    bucket.rollout.begin_flush()
+    bucket.rollout.begin_manifest(SHOP.without_collection("shop", "items"))
     erase(bucket)
     vbucket = bucket.vbuckets[0]
-    assert (vbucket.items, ITEMS in vbucket.collections, vbucket.manifest_uid) == (0, False, bucket.manifest.uid)
+    assert (vbucket.changes.items, ITEMS in vbucket.collections.ids, vbucket.collections.manifest_uid) == (
+        0,
+        False,
+        bucket.manifests.current.uid,
+    )
 
 
 def test_a_disk_that_takes_nothing_takes_no_flush(place: Place) -> None:
     bucket = filled(place())
     place.directory.fail("write", errno.ENOSPC)
-    bucket.commit()
+    bucket.log.commits.run()
     with pytest.raises(TemporaryFailure):
-        bucket.begin_flush()
-    assert not bucket.is_behind
+        bucket.rollout.begin_flush()
+    assert not bucket.rollout.is_due
     assert bucket.vbuckets[0].get(key(0)) is not None
     place.directory.heal()
     bucket.close()
@@ -180,29 +189,29 @@ def test_a_disk_that_takes_nothing_takes_no_flush(place: Place) -> None:
 def test_a_flush_that_is_given_up_leaves_whole_vbuckets(place: Place) -> None:
     bucket = filled(place())
     before = documents(bucket)
-    bucket.begin_flush()
+    bucket.rollout.begin_flush()
     assert bucket.vbuckets[1].get(key(0)) is None
     place.directory.fail("write", errno.ENOSPC)
-    bucket.commit()
-    assert (bucket.spread_manifest(), bucket.is_behind) == (False, True)
+    bucket.log.commits.run()
+    assert (bucket.rollout.spread(), bucket.rollout.is_due) == (False, True)
     with pytest.raises(TemporaryFailure):
         bucket.vbuckets[0].set(key(0), b"refused")
-    assert bucket.abandon_flush()
+    assert bucket.rollout.abandon_flush()
     place.directory.heal()
-    bucket.commit()
-    assert not bucket.spread_manifest()
-    assert not bucket.is_behind
-    assert (documents(bucket), bucket.abandon_flush()) == (before[1:], False)
+    bucket.log.commits.run()
+    assert not bucket.rollout.spread()
+    assert not bucket.rollout.is_due
+    assert (documents(bucket), bucket.rollout.abandon_flush()) == (before[1:], False)
     bucket.close()
 
 
 def test_a_kill_in_the_middle_leaves_what_the_bucket_was_then(place: Place) -> None:
     bucket = filled(place())
-    bucket.set_manifest(SHOP)
-    bucket.begin_flush()
+    bucket.rollout.set_manifest(SHOP)
+    bucket.rollout.begin_flush()
     bucket.vbuckets[0].get(key(0))
     bucket.vbuckets[2].set(key(ITEMS), b"new")
-    bucket.commit()
+    bucket.log.commits.run()
     expected = [contents(vbucket) for vbucket in bucket.vbuckets]
     place.directory.let_go()
     again = place()
@@ -225,25 +234,25 @@ def test_purged_tombstones_are_of_the_history_that_was_flushed(place: Place) -> 
         vbucket.delete(name)
     vbucket.set(key(0, "newest"), b"")
     place.now += 10**9
-    bucket.seal()
-    bucket.commit()
-    while vbucket.purge_seqno < vbucket.high_seqno - 1:
-        compaction = bucket.compaction(everything=True)
+    bucket.log.room.seal()
+    bucket.log.commits.run()
+    while vbucket.index.purge_seqno < vbucket.changes.high_seqno - 1:
+        compaction = bucket.compactor.next_piece(everything=True)
         assert compaction is not None
         compaction.run()
         assert compaction.finish()
-        bucket.commit()
-    bucket.begin_flush()
-    while bucket.spread_manifest():
+        bucket.log.commits.run()
+    bucket.rollout.begin_flush()
+    while bucket.rollout.spread():
         pass
     for name in 2 * names:
         vbucket.set(name, b"new")
-    while (compaction := bucket.compaction()) is not None:
+    while (compaction := bucket.compactor.next_piece()) is not None:
         compaction.run()
         assert compaction.finish()
-        bucket.commit()
-    assert [name for name in names if not vbucket.is_there(name)] == []
-    assert vbucket.key_count == vbucket.items == len(names)
+        bucket.log.commits.run()
+    assert [name for name in names if not vbucket.versions.has_document(name)] == []
+    assert vbucket.changes.keys.count == vbucket.changes.items == len(names)
     bucket.close()
 
 
@@ -251,6 +260,6 @@ def test_one_call_of_the_pager_looks_at_some_vbuckets_only() -> None:
     """However few documents they hold: to begin with a vbucket takes longer than a document."""
     bucket = filled(new_bucket(vbuckets=1024, segment_bytes=1 << 20))
     calls = 1
-    while bucket.expire():
+    while bucket.pager.expire_some():
         calls += 1
     assert calls == 1024 // 64 + 1

@@ -48,15 +48,15 @@ class Full:
         self.vbucket.set(b"expired", b"5", expiry=5)
         self.vbucket.set(b"deleted", b"")
         self.vbucket.delete(b"deleted")
-        self.bucket.commit()
+        self.bucket.log.commits.run()
         self.clock.wait(10)
         locked = self.vbucket.lock(b"locked", 30)
         assert locked is not None
         self.lock = locked.cas
         self.vbucket.set(b"number", b"6")
         directory.is_full = True
-        self.bucket.commit()
-        assert self.bucket.fault is not None
+        self.bucket.log.commits.run()
+        assert self.bucket.log.room.fault is not None
         self.heal = lambda: setattr(directory, "is_full", False)
 
 
@@ -78,18 +78,23 @@ WRITES: dict[str, Write] = {
     "touch": lambda vbucket, key, cas: vbucket.touch(key, 99),
     "count": lambda vbucket, key, cas: vbucket.count(key, 1),
     "append": lambda vbucket, key, cas: vbucket.extend(key, b"0", cas=cas),
-    "with meta": lambda vbucket, key, cas: vbucket.store_with_meta(Event.MUTATION, key, b"", META, cas=cas),
-    "with meta, new cas": lambda vbucket, key, cas: vbucket.store_with_meta(
+    "with meta": lambda vbucket, key, cas: vbucket.incoming.store_with_meta(Event.MUTATION, key, b"", META, cas=cas),
+    "with meta, new cas": lambda vbucket, key, cas: vbucket.incoming.store_with_meta(
         Event.DELETION, key, b"", META._replace(deleted=True), cas=cas, resolve=False, new_cas=True
     ),
-    "apply": lambda vbucket, key, cas: vbucket.apply(Event.MUTATION, key, b"", cas=9, rev_seqno=1),
+    "apply": lambda vbucket, key, cas: vbucket.incoming.apply(Event.MUTATION, key, b"", cas=9, rev_seqno=1),
 }
 WITH_A_CAS = ("set", "replace", "delete", "append", "with meta", "with meta, new cas")
 
 
 def shown(vbucket: Vbucket) -> Any:
     documents = [vbucket.get(key) for key in KEYS]
-    return documents, vbucket.items, vbucket.high_seqno, read_all(vbucket.snapshot(0, MAX_SEQNO))
+    return (
+        documents,
+        vbucket.changes.items,
+        vbucket.changes.high_seqno,
+        read_all(vbucket.history.snapshot(0, MAX_SEQNO)),
+    )
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
@@ -112,7 +117,7 @@ def test_a_refused_write_leaves_the_lock(full: Full, write: Write) -> None:
         write(full.vbucket, b"locked", full.lock)
     assert shown(full.vbucket) == before
     full.heal()
-    full.bucket.commit()
+    full.bucket.log.commits.run()
     with pytest.raises(Locked):
         write(full.vbucket, b"locked", 0)
     write(full.vbucket, b"locked", full.lock)
@@ -121,16 +126,16 @@ def test_a_refused_write_leaves_the_lock(full: Full, write: Write) -> None:
 def test_reading_goes_on(full: Full) -> None:
     vbucket = full.vbucket
     assert vbucket.get(b"expired") is None
-    item, meta = vbucket.get(b"number"), vbucket.meta(b"number")
+    item, meta = vbucket.get(b"number"), vbucket.versions.meta(b"number")
     assert item is not None
     assert meta is not None
     assert (item.value, meta.rev_seqno) == (b"6", 2)
     vbucket.unlock(b"locked", full.lock)
     with pytest.raises(TemporaryFailure):  # its cas is to be in the log
         vbucket.lock(b"locked", 15)
-    assert vbucket.meta(b"expired") is not None
+    assert vbucket.versions.meta(b"expired") is not None
     full.heal()
-    full.bucket.commit()
+    full.bucket.log.commits.run()
     assert vbucket.lock(b"locked", 15) is not None
     assert vbucket.get(b"expired") is None
-    assert read_all(vbucket.snapshot(vbucket.high_seqno - 1, MAX_SEQNO))[0].key == b"expired"
+    assert read_all(vbucket.history.snapshot(vbucket.changes.high_seqno - 1, MAX_SEQNO))[0].key == b"expired"

@@ -228,7 +228,7 @@ def test_tombstones_are_purged_by_and_by_also_after_a_restart() -> None:
     assert told.begin_one(everything=False)
     told.step("run", 0, 0)
     told.step("finish", 0, 0)
-    assert told.bucket.vbuckets[0].purge_seqno == 18
+    assert told.bucket.vbuckets[0].index.purge_seqno == 18
     told.check()
 
 

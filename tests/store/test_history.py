@@ -67,10 +67,10 @@ class CompactedStory(Story):
         self.piece: Compaction | None = None
 
     def seal(self, *_: object) -> None:
-        self.bucket.seal()
+        self.bucket.log.room.seal()
 
     def begin(self, _: Vbucket, __: History, everything: bool) -> None:
-        self.piece = self.bucket.compaction(everything) or self.piece
+        self.piece = self.bucket.compactor.next_piece(everything) or self.piece
 
     def run(self, *_: object) -> None:
         if self.piece is not None:
@@ -96,11 +96,11 @@ def check_snapshots(told: Story, story: list[tuple[str, int, object]], few: int)
         index = bucket.log.segments.indexes[vbucket.id]
         dropped = [change for change in history.changes if index.find(change.by_seqno) is None]
         lowest = max(map(history.superseded_by, dropped), default=0)
-        assert vbucket.lowest_snapshot_end == lowest
-        assert vbucket.whole_seqno == history.whole_seqno
-        assert [tuple(entry) for entry in vbucket.failover_log] == history.log
-        for end in range(1, vbucket.high_seqno + 1):
-            snapshot = vbucket.snapshot(0, end)
+        assert vbucket.index.lowest_snapshot_end == lowest
+        assert vbucket.history.whole_seqno == history.whole_seqno
+        assert [tuple(entry) for entry in vbucket.history.failover_log] == history.log
+        for end in range(1, vbucket.changes.high_seqno + 1):
+            snapshot = vbucket.history.snapshot(0, end)
             assert snapshot.end_seqno == (
                 history.ceiling(max(min(end, history.whole_seqno), lowest)) if lowest <= history.whole_seqno > 0 else 0
             )
@@ -110,8 +110,8 @@ def check_snapshots(told: Story, story: list[tuple[str, int, object]], few: int)
 
 def check_documents(vbucket: Vbucket, history: History) -> None:
     documents = history.documents
-    assert vbucket.high_seqno == history.high_seqno
-    assert vbucket.items == len(documents)
+    assert vbucket.changes.high_seqno == history.high_seqno
+    assert vbucket.changes.items == len(documents)
     for key in {change.key for change in history.changes if subject_of_key(change.key) is None}:
         item, document = vbucket.get(key), documents.get(key)
         if document is None:
@@ -149,10 +149,10 @@ def test_long_histories(seed: int) -> None:
 def check_random_snapshots(bucket: BucketStore, histories: list[History], random: Random) -> None:
     for vbucket, history in zip(bucket.vbuckets, histories, strict=True):
         for _ in range(6):
-            lowest = random.choice([vbucket.lowest_snapshot_end, vbucket.high_seqno - 30])
-            end = random.randint(max(lowest, vbucket.lowest_snapshot_end), vbucket.high_seqno)
+            lowest = random.choice([vbucket.index.lowest_snapshot_end, vbucket.changes.high_seqno - 30])
+            end = random.randint(max(lowest, vbucket.index.lowest_snapshot_end), vbucket.changes.high_seqno)
             start = random.choice([0, random.randint(0, end)])
-            snapshot = vbucket.snapshot(start, end)
+            snapshot = vbucket.history.snapshot(start, end)
             assert snapshot.end_seqno == end
             assert read_all(snapshot, max_bytes=random.choice([300, 100_000])) == history.view(start, end)
 
@@ -181,8 +181,8 @@ def test_where_a_snapshot_ends(asked: tuple[int, int], end: int) -> None:
     bucket.log.room.make(1 << 20)
     for key in (b"a", b"b"):
         vbucket.set(key, b"")
-    assert vbucket.lowest_snapshot_end == 8
-    snapshot = vbucket.snapshot(*asked)
+    assert vbucket.index.lowest_snapshot_end == 8
+    snapshot = vbucket.history.snapshot(*asked)
     assert (snapshot.start_seqno, snapshot.end_seqno) == (asked[0], end)
     seqnos = [change.by_seqno for change in read_all(snapshot)]
     assert seqnos[-1:] == ([end] if end > asked[0] else [])
@@ -254,7 +254,7 @@ def test_an_item_larger_than_a_segment() -> None:
     for number in range(40):
         key, value = b"%d" % (number % 7), b"." * (2000 if number % 3 == 0 else 20)
         history.store(key, value, bucket.find(1).set(key, value).cas)
-    assert read_all(bucket.find(1).snapshot(0, MAX_SEQNO), max_bytes=100) == history.view(0, 40)
+    assert read_all(bucket.find(1).history.snapshot(0, MAX_SEQNO), max_bytes=100) == history.view(0, 40)
 
 
 def test_memory_does_not_grow_with_overwrites() -> None:

@@ -33,10 +33,10 @@ def fill(place: Place, count: int = 60, *, compact: bool = False, close: bool = 
     for number in range(count):
         bucket.vbuckets[number % 4].set(b"key %d" % (number % 9), b"value %d" % number)
         if number % 10 == 9:
-            bucket.commit()
+            bucket.log.commits.run()
     if compact:
-        bucket.compact()
-    bucket.commit()
+        bucket.compactor.rewrite_all()
+    bucket.log.commits.run()
     before = shown(bucket)
     if close:
         bucket.close()
@@ -85,7 +85,7 @@ def test_a_commit_costs_nothing_and_a_switch_one_file(place: Place) -> None:
         files = len(bucket.log.segments.sealed)
         bucket.vbuckets[0].set(b"key %d" % number, b"value")
         directory.calls.clear()
-        bucket.commit()
+        bucket.log.commits.run()
         if len(bucket.log.segments.sealed) == files:
             assert directory.calls == ["sync log"]
         else:
@@ -183,7 +183,7 @@ def _go_on_as_an_older_release(disk: Disk) -> list[object]:
     _make_older(disk)
     bucket = _open(disk)
     bucket.vbuckets[0].set(b"key 0", b"newer")
-    bucket.seal()
+    bucket.log.room.seal()
     bucket.close()
     _make_older(disk)
     disk.names[INVENTORY] = inventory
@@ -218,7 +218,7 @@ def test_an_older_copy_of_what_names_the_bucket(place: Place) -> None:
     fill(place)
     older = (place.path / "bucket.json").read_bytes()
     bucket = place()
-    bucket.set_properties({"flush": True})
+    bucket.record.set_properties({"flush": True})
     bucket.close()
     (place.path / "bucket.json").write_bytes(older)
     restores = r"; `penstock check --repair` restores it from bucket-copy\.json$"
@@ -265,18 +265,18 @@ def test_a_crash_while_a_segment_replaces_one_of_its_own_name(*, has_inventory: 
         bucket = _open(disk)
         for number in range(40):
             bucket.vbuckets[number % 4].set(b"key %d" % number, b"older" * 4)
-        bucket.compact()
+        bucket.compactor.rewrite_all()
         for number in range(36):
             bucket.vbuckets[number % 4].set(b"key %d" % number, b"newer")
-        bucket.commit()
+        bucket.log.commits.run()
         before = shown(bucket)
         disk.fuse = fuse
         try:
-            compaction = bucket.compaction()
+            compaction = bucket.compactor.next_piece()
             assert compaction is not None
             compaction.run()
             compaction.finish()
-            bucket.commit()
+            bucket.log.commits.run()
         except Died:
             died = True
         disk.kill()
@@ -302,14 +302,14 @@ def test_a_start_without_room_for_it_changes_nothing(place: Place) -> None:
     bucket = place()
     for number in range(90):
         bucket.vbuckets[number % 4].set(b"key %d" % (number % 9), b"value %d" % number)
-    bucket.seal()
-    bucket.commit()
-    compaction = bucket.compaction()
+    bucket.log.room.seal()
+    bucket.log.commits.run()
+    compaction = bucket.compactor.next_piece()
     assert compaction is not None
     compaction.run()
     assert compaction.finish()
     place.directory.fail("rename", ENOSPC)
-    bucket.commit()
+    bucket.log.commits.run()
     before = shown(bucket)
     place.directory.let_go()
     (place.path / f"{INVENTORY}.new").unlink()

@@ -43,7 +43,7 @@ def opened() -> Iterator[tuple[Place, BucketStore]]:
 
 
 def is_loading(bucket: BucketStore) -> bool:
-    return isinstance(bucket.vbuckets[0]._newest, UnloadedKeys)
+    return isinstance(bucket.vbuckets[0].changes.keys.newest, UnloadedKeys)
 
 
 def value(bucket: BucketStore, number: int) -> bytes | None:
@@ -71,12 +71,12 @@ def test_what_is_written_meanwhile_counts(opened: tuple[Place, BucketStore]) -> 
         vbucket.set(name(number), text)
     vbucket.delete(name(KEYS - 3))
     assert is_loading(bucket)
-    while bucket.load_keys():
+    while bucket.keys.load_some():
         pass
     assert not is_loading(bucket)
     assert [value(bucket, n) for n in (KEYS - 1, KEYS, 2, KEYS - 3)] == [b"new", b"more", b"newer", None]
-    assert vbucket.items == KEYS - 1
-    assert vbucket.key_count == KEYS + 1
+    assert vbucket.changes.items == KEYS - 1
+    assert vbucket.changes.keys.count == KEYS + 1
     bucket.close()
     again = place(vbuckets=1, segment_bytes=SEGMENT)
     assert [value(again, n) for n in (KEYS - 1, KEYS, 2, KEYS - 3)] == [b"new", b"more", b"newer", None]
@@ -87,15 +87,17 @@ def test_what_was_erased_stays_away_while_the_last_keys_are_taken_in() -> None:
     with directory_in_memory() as path:
         place = Place(path / "beer")
         bucket = place(vbuckets=1, segment_bytes=SEGMENT)
-        bucket.set_manifest(SHOP)
+        bucket.rollout.set_manifest(SHOP)
         for number in range(KEYS):
             bucket.vbuckets[0].set(key(ITEMS, f"{number}"), b"")
         bucket.close()
         bucket = place(vbuckets=1, segment_bytes=SEGMENT)
-        bucket.set_manifest(SHOP.without_collection("shop", "items"))
+        bucket.rollout.set_manifest(SHOP.without_collection("shop", "items"))
         erase(bucket)
         assert is_loading(bucket)
-        assert not [number for number in range(KEYS) if bucket.vbuckets[0].is_there(key(ITEMS, f"{number}"))]
+        assert not [
+            number for number in range(KEYS) if bucket.vbuckets[0].versions.has_document(key(ITEMS, f"{number}"))
+        ]
         assert not is_loading(bucket)
         bucket.close()
 

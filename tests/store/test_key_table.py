@@ -49,7 +49,7 @@ def opened(stored: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Plac
 
 
 def load(bucket: BucketStore) -> None:
-    while bucket.load_keys():
+    while bucket.keys.load_some():
         pass
 
 
@@ -96,27 +96,27 @@ def test_a_vbucket_of_many_keys_is_emptied(opened: tuple[Place, BucketStore]) ->
     _, bucket = opened
     vbucket = bucket.vbuckets[0]
     load(bucket)
-    assert vbucket.key_count == KEYS
-    before = vbucket.index_bytes
+    assert vbucket.changes.keys.count == KEYS
+    before = vbucket.changes.keys.nbytes
     vbucket.reset()
     assert vbucket.get(name(7)) is None
     vbucket.set(name(7), b"new")
     load(bucket)
-    assert vbucket.index_bytes < before // 4
-    assert (vbucket.key_count, vbucket.items) == (1, 1)
+    assert vbucket.changes.keys.nbytes < before // 4
+    assert (vbucket.changes.keys.count, vbucket.changes.items) == (1, 1)
 
 
 def test_a_vbucket_is_emptied_while_its_keys_are_loaded(opened: tuple[Place, BucketStore]) -> None:
     place, bucket = opened
     vbucket = bucket.vbuckets[0]
-    assert bucket.load_keys()
+    assert bucket.keys.load_some()
     vbucket.reset()
     vbucket.set(name(7), b"new")
     load(bucket)
-    assert (vbucket.get(name(8)), vbucket.key_count, vbucket.items) == (None, 1, 1)
+    assert (vbucket.get(name(8)), vbucket.changes.keys.count, vbucket.changes.items) == (None, 1, 1)
     bucket.close()
     again = place(vbuckets=1)
-    assert again.vbuckets[0].key_count == 1
+    assert again.vbuckets[0].changes.keys.count == 1
     again.close()
 
 
@@ -124,29 +124,29 @@ def test_documents_change_while_many_keys_are_loaded(opened: tuple[Place, Bucket
     _, bucket = opened
     vbucket = bucket.vbuckets[0]
     vbucket.delete(name(3))
-    assert bucket.load_keys()
+    assert bucket.keys.load_some()
     vbucket.set(name(5), b"new")
     vbucket.set(name(KEYS), b"more")
     load(bucket)
     values = [None if (item := vbucket.get(name(n))) is None else item.value for n in (3, 4, 5, KEYS)]
     assert values == [None, b"v", b"new", b"more"]
-    assert (vbucket.key_count, vbucket.items) == (KEYS + 1, KEYS)
+    assert (vbucket.changes.keys.count, vbucket.changes.items) == (KEYS + 1, KEYS)
 
 
 def test_a_vbucket_of_many_keys_is_rolled_back(opened: tuple[Place, BucketStore]) -> None:
     _, bucket = opened
     vbucket = bucket.vbuckets[0]
     load(bucket)
-    end = vbucket.high_seqno
+    end = vbucket.changes.high_seqno
     vbucket.set(name(5), b"new")
     vbucket.delete(name(6))
     vbucket.set(name(KEYS), b"more")
     for _ in range(2):  # the second time while its keys are loaded
         assert vbucket.rollback(end) == end
-        assert vbucket.items == KEYS
+        assert vbucket.changes.items == KEYS
         vbucket.set(name(4), b"newest")
         values = [None if (item := vbucket.get(name(n))) is None else item.value for n in (4, 5, 6, KEYS)]
         assert values == [b"newest", b"v", b"v", None]
-        assert isinstance(vbucket._newest, UnloadedKeys)
+        assert isinstance(vbucket.changes.keys.newest, UnloadedKeys)
     load(bucket)
-    assert (vbucket.key_count, vbucket.items) == (KEYS, KEYS)
+    assert (vbucket.changes.keys.count, vbucket.changes.items) == (KEYS, KEYS)

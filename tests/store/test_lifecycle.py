@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import KeyExists, KeyNotFound, NotMyVbucket, OutOfRange
-from penstock.store.documents.vbucket import LAST_SEQNO, Item, Stored, Vbucket
+from penstock.store.documents.incoming_changes import LAST_SEQNO
+from penstock.store.documents.vbucket import Item, Stored, Vbucket
 from penstock.store.history.failover_log import FailoverEntry
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 from penstock.wire.columns.schema import Event
@@ -19,11 +20,11 @@ STATES = list(VbucketState)
 
 
 def mutate(vbucket: Vbucket, key: bytes, seqno: int | None = None, end: int | None = None, cas: int = 9) -> Stored:
-    return vbucket.apply(Event.MUTATION, key, b"v", cas=cas, rev_seqno=7, seqno=seqno, snapshot_end=end)
+    return vbucket.incoming.apply(Event.MUTATION, key, b"v", cas=cas, rev_seqno=7, seqno=seqno, snapshot_end=end)
 
 
 def seqnos(vbucket: Vbucket, start: int = 0, end: int = MAX_SEQNO) -> list[int]:
-    return [change.by_seqno for change in read_all(vbucket.snapshot(start, end))]
+    return [change.by_seqno for change in read_all(vbucket.history.snapshot(start, end))]
 
 
 # States
@@ -40,8 +41,8 @@ def test_only_becoming_active_by_itself_begins_a_branch(
     mutate(vbucket, b"k", 4)
     vbucket.set_state(after, takeover=takeover)
     begun = after is VbucketState.ACTIVE and before is not VbucketState.ACTIVE and not takeover
-    assert vbucket.state is after
-    assert vbucket.failover_log == (((5, 4),) if begun else ()) + ((1, 0),)
+    assert vbucket.history.state is after
+    assert vbucket.history.failover_log == (((5, 4),) if begun else ()) + ((1, 0),)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +59,9 @@ def test_a_snapshot_ends_in_an_older_one_only_if_that_hides_nothing(hides: bool,
     for seqno, key in ((2, b"a"), (3, b"b"), (6, b"c")):
         mutate(vbucket, key, seqno, end=LAST_SEQNO)
     assert seqnos(vbucket) == []
-    vbucket.end_snapshot(hides=hides)
-    assert vbucket.whole_seqno == 6
-    assert [vbucket.snapshot(0, end).end_seqno for end in range(2, 7)] == ends
+    vbucket.history.end_snapshot(hides=hides)
+    assert vbucket.history.whole_seqno == 6
+    assert [vbucket.history.snapshot(0, end).end_seqno for end in range(2, 7)] == ends
     assert vbucket.rollback(3) == (0 if hides else 3)
 
 
@@ -71,11 +72,11 @@ def test_a_branch_begins_at_the_end_of_the_last_complete_snapshot() -> None:
     mutate(vbucket, b"b", 4, end=4)
     mutate(vbucket, b"a", 6, end=9)
     mutate(vbucket, b"b", 8, end=9)
-    assert (vbucket.high_seqno, vbucket.whole_seqno) == (8, 4)
+    assert (vbucket.changes.high_seqno, vbucket.history.whole_seqno) == (8, 4)
     vbucket.set_state(VbucketState.ACTIVE)
-    assert vbucket.failover_log == ((5, 4), (1, 0))
+    assert vbucket.history.failover_log == ((5, 4), (1, 0))
     assert vbucket.set(b"c", b"").seqno == 9
-    assert vbucket.whole_seqno == 9
+    assert vbucket.history.whole_seqno == 9
 
 
 def test_a_deleted_vbucket_comes_back_empty_with_one_branch() -> None:
@@ -88,8 +89,8 @@ def test_a_deleted_vbucket_comes_back_empty_with_one_branch() -> None:
             find(1)
     vbucket.set_state(VbucketState.ACTIVE)
     assert bucket.find(1) is vbucket
-    assert vbucket.failover_log == ((5, 0),)
-    assert (vbucket.high_seqno, vbucket.items, vbucket.get(b"k")) == (0, 0, None)
+    assert vbucket.history.failover_log == ((5, 0),)
+    assert (vbucket.changes.high_seqno, vbucket.changes.items, vbucket.get(b"k")) == (0, 0, None)
     assert vbucket.set(b"k", b"").seqno == 1
 
 
@@ -107,7 +108,7 @@ def test_a_vbucket_is_found_in_any_state() -> None:
 
 def test_a_change_keeps_what_it_was_given() -> None:
     vbucket = new_bucket().find(2)
-    assert vbucket.apply(
+    assert vbucket.incoming.apply(
         Event.MUTATION,
         b"k",
         b"value",
@@ -121,7 +122,7 @@ def test_a_change_keeps_what_it_was_given() -> None:
         datatype=1,
     ) == (77, 12)
     assert vbucket.get(b"k") == Item(77, 1, 1, b"value", NOW + 9, 5, 12)
-    assert read_all(vbucket.snapshot(0, MAX_SEQNO)) == [
+    assert read_all(vbucket.history.snapshot(0, MAX_SEQNO)) == [
         Mutation(
             vbucket=2,
             key=b"k",
@@ -141,18 +142,18 @@ def test_a_change_keeps_what_it_was_given() -> None:
 @pytest.mark.parametrize("event", [Event.DELETION, Event.EXPIRATION])
 def test_a_tombstone_needs_no_document(event: Event) -> None:
     vbucket = new_bucket().find(0)
-    assert vbucket.apply(event, b"k", b"meta", cas=3, rev_seqno=8, datatype=4, delete_time=NOW - 5) == (3, 1)
+    assert vbucket.incoming.apply(event, b"k", b"meta", cas=3, rev_seqno=8, datatype=4, delete_time=NOW - 5) == (3, 1)
     same: dict[str, Any] = {"key": b"k", "value": b"meta", "datatype": 4}
-    assert read_all(vbucket.snapshot(0, 1)) == [
+    assert read_all(vbucket.history.snapshot(0, 1)) == [
         tombstone(event, **same, cas=3, by_seqno=1, rev_seqno=8, delete_time=NOW - 5)
     ]
     assert vbucket.get(b"k") is None
-    assert vbucket.items == 0
+    assert vbucket.changes.items == 0
     mutate(vbucket, b"k")
-    assert vbucket.items == 1
-    vbucket.apply(event, b"k", cas=4, rev_seqno=9)
-    assert vbucket.items == 0
-    assert read_all(vbucket.snapshot(0, 3)) == [tombstone(event, key=b"k", cas=4, by_seqno=3, rev_seqno=9)]
+    assert vbucket.changes.items == 1
+    vbucket.incoming.apply(event, b"k", cas=4, rev_seqno=9)
+    assert vbucket.changes.items == 0
+    assert read_all(vbucket.history.snapshot(0, 3)) == [tombstone(event, key=b"k", cas=4, by_seqno=3, rev_seqno=9)]
 
 
 @pytest.mark.parametrize("seqno", [0, 4, 5, LAST_SEQNO + 1, MAX_SEQNO])
@@ -161,16 +162,16 @@ def test_a_seqno_must_be_above_those_before(seqno: int) -> None:
     mutate(vbucket, b"k", 5)
     with pytest.raises(OutOfRange, match=f"seqno {seqno} after 5"):
         mutate(vbucket, b"k", seqno)
-    assert (vbucket.high_seqno, vbucket.items) == (5, 1)
+    assert (vbucket.changes.high_seqno, vbucket.changes.items) == (5, 1)
 
 
 def test_a_rev_seqno_leaves_room_for_the_next() -> None:
     vbucket = new_bucket().find(0)
     with pytest.raises(OutOfRange, match=f"rev_seqno {LAST_SEQNO + 1}, limit {LAST_SEQNO}"):
-        vbucket.apply(Event.MUTATION, b"k", cas=1, rev_seqno=LAST_SEQNO + 1)
-    vbucket.apply(Event.MUTATION, b"k", cas=1, rev_seqno=LAST_SEQNO)
+        vbucket.incoming.apply(Event.MUTATION, b"k", cas=1, rev_seqno=LAST_SEQNO + 1)
+    vbucket.incoming.apply(Event.MUTATION, b"k", cas=1, rev_seqno=LAST_SEQNO)
     vbucket.set(b"k", b"next")
-    assert vbucket.items == 1
+    assert vbucket.changes.items == 1
 
 
 def test_the_highest_seqno() -> None:
@@ -210,7 +211,7 @@ def test_where_a_snapshot_of_a_copy_ends(asked: tuple[int, int], end: int) -> No
     for seqno in (2, 5, 6):
         mutate(vbucket, b"%d" % seqno, seqno, end=6)
     mutate(vbucket, b"9", 9, end=12)
-    assert vbucket.snapshot(*asked).end_seqno == end
+    assert vbucket.history.snapshot(*asked).end_seqno == end
 
 
 def test_a_snapshot_that_only_an_unfinished_one_could_show_waits() -> None:
@@ -219,7 +220,7 @@ def test_a_snapshot_that_only_an_unfinished_one_could_show_waits() -> None:
     mutate(vbucket, b"a", 1)
     mutate(vbucket, b"a", 2, end=3)
     bucket.log.room.make(1 << 20)
-    assert vbucket.lowest_snapshot_end == 2
+    assert vbucket.index.lowest_snapshot_end == 2
     assert seqnos(vbucket) == []
     mutate(vbucket, b"b", 3, end=3)
     assert seqnos(vbucket) == [2, 3]
@@ -233,7 +234,7 @@ def test_a_rollback_brings_back_what_was_superseded() -> None:
     vbucket.set(b"b", b"2")
     assert vbucket.rollback(2) == 2
     assert [item and item.value for item in map(vbucket.get, (b"a", b"b"))] == [b"1", b"1"]
-    assert (vbucket.items, seqnos(vbucket)) == (2, [1, 2])
+    assert (vbucket.changes.items, seqnos(vbucket)) == (2, [1, 2])
     assert vbucket.set(b"a", b"3").seqno == 3
 
 
@@ -241,16 +242,16 @@ def test_a_rollback_between_two_changes_ends_at_the_lower_one() -> None:
     vbucket = new_bucket().find(0)
     mutate(vbucket, b"a", 3)
     mutate(vbucket, b"b", 9)
-    vbucket.set_failover_log([(30, 8), (20, 5), (10, 0)])
+    vbucket.history.set_failover_log([(30, 8), (20, 5), (10, 0)])
     assert vbucket.rollback(6) == 3
-    assert (vbucket.high_seqno, vbucket.failover_log) == (3, ((10, 0),))
+    assert (vbucket.changes.high_seqno, vbucket.history.failover_log) == (3, ((10, 0),))
 
 
 def test_a_rollback_below_every_change_begins_anew() -> None:
     vbucket = new_bucket().find(0)
     mutate(vbucket, b"a", 3)
     assert vbucket.rollback(2) == 0
-    assert vbucket.failover_log == ((5, 0),)
+    assert vbucket.history.failover_log == ((5, 0),)
 
 
 def test_a_rollback_to_a_version_that_was_dropped_begins_anew() -> None:
@@ -262,18 +263,18 @@ def test_a_rollback_to_a_version_that_was_dropped_begins_anew() -> None:
     vbucket.set(b"c", b"")
     assert vbucket.rollback(3) == 3
     assert vbucket.rollback(2) == 0
-    assert (vbucket.items, vbucket.high_seqno, vbucket.lowest_snapshot_end) == (0, 0, 0)
+    assert (vbucket.changes.items, vbucket.changes.high_seqno, vbucket.index.lowest_snapshot_end) == (0, 0, 0)
 
 
 def test_a_rollback_above_everything_forgets_later_branches_only() -> None:
     vbucket = new_bucket().find(0)
     mutate(vbucket, b"a", 3)
-    vbucket.set_failover_log([(30, 9), (10, 0)])
+    vbucket.history.set_failover_log([(30, 9), (10, 0)])
     assert vbucket.rollback(5) == 3
-    assert (vbucket.failover_log, seqnos(vbucket)) == (((10, 0),), [3])
-    vbucket.set_failover_log([(30, 9)])
+    assert (vbucket.history.failover_log, seqnos(vbucket)) == (((10, 0),), [3])
+    vbucket.history.set_failover_log([(30, 9)])
     assert vbucket.rollback(3) == 3
-    assert vbucket.failover_log == (FailoverEntry(5, 3),)
+    assert vbucket.history.failover_log == (FailoverEntry(5, 3),)
 
 
 LOGS = [
@@ -291,8 +292,8 @@ LOGS = [
 def test_a_failover_log_from_elsewhere(log: list[tuple[int, int]], kept: tuple[tuple[int, int], ...]) -> None:
     vbucket = new_bucket().find(0)
     mutate(vbucket, b"a", 3)
-    vbucket.set_failover_log(log)
-    assert vbucket.failover_log == kept
+    vbucket.history.set_failover_log(log)
+    assert vbucket.history.failover_log == kept
 
 
 def test_memory_of_vbuckets_that_are_reset_is_used_again() -> None:
@@ -312,7 +313,7 @@ def test_a_snapshot_outlives_a_reset() -> None:
     vbucket = bucket.find(0)
     for number in range(40):
         vbucket.set(b"%d" % (number % 20), b"." * 20)
-    snapshot = vbucket.snapshot(0, MAX_SEQNO)
+    snapshot = vbucket.history.snapshot(0, MAX_SEQNO)
     vbucket.reset()
     for number in range(100):
         bucket.find(number % 4).set(b"%d" % number, b"x")
@@ -338,14 +339,14 @@ def test_a_document_whose_time_is_over_leaves_a_tombstone_when_it_is_read() -> N
     assert [vbucket.get(b"k"), vbucket.get(b"k")] == [None, None]
     assert bucket.changed == {3}
     assert vbucket.get(b"later") is not None
-    assert (vbucket.high_seqno, vbucket.items) == (3, 1)
-    assert read_all(vbucket.snapshot(2, 3)) == [
+    assert (vbucket.changes.high_seqno, vbucket.changes.items) == (3, 1)
+    assert read_all(vbucket.history.snapshot(2, 3)) == [
         tombstone(Event.EXPIRATION, key=b"k", vbucket=3, cas=CAS + 2, by_seqno=3, rev_seqno=2)
     ]
 
 
 def test_until_then_it_is_streamed_as_it_was() -> None:
-    (mutation,) = read_all(expired().snapshot(0, 1))
+    (mutation,) = read_all(expired().history.snapshot(0, 1))
     assert isinstance(mutation, Mutation)
     assert mutation.expiry == NOW
 
@@ -360,13 +361,13 @@ def test_what_is_over_is_not_there() -> None:
         with pytest.raises(KeyNotFound):
             refused()
     assert vbucket.touch(b"k", 0) is None
-    assert vbucket.high_seqno == 2
+    assert vbucket.changes.high_seqno == 2
     assert expired().set(b"k", b"new").seqno == 2
     for other in (expired(), vbucket):
         assert other.add(b"k", b"new").seqno == 3
         item = other.get(b"k")
         assert item is not None
-        assert (item.value, item.rev_seqno, other.items) == (b"new", 3, 1)
+        assert (item.value, item.rev_seqno, other.changes.items) == (b"new", 3, 1)
 
 
 def test_an_add_to_a_document_whose_time_is_to_come_is_refused() -> None:
@@ -380,7 +381,7 @@ def test_only_an_active_vbucket_writes_tombstones(state: VbucketState) -> None:
     vbucket = expired()
     vbucket.set_state(state)
     assert vbucket.get(b"k") is None
-    assert (vbucket.high_seqno, vbucket.items) == (1, 1)
+    assert (vbucket.changes.high_seqno, vbucket.changes.items) == (1, 1)
 
 
 def test_touch_gives_another_expiry() -> None:

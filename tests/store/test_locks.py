@@ -39,7 +39,7 @@ Write = Callable[[Vbucket, int], Any]
 
 def with_meta(vbucket: Vbucket, cas: int, event: Event = Event.MUTATION) -> Any:
     meta = Meta(BASE + 99, 9, deleted=event is not Event.MUTATION)
-    return vbucket.store_with_meta(event, b"k", b"", meta, cas=cas)
+    return vbucket.incoming.store_with_meta(event, b"k", b"", meta, cas=cas)
 
 
 WRITES: dict[str, Write] = {
@@ -71,14 +71,14 @@ def refusal(act: Callable[[], Any]) -> type[StatusError] | None:
 @pytest.mark.parametrize("cas", [0, STORED, WRONG])
 def test_a_write_without_the_locks_cas(vbucket: Vbucket, write: Write, cas: int) -> None:
     assert refusal(lambda: write(vbucket, cas)) is Locked
-    assert vbucket.high_seqno == 1
+    assert vbucket.changes.high_seqno == 1
     assert refusal(lambda: vbucket.unlock(b"k", LOCK)) is None
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_a_write_with_the_locks_cas_ends_it(vbucket: Vbucket, write: Write) -> None:
     assert refusal(lambda: write(vbucket, LOCK)) is None
-    assert vbucket.high_seqno == 2
+    assert vbucket.changes.high_seqno == 2
     if vbucket.get(b"k") is not None:
         assert refusal(lambda: vbucket.unlock(b"k", LOCK)) is NotLocked
         assert refusal(lambda: write(vbucket, LOCK)) is KeyExists
@@ -88,7 +88,7 @@ def test_a_write_with_the_locks_cas_ends_it(vbucket: Vbucket, write: Write) -> N
 @pytest.mark.parametrize("write", WITHOUT_CAS.values(), ids=WITHOUT_CAS)
 def test_what_comes_without_a_cas_waits_for_the_lock(vbucket: Vbucket, clock: Clock, write: Any) -> None:
     assert refusal(lambda: write(vbucket)) is Locked
-    assert vbucket.high_seqno == 1
+    assert vbucket.changes.high_seqno == 1
     clock.now += 15 * SECOND
     assert refusal(lambda: write(vbucket)) is None
 
@@ -99,16 +99,16 @@ def test_who_may_not_change_it_is_told_what_there_is(vbucket: Vbucket) -> None:
 
 
 def test_readers_are_shown_that_it_is_locked(vbucket: Vbucket, clock: Clock) -> None:
-    item, meta = vbucket.get(b"k"), vbucket.meta(b"k")
+    item, meta = vbucket.get(b"k"), vbucket.versions.meta(b"k")
     assert item is not None
     assert meta is not None
     assert (item.value, item.cas, item.rev_seqno, item.seqno, meta.cas) == (b"5", LOCKED_CAS, 1, 1, LOCKED_CAS)
 
 
 def test_a_lock_is_no_change(vbucket: Vbucket) -> None:
-    assert vbucket.high_seqno == 1
-    assert [change.cas for change in read_all(vbucket.snapshot(0, MAX_SEQNO))] == [STORED]
-    assert vbucket.max_cas == LOCK
+    assert vbucket.changes.high_seqno == 1
+    assert [change.cas for change in read_all(vbucket.history.snapshot(0, MAX_SEQNO))] == [STORED]
+    assert vbucket.changes.clock.last == LOCK
     assert vbucket.set(b"other", b"").cas == LOCK + 1
 
 
@@ -117,7 +117,7 @@ def test_a_lock_is_no_change(vbucket: Vbucket) -> None:
 )
 def test_a_document_keeps_its_locks_cas_until_it_changes(vbucket: Vbucket, clock: Clock, ends: Any) -> None:
     ends(vbucket, clock)
-    item, meta = vbucket.get(b"k"), vbucket.meta(b"k")
+    item, meta = vbucket.get(b"k"), vbucket.versions.meta(b"k")
     assert item is not None
     assert meta is not None
     assert (item.cas, meta.cas) == (LOCK, LOCK)
@@ -192,13 +192,13 @@ def test_what_happens_to_the_whole_vbucket_ends_its_locks(vbucket: Vbucket, happ
     happens(vbucket)
     item = vbucket.get(b"k")
     assert item is not None
-    assert item.cas == read_all(vbucket.snapshot(0, MAX_SEQNO))[0].cas
+    assert item.cas == read_all(vbucket.history.snapshot(0, MAX_SEQNO))[0].cas
     assert refusal(lambda: vbucket.unlock(b"k", LOCK)) is NotLocked
     assert refusal(lambda: vbucket.replace(b"k", b"", cas=item.cas)) is None
 
 
 def test_a_change_from_elsewhere_ends_a_lock(vbucket: Vbucket) -> None:
-    vbucket.apply(Event.MUTATION, b"k", b"v", cas=9, rev_seqno=1)
+    vbucket.incoming.apply(Event.MUTATION, b"k", b"v", cas=9, rev_seqno=1)
     item = vbucket.get(b"k")
     assert item is not None
     assert item.cas == 9
@@ -229,7 +229,7 @@ def test_for_how_long(asked: int, seconds: int) -> None:
 def test_a_document_that_expires_under_its_lock_is_stored_over_as_any_other(vbucket: Vbucket, clock: Clock) -> None:
     clock.now += 1001 * SECOND
     assert vbucket.set(b"k", b"new").seqno == 2
-    assert len(read_all(vbucket.snapshot(0, MAX_SEQNO))) == 1
+    assert len(read_all(vbucket.history.snapshot(0, MAX_SEQNO))) == 1
     item = vbucket.get(b"k")
     assert item is not None
     assert item.cas != LOCKED_CAS

@@ -14,11 +14,10 @@ from penstock.store.definition.manifest import (
     MAX_SCOPES,
     Collection,
     Manifest,
-    ManifestChange,
     Scope,
-    changes_between,
-    subjects_of,
 )
+from penstock.store.definition.manifest_changes import ManifestChange, changes_between, subjects_of
+from penstock.store.definition.manifest_json import manifest_from_dict, manifest_to_dict, pack_manifest, unpack_manifest
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.messages import system_event
 
@@ -78,7 +77,7 @@ def test_the_default_manifest_is_what_clients_know() -> None:
         "uid": "0",
         "scopes": [{"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}],
     }
-    assert json.loads(DEFAULT_MANIFEST.to_json()) == said
+    assert json.loads(pack_manifest(DEFAULT_MANIFEST)) == said
     assert DEFAULT_MANIFEST.find("_default", "_default") == Collection(0, 0, "_default")
 
 
@@ -88,7 +87,7 @@ def test_a_change_makes_another_manifest_and_ids_are_given_once() -> None:
     again = first.without_scope("s").with_scope("s").with_collection("s", "c")
     assert (again.find_scope("s").id, again.find("s", "c").id) == (10, 11)
     assert first.collections[9].name == "c"
-    assert json.loads(first.to_json())["scopes"][1] == {
+    assert json.loads(pack_manifest(first))["scopes"][1] == {
         "name": "s",
         "uid": "8",
         "collections": [{"name": "c", "uid": "9", "maxTTL": 30, "history": True}],
@@ -97,10 +96,10 @@ def test_a_change_makes_another_manifest_and_ids_are_given_once() -> None:
 
 def test_next_ids_survive_a_drop_and_a_restart() -> None:
     manifest = DEFAULT_MANIFEST.with_collection("_default", "c").without_collection("_default", "c")
-    again = Manifest.restored(json.loads(json.dumps(manifest.described())))
+    again = manifest_from_dict(json.loads(json.dumps(manifest_to_dict(manifest))))
     assert again == manifest
     assert again.with_collection("_default", "c").find("_default", "c").id == 9
-    assert Manifest.from_json(manifest.to_json()).next_id == 8
+    assert unpack_manifest(pack_manifest(manifest)).next_id == 8
 
 
 def test_what_is_not_there_is_said_with_the_manifests_uid() -> None:
@@ -121,7 +120,7 @@ def test_a_name_that_cannot_be_is_refused(name: str) -> None:
 
 def test_names_and_times_up_to_their_limits_are_taken() -> None:
     manifest = DEFAULT_MANIFEST.with_collection("_default", "a" * 251, MAX_TTL)
-    assert Manifest.from_json(manifest.to_json()) == manifest
+    assert unpack_manifest(pack_manifest(manifest)) == manifest
     for ttl in (-1, MAX_TTL + 1):
         with pytest.raises(InvalidArguments, match="maxTTL"):
             manifest.with_max_ttl("_default", "a" * 251, ttl)
@@ -150,10 +149,10 @@ def test_the_default_scope_stays_and_the_default_collection_does_not_come_back()
 
 @given(manifests())
 def test_a_manifest_comes_back_from_its_json(manifest: Manifest) -> None:
-    again = Manifest.from_json(manifest.to_json())
+    again = unpack_manifest(pack_manifest(manifest))
     assert (again.uid, again.scopes) == (manifest.uid, manifest.scopes)
     assert manifest.followed_by(again) == manifest
-    assert Manifest.restored(json.loads(json.dumps(manifest.described()))) == manifest
+    assert manifest_from_dict(json.loads(json.dumps(manifest_to_dict(manifest)))) == manifest
 
 
 @given(st.data())
@@ -215,8 +214,8 @@ def with_collection(**changed: object) -> bytes:
 
 
 def test_what_is_left_unsaid_and_what_is_said_beyond() -> None:
-    assert Manifest.from_json(said()).collections == {9: Collection(9, 8, "c")}
-    assert Manifest.from_json(with_collection(metered=True, maxTTL=0)).collections[9].max_ttl == 0
+    assert unpack_manifest(said()).collections == {9: Collection(9, 8, "c")}
+    assert unpack_manifest(with_collection(metered=True, maxTTL=0)).collections[9].max_ttl == 0
 
 
 @pytest.mark.parametrize(
@@ -253,7 +252,7 @@ def test_what_is_left_unsaid_and_what_is_said_beyond() -> None:
 )
 def test_anything_else_is_no_manifest(text: bytes) -> None:
     with pytest.raises(InvalidArguments):
-        Manifest.from_json(text)
+        unpack_manifest(text)
 
 
 MEMBERS = st.sampled_from(["uid", "scopes", "name", "collections", "maxTTL", "history"])
@@ -267,5 +266,5 @@ MEMBERS = st.sampled_from(["uid", "scopes", "name", "collections", "maxTTL", "hi
 )
 def test_any_other_json_is_refused_in_one_short_sentence(value: object) -> None:
     with pytest.raises(InvalidArguments) as raised:
-        Manifest.from_json(json.dumps(value).encode())
+        unpack_manifest(json.dumps(value).encode())
     assert len(str(raised.value)) < 500

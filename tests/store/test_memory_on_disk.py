@@ -41,8 +41,8 @@ def overwrite(bucket: BucketStore, number: int) -> None:
     """Store the next one of a few documents, with a commit and some rewriting now and then, as a node does."""
     bucket.vbuckets[number % 4].set(b"%d" % (number % 40), b"." * 1000)
     if number % 50 == 49:
-        bucket.commit()
-        compaction = bucket.compaction()
+        bucket.log.commits.run()
+        compaction = bucket.compactor.next_piece()
         if compaction is not None:
             compaction.run()
             compaction.finish()
@@ -77,8 +77,8 @@ def test_no_buffer_of_an_old_log_file_stays(bucket: BucketStore) -> None:
         if not buffers or buffers[-1]() is not active:
             buffers.append(weakref.ref(active))
     assert len(buffers) > 5
-    reader = bucket.vbuckets[0].snapshot(0, 125)
-    bucket.compact()
+    reader = bucket.vbuckets[0].history.snapshot(0, 125)
+    bucket.compactor.rewrite_all()
     del active
     kept = [buffer() for buffer in buffers]
     assert len([buffer for buffer in kept if buffer is not None]) > 5  # by the reader
@@ -92,15 +92,15 @@ def test_no_old_file_stays_mapped(tmp_path: Path) -> None:
     bucket = opened(tmp_path)
     for number in range(1000):
         overwrite(bucket, number)
-    bucket.commit()
+    bucket.log.commits.run()
     assert mapped(tmp_path) == {name for name in names(tmp_path) if name.startswith("segment-")}
     bucket.close()
     del bucket
     gc.collect()
     bucket = opened(tmp_path)
-    while bucket.load_keys():
+    while bucket.keys.load_some():
         pass
-    bucket.compact()
+    bucket.compactor.rewrite_all()
     assert mapped(tmp_path) == {name for name in names(tmp_path) if name.startswith("segment-")}
     bucket.close()
 

@@ -58,7 +58,7 @@ names = st.binary(max_size=3)
 def test_keys_are_listed_in_order(changes: list[tuple[bytes, str]], start: bytes, most: int) -> None:
     clock = Clock()
     bucket = timed_bucket(clock)
-    bucket.set_manifest(DEFAULT_MANIFEST.with_collection("_default", "c"))
+    bucket.rollout.set_manifest(DEFAULT_MANIFEST.with_collection("_default", "c"))
     vbucket = bucket.vbuckets[0]
     there: set[bytes | None] = set()
     for name, what in changes:
@@ -71,11 +71,11 @@ def test_keys_are_listed_in_order(changes: list[tuple[bytes, str]], start: bytes
             there.discard(b"\x08" + name)
     clock.wait(2)
     assert keys_from(vbucket, b"\x08" + start, most) == sorted(key for key in there if key and key[1:] >= start)[:most]
-    high = vbucket.high_seqno
+    high = vbucket.changes.high_seqno
     numbers = count()
     found = {random_key(vbucket, b"\x08", lambda below: next(numbers) % below) for _ in range(2 * len(changes) + 3)}
     assert found == there | ({None} if not there else set())
-    assert vbucket.high_seqno == high
+    assert vbucket.changes.high_seqno == high
 
 
 def test_keys_that_are_not_loaded_yet_are_found(place: Place) -> None:
@@ -142,11 +142,11 @@ def test_the_systems_attributes_stay(
     else:
         clock.wait(5)
         assert vbucket.get(b"k") is None
-    found = vbucket.tombstone(b"k")
+    found = vbucket.versions.tombstone(b"k")
     assert found is not None
     assert (found.value, found.datatype, found.flags) == (left, XATTR if left else 0, 0)
     assert found.expiry == clock.now // 10**9
-    (change,) = read_all(vbucket.snapshot(0, 2))
+    (change,) = read_all(vbucket.history.snapshot(0, 2))
     assert (change.value, isinstance(change, DeletionV2)) == (left, how == "delete")
 
 
@@ -158,8 +158,8 @@ def test_what_stays_fits_wherever_the_segment_ends(bucket: BucketStore, clock: C
         clock.wait(6)
         vbucket.set(key, b"." * size)
         vbucket.delete(key)
-    assert vbucket.items == 0
-    assert len(read_all(vbucket.snapshot(0, vbucket.high_seqno))) == 60
+    assert vbucket.changes.items == 0
+    assert len(read_all(vbucket.history.snapshot(0, vbucket.changes.high_seqno))) == 60
 
 
 def test_a_version_may_be_deleted_and_be_found_again(vbucket: Vbucket) -> None:
@@ -167,12 +167,12 @@ def test_a_version_may_be_deleted_and_be_found_again(vbucket: Vbucket) -> None:
         return pack_xattrs({"_x": b"%020d %09d" % (cas, seqno)})
 
     first = vbucket.rewrite(b"k", said, deleted=True, datatype=XATTR)
-    assert vbucket.tombstone(b"k") == Item(first.cas, 0, XATTR, said(*first), NOW, 1, 1)
-    assert (vbucket.get(b"k"), vbucket.items) == (None, 0)
+    assert vbucket.versions.tombstone(b"k") == Item(first.cas, 0, XATTR, said(*first), NOW, 1, 1)
+    assert (vbucket.get(b"k"), vbucket.changes.items) == (None, 0)
     with pytest.raises(KeyExists):
         vbucket.rewrite(b"k", said, cas=first.cas + 1)
     second = vbucket.rewrite(b"k", said, cas=first.cas, datatype=XATTR, flags=3, expiry=60)
-    assert vbucket.tombstone(b"k") is None
+    assert vbucket.versions.tombstone(b"k") is None
     assert vbucket.get(b"k") == Item(second.cas, 3, XATTR, said(*second), NOW + 60, 2, 2)
     vbucket.lock(b"k", 15)
     with pytest.raises(Locked):
@@ -180,5 +180,5 @@ def test_a_version_may_be_deleted_and_be_found_again(vbucket: Vbucket) -> None:
 
 
 def test_a_tombstone_from_elsewhere_keeps_what_it_came_with(vbucket: Vbucket) -> None:
-    vbucket.apply(Event.DELETION, b"k", SYSTEM, cas=5, rev_seqno=4, datatype=XATTR, delete_time=77)
-    assert vbucket.tombstone(b"k") == Item(5, 0, XATTR, SYSTEM, 77, 4, 1)
+    vbucket.incoming.apply(Event.DELETION, b"k", SYSTEM, cas=5, rev_seqno=4, datatype=XATTR, delete_time=77)
+    assert vbucket.versions.tombstone(b"k") == Item(5, 0, XATTR, SYSTEM, 77, 4, 1)

@@ -6,7 +6,8 @@ import pytest
 
 from penstock.errors import KeyExists, KeyNotFound, OutOfRange
 from penstock.store.documents.conflict import Meta
-from penstock.store.documents.vbucket import LAST_SEQNO, Item, Vbucket
+from penstock.store.documents.incoming_changes import LAST_SEQNO
+from penstock.store.documents.vbucket import Item, Vbucket
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import Mutation
@@ -30,15 +31,15 @@ def vbucket(clock: Clock) -> Vbucket:
 
 
 def come(vbucket: Vbucket, meta: Meta = THERE, event: Event = SET, value: bytes = b"v", **said: Any) -> Any:
-    return vbucket.store_with_meta(event, b"k", value, meta, **said)
+    return vbucket.incoming.store_with_meta(event, b"k", value, meta, **said)
 
 
 def test_a_document_keeps_all_that_it_comes_with_but_its_seqno(vbucket: Vbucket) -> None:
     vbucket.set(b"other", b"")
     assert come(vbucket) == (BASE + 500, 2)
     assert vbucket.get(b"k") == Item(BASE + 500, 3, 1, b"v", NOW + 100, 9, 2)
-    assert vbucket.meta(b"k") == THERE
-    assert read_all(vbucket.snapshot(1, MAX_SEQNO)) == [
+    assert vbucket.versions.meta(b"k") == THERE
+    assert read_all(vbucket.history.snapshot(1, MAX_SEQNO)) == [
         Mutation(
             vbucket=2,
             key=b"k",
@@ -56,7 +57,7 @@ def test_a_document_keeps_all_that_it_comes_with_but_its_seqno(vbucket: Vbucket)
 def test_the_next_change_goes_on_from_there(vbucket: Vbucket) -> None:
     come(vbucket)
     vbucket.set(b"k", b"")
-    assert vbucket.meta(b"k") == Meta(cas=BASE + 501, rev_seqno=10)
+    assert vbucket.versions.meta(b"k") == Meta(cas=BASE + 501, rev_seqno=10)
 
 
 @pytest.mark.parametrize("event", [DELETED, EXPIRED])
@@ -66,9 +67,9 @@ def test_a_tombstone(vbucket: Vbucket, event: Event, before: bool) -> None:
         vbucket.set(b"k", b"")
     stored = come(vbucket, THERE._replace(deleted=True, expiry=NOW - 5, datatype=4), event, b"\0\0\0\0")
     assert stored == (BASE + 500, 1 + before)
-    assert (vbucket.get(b"k"), vbucket.items) == (None, 0)
-    assert vbucket.meta(b"k") == Meta(BASE + 500, 9, expiry=NOW - 5, datatype=4, deleted=True)
-    assert read_all(vbucket.snapshot(before, MAX_SEQNO)) == [
+    assert (vbucket.get(b"k"), vbucket.changes.items) == (None, 0)
+    assert vbucket.versions.meta(b"k") == Meta(BASE + 500, 9, expiry=NOW - 5, datatype=4, deleted=True)
+    assert read_all(vbucket.history.snapshot(before, MAX_SEQNO)) == [
         tombstone(
             event,
             vbucket=2,
@@ -85,7 +86,7 @@ def test_a_tombstone(vbucket: Vbucket, event: Event, before: bool) -> None:
 
 def test_a_tombstone_without_a_time_is_of_now(vbucket: Vbucket) -> None:
     come(vbucket, THERE._replace(deleted=True, expiry=0), DELETED, b"")
-    assert vbucket.meta(b"k") == Meta(BASE + 500, 9, expiry=NOW, datatype=1, deleted=True)
+    assert vbucket.versions.meta(b"k") == Meta(BASE + 500, 9, expiry=NOW, datatype=1, deleted=True)
 
 
 OLDER, NEWER = THERE._replace(rev_seqno=8, cas=BASE + 501), THERE._replace(rev_seqno=10, cas=BASE + 499)
@@ -94,12 +95,12 @@ OLDER, NEWER = THERE._replace(rev_seqno=8, cas=BASE + 501), THERE._replace(rev_s
 @pytest.mark.parametrize("event", [SET, DELETED])
 @pytest.mark.parametrize("resolution", ["seqno", "lww"])
 def test_the_buckets_setting_says_which_is_newer(vbucket: Vbucket, resolution: str, event: Event) -> None:
-    vbucket.conflict_resolution = resolution
+    vbucket.incoming.conflict_resolution = resolution
     come(vbucket)
     winner, loser = (NEWER, OLDER) if resolution == "seqno" else (OLDER, NEWER)
     with pytest.raises(KeyExists):
         come(vbucket, loser._replace(deleted=event is not SET), event)
-    assert vbucket.high_seqno == 1
+    assert vbucket.changes.high_seqno == 1
     assert come(vbucket, winner._replace(deleted=event is not SET), event) == (winner.cas, 2)
 
 
@@ -113,7 +114,7 @@ def test_a_tombstone_can_win_as_well(vbucket: Vbucket) -> None:
 def test_without_resolution_whatever_comes_stays(vbucket: Vbucket) -> None:
     come(vbucket)
     assert come(vbucket, OLDER._replace(cas=7), resolve=False) == (7, 2)
-    assert vbucket.max_cas == BASE + 500
+    assert vbucket.changes.clock.last == BASE + 500
     assert come(vbucket, OLDER, resolve=False, new_cas=True) == (BASE + 501, 3)
 
 
@@ -150,12 +151,12 @@ def test_what_has_expired_is_a_version_but_no_document(vbucket: Vbucket, clock: 
         come(vbucket, OLDER)
     with pytest.raises(KeyNotFound):
         come(vbucket, NEWER, cas=BASE + 500)
-    assert vbucket.high_seqno == 1
+    assert vbucket.changes.high_seqno == 1
     assert come(vbucket, NEWER._replace(expiry=0), add=True).seqno == 2
 
 
 def test_a_lock_is_no_version(vbucket: Vbucket) -> None:
-    vbucket.conflict_resolution = "lww"
+    vbucket.incoming.conflict_resolution = "lww"
     come(vbucket)
     locked = vbucket.lock(b"k", 15)
     assert locked is not None
@@ -167,13 +168,13 @@ def test_a_lock_is_no_version(vbucket: Vbucket) -> None:
 def test_a_rev_seqno_from_which_nothing_can_count_on(vbucket: Vbucket) -> None:
     with pytest.raises(OutOfRange):
         come(vbucket, THERE._replace(rev_seqno=LAST_SEQNO + 1))
-    assert vbucket.high_seqno == 0
+    assert vbucket.changes.high_seqno == 0
     come(vbucket, THERE._replace(rev_seqno=LAST_SEQNO))
 
 
 def test_meta_of_what_never_was_and_of_what_expires(vbucket: Vbucket, clock: Clock) -> None:
-    assert vbucket.meta(b"k") is None
+    assert vbucket.versions.meta(b"k") is None
     come(vbucket)
     clock.wait(100)
-    assert vbucket.meta(b"k") == Meta(vbucket.max_cas, 10, expiry=NOW + 100, deleted=True)
-    assert [type(change).__name__ for change in read_all(vbucket.snapshot(0, MAX_SEQNO))] == ["Expiration"]
+    assert vbucket.versions.meta(b"k") == Meta(vbucket.changes.clock.last, 10, expiry=NOW + 100, deleted=True)
+    assert [type(change).__name__ for change in read_all(vbucket.history.snapshot(0, MAX_SEQNO))] == ["Expiration"]

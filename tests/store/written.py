@@ -95,7 +95,7 @@ class Writer:
             self.records[:] = [both._replace(end=head_end, state=[]), both._replace(start=head_end)]
 
     def end(self) -> Written:
-        self.bucket.commit()
+        self.bucket.log.commits.run()
         self.place.directory.let_go()
         as_of = max(self.as_of, self.log.inventory.newest.logs[-1].synced)
         return Written(contents(self.place.path), self.records, self.state, as_of)
@@ -122,7 +122,7 @@ def _write_one_file(writer: Writer) -> Written:
     for number in range(12):
         change(writer, number)
         if number in {3, 8}:
-            writer.bucket.commit()
+            writer.bucket.log.commits.run()
     return writer.end()
 
 
@@ -138,22 +138,22 @@ def _write_all_kinds(writer: Writer) -> Written:
     while len(writer.bucket.log.segments.sealed) < 2:
         change(writer, number)
         number += 1
-    writer.bucket.commit()
+    writer.bucket.log.commits.run()
     with writer.step() as bucket:
         bucket.vbuckets[2].set_state(VbucketState.REPLICA)
     with writer.step() as bucket:
-        compaction = bucket.compaction()
+        compaction = bucket.compactor.next_piece()
         assert compaction is not None
         writer.as_of = writer.log.pending.active.end
         compaction.run()
         assert compaction.finish()
-    writer.bucket.commit()
+    writer.bucket.log.commits.run()
     for more in range(number, number + 10):
         change(writer, more)
         if more % 4 == 3:
-            writer.bucket.commit()
+            writer.bucket.log.commits.run()
     with writer.step() as bucket:
-        bucket.vbuckets[0].rollback(bucket.vbuckets[0].high_seqno - 1)
+        bucket.vbuckets[0].rollback(bucket.vbuckets[0].changes.high_seqno - 1)
     written = writer.end()
     assert [name[:3] for name in written.files] == ["buc", "buc", "inv", "log", "log", "seg"]
     return written

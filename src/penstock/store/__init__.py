@@ -5,5 +5,5 @@ Plain synchronous calls. Time and identifiers come in as arguments, so nothing h
 
 __all__ = ["ORDER"]
 
-ORDER = ("definition", "log", "disk", "history", "documents", "subdoc", "recovery")
+ORDER = ("definition", "log", "disk", "history", "documents", "subdoc", "recovery", "bucket")
 """The packages: each knows those before it."""

@@ -132,7 +132,7 @@ def test_only_admins_change(guarded, name, method, path, form):
     assert answer.status == 403
     assert answer.said["permissions"]
     assert list(guarded.buckets) == ["beer", "wine"]
-    assert guarded.buckets["beer"].store.manifest.uid == 0
+    assert guarded.buckets["beer"].store.manifests.current.uid == 0
 
 
 @pytest.mark.parametrize(("method", "path", "form"), CHANGES[:6])

@@ -107,16 +107,16 @@ def _compact(data_dir: Path, name: str, purge_age: float) -> Compacted:
         path, name, vbuckets=said["vbuckets"], clock=time.time_ns, new_vbuuid=new_vbuuid, settings=settings
     )
     try:
-        bucket.seal()
-        bucket.commit()
-        while (piece := bucket.compaction(everything=True)) is not None:
+        bucket.log.room.seal()
+        bucket.log.commits.run()
+        while (piece := bucket.compactor.next_piece(everything=True)) is not None:
             piece.run()
             piece.finish()
             if piece.error is not None:
                 raise Error(f"{path}: the disk does not take it: {piece.error.strerror or piece.error}")
-            bucket.commit()
+            bucket.log.commits.run()
     finally:
         bucket.close()
-    if bucket.fault is not None:
-        raise Error(f"{path}: {bucket.fault}")
+    if bucket.log.room.fault is not None:
+        raise Error(f"{path}: {bucket.log.room.fault}")
     return Compacted(name, before, file_bytes(path))

@@ -167,5 +167,5 @@ def _of_others(topology: Topology, served: ServedBucket) -> Iterator[int]:
         return
     own = topology.owned(len(served.store.vbuckets))
     for vbucket in served.store.vbuckets:
-        if vbucket.id not in own and vbucket.state is not None:
+        if vbucket.id not in own and vbucket.history.state is not None:
             yield vbucket.id

@@ -77,7 +77,7 @@ async def open_bucket(spec: BucketSpec, storage: Storage) -> ServedBucket:
     store = served.store
     served.may_be_flushed = storage.flush if spec.flush_enabled is None else spec.flush_enabled
     served.upkeep = Upkeep(store, pager_seconds=storage.pager_seconds, look=served.look)
-    if store.durable:
+    if store.log.durable:
         served.flusher = Flusher(store, patience=storage.persistence_timeout)
         served.listeners.add(served.flusher.waits)
     served.compactor = Compactor(store, served.flusher)
@@ -101,7 +101,7 @@ async def _open_in_memory(spec: BucketSpec, storage: Storage) -> ServedBucket:
         return ServedBucket(store, spec)
     define = partial(Definition, storage.data_dir / spec.name, spec)
     definition = await _on_thread(f"define-{spec.name}", define, Definition.close)
-    store.set_manifest(definition.manifest)
+    store.rollout.set_manifest(definition.manifest)
     return ServedBucket(store, spec, definition)
 
 
@@ -117,8 +117,8 @@ async def _open_on_disk(spec: BucketSpec, storage: Storage) -> ServedBucket:
             new_vbuuid=new_vbuuid,
             settings=settings,
         )
-        if not store.properties:
-            store.set_properties(spec.properties())
+        if not store.record.properties:
+            store.record.set_properties(spec.properties())
         return store
 
     return ServedBucket(await _on_thread(f"open-{spec.name}", recover, BucketStore.close), spec)

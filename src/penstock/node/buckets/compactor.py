@@ -113,7 +113,7 @@ class Compactor:
 
     async def _rewrite_all(self) -> None:
         """Raises TemporaryFailure."""
-        self.store.seal()
+        self.store.log.room.seal()
         await self._flush()  # only what is on disk can be rewritten
         purge = self._purge
         while await self._rewrite_one(everything=True, purge=purge):
@@ -126,7 +126,7 @@ class Compactor:
 
     async def _rewrite_one(self, *, everything: bool = False, purge: PurgeRequest | None = None) -> bool:
         """Rewrite the next piece; False: there is none. Raises TemporaryFailure where the disk does not take it."""
-        self._piece = piece = self.store.compaction(everything, purge)
+        self._piece = piece = self.store.compactor.next_piece(everything, purge)
         if piece is None:
             return False
         began = self._loop.time()

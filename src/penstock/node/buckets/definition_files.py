@@ -15,7 +15,7 @@ from pathlib import Path
 
 from penstock.errors import Error, StoreDamaged, StoreRefused, TemporaryFailure, UsageError
 from penstock.node.buckets.bucket_spec import BucketSpec
-from penstock.store.definition.manifest import Manifest
+from penstock.store.definition.manifest_json import manifest_from_dict
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.recovery import bucket_directory
 
@@ -95,7 +95,7 @@ class Definition:
             raise
         self._said = {**said}
         self.uuid: str = said["uuid"]
-        self.manifest = Manifest.restored(said["manifest"])
+        self.manifest = manifest_from_dict(said["manifest"])
 
     def keep(self, name: str, what: object) -> None:
         """Write down the manifest or the properties. Raises TemporaryFailure where the disk does not take it."""

@@ -84,7 +84,7 @@ class Flusher:
     @property
     def seconds_behind(self) -> float:
         """How long it takes, about, until what has been stored up to now is on disk."""
-        if not self.store.uncommitted and self._commit is None:
+        if not self.store.log.commits.uncommitted and self._commit is None:
             return 0.0
         return self._settings.commit_seconds + self.last_seconds
 
@@ -106,10 +106,10 @@ class Flusher:
         """
         if self._commit is not None or self._closed or self.paused:
             return
-        if self.store.fault is not None:
+        if self.store.log.room.fault is not None:
             self._note_fault()
             return
-        uncommitted = self.store.uncommitted
+        uncommitted = self.store.log.commits.uncommitted
         if uncommitted and (self.waits or uncommitted >= self._settings.commit_count):
             self._begin()
         elif uncommitted and self._timer is None:
@@ -170,7 +170,7 @@ class Flusher:
             _end_flushes(self._flushing, InternalError(f"bucket {self.store.name}: internal error in a commit"))
             self._retry()
             return
-        fault = self.store.fault
+        fault = self.store.log.room.fault
         self.failures += fault is not None
         _end_flushes(self._flushing, None if fault is None else TemporaryFailure(fault))
         if fault is None:
@@ -202,8 +202,8 @@ class Flusher:
 
     def _note_fault(self) -> None:
         """Say it when the disk begins to refuse, when that is over, and when it is for good; try again meanwhile."""
-        name, fault = self.store.name, self.store.fault
-        if self.store.broken:
+        name, fault = self.store.name, self.store.log.room.fault
+        if self.store.log.commits.broken:
             if not self._broken:
                 logger.error(
                     "bucket %s: %s; it stores nothing and confirms nothing any more until the node is started again",
@@ -229,19 +229,19 @@ class Flusher:
         closing = self._loop.run_in_executor(self._thread, self.store.close)
         self._thread.shutdown(wait=False)
         await asyncio.wait([closing], timeout=_CLOSE_SECONDS)
-        name, left = self.store.name, self.store.uncommitted
+        name, left = self.store.name, self.store.log.commits.uncommitted
         if not closing.done():
             logger.error("bucket %s: not closed after %g s; %d changes are not on disk", name, _CLOSE_SECONDS, left)
         elif (error := closing.exception()) is not None:
             logger.error("bucket %s: not closed: %s", name, error, exc_info=error)
         elif left:
-            logger.error("bucket %s: %d changes are not on disk, and lost: %s", name, left, self.store.fault)
+            logger.error("bucket %s: %d changes are not on disk, and lost: %s", name, left, self.store.log.room.fault)
 
 
 def _commit(store: BucketStore) -> _Committed:
     """Commit, on a thread of its own."""
-    began, taken = time.perf_counter(), store.uncommitted
-    store.commit()
+    began, taken = time.perf_counter(), store.log.commits.uncommitted
+    store.log.commits.run()
     return _Committed(taken, time.perf_counter() - began)
 
 

@@ -86,7 +86,7 @@ class PersistenceWaits:
             Parked: it is not on disk yet.
             TemporaryFailure: nothing is confirmed any more. Or `too_late`.
         """
-        if self._store.broken:
+        if self._store.log.commits.broken:
             raise too_late or self._no_more()
         if is_done():
             return reply
@@ -96,7 +96,7 @@ class PersistenceWaits:
     def answer(self) -> None:
         """Answer the requests whose wait is over."""
         for waiter in tuple(self._waiters):
-            if self._store.broken:
+            if self._store.log.commits.broken:
                 self._end(waiter, self._no_more())
             elif waiter.is_done():
                 self._end(waiter, waiter.reply)
@@ -106,7 +106,7 @@ class PersistenceWaits:
         for waiter in self._waiters:
             if waiter.vbucket is vbucket:
                 error: StatusError = TemporaryFailure(f"vbucket {vbucket.id}: {event.value}", vbucket=vbucket.id)
-                if vbucket.state is not VbucketState.ACTIVE:
+                if vbucket.history.state is not VbucketState.ACTIVE:
                     error = NotMyVbucket(vbucket=vbucket.id)
                 self._loop.call_soon(self._end, waiter, error)
 
@@ -139,4 +139,6 @@ class PersistenceWaits:
         self._waiters.discard(waiter)
 
     def _no_more(self) -> TemporaryFailure:
-        return TemporaryFailure(f"bucket {self._store.name}: {self._store.fault}; nothing is confirmed any more")
+        return TemporaryFailure(
+            f"bucket {self._store.name}: {self._store.log.room.fault}; nothing is confirmed any more"
+        )

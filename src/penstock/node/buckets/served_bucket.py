@@ -26,6 +26,7 @@ from penstock.node.tap_state.tap_clients import TapBucket
 from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import Settings
 from penstock.store.definition.manifest import Manifest
+from penstock.store.definition.manifest_json import manifest_to_dict
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect
 
@@ -104,8 +105,8 @@ class ServedBucket:
         self.store = store
         self.spec = spec or BucketSpec(name=store.name, vbuckets=len(store.vbuckets))
         for vbucket in store.vbuckets:
-            vbucket.monotonic = time.monotonic_ns
-        store.on_flush = partial(self.tell, event=VbucketEvent.FLUSHED)
+            vbucket.locks.monotonic = time.monotonic_ns
+        store.rollout.on_flush = partial(self.tell, event=VbucketEvent.FLUSHED)
         self.topology = Topology()
         self.map = LiveMap(self._map)
         self._own_uuid = store.uuid or (definition.uuid if definition is not None else secrets.token_hex(16))
@@ -211,7 +212,7 @@ class ServedBucket:
         go-dcp and the Kafka and Spark connectors hold back every change until this seqno has passed it.
         Source: kv_engine, ephemeral_vb.h, getPublicPersistenceSeqno.
         """
-        return vbucket.persisted_seqno if self.spec.persistent else 0
+        return vbucket.history.persisted_seqno if self.spec.persistent else 0
 
     def change_manifest(self, manifest: Manifest) -> None:
         """Let these be the scopes and collections, and let everybody know. Raises as BucketStore.set_manifest does.
@@ -219,14 +220,14 @@ class ServedBucket:
         The vbuckets write their events piece by piece: `upkeep.when_spread` says when all of them have.
         """
         if self.definition is not None:
-            self.definition.keep("manifest", self.store.manifest.followed_by(manifest).described())
-        self.store.begin_manifest(manifest)
+            self.definition.keep("manifest", manifest_to_dict(self.store.manifests.current.followed_by(manifest)))
+        self.store.rollout.begin_manifest(manifest)
         self.map.change()
         self.upkeep.spread_soon()
 
     def change_spec(self, spec: BucketSpec, settings: Settings) -> None:
         """Let the bucket be like that from now on. settings: of the store. Raises TemporaryFailure."""
-        (self.store.set_properties if self.definition is None else self._define)(spec.properties())
+        (self.store.record.set_properties if self.definition is None else self._define)(spec.properties())
         self.store.set_settings(settings)
         self.spec = spec
         self.map.change()
@@ -241,7 +242,7 @@ class ServedBucket:
         The vbuckets are emptied piece by piece: `upkeep.when_spread` says when all of them are.
         Raises TemporaryFailure, with nothing changed.
         """
-        self.store.begin_flush()
+        self.store.rollout.begin_flush()
         self.upkeep.spread_soon()
 
     # The cluster map
@@ -257,7 +258,7 @@ class ServedBucket:
             self.store.vbuckets,
             name=self.store.name,
             uuid=self.uuid,
-            manifest_uid=self.store.manifest.uid,
+            manifest_uid=self.store.manifests.current.uid,
             replicas=self.spec.replicas,
             plain_cache=self.spec.plain_cache,
             persistent=self.spec.persistent,

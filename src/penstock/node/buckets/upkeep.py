@@ -70,14 +70,14 @@ class Upkeep:
 
     def _free_some(self) -> None:
         began = self._loop.time()
-        more = self.store.free_memory()
+        more = self.store.memory.delete_some()
         self._look()
         # As long again for the others.
         self._freer = self._loop.call_later(self._loop.time() - began, self._free_some) if more else None
 
     def _load(self) -> None:
         began = self._loop.time()
-        has_more = self.store.load_keys()
+        has_more = self.store.keys.load_some()
         if has_more or not self.keys_loaded:
             self.load_times.record(self._loop.time() - began)
         if has_more:
@@ -108,7 +108,7 @@ class Upkeep:
     def page(self) -> None:
         """Go on with a round of the expiry pager, or begin one now; without the pager, erase what was dropped."""
         began = self._loop.time()
-        self._in_round = self.store.expire() if self.pager_enabled else self.store.erase()
+        self._in_round = self.store.pager.expire_some() if self.pager_enabled else self.store.eraser.erase_some()
         self._look()
         self.pages += self.pager_enabled and not self._in_round
         self.pager_times.record(self._loop.time() - began)
@@ -123,15 +123,15 @@ class Upkeep:
             self._spreader.cancel()
             self._spreader = None
         until = self._loop.time() + _SPREAD_SECONDS
-        while (more := self.store.spread_manifest()) and self._loop.time() < until:
+        while (more := self.store.rollout.spread()) and self._loop.time() < until:
             pass
         self._look()
         if more:
             self._spreader = self._loop.call_soon(self._take_breath)
             return
-        if self.store.is_behind:
-            fault = self.store.fault or "nothing can be stored just now, try again soon"
-            self._answer(TemporaryFailure(fault) if self.store.abandon_flush() else None)
+        if self.store.rollout.is_due:
+            fault = self.store.log.room.fault or "nothing can be stored just now, try again soon"
+            self._answer(TemporaryFailure(fault) if self.store.rollout.abandon_flush() else None)
             self._spreader = self._loop.call_later(_REFUSED_SECONDS, self.spread)
         else:
             self._answer(None)

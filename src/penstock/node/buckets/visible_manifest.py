@@ -41,10 +41,10 @@ class ManifestView:
 
     def of(self, bucket: ServedBucket, user: User | None) -> Manifest:
         """Return the manifest of a bucket as a user sees it."""
-        asked = (bucket, bucket.store.manifest, user)
+        asked = (bucket, bucket.store.manifests.current, user)
         if not all(map(is_, asked, self._asked)):
             self._asked = asked
-            self._visible = visible_manifest(bucket.store.manifest, user, bucket.store.name)
+            self._visible = visible_manifest(bucket.store.manifests.current, user, bucket.store.name)
         return self._visible
 
 

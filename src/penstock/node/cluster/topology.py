@@ -244,7 +244,7 @@ def _server_map(topology: Topology, vbuckets: Sequence[Vbucket], replicas: int) 
     nowhere = [-1] * replicas
     places = [[topology.owner(number, len(vbuckets)), *nowhere] for number in range(len(vbuckets))]
     for number in topology.owned(len(vbuckets)):
-        if vbuckets[number].state is not VbucketState.ACTIVE:
+        if vbuckets[number].history.state is not VbucketState.ACTIVE:
             places[number][0] = -1
     return {
         "hashAlgorithm": "CRC",

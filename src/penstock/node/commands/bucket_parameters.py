@@ -77,7 +77,7 @@ def _set_patience(bucket: ServedBucket, _: int, seconds: int) -> None:
 
 
 def _set_max_cas(bucket: ServedBucket, number: int, cas: int) -> None:
-    bucket.store.find(number).set_max_cas(cas)
+    bucket.store.find(number).history.set_max_cas(cas)
 
 
 _MAX_SIZE = Parameter(_FLUSH, _setting("memory_bytes"), 1, 2**63 - 1, "memory quota of the bucket, bytes")

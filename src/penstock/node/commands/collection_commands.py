@@ -10,7 +10,8 @@ from penstock.node.answers import Parked
 from penstock.node.session.command_table import LOGIN, MANAGE_COLLECTIONS, CommandTable
 from penstock.node.session.replies import reply
 from penstock.node.session.session import Session
-from penstock.store.definition.manifest import DEFAULT_NAME, Manifest
+from penstock.store.definition.manifest import DEFAULT_NAME
+from penstock.store.definition.manifest_json import pack_manifest, unpack_manifest
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.messages.collections import GetCollectionId, GetManifest, GetScopeId, SetManifest
 
@@ -24,7 +25,7 @@ _LONGEST_PATH: Final = 2 * 251 + 1
 
 @COMMANDS.serve(needs=LOGIN)
 def get_manifest(session: Session, request: GetManifest) -> bytes:
-    value = session.visible_manifest(session.selected()).to_json()
+    value = pack_manifest(session.visible_manifest(session.selected()))
     return reply(request, value=value, datatype=session.datatypes & Datatype.JSON)
 
 
@@ -32,7 +33,7 @@ def get_manifest(session: Session, request: GetManifest) -> bytes:
 def set_manifest(session: Session, request: SetManifest) -> bytes:
     """Use another manifest at once; answer when all vbuckets have written its events."""
     bucket = session.selected()
-    bucket.change_manifest(Manifest.from_json(request.value))
+    bucket.change_manifest(unpack_manifest(request.value))
     raise Parked(lambda resume: bucket.upkeep.when_spread(lambda _: resume(reply(request))))
 
 

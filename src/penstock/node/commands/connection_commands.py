@@ -139,20 +139,20 @@ def get_all_vb_seqnos(session: Session, request: GetAllVbSeqnos | GetCollectionS
     if isinstance(request, GetCollectionSeqnos):
         collection = request.collection_id
         if collection not in session.visible_manifest(bucket).collections:
-            raise unknown_collection(collection, bucket.store.manifest)
+            raise unknown_collection(collection, bucket.store.manifests.current)
     wanted = {VbucketState(state)} if state else ALIVE
-    found = ((v, _high_seqno(v, collection)) for v in bucket.store.vbuckets if v.state in wanted)
+    found = ((v, _high_seqno(v, collection)) for v in bucket.store.vbuckets if v.history.state in wanted)
     return reply(request, value=pack_vb_seqnos((v.id, seqno) for v, seqno in found if seqno is not None))
 
 
 def _high_seqno(vbucket: Vbucket, collection: int | None) -> int | None:
     """Return how far a vbucket's changes go, or those of one collection; None if it has no such collection."""
     if collection is None:
-        return vbucket.high_seqno
-    return vbucket.collection_high_seqno(collection) if collection in vbucket.collections else None
+        return vbucket.changes.high_seqno
+    return vbucket.collections.high_seqno(collection) if collection in vbucket.collections.ids else None
 
 
 @COMMANDS.serve(needs=META_READ)
 def get_failover_log(session: Session, request: GetFailoverLog) -> bytes:
     vbucket = session.selected().store.existing(request.vbucket)
-    return reply(request, value=pack_failover_log(vbucket.failover_log))
+    return reply(request, value=pack_failover_log(vbucket.history.failover_log))

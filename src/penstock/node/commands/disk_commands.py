@@ -51,7 +51,7 @@ _LATEST_SECOND = 2**63 - 1
 def _living(bucket: ServedBucket, number: int) -> Vbucket:
     """Return a vbucket that is not dead, whoever it belongs to. Raises NotMyVbucket."""
     vbucket = bucket.store.existing(number)
-    if vbucket.state is VbucketState.DEAD:
+    if vbucket.history.state is VbucketState.DEAD:
         raise NotMyVbucket(vbucket=number)
     return vbucket
 
@@ -62,9 +62,11 @@ def wait_for_seqno(session: Session, request: SeqnoPersistence) -> bytes:
     bucket = session.selected()
     vbucket = bucket.store.find(request.vbucket)
     if bucket.flusher is not None:
-        return bucket.flusher.waits.until(vbucket, lambda: vbucket.persisted_seqno >= request.seqno, reply(request))
-    if request.seqno > vbucket.persisted_seqno:
-        raise TemporaryFailure(f"vbucket {vbucket.id} has seqno {vbucket.high_seqno}, not {request.seqno} yet")
+        return bucket.flusher.waits.until(
+            vbucket, lambda: vbucket.history.persisted_seqno >= request.seqno, reply(request)
+        )
+    if request.seqno > vbucket.history.persisted_seqno:
+        raise TemporaryFailure(f"vbucket {vbucket.id} has seqno {vbucket.changes.high_seqno}, not {request.seqno} yet")
     return reply(request)
 
 
@@ -75,10 +77,12 @@ def observe_seqno(session: Session, request: ObserveSeqno) -> bytes:
     bucket = session.selected()
     vbucket = _living(bucket, request.vbucket)
     known = int.from_bytes(request.value, "big")
-    now = Observed(vbucket.id, vbucket.vbuuid, bucket.reported_persisted_seqno(vbucket), vbucket.high_seqno)
-    if known == vbucket.vbuuid:
+    now = Observed(
+        vbucket.id, vbucket.history.vbuuid, bucket.reported_persisted_seqno(vbucket), vbucket.changes.high_seqno
+    )
+    if known == vbucket.history.vbuuid:
         return reply(request, value=now.pack())
-    for newer, entry in pairwise(vbucket.failover_log):
+    for newer, entry in pairwise(vbucket.history.failover_log):
         if entry.vbuuid == known:
             return reply(request, value=now._replace(old_vbuuid=known, last_seqno_of_old=newer.seqno).pack())
     raise KeyNotFound(f"vbucket {vbucket.id} has never been on branch {known}")
@@ -110,7 +114,7 @@ def _state_of(vbucket: Vbucket, key: bytes, persisted_seqno: int) -> tuple[KeySt
     item = vbucket.get(key)
     if item is not None:
         return KeyState.PERSISTED if item.seqno <= persisted_seqno else KeyState.NOT_PERSISTED, item.cas
-    meta, seqno = vbucket.meta(key), vbucket.newest_seqno(key)
+    meta, seqno = vbucket.versions.meta(key), vbucket.versions.newest_seqno(key)
     if meta is None or seqno is None or not meta.deleted or seqno <= persisted_seqno:
         return KeyState.NOT_FOUND, 0
     return KeyState.LOGICALLY_DELETED, meta.cas
@@ -125,7 +129,7 @@ def compact(session: Session, request: CompactDb) -> bytes:
     """
     bucket = session.selected()
     vbucket = bucket.store.existing(request.vbucket)
-    if bucket.compactor is None or not bucket.store.durable:
+    if bucket.compactor is None or not bucket.store.log.durable:
         raise NotSupported("there is nothing to compact: this bucket lives in memory")
     purge = PurgeRequest(
         vbucket.id,
@@ -166,11 +170,11 @@ def evict_key(session: Session, request: EvictKey) -> bytes:
     """
     bucket = session.selected()
     vbucket, key = bucket.store.find(request.vbucket), session.read_key(request.key)
-    if not bucket.store.durable:
+    if not bucket.store.log.durable:
         raise NotSupported(f"bucket {bucket.store.name} is in memory: values have no other place")
     item = vbucket.get(key)
     if item is None:
         raise KeyNotFound("Not found.", vbucket=vbucket.id)
-    if item.seqno > vbucket.persisted_seqno:
+    if item.seqno > vbucket.history.persisted_seqno:
         raise KeyExists("Can't eject: Dirty object.", vbucket=vbucket.id)
     return reply(request, value=b"Already ejected.")

@@ -63,10 +63,10 @@ def when_durable(session: Session, frame: Frame, answer: bytes, wanted: Durabili
     if wanted.level == DurabilityLevel.MAJORITY or bucket.flusher is None:
         return answer
     vbucket = bucket.store.find(frame.specific)
-    seqno = vbucket.high_seqno
+    seqno = vbucket.changes.high_seqno
     return bucket.flusher.waits.until(
         vbucket,
-        lambda: vbucket.persisted_seqno >= seqno,
+        lambda: vbucket.history.persisted_seqno >= seqno,
         answer,
         patience=None if wanted.timeout_ms is None else wanted.timeout_ms / 1000,
         too_late=status_error(Status.SYNC_WRITE_AMBIGUOUS, "stored, but not known to be on disk in time"),

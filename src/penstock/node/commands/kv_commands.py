@@ -95,7 +95,7 @@ def changed(session: Session, vbucket: Vbucket, stored: Stored, opcode: int, opa
     cas, seqno = stored
     if session.tokens:
         return _TOKEN_HEAD.pack(
-            _RESPONSE, opcode, 0, _TOKEN_EXTRAS, 0, 0, _TOKEN_EXTRAS, opaque, cas, vbucket.vbuuid, seqno
+            _RESPONSE, opcode, 0, _TOKEN_EXTRAS, 0, 0, _TOKEN_EXTRAS, opaque, cas, vbucket.history.vbuuid, seqno
         )
     return HEADER.pack(_RESPONSE, opcode, 0, 0, 0, 0, 0, opaque, cas)
 
@@ -108,7 +108,7 @@ def get(session: Session, frame: Frame) -> Answer:
     _, opcode, vbid, _, opaque, _, _, key, _, _ = frame
     vbuckets = session.vbuckets
     stored_key = session.read_key(key)
-    if vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).state is not _ACTIVE:
+    if vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).history.state is not _ACTIVE:
         vbucket = serving(session, vbid)  # raises
     item = vbucket.get(stored_key)
     counters = session.counters
@@ -213,7 +213,7 @@ def _large_document_reply(
 
     if item.datatype & Datatype.SNAPPY:
         reply_apart(session, inflated_length(item.value), make)
-    if session.selected().store.durable:
+    if session.selected().store.log.durable:
         reply_apart(session, len(item.value), make)
     return make()
 
@@ -229,7 +229,7 @@ def _storing(plain: Callable[..., Stored]) -> Handler:
         _, opcode, vbid, datatype, opaque, cas, extras, key, value, _ = frame
         vbuckets = session.vbuckets
         key = session.write_key(key)
-        if vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).state is not _ACTIVE:
+        if vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).history.state is not _ACTIVE:
             vbucket = serving(session, vbid)  # raises
         if len(value) > LARGE or datatype & _NOT_JSON:
             datatype = _stored_datatype(session, datatype, value)
@@ -297,7 +297,7 @@ def count(session: Session, request: Count) -> bytes:
     session.changed.add(vbucket.id)
     if request.is_quiet:
         return b""
-    token = _TOKEN.pack(vbucket.vbuuid, seqno) if session.tokens else b""
+    token = _TOKEN.pack(vbucket.history.vbuuid, seqno) if session.tokens else b""
     return reply(request, extras=token, value=number.to_bytes(8, "big"), cas=cas)
 
 

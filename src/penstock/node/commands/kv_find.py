@@ -32,7 +32,7 @@ _PROBE = b"k"
 def get_replica(session: Session, request: GetReplica) -> Answer:
     bucket, key = session.selected(), session.read_key(request.key)
     vbucket = bucket.store.existing(request.vbucket)
-    if vbucket.state is not VbucketState.REPLICA:
+    if vbucket.history.state is not VbucketState.REPLICA:
         raise NotMyVbucket(f"vbucket {vbucket.id} is no replica here", vbucket=vbucket.id)
     session.counters.cmd_get += 1
     item = vbucket.get(key)
@@ -53,7 +53,7 @@ def get_random_key(session: Session, request: GetRandomKey) -> Answer:
     vbuckets = session.selected().store.vbuckets
     first = randrange(len(vbuckets))
     for vbucket in (*vbuckets[first:], *vbuckets[:first]):
-        if vbucket.state is not VbucketState.ACTIVE or not vbucket.collection_items(collection):
+        if vbucket.history.state is not VbucketState.ACTIVE or not vbucket.collections.item_count(collection):
             continue
         key = random_key(vbucket, prefix, randrange)
         item = None if key is None else vbucket.get(key)

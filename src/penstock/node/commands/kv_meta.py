@@ -59,7 +59,7 @@ def get_meta(session: Session, request: GetMeta) -> bytes:
     version = request.version or 0
     if version > _NEWEST_VERSION:
         raise InvalidArguments(f"version {version}, expected 1 or {_NEWEST_VERSION}")
-    meta = serving(session, request.vbucket).meta(session.read_key(request.key))
+    meta = serving(session, request.vbucket).versions.meta(session.read_key(request.key))
     if meta is None:
         if request.is_quiet:
             return b""
@@ -84,12 +84,12 @@ def _store(session: Session, request: _WithMeta, event: Event, time: int) -> byt
     deletes = event is Event.DELETION
     vbucket, key = serving(session, request.vbucket), session.meta_key(request.key)
     options = 0 if isinstance(request, OldSetWithNmeta | OldDelWithNmeta) else request.options or 0
-    _check_options(options, vbucket.conflict_resolution, event)
+    _check_options(options, vbucket.incoming.conflict_resolution, event)
     value, datatype = _value(session, request, deletes)
     new_cas = bool(options & WithMetaFlag.REGENERATE_CAS)
     if request.new_cas in _NO_CAS and not new_cas:
         raise InvalidArguments(f"cas {request.new_cas}, which no document can have")
-    stored = vbucket.store_with_meta(
+    stored = vbucket.incoming.store_with_meta(
         Event.EXPIRATION if options & WithMetaFlag.IS_EXPIRATION else event,
         key,
         value,

@@ -116,7 +116,7 @@ def _find(vbucket: Vbucket, key: bytes, doc_flags: int, cas: int) -> _Found | No
     """
     item, deleted = vbucket.get(key), False
     if item is None and doc_flags & _DELETED_TOO:
-        item, deleted = vbucket.tombstone(key), True
+        item, deleted = vbucket.versions.tombstone(key), True
     if item is None:
         return None
     if item.cas == LOCKED_CAS and not doc_flags & _ADD:
@@ -154,7 +154,7 @@ def _around(
     """Return what operations need beside the document. privilege: for attributes of the system."""
     needs = any(spec.flags & _XATTR and spec.path.startswith(_OF_SYSTEM) for spec in specs)
     system_xattrs = needs and session.may_use_key(privilege, key)
-    return Around(vbucket.vbuuid, max(time_ns(), vbucket.max_cas), system_xattrs)
+    return Around(vbucket.history.vbuuid, max(time_ns(), vbucket.changes.clock.last), system_xattrs)
 
 
 def _check(session: Session, request: _Lookup | _Mutation, specs: Sequence[LookupSpec | MutationSpec]) -> None:
@@ -175,7 +175,7 @@ def _readable(session: Session, number: int, doc_flags: int) -> Vbucket:
     if not doc_flags & _REPLICA:
         return serving(session, number)
     vbucket = session.selected().store.existing(number)
-    if vbucket.state is not VbucketState.REPLICA:
+    if vbucket.history.state is not VbucketState.REPLICA:
         raise NotMyVbucket(vbucket=vbucket.id)
     return vbucket
 
@@ -293,7 +293,7 @@ def _change(session: Session, request: _Mutation, specs: list[MutationSpec], opt
     return reply(
         request,
         Status.SUBDOC_SUCCESS_DELETED if is_deleted else Status.SUCCESS,
-        extras=_TOKEN.pack(vbucket.vbuuid, stored.seqno) if session.tokens else b"",
+        extras=_TOKEN.pack(vbucket.history.vbuuid, stored.seqno) if session.tokens else b"",
         value=_reply_value(request, result.answers),
         cas=stored.cas,
         datatype=_JSON & session.datatypes if request.received_as == Opcode.SUBDOC_COUNTER else 0,

@@ -34,7 +34,7 @@ def set_vbucket(session: Session, request: SetVbucket | OldSetVbucket | OldestSe
     if request.vbucket >= len(vbuckets):
         raise OutOfRange(f"vbucket {request.vbucket} of {len(vbuckets)}")
     vbucket, state = vbuckets[request.vbucket], VbucketState(request.state)
-    if vbucket.state is not state:
+    if vbucket.history.state is not state:
         vbucket.set_state(state)
         bucket.tell(vbucket, VbucketEvent.STATE_CHANGED)
     return reply(request)
@@ -58,8 +58,8 @@ def _check_topology(value: bytes, datatype: int) -> None:
 @COMMANDS.serve(needs=META_READ)
 def get_vbucket(session: Session, request: GetVbucket) -> bytes:
     vbucket = session.selected().store.existing(request.vbucket)
-    assert vbucket.state is not None
-    return reply(request, value=_STATE.pack(vbucket.state))
+    assert vbucket.history.state is not None
+    return reply(request, value=_STATE.pack(vbucket.history.state))
 
 
 @COMMANDS.serve(needs=SETTINGS)

@@ -47,7 +47,7 @@ class DeliveryWriter:
         rows = len(content) if isinstance(content, list) else content.num_rows
         for number, log in delivery.logs.items():
             vbucket = vbuckets[number]
-            await self.do(number, partial(copies.move, vbucket, vbucket.high_seqno, log))
+            await self.do(number, partial(copies.move, vbucket, vbucket.changes.high_seqno, log))
         for at in range(0, rows, _SLICE_ROWS):
             if copies.restart.is_set():
                 return

@@ -12,7 +12,8 @@ from penstock.errors import CannotApplyManifest, OutOfRange, UsageError
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.buckets.vbucket_events import VbucketEvent
 from penstock.node.mirror.arrived_row import arrived
-from penstock.store.documents.vbucket import LAST_SEQNO, Vbucket
+from penstock.store.documents.incoming_changes import LAST_SEQNO
+from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.failover_log import FailoverLog, branch_at, sanitised
 from penstock.store.history.rollback import common_seqno
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
@@ -58,18 +59,21 @@ class VbucketCopies:
         """Vbuckets inside a snapshot, and whether it leaves seqnos out, whose changes it may hide."""
         self._with_events: set[int] = set()  # vbuckets with system events of which the bucket may not know
         self._is_own_event = False
-        if all(vbucket.state is VbucketState.ACTIVE and not vbucket.high_seqno for vbucket in self._vbuckets):
+        if all(
+            vbucket.history.state is VbucketState.ACTIVE and not vbucket.changes.high_seqno
+            for vbucket in self._vbuckets
+        ):
             for vbucket in self._vbuckets:
                 vbucket.set_state(VbucketState.REPLICA)
             served.notify()
-        if not any(vbucket.state in _MIRRORED for vbucket in self._vbuckets):
+        if not any(vbucket.history.state in _MIRRORED for vbucket in self._vbuckets):
             name = served.store.name
             raise UsageError(f"bucket {name} cannot follow {upstream}: none of its vbuckets is a replica or pending")
 
     def begin(self) -> list[Vbucket]:
         """Mirror all vbuckets that are in the state for it, and return them. No snapshot of theirs is open any more."""
         self._incomplete.clear()
-        found = [vbucket for vbucket in self._vbuckets if vbucket.state in _MIRRORED]
+        found = [vbucket for vbucket in self._vbuckets if vbucket.history.state in _MIRRORED]
         self.mirrored = {vbucket.id for vbucket in found}
         return found
 
@@ -77,14 +81,14 @@ class VbucketCopies:
         """Return how far each mirrored vbucket is, for STAT."""
         for vbucket in self._vbuckets:
             if vbucket.id in self.mirrored:
-                yield f"vb_{vbucket.id}:seqno", vbucket.high_seqno
-                yield f"vb_{vbucket.id}:whole_seqno", vbucket.whole_seqno
+                yield f"vb_{vbucket.id}:seqno", vbucket.changes.high_seqno
+                yield f"vb_{vbucket.id}:whole_seqno", vbucket.history.whole_seqno
 
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
         """Mirror other vbuckets than before, or a vbucket again that others have emptied."""
         if self._is_own_event:
             return
-        is_mirrored = vbucket.state in _MIRRORED
+        is_mirrored = vbucket.history.state in _MIRRORED
         is_emptied = is_mirrored and event is not VbucketEvent.STATE_CHANGED
         if is_mirrored == (vbucket.id in self.mirrored) and not is_emptied:
             return
@@ -99,24 +103,26 @@ class VbucketCopies:
         vbucket = self._vbuckets[change.vbucket]
         if change.event == Event.ROLLBACK:
             self.move(vbucket, change.seqno or 0, delivery.logs.get(vbucket.id, ()))
-            if vbucket.high_seqno != change.seqno:  # it went back further, and the stream would leave out changes
+            if (
+                vbucket.changes.high_seqno != change.seqno
+            ):  # it went back further, and the stream would leave out changes
                 self._mirror_again(vbucket)
             return
         event, key, value, flags, datatype, is_told = arrived(change)
         seqno = change.seqno
         if seqno is not None:
-            if seqno <= vbucket.high_seqno:  # others have written here
+            if seqno <= vbucket.changes.high_seqno:  # others have written here
                 self.move(vbucket, 0, ())
                 self._mirror_again(vbucket)
                 return
             self.complete(vbucket, delivery.positions[vbucket.id].snap_start, before=seqno)
-            is_gap = seqno != vbucket.high_seqno + 1
+            is_gap = seqno != vbucket.changes.high_seqno + 1
             self._incomplete[vbucket.id] = self._incomplete.get(vbucket.id, False) or is_gap
-        vbucket.apply(
+        vbucket.incoming.apply(
             event,
             key,
             value,
-            cas=change.cas or vbucket.max_cas + 1,
+            cas=change.cas or vbucket.changes.clock.last + 1,
             rev_seqno=change.rev_seqno or 1,
             seqno=seqno,
             snapshot_end=None if seqno is None else LAST_SEQNO,
@@ -133,8 +139,8 @@ class VbucketCopies:
 
     def complete(self, vbucket: Vbucket, end: int, before: int = MAX_SEQNO) -> None:
         """End the snapshot that a vbucket is in if it has come to its end, and if the next change lies behind that."""
-        if vbucket.high_seqno == end < before and vbucket.id in self._incomplete:
-            vbucket.end_snapshot(hides=self._incomplete.pop(vbucket.id))
+        if vbucket.changes.high_seqno == end < before and vbucket.id in self._incomplete:
+            vbucket.history.end_snapshot(hides=self._incomplete.pop(vbucket.id))
             self._served.changed.add(vbucket.id)
 
     def _mirror_again(self, vbucket: Vbucket) -> None:
@@ -154,11 +160,11 @@ class VbucketCopies:
 
         The events of a change of the manifest all name the uid before, but for the last. So it is there as a whole.
         """
-        if (vbucket.manifest_uid or 0) <= self._served.store.manifest.uid:
+        if (vbucket.collections.manifest_uid or 0) <= self._served.store.manifests.current.uid:
             return
         self._served.changed.add(vbucket.id)
         try:
-            self._served.change_manifest(vbucket.manifest())
+            self._served.change_manifest(vbucket.collections.manifest())
         except (OutOfRange, CannotApplyManifest) as error:
             logger.warning("bucket %s keeps its own collections: %s", self._served.store.name, error)
 
@@ -166,29 +172,35 @@ class VbucketCopies:
 
     def reconcile(self, vbucket: Vbucket, log: FailoverLog) -> None:
         """Go back to the last complete snapshot that the upstream of this failover log has as well."""
-        common = common_seqno(vbucket.failover_log, vbucket.high_seqno, log)
-        self.move(vbucket, min(common, vbucket.whole_seqno), log)
+        common = common_seqno(vbucket.history.failover_log, vbucket.changes.high_seqno, log)
+        self.move(vbucket, min(common, vbucket.history.whole_seqno), log)
 
     def move(self, vbucket: Vbucket, seqno: int, log: FailoverLog) -> None:
         """Go back to a seqno, and take over the upstream's failover log if it is known.
 
         Consumers are told if they could notice. Where a vbucket cannot end at the seqno, it goes back further.
         """
-        whole, before = vbucket.whole_seqno, vbucket.failover_log
+        whole, before = vbucket.history.whole_seqno, vbucket.history.failover_log
         try:
-            if seqno < vbucket.high_seqno:
+            if seqno < vbucket.changes.high_seqno:
                 vbucket.rollback(seqno)
                 self._incomplete.pop(vbucket.id, None)
-            if log and log[0].vbuuid and sanitised(log) != vbucket.failover_log:
-                vbucket.set_failover_log(log)
+            if log and log[0].vbuuid and sanitised(log) != vbucket.history.failover_log:
+                vbucket.history.set_failover_log(log)
         finally:  # the second may be refused after the first was not
-            if vbucket.whole_seqno < whole:
+            if vbucket.history.whole_seqno < whole:
                 self.rollbacks += 1
                 logger.info(
-                    "vbucket %d of %s: back from %d to %d", vbucket.id, self._upstream, whole, vbucket.high_seqno
+                    "vbucket %d of %s: back from %d to %d",
+                    vbucket.id,
+                    self._upstream,
+                    whole,
+                    vbucket.changes.high_seqno,
                 )
-                self._report(vbucket, VbucketEvent.STATE_CHANGED if vbucket.high_seqno else VbucketEvent.FLUSHED)
-            elif vbucket.failover_log != before:
+                self._report(
+                    vbucket, VbucketEvent.STATE_CHANGED if vbucket.changes.high_seqno else VbucketEvent.FLUSHED
+                )
+            elif vbucket.history.failover_log != before:
                 self._report(vbucket, VbucketEvent.STATE_CHANGED)
 
     def _report(self, vbucket: Vbucket, event: VbucketEvent) -> None:
@@ -205,7 +217,7 @@ def position_of(vbucket: Vbucket, log: FailoverLog) -> Position:
 
     It knows no older end: a producer that refuses even this one has lost its history, and the vbucket starts from zero.
     """
-    seqno = vbucket.high_seqno
+    seqno = vbucket.changes.high_seqno
     if not seqno:
         return BEGINNING
     return Position(seqno=seqno, vbuuid=branch_at(log, seqno).vbuuid, snap_start=seqno, snap_end=seqno)

@@ -70,12 +70,12 @@ class _CollectionAccess:
         """Raise UnknownCollection for a collection that the user does not see, AccessDenied for one that is denied."""
         store, view, login = self.store, self._view, self._login
         # A client without collections knows the default one: to it, that one is not hidden but denied.
-        manifest = view.of(self._bucket, login.acting) if view is not None else store.manifest
+        manifest = view.of(self._bucket, login.acting) if view is not None else store.manifests.current
         collection = manifest.collections.get(collection_id)
         if collection is None:
-            raise unknown_collection(collection_id, store.manifest)
+            raise unknown_collection(collection_id, store.manifests.current)
         if not self.everywhere:
-            scope = store.manifest.scopes_by_id[collection.scope_id].name
+            scope = store.manifests.current.scopes_by_id[collection.scope_id].name
             if not all(self._user.may(one, store.name, scope, collection.name) for one in self._privileges):
                 raise AccessDenied(f"collection {scope}.{collection.name}: not for {login.acting_name}")
 
@@ -88,7 +88,7 @@ def _bare_reader(access: _CollectionAccess) -> KeyReader:
     store, everywhere = access.store, access.everywhere
 
     def bare(key: bytes) -> bytes:
-        if not everywhere or DEFAULT_COLLECTION not in store.manifest.collections:
+        if not everywhere or DEFAULT_COLLECTION not in store.manifests.current.collections:
             access.check(DEFAULT_COLLECTION)
         if len(key) > MAX_KEY:
             raise _too_long(key, MAX_KEY)
@@ -103,7 +103,7 @@ def _prefixed_reader(access: _CollectionAccess) -> KeyReader:
 
     def prefixed(key: bytes) -> bytes:
         collection_id, rest = split_collection_key(key)
-        if not everywhere or collection_id not in store.manifest.collections:
+        if not everywhere or collection_id not in store.manifests.current.collections:
             access.check(collection_id)
         if len(rest) > MAX_COLLECTION_KEY and (collection_id or len(rest) > MAX_KEY):
             raise _too_long(rest, MAX_COLLECTION_KEY if collection_id else MAX_KEY)

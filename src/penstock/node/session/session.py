@@ -228,7 +228,7 @@ class Session:
 
     def may_use_key(self, privilege: Privilege, key: bytes) -> bool:
         """Tell whether the user has a privilege for the collection of a key of the store."""
-        manifest = self.selected().store.manifest
+        manifest = self.selected().store.manifests.current
         collection = manifest.collections.get(split_collection_key(key)[0])
         if collection is None:
             return self.may(privilege)

@@ -23,7 +23,10 @@ def read_bucket(node: NodeServices, bucket: ServedBucket) -> Stats:
     """Return the statistics of a bucket and its node: those of STAT without a group."""
     memory, vbuckets = bucket.store.stats(), bucket.store.vbuckets
     yield from _process(node)
-    yield "curr_items", sum(vbucket.items for vbucket in vbuckets if vbucket.state is VbucketState.ACTIVE)
+    yield (
+        "curr_items",
+        sum(vbucket.changes.items for vbucket in vbuckets if vbucket.history.state is VbucketState.ACTIVE),
+    )
     yield "curr_items_tot", memory.items
     yield from _commands(bucket.counters)
     yield from read_memory(bucket)
@@ -31,19 +34,19 @@ def read_bucket(node: NodeServices, bucket: ServedBucket) -> Stats:
     yield "ep_uuid", bucket.uuid
     yield from _warmup(bucket)
     yield "ep_num_expiry_pager_runs", bucket.upkeep.pages
-    yield "ep_queue_size", bucket.store.unpersisted
-    yield "ep_diskqueue_items", bucket.store.unpersisted
+    yield "ep_queue_size", bucket.store.log.commits.unpersisted
+    yield "ep_diskqueue_items", bucket.store.log.commits.unpersisted
     yield from _storage(node, bucket)
     yield "ep_log_segments", memory.segments
     yield "ep_max_vbuckets", len(vbuckets)
-    yield "ep_vb_total", sum(vbucket.state is not None for vbucket in vbuckets)
+    yield "ep_vb_total", sum(vbucket.history.state is not None for vbucket in vbuckets)
     yield "ep_num_non_resident", 0
     yield "ep_num_value_ejects", 0
     yield "ep_bg_fetched", 0
     for state in VbucketState:
-        yield from _of_state(state.name.lower(), [vbucket for vbucket in vbuckets if vbucket.state is state])
+        yield from _of_state(state.name.lower(), [vbucket for vbucket in vbuckets if vbucket.history.state is state])
     if not bucket.spec.persistent:
-        yield "vb_active_auto_delete_count", bucket.store.auto_deleted
+        yield "vb_active_auto_delete_count", bucket.store.memory.auto_deleted
     yield from producer_stats.totals(bucket)
     yield "ep_requests_waiting", sum(len(c.requests) for c in node.guests.present)
     yield "ep_bytes_unsent", sum(c.bytes_unsent for c in node.guests.present)
@@ -76,10 +79,10 @@ def _commands(counters: Counters) -> Stats:
 def _of_state(name: str, vbuckets: list[Vbucket]) -> Stats:
     """Every value counts as resident: those on disk are read through the memory map of their file."""
     yield f"vb_{name}_num", len(vbuckets)
-    yield f"vb_{name}_curr_items", sum(vbucket.items for vbucket in vbuckets)
+    yield f"vb_{name}_curr_items", sum(vbucket.changes.items for vbucket in vbuckets)
     yield f"vb_{name}_num_non_resident", 0
     yield f"vb_{name}_perc_mem_resident", 100
-    yield f"vb_{name}_expired", sum(vbucket.expired for vbucket in vbuckets)
+    yield f"vb_{name}_expired", sum(vbucket.expiry.expired for vbucket in vbuckets)
 
 
 def _warmup(bucket: ServedBucket) -> Stats:
@@ -96,7 +99,7 @@ def warmup_state(bucket: ServedBucket) -> str:
 def _storage(node: NodeServices, bucket: ServedBucket) -> Stats:
     """Show how things stand with the disk, where the bucket is on one."""
     flusher, compactor, data_dir = bucket.flusher, bucket.compactor, node.storage.data_dir
-    yield "ep_flusher_todo", bucket.store.uncommitted
+    yield "ep_flusher_todo", bucket.store.log.commits.uncommitted
     if flusher is None or compactor is None or data_dir is None:
         yield from _in_memory(bucket)
         return
@@ -111,7 +114,7 @@ def _storage(node: NodeServices, bucket: ServedBucket) -> Stats:
     yield "ep_item_commit_failed", flusher.failures
     yield "ep_total_persisted", flusher.persisted
     yield "ep_persistence_waiters", len(flusher.waits)
-    yield "ep_storage_fault", bucket.store.fault or ""
+    yield "ep_storage_fault", bucket.store.log.room.fault or ""
     yield "ep_compactions", compactor.pieces
     yield "ep_compaction_failed", compactor.failures
 
@@ -124,7 +127,7 @@ def _in_memory(bucket: ServedBucket) -> Stats:
     """
     yield "ep_dbname", ""
     if bucket.spec.persistent:
-        changes = sum(vbucket.high_seqno for vbucket in bucket.store.vbuckets)
+        changes = sum(vbucket.changes.high_seqno for vbucket in bucket.store.vbuckets)
         yield "ep_commit_num", changes
         yield "ep_total_persisted", changes
 
@@ -136,9 +139,9 @@ def read_memory(bucket: ServedBucket) -> Stats:
     yield "bytes", memory.memory_bytes
     yield "mem_used", memory.memory_bytes
     yield "mem_used_estimate", memory.memory_bytes
-    if not store.durable:
+    if not store.log.durable:
         yield "ep_kv_size", memory.live_bytes
-    yield "ep_overhead", memory.index_bytes + (0 if store.durable else memory.dead_bytes)
+    yield "ep_overhead", memory.index_bytes + (0 if store.log.durable else memory.dead_bytes)
     yield "ep_index_bytes", memory.index_bytes
     yield "ep_log_live_bytes", memory.live_bytes
     yield "ep_log_dead_bytes", memory.dead_bytes

@@ -32,7 +32,9 @@ _HIDDEN = (VbucketState.DEAD, None)
 def _items(bucket: ServedBucket, collection: Collection) -> int:
     """Return the documents in a collection, over the active vbuckets of this node."""
     vbuckets = bucket.store.vbuckets
-    return sum(each.collection_items(collection.id) for each in vbuckets if each.state is VbucketState.ACTIVE)
+    return sum(
+        each.collections.item_count(collection.id) for each in vbuckets if each.history.state is VbucketState.ACTIVE
+    )
 
 
 def _visible(request: StatRequest) -> Manifest:
@@ -92,39 +94,39 @@ def _details(request: StatRequest, read: _OfVbucket) -> Stats:
     store, pairs = request.bucket.store, _pairs(_visible(request))
     if request.argument:
         return read(store.existing(parse_vbucket(request.name, request.argument)), pairs)
-    return (line for vbucket in store.vbuckets if vbucket.state not in _HIDDEN for line in read(vbucket, pairs))
+    return (line for vbucket in store.vbuckets if vbucket.history.state not in _HIDDEN for line in read(vbucket, pairs))
 
 
 def _collections_of(vbucket: Vbucket, pairs: list[tuple[Scope, Collection]]) -> Stats:
-    prefix, there = f"vb_{vbucket.id}", vbucket.collections
+    prefix, there = f"vb_{vbucket.id}", vbucket.collections.ids
     pairs = [(scope, collection) for scope, collection in pairs if collection.id in there]
     yield f"{prefix}:collections", len(pairs)
-    yield f"{prefix}:manifest:uid", vbucket.manifest_uid or 0
+    yield f"{prefix}:manifest:uid", vbucket.collections.manifest_uid or 0
     for scope, collection in pairs:
         name = f"{prefix}:0x{collection.id:x}"
-        high = vbucket.collection_high_seqno(collection.id)
+        high = vbucket.collections.high_seqno(collection.id)
         yield f"{name}:name", collection.name
         yield f"{name}:scope", f"0x{scope.id:x}"
         yield f"{name}:high_seqno", high
-        yield f"{name}:persisted_high_seqno", min(high, vbucket.persisted_seqno)
-        yield f"{name}:items", vbucket.collection_items(collection.id)
+        yield f"{name}:persisted_high_seqno", min(high, vbucket.history.persisted_seqno)
+        yield f"{name}:items", vbucket.collections.item_count(collection.id)
         yield f"{name}:history", shown(collection.history)
 
 
 def _scopes_of(vbucket: Vbucket, pairs: list[tuple[Scope, Collection]]) -> Stats:
-    prefix, there = f"vb_{vbucket.id}", vbucket.collections
+    prefix, there = f"vb_{vbucket.id}", vbucket.collections.ids
     pairs = [(scope, collection) for scope, collection in pairs if collection.id in there]
     scopes = {scope.id: scope.name for scope, _ in pairs}
     yield f"{prefix}:scopes", len(scopes)
-    yield f"{prefix}:manifest:uid", vbucket.manifest_uid or 0
+    yield f"{prefix}:manifest:uid", vbucket.collections.manifest_uid or 0
     for number, name in scopes.items():
         yield f"{prefix}:0x{number:x}:name", name
     for scope, collection in pairs:
-        yield f"{prefix}:0x{scope.id:x}:0x{collection.id:x}:items", vbucket.collection_items(collection.id)
+        yield f"{prefix}:0x{scope.id:x}:0x{collection.id:x}:items", vbucket.collections.item_count(collection.id)
 
 
 def _manifest(bucket: ServedBucket) -> Stats:
-    yield "manifest_uid", f"{bucket.store.manifest.uid:x}"
+    yield "manifest_uid", f"{bucket.store.manifests.current.uid:x}"
 
 
 _OPTIONAL, _REQUIRED = Argument.OPTIONAL, Argument.REQUIRED

@@ -57,15 +57,15 @@ def _read(request: StatRequest) -> Stats:
         collection_id = find_collection(request.session.visible_manifest(bucket), path[0], by_id=by_id).id
     key = _checked_key(request, name.encode(), collection_id)
     verified = request.name.startswith("vkey")
-    if verified and not bucket.store.durable:
+    if verified and not bucket.store.log.durable:
         raise NotSupported(f"bucket {bucket.store.name} is in memory: there is no disk to compare with")
     item = vbucket.get(key)
     if item is None:
         raise KeyNotFound(f"vbucket {vbucket.id} has no document {name!r}", vbucket=vbucket.id)
-    assert vbucket.state is not None
+    assert vbucket.history.state is not None
     if verified:
         touch(item.value)
-    is_dirty = item.seqno > vbucket.persisted_seqno
+    is_dirty = item.seqno > vbucket.history.persisted_seqno
     datatype = ",".join(text for flag, text in _DATATYPES if item.datatype & flag) or "raw"
     stats: dict[str, object] = {
         "key_is_dirty": shown(is_dirty),
@@ -73,7 +73,7 @@ def _read(request: StatRequest) -> Stats:
         "key_datatype": datatype,
         "key_flags": item.flags,
         "key_cas": item.cas,
-        "key_vb_state": vbucket.state.name.lower(),
+        "key_vb_state": vbucket.history.state.name.lower(),
         "key_is_resident": "true",
         # The value above was read from the mapped file: there is no copy in memory that could differ.
         **({"key_valid": "dirty" if is_dirty else "valid"} if verified else {}),

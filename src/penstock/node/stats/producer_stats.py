@@ -164,8 +164,8 @@ def _takeover(request: StatRequest) -> Stats:
 
 
 def _takeover_of(vbucket: Vbucket, name: str, is_connected: bool, stream: StreamReport | None) -> dict[str, object]:
-    deletes = vbucket.key_count - vbucket.items
-    amounts = {"on_disk_deletes": deletes, "vb_items": vbucket.items}
+    deletes = vbucket.changes.keys.count - vbucket.changes.items
+    amounts = {"on_disk_deletes": deletes, "vb_items": vbucket.changes.items}
     if stream is not None:
         left = stream.items_remaining
         status = "backfilling" if left else "in-memory"
@@ -176,7 +176,7 @@ def _takeover_of(vbucket: Vbucket, name: str, is_connected: bool, stream: Stream
         "status": "connection_does_not_exist",
         **amounts,
         "chk_items": 0,
-        "estimate": vbucket.items + deletes,
+        "estimate": vbucket.changes.items + deletes,
     }
 
 

@@ -103,7 +103,7 @@ def group_of_vbuckets(read: Callable[[ServedBucket, Vbucket], Stats], doc: str) 
         bucket = request.bucket
         if request.argument:
             return read(bucket, bucket.store.existing(parse_vbucket(request.name, request.argument)))
-        return (line for vbucket in bucket.store.vbuckets if vbucket.state for line in read(bucket, vbucket))
+        return (line for vbucket in bucket.store.vbuckets if vbucket.history.state for line in read(bucket, vbucket))
 
     return StatGroup(read_group, doc, Argument.OPTIONAL, "VBUCKET")
 

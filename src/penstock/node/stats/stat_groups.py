@@ -71,7 +71,7 @@ def _read_options(stat: Stat) -> Mapping[str, Any]:
 
 
 def _vbucket_seqno(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
-    high, persisted = vbucket.high_seqno, bucket.reported_persisted_seqno(vbucket)
+    high, persisted = vbucket.changes.high_seqno, bucket.reported_persisted_seqno(vbucket)
     snap_start, snap_end = _persisted_snapshot(vbucket, persisted)
     yield from (
         (f"vb_{vbucket.id}:{name}", value)
@@ -79,8 +79,8 @@ def _vbucket_seqno(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
             ("high_seqno", high),
             ("abs_high_seqno", high),
             ("last_persisted_seqno", persisted),
-            ("uuid", vbucket.vbuuid),
-            ("purge_seqno", vbucket.purge_seqno),
+            ("uuid", vbucket.history.vbuuid),
+            ("purge_seqno", vbucket.index.purge_seqno),
             ("last_persisted_snap_start", snap_start),
             ("last_persisted_snap_end", snap_end),
             ("high_prepared_seqno", 0),
@@ -96,14 +96,14 @@ def _persisted_snapshot(vbucket: Vbucket, persisted: int) -> tuple[int, int]:
     Every change of an active vbucket is one by itself. Of a copy it is known how much is complete, not where the
     snapshots before that began or when the one that arrives now will end: then these are the bounds that are certain.
     """
-    whole = vbucket.whole_seqno
-    if persisted == whole or vbucket.state is VbucketState.ACTIVE:
+    whole = vbucket.history.whole_seqno
+    if persisted == whole or vbucket.history.state is VbucketState.ACTIVE:
         return persisted, persisted
-    return (whole, vbucket.high_seqno) if persisted > whole else (0, whole)
+    return (whole, vbucket.changes.high_seqno) if persisted > whole else (0, whole)
 
 
 def _failovers(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
-    log = vbucket.failover_log
+    log = vbucket.history.failover_log
     yield f"vb_{vbucket.id}:num_entries", len(log)
     yield f"vb_{vbucket.id}:num_erroneous_entries_erased", 0
     for place, entry in enumerate(log):
@@ -112,8 +112,8 @@ def _failovers(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
 
 
 def _state(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
-    assert vbucket.state is not None
-    yield f"vb_{vbucket.id}", vbucket.state.name.lower()
+    assert vbucket.history.state is not None
+    yield f"vb_{vbucket.id}", vbucket.history.state.name.lower()
 
 
 def _details(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
@@ -122,38 +122,38 @@ def _details(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
     yield from (
         (f"vb_{vbucket.id}:{name}", value)
         for name, value in (
-            ("num_items", vbucket.items),
+            ("num_items", vbucket.changes.items),
             ("tap_items", bucket.tap.items(vbucket)),
-            ("ht_memory", vbucket.index_bytes),
-            ("queue_size", vbucket.high_seqno - vbucket.persisted_seqno),
-            ("high_seqno", vbucket.high_seqno),
-            ("persisted_seqno", vbucket.persisted_seqno),
-            ("whole_seqno", vbucket.whole_seqno),
-            ("purge_seqno", vbucket.purge_seqno),
-            ("uuid", vbucket.vbuuid),
-            ("max_cas", vbucket.max_cas),
+            ("ht_memory", vbucket.changes.keys.nbytes),
+            ("queue_size", vbucket.changes.high_seqno - vbucket.history.persisted_seqno),
+            ("high_seqno", vbucket.changes.high_seqno),
+            ("persisted_seqno", vbucket.history.persisted_seqno),
+            ("whole_seqno", vbucket.history.whole_seqno),
+            ("purge_seqno", vbucket.index.purge_seqno),
+            ("uuid", vbucket.history.vbuuid),
+            ("max_cas", vbucket.changes.clock.last),
             ("num_non_resident", 0),
-            ("max_visible_seqno", vbucket.high_seqno),
+            ("max_visible_seqno", vbucket.changes.high_seqno),
         )
     )
 
 
 def _hash(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
     """Show the table of keys. Its slots hold one key each, and nothing but the event loop uses it."""
-    assert vbucket.state is not None
-    keys = vbucket.key_count
+    assert vbucket.history.state is not None
+    keys = vbucket.changes.keys.count
     yield from (
         (f"vb_{vbucket.id}:{name}", value)
         for name, value in (
-            ("state", vbucket.state.name.lower()),
+            ("state", vbucket.history.state.name.lower()),
             ("size", keys),
             ("locks", 0),
             ("min_depth", 0),
             ("max_depth", min(keys, 1)),
-            ("reported", vbucket.items),
-            ("counted", vbucket.items),
-            ("mem_size", vbucket.index_bytes),
-            ("mem_size_counted", vbucket.index_bytes),
+            ("reported", vbucket.changes.items),
+            ("counted", vbucket.changes.items),
+            ("mem_size", vbucket.changes.keys.nbytes),
+            ("mem_size_counted", vbucket.changes.keys.nbytes),
         )
     )
 
@@ -182,7 +182,7 @@ def _config(request: StatRequest) -> Stats:
     if bucket.spec.kind == "ephemeral":
         config["ep_ephemeral_full_policy"] = "auto_delete" if settings.auto_delete else "fail_new_data"
         config["ep_ephemeral_metadata_purge_age"] = int(settings.purge_age)
-    if store.durable and data_dir is not None:
+    if store.log.durable and data_dir is not None:
         config["ep_dbname"] = data_dir / store.name
     return iter(config.items())
 

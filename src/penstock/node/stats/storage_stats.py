@@ -120,7 +120,7 @@ def _kv_store(request: StatRequest) -> Stats:
     """Show the log of the bucket as one store. The argument, which kv_engine takes too, changes nothing."""
     bucket = request.bucket
     flusher, compactor = bucket.flusher, bucket.compactor
-    stats: dict[str, object] = {"backend_type": "penstock" if bucket.store.durable else "memory"}
+    stats: dict[str, object] = {"backend_type": "penstock" if bucket.store.log.durable else "memory"}
     if flusher is not None and compactor is not None:
         stats |= {"failure_set": flusher.failures, "failure_compaction": compactor.failures}
         stats |= {"numCommits": flusher.commits, "numCompactions": compactor.pieces}
@@ -129,7 +129,7 @@ def _kv_store(request: StatRequest) -> Stats:
 
 def _warmup(bucket: ServedBucket) -> Stats:
     """Show how far the keys are loaded that were there when the bucket was opened. Values are not loaded at all."""
-    if not bucket.store.durable:
+    if not bucket.store.log.durable:
         yield "ep_warmup", "disabled"
         return
     upkeep, state = bucket.upkeep, warmup_state(bucket)
@@ -146,7 +146,7 @@ def _disk_info(request: StatRequest) -> Stats:
     bucket, data_dir = request.bucket, request.node.storage.data_dir
     if request.argument not in ("", "detail"):
         raise InvalidArguments(f"diskinfo: expected detail behind it, or nothing, found {request.argument[:20]!r}")
-    if not bucket.store.durable or data_dir is None:
+    if not bucket.store.log.durable or data_dir is None:
         raise NotSupported(f"bucket {bucket.store.name} is in memory: it has no files")
     if request.argument:
         raise NotSupported("vbuckets have no files of their own: all share those of the bucket")

@@ -35,7 +35,9 @@ def _absent(bucket: ServedBucket) -> Stats:
         if (Dialect.TAP, name) in bucket.producers:
             continue
         prefix = f"eq_tapq:{name.decode('utf-8', 'backslashreplace')}"
-        missed = sum(max(vbuckets[number].high_seqno - place.seqno, 0) for number, place in client.places.items())
+        missed = sum(
+            max(vbuckets[number].changes.high_seqno - place.seqno, 0) for number, place in client.places.items()
+        )
         yield f"{prefix}:type", "producer"
         yield f"{prefix}:protocol", Dialect.TAP.value
         yield f"{prefix}:connected", "false"
@@ -49,18 +51,18 @@ def of_checkpoints(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
 
     In memory nothing waits to be written. Source: ep-engine 2.5 docs/stats.org, "Checkpoint statistics".
     """
-    assert vbucket.state is not None
-    checkpoints, high = bucket.tap.checkpoints(vbucket), vbucket.high_seqno
+    assert vbucket.history.state is not None
+    checkpoints, high = bucket.tap.checkpoints(vbucket), vbucket.changes.high_seqno
     starts = checkpoints.starts
     said: dict[str, object] = {
-        "state": vbucket.state.name.lower(),
+        "state": vbucket.history.state.name.lower(),
         "open_checkpoint_id": checkpoints.open_id,
         "last_closed_checkpoint_id": checkpoints.last_closed,
         "num_tap_cursors": sum(vbucket.id in producer.streams for producer in _producers(bucket)),
         "num_checkpoint_items": high - min(starts, default=high),
         "num_open_checkpoint_items": high - max(starts, default=high),
         "num_checkpoints": len(starts),
-        "num_items_for_persistence": high - vbucket.persisted_seqno,
+        "num_items_for_persistence": high - vbucket.history.persisted_seqno,
         "persisted_checkpoint_id": checkpoints.persisted,
     }
     for name, value in said.items():

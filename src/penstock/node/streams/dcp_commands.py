@@ -141,7 +141,7 @@ def open_stream(session: Session, request: StreamReq) -> bytes:
     vbucket, point = producer.open(request)
     if point is not None:
         return reply(request, Status.ROLLBACK, value=pack_rollback(point))
-    return reply(request, value=pack_failover_log(vbucket.failover_log))
+    return reply(request, value=pack_failover_log(vbucket.history.failover_log))
 
 
 @BEFORE_OPEN.serve(needs=STREAM)
@@ -149,7 +149,7 @@ def get_failover_log(session: Session, request: DcpGetFailoverLog) -> bytes:
     """Return a vbucket's failover log. OPEN is not needed: releases 4.0 to 5.5 did not ask for it either."""
     _check_order(session)
     vbucket = session.selected().store.existing(request.vbucket)
-    return reply(request, value=pack_failover_log(vbucket.failover_log))
+    return reply(request, value=pack_failover_log(vbucket.history.failover_log))
 
 
 @COMMANDS.serve(needs=STREAM)

@@ -182,9 +182,9 @@ class DcpProducer(StreamProducer):
             raise InvalidArguments("a stream request with a value, without collections")
         flags, store = StreamFlag(request.flags), self.bucket.store
         vbucket = store.existing(request.vbucket)
-        if vbucket.state not in (_ACTIVE if flags & StreamFlag.ACTIVE_VB_ONLY else _STREAMED):
-            assert vbucket.state is not None
-            raise NotMyVbucket(f"vbucket {vbucket.id} is {vbucket.state.name.lower()}", vbucket=vbucket.id)
+        if vbucket.history.state not in (_ACTIVE if flags & StreamFlag.ACTIVE_VB_ONLY else _STREAMED):
+            assert vbucket.history.state is not None
+            raise NotMyVbucket(f"vbucket {vbucket.id} is {vbucket.history.state.name.lower()}", vbucket=vbucket.id)
         if not self.noops.enabled and (self.flags & OpenFlag.INCLUDE_XATTRS or self.collections):
             raise NotSupported("xattrs and collections are streamed only with noop enabled")
         asked = _asked(vbucket, request, flags)
@@ -197,9 +197,9 @@ class DcpProducer(StreamProducer):
         asked = replace(asked, purge_seqno=wanted.purge_seqno, collections_high_seqno=high)
         last = None
         if flags & StreamFlag.DISK_ONLY:  # a bucket in memory counts as persisted
-            last = vbucket.persisted_seqno
+            last = vbucket.history.persisted_seqno
         elif flags & StreamFlag.TO_LATEST:
-            last = vbucket.high_seqno if high is None else high
+            last = vbucket.changes.high_seqno if high is None else high
         key = _key(vbucket.id, wanted.stream_id)
         return vbucket, self.open_stream(vbucket, key, request.opaque, asked, last=last, encoder=encoder)
 
@@ -279,8 +279,8 @@ def _asked(vbucket: Vbucket, request: StreamReq, flags: StreamFlag) -> StreamReq
     """Return what the consumer says of itself, or with FROM_LATEST: that it has all there is."""
     start, low, high, vbuuid = request.start_seqno, request.snap_start, request.snap_end, request.vbuuid
     if flags & StreamFlag.FROM_LATEST:
-        start = low = high = vbucket.high_seqno
-        vbuuid = vbuuid or vbucket.vbuuid
+        start = low = high = vbucket.changes.high_seqno
+        vbuuid = vbuuid or vbucket.history.vbuuid
     return StreamRequest(
         start_seqno=start,
         end_seqno=request.end_seqno,

@@ -100,7 +100,7 @@ class ProducerStream:
         self._flushed = False
         self._held: Buffer = b""  # frames for which there was no room: there are more bytes in them than in the log
         self._last_sent = 0
-        self._high_at_start = vbucket.high_seqno
+        self._high_at_start = vbucket.changes.high_seqno
         self._backfill_sent = 0  # of the changes that were there when the stream was accepted
 
     @property
@@ -240,7 +240,7 @@ class ProducerStream:
         self._advance(StreamEvent.MARKER)
         start, end, flags = cursor.announced_start, cursor.announced_end, snapshot.flags
         if options.purge_seqno and (cursor.is_first or flags & SnapshotFlag.DISK):
-            return self._notices.marker_with_purge_seqno(start, end, flags, self.vbucket.purge_seqno)
+            return self._notices.marker_with_purge_seqno(start, end, flags, self.vbucket.index.purge_seqno)
         return self._notices.marker(start, end, flags)
 
     def _seqno_advanced(self) -> bytes:

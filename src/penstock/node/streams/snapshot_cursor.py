@@ -51,7 +51,7 @@ class SnapshotCursor:
         self.announced_start = self.announced_end = 0
         self._vbucket = vbucket
         self._ignores_purged = asked.ignore_purged
-        self._purge_seqno = vbucket.purge_seqno  # up to here, the consumer needs no tombstone that is gone
+        self._purge_seqno = vbucket.index.purge_seqno  # up to here, the consumer needs no tombstone that is gone
         # The first snapshot completes the one that the consumer is in: it goes back to where that began, and on to
         # where that ended at least, since what the consumer has of it may lack versions that came up to there.
         self._resumed: tuple[int, int] | None = asked.snap_start, asked.snap_end
@@ -59,18 +59,20 @@ class SnapshotCursor:
     @property
     def remaining(self) -> int:
         """How many changes are left to read, at most."""
-        unseen = max(min(self._vbucket.high_seqno, self.end_seqno) - self.seqno, 0)
+        unseen = max(min(self._vbucket.changes.high_seqno, self.end_seqno) - self.seqno, 0)
         return unseen + (self.snapshot.remaining if self.snapshot else 0)
 
     def restart(self) -> None:
         """Go on with the vbucket's new history, from its beginning."""
         self.snapshot = self._resumed = None
         self.seqno = 0
-        self._purge_seqno = self._vbucket.purge_seqno
+        self._purge_seqno = self._vbucket.index.purge_seqno
 
     def lacks_tombstones(self) -> bool:
         """Tell whether a compaction has dropped tombstones behind the newest snapshot, before the stream sent them."""
-        return not self._ignores_purged and misses_purged(self._vbucket.purge_seqno, self._purge_seqno, self.seqno)
+        return not self._ignores_purged and misses_purged(
+            self._vbucket.index.purge_seqno, self._purge_seqno, self.seqno
+        )
 
     def open_next(self, *, sees_all: bool) -> Snapshot | None:
         """Open the next snapshot and return it; None if there is none, or the consumer would see nothing of it.
@@ -80,15 +82,15 @@ class SnapshotCursor:
                 default collection only.
         """
         vbucket = self._vbucket
-        self._purge_seqno = vbucket.purge_seqno
+        self._purge_seqno = vbucket.index.purge_seqno
         start, end = self.seqno + 1, self.end_seqno
         if self._resumed is not None:
             start, end = min(start, self._resumed[0]), max(end, self._resumed[1])
-        is_plain = vbucket.ledger is None
-        snapshot = vbucket.snapshot(self.seqno, end)
+        is_plain = vbucket.changes.collection_state is None
+        snapshot = vbucket.history.snapshot(self.seqno, end)
         announced_end = snapshot.end_seqno
         if not is_plain and not sees_all and announced_end > self.seqno:
-            if DEFAULT_COLLECTION not in vbucket.collections:
+            if DEFAULT_COLLECTION not in vbucket.collections.ids:
                 self.end_seqno = self.seqno  # what there is of it is going to be erased, and nothing can follow
                 return None
             snapshot, announced_end = _visible_snapshot(vbucket, snapshot)
@@ -109,13 +111,13 @@ def _visible_snapshot(vbucket: Vbucket, snapshot: Snapshot) -> tuple[Snapshot, i
     the snapshot goes on to a known one.
     """
     start, end = snapshot.start_seqno, snapshot.end_seqno
-    high = vbucket.collection_high_seqno(DEFAULT_COLLECTION)
+    high = vbucket.collections.high_seqno(DEFAULT_COLLECTION)
     if high <= end:
         return snapshot, max(high, start)
     last = _last_visible(vbucket, max(start, end - _LOOK_BACK), end)
     if last or end - _LOOK_BACK <= start:
         return snapshot, max(last, start)
-    longer = vbucket.snapshot(start, high)
+    longer = vbucket.history.snapshot(start, high)
     return longer, longer.end_seqno
 
 

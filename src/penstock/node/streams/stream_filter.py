@@ -162,7 +162,7 @@ class StreamFilter:
         """
         if self.ids is None or self.scope is not None:
             return None
-        return max((vbucket.collection_high_seqno(collection) for collection in self.ids), default=0)
+        return max((vbucket.collections.high_seqno(collection) for collection in self.ids), default=0)
 
     def of(self, owners: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which of some changes are sent. owners: their collections."""
@@ -214,7 +214,7 @@ def filter_for(session: Session, bucket: ServedBucket, request: FilterRequest) -
 
 def bare_filter(session: Session, bucket: ServedBucket) -> StreamFilter:
     """Return the filter of a stream to who knows no collections. Raises UnknownCollection, AccessDenied."""
-    manifest = bucket.store.manifest
+    manifest = bucket.store.manifests.current
     if DEFAULT_COLLECTION not in manifest.collections:
         raise UnknownCollection("the default collection was dropped", body=manifest.said_uid)
     _check_access(session, bucket, DEFAULT_NAME, DEFAULT_NAME)
@@ -228,7 +228,7 @@ def may_stream(user: User | None, bucket: ServedBucket, chosen: StreamFilter) ->
     """
     if user is None:
         return False
-    manifest, name = bucket.store.manifest, bucket.store.name
+    manifest, name = bucket.store.manifests.current, bucket.store.name
     if chosen.ids is None:
         return user.may(Privilege.STREAM, name)
     if chosen.scope is not None:

@@ -84,8 +84,8 @@ class StreamProducer(ChangeProducer):
             encoder = StreamEncoder(bare_filter(self.session, self.bucket))
         if key in self.streams:
             raise KeyExists(f"vbucket {vbucket.id} has a stream")
-        high = vbucket.high_seqno
-        if (point := rollback_point(vbucket.failover_log, high, vbucket.purge_seqno, asked)) is not None:
+        high = vbucket.changes.high_seqno
+        if (point := rollback_point(vbucket.history.failover_log, high, vbucket.index.purge_seqno, asked)) is not None:
             return point
         end = asked.end_seqno if last is None else last
         if asked.start_seqno > min(end, high):

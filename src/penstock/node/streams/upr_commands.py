@@ -51,7 +51,7 @@ def position_of(request: UprStreamReq | DraftStreamReq) -> StreamRequest:
 
 
 def has_branch(vbucket: Vbucket, vbuuid: int) -> bool:
-    return any(entry.vbuuid == vbuuid for entry in vbucket.failover_log)
+    return any(entry.vbuuid == vbuuid for entry in vbucket.history.failover_log)
 
 
 @COMMANDS.serve(needs=STREAM)
@@ -72,7 +72,7 @@ def open_stream(session: Session, request: UprStreamReq) -> bytes:
 @COMMANDS.serve(needs=STREAM)
 def get_failover_log(session: Session, request: UprGetFailoverLog) -> bytes:
     vbucket = producer_of(session, Dialect.UPR).bucket.store.existing(request.vbucket)
-    return reply(request, value=pack_failover_log(vbucket.failover_log))
+    return reply(request, value=pack_failover_log(vbucket.history.failover_log))
 
 
 FIRST = frozenset(COMMANDS.commands)

@@ -68,7 +68,7 @@ def get_failover_log(session: Session, request: DraftGetFailoverLog) -> bytes:
     if request.opaque in producer.streams:
         raise KeyExists(f"request id {request.opaque} is that of a stream")
     vbucket = producer.bucket.store.existing(request.vbucket)
-    log = pack_failover_log(vbucket.failover_log)
+    log = pack_failover_log(vbucket.history.failover_log)
     return DraftFailoverLog(vbucket=vbucket.id, opaque=request.opaque, value=log).encode()
 
 

@@ -38,7 +38,7 @@ def mutations_of(chunk: Chunk) -> Column:
 
 def shown(chunk: Chunk, vbucket: Vbucket) -> Chunk:
     """Return what TAP can say: of the default collection, without extended attributes, and not compressed."""
-    if vbucket.ledger is not None:
+    if vbucket.changes.collection_state is not None:
         chunk = chosen(chunk, owners_of(chunk) == DEFAULT_COLLECTION)
     data, begins, _ = revalue(chunk.data, chunk.begins, _CONTENT)
     return Chunk(data, begins)

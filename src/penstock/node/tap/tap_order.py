@@ -98,7 +98,7 @@ class TapOrder:
             self._selection.bucket.wait(stream)
             return b""
         is_drained = not stream.remaining
-        ends_checkpoint = is_drained and stream.place.seqno < stream.vbucket.whole_seqno
+        ends_checkpoint = is_drained and stream.place.seqno < stream.vbucket.history.whole_seqno
         is_last = is_drained and (ends_checkpoint or not any(other.remaining for other in live))
         live.append(stream)
         return self._delivery.encode_changes(stream, chunk, last=is_last)

@@ -21,7 +21,8 @@ from penstock.node.session.command_table import REPLICATE, CommandTable
 from penstock.node.session.replies import reply
 from penstock.node.session.session import Handler, Session
 from penstock.node.session.shown_values import document_datatype
-from penstock.store.documents.vbucket import LAST_SEQNO, Vbucket
+from penstock.store.documents.incoming_changes import LAST_SEQNO
+from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, TapOpaque, VbucketState
 from penstock.wire.codec.flags import TapFlag
 from penstock.wire.codec.frame import Frame, opcode_name
@@ -84,7 +85,7 @@ def _received(deal: Callable[[ServedBucket, M], None]) -> Callable[[Session, M],
 def _found(bucket: ServedBucket, number: int) -> Vbucket:
     """Return a vbucket that takes changes: any but a dead one. Raises NotMyVbucket."""
     vbucket = bucket.store.existing(number)
-    if vbucket.state is VbucketState.DEAD:
+    if vbucket.history.state is VbucketState.DEAD:
         raise NotMyVbucket(f"vbucket {number} is dead", vbucket=number)
     return vbucket
 
@@ -122,11 +123,11 @@ def take_mutation(bucket: ServedBucket, message: TapMutation) -> None:
     if old is not None and (old.cas, old.rev_seqno) == (message.cas, rev_seqno):
         return  # it has been here before, on its way through a circle of nodes
     private = message.engine_private
-    stored = vbucket.apply(
+    stored = vbucket.incoming.apply(
         Event.MUTATION,
         key,
         message.value,
-        cas=message.cas or vbucket.max_cas + 1,
+        cas=message.cas or vbucket.changes.clock.last + 1,
         rev_seqno=rev_seqno if rev_seqno is not None else old.rev_seqno + 1 if old else 1,
         flags=_item_flags(message),
         expiry=message.expiry,
@@ -153,11 +154,11 @@ def take_deletion(bucket: ServedBucket, message: TapDelete) -> None:
     if old is None:
         return
     rev_seqno = _revision(message)
-    stored = vbucket.apply(
+    stored = vbucket.incoming.apply(
         Event.DELETION,
         key,
         message.value,
-        cas=message.cas or vbucket.max_cas + 1,
+        cas=message.cas or vbucket.changes.clock.last + 1,
         rev_seqno=rev_seqno if rev_seqno is not None else old.rev_seqno + 1,
         datatype=message.datatype,
     )
@@ -173,7 +174,7 @@ def _note(bucket: ServedBucket, vbucket: Vbucket, seqno: int, message: TapMessag
 @_received
 def take_flush(bucket: ServedBucket, message: TapFlush) -> None:
     for vbucket in bucket.store.vbuckets:
-        if vbucket.state is not None:
+        if vbucket.history.state is not None:
             _reset(bucket, vbucket)
 
 
@@ -206,7 +207,7 @@ def take_state(bucket: ServedBucket, message: TapVbucketSet) -> None:
     if message.vbucket >= len(vbuckets):
         raise NotMyVbucket(f"vbucket {message.vbucket} of {len(vbuckets)}", vbucket=message.vbucket)
     vbucket = vbuckets[message.vbucket]
-    if vbucket.state is not state:
+    if vbucket.history.state is not state:
         vbucket.set_state(state)
         bucket.tell(vbucket, VbucketEvent.STATE_CHANGED)
 
@@ -216,7 +217,7 @@ def take_state(bucket: ServedBucket, message: TapVbucketSet) -> None:
 def take_checkpoint(bucket: ServedBucket, message: TapCheckpointStart | TapCheckpointEnd) -> None:
     """Begin or end a checkpoint, in a vbucket that follows the producer's."""
     vbucket = bucket.store.existing(message.vbucket)
-    if vbucket.state is VbucketState.ACTIVE:
+    if vbucket.history.state is VbucketState.ACTIVE:
         return
     # A form of the documentation that no server sends has the id as engine-private data, without flags.
     text = message.value or (message.engine_private if message.flags is None else b"")

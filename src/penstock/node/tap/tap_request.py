@@ -57,15 +57,15 @@ class TapRequest:
         if self.listed and vbucket.id not in self.listed:
             return False
         if self.is_dump:  # copies are dumped by their owner, but a bridge is there for nothing else
-            return vbucket.items > 0 and (vbucket.state is VbucketState.ACTIVE or bridged)
-        return vbucket.state is not None
+            return vbucket.changes.items > 0 and (vbucket.history.state is VbucketState.ACTIVE or bridged)
+        return vbucket.history.state is not None
 
     def first_place(self, vbucket: Vbucket, checkpoints: Checkpoints, now: float) -> TapPosition:
         """Return where a consumer begins that has no place yet. checkpoints: the vbucket's. now: epoch seconds."""
         since = self._closed.get(vbucket.id, 0)
         point = checkpoints.start_of(since + 1) if since else None
         if point is not None:
-            return TapPosition(Phase.LIVE, vbucket.vbuuid, point.seqno)
+            return TapPosition(Phase.LIVE, vbucket.history.vbuuid, point.seqno)
         if self._backfill is not None and self._backfill >= int(now) and not self.is_dump:
-            return TapPosition(Phase.LIVE, vbucket.vbuuid, vbucket.whole_seqno)
-        return TapPosition(Phase.NEW, vbucket.vbuuid)
+            return TapPosition(Phase.LIVE, vbucket.history.vbuuid, vbucket.history.whole_seqno)
+        return TapPosition(Phase.NEW, vbucket.history.vbuuid)

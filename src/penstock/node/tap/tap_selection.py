@@ -100,14 +100,14 @@ class TapSelection:
         streams = [stream for number, stream in self.streams.items() if number in flushed]
         if not streams:
             return
-        alive = {vbucket.id for vbucket in self.bucket.store.vbuckets if vbucket.state is not None}
+        alive = {vbucket.id for vbucket in self.bucket.store.vbuckets if vbucket.history.state is not None}
         if not alive <= flushed:
             for stream in streams:
                 self.restart(stream)
             return
         for stream in streams:
             phase = Phase.BACKFILL if stream.place.phase is Phase.BACKFILL else Phase.LIVE
-            stream.restart(TapPosition(phase, stream.vbucket.vbuuid))
+            stream.restart(TapPosition(phase, stream.vbucket.history.vbuuid))
         self._backlog.notices.add(TapFlush(), *streams)
         for stream in streams:
             self._backlog.add(stream)
@@ -121,7 +121,7 @@ class TapSelection:
         """Send a vbucket from the beginning. What is acknowledged of the old stream counts no more."""
         self._remove(stream)
         new = self.streams[stream.vbucket.id] = TapStream(
-            self, stream.vbucket, TapPosition(Phase.NEW, stream.vbucket.vbuuid)
+            self, stream.vbucket, TapPosition(Phase.NEW, stream.vbucket.history.vbuuid)
         )
         new.items_sent, new.bytes_sent = stream.items_sent, stream.bytes_sent
         self._announce(new)
@@ -151,7 +151,7 @@ class TapSelection:
     def _announce(self, stream: TapStream) -> None:
         """Let a stream wait for its turn. A consumer that begins with its vbucket is told so first."""
         if stream.place.phase is Phase.NEW:
-            stream.restart(TapPosition(Phase.BACKFILL, stream.vbucket.vbuuid))
+            stream.restart(TapPosition(Phase.BACKFILL, stream.vbucket.history.vbuuid))
             self._backlog.notices.add(opaque_message(TapOpaque.INITIAL_VBUCKET_STREAM, stream.vbucket.id), stream)
         self._backlog.add(stream)
 

@@ -56,11 +56,11 @@ class TapStream:
         self.owner = owner
         self.vbucket = vbucket
         self.place = self.acked = place
-        self.end_seqno = vbucket.high_seqno
+        self.end_seqno = vbucket.changes.high_seqno
         self.items_sent = 0
         self.bytes_sent = 0
         self._snapshot: Snapshot | None = None
-        self._purge_seqno = vbucket.purge_seqno  # up to here, the consumer needs no tombstone that is gone
+        self._purge_seqno = vbucket.index.purge_seqno  # up to here, the consumer needs no tombstone that is gone
         self._told_open = 0  # the open checkpoint that it has come to, where only closed ones are wanted
 
     def wake(self) -> None:
@@ -76,12 +76,12 @@ class TapStream:
 
         If so, it has to begin anew.
         """
-        place, purge_seqno = self.place, self.vbucket.purge_seqno
-        if place.vbuuid == self.vbucket.vbuuid:
+        place, purge_seqno = self.place, self.vbucket.index.purge_seqno
+        if place.vbuuid == self.vbucket.history.vbuuid:
             return self._snapshot is None and misses_purged(purge_seqno, self._purge_seqno, place.seqno)
         if not place.is_on_history(self.vbucket):
             return True
-        self.place = place._replace(vbuuid=self.vbucket.vbuuid)
+        self.place = place._replace(vbuuid=self.vbucket.history.vbuuid)
         self._purge_seqno = purge_seqno
         return False
 
@@ -95,7 +95,7 @@ class TapStream:
             end = self.checkpoints.end_of(place.checkpoint) if place.inside else place.seqno
             if end is not None:
                 return end
-        return self.vbucket.whole_seqno
+        return self.vbucket.history.whole_seqno
 
     @property
     def remaining(self) -> int:
@@ -110,18 +110,18 @@ class TapStream:
     def restart(self, place: TapPosition) -> None:
         """Go on from another place."""
         self.place = place
-        self.end_seqno = self.vbucket.high_seqno
+        self.end_seqno = self.vbucket.changes.high_seqno
         self._snapshot = None
-        self._purge_seqno = self.vbucket.purge_seqno
+        self._purge_seqno = self.vbucket.index.purge_seqno
 
     def pull(self, max_bytes: int, max_frames: int) -> Chunk:
         """Return the next changes: at most max_bytes and max_frames of them, but one if there is any."""
         if self._snapshot is None:
-            snapshot = self.vbucket.snapshot(self.place.seqno, self.limit)
+            snapshot = self.vbucket.history.snapshot(self.place.seqno, self.limit)
             if snapshot.end_seqno == snapshot.start_seqno:
                 return NO_FRAMES
             self._snapshot = snapshot
-            self._purge_seqno = self.vbucket.purge_seqno
+            self._purge_seqno = self.vbucket.index.purge_seqno
             self.place = self.place._replace(snap_end=snapshot.end_seqno)
         chunk = self._snapshot.read(0, max_bytes, max_frames=max_frames)
         if not chunk.frames:
@@ -136,12 +136,12 @@ class TapStream:
 
     def one(self, seqno: int) -> Chunk:
         """Return the change with this seqno, which was sent before, unless a newer one of its key was as well."""
-        chunk = self.vbucket.snapshot(seqno - 1, max(self.place.seqno, seqno)).read(0, 1)
+        chunk = self.vbucket.history.snapshot(seqno - 1, max(self.place.seqno, seqno)).read(0, 1)
         return chunk if chunk.frames and _BY_SEQNO(chunk.data, 0) == (seqno,) else NO_FRAMES
 
     def has_lost(self, seqno: int) -> bool:
         """Tell whether the change with this seqno is gone, and may have been a tombstone that the consumer needs."""
-        return seqno <= self.vbucket.purge_seqno and self.vbucket.index.find(seqno) is None
+        return seqno <= self.vbucket.index.purge_seqno and self.vbucket.index.find(seqno) is None
 
     def announce(self) -> TapMessage | None:
         """Return what has to be said before the next change, and take it as said."""

@@ -37,7 +37,10 @@ def is_on_history(vbucket: Vbucket, point: Point, snap_end: int = 0) -> bool:
         snap_end=max(snap_end, point.seqno),
         strict_vbuuid=True,
     )
-    return rollback_point(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno, asked) is None
+    return (
+        rollback_point(vbucket.history.failover_log, vbucket.changes.high_seqno, vbucket.index.purge_seqno, asked)
+        is None
+    )
 
 
 class Checkpoints:
@@ -61,25 +64,25 @@ class Checkpoints:
     @property
     def persisted(self) -> int:
         """The last one that would survive a restart, 0 for none."""
-        persisted = self.vbucket.persisted_seqno
+        persisted = self.vbucket.history.persisted_seqno
         return max((closed for closed, end in self._ends.items() if end.seqno <= persisted), default=0)
 
     def settle(self) -> None:
         """See to it that an active vbucket has an open checkpoint of its own."""
-        if self.vbucket.state is VbucketState.ACTIVE and self.open_id < FIRST_OPEN:
+        if self.vbucket.history.state is VbucketState.ACTIVE and self.open_id < FIRST_OPEN:
             self.open_id = FIRST_OPEN
-            self._ends = {FIRST_OPEN - 1: Point(self.vbucket.vbuuid, 0)}
+            self._ends = {FIRST_OPEN - 1: Point(self.vbucket.history.vbuuid, 0)}
 
     def create(self) -> int:
         """Close the open checkpoint, unless it is empty. Returns the id of the one that is open then."""
-        if self.start_of(self.open_id) != Point(self.vbucket.vbuuid, self.vbucket.high_seqno):
+        if self.start_of(self.open_id) != Point(self.vbucket.history.vbuuid, self.vbucket.changes.high_seqno):
             self.begin(self.open_id + 1)
         return self.open_id
 
     def begin(self, checkpoint: int) -> None:
         """Open a checkpoint here; the one before ends here, and none of this id or above has been."""
         self._ends = {closed: end for closed, end in self._ends.items() if closed < checkpoint - 1}
-        self._ends[checkpoint - 1] = Point(self.vbucket.vbuuid, self.vbucket.high_seqno)
+        self._ends[checkpoint - 1] = Point(self.vbucket.history.vbuuid, self.vbucket.changes.high_seqno)
         self.open_id = checkpoint
         while len(self._ends) > KEPT:
             del self._ends[next(iter(self._ends))]

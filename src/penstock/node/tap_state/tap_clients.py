@@ -113,7 +113,7 @@ class TapBucket:
     def items(self, vbucket: Vbucket) -> int:
         """Return how many documents a dump sends at least: of the default collection, with hops left."""
         hops = self.hops.get(vbucket.id)
-        return 0 if hops is not None and hops.has_spent else vbucket.collection_items(DEFAULT_COLLECTION)
+        return 0 if hops is not None and hops.has_spent else vbucket.collections.item_count(DEFAULT_COLLECTION)
 
     def forget(self, vbucket: Vbucket) -> None:
         """Begin with a vbucket anew, which has lost its history."""

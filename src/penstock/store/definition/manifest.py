@@ -1,4 +1,4 @@
-"""Which scopes and collections a bucket has: the manifest, how it changes, and what changes say to vbuckets.
+"""Which scopes and collections a bucket has: the manifest, and how it changes.
 
 A manifest never changes; each change makes another one, with a uid that is greater by one. An id is given once: what
 was dropped does not come back under its id. Sources: kv_engine docs/Collections.md, collections/manifest.cc;
@@ -9,29 +9,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final
 
 from penstock.errors import CannotApplyManifest, InvalidArguments, OutOfRange, UnknownCollection, UnknownScope
 from penstock.store.definition.bucket_settings import MAX_TTL
-from penstock.wire.codec.constants import SystemEventKind
-from penstock.wire.messages import system_event
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
 __all__ = [
     "DEFAULT_MANIFEST",
     "DEFAULT_NAME",
+    "DEFAULT_SCOPE",
     "FIRST_ID",
     "MAX_COLLECTIONS",
     "MAX_SCOPES",
     "Collection",
     "Manifest",
-    "ManifestChange",
     "Scope",
-    "changes_between",
-    "subjects_of",
+    "check_name",
+    "check_ttl",
 ]
 
 DEFAULT_NAME: Final = "_default"
@@ -42,10 +40,8 @@ FIRST_ID: Final = 8
 MAX_SCOPES: Final = 1200
 MAX_COLLECTIONS: Final = 1200
 
-_LARGEST_ID = 2**32 - 1
 _NAME = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_%-]{0,250}")
 _NAME_RULE = "1 to 251 of A-Z a-z 0-9 _ - %, not beginning with _ or %"
-_UID = re.compile(r"[0-9a-fA-F]{1,16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +108,7 @@ class Manifest:
 
     def with_scope(self, name: str) -> Manifest:
         """Raises InvalidArguments for a name that cannot be or is there, and if there are too many."""
-        _check_name("scope", name)
+        check_name("scope", name)
         if name in self._scopes_by_name:
             raise InvalidArguments(f"scope {name!r} is there already")
         if len(self.scopes) >= MAX_SCOPES:
@@ -129,8 +125,8 @@ class Manifest:
     def with_collection(self, scope: str, name: str, max_ttl: int | None = None, history: bool = False) -> Manifest:
         """Raises UnknownScope, and InvalidArguments as with_scope does, also for a max_ttl out of range."""
         inside = self.find_scope(scope)
-        _check_name("collection", name)
-        _check_ttl(name, max_ttl)
+        check_name("collection", name)
+        check_ttl(name, max_ttl)
         if inside.find(name) is not None:
             raise InvalidArguments(f"collection {scope}.{name} is there already")
         if len(self.collections) >= MAX_COLLECTIONS:
@@ -146,7 +142,7 @@ class Manifest:
 
     def with_max_ttl(self, scope: str, name: str, max_ttl: int | None) -> Manifest:
         """Raises UnknownScope, UnknownCollection, and InvalidArguments for a max_ttl out of range."""
-        _check_ttl(name, max_ttl)
+        check_ttl(name, max_ttl)
         return self._with_changed(self.find(scope, name), max_ttl=max_ttl)
 
     def with_history(self, scope: str, name: str, history: bool) -> Manifest:
@@ -188,36 +184,6 @@ class Manifest:
         """Tell whether both have the same scopes and collections, whatever their order."""
         return dict(_named(self)) == dict(_named(other)) and self.collections == other.collections
 
-    # As JSON
-
-    def to_json(self) -> bytes:
-        """Return what COLLECTIONS_GET_MANIFEST answers."""
-        return json.dumps(self._said(), separators=(",", ":")).encode()
-
-    def _said(self) -> dict[str, Any]:
-        return {"uid": f"{self.uid:x}", "scopes": [_scope_said(scope) for scope in self.scopes]}
-
-    @classmethod
-    def from_json(cls, text: bytes) -> Manifest:
-        """Read a manifest. Raises InvalidArguments for anything that is none."""
-        try:
-            said = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidArguments(f"a manifest that is not JSON: {error}") from None
-        return _read(said)
-
-    def described(self) -> dict[str, Any]:
-        """Return what `restored` makes this manifest of."""
-        return {**self._said(), "next_id": self.next_id}
-
-    @classmethod
-    def restored(cls, said: Any) -> Manifest:
-        """Read what `described` returned. Raises InvalidArguments for something else."""
-        manifest = _read(said)
-        next_id = _integer(said, "next_id", None, manifest.next_id, _LARGEST_ID + 1)
-        assert next_id is not None
-        return replace(manifest, next_id=next_id)
-
 
 DEFAULT_MANIFEST: Final = Manifest(
     0, (Scope(DEFAULT_SCOPE, DEFAULT_NAME, (Collection(DEFAULT_COLLECTION, DEFAULT_SCOPE, DEFAULT_NAME),)),)
@@ -228,12 +194,14 @@ DEFAULT_MANIFEST: Final = Manifest(
 # What may be in one
 
 
-def _check_name(what: str, name: str) -> None:
+def check_name(what: str, name: str) -> None:
+    """Raise InvalidArguments for a name that no scope or collection can have. what: which of them it is."""
     if not _NAME.fullmatch(name):
         raise InvalidArguments(f"{what} name {name[:300]!r}: expected {_NAME_RULE}")
 
 
-def _check_ttl(name: str, max_ttl: int | None) -> None:
+def check_ttl(name: str, max_ttl: int | None) -> None:
+    """Raise InvalidArguments if the documents of a collection cannot live so many seconds at most."""
     if max_ttl is not None and not 0 <= max_ttl <= MAX_TTL:
         raise InvalidArguments(f"collection {name!r}: a maxTTL of {max_ttl}, expected 0 to {MAX_TTL}")
 
@@ -245,159 +213,3 @@ def _check_kept(what: str, of: int, before: str | int, after: str | int, manifes
 
 def _named(manifest: Manifest) -> Iterator[tuple[int, str]]:
     return ((scope.id, scope.name) for scope in manifest.scopes)
-
-
-# Reading
-
-
-_Kind = TypeVar("_Kind", str, list[Any], bool)
-
-
-def _member(said: Any, name: str, kind: type[_Kind]) -> _Kind:
-    if not isinstance(said, dict) or not isinstance(found := said.get(name), kind):
-        raise InvalidArguments(
-            f"a manifest with {str(said)[:80]} where an object with a {kind.__name__} {name!r} is due"
-        )
-    return found
-
-
-def _integer(said: Any, name: str, missing: int | None, lowest: int, highest: int) -> int | None:
-    found = said.get(name, missing)
-    if found is missing and missing is None and name not in said:
-        return None
-    if type(found) is not int or not lowest <= found <= highest:
-        raise InvalidArguments(f"a manifest with {name} {str(found)[:40]}, expected {lowest} to {highest}")
-    return found
-
-
-def _uid(said: Any) -> int:
-    text = _member(said, "uid", str)
-    if not _UID.fullmatch(text):
-        raise InvalidArguments(f"a manifest with uid {text[:40]!r}, expected up to 16 hexadecimal digits")
-    return int(text, 16)
-
-
-def _id(said: Any, name: str) -> int:
-    """Return the id of a scope or collection. 0 is that of the default ones alone, those from 1 to 7 are nobody's."""
-    found = _uid(said)
-    if (found == 0) != (name == DEFAULT_NAME) or 0 < found < FIRST_ID or found > _LARGEST_ID:
-        raise InvalidArguments(
-            f"a manifest with uid {found:x} for {name!r}, expected 0 for {DEFAULT_NAME}, else 8 or more"
-        )
-    return found
-
-
-def _read(said: Any) -> Manifest:
-    uid = _uid(said)
-    scopes = tuple(map(_read_scope, _member(said, "scopes", list)))
-    _check_distinct("scope", [scope.name for scope in scopes], [scope.id for scope in scopes], MAX_SCOPES)
-    names = [f"{scope.name}.{collection.name}" for scope in scopes for collection in scope.collections]
-    ids = [collection.id for scope in scopes for collection in scope.collections]
-    _check_distinct("collection", names, ids, MAX_COLLECTIONS)
-    if all(scope.id != DEFAULT_SCOPE for scope in scopes):
-        raise InvalidArguments(f"a manifest without the scope {DEFAULT_NAME}")
-    return Manifest(uid, scopes, max([*ids, *(scope.id for scope in scopes), FIRST_ID - 1]) + 1)
-
-
-def _check_distinct(what: str, names: list[str], ids: list[int], most: int) -> None:
-    if len(names) > most:
-        raise InvalidArguments(f"a manifest with {len(names)} {what}s, limit {most}")
-    for values in (names, ids):
-        if len(set(values)) != len(values):
-            twice = next(value for place, value in enumerate(values) if value in values[:place])
-            raise InvalidArguments(f"a manifest with {what} {twice!r} twice")
-
-
-def _read_scope(said: Any) -> Scope:
-    name = _member(said, "name", str)
-    if name != DEFAULT_NAME:
-        _check_name("scope", name)
-    scope_id = _id(said, name)
-    collections = _member(said, "collections", list)
-    return Scope(scope_id, name, tuple(_read_collection(one, scope_id) for one in collections))
-
-
-def _read_collection(said: Any, scope_id: int) -> Collection:
-    name = _member(said, "name", str)
-    if name != DEFAULT_NAME or scope_id != DEFAULT_SCOPE:
-        _check_name("collection", name)
-    max_ttl = _integer(said, "maxTTL", None, 0, MAX_TTL)
-    history = _member(said, "history", bool) if "history" in said else False
-    return Collection(_id(said, name), scope_id, name, max_ttl, history)
-
-
-def _scope_said(scope: Scope) -> dict[str, Any]:
-    return {
-        "name": scope.name,
-        "uid": f"{scope.id:x}",
-        "collections": [_collection_said(collection) for collection in scope.collections],
-    }
-
-
-def _collection_said(collection: Collection) -> dict[str, Any]:
-    said: dict[str, Any] = {"name": collection.name, "uid": f"{collection.id:x}"}
-    if collection.max_ttl is not None:
-        said["maxTTL"] = collection.max_ttl
-    if collection.history:
-        said["history"] = True
-    return said
-
-
-# From one to another
-
-
-class ManifestChange(NamedTuple):
-    """What is different in a later manifest. subject: as it is there, or as it was where it is dropped."""
-
-    kind: SystemEventKind
-    subject: Collection | Scope
-
-
-def changes_between(old: Manifest, new: Manifest) -> list[ManifestChange]:
-    """Return what leads from one manifest to another, in the order in which vbuckets tell of it.
-
-    First what is dropped, collections before their scopes, then what is created, scopes before their collections, then
-    what is modified; each by id.
-    """
-    return [
-        *_changes(SystemEventKind.COLLECTION_END, old.collections, lambda n: n not in new.collections),
-        *_changes(SystemEventKind.SCOPE_DROP, old.scopes_by_id, lambda n: n not in new.scopes_by_id),
-        *_changes(SystemEventKind.SCOPE_CREATE, new.scopes_by_id, lambda n: n not in old.scopes_by_id),
-        *_changes(SystemEventKind.COLLECTION_BEGIN, new.collections, lambda n: n not in old.collections),
-        *_changes(
-            SystemEventKind.COLLECTION_MODIFY,
-            new.collections,
-            lambda n: n in old.collections and old.collections[n] != new.collections[n],
-        ),
-    ]
-
-
-def _changes(
-    kind: SystemEventKind, subjects: Mapping[int, Collection] | Mapping[int, Scope], wanted: Callable[[int], bool]
-) -> Iterator[ManifestChange]:
-    return (ManifestChange(kind, subjects[number]) for number in sorted(subjects) if wanted(number))
-
-
-def subjects_of(
-    changes: Iterable[ManifestChange], before: int, uid: int
-) -> list[tuple[SystemEventKind, system_event.Subject]]:
-    """Return what system events say of changes that lead from one manifest's uid to another.
-
-    Only the last one says the new uid: who has not seen that one is not there yet.
-    """
-    found = list(changes)
-    uids = [before] * (len(found) - 1) + [uid]
-    return [(change.kind, _subject(change, of)) for change, of in zip(found, uids, strict=False)]
-
-
-def _subject(change: ManifestChange, uid: int) -> system_event.Subject:
-    subject = change.subject
-    if isinstance(subject, Scope):
-        if change.kind is SystemEventKind.SCOPE_DROP:
-            return system_event.DroppedScope(uid, subject.id)
-        return system_event.CreatedScope(uid, subject.id, subject.name)
-    if change.kind is SystemEventKind.COLLECTION_END:
-        return system_event.DroppedCollection(uid, subject.scope_id, subject.id)
-    return system_event.CreatedCollection(
-        uid, subject.scope_id, subject.id, subject.name, max_ttl=subject.max_ttl, history=subject.history
-    )

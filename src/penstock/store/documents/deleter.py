@@ -10,8 +10,8 @@ import numpy as np
 
 from penstock.errors import KeyNotFound, Locked
 from penstock.store.history.event_frames import SYSTEM_PREFIX
-from penstock.store.history.scoped_history import REFUSED
 from penstock.store.history.tombstone import TOMBSTONE_BYTES
+from penstock.store.history.vbucket_changes import REFUSED
 from penstock.store.log.frame_fields import is_mutation, keys
 from penstock.wire.codec.constants import VbucketState
 
@@ -69,7 +69,7 @@ class Deleter:
     def _delete(self, document: _Document) -> bool:
         vbucket, key, seqno, _ = document
         with suppress(KeyNotFound, Locked, *REFUSED):
-            if vbucket.state is VbucketState.ACTIVE and vbucket.newest_seqno(key) == seqno:
+            if vbucket.history.state is VbucketState.ACTIVE and vbucket.versions.newest_seqno(key) == seqno:
                 vbucket.delete(key)
                 return True
         return False

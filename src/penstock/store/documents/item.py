@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from penstock.errors import RemoteProtocolError
 from penstock.store.documents.conflict import Meta
-from penstock.store.history.vbucket_history import BODY, DATATYPE, EXTRAS_LENGTH, KEY_LENGTH, OPCODE, Newest
+from penstock.store.history.vbucket_changes import BODY, DATATYPE, EXTRAS_LENGTH, KEY_LENGTH, OPCODE, Newest
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import HEADER_BYTES, Buffer
 from penstock.wire.codec.opcodes import Opcode

@@ -18,10 +18,10 @@ def random_key(vbucket: Vbucket, prefix: bytes, choose: Callable[[int], int]) ->
     choose: returns a random number from 0 to below another. The key is that of the first document from a random place
     on, so those behind many others that do not count come more often.
     """
-    keys = vbucket.loaded_keys()
+    keys = vbucket.changes.keys.loaded()
     start = choose(len(keys)) if keys else 0
     for key in chain(islice(keys, start, None), islice(keys, start)):
-        if key.startswith(prefix) and vbucket.is_there(key):
+        if key.startswith(prefix) and vbucket.versions.has_document(key):
             return key
     return None
 
@@ -32,11 +32,11 @@ def keys_from(vbucket: Vbucket, start: bytes, count: int) -> list[bytes]:
     Takes time in proportion to the vbucket.
     """
     prefix = pack_collection_id(split_collection_key(start)[0])
-    keys = [key for key in vbucket.loaded_keys() if key >= start and key.startswith(prefix)]
+    keys = [key for key in vbucket.changes.keys.loaded() if key >= start and key.startswith(prefix)]
     heapify(keys)
     found: list[bytes] = []
     while keys and len(found) < count:
         key = heappop(keys)
-        if vbucket.is_there(key):
+        if vbucket.versions.has_document(key):
             found.append(key)
     return found

@@ -1,6 +1,7 @@
 """What a vbucket knows of its collections, beside their documents: which there are, and how much is in each.
 
-It has a ledger from its first system event on. Until then all is the default collection, and nothing is counted.
+A vbucket has this state from its first system event on. Until then all is the default collection, and nothing is
+counted.
 All of it can be read from the vbucket's changes; on disk most of it is in the notes too, so that a bucket that is
 opened need not read its keys for that.
 """
@@ -22,7 +23,7 @@ from penstock.store.log.segment import Column, Segment
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION, SYSTEM_COLLECTION, split_collection_key
 
-__all__ = ["Ledger", "collection_of", "count_segment", "mark_emptied"]
+__all__ = ["CollectionState", "collection_of", "count_segment", "mark_emptied"]
 
 _ONE_BYTE = 0x80  # ids below take one byte in front of a key
 _ID_BITS = 32
@@ -37,12 +38,16 @@ def collection_of(key: bytes) -> int:
         return -1
 
 
-class Ledger:
-    """uid: of the manifest that the vbucket is up to; None: that has to be found out. seqno: of its newest event.
+class CollectionState:
+    """What a vbucket knows of its collections beside their documents.
 
-    items, highs: by collection that is there, how many documents it has, and the seqno of its newest change, of which
-    its events are some. emptied: by collection, the seqno of the event before which nothing in it counts any more.
-    erasing: of these the ones for which that is not yet done, and up to which seqno it is.
+    Attributes:
+        uid: of the manifest that the vbucket is up to; None: that has to be found out.
+        seqno: of the newest system event.
+        items: how many documents each collection has.
+        highs: the seqno of the newest change of each collection, its events included.
+        emptied: by collection, the seqno of the event before which nothing in it counts any more.
+        erasing: of these the ones for which that is not yet done, and up to which seqno it is.
     """
 
     __slots__ = ("_noted", "emptied", "erasing", "highs", "items", "seqno", "uid")
@@ -101,44 +106,44 @@ class Ledger:
         return {"uid": self.uid, "seqno": self.seqno, **self._noted}
 
     @classmethod
-    def restored(cls, said: Mapping[str, Any]) -> Ledger:
+    def restored(cls, said: Mapping[str, Any]) -> CollectionState:
         """Raises LookupError, TypeError or ValueError for what `described` never returned."""
-        ledger = cls({collection: 0 for first, last in said["known"] for collection in range(first, last + 1)})
-        ledger.uid = None if said["uid"] is None else int(said["uid"])
-        ledger.seqno = int(said["seqno"])
-        ledger.emptied = _unpack_emptied(said["emptied"])
+        state = cls({collection: 0 for first, last in said["known"] for collection in range(first, last + 1)})
+        state.uid = None if said["uid"] is None else int(said["uid"])
+        state.seqno = int(said["seqno"])
+        state.emptied = _unpack_emptied(said["emptied"])
         if all(len(run) == _RUN_FIELDS for run in said["emptied"]):
-            ledger._noted = {"known": said["known"], "emptied": said["emptied"]}
-        return ledger
+            state._noted = {"known": said["known"], "emptied": said["emptied"]}
+        return state
 
     # From the changes
 
     @classmethod
-    def read(cls, index: RowIndex, before: Ledger) -> tuple[Ledger | None, int]:
+    def read(cls, index: RowIndex, before: CollectionState) -> tuple[CollectionState | None, int]:
         """Return what the changes say, None if they say nothing of collections, and how many documents there are.
 
         before: what was known when there were more changes.
         """
-        ledger = cls({DEFAULT_COLLECTION: 0})
-        ledger.emptied = {
+        state = cls({DEFAULT_COLLECTION: 0})
+        state.emptied = {
             collection: seqno
             for collection, seqno in before.emptied.items()
             if seqno <= index.last_seqno and index.find(seqno) is not None
         }
         for seqno, event in system_events(index):
-            ledger._see(event, seqno)
-        ledger.erasing = {
+            state._see(event, seqno)
+        state.erasing = {
             collection: done
             for collection, done in before.erasing.items()
-            if ledger.emptied.get(collection) == before.emptied[collection]
+            if state.emptied.get(collection) == before.emptied[collection]
         }
         total = 0
         for buffer, offsets, seqnos in index.live():
             ids, documents = collection_ids(buffer, offsets), is_mutation(buffer, offsets)
             total += int(np.count_nonzero(documents & (ids != SYSTEM_COLLECTION)))
             for collection, items, high in _sums(ids, seqnos, documents):
-                ledger.add(collection, items, high)
-        return ledger if ledger.seqno or ledger.emptied else None, total
+                state.add(collection, items, high)
+        return state if state.seqno or state.emptied else None, total
 
     def _see(self, event: EventFrame, seqno: int) -> None:
         """Count the newest event about something; the events come in their order."""
@@ -205,16 +210,16 @@ def _sums(names: Column, seqnos: Column, documents: npt.NDArray[np.bool_]) -> It
 # Opening
 
 
-def mark_emptied(segments: Sequence[Segment], ledgers: Mapping[int, Ledger]) -> None:
+def mark_emptied(segments: Sequence[Segment], states: Mapping[int, CollectionState]) -> None:
     """Let nothing count that was in a collection before that was emptied, if the event that says so is there.
 
-    segments: all there are. ledgers: by vbucket. Changes that have been superseded stay so by what has done that.
+    segments: all there are. states: by vbucket. Changes that have been superseded stay so by what has done that.
     """
     ends: dict[int, Column] = {}
-    for vbucket, ledger in ledgers.items():
-        lost = [collection for collection, seqno in ledger.emptied.items() if not _has(segments, vbucket, seqno)]
-        ledger.forget_ends(lost)
-        for collection, seqno in ledger.emptied.items():
+    for vbucket, state in states.items():
+        lost = [collection for collection, seqno in state.emptied.items() if not _has(segments, vbucket, seqno)]
+        state.forget_ends(lost)
+        for collection, seqno in state.emptied.items():
             ends.setdefault(collection, np.zeros(len(segments[0].ends), np.int64))[vbucket] = seqno
     if not ends:
         return
@@ -238,10 +243,10 @@ def _has(segments: Sequence[Segment], vbucket: int, seqno: int) -> bool:
     return False
 
 
-def count_segment(segment: Segment, ledgers: Mapping[int, Ledger]) -> Column:
-    """Add what is in a segment to ledgers, by vbucket. Returns how many system events look like documents, of each."""
+def count_segment(segment: Segment, states: Mapping[int, CollectionState]) -> Column:
+    """Add what is in a segment to states, by vbucket. Returns how many system events look like documents, of each."""
     has = np.zeros(len(segment.ends), bool)
-    has[[*ledgers]] = True
+    has[[*states]] = True
     rows = np.flatnonzero(has[segment.vbuckets] & (segment.fate == 0))
     rows = rows[np.argsort(segment.offsets[rows])]
     vbuckets, offsets, seqnos = segment.vbuckets[rows], segment.offsets[rows], segment.seqnos[rows]
@@ -249,11 +254,11 @@ def count_segment(segment: Segment, ledgers: Mapping[int, Ledger]) -> Column:
     system = ids == SYSTEM_COLLECTION
     names = (vbuckets.astype(np.int64) << _ID_BITS) | np.where(ids < 0, SYSTEM_COLLECTION, ids)
     for name, items, high in _sums(names[~system], seqnos[~system], documents[~system]):
-        ledgers[name >> _ID_BITS].add(name & (2**_ID_BITS - 1), items, high)
+        states[name >> _ID_BITS].add(name & (2**_ID_BITS - 1), items, high)
     told = zip(vbuckets[system].tolist(), keys(segment.buffer, offsets[system]), seqnos[system].tolist(), strict=True)
     for vbucket, key, seqno in told:
         about = subject_of_key(key)
         if about is not None and about[0]:
-            ledgers[vbucket].add(about[1], 0, seqno)
+            states[vbucket].add(about[1], 0, seqno)
     counts: Column = np.bincount(vbuckets[system & documents], minlength=len(segment.ends))
     return counts

@@ -160,7 +160,7 @@ class MemoryLog:
     """A log in memory. Attributes as of Log. Notes are not written."""
 
     durable = False
-    commits = NoCommits()
+    commits: Commits = NoCommits()
 
     def __init__(
         self,

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import InvalidArguments, StoreDamaged, StoreRefused
-from penstock.store.definition.manifest import DEFAULT_MANIFEST, Manifest
+from penstock.store.definition.manifest import DEFAULT_MANIFEST
+from penstock.store.definition.manifest_json import manifest_from_dict, manifest_to_dict
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.checked_json import draft_of, replace_json, unpack_json
 from penstock.store.disk.inventory import INVENTORY
@@ -67,7 +68,7 @@ def make(
         "name": name,
         "uuid": uuid.hex(),
         "vbuckets": vbuckets,
-        "manifest": DEFAULT_MANIFEST.described(),
+        "manifest": manifest_to_dict(DEFAULT_MANIFEST),
         "properties": properties or {},
     }
     try:
@@ -140,7 +141,7 @@ def _read(directory: Directory, name: str, advice: str) -> Mapping[str, Any]:
         said = _unpack(directory, directory.read(name))
         _, _ = bytes.fromhex(said["uuid"]), said["vbuckets"] + 0
         said["name"].encode()
-        Manifest.restored(said["manifest"])
+        manifest_from_dict(said["manifest"])
         said["properties"].items()
         _ = said.get("revision", 0) + 0
     except (ValueError, LookupError, TypeError, AttributeError, InvalidArguments) as error:

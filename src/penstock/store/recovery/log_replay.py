@@ -16,7 +16,7 @@ from penstock.errors import StoreDamaged
 from penstock.store.disk.durable_log import DurableLog
 from penstock.store.disk.inventory import Inventory, ListedLog
 from penstock.store.disk.log_file import log_name
-from penstock.store.history.collection_state import Ledger, count_segment, mark_emptied
+from penstock.store.history.collection_state import CollectionState, count_segment, mark_emptied
 from penstock.store.history.hybrid_clock import LAST_SEEN
 from penstock.store.history.vbucket_history import History
 from penstock.store.log.frame_fields import by_seqnos, cas, is_mutation, vbuckets_of
@@ -53,8 +53,8 @@ def recover(log: DurableLog, histories: Sequence[History], found: Found) -> None
     unclustered = _read_rows(sealed, histories, found.logs)
     segments = [*sealed, *unclustered]
     supersede(segments)
-    ledgers = {history.id: history.ledger for history in histories if history.ledger is not None}
-    mark_emptied(segments, ledgers)
+    states = {history.id: state for history in histories if (state := history.changes.collection_state) is not None}
+    mark_emptied(segments, states)
     for segment in [*sealed, *unclustered[:-1]]:
         for history in histories:
             history.index.replace([], segment)
@@ -62,7 +62,7 @@ def recover(log: DurableLog, histories: Sequence[History], found: Found) -> None
         log.resume([*sealed, *unclustered[:-1]], unclustered[-1], found.logs[-1].scanned.end)
     else:
         log.begin_file(sealed[-1].ids[1] + 1 if sealed else 1, 0)
-    _settle(histories, segments, ledgers, newest=unclustered or sealed)
+    _settle(histories, segments, states, newest=unclustered or sealed)
 
 
 def _read_rows(sealed: Sequence[Segment], histories: Sequence[History], logs: Sequence[LogRead]) -> list[Segment]:
@@ -83,15 +83,15 @@ def _read_rows(sealed: Sequence[Segment], histories: Sequence[History], logs: Se
 def _settle(
     histories: Sequence[History],
     segments: Sequence[Segment],
-    ledgers: Mapping[int, Ledger],
+    states: Mapping[int, CollectionState],
     newest: Sequence[Segment],
 ) -> None:
     """Tell the vbuckets how many documents they have. newest: the segments with the newest cas of each."""
     items, max_cas = np.zeros(len(histories), np.int64), np.zeros(len(histories), np.uint64)
     for segment in segments:
         items += _items(segment)
-        if ledgers:
-            items -= count_segment(segment, ledgers)
+        if states:
+            items -= count_segment(segment, states)
     for segment in newest:
         max_cas = np.maximum(max_cas, _newest_cas(segment))
     for history, count, cas_seen in zip(histories, items.tolist(), max_cas.tolist(), strict=True):
@@ -111,7 +111,7 @@ def _take_notes(read: LogRead, histories: Sequence[History]) -> list[_Cut]:
                 histories[vbucket].index.raise_floors(*floors)
             if "cas" in said:
                 vbucket, given = said["cas"]
-                histories[vbucket].see_cas(given)
+                histories[vbucket].changes.clock.see(given)
             if "cut" in said:
                 cuts.append(_Cut(said["vbucket"], said["cut"], at))
         except (LookupError, TypeError, ValueError) as error:

@@ -27,6 +27,7 @@ from penstock.store.definition.bucket_settings import Settings
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.durable_log import DurableLog
 from penstock.store.disk.sealed_segment import Sealed
+from penstock.store.history.vbucket_changes import VbucketChanges
 from penstock.store.history.vbucket_history import History
 from penstock.store.log.frame_fields import by_seqnos, keys, vbuckets_of
 from penstock.store.log.records import salvage
@@ -136,7 +137,7 @@ class Blank:
         files = directory or Untouched(Path())
         log = DurableLog(indexes, files, Settings(), uuid=self.uuid, clock=self._clock)
         histories = [
-            History(index, log, clock=self._clock, new_vbuuid=self._new_vbuuid, changed=set()) for index in indexes
+            History(VbucketChanges(index, log, clock=self._clock), new_vbuuid=self._new_vbuuid) for index in indexes
         ]
         log.segments.histories = histories
         for vbucket, description in described.items():
@@ -371,13 +372,13 @@ def settle(histories: Sequence[History], plan: RepairPlan) -> dict[int, int]:
         first, index = plan.first_lost.get(history.id), history.index
         if history.state is None:
             continue
-        seqno = history.high_seqno if first is None else min(first - 1, history.high_seqno)
+        seqno = history.changes.high_seqno if first is None else min(first - 1, history.changes.high_seqno)
         starts_over = plan.starts_over or (first is not None and (plan.is_cut or seqno < index.lowest_snapshot_end))
         index.raise_floors(plan.floors.get(history.id, 0))
         if starts_over or first is not None:
-            history.doubt()
+            history.changes.doubt_collections()
         if starts_over:
-            history.begin_anew()
+            history.start_new_history()
             rollbacks[history.id] = 0
         elif first is not None or (history.state is VbucketState.ACTIVE and not plan.clean):
             history.begin_branch(seqno)
@@ -391,4 +392,12 @@ def left_of(history: History, rollback: int | None) -> Left:
     tail = index.seqnos_at
     sealed = sum(segment.ends[history.id] - segment.starts[history.id] for segment in index.segments)
     first = index.firsts[0] if index.firsts else tail[0] if tail else 0
-    return Left(history.id, history.state, history.items, sealed + len(tail), first, history.high_seqno, rollback)
+    return Left(
+        history.id,
+        history.state,
+        history.changes.items,
+        sealed + len(tail),
+        first,
+        history.changes.high_seqno,
+        rollback,
+    )

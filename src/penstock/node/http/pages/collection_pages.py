@@ -95,7 +95,7 @@ async def _drop_collection(visit: Visit) -> Response:
 
 
 async def _change(visit: Visit, served: ServedBucket, change: Callable[[Manifest], Manifest]) -> Response:
-    before = served.store.manifest
+    before = served.store.manifests.current
     try:
         after = change(before)
         if after is not before:
@@ -143,7 +143,7 @@ async def _ensure(visit: Visit) -> Response:
     unwatch = served.map.watch(changed.set)
     try:
         async with asyncio.timeout(WAIT_SECONDS):
-            while served.store.manifest.uid < uid:
+            while served.store.manifests.current.uid < uid:
                 changed.clear()
                 await changed.wait()
     except TimeoutError:

@@ -75,7 +75,7 @@ class Visit:
 
     def manifest(self, served: ServedBucket) -> Manifest:
         """Return the manifest of a bucket as the user sees it."""
-        return visible_manifest(served.store.manifest, self.user, served.store.name)
+        return visible_manifest(served.store.manifests.current, self.user, served.store.name)
 
     def buckets(self) -> list[ServedBucket]:
         """Return the buckets that the user may know of."""

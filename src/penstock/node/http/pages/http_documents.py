@@ -228,20 +228,22 @@ def bucket_stats(node: NodeServices, served: ServedBucket) -> dict[str, Any]:
 
 
 def _items(served: ServedBucket) -> int:
-    return sum(vbucket.items for vbucket in served.store.vbuckets if vbucket.state is VbucketState.ACTIVE)
+    return sum(
+        vbucket.changes.items for vbucket in served.store.vbuckets if vbucket.history.state is VbucketState.ACTIVE
+    )
 
 
 def visible_items(served: ServedBucket, manifest: Manifest) -> int:
     """Return how many documents a bucket has in the collections of a manifest."""
-    if manifest is served.store.manifest:
+    if manifest is served.store.manifests.current:
         return _items(served)
-    active = [vbucket for vbucket in served.store.vbuckets if vbucket.state is VbucketState.ACTIVE]
-    return sum(vbucket.collection_items(collection) for vbucket in active for collection in manifest.collections)
+    active = [vbucket for vbucket in served.store.vbuckets if vbucket.history.state is VbucketState.ACTIVE]
+    return sum(vbucket.collections.item_count(collection) for vbucket in active for collection in manifest.collections)
 
 
 def _on_disk(node: NodeServices, served: ServedBucket) -> int:
     data_dir = node.storage.data_dir
-    return 0 if data_dir is None or not served.store.durable else file_bytes(data_dir / served.store.name)
+    return 0 if data_dir is None or not served.store.log.durable else file_bytes(data_dir / served.store.name)
 
 
 def _memory() -> int:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.store.definition.manifest import DEFAULT_MANIFEST
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.checked_json import replace_json, unpack_json
-from penstock.store.history.collection_state import Ledger
+from penstock.store.history.collection_state import CollectionState
 from tests.store.failing import Place, directory_in_memory
 from tests.store.model import new_bucket
 
@@ -24,44 +24,44 @@ for number in range(COLLECTIONS):
     NONE_OF_THEM = NONE_OF_THEM.without_collection("_default", f"c{number}")
 
 
-def written(ledger: Ledger) -> Ledger:
-    """Return what is read from a note of a ledger."""
-    return Ledger.restored(json.loads(json.dumps(ledger.described())))
+def written(state: CollectionState) -> CollectionState:
+    """Return what is read from a note of a state."""
+    return CollectionState.restored(json.loads(json.dumps(state.described())))
 
 
 @given(st.dictionaries(st.integers(0, 20), st.integers(1, 20)))
 def test_a_note_says_which_collections_ended_and_where(emptied: dict[int, int]) -> None:
-    ledger = Ledger({0: 0})
-    ledger.emptied = emptied
-    again = written(ledger)
+    state = CollectionState({0: 0})
+    state.emptied = emptied
+    again = written(state)
     assert again.emptied == emptied
-    assert again.described() == ledger.described()
+    assert again.described() == state.described()
 
 
 def test_collections_that_one_manifest_drops_are_one_entry_of_a_note() -> None:
     """Each log file begins with what all vbuckets have to say: an entry for each would take a third of a second."""
     bucket = new_bucket(segment_bytes=1 << 20)
-    bucket.set_manifest(MANY)
-    bucket.set_manifest(NONE_OF_THEM)
+    bucket.rollout.set_manifest(MANY)
+    bucket.rollout.set_manifest(NONE_OF_THEM)
     for vbucket in bucket.vbuckets:
-        assert vbucket.ledger is not None
-        assert len(vbucket.ledger.emptied) == COLLECTIONS
-        assert vbucket.ledger.described()["emptied"] == [[8, COLLECTIONS + 1, COLLECTIONS]]
+        assert vbucket.changes.collection_state is not None
+        assert len(vbucket.changes.collection_state.emptied) == COLLECTIONS
+        assert vbucket.changes.collection_state.described()["emptied"] == [[8, COLLECTIONS + 1, COLLECTIONS]]
 
 
 def test_a_note_follows_what_is_forgotten() -> None:
-    ledger = Ledger({0: 0})
-    ledger.emptied = {8: 3, 9: 4, 10: 5}
-    assert ledger.described()["emptied"] == [[8, 3, 3]]
-    ledger.forget_ends([9])
-    assert ledger.described()["emptied"] == [[8, 3, 1], [10, 5, 1]]
+    state = CollectionState({0: 0})
+    state.emptied = {8: 3, 9: 4, 10: 5}
+    assert state.described()["emptied"] == [[8, 3, 3]]
+    state.forget_ends([9])
+    assert state.described()["emptied"] == [[8, 3, 1], [10, 5, 1]]
 
 
 def test_a_note_of_format_3_is_read() -> None:
     said = {"uid": 2, "seqno": 5, "known": [[0, 0]], "emptied": [[8, 3], [9, 4]]}
-    ledger = Ledger.restored(said)
-    assert ledger.emptied == {8: 3, 9: 4}
-    assert ledger.described()["emptied"] == [[8, 3, 2]]
+    state = CollectionState.restored(said)
+    assert state.emptied == {8: 3, 9: 4}
+    assert state.described()["emptied"] == [[8, 3, 2]]
 
 
 def test_a_directory_of_format_3_becomes_one_of_format_4() -> None:

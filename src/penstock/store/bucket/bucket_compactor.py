@@ -1,0 +1,54 @@
+"""Compaction of a bucket: the next piece of its log that is worth rewriting, or all of it here and now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.errors import TemporaryFailure
+from penstock.store.bucket.bucket_eraser import BucketEraser
+from penstock.store.documents.vbucket import Vbucket
+from penstock.store.log.change_log import Log
+from penstock.store.log.compaction import Compaction
+from penstock.store.log.rewrite import PurgeRequest
+
+__all__ = ["BucketCompactor"]
+
+_KEYS_AT_ONCE = 16 * 1024  # a few milliseconds of work
+
+
+class BucketCompactor:
+    """Chooses what of a bucket's log is rewritten next."""
+
+    def __init__(self, log: Log, vbuckets: Sequence[Vbucket], eraser: BucketEraser) -> None:
+        self._log = log
+        self._vbuckets = vbuckets
+        self._eraser = eraser
+
+    def next_piece(self, everything: bool = False, purge: PurgeRequest | None = None) -> Compaction | None:
+        """Return the next piece of rewriting that is worth doing; None while there is none, or one is under way.
+
+        Call its `run` on any thread, then its `finish` on this one. everything: also where there is little to gain,
+        each segment once, until None is returned; seal the log first, and commit, lest the newest changes are left
+        out. purge: tombstones to drop before their time.
+        """
+        purged = self._log.compactions.purged
+        for vbucket, key, seqno, _ in purged[-_KEYS_AT_ONCE:]:
+            self._vbuckets[vbucket].changes.forget_key(key, seqno)
+        del purged[-_KEYS_AT_ONCE:]
+        if any(vbucket.collections.eraser.is_due for vbucket in self._vbuckets):
+            return None  # the event that ended a collection stays until nothing of it counts
+        return self._log.compactions.next_piece(everything, purge)
+
+    def rewrite_all(self) -> None:
+        """Rewrite everything, here and now. Raises TemporaryFailure where the disk does not take it."""
+        log = self._log
+        self._eraser.erase_all()
+        log.room.seal()
+        log.commits.run()
+        while (piece := self.next_piece(everything=True)) is not None:
+            piece.run()
+            piece.finish()
+            if piece.error is not None:
+                raise TemporaryFailure(f"the disk does not take it: {piece.error.strerror or piece.error}")
+            log.commits.run()
+        log.room.check()

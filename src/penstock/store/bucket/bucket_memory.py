@@ -1,0 +1,72 @@
+"""Freeing memory of a bucket: compaction first; then, if the bucket may, old documents are deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.store.bucket.bucket_compactor import BucketCompactor
+from penstock.store.documents.deleter import Deleter
+from penstock.store.documents.vbucket import Vbucket
+from penstock.store.log.change_log import Log
+from penstock.wire.codec.constants import VbucketState
+
+__all__ = ["BucketMemory"]
+
+
+class BucketMemory:
+    """Frees memory of a bucket that is near its quota.
+
+    Attributes:
+        auto_deleted: how many documents were deleted because memory was short.
+    """
+
+    def __init__(self, log: Log, vbuckets: Sequence[Vbucket], compactor: BucketCompactor, changed: set[int]) -> None:
+        self._log = log
+        self._vbuckets = vbuckets
+        self._compactor = compactor
+        self._changed = changed
+        self._deleter: Deleter | None = None
+        self.auto_deleted = 0
+        log.room.can_delete = self.can_delete
+
+    def can_delete(self) -> bool:
+        """Tell whether documents may and can be deleted to free memory."""
+        return self._log.compactions.settings.auto_delete and any(
+            vbucket.changes.items for vbucket in self._vbuckets if vbucket.history.state is VbucketState.ACTIVE
+        )
+
+    def delete_some(self) -> bool:
+        """Delete old documents while memory is short, a few milliseconds' worth; False: enough, or none may be deleted.
+
+        Compaction then drops what they have left. Only active vbuckets delete; copies of them follow.
+        """
+        if self._deleter is None:
+            quota = self._log.quota
+            if not (quota.is_pressed and self.can_delete()):
+                return False
+            wanted = quota.measure() - self._log.segments.dead_bytes - quota.low_water
+            if wanted <= 0:
+                return False
+            self._deleter = Deleter(self._log, self._vbuckets, wanted)
+        deleted = self._deleter.delete_some()
+        self.auto_deleted += len(deleted)
+        self._changed.update(deleted)
+        if self._deleter.is_done:
+            self._deleter = None
+        return self._deleter is not None
+
+    def compact_here(self) -> None:
+        """Rewrite the next piece now; where memory is short, free as much as can be.
+
+        The log of a bucket in memory calls this. A caller that compacts on a thread sets another `log.room.compact`.
+        """
+        if self._deleter is not None:
+            return  # its deletions ask for room
+        while (piece := self._compactor.next_piece()) is not None:
+            piece.run()
+            piece.finish()
+            self._log.quota.look()
+            if not self._log.quota.is_pressed:
+                return
+        while self.delete_some():
+            pass

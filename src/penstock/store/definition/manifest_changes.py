@@ -1,0 +1,69 @@
+"""What is different between two manifests, and what system events say of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from penstock.store.definition.manifest import Collection, Manifest, Scope
+from penstock.wire.codec.constants import SystemEventKind
+from penstock.wire.messages import system_event
+
+__all__ = ["ManifestChange", "changes_between", "subjects_of"]
+
+
+class ManifestChange(NamedTuple):
+    """What is different in a later manifest. subject: as it is there, or as it was where it is dropped."""
+
+    kind: SystemEventKind
+    subject: Collection | Scope
+
+
+def changes_between(old: Manifest, new: Manifest) -> list[ManifestChange]:
+    """Return what leads from one manifest to another, in the order in which vbuckets tell of it.
+
+    First what is dropped, collections before their scopes, then what is created, scopes before their collections, then
+    what is modified; each by id.
+    """
+    return [
+        *_changes(SystemEventKind.COLLECTION_END, old.collections, lambda n: n not in new.collections),
+        *_changes(SystemEventKind.SCOPE_DROP, old.scopes_by_id, lambda n: n not in new.scopes_by_id),
+        *_changes(SystemEventKind.SCOPE_CREATE, new.scopes_by_id, lambda n: n not in old.scopes_by_id),
+        *_changes(SystemEventKind.COLLECTION_BEGIN, new.collections, lambda n: n not in old.collections),
+        *_changes(
+            SystemEventKind.COLLECTION_MODIFY,
+            new.collections,
+            lambda n: n in old.collections and old.collections[n] != new.collections[n],
+        ),
+    ]
+
+
+def _changes(
+    kind: SystemEventKind, subjects: Mapping[int, Collection] | Mapping[int, Scope], wanted: Callable[[int], bool]
+) -> Iterator[ManifestChange]:
+    return (ManifestChange(kind, subjects[number]) for number in sorted(subjects) if wanted(number))
+
+
+def subjects_of(
+    changes: Iterable[ManifestChange], before: int, uid: int
+) -> list[tuple[SystemEventKind, system_event.Subject]]:
+    """Return what system events say of changes that lead from one manifest's uid to another.
+
+    Only the last one says the new uid: who has not seen that one is not there yet.
+    """
+    found = list(changes)
+    uids = [before] * (len(found) - 1) + [uid]
+    return [(change.kind, _subject(change, of)) for change, of in zip(found, uids, strict=False)]
+
+
+def _subject(change: ManifestChange, uid: int) -> system_event.Subject:
+    subject = change.subject
+    if isinstance(subject, Scope):
+        if change.kind is SystemEventKind.SCOPE_DROP:
+            return system_event.DroppedScope(uid, subject.id)
+        return system_event.CreatedScope(uid, subject.id, subject.name)
+    if change.kind is SystemEventKind.COLLECTION_END:
+        return system_event.DroppedCollection(uid, subject.scope_id, subject.id)
+    return system_event.CreatedCollection(
+        uid, subject.scope_id, subject.id, subject.name, max_ttl=subject.max_ttl, history=subject.history
+    )
