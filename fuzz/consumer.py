@@ -16,7 +16,7 @@ from fuzz import corpus
 from fuzz.frames import reads
 from penstock.client.feeds.consumer_feed import ConsumerFeed
 from penstock.client.feeds.feed import Feed, StreamTarget
-from penstock.client.feeds.selection import KnownCollections, Selection
+from penstock.client.feeds.selection import PLAIN_CONTENT, KnownCollections, Selection, StreamContent
 from penstock.client.tap.tap_feed import TapFeed
 from penstock.errors import RemoteProtocolError, StatusError
 from penstock.wire.codec.constants import Dialect
@@ -94,8 +94,7 @@ def consume(data: bytes, dialect: Dialect, collections: KnownCollections | None 
             wanted,
             window=SLAB_BYTES,
             dialect=dialect,
-            selection=None if collections is None else Selection(),
-            xattrs=collections is not None,
+            content=PLAIN_CONTENT if collections is None else StreamContent(selection=Selection(), xattrs=True),
         )
     )
     feed.use_collections(collections)

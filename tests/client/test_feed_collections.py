@@ -5,7 +5,7 @@ import json
 import pytest
 
 from penstock.client.feeds.feed import StreamTarget
-from penstock.client.feeds.selection import KnownCollections, Selection, qualified, read_manifest
+from penstock.client.feeds.selection import KnownCollections, Selection, StreamContent, qualified, read_manifest
 from penstock.errors import RemoteProtocolError, UnknownCollection, UsageError
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.codec.flags import Datatype
@@ -28,9 +28,9 @@ KNOWN = KnownCollections(
 EVERYTHING = Selection()
 
 
-def opened(wanted=None, known=KNOWN, selection=EVERYTHING, **options):
+def opened(wanted=None, known=KNOWN, selection=EVERYTHING, xattrs=False):
     """Return a consumer and its one stream, accepted."""
-    consumer = consumer_of(wanted, selection=selection, **options)
+    consumer = consumer_of(wanted, content=StreamContent(selection=selection, xattrs=xattrs))
     consumer.feed.use_collections(known)
     request = consumer.ask_one()
     consumer.give(accept(request))
@@ -221,7 +221,7 @@ MISSING = [
 @pytest.mark.parametrize(("selection", "known", "text"), MISSING)
 def test_what_is_not_there(selection, known, text):
     with pytest.raises(UsageError, match=text):
-        consumer_of(selection=selection).feed.use_collections(known)
+        consumer_of(content=StreamContent(selection=selection)).feed.use_collections(known)
 
 
 def test_the_default_collection_is_there_without_collections():

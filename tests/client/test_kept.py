@@ -8,6 +8,7 @@ from penstock.client.bucket import Bucket
 from penstock.client.connect.address import parse_address
 from penstock.client.connect.handshake import Purpose
 from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
+from penstock.client.feeds.selection import StreamContent
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.session_pool import SessionPool
 from penstock.wire.codec.constants import Dialect
@@ -28,13 +29,13 @@ class Reader:
     def __init__(self, bucket: Bucket, kept: SessionPool, *, values: bool = True, dialect: Dialect = Dialect.DCP):
         self.bucket = bucket
         self.kept = kept
-        self.values = values
+        self.content = StreamContent(values=values)
         self.dialect = dialect
 
     def stream(self, ends: dict[int, int]) -> ChangeStream:
         wanted = {vbucket: StreamTarget(end_seqno=end) for vbucket, end in ends.items()}
         window = self.bucket.address.options.flow_control_bytes
-        feed = Feed(VBUCKETS, wanted, window=window, dialect=self.dialect, end_rule=EndRule.EXACT, values=self.values)
+        feed = Feed(VBUCKETS, wanted, window=window, dialect=self.dialect, end_rule=EndRule.EXACT, content=self.content)
         return ChangeStream(self.bucket.address, feed, pool=self.kept)
 
     async def read(self, most: int = 1 << 60) -> int:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock import Node, connect
+from penstock.client.feeds.selection import StreamContent
 from penstock.client.tap.tap_feed import TapFeed
 from penstock.client.topology.item_counts import ItemCount
 from penstock.errors import RemoteProtocolError
@@ -30,7 +31,7 @@ MANY = 2 * SMALL_RUN
 
 @pytest.mark.parametrize("many", [1, MANY])
 def test_a_row_has_neither_value_nor_its_datatype_though_both_were_sent(many):
-    consumer, request = opened(values=False)
+    consumer, request = opened(content=StreamContent(values=False))
     rows = consumer.get(
         marker(request, 1, many + 1), mutations(request, *range(1, many + 1)), deletion(request, many + 1)
     )

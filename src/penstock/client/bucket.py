@@ -16,15 +16,15 @@ from penstock.client.connect.handshake import DOCUMENTS
 from penstock.client.documents.document_commands import DocumentCommands
 from penstock.client.documents.document_requests import DocumentRequests
 from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
-from penstock.client.feeds.selection import Selection
+from penstock.client.feeds.selection import StreamContent
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.dialect_check import check_dialect
 from penstock.client.streams.stream_choice import (
     ChangeOptions,
     Start,
     Stop,
+    choose_content,
     choose_dialect,
-    choose_selection,
     choose_tap,
     choose_targets,
 )
@@ -171,25 +171,22 @@ class Bucket(DocumentCommands):
         """
         if stop is not None and stop != "now" and not isinstance(stop, Mapping):
             raise UsageError(f"stop is {stop!r}, expected None, 'now' or seqnos by vbucket")
-        defaults, values = self.address.options, options.get("values", True)
-        dialect, selection = choose_dialect(options, defaults), choose_selection(options, defaults)
+        defaults = self.address.options
+        dialect = choose_dialect(options, defaults)
+        content = choose_content(options, defaults, dialect)
         chosen = await self.reports.choose(vbuckets)
-        if dialect is not Dialect.DCP and not (selection.is_everything or selection.is_default):
-            raise UsageError(f"{dialect} knows no collections; protocol dcp does")
         if dialect in (Dialect.UPR, Dialect.UPR_DRAFT):  # a server that lacks them answers with anything
             await check_dialect(self.address, dialect)
         if dialect is Dialect.TAP:
             window = defaults.flow_control_bytes
-            feed = choose_tap(self.vbuckets, start, stop, chosen, window=window, values=values)
+            feed = choose_tap(self.vbuckets, start, stop, chosen, window=window, content=content)
             reports = self.reports
             return ChangeStream(self.address, feed, reports.served_by_tap, item_counts=reports.item_counts)
         return self.open_feed(
             await choose_targets(self.reports, start, stop, chosen),
             dialect=dialect,
             end_rule=EndRule.NOW if stop == "now" else EndRule.SNAPSHOT,
-            selection=selection,
-            xattrs=options.get("xattrs"),
-            values=values,
+            content=content,
         )
 
     def open_feed(
@@ -198,25 +195,17 @@ class Bucket(DocumentCommands):
         *,
         dialect: Dialect = Dialect.DCP,
         end_rule: EndRule = EndRule.SNAPSHOT,
-        selection: Selection | None = None,
-        xattrs: bool | None = None,
-        values: bool = True,
+        content: StreamContent | None = None,
     ) -> ChangeStream:
-        """Return exactly these streams; arguments as of `Feed`, and None for xattrs as of `stream`.
+        """Return exactly these streams; arguments as of `Feed`. The bucket must have been entered.
 
-        The bucket must have been entered.
+        content: None for the default collection, in DCP with extended attributes as in the connection string.
         """
-        options, is_dcp = self.address.options, dialect is Dialect.DCP
-        feed = Feed(
-            self.vbuckets,
-            targets,
-            window=options.flow_control_bytes,
-            dialect=dialect,
-            end_rule=end_rule,
-            selection=selection if is_dcp else None,
-            xattrs=is_dcp and (options.xattrs if xattrs is None else xattrs),
-            values=values,
-        )
+        options = self.address.options
+        if content is None:
+            content = StreamContent(xattrs=dialect is Dialect.DCP and options.xattrs)
+        window = options.flow_control_bytes
+        feed = Feed(self.vbuckets, targets, window=window, dialect=dialect, end_rule=end_rule, content=content)
         return ChangeStream(self.address, feed, self.reports.served)
 
     async def batches(

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from penstock.client.connect.dropped import Dropped, DropReason
 from penstock.client.feeds.deliveries import Delivery, DeliveryQueue
 from penstock.client.feeds.order import Opaques
-from penstock.client.feeds.selection import KnownCollections
+from penstock.client.feeds.selection import KnownCollections, StreamContent
 from penstock.client.feeds.stream_position import Position
 from penstock.client.topology.item_counts import ItemCounts
 from penstock.errors import Error, OrderViolation, UsageError
@@ -149,20 +149,25 @@ class ConsumerFeed(ABC):
     Attributes:
         positions: where the streams begin.
         noop: the producer gives signs of life, so that its silence means something.
-        collections, xattrs, values: what a connection is to agree on, where the node has it.
+        content: what the streams have of the changes. A connection agrees on it, where the node has it.
         deliveries: what has arrived and not been handed out, to be taken from the left.
         dump: whether everything that existed has arrived.
         dialect, vbuckets, window, vias, failures, troubled, given_up, needs_end, dropped: as of FeedState.
     """
 
     noop = False
-    collections = xattrs = False
-    values = True
 
     def __init__(
-        self, state: FeedState, positions: dict[int, Position], arrivals: Arrivals, dump: DumpProgress
+        self,
+        state: FeedState,
+        positions: dict[int, Position],
+        content: StreamContent,
+        arrivals: Arrivals,
+        dump: DumpProgress,
     ) -> None:
         self.positions = positions
+        self.content = content
+        state.context.xattrs, state.context.values = content.xattrs, content.values
         self.dump = dump
         self.dialect, self.vbuckets, self.window = state.dialect, state.vbuckets, state.window
         self.deliveries = state.output.deliveries

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from penstock.client.feeds.consumer_feed import ConsumerFeed, DumpProgress, FeedState
 from penstock.client.feeds.deliveries import Delivery
 from penstock.client.feeds.dialects import DIALECT_RULES
-from penstock.client.feeds.selection import CollectionFilter, KnownCollections, Selection
+from penstock.client.feeds.selection import PLAIN_CONTENT, CollectionFilter, KnownCollections, StreamContent
 from penstock.client.feeds.stream_messages import StreamMessages
 from penstock.client.feeds.stream_requests import StreamRequests
 from penstock.client.feeds.stream_set import StreamOutput, StreamSet
@@ -41,10 +41,7 @@ class Feed(ConsumerFeed):
         dialect: any but TAP.
         end_rule: where the streams end.
         every_move: a position that moves without a change makes a delivery as well, without any.
-        selection: the collections, of a node that has them, in DCP; None: only the default one, as if there were no
-            others.
-        xattrs: with extended attributes, in DCP.
-        values: with values; if not, DCP does not send them.
+        content: what the streams have of the changes.
 
     Raises UsageError for a vbucket that the bucket does not have.
     """
@@ -58,25 +55,20 @@ class Feed(ConsumerFeed):
         dialect: Dialect = Dialect.DCP,
         end_rule: EndRule = EndRule.SNAPSHOT,
         every_move: bool = False,
-        selection: Selection | None = None,
-        xattrs: bool = False,
-        values: bool = True,
+        content: StreamContent = PLAIN_CONTENT,
     ) -> None:
         if foreign := [vb for vb in targets if not 0 <= vb < vbuckets]:
             raise UsageError(f"vbucket {foreign[0]}, expected one below {vbuckets}")
         rules = DIALECT_RULES[dialect]
         output = StreamOutput(window, flow_control=rules.flow_control, every_move=every_move)
         state = FeedState(dialect, vbuckets, window, output)
-        self._filter = None if selection is None else CollectionFilter(selection)
+        self._filter = None if content.selection is None else CollectionFilter(content.selection)
         self._streams = StreamSet(state, output, targets, end_rule)
         self._requests = StreamRequests(state, self._streams, self._filter)
         self._acknowledged = output
         arrivals = StreamMessages(state, output, self._streams, self._requests, self._filter, end_rule=end_rule)
-        super().__init__(state, {vb: each.position for vb, each in targets.items()}, arrivals, DumpProgress())
+        super().__init__(state, {vb: each.position for vb, each in targets.items()}, content, arrivals, DumpProgress())
         self.noop = rules.noop
-        self.collections = selection is not None
-        self.xattrs = state.context.xattrs = xattrs
-        self.values = state.context.values = values
         self.connection_lost()
 
     def use_collections(self, known: KnownCollections | None) -> None:

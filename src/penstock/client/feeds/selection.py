@@ -16,7 +16,15 @@ from penstock.errors import UsageError
 from penstock.wire.columns.collection_names import DEFAULT_NAME, CollectionNames
 from penstock.wire.values.peer_json import read_peer_json
 
-__all__ = ["CollectionFilter", "KnownCollections", "Selection", "qualified", "read_manifest"]
+__all__ = [
+    "PLAIN_CONTENT",
+    "CollectionFilter",
+    "KnownCollections",
+    "Selection",
+    "StreamContent",
+    "qualified",
+    "read_manifest",
+]
 
 
 class KnownCollections(NamedTuple):
@@ -110,6 +118,26 @@ class Selection:
             raise UsageError(f"the bucket has no collection {missing[0]!r}")
         ids = sorted({known.collections[name] for name in names})
         return json.dumps({"collections": [f"{each:x}" for each in ids]}).encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamContent:
+    """What streams have of a bucket's changes.
+
+    Attributes:
+        selection: the collections, of a node that has them, in DCP. None: only the default one, as if there were no
+            others.
+        xattrs: with extended attributes, in DCP.
+        values: with values. Without, DCP and TAP do not send them.
+    """
+
+    selection: Selection | None = None
+    xattrs: bool = False
+    values: bool = True
+
+
+PLAIN_CONTENT = StreamContent()
+"""What every dialect and server has."""
 
 
 class CollectionFilter:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
 from penstock.client.connect.address import ConnectionOptions, dialect_of
-from penstock.client.feeds.selection import Selection
+from penstock.client.feeds.selection import Selection, StreamContent
 from penstock.client.feeds.stream_position import BEGINNING, Position, position_at_end
 from penstock.client.feeds.vbucket_stream import StreamTarget
 from penstock.client.tap.tap_feed import TapFeed
@@ -14,7 +14,7 @@ from penstock.client.topology.vbucket_reports import VbucketReports
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import MAX_SEQNO, Dialect
 
-__all__ = ["ChangeOptions", "Start", "Stop", "choose_dialect", "choose_selection", "choose_tap", "choose_targets"]
+__all__ = ["ChangeOptions", "Start", "Stop", "choose_content", "choose_dialect", "choose_tap", "choose_targets"]
 
 Start = Literal["beginning", "now"] | Mapping[int, Position]
 Stop = Literal["now"] | Mapping[int, int] | None
@@ -42,10 +42,19 @@ def choose_dialect(chosen: ChangeOptions, options: ConnectionOptions) -> Dialect
     return options.protocol if protocol is None else dialect_of(protocol)
 
 
-def choose_selection(chosen: ChangeOptions, options: ConnectionOptions) -> Selection:
-    """Return the part of the bucket. Raises UsageError as Selection does."""
+def choose_content(chosen: ChangeOptions, options: ConnectionOptions, dialect: Dialect) -> StreamContent:
+    """Return what the streams have of the changes.
+
+    Raises UsageError as Selection does, and for a part of the bucket that the dialect cannot name.
+    """
     named = (chosen.get("scope", ""), tuple(chosen.get("collections", ())))
-    return Selection(*(named if any(named) else (options.scope, options.collections)))
+    selection = Selection(*(named if any(named) else (options.scope, options.collections)))
+    values, xattrs = chosen.get("values", True), chosen.get("xattrs")
+    if dialect is not Dialect.DCP:
+        if not (selection.is_everything or selection.is_default):
+            raise UsageError(f"{dialect} knows no collections; protocol dcp does")
+        return StreamContent(values=values)
+    return StreamContent(selection=selection, xattrs=options.xattrs if xattrs is None else xattrs, values=values)
 
 
 async def choose_targets(
@@ -70,11 +79,13 @@ async def _positions_at(reports: VbucketReports, start: Start, vbuckets: Sequenc
     return {vb: start.get(vb, BEGINNING) for vb in vbuckets}
 
 
-def choose_tap(count: int, start: Start, stop: Stop, vbuckets: Sequence[int], *, window: int, values: bool) -> TapFeed:
+def choose_tap(
+    count: int, start: Start, stop: Stop, vbuckets: Sequence[int], *, window: int, content: StreamContent
+) -> TapFeed:
     """Return the feed of some vbuckets of a bucket with `count` of them. Raises UsageError for what TAP cannot do."""
     if start not in ("beginning", "now") or stop not in ("now", None):
         raise UsageError(
             "TAP cannot resume: it has no seqnos, so start is 'beginning' or 'now', and stop None or 'now'"
         )
     from_now, until_now = start == "now", stop == "now"
-    return TapFeed(count, vbuckets, window=window, from_now=from_now, until_now=until_now, values=values)
+    return TapFeed(count, vbuckets, window=window, from_now=from_now, until_now=until_now, content=content)

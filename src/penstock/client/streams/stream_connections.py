@@ -84,7 +84,7 @@ class StreamConnections:
         session.link.closed.add_done_callback(self.note_end)
         if {each.session.collections for each in self.by_via.values()} == {True, False}:
             raise RemoteProtocolError(f"only some nodes of {self._address} have collections")
-        if self._feed.collections:
+        if self._feed.content.selection is not None:
             self._feed.use_collections(await self._request_collections(session))
         return connection
 
@@ -150,13 +150,14 @@ class StreamConnections:
         return self._opaque
 
     def _purpose(self, via: int) -> Purpose:
+        content = self._feed.content
         return Purpose(
             stream_name=self._name,
             on_stream=partial(self._on_stream, via=via),
             dialect=self._feed.dialect,
-            collections=self._feed.collections,
-            xattrs=self._feed.xattrs,
-            values=self._feed.values,
+            collections=content.selection is not None,
+            xattrs=content.xattrs,
+            values=content.values,
         )
 
     async def _request_collections(self, session: ClientSession) -> KnownCollections | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from penstock.client.feeds.consumer_feed import ConsumerFeed, FeedState
+from penstock.client.feeds.selection import PLAIN_CONTENT, StreamContent
 from penstock.client.tap.tap_dump import TapDump
 from penstock.client.tap.tap_messages import TapMessages, TapOutput
 from penstock.client.tap.tap_vbuckets import TapVbuckets
@@ -35,7 +36,7 @@ class TapFeed(ConsumerFeed):
         window: int,
         from_now: bool = False,
         until_now: bool = False,
-        values: bool = True,
+        content: StreamContent = PLAIN_CONTENT,
     ) -> None:
         """Begin with the stream due.
 
@@ -45,7 +46,7 @@ class TapFeed(ConsumerFeed):
             window: bytes that may wait for the caller.
             from_now: nothing of what exists.
             until_now: nothing of what comes.
-            values: with values; if not, a node that can leaves them out.
+            content: with values, or without where the node can leave them out.
 
         Raises UsageError for a vbucket that the bucket does not have.
         """
@@ -55,8 +56,8 @@ class TapFeed(ConsumerFeed):
         state = FeedState(Dialect.TAP, vbuckets, window, output)
         self._vbuckets = TapVbuckets(state)
         self._tap_dump = TapDump(state, self._vbuckets, chosen, from_now=from_now, until_now=until_now)
-        super().__init__(state, {}, TapMessages(state, output, self._vbuckets, self._tap_dump), self._tap_dump)
-        self.values = state.context.values = values
+        arrivals = TapMessages(state, output, self._vbuckets, self._tap_dump)
+        super().__init__(state, {}, content, arrivals, self._tap_dump)
         self._from_now = from_now
         self._until_now = until_now
         self._connections = 0
@@ -107,7 +108,7 @@ class TapFeed(ConsumerFeed):
             flags |= TapConnectFlag.BACKFILL
         if self._until_now:
             flags |= TapConnectFlag.DUMP
-        if not self.values:
+        if not self.content.values:
             flags |= TapConnectFlag.REQUEST_KEYS_ONLY
         if len(dump.due) < self.vbuckets:
             flags |= TapConnectFlag.LIST_VBUCKETS

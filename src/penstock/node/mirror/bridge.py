@@ -23,7 +23,7 @@ from penstock.client.connect.address import Address, MissingVbuckets
 from penstock.client.connect.retry import LONGEST_DELAY, Retry, is_lasting
 from penstock.client.feeds.consumer_feed import ConsumerFeed
 from penstock.client.feeds.feed import Feed, StreamTarget
-from penstock.client.feeds.selection import Selection
+from penstock.client.feeds.selection import PLAIN_CONTENT, Selection, StreamContent
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.dialect_check import check_dialect
 from penstock.client.tap.tap_feed import TapFeed
@@ -194,16 +194,9 @@ class Bridge:
             log = logs[vbucket.id]
             if await self._go_back(vbucket, partial(self.copies.reconcile, vbucket, log)):
                 wanted[vbucket.id] = StreamTarget(position=position_of(vbucket, log))
-        is_dcp = self.dialect is Dialect.DCP
-        return Feed(
-            count,
-            wanted,
-            window=window,
-            dialect=self.dialect,
-            every_move=True,
-            selection=Selection() if is_dcp else None,
-            xattrs=is_dcp,
-        )
+        everything = StreamContent(selection=Selection(), xattrs=True)
+        content = everything if self.dialect is Dialect.DCP else PLAIN_CONTENT
+        return Feed(count, wanted, window=window, dialect=self.dialect, every_move=True, content=content)
 
     async def _go_back(self, vbucket: Vbucket, work: Callable[[], None]) -> bool:
         """Change a vbucket before it is asked for. Returns whether it is still mirrored then."""

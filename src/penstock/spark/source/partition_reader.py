@@ -18,6 +18,7 @@ from penstock.client.connect.client_session import stream_name
 from penstock.client.connect.cluster_map import Place
 from penstock.client.connect.handshake import Purpose
 from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
+from penstock.client.feeds.selection import StreamContent
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.session_pool import SessionPool
 from penstock.errors import Error
@@ -98,13 +99,17 @@ async def _changes(
     address, shape, dialect = partition.address, partition.shape, partition.dialect
     if partition.place is not None:
         address = replace(address, hosts=tuple(dict.fromkeys((partition.place, *address.hosts))))
-    selection = selection_of(address, dialect)
+    content = StreamContent(
+        selection=selection_of(address, dialect),
+        xattrs=dialect is Dialect.DCP and address.options.xattrs and shape.needs_xattrs,
+        values=shape.needs_values,
+    )
     purpose = Purpose(
         stream_name=stream_name(),
         dialect=dialect,
-        collections=selection is not None,
-        xattrs=dialect is Dialect.DCP and address.options.xattrs and shape.needs_xattrs,
-        values=shape.needs_values,
+        collections=content.selection is not None,
+        xattrs=content.xattrs,
+        values=content.values,
     )
     feed = Feed(
         await sessions.vbuckets(address, purpose),
@@ -112,9 +117,7 @@ async def _changes(
         window=address.options.flow_control_bytes,
         dialect=dialect,
         end_rule=EndRule.EXACT,
-        selection=selection,
-        xattrs=purpose.xattrs,
-        values=purpose.values,
+        content=content,
     )
     joining = _Joining(shape)  # here already: each step to the other thread costs both of them
     async with ChangeStream(address, feed, pool=sessions) as stream:
