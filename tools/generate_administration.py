@@ -10,7 +10,7 @@ from generated import publish
 from penstock.node.auth import Privilege, RoleName
 from penstock.node.auth.roles import GRANTS
 from penstock.node.commands.bucket_parameters import PARAMETERS, WITHOUT_EFFECT
-from penstock.node.server.dispatch import COMMANDS, DIALECTS
+from penstock.node.server.dispatch import every_command
 from penstock.node.session.command_table import Needs
 from penstock.node.stats.stat_group import Argument, StatGroup
 from penstock.node.stats.stat_groups import GROUPS, MISSING
@@ -140,11 +140,9 @@ a node does not serve are not listed.
 
 
 def privileges() -> str:
-    tables = [*COMMANDS, *(table for commands in DIALECTS.values() for table in commands.tables)]
     by_needs: dict[Needs, list[str]] = {}
-    for table in tables:
-        for command in table.commands.values():
-            by_needs.setdefault(command.needs, []).append(command.code.name)
+    for command in every_command():
+        by_needs.setdefault(command.needs, []).append(command.code.name)
     lines = ["| privileges | roles | commands |", "| --- | --- | --- |"]
     for needs in sorted(by_needs, key=_order):
         commands = " ".join(sorted(by_needs[needs]))

@@ -1,7 +1,7 @@
 """The commands on documents.
 
 GET, SET, ADD and REPLACE take frames as they are and build their replies by hand from the layouts: to decode a message
-takes a third of the time in which the node serves one of them (benchmarks/kv.py).
+takes a quarter of the time in which the node serves one of them (benchmarks/kv.py).
 """
 
 from __future__ import annotations

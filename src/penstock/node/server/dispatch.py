@@ -48,7 +48,16 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.frame_info import unpack_request_infos
 from penstock.wire.protocol.frame_receiver import Malformed
 
-__all__ = ["answer_malformed", "choose_handlers", "serve", "take_response", "unusual"]
+__all__ = [
+    "BEFORE_LOGIN",
+    "DIALECTS",
+    "answer_malformed",
+    "choose_handlers",
+    "every_command",
+    "serve",
+    "take_response",
+    "unusual",
+]
 
 _REQUEST = int(Magic.REQUEST)
 _EMPTY = {ABSENT: (True,), PRESENT: (False,), MAYBE: (True, False)}
@@ -98,6 +107,11 @@ COMMANDS: tuple[CommandTable, ...] = (
 
 def _listed(tables: Iterable[CommandTable]) -> Iterator[Command]:
     return (command for table in tables for command in table.commands.values())
+
+
+def every_command() -> Iterator[Command]:
+    """Return the commands that the node serves, of all dialects."""
+    return _listed((*COMMANDS, *(table for commands in DIALECTS.values() for table in commands.tables)))
 
 
 BEFORE_LOGIN = frozenset(command.code for command in _listed(COMMANDS) if command.needs is None)
