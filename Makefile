@@ -38,7 +38,7 @@ test: install ## all tests but the long ones; ARGS='-k rollback' chooses
 
 .PHONY: quick
 quick: install ## the tests that need no Spark session, no other process and no program of others
-	@exec $(BIN)/python -m pytest $(PARALLEL) -m "not spark and not process and not soak" $(ARGS)
+	@exec $(BIN)/python -m pytest $(PARALLEL) -m "not spark and not process and not soak" --hypothesis-profile=quick $(ARGS)
 
 .PHONY: others
 others: install ## programs of others, which tests and benchmarks hold a node against

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 # The machines that run this are shared: an example that takes long says nothing about the code.
+settings.register_profile("quick", deadline=None, max_examples=10)
 settings.register_profile("default", deadline=None, max_examples=25)
 settings.register_profile("full", deadline=None, max_examples=100)
 settings.register_profile("soak", deadline=None, max_examples=5_000)
