@@ -126,35 +126,35 @@ def test_a_delete(node, client):
     client.set(b"k", b"v")
     assert client.status(TapDelete(key=b"k", cas=0x99, engine_private=REV_7[:8], tap_flags=ACK)) == Status.SUCCESS
     assert client.get(b"k").specific == Status.KEY_ENOENT
-    high = vbucket(node).high_seqno
+    high = vbucket(node).changes.high_seqno
     assert client.status(TapDelete(key=b"k", cas=0x99, engine_private=REV_7[:8], tap_flags=ACK)) == Status.SUCCESS
-    assert vbucket(node).high_seqno == high, "there was nothing to delete"
+    assert vbucket(node).changes.high_seqno == high, "there was nothing to delete"
 
 
 def test_a_flush(node, client):
     client.set(b"k")
     client.ask(mutation(vbucket=1))
     assert client.status(TapFlush(tap_flags=ACK)) == Status.SUCCESS
-    assert [vbucket(node, number).items for number in (0, 1)] == [0, 0]
+    assert [vbucket(node, number).changes.items for number in (0, 1)] == [0, 0]
 
 
 @pytest.mark.parametrize("command", [0, 2, 3, 7, 8, 99])
 def test_remarks_that_change_nothing(node, client, command):
     client.set(b"k")
     assert client.status(opaque(command)) == Status.SUCCESS
-    assert vbucket(node).items == 1
+    assert vbucket(node).changes.items == 1
 
 
 def test_a_remark_of_a_wrong_length_is_passed_over(node, client):
     client.set(b"k")
     assert client.status(opaque(1, engine_private=b"\0\1")) == Status.SUCCESS
-    assert vbucket(node).items == 1
+    assert vbucket(node).changes.items == 1
 
 
 def test_the_beginning_of_a_backfill_empties_the_vbucket(node, client):
     client.ask(mutation(vbucket=1))
     assert client.status(opaque(1, vbucket=1)) == Status.SUCCESS
-    assert vbucket(node, 1).items == 0
+    assert vbucket(node, 1).changes.items == 0
 
 
 def test_a_vbucket_state(client):

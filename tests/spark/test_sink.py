@@ -196,7 +196,7 @@ def test_paths_of_documents_are_set_all_at_once(documents, url):
 def test_rows_go_to_the_collections_that_they_name(documents, node, url):
     def change(how):
         bucket = node.buckets["default"]
-        run(node, lambda: bucket.change_manifest(how(bucket.store.manifest)))
+        run(node, lambda: bucket.change_manifest(how(bucket.store.manifests.current)))
 
     change(lambda manifest: manifest.with_scope("shop"))
     change(lambda manifest: manifest.with_collection("shop", "hats"))
@@ -220,7 +220,7 @@ def test_rows_go_to_the_collections_that_they_name(documents, node, url):
 def test_a_collection_that_was_made_anew_is_found(documents, node, url):
     def change(how):
         bucket = node.buckets["default"]
-        run(node, lambda: bucket.change_manifest(how(bucket.store.manifest)))
+        run(node, lambda: bucket.change_manifest(how(bucket.store.manifests.current)))
 
     def tables():
         change(lambda manifest: manifest.with_collection("_default", "hats"))
@@ -284,7 +284,7 @@ def test_two_buckets_converge(resolution):
 
 def _last_write_wins(bucket):
     for vbucket in bucket.store.vbuckets:
-        vbucket.conflict_resolution = "lww"
+        vbucket.incoming.conflict_resolution = "lww"
 
 
 def test_an_expiration_stays_one(documents, node, url):
