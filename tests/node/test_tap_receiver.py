@@ -299,7 +299,7 @@ def test_one_node_feeds_another(node, client):
         except EOFError:
             pass
         source, target = vbucket(node), vbucket(copy)
-        assert target.items == source.items == 299
+        assert target.changes.items == source.changes.items == 299
         for number in (0, 5, 150, 299):
             here, there = source.get(b"key %d" % number), target.get(b"key %d" % number)
             assert (here and here[:6]) == (there and there[:6])
