@@ -77,6 +77,14 @@ def test_the_oldest_of_two_equal_vbuuids_counts() -> None:
     assert rollback_point(log, HIGH, 0, request(OLD, 9, 9, 9)) == 3
 
 
+def test_a_copy_that_has_not_caught_up_sends_a_consumer_of_an_older_branch_back() -> None:
+    """A mirror has its upstream's failover log before the changes: it has nothing yet to send behind seqno 3."""
+    log = (FailoverEntry(NEW, 3), FailoverEntry(OLD, 0))
+    assert rollback_point(log, 0, 0, request(OLD, 3, 3, 3)) == 0
+    assert rollback_point(log, 2, 0, request(OLD, 3, 3, 3)) == 2
+    assert rollback_point(log, 3, 0, request(OLD, 3, 3, 3)) is None
+
+
 def test_every_vbucket_has_a_history() -> None:
     with pytest.raises(ValueError, match=r"^empty failover log"):
         rollback_point((), 0, 0, request(0, 0, 0, 0))

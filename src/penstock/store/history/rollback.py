@@ -119,5 +119,5 @@ def _branch_end(log: FailoverLog, high_seqno: int, vbuuid: int) -> int | None:
     for entry in log:
         if entry.vbuuid == vbuuid:
             end = newer
-        newer = entry.seqno
+        newer = min(newer, entry.seqno)  # a copy has the log of its upstream before it has all changes
     return end
