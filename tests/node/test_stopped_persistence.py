@@ -6,6 +6,7 @@ import pytest
 
 from penstock.node import Node
 from penstock.store.definition.bucket_settings import Settings
+from penstock.store.log import log_room
 from penstock.wire.codec.flags import StreamFlag
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.statuses import Status
@@ -136,10 +137,9 @@ def test_while_it_is_stopped_nothing_is_compacted(client):
     assert client.status(CompactDb()) == S.SUCCESS
 
 
-def test_at_the_quota_changes_are_refused_until_the_start(tmp_path):
+def test_at_the_quota_changes_are_refused_until_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(log_room, "_BEHIND", 256 * 1024)
     with running(tmp_path, settings=Settings(segment_bytes=64 * 1024)) as node, connected(node) as client:
-        log = node.buckets["default"].store.log
-        run(node, lambda: setattr(log.room, "_most_behind", 256 * 1024))
         stop(client)
         statuses = [client.set(b"k%d" % number, bytes(10_000)).specific for number in range(60)]
         kept = statuses.index(S.ETMPFAIL)

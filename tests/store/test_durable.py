@@ -206,6 +206,19 @@ def test_superseded_frames_stay_as_long_as_they_are_to(opened: Opened) -> None:
     ) == (5, [5])
 
 
+@pytest.mark.parametrize("segment_bytes", [100_000, 5000])
+def test_the_size_of_segments_changes_with_the_next_one(opened: Opened, segment_bytes: int) -> None:
+    bucket = opened(segment_bytes=10_000)
+    bucket.set_settings(Settings(segment_bytes=segment_bytes))
+    sizes = []
+    for number in range(400):
+        bucket.vbuckets[0].set(b"%d" % number, bytes(500))
+        sizes.append(len(bucket.log.segments.active.buffer))
+    assert sizes[0] == 10_000
+    assert sizes[-1] // segment_bytes == 1
+    bucket.close()
+
+
 def test_keys_and_rows_have_a_quota(opened: Opened) -> None:
     bucket = opened(memory_bytes=20_000)
     with pytest.raises(OutOfMemory, match=r"^\d+ bytes of memory in use, limit 20000$"):

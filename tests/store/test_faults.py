@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from penstock.errors import KeyNotFound, TemporaryFailure
 from penstock.store.bucket_store import BucketStore
+from penstock.store.definition.bucket_settings import Settings
 from penstock.store.disk.log_file import log_name
 from penstock.store.documents.vbucket import Vbucket
+from penstock.store.log import log_room
 from penstock.store.log.records import RECORD_BYTES
 from penstock.wire.codec.constants import VbucketState
 from tests.store.failing import FailingDirectory, Place, contents, directory_in_memory, shown
@@ -305,6 +307,18 @@ def test_memory_is_bounded_when_the_disk_does_not_keep_up(place: Place) -> None:
     compaction.run()
     assert compaction.finish()
     assert bucket.vbuckets[0].set(b"key", value).seqno == stored + 1
+    bucket.close()
+
+
+def test_what_may_wait_for_the_disk_changes_with_the_size_of_segments(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_room, "_BEHIND", 0)
+    bucket = place(segment_bytes=1000)
+    bucket.set_settings(Settings(segment_bytes=100_000))
+    with pytest.raises(TemporaryFailure, match=r"^too many changes wait for the disk"):
+        deque((bucket.vbuckets[0].set(b"%d" % number, bytes(10_000)) for number in range(100)), 0)
+    assert 400_000 <= bucket.log.segments.frame_bytes <= 600_000
     bucket.close()
 
 

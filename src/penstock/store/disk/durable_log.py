@@ -93,6 +93,7 @@ class DurableLog:
     def set_settings(self, settings: Settings) -> None:
         self.compactions.settings = self._retention.settings = settings
         self.quota.nbytes = settings.memory_bytes
+        self.quota.usual_segment_bytes = settings.segment_bytes
         self.quota.doubt()
 
     # Log files

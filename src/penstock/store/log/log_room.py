@@ -57,7 +57,6 @@ class LogRoom:
         self._log = log
         self._quota = log.quota
         self._segments = log.segments
-        self._most_behind = max(_BEHIND, 4 * log.quota.usual_segment_bytes)
 
     def make(self, nbytes: int, *, frees: bool = False) -> None:
         """See to it that a frame of nbytes can be appended. Rows may move.
@@ -98,7 +97,7 @@ class LogRoom:
 
     def check_backlog(self) -> None:
         """Raise TemporaryFailure if too much waits for compaction or the disk."""
-        self._log.check_backlog(self._most_behind)
+        self._log.check_backlog(max(_BEHIND, 4 * self._quota.usual_segment_bytes))
 
     def check_quota(self, *, frees: bool = False) -> None:
         """Free memory where much is in use. Raises as Quota.refuse does above the quota, unless the change frees some.
