@@ -21,6 +21,7 @@ from penstock.node.auth import User
 from penstock.node.auth.users import account_of
 from penstock.node.auth.users_file import change_users
 from penstock.node.buckets.vbucket_events import VbucketEvent
+from penstock.node.mirror import delivery_writer
 from penstock.store.history.failover_log import create_entry
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.statuses import Status
@@ -329,6 +330,45 @@ def test_what_others_write_to_a_copy_does_not_last():
             second, lambda: [vbucket.incoming.apply(Event.MUTATION, b"k%d" % n, cas=1, rev_seqno=1) for n in range(100)]
         )
         write(first.url("beer"), fill)
+        follow(second, first, "dcp")
+
+
+class Intruder:
+    """Writes to a copy as soon as it can after the bridge has changed its branches."""
+
+    def __init__(self, node):
+        self.loop = node.loop
+        self.served = node.buckets["beer"]
+        self.vbucket = self.served.store.vbuckets[0]
+
+    def provoke(self, copies):
+        """Let the bridge connect anew, and find that the copy is on a branch of its own."""
+        history = self.vbucket.history
+        history.failover_log = create_entry(
+            history.failover_log, 2**40 + next(vbuuids), self.vbucket.changes.high_seqno
+        )
+        self.served.listeners.add(self)
+        copies.restart.set()
+
+    def vbucket_changed(self, vbucket, event):
+        self.served.listeners.discard(self)
+        self.loop.call_soon(self.write)
+
+    def write(self):
+        self.vbucket.incoming.apply(Event.MUTATION, b"own", cas=1, rev_seqno=1)
+
+
+def test_what_others_write_to_a_copy_while_it_is_compared_does_not_last(monkeypatch):
+    monkeypatch.setattr(delivery_writer, "_SLICE_SECONDS", 0.0)
+    with original() as first, bridge(first, "dcp") as second:
+        write(first.url("beer"), fill)
+        follow(second, first, "dcp")
+        copies, intruder = second.bridge.copies, Intruder(second)
+        run(second, lambda: copies.mirrored.discard(0))
+        write(first.url("beer"), lambda bucket: fill(bucket, 1))
+        expected = run(first, lambda: histories(first)[1:])
+        until(second, lambda: histories(second)[1:] == expected)
+        run(second, lambda: intruder.provoke(copies))
         follow(second, first, "dcp")
 
 

@@ -199,9 +199,12 @@ class Bridge:
         return Feed(count, wanted, window=window, dialect=self.dialect, every_move=True, content=content)
 
     async def _go_back(self, vbucket: Vbucket, work: Callable[[], None]) -> bool:
-        """Change a vbucket before it is asked for. Returns whether it is still mirrored then."""
-        await self._writer.do(vbucket.id, work)
+        """Change a vbucket before it is asked for. Returns whether it is still mirrored then.
+
+        Nothing else runs between the change and the return: the position to ask for depends on what was found.
+        """
         await self._writer.breathe()
+        await self._writer.do(vbucket.id, work)
         return vbucket.id in self.copies.mirrored
 
     async def _check_upstream(self) -> None:
