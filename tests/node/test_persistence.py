@@ -3,6 +3,7 @@
 import logging
 import shutil
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -85,6 +86,15 @@ def test_as_much_as_is_to_be_committed_together_is_committed_at_once(tmp_path):
         client.set(b"k9")
         until_stat(client, "ep_total_persisted", 10)
         assert persisted(client) == 10
+
+
+def test_how_much_is_committed_together_changes_with_the_settings(node, client):
+    client.set(b"k0")
+    assert persisted(client) == 0
+    run(node, lambda: node.buckets["default"].store.set_settings(replace(NEVER, commit_count=2)))
+    client.set(b"k1")
+    until_stat(client, "ep_total_persisted", 2)
+    assert persisted(client) == 2
 
 
 def test_a_single_change_is_committed_soon(tmp_path):

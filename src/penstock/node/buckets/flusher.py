@@ -28,8 +28,6 @@ __all__ = ["Flusher"]
 
 logger = logging.getLogger("penstock.node")
 
-"""Seconds that a request waits for the disk."""
-
 _RETRY_SECONDS = 1.0
 _CLOSE_SECONDS = 120.0
 _STOPPED = "persistence is stopped"
@@ -62,7 +60,6 @@ class Flusher:
     def __init__(self, store: BucketStore, *, patience: float) -> None:
         self.store = store
         self.waits = PersistenceWaits(store, patience=patience, commit_soon=self.changed)
-        self._settings = store.settings
         self.commits = self.persisted = self.failures = 0
         self.times = Histogram()
         self.last_seconds = 0.0
@@ -86,7 +83,7 @@ class Flusher:
         """How long it takes, about, until what has been stored up to now is on disk."""
         if not self.store.log.commits.uncommitted and self._commit is None:
             return 0.0
-        return self._settings.commit_seconds + self.last_seconds
+        return self.store.settings.commit_seconds + self.last_seconds
 
     @property
     def state(self) -> str:
@@ -110,10 +107,10 @@ class Flusher:
             self._note_fault()
             return
         uncommitted = self.store.log.commits.uncommitted
-        if uncommitted and (self.waits or uncommitted >= self._settings.commit_count):
+        if uncommitted and (self.waits or uncommitted >= self.store.settings.commit_count):
             self._begin()
         elif uncommitted and self._timer is None:
-            self._timer = self._loop.call_later(self._settings.commit_seconds, self._begin)
+            self._timer = self._loop.call_later(self.store.settings.commit_seconds, self._begin)
         elif not uncommitted and self.waits:  # what somebody waits for may have begun only now, with all on disk
             self._loop.call_soon(self.waits.answer)
 

@@ -16,8 +16,6 @@ from penstock.store.bucket_store import BucketStore
 
 __all__ = ["Upkeep", "WhenSpread"]
 
-"""From the end of one round of the expiry pager to the next. Source: kv_engine exp_pager_stime."""
-
 _LOOK_SECONDS = 5.0
 _SPREAD_SECONDS = 0.002  # of events that vbuckets write in one turn; 1,000 of one vbucket's take 5 ms, a seal 10 ms
 _REFUSED_SECONDS = 1.0  # until that is tried again while the log takes nothing
