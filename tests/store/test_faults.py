@@ -3,10 +3,12 @@
 import errno
 import os
 import re
+import resource
 import shutil
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,8 +24,9 @@ from penstock.store.disk.log_file import log_name
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.log import log_room
 from penstock.store.log.records import RECORD_BYTES
-from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 from tests.store.failing import FailingDirectory, Place, contents, directory_in_memory, shown
+from tests.store.model import new_bucket, read_all
 from tests.store.mounts import run_with_mounts
 
 
@@ -319,6 +322,35 @@ def test_what_may_wait_for_the_disk_changes_with_the_size_of_segments(
     with pytest.raises(TemporaryFailure, match=r"^too many changes wait for the disk"):
         deque((bucket.vbuckets[0].set(b"%d" % number, bytes(10_000)) for number in range(100)), 0)
     assert 400_000 <= bucket.log.segments.frame_bytes <= 600_000
+    bucket.close()
+
+
+@contextmanager
+def little_memory() -> Iterator[None]:
+    """Let this process have 256 MiB more than it has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (256 << 20), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.parametrize("is_durable", [False, True], ids=["in memory", "on disk"])
+def test_a_segment_for_which_there_is_no_memory_changes_nothing(place: Place, is_durable: bool) -> None:
+    bucket = place() if is_durable else new_bucket()
+    vbucket = bucket.vbuckets[0]
+    for number in range(3):
+        vbucket.set(b"%d" % number, b"")
+    for _ in range(2):
+        with little_memory(), pytest.raises(OSError, match="Cannot allocate memory"):
+            bucket.log.roll(1 << 30)
+        vbucket.set(b"3", b"")
+    assert not bucket.log.segments.sealed
+    bucket.log.roll(0)
+    assert [change.by_seqno for change in read_all(vbucket.history.snapshot(0, MAX_SEQNO))] == [1, 2, 3, 5]
+    assert vbucket.index.row_count == 5
     bucket.close()
 
 

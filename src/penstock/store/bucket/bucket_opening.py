@@ -49,7 +49,7 @@ def recover_vbuckets(log: DurableLog, vbuckets: Sequence[Vbucket], found: Found)
             "`penstock check --repair` saves it"
         )
     if not found.logs:
-        log.begin_file(1, 0)
+        log.begin_file(1)
         return found.summary if found.torn else ""
     recover(log, [vbucket.history for vbucket in vbuckets], found)
     log.commits.relist()  # from here on the log may be longer than it says

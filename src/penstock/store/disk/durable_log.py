@@ -100,12 +100,17 @@ class DurableLog:
 
     def roll(self, nbytes: int) -> None:
         number = self.pending.active.number
+        file = self._make_file(number + 1, nbytes)  # first: where there is no memory for it, nothing changes
         if number:
             self.segments.seal(self._clock(), keeps_empty=True)
-        self.begin_file(number + 1, nbytes)
+        self._append_to(file)
 
-    def begin_file(self, number: int, nbytes: int) -> None:
-        """Begin a log file with how things stand with every vbucket, and the size of the log file before.
+    def begin_file(self, number: int) -> None:
+        """Begin a log file; the one before, if there is one, must be sealed."""
+        self._append_to(self._make_file(number, 0))
+
+    def _make_file(self, number: int, nbytes: int) -> LogFile:
+        """Return a log file that begins with how things stand with every vbucket, and the size of the file before.
 
         nbytes: the file has room for a record of so many bytes more.
         """
@@ -121,7 +126,7 @@ class DurableLog:
         needed = len(header) + len(head) + nbytes + 2 * RECORD_BYTES
         file = LogFile(number, new_buffer(max(self.quota.segment_bytes, needed)), appended=before.appended)
         file.begin(header, head)
-        self._append_to(file)
+        return file
 
     def _append_to(self, file: LogFile) -> None:
         self.segments.begin(file)

@@ -182,7 +182,7 @@ class MemoryLog:
             clock=clock,
         )
         self.room = LogRoom(self)
-        self._begin(0)
+        self._begin(self._make_segment(0))
 
     def set_settings(self, settings: Settings) -> None:
         self.compactions.settings = settings
@@ -190,12 +190,15 @@ class MemoryLog:
         self.quota.doubt()
 
     def roll(self, nbytes: int) -> None:
+        segment = self._make_segment(nbytes)  # first: where there is no memory for it, nothing changes
         self.segments.seal(self._clock())
-        self._begin(nbytes)
+        self._begin(segment)
 
-    def _begin(self, nbytes: int) -> None:
-        number = self.segments.active.number + 1
-        self.segments.begin(MemorySegment(number, max(self.quota.segment_bytes, nbytes)))
+    def _make_segment(self, nbytes: int) -> MemorySegment:
+        return MemorySegment(self.segments.active.number + 1, max(self.quota.segment_bytes, nbytes))
+
+    def _begin(self, segment: MemorySegment) -> None:
+        self.segments.begin(segment)
         self.room.raise_limit(0)
 
     def check_backlog(self, most: int) -> None:

@@ -61,7 +61,7 @@ def recover(log: DurableLog, histories: Sequence[History], found: Found) -> None
     if unclustered:
         log.resume([*sealed, *unclustered[:-1]], unclustered[-1], found.logs[-1].scanned.end)
     else:
-        log.begin_file(sealed[-1].ids[1] + 1 if sealed else 1, 0)
+        log.begin_file(sealed[-1].ids[1] + 1 if sealed else 1)
     _settle(histories, segments, states, newest=unclustered or sealed)
 
 
